@@ -1,0 +1,132 @@
+"""Augmentation of whole batches of tensors, each image with its own draw.
+
+Order: random crop, horizontal flip, normalisation, Cutout. Draws come from a CPU generator whatever the device, so
+that the same seed augments alike everywhere.
+
+Shapes: `n` images of a client, `B` of a batch, `C` channels, `H` x `W` pixels, `p` pixels of padding.
+
+>>> images = torch.arange(2 * 16, dtype=torch.uint8).reshape(2, 1, 4, 4)
+>>> batches = prepare(images, mean=(0.0,), std=(1 / 255,), augment=Augment(crop=1, flip=True))
+>>> batches.plain(torch.tensor([1]))[0, 0, 0].tolist()
+[16.0, 17.0, 18.0, 19.0]
+>>> batches.augmented(torch.tensor([1]), torch.Generator().manual_seed(0))[0, 0].tolist()
+[]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from rayfed.values import Ge, InputError
+
+
+@dataclass(frozen=True)
+class Augment:
+    """What happens to training images; all of it is off by default.
+
+    The benchmarks' usual setting for CIFAR is crop = 4, flip = true, cutout = 16.
+    """
+
+    crop: Annotated[int, Ge(0), "padding of the random crop in pixels; 0 is off"] = 0
+    crop_padding: Annotated[Literal["zero", "reflect"], "what is padded: black, or the mirrored image"] = "zero"
+    flip: Annotated[bool, "mirror half of the images left to right"] = False
+    cutout: Annotated[int, Ge(0), "side of the square that Cutout sets to 0 after normalisation; 0 is off"] = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Batches:
+    """A client's images, ready for batches; made by `prepare`."""
+
+    padded: Tensor  # uint8 (n, C, H + 2p, W + 2p), contiguous
+    scale: Tensor  # float32 (1, C, 1, 1): 1 / (255 std)
+    shift: Tensor  # float32 (1, C, 1, 1): -mean / std
+    augment: Augment
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(C, H, W) of an image of a batch."""
+        channels, height, width = self.padded.shape[1:]
+        return channels, height - 2 * self.augment.crop, width - 2 * self.augment.crop
+
+    def plain(self, rows: Tensor) -> Tensor:
+        """The images `rows` (B,), normalised only, float32 (B, C, H, W)."""
+        _, height, width = self.shape
+        p = self.augment.crop
+        return self._normalised(self.padded[rows.to(self.padded.device), :, p : p + height, p : p + width])
+
+    def augmented(self, rows: Tensor, generator: torch.Generator) -> Tensor:
+        """The images `rows` (B,), augmented with draws from the CPU `generator`, float32 (B, C, H, W)."""
+        a = self.augment
+        _, height, width = self.shape
+        size = (len(rows),)
+        off = torch.zeros(size, dtype=torch.int64)
+
+        def draw(below: int, on: object) -> Tensor:
+            return torch.randint(below, size, generator=generator) if on else off
+
+        draws = [draw(2 * a.crop + 1, a.crop), draw(2 * a.crop + 1, a.crop), draw(2, a.flip)]
+        draws += [draw(height, a.cutout), draw(width, a.cutout)]
+        device = self.padded.device
+        rows, top, left, flip, y, x = torch.stack([rows.cpu(), *draws]).to(device, non_blocking=True)  # one transfer
+        if not a.crop and not a.flip:
+            images = self._normalised(self.padded[rows])
+        else:
+            images = self._normalised(self._windows(rows, top, left, flip))
+        return _cut_out(images, y, x, a.cutout) if a.cutout else images
+
+    def _windows(self, rows: Tensor, top: Tensor, left: Tensor, flip: Tensor) -> Tensor:
+        """The (H, W) windows at `top`, `left` of the padded images, mirrored where `flip`; all (B,) to (B, C, H, W).
+
+        One gather over flat positions, which takes a third of the time of indexing four dimensions.
+        """
+        channels, height, width = self.shape
+        _, _, padded_height, padded_width = self.padded.shape
+        device = self.padded.device
+        column = torch.arange(width, device=device)
+        columns = left[:, None] + torch.where(flip[:, None] > 0, width - 1 - column, column)  # (B, W)
+        lines = (top[:, None] + torch.arange(height, device=device)) * padded_width  # (B, H)
+        planes = rows[:, None] * channels + torch.arange(channels, device=device)  # (B, C)
+        planes = planes * (padded_height * padded_width)
+        at = planes[:, :, None, None] + lines[:, None, :, None] + columns[:, None, None, :]
+        return self.padded.view(-1).index_select(0, at.view(-1)).view(at.shape)
+
+    def _normalised(self, images: Tensor) -> Tensor:
+        return images.float().mul_(self.scale).add_(self.shift)
+
+
+def prepare(images: Tensor, mean: Sequence[float], std: Sequence[float], augment: Augment | None = None) -> Batches:
+    """Pad a client's images, uint8 (n, C, H, W) on any device, once, for all its batches of a round.
+
+    `mean` and `std` are per channel, of pixels in [0, 1]. Raises InputError if the images are too small to reflect.
+    """
+    augment = augment or Augment()
+    p = augment.crop
+    if p and augment.crop_padding == "reflect" and p >= min(images.shape[2:]):
+        raise InputError(
+            f"augment.crop = {p}: images of {images.shape[2]} x {images.shape[3]} pixels reflect at most "
+            f"{min(images.shape[2:]) - 1}"
+        )
+    if p and augment.crop_padding == "reflect":
+        # Reflection is not defined for bytes; halves hold 0..255 exactly.
+        padded = F.pad(images.half(), (p, p, p, p), mode="reflect").to(torch.uint8)
+    else:
+        padded = F.pad(images, (p, p, p, p)) if p else images
+    scale = torch.tensor([1 / (255 * s) for s in std], device=images.device).view(1, -1, 1, 1)
+    shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], device=images.device).view(1, -1, 1, 1)
+    return Batches(padded.contiguous(), scale, shift, augment)
+
+
+def _cut_out(images: Tensor, y: Tensor, x: Tensor, side: int) -> Tensor:
+    """Set a square around (y, x), each (B,), to 0 in place, clipped at the borders (DeVries & Taylor, 2017)."""
+    height, width = images.shape[2:]
+    top, left = (y - side // 2)[:, None], (x - side // 2)[:, None]
+    line, column = torch.arange(height, device=images.device), torch.arange(width, device=images.device)
+    lines = (line >= top) & (line < top + side)  # (B, H)
+    columns = (column >= left) & (column < left + side)  # (B, W)
+    return images.masked_fill_((lines[:, :, None] & columns[:, None, :])[:, None], 0)

@@ -1,0 +1,126 @@
+"""Encoded images (PNG, JPEG, ...) to one uint8 array, in threads; and images resized.
+
+Shapes: `N` images, `C` channels, `H` x `W` pixels.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice, repeat
+from typing import TypeVar
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from rayfed.values import InputError
+
+# Only plain raster formats: Pillow's other plugins start interpreters (EPS) or parse whole documents.
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
+MAX_PIXELS = 2**24  # of one encoded image; a few bytes can claim to unpack to gigabytes
+GREY = {"1": "L", "L": "L", "LA": "L"}
+DEEP = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")  # more than 8 bits a channel
+BLOCK = 256  # images decoded by one task of a thread
+
+T = TypeVar("T")
+Encoded = tuple[str, Callable[[], bytes | None]]  # where the image comes from, for messages; and how to get its bytes
+
+
+def decode(data: bytes, size: int = 0) -> np.ndarray:
+    """One encoded image as uint8 (C, H, W): grey stays one channel, anything else becomes RGB; alpha is dropped.
+
+    With `size`, it is scaled (antialiased) and cut at the centre to `size` x `size`. Raises ValueError or OSError.
+    """
+    with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        if image.width * image.height > MAX_PIXELS:
+            raise ValueError(f"{image.width} x {image.height} pixels, more than the {MAX_PIXELS} allowed")
+        if image.mode in DEEP:
+            raise ValueError(f"mode {image.mode}; images need 8 bits a channel")
+        mode = GREY.get(image.mode, "RGB")
+        return _channels_first(_fit(image if image.mode == mode else image.convert(mode), size))
+
+
+def decode_all(images: Iterable[Encoded], count: int, size: int = 0, *, threads: bool = True) -> np.ndarray:
+    """All `count` images as uint8 (count, C, H, W); grey ones among RGB ones become RGB.
+
+    Raises InputError, naming the image, if one cannot be decoded or differs in size.
+    """
+    if not threads:
+        return gather((_decode_block(block, size) for block in _batched(images, BLOCK)), count)
+    with ThreadPoolExecutor() as pool:
+        # A few blocks at a time: what waits for decoding, or for being copied out, stays small.
+        groups = _batched(_batched(images, BLOCK), 16)
+        return gather((block for group in groups for block in pool.map(_decode_block, group, repeat(size))), count)
+
+
+def gather(blocks: Iterable[np.ndarray], count: int) -> np.ndarray:
+    """Blocks of images, each (n, C, H, W), as one array of `count` rows, without holding all of them twice."""
+    out: np.ndarray | None = None
+    start = 0
+    for block in blocks:
+        if out is None:
+            out = np.empty((count, *block.shape[1:]), dtype=np.uint8)
+        if block.shape[2:] != out.shape[2:]:
+            raise different_sizes(f"rows from {start} on", block.shape[2:], out.shape[2:])
+        if block.shape[1] > out.shape[1]:
+            out = np.repeat(out, block.shape[1], axis=1)
+        out[start : start + len(block)] = block  # a grey block is broadcast over three channels
+        start += len(block)
+    assert out is not None and start == count, "the caller counts the images"
+    return out
+
+
+def resize(images: np.ndarray, size: int) -> np.ndarray:
+    """Images (N, C, H, W) scaled and cut at the centre to (N, C, size, size), as `decode` does."""
+    if images.shape[2:] == (size, size):
+        return images
+    planar = images[:, 0] if images.shape[1] == 1 else images.transpose(0, 2, 3, 1)
+    fitted = [_channels_first(_fit(Image.fromarray(np.ascontiguousarray(image)), size)) for image in planar]
+    return np.ascontiguousarray(np.stack(fitted))
+
+
+def different_sizes(where: str, given: tuple[int, ...], first: tuple[int, ...]) -> InputError:
+    return InputError(
+        f"{where}: {given[0]} x {given[1]} pixels, where earlier images have {first[0]} x {first[1]}; "
+        "set data.size (say, size = 32) to scale all images to one size"
+    )
+
+
+def _batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    rest = iter(items)
+    while batch := list(islice(rest, size)):
+        yield batch
+
+
+def _decode_block(images: list[Encoded], size: int) -> np.ndarray:
+    decoded = [_decode_one(image, size) for image in images]
+    for (where, _), image in zip(images, decoded, strict=True):
+        if image.shape[1:] != decoded[0].shape[1:]:
+            raise different_sizes(where, image.shape[1:], decoded[0].shape[1:])
+    if len({image.shape[0] for image in decoded}) > 1:
+        decoded = [np.broadcast_to(image, (3, *image.shape[1:])) for image in decoded]
+    return np.stack(decoded)
+
+
+def _decode_one(image: Encoded, size: int) -> np.ndarray:
+    where, read = image
+    data = read()
+    if not data:
+        raise InputError(f"{where}: no image bytes")
+    try:
+        return decode(data, size)
+    except Exception as error:  # Pillow's decoders raise nearly anything on damaged bytes
+        raise InputError(f"{where}: cannot be decoded as an image ({error})") from None
+
+
+def _fit(image: Image.Image, size: int) -> Image.Image:
+    if not size or image.size == (size, size):
+        return image
+    return ImageOps.fit(image, (size, size), Image.Resampling.LANCZOS)
+
+
+def _channels_first(image: Image.Image) -> np.ndarray:
+    pixels = np.asarray(image)
+    return pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)

@@ -1,0 +1,129 @@
+"""A federation: a data set, dealt to clients.
+
+>>> from rayfed.data.sources import Source
+>>> from rayfed.data.partition import Shards
+>>> federation = open_federation(Source(), Shards(s=2, num_clients=5))
+>>> federation.num_clients, federation.image_shape
+(5, (1, 28, 28))
+>>> federation.label_counts(0).tolist()
+[]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rayfed.data.partition import Natural, Partition, Rule
+from rayfed.data.samples import Dataset, Samples
+from rayfed.data.sources import Source, load
+from rayfed.values import InputError
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """Who holds what. Clients and the server's auxiliary set are disjoint indices into `train`.
+
+    `N` clients, `K` classes, `C` channels, images of `H` x `W` pixels.
+    """
+
+    train: Samples
+    test: Samples
+    partition: Partition
+    mean: tuple[float, ...]  # per channel, of all training pixels, in [0, 1]
+    std: tuple[float, ...]
+    auxiliary: np.ndarray  # int64, sorted: held out for the server; empty unless asked for
+
+    @property
+    def num_clients(self) -> int:
+        return self.partition.num_clients
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.train.classes)
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """(C, H, W)."""
+        return self.train.shape
+
+    def client(self, i: int) -> np.ndarray:
+        """Client `i`'s indices into `train`, sorted."""
+        return self.partition.client(i)
+
+    def num_examples(self, i: int) -> int:
+        return len(self.client(i))
+
+    def label_counts(self, i: int) -> np.ndarray:
+        """How many images of each class client `i` holds, int64 (K,)."""
+        return np.bincount(self.train.labels[self.client(i)], minlength=self.num_classes)
+
+    def label_table(self) -> np.ndarray:
+        """`label_counts` of every client, int64 (N, K)."""
+        owners = np.repeat(np.arange(self.num_clients), self.partition.sizes)
+        cells = owners * self.num_classes + self.train.labels[self.partition.indices]
+        return np.bincount(cells, minlength=self.num_clients * self.num_classes).reshape(-1, self.num_classes)
+
+
+def open_federation(source: Source, rule: Rule, *, auxiliary_per_class: int = 0) -> Federation:
+    """Load a source and deal it; a natural partition has its client column read. Raises InputError."""
+    if isinstance(rule, Natural) and rule.column:
+        if source.client not in ("", rule.column):
+            raise InputError(
+                f"data.client = '{source.client}' and data.partition.column = '{rule.column}' name different columns; "
+                "give one of them"
+            )
+        source = replace(source, client=rule.column)
+    return federate(load(source), rule, auxiliary_per_class=auxiliary_per_class)
+
+
+def federate(dataset: Dataset, rule: Rule, *, auxiliary_per_class: int = 0) -> Federation:
+    """Deal a data set's training images to clients by a rule of `PARTITIONS`.
+
+    `auxiliary_per_class` images of each class are first taken out for the server, with the partition's seed. Raises
+    InputError if there are not as many, or for what the rule refuses.
+    """
+    train = dataset.train
+    auxiliary = _auxiliary(train, auxiliary_per_class, getattr(rule, "seed", 0))
+    rest = np.setdiff1d(np.arange(len(train)), auxiliary, assume_unique=True)
+    groups = None if train.groups is None else train.groups[rest]
+    dealt = rule.split(train.labels[rest], len(train.classes), groups)
+    mean, std = pixel_moments(train.images)
+    return Federation(train, dataset.test, Partition(rest[dealt.indices], dealt.offsets), mean, std, auxiliary)
+
+
+def pixel_moments(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each channel of uint8 (N, C, H, W), in units of [0, 1].
+
+    Sums are of integers, hence exact: the same on every machine, whatever the order. A constant channel's deviation
+    is given as 1, so that it can be divided by.
+
+    >>> pixel_moments(np.array([0, 255], dtype=np.uint8).reshape(2, 1, 1, 1))
+    ((0.5,), (0.5,))
+    """
+    channels = images.shape[1]
+    total, squares = np.zeros(channels, dtype=np.int64), np.zeros(channels, dtype=np.int64)
+    for start in range(0, len(images), 1024):  # some at a time: the squares take twice the memory of the images
+        some = images[start : start + 1024]
+        total += some.sum(axis=(0, 2, 3), dtype=np.int64)
+        squares += np.square(some, dtype=np.uint16).sum(axis=(0, 2, 3), dtype=np.int64)  # 255**2 < 2**16
+    count = images.size // channels
+    mean = tuple(int(t) / count / 255 for t in total)
+    # n**2 times the variance is a whole number, too; Python's do not overflow.
+    spread = (int(s) * count - int(t) ** 2 for s, t in zip(squares, total, strict=True))
+    return mean, tuple((v**0.5 / count / 255) or 1.0 for v in spread)
+
+
+def _auxiliary(train: Samples, per_class: int, seed: int) -> np.ndarray:
+    """The sorted indices of `per_class` images of each class."""
+    rng = np.random.default_rng([seed, 1])  # a stream of its own: asking for it changes no other draw
+    chosen = []
+    for label, name in enumerate(train.classes if per_class else ()):
+        members = np.flatnonzero(train.labels == label)
+        if len(members) < per_class:
+            raise InputError(
+                f"an auxiliary set of {per_class} images a class cannot be taken: class '{name}' has {len(members)}"
+            )
+        chosen.append(rng.choice(members, per_class, replace=False))
+    return np.sort(np.concatenate(chosen)) if chosen else np.empty(0, dtype=np.int64)

@@ -1,0 +1,93 @@
+"""Data sets in files, on any file system that pyarrow reaches: which files there are, and which split each belongs to.
+
+A folder is split by the names in it: `train/...` and `test/...`, or `train-00000.parquet` and `test.parquet`; `val`,
+`valid` and `validation` stand in for `test`. Without such names everything in the folder is one set.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+import pyarrow as pa
+from pyarrow import fs as pafs
+
+from rayfed.data.decode import SUFFIXES
+from rayfed.data.folders import read_tree
+from rayfed.data.parquet import read_parquet
+from rayfed.data.samples import Samples
+from rayfed.values import InputError
+
+if TYPE_CHECKING:
+    from rayfed.data.sources import Source
+
+PARQUET = (".parquet", ".pq")
+SPLIT = re.compile(r"(train|test|val)(?:id|idation)?(?=[-_./])")
+T = TypeVar("T")
+
+
+def exists(path: str) -> bool:
+    """Whether there is a file or a folder at a local path or URI."""
+    fs, place = locate(path)
+    return _reach(path, lambda: fs.get_file_info(place)).type != pafs.FileType.NotFound
+
+
+def read_files(source: Source) -> tuple[Samples, Samples | None]:
+    """The training set and, if there is one, the test set that `source.source` and `source.test` name."""
+    fs, splits = find_splits(source.source)
+    train = _read(fs, splits.get("train") or splits[""], source, None)
+    if source.test:
+        if not exists(source.test):
+            raise InputError(f"data.test = '{source.test}': no such file or folder")
+        fs, splits = find_splits(source.test)
+    held = splits.get("test") or splits.get("val") or (splits[""] if source.test else None)
+    return train, _read(fs, held, source, train) if held else None
+
+
+def find_splits(path: str) -> tuple[pafs.FileSystem, dict[str, list[str]]]:
+    """The files at or below `path` by split (`train`, `test`, `val`); or all of them under "", if it has none."""
+    fs, root = locate(path)
+    files = _reach(path, lambda: _list(fs, root))
+    splits = defaultdict(list)
+    for file in files:
+        match = SPLIT.match(file[len(root) :].lstrip("/"))
+        splits[match[1] if match else ""].append(file)
+    return fs, splits if "train" in splits and "" not in splits else {"": files}
+
+
+def locate(path: str) -> tuple[pafs.FileSystem, str]:
+    """The file system, and the path on it, that a local path or a URI stands for."""
+    if "://" in path:
+        return _reach(path, lambda: pafs.FileSystem.from_uri(path))
+    return pafs.LocalFileSystem(), os.path.abspath(os.path.expanduser(path))
+
+
+def _list(fs: pafs.FileSystem, root: str) -> list[str]:
+    """The Parquet files at or below `root`, or the images if there are none; sorted, hidden ones left out."""
+    if fs.get_file_info(root).type == pafs.FileType.File:
+        return [root]
+    found = (info.path for info in fs.get_file_info(pafs.FileSelector(root, recursive=True)) if info.is_file)
+    visible = sorted(file for file in found if not os.path.basename(file).startswith((".", "_")))
+    for suffixes in (PARQUET, SUFFIXES):
+        if files := [file for file in visible if file.lower().endswith(suffixes)]:
+            return files
+    raise InputError(f"'{root}': neither Parquet files ({', '.join(PARQUET)}) nor images ({', '.join(SUFFIXES)}) in it")
+
+
+def _read(fs: pafs.FileSystem, files: list[str], source: Source, train: Samples | None) -> Samples:
+    """One split; a test set is read with the classes of its training set."""
+    if files[0].lower().endswith(SUFFIXES):
+        return read_tree(fs, files, bool(source.client), source.size, train)
+    return read_parquet(fs, files, source, train)
+
+
+def _reach(path: str, ask: Callable[[], T]) -> T:
+    try:
+        return ask()
+    except InputError:
+        raise
+    except (pa.ArrowException, ValueError, OSError, ImportError) as error:
+        raise InputError(f"'{path}': cannot be reached ({error})") from None

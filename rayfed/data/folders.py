@@ -1,0 +1,69 @@
+"""A tree of image folders: an image's class is the folder that holds it, its client the folder above that.
+
+`train/cat/1.png` (CINIC-10), `train/n01443537/images/1.JPEG` (Tiny-ImageNet: a folder called `images` is skipped) and
+`amazon/backpack/1.jpg` (Office-Caltech-10, whose clients are domains) are all read so.
+"""
+
+from __future__ import annotations
+
+import functools
+import posixpath
+
+import numpy as np
+from pyarrow import fs as pafs
+
+from rayfed.data.decode import decode_all
+from rayfed.data.samples import Samples
+from rayfed.values import InputError
+
+ANNOTATIONS = "val_annotations.txt"  # Tiny-ImageNet's classes of its `val` images, which lie in one folder
+
+
+def read_tree(fs: pafs.FileSystem, files: list[str], clients: bool, size: int, train: Samples | None) -> Samples:
+    """Image files as samples, clients as groups if asked for. A test set's classes must be among its `train`'s."""
+    folders = [_class_folder(file) for file in files]
+    names = [posixpath.basename(folder) for folder in folders]
+    for folder in sorted(set(folders)):
+        if notes := _annotations(fs, folder):
+            names = [
+                notes.get(posixpath.basename(file), name) if at == folder else name
+                for file, name, at in zip(files, names, folders, strict=True)
+            ]
+    classes = train.classes if train else tuple(sorted(set(names)))
+    code = {name: label for label, name in enumerate(classes)}
+    for file, name in zip(files, names, strict=True):
+        if name not in code:
+            raise InputError(
+                f"{file}: its folder '{name}' is not one of the training set's classes ({_few(classes)}); "
+                "if another split is the labelled one, name its folder with data.test"
+            )
+    images = decode_all(((file, functools.partial(_bytes, fs, file)) for file in files), len(files), size)
+    labels = np.array([code[name] for name in names], dtype=np.int64)
+    if not clients or train:
+        return Samples(images, labels, classes)
+    owners = [posixpath.basename(posixpath.dirname(folder)) for folder in folders]
+    group_names, groups = np.unique(owners, return_inverse=True)
+    return Samples(images, labels, classes, groups.astype(np.int64), tuple(group_names.tolist()))
+
+
+def _class_folder(file: str) -> str:
+    folder = posixpath.dirname(file)
+    return posixpath.dirname(folder) if posixpath.basename(folder) == "images" else folder
+
+
+def _annotations(fs: pafs.FileSystem, folder: str) -> dict[str, str]:
+    """File name to class, from the lines `name <tab> class <tab> ...` of a folder's annotation file, if it has one."""
+    path = posixpath.join(folder, ANNOTATIONS)
+    if not fs.get_file_info(path).is_file:
+        return {}
+    rows = (line.split("\t") for line in _bytes(fs, path).decode().splitlines())
+    return {row[0]: row[1] for row in rows if len(row) > 1}
+
+
+def _bytes(fs: pafs.FileSystem, path: str) -> bytes:
+    with fs.open_input_file(path) as file:
+        return file.read()
+
+
+def _few(names: tuple[str, ...], limit: int = 10) -> str:
+    return ", ".join(names[:limit]) + (", ..." if len(names) > limit else "")

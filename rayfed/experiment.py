@@ -1,0 +1,167 @@
+"""From a job to its results: the one function behind the command and `rayfed.run`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+import torch
+
+from rayfed import rounds as engine
+from rayfed.data.federation import open_federation
+from rayfed.job import Job, read_job
+from rayfed.local import Site
+from rayfed.methods.part import Method, Parts, Switch
+from rayfed.models import build_model, has_features
+from rayfed.record import Record, folder_of, log_to, read_table, refuse_overwriting
+from rayfed.rounds import Round, Workers
+from rayfed.runtime.here import Here
+from rayfed.seeds import Purpose, seed_of
+from rayfed.values import InputError
+from rayfed.weights import Weights, state_of
+
+log = logging.getLogger("rayfed")
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What a run leaves."""
+
+    path: Path  # its folder
+    rounds: pa.Table  # one row a round, round 0 first
+    weights: Weights  # the last global model's
+
+    @property
+    def clients(self) -> pa.Table:
+        """One row for each client and round."""
+        return read_table(self.path, "clients")
+
+    @property
+    def classes(self) -> pa.Table:
+        """One row for each class and round."""
+        return read_table(self.path, "classes")
+
+
+class Display(Protocol):
+    """Who follows a run while it goes on."""
+
+    def client(self, done: int, total: int) -> None: ...
+
+    def round(self, round: Round) -> None: ...
+
+
+class Silent:
+    """Nobody."""
+
+    def client(self, done: int, total: int) -> None: ...
+
+    def round(self, round: Round) -> None: ...
+
+
+def run(
+    job: str | Path | Mapping[str, Any] | Job,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    method: Method | None = None,
+    force: bool = False,
+    display: Display | None = None,
+) -> Result:
+    """Run a job to its end and return its results.
+
+    `job` is a TOML file, a table, or a `Job`; `overrides` replace single values: `{"train.num_rounds": 2}`; `method`, made
+    with `compose`, replaces the job's. Everything is checked before anything is started or written; raises `InputError`
+    where something the user gave is wrong. Results of an earlier run are replaced only with `force`.
+    """
+    display = display or Silent()
+    job = job if isinstance(job, Job) else read_job(job, overrides)
+    job = replace(job, method=method) if method is not None else job
+    path = folder_of(job)
+    refuse_overwriting(path, force)
+    site = prepare(job)
+    weights = state_of(site.model)
+    with ExitStack() as stack:
+        stack.enter_context(_threads(job.ray.threads))
+        workers = stack.enter_context(open_workers(job, site, display.client))
+        record = Record(job, site.federation, force=force)
+        handler = log_to(path)
+        log.addHandler(handler)
+        stack.callback(log.removeHandler, handler)
+        last = None
+        try:
+            for last in _play(site, weights, workers):
+                record.add(last)
+                display.round(last)
+        except KeyboardInterrupt:
+            record.finish("stopped", last.weights if last else None)
+            raise
+        except BaseException:
+            record.finish("failed", last.weights if last else None)
+            raise
+        record.finish("done", last.weights)
+    return Result(path, read_table(path, "rounds"), last.weights)
+
+
+def prepare(job: Job) -> Site:
+    """Load the data, deal it to the clients, build the model: whatever can be wrong with a job is found here."""
+    federation = open_federation(job.source, job.partition, auxiliary_per_class=auxiliary_per_class(job.method))
+    if job.training.clients_per_round > federation.num_clients:
+        raise InputError(
+            f"train.clients_per_round = {job.training.clients_per_round}: the partition has {federation.num_clients} clients"
+        )
+    model = build_model(
+        job.model,
+        image_shape=federation.image_shape,
+        num_classes=federation.num_classes,
+        seed=seed_of(job.seed, Purpose.MODEL),
+        **job.model_options,
+    )
+    for part in all_parts(job.method):
+        if part.needs_features and not has_features(model):
+            raise InputError(f"{part!r} looks at features, and the model '{job.model}' gives none (`features` and `head`)")
+    return Site(model, federation, job.augment, job.training, job.method, job.seed)
+
+
+def all_parts(method: Method) -> Parts:
+    """Every part that a method has at any time."""
+    if isinstance(method, Switch):
+        return all_parts(method.before) + all_parts(method.after)
+    return method if isinstance(method, tuple) else ()
+
+
+def auxiliary_per_class(method: Method) -> int:
+    """How many samples of each class the server keeps for itself: as many as the neediest part asks for."""
+    return max((getattr(part, "auxiliary_per_class", 0) for part in all_parts(method)), default=0)
+
+
+@contextmanager
+def open_workers(job: Job, site: Site, progress: Callable[[int, int], None]) -> Iterator[Workers]:
+    """Those who do the job's work, for as long as it lasts."""
+    if job.ray.mode == "off":
+        yield Here(site, progress)
+        return
+    from rayfed.runtime.session import workers  # Ray takes a second to import; without it nobody should wait
+
+    with workers(job.ray, job.name, site, progress) as pool:
+        yield pool
+
+
+def _play(site: Site, weights: Weights, workers: Workers) -> Iterator[Round]:
+    first = engine.start(site, weights, workers)
+    yield first
+    yield from engine.rounds(site, first, workers)
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Compute with so many threads, then with as many as before: their number can change the last bits of a sum."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,49 @@
+"""Parts that make the new global weights from what the clients send (slot `average`), and those that change what was made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from rayfed.methods.part import ClientView, Fit, Part, Step
+from rayfed.values import Ge, Lt
+from rayfed.weights import Scaled, Tree, Weights, add, combine, like, scale, subtract
+
+
+@dataclass(frozen=True)
+class Average(Part):
+    """Weighted mean of the clients' states, parameters and buffers. FedAvg (McMahan et al., AISTATS 2017), algorithm 1.
+
+    FedNTD and FedLMD print a uniform mean in their algorithms, and weigh by samples in text and code: samples it is.
+    """
+
+    slot: ClassVar[str] = "average"
+    order: ClassVar[int] = 0
+    by: Annotated[Literal["samples", "client"], "what a client's weight is: its number of samples, or 1"] = "samples"
+
+    def report(self, client: ClientView, local: None, fit: Fit) -> tuple[Tree, None]:
+        weight = client.num_examples if self.by == "samples" else 1
+        return {"weight": weight, "weights": Scaled(weight, fit.weights)}, None
+
+    def update(self, state: None, total: Tree, step: Step) -> tuple[None, Step]:
+        # Divided, not multiplied by the inverse: one client's weights then come back bit for bit.
+        mean = combine(lambda x: x / total["weight"], total["weights"])
+        return None, step.towards(like(mean, step.weights))
+
+
+@dataclass(frozen=True)
+class ServerMomentum(Part):
+    """`v <- beta v + (w - w_avg)`, `w <- w - v`, on parameters. FedAvgM (Hsu et al., 2019).
+
+    Buffers are taken as averaged: a running statistic has no momentum. The velocity is kept in float64, so that
+    `w - (w - w_avg)` is `w_avg`.
+    """
+
+    order: ClassVar[int] = 1
+    beta: Annotated[float, Ge(0), Lt(1), "how much of the last step is kept; 0 is FedAvg"] = 0.9
+
+    def update(self, velocity: Weights | None, total: None, step: Step) -> tuple[Weights, Step]:
+        before = step.parameters(step.weights)
+        change = combine(lambda old, new: old.double() - new.double(), before, step.averaged)
+        velocity = change if velocity is None else add(scale(velocity, self.beta), change)
+        return velocity, step.towards({**step.averaged, **like(subtract(before, velocity), before)})

@@ -1,0 +1,41 @@
+"""Parts that learn the labels: a method has exactly one of them (slot `supervise`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from torch import Tensor
+
+from rayfed import losses
+from rayfed.methods.part import Batch, ClientView, Part
+from rayfed.values import Ge, Le, Lt
+
+
+@dataclass(frozen=True)
+class CrossEntropy(Part):
+    """Softmax cross-entropy, times `weight`; FedLSD's local objective has `1 - beta` here (FedNTD, eq. 3)."""
+
+    slot: ClassVar[str] = "supervise"
+    weight: Annotated[float, Ge(0), "factor of the term"] = 1.0
+    smoothing: Annotated[float, Ge(0), Lt(1), "share of the label's mass spread over all classes"] = 0.0
+
+    def loss(self, batch: Batch, local: None) -> Tensor:
+        return self.weight * losses.cross_entropy(batch.logits, batch.labels, smoothing=self.smoothing)
+
+
+@dataclass(frozen=True)
+class RestrictedCrossEntropy(Part):
+    """Cross-entropy with the logits of classes absent on the client scaled down. FedRS (Li and Zhan, KDD 2021)."""
+
+    slot: ClassVar[str] = "supervise"
+    alpha: Annotated[float, Ge(0), Le(1), "scale of an absent class's logit; 1 is plain cross-entropy"] = 0.5
+    soft: Annotated[bool, "scale every class by how much of it the client holds"] = False
+
+    def begin(self, client: ClientView) -> Tensor:
+        return client.label_counts
+
+    def loss(self, batch: Batch, label_counts: Tensor) -> Tensor:
+        return losses.restricted_cross_entropy(
+            batch.logits, batch.labels, label_counts, alpha=self.alpha, soft=self.soft
+        )

@@ -1,0 +1,262 @@
+"""Measures of a model, of a run, and of how far clients drift: pure functions of numpy arrays.
+
+Shapes: `N` samples, `C` classes, `D` features, `K` clients, `P` parameters, `T` rounds. Accuracies are fractions of 1.
+
+A class without test samples has no accuracy: it is nan, and every average over classes leaves it out.
+
+>>> confusion = confusion_matrix(labels=np.array([0, 0, 1, 1]), predictions=np.array([0, 1, 1, 1]), num_classes=2)
+>>> confusion
+array([[1, 1],
+       [0, 2]])
+>>> accuracy(confusion), class_accuracy(confusion)
+(0.75, array([0.5, 1. ]))
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = [
+    "accuracy",
+    "alignment",
+    "class_accuracy",
+    "class_preference",
+    "confusion_matrix",
+    "cosine",
+    "distribution_distance",
+    "feature_distance",
+    "forgetting",
+    "forgetting_from",
+    "gradient_diversity",
+    "in_local_accuracy",
+    "linear_cka",
+    "mean_pairwise_cosine",
+    "out_local_accuracy",
+    "rounds_to_target",
+    "row_normalised",
+    "speed_up",
+    "weight_divergence",
+]
+
+Array = NDArray[Any]
+
+
+# What a model gets right.
+
+
+def confusion_matrix(labels: Array, predictions: Array, num_classes: int) -> NDArray[np.int64]:
+    """Counts (C, C) of the samples by true class (row) and predicted class (column); those of batches add up."""
+    cells = np.bincount(labels.astype(np.int64) * num_classes + predictions, minlength=num_classes**2)
+    return cells.reshape(num_classes, num_classes)
+
+
+def accuracy(confusion: Array) -> float:
+    """The share of all samples on the diagonal of `confusion` (C, C); nan without samples."""
+    total = confusion.sum()
+    return float(np.trace(confusion) / total) if total else math.nan
+
+
+def row_normalised(confusion: Array) -> Array:
+    """`P(predicted | true)` (C, C): each row of `confusion` over its sum (FedSSD's matrix A); nan in an empty row."""
+    totals = confusion.sum(axis=1, keepdims=True)
+    return np.divide(confusion, totals, out=np.full(confusion.shape, np.nan), where=totals > 0)
+
+
+def class_accuracy(confusion: Array) -> Array:
+    """The accuracy on each true class (C,); nan for a class without samples."""
+    return np.diagonal(row_normalised(confusion)).copy()
+
+
+# What a run forgets, and what a client's model knows beyond its own data.
+
+
+def forgetting(class_accuracy: Array) -> float:
+    """What the final model has lost of each class's best earlier accuracy, averaged over classes (FedNTD eq. 5).
+
+    `class_accuracy` (T, C) holds those of the global model after rounds 1 to T. The initial model is no
+    part of it: untrained, it may well predict one class for everything and so have an accuracy of 1 on it, which
+    nobody forgets. Negative where the final model is the best; 0 after a single round.
+
+    >>> forgetting(np.array([[1.0, 0.25], [0.75, 0.5], [0.5, 0.75]]))
+    0.125
+    """
+    return forgetting_from(np.fmax.reduce(class_accuracy[:-1], axis=0, initial=np.nan), class_accuracy[-1])
+
+
+def forgetting_from(best_earlier: Array, now: Array) -> float:
+    """`forgetting` from the largest class accuracies (C,) of the earlier rounds alone, for a running record.
+
+    A class that has no earlier accuracy is nan, so a run starts from nothing but nan.
+
+    >>> best = np.full(2, np.nan)
+    >>> for now in np.array([[1.0, 0.25], [0.75, 0.5], [0.5, 0.75]]):
+    ...     print(forgetting_from(best, now))
+    ...     best = np.fmax(best, now)
+    0.0
+    0.0
+    0.125
+    """
+    lost = best_earlier - now
+    known = ~np.isnan(lost)
+    return float(lost[known].mean()) if known.any() else 0.0
+
+
+def in_local_accuracy(class_accuracy: Array, p: Array) -> float:
+    """The accuracy on data with the client's label distribution `p` (C,) (FedNTD section 2.2, eq. 6).
+
+    FedNTD's personalised accuracy (appendices H and I), on test samples re-weighted to `p`, is the same number.
+
+    >>> in_local_accuracy(np.array([1.0, 0.5, 0.0]), p=np.array([0.5, 0.5, 0.0]))
+    0.75
+    """
+    return _weighted_mean(class_accuracy, p)
+
+
+def out_local_accuracy(class_accuracy: Array, p: Array) -> float:
+    """The accuracy on data with the label distribution `(1 - p) / (C - 1)`, the reverse of the client's (eq. 7).
+
+    >>> out_local_accuracy(np.array([1.0, 0.5, 0.0]), p=np.array([0.5, 0.5, 0.0]))
+    0.375
+    """
+    return _weighted_mean(class_accuracy, 1 - p)
+
+
+def _weighted_mean(values: Array, weights: Array) -> float:
+    """The mean of the values that are not nan, with weights of any scale; nan if these are all 0."""
+    known = ~np.isnan(values)
+    total = weights[known].sum()
+    return float((values[known] * weights[known]).sum() / total) if total > 0 else math.nan
+
+
+# How fast a run learns.
+
+
+def rounds_to_target(accuracies: Sequence[float] | Array, target: float) -> int | None:
+    """The first round whose accuracy is at least `target`, or None; `accuracies` (T,) are those after rounds 1 to T.
+
+    >>> rounds_to_target([0.2, 0.5, 0.4, 0.6], target=0.5)
+    2
+    """
+    return next((number for number, reached in enumerate(accuracies, start=1) if reached >= target), None)
+
+
+def speed_up(accuracies: Sequence[float] | Array, baseline: Sequence[float] | Array, target: float) -> float | None:
+    """How many times sooner than `baseline` a run reaches `target`; None where one of them never does.
+
+    FedLMD (Table 3) takes FedAvg's best accuracy as the target, FedSSD (Table 1) its final one.
+
+    >>> speed_up([0.3, 0.6, 0.7], baseline=[0.2, 0.3, 0.5, 0.6], target=0.6)
+    2.0
+    """
+    rounds, baseline_rounds = rounds_to_target(accuracies, target), rounds_to_target(baseline, target)
+    return baseline_rounds / rounds if rounds and baseline_rounds else None
+
+
+# How far models move, and whether they agree.
+
+
+def weight_divergence(weights: Array, local: Array) -> float:
+    """The distance `||w - w_k||` of a client's parameters (P,) from the global ones (FedNTD section 5.2, Fig. 8).
+
+    >>> weight_divergence(np.array([1.0, 1.0]), local=np.array([4.0, 5.0]))
+    5.0
+    """
+    return float(np.linalg.norm(_float64(local) - _float64(weights)))
+
+
+def distribution_distance(class_accuracy: Array, p: Array) -> float:
+    """The L1 distance between what a model knows and the label distribution `p` (C,) (FedNTD section 5.2, Fig. 8).
+
+    What it knows is its class accuracies scaled to sum to 1, as a distribution does; FedNTD prints the overall
+    accuracy as the divisor, with which they would sum to C. A class without test samples counts as unknown.
+    """
+    known = np.nan_to_num(class_accuracy, nan=0.0)
+    total = known.sum()
+    return float(np.abs(known / total - p).sum()) if total > 0 else math.nan
+
+
+def gradient_diversity(updates: Array) -> float:
+    """The mean squared length of the clients' updates (K, P) over that of their mean (FedNTD eq. 8).
+
+    1 where all agree, K where they are orthogonal and of one length, infinite where they cancel. FedNTD's measure
+    is on gradients; an update is the sum of a client's steps.
+
+    >>> gradient_diversity(np.array([[1.0, 0.0], [0.0, 1.0]]))
+    2.0
+    """
+    updates = _float64(updates)
+    together = np.square(updates.mean(axis=0)).sum()
+    return float(np.square(updates).sum(axis=1).mean() / together) if together > 0 else math.inf
+
+
+def mean_pairwise_cosine(updates: Array) -> float:
+    """The cosine of the clients' updates (K, P), averaged over all pairs of two clients; nan for a single one.
+
+    From -1 / (K - 1), where they cancel, to 1, where they have one direction. An update of 0 has a cosine of 0.
+
+    >>> mean_pairwise_cosine(np.array([[2.0, 0.0], [0.0, 3.0], [1.0, 0.0]])).__round__(6)
+    0.333333
+    """
+    clients = len(updates)
+    units = _units(_float64(updates))
+    # The square of the sum of units holds every pair twice, and each unit with itself.
+    pairs = np.square(units.sum(axis=0)).sum() - np.square(units).sum()
+    return float(pairs / (clients * (clients - 1))) if clients > 1 else math.nan
+
+
+def cosine(a: Array, b: Array) -> float:
+    """The cosine of two vectors, 0 if one is 0; of the class accuracies (C,) of two rounds in FedNTD Fig. 2b.
+
+    >>> cosine(np.array([1.0, 0.0]), np.array([3.0, 4.0])).__round__(6)
+    0.6
+    """
+    return float((_units(_float64(a)) * _units(_float64(b))).sum())
+
+
+def feature_distance(features: Array, local_features: Array) -> float:
+    """The L2 distance of two models' features (N, D) of the same samples, averaged over these (FedCSD Fig. 1b)."""
+    return float(np.linalg.norm(_float64(local_features) - _float64(features), axis=1).mean())
+
+
+def class_preference(features: Array, labels: Array) -> Array:
+    """For each feature, the class (D,) on which it is largest on average over samples (N, D) (FedNTD eq. 19).
+
+    FedNTD's equation has the sum over the class; its text, and classes of unequal size, ask for the mean.
+
+    >>> class_preference(np.array([[1.0, 0.0], [3.0, 1.0], [0.0, 2.0]]), labels=np.array([0, 0, 1]))
+    array([0, 1])
+    """
+    classes = np.unique(labels)
+    means = [_float64(features[labels == c]).mean(axis=0) for c in classes]
+    return classes[np.argmax(means, axis=0)]
+
+
+def alignment(preference: Array, other: Array) -> float:
+    """The share of the features (D,) that prefer the same class in two models (FedNTD section 5.1, Table 2)."""
+    return float((preference == other).mean())
+
+
+def linear_cka(features: Array, other: Array) -> float:
+    """How alike two representations (N, D) and (N, D') of the same samples are, from 0 to 1.
+
+    Unmoved by rotation, shift and common scale, so it compares models that name the same features differently
+    (linear CKA: Kornblith et al., ICML 2019, eq. 3 with linear kernels). nan if one of them is constant.
+    """
+    x, y = (_float64(h) - _float64(h).mean(axis=0) for h in (features, other))
+    scale = np.linalg.norm(x.T @ x) * np.linalg.norm(y.T @ y)
+    return float(np.linalg.norm(y.T @ x) ** 2 / scale) if scale > 0 else math.nan
+
+
+def _units(vectors: Array) -> Array:
+    """Vectors (..., P) scaled to length 1; those of length 0 stay."""
+    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return vectors / np.where(lengths > 0, lengths, 1.0)
+
+
+def _float64(values: Array) -> NDArray[np.float64]:
+    return np.asarray(values, dtype=np.float64)

@@ -1,0 +1,236 @@
+"""The folder of a run: what is written while it goes on, and read back afterwards.
+
+    runs/<name>/  job.toml  environment.json  rounds.parquet  clients.parquet  classes.parquet
+                  checkpoints/  summary.json  log.txt
+
+The three tables are Parquet datasets: each round adds one small file to each, written aside and moved into place whole,
+so that what a killed run leaves behind can be read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import logging
+import os
+import platform
+import shutil
+import subprocess
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import tomli_w
+from safetensors.torch import load_file, save_file
+
+from rayfed.data.federation import Federation
+from rayfed.job import Job
+from rayfed.rounds import Round
+from rayfed.values import InputError
+from rayfed.weights import Weights
+
+SCHEMAS = {
+    "rounds": pa.schema(
+        [
+            ("round", pa.int64()),
+            ("test_accuracy", pa.float64()),
+            ("test_loss", pa.float64()),
+            ("forgetting", pa.float64()),
+            ("train_loss", pa.float64()),
+            ("seconds", pa.float64()),
+            ("bytes_down", pa.int64()),
+            ("bytes_up", pa.int64()),
+        ]
+    ),
+    "clients": pa.schema(
+        [
+            ("round", pa.int64()),
+            ("client", pa.int64()),
+            ("num_examples", pa.int64()),
+            ("train_loss", pa.float64()),
+            ("seconds", pa.float64()),
+            ("node", pa.string()),
+        ]
+    ),
+    "classes": pa.schema([("round", pa.int64()), ("class", pa.string()), ("accuracy", pa.float64())]),
+}
+
+
+def folder_of(job: Job) -> Path:
+    """`<output.path>/<name>`, absolute."""
+    return Path(job.output.path).expanduser().absolute() / job.name
+
+
+def refuse_overwriting(path: Path, force: bool) -> None:
+    """Raises `InputError` where results lie already, or, even with `force`, where something else does."""
+    if not path.exists():
+        return
+    if not (path / "job.toml").is_file():
+        raise InputError(f"'{path}' exists and is no rayfed run; give the job another name or output.path")
+    if not force:
+        raise InputError(f"'{path}' holds the results of a run; give --force to replace them, or the job another name")
+
+
+class Record:
+    """Writes one run's folder. Use it as a context: how the context ends is how the run ended."""
+
+    def __init__(self, job: Job, federation: Federation, *, force: bool = False) -> None:
+        self.path = folder_of(job)
+        refuse_overwriting(self.path, force)
+        if self.path.exists():
+            shutil.rmtree(self.path)
+        self.path.mkdir(parents=True)
+        self._classes = federation.train.classes
+        self._rounds: list[dict[str, Any]] = []
+        _write(self.path / "job.toml", tomli_w.dumps(job.table()))
+        _write(self.path / "environment.json", _json(environment(job, federation)))
+        self._summarise("running")
+
+    def add(self, round: Round) -> None:
+        """Write a finished round's rows."""
+        rows = round_rows(round, self._classes)
+        for name, table in rows.items():
+            _write_part(self.path / f"{name}.parquet", round.round, pa.Table.from_pylist(table, SCHEMAS[name]))
+        self._rounds += rows["rounds"]
+        self._summarise("running")
+
+    def finish(self, status: str, weights: Weights | None = None) -> None:
+        """Say how the run ended: done, stopped or failed; keep the last weights."""
+        if weights is not None and self._rounds:
+            save_weights(weights, self.path / "checkpoints" / f"round-{self._rounds[-1]['round']:05d}.safetensors")
+        self._summarise(status)
+
+    def _summarise(self, status: str) -> None:
+        _write(self.path / "summary.json", _json({"status": status, **summary(self._rounds)}))
+
+
+def round_rows(round: Round, classes: tuple[str, ...]) -> dict[str, list[dict[str, Any]]]:
+    """The rows that one round adds to each table."""
+    examples = sum(row.num_examples for row in round.clients)
+    train_loss = sum(row.train_loss * row.num_examples for row in round.clients) / examples if examples else None
+    row = {
+        "round": round.round,
+        "test_accuracy": round.test_accuracy,
+        "test_loss": round.test_loss,
+        "forgetting": round.forgetting,
+        "train_loss": train_loss,
+        "seconds": round.seconds,
+        "bytes_down": round.bytes_down,
+        "bytes_up": round.bytes_up,
+    }
+    return {
+        "rounds": [row],
+        "clients": [{"round": round.round, **asdict(client)} for client in round.clients],
+        "classes": [
+            {"round": round.round, "class": name, "accuracy": float(accuracy)}
+            for name, accuracy in zip(classes, round.class_accuracy, strict=True)
+        ],
+    }
+
+
+def summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """Best and last of a run, and what it cost; papers report one or the other."""
+    if not rounds:
+        return {"rounds": 0}
+    best, last = max(rounds, key=lambda row: row["test_accuracy"]), rounds[-1]
+    shown = ("round", "test_accuracy", "test_loss", "forgetting")
+    return {
+        "rounds": last["round"],
+        "best": {key: best[key] for key in shown},
+        "last": {key: last[key] for key in shown},
+        "seconds": sum(row["seconds"] for row in rounds),
+        "bytes_down": sum(row["bytes_down"] for row in rounds),
+        "bytes_up": sum(row["bytes_up"] for row in rounds),
+    }
+
+
+def read_table(path: Path, name: str) -> pa.Table:
+    """The table `rounds`, `clients` or `classes` of a run's folder, in the order of the rounds."""
+    return pq.read_table(path / f"{name}.parquet", schema=SCHEMAS[name]).combine_chunks()
+
+
+def save_weights(weights: Weights, path: Path) -> None:
+    """Write weights as safetensors: aside, then moved into place whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_suffix(".tmp")
+    save_file({name: tensor.contiguous() for name, tensor in weights.items()}, aside)
+    os.replace(aside, path)
+
+
+def load_weights(path: Path) -> Weights:
+    """The weights that `save_weights` wrote."""
+    return load_file(path)
+
+
+def environment(job: Job, federation: Federation) -> dict[str, Any]:
+    """What a result should be read with: versions, the code's commit, and hashes of job, data and partition."""
+    packages = ("rayfed-distill", "ray", "torch", "torchvision", "numpy", "pyarrow")
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "packages": {name: _version(name) for name in packages},
+        "commit": _commit(),
+        "job": job.hash(),
+        "data": hash_of(federation),
+        "partition": federation.partition.hash(),
+    }
+
+
+def hash_of(federation: Federation) -> str:
+    """Of all images and labels, training and test."""
+    digest = hashlib.sha256()
+    for samples in (federation.train, federation.test):
+        digest.update(samples.images)
+        digest.update(samples.labels)
+    return digest.hexdigest()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """The commit of the source tree that this package runs from, if it runs from one; `+` if the tree has changes."""
+    here = Path(__file__).parent
+    if not (here.parent / ".git").exists():
+        return None
+    try:
+        options = {"cwd": here, "capture_output": True, "text": True, "check": True, "timeout": 10}
+        commit = subprocess.run(["git", "rev-parse", "HEAD"], **options).stdout.strip()  # type: ignore[call-overload]
+        changed = subprocess.run(["git", "status", "--porcelain", "-uno"], **options).stdout.strip()  # type: ignore[call-overload]
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return commit + ("+" if changed else "")
+
+
+def _write_part(folder: Path, round: int, table: pa.Table) -> None:
+    if table.num_rows == 0 and folder.exists():
+        return
+    folder.mkdir(exist_ok=True)
+    part = folder / f"round-{round:05d}.parquet"
+    aside = folder / f".{part.name}.tmp"  # readers of a dataset pass over names with a leading dot
+    pq.write_table(table, aside)
+    os.replace(aside, part)
+
+
+def _write(path: Path, text: str) -> None:
+    aside = path.with_name(f".{path.name}.tmp")
+    aside.write_text(text)
+    os.replace(aside, path)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=2) + "\n"
+
+
+def log_to(path: Path) -> logging.Handler:
+    """A handler that writes the package's log to a run's `log.txt`."""
+    handler = logging.FileHandler(path / "log.txt")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    return handler

@@ -1,0 +1,174 @@
+"""The round engine: a generator that yields one finished round at a time. Callers log, checkpoint and stop.
+
+    sample a cohort -> survey it -> tell the parts -> train it -> add up its summands -> update -> evaluate
+
+Nothing in here knows where the work is done: that is the `Workers`' business. Nothing in here depends on who was ready
+first: the cohort is drawn from the seed, and its summands are added in its order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from rayfed import metrics
+from rayfed.local import Broadcast, Evaluation, Reply, Site, server_view
+from rayfed.methods.part import Part, Step, defines, parts_at
+from rayfed.seeds import cohort
+from rayfed.weights import OrderedSum, Tree, Weights, first_invalid, parameters_of
+
+Memory = Any  # a handle to what one client remembers: the workers' to make and to read
+
+
+@dataclass(frozen=True, eq=False)
+class Arrival:
+    """What the workers give for one client: its reply, a handle to its memory, where it ran, and the bytes that moved."""
+
+    reply: Reply
+    memory: Memory
+    node: str
+    bytes_up: int
+
+
+class Workers(Protocol):
+    """Those who do the work of a round, in this process or on Ray. Results come in the order of the cohort."""
+
+    def survey(self, broadcast: Broadcast, clients: Sequence[int]) -> Iterator[tuple[dict[str, Tree], int]]:
+        """Each client's summands, and the bytes that they take."""
+
+    def train(
+        self, broadcast: Broadcast, clients: Sequence[int], memories: Mapping[int, Memory]
+    ) -> Iterator[Arrival]: ...
+
+    def evaluate(self, weights: Weights) -> Evaluation:
+        """The weights on the whole test set."""
+
+    def bytes_of(self, tree: Tree) -> int:
+        """What a tree takes on its way to one client."""
+
+
+@dataclass(frozen=True)
+class ClientRow:
+    """One client in one round, as `clients.parquet` has it."""
+
+    client: int
+    num_examples: int
+    train_loss: float
+    seconds: float
+    node: str
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """A finished round, with all that the next one needs."""
+
+    round: int  # 0 is the initial model
+    weights: Weights
+    states: dict[str, tuple[Part, Tree]]  # slot -> the part in force and its state on the server
+    memories: Mapping[int, Memory]  # client -> handle, of the clients that have anything to remember
+    evaluation: Evaluation
+    peak: np.ndarray  # (C,) the best accuracy of each class in rounds 1 to this one
+    forgetting: float
+    clients: tuple[ClientRow, ...] = ()
+    seconds: float = 0.0
+    bytes_down: int = 0
+    bytes_up: int = 0
+
+    @property
+    def test_accuracy(self) -> float:
+        return metrics.accuracy(self.evaluation.confusion)
+
+    @property
+    def test_loss(self) -> float:
+        return self.evaluation.loss / int(self.evaluation.confusion.sum())
+
+    @property
+    def class_accuracy(self) -> np.ndarray:
+        """(C,)"""
+        return metrics.class_accuracy(self.evaluation.confusion)
+
+
+def start(site: Site, weights: Weights, workers: Workers) -> Round:
+    """Round 0: the initial model, evaluated."""
+    evaluation = workers.evaluate(weights)
+    nothing = np.full(site.federation.num_classes, np.nan)  # an untrained model's accuracies are no achievement to forget
+    return Round(0, weights, {}, {}, evaluation, nothing, 0.0)
+
+
+def rounds(site: Site, last: Round, workers: Workers) -> Iterator[Round]:
+    """The rounds after `last`, up to `site.training.num_rounds`."""
+    while last.round < site.training.num_rounds:
+        last = play(site, last, workers)
+        yield last
+
+
+def play(site: Site, last: Round, workers: Workers) -> Round:
+    """One round."""
+    started = time.perf_counter()
+    number, weights = last.round + 1, last.weights
+    clients = cohort(site.seed, number, site.federation.num_clients, site.training.clients_per_round)
+    parts = parts_at(site.method, number)
+    states = {part.slot: _state(part, last) for part in parts}
+
+    surveyors = {part.slot for part in parts if defines(part, "survey")}
+    broadcast = Broadcast(number, weights, {slot: states[slot] for slot in surveyors}, {})
+    bytes_up = bytes_down = 0
+    surveyed: dict[str, Tree] = {}
+    if surveyors:
+        total = OrderedSum()
+        for summands, size in workers.survey(broadcast, clients):
+            total.add(summands)
+            bytes_up += size
+        surveyed = total.value
+
+    payloads = {}
+    view = server_view(site, number, weights)
+    for part in parts:
+        states[part.slot], payload = part.tell(states[part.slot], view, surveyed.get(part.slot))
+        if payload is not None:
+            payloads[part.slot] = payload
+    broadcast = replace(broadcast, payloads=payloads)
+    bytes_down += workers.bytes_of([broadcast.weights, broadcast.states, broadcast.payloads]) * len(clients)
+
+    total = OrderedSum()
+    memories, rows = dict(last.memories), []
+    for client, arrival in zip(clients, workers.train(broadcast, clients, last.memories), strict=True):
+        reply = arrival.reply
+        if (where := first_invalid(reply.summands)) is not None:
+            raise RuntimeError(
+                f"client {client}, round {number}: its update holds a NaN or an infinity at {where}; nothing was averaged"
+            )
+        total.add(reply.summands)
+        bytes_up += arrival.bytes_up
+        if arrival.memory is not None:
+            memories[client] = arrival.memory
+        rows.append(ClientRow(client, reply.num_examples, reply.train_loss, reply.seconds, arrival.node))
+
+    step = Step(weights, None, number, site.federation.num_clients, frozenset(parameters_of(site.model)))
+    for part in parts:
+        states[part.slot], step = part.update(states[part.slot], total.value.get(part.slot), step)
+    evaluation = workers.evaluate(step.averaged)
+    class_accuracy = metrics.class_accuracy(evaluation.confusion)
+    return Round(
+        round=number,
+        weights=step.averaged,
+        states={part.slot: (part, states[part.slot]) for part in parts},
+        memories=memories,
+        evaluation=evaluation,
+        peak=np.fmax(last.peak, class_accuracy),
+        forgetting=metrics.forgetting_from(last.peak, class_accuracy),
+        clients=tuple(rows),
+        seconds=time.perf_counter() - started,
+        bytes_down=bytes_down,
+        bytes_up=bytes_up,
+    )
+
+
+def _state(part: Part, last: Round) -> Tree:
+    """A part's state from the round before; a part that is new (a switch brought it) starts from the weights of now."""
+    before, state = last.states.get(part.slot, (None, None))
+    return state if type(before) is type(part) else part.init(last.weights)

@@ -1,0 +1,63 @@
+"""The work of a round in this process, one client after the other, without Ray (`ray.mode = "off"`)."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from rayfed.local import Broadcast, Evaluation, Reply, Site
+from rayfed.rounds import Arrival
+from rayfed.runtime.worker import Envelope, Worker
+from rayfed.weights import Tree, Weights
+from rayfed.wire import Packed, pack, unpack
+
+Progress = Callable[[int, int], None]  # told of each finished client: how many are done, of how many
+
+EVALUATION_CHUNK = 1000  # test images a piece of work: a constant, so that the sum of losses has one order
+
+
+def quiet(done: int, total: int) -> None:
+    """Progress that nobody follows."""
+
+
+def chunks(num_examples: int) -> list[tuple[int, int]]:
+    """The pieces of an evaluation, as ranges of the test set."""
+    return [(start, min(start + EVALUATION_CHUNK, num_examples)) for start in range(0, num_examples, EVALUATION_CHUNK)]
+
+
+def seal(broadcast: Broadcast) -> Envelope:
+    """A broadcast on its way out."""
+    return Envelope(broadcast.round, pack(broadcast.weights), pack(broadcast.states), pack(broadcast.payloads))
+
+
+class Here:
+    """`Workers` in this process. What it gives is packed and unpacked as on Ray, and has the same bits."""
+
+    def __init__(self, site: Site, progress: Progress = quiet) -> None:
+        self._worker = Worker(site)
+        self._progress = progress
+        self._node = platform.node()
+
+    def survey(self, broadcast: Broadcast, clients: Sequence[int]) -> Iterator[tuple[dict[str, Tree], int]]:
+        envelope = seal(broadcast)
+        for client in clients:
+            summands = self._worker.survey(envelope, client)
+            yield unpack(summands), summands.num_bytes
+
+    def train(
+        self, broadcast: Broadcast, clients: Sequence[int], memories: Mapping[int, Packed]
+    ) -> Iterator[Arrival]:
+        envelope = seal(broadcast)
+        for done, client in enumerate(clients, start=1):
+            header, summands, memory = self._worker.train(envelope, client, memories.get(client))
+            self._progress(done, len(clients))
+            reply = Reply(unpack(summands), header.num_examples, header.train_loss, header.seconds)
+            yield Arrival(reply, memory if header.remembers else None, self._node, summands.num_bytes)
+
+    def evaluate(self, weights: Weights) -> Evaluation:
+        packed, test = pack(weights), self._worker.site.federation.test
+        first, *rest = (self._worker.evaluate(packed, start, stop) for start, stop in chunks(len(test.labels)))
+        return sum(rest, first)
+
+    def bytes_of(self, tree: Tree) -> int:
+        return pack(tree).num_bytes

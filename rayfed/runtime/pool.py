@@ -1,0 +1,210 @@
+"""Actors that live for the whole run and serve any client: who works on what, in which order, and what if one dies.
+
+Longest client first, so that the last one of a round does not hold up the others. Results come out in the order of the
+calls, whatever the order in which they arrive. An actor that failed gets no work until it has answered again, so that a
+worker that fails fast never looks like an idle one.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray import ObjectRef
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, RayTaskError
+
+from rayfed.local import Broadcast, Evaluation, Reply
+from rayfed.rounds import Arrival
+from rayfed.runtime.here import Progress, chunks, quiet
+from rayfed.weights import Tree, Weights
+from rayfed.wire import pack, unpack
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT = 10.0  # seconds without progress after which a line says who is awaited
+MAX_RETRIES = 3  # times that one piece of work is run again after its worker was lost
+
+
+class ClientFailed(RuntimeError):
+    """A client's own exception: it would fail again anywhere."""
+
+
+class WorkersLost(RuntimeError):
+    """Work that was lost with its worker, again and again."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A piece of work: how to submit it to an actor, and how long it may take compared with others."""
+
+    what: str
+    size: int
+    submit: Callable[[Any], list[ObjectRef]]  # the first of the references is small and tells of an error
+
+
+class Pool:
+    """`Workers` on Ray actors. `num_examples` gives a client's number of samples."""
+
+    def __init__(
+        self,
+        actors: Sequence[Any],
+        num_examples: Callable[[int], int],
+        num_test: int,
+        progress: Progress = quiet,
+    ) -> None:
+        self._idle = deque(actors)
+        self._recovering: dict[ObjectRef, Any] = {}
+        self._num_examples = num_examples
+        self._num_test = num_test
+        self._progress = progress
+        self._sent: dict[str, tuple[Tree, ObjectRef]] = {}
+
+    def survey(self, broadcast: Broadcast, clients: Sequence[int]) -> Iterator[tuple[dict[str, Tree], int]]:
+        envelope = self._seal(broadcast)
+
+        def call(client: int) -> Call:
+            return Call(
+                f"client {client}, round {broadcast.round} (survey)",
+                self._num_examples(client),
+                lambda actor: [actor.survey.remote(*envelope, client)],
+            )
+
+        for (_, summands), _, _ in self._each([call(client) for client in clients]):
+            yield unpack(summands), summands.num_bytes
+
+    def train(
+        self, broadcast: Broadcast, clients: Sequence[int], memories: Mapping[int, ObjectRef]
+    ) -> Iterator[Arrival]:
+        envelope = self._seal(broadcast)
+
+        def call(client: int) -> Call:
+            return Call(
+                f"client {client}, round {broadcast.round}",
+                self._num_examples(client),
+                lambda actor: actor.fit.options(num_returns=3).remote(*envelope, client, memories.get(client)),
+            )
+
+        for (node, header), summands, memory in self._each([call(c) for c in clients], self._progress):
+            reply = Reply(unpack(summands), header.num_examples, header.train_loss, header.seconds)
+            yield Arrival(reply, memory if header.remembers else None, node, summands.num_bytes)
+
+    def evaluate(self, weights: Weights) -> Evaluation:
+        sent = self._put("weights", weights)
+
+        def call(start: int, stop: int) -> Call:
+            return Call(
+                f"evaluation of test images {start} to {stop}",
+                stop - start,
+                lambda actor: [actor.evaluate.remote(sent, start, stop)],
+            )
+
+        first, *rest = (result for (_, result), _, _ in self._each([call(*chunk) for chunk in chunks(self._num_test)]))
+        return sum(rest, first)
+
+    def bytes_of(self, tree: Tree) -> int:
+        return pack(tree).num_bytes
+
+    def _seal(self, broadcast: Broadcast) -> tuple[int, ObjectRef, ObjectRef, ObjectRef]:
+        return (
+            broadcast.round,
+            self._put("weights", broadcast.weights),
+            self._put("states", broadcast.states),
+            self._put("payloads", broadcast.payloads),
+        )
+
+    def _put(self, name: str, tree: Tree) -> ObjectRef:
+        """One object per node for everybody; what has not changed since the last time is not sent again."""
+        if name not in self._sent or self._sent[name][0] is not tree:
+            self._sent[name] = tree, ray.put(pack(tree))
+        return self._sent[name][1]
+
+    def _each(self, calls: Sequence[Call], progress: Progress = quiet) -> Iterator[tuple[Any, Any, ObjectRef | None]]:
+        """Run the calls; yield, in their order, each one's first and second value and the reference to its third."""
+        waiting = deque(sorted(range(len(calls)), key=lambda i: -calls[i].size))
+        working: dict[ObjectRef, tuple[Any, int, list[ObjectRef]]] = {}
+        finished: dict[int, tuple[Any, list[ObjectRef]]] = {}
+        retries: Counter[int] = Counter()
+        num_finished = 0
+
+        def again(index: int, error: RayError) -> None:
+            retries[index] += 1
+            if retries[index] > MAX_RETRIES:
+                raise WorkersLost(f"{calls[index].what}: lost with its worker {retries[index]} times; the last: {error}") from error
+            log.warning("%s: %s; running it again", calls[index].what, _first_line(error))
+            waiting.appendleft(index)
+
+        turn = 0
+        try:
+            while turn < len(calls):
+                while waiting and self._idle:
+                    index, actor = waiting.popleft(), self._idle.popleft()
+                    references = calls[index].submit(actor)
+                    working[references[0]] = actor, index, references
+                for reference in self._wait(list(working), calls, working):
+                    actor, index, references = working.pop(reference)
+                    try:
+                        finished[index] = ray.get(reference), references
+                        self._idle.append(actor)
+                        num_finished += 1
+                        progress(num_finished, len(calls))
+                    except RayTaskError as error:
+                        raise ClientFailed(f"{calls[index].what} failed:\n{error}") from error
+                    except RayError as error:
+                        self._recover(actor)
+                        again(index, error)
+                while turn in finished:
+                    # Fetched only now that its turn has come, and dropped by the caller: the driver never holds a cohort.
+                    first, references = finished.pop(turn)
+                    try:
+                        second = ray.get(references[1]) if len(references) > 1 else None
+                    except RayError as error:
+                        num_finished -= 1
+                        again(turn, error)
+                        break
+                    third = references[2] if len(references) > 2 else None
+                    del references
+                    yield first, second, third
+                    turn += 1
+        finally:
+            for reference in working:
+                ray.cancel(reference, force=False)
+
+    def _wait(self, references: list[ObjectRef], calls: Sequence[Call], working: Mapping[Any, Any]) -> list[ObjectRef]:
+        """The calls that have ended since; takes back actors that have recovered. Says who is awaited when nobody moves."""
+        if not references and not self._recovering:
+            if not self._idle:
+                raise WorkersLost("no actor is left to work on")
+            return []
+        ready, _ = ray.wait([*references, *self._recovering], timeout=HEARTBEAT)
+        if not ready:
+            whom = ", ".join(f"{calls[i].what} on {actor}" for actor, i, _ in working.values()) or "actors to come back"
+            log.warning("no progress for %.0f s; waiting for %s", HEARTBEAT, whom)
+        for reference in ready:
+            if reference in self._recovering:
+                self._take_back(reference)
+        return [reference for reference in ready if reference in working]
+
+    def _recover(self, actor: Any) -> None:
+        self._recovering[actor.ready.remote()] = actor
+
+    def _take_back(self, reference: ObjectRef) -> None:
+        actor = self._recovering.pop(reference)
+        try:
+            node, _ = ray.get(reference)
+        except ActorDiedError as error:
+            log.warning("an actor is gone for good: %s", _first_line(error))
+        except ActorUnavailableError:
+            time.sleep(0.1)  # it is being restarted; it is asked again, and no work goes to it meanwhile
+            self._recover(actor)
+        else:
+            log.warning("an actor is back, on %s", node)
+            self._idle.append(actor)
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"

@@ -1,0 +1,52 @@
+"""A site that is spoken to in packed values: the same work, behind the same wire, on an actor and in this process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rayfed import local
+from rayfed.local import Broadcast, Evaluation, Site
+from rayfed.wire import Packed, pack, unpack
+
+
+@dataclass(frozen=True, eq=False)
+class Envelope:
+    """A broadcast, packed: three values that change at different times, so that each is sent only when it does."""
+
+    round: int
+    weights: Packed
+    states: Packed
+    payloads: Packed
+
+    def open(self) -> Broadcast:
+        return Broadcast(self.round, unpack(self.weights), unpack(self.states), unpack(self.payloads))
+
+
+@dataclass(frozen=True)
+class Header:
+    """The small part of a reply, known before its update is fetched."""
+
+    num_examples: int
+    train_loss: float
+    seconds: float
+    remembers: bool  # whether the client has any memory to keep
+
+
+class Worker:
+    """Serves any client of a site. Every call opens its own copy of what was sent, so that no call can touch another's."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+
+    def survey(self, envelope: Envelope, client: int) -> Packed:
+        return pack(local.survey(self.site, envelope.open(), client))
+
+    def train(self, envelope: Envelope, client: int, memory: Packed | None) -> tuple[Header, Packed, Packed]:
+        """The reply's header, its summands, and the client's new memory."""
+        remembered = unpack(memory) if memory is not None else {}
+        reply, kept = local.train(self.site, envelope.open(), client, remembered)
+        header = Header(reply.num_examples, reply.train_loss, reply.seconds, bool(kept))
+        return header, pack(reply.summands), pack(kept)
+
+    def evaluate(self, weights: Packed, start: int, stop: int) -> Evaluation:
+        return local.evaluate(self.site, unpack(weights), start, stop)

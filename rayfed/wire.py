@@ -1,0 +1,83 @@
+"""Trees of tensors as one flat numpy buffer per dtype, which is how they travel.
+
+Ray moves a numpy array through its object store without a copy, and a torch tensor by pickling it; one large buffer
+costs one message, a dict of small tensors costs many. So the wire is numpy, and torch is at both ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rayfed.weights import Scaled, Tree
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """A tree taken apart: its skeleton, with a `Place` where a tensor was, and the bytes of all tensors of a dtype."""
+
+    skeleton: Any
+    buffers: dict[str, np.ndarray]  # dtype name -> uint8 (bytes,)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the tensors; the skeleton's are a few dozen a tensor."""
+        return sum(buffer.nbytes for buffer in self.buffers.values())
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor lies in the buffer of its dtype; `start` counts elements."""
+
+    dtype: str
+    start: int
+    shape: tuple[int, ...]
+
+
+def pack(tree: Tree) -> Packed:
+    """Copy a tree's tensors, in order, into one buffer per dtype. Tensors may live on any device."""
+    found: dict[str, list[Tensor]] = {}
+    sizes: dict[str, int] = {}
+
+    def take(node: Tree) -> Any:
+        if isinstance(node, Tensor):
+            dtype = str(node.dtype).removeprefix("torch.")
+            place = Place(dtype, sizes.get(dtype, 0), tuple(node.shape))
+            found.setdefault(dtype, []).append(node.detach().reshape(-1))
+            sizes[dtype] = place.start + node.numel()
+            return place
+        return _rebuild(node, take)
+
+    skeleton = take(tree)
+    # torch.cat gathers on the tensors' device, so that a GPU's reply crosses the bus once, not once a tensor.
+    return Packed(skeleton, {dtype: torch.cat(t).cpu().view(torch.uint8).numpy() for dtype, t in found.items()})
+
+
+def unpack(packed: Packed) -> Tree:
+    """The tree again, in fresh memory: whoever gets it may change it, and nobody else will notice."""
+    buffers = {
+        dtype: torch.from_numpy(np.array(buffer)).view(getattr(torch, dtype)) for dtype, buffer in packed.buffers.items()
+    }
+
+    def put(node: Any) -> Tree:
+        if isinstance(node, Place):
+            count = int(np.prod(node.shape, dtype=np.int64))
+            return buffers[node.dtype][node.start : node.start + count].view(node.shape)
+        return _rebuild(node, put)
+
+    return put(packed.skeleton)
+
+
+def _rebuild(node: Any, function: Any) -> Any:
+    if isinstance(node, Scaled):
+        return Scaled(node.weight, function(node.values))
+    if isinstance(node, Mapping):
+        return {key: function(item) for key, item in node.items()}
+    if isinstance(node, list | tuple):
+        return type(node)(function(item) for item in node)
+    return node

@@ -1,0 +1,225 @@
+"""Metrics: cases done by hand, and laws."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+
+from rayfed import metrics
+
+fractions = st.floats(0, 1)
+confusions = st.integers(1, 6).flatmap(lambda c: arrays(np.int64, (c, c), elements=st.integers(0, 50)))
+histories = arrays(np.float64, array_shapes(min_dims=2, max_dims=2, max_side=6), elements=fractions)
+updates = arrays(np.float64, st.tuples(st.integers(2, 5), st.integers(1, 8)), elements=st.floats(-10, 10, width=32))
+
+
+def distributions(classes):
+    counts = arrays(np.int64, classes, elements=st.integers(0, 20)).filter(lambda n: n.sum() > 0)
+    return counts.map(lambda n: n / n.sum())
+
+
+# Confusion.
+
+
+def test_confusion_by_hand():
+    confusion = metrics.confusion_matrix(np.array([0, 0, 2, 2, 2], np.uint8), np.array([0, 1, 2, 2, 0]), 3)
+    assert confusion.dtype == np.int64
+    assert confusion.tolist() == [[1, 1, 0], [0, 0, 0], [1, 0, 2]]
+    assert metrics.accuracy(confusion) == 3 / 5
+    np.testing.assert_allclose(metrics.class_accuracy(confusion), [1 / 2, np.nan, 2 / 3])
+    np.testing.assert_allclose(metrics.row_normalised(confusion), [[0.5, 0.5, 0], [np.nan] * 3, [1 / 3, 0, 2 / 3]])
+
+
+def test_many_classes_in_small_integers_do_not_overflow():
+    labels = np.arange(200, dtype=np.uint8)
+    assert np.array_equal(metrics.confusion_matrix(labels, labels, 200), np.eye(200))
+
+
+def test_no_samples_have_no_accuracy():
+    empty = metrics.confusion_matrix(np.array([], int), np.array([], int), 2)
+    assert math.isnan(metrics.accuracy(empty))
+    assert np.isnan(metrics.class_accuracy(empty)).all()
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3))), st.integers(0, 5))
+def test_the_confusions_of_batches_add_up(pairs, cut):
+    def counted(pairs):
+        labels, predictions = np.array(pairs, int).reshape(-1, 2).T
+        return metrics.confusion_matrix(labels, predictions, 4)
+
+    assert np.array_equal(counted(pairs), counted(pairs[:cut]) + counted(pairs[cut:]))
+
+
+@given(confusions)
+def test_rows_sum_to_one_and_class_accuracies_average_to_the_accuracy(confusion):
+    rows = confusion.sum(axis=1)
+    np.testing.assert_allclose(metrics.row_normalised(confusion)[rows > 0].sum(axis=1), 1.0)
+    if rows.sum():
+        weighted = metrics.in_local_accuracy(metrics.class_accuracy(confusion), rows / rows.sum())
+        assert weighted == pytest.approx(metrics.accuracy(confusion))
+
+
+# Forgetting.
+
+
+def test_forgetting_by_hand():
+    history = np.array([[0.8, 0.0, 0.5], [0.2, 0.6, 0.5], [0.3, 0.5, 0.9]])
+    assert metrics.forgetting(history) == pytest.approx(((0.8 - 0.3) + (0.6 - 0.5) + (0.5 - 0.9)) / 3)
+
+
+def test_forgetting_leaves_out_a_class_without_test_samples():
+    assert metrics.forgetting(np.array([[0.8, np.nan], [0.6, np.nan]])) == pytest.approx(0.2)
+
+
+@given(arrays(np.float64, (1, 4), elements=fractions))
+def test_a_single_round_forgets_nothing(history):
+    assert metrics.forgetting(history) == 0.0
+
+
+@given(histories)
+def test_a_running_record_of_the_best_gives_the_same_forgetting(history):
+    best = np.full(history.shape[1], np.nan)
+    for now in history[:-1]:
+        best = np.fmax(best, now)
+    assert metrics.forgetting_from(best, history[-1]) == metrics.forgetting(history)
+
+
+@given(histories)
+def test_forgetting_is_within_one_and_zero_for_a_model_that_stays(history):
+    assert -1 <= metrics.forgetting(history) <= 1
+    still = np.repeat(history[:1], 3, axis=0)
+    assert metrics.forgetting(still) == 0.0
+
+
+@given(histories)
+def test_the_order_of_the_earlier_rounds_does_not_matter(history):
+    reversed_earlier = np.concatenate([history[:-1][::-1], history[-1:]])
+    assert metrics.forgetting(reversed_earlier) == metrics.forgetting(history)
+
+
+# In- and out-local accuracy.
+
+
+def test_in_and_out_local_by_hand():
+    p = np.array([0.7, 0.3, 0.0, 0.0])
+    accuracies = np.array([1.0, 0.5, 0.2, 0.1])
+    assert metrics.in_local_accuracy(accuracies, p) == pytest.approx(0.85)
+    assert metrics.out_local_accuracy(accuracies, p) == pytest.approx((0.3 * 1.0 + 0.7 * 0.5 + 0.2 + 0.1) / 3)
+
+
+def test_in_local_is_the_accuracy_on_test_samples_re_weighted_to_p():
+    confusion = np.array([[3, 1, 0], [2, 6, 2], [1, 1, 0]])
+    p = np.array([0.1, 0.3, 0.6])
+    samples = confusion.sum(axis=1)
+    personalised = (p / samples * np.diagonal(confusion)).sum()
+    assert metrics.in_local_accuracy(metrics.class_accuracy(confusion), p) == pytest.approx(personalised)
+
+
+@given(arrays(np.float64, 5, elements=fractions))
+def test_for_a_uniform_client_in_and_out_are_the_plain_mean(accuracies):
+    uniform = np.full(5, 0.2)
+    assert metrics.in_local_accuracy(accuracies, uniform) == pytest.approx(accuracies.mean())
+    assert metrics.out_local_accuracy(accuracies, uniform) == pytest.approx(accuracies.mean())
+
+
+@given(arrays(np.float64, 4, elements=fractions), distributions(4))
+def test_in_and_out_local_together_hold_every_class_once(accuracies, p):
+    inside, outside = metrics.in_local_accuracy(accuracies, p), metrics.out_local_accuracy(accuracies, p)
+    assert inside + 3 * outside == pytest.approx(accuracies.sum())
+
+
+def test_classes_without_test_samples_are_left_out_of_the_weights():
+    accuracies = np.array([0.5, np.nan, 1.0])
+    assert metrics.in_local_accuracy(accuracies, np.array([0.25, 0.5, 0.25])) == 0.75
+    assert math.isnan(metrics.in_local_accuracy(accuracies, np.array([0.0, 1.0, 0.0])))
+    assert math.isnan(metrics.out_local_accuracy(np.array([0.5]), np.array([1.0])))
+
+
+# Speed.
+
+
+def test_rounds_to_target_by_hand():
+    assert metrics.rounds_to_target([0.5], target=0.5) == 1
+    assert metrics.rounds_to_target(np.array([0.1, 0.3, 0.2]), target=0.25) == 2
+    assert metrics.rounds_to_target([0.1, math.nan], target=0.25) is None
+    assert metrics.rounds_to_target([], target=0.25) is None
+
+
+def test_speed_up_is_none_where_the_target_is_never_reached():
+    assert metrics.speed_up([0.1], baseline=[0.5], target=0.5) is None
+    assert metrics.speed_up([0.5], baseline=[0.1], target=0.5) is None
+
+
+@given(st.lists(fractions, min_size=1))
+def test_a_run_is_as_fast_as_itself(accuracies):
+    assert metrics.speed_up(accuracies, accuracies, target=max(accuracies)) == 1.0
+    assert metrics.speed_up(accuracies, accuracies, target=accuracies[-1]) == 1.0
+
+
+# Drift.
+
+
+def test_distribution_distance_by_hand():
+    p = np.array([1.0, 0.0])
+    assert metrics.distribution_distance(np.array([0.3, 0.0]), p) == 0.0
+    assert metrics.distribution_distance(np.array([0.4, 0.4]), p) == 1.0
+    assert metrics.distribution_distance(np.array([np.nan, 0.4]), p) == 2.0
+    assert math.isnan(metrics.distribution_distance(np.zeros(2), p))
+
+
+def test_gradient_diversity_by_hand():
+    assert metrics.gradient_diversity(np.array([[1.0, 2.0], [1.0, 2.0]])) == 1.0
+    assert metrics.gradient_diversity(np.eye(4)) == pytest.approx(4.0)
+    assert metrics.gradient_diversity(np.array([[1.0], [-1.0]])) == math.inf
+
+
+@given(updates)
+def test_diversity_is_at_least_one_and_cosines_are_what_their_pairs_say(updates):
+    assert metrics.gradient_diversity(updates) >= 1 - 1e-9
+    clients = range(len(updates))
+    pairs = [metrics.cosine(updates[i], updates[j]) for i in clients for j in clients if i != j]
+    assert metrics.mean_pairwise_cosine(updates) == pytest.approx(np.mean(pairs), abs=1e-9)
+
+
+def test_drift_is_measured_in_float64():
+    big = np.full(3, 1e30, np.float32)
+    assert metrics.weight_divergence(big, -big) == pytest.approx(2e30 * math.sqrt(3))
+    assert metrics.cosine(big, -big) == pytest.approx(-1.0)
+    assert metrics.gradient_diversity(np.stack([big, big])) == pytest.approx(1.0)
+
+
+def test_a_single_client_has_no_pairs_and_one_that_stays_no_direction():
+    assert math.isnan(metrics.mean_pairwise_cosine(np.ones((1, 3))))
+    assert metrics.mean_pairwise_cosine(np.array([[1.0, 1.0], [0.0, 0.0]])) == 0.0
+    assert metrics.cosine(np.zeros(2), np.ones(2)) == 0.0
+
+
+def test_feature_distance_by_hand():
+    assert metrics.feature_distance(np.zeros((2, 2)), np.array([[3.0, 4.0], [0.0, 1.0]])) == 3.0
+
+
+def test_class_preference_by_hand_and_alignment():
+    features = np.array([[9.0, 0.0, 1.0], [0.0, 2.0, 1.5], [0.0, 2.0, 1.5], [1.0, 1.0, 5.0]])
+    preference = metrics.class_preference(features, labels=np.array([0, 3, 3, 4]))
+    assert preference.tolist() == [0, 3, 4]
+    assert metrics.alignment(preference, np.array([0, 3, 0])) == pytest.approx(2 / 3)
+
+
+def test_cka_is_one_for_the_same_features_rotated_shifted_and_scaled_and_zero_for_unrelated_ones():
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(30, 4))
+    rotation, _ = np.linalg.qr(generator.normal(size=(4, 4)))
+    assert metrics.linear_cka(x, 3 * x @ rotation + 7) == pytest.approx(1.0)
+    assert metrics.linear_cka(np.array([[1.0], [1], [-1], [-1]]), np.array([[1.0], [-1], [1], [-1]])) == 0.0
+    assert math.isnan(metrics.linear_cka(x, np.ones((30, 2))))
+
+
+@given(arrays(np.float64, (6, 3), elements=st.integers(-5, 5)), arrays(np.float64, (6, 2), elements=st.integers(-5, 5)))
+def test_cka_is_symmetric_and_within_zero_and_one(x, y):
+    value = metrics.linear_cka(x, y)
+    if not math.isnan(value):
+        assert metrics.linear_cka(y, x) == pytest.approx(value)
+        assert -1e-9 <= value <= 1 + 1e-9

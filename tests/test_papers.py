@@ -1,0 +1,84 @@
+"""The papers' grids (jobs/papers/<paper>/<table>.toml) and the numbers beside them (results.csv) fit each other."""
+
+import csv
+import tomllib
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+PAPERS = Path(__file__).resolve().parents[1] / "jobs" / "papers"
+GRIDS = sorted(PAPERS.glob("*/*.toml"))
+RESULTS = sorted(PAPERS.glob("*/results.csv"))
+COLUMNS = ["table", "grid", "setting", "method", "metric", "value", "spread", "stat", "note"]
+
+
+def short(path: Path) -> str:
+    return f"{path.parent.name}/{path.stem}"
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        rows = csv.DictReader(file, strict=True)
+        assert rows.fieldnames == COLUMNS
+        return list(rows)
+
+
+def names(path: Path, axis: str) -> list[str]:
+    return [entry["name"] for entry in tomllib.loads(path.read_text())["grid"][axis]]
+
+
+def test_every_paper_has_grids_and_numbers():
+    papers = {"fedntd", "fedlmd", "fedcad", "fedssd", "fedcsd"}
+    assert {path.parent.name for path in GRIDS} == papers == {path.parent.name for path in RESULTS}
+
+
+@pytest.mark.parametrize("path", GRIDS, ids=short)
+def test_a_grid_is_complete_and_its_names_are_unique(path):
+    job = tomllib.loads(path.read_text())
+    assert {"name", "seed", "method", "data", "model", "train", "grid"} <= set(job)
+    assert job["name"] == f"{path.parent.name}-{path.stem}"
+    assert set(job["grid"]) == {"seeds", "setting", "method"}
+    assert len(set(job["grid"]["seeds"])) == len(job["grid"]["seeds"]) > 0
+    for axis in ("setting", "method"):
+        assert max(Counter(names(path, axis)).values()) == 1
+    for setting in job["grid"]["setting"]:
+        for key, value in setting.items():
+            if key != "name":  # an override is one quoted, dotted key, and never a nested table by accident
+                assert key.split(".")[0] in {"data", "model", "train"} and "." in key, key
+            if key == "data.partition":
+                assert {"name", "num_clients", "seed"} <= set(value), setting["name"]
+    for method in job["grid"]["method"]:
+        assert set(method) == {"name", "method"}
+
+
+@pytest.mark.parametrize("path", GRIDS, ids=short)
+def test_the_first_line_is_the_command_that_runs_the_file(path):
+    first = path.read_text().splitlines()[0]
+    assert first.startswith(f"# rayfed run {path.relative_to(PAPERS.parents[1])}   (tiny: -s ")
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=short)
+def test_every_number_belongs_to_a_cell_and_is_one(path):
+    for line, row in enumerate(read(path), start=2):
+        where = f"{path.parent.name}/results.csv:{line}"
+        grid = path.with_name(row["grid"] + ".toml")
+        assert grid.exists(), where
+        assert row["setting"] in names(grid, "setting"), where
+        assert row["method"] in names(grid, "method"), where
+        assert row["stat"] in {"best", "last", ""}, where
+        top = 1.0 if row["metric"].startswith(("forgetting", "alignment")) else 100.0
+        assert 0 <= float(row["value"]) <= top, where
+        assert not row["spread"] or 0 <= float(row["spread"]) < 10, where
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=short)
+def test_no_number_is_given_twice(path):
+    rows = read(path)
+    keys = Counter((r["table"], r["setting"], r["method"], r["metric"], r["stat"]) for r in rows)
+    assert [key for key, count in keys.items() if count > 1] == []
+
+
+def test_the_index_names_every_file():
+    index = (PAPERS / "README.md").read_text()
+    assert [str(p.relative_to(PAPERS)) for p in GRIDS + RESULTS if f"`{p.relative_to(PAPERS)}`" not in index] == []
