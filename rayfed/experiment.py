@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -17,16 +16,13 @@ from rayfed.data.federation import open_federation
 from rayfed.job import Job, read_job
 from rayfed.local import Site
 from rayfed.methods.part import Method, Parts, Switch
-from rayfed.models import build_model, has_features
-from rayfed.record import Record, folder_of, log_to, read_table, refuse_overwriting
+from rayfed.models import build_model
+from rayfed.record import Record, folder_of, logging_to_file, read_table, refuse_overwriting
 from rayfed.rounds import Round, Workers
 from rayfed.runtime.here import Here
 from rayfed.seeds import Purpose, seed_of
 from rayfed.values import InputError
 from rayfed.weights import Weights, state_of
-
-log = logging.getLogger("rayfed")
-
 
 @dataclass(frozen=True, eq=False)
 class Result:
@@ -50,13 +46,20 @@ class Result:
 class Display(Protocol):
     """Who follows a run while it goes on."""
 
-    def client(self, done: int, total: int) -> None: ...
+    def start(self, job: Job, site: Site) -> None:
+        """All is checked; workers are about to be started."""
 
-    def round(self, round: Round) -> None: ...
+    def client(self, done: int, total: int) -> None:
+        """A client of the round has trained."""
+
+    def round(self, round: Round) -> None:
+        """A round is finished, and recorded."""
 
 
 class Silent:
     """Nobody."""
+
+    def start(self, job: Job, site: Site) -> None: ...
 
     def client(self, done: int, total: int) -> None: ...
 
@@ -76,6 +79,8 @@ def run(
     `job` is a TOML file, a table, or a `Job`; `overrides` replace single values: `{"train.num_rounds": 2}`; `method`, made
     with `compose`, replaces the job's. Everything is checked before anything is started or written; raises `InputError`
     where something the user gave is wrong. Results of an earlier run are replaced only with `force`.
+
+    Nothing is printed, unless a `display` does; `rayfed.display.follow` makes the one that the command uses.
     """
     display = display or Silent()
     job = job if isinstance(job, Job) else read_job(job, overrides)
@@ -84,23 +89,22 @@ def run(
     refuse_overwriting(path, force)
     site = prepare(job)
     weights = state_of(site.model)
+    display.start(job, site)
     with ExitStack() as stack:
+        begin_log = stack.enter_context(logging_to_file())
         stack.enter_context(_threads(job.ray.threads))
         workers = stack.enter_context(open_workers(job, site, display.client))
         record = Record(job, site.federation, force=force)
-        handler = log_to(path)
-        log.addHandler(handler)
-        stack.callback(log.removeHandler, handler)
+        begin_log(path)
         last = None
         try:
             for last in _play(site, weights, workers):
                 record.add(last)
                 display.round(last)
-        except KeyboardInterrupt:
-            record.finish("stopped", last.weights if last else None)
-            raise
-        except BaseException:
-            record.finish("failed", last.weights if last else None)
+        except BaseException as error:
+            status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+            record.finish(status, last.weights if last else None, f"{type(error).__name__}: {error}")
+            error.add_note(f"{f'rounds 0 to {last.round} are' if last else 'no round is'} recorded in {path}")
             raise
         record.finish("done", last.weights)
     return Result(path, read_table(path, "rounds"), last.weights)
@@ -121,8 +125,7 @@ def prepare(job: Job) -> Site:
         **job.model_options,
     )
     for part in all_parts(job.method):
-        if part.needs_features and not has_features(model):
-            raise InputError(f"{part!r} looks at features, and the model '{job.model}' gives none (`features` and `head`)")
+        part.check(model)
     return Site(model, federation, job.augment, job.training, job.method, job.seed)
 
 
@@ -135,7 +138,7 @@ def all_parts(method: Method) -> Parts:
 
 def auxiliary_per_class(method: Method) -> int:
     """How many samples of each class the server keeps for itself: as many as the neediest part asks for."""
-    return max((getattr(part, "auxiliary_per_class", 0) for part in all_parts(method)), default=0)
+    return max((part.auxiliary_per_class for part in all_parts(method)), default=0)
 
 
 @contextmanager

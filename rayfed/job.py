@@ -167,6 +167,8 @@ def read_override(text: str) -> tuple[str, Any]:
 def make_job(tables: Mapping[str, Any]) -> Job:
     """Checked values from a job's tables."""
     known = ("name", "seed", "method", "data", "model", "train", "ray", "output")
+    if "grid" in tables:
+        raise InputError("this job file is a grid of many runs: `rayfed run` runs them, `rayfed.grid.expand` makes jobs of it")
     for key in tables:
         if key not in known:
             raise InputError(f"unknown key '{key}' in the job{did_you_mean(key, known)}")

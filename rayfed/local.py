@@ -212,6 +212,7 @@ def _view(site: Site, broadcast: Broadcast, client: int) -> ClientView:
         label_counts=torch.from_numpy(data.label_counts(client)),
         lr=site.training.lr_at(broadcast.round),
         momentum=site.training.momentum,
+        batch_size=site.training.batch_size,
     )
 
 
@@ -230,12 +231,12 @@ def server_view(site: Site, round: int, weights: Weights) -> ServerView:
 
 def _plain_batches(
     site: Site, images: np.ndarray, labels: np.ndarray, rows: np.ndarray
-) -> Callable[[], Iterator[tuple[Tensor, Tensor]]]:
+) -> Callable[..., Iterator[tuple[Tensor, Tensor]]]:
     """Normalised images and labels of some rows, in order, without augmentation."""
 
-    def batches() -> Iterator[tuple[Tensor, Tensor]]:
-        for start in range(0, len(rows), EVALUATION_BATCH):
-            index = rows[start : start + EVALUATION_BATCH]
+    def batches(size: int = EVALUATION_BATCH) -> Iterator[tuple[Tensor, Tensor]]:
+        for start in range(0, len(rows), size):
+            index = rows[start : start + size]
             some = prepare(torch.from_numpy(images[index]).to(site.device), site.federation.mean, site.federation.std)
             yield some.plain(torch.arange(len(index))), torch.from_numpy(labels[index]).to(site.device)
 

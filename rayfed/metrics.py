@@ -72,6 +72,20 @@ def class_accuracy(confusion: Array) -> Array:
     return np.diagonal(row_normalised(confusion)).copy()
 
 
+def credibility(confusion: Array) -> Array:
+    """How far a model is to be believed on each class (C,), from 0 to 1 (FedSSD eq. 3).
+
+    `A[k, k] (1 - max_{j != k} A[j, k])` with the rows of `confusion` (C, C) normalised: what it finds of the class, less
+    what it takes for it.
+
+    >>> credibility(np.array([[3, 1], [0, 4]]))
+    array([0.75, 0.75])
+    """
+    rates = np.nan_to_num(row_normalised(confusion))
+    mistaken = np.where(np.eye(len(rates), dtype=bool), 0.0, rates).max(axis=0)
+    return np.diagonal(rates) * (1 - mistaken)
+
+
 # What a run forgets, and what a client's model knows beyond its own data.
 
 

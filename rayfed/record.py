@@ -13,10 +13,13 @@ import hashlib
 import importlib.metadata
 import json
 import logging
+import logging.handlers
 import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -27,7 +30,7 @@ import tomli_w
 from safetensors.torch import load_file, save_file
 
 from rayfed.data.federation import Federation
-from rayfed.job import Job
+from rayfed.job import Job, read_job
 from rayfed.rounds import Round
 from rayfed.values import InputError
 from rayfed.weights import Weights
@@ -58,6 +61,12 @@ SCHEMAS = {
     "classes": pa.schema([("round", pa.int64()), ("class", pa.string()), ("accuracy", pa.float64())]),
 }
 
+# What a run writes; job.toml, by which a folder is known as a run's, goes last when it is cleared.
+OWN = (
+    *(f"{name}.parquet" for name in SCHEMAS),
+    *("environment.json", "checkpoints", "summary.json", "log.txt", "report.html", "job.toml"),
+)
+
 
 def folder_of(job: Job) -> Path:
     """`<output.path>/<name>`, absolute."""
@@ -66,12 +75,27 @@ def folder_of(job: Job) -> Path:
 
 def refuse_overwriting(path: Path, force: bool) -> None:
     """Raises `InputError` where results lie already, or, even with `force`, where something else does."""
-    if not path.exists():
+    there = next(place for place in (path, *path.parents) if place.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        raise InputError(f"results cannot be written to '{path}': '{there}' is no folder that can be written to")
+    if there != path or not any(path.iterdir()):
         return
     if not (path / "job.toml").is_file():
         raise InputError(f"'{path}' exists and is no rayfed run; give the job another name or output.path")
     if not force:
         raise InputError(f"'{path}' holds the results of a run; give --force to replace them, or the job another name")
+
+
+def is_done(job: Job) -> bool:
+    """Whether the job's results are in its folder, complete. Raises `InputError` where another job's results are."""
+    path = folder_of(job)
+    if not (path / "job.toml").is_file():
+        return False
+    if read_job(path / "job.toml").hash() != job.hash():
+        raise InputError(
+            f"'{path}' holds the results of another job of this name; give --force to replace them, or the job another name"
+        )
+    return read_summary(path).get("status") == "done"
 
 
 class Record:
@@ -80,9 +104,8 @@ class Record:
     def __init__(self, job: Job, federation: Federation, *, force: bool = False) -> None:
         self.path = folder_of(job)
         refuse_overwriting(self.path, force)
-        if self.path.exists():
-            shutil.rmtree(self.path)
-        self.path.mkdir(parents=True)
+        self.path.mkdir(parents=True, exist_ok=True)
+        _clear(self.path)
         self._classes = federation.train.classes
         self._rounds: list[dict[str, Any]] = []
         _write(self.path / "job.toml", tomli_w.dumps(job.table()))
@@ -97,14 +120,14 @@ class Record:
         self._rounds += rows["rounds"]
         self._summarise("running")
 
-    def finish(self, status: str, weights: Weights | None = None) -> None:
-        """Say how the run ended: done, stopped or failed; keep the last weights."""
+    def finish(self, status: str, weights: Weights | None = None, error: str | None = None) -> None:
+        """Say how the run ended: done, stopped or failed, and why; keep the last weights."""
         if weights is not None and self._rounds:
             save_weights(weights, self.path / "checkpoints" / f"round-{self._rounds[-1]['round']:05d}.safetensors")
-        self._summarise(status)
+        self._summarise(status, **({"error": error} if error else {}))
 
-    def _summarise(self, status: str) -> None:
-        _write(self.path / "summary.json", _json({"status": status, **summary(self._rounds)}))
+    def _summarise(self, status: str, **more: Any) -> None:
+        _write(self.path / "summary.json", _json({"status": status, **more, **summary(self._rounds)}))
 
 
 def round_rows(round: Round, classes: tuple[str, ...]) -> dict[str, list[dict[str, Any]]]:
@@ -150,6 +173,12 @@ def summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
 def read_table(path: Path, name: str) -> pa.Table:
     """The table `rounds`, `clients` or `classes` of a run's folder, in the order of the rounds."""
     return pq.read_table(path / f"{name}.parquet", schema=SCHEMAS[name]).combine_chunks()
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """The summary of a run's folder; empty if it has none."""
+    file = path / "summary.json"
+    return json.loads(file.read_text()) if file.is_file() else {}
 
 
 def save_weights(weights: Weights, path: Path) -> None:
@@ -209,6 +238,15 @@ def _commit() -> str | None:
     return commit + ("+" if changed else "")
 
 
+def _clear(path: Path) -> None:
+    """Remove an earlier run, and nothing that somebody else has put beside it."""
+    for name in OWN:
+        if (path / name).is_dir():
+            shutil.rmtree(path / name)
+        else:
+            (path / name).unlink(missing_ok=True)
+
+
 def _write_part(folder: Path, round: int, table: pa.Table) -> None:
     if table.num_rows == 0 and folder.exists():
         return
@@ -229,8 +267,25 @@ def _json(value: Any) -> str:
     return json.dumps(value, indent=2) + "\n"
 
 
-def log_to(path: Path) -> logging.Handler:
-    """A handler that writes the package's log to a run's `log.txt`."""
-    handler = logging.FileHandler(path / "log.txt")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    return handler
+@contextmanager
+def logging_to_file() -> Iterator[Callable[[Path], None]]:
+    """Keep the package's log; once the function that this gives is called with a run's folder, write it to `log.txt`."""
+    log = logging.getLogger("rayfed")
+    level, kept = log.level, logging.handlers.MemoryHandler(capacity=0, flushLevel=logging.NOTSET)
+
+    def begin(path: Path) -> None:
+        file = logging.FileHandler(path / "log.txt")
+        file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        kept.setTarget(file)
+        kept.flush()
+
+    log.addHandler(kept)
+    log.setLevel(min(level or logging.INFO, logging.INFO))
+    try:
+        yield begin
+    finally:
+        log.setLevel(level)
+        log.removeHandler(kept)
+        if kept.target is not None:
+            kept.target.close()
+        kept.close()

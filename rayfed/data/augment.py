@@ -9,8 +9,8 @@ Shapes: `n` images of a client, `B` of a batch, `C` channels, `H` x `W` pixels, 
 >>> batches = prepare(images, mean=(0.0,), std=(1 / 255,), augment=Augment(crop=1, flip=True))
 >>> batches.plain(torch.tensor([1]))[0, 0, 0].tolist()
 [16.0, 17.0, 18.0, 19.0]
->>> batches.augmented(torch.tensor([1]), torch.Generator().manual_seed(0))[0, 0].tolist()
-[]
+>>> batches.augmented(torch.tensor([1]), torch.Generator().manual_seed(0))[0, 0, 0].tolist()
+[22.0, 21.0, 20.0, 0.0]
 """
 
 from __future__ import annotations

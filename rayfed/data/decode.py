@@ -68,7 +68,7 @@ def gather(blocks: Iterable[np.ndarray], count: int) -> np.ndarray:
             out = np.repeat(out, block.shape[1], axis=1)
         out[start : start + len(block)] = block  # a grey block is broadcast over three channels
         start += len(block)
-    assert out is not None and start == count, "the caller counts the images"
+    assert out is not None, "the caller has at least one image"
     return out
 
 

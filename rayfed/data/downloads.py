@@ -23,14 +23,15 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {  # our name: torchvision's cl
     "cifar100": ("CIFAR100", {}),
 }
 FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
-IDX = {"mnist": tuple("0123456789"), "fashion-mnist": FASHION}  # sets whose four idx files may lie in the folder itself
+IDX = {"mnist": tuple("0123456789"), "fashion-mnist": FASHION}  # sets of four idx files, read without torchvision
 
 
 def read_download(name: str, root: str) -> tuple[Samples, Samples]:
-    """Training and test set of one of torchvision's sets. Raises InputError if it is not there and cannot be fetched."""
+    """Training and test set of one of torchvision's sets. Raises InputError if it can be had neither way."""
     folder = Path(root).expanduser()
-    if name in IDX and all(_idx_path(folder, stem) for part in ("train", "t10k") for stem in _stems(part)):
-        return read_idx(folder, "train", IDX[name]), read_idx(folder, "t10k", IDX[name])
+    for place in (folder, folder / OPTIONS[name][0] / "raw"):
+        if name in IDX and all(_idx_path(place, stem) for part in ("train", "t10k") for stem in _stems(part)):
+            return read_idx(place, "train", IDX[name]), read_idx(place, "t10k", IDX[name])
     return _samples(_fetch(name, folder, train=True)), _samples(_fetch(name, folder, train=False))
 
 
@@ -77,8 +78,9 @@ def _fetch(name: str, folder: Path, *, train: bool) -> Any:
     try:
         return getattr(datasets, cls)(str(folder), train=train, download=True, **options)
     except (OSError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
         raise InputError(
-            f"data.source = '{name}': it is not in {folder}, and could not be downloaded ({error}). Either run once "
+            f"data.source = '{name}': it is not in {folder}, and could not be downloaded ({reason}). Either run once "
             "where there is a network and bring that folder here, or set data.root to a folder that has the set "
             "(source = 'fashion-mnist-mini' needs neither)"
         ) from None

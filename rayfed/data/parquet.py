@@ -8,10 +8,11 @@ Shapes: `N` rows, `C` channels, `H` x `W` pixels, `K` classes.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 ROWS = 4096  # rows of images read at a time
 SMALL = 4096  # bytes of an image below which its decoder hardly leaves the interpreter, and threads only cost time
+Place = Callable[[int], str]  # where a row is, of all files' rows: for messages
 
 
 def read_parquet(fs: pafs.FileSystem, paths: list[str], source: Source, train: Samples | None) -> Samples:
@@ -62,8 +64,10 @@ def class_names(schema: pa.Schema, label: str) -> tuple[str, ...] | None:
         return None
 
 
-def label_codes(column: pa.ChunkedArray, names: tuple[str, ...] | None, name: str, place) -> tuple[np.ndarray, tuple]:
-    """Labels as int64 (N,) and the class names. `names` are those known before, if any; `place` says where a row is."""
+def label_codes(
+    column: pa.ChunkedArray, names: tuple[str, ...] | None, name: str, place: Place
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Labels as int64 (N,) and the class names. `names` are those known before, if any."""
     if types.is_string(column.type) or types.is_large_string(column.type):
         classes = names or tuple(sorted(column.unique().to_pylist()))
         found = pc.index_in(column, pa.array(classes, column.type))
@@ -84,10 +88,9 @@ def label_codes(column: pa.ChunkedArray, names: tuple[str, ...] | None, name: st
 
 def group_codes(column: pa.ChunkedArray) -> tuple[np.ndarray, tuple[str, ...]]:
     """A column's values as codes, int64 (N,), and their names, sorted."""
-    values = pc.sort_indices(column.unique())
-    ordered = column.unique().take(values)
-    codes = pc.index_in(column, ordered.combine_chunks() if isinstance(ordered, pa.ChunkedArray) else ordered)
-    return codes.to_numpy().astype(np.int64), tuple(str(value) for value in ordered.to_pylist())
+    values = column.unique()
+    values = values.take(pc.sort_indices(values))
+    return pc.index_in(column, values).to_numpy().astype(np.int64), tuple(map(str, values.to_pylist()))
 
 
 def pixels(column: pa.Array, shape: tuple[int, ...], where: str) -> np.ndarray:
@@ -140,32 +143,31 @@ def _images(files: list[tuple[str, pq.ParquetFile]], count: int, source: Source)
 
 def _listed(files: list[tuple[str, pq.ParquetFile]], source: Source) -> Iterator[np.ndarray]:
     for path, file in files:
-        for start, column in _chunks(file, source.image):
+        for start, column in _chunks(path, file, source.image):
             yield pixels(column, source.shape, f"{path}, rows {start} to {start + len(column) - 1}")
 
 
 def _encoded(files: list[tuple[str, pq.ParquetFile]], image: str) -> Iterator[Encoded]:
     for path, file in files:
-        for start, column in _chunks(file, image):
+        for start, column in _chunks(path, file, image):
             if types.is_struct(column.type):
                 column = pc.struct_field(column, "bytes")
             for row, value in enumerate(column, start):
                 yield f"{path}, row {row}", value.as_py
 
 
-def _chunks(file: pq.ParquetFile, name: str) -> Iterator[tuple[int, pa.Array]]:
+def _chunks(path: str, file: pq.ParquetFile, name: str) -> Iterator[tuple[int, pa.Array]]:
     start = 0
-    for batch in file.iter_batches(ROWS, columns=[name]):
-        if len(batch):
-            yield start, batch.column(0)
-        start += len(batch)
+    with _readable(path):
+        for batch in file.iter_batches(ROWS, columns=[name]):
+            if len(batch):
+                yield start, batch.column(0)
+            start += len(batch)
 
 
 def _open(fs: pafs.FileSystem, path: str, columns: list[str]) -> tuple[str, pq.ParquetFile]:
-    try:
+    with _readable(path):
         file = pq.ParquetFile(fs.open_input_file(path), pre_buffer=True)
-    except (pa.ArrowException, OSError) as error:
-        raise InputError(f"{path}: cannot be read as a Parquet file ({error})") from None
     for name in columns:
         if name not in file.schema_arrow.names:
             raise InputError(
@@ -175,9 +177,20 @@ def _open(fs: pafs.FileSystem, path: str, columns: list[str]) -> tuple[str, pq.P
     return path, file
 
 
-def _column(files: list[tuple[str, pq.ParquetFile]], name: str, place) -> pa.ChunkedArray:
+@contextlib.contextmanager
+def _readable(path: str) -> Iterator[None]:
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise InputError(f"{path}: cannot be read as a Parquet file ({' '.join(str(error).split())})") from None
+
+
+def _column(files: list[tuple[str, pq.ParquetFile]], name: str, place: Place) -> pa.ChunkedArray:
     """One column of all files; dictionaries are unpacked, missing values refused."""
-    parts = [file.read(columns=[name]).column(0) for _, file in files]
+    parts = []
+    for path, file in files:
+        with _readable(path):
+            parts.append(file.read(columns=[name]).column(0))
     parts = [part.cast(part.type.value_type) if types.is_dictionary(part.type) else part for part in parts]
     if any(part.type != parts[0].type for part in parts):
         raise InputError(f"column '{name}' has different types in {files[0][0]} and its neighbours")
@@ -212,5 +225,5 @@ def _square(length: int, where: str) -> tuple[int, int, int]:
     raise InputError(f"{where}: {length} pixels make no square image; give data.shape = [C, H, W]")
 
 
-def _few(names, limit: int = 10) -> str:
+def _few(names: Sequence[object], limit: int = 10) -> str:
     return ", ".join(map(str, names[:limit])) + (", ..." if len(names) > limit else "")

@@ -9,7 +9,7 @@ Shapes: `n` images, `N` clients, `K` classes.
 
 >>> partition = Shards(s=2, num_clients=3).split(np.array([0, 1, 2, 0, 1, 2]), num_classes=3)
 >>> [partition.client(i).tolist() for i in range(3)]
-[[1, 3], [0, 5], [2, 4]]
+[[2, 4], [1, 5], [0, 3]]
 """
 
 from __future__ import annotations
@@ -166,10 +166,11 @@ class Dirichlet:
     def _accepted(self, counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         """The first table of images by class and client, (K, N), whose smallest client has `min_size`."""
         limit = self.max_draws or max(1, PATIENCE // (self.num_clients * len(counts)))
-        rows = max(1, CHUNK // self.num_clients)
-        best = 0
-        for start in range(0, limit, rows):
-            tables = self._draw(counts, min(rows, limit - start), rng)
+        tried, best = 0, 0
+        while tried < limit:
+            rows = min(tried + 1, limit - tried, max(1, CHUNK // self.num_clients))  # 1, 2, 4, ...: most need few
+            tables = self._draw(counts, rows, rng)
+            tried += rows
             smallest = tables.sum(axis=0).min(axis=1)
             passed = np.flatnonzero(smallest >= self.min_size)
             if len(passed):

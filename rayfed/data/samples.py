@@ -54,14 +54,15 @@ class Dataset:
 
 
 def hold_out(samples: Samples, fraction: float, seed: int) -> Dataset:
-    """Split `samples` in two, the same `fraction` of every class (at least one image of each) for the test."""
+    """Split `samples` in two, the same `fraction` of every class for the test: one image at least, but never all."""
     rng = np.random.default_rng(seed)
     test = np.zeros(len(samples), dtype=bool)
     for label in np.unique(samples.labels):
         members = np.flatnonzero(samples.labels == label)
-        test[rng.permutation(members)[: max(1, round(fraction * len(members)))]] = True
-    if test.all():
-        raise InputError(f"data.test_fraction = {fraction}: it leaves nothing to train on")
+        held = min(max(1, round(fraction * len(members))), len(members) - 1)
+        test[rng.permutation(members)[:held]] = True
+    if not test.any():
+        raise InputError(f"data.test_fraction = {fraction}: no class has two images, one to train and one to test on")
     return Dataset(samples.take(np.flatnonzero(~test)), samples.take(np.flatnonzero(test)))
 
 

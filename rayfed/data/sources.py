@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
+from pydantic import BeforeValidator
+
 from rayfed.data.decode import resize
 from rayfed.data.downloads import read_download
 from rayfed.data.files import exists, read_files
@@ -24,12 +26,13 @@ from rayfed.values import Ge, InputError, Lt, did_you_mean
 
 __all__ = ["SOURCES", "Dataset", "Samples", "Source", "load"]
 
+AS_TUPLE = BeforeValidator(lambda given: tuple(given) if isinstance(given, list) else given)  # TOML has only lists
 MINI = "fashion-mnist-mini"
 SOURCES = {
     MINI: "10,000 + 2,000 grey 28x28, 10 classes of clothing; MIT, Zalando SE; embedded in rayfed",
     "mnist": "60,000 + 10,000 grey 28x28, 10 digits; CC BY-SA 3.0; by torchvision, downloaded once (12 MB)",
     "fashion-mnist": "60,000 + 10,000 grey 28x28, 10 classes of clothing; MIT; by torchvision, downloaded once (31 MB)",
-    "emnist": "112,800 + 18,800 grey 28x28, 47 digits and letters (the balanced split); by torchvision, (562 MB)",
+    "emnist": "112,800 + 18,800 grey 28x28, 47 digits and letters (balanced); by torchvision, downloaded once (562 MB)",
     "cifar10": "50,000 + 10,000 RGB 32x32, 10 classes of objects; by torchvision, downloaded once (170 MB)",
     "cifar100": "50,000 + 10,000 RGB 32x32, 100 classes of objects; by torchvision, downloaded once (169 MB)",
 }
@@ -38,7 +41,7 @@ SOURCES = {
 
 @dataclass(frozen=True)
 class Source:
-    """Which images, and how to read them. The last eight fields are for files; known sources need none of them."""
+    """Which images, and how to read them. The fields from `test` on are for files; known sources need none."""
 
     source: Annotated[str, "a known name (`rayfed data` lists them), or a path or URI"] = MINI
     root: Annotated[str, "folder of the known sources that are downloaded"] = "~/.cache/rayfed/data"
@@ -49,13 +52,15 @@ class Source:
     image: Annotated[str, "column of the images: encoded bytes, {bytes, path} structs or lists of pixels"] = "image"
     label: Annotated[str, "column of the labels: numbers from 0 or names"] = "label"
     client: Annotated[str, "column of the natural clients; in image trees, a name for the folders above classes"] = ""
-    shape: Annotated[tuple[int, ...], "shape of images stored as flat lists, [C, H, W] or [H, W, C]"] = ()
+    shape: Annotated[tuple[int, ...], AS_TUPLE, "shape of images stored as flat lists, [C, H, W] or [H, W, C]"] = ()
 
 
 def load(source: Source) -> Dataset:
     """Read a source whole, as uint8 arrays. Raises InputError for anything wrong with it, with the place."""
     train: Samples
     test: Samples | None
+    if source.test and source.source in SOURCES:
+        raise InputError(f"data.test = '{source.test}': the source '{source.source}' has a test set of its own")
     if source.source == MINI:
         train, test = read_files(Source(str(Path(__file__).parent / "fashion_mnist_mini")))
     elif source.source in SOURCES:
@@ -70,6 +75,8 @@ def load(source: Source) -> Dataset:
         )
     if source.client and train.groups is None:
         raise InputError(f"data.client = '{source.client}': the source '{source.source}' knows no clients")
+    if source.test_fraction and test is not None:
+        raise InputError(f"data.test_fraction = {source.test_fraction}: there is a test set already; set one of them")
     if test is not None:
         data = Dataset(train, test)
     elif source.test_fraction:

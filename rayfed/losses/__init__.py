@@ -19,6 +19,7 @@ from rayfed.losses.distill import (
     not_true_squared_error,
     prototype_similarity_distill,
     selective_distill,
+    squared_error,
 )
 from rayfed.losses.represent import model_contrast, prototype_distance
 
@@ -36,4 +37,5 @@ __all__ = [
     "prototype_similarity_distill",
     "restricted_cross_entropy",
     "selective_distill",
+    "squared_error",
 ]

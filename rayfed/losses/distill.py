@@ -26,6 +26,11 @@ def distill(logits: Tensor, teacher_logits: Tensor, *, tau: float) -> Tensor:
     return tau**2 * F.kl_div(student, teacher, reduction="batchmean", log_target=True)
 
 
+def squared_error(logits: Tensor, teacher_logits: Tensor) -> Tensor:
+    """Squared gap of the logits, summed over the classes (FedSSD's loss with a constant weight, its Table 3)."""
+    return (teacher_logits.detach() - logits).square().sum(dim=1).mean()
+
+
 def not_true_distill(logits: Tensor, teacher_logits: Tensor, labels: Tensor, *, tau: float) -> Tensor:
     """`distill` over the C-1 classes other than the label, so that the label's logit is left to the cross-entropy.
 

@@ -1,40 +1,97 @@
 """Federated methods: the contract of a part, the parts, and the recipes that make a paper's method of them."""
 
-from rayfed.methods.anchors import Proximal
-from rayfed.methods.distill import Distill, LabelMaskedDistill, NotTrueDistill
+from rayfed.methods.anchors import ControlVariates, Curvature, DynamicRegularizer, Proximal
+from rayfed.methods.distill import (
+    Distill,
+    LabelMaskedDistill,
+    NotTrueDistill,
+    PastTeachersDistill,
+    PrototypeSimilarityDistill,
+    SelectiveDistill,
+)
+from rayfed.methods.features import ModelContrast, Prototypes, SlimAlign
 from rayfed.methods.part import Batch, ClientView, Fit, Method, Part, Parts, ServerView, Step, switch
-from rayfed.methods.recipes import compose, fedavg, fedavgm, fedlmd, fedlmd_tf, fedntd, fedprox
+from rayfed.methods.recipes import (
+    compose,
+    fedalign,
+    fedavg,
+    fedavgm,
+    fedcad,
+    fedcsd,
+    fedcurv,
+    feddyn,
+    fedgkd,
+    fedlmd,
+    fedlmd_tf,
+    fedlsd,
+    fednova,
+    fedntd,
+    fedproto,
+    fedprox,
+    fedrs,
+    fedssd,
+    kd,
+    label_smoothing,
+    moon,
+    scaffold,
+)
 from rayfed.methods.registry import PARTS, RECIPES, read_method, write_method
-from rayfed.methods.server import Average, ServerMomentum
-from rayfed.methods.supervise import CrossEntropy, RestrictedCrossEntropy
+from rayfed.methods.server import Average, NormalizedAverage, ServerMomentum
+from rayfed.methods.supervise import ClassAdaptiveDistill, CrossEntropy, RestrictedCrossEntropy
 
 __all__ = [
     "PARTS",
     "RECIPES",
     "Average",
     "Batch",
+    "ClassAdaptiveDistill",
     "ClientView",
+    "ControlVariates",
     "CrossEntropy",
+    "Curvature",
     "Distill",
+    "DynamicRegularizer",
     "Fit",
     "LabelMaskedDistill",
     "Method",
+    "ModelContrast",
+    "NormalizedAverage",
     "NotTrueDistill",
     "Part",
     "Parts",
+    "PastTeachersDistill",
+    "PrototypeSimilarityDistill",
+    "Prototypes",
     "Proximal",
     "RestrictedCrossEntropy",
+    "SelectiveDistill",
     "ServerMomentum",
     "ServerView",
+    "SlimAlign",
     "Step",
     "compose",
+    "fedalign",
     "fedavg",
     "fedavgm",
+    "fedcad",
+    "fedcsd",
+    "fedcurv",
+    "feddyn",
+    "fedgkd",
     "fedlmd",
     "fedlmd_tf",
+    "fedlsd",
+    "fednova",
     "fedntd",
+    "fedproto",
     "fedprox",
+    "fedrs",
+    "fedssd",
+    "kd",
+    "label_smoothing",
+    "moon",
     "read_method",
+    "scaffold",
     "switch",
     "write_method",
 ]

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
+import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
-from rayfed.methods.part import Batch, ClientView, Part
-from rayfed.values import Ge
-from rayfed.weights import Weights, squared_distance
+from rayfed.methods.part import Batch, ClientView, Fit, Part, ServerView, Step, run_model
+from rayfed.values import Ge, Gt
+from rayfed.weights import (
+    Tree,
+    Weights,
+    add,
+    combine,
+    dot,
+    like,
+    parameters_of,
+    scale,
+    squared_distance,
+    subtract,
+    zeros_like,
+)
 
 
 @dataclass(frozen=True)
@@ -23,3 +37,123 @@ class Proximal(Part):
 
     def loss(self, batch: Batch, anchor: Weights) -> Tensor:
         return self.mu / 2 * squared_distance(batch.parameters, anchor)
+
+
+@dataclass(frozen=True)
+class Curvature(Part):
+    """Elastic weight consolidation on the other clients' tasks. FedCurv (Shoham et al., 2019), eq. 4.
+
+    A client's share is the diagonal `u` of its Fisher information at its trained weights, from squared batch gradients, and
+    `u w`. The server keeps the sums over all clients, of each its latest; a client subtracts its own share. What it
+    sends is the change of its share, so that the sums stay those of the memories when only some take part.
+    """
+
+    strength: Annotated[float, Ge(0), "weight of the term (lambda); 0 is FedAvg"] = 1.0
+
+    def tell(self, sums: Tree, server: ServerView, surveyed: None) -> tuple[Tree, Tree]:
+        return sums, None if sums is None else {key: combine(Tensor.float, sums[key]) for key in sums}
+
+    def begin(self, client: ClientView) -> Tree:
+        if client.payload is None or client.memory is None:
+            return client.payload
+        return {key: subtract(client.payload[key], client.memory[key]) for key in client.payload}
+
+    def loss(self, batch: Batch, others: Tree) -> Tensor | None:
+        """`strength * sum_j (w - w_j)^T diag(u_j) (w - w_j)`, less its constant."""
+        if others is None:
+            return None
+        pull = combine(lambda w, u, uw: (u * w - 2 * uw) * w, batch.parameters, others["u"], others["uw"])
+        return self.strength * torch.stack([term.sum() for term in pull.values()]).sum()
+
+    def report(self, client: ClientView, local: Tree, fit: Fit) -> tuple[Tree, Tree]:
+        parameters = parameters_of(fit.model)
+        u = zeros_like(combine(Tensor.detach, parameters))
+        for images, labels in client.samples(client.batch_size):
+            loss = cross_entropy(run_model(fit.model, images).logits, labels)
+            gradients = torch.autograd.grad(loss, list(parameters.values()))
+            for name, gradient in zip(u, gradients, strict=True):
+                u[name] += gradient.square() * (len(labels) / client.num_examples)
+        share = {"u": u, "uw": combine(lambda u, w: u * w.detach(), u, parameters)}
+        before = client.memory
+        return (share if before is None else {key: subtract(share[key], before[key]) for key in share}), share
+
+    def update(self, sums: Tree, total: Tree, step: Step) -> tuple[Tree, Step]:
+        return (total if sums is None else {key: add(sums[key], total[key]) for key in sums}), step
+
+
+def momentum_corrected_steps(steps: int, momentum: float) -> float:
+    """How many plain steps `steps` steps of SGD with momentum are worth: the sum of all weights that a gradient gets.
+
+    Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization" (NeurIPS 2020).
+
+    >>> momentum_corrected_steps(3, 0.0), momentum_corrected_steps(2, 0.5)  # 1 + 0.5 for the first step, 1 for the second
+    (3.0, 2.5)
+    """
+    return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
+
+
+@dataclass(frozen=True)
+class ControlVariates(Part):
+    """Gradients corrected by the difference of the server's and the client's course. SCAFFOLD (Karimireddy et al., ICML 2020).
+
+    Algorithm 1, option II. The correction `c - c_i` enters as a linear term of the loss, so it passes through SGD like any
+    gradient; `K` counts the steps as momentum makes them worth. `c` stays the mean of all clients' `c_i`; it is kept in
+    float64 for that.
+    """
+
+    def tell(self, c: Weights | None, server: ServerView, surveyed: None) -> tuple[Weights | None, Weights | None]:
+        return c, None if c is None else combine(Tensor.float, c)
+
+    def begin(self, client: ClientView) -> Weights | None:
+        if client.payload is None or client.memory is None:
+            return client.payload
+        return subtract(client.payload, client.memory)
+
+    def loss(self, batch: Batch, correction: Weights | None) -> Tensor | None:
+        return None if correction is None else dot(batch.parameters, correction)
+
+    def report(self, client: ClientView, correction: Weights | None, fit: Fit) -> tuple[Weights, Weights]:
+        """`c_i <- c_i - c + (w - w_local) / (K lr)`; the server gets the change."""
+        course = client.lr * momentum_corrected_steps(fit.steps, client.momentum)
+        parameters = combine(Tensor.detach, parameters_of(fit.model))
+        own = combine(lambda local, w: (w - local) / course, parameters, client.weights)
+        if correction is not None:
+            own = subtract(own, correction)
+        return (own if client.memory is None else subtract(own, client.memory)), own
+
+    def update(self, c: Weights | None, change: Weights, step: Step) -> tuple[Weights, Step]:
+        """`c <- c + sum(change) / N`, with N the whole population."""
+        change = scale(change, 1 / step.num_clients)
+        return (change if c is None else add(c, change)), step
+
+
+@dataclass(frozen=True)
+class DynamicRegularizer(Part):
+    """`-<g_i, w_local> + alpha / 2 ||w_local - w||^2`, and a server that follows. FedDyn (Acar et al., ICLR 2021), algorithm 1.
+
+    Meant for the uniform mean of the sampled clients, `Average(by="client")`, as the recipe `feddyn` has it.
+    """
+
+    order: ClassVar[int] = 1
+    alpha: Annotated[float, Gt(0), "strength of the regulariser"] = 0.01
+
+    def begin(self, client: ClientView) -> tuple[Weights, Weights | None]:
+        return client.weights, client.memory
+
+    def loss(self, batch: Batch, local: tuple[Weights, Weights | None]) -> Tensor:
+        anchor, g = local
+        near = self.alpha / 2 * squared_distance(batch.parameters, anchor)
+        return near if g is None else near - dot(batch.parameters, g)
+
+    def report(self, client: ClientView, local: tuple[Weights, Weights | None], fit: Fit) -> tuple[Weights, Weights]:
+        """`g_i <- g_i - alpha (w_local - w)`; the server gets `w_local - w`."""
+        anchor, g = local
+        moved = subtract(combine(Tensor.detach, parameters_of(fit.model)), anchor)
+        return moved, (scale(moved, -self.alpha) if g is None else add(g, moved, alpha=-self.alpha))
+
+    def update(self, h: Weights | None, moved: Weights, step: Step) -> tuple[Weights, Step]:
+        """`h <- h - alpha / N sum (w_local - w)`, `w <- mean - h / alpha`."""
+        change = scale(moved, -self.alpha / step.num_clients)
+        h = change if h is None else add(h, change)
+        mean = step.parameters(step.averaged)
+        return h, step.towards({**step.averaged, **like(add(mean, h, alpha=-1 / self.alpha), mean)})

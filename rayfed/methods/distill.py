@@ -6,14 +6,16 @@ The teacher is the round's global model, unless a part says otherwise.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from rayfed import losses
-from rayfed.methods.part import Batch, ClientView, Part
-from rayfed.values import Ge, Gt, Le
+from rayfed import losses, metrics
+from rayfed.methods.part import Batch, ClientView, Part, ServerView, Step
+from rayfed.values import Ge, Gt, Le, Lt
+from rayfed.weights import Tree, Weights, combine, like
 
 Beta = Annotated[float, Ge(0), "weight of the distillation; 0 is FedAvg"]
 Tau = Annotated[float, Gt(0), "temperature of both softmaxes"]
@@ -21,13 +23,18 @@ Tau = Annotated[float, Gt(0), "temperature of both softmaxes"]
 
 @dataclass(frozen=True)
 class Distill(Part):
-    """Knowledge distillation over all classes (Hinton et al., 2015), as a term of the local objective."""
+    """Knowledge distillation over all classes (Hinton et al., 2015), as a term of the local objective.
 
-    slot: ClassVar[str] = "distill"
+    `form = "mse"` takes the summed squared gap of the logits instead, FedSSD's loss with a constant weight (its Table 3).
+    """
+
     beta: Beta = 1.0
     tau: Tau = 1.0
+    form: Annotated[Literal["kl", "mse"], "divergence of softmaxes, or squared gap of logits"] = "kl"
 
     def loss(self, batch: Batch, local: None) -> Tensor:
+        if self.form == "mse":
+            return self.beta * losses.squared_error(batch.logits, batch.teacher.logits)
         return self.beta * losses.distill(batch.logits, batch.teacher.logits, tau=self.tau)
 
 
@@ -39,7 +46,6 @@ class NotTrueDistill(Part):
     takes a teacher that knows nothing, i.e. uniform over the not-true classes.
     """
 
-    slot: ClassVar[str] = "distill"
     beta: Beta = 1.0
     tau: Tau = 1.0
     mix: Annotated[float, Ge(0), Le(1), "share of not-true distillation; the rest is plain distillation"] = 1.0
@@ -65,7 +71,6 @@ class LabelMaskedDistill(Part):
     majority is garbled; `rayfed.losses.majority_labels` has the reading we take.
     """
 
-    slot: ClassVar[str] = "distill"
     beta: Beta = 1.0
     tau: Tau = 1.0
     teacher: Annotated[bool, "false: a zero teacher, without a forward pass"] = True
@@ -76,3 +81,124 @@ class LabelMaskedDistill(Part):
     def loss(self, batch: Batch, majority: Tensor) -> Tensor:
         teacher = batch.teacher.logits if self.teacher else torch.zeros_like(batch.logits)
         return self.beta * losses.label_masked_distill(batch.logits, teacher, batch.labels, majority, tau=self.tau)
+
+
+@dataclass(frozen=True)
+class SelectiveDistill(Part):
+    """Logits held to the teacher's where it is credible, by class and by sample. FedSSD (He et al., 2022), eq. 2 to 6.
+
+    The server measures the global model's confusion at the start of each round, on an auxiliary set taken out of the
+    training set before it is dealt. Read literally, `m_max` is squared, and the term is almost nil at the values that the
+    paper reports; `inside_norm = false` lets M weigh the squared gap.
+    """
+
+    m_max: Annotated[float, Ge(0), "weight of a perfectly credible logit; 0 is FedAvg"] = 0.01
+    inside_norm: Annotated[bool, "weigh the gap before it is squared, as the paper prints it"] = True
+    auxiliary_per_class: Annotated[int, Ge(1), "samples of each class that the server keeps"] = 64  # type: ignore[misc]
+
+    def tell(self, state: None, server: ServerView, surveyed: None) -> tuple[None, Tensor]:
+        confusion = np.zeros((server.num_classes, server.num_classes), dtype=np.int64)
+        for outputs, labels in server.outputs(server.global_model):
+            confusion += metrics.confusion_matrix(
+                labels.numpy(), outputs.logits.argmax(dim=1).numpy(), server.num_classes
+            )
+        return None, torch.from_numpy(metrics.credibility(confusion)).float()
+
+    def begin(self, client: ClientView) -> Tensor:
+        return client.payload
+
+    def loss(self, batch: Batch, credibility: Tensor) -> Tensor:
+        return losses.selective_distill(
+            batch.logits,
+            batch.teacher.logits,
+            batch.labels,
+            credibility,
+            m_max=self.m_max,
+            inside_norm=self.inside_norm,
+        )
+
+
+@dataclass(frozen=True)
+class PrototypeSimilarityDistill(Part):
+    """Distillation from an averaged teacher, scaled by similarity to class prototypes. FedCSD (Yan et al., 2023), eq. 6-15.
+
+    The teacher is a moving average of the global models, from the initial one on. Before training it goes down to the
+    sampled clients, which return its logits summed by class; the prototypes are their means. The defaults are for CIFAR-100 and
+    FEMNIST; Office-Caltech-10 has `mu = 0.5, tau = 4`. Each ingredient has its switch (Tables III and IV).
+    """
+
+    mu: Annotated[float, Ge(0), "weight of the distillation; 0 is FedAvg"] = 0.001
+    tau: Tau = 10.0
+    mask: Annotated[
+        Literal["adaptive", "forcible", "none"], "keep samples whose label the teacher gives more than 1/C, or the most, or all"
+    ] = "adaptive"
+    similarity: Annotated[bool, "scale the teacher's logits by similarity to the prototypes"] = True
+    decay: Annotated[float, Ge(0), Lt(1), "moving average of the teacher; 0: the last global model"] = 0.9
+
+    def init(self, weights: Weights) -> Weights | None:
+        return weights if self.decay else None  # None: the teacher is the global model, which goes down anyway
+
+    def survey(self, client: ClientView) -> Tree:
+        if not self.similarity:
+            return None
+        sums = torch.zeros(client.num_classes, client.num_classes, dtype=torch.float64)
+        for outputs, labels in client.outputs(self._teacher(client)):
+            sums.index_add_(0, labels.cpu(), outputs.logits.double().cpu())
+        return {"sums": sums, "counts": client.label_counts}
+
+    def tell(self, teacher: Weights | None, server: ServerView, surveyed: Tree) -> tuple[Weights | None, Tensor | None]:
+        if surveyed is None:
+            return teacher, None
+        return teacher, (surveyed["sums"] / surveyed["counts"].clamp(min=1)[:, None]).float()
+
+    def begin(self, client: ClientView) -> tuple[nn.Module, Tensor | None]:
+        return self._teacher(client), client.payload
+
+    def loss(self, batch: Batch, local: tuple[nn.Module, Tensor | None]) -> Tensor:
+        teacher, prototypes = local
+        return self.mu * losses.prototype_similarity_distill(
+            batch.logits, batch.outputs_of(teacher).logits, batch.labels, prototypes, tau=self.tau, mask=self.mask
+        )
+
+    def update(self, teacher: Weights | None, total: None, step: Step) -> tuple[Weights | None, Step]:
+        if teacher is None:
+            return None, step
+        average = combine(lambda t, w: self.decay * t.double() + (1 - self.decay) * w.double(), teacher, step.averaged)
+        return like(average, teacher), step
+
+    def _teacher(self, client: ClientView) -> nn.Module:
+        return client.frozen(client.weights if client.state is None else client.state)
+
+
+@dataclass(frozen=True)
+class PastTeachersDistill(Part):
+    """Distillation from the mean of the last global models. FedGKD (Yao et al., 2021).
+
+    The untrained initial model is no teacher, so the first round has none.
+    """
+
+    beta: Beta = 0.1
+    tau: Tau = 1.0
+    buffer: Annotated[int, Ge(1), "global models to average"] = 5
+
+    def init(self, weights: Weights) -> list[Weights]:
+        return []
+
+    def tell(self, past: list[Weights], server: ServerView, surveyed: None) -> tuple[list[Weights], Tree]:
+        if server.round == 1:
+            return past, None
+        past = [*past, server.weights][-self.buffer :]
+        mean = combine(lambda *models: sum(model.double() for model in models) / len(models), *past)
+        # A single model is the round's own, which goes down anyway.
+        return past, {"teacher": like(mean, server.weights) if len(past) > 1 else None}
+
+    def begin(self, client: ClientView) -> nn.Module | None:
+        if client.payload is None:
+            return None
+        teacher = client.payload["teacher"]
+        return client.frozen(client.weights if teacher is None else teacher)
+
+    def loss(self, batch: Batch, teacher: nn.Module | None) -> Tensor | None:
+        if teacher is None:
+            return None
+        return self.beta * losses.distill(batch.logits, batch.outputs_of(teacher).logits, tau=self.tau)

@@ -51,11 +51,14 @@ class Part:
 
     slot: ClassVar[str]  # what it does in a method; two parts with one slot cannot be composed. Default: its class's name
     order: ClassVar[int] = 2  # 0: makes the new weights; 1: changes what was made; 2: the rest. `update` runs in this order
-    needs_features: ClassVar[bool] = False  # whether the model must give `features` and `head`
+    auxiliary_per_class: ClassVar[int] = 0  # samples of each class that the server is to keep for itself; may be a field
 
     def __init_subclass__(cls) -> None:
         if "slot" not in vars(cls) and all("slot" not in vars(base) for base in cls.__mro__[1:-2]):
             cls.slot = name_of(cls)
+
+    def check(self, model: nn.Module) -> None:
+        """Raise `InputError` where this part cannot work with a model; asked once, before anything is started."""
 
     def init(self, weights: Weights) -> Tree:
         """The server's state before the first round, from the initial weights."""
@@ -150,6 +153,12 @@ class Outputs:
     features: Tensor | None  # (B, D), None where the model has none
     logits: Tensor  # (B, C)
 
+    @property
+    def of_features(self) -> Tensor:
+        """The features, (B, D), for parts that have checked that there are any."""
+        assert self.features is not None, "the model gives no features; a part that needs them says so in `check`"
+        return self.features
+
 
 def run_model(model: nn.Module, images: Tensor) -> Outputs:
     """A forward pass, (B, c, h, w) to features and logits."""
@@ -182,7 +191,7 @@ class View:
     weights: Weights  # the round's global model
     num_classes: int
     frozen: Callable[[Weights], nn.Module]  # a model with these weights, in eval mode, that takes no gradient
-    samples: Callable[[], Iterator[tuple[Tensor, Tensor]]]  # images and labels in batches: un-augmented, always in one order
+    samples: Callable[..., Iterator[tuple[Tensor, Tensor]]]  # (size of a batch) -> images, labels: un-augmented, in order
 
     @property
     def global_model(self) -> nn.Module:
@@ -213,6 +222,7 @@ class ClientView(View):
     label_counts: Tensor  # (C,) int64
     lr: float  # of this round
     momentum: float
+    batch_size: int
     state: Tree = None  # the server's, for a part that defines `survey`
     payload: Tree = None  # what this part's `tell` sent
     memory: Tree = None  # what this part's last `report` on this client returned; None the first time
@@ -229,13 +239,13 @@ class Batch:
         self.images = images  # (B, c, h, w), augmented and normalised
         self.labels = labels  # (B,)
         self.parameters = parameters  # of the model in training, live
-        self._model = model
+        self.model = model
         self._client = client
         self._frozen: dict[nn.Module, Outputs] = {}
 
     @cached_property
     def _outputs(self) -> Outputs:
-        return run_model(self._model, self.images)
+        return run_model(self.model, self.images)
 
     @property
     def logits(self) -> Tensor:
@@ -245,8 +255,7 @@ class Batch:
     @property
     def features(self) -> Tensor:
         """(B, D), penultimate, of the model in training."""
-        assert self._outputs.features is not None, "the model gives no features"
-        return self._outputs.features
+        return self._outputs.of_features
 
     @property
     def teacher(self) -> Outputs:

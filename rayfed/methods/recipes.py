@@ -10,11 +10,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-from rayfed.methods.anchors import Proximal
-from rayfed.methods.distill import LabelMaskedDistill, NotTrueDistill
+from rayfed.methods.anchors import ControlVariates, Curvature, DynamicRegularizer, Proximal
+from rayfed.methods.distill import (
+    Distill,
+    LabelMaskedDistill,
+    NotTrueDistill,
+    PastTeachersDistill,
+    PrototypeSimilarityDistill,
+    SelectiveDistill,
+)
+from rayfed.methods.features import ModelContrast, Prototypes, SlimAlign
 from rayfed.methods.part import Part, Parts, arrange
-from rayfed.methods.server import Average, ServerMomentum
-from rayfed.methods.supervise import CrossEntropy
+from rayfed.methods.server import Average, NormalizedAverage, ServerMomentum
+from rayfed.methods.supervise import ClassAdaptiveDistill, CrossEntropy, RestrictedCrossEntropy
 
 
 def compose(*parts: Part | Iterable[Part]) -> Parts:
@@ -59,3 +67,84 @@ def fedlmd(beta: float = 1.0, tau: float = 1.0, teacher: bool = True) -> Parts:
 def fedlmd_tf(beta: float = 1.0, tau: float = 1.0) -> Parts:
     """FedLMD without a teacher: uniform over the classes that remain (the same paper, eq. 7 and 8)."""
     return compose(LabelMaskedDistill(beta, tau, teacher=False))
+
+
+def kd(beta: float = 1.0, tau: float = 1.0, form: Literal["kl", "mse"] = "kl") -> Parts:
+    """Hinton et al., "Distilling the Knowledge in a Neural Network" (2015), from the global model; FedLMD's FedAvg+KD."""
+    return compose(Distill(beta, tau, form))
+
+
+def fedlsd(beta: float = 0.5, tau: float = 1.0) -> Parts:
+    """Local self-distillation: `(1 - beta)` cross-entropy, `beta` distillation (FedNTD, eq. 3; FedCAD's baseline)."""
+    return compose(CrossEntropy(weight=1 - beta), Distill(beta, tau))
+
+
+def fedcad(low: float = 0.25, high: float = 0.5, tau: float = 1.0) -> Parts:
+    """He et al., "Class-Wise Adaptive Self Distillation for Federated Learning on Non-IID Data" (AAAI 2022)."""
+    return compose(ClassAdaptiveDistill(low, high, tau))
+
+
+def fedssd(m_max: float = 0.01, inside_norm: bool = True, auxiliary_per_class: int = 64) -> Parts:
+    """He et al., "Learning Critically: Selective Self-Distillation in Federated Learning on Non-IID Data" (2022)."""
+    return compose(SelectiveDistill(m_max, inside_norm, auxiliary_per_class))
+
+
+def fedcsd(
+    mu: float = 0.001,
+    tau: float = 10.0,
+    mask: Literal["adaptive", "forcible", "none"] = "adaptive",
+    similarity: bool = True,
+    decay: float = 0.9,
+) -> Parts:
+    """Yan et al., "Rethinking Client Drift in Federated Learning: A Logit Perspective" (2023)."""
+    return compose(PrototypeSimilarityDistill(mu, tau, mask, similarity, decay))
+
+
+def label_smoothing(eps: float = 0.1) -> Parts:
+    """Szegedy et al., "Rethinking the Inception Architecture for Computer Vision" (CVPR 2016), at every client."""
+    return compose(CrossEntropy(smoothing=eps))
+
+
+def fedgkd(beta: float = 0.1, tau: float = 1.0, buffer: int = 5) -> Parts:
+    """Yao et al., "Local-Global Knowledge Distillation in Heterogeneous Federated Learning with Non-IID Data" (2021)."""
+    return compose(PastTeachersDistill(beta, tau, buffer))
+
+
+def fedrs(alpha: float = 0.5, soft: bool = False) -> Parts:
+    """Li and Zhan, "FedRS: Federated Learning with Restricted Softmax for Label Distribution Non-IID Data" (KDD 2021)."""
+    return compose(RestrictedCrossEntropy(alpha, soft))
+
+
+def moon(mu: float = 1.0, tau: float = 0.5) -> Parts:
+    """Li et al., "Model-Contrastive Federated Learning" (CVPR 2021)."""
+    return compose(ModelContrast(mu, tau))
+
+
+def fedproto(mu: float = 1.0) -> Parts:
+    """Tan et al., "FedProto: Federated Prototype Learning across Heterogeneous Clients" (AAAI 2022), on averaging."""
+    return compose(Prototypes(mu))
+
+
+def fedcurv(strength: float = 1.0) -> Parts:
+    """Shoham et al., "Overcoming Forgetting in Federated Learning on Non-IID Data" (2019)."""
+    return compose(Curvature(strength))
+
+
+def scaffold() -> Parts:
+    """Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning" (ICML 2020)."""
+    return compose(ControlVariates())
+
+
+def fednova() -> Parts:
+    """Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization" (NeurIPS 2020)."""
+    return compose(NormalizedAverage())
+
+
+def feddyn(alpha: float = 0.01) -> Parts:
+    """Acar et al., "Federated Learning Based on Dynamic Regularization" (ICLR 2021)."""
+    return compose(Average(by="client"), DynamicRegularizer(alpha))
+
+
+def fedalign(mu: float = 0.45, width: float = 0.25) -> Parts:
+    """Mendieta et al., "Local Learning Matters: Rethinking Data Heterogeneity in Federated Learning" (CVPR 2022)."""
+    return compose(SlimAlign(mu, width))

@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rayfed.methods import anchors, distill, recipes, server, supervise
+from rayfed.methods import anchors, distill, features, recipes, server, supervise
 from rayfed.methods.part import Method, Part, Parts, Switch, name_of, switch
 from rayfed.values import InputError, build, did_you_mean, sentence, table
 
@@ -24,7 +24,7 @@ RECIPES: dict[str, Callable[..., Parts]] = {
 }
 PARTS: dict[str, type[Part]] = {
     name_of(cls): cls
-    for module in (supervise, distill, anchors, server)
+    for module in (supervise, distill, features, anchors, server)
     for cls in vars(module).values()
     if inspect.isclass(cls) and issubclass(cls, Part) and cls.__module__ == module.__name__
 }

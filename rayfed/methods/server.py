@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
+from rayfed.methods.anchors import momentum_corrected_steps
 from rayfed.methods.part import ClientView, Fit, Part, Step
 from rayfed.values import Ge, Lt
-from rayfed.weights import Scaled, Tree, Weights, add, combine, like, scale, subtract
+from rayfed.weights import Scaled, Tree, Weights, add, combine, like, parameters_of, scale, subtract
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,39 @@ class Average(Part):
         # Divided, not multiplied by the inverse: one client's weights then come back bit for bit.
         mean = combine(lambda x: x / total["weight"], total["weights"])
         return None, step.towards(like(mean, step.weights))
+
+
+@dataclass(frozen=True)
+class NormalizedAverage(Part):
+    """Mean of the clients' steps, each divided by how many it took. FedNova (Wang et al., NeurIPS 2020), eq. 6.
+
+    `w <- w - tau sum p_k (w - w_k) / a_k` with `a_k` the momentum-corrected number of steps, `p_k` the share of samples
+    and `tau = sum p_k a_k`. Buffers are averaged as they are.
+    """
+
+    slot: ClassVar[str] = "average"
+    order: ClassVar[int] = 0
+
+    def report(self, client: ClientView, local: None, fit: Fit) -> tuple[Tree, None]:
+        n, a = client.num_examples, momentum_corrected_steps(fit.steps, client.momentum)
+        parameters = parameters_of(fit.model)
+        buffers = {name: tensor for name, tensor in fit.weights.items() if name not in parameters}
+        return {
+            "n": n,
+            "na": n * a,
+            "n/a": n / a,
+            "parameters": Scaled(n / a, parameters),
+            "buffers": Scaled(n, buffers),
+        }, None
+
+    def update(self, state: None, total: Tree, step: Step) -> tuple[None, Step]:
+        tau = total["na"] / total["n"]
+        old = step.parameters(step.weights)
+        moved = combine(
+            lambda w, local: w.double() - tau * (total["n/a"] * w.double() - local) / total["n"], old, total["parameters"]
+        )
+        buffers = combine(lambda x: x / total["n"], total["buffers"])
+        return None, step.towards(like({**moved, **buffers}, step.weights))
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+import torch
 from torch import Tensor
 
 from rayfed import losses
 from rayfed.methods.part import Batch, ClientView, Part
-from rayfed.values import Ge, Le, Lt
+from rayfed.values import Ge, Gt, Le, Lt
 
 
 @dataclass(frozen=True)
@@ -38,4 +39,30 @@ class RestrictedCrossEntropy(Part):
     def loss(self, batch: Batch, label_counts: Tensor) -> Tensor:
         return losses.restricted_cross_entropy(
             batch.logits, batch.labels, label_counts, alpha=self.alpha, soft=self.soft
+        )
+
+
+@dataclass(frozen=True)
+class ClassAdaptiveDistill(Part):
+    """Cross-entropy and distillation, traded sample by sample by how well the teacher knows the label's class.
+
+    FedCAD (He et al., AAAI 2022), eq. 1 to 3. A part of this slot, since it weighs the cross-entropy too. The teacher is
+    measured once a round on the client's own, un-augmented data. The paper gives no temperature; it is taken as 1.
+    """
+
+    slot: ClassVar[str] = "supervise"
+    low: Annotated[float, Ge(0), Le(1), "weight of distillation on a class that the teacher does not know (beta)"] = 0.25
+    high: Annotated[float, Ge(0), Le(1), "weight of distillation on a class that it knows for sure (gamma)"] = 0.5
+    tau: Annotated[float, Gt(0), "temperature of both softmaxes"] = 1.0
+
+    def begin(self, client: ClientView) -> Tensor:
+        known = [(outputs.logits, labels) for outputs, labels in client.outputs(client.global_model)]
+        logits, labels = (torch.cat(column) for column in zip(*known, strict=True))
+        return losses.class_adaptive_weights(
+            logits, labels, client.num_classes, low=self.low, high=self.high, tau=self.tau
+        )
+
+    def loss(self, batch: Batch, class_weights: Tensor) -> Tensor:
+        return losses.class_adaptive_distill(
+            batch.logits, batch.teacher.logits, batch.labels, class_weights, tau=self.tau
         )

@@ -35,9 +35,10 @@ def _cells(counts: np.ndarray) -> list[str]:
 
 def draw_partition(table: np.ndarray, classes: tuple[str, ...], path: str | Path, title: str = "") -> Path:
     """Draw the counts (N, K) as a heat map, clients downwards and classes across; PNG or SVG by the path's suffix."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # noqa: PLC0415 - slow, and only pictures need it
-    from matplotlib.figure import Figure  # noqa: PLC0415
-    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
+    # Imported here: it is slow, and only pictures need it.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     num_clients, num_classes = table.shape
     per_row = -(-num_clients // MOST_ROWS)

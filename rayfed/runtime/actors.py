@@ -16,17 +16,21 @@ from rayfed.wire import Packed
 class ClientActor:
     """Serves any client of the run, one after the other. Method names are what the dashboard shows, so they stay."""
 
-    def __init__(self, name: str, site: Site, threads: int) -> None:
+    def __init__(self, name: str, threads: int) -> None:
         torch.set_num_threads(threads)  # Ray would leave fewer, and the number of threads can change the last bits
         self._name = name
-        self._worker = Worker(replace(site, device=torch.device("cuda" if _has_gpu() else "cpu")))
 
     def __repr__(self) -> str:
         return self._name
 
-    def ready(self) -> tuple[str, str]:
-        """Where this actor is, and the device it computes on."""
-        return _node(), str(self._worker.site.device)
+    def open(self, site: Site) -> tuple[str, str]:
+        """Take up the run's work; said again to an actor that was restarted. Gives its node and its device.
+
+        Not in the constructor: Ray cannot restart an actor whose constructor's arguments lie in the object store.
+        """
+        device = torch.device("cuda" if _has_gpu() else "cpu")
+        self._worker = Worker(replace(site, device=device))
+        return _node(), str(device)
 
     def survey(self, round: int, weights: Packed, states: Packed, payloads: Packed, client: int) -> tuple[str, Packed]:
         return _node(), self._worker.survey(Envelope(round, weights, states, payloads), client)

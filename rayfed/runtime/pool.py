@@ -48,17 +48,21 @@ class Call:
 
 
 class Pool:
-    """`Workers` on Ray actors. `num_examples` gives a client's number of samples."""
+    """`Workers` on Ray actors, which have been opened; `reopen` does so for one that was restarted, and tells its node.
+
+    `num_examples` gives a client's number of samples,"""
 
     def __init__(
         self,
         actors: Sequence[Any],
+        reopen: Callable[[Any], ObjectRef],
         num_examples: Callable[[int], int],
         num_test: int,
         progress: Progress = quiet,
     ) -> None:
         self._idle = deque(actors)
         self._recovering: dict[ObjectRef, Any] = {}
+        self._reopen = reopen
         self._num_examples = num_examples
         self._num_test = num_test
         self._progress = progress
@@ -190,7 +194,7 @@ class Pool:
         return [reference for reference in ready if reference in working]
 
     def _recover(self, actor: Any) -> None:
-        self._recovering[actor.ready.remote()] = actor
+        self._recovering[self._reopen(actor)] = actor
 
     def _take_back(self, reference: ObjectRef) -> None:
         actor = self._recovering.pop(reference)

@@ -12,6 +12,7 @@ from typing import Any
 
 import ray
 import torch
+from ray import ObjectRef
 from ray.exceptions import GetTimeoutError, RayError
 
 from rayfed.job import RayOptions
@@ -75,9 +76,14 @@ def workers(options: RayOptions, name: str, site: Site, progress: Progress = qui
     address = options.address or os.environ.get("RAY_ADDRESS", "")
     with _started(options, site) if not address else _joined(address):
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        actors = _place(options, name, site, num_actors(options, nodes, site.training.clients_per_round))
+        shared = ray.put(site)  # one copy of the data on each node; actors read it in place
+        actors = _place(options, name, shared, num_actors(options, nodes, site.training.clients_per_round))
+
+        def reopen(actor: Any) -> ObjectRef:
+            return actor.open.remote(shared)
+
         try:
-            yield Pool(actors, site.federation.num_examples, len(site.federation.test.labels), progress)
+            yield Pool(actors, reopen, site.federation.num_examples, len(site.federation.test.labels), progress)
         finally:
             for actor in actors:
                 ray.kill(actor)
@@ -126,9 +132,8 @@ def _joined(address: str) -> Iterator[None]:
             ray.shutdown()
 
 
-def _place(options: RayOptions, name: str, site: Site, count: int) -> list[Any]:
+def _place(options: RayOptions, name: str, shared: ObjectRef, count: int) -> list[Any]:
     """Start actors, wait for them with a limit, and say what came up."""
-    shared = ray.put(site)  # one copy of the data on each node; actors read it in place
     started = time.perf_counter()
     actors = [
         ClientActor.options(  # type: ignore[attr-defined]
@@ -138,13 +143,14 @@ def _place(options: RayOptions, name: str, site: Site, count: int) -> list[Any]:
             max_restarts=-1,
             max_task_retries=0,  # the pool runs lost work again itself, and elsewhere
             scheduling_strategy="SPREAD",
-        ).remote(f"{name}/client-{i}", shared, options.threads)
+        ).remote(f"{name}/client-{i}", options.threads)
         for i in range(count)
     ]
+    opened = [actor.open.remote(shared) for actor in actors]
     try:
-        places = ray.get([actor.ready.remote() for actor in actors], timeout=START_LIMIT)
+        places = ray.get(opened, timeout=START_LIMIT)
     except GetTimeoutError:
-        up, _ = ray.wait([actor.ready.remote() for actor in actors], num_returns=count, timeout=1)
+        up, _ = ray.wait(opened, num_returns=count, timeout=0)
         for actor in actors:
             ray.kill(actor)
         raise InputError(

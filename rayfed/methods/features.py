@@ -1,0 +1,165 @@
+"""Parts that look at the penultimate features. They need a model with `features` and `head`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor, nn
+
+from rayfed import losses
+from rayfed.methods.part import Batch, ClientView, Fit, Part, ServerView, Step
+from rayfed.models import has_features
+from rayfed.values import Ge, Gt, InputError, Le
+from rayfed.weights import Tree
+
+
+def require_features(part: Part, model: nn.Module) -> None:
+    """Raise `InputError` where a model does not give its features on their own."""
+    if not has_features(model):
+        raise InputError(
+            f"{part!r} looks at features, and this model gives none: it needs the methods `features(x)` and `head(h)`"
+        )
+
+
+@dataclass(frozen=True)
+class ModelContrast(Part):
+    """Features pulled towards the global model's, away from the client's own last ones. MOON (Li et al., CVPR 2021), eq. 3.
+
+    On penultimate features, without a projection head; nothing while a client has no model of its own yet.
+    """
+
+    mu: Annotated[float, Ge(0), "weight of the contrast; 0 is FedAvg"] = 1.0
+    tau: Annotated[float, Gt(0), "temperature"] = 0.5
+
+    def check(self, model: nn.Module) -> None:
+        require_features(self, model)
+
+    def begin(self, client: ClientView) -> nn.Module | None:
+        return None if client.memory is None else client.frozen(client.memory)
+
+    def loss(self, batch: Batch, previous: nn.Module | None) -> Tensor | None:
+        if previous is None:
+            return None
+        before = batch.outputs_of(previous).of_features
+        return self.mu * losses.model_contrast(batch.features, batch.teacher.of_features, before, tau=self.tau)
+
+    def report(self, client: ClientView, local: object, fit: Fit) -> tuple[None, Tree]:
+        return None, fit.weights
+
+
+@dataclass(frozen=True)
+class Prototypes(Part):
+    """Features pulled towards the mean feature of their label. FedProto (Tan et al., AAAI 2022), here on top of averaging.
+
+    Each client sends the sums and counts of its features by class, under the model it has trained, on un-augmented data. A
+    class that nobody in a round holds keeps the prototype it had.
+    """
+
+    mu: Annotated[float, Ge(0), "weight of the distance; 0 is FedAvg"] = 1.0
+
+    def check(self, model: nn.Module) -> None:
+        require_features(self, model)
+
+    def tell(self, prototypes: Tree, server: ServerView, surveyed: None) -> tuple[Tree, Tree]:
+        return prototypes, prototypes
+
+    def begin(self, client: ClientView) -> Tree:
+        return client.payload
+
+    def loss(self, batch: Batch, prototypes: Tree) -> Tensor | None:
+        if prototypes is None:
+            return None
+        distance = losses.prototype_distance(batch.features, batch.labels, prototypes["means"], prototypes["known"])
+        return self.mu * distance
+
+    def report(self, client: ClientView, local: Tree, fit: Fit) -> tuple[Tree, None]:
+        sums = 0.0
+        for outputs, labels in client.outputs(fit.model):
+            sums = sums + _sums_by_class(outputs.of_features, labels, client.num_classes)
+        return {"sums": sums, "counts": client.label_counts}, None
+
+    def update(self, prototypes: Tree, total: Tree, step: Step) -> tuple[Tree, Step]:
+        counts = total["counts"]
+        means = (total["sums"] / counts.clamp(min=1)[:, None]).float()
+        known = counts > 0
+        if prototypes is not None:
+            means = torch.where(known[:, None], means, prototypes["means"])
+            known = known | prototypes["known"]
+        return {"means": means, "known": known}, step
+
+
+@dataclass(frozen=True)
+class SlimAlign(Part):
+    """The last block held to be as smooth as a slimmed copy of itself. FedAlign (Mendieta et al., CVPR 2022), eq. 3 to 5.
+
+    The slimmed block shares its weights and keeps only the first `width` of the channels of every layer. For both, the
+    spectral norm of the matrix between the block's input and its output features stands for the Lipschitz constant; the
+    slimmed one is pulled to the full one's. Here for the one comparison that FedNTD makes (its Table 13).
+    """
+
+    mu: Annotated[float, Ge(0), "weight of the term; 0 is FedAvg"] = 0.45
+    width: Annotated[float, Gt(0), Le(1), "share of the channels that the slimmed block keeps"] = 0.25
+
+    def check(self, model: nn.Module) -> None:
+        require_features(self, model)
+        if not isinstance(model.features, nn.Sequential) or not any(list(m.parameters()) for m in model.features):
+            raise InputError(f"{self!r} needs a model whose `features` is an nn.Sequential, to find its last block")
+
+    def loss(self, batch: Batch, local: None) -> Tensor:
+        layers = list(batch.model.features)  # type: ignore[arg-type]
+        last = max(i for i, layer in enumerate(layers) if list(layer.parameters()))
+        with torch.no_grad():
+            inputs = _apart(nn.Sequential(*layers[:last]), batch.images)
+            full = _spectral_norm(inputs, _apart(layers[last], inputs))
+        slim = _spectral_norm(inputs, _slimmed(layers[last], inputs, self.width))
+        return self.mu * (slim - full).square().mean()
+
+
+def _sums_by_class(features: Tensor, labels: Tensor, num_classes: int) -> Tensor:
+    """(B, D) features summed by label: (C, D), in float64."""
+    sums = torch.zeros(num_classes, features.shape[1], dtype=torch.float64, device=features.device)
+    return sums.index_add_(0, labels, features.double())
+
+
+def _apart(module: nn.Module, x: Tensor) -> Tensor:
+    """A forward pass whose running statistics (BatchNorm's) go to copies: the pass must leave no trace in the model."""
+    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+    return torch.func.functional_call(module, buffers, (x,))
+
+
+def _slimmed(block: nn.Module, x: Tensor, width: float) -> Tensor:
+    """The block with only the first `width` of each layer's channels; those beyond are zero, which is as if they were cut."""
+
+    def keep(module: nn.Module, inputs: object, output: Tensor) -> Tensor:
+        kept = max(1, round(width * output.shape[1]))
+        mask = torch.arange(output.shape[1], device=output.device) < kept
+        return output * mask.view(1, -1, *[1] * (output.dim() - 2))
+
+    hooks = [
+        layer.register_forward_hook(keep)
+        for layer in block.modules()
+        if isinstance(layer, nn.Linear | nn.Conv2d | nn.BatchNorm2d)
+    ]
+    try:
+        return _apart(block, x)
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _spectral_norm(inputs: Tensor, outputs: Tensor, iterations: int = 10) -> Tensor:
+    """The largest singular value of each sample's matrix between input and output features: (B,).
+
+    (B, c, h, w) or (B, c) each; of maps of two sizes the larger is pooled to the smaller. By power iteration.
+    """
+    if inputs.dim() == 4 and inputs.shape[2:] != outputs.shape[2:]:
+        inputs = nn.functional.adaptive_avg_pool2d(inputs, outputs.shape[2:])
+    a, b = (x.flatten(2) if x.dim() == 4 else x[:, :, None] for x in (inputs, outputs))
+    matrix = a @ b.transpose(1, 2) / a.shape[2]  # (B, c_in, c_out)
+    with torch.no_grad():
+        v = torch.ones(*matrix.shape[::2], 1, device=matrix.device)  # (B, c_out, 1)
+        for _ in range(iterations):
+            v = nn.functional.normalize(matrix.transpose(1, 2) @ (matrix @ v), dim=1)
+    return (matrix @ v).flatten(1).norm(dim=1)

@@ -1,0 +1,135 @@
+"""A federation that trains in milliseconds, and yet has what makes federations hard.
+
+Labels are skewed, classes are missing, one client holds a single sample and one is balanced, last batches are smaller.
+"""
+
+import hashlib
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from rayfed.data.augment import Augment
+from rayfed.data.federation import Federation, pixel_moments
+from rayfed.data.partition import Partition
+from rayfed.data.samples import Samples
+from rayfed.local import Site, Training
+from rayfed.models.classifier import Classifier
+from rayfed.rounds import rounds, start
+from rayfed.runtime.here import Here
+from rayfed.weights import state_of
+from rayfed.wire import pack
+
+CLASSES = ("ash", "birch", "cedar", "elm")
+COUNTS = [  # of each class, for each client
+    [9, 3, 0, 0],
+    [0, 8, 1, 2],
+    [0, 0, 1, 0],
+    [2, 2, 2, 2],
+    [0, 0, 12, 1],
+    [1, 0, 0, 6],
+]
+
+
+def _samples(rng, labels):
+    pattern = np.random.default_rng(7).integers(0, 180, (len(CLASSES), 1, 4, 4))  # the same for training and test
+    images = pattern[labels] + rng.integers(0, 76, (len(labels), 1, 4, 4))
+    return Samples(images.astype(np.uint8), labels, CLASSES)
+
+
+@pytest.fixture(scope="session")
+def make_federation():
+    """Table of clients by classes -> the federation; the server holds two more samples of each class."""
+
+    def make(counts=COUNTS):
+        counts, rng = np.array(counts), np.random.default_rng(0)
+        labels = [np.repeat(np.arange(len(CLASSES)), row) for row in counts]
+        train = _samples(rng, np.concatenate([*labels, np.repeat(np.arange(len(CLASSES)), 2)]))
+        test = _samples(rng, rng.integers(0, len(CLASSES), 30))
+        dealt = Partition.of_owners(np.repeat(np.arange(len(counts)), counts.sum(axis=1)), len(counts))
+        mean, std = pixel_moments(train.images)
+        return Federation(train, test, dealt, mean, std, auxiliary=np.arange(counts.sum(), len(train)))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_model():
+    """The same small model each time; `norm` gives it BatchNorm and Dropout, which tell apart training and evaluation."""
+
+    def make(norm=False):
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(0)
+            layers = [nn.Conv2d(1, 4, 3), *([nn.BatchNorm2d(4)] if norm else []), nn.ReLU(), nn.Flatten()]
+            layers += [nn.Dropout(0.2)] if norm else []
+            return Classifier(nn.Sequential(*layers), nn.Linear(16, len(CLASSES)))
+
+    return make
+
+
+@pytest.fixture
+def make_site(make_federation, make_model, one_thread):
+    """A method, and what differs from the usual training, -> a fresh site."""
+
+    def make(method, *, counts=COUNTS, norm=False, augment=None, seed=0, **training):
+        usual = {"num_rounds": 3, "clients_per_round": 4, "local_epochs": 2, "batch_size": 5, "lr": 0.1}
+        usual |= {"lr_decay": 0.5, "momentum": 0.9, "weight_decay": 1e-3}
+        training = Training(**usual | training)
+        return Site(make_model(norm), make_federation(counts), augment or Augment(), training, method, seed)
+
+    return make
+
+
+@pytest.fixture
+def play():
+    """Train a site to the end: all its rounds, the initial one first."""
+
+    def play(site, workers=None):
+        workers = workers or Here(site)
+        first = start(site, state_of(site.model), workers)
+        return [first, *rounds(site, first, workers)]
+
+    return play
+
+
+@pytest.fixture(scope="session")
+def digest():
+    """A hash of a tree's skeleton and of every bit of its tensors."""
+
+    def digest(tree):
+        packed = pack(tree)
+        parts = [repr(packed.skeleton).encode(), *(packed.buffers[name].tobytes() for name in sorted(packed.buffers))]
+        return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
+
+    return digest
+
+
+@pytest.fixture(scope="session")
+def bits(digest):
+    """All of a round that must not depend on where, when or how often its work was done, in comparable form."""
+
+    def bits(round):
+        return {
+            "round": round.round,
+            "weights": digest(round.weights),
+            "states": {slot: digest(state) for slot, (_, state) in round.states.items()},
+            "memories": {client: digest([m.skeleton, pack_bytes(m)]) for client, m in round.memories.items()},
+            "evaluation": (round.evaluation.confusion.tolist(), round.evaluation.loss, round.forgetting),
+            "clients": [(row.client, row.num_examples, row.train_loss) for row in round.clients],
+            "bytes": (round.bytes_down, round.bytes_up),
+        }
+
+    def pack_bytes(packed):
+        return {name: torch.from_numpy(buffer.copy()) for name, buffer in packed.buffers.items()}
+
+    return bits
+
+
+@pytest.fixture
+def one_thread():
+    """The number of threads can change the last bits of a sum."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

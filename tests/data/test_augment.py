@@ -1,0 +1,124 @@
+"""Augmentation: each operation against a plain loop over images, and the law that nothing is plain normalisation."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayfed.data.augment import Augment, prepare
+from rayfed.values import InputError, build
+
+few = settings(deadline=None, max_examples=40)
+MEAN, STD = (0.2, 0.5, 0.7), (0.3, 0.25, 0.5)
+
+
+def images(n: int, channels: int, height: int, width: int, seed: int = 0) -> torch.Tensor:
+    shape = (n, channels, height, width)
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+def normalised(pixels: np.ndarray, channels: int) -> np.ndarray:
+    mean, std = (np.array(v[:channels]).reshape(-1, 1, 1) for v in (MEAN, STD))
+    return (pixels / 255 - mean) / std
+
+
+def slow(pixels: torch.Tensor, rows: torch.Tensor, seed: int, a: Augment) -> np.ndarray:
+    """The same draws, applied image by image in numpy."""
+    generator = torch.Generator().manual_seed(seed)
+    channels, height, width = pixels.shape[1:]
+
+    def draw(below: int, on: object) -> list[int]:
+        return torch.randint(below, (len(rows),), generator=generator).tolist() if on else [0] * len(rows)
+
+    tops, lefts, flips = draw(2 * a.crop + 1, a.crop), draw(2 * a.crop + 1, a.crop), draw(2, a.flip)
+    ys, xs = draw(height, a.cutout), draw(width, a.cutout)
+    out = []
+    for row, top, left, flip, y, x in zip(rows.tolist(), tops, lefts, flips, ys, xs, strict=True):
+        mode = "reflect" if a.crop_padding == "reflect" else "constant"
+        padded = np.pad(pixels[row].numpy(), ((0, 0), (a.crop, a.crop), (a.crop, a.crop)), mode=mode)
+        image = padded[:, top : top + height, left : left + width]
+        image = normalised(image[:, :, ::-1] if flip else image, channels)
+        if a.cutout:
+            up, across = y - a.cutout // 2, x - a.cutout // 2
+            image[:, max(up, 0) : up + a.cutout, max(across, 0) : across + a.cutout] = 0
+        out.append(image)
+    return np.stack(out)
+
+
+@few
+@given(
+    st.builds(Augment, st.integers(0, 4), st.sampled_from(["zero", "reflect"]), st.booleans(), st.integers(0, 9)),
+    st.sampled_from([(1, 5, 5), (3, 5, 8), (3, 8, 5)]),
+    st.lists(st.integers(0, 5), min_size=1, max_size=7),
+    st.integers(0, 99),
+)
+def test_a_batch_is_what_a_loop_over_its_images_gives(a, shape, rows, seed):
+    pixels, rows = images(6, *shape), torch.tensor(rows)
+    batches = prepare(pixels, MEAN[: shape[0]], STD[: shape[0]], a)
+    batch = batches.augmented(rows, torch.Generator().manual_seed(seed))
+    assert batch.dtype == torch.float32
+    assert batch.shape == (len(rows), *shape)
+    assert batches.shape == shape
+    torch.testing.assert_close(batch.double(), torch.tensor(slow(pixels, rows, seed, a)), rtol=1e-5, atol=1e-5)
+
+
+@few
+@given(st.builds(Augment, st.integers(0, 3), st.sampled_from(["zero", "reflect"]), st.booleans(), st.integers(0, 9)))
+def test_plain_is_normalisation_whatever_the_augmentation(a):
+    pixels, rows = images(4, 3, 6, 7), torch.tensor([3, 0])
+    plain = prepare(pixels, MEAN, STD, a).plain(rows)
+    assert torch.equal(plain, prepare(pixels, MEAN, STD).augmented(rows, torch.Generator()))
+    torch.testing.assert_close(plain.double(), torch.tensor(normalised(pixels[rows].numpy(), 3)), rtol=1e-5, atol=1e-5)
+
+
+def test_no_augmentation_draws_nothing():
+    generator = torch.Generator().manual_seed(0)
+    before = generator.get_state()
+    prepare(images(2, 1, 4, 4), MEAN[:1], STD[:1]).augmented(torch.tensor([0, 1]), generator)
+    assert torch.equal(before, generator.get_state())
+
+
+def test_every_image_has_its_own_draw():
+    pixels = images(1, 3, 32, 32)
+    batches = prepare(pixels, MEAN, STD, Augment(crop=4, flip=True, cutout=16))
+    batch = batches.augmented(torch.zeros(50, dtype=torch.int64), torch.Generator().manual_seed(0))
+    assert len({image.numpy().tobytes() for image in batch}) > 45
+
+
+def test_draws_cover_their_range():
+    """Crop offsets take all 2 p + 1 values, Cutout's centre every pixel, and half of the images are mirrored."""
+    pixels = torch.arange(1, 17, dtype=torch.uint8).reshape(1, 1, 4, 4)
+    rows, generator = torch.zeros(4000, dtype=torch.int64), torch.Generator().manual_seed(0)
+    cropped = prepare(pixels, (0.0,), (1 / 255,), Augment(crop=2)).augmented(rows, generator)
+    corners, counts = cropped[:, 0, 2, 2].unique(return_counts=True)  # the window's centre: image or padding
+    assert len(corners) == 17
+    assert counts[1:].min() > 100
+    flipped = prepare(pixels, (0.0,), (1 / 255,), Augment(flip=True)).augmented(rows, generator)
+    assert 0.46 < (flipped[:, 0, 0, 0] == 4).double().mean() < 0.54
+    cut = prepare(pixels, (0.0,), (1 / 255,), Augment(cutout=1)).augmented(rows, generator)
+    assert (cut == 0).sum(dim=(1, 2, 3)).eq(1).all()
+    assert (cut == 0).sum(dim=0).min() > 180
+
+
+def test_zero_padding_is_black_and_cutout_is_the_mean():
+    pixels = torch.full((1, 1, 4, 4), 255, dtype=torch.uint8)
+    rows = torch.zeros(200, dtype=torch.int64)
+    black, white = (0 - 0.2) / 0.3, (1 - 0.2) / 0.3
+    generator = torch.Generator().manual_seed(0)
+    for augment, expected in ((Augment(crop=1), {black, white}), (Augment(cutout=2), {0, white})):
+        values = prepare(pixels, (0.2,), (0.3,), augment).augmented(rows, generator).unique().tolist()
+        assert values == pytest.approx(sorted(expected), rel=1e-5)
+
+
+def test_reflection_needs_images_larger_than_the_padding():
+    with pytest.raises(InputError, match=r"augment.crop = 4: images of 4 x 4 pixels reflect at most 3"):
+        prepare(images(1, 1, 4, 4), (0.0,), (1.0,), Augment(crop=4, crop_padding="reflect"))
+
+
+def test_job_tables():
+    assert build(Augment, {"crop": 4, "flip": True, "cutout": 16}, where="augment") == Augment(4, "zero", True, 16)
+    with pytest.raises(InputError, match=r"augment.crop_padding = 'mirror': input should be 'zero' or 'reflect'"):
+        build(Augment, {"crop_padding": "mirror"}, where="augment")

@@ -1,0 +1,190 @@
+"""Partitions: laws for every rule, cases by hand, and what is refused."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rayfed.data.partition import PARTITIONS, Classes, Dirichlet, Iid, Natural, Partition, Shards
+from rayfed.values import InputError, build
+
+few = settings(deadline=None, max_examples=40)
+CIFAR = np.repeat(np.arange(10), 5000)
+
+
+@st.composite
+def label_arrays(draw: st.DrawFn, min_count: int = 0) -> tuple[np.ndarray, int]:
+    """Labels in random order and the number of classes, some of which may be empty."""
+    counts = draw(st.lists(st.integers(min_count, 40), min_size=1, max_size=6).filter(any))
+    labels = np.repeat(np.arange(len(counts)), counts)
+    return np.random.default_rng(draw(st.integers(0, 99))).permutation(labels), len(counts)
+
+
+@st.composite
+def splits(draw: st.DrawFn) -> tuple[object, np.ndarray, int]:
+    """A rule, and labels that it can split."""
+    labels, num_classes = draw(label_arrays())
+    present = np.count_nonzero(np.bincount(labels))
+    clients = st.integers(1, len(labels))
+    seed = draw(st.integers(0, 2**40))
+    kind = draw(st.sampled_from(sorted(PARTITIONS)))
+    if kind == "iid":
+        return Iid(draw(clients), seed), labels, num_classes
+    if kind == "shards":
+        s = draw(st.integers(1, 4))
+        smallest, largest = -(-present // s), len(labels) // s
+        if largest < smallest:
+            return Iid(draw(clients), seed), labels, num_classes
+        return Shards(s, draw(st.integers(smallest, largest)), seed), labels, num_classes
+    if kind == "dirichlet":
+        alpha = draw(st.floats(1e-6, 100))
+        rule = Dirichlet(alpha, draw(clients), seed, cap=draw(st.booleans()), min_size=0)
+        return rule, labels, num_classes
+    if kind == "classes":
+        k = draw(st.integers(1, present))
+        num_clients = draw(st.integers(-(-present // k), 8 + present))
+        labels = np.concatenate([labels, np.repeat(np.unique(labels), num_clients)])  # enough for every holder
+        return Classes(k, num_clients, seed), labels, num_classes
+    return Natural(), labels, num_classes
+
+
+def table(partition: Partition, labels: np.ndarray, num_classes: int) -> np.ndarray:
+    """Images by client and class, (N, K)."""
+    clients = range(partition.num_clients)
+    return np.stack([np.bincount(labels[partition.client(i)], minlength=num_classes) for i in clients])
+
+
+@few
+@given(splits())
+def test_every_rule_deals_every_image_to_one_client_and_again_the_same(case):
+    rule, labels, num_classes = case
+    groups = np.arange(len(labels)) % 3
+    partition = rule.split(labels, num_classes, groups)
+    assert partition.num_clients == getattr(rule, "num_clients", len(np.unique(groups)))
+    clients = [partition.client(i) for i in range(partition.num_clients)]
+    assert np.array_equal(np.sort(np.concatenate(clients)), np.arange(len(labels)))
+    assert all(np.all(np.diff(client) > 0) for client in clients)
+    assert partition.indices.dtype == partition.offsets.dtype == np.int64
+    assert partition.hash() == rule.split(labels, num_classes, groups).hash()
+
+
+@pytest.mark.parametrize("rule", [Iid, Shards, Dirichlet, Classes])
+def test_the_seed_is_what_changes_a_partition(rule):
+    assert rule(seed=0).split(CIFAR, 10).hash() == rule(seed=0).split(CIFAR, 10).hash()
+    assert rule(seed=0).split(CIFAR, 10).hash() != rule(seed=1).split(CIFAR, 10).hash()
+
+
+@few
+@given(label_arrays(), st.data())
+def test_iid_slices_differ_by_at_most_one(case, data):
+    labels, num_classes = case
+    rule = Iid(data.draw(st.integers(1, len(labels))))
+    assert np.ptp(rule.split(labels, num_classes).sizes) <= 1
+
+
+def test_shards_of_balanced_labels_are_equal_and_of_one_class():
+    partition = Shards(s=2, num_clients=100).split(CIFAR, 10)
+    counts = table(partition, CIFAR, 10)
+    assert set(counts.ravel()) <= {0, 250, 500}
+    assert set(partition.sizes) == {500}
+    assert (counts == 500).any()  # a client may get two shards of one class
+
+
+@few
+@given(label_arrays(min_count=10), st.integers(0, 5))
+def test_uneven_shards_stay_of_one_class_and_nearly_equal(case, seed):
+    labels, num_classes = case
+    counts = table(Shards(1, 2 * num_classes, seed).split(labels, num_classes), labels, num_classes)
+    assert np.all(np.count_nonzero(counts, axis=1) == 1)
+    for column in counts.T:
+        assert np.ptp(column[column > 0]) <= 1
+
+
+def test_shards_by_hand():
+    """8 + 3 + 1 images in 5 shards: the largest are cut first, 8 into 3 + 3 + 2; then 3 and 1 stay whole."""
+    labels = np.repeat([0, 2, 3], [8, 3, 1])
+    counts = table(Shards(s=1, num_clients=5).split(labels, 4), labels, 4)
+    assert sorted(map(tuple, counts)) == [(0, 0, 0, 1), (0, 0, 3, 0), (2, 0, 0, 0), (3, 0, 0, 0), (3, 0, 0, 0)]
+
+
+def test_dirichlet_keeps_min_size_and_cap():
+    """With the cap, a client can pass n / N in the last class that it gets, but never gets another."""
+    partition = Dirichlet(alpha=0.1, num_clients=20).split(CIFAR, 10)
+    counts = table(partition, CIFAR, 10)
+    assert partition.sizes.min() >= 10
+    before = np.cumsum(counts, axis=1) - counts
+    assert not np.any((before >= len(CIFAR) / 20) & (counts > 0))
+
+
+def test_dirichlet_without_the_cap_has_the_distribution_it_names():
+    """One class, two clients: the first one's share has mean 1/2 and variance 1 / (4 (2 alpha + 1))."""
+    labels = np.zeros(1000, dtype=np.int64)
+    alpha = 0.3
+    shares = [Dirichlet(alpha, 2, seed, cap=False, min_size=0).split(labels, 1).sizes[0] / 1000 for seed in range(2000)]
+    assert np.mean(shares) == pytest.approx(0.5, abs=0.04)
+    assert np.var(shares) == pytest.approx(1 / (4 * (2 * alpha + 1)), rel=0.05)
+
+
+def test_a_dirichlet_split_that_is_accepted_3_times_in_100_000_is_found():
+    partition = Dirichlet(alpha=0.05, num_clients=100, seed=1).split(CIFAR, 10)
+    assert partition.sizes.min() >= 10
+
+
+@few
+@given(st.integers(1, 10), st.integers(1, 30), st.integers(0, 99))
+def test_classes_gives_k_to_each_client_and_a_holder_to_each_class(k, num_clients, seed):
+    if k * num_clients < 10:
+        return
+    labels = np.repeat(np.arange(10), 60)
+    counts = table(Classes(k, num_clients, seed).split(labels, 10), labels, 10)
+    assert np.all(np.count_nonzero(counts, axis=1) == k)
+    assert np.all(counts.sum(axis=0) == 60)
+    for column in counts.T:
+        assert np.ptp(column[column > 0]) <= 1
+
+
+def test_natural_clients_are_the_groups():
+    partition = Natural().split(np.zeros(5, dtype=np.int64), 1, np.array([7, 2, 7, 9, 2]))
+    assert [partition.client(i).tolist() for i in range(3)] == [[1, 4], [0, 2], [3]]
+
+
+def test_a_partition_by_hand():
+    partition = Partition(np.array([0, 3, 1, 2]), np.array([0, 2, 2, 4]))
+    assert partition.num_clients == 3
+    assert [partition.client(i).tolist() for i in range(3)] == [[0, 3], [], [1, 2]]
+    eight = b"".join(n.to_bytes(8, "little") for n in (0, 2, 2, 4, 0, 3, 1, 2))
+    assert partition.hash() == hashlib.sha256(eight).hexdigest()
+    with pytest.raises(IndexError, match="client -1 of 3"):
+        partition.client(-1)
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (Iid(num_clients=61), "iid: 61 clients cannot be made of 60 images; num_clients can be at most 60"),
+        (Shards(num_clients=61), "shards: 61 clients cannot be made of 60 images"),
+        (Shards(s=2, num_clients=2), "2 clients x s = 2 makes 4 shards of one class each, fewer than the 6 classes"),
+        (Shards(s=7, num_clients=10), "makes 70 shards of one class each, more than the 60 images; lower s"),
+        (Dirichlet(num_clients=7), "dirichlet: 7 clients with at least 10 images each cannot be made of 60 images"),
+        (Dirichlet(0.01, 5, min_size=12, max_draws=50), "none of 50 draws with alpha = 0.01 .* raise alpha, lower"),
+        (Classes(k=7), "k = 7 classes for each of 10 clients, of 6 classes in all; k must not exceed"),
+        (Classes(k=1, num_clients=5), "k = 1 classes for each of 5 clients, of 6 classes in all"),
+        (Classes(k=6, num_clients=11), "class 0 has 10 images for 11 clients; lower num_clients or k"),
+        (Natural(), "natural: the data knows no clients; name their column"),
+    ],
+)
+def test_what_cannot_be_dealt_is_refused(rule, message):
+    with pytest.raises(InputError, match=message):
+        rule.split(np.repeat(np.arange(6), 10), 6)
+
+
+def test_rules_are_built_from_job_tables():
+    assert build(PARTITIONS["dirichlet"], {"alpha": 1, "num_clients": 3}, where="x") == Dirichlet(1.0, 3)
+    with pytest.raises(InputError, match=r"data.partition.num_clients = 0: input should be greater"):
+        build(PARTITIONS["iid"], {"num_clients": 0}, where="data.partition")
+    with pytest.raises(InputError, match=r"data.partition.alpha = 0: input should be greater"):
+        build(PARTITIONS["dirichlet"], {"alpha": 0}, where="data.partition")

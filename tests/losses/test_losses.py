@@ -1,0 +1,444 @@
+"""Every loss against its formula, written a second time for one sample in float64 numpy, and the laws they share."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from rayfed import losses
+
+C = 5
+COUNTS = torch.tensor([7, 2, 0, 1, 3])  # n / C = 2.6, so classes 0 and 4 are the majority
+MAJORITY = torch.tensor([True, False, False, False, True])
+WEIGHTS = torch.tensor([0.3, 0.25, 0.5, 0.0, 1.0], dtype=torch.float64)  # of classes, where a loss takes them
+PROTOTYPES = torch.from_numpy(np.random.default_rng(1).normal(size=(C, C)))
+PROTOTYPES[2] = 0  # nobody holds this class
+KNOWN = torch.tensor([True, True, False, True, True])
+
+
+# The formulas: `z` student's, `t` teacher's logits (C,), `y` label, of one sample.
+
+
+def softmax(z):
+    e = np.exp(z - z.max())
+    return e / e.sum()
+
+
+def log_softmax(z):
+    return z - z.max() - math.log(np.exp(z - z.max()).sum())
+
+
+def cosine(a, b):
+    norm = np.linalg.norm(a) * np.linalg.norm(b)
+    return a @ b / norm if norm > 0 else 0.0
+
+
+def ce(z, t, y, *, smoothing=0.0):
+    target = np.full(C, smoothing / C)
+    target[y] += 1 - smoothing
+    return -target @ log_softmax(z)
+
+
+def soft_ce(z, t, tau):
+    return -(tau**2) * softmax(t / tau) @ log_softmax(z / tau)
+
+
+def kl(z, t, tau):
+    return tau**2 * softmax(t / tau) @ (log_softmax(t / tau) - log_softmax(z / tau))
+
+
+def fedrs(z, t, y, *, soft):
+    held = COUNTS.numpy() / COUNTS.max().item() if soft else COUNTS.numpy() > 0
+    return -log_softmax(z * (0.5 + 0.5 * held))[y]
+
+
+def fedntd(z, t, y):
+    return kl(np.delete(z, y), np.delete(t, y), 2)
+
+
+def fedntd_mse(z, t, y):
+    return np.mean((np.delete(z, y) - np.delete(t, y)) ** 2)
+
+
+def fedlmd(z, t, y):
+    others = [c for c in range(C) if c != y]
+    taught = [c for c in others if COUNTS[c] <= COUNTS.sum() / C]
+    q = dict(zip(others, log_softmax(z[others] / 2), strict=True))
+    p = dict(zip(taught, log_softmax(t[taught] / 2), strict=True))
+    return 4 * sum(math.exp(p[c]) * (p[c] - q[c]) for c in taught)
+
+
+def fedcad(z, t, y):
+    a = WEIGHTS[y].item()
+    return (1 - a) * ce(z, t, y) + a * soft_ce(z, t, 2)
+
+
+def fedssd(z, t, y, *, inside):
+    m = 0.01 * np.maximum(0, WEIGHTS.numpy() * (1 - math.sqrt(1 - softmax(t)[y])) - 0.1)
+    return ((m * (t - z)) ** 2).sum() if inside else (m * (t - z) ** 2).sum()
+
+
+def fedcsd(z, t, y, *, mask, prototypes=PROTOTYPES, seen=None):
+    """`seen`: the student as the target sees it, for the derivative at a constant target."""
+    kept = {"adaptive": softmax(t)[y] > 1 / C, "forcible": t.argmax() == y, "none": True}[mask]
+    student = z if seen is None else seen
+    delta = 1 if prototypes is None else softmax(np.array([cosine(student, p) for p in prototypes.numpy()]))
+    return kept * soft_ce(z, delta * t, 2)
+
+
+def moon(z, t, y):
+    return -log_softmax(np.array([cosine(z, t), cosine(z, t[::-1])]) / 0.5)[0]
+
+
+def fedproto(z, t, y):
+    return KNOWN[y].item() * np.mean((z - PROTOTYPES[y].numpy()) ** 2)
+
+
+@dataclass(frozen=True)
+class Case:
+    """`call(z, t, y)` on a batch is the mean of `formula(z, t, y)` over its samples."""
+
+    call: Callable[..., torch.Tensor]
+    formula: Callable[..., float]
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)  # further arguments of `call`, without gradient
+    sees_student: bool = False  # whether the target depends on the student
+    squares: bool = False  # whether it squares gaps: of size 2e3, these are beyond float16
+
+    def __call__(self, z, t, y):
+        return self.call(z, t, y, **self.constants)
+
+
+def csd(mask):
+    def call(z, t, y, prototypes):
+        return losses.prototype_similarity_distill(z, t, y, prototypes, tau=2.0, mask=mask)
+
+    return Case(call, partial(fedcsd, mask=mask), {"prototypes": PROTOTYPES}, sees_student=True)
+
+
+def ssd(inside):
+    def call(z, t, y, credibility):
+        return losses.selective_distill(z, t, y, credibility, m_max=0.01, inside_norm=inside)
+
+    return Case(call, partial(fedssd, inside=inside), {"credibility": WEIGHTS}, squares=not inside)
+
+
+CASES = {
+    "cross_entropy": Case(lambda z, t, y: losses.cross_entropy(z, y), ce),
+    "cross_entropy, smoothed": Case(
+        lambda z, t, y: losses.cross_entropy(z, y, smoothing=0.1), partial(ce, smoothing=0.1)
+    ),
+    "restricted_cross_entropy": Case(
+        lambda z, t, y: losses.restricted_cross_entropy(z, y, COUNTS, alpha=0.5), partial(fedrs, soft=False)
+    ),
+    "restricted_cross_entropy, soft": Case(
+        lambda z, t, y: losses.restricted_cross_entropy(z, y, COUNTS, alpha=0.5, soft=True), partial(fedrs, soft=True)
+    ),
+    "distill": Case(lambda z, t, y: losses.distill(z, t, tau=2.0), lambda z, t, y: kl(z, t, 2)),
+    "not_true_distill": Case(partial(losses.not_true_distill, tau=2.0), fedntd),
+    "not_true_squared_error": Case(losses.not_true_squared_error, fedntd_mse, squares=True),
+    "label_masked_distill": Case(partial(losses.label_masked_distill, tau=2.0), fedlmd, {"majority": MAJORITY}),
+    "class_adaptive_distill": Case(
+        partial(losses.class_adaptive_distill, tau=2.0), fedcad, {"class_weights": WEIGHTS}
+    ),
+    "selective_distill": ssd(inside=True),
+    "selective_distill, outside": ssd(inside=False),
+    "prototype_similarity_distill": csd("adaptive"),
+    "prototype_similarity_distill, forcible": csd("forcible"),
+    "prototype_similarity_distill, no mask": csd("none"),
+    "prototype_similarity_distill, no prototypes": Case(
+        lambda z, t, y: losses.prototype_similarity_distill(z, t, y, None, tau=2.0),
+        partial(fedcsd, mask="adaptive", prototypes=None),
+    ),
+    "model_contrast": Case(lambda z, t, y: losses.model_contrast(z, t, t.flip(1), tau=0.5), moon),
+    "prototype_distance": Case(
+        lambda z, t, y, prototypes: losses.prototype_distance(z, y, prototypes, KNOWN),
+        fedproto,
+        {"prototypes": PROTOTYPES},
+        squares=True,
+    ),
+}
+every_loss = pytest.mark.parametrize("loss", CASES.values(), ids=CASES)
+
+logits = arrays(np.float64, C, elements=st.floats(-20, 20, width=16))
+samples = st.lists(st.tuples(logits, logits, st.integers(0, C - 1)), min_size=1, max_size=4)
+
+
+def batch_of(rows):
+    z, t, y = zip(*rows, strict=True)
+    return torch.tensor(np.stack(z)), torch.tensor(np.stack(t)), torch.tensor(y)
+
+
+def some(batch=10, scale=3.0):
+    """Logits of student and teacher, and labels: every class, in turn."""
+    z, t = scale * torch.randn(2, batch, C, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    return z, t, torch.arange(batch) % C
+
+
+def gradient(function, z):
+    z = z.clone().requires_grad_()
+    return torch.autograd.grad(function(z), z)[0]
+
+
+def test_every_loss_has_a_formula_here():
+    measures = {"majority_labels", "class_adaptive_weights"}
+    assert {name.split(",")[0] for name in CASES} | measures == set(losses.__all__)
+
+
+# Value and gradient.
+
+
+@every_loss
+@given(rows=samples)
+def test_is_the_mean_of_the_formula_over_the_batch(loss, rows):
+    value = loss(*batch_of(rows))
+    assert value.shape == ()
+    np.testing.assert_allclose(value.item(), np.mean([loss.formula(*row) for row in rows]), rtol=1e-9, atol=1e-12)
+
+
+@every_loss
+def test_gradient_is_the_derivative_of_the_formula(loss):
+    z, t, y = some()
+    derivative, step = np.zeros(z.shape), 1e-5
+    for i, (student, teacher, label) in enumerate(zip(z.numpy(), t.numpy(), y.tolist(), strict=True)):
+        formula = partial(loss.formula, seen=student) if loss.sees_student else loss.formula
+        for c, shift in enumerate(step * np.eye(C)):
+            rise = formula(student + shift, teacher, label) - formula(student - shift, teacher, label)
+            derivative[i, c] = rise / (2 * step) / len(z)
+    assert np.abs(derivative).max() > 1e-6
+    np.testing.assert_allclose(gradient(lambda z: loss(z, t, y), z), derivative, rtol=1e-6, atol=1e-9)
+
+
+@every_loss
+def test_no_gradient_to_anything_but_the_first_argument(loss):
+    z, t, y = some()
+    constants = {k: c.clone().requires_grad_(c.is_floating_point()) for k, c in loss.constants.items()}
+    given = {"student": z.requires_grad_(), "teacher": t.requires_grad_()}
+    given |= {name: c for name, c in constants.items() if c.requires_grad}
+    found = torch.autograd.grad(loss.call(z, t, y, **constants), list(given.values()), allow_unused=True)
+    assert [name for name, g in zip(given, found, strict=True) if g is not None] == ["student"]
+
+
+@every_loss
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_is_close_to_the_formula_in_every_float_type(loss, dtype):
+    z, t, y = some()
+    z, t = z.to(dtype), t.to(dtype)
+    value = loss(z, t, y)
+    assert value.dtype == dtype
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 6e-2, torch.float16: 1e-2}[dtype]
+    torch.testing.assert_close(value.double(), loss(z.double(), t.double(), y), rtol=tolerance, atol=tolerance / 10)
+
+
+@every_loss
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("batch", [1, 64])
+def test_is_finite_on_logits_of_size_1e3(loss, dtype, batch):
+    if loss.squares and dtype == torch.float16:
+        pytest.skip("the square of a gap of 2e3 is beyond float16 by itself")
+    z, t, y = some(batch)
+    z, t = (1e3 * z.sign()).to(dtype), (-1e3 * z.sign()).to(dtype)  # as far apart as can be
+    assert loss(z, t, y).isfinite()
+    assert gradient(lambda z: loss(z, t, y), z).isfinite().all()
+
+
+# Distillation.
+
+SOFTENED = {
+    "distill": losses.distill,
+    "not_true_distill": lambda z, t, tau: losses.not_true_distill(z, t, torch.arange(10) % C, tau=tau),
+    "label_masked_distill": lambda z, t, tau: losses.label_masked_distill(z, t, torch.arange(10) % C, MAJORITY, tau=tau),
+    "class_adaptive_distill": lambda z, t, tau: losses.class_adaptive_distill(
+        z, t, torch.arange(10) % C, torch.ones(C), tau=tau
+    ),
+    "prototype_similarity_distill": lambda z, t, tau: losses.prototype_similarity_distill(
+        z, t, torch.arange(10) % C, PROTOTYPES, tau=tau, mask="none"
+    ),
+}
+
+
+@pytest.mark.parametrize("loss", SOFTENED.values(), ids=SOFTENED)
+@given(tau=st.floats(0.1, 20))
+def test_temperature_divides_both_logits_and_is_paid_back_squared(loss, tau):
+    z, t, _ = some()
+    torch.testing.assert_close(loss(tau * z, tau * t, tau=tau), tau**2 * loss(z, t, tau=1.0))
+
+
+def test_distill_by_hand():
+    student, teacher = torch.tensor([[0.0, 0.0]]), torch.tensor([[math.log(3), 0.0]])
+    by_hand = 0.75 * math.log(0.75 / 0.5) + 0.25 * math.log(0.25 / 0.5)
+    assert losses.distill(student, teacher, tau=1.0).item() == pytest.approx(by_hand)
+    swapped = 0.5 * math.log(0.5 / 0.75) + 0.5 * math.log(0.5 / 0.25)
+    assert losses.distill(teacher, student, tau=1.0).item() == pytest.approx(swapped)
+
+
+@given(tau=st.floats(0.5, 5))
+def test_the_gradient_of_distillation_is_the_gap_of_the_softmaxes(tau):
+    z, t, _ = some()
+    gap = (z / tau).softmax(1) - (t / tau).softmax(1)
+    torch.testing.assert_close(gradient(lambda z: losses.distill(z, t, tau=tau), z), tau * gap / len(z))
+
+
+def test_not_true_distill_by_hand():
+    student, teacher = torch.tensor([[0.0, 9.0, 0.0]]), torch.tensor([[math.log(3), -7.0, 0.0]])
+    by_hand = 0.75 * math.log(1.5) + 0.25 * math.log(0.5)
+    assert losses.not_true_distill(student, teacher, torch.tensor([1]), tau=1.0).item() == pytest.approx(by_hand)
+    assert losses.not_true_squared_error(student, teacher, torch.tensor([1])).item() == pytest.approx(math.log(3) ** 2 / 2)
+
+
+@pytest.mark.parametrize("name", ["not_true_distill", "not_true_squared_error", "label_masked_distill"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_nothing_is_asked_of_the_true_logit(name, dtype):
+    z, t, y = some()
+    z, t = z.to(dtype), t.to(dtype)
+    found = gradient(lambda z: CASES[name](z, t, y), z)
+    assert (found.gather(1, y[:, None]) == 0).all()  # exactly
+    moved = z.scatter_add(1, y[:, None], torch.full_like(z, 5.0))
+    assert torch.equal(CASES[name](moved, t, y), CASES[name](z, t, y))
+
+
+@pytest.mark.parametrize("name", ["not_true_distill", "not_true_squared_error", "label_masked_distill"])
+def test_nothing_is_learnt_from_the_teachers_true_logit(name):
+    z, t, y = some()
+    moved = t.scatter_add(1, y[:, None], torch.full_like(t, 5.0))
+    assert torch.equal(CASES[name](z, moved, y), CASES[name](z, t, y))
+
+
+@pytest.mark.parametrize(
+    ("counts", "majority"),
+    [
+        ([6, 2, 0, 0], [True, False, False, False]),  # 2 is the mean, and is no majority
+        ([5, 5, 5, 5], [False] * 4),
+        ([1, 0, 0, 0], [True, False, False, False]),  # the mean is over all classes, not over those that are held
+        ([3, 3, 0, 0], [True, True, False, False]),
+        ([2, 1, 1], [True, False, False]),
+        ([7], [False]),
+    ],
+)
+def test_majority_is_strictly_above_the_mean_over_all_classes(counts, majority):
+    assert losses.majority_labels(torch.tensor(counts)).tolist() == majority
+
+
+@given(st.lists(st.integers(0, 10**6), min_size=1, max_size=20))
+def test_majority_is_exact_and_never_everything(counts):
+    majority = losses.majority_labels(torch.tensor(counts))
+    assert majority.dtype == torch.bool
+    assert majority.tolist() == [n * len(counts) > sum(counts) for n in counts]
+    assert not majority.all()
+
+
+def test_label_masked_distill_by_hand():
+    """Label 0, majority 1: the teacher speaks of 2 and 3 alone, the student of 1, 2 and 3."""
+    student, teacher = torch.zeros(1, 4), torch.tensor([[9.0, 9.0, math.log(3), 0.0]])
+    majority = torch.tensor([False, True, False, False])
+    by_hand = 0.75 * math.log(0.75 * 3) + 0.25 * math.log(0.25 * 3)
+    loss = partial(losses.label_masked_distill, labels=torch.tensor([0]), majority=majority, tau=1.0)
+    assert loss(student, teacher).item() == pytest.approx(by_hand)
+    push = gradient(lambda z: loss(z, teacher), student)[0]
+    assert push[1] > 0  # a majority class that is not the label is pushed down: the negative supervision
+    torch.testing.assert_close(push, torch.tensor([0, 1 / 3, 1 / 3 - 0.75, 1 / 3 - 0.25]))
+
+
+def test_a_sample_on_which_the_masked_teacher_says_nothing_contributes_nothing():
+    z, t, _ = some(2)
+    majority, y = torch.tensor([True, True, False, True, True]), torch.tensor([2, 0])  # label 2 leaves no class
+    loss = partial(losses.label_masked_distill, majority=majority, tau=2.0)
+    assert loss(z[:1], t[:1], y[:1]).item() == 0
+    assert (gradient(lambda z: loss(z, t, y), z)[0] == 0).all()
+    torch.testing.assert_close(loss(z, t, y), loss(z[1:], t[1:], y[1:]) / 2)
+
+
+@given(rows=samples, tau=st.floats(0.5, 5))
+def test_without_majority_labels_fedlmd_is_fedntd(rows, tau):
+    z, t, y = batch_of(rows)
+    masked = partial(losses.label_masked_distill, majority=torch.zeros(C, dtype=torch.bool), tau=tau)
+    not_true = partial(losses.not_true_distill, tau=tau)
+    torch.testing.assert_close(masked(z, t, y), not_true(z, t, y))
+    torch.testing.assert_close(gradient(lambda z: masked(z, t, y), z), gradient(lambda z: not_true(z, t, y), z))
+
+
+# FedCAD, FedSSD, FedCSD, FedRS, MOON, FedProto.
+
+
+def test_class_adaptive_weights_by_hand():
+    """`p_y` is 3/4 and 1/4 on class 0, hence 1/2; 1/4 on class 1; class 2 is absent."""
+    lead = math.log(6)
+    teacher = torch.tensor([[lead, 0, 0], [0, math.log(2), 0], [0, math.log(2), lead - math.log(1.5)]])
+    teacher = 2 * teacher.double()  # the softmax is at tau
+    p = [6 / 8, 1 / 4, 2 / 7]
+    weights = losses.class_adaptive_weights(teacher, torch.tensor([0, 0, 1]), 3, low=0.25, high=0.5, tau=2.0)
+    expected = [0.25 + 0.25 * (p[0] + p[1]) / 2, 0.25 + 0.25 * p[2], 0.25]
+    torch.testing.assert_close(weights, torch.tensor(expected, dtype=torch.float64))
+
+
+@given(rows=samples, low=st.floats(0, 0.5), high=st.floats(0, 1))
+def test_class_adaptive_weights_are_the_papers_line_in_phi(rows, low, high):
+    _, t, y = batch_of(rows)
+    weights = losses.class_adaptive_weights(t.requires_grad_(), y, C, low=low, high=high, tau=2.0)
+    assert not weights.requires_grad
+    for c in range(C):
+        phi = [2 * softmax(t / 2)[label] - 1 for _, t, label in rows if label == c]
+        expected = (high - low) / 2 * np.mean(phi) + (high + low) / 2 if phi else low
+        assert weights[c].item() == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_class_adaptive_weights_do_not_stall_on_many_samples(dtype):
+    sure = torch.tensor([[20.0, 0.0]], dtype=dtype).expand(5000, 2)
+    weights = losses.class_adaptive_weights(sure, torch.zeros(5000, dtype=torch.int64), 2, low=0.25, high=0.5, tau=1.0)
+    assert weights.tolist() == pytest.approx([0.5, 0.25], rel=1e-2)
+
+
+@given(rows=samples, c=st.floats(0, 1))
+def test_fedcad_with_one_weight_is_self_distillation_of_that_weight(rows, c):
+    z, t, y = batch_of(rows)
+    weights = losses.class_adaptive_weights(t, y, C, low=c, high=c, tau=2.0)
+    torch.testing.assert_close(weights, torch.full((C,), c, dtype=torch.float64))
+    adaptive = gradient(lambda z: losses.class_adaptive_distill(z, t, y, weights, tau=2.0), z)
+    fedlsd = gradient(lambda z: (1 - c) * losses.cross_entropy(z, y) + c * losses.distill(z, t, tau=2.0), z)
+    torch.testing.assert_close(adaptive, fedlsd)
+
+
+def test_selective_distill_leaves_alone_what_is_not_credible():
+    z, t, y = some()
+    assert losses.selective_distill(z, t, y, torch.full((C,), 0.1), m_max=0.01).item() == 0
+    only = losses.selective_distill(z, t, y, torch.eye(C)[3], m_max=1.0, inside_norm=False)
+    assert only > 0
+    moved = z.clone()
+    moved[:, :3] += 1
+    assert losses.selective_distill(moved, t, y, torch.eye(C)[3], m_max=1.0, inside_norm=False) == only
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_cosine_with_a_zero_vector_is_zero(dtype):
+    """A class that nobody holds has a zero prototype, and a feature after a ReLU may be zero: no NaN from either."""
+    z, t, y = (x.to(dtype) if x.is_floating_point() else x for x in some())
+    loss = losses.prototype_similarity_distill(z, t, y, torch.zeros(C, C), tau=1.0, mask="none")
+    uniform = losses.prototype_similarity_distill(z, t / C, y, None, tau=1.0, mask="none")
+    torch.testing.assert_close(loss, uniform, rtol=1e-2, atol=1e-2)
+    for zero in range(3):
+        h = [torch.ones(1, C, dtype=dtype) for _ in range(3)]
+        h[zero].zero_()
+        cosines = [0.0 if zero in (0, 1) else 1.0, 0.0 if zero in (0, 2) else 1.0]
+        expected = -log_softmax(np.array(cosines) / 0.5)[0]
+        assert losses.model_contrast(*h, tau=0.5).item() == pytest.approx(expected, rel=1e-2)
+
+
+@pytest.mark.parametrize("soft", [False, True])
+def test_restricted_cross_entropy_at_one_is_cross_entropy_to_the_bit(soft):
+    z, _, y = some()
+    for dtype in (torch.float32, torch.float64):
+        restricted = losses.restricted_cross_entropy(z.to(dtype), y, COUNTS, alpha=1.0, soft=soft)
+        assert torch.equal(restricted, losses.cross_entropy(z.to(dtype), y))
+
+
+def test_restricted_softmax_hides_an_absent_class_only():
+    z, _, _ = some(1)
+    seen = gradient(lambda z: losses.restricted_cross_entropy(z, torch.tensor([0]), COUNTS, alpha=0.0), z)[0]
+    assert (seen == 0).tolist() == (COUNTS == 0).tolist()
