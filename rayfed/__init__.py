@@ -24,7 +24,7 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    """The package's few names, imported when they are asked for, so that actors and `--help` load only what they use."""
+    """The package's few names, imported when they are asked for, so that `--help` is quick."""
     if name not in _HOME:
         raise AttributeError(f"module 'rayfed' has no attribute '{name}'")
     import importlib

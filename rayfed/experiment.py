@@ -12,7 +12,7 @@ import pyarrow as pa
 import torch
 
 from rayfed import rounds as engine
-from rayfed.data.federation import open_federation
+from rayfed.data.federation import Federation, open_federation
 from rayfed.job import Job, read_job
 from rayfed.local import Site
 from rayfed.methods.part import Method, Parts, Switch
@@ -23,6 +23,7 @@ from rayfed.runtime.here import Here
 from rayfed.seeds import Purpose, seed_of
 from rayfed.values import InputError
 from rayfed.weights import Weights, state_of
+
 
 @dataclass(frozen=True, eq=False)
 class Result:
@@ -76,9 +77,9 @@ def run(
 ) -> Result:
     """Run a job to its end and return its results.
 
-    `job` is a TOML file, a table, or a `Job`; `overrides` replace single values: `{"train.num_rounds": 2}`; `method`, made
-    with `compose`, replaces the job's. Everything is checked before anything is started or written; raises `InputError`
-    where something the user gave is wrong. Results of an earlier run are replaced only with `force`.
+    `job` is a TOML file, a table, or a `Job`; `overrides` replace single values: `{"train.num_rounds": 2}`; `method`,
+    made with `compose`, replaces the job's. Everything is checked before anything is started or written; raises
+    `InputError` where something the user gave is wrong. Results of an earlier run are replaced only with `force`.
 
     Nothing is printed, unless a `display` does; `rayfed.display.follow` makes the one that the command uses.
     """
@@ -104,18 +105,20 @@ def run(
         except BaseException as error:
             status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
             record.finish(status, last.weights if last else None, f"{type(error).__name__}: {error}")
-            error.add_note(f"{f'rounds 0 to {last.round} are' if last else 'no round is'} recorded in {path}")
+            error.add_note(f"{f'rounds up to {last.round} are' if last else 'no round is'} recorded in {path}")
             raise
+        assert last is not None, "there is always a round 0"
         record.finish("done", last.weights)
     return Result(path, read_table(path, "rounds"), last.weights)
 
 
 def prepare(job: Job) -> Site:
     """Load the data, deal it to the clients, build the model: whatever can be wrong with a job is found here."""
-    federation = open_federation(job.source, job.partition, auxiliary_per_class=auxiliary_per_class(job.method))
+    federation = open_data(job)
     if job.training.clients_per_round > federation.num_clients:
         raise InputError(
-            f"train.clients_per_round = {job.training.clients_per_round}: the partition has {federation.num_clients} clients"
+            f"train.clients_per_round = {job.training.clients_per_round}: the partition has "
+            f"{federation.num_clients} clients"
         )
     model = build_model(
         job.model,
@@ -126,7 +129,12 @@ def prepare(job: Job) -> Site:
     )
     for part in all_parts(job.method):
         part.check(model)
-    return Site(model, federation, job.augment, job.training, job.method, job.seed)
+    return Site(model, federation, job.augment, job.training, job.method, job.seed, torch.device("cpu"))
+
+
+def open_data(job: Job) -> Federation:
+    """The job's data, dealt to its clients."""
+    return open_federation(job.source, job.partition, auxiliary_per_class=auxiliary_per_class(job.method))
 
 
 def all_parts(method: Method) -> Parts:

@@ -52,7 +52,9 @@ class RayOptions:
         True
         """
         if self.num_gpus > 1 and self.num_gpus != int(self.num_gpus):
-            raise InputError(f"ray.num_gpus = {self.num_gpus}: more than one GPU an actor must be a whole number of them")
+            raise InputError(
+                f"ray.num_gpus = {self.num_gpus}: more than one GPU an actor must be a whole number of them"
+            )
         return self.num_gpus if self.num_gpus >= 1 or self.num_gpus == 0 else 1 / math.floor(1 / self.num_gpus + 1e-9)
 
 
@@ -143,7 +145,7 @@ def override(tables: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[st
             if not isinstance(inner, dict):
                 raise InputError(f"'{dotted}' cannot be set: '{step}' is not a table")
         if path and last == "name" and inner.get("name") != overrides[dotted]:
-            for option in [key for key in inner if key not in ("num_clients", "seed")]:
+            for option in [key for key in inner if key not in ("name", "num_clients", "seed")]:
                 del inner[option]
         inner[last] = overrides[dotted]
     return result
@@ -168,7 +170,9 @@ def make_job(tables: Mapping[str, Any]) -> Job:
     """Checked values from a job's tables."""
     known = ("name", "seed", "method", "data", "model", "train", "ray", "output")
     if "grid" in tables:
-        raise InputError("this job file is a grid of many runs: `rayfed run` runs them, `rayfed.grid.expand` makes jobs of it")
+        raise InputError(
+            "this job file is a grid of many runs: `rayfed run` runs them, `rayfed.grid.expand` makes jobs of it"
+        )
     for key in tables:
         if key not in known:
             raise InputError(f"unknown key '{key}' in the job{did_you_mean(key, known)}")

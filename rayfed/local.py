@@ -1,7 +1,7 @@
 """What happens at a client: survey, train, evaluate. The only local training loop in the package.
 
-Everything here is a function of the site (which does not change during a run), the round's broadcast and the client, so it
-may run in any process, in any order, and again.
+Everything here is a function of the site (which does not change during a run), the round's broadcast and the client,
+so it may run in any process, in any order, and again.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Site:
     training: Training
     method: Method
     seed: int
-    device: torch.device = torch.device("cpu")
+    device: torch.device
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,15 +108,17 @@ def survey(site: Site, broadcast: Broadcast, client: int) -> dict[str, Tree]:
     parts = parts_at(site.method, broadcast.round)
     view = _view(site, broadcast, client)
     return {
-        part.slot: part.survey(view.of(part.slot, broadcast.states, {}, {})) for part in parts if defines(part, "survey")
+        part.slot: part.survey(view.of(part.slot, broadcast.states, {}, {}))
+        for part in parts
+        if defines(part, "survey")
     }
 
 
 def train(site: Site, broadcast: Broadcast, client: int, memory: dict[str, Tree]) -> tuple[Reply, dict[str, Tree]]:
     """One client's round: local SGD from the global weights on the sum of all parts' terms.
 
-    `memory` and the second result are by slot. Raises `Diverged` with method, client, round and batch when a loss is NaN
-    or infinite.
+    `memory` and the second result are by slot. Raises `Diverged` with method, client, round and batch when a loss is
+    NaN or infinite.
     """
     started = time.perf_counter()
     parts = parts_at(site.method, broadcast.round)
@@ -132,8 +134,8 @@ def train(site: Site, broadcast: Broadcast, client: int, memory: dict[str, Tree]
         losses = _descend(site, view, parts, local, rng)
         if (bad := next((i for i, loss in enumerate(losses) if not np.isfinite(loss)), None)) is not None:
             raise Diverged(
-                f"the loss became {losses[bad]} at client {client}, round {broadcast.round}, batch {bad + 1} of {len(losses)}, "
-                f"with the method {' + '.join(map(repr, parts))}; a smaller train.lr is the usual cure"
+                f"the loss became {losses[bad]} at client {client}, round {broadcast.round}, batch {bad + 1} "
+                f"of {len(losses)}, with the method {' + '.join(map(repr, parts))}; try a smaller train.lr"
             )
         site.model.eval()
         mean_loss = float(np.mean(losses))
@@ -192,7 +194,7 @@ def _descend(site: Site, client: ClientView, parts: Parts, local: dict[str, Tree
         terms = [part.loss(batch, local[part.slot]) for part in with_terms]
         loss = torch.stack([term for term in terms if term is not None]).sum()
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         losses.append(loss.detach())
     return torch.stack(losses).tolist()  # read once: on a GPU every look at a loss would wait for it

@@ -75,8 +75,8 @@ def class_accuracy(confusion: Array) -> Array:
 def credibility(confusion: Array) -> Array:
     """How far a model is to be believed on each class (C,), from 0 to 1 (FedSSD eq. 3).
 
-    `A[k, k] (1 - max_{j != k} A[j, k])` with the rows of `confusion` (C, C) normalised: what it finds of the class, less
-    what it takes for it.
+    `A[k, k] (1 - max_{j != k} A[j, k])` with the rows of `confusion` (C, C) normalised: what it finds of the class,
+    less what it takes for it.
 
     >>> credibility(np.array([[3, 1], [0, 4]]))
     array([0.75, 0.75])

@@ -93,7 +93,8 @@ def is_done(job: Job) -> bool:
         return False
     if read_job(path / "job.toml").hash() != job.hash():
         raise InputError(
-            f"'{path}' holds the results of another job of this name; give --force to replace them, or the job another name"
+            f"'{path}' holds the results of another job of this name; give --force to replace them, or the job "
+            "another name"
         )
     return read_summary(path).get("status") == "done"
 
@@ -132,14 +133,12 @@ class Record:
 
 def round_rows(round: Round, classes: tuple[str, ...]) -> dict[str, list[dict[str, Any]]]:
     """The rows that one round adds to each table."""
-    examples = sum(row.num_examples for row in round.clients)
-    train_loss = sum(row.train_loss * row.num_examples for row in round.clients) / examples if examples else None
     row = {
         "round": round.round,
         "test_accuracy": round.test_accuracy,
         "test_loss": round.test_loss,
         "forgetting": round.forgetting,
-        "train_loss": train_loss,
+        "train_loss": train_loss(round),
         "seconds": round.seconds,
         "bytes_down": round.bytes_down,
         "bytes_up": round.bytes_up,
@@ -152,6 +151,12 @@ def round_rows(round: Round, classes: tuple[str, ...]) -> dict[str, list[dict[st
             for name, accuracy in zip(classes, round.class_accuracy, strict=True)
         ],
     }
+
+
+def train_loss(round: Round) -> float | None:
+    """The mean over a round's images; None for the initial model, which nobody trained."""
+    examples = sum(row.num_examples for row in round.clients)
+    return sum(row.train_loss * row.num_examples for row in round.clients) / examples if examples else None
 
 
 def summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
@@ -212,8 +217,8 @@ def hash_of(federation: Federation) -> str:
     """Of all images and labels, training and test."""
     digest = hashlib.sha256()
     for samples in (federation.train, federation.test):
-        digest.update(samples.images)
-        digest.update(samples.labels)
+        digest.update(samples.images.data)
+        digest.update(samples.labels.data)
     return digest.hexdigest()
 
 
@@ -269,7 +274,7 @@ def _json(value: Any) -> str:
 
 @contextmanager
 def logging_to_file() -> Iterator[Callable[[Path], None]]:
-    """Keep the package's log; once the function that this gives is called with a run's folder, write it to `log.txt`."""
+    """Keep the package's log; call what this gives with a run's folder to have it written there, to `log.txt`."""
     log = logging.getLogger("rayfed")
     level, kept = log.level, logging.handlers.MemoryHandler(capacity=0, flushLevel=logging.NOTSET)
 

@@ -26,7 +26,7 @@ Memory = Any  # a handle to what one client remembers: the workers' to make and 
 
 @dataclass(frozen=True, eq=False)
 class Arrival:
-    """What the workers give for one client: its reply, a handle to its memory, where it ran, and the bytes that moved."""
+    """What the workers give for one client: its reply, a handle to its memory, where it ran, and its bytes."""
 
     reply: Reply
     memory: Memory
@@ -95,7 +95,9 @@ class Round:
 def start(site: Site, weights: Weights, workers: Workers) -> Round:
     """Round 0: the initial model, evaluated."""
     evaluation = workers.evaluate(weights)
-    nothing = np.full(site.federation.num_classes, np.nan)  # an untrained model's accuracies are no achievement to forget
+    nothing = np.full(
+        site.federation.num_classes, np.nan
+    )  # an untrained model's accuracies are no achievement to forget
     return Round(0, weights, {}, {}, evaluation, nothing, 0.0)
 
 
@@ -140,7 +142,8 @@ def play(site: Site, last: Round, workers: Workers) -> Round:
         reply = arrival.reply
         if (where := first_invalid(reply.summands)) is not None:
             raise RuntimeError(
-                f"client {client}, round {number}: its update holds a NaN or an infinity at {where}; nothing was averaged"
+                f"client {client}, round {number}: its update holds a NaN or an infinity at {where}; "
+                "nothing was averaged"
             )
         total.add(reply.summands)
         bytes_up += arrival.bytes_up

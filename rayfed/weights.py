@@ -116,8 +116,8 @@ def first_invalid(tree: Tree, path: str = "") -> str | None:
 class OrderedSum:
     """Adds trees one by one, in the order given, in float64 (integers stay exact integers).
 
-    The order is the caller's: clients are added in the order of the cohort, so that the bits of the sum do not depend on
-    who was ready first. In float64 the product of a float32 weight and a sample count is exact.
+    The order is the caller's: clients are added in the order of the cohort, so that the bits of the sum do not depend
+    on who was ready first. In float64 the product of a float32 weight and a sample count is exact.
 
     >>> total = OrderedSum()
     >>> total.add({"n": 2, "w": Scaled(2, torch.tensor([1.0]))})
@@ -156,7 +156,9 @@ def _add(total: Tree, tree: Tree, weight: float, path: str) -> Tree:
     if isinstance(tree, Scaled):
         return _add(total, tree.values, tree.weight * weight, path)
     if isinstance(total, dict | list):
-        items = dict(tree) if isinstance(tree, Mapping) else dict(enumerate(tree)) if isinstance(tree, list | tuple) else {}
+        items = (
+            dict(tree) if isinstance(tree, Mapping) else dict(enumerate(tree)) if isinstance(tree, list | tuple) else {}
+        )
         known = total if isinstance(total, dict) else dict(enumerate(total))
         if items.keys() != known.keys():
             raise ValueError(f"summand{path}: has {list(items) or tree!r} where others have {list(known)}")

@@ -61,7 +61,8 @@ def pack(tree: Tree) -> Packed:
 def unpack(packed: Packed) -> Tree:
     """The tree again, in fresh memory: whoever gets it may change it, and nobody else will notice."""
     buffers = {
-        dtype: torch.from_numpy(np.array(buffer)).view(getattr(torch, dtype)) for dtype, buffer in packed.buffers.items()
+        dtype: torch.from_numpy(np.array(buffer)).view(getattr(torch, dtype))
+        for dtype, buffer in packed.buffers.items()
     }
 
     def put(node: Any) -> Tree:

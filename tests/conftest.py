@@ -19,7 +19,7 @@ from rayfed.models.classifier import Classifier
 from rayfed.rounds import rounds, start
 from rayfed.runtime.here import Here
 from rayfed.weights import state_of
-from rayfed.wire import pack
+from rayfed.wire import pack, unpack
 
 CLASSES = ("ash", "birch", "cedar", "elm")
 COUNTS = [  # of each class, for each client
@@ -56,7 +56,7 @@ def make_federation():
 
 @pytest.fixture(scope="session")
 def make_model():
-    """The same small model each time; `norm` gives it BatchNorm and Dropout, which tell apart training and evaluation."""
+    """The same small model each time; with `norm`, BatchNorm and Dropout tell training from evaluation."""
 
     def make(norm=False):
         with torch.random.fork_rng(devices=[]):
@@ -76,7 +76,8 @@ def make_site(make_federation, make_model, one_thread):
         usual = {"num_rounds": 3, "clients_per_round": 4, "local_epochs": 2, "batch_size": 5, "lr": 0.1}
         usual |= {"lr_decay": 0.5, "momentum": 0.9, "weight_decay": 1e-3}
         training = Training(**usual | training)
-        return Site(make_model(norm), make_federation(counts), augment or Augment(), training, method, seed)
+        device = torch.device("cpu")
+        return Site(make_model(norm), make_federation(counts), augment or Augment(), training, method, seed, device)
 
     return make
 
@@ -114,14 +115,11 @@ def bits(digest):
             "round": round.round,
             "weights": digest(round.weights),
             "states": {slot: digest(state) for slot, (_, state) in round.states.items()},
-            "memories": {client: digest([m.skeleton, pack_bytes(m)]) for client, m in round.memories.items()},
+            "memories": {client: digest(unpack(packed)) for client, packed in round.memories.items()},
             "evaluation": (round.evaluation.confusion.tolist(), round.evaluation.loss, round.forgetting),
             "clients": [(row.client, row.num_examples, row.train_loss) for row in round.clients],
             "bytes": (round.bytes_down, round.bytes_up),
         }
-
-    def pack_bytes(packed):
-        return {name: torch.from_numpy(buffer.copy()) for name, buffer in packed.buffers.items()}
 
     return bits
 

@@ -2,8 +2,8 @@
 
 Shapes, everywhere: `B` batch, `C` classes, `D` features. Logits are (B, C), features (B, D), labels (B,) int64.
 Every loss is summed over classes, averaged over the batch, differentiable in its first argument and in no other, and
-finite on logits of size 1e3. Softened losses carry the factor `tau**2` (Hinton et al., 2015), so that the gradient's scale
-does not depend on the temperature.
+finite on logits of size 1e3. Softened losses carry the factor `tau**2` (Hinton et al., 2015), so that the gradient's
+scale does not depend on the temperature.
 
 This is the package that the actors import: it needs torch and nothing else.
 """

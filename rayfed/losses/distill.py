@@ -50,8 +50,8 @@ def not_true_squared_error(logits: Tensor, teacher_logits: Tensor, labels: Tenso
 def majority_labels(label_counts: Tensor) -> Tensor:
     """The classes a client holds more of than `n / C`, strictly: bool (C,) from counts (C,).
 
-    Lu et al., "Federated Learning with Label-Masking Distillation" (ACM MM 2023), section 3.2. The paper's inequality is
-    garbled; this is what its code does.
+    Lu et al., "Federated Learning with Label-Masking Distillation" (ACM MM 2023), section 3.2. The paper's inequality
+    is garbled; this is what its code does.
 
     >>> majority_labels(torch.tensor([6, 2, 0, 0]))
     tensor([ True, False, False, False])
@@ -64,10 +64,10 @@ def label_masked_distill(
 ) -> Tensor:
     """Distillation from a teacher that is masked on the label and on the client's majority classes.
 
-    FedLMD, eq. 3 to 6, with `majority` (C,) from `majority_labels`. The student's softmax is over all classes other than the
-    label: majority classes stay in it, and since the teacher gives them nothing they are pushed down. The teacher's is
-    over the classes that are neither (eq. 3 alone would leave it mass on the label, where the student has none, and the
-    divergence would be infinite). A sample for which no class remains contributes 0.
+    FedLMD, eq. 3 to 6, with `majority` (C,) from `majority_labels`. The student's softmax is over all classes other
+    than the label: majority classes stay in it, and since the teacher gives them nothing they are pushed down. The
+    teacher's is over the classes that are neither (eq. 3 alone would leave it mass on the label, where the student
+    has none, and the divergence would be infinite). A sample for which no class remains contributes 0.
     """
     others = _not_true_classes(logits, labels)
     kept = ~majority.to(logits.device)[others]

@@ -43,9 +43,10 @@ class Proximal(Part):
 class Curvature(Part):
     """Elastic weight consolidation on the other clients' tasks. FedCurv (Shoham et al., 2019), eq. 4.
 
-    A client's share is the diagonal `u` of its Fisher information at its trained weights, from squared batch gradients, and
-    `u w`. The server keeps the sums over all clients, of each its latest; a client subtracts its own share. What it
-    sends is the change of its share, so that the sums stay those of the memories when only some take part.
+    A client's share is the diagonal `u` of its Fisher information at its trained weights, from squared batch
+    gradients, and `u w`. The server keeps the sums over all clients, of each its latest; a client subtracts its own
+    share. What it sends is the change of its share, so that the sums stay those of the memories when only some take
+    part.
     """
 
     strength: Annotated[float, Ge(0), "weight of the term (lambda); 0 is FedAvg"] = 1.0
@@ -86,7 +87,7 @@ def momentum_corrected_steps(steps: int, momentum: float) -> float:
 
     Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization" (NeurIPS 2020).
 
-    >>> momentum_corrected_steps(3, 0.0), momentum_corrected_steps(2, 0.5)  # 1 + 0.5 for the first step, 1 for the second
+    >>> momentum_corrected_steps(3, 0.0), momentum_corrected_steps(2, 0.5)  # the first counts 1 + 0.5, the second 1
     (3.0, 2.5)
     """
     return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
@@ -94,11 +95,12 @@ def momentum_corrected_steps(steps: int, momentum: float) -> float:
 
 @dataclass(frozen=True)
 class ControlVariates(Part):
-    """Gradients corrected by the difference of the server's and the client's course. SCAFFOLD (Karimireddy et al., ICML 2020).
+    """Gradients corrected by the difference of the server's and the client's course. SCAFFOLD (Karimireddy et al.,
+    ICML 2020).
 
-    Algorithm 1, option II. The correction `c - c_i` enters as a linear term of the loss, so it passes through SGD like any
-    gradient; `K` counts the steps as momentum makes them worth. `c` stays the mean of all clients' `c_i`; it is kept in
-    float64 for that.
+    Algorithm 1, option II. The correction `c - c_i` enters as a linear term of the loss, so it passes through SGD
+    like any gradient; `K` counts the steps as momentum makes them worth. `c` stays the mean of all clients' `c_i`; it
+    is kept in float64 for that.
     """
 
     def tell(self, c: Weights | None, server: ServerView, surveyed: None) -> tuple[Weights | None, Weights | None]:
@@ -129,7 +131,8 @@ class ControlVariates(Part):
 
 @dataclass(frozen=True)
 class DynamicRegularizer(Part):
-    """`-<g_i, w_local> + alpha / 2 ||w_local - w||^2`, and a server that follows. FedDyn (Acar et al., ICLR 2021), algorithm 1.
+    """`-<g_i, w_local> + alpha / 2 ||w_local - w||^2`, and a server that follows. FedDyn (Acar et al., ICLR 2021),
+    algorithm 1.
 
     Meant for the uniform mean of the sampled clients, `Average(by="client")`, as the recipe `feddyn` has it.
     """

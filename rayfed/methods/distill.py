@@ -25,7 +25,8 @@ Tau = Annotated[float, Gt(0), "temperature of both softmaxes"]
 class Distill(Part):
     """Knowledge distillation over all classes (Hinton et al., 2015), as a term of the local objective.
 
-    `form = "mse"` takes the summed squared gap of the logits instead, FedSSD's loss with a constant weight (its Table 3).
+    `form = "mse"` takes the summed squared gap of the logits instead, FedSSD's loss with a constant weight (its Table
+    3).
     """
 
     beta: Beta = 1.0
@@ -88,8 +89,8 @@ class SelectiveDistill(Part):
     """Logits held to the teacher's where it is credible, by class and by sample. FedSSD (He et al., 2022), eq. 2 to 6.
 
     The server measures the global model's confusion at the start of each round, on an auxiliary set taken out of the
-    training set before it is dealt. Read literally, `m_max` is squared, and the term is almost nil at the values that the
-    paper reports; `inside_norm = false` lets M weigh the squared gap.
+    training set before it is dealt. Read literally, `m_max` is squared, and the term is almost nil at the values that
+    the paper reports; `inside_norm = false` lets M weigh the squared gap.
     """
 
     m_max: Annotated[float, Ge(0), "weight of a perfectly credible logit; 0 is FedAvg"] = 0.01
@@ -120,17 +121,19 @@ class SelectiveDistill(Part):
 
 @dataclass(frozen=True)
 class PrototypeSimilarityDistill(Part):
-    """Distillation from an averaged teacher, scaled by similarity to class prototypes. FedCSD (Yan et al., 2023), eq. 6-15.
+    """Distillation from an averaged teacher, scaled by similarity to class prototypes. FedCSD (Yan et al., 2023), eq.
+    6-15.
 
     The teacher is a moving average of the global models, from the initial one on. Before training it goes down to the
-    sampled clients, which return its logits summed by class; the prototypes are their means. The defaults are for CIFAR-100 and
-    FEMNIST; Office-Caltech-10 has `mu = 0.5, tau = 4`. Each ingredient has its switch (Tables III and IV).
+    sampled clients, which return its logits summed by class; the prototypes are their means. The defaults are for
+    CIFAR-100 and FEMNIST; Office-Caltech-10 has `mu = 0.5, tau = 4`. Each ingredient has its switch (Tables III, IV).
     """
 
     mu: Annotated[float, Ge(0), "weight of the distillation; 0 is FedAvg"] = 0.001
     tau: Tau = 10.0
     mask: Annotated[
-        Literal["adaptive", "forcible", "none"], "keep samples whose label the teacher gives more than 1/C, or the most, or all"
+        Literal["adaptive", "forcible", "none"],
+        "keep samples whose label the teacher gives more than 1/C, or the most, or all",
     ] = "adaptive"
     similarity: Annotated[bool, "scale the teacher's logits by similarity to the prototypes"] = True
     decay: Annotated[float, Ge(0), Lt(1), "moving average of the teacher; 0: the last global model"] = 0.9

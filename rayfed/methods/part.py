@@ -49,9 +49,15 @@ Method = Parts | Callable[[int], Parts]  # a tuple of parts, or a function of th
 class Part:
     """One ingredient of a method. Define the hooks it needs; the others do nothing, and cost nothing."""
 
-    slot: ClassVar[str]  # what it does in a method; two parts with one slot cannot be composed. Default: its class's name
-    order: ClassVar[int] = 2  # 0: makes the new weights; 1: changes what was made; 2: the rest. `update` runs in this order
-    auxiliary_per_class: ClassVar[int] = 0  # samples of each class that the server is to keep for itself; may be a field
+    slot: ClassVar[
+        str
+    ]  # what it does in a method; two parts with one slot cannot be composed. Default: its class's name
+    order: ClassVar[int] = (
+        2  # 0: makes the new weights; 1: changes what was made; 2: the rest. `update` runs in this order
+    )
+    auxiliary_per_class: ClassVar[int] = (
+        0  # samples of each class that the server is to keep for itself; may be a field
+    )
 
     def __init_subclass__(cls) -> None:
         if "slot" not in vars(cls) and all("slot" not in vars(base) for base in cls.__mro__[1:-2]):
@@ -191,7 +197,9 @@ class View:
     weights: Weights  # the round's global model
     num_classes: int
     frozen: Callable[[Weights], nn.Module]  # a model with these weights, in eval mode, that takes no gradient
-    samples: Callable[..., Iterator[tuple[Tensor, Tensor]]]  # (size of a batch) -> images, labels: un-augmented, in order
+    samples: Callable[
+        ..., Iterator[tuple[Tensor, Tensor]]
+    ]  # (size of a batch) -> images, labels: un-augmented, in order
 
     @property
     def global_model(self) -> nn.Module:

@@ -48,14 +48,14 @@ def fedprox(mu: float = 0.01) -> Parts:
 
 
 def fedavgm(beta: float = 0.9) -> Parts:
-    """Hsu et al., "Measuring the Effects of Non-Identical Data Distribution for Federated Visual Classification" (2019)."""
+    """Hsu et al., "Measuring the Effects of Non-Identical Data Distribution for Visual Classification" (2019)."""
     return compose(ServerMomentum(beta))
 
 
 def fedntd(
     beta: float = 1.0, tau: float = 1.0, mix: float = 1.0, form: Literal["kl", "mse"] = "kl", teacher: bool = True
 ) -> Parts:
-    """Lee et al., "Preservation of the Global Knowledge by Not-True Distillation in Federated Learning" (NeurIPS 2022)."""
+    """Lee et al., "Preservation of the Global Knowledge by Not-True Distillation in Federated Learning" (2022)."""
     return compose(NotTrueDistill(beta, tau, mix, form, teacher))
 
 
@@ -70,7 +70,7 @@ def fedlmd_tf(beta: float = 1.0, tau: float = 1.0) -> Parts:
 
 
 def kd(beta: float = 1.0, tau: float = 1.0, form: Literal["kl", "mse"] = "kl") -> Parts:
-    """Hinton et al., "Distilling the Knowledge in a Neural Network" (2015), from the global model; FedLMD's FedAvg+KD."""
+    """Hinton et al., "Distilling the Knowledge in a Neural Network" (2015), from the global model."""
     return compose(Distill(beta, tau, form))
 
 
@@ -106,12 +106,12 @@ def label_smoothing(eps: float = 0.1) -> Parts:
 
 
 def fedgkd(beta: float = 0.1, tau: float = 1.0, buffer: int = 5) -> Parts:
-    """Yao et al., "Local-Global Knowledge Distillation in Heterogeneous Federated Learning with Non-IID Data" (2021)."""
+    """Yao et al., "FedGKD: Local-Global Knowledge Distillation in Heterogeneous Federated Learning" (2021)."""
     return compose(PastTeachersDistill(beta, tau, buffer))
 
 
 def fedrs(alpha: float = 0.5, soft: bool = False) -> Parts:
-    """Li and Zhan, "FedRS: Federated Learning with Restricted Softmax for Label Distribution Non-IID Data" (KDD 2021)."""
+    """Li and Zhan, "FedRS: Federated Learning with Restricted Softmax for Label Distribution Non-IID Data" (2021)."""
     return compose(RestrictedCrossEntropy(alpha, soft))
 
 
@@ -136,7 +136,7 @@ def scaffold() -> Parts:
 
 
 def fednova() -> Parts:
-    """Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization" (NeurIPS 2020)."""
+    """Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization" (2020)."""
     return compose(NormalizedAverage())
 
 

@@ -1,8 +1,8 @@
 """Methods and parts by name: what a job file says, read into parts and written back.
 
-A method is a name, a table (`{name = "fedntd", beta = 0.5}`), a list of tables to compose, or, to change in time, a list
-of `{until = 50, method = ...}` whose last entry has no `until`. A name is a recipe's, a part's, or `package.module:Name`
-of a part or a recipe of one's own.
+A method is a name, a table (`{name = "fedntd", beta = 0.5}`), a list of tables to compose, or, to change in time, a
+list of `{until = 50, method = ...}` whose last entry has no `until`. A name is a recipe's, a part's, or
+`package.module:Name` of a part or a recipe of one's own.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ def write_method(method: Method) -> Any:
         later = after if isinstance(method.after, Switch) else [{"method": after}]
         return [{"until": method.at - 1, "method": write_method(method.before)}, *later]
     if callable(method):
-        raise InputError(f"method = {method!r}: a job can hold parts, or a `switch` between them; not any other function")
+        raise InputError(
+            f"method = {method!r}: a job can hold parts, or a `switch` between them; not any other function"
+        )
     return [{"name": _name(part), **table(part)} for part in method]
 
 

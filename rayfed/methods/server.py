@@ -1,4 +1,4 @@
-"""Parts that make the new global weights from what the clients send (slot `average`), and those that change what was made."""
+"""Parts that make the new global weights from what the clients send (slot `average`), or change what was made."""
 
 from __future__ import annotations
 
@@ -59,7 +59,9 @@ class NormalizedAverage(Part):
         tau = total["na"] / total["n"]
         old = step.parameters(step.weights)
         moved = combine(
-            lambda w, local: w.double() - tau * (total["n/a"] * w.double() - local) / total["n"], old, total["parameters"]
+            lambda w, local: w.double() - tau * (total["n/a"] * w.double() - local) / total["n"],
+            old,
+            total["parameters"],
         )
         buffers = combine(lambda x: x / total["n"], total["buffers"])
         return None, step.towards(like({**moved, **buffers}, step.weights))

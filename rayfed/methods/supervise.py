@@ -46,12 +46,14 @@ class RestrictedCrossEntropy(Part):
 class ClassAdaptiveDistill(Part):
     """Cross-entropy and distillation, traded sample by sample by how well the teacher knows the label's class.
 
-    FedCAD (He et al., AAAI 2022), eq. 1 to 3. A part of this slot, since it weighs the cross-entropy too. The teacher is
-    measured once a round on the client's own, un-augmented data. The paper gives no temperature; it is taken as 1.
+    FedCAD (He et al., AAAI 2022), eq. 1 to 3. A part of this slot, since it weighs the cross-entropy too. The teacher
+    is measured once a round on the client's own, un-augmented data. The paper gives no temperature; it is taken as 1.
     """
 
     slot: ClassVar[str] = "supervise"
-    low: Annotated[float, Ge(0), Le(1), "weight of distillation on a class that the teacher does not know (beta)"] = 0.25
+    low: Annotated[float, Ge(0), Le(1), "weight of distillation on a class that the teacher does not know (beta)"] = (
+        0.25
+    )
     high: Annotated[float, Ge(0), Le(1), "weight of distillation on a class that it knows for sure (gamma)"] = 0.5
     tau: Annotated[float, Gt(0), "temperature of both softmaxes"] = 1.0
 

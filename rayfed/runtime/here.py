@@ -44,9 +44,7 @@ class Here:
             summands = self._worker.survey(envelope, client)
             yield unpack(summands), summands.num_bytes
 
-    def train(
-        self, broadcast: Broadcast, clients: Sequence[int], memories: Mapping[int, Packed]
-    ) -> Iterator[Arrival]:
+    def train(self, broadcast: Broadcast, clients: Sequence[int], memories: Mapping[int, Packed]) -> Iterator[Arrival]:
         envelope = seal(broadcast)
         for done, client in enumerate(clients, start=1):
             header, summands, memory = self._worker.train(envelope, client, memories.get(client))

@@ -138,7 +138,9 @@ class Pool:
         def again(index: int, error: RayError) -> None:
             retries[index] += 1
             if retries[index] > MAX_RETRIES:
-                raise WorkersLost(f"{calls[index].what}: lost with its worker {retries[index]} times; the last: {error}") from error
+                raise WorkersLost(
+                    f"{calls[index].what}: lost with its worker {retries[index]} times; the last: {error}"
+                ) from error
             log.warning("%s: %s; running it again", calls[index].what, _first_line(error))
             waiting.appendleft(index)
 
@@ -162,7 +164,8 @@ class Pool:
                         self._recover(actor)
                         again(index, error)
                 while turn in finished:
-                    # Fetched only now that its turn has come, and dropped by the caller: the driver never holds a cohort.
+                    # Fetched only now that its turn has come, and dropped by the caller: the driver never holds a
+                    # cohort.
                     first, references = finished.pop(turn)
                     try:
                         second = ray.get(references[1]) if len(references) > 1 else None
@@ -179,7 +182,7 @@ class Pool:
                 ray.cancel(reference, force=False)
 
     def _wait(self, references: list[ObjectRef], calls: Sequence[Call], working: Mapping[Any, Any]) -> list[ObjectRef]:
-        """The calls that have ended since; takes back actors that have recovered. Says who is awaited when nobody moves."""
+        """The calls that have ended; takes back actors that have recovered, and says who is awaited."""
         if not references and not self._recovering:
             if not self._idle:
                 raise WorkersLost("no actor is left to work on")

@@ -1,4 +1,4 @@
-"""Connecting to Ray, and putting actors on it: what is asked for is held against what there is before anything waits."""
+"""Connecting to Ray, and putting actors on it: what is asked for is held against what there is first."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def capacity(options: RayOptions, nodes: list[Resources]) -> int:
 
     def on(node: Resources) -> int:
         by_cpu = math.floor(node.get("CPU", 0) / options.num_cpus + 1e-6)
-        return by_cpu if options.gpu_share == 0 else min(by_cpu, math.floor(node.get("GPU", 0) / options.gpu_share + 1e-6))
+        return (
+            by_cpu if options.gpu_share == 0 else min(by_cpu, math.floor(node.get("GPU", 0) / options.gpu_share + 1e-6))
+        )
 
     return sum(on(node) for node in nodes)
 
@@ -154,8 +156,8 @@ def _place(options: RayOptions, name: str, shared: ObjectRef, count: int) -> lis
         for actor in actors:
             ray.kill(actor)
         raise InputError(
-            f"after {START_LIMIT:.0f} s {len(up)} of {count} actors had come up: the cluster has the resources but does not "
-            f"give them now; try ray.actors = {max(1, len(up))}, or wait until other jobs are done"
+            f"after {START_LIMIT:.0f} s {len(up)} of {count} actors had come up: the cluster has the resources "
+            f"but does not give them now; try ray.actors = {max(1, len(up))}, or wait until other jobs are done"
         ) from None
     devices = {device: sum(d == device for _, d in places) for _, device in places}
     on = ", ".join(f"{n} on {device}" for device, n in devices.items())

@@ -33,7 +33,7 @@ class Header:
 
 
 class Worker:
-    """Serves any client of a site. Every call opens its own copy of what was sent, so that no call can touch another's."""
+    """Serves any client of a site. Every call opens its own copy of what was sent, so none can touch another's."""
 
     def __init__(self, site: Site) -> None:
         self.site = site

@@ -1,0 +1,27 @@
+# Two commands, both from nothing but Python 3.11 or later, git and make:
+#   make demo    trains FedNTD on real images over Ray, and says where the results are
+#   make test    checks style and types, and runs the fast tests
+PYTHON := $(shell command -v python3.11 || command -v python3.12 || command -v python3)
+BIN := .venv/bin
+
+demo: .venv/installed
+	$(BIN)/rayfed run jobs/quickstart.toml -s name=demo --force
+
+test: .venv/installed
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/pytest
+
+# What takes longer: every method on Ray, whole runs, several nodes.
+test-slow: .venv/installed
+	$(BIN)/pytest -m slow
+
+# Everything is installed at the versions in constraints.txt, which were tested together.
+.venv/installed: pyproject.toml constraints.txt
+	@echo "setting up .venv (some minutes and 6 GB the first time)"
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
+	touch $@
+
+.PHONY: demo test test-slow

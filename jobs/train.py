@@ -1,0 +1,12 @@
+"""What a cluster runs: the command `rayfed run`, as a script.
+
+ray job submit --working-dir . -- python jobs/train.py jobs/quickstart.toml -s output.path=/shared/runs
+
+The working folder is a copy that the cluster deletes, so results belong on storage that stays.
+"""
+
+import sys
+
+from rayfed.cli import main
+
+main(["run", *sys.argv[1:]], prog_name="rayfed")

@@ -1,0 +1,464 @@
+"""The command `rayfed`.
+
+Bad input ends with exit code 2 and one message, a run that failed with 1, Ctrl-C with 130. Everything heavy is imported
+by the command that needs it, so that help and completion answer at once.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import fields, replace
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.shell_completion import CompletionItem, get_completion_class
+
+from rayfed import __version__
+from rayfed.display import (
+    aligned,
+    brief,
+    clients_text,
+    follow,
+    images_text,
+    log_to_stderr,
+    print_table,
+    result_text,
+    shown,
+)
+from rayfed.values import InputError
+
+if TYPE_CHECKING:
+    from rayfed.grid import Cell
+    from rayfed.job import Job
+
+MOST_CLIENTS = 50  # that `partition` prints; of more, the first ones
+PICTURES = (".png", ".svg", ".pdf")
+
+Overrides = tuple[tuple[str, Any], ...]
+
+
+class Failure(click.ClickException):
+    """How the command ends if not well: with a message, and the exit code of its kind."""
+
+    def show(self, file: Any = None) -> None:
+        print(self.message, file=sys.stderr)
+
+
+class BadInput(Failure):
+    exit_code = 2
+
+
+class RunFailed(Failure):
+    exit_code = 1
+
+
+class Stopped(Failure):
+    exit_code = 130
+
+
+@contextmanager
+def failures() -> Iterator[None]:
+    """Turns what goes wrong into a `Failure`."""
+    try:
+        yield
+    except (click.ClickException, click.Abort, click.exceptions.Exit, BrokenPipeError):
+        raise
+    except InputError as error:
+        raise BadInput(f"error: {error}") from None
+    except KeyboardInterrupt as error:
+        raise Stopped("; ".join(["stopped", *notes_of(error)])) from None
+    except Exception as error:
+        raise RunFailed(f"error: {explained(error)}") from None
+
+
+def explained(error: Exception) -> str:
+    """What ended a run. An error of this package says it all, with a client's traceback; any other needs its own."""
+    if type(error).__module__.partition(".")[0] == "rayfed":
+        return "\n".join([str(error), *notes_of(error)])
+    return "the run failed\n" + "".join(traceback.format_exception(error)).rstrip()
+
+
+def notes_of(error: BaseException) -> list[str]:
+    """What was added to an error on its way: where the results so far are."""
+    return getattr(error, "__notes__", [])
+
+
+class Commands(click.Group):
+    """A group whose commands end with this package's exit codes."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with failures():
+            return super().invoke(ctx)
+
+
+# Completion ----------------------------------------------------------------------------------------------------------
+
+
+class JobFile(click.ParamType):
+    """A job file; those up to two folders down are offered."""
+
+    name = "job"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        folder = Path(incomplete if incomplete.endswith("/") else os.path.dirname(incomplete))
+        files = sorted(str(file) for depth in ("", "*/", "*/*/") for file in folder.glob(f"{depth}*.toml"))
+        return starting(incomplete.removeprefix("./"), files) or [CompletionItem(incomplete, type="file")]
+
+
+class Override(click.ParamType):
+    """`key.sub=value`; the job file's keys are offered, and where none of them fits, all that there are."""
+
+    name = "key=value"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Any]:
+        from rayfed.job import read_override
+
+        return read_override(value)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        if incomplete.startswith("method="):
+            return starting(incomplete, [f"method={name}" for name in method_names()])
+        in_file = starting(incomplete, [f"{key}=" for key in keys_of(ctx.params.get("job"))])
+        return in_file or starting(incomplete, [f"{key}=" for key in all_keys()])  # takes seconds: it imports torch
+
+
+class MethodName(click.ParamType):
+    """A method or part; all are offered."""
+
+    name = "name"
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return starting(incomplete, method_names())
+
+
+def starting(incomplete: str, words: list[str]) -> list[CompletionItem]:
+    return [CompletionItem(word) for word in words if word.startswith(incomplete)]
+
+
+def method_names() -> list[str]:
+    from rayfed.methods.registry import PARTS, RECIPES
+
+    return [*RECIPES, *PARTS]
+
+
+def keys_of(path: str | None) -> list[str]:
+    """The dotted keys that are in a job file, if it can be read."""
+    import tomllib
+
+    try:
+        return dotted(tomllib.loads(Path(path or "").read_text()))
+    except (OSError, ValueError):
+        return []
+
+
+def all_keys() -> list[str]:
+    """The dotted keys that a job can have, whichever its partition."""
+    from rayfed.data.augment import Augment
+    from rayfed.data.partition import PARTITIONS
+    from rayfed.data.sources import Source
+    from rayfed.job import Output, RayOptions
+    from rayfed.local import Training
+
+    sections: list[tuple[str, Any]] = [
+        ("data", Source),
+        ("data.augment", Augment),
+        *(("data.partition", rule) for rule in PARTITIONS.values()),
+        ("train", Training),
+        ("ray", RayOptions),
+        ("output", Output),
+    ]
+    keys = [f"{section}.{field.name}" for section, cls in sections for field in fields(cls)]
+    return sorted({"name", "seed", "method", "data.partition.name", "model.name", *keys})
+
+
+def dotted(tables: dict[str, Any], prefix: str = "") -> list[str]:
+    """The keys of nested tables.
+
+    >>> dotted({"seed": 0, "train": {"lr": 0.1}})
+    ['seed', 'train.lr']
+    """
+    return [
+        key
+        for name, value in tables.items()
+        for key in (dotted(value, f"{prefix}{name}.") if isinstance(value, dict) else [prefix + name])
+    ]
+
+
+# Commands ------------------------------------------------------------------------------------------------------------
+
+
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Results lie in runs/NAME: tables as Parquet, the last weights as safetensors, summary.json.",
+)
+@click.version_option(__version__)
+@click.pass_context
+def main(ctx: click.Context) -> None:
+    """Federated learning on Ray: experiments as job files.
+
+    \b
+    Examples:
+      rayfed run jobs/quickstart.toml                      train, on this machine
+      rayfed run jobs/quickstart.toml -s train.num_rounds=2 -s ray.mode=off
+      rayfed run jobs/quickstart.toml -s method=fedavg -s name=quickstart-fedavg
+      rayfed run jobs/quickstart.toml -s ray.address=auto  on the Ray cluster that runs here
+      rayfed partition jobs/quickstart.toml                who holds how much of which class
+      rayfed methods fedntd                                a method's paper and parameters
+      rayfed completion bash >> ~/.bashrc                  complete job files, keys and methods
+    """
+    if (here := os.getcwd()) not in sys.path:  # for a method or model of one's own; Ray tells its workers
+        sys.path.insert(0, here)
+    ctx.with_resource(log_to_stderr())
+
+
+job_argument = click.argument("job", type=JobFile())
+set_option = click.option(
+    "-s",
+    "--set",
+    "overrides",
+    type=Override(),
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Replace a value of the job: -s train.num_rounds=2. May be given often.",
+)
+
+
+@main.command()
+@job_argument
+@set_option
+@click.option("--force", is_flag=True, help="Replace the results of an earlier run.")
+@click.option("--only", metavar="PATTERN", default="*", help="Of a grid, the runs whose names match: '*/fedntd/*'.")
+@click.option("--list", "listed", is_flag=True, help="List the runs and do nothing.")
+def run(job: str, overrides: Overrides, force: bool, only: str, listed: bool) -> None:
+    """Train what a job file says.
+
+    A job with a [grid] stands for many runs. They go one after the other; those that are done already are passed over,
+    and one that fails does not hold up the others. At the end comes a table of settings and methods.
+
+    \b
+    Examples:
+      rayfed run jobs/quickstart.toml --force
+      rayfed run jobs/papers/fedntd/table1.toml --list
+      rayfed run jobs/papers/fedntd/table1.toml --only 'cifar10-shards-2/fed*/seed-0'
+      rayfed run jobs/papers/fedntd/table1.toml -s grid.seeds=[0] -s train.num_rounds=50
+    """
+    from rayfed.grid import expand
+    from rayfed.job import read_table
+
+    cells = expand(read_table(job), dict(overrides))
+    chosen = [cell for cell in cells if fnmatch(cell.name, only) or fnmatch(cell.name, f"*/{only}")]
+    if not chosen:
+        raise InputError(f"--only '{only}': none of {len(cells)} runs matches, such as '{cells[0].name}'; see --list")
+    if listed:
+        print("\n".join(cell.name for cell in chosen))
+    elif chosen[0].grid:
+        run_grid(cells, chosen, force)
+    else:
+        run_one(chosen[0].job(), force)
+
+
+def run_one(job: Job, force: bool) -> None:
+    """Run a job, showing how it goes and what came of it."""
+    from rayfed.experiment import run
+    from rayfed.record import read_summary
+
+    with follow() as display:
+        result = run(job, force=force, display=display)
+    print(result_text(result.path, read_summary(result.path)))
+
+
+def run_grid(cells: list[Cell], chosen: list[Cell], force: bool) -> None:
+    """Run the chosen cells that are not done; then show the results of all that are."""
+    from rayfed.record import is_done
+
+    jobs = [cell.job() for cell in chosen]
+    todo = [job for job in jobs if force or not is_done(job)]
+    if len(todo) < len(jobs):
+        print(f"{len(jobs) - len(todo)} of {len(jobs)} runs are done already")
+    failed = []
+    try:
+        for number, job in enumerate(todo, start=1):
+            print(f"\nrun {number} of {len(todo)}", flush=True)
+            try:
+                with failures():
+                    run_one(job, force=True)  # over what an unfinished run left
+            except RunFailed as failure:
+                failure.show()
+                failed.append(job.name)
+    finally:
+        show_results(cells)
+    if failed:
+        raise RunFailed("\n".join([f"error: {len(failed)} of {len(todo)} runs failed:", *failed]))
+
+
+def show_results(cells: list[Cell]) -> None:
+    """Print the table of a grid's finished cells, and write it beside them."""
+    from rayfed.grid import as_csv, tabulate
+    from rayfed.record import folder_of, is_done, read_summary
+
+    done = []
+    for cell in cells:
+        with suppress(InputError):  # of a cell that was not chosen, and cannot run
+            if is_done(job := cell.job()):
+                done.append((cell, read_summary(folder_of(job))))
+    if not done:
+        return
+    rows = tabulate(done)
+    path = folder_of(replace(done[0][0].job(), name=cells[0].grid)) / "table.csv"
+    path.write_text(as_csv(rows))
+    print(f"\n{len(done)} of {len(cells)} runs are done; mean ± deviation over seeds, in {shown(path)}:")
+    columns = [field.name for field in fields(rows[0])]
+    print_table([name.replace("_", " ") for name in columns], [[str(getattr(row, c)) for c in columns] for row in rows])
+
+
+@main.command()
+@click.argument("name", required=False, type=MethodName())
+def methods(name: str | None) -> None:
+    """List the methods, or describe one.
+
+    With the paper, and the parameters with their defaults. A job names a method, gives it values, or composes several:
+
+    \b
+      method = "fedntd"
+      method = { name = "fedntd", beta = 0.5 }
+      method = ["fedlmd", { name = "proximal", mu = 0.01 }]
+      method = "my_module:MyPart"     one of your own, found from the current folder
+    """
+    from rayfed.methods.registry import PARTS, RECIPES, parameters
+
+    if name is None:
+        for title, makers in (("Methods", RECIPES), ("Parts, to compose methods of", PARTS)):
+            print(f"{title}\n")
+            print_table(
+                ["name", "parameters", "what"],
+                [
+                    (name, " ".join(f"{p}={default_text(d)}" for p, d, _ in parameters(name)), first_line(maker))
+                    for name, maker in makers.items()
+                ],
+            )
+            print()
+        return
+    taken = parameters(name)
+    if maker := {**RECIPES, **PARTS}.get(name):
+        print(inspect.getdoc(maker), end="\n\n")
+    print_table(["parameter", "default", "what"], [(p, default_text(d), text) for p, d, text in taken])
+
+
+def first_line(maker: Callable[..., Any]) -> str:
+    return (inspect.getdoc(maker) or "").partition("\n")[0]
+
+
+def default_text(value: Any) -> str:
+    """A default as a job file writes it.
+
+    >>> [default_text(value) for value in (0.5, "kl", True)]
+    ['0.5', '"kl"', 'true']
+    """
+    return "(needed)" if value is inspect.Parameter.empty else json.dumps(value)
+
+
+@main.command()
+@click.argument("job", required=False, type=JobFile())
+@set_option
+def data(job: str | None, overrides: Overrides) -> None:
+    """List the sources of data, or describe a job's data.
+
+    Any Parquet file or folder, or tree of image folders, is a source as well: -s data.source=PATH.
+    """
+    from rayfed.data.sources import SOURCES, Source
+
+    if job is None:
+        root = Path(dict(overrides).get("data.root", Source.root)).expanduser()
+        print_table(
+            ["source", "here", "what"],
+            [(name, "yes" if is_here(name, root) else "no", what) for name, what in SOURCES.items()],
+        )
+        return
+    from rayfed.experiment import open_data
+
+    read = read_base(job, overrides)
+    federation = open_data(read)
+    classes = federation.train.classes
+    print(
+        aligned(
+            [
+                ("source", read.source.source),
+                ("images", images_text(federation)),
+                ("classes", f"{len(classes)}: {', '.join(classes[:20])}{', ...' if len(classes) > 20 else ''}"),
+                ("mean", " ".join(f"{value:.4f}" for value in federation.mean)),
+                ("deviation", " ".join(f"{value:.4f}" for value in federation.std)),
+                ("partition", brief(read.partition)),
+                ("clients", clients_text(federation)),
+            ]
+        )
+    )
+
+
+def is_here(name: str, root: Path) -> bool:
+    """Whether a known source is embedded, or where its download goes."""
+    from rayfed.data.downloads import OPTIONS
+
+    if name not in OPTIONS:
+        return True
+    folders = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}  # torchvision's
+    return (root / folders.get(name, f"{OPTIONS[name][0]}/raw")).is_dir()
+
+
+@main.command()
+@job_argument
+@set_option
+@click.option("-o", "--output", help="The picture: .png, .svg or .pdf; runs/NAME.partition.png if not given.")
+def partition(job: str, overrides: Overrides, output: str | None) -> None:
+    """Show who holds how much of which class.
+
+    As a table, and as a heat map in a file. Of a job with a [grid], it is the partition of the job without it.
+    """
+    from rayfed.experiment import open_data
+    from rayfed.record import folder_of
+    from rayfed.report.partition import draw_partition, table_text
+
+    read = read_base(job, overrides)
+    path = Path(output) if output else folder_of(read).with_name(f"{Path(read.name).name}.partition.png")
+    if path.suffix not in PICTURES:
+        raise InputError(f"--output '{path}': pictures end in {', '.join(PICTURES)}")
+    federation = open_data(read)
+    table, classes = federation.label_table(), federation.train.classes
+    lines = table_text(table[:MOST_CLIENTS], classes).splitlines()
+    print("\n".join(lines if len(table) <= MOST_CLIENTS else lines[:-1]))
+    if len(table) > MOST_CLIENTS:
+        print(f"... and {len(table) - MOST_CLIENTS:,} more clients")
+    print(f"\n{clients_text(federation)}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draw_partition(table, classes, path, f"{read.source.source}, {brief(read.partition)}")
+    print(f"heat map in {shown(path)}")
+
+
+def read_base(job: str, overrides: Overrides) -> Job:
+    """A job, or the job over which a grid is laid."""
+    from rayfed.job import read_job, read_table
+
+    return read_job({key: value for key, value in read_table(job).items() if key != "grid"}, dict(overrides))
+
+
+@main.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print a script that completes this command.
+
+    \b
+    Once, for every shell to come:
+      rayfed completion bash >> ~/.bashrc
+      rayfed completion zsh >> ~/.zshrc
+      rayfed completion fish > ~/.config/fish/completions/rayfed.fish
+    """
+    if script := get_completion_class(shell):
+        print(script(main, {}, "rayfed", "_RAYFED_COMPLETE").source())

@@ -1,0 +1,233 @@
+"""Grids: what a job file with a [grid] stands for, and the table of what came of it."""
+
+import csv
+import json
+import tomllib
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from rayfed.cli import main
+from rayfed.grid import Cell, Spread, as_csv, expand, tabulate
+from rayfed.values import InputError
+
+PAPERS = Path(__file__).resolve().parents[1] / "jobs" / "papers"
+GRID = """
+name = "g"
+method = "fedavg"
+[data]
+source = "data"
+[data.partition]
+name = "iid"
+num_clients = 4
+[model]
+name = "lenet"
+[train]
+num_rounds = 1
+clients_per_round = 2
+[ray]
+mode = "off"
+[grid]
+seeds = [0, 1]
+[[grid.setting]]
+name = "two"
+"train.clients_per_round" = 2
+[[grid.setting]]
+name = "shards"
+"data.partition" = { name = "shards", s = 2, num_clients = 2 }
+[[grid.method]]
+name = "avg"
+method = "fedavg"
+[[grid.method]]
+name = "prox"
+method = { name = "fedprox", mu = 0.1 }
+"""
+
+
+@pytest.fixture
+def tables():
+    return tomllib.loads(GRID)
+
+
+def test_each_seed_setting_and_method_is_a_run(tables):
+    cells = expand(tables)
+    order = product((0, 1), ("two", "shards"), ("avg", "prox"))
+    assert [cell.name for cell in cells] == [f"g/{setting}/{method}/seed-{seed}" for seed, setting, method in order]
+    assert {(cell.grid, cell.setting) for cell in cells} == {("g", "two"), ("g", "shards")}
+    job = cells[-1].job()
+    assert (job.seed, job.partition.num_clients, job.training.clients_per_round) == (1, 2, 2)
+    assert job == Cell(cells[-1].tables).job()
+    assert tables == tomllib.loads(GRID), "what was given stays as it was"
+
+
+def test_a_setting_that_is_a_table_replaces_the_whole_table(tables):
+    tables["data"]["partition"] = {"name": "dirichlet", "alpha": 0.1, "num_clients": 9}
+    assert expand(tables)[2].tables["data"]["partition"] == {"name": "shards", "s": 2, "num_clients": 2}
+
+
+def test_overrides_come_last_over_every_run(tables):
+    cells = expand(tables, {"train.clients_per_round": 1, "data.partition.num_clients": 3, "name": "other"})
+    assert {cell.tables["train"]["clients_per_round"] for cell in cells} == {1}
+    assert {cell.tables["data"]["partition"]["num_clients"] for cell in cells} == {3}
+    assert {cell.name.split("/")[0] for cell in cells} == {"other"}
+
+
+def test_overrides_of_the_grid_choose_its_seeds(tables):
+    assert [cell.tables["seed"] for cell in expand(tables, {"grid.seeds": [7]})] == [7] * 4
+    del tables["grid"]
+    assert [cell.name for cell in expand(tables, {"grid.seeds": [3, 4]})] == ["g/seed-3", "g/seed-4"]
+
+
+def test_a_job_without_a_grid_is_one_run(tables):
+    del tables["grid"]
+    assert expand(tables, {"seed": 5}) == [Cell(tables | {"seed": 5})]
+
+
+@pytest.mark.parametrize(
+    ("change", "overrides", "message"),
+    [
+        ({"seed": [0]}, {}, "grid: unknown key 'seed'; did you mean 'seeds'?"),
+        ({"seeds": [-1]}, {}, "grid.seeds.0 = -1: input should be greater than or equal to 0"),
+        ({"seeds": [1, 1]}, {}, "grid.seeds: 1 is there 2 times"),
+        ({"setting": [{"name": "a/b"}]}, {}, "grid.setting: name = 'a/b': give each a name"),
+        ({"setting": [{"name": ".."}]}, {}, "grid.setting: name = '..': give each a name"),
+        ({"setting": [{"train.lr": 1}]}, {}, "grid.setting: name = None: give each a name"),
+        ({"setting": [{"name": "a"}, {"name": "a"}]}, {}, "grid.setting: 'a' is there 2 times"),
+        ({"method": [{"name": "a"}]}, {}, "grid.method: 'a' has name; it takes a name and a method"),
+        ({}, {"seed": 1}, "'seed' is given by this job's grid"),
+        ({}, {"method": "fedavg"}, "'method' is given by this job's grid"),
+        ({}, {"grid": 3}, "grid = 3: this is a table, [grid]"),
+    ],
+)
+def test_a_grid_that_is_not_well_formed_is_refused(tables, change, overrides, message):
+    tables["grid"] |= change
+    with pytest.raises(InputError) as refused:
+        expand(tables, overrides)
+    assert message in str(refused.value)
+
+
+def test_a_run_that_cannot_be_is_named(tables):
+    with pytest.raises(InputError, match="g/two/avg/seed-0: train: unknown key 'lrr'"):
+        expand(tables, {"train.lrr": 1})[0].job()
+
+
+@pytest.mark.parametrize("path", sorted(PAPERS.glob("*/*.toml")), ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_the_papers_grids_expand(path):
+    tables = tomllib.loads(path.read_text())
+    axes = [tables["grid"][axis] for axis in ("seeds", "setting", "method")]
+    names = [cell.name for cell in expand(tables)]
+    assert len(set(names)) == len(names) == np.prod([len(axis) for axis in axes])
+
+
+def summary(best: float, last: float, forgetting: float) -> dict:
+    return {"best": {"test_accuracy": best}, "last": {"test_accuracy": last, "forgetting": forgetting}}
+
+
+def test_the_table_has_means_and_deviations_over_seeds(tables):
+    cells = [cell for cell in expand(tables) if cell.setting == "two"]  # avg, prox, avg, prox
+    found = [summary(0.5, 0.4, 0.1), summary(0.9, 0.8, 0.0), summary(0.7, 0.6, 0.3)]
+    rows = tabulate(zip(cells, found, strict=False))
+    assert [(row.setting, row.method, row.seeds) for row in rows] == [("two", "avg", 2), ("two", "prox", 1)]
+    assert rows[0].best_accuracy.mean == pytest.approx(0.6)
+    assert rows[0].best_accuracy.deviation == pytest.approx(0.02**0.5)
+    assert rows[1].last_accuracy == Spread(0.8, None)
+    lines = list(csv.DictReader(as_csv(rows).splitlines()))
+    assert list(lines[0]) == [
+        *("setting", "method", "seeds", "best_accuracy", "best_accuracy_spread"),
+        *("last_accuracy", "last_accuracy_spread", "forgetting", "forgetting_spread"),
+    ]
+    assert float(lines[0]["forgetting"]) == pytest.approx(0.2)
+    assert lines[1]["forgetting_spread"] == ""
+
+
+# As a command --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    (tmp_path / "data").mkdir()
+    for split in ("train", "test"):
+        images = pa.array(list(rng.integers(0, 256, (16, 784), np.uint8)))
+        pq.write_table(pa.table({"image": images, "label": np.arange(16) % 4}), tmp_path / f"data/{split}.parquet")
+    (tmp_path / "grid.toml").write_text(GRID)
+    return tmp_path
+
+
+def rayfed(*arguments: str):
+    return CliRunner().invoke(main, arguments)
+
+
+def test_a_grid_runs_once_and_ends_with_its_table(folder):
+    result = rayfed("run", "grid.toml", "--only", "*/seed-0")
+    assert result.exit_code == 0, result.output
+    assert "run 4 of 4" in result.stdout
+    assert "4 of 8 runs are done; mean ± deviation over seeds, in runs/g/table.csv:" in result.stdout
+
+    result = rayfed("run", "grid.toml")
+    assert "4 of 8 runs are done already\n" in result.stdout
+    assert "run 4 of 4" in result.stdout
+    table = list(csv.DictReader((folder / "runs/g/table.csv").read_text().splitlines()))
+    assert [(row["setting"], row["method"], row["seeds"]) for row in table] == [
+        (setting, method, "2") for setting in ("two", "shards") for method in ("avg", "prox")
+    ]
+    last = result.stdout.splitlines()[-1].split()
+    assert last[:3] == ["shards", "prox", "2"]
+    assert last[3] == f"{float(table[-1]['best_accuracy']):.3f}"
+
+    result = rayfed("run", "grid.toml")
+    assert "8 of 8 runs are done already" in result.stdout
+    assert "\nrun " not in result.stdout
+
+
+def test_runs_that_were_not_finished_are_run_again_and_others_jobs_are_not_touched(folder):
+    assert rayfed("run", "grid.toml", "--only", "two/avg/*").exit_code == 0
+    path = folder / "runs/g/two/avg/seed-1/summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"status": "running"}))
+    result = rayfed("run", "grid.toml", "--only", "two/avg/*")
+    assert "1 of 2 runs are done already" in result.stdout
+    assert json.loads(path.read_text())["status"] == "done"
+
+    result = rayfed("run", "grid.toml", "-s", "train.lr=0.5")
+    assert result.exit_code == 2
+    assert "runs/g/two/avg/seed-0' holds the results of another job of this name" in result.stderr
+    assert not (folder / "runs/g/two/prox").exists()
+    assert rayfed("run", "grid.toml", "-s", "train.lr=0.5", "--force", "--only", "two/avg/*").exit_code == 0
+
+
+def test_a_run_that_fails_does_not_hold_up_the_others(folder):
+    result = rayfed(
+        "run",
+        "grid.toml",
+        "--only",
+        "two/*/seed-0",
+        "-s",
+        'grid.method=[{name="a",method={name="fedprox",mu=1e38}},{name="b",method="fedavg"}]',
+        "-s",
+        "train.batch_size=1",
+    )
+    assert result.exit_code == 1
+    assert result.stderr.endswith("error: 1 of 2 runs failed:\ng/two/a/seed-0\n")
+    assert json.loads((folder / "runs/g/two/b/seed-0/summary.json").read_text())["status"] == "done"
+
+
+def test_list_only_lists_and_only_must_match(folder):
+    result = rayfed("run", "grid.toml", "--list", "--only", "shards/prox/*")
+    assert result.stdout == "g/shards/prox/seed-0\ng/shards/prox/seed-1\n"
+    assert not (folder / "runs").exists()
+    result = rayfed("run", "grid.toml", "--only", "fedntd")
+    assert result.exit_code == 2
+    assert "none of 8 runs matches, such as 'g/two/avg/seed-0'; see --list" in result.stderr
+
+
+def test_bad_input_ends_a_grid_at_once(folder):
+    result = rayfed("run", "grid.toml", "-s", "data.source=./nowhere")
+    assert result.exit_code == 2
+    assert result.stderr.count("error:") == 1
+    assert not (folder / "runs").exists()

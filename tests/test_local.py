@@ -1,0 +1,292 @@
+"""A client's work: batches, learning rates, what its views show, and what it leaves behind."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rayfed.data.augment import Augment
+from rayfed.local import Broadcast, Diverged, Training, batches, evaluate, server_view, survey, train
+from rayfed.methods import Average, CrossEntropy, NotTrueDistill, Part, Proximal, compose, fedavg, fedlmd, fedntd
+from rayfed.weights import state_of
+
+CLIENT = 1  # [0, 8, 1, 2] samples: 5, 5 and 1 of them in a batch
+
+
+def broadcast_of(site, round=1):
+    return Broadcast(round, state_of(site.model), {}, {})
+
+
+def trained(site, broadcast=None, client=CLIENT):
+    """The client's state after training."""
+    reply, _ = train(site, broadcast or broadcast_of(site), client, {})
+    return {name: w.clone() for name, w in reply.summands["average"]["weights"].values.items()}
+
+
+def assert_equal(a, b):
+    assert a.keys() == b.keys()
+    assert [name for name in a if not torch.equal(a[name], b[name])] == []
+
+
+# Batches and learning rates.
+
+
+@given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 4), st.integers(0, 5))
+def test_every_epoch_sees_every_sample_once(num_examples, batch_size, epochs, seed):
+    training = Training(batch_size=batch_size, local_epochs=epochs)
+    steps = [index.tolist() for index in batches(num_examples, training, torch.Generator().manual_seed(seed))]
+    per_epoch = -(-num_examples // batch_size)
+    assert len(steps) == per_epoch * epochs
+    for epoch in range(epochs):
+        some = steps[epoch * per_epoch : (epoch + 1) * per_epoch]
+        assert sorted(i for index in some for i in index) == list(range(num_examples))
+        assert [len(index) for index in some[:-1]] == [batch_size] * (per_epoch - 1)
+        assert len(some[-1]) == num_examples - batch_size * (per_epoch - 1)  # the smaller one is kept
+
+
+@given(st.integers(1, 30), st.integers(1, 10), st.integers(1, 20))
+def test_a_number_of_steps_replaces_the_epochs_and_changes_nothing_else(num_examples, batch_size, steps):
+    def drawn(**training):
+        rng = torch.Generator().manual_seed(0)
+        return [i.tolist() for i in batches(num_examples, Training(batch_size=batch_size, **training), rng)]
+
+    assert drawn(local_steps=steps) == drawn(local_epochs=steps)[:steps]
+
+
+def test_each_epoch_is_shuffled_anew():
+    one, two = batches(50, Training(batch_size=50, local_epochs=2), torch.Generator().manual_seed(0))
+    assert one.tolist() != two.tolist()
+
+
+def test_the_learning_rate_decays_by_the_round():
+    training = Training(lr=0.1, lr_decay=0.5)
+    assert [training.lr_at(round) for round in (1, 2, 3)] == [0.1, 0.05, 0.025]
+
+
+def test_a_later_round_is_an_earlier_one_at_its_learning_rate(make_site):
+    """But for the draws: with one batch for all there is nothing to draw."""
+    whole = {"batch_size": 100, "local_epochs": 3}
+    later = make_site(fedavg(), **whole, lr=0.4, lr_decay=0.5)
+    later, now = trained(later, broadcast_of(later, round=3)), trained(make_site(fedavg(), **whole, lr=0.1))
+    for name in now:
+        torch.testing.assert_close(later[name], now[name])
+
+
+def test_momentum_starts_at_zero_in_every_round(make_site):
+    """Also where the site has just trained somebody; and the first step is one without momentum."""
+    site, broadcast = make_site(fedavg()), broadcast_of(make_site(fedavg()))
+    first = trained(site, broadcast)
+    trained(site, broadcast, client=4)
+    assert_equal(trained(site, broadcast), first)
+    assert_equal(*(trained(make_site(fedavg(), local_steps=1, momentum=momentum)) for momentum in (0.0, 0.9)))
+
+
+# What the hooks see.
+
+
+SEEN = []
+
+
+@dataclass(frozen=True)
+class Spy(Part):
+    """Keeps the views that it is given."""
+
+    def survey(self, client):
+        SEEN.append(("survey", client))
+        return {"n": client.num_examples}
+
+    def begin(self, client):
+        SEEN.append(("begin", client))
+        return "local"
+
+    def loss(self, batch, local):
+        SEEN.append(("loss", (len(batch.labels), local, batch.model.training, torch.is_grad_enabled())))
+        return None
+
+    def report(self, client, local, fit):
+        live = all(p.requires_grad for p in fit.model.parameters())
+        SEEN.append(("report", (local, fit.steps, fit.loss, fit.model.training, live)))
+        return None, "memory"
+
+
+@pytest.fixture
+def seen():
+    SEEN.clear()
+    return SEEN
+
+
+def test_hooks_run_in_order_and_see_their_client(make_site, seen):
+    site = make_site(compose(Spy()), local_epochs=1, norm=True, augment=Augment(flip=True, cutout=2))
+    broadcast = replace(broadcast_of(site, 2), states={"spy": "state"}, payloads={"spy": "payload"})
+    assert survey(site, broadcast, CLIENT) == {"spy": {"n": 11}}  # of the parts that survey alone
+    reply, memory = train(site, broadcast, CLIENT, {"spy": "before", "other": "not for it"})
+    assert [name for name, _ in seen] == ["survey", "begin", "loss", "loss", "loss", "report"]
+    assert [value for name, value in seen if name == "loss"] == [(size, "local", True, True) for size in (5, 5, 1)]
+    assert seen[-1][1] == ("local", 3, reply.train_loss, False, True)
+    assert memory == {"spy": "memory"}
+    assert reply.summands.keys() == {"average"}  # nothing reported, nothing sent
+    surveying, view = seen[0][1], seen[1][1]
+    assert (surveying.state, surveying.payload, surveying.memory) == ("state", None, None)
+    assert (view.state, view.payload, view.memory) == ("state", "payload", "before")
+    assert (view.id, view.round, view.num_clients, view.num_classes, view.num_examples) == (CLIENT, 2, 6, 4, 11)
+    assert (view.lr, view.momentum, view.batch_size) == (0.05, 0.9, 5)
+    assert view.label_counts.tolist() == [0, 8, 1, 2]
+    images, labels = next(view.samples())
+    rows = site.federation.client(CLIENT)
+    assert labels.tolist() == site.federation.train.labels[rows].tolist()
+    plain = site.federation.train.images[rows] / 255.0
+    np.testing.assert_allclose(images, (plain - site.federation.mean[0]) / site.federation.std[0], atol=1e-5)
+    assert [len(labels) for _, labels in view.samples(4)] == [4, 4, 3]
+
+
+def test_the_servers_samples_are_its_auxiliary_set(make_site):
+    site = make_site(fedavg())
+    view = server_view(site, 1, state_of(site.model))
+    assert [labels.tolist() for _, labels in view.samples()] == [[0, 0, 1, 1, 2, 2, 3, 3]]
+    dealt = np.concatenate([site.federation.client(client) for client in range(6)])
+    assert not set(dealt) & set(site.federation.auxiliary)
+
+
+def test_the_loss_is_the_sum_of_all_terms(make_site):
+    """At one step of all samples from the global weights, where Proximal's term is 0."""
+
+    def loss(*parts):
+        site = make_site(compose(*parts), local_steps=1, batch_size=100)
+        return train(site, broadcast_of(site), CLIENT, {})[0].train_loss
+
+    plain, taught, twice = loss(), loss(NotTrueDistill(teacher=False)), loss(NotTrueDistill(beta=2.0, teacher=False))
+    assert loss(CrossEntropy(weight=2.0), Proximal(mu=1.0)) == pytest.approx(2 * plain)
+    assert taught > plain
+    assert twice - taught == pytest.approx(taught - plain)
+
+
+# The teacher.
+
+
+@dataclass(frozen=True)
+class TeacherWatch(Part):
+    """Fails if the teacher is not the round's global model, frozen, in eval mode."""
+
+    def begin(self, client):
+        return client
+
+    def loss(self, batch, client):
+        teacher = client.global_model
+        assert teacher is not batch.model
+        assert not any(module.training for module in teacher.modules())
+        assert not any(p.requires_grad for p in teacher.parameters())
+        assert not batch.teacher.logits.requires_grad
+        for name, tensor in teacher.state_dict().items():
+            assert torch.equal(tensor, client.weights[name]), name
+        with torch.no_grad():  # the same for a batch as for its first image alone: nothing is drawn, nothing shared
+            alone = teacher(batch.images[:1])
+        torch.testing.assert_close(batch.teacher.logits[:1], alone)
+        return None
+
+
+def test_the_teacher_is_the_global_model_in_eval_mode_and_stays_so(make_site):
+    site = make_site(compose(TeacherWatch(), NotTrueDistill()), norm=True)
+    moved, _ = trained(site)
+    assert any(
+        not torch.equal(moved[name], w) for name, w in broadcast_of(make_site(fedavg(), norm=True)).weights.items()
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "passes"),
+    [(fedavg(), 0), (fedntd(teacher=False), 0), (fedlmd(teacher=False), 0), (fedntd(), 6), (fedntd(mix=0.5), 6),
+     (compose(fedntd(), TeacherWatch()), 12)],
+    ids=repr,
+)  # fmt: skip
+def test_the_teacher_runs_once_a_batch_and_only_if_asked(method, passes, make_site, monkeypatch):
+    site, count = make_site(method), 0
+    forward = type(site.model.head).forward
+
+    def counting(self, x):
+        nonlocal count
+        count += not self.weight.requires_grad
+        return forward(self, x)
+
+    monkeypatch.setattr(type(site.model.head), "forward", counting)
+    trained(site)
+    assert count == passes
+
+
+# What is left behind.
+
+
+def test_training_leaves_the_broadcast_and_the_generators_alone(make_site, digest):
+    site = make_site(fedntd(), norm=True, augment=Augment(crop=1, flip=True))
+    broadcast = broadcast_of(site)
+    before, generator, numpys = digest(broadcast.weights), torch.get_rng_state(), np.random.get_state()[1].tolist()
+    train(site, broadcast, CLIENT, {})
+    assert digest(broadcast.weights) == before
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert np.random.get_state()[1].tolist() == numpys
+
+
+@pytest.mark.parametrize(("seed", "round", "client"), [(1, 1, 0), (0, 2, 0), (0, 1, 1)], ids=str)
+def test_a_client_draws_its_own_numbers_in_each_round(seed, round, client, make_site):
+    """Two clients with the same sample: what differs is what they draw, here of Dropout and Cutout."""
+    setting = {"counts": [[1, 0, 0, 0]] * 2, "norm": True, "augment": Augment(cutout=2), "lr_decay": 1.0}
+    one, other = make_site(fedavg(), **setting), make_site(fedavg(), **setting, seed=seed)
+    same = one.federation.train.images
+    same[1] = same[0]
+    other.federation.train.images[:2] = same[:2]
+    a = trained(one, broadcast_of(one, 1), client=0)
+    b = trained(other, broadcast_of(other, round), client=client)
+    assert [name for name in a if torch.equal(a[name], b[name])] == ["features.1.num_batches_tracked"]
+
+
+def test_the_reply_is_the_models_state_and_weighs_by_samples(make_site):
+    for by, weight in (("samples", 11), ("client", 1)):
+        site = make_site(compose(Average(by=by)), norm=True)
+        reply, _ = train(site, broadcast_of(site), CLIENT, {})
+        sent = reply.summands["average"]
+        assert (sent["weight"], sent["weights"].weight, reply.num_examples) == (weight, weight, 11)
+        assert sent["weights"].values.keys() == site.model.state_dict().keys()  # buffers, too
+
+
+def test_evaluation_is_in_eval_mode_and_adds_up(make_site):
+    site = make_site(fedavg(), norm=True)
+    weights = state_of(site.model)
+    whole, parts = (
+        evaluate(site, weights, 0, 30),
+        [evaluate(site, weights, start, start + 7) for start in range(0, 30, 7)],
+    )
+    total = sum(parts[1:], parts[0])
+    assert total.confusion.tolist() == whole.confusion.tolist()
+    assert total.loss == pytest.approx(whole.loss)
+    assert whole.confusion.sum(axis=1).tolist() == np.bincount(site.federation.test.labels, minlength=4).tolist()
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in site.model.state_dict().items())
+
+
+# Divergence.
+
+
+def test_a_loss_that_diverges_names_method_client_round_and_batch(make_site):
+    site = make_site(fedntd(), lr=1e30)
+    with pytest.raises(
+        Diverged, match=r"the loss became (nan|inf) at client 1, round 3, batch 2 of 6, .*NotTrueDistill"
+    ):
+        train(site, broadcast_of(site, 3), CLIENT, {})
+
+
+@dataclass(frozen=True)
+class Break(Part):
+    """A loss that is no number at one step alone: training goes on to finite weights."""
+
+    def begin(self, client):
+        return []
+
+    def loss(self, batch, local):
+        local.append(batch)
+        return torch.tensor(float("inf")) if len(local) == 4 else None
+
+
+def test_a_single_bad_loss_is_found(make_site):
+    with pytest.raises(Diverged, match="the loss became inf at client 1, round 1, batch 4 of 6"):
+        trained(make_site(compose(Break())))
