@@ -126,7 +126,9 @@ class Override(click.ParamType):
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         if incomplete.startswith("method="):
             return starting(incomplete, [f"method={name}" for name in method_names()])
-        in_file = starting(incomplete, [f"{key}=" for key in keys_of(ctx.params.get("job"))])
+        words = ctx.args  # a line that ends in -s is not parsed yet
+        job = next((word for word in words if word.endswith(".toml")), "")
+        in_file = starting(incomplete, [f"{key}=" for key in keys_of(job)])
         return in_file or starting(incomplete, [f"{key}=" for key in all_keys()])  # takes seconds: it imports torch
 
 
@@ -149,12 +151,12 @@ def method_names() -> list[str]:
     return [*RECIPES, *PARTS]
 
 
-def keys_of(path: str | None) -> list[str]:
+def keys_of(path: str) -> list[str]:
     """The dotted keys that are in a job file, if it can be read."""
     import tomllib
 
     try:
-        return dotted(tomllib.loads(Path(path or "").read_text()))
+        return dotted(tomllib.loads(Path(path).read_text()))
     except (OSError, ValueError):
         return []
 

@@ -96,7 +96,7 @@ class Bar:
         self._show(round.round, round=min(round.round + 1, self._training.num_rounds), clients="", figures=figures)
 
     def _show(self, completed: float, **fields: Any) -> None:
-        self._progress.update(self._task, completed=completed, **fields)
+        self._progress.update(self._task, completed=completed, refresh=True, **fields)
 
 
 def bar_on(console: Console) -> Progress:
@@ -115,9 +115,11 @@ class TimeLeft(ProgressColumn):
     """As long as it has taken so far, in proportion; rich's own looks only at the last steps, which come in bursts."""
 
     def render(self, task: Task) -> Text:
-        if not task.elapsed or not task.completed or task.finished:
-            return Text(f"{duration(task.elapsed or 0)} taken" if task.finished else "")
-        return Text(f"{duration(task.elapsed * (task.total or 0) / task.completed - task.elapsed)} left")
+        if task.finished:
+            return Text(f"{duration(task.finished_time or 0)} taken")
+        if not task.elapsed or not task.completed or not task.total:
+            return Text()
+        return Text(f"{duration(task.elapsed * (task.total / task.completed - 1))} left")
 
 
 def duration(seconds: float) -> str:

@@ -16,6 +16,7 @@ from click.shell_completion import BashComplete
 from click.testing import CliRunner, Result
 from PIL import Image
 from rich.console import Console
+from rich.progress import Task, TaskID
 
 from rayfed import run
 from rayfed.cli import main
@@ -181,13 +182,11 @@ def test_on_a_terminal_a_bar_moves_with_each_client(folder):
 
 
 def test_the_time_left_is_in_proportion_to_the_time_taken():
-    now = 0.0
-    progress = bar_on(Console(file=io.StringIO(), width=100))
-    progress.get_time = lambda: now
-    task = progress.tasks[progress.add_task("", total=4, round=0, clients="", figures="")]
-    assert TimeLeft()(task).plain == ""
-    task.completed, task._get_time = 1, lambda: 30.0
-    assert TimeLeft()(task).plain == "0:01:30 left"
+    task = Task(TaskID(0), "", total=4, completed=0, _get_time=lambda: 30.0)
+    task.start_time = 0.0
+    assert TimeLeft().render(task).plain == ""
+    task.completed = 1
+    assert TimeLeft().render(task).plain == "0:01:30 left"
 
 
 # Bad input -----------------------------------------------------------------------------------------------------------
@@ -415,7 +414,9 @@ def test_completion_offers_job_files_keys_and_methods(folder):
     assert completions("ru") == ["run"]
     assert completions("run", "") == ["job.toml", "jobs/more.toml"]
     assert completions("run", "jobs/") == ["jobs/more.toml"]
-    assert completions("run", "job.toml", "-s", "train.num") == ["train.num_rounds="]
+    keys = ["train.num_rounds=", "train.clients_per_round=", "train.batch_size="]
+    assert completions("run", "job.toml", "-s", "train.") == keys, "those of the file are enough"
+    assert completions("run", "job.toml", "-s", "seed=1", "-s", "train.") == keys
     assert completions("run", "job.toml", "-s", "ray.num") == ["ray.num_cpus=", "ray.num_gpus="], "not in the file"
     assert completions("run", "job.toml", "-s", "method=fedn") == ["method=fedntd", "method=fednova"]
     assert completions("methods", "fedpro") == ["fedprox", "fedproto"]

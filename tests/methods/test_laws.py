@@ -15,7 +15,7 @@ from rayfed.methods.anchors import momentum_corrected_steps
 from rayfed.rounds import rounds, start
 from rayfed.runtime.here import Here
 from rayfed.seeds import Purpose, seed_of
-from rayfed.weights import OrderedSum, state_of
+from rayfed.weights import OrderedSum, Scaled, state_of
 from rayfed.wire import unpack
 
 EVEN = [[5, 2, 1, 0], [1, 1, 3, 3], [2, 2, 2, 2], [0, 0, 1, 7], [4, 4, 0, 0], [3, 1, 4, 0]]  # eight samples each
@@ -368,6 +368,16 @@ def test_the_servers_velocity_by_hand(make_site, play):
                 torch.testing.assert_close(w, (before.weights[name].double() - velocity[name]).float())
             else:
                 assert torch.equal(w, averaged.weights[name])  # a running statistic has no momentum
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (1, 7), (7, 1)], ids=str)
+def test_the_mean_of_equal_counts_is_that_count(sizes):
+    """Also beyond what float32 can count, as BatchNorm's `num_batches_tracked` may be in a long run."""
+    count, total = torch.tensor(2**24 + 1), OrderedSum()
+    for n in sizes:
+        total.add({"weight": n, "weights": Scaled(n, {"count": count})})
+    _, step = m.Average().update(None, total.value, m.Step({"count": count}, None, 1, 2, frozenset()))
+    assert step.averaged["count"] == count
 
 
 # Steps.
