@@ -376,10 +376,11 @@ def data(job: str | None, overrides: Overrides) -> None:
 
     Any Parquet file or folder, or tree of image folders, is a source as well: -s data.source=PATH.
     """
+    from rayfed.data.downloads import is_here
     from rayfed.data.sources import SOURCES, Source
 
     if job is None:
-        root = Path(dict(overrides).get("data.root", Source.root)).expanduser()
+        root = dict(overrides).get("data.root", Source.root)
         print_table(
             ["source", "here", "what"],
             [(name, "yes" if is_here(name, root) else "no", what) for name, what in SOURCES.items()],
@@ -403,16 +404,6 @@ def data(job: str | None, overrides: Overrides) -> None:
             ]
         )
     )
-
-
-def is_here(name: str, root: Path) -> bool:
-    """Whether a known source is embedded, or where its download goes."""
-    from rayfed.data.downloads import OPTIONS
-
-    if name not in OPTIONS:
-        return True
-    folders = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}  # torchvision's
-    return (root / folders.get(name, f"{OPTIONS[name][0]}/raw")).is_dir()
 
 
 @main.command()

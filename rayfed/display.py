@@ -168,9 +168,7 @@ def ray_text(job: Job) -> str:
 
 def round_line(round: Round, training: Training) -> str:
     """A finished round as a line of text."""
-    from rayfed.record import train_loss
-
-    total, loss = training.num_rounds, train_loss(round)
+    total, loss = training.num_rounds, round.train_loss
     words = [
         f"round {round.round:{len(str(total))}}/{total}",
         f"accuracy {round.test_accuracy:.3f}",

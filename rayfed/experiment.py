@@ -129,6 +129,7 @@ def prepare(job: Job) -> Site:
     )
     for part in all_parts(job.method):
         part.check(model)
+    model.to(memory_format=torch.channels_last)  # convolutions on CPUs: a third faster
     return Site(model, federation, job.augment, job.training, job.method, job.seed, torch.device("cpu"))
 
 
@@ -153,7 +154,7 @@ def auxiliary_per_class(method: Method) -> int:
 def open_workers(job: Job, site: Site, progress: Callable[[int, int], None]) -> Iterator[Workers]:
     """Those who do the job's work, for as long as it lasts."""
     if job.ray.mode == "off":
-        yield Here(site, progress)
+        yield Here(site, progress, gpu=job.ray.num_gpus > 0)
         return
     from rayfed.runtime.session import workers  # Ray takes a second to import; without it nobody should wait
 

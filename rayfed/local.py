@@ -99,8 +99,16 @@ class Evaluation:
         return Evaluation(self.confusion + other.confusion, self.loss + other.loss)
 
 
-class Diverged(RuntimeError):
+class RunFailed(RuntimeError):
+    """A run that cannot go on; the message says where and why."""
+
+
+class Diverged(RunFailed):
     """A loss that is no number any more."""
+
+
+class ClientFailed(RunFailed):
+    """A client's own exception, with its traceback: it would fail again anywhere."""
 
 
 def survey(site: Site, broadcast: Broadcast, client: int) -> dict[str, Tree]:
@@ -194,7 +202,7 @@ def _descend(site: Site, client: ClientView, parts: Parts, local: dict[str, Tree
         terms = [part.loss(batch, local[part.slot]) for part in with_terms]
         loss = torch.stack([term for term in terms if term is not None]).sum()
         optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         losses.append(loss.detach())
     return torch.stack(losses).tolist()  # read once: on a GPU every look at a loss would wait for it

@@ -1,10 +1,10 @@
 """The folder of a run: what is written while it goes on, and read back afterwards.
 
-    runs/<name>/  job.toml  environment.json  rounds.parquet  clients.parquet  classes.parquet
-                  checkpoints/  summary.json  log.txt
+    runs/<name>/  job.toml  environment.json  partition.parquet  rounds.parquet  clients.parquet  classes.parquet
+                  checkpoints/  summary.json  log.txt  report.html
 
-The three tables are Parquet datasets: each round adds one small file to each, written aside and moved into place whole,
-so that what a killed run leaves behind can be read.
+The last three tables are Parquet datasets: each round adds one small file to each, written aside and moved into place
+whole, so that what a killed run leaves behind can be read.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import tomli_w
@@ -59,6 +60,7 @@ SCHEMAS = {
         ]
     ),
     "classes": pa.schema([("round", pa.int64()), ("class", pa.string()), ("accuracy", pa.float64())]),
+    "partition": pa.schema([("client", pa.int64()), ("class", pa.string()), ("count", pa.int64())]),
 }
 
 # What a run writes; job.toml, by which a folder is known as a run's, goes last when it is cleared.
@@ -111,6 +113,7 @@ class Record:
         self._rounds: list[dict[str, Any]] = []
         _write(self.path / "job.toml", tomli_w.dumps(job.table()))
         _write(self.path / "environment.json", _json(environment(job, federation)))
+        pq.write_table(partition_table(federation), self.path / "partition.parquet")
         self._summarise("running")
 
     def add(self, round: Round) -> None:
@@ -138,7 +141,7 @@ def round_rows(round: Round, classes: tuple[str, ...]) -> dict[str, list[dict[st
         "test_accuracy": round.test_accuracy,
         "test_loss": round.test_loss,
         "forgetting": round.forgetting,
-        "train_loss": train_loss(round),
+        "train_loss": round.train_loss,
         "seconds": round.seconds,
         "bytes_down": round.bytes_down,
         "bytes_up": round.bytes_up,
@@ -153,10 +156,13 @@ def round_rows(round: Round, classes: tuple[str, ...]) -> dict[str, list[dict[st
     }
 
 
-def train_loss(round: Round) -> float | None:
-    """The mean over a round's images; None for the initial model, which nobody trained."""
-    examples = sum(row.num_examples for row in round.clients)
-    return sum(row.train_loss * row.num_examples for row in round.clients) / examples if examples else None
+def partition_table(federation: Federation) -> pa.Table:
+    """How many images of each class each client holds. Only what it holds: the table grows with the images alone."""
+    partition, num_classes = federation.partition, federation.num_classes
+    owners = np.repeat(np.arange(partition.num_clients), partition.sizes)
+    cells, counts = np.unique(owners * num_classes + federation.train.labels[partition.indices], return_counts=True)
+    names = pa.array(federation.train.classes).take(pa.array(cells % num_classes))
+    return pa.table([pa.array(cells // num_classes), names, pa.array(counts)], schema=SCHEMAS["partition"])
 
 
 def summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
@@ -176,7 +182,9 @@ def summary(rounds: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def read_table(path: Path, name: str) -> pa.Table:
-    """The table `rounds`, `clients` or `classes` of a run's folder, in the order of the rounds."""
+    """A table of a run's folder by its name in `SCHEMAS`, in the order of the rounds; empty if there is none yet."""
+    if not (path / f"{name}.parquet").exists():
+        return SCHEMAS[name].empty_table()
     return pq.read_table(path / f"{name}.parquet", schema=SCHEMAS[name]).combine_chunks()
 
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from rayfed import metrics
-from rayfed.local import Broadcast, Evaluation, Reply, Site, server_view
+from rayfed.local import Broadcast, Evaluation, Reply, RunFailed, Site, server_view
 from rayfed.methods.part import Part, Step, defines, parts_at
 from rayfed.seeds import cohort
 from rayfed.weights import OrderedSum, Tree, Weights, first_invalid, parameters_of
@@ -87,6 +87,12 @@ class Round:
         return self.evaluation.loss / int(self.evaluation.confusion.sum())
 
     @property
+    def train_loss(self) -> float | None:
+        """The mean over the round's images; None for the initial model, which nobody trained."""
+        examples = sum(row.num_examples for row in self.clients)
+        return sum(row.train_loss * row.num_examples for row in self.clients) / examples if examples else None
+
+    @property
     def class_accuracy(self) -> np.ndarray:
         """(C,)"""
         return metrics.class_accuracy(self.evaluation.confusion)
@@ -141,7 +147,7 @@ def play(site: Site, last: Round, workers: Workers) -> Round:
     for client, arrival in zip(clients, workers.train(broadcast, clients, last.memories), strict=True):
         reply = arrival.reply
         if (where := first_invalid(reply.summands)) is not None:
-            raise RuntimeError(
+            raise RunFailed(
                 f"client {client}, round {number}: its update holds a NaN or an infinity at {where}; "
                 "nothing was averaged"
             )

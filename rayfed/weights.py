@@ -128,48 +128,53 @@ class OrderedSum:
 
     def __init__(self) -> None:
         self.value: Tree = None
+        self._empty = True
 
     def add(self, summand: Tree) -> None:
         """Raises ValueError, naming the place, where a summand has another shape than those before it."""
-        self.value = _start(summand, 1) if self.value is None else _add(self.value, summand, 1, "")
+        self.value = _start(summand) if self._empty else _add(self.value, summand)
+        self._empty = False
 
 
-def _term(leaf: Any, weight: float) -> Any:
-    if isinstance(leaf, Tensor):
-        exact = leaf.dtype if not leaf.is_floating_point() and weight == 1 else torch.float64
-        exact = torch.int64 if exact == torch.bool else exact
-        return leaf.to(exact, copy=True) if weight == 1 else leaf.to(exact).mul_(weight)
-    return None if leaf is None else leaf * weight
-
-
-def _start(tree: Tree, weight: float) -> Tree:
+def _start(tree: Tree, weight: float | None = None) -> Tree:
+    """A tree as the first of a sum, in memory of its own; `weight` is None outside of any `Scaled`."""
     if isinstance(tree, Scaled):
-        return _start(tree.values, tree.weight * weight)
-    if isinstance(tree, Mapping | list | tuple):
-        items = tree.items() if isinstance(tree, Mapping) else enumerate(tree)
-        started = {key: _start(item, weight) for key, item in items}
-        return started if isinstance(tree, Mapping) else list(started.values())
-    return _term(tree, weight)
+        return _start(tree.values, _times(weight, tree.weight))
+    if isinstance(tree, Mapping):
+        return {key: _start(item, weight) for key, item in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [_start(item, weight) for item in tree]
+    if isinstance(tree, Tensor):
+        integer = weight is None and not tree.is_floating_point()
+        return tree.to(torch.int64 if integer else torch.float64, copy=True) * (1 if weight is None else weight)
+    return tree if tree is None or weight is None else tree * weight
 
 
-def _add(total: Tree, tree: Tree, weight: float, path: str) -> Tree:
+def _add(total: Tree, tree: Tree, weight: float | None = None, path: str = "") -> Tree:
     if isinstance(tree, Scaled):
-        return _add(total, tree.values, tree.weight * weight, path)
+        return _add(total, tree.values, _times(weight, tree.weight), path)
     if isinstance(total, dict | list):
-        items = (
-            dict(tree) if isinstance(tree, Mapping) else dict(enumerate(tree)) if isinstance(tree, list | tuple) else {}
-        )
-        known = total if isinstance(total, dict) else dict(enumerate(total))
-        if items.keys() != known.keys():
-            raise ValueError(f"summand{path}: has {list(items) or tree!r} where others have {list(known)}")
+        known, given = _items(total), _items(tree)
+        if known.keys() != given.keys():
+            raise ValueError(f"summand{path}: has {list(given) or tree!r} where others have {list(known)}")
         for key in known:
-            total[key] = _add(total[key], items[key], weight, f"{path}.{key}")
+            total[key] = _add(total[key], given[key], weight, f"{path}.{key}")
         return total
     if isinstance(total, Tensor):
         if not isinstance(tree, Tensor) or tree.shape != total.shape:
-            given = tuple(tree.shape) if isinstance(tree, Tensor) else tree
-            raise ValueError(f"summand{path}: {given} where others have shape {tuple(total.shape)}")
-        return total.add_(_term(tree, weight)) if weight == 1 else total.add_(tree.to(total.dtype), alpha=weight)
+            shape = tuple(tree.shape) if isinstance(tree, Tensor) else tree
+            raise ValueError(f"summand{path}: {shape} where others have shape {tuple(total.shape)}")
+        return total.add_(tree.to(total.dtype), alpha=1 if weight is None else weight)
     if (total is None) != (tree is None) or isinstance(tree, Tensor | Mapping | list | tuple):
         raise ValueError(f"summand{path}: {tree!r} where others have {total!r}")
-    return None if total is None else total + tree * weight
+    return None if total is None else total + tree * (1 if weight is None else weight)
+
+
+def _times(outer: float | None, inner: float) -> float:
+    return inner if outer is None else outer * inner
+
+
+def _items(tree: Tree) -> dict[Any, Tree]:
+    if isinstance(tree, Mapping):
+        return dict(tree)
+    return dict(enumerate(tree)) if isinstance(tree, list | tuple) else {}

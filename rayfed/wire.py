@@ -60,10 +60,7 @@ def pack(tree: Tree) -> Packed:
 
 def unpack(packed: Packed) -> Tree:
     """The tree again, in fresh memory: whoever gets it may change it, and nobody else will notice."""
-    buffers = {
-        dtype: torch.from_numpy(np.array(buffer)).view(getattr(torch, dtype))
-        for dtype, buffer in packed.buffers.items()
-    }
+    buffers = {dtype: _tensor(buffer, getattr(torch, dtype)) for dtype, buffer in packed.buffers.items()}
 
     def put(node: Any) -> Tree:
         if isinstance(node, Place):
@@ -72,6 +69,13 @@ def unpack(packed: Packed) -> Tree:
         return _rebuild(node, put)
 
     return put(packed.skeleton)
+
+
+def _tensor(buffer: np.ndarray, dtype: torch.dtype) -> Tensor:
+    """Bytes as a tensor (n,), copied: a buffer in the object store is shared, and may not be written to."""
+    tensor = torch.empty(buffer.nbytes // dtype.itemsize, dtype=dtype)
+    tensor.view(torch.uint8).numpy()[:] = buffer
+    return tensor
 
 
 def _rebuild(node: Any, function: Any) -> Any:

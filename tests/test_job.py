@@ -28,7 +28,7 @@ def test_the_quickstart_is_what_it_says():
     assert (job.name, job.seed, job.model) == ("quickstart", 0, "cnn")
     assert job.method == fedntd()
     assert job.partition == PARTITIONS["dirichlet"](alpha=0.3, num_clients=20, seed=0)
-    assert job.training == Training(20, 5, local_epochs=1, batch_size=50, lr=0.03, momentum=0.9)
+    assert job.training == Training(12, 8, local_epochs=1, batch_size=50, lr=0.03, lr_decay=0.95, momentum=0.9)
     assert (job.ray, job.output) == (RayOptions(), Output("runs"))
 
 

@@ -15,24 +15,33 @@ import numpy as np
 from rayfed.data.samples import Samples
 from rayfed.values import InputError
 
-OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {  # our name: torchvision's class, and what its constructor needs
-    "mnist": ("MNIST", {}),
-    "fashion-mnist": ("FashionMNIST", {}),
-    "emnist": ("EMNIST", {"split": "balanced"}),
-    "cifar10": ("CIFAR10", {}),
-    "cifar100": ("CIFAR100", {}),
+TORCHVISION = {  # our name: torchvision's class
+    "mnist": "MNIST",
+    "fashion-mnist": "FashionMNIST",
+    "emnist": "EMNIST",
+    "cifar10": "CIFAR10",
+    "cifar100": "CIFAR100",
 }
 FASHION = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
 IDX = {"mnist": tuple("0123456789"), "fashion-mnist": FASHION}  # sets of four idx files, read without torchvision
 
 
-def read_download(name: str, root: str) -> tuple[Samples, Samples]:
+def read_download(name: str, root: str, split: str) -> tuple[Samples, Samples]:
     """Training and test set of one of torchvision's sets. Raises InputError if it can be had neither way."""
     folder = Path(root).expanduser()
-    for place in (folder, folder / OPTIONS[name][0] / "raw"):
+    for place in (folder, folder / TORCHVISION[name] / "raw"):
         if name in IDX and all(_idx_path(place, stem) for part in ("train", "t10k") for stem in _stems(part)):
             return read_idx(place, "train", IDX[name]), read_idx(place, "t10k", IDX[name])
-    return _samples(_fetch(name, folder, train=True)), _samples(_fetch(name, folder, train=False))
+    options = {"split": split} if name == "emnist" else {}
+    return _samples(_fetch(name, folder, options, train=True)), _samples(_fetch(name, folder, options, train=False))
+
+
+def is_here(name: str, root: str) -> bool:
+    """Whether a set lies in `root` where torchvision puts it; others than torchvision's are always here."""
+    if name not in TORCHVISION:
+        return True
+    folders = {"cifar10": "cifar-10-batches-py", "cifar100": "cifar-100-python"}
+    return (Path(root).expanduser() / folders.get(name, f"{TORCHVISION[name]}/raw")).is_dir()
 
 
 def read_idx(folder: Path, part: str, classes: tuple[str, ...]) -> Samples:
@@ -64,13 +73,13 @@ def _idx_array(path: Path | None) -> np.ndarray:
         raise InputError(f"{path}: not a whole idx file of bytes ({error})") from None
 
 
-def _fetch(name: str, folder: Path, *, train: bool) -> Any:
+def _fetch(name: str, folder: Path, options: dict[str, Any], *, train: bool) -> Any:
     """torchvision's data set object, from `folder` if it is there, else downloaded."""
     try:
         from torchvision import datasets
     except (ImportError, RuntimeError) as error:
         raise InputError(f"data.source = '{name}': it needs torchvision, which cannot be imported ({error})") from None
-    cls, options = OPTIONS[name]
+    cls = TORCHVISION[name]
     try:
         return getattr(datasets, cls)(str(folder), train=train, download=False, **options)
     except RuntimeError:

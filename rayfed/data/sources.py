@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator
 
@@ -45,6 +45,9 @@ class Source:
 
     source: Annotated[str, "a known name (`rayfed data` lists them), or a path or URI"] = MINI
     root: Annotated[str, "folder of the known sources that are downloaded"] = "~/.cache/rayfed/data"
+    split: Annotated[
+        Literal["balanced", "byclass", "bymerge", "letters", "digits", "mnist"], "which split of emnist"
+    ] = "balanced"
     size: Annotated[int, Ge(0), "scale and centre-crop all images to size x size pixels; 0 leaves them"] = 0
     test: Annotated[str, "path or URI of the test set, if it is not part of `source`"] = ""
     test_fraction: Annotated[float, Ge(0), Lt(1), "part of each class held out, if there is no test set"] = 0.0
@@ -64,7 +67,7 @@ def load(source: Source) -> Dataset:
     if source.source == MINI:
         train, test = read_files(Source(str(Path(__file__).parent / "fashion_mnist_mini")))
     elif source.source in SOURCES:
-        train, test = read_download(source.source, source.root)
+        train, test = read_download(source.source, source.root, source.split)
     elif exists(source.source):
         train, test = read_files(source)
     elif any(mark in source.source for mark in "/\\."):

@@ -5,12 +5,16 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
+from rayfed.losses.precision import in_float32
 
+
+@in_float32
 def cross_entropy(logits: Tensor, labels: Tensor, *, smoothing: float = 0.0) -> Tensor:
     """Softmax cross-entropy; `smoothing` of the label's mass is spread evenly over all C classes."""
     return F.cross_entropy(logits, labels, label_smoothing=smoothing)
 
 
+@in_float32
 def restricted_cross_entropy(
     logits: Tensor, labels: Tensor, label_counts: Tensor, *, alpha: float, soft: bool = False
 ) -> Tensor:
@@ -21,5 +25,5 @@ def restricted_cross_entropy(
     `alpha + (1 - alpha) * n_c / max(n)`. `alpha = 1` is plain cross-entropy.
     """
     counts = label_counts.to(logits.device)
-    held = counts / counts.max() if soft else (counts > 0)
+    held = counts.double() / counts.max() if soft else counts > 0
     return F.cross_entropy(logits * (alpha + (1 - alpha) * held.to(logits.dtype)), labels)

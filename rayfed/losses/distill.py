@@ -11,7 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rayfed.losses.precision import constant, in_float32
 
+
+@in_float32
 def distill(logits: Tensor, teacher_logits: Tensor, *, tau: float) -> Tensor:
     """`tau^2 KL(softmax(teacher / tau) || softmax(student / tau))`.
 
@@ -22,15 +25,17 @@ def distill(logits: Tensor, teacher_logits: Tensor, *, tau: float) -> Tensor:
     tensor(0.)
     """
     student = F.log_softmax(logits / tau, dim=1)
-    teacher = F.log_softmax(teacher_logits.detach() / tau, dim=1)
+    teacher = F.log_softmax(constant(teacher_logits, logits) / tau, dim=1)
     return tau**2 * F.kl_div(student, teacher, reduction="batchmean", log_target=True)
 
 
+@in_float32
 def squared_error(logits: Tensor, teacher_logits: Tensor) -> Tensor:
     """Squared gap of the logits, summed over the classes (FedSSD's loss with a constant weight, its Table 3)."""
-    return (teacher_logits.detach() - logits).square().sum(dim=1).mean()
+    return (constant(teacher_logits, logits) - logits).square().sum(dim=1).mean()
 
 
+@in_float32
 def not_true_distill(logits: Tensor, teacher_logits: Tensor, labels: Tensor, *, tau: float) -> Tensor:
     """`distill` over the C-1 classes other than the label, so that the label's logit is left to the cross-entropy.
 
@@ -41,10 +46,11 @@ def not_true_distill(logits: Tensor, teacher_logits: Tensor, labels: Tensor, *, 
     return distill(logits.gather(1, others), teacher_logits.gather(1, others), tau=tau)
 
 
+@in_float32
 def not_true_squared_error(logits: Tensor, teacher_logits: Tensor, labels: Tensor) -> Tensor:
     """Mean squared gap of the C-1 not-true logits (FedNTD, appendix L)."""
     others = _not_true_classes(logits, labels)
-    return F.mse_loss(logits.gather(1, others), teacher_logits.detach().gather(1, others))
+    return F.mse_loss(logits.gather(1, others), constant(teacher_logits, logits).gather(1, others))
 
 
 def majority_labels(label_counts: Tensor) -> Tensor:
@@ -59,6 +65,7 @@ def majority_labels(label_counts: Tensor) -> Tensor:
     return label_counts * label_counts.numel() > label_counts.sum()
 
 
+@in_float32
 def label_masked_distill(
     logits: Tensor, teacher_logits: Tensor, labels: Tensor, majority: Tensor, *, tau: float
 ) -> Tensor:
@@ -72,12 +79,15 @@ def label_masked_distill(
     others = _not_true_classes(logits, labels)
     kept = ~majority.to(logits.device)[others]
     student = F.log_softmax(logits.gather(1, others) / tau, dim=1)
-    masked = (teacher_logits.detach().gather(1, others) / tau).masked_fill(~kept, torch.finfo(logits.dtype).min)
+    masked = (constant(teacher_logits, logits).gather(1, others) / tau).masked_fill(
+        ~kept, torch.finfo(logits.dtype).min
+    )
     teacher = F.log_softmax(masked, dim=1)
     divergence = torch.where(kept, teacher.exp() * (teacher - student), 0)
     return tau**2 * divergence.sum(dim=1).mean()
 
 
+@in_float32
 def class_adaptive_weights(
     teacher_logits: Tensor, labels: Tensor, num_classes: int, *, low: float, high: float, tau: float
 ) -> Tensor:
@@ -93,6 +103,7 @@ def class_adaptive_weights(
     return low + (high - low) * sums / counts.clamp(min=1)
 
 
+@in_float32
 def class_adaptive_distill(
     logits: Tensor, teacher_logits: Tensor, labels: Tensor, class_weights: Tensor, *, tau: float
 ) -> Tensor:
@@ -100,12 +111,13 @@ def class_adaptive_distill(
 
     `L_d` is the cross-entropy of student and teacher at `tau`, times `tau^2`. This is the whole local objective.
     """
-    weight = class_weights.to(logits)[labels]
+    weight = constant(class_weights, logits)[labels]
     return ((1 - weight) * F.cross_entropy(logits, labels, reduction="none")).mean() + (
         weight * _soft_cross_entropy(logits, teacher_logits, tau)
     ).mean()
 
 
+@in_float32
 def selective_distill(
     logits: Tensor,
     teacher_logits: Tensor,
@@ -122,14 +134,15 @@ def selective_distill(
     `1 - sqrt(1 - p_y)`; `M = m_max * max(0, M_class * M_sample - 0.1)`. Read literally, M is squared with the gap;
     `inside_norm=False` weighs the squared gap instead.
     """
-    teacher_logits = teacher_logits.detach()
+    teacher_logits = constant(teacher_logits, logits)
     p_label = F.softmax(teacher_logits, dim=1).gather(1, labels[:, None])  # (B, 1)
     on_sample = 1 - (1 - p_label).clamp(min=0).sqrt()
-    weight = m_max * (credibility.to(logits)[None, :] * on_sample - 0.1).clamp(min=0)  # (B, C)
+    weight = m_max * (constant(credibility, logits)[None, :] * on_sample - 0.1).clamp(min=0)  # (B, C)
     gap = teacher_logits - logits
     return ((weight * gap).square() if inside_norm else weight * gap.square()).sum(dim=1).mean()
 
 
+@in_float32
 def prototype_similarity_distill(
     logits: Tensor,
     teacher_logits: Tensor,
@@ -147,10 +160,10 @@ def prototype_similarity_distill(
     `mask` drops samples on which the raw teacher is poor: it keeps those whose label has more than `1/C`
     (`adaptive`), or the largest (`forcible`) probability. The mean is over the whole batch, dropped samples included.
     """
-    teacher_logits = teacher_logits.detach()
+    teacher_logits = constant(teacher_logits, logits)
     target = teacher_logits
     if prototypes is not None:
-        similarity = F.cosine_similarity(logits.detach()[:, None, :], prototypes.to(logits)[None, :, :], dim=2)
+        similarity = F.cosine_similarity(logits.detach()[:, None, :], constant(prototypes, logits)[None, :, :], dim=2)
         target = F.softmax(similarity, dim=1) * teacher_logits
     loss = _soft_cross_entropy(logits, target, tau)  # (B,)
     if mask == "adaptive":
@@ -169,5 +182,5 @@ def _not_true_classes(logits: Tensor, labels: Tensor) -> Tensor:
 
 def _soft_cross_entropy(logits: Tensor, teacher_logits: Tensor, tau: float) -> Tensor:
     """`-tau^2 sum_k softmax(teacher / tau)_k log softmax(student / tau)_k` of each sample: (B,)."""
-    target = F.softmax(teacher_logits.detach() / tau, dim=1)
+    target = F.softmax(constant(teacher_logits, logits) / tau, dim=1)
     return -(tau**2) * (target * F.log_softmax(logits / tau, dim=1)).sum(dim=1)

@@ -161,7 +161,7 @@ def _spectral_norm(inputs: Tensor, outputs: Tensor, iterations: int = 10) -> Ten
     (B, c, h, w) or (B, c) each; of maps of two sizes the larger is pooled to the smaller. By power iteration.
     """
     if inputs.dim() == 4 and inputs.shape[2:] != outputs.shape[2:]:
-        inputs = nn.functional.adaptive_avg_pool2d(inputs, tuple(outputs.shape[2:]))
+        inputs = nn.functional.adaptive_avg_pool2d(inputs, [*outputs.shape[2:]])  # type: ignore[arg-type]
     a, b = (x.flatten(2) if x.dim() == 4 else x[:, :, None] for x in (inputs, outputs))
 
     def apply(v: Tensor) -> Tensor:  # the matrix a b^T / (h w) times v, never formed: it may have millions of entries

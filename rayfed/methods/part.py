@@ -32,7 +32,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -139,6 +139,8 @@ def arrange(parts: Parts) -> Parts:
     for part in parts:
         if not isinstance(part, Part):
             raise InputError(f"a method is made of parts; {part!r} is none")
+        if not is_dataclass(part):
+            raise InputError(f"{part!r} is no dataclass; put @dataclass(frozen=True) above its class")
         checked(part)
         if part.slot in taken:
             raise InputError(

@@ -31,7 +31,7 @@ def compose(*parts: Part | Iterable[Part]) -> Parts:
     Where no part fills the slot `supervise`, cross-entropy does; where none fills `average`, the mean by samples does.
     So `compose()` is FedAvg. Raises `InputError` where two parts fill one slot.
     """
-    flat = [part for group in parts for part in ((group,) if isinstance(group, Part) else group)]
+    flat = [part for group in parts for part in (group if isinstance(group, Iterable) else (group,))]
     slots = {part.slot for part in flat if isinstance(part, Part)}
     defaults = [part for part in (Average(), CrossEntropy()) if part.slot not in slots]
     return arrange((*defaults, *flat))

@@ -78,10 +78,10 @@ def _read_switch(entries: list[Any]) -> Method:
 
 
 def _read_entry(entry: Any) -> Part | Parts:
-    values = {"name": entry} if isinstance(entry, str) else dict(entry)
+    values = {"name": entry} if isinstance(entry, str) else dict(entry) if isinstance(entry, Mapping) else {}
     if not isinstance(name := values.pop("name", None), str):
         raise InputError(f"method: {entry!r} has no name (such as {{name = 'fedntd', beta = 1.0}})")
-    maker = _find(name)
+    maker: Callable[..., Part | Parts] = _find(name)
     return build(maker, values, where=f"method {name}")
 
 
@@ -105,6 +105,6 @@ def _find(name: str) -> Callable[..., Parts] | type[Part]:
 def parameters(name: str) -> list[tuple[str, Any, str]]:
     """Name, default and sentence of each hyper-parameter of a recipe or part, for the command `methods`."""
     maker = _find(name)
-    parts = (maker,) if inspect.isclass(maker) else tuple(type(part) for part in maker())
+    parts: tuple[Any, ...] = (maker,) if inspect.isclass(maker) else tuple(type(part) for part in maker())
     sentences = {f.name: sentence(part, f.name) for part in reversed(parts) for f in dataclasses.fields(part)}
     return [(p.name, p.default, sentences.get(p.name, "")) for p in inspect.signature(maker).parameters.values()]

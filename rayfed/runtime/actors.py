@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import ray
 import torch
 
@@ -29,7 +27,7 @@ class ClientActor:
         Not in the constructor: Ray cannot restart an actor whose constructor's arguments lie in the object store.
         """
         device = torch.device("cuda" if _has_gpu() else "cpu")
-        self._worker = Worker(replace(site, device=device))
+        self._worker = Worker(site, device)
         return _node(), str(device)
 
     def survey(self, round: int, weights: Packed, states: Packed, payloads: Packed, client: int) -> tuple[str, Packed]:

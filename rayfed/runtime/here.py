@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import platform
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
-from rayfed.local import Broadcast, Evaluation, Reply, Site
+import torch
+
+from rayfed.local import Broadcast, ClientFailed, Evaluation, Reply, RunFailed, Site
 from rayfed.rounds import Arrival
 from rayfed.runtime.worker import Envelope, Worker
 from rayfed.weights import Tree, Weights
@@ -30,24 +34,37 @@ def seal(broadcast: Broadcast) -> Envelope:
     return Envelope(broadcast.round, pack(broadcast.weights), pack(broadcast.states), pack(broadcast.payloads))
 
 
+@contextmanager
+def _naming(what: str) -> Iterator[None]:
+    """Says at which client an exception was raised."""
+    try:
+        yield
+    except RunFailed:
+        raise
+    except Exception as error:
+        raise ClientFailed(f"{what} failed:\n{traceback.format_exc().rstrip()}") from error
+
+
 class Here:
     """`Workers` in this process. What it gives is packed and unpacked as on Ray, and has the same bits."""
 
-    def __init__(self, site: Site, progress: Progress = quiet) -> None:
-        self._worker = Worker(site)
+    def __init__(self, site: Site, progress: Progress = quiet, *, gpu: bool = False) -> None:
+        self._worker = Worker(site, torch.device("cuda" if gpu and torch.cuda.is_available() else "cpu"))
         self._progress = progress
         self._node = platform.node()
 
     def survey(self, broadcast: Broadcast, clients: Sequence[int]) -> Iterator[tuple[dict[str, Tree], int]]:
         envelope = seal(broadcast)
         for client in clients:
-            summands = self._worker.survey(envelope, client)
+            with _naming(f"client {client}, round {broadcast.round} (survey)"):
+                summands = self._worker.survey(envelope, client)
             yield unpack(summands), summands.num_bytes
 
     def train(self, broadcast: Broadcast, clients: Sequence[int], memories: Mapping[int, Packed]) -> Iterator[Arrival]:
         envelope = seal(broadcast)
         for done, client in enumerate(clients, start=1):
-            header, summands, memory = self._worker.train(envelope, client, memories.get(client))
+            with _naming(f"client {client}, round {broadcast.round}"):
+                header, summands, memory = self._worker.train(envelope, client, memories.get(client))
             self._progress(done, len(clients))
             reply = Reply(unpack(summands), header.num_examples, header.train_loss, header.seconds)
             yield Arrival(reply, memory if header.remembers else None, self._node, summands.num_bytes)

@@ -8,6 +8,7 @@ worker that fails fast never looks like an idle one.
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ import ray
 from ray import ObjectRef
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, RayTaskError
 
-from rayfed.local import Broadcast, Evaluation, Reply
+from rayfed.local import Broadcast, ClientFailed, Evaluation, Reply, RunFailed
 from rayfed.rounds import Arrival
 from rayfed.runtime.here import Progress, chunks, quiet
 from rayfed.weights import Tree, Weights
@@ -26,15 +27,12 @@ from rayfed.wire import pack, unpack
 
 log = logging.getLogger(__name__)
 
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # Ray paints its tracebacks
 HEARTBEAT = 10.0  # seconds without progress after which a line says who is awaited
 MAX_RETRIES = 3  # times that one piece of work is run again after its worker was lost
 
 
-class ClientFailed(RuntimeError):
-    """A client's own exception: it would fail again anywhere."""
-
-
-class WorkersLost(RuntimeError):
+class WorkersLost(RunFailed):
     """Work that was lost with its worker, again and again."""
 
 
@@ -159,7 +157,7 @@ class Pool:
                         num_finished += 1
                         progress(num_finished, len(calls))
                     except RayTaskError as error:
-                        raise ClientFailed(f"{calls[index].what} failed:\n{error}") from error
+                        raise _failure(calls[index].what, error) from None
                     except RayError as error:
                         self._recover(actor)
                         again(index, error)
@@ -211,6 +209,13 @@ class Pool:
         else:
             log.warning("an actor is back, on %s", node)
             self._idle.append(actor)
+
+
+def _failure(what: str, error: RayTaskError) -> RunFailed:
+    """What a client raised, as this process would have raised it."""
+    if isinstance(error.cause, RunFailed):
+        return type(error.cause)(str(error.cause))
+    return ClientFailed(f"{what} failed:\n{COLOURS.sub('', str(error))}")
 
 
 def _first_line(error: BaseException) -> str:

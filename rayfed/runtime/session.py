@@ -54,9 +54,9 @@ def capacity(options: RayOptions, nodes: list[Resources]) -> int:
 def num_actors(options: RayOptions, nodes: list[Resources], clients_per_round: int) -> int:
     """How many actors to start. Raises `InputError` when more are asked for than fit, with the most that do."""
     fit = capacity(options, nodes)
-    there = f"there are {sum(n.get('CPU', 0) for n in nodes):g} CPUs and {sum(n.get('GPU', 0) for n in nodes):g} GPUs"
+    there = f"there are {sum(n.get('CPU', 0) for n in nodes):g} CPU and {sum(n.get('GPU', 0) for n in nodes):g} GPU"
     there += f" on {len(nodes)} nodes" if len(nodes) > 1 else ""
-    each = f"{options.num_cpus:g} CPUs and {options.gpu_share:g} GPUs"
+    each = f"{options.num_cpus:g} CPU and {options.gpu_share:g} GPU"
     if fit == 0:
         raise InputError(f"no actor with {each} fits: {there}; ask for less with ray.num_cpus and ray.num_gpus")
     if options.actors == "auto":
@@ -97,6 +97,8 @@ def _started(options: RayOptions, site: Site) -> Iterator[None]:
     num_actors(options, [here], site.training.clients_per_round)  # refused before anything is started
     before = {key: os.environ.get(key) for key in OUR_RAY}
     os.environ.update({key: value for key, value in OUR_RAY.items() if before[key] is None})
+    # It warns that token authentication is on, which is as it should be.
+    logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
     try:
         context = ray.init(
             address="local",  # a bare init would follow an old address file to a Ray that may be gone

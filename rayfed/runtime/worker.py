@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from dataclasses import dataclass, replace
+
+import torch
 
 from rayfed import local
 from rayfed.local import Broadcast, Evaluation, Site
@@ -35,7 +38,11 @@ class Header:
 class Worker:
     """Serves any client of a site. Every call opens its own copy of what was sent, so none can touch another's."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: Site, device: torch.device) -> None:
+        if device != site.device:
+            # The layout that is quicker on CPUs is the slower one on GPUs, in float32.
+            model = copy.deepcopy(site.model).to(device).to(memory_format=torch.contiguous_format)
+            site = replace(site, model=model, device=device)
         self.site = site
 
     def survey(self, envelope: Envelope, client: int) -> Packed:

@@ -118,11 +118,11 @@ class Stored:
         self.data = np.arange(np.prod(shape), dtype=np.uint8).reshape(shape)
 
 
-@pytest.mark.parametrize("name", sorted(downloads.OPTIONS))
+@pytest.mark.parametrize("name", sorted(downloads.TORCHVISION))
 def test_a_set_that_cannot_be_downloaded_names_the_folder_and_the_ways_out(name, tmp_path, monkeypatch):
     from torchvision import datasets
 
-    monkeypatch.setattr(datasets, downloads.OPTIONS[name][0], Offline)
+    monkeypatch.setattr(datasets, downloads.TORCHVISION[name], Offline)
     message = f"'{name}': it is not in {tmp_path}, and could not be downloaded .no route.*network.*or set data.root"
     refuses(Source(name, root=str(tmp_path)), message)
 
@@ -433,7 +433,7 @@ def test_job_tables():
     assert build(Source, {"source": "a", "shape": [3, 2, 2]}, where="data") == Source("a", shape=(3, 2, 2))
     with pytest.raises(InputError, match=r"data.test_fraction = 1: input should be less than 1"):
         build(Source, {"test_fraction": 1}, where="data")
-    assert set(SOURCES) == {"fashion-mnist-mini", *downloads.OPTIONS}
+    assert set(SOURCES) == {"fashion-mnist-mini", *downloads.TORCHVISION}
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="no ../shared/data next to the repository")

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -215,6 +216,35 @@ def test_every_number_of_the_training_matters(change, final):
     )
 
 
+# Terms on parameters, by their gradients.
+
+W, ANCHOR, P, Q, R, S = (
+    torch.randn(3, generator=torch.Generator().manual_seed(i), dtype=torch.float64) for i in range(6)
+)
+TERMS = {  # part, what the client was told, what it remembers, the gradient of its term at `w`
+    "proximal": (m.Proximal(mu=0.3), None, None, 0.3 * (W - ANCHOR)),
+    "curvature": (
+        m.Curvature(strength=0.5),
+        {"u": {"x": P}, "uw": {"x": Q}},
+        {"u": {"x": R}, "uw": {"x": S}},
+        0.5 * 2 * ((P - R) * W - (Q - S)),  # of `sum_j u_j (w - w_j)^2` over the others
+    ),
+    "curvature, new client": (m.Curvature(), {"u": {"x": P}, "uw": {"x": Q}}, None, 2 * (P * W - Q)),
+    "control variates": (m.ControlVariates(), {"x": P}, {"x": Q}, P - Q),
+    "control variates, new client": (m.ControlVariates(), {"x": P}, None, P),
+    "feddyn": (m.DynamicRegularizer(alpha=0.2), None, {"x": P}, -P + 0.2 * (W - ANCHOR)),
+    "feddyn, new client": (m.DynamicRegularizer(alpha=0.2), None, None, 0.2 * (W - ANCHOR)),
+}
+
+
+@pytest.mark.parametrize(("part", "payload", "memory", "gradient"), TERMS.values(), ids=TERMS)
+def test_terms_on_parameters_pull_as_they_say(part, payload, memory, gradient):
+    local = part.begin(SimpleNamespace(weights={"x": ANCHOR}, payload=payload, memory=memory))
+    x = W.clone().requires_grad_()
+    (found,) = torch.autograd.grad(part.loss(SimpleNamespace(parameters={"x": x}), local), x)
+    torch.testing.assert_close(found, gradient)
+
+
 # What the servers keep.
 
 
@@ -239,17 +269,17 @@ def test_scaffolds_c_is_the_mean_of_all_clients_c_i(states):
             torch.testing.assert_close(c[name], mean, rtol=1e-5, atol=1e-6)
 
 
-def test_scaffolds_c_i_is_the_mean_gradient_of_a_client_alone(make_site, play, states):
-    """With plain steps and one client, `c_1` is the mean of the gradients it has seen, and `c - c_1` is nothing."""
-    alone = {"counts": [[12, 13, 9, 8]], "clients_per_round": 1, "num_rounds": 2}
-    plain = play(make_site(m.fedavg(), **alone, momentum=0.0))
-    course = [(a.weights, b.weights, 0.1 * 0.5**t * 18) for t, (a, b) in enumerate(pairwise(plain))]
-    for (round, c, own), (before, after, steps) in zip(
-        states(m.scaffold(), "control_variates", **alone, momentum=0.0), course, strict=True
-    ):
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_scaffolds_c_i_is_the_mean_gradient_of_a_client_alone(momentum, make_site, play, states):
+    """Its way, divided by the rate and by the steps as momentum makes them worth; `c - c_1` is nothing."""
+    alone = {"counts": [[12, 13, 9, 8]], "clients_per_round": 1, "num_rounds": 2, "momentum": momentum}
+    plain, kept = play(make_site(m.fedavg(), **alone)), states(m.scaffold(), "control_variates", **alone)
+    for (before, after), (round, c, own) in zip(pairwise(plain), kept, strict=True):
+        course = 0.1 * 0.5 ** (round.round - 1) * momentum_corrected_steps(18, momentum)
         for name in c:
-            torch.testing.assert_close(round.weights[name], after[name], rtol=1e-4, atol=1e-5)
-            torch.testing.assert_close(own[0][name], (before[name] - after[name]) / steps, rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(round.weights[name], after.weights[name], rtol=1e-4, atol=1e-5)
+            gradient = (before.weights[name] - after.weights[name]) / course
+            torch.testing.assert_close(own[0][name], gradient, rtol=1e-3, atol=1e-4)
 
 
 def test_fedcurvs_sums_are_those_of_the_memories(states):

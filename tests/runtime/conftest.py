@@ -12,7 +12,7 @@ from rayfed.runtime.session import OUR_RAY
 
 @pytest.fixture(scope="session")
 def cluster():
-    """The address of a running Ray with 4 CPUs and 2 pretended GPUs; it is stopped, and its folder removed, at the end."""
+    """The address of a Ray with 4 CPUs and 2 pretended GPUs; it is stopped, and its folder removed, at the end."""
     os.environ.update(OUR_RAY)
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # a socket's path may have 107 characters
     context = ray.init(

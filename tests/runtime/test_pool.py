@@ -10,11 +10,12 @@ import pytest
 import ray
 
 from rayfed.job import RayOptions
+from rayfed.local import ClientFailed
 from rayfed.methods import RECIPES, Part, Proximal, compose, fedcsd, fedntd, scaffold
 from rayfed.rounds import rounds, start
 from rayfed.runtime import pool as pools
 from rayfed.runtime.here import Here
-from rayfed.runtime.pool import ClientFailed, WorkersLost
+from rayfed.runtime.pool import WorkersLost
 from rayfed.runtime.session import workers
 from rayfed.weights import state_of
 
@@ -106,7 +107,9 @@ def test_every_method_has_the_same_bits_on_ray(cluster, make_site, name):
 def test_a_killed_actor_changes_nothing(cluster, make_site, tmp_path, caplog, times):
     (kills := tmp_path / "kills").mkdir()
     (none := tmp_path / "none").mkdir()
-    method = [compose(scaffold(), Kill(str(folder), client=1, round=2, times=n)) for folder, n in ((kills, times), (none, 0))]
+    method = [
+        compose(scaffold(), Kill(str(folder), client=1, round=2, times=n)) for folder, n in ((kills, times), (none, 0))
+    ]
     disturbed, undisturbed = (make_site(m, clients_per_round=6) for m in method)
     weights = state_of(disturbed.model)
     assert on_ray(cluster, disturbed, weights, 2) == here(undisturbed, weights)

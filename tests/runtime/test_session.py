@@ -29,16 +29,18 @@ def test_capacity_counts_each_node_by_itself(asked, fit):
     assert capacity(RayOptions(**asked), TWO_NODES) == fit
 
 
-@pytest.mark.parametrize(("asked", "share"), [(0.3, 1 / 3), (0.18, 0.2), (0.25, 0.25), (0.51, 1), (1, 1), (2, 2), (0, 0)])
+@pytest.mark.parametrize(
+    ("asked", "share"), [(0.3, 1 / 3), (0.18, 0.2), (0.25, 0.25), (0.51, 1), (1, 1), (2, 2), (0, 0)]
+)
 def test_gpu_fractions_are_rounded_up_to_one_kth(asked, share):
     assert RayOptions(num_gpus=asked).gpu_share == share
 
 
 def test_what_does_not_fit_is_refused_with_what_does():
     assert num_actors(RayOptions(), TWO_NODES, clients_per_round=4) == 4
-    with pytest.raises(InputError, match=r"ray.actors = 7.*6 CPUs and 1 GPUs on 2 nodes, so at most 6 fit"):
+    with pytest.raises(InputError, match=r"ray.actors = 7.*6 CPU and 1 GPU on 2 nodes, so at most 6 fit"):
         num_actors(RayOptions(actors=7), TWO_NODES, clients_per_round=10)
-    with pytest.raises(InputError, match=r"no actor with 1 CPUs and 2 GPUs fits"):
+    with pytest.raises(InputError, match=r"no actor with 1 CPU and 2 GPU fits"):
         num_actors(RayOptions(num_gpus=2), TWO_NODES, clients_per_round=10)
 
 

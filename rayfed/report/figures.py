@@ -1,0 +1,211 @@
+"""The figures of the page, each as SVG that takes the page's own colour for lines and letters, light or dark.
+
+Importing this takes matplotlib, half a second. Shapes: `T` rounds, `C` classes, `N` clients.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import ParamSpec
+
+import numpy as np
+from cycler import cycler
+from matplotlib import style
+from matplotlib.axes import Axes
+from matplotlib.colors import Colormap, LinearSegmentedColormap, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from rayfed.report import Run
+
+INK = "#010203"  # stands for the page's colour of letters
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito: for all kinds of sight
+DASHES = ("", "5 2", "1.5 1.5")  # once the colours are used up
+COUNTS = LinearSegmentedColormap.from_list("counts", [(*to_rgb(COLOURS[0]), 0.12), (*to_rgb(COLOURS[0]), 1.0)])
+WIDTH = 9.0  # inches
+NAMED = 60  # class names that fit beside a heat map
+LONGEST_NAME = 24  # characters
+MOST_COLUMNS = 400  # clients drawn one by one; of more, several share a column
+
+STYLE = {
+    **{f"{what}.color": INK for what in ("text", "xtick", "ytick", "grid")},
+    **{f"axes.{what}": INK for what in ("edgecolor", "labelcolor", "titlecolor")},
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "axes.prop_cycle": cycler(color=COLOURS),
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": "medium",
+    "axes.titleweight": "bold",
+    "figure.constrained_layout.use": True,
+    "font.size": 9,
+    "grid.alpha": 0.15,
+    "legend.frameon": False,
+    "lines.linewidth": 1.8,
+    "savefig.transparent": True,
+    "svg.fonttype": "none",
+    "text.parse_math": False,  # a class may be called $
+}
+METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+
+P = ParamSpec("P")
+
+
+def svg(draw: Callable[P, Figure]) -> Callable[P, str]:
+    """Make a drawing SVG to stand in a page: the same bytes for the same numbers, and no links."""
+
+    @wraps(draw)
+    def drawn(*args: P.args, **kwargs: P.kwargs) -> str:
+        text = io.StringIO()
+        salt = {"svg.hashsalt": draw.__name__}  # ids follow from it; those of two figures must differ
+        with style.context(["default", STYLE | salt]), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph .* missing")  # the browser's font has it
+            draw(*args, **kwargs).savefig(text, format="svg", metadata=METADATA)
+        return embedded(text.getvalue())
+
+    return drawn
+
+
+def embedded(document: str) -> str:
+    """An SVG document as an element of an HTML page."""
+    element = document[document.index("<svg") :].replace(INK, "currentColor")
+    element = re.sub(r"<metadata>.*?</metadata>", "", element, flags=re.DOTALL)
+    element = re.sub(r' xmlns(:xlink)?="[^"]*"', "", element)
+    return re.sub(r'<g id="[^"]*"', "<g", element)
+
+
+@svg
+def progress(runs: Sequence[Run]) -> Figure:
+    """Accuracy and loss by round, on the test images; of a single run, also the training loss and the best round."""
+    figure = Figure(figsize=(WIDTH, 3.0))
+    left, right = figure.subplots(1, 2)
+    curves(left, runs, "test_accuracy")
+    curves(right, runs, "test_loss")
+    label(left, "Accuracy", "round", "test accuracy (fraction)")
+    label(right, "Loss", "round", "mean loss an image (nats)")
+    if len(runs) == 1 and (best := runs[0].summary.get("best")):
+        left.plot(best["round"], best["test_accuracy"], "o", color=COLOURS[1], clip_on=False, zorder=3)
+        right.plot(runs[0].rounds["round"], finite(runs[0].rounds["train_loss"]), color=COLOURS[1], dashes=(5, 2))
+        right.legend(right.lines, ["test, global model", "training, sampled clients"])
+    return figure
+
+
+@svg
+def forgetting(runs: Sequence[Run]) -> Figure:
+    """Forgetting by round."""
+    figure = Figure(figsize=(WIDTH, 2.4))
+    axes = figure.subplots()
+    curves(axes, runs, "forgetting", first=1)
+    label(axes, "Forgetting", "round", "forgetting (fraction)")
+    axes.axhline(0, color=INK, linewidth=0.8, zorder=1)
+    return figure
+
+
+@svg
+def class_accuracy(run: Run) -> Figure:
+    """Class accuracy by round, classes downwards."""
+    extent = (-0.5, len(run.class_accuracy) - 0.5)
+    figure, axes = heat_map(run.class_accuracy.T, run.classes, extent, "viridis", "accuracy (fraction)", top=1.0)
+    label(axes, "Class accuracy", "round", "class")
+    return figure
+
+
+@svg
+def partition(run: Run) -> Figure:
+    """Images of each class that each client holds, clients across; a blank is none."""
+    client, kind, count = (run.partition[column] for column in ("client", "class", "count"))
+    together = -(-run.num_clients // MOST_COLUMNS)
+    columns = -(-run.num_clients // together)
+    cells = np.bincount(kind * columns + client // together, count, len(run.classes) * columns)
+    counts = cells.reshape(-1, columns) / together
+    unit = "images" if together == 1 else f"images, mean of {together} clients"
+    extent = (-0.5, columns * together - 0.5)
+    figure, axes = heat_map(np.where(counts, counts, np.nan), run.classes, extent, COUNTS, unit)
+    label(axes, "Partition", "client", "class")
+    return figure
+
+
+@svg
+def clients(run: Run) -> Figure:
+    """Training loss and seconds of the sampled clients by round, and how often clients were sampled."""
+    figure = Figure(figsize=(WIDTH, 2.6))
+    left, middle, right = figure.subplots(1, 3)
+    for axes, column in ((left, "train_loss"), (middle, "seconds")):
+        band(axes, run.clients["round"], finite(run.clients[column]))
+    label(left, "Training loss", "round", "mean loss a step (nats)")
+    label(middle, "Time", "round", "seconds a client")
+    times = np.bincount(np.bincount(run.clients["client"], minlength=run.num_clients))
+    right.bar(np.arange(len(times)), times, width=0.8)
+    right.yaxis.set_major_locator(MaxNLocator(integer=True))
+    label(right, "Participation", "rounds in which a client was sampled", "number of clients")
+    return figure
+
+
+def curves(axes: Axes, runs: Sequence[Run], column: str, first: int = 0) -> None:
+    """A column by round, from a first one on, a line for each run."""
+    for number, run in enumerate(runs):
+        colour, dashes = look(number)
+        (line,) = axes.plot(run.rounds["round"][first:], finite(run.rounds[column][first:]), color=colour)
+        line.set_marker("." if len(run.rounds["round"]) <= 40 else "")
+        if dashes:
+            line.set_dashes([float(length) for length in dashes.split()])
+
+
+def look(number: int) -> tuple[str, str]:
+    """The colour of the n-th of several lines, and its dashes as SVG has them."""
+    return COLOURS[number % len(COLOURS)], DASHES[number // len(COLOURS) % len(DASHES)]
+
+
+def band(axes: Axes, rounds: np.ndarray, values: np.ndarray) -> None:
+    """The median of each round, in a band from its smallest to its largest value."""
+    numbers, starts = np.unique(rounds, return_index=True)
+    groups = np.split(values, starts[1:])
+    middle = [np.median(group) for group in groups]
+    axes.fill_between(
+        numbers, [group.min() for group in groups], [group.max() for group in groups], alpha=0.25, linewidth=0
+    )
+    axes.plot(numbers, middle, marker="." if len(numbers) <= 40 else "")
+    axes.set_ylim(bottom=0)
+
+
+def heat_map(
+    values: np.ndarray,
+    classes: Sequence[str],
+    extent: tuple[float, float],
+    colours: str | Colormap,
+    unit: str,
+    top: float | None = None,
+) -> tuple[Figure, Axes]:
+    """Values (C, columns) from 0 to `top`, or the largest, that stretch over an `extent` of the horizontal axis."""
+    height = min(max(0.2 * len(classes), 1.6), 9.0)
+    figure = Figure(figsize=(WIDTH, height + 0.9))
+    axes = figure.subplots()
+    edges = (*extent, len(classes) - 0.5, -0.5)
+    picture = axes.imshow(values, aspect="auto", cmap=colours, vmin=0, vmax=top, interpolation="none", extent=edges)
+    figure.colorbar(picture, label=unit, pad=0.02).outline.set_visible(False)
+    axes.grid(False)
+    axes.spines[:].set_visible(False)
+    if len(classes) <= NAMED:
+        axes.set_yticks(range(len(classes)), [shortened(name) for name in classes])
+        axes.tick_params(axis="y", length=0)
+    return figure, axes
+
+
+def label(axes: Axes, title: str, x: str, y: str) -> None:
+    """Name axes; the horizontal one counts something."""
+    axes.set(title=title, xlabel=x, ylabel=y)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def shortened(name: str) -> str:
+    return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
+
+
+def finite(values: np.ndarray) -> np.ndarray:
+    """Values with a gap in place of what cannot be drawn."""
+    return np.where(np.isfinite(values), values, np.nan)
