@@ -200,7 +200,7 @@ def dotted(tables: dict[str, Any], prefix: str = "") -> list[str]:
 @click.group(
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Results lie in runs/NAME: tables as Parquet, the last weights as safetensors, summary.json.",
+    epilog="Results lie in runs/NAME: report.html, tables as Parquet, the last weights, summary.json.",
 )
 @click.version_option(__version__)
 @click.pass_context
@@ -214,6 +214,7 @@ def main(ctx: click.Context) -> None:
       rayfed run jobs/quickstart.toml -s method=fedavg -s name=quickstart-fedavg
       rayfed run jobs/quickstart.toml -s ray.address=auto  on the Ray cluster that runs here
       rayfed partition jobs/quickstart.toml                who holds how much of which class
+      rayfed report runs/fedavg runs/fedntd                compare runs on a page
       rayfed methods fedntd                                a method's paper and parameters
       rayfed completion bash >> ~/.bashrc                  complete job files, keys and methods
     """
@@ -433,6 +434,27 @@ def partition(job: str, overrides: Overrides, output: str | None) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     draw_partition(table, classes, path, f"{read.source.source}, {brief(read.partition)}")
     print(f"heat map in {shown(path)}")
+
+
+@main.command()
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="The page; RUN/report.html, or compare.html.")
+def report(runs: tuple[Path, ...], output: Path | None) -> None:
+    """Make the page of a run, or one that compares several.
+
+    Every run ends with the first; this makes it anew from the run's folder, of a run that was killed, too. Of several
+    runs, the first is what the others are measured by.
+
+    \b
+    Examples:
+      rayfed report runs/quickstart
+      rayfed report runs/fedavg runs/fedntd -o compare.html
+    """
+    from rayfed.report.page import write_comparison, write_report
+
+    one = len(runs) == 1
+    path = write_report(runs[0], output) if one else write_comparison(runs, output or Path("compare.html"))
+    print(f"page in {shown(path)}")
 
 
 def read_base(job: str, overrides: Overrides) -> Job:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -23,6 +24,8 @@ from rayfed.runtime.here import Here
 from rayfed.seeds import Purpose, seed_of
 from rayfed.values import InputError
 from rayfed.weights import Weights, state_of
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,6 +100,7 @@ def run(
         workers = stack.enter_context(open_workers(job, site, display.client))
         record = Record(job, site.federation, force=force)
         begin_log(path)
+        stack.callback(_report, path)  # however the run ends
         last = None
         try:
             for last in _play(site, weights, workers):
@@ -166,6 +170,16 @@ def _play(site: Site, weights: Weights, workers: Workers) -> Iterator[Round]:
     first = engine.start(site, weights, workers)
     yield first
     yield from engine.rounds(site, first, workers)
+
+
+def _report(path: Path) -> None:
+    """Make the run's page. A run is not lost by a page that cannot be made."""
+    try:
+        from rayfed.report.page import write_report  # brings matplotlib, which nothing before this needs
+
+        write_report(path)
+    except Exception as error:
+        log.warning("no page was made of the run; `rayfed report %s` tries again: %r", path, error)
 
 
 @contextmanager

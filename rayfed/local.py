@@ -80,12 +80,13 @@ class Broadcast:
 
 @dataclass(frozen=True, eq=False)
 class Reply:
-    """What comes back from a client after training; its memory travels separately, and not to the server."""
+    """What comes back from a client after training."""
 
-    summands: dict[str, Tree]  # slot -> what the part reported
     num_examples: int
     train_loss: float  # mean over the steps
     seconds: float
+    summands: dict[str, Tree]  # slot -> what the part reported
+    memory: dict[str, Tree]  # slot -> what the part remembers; it stays where the clients are
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,11 +123,11 @@ def survey(site: Site, broadcast: Broadcast, client: int) -> dict[str, Tree]:
     }
 
 
-def train(site: Site, broadcast: Broadcast, client: int, memory: dict[str, Tree]) -> tuple[Reply, dict[str, Tree]]:
+def train(site: Site, broadcast: Broadcast, client: int, memory: dict[str, Tree]) -> Reply:
     """One client's round: local SGD from the global weights on the sum of all parts' terms.
 
-    `memory` and the second result are by slot. Raises `Diverged` with method, client, round and batch when a loss is
-    NaN or infinite.
+    `memory` is by slot, as the client's last reply gave it. Raises `Diverged` with method, client, round and batch when
+    a loss is NaN or infinite.
     """
     started = time.perf_counter()
     parts = parts_at(site.method, broadcast.round)
@@ -151,7 +152,7 @@ def train(site: Site, broadcast: Broadcast, client: int, memory: dict[str, Tree]
         reports = {part.slot: part.report(views[part.slot], local[part.slot], fit) for part in parts}
     summands = {slot: summand for slot, (summand, _) in reports.items() if summand is not None}
     kept = {slot: memory for slot, (_, memory) in reports.items() if memory is not None}
-    return Reply(summands, view.num_examples, mean_loss, time.perf_counter() - started), kept
+    return Reply(view.num_examples, mean_loss, time.perf_counter() - started, summands, kept)
 
 
 def evaluate(site: Site, weights: Weights, start: int, stop: int) -> Evaluation:

@@ -16,39 +16,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from rayfed import metrics
-from rayfed.local import Broadcast, Evaluation, Reply, RunFailed, Site, server_view
+from rayfed.local import Broadcast, Evaluation, RunFailed, Site, server_view
 from rayfed.methods.part import Part, Step, defines, parts_at
 from rayfed.seeds import cohort
-from rayfed.weights import OrderedSum, Tree, Weights, first_invalid, parameters_of
+from rayfed.weights import OrderedSum, Tree, Weights, first_invalid, num_bytes, parameters_of
 
 Memory = Any  # a handle to what one client remembers: the workers' to make and to read
-
-
-@dataclass(frozen=True, eq=False)
-class Arrival:
-    """What the workers give for one client: its reply, a handle to its memory, where it ran, and its bytes."""
-
-    reply: Reply
-    memory: Memory
-    node: str
-    bytes_up: int
-
-
-class Workers(Protocol):
-    """Those who do the work of a round, in this process or on Ray. Results come in the order of the cohort."""
-
-    def survey(self, broadcast: Broadcast, clients: Sequence[int]) -> Iterator[tuple[dict[str, Tree], int]]:
-        """Each client's summands, and the bytes that they take."""
-
-    def train(
-        self, broadcast: Broadcast, clients: Sequence[int], memories: Mapping[int, Memory]
-    ) -> Iterator[Arrival]: ...
-
-    def evaluate(self, weights: Weights) -> Evaluation:
-        """The weights on the whole test set."""
-
-    def bytes_of(self, tree: Tree) -> int:
-        """What a tree takes on its way to one client."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +33,30 @@ class ClientRow:
     train_loss: float
     seconds: float
     node: str
+
+
+@dataclass(frozen=True, eq=False)
+class Arrival:
+    """A client that has trained: its row, a handle to its memory (None: it has none), and the bytes it sent."""
+
+    row: ClientRow
+    memory: Memory
+    bytes_up: int
+
+
+class Workers(Protocol):
+    """Those who do the work of a round, in this process or on Ray. Results come in the order of the cohort."""
+
+    def survey(self, broadcast: Broadcast, clients: Sequence[int]) -> Iterator[tuple[dict[str, Tree], int]]:
+        """Each client's summands, and the bytes that they take."""
+
+    def train(
+        self, broadcast: Broadcast, clients: Sequence[int], memories: Mapping[int, Memory]
+    ) -> Iterator[tuple[dict[str, Tree], Arrival]]:
+        """Each client's summands, and the rest of what there is to know of its training."""
+
+    def evaluate(self, weights: Weights) -> Evaluation:
+        """The weights on the whole test set."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,11 +97,9 @@ class Round:
 
 def start(site: Site, weights: Weights, workers: Workers) -> Round:
     """Round 0: the initial model, evaluated."""
-    evaluation = workers.evaluate(weights)
-    nothing = np.full(
-        site.federation.num_classes, np.nan
-    )  # an untrained model's accuracies are no achievement to forget
-    return Round(0, weights, {}, {}, evaluation, nothing, 0.0)
+    # Its accuracies are no peak: an untrained model may well know one class by accident, and nobody forgets that.
+    no_peak = np.full(site.federation.num_classes, np.nan)
+    return Round(0, weights, {}, {}, workers.evaluate(weights), no_peak, 0.0)
 
 
 def rounds(site: Site, last: Round, workers: Workers) -> Iterator[Round]:
@@ -115,51 +110,31 @@ def rounds(site: Site, last: Round, workers: Workers) -> Iterator[Round]:
 
 
 def play(site: Site, last: Round, workers: Workers) -> Round:
-    """One round."""
+    """The round after `last`. Raises `RunFailed` where a client's update cannot be averaged."""
     started = time.perf_counter()
-    number, weights = last.round + 1, last.weights
-    clients = cohort(site.seed, number, site.federation.num_clients, site.training.clients_per_round)
+    number, num_clients = last.round + 1, site.federation.num_clients
+    clients = cohort(site.seed, number, num_clients, site.training.clients_per_round)
     parts = parts_at(site.method, number)
     states = {part.slot: _state(part, last) for part in parts}
 
-    surveyors = {part.slot for part in parts if defines(part, "survey")}
-    broadcast = Broadcast(number, weights, {slot: states[slot] for slot in surveyors}, {})
-    bytes_up = bytes_down = 0
-    surveyed: dict[str, Tree] = {}
-    if surveyors:
-        total = OrderedSum()
-        for summands, size in workers.survey(broadcast, clients):
-            total.add(summands)
-            bytes_up += size
-        surveyed = total.value
+    surveyors = {part.slot: states[part.slot] for part in parts if defines(part, "survey")}
+    broadcast = Broadcast(number, last.weights, surveyors, {})
+    surveyed, bytes_surveyed = _survey(workers, broadcast, clients) if surveyors else ({}, 0)
 
-    payloads = {}
-    view = server_view(site, number, weights)
+    view, payloads = server_view(site, number, last.weights), {}
     for part in parts:
         states[part.slot], payload = part.tell(states[part.slot], view, surveyed.get(part.slot))
         if payload is not None:
             payloads[part.slot] = payload
     broadcast = replace(broadcast, payloads=payloads)
-    bytes_down += workers.bytes_of([broadcast.weights, broadcast.states, broadcast.payloads]) * len(clients)
 
-    total = OrderedSum()
-    memories, rows = dict(last.memories), []
-    for client, arrival in zip(clients, workers.train(broadcast, clients, last.memories), strict=True):
-        reply = arrival.reply
-        if (where := first_invalid(reply.summands)) is not None:
-            raise RunFailed(
-                f"client {client}, round {number}: its update holds a NaN or an infinity at {where}; "
-                "nothing was averaged"
-            )
-        total.add(reply.summands)
-        bytes_up += arrival.bytes_up
-        if arrival.memory is not None:
-            memories[client] = arrival.memory
-        rows.append(ClientRow(client, reply.num_examples, reply.train_loss, reply.seconds, arrival.node))
+    total, arrivals = _train(workers, broadcast, clients, last.memories)
+    memories = {client: memory for client, memory in last.memories.items() if client not in arrivals}
+    memories |= {client: arrival.memory for client, arrival in arrivals.items() if arrival.memory is not None}
 
-    step = Step(weights, None, number, site.federation.num_clients, frozenset(parameters_of(site.model)))
+    step = Step(last.weights, None, number, num_clients, frozenset(parameters_of(site.model)))
     for part in parts:
-        states[part.slot], step = part.update(states[part.slot], total.value.get(part.slot), step)
+        states[part.slot], step = part.update(states[part.slot], total.get(part.slot), step)
     evaluation = workers.evaluate(step.averaged)
     class_accuracy = metrics.class_accuracy(evaluation.confusion)
     return Round(
@@ -170,11 +145,36 @@ def play(site: Site, last: Round, workers: Workers) -> Round:
         evaluation=evaluation,
         peak=np.fmax(last.peak, class_accuracy),
         forgetting=metrics.forgetting_from(last.peak, class_accuracy),
-        clients=tuple(rows),
+        clients=tuple(arrival.row for arrival in arrivals.values()),
         seconds=time.perf_counter() - started,
-        bytes_down=bytes_down,
-        bytes_up=bytes_up,
+        bytes_down=num_bytes([broadcast.weights, broadcast.states, broadcast.payloads]) * len(clients),
+        bytes_up=bytes_surveyed + sum(arrival.bytes_up for arrival in arrivals.values()),
     )
+
+
+def _survey(workers: Workers, broadcast: Broadcast, clients: Sequence[int]) -> tuple[dict[str, Tree], int]:
+    """The cohort's summands before training, added up by slot, and their bytes."""
+    total, size = OrderedSum(), 0
+    for summands, num_bytes_up in workers.survey(broadcast, clients):
+        total.add(summands)
+        size += num_bytes_up
+    return total.value, size
+
+
+def _train(
+    workers: Workers, broadcast: Broadcast, clients: Sequence[int], memories: Mapping[int, Memory]
+) -> tuple[dict[str, Tree], dict[int, Arrival]]:
+    """The cohort's summands after training, added up by slot; and what is left of each client's reply without them."""
+    total, arrivals = OrderedSum(), {}
+    for client, (summands, arrival) in zip(clients, workers.train(broadcast, clients, memories), strict=True):
+        if (where := first_invalid(summands)) is not None:
+            raise RunFailed(
+                f"client {client}, round {broadcast.round}: its update holds a NaN or an infinity at {where}; "
+                "nothing was averaged"
+            )
+        total.add(summands)  # and is dropped: the driver never holds a cohort's updates
+        arrivals[client] = arrival
+    return total.value, arrivals
 
 
 def _state(part: Part, last: Round) -> Tree:

@@ -101,6 +101,15 @@ def to_device(tree: Tree, device: torch.device | str) -> Tree:
     return tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, tree)
 
 
+def num_bytes(tree: Tree) -> int:
+    """What the tensors of a tree take."""
+    if isinstance(tree, Scaled):
+        return num_bytes(tree.values)
+    if isinstance(tree, Mapping | list | tuple):
+        return sum(num_bytes(item) for item in (tree.values() if isinstance(tree, Mapping) else tree))
+    return tree.nbytes if isinstance(tree, Tensor) else 0
+
+
 def first_invalid(tree: Tree, path: str = "") -> str | None:
     """Where a tree first holds a NaN or an infinity, as a path of keys; None if nowhere."""
     if isinstance(tree, Scaled):

@@ -8,6 +8,7 @@ import hashlib
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 from torch import nn
 
 from rayfed.data.augment import Augment
@@ -20,6 +21,9 @@ from rayfed.rounds import rounds, start
 from rayfed.runtime.here import Here
 from rayfed.weights import state_of
 from rayfed.wire import pack, unpack
+
+settings.register_profile("rayfed", deadline=None)  # a busy machine is no mistake
+settings.load_profile("rayfed")
 
 CLASSES = ("ash", "birch", "cedar", "elm")
 COUNTS = [  # of each class, for each client

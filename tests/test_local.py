@@ -22,7 +22,7 @@ def broadcast_of(site, round=1):
 
 def trained(site, broadcast=None, client=CLIENT):
     """The client's state after training."""
-    reply, _ = train(site, broadcast or broadcast_of(site), client, {})
+    reply = train(site, broadcast or broadcast_of(site), client, {})
     return {name: w.clone() for name, w in reply.summands["average"]["weights"].values.items()}
 
 
@@ -122,11 +122,11 @@ def test_hooks_run_in_order_and_see_their_client(make_site, seen):
     site = make_site(compose(Spy()), local_epochs=1, norm=True, augment=Augment(flip=True, cutout=2))
     broadcast = replace(broadcast_of(site, 2), states={"spy": "state"}, payloads={"spy": "payload"})
     assert survey(site, broadcast, CLIENT) == {"spy": {"n": 11}}  # of the parts that survey alone
-    reply, memory = train(site, broadcast, CLIENT, {"spy": "before", "other": "not for it"})
+    reply = train(site, broadcast, CLIENT, {"spy": "before", "other": "not for it"})
     assert [name for name, _ in seen] == ["survey", "begin", "loss", "loss", "loss", "report"]
     assert [value for name, value in seen if name == "loss"] == [(size, "local", True, True) for size in (5, 5, 1)]
     assert seen[-1][1] == ("local", 3, reply.train_loss, False, True)
-    assert memory == {"spy": "memory"}
+    assert reply.memory == {"spy": "memory"}
     assert reply.summands.keys() == {"average"}  # nothing reported, nothing sent
     surveying, view = seen[0][1], seen[1][1]
     assert (surveying.state, surveying.payload, surveying.memory) == ("state", None, None)
@@ -155,7 +155,7 @@ def test_the_loss_is_the_sum_of_all_terms(make_site):
 
     def loss(*parts):
         site = make_site(compose(*parts), local_steps=1, batch_size=100)
-        return train(site, broadcast_of(site), CLIENT, {})[0].train_loss
+        return train(site, broadcast_of(site), CLIENT, {}).train_loss
 
     plain, taught, twice = loss(), loss(NotTrueDistill(teacher=False)), loss(NotTrueDistill(beta=2.0, teacher=False))
     assert loss(CrossEntropy(weight=2.0), Proximal(mu=1.0)) == pytest.approx(2 * plain)
@@ -243,7 +243,7 @@ def test_a_client_draws_its_own_numbers_in_each_round(seed, round, client, make_
 def test_the_reply_is_the_models_state_and_weighs_by_samples(make_site):
     for by, weight in (("samples", 11), ("client", 1)):
         site = make_site(compose(Average(by=by)), norm=True)
-        reply, _ = train(site, broadcast_of(site), CLIENT, {})
+        reply = train(site, broadcast_of(site), CLIENT, {})
         sent = reply.summands["average"]
         assert (sent["weight"], sent["weights"].weight, reply.num_examples) == (weight, weight, 11)
         assert sent["weights"].values.keys() == site.model.state_dict().keys()  # buffers, too

@@ -16,7 +16,7 @@ import numpy as np
 from cycler import cycler
 from matplotlib import style
 from matplotlib.axes import Axes
-from matplotlib.colors import Colormap, LinearSegmentedColormap, to_rgb
+from matplotlib.colors import Colormap, LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -25,7 +25,7 @@ from rayfed.report import Run
 INK = "#010203"  # stands for the page's colour of letters
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito: for all kinds of sight
 DASHES = ("", "5 2", "1.5 1.5")  # once the colours are used up
-COUNTS = LinearSegmentedColormap.from_list("counts", [(*to_rgb(COLOURS[0]), 0.12), (*to_rgb(COLOURS[0]), 1.0)])
+COUNTS = LinearSegmentedColormap.from_list("counts", ["#2b8cd62e", "#2b8cd6ff"])  # shows the page through it
 WIDTH = 9.0  # inches
 NAMED = 60  # class names that fit beside a heat map
 LONGEST_NAME = 24  # characters
@@ -187,7 +187,7 @@ def heat_map(
     axes = figure.subplots()
     edges = (*extent, len(classes) - 0.5, -0.5)
     picture = axes.imshow(values, aspect="auto", cmap=colours, vmin=0, vmax=top, interpolation="none", extent=edges)
-    figure.colorbar(picture, label=unit, pad=0.02).outline.set_visible(False)
+    figure.colorbar(picture, label=unit, pad=0.02, aspect=10 * height).outline.set_visible(False)
     axes.grid(False)
     axes.spines[:].set_visible(False)
     if len(classes) <= NAMED:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import json
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,9 @@ MOST_ROWS = 50  # of a table of classes or clients
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 STYLE = """
 :root { color-scheme: light dark; --ink: #1c2024; --soft: #60666d; --line: #dfe2e6; --paper: #fff; --tint: #f4f6f8;
-  --mark: #d55e00aa; }
+  --mark: #d55e00aa; --good: #0a7d5a; --bad: #c2410c; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e4e7ea; --soft: #9aa2ab; --line: #343a41; --paper: #14171a;
-  --tint: #1e2327; --mark: #d55e00cc; } }
+  --tint: #1e2327; --mark: #d55e00cc; --good: #3ecf9b; --bad: #fb923c; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 62rem; padding: 2.5rem 1.5rem 4rem; background: var(--paper); color: var(--ink);
   font: 1rem/1.55 system-ui, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
@@ -32,11 +33,11 @@ h2 { margin: 3.2rem 0 .4rem; padding-top: .9rem; border-top: 1px solid var(--lin
 p { margin: .4rem 0; max-width: 46rem; }
 .soft, figcaption, dt { color: var(--soft); }
 .status { margin-left: .8rem; padding: .1rem .6rem; border: 1px solid; border-radius: 1rem; vertical-align: middle;
-  font-size: .85rem; font-weight: 500; letter-spacing: 0; color: #0a7d5a; }
-.status.failed, .status.stopped, .status.running { color: #d0560a; }
-dl { display: grid; grid-template-columns: repeat(auto-fit, minmax(7.4rem, 1fr)); gap: 1px; margin: 1.6rem 0 0;
-  border: 1px solid var(--line); background: var(--line); }
-dl div { padding: .7rem .9rem; background: var(--paper); }
+  font-size: .85rem; font-weight: 500; letter-spacing: 0; color: var(--good); }
+.status.failed, .status.stopped, .status.running { color: var(--bad); }
+dl { display: flex; flex-wrap: wrap; gap: 1px; margin: 1.6rem 0 0; border: 1px solid var(--line);
+  background: var(--line); }
+dl div { flex: 1 1 7.4rem; padding: .7rem .9rem; background: var(--paper); }
 dt { font-size: .8rem; }
 dd { margin: 0; font-size: 1.35rem; font-weight: 600; font-variant-numeric: tabular-nums; white-space: nowrap; }
 dd small { display: block; font-size: .8rem; font-weight: 400; color: var(--soft); }
@@ -47,23 +48,24 @@ figcaption { max-width: 46rem; font-size: .9rem; }
 table { width: 100%; margin: 1.2rem 0; border-collapse: collapse; font-size: .9rem;
   font-variant-numeric: tabular-nums; }
 caption { padding-bottom: .4rem; text-align: left; color: var(--soft); }
-th { font-weight: 600; text-align: left; }
-th, td { padding: .25rem 1.6rem .25rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-td { overflow-wrap: anywhere; }
+th { font-weight: 600; text-align: left; vertical-align: bottom; }
+th, td { padding: .25rem 1.2rem .25rem 0; border-bottom: 1px solid var(--line); }
+td { overflow-wrap: anywhere; vertical-align: top; }
 tr { break-inside: avoid; }
-.number { text-align: right; white-space: nowrap; }
+.number { text-align: right; }
+td.number { white-space: nowrap; }
 .bar { height: 1rem; margin: .2rem 0; background: var(--mark); }
 th:empty { width: 40%; }
-.swatch { display: inline-block; width: 2rem; height: .7rem; margin-right: .6rem; }
-.wide { overflow-x: auto; }
+.run { display: flex; align-items: center; gap: .6rem; min-width: 9rem; }
+.swatch { flex: 0 0 2rem; height: .75rem; }
 pre, code { font: .85rem/1.5 ui-monospace, "Cascadia Mono", Menlo, Consolas, monospace; }
 .job { columns: 24rem 2; column-gap: 2.5rem; }
 .job code { display: block; margin-bottom: 1.2rem; break-inside: avoid; }
 pre { padding: 1rem 1.2rem; background: var(--tint); white-space: pre-wrap; overflow-wrap: anywhere; }
 summary { cursor: pointer; }
 @media print { :root { color-scheme: light; --ink: #000; --soft: #444; --line: #ccc; --paper: #fff; --tint: #f4f4f4; }
-  body { padding: 0; max-width: none; font-size: .8rem; print-color-adjust: exact; }
-  h2 { break-after: avoid; } }
+  html { font-size: 75%; print-color-adjust: exact; } body { padding: 0; max-width: none; }
+  h2, .soft { break-after: avoid; } }
 """
 
 
@@ -82,16 +84,17 @@ def tag(name: str, *children: str, **attributes: str) -> Html:
     return Html(f"<{name}{given}>{inner}</{name}>")
 
 
-def write_report(folder: Path) -> Path:
-    """Make a run's page anew, from its folder alone: `report.html` in it."""
-    path = folder / "report.html"
-    path.write_text(run_page(read_run(folder)), encoding="utf-8")
-    return path
+def write_report(folder: Path, path: Path | None = None) -> Path:
+    """Make a run's page anew, from its folder alone: `report.html` in it, or `path`."""
+    return _write(run_page(read_run(folder)), path or folder / "report.html")
 
 
 def write_comparison(folders: Sequence[Path], path: Path) -> Path:
     """Make the page of several runs; the first is what the others are measured by."""
-    text = comparison_page([read_run(folder) for folder in folders])
+    return _write(comparison_page([read_run(folder) for folder in folders]), path)
+
+
+def _write(text: str, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
     return path
@@ -118,26 +121,28 @@ def run_page(run: Run) -> str:
 
 def comparison_page(runs: Sequence[Run]) -> str:
     """Curves over one another, and a table that is their legend."""
-    target = best(runs[0]).get("test_accuracy", float("nan"))
-    columns = ["run", "method", *(name for name, _, _ in headline(runs[0])), "rounds to target"]
+    target = best(runs[0]).get("test_accuracy", math.nan)
+    names = [tag("div", swatch(number), tag("b", run.name), class_="run") for number, run in enumerate(runs)]
+    columns = ["run", *(name for name, _, _ in headline(runs[0])), "rounds to target"]
     rows = [
         [
-            Html(swatch(number) + tag("b", run.name) + html.escape(ending(run))),
-            method(run.job["method"]),
-            *(value + (f" ({note})" if note else "") for _, value, note in headline(run)),
+            name,
+            *(f"{value} ({note})" if note else value for _, value, note in headline(run)),
             str(rounds_to_target(run.rounds["test_accuracy"][1:], target) or "never"),
         ]
-        for number, run in enumerate(runs)
+        for name, run in zip(names, runs, strict=True)
     ]
+    about = [[name, run.status, method(run.job["method"])] for name, run in zip(names, runs, strict=True)]
     return page(
         "comparison: rayfed",
         tag("h1", f"{len(runs)} runs compared"),
-        paragraph(f"The target is the best accuracy of the first, {decimal(target)}."),
-        tag("div", table(columns, rows, words=2), class_="wide"),
+        table(columns, rows, caption=f"The target is the best accuracy of the first run, {decimal(target)}."),
         heading("Accuracy and loss"),
-        figure(figures.progress(runs), "Each line is a run, in the colour it has in the table; round 0 is its start."),
+        figure(figures.progress(runs), "Each line is a run, in its colour in the table; round 0 is the initial model."),
         heading("Forgetting"),
         figure(figures.forgetting(runs), FORGETTING),
+        heading("Methods"),
+        table(["run", "status", "method"], about, words=3),
     )
 
 
@@ -312,11 +317,6 @@ def swatch(number: int) -> Html:
     colour, dashes = figures.look(number)
     line = f'<line x1="0" y1="6" x2="32" y2="6" stroke="{colour}" stroke-width="3" stroke-dasharray="{dashes}"/>'
     return tag("svg", Html(line), class_="swatch", viewBox="0 0 32 12")
-
-
-def ending(run: Run) -> str:
-    """How a run ended, if not well."""
-    return "" if run.status == "done" else f" ({run.status})"
 
 
 def best(run: Run) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import torch
 
-from rayfed.local import Broadcast, ClientFailed, Evaluation, Reply, RunFailed, Site
+from rayfed.local import Broadcast, ClientFailed, Evaluation, RunFailed, Site
 from rayfed.rounds import Arrival
 from rayfed.runtime.worker import Envelope, Worker
 from rayfed.weights import Tree, Weights
@@ -60,19 +60,18 @@ class Here:
                 summands = self._worker.survey(envelope, client)
             yield unpack(summands), summands.num_bytes
 
-    def train(self, broadcast: Broadcast, clients: Sequence[int], memories: Mapping[int, Packed]) -> Iterator[Arrival]:
+    def train(
+        self, broadcast: Broadcast, clients: Sequence[int], memories: Mapping[int, Packed]
+    ) -> Iterator[tuple[dict[str, Tree], Arrival]]:
         envelope = seal(broadcast)
         for done, client in enumerate(clients, start=1):
             with _naming(f"client {client}, round {broadcast.round}"):
                 header, summands, memory = self._worker.train(envelope, client, memories.get(client))
             self._progress(done, len(clients))
-            reply = Reply(unpack(summands), header.num_examples, header.train_loss, header.seconds)
-            yield Arrival(reply, memory if header.remembers else None, self._node, summands.num_bytes)
+            row = header.row(client, self._node)
+            yield unpack(summands), Arrival(row, memory if header.remembers else None, summands.num_bytes)
 
     def evaluate(self, weights: Weights) -> Evaluation:
         packed, test = pack(weights), self._worker.site.federation.test
         first, *rest = (self._worker.evaluate(packed, start, stop) for start, stop in chunks(len(test.labels)))
         return sum(rest, first)
-
-    def bytes_of(self, tree: Tree) -> int:
-        return pack(tree).num_bytes

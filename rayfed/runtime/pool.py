@@ -19,7 +19,7 @@ import ray
 from ray import ObjectRef
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, RayTaskError
 
-from rayfed.local import Broadcast, ClientFailed, Evaluation, Reply, RunFailed
+from rayfed.local import Broadcast, ClientFailed, Evaluation, RunFailed
 from rayfed.rounds import Arrival
 from rayfed.runtime.here import Progress, chunks, quiet
 from rayfed.weights import Tree, Weights
@@ -58,6 +58,7 @@ class Pool:
         num_test: int,
         progress: Progress = quiet,
     ) -> None:
+        self._names = {actor: f"client-{i}" for i, actor in enumerate(actors)}
         self._idle = deque(actors)
         self._recovering: dict[ObjectRef, Any] = {}
         self._reopen = reopen
@@ -81,7 +82,7 @@ class Pool:
 
     def train(
         self, broadcast: Broadcast, clients: Sequence[int], memories: Mapping[int, ObjectRef]
-    ) -> Iterator[Arrival]:
+    ) -> Iterator[tuple[dict[str, Tree], Arrival]]:
         envelope = self._seal(broadcast)
 
         def call(client: int) -> Call:
@@ -91,9 +92,10 @@ class Pool:
                 lambda actor: actor.fit.options(num_returns=3).remote(*envelope, client, memories.get(client)),
             )
 
-        for (node, header), summands, memory in self._each([call(c) for c in clients], self._progress):
-            reply = Reply(unpack(summands), header.num_examples, header.train_loss, header.seconds)
-            yield Arrival(reply, memory if header.remembers else None, node, summands.num_bytes)
+        replies = self._each([call(client) for client in clients], self._progress)
+        for client, ((node, header), summands, memory) in zip(clients, replies, strict=True):
+            row = header.row(client, node)
+            yield unpack(summands), Arrival(row, memory if header.remembers else None, summands.num_bytes)
 
     def evaluate(self, weights: Weights) -> Evaluation:
         sent = self._put("weights", weights)
@@ -107,9 +109,6 @@ class Pool:
 
         first, *rest = (result for (_, result), _, _ in self._each([call(*chunk) for chunk in chunks(self._num_test)]))
         return sum(rest, first)
-
-    def bytes_of(self, tree: Tree) -> int:
-        return pack(tree).num_bytes
 
     def _seal(self, broadcast: Broadcast) -> tuple[int, ObjectRef, ObjectRef, ObjectRef]:
         return (
@@ -187,7 +186,7 @@ class Pool:
             return []
         ready, _ = ray.wait([*references, *self._recovering], timeout=HEARTBEAT)
         if not ready:
-            whom = ", ".join(f"{calls[i].what} on {actor}" for actor, i, _ in working.values()) or "actors to come back"
+            whom = ", ".join(f"{calls[i].what} on actor {self._names[actor]}" for actor, i, _ in working.values()) or "actors to come back"
             log.warning("no progress for %.0f s; waiting for %s", HEARTBEAT, whom)
         for reference in ready:
             if reference in self._recovering:
@@ -202,12 +201,12 @@ class Pool:
         try:
             node, _ = ray.get(reference)
         except ActorDiedError as error:
-            log.warning("an actor is gone for good: %s", _first_line(error))
+            log.warning("actor %s is gone for good: %s", self._names[actor], _first_line(error))
         except ActorUnavailableError:
             time.sleep(0.1)  # it is being restarted; it is asked again, and no work goes to it meanwhile
             self._recover(actor)
         else:
-            log.warning("an actor is back, on %s", node)
+            log.warning("actor %s is back, on %s", self._names[actor], node)
             self._idle.append(actor)
 
 

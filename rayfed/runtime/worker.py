@@ -9,6 +9,7 @@ import torch
 
 from rayfed import local
 from rayfed.local import Broadcast, Evaluation, Site
+from rayfed.rounds import ClientRow
 from rayfed.wire import Packed, pack, unpack
 
 
@@ -34,6 +35,9 @@ class Header:
     seconds: float
     remembers: bool  # whether the client has any memory to keep
 
+    def row(self, client: int, node: str) -> ClientRow:
+        return ClientRow(client, self.num_examples, self.train_loss, self.seconds, node)
+
 
 class Worker:
     """Serves any client of a site. Every call opens its own copy of what was sent, so none can touch another's."""
@@ -51,9 +55,9 @@ class Worker:
     def train(self, envelope: Envelope, client: int, memory: Packed | None) -> tuple[Header, Packed, Packed]:
         """The reply's header, its summands, and the client's new memory."""
         remembered = unpack(memory) if memory is not None else {}
-        reply, kept = local.train(self.site, envelope.open(), client, remembered)
-        header = Header(reply.num_examples, reply.train_loss, reply.seconds, bool(kept))
-        return header, pack(reply.summands), pack(kept)
+        reply = local.train(self.site, envelope.open(), client, remembered)
+        header = Header(reply.num_examples, reply.train_loss, reply.seconds, bool(reply.memory))
+        return header, pack(reply.summands), pack(reply.memory)
 
     def evaluate(self, weights: Packed, start: int, stop: int) -> Evaluation:
         return local.evaluate(self.site, unpack(weights), start, stop)

@@ -6,7 +6,7 @@ All of it on the model with BatchNorm and Dropout, with augmentation, and with c
 import dataclasses
 import pickle
 import tomllib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -43,7 +43,7 @@ from rayfed.methods import (
     write_method,
 )
 from rayfed.methods.part import Method, parts_at
-from rayfed.rounds import Arrival, Round, rounds, start
+from rayfed.rounds import Arrival, ClientRow, Round, rounds, start
 from rayfed.runtime.here import Here
 from rayfed.weights import Tree, Weights, state_of
 from rayfed.wire import pack, unpack
@@ -182,11 +182,11 @@ class Unwrapped(Here):
         for client in clients:
             memory = unpack(memories[client]) if client in memories else {}
             before = self._of(broadcast), self._digest(memory)
-            reply, kept = local.train(self._site, broadcast, client, memory)
+            reply = local.train(self._site, broadcast, client, memory)
             assert (self._of(broadcast), self._digest(memory)) == before
             packed = pack(reply.summands)
-            reply = replace(reply, summands=unpack(packed))
-            yield Arrival(reply, pack(kept) if kept else None, "here", packed.num_bytes)
+            row = ClientRow(client, reply.num_examples, reply.train_loss, reply.seconds, "here")
+            yield unpack(packed), Arrival(row, pack(reply.memory) if reply.memory else None, packed.num_bytes)
 
     def _of(self, broadcast):
         return self._digest([broadcast.weights, broadcast.states, broadcast.payloads])

@@ -1,0 +1,210 @@
+"""What docs/ says about the methods is what the code does: names, defaults, snippets, links, numbers of cost."""
+
+import importlib
+import json
+import re
+import sys
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from rayfed import local, read_job
+from rayfed.data.augment import Augment
+from rayfed.local import Site, Training
+from rayfed.methods import RECIPES, Batch, read_method
+from rayfed.methods.registry import parameters
+from rayfed.models.classifier import Classifier
+from rayfed.rounds import play, start
+from rayfed.runtime.here import Here
+from rayfed.weights import state_of
+from rayfed.wire import pack
+
+DOCS = Path(__file__).parents[1] / "docs"
+METHODS = DOCS / "methods"
+OVERVIEW = METHODS / "README.md"
+PAGES = {path.stem: path for path in sorted(METHODS.glob("*.md")) if path != OVERVIEW}
+EVERY = [DOCS / "README.md", OVERVIEW, *PAGES.values()]
+SECTIONS = ["Formula", "Use", "Parameters", "Cost", "When", "Reading", "Reference"]
+
+every_page = pytest.mark.parametrize("name", PAGES)
+every_file = pytest.mark.parametrize("path", EVERY, ids=lambda path: str(path.relative_to(DOCS)))
+
+
+def snippets(path, language):
+    return re.findall(rf"^```{language}\n(.*?)^```$", path.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def prose(path):
+    """A file without its blocks of code."""
+    return re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def section(path, title):
+    return re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", path.read_text(), re.MULTILINE | re.DOTALL)[1]
+
+
+def table(text):
+    """The cells of the first table in a text, its head and rule left out."""
+    lines = re.search(r"(?:^\|.*\|\n)+", text, re.MULTILINE)
+    rows = lines[0].splitlines()[2:] if lines else []
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
+@pytest.fixture
+def modules(tmp_path, monkeypatch):
+    """An empty folder to run in, with the modules that the overview defines."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for code in snippets(OVERVIEW, "python"):
+        if name := re.match(r"# (\w+)\.py\n", code):
+            Path(f"{name[1]}.py").write_text(code)
+            monkeypatch.delitem(sys.modules, name[1], raising=False)
+    importlib.invalidate_caches()
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+    sys.modules.pop("my_method", None)
+
+
+def test_every_recipe_has_a_page_and_every_page_a_recipe():
+    assert set(PAGES) == set(RECIPES)
+
+
+@every_page
+def test_a_page_has_its_sections_and_is_short(name):
+    text = PAGES[name].read_text()
+    assert re.findall(r"^## (.*)$", text, re.MULTILINE) == SECTIONS
+    assert re.search(
+        r"^\$\$\n(?:[^-+*=#\n$].*\n)+\$\$$", section(PAGES[name], "Formula"), re.MULTILINE
+    )  # nor a list in it
+    assert len(text.splitlines()) <= 85
+
+
+@every_page
+def test_a_page_has_the_parameters_and_their_defaults(name):
+    shown = [(row[0], row[1]) for row in table(section(PAGES[name], "Parameters"))]
+    assert shown == [(f"`{key}`", f"`{json.dumps(default)}`") for key, default, _ in parameters(name)]
+    assert shown or section(PAGES[name], "Parameters").strip() == "None."
+
+
+@every_page
+def test_a_page_says_the_same_in_a_job_and_in_python(name):
+    (job,), (code,) = snippets(PAGES[name], "toml"), snippets(PAGES[name], "python")
+    given = tomllib.loads(job)["method"]
+    assert name == (given if isinstance(given, str) else given["name"])
+    namespace = {}
+    exec(code, namespace)
+    assert namespace["method"] == read_method(given)
+
+
+@every_file
+@pytest.mark.usefixtures("modules")
+def test_job_snippets_are_valid(path):
+    for text in snippets(path, "toml"):
+        given = tomllib.loads(text)
+        if set(given) == {"method"}:
+            read_method(given["method"])
+        else:
+            read_job(given)
+
+
+@pytest.mark.usefixtures("modules")
+def test_python_of_the_overview_runs(capsys):
+    for code in snippets(OVERVIEW, "python"):
+        if not re.match(r"# \w+\.py\n", code):
+            exec(code, {})
+    before, after = json.loads(capsys.readouterr().out)  # round 0, round 1
+    assert 0 < before < 1 and 0 < after < 1
+    assert "my_method:FeatureDistill" in Path("runs/feature-distill/job.toml").read_text()
+
+
+def test_both_forms_of_a_method_that_changes_agree():
+    text = next(code for code in snippets(OVERVIEW, "toml") if "until" in code)
+    code = next(code for code in snippets(OVERVIEW, "python") if "switch(" in code)
+    namespace = {}
+    exec(code, namespace)
+    assert namespace["method"] == read_method(tomllib.loads(text)["method"])
+
+
+@every_file
+def test_links_and_figures_exist(path):
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(path)):
+        if re.match(r"\w+:", target):
+            continue
+        file, _, anchor = target.partition("#")
+        linked = path.parent / file if file else path
+        assert linked.exists(), f"{target}: there is no such file"
+        assert linked.resolve().is_relative_to(DOCS.parent), f"{target} leaves the repository"
+        headings = re.findall(r"^#+ (.*)$", prose(linked), re.MULTILINE) if anchor else []
+        anchors = {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings}
+        assert not anchor or anchor in anchors, f"{target}: the page has {sorted(anchors)}"
+
+
+@every_file
+def test_no_paths_of_a_machine(path):
+    assert not re.search(r"(?<![\w.])/(home|root|tmp|work|Users|mnt)\b", path.read_text())
+
+
+def test_the_overview_repeats_each_page():
+    rows = table(OVERVIEW.read_text())
+    for name, row in zip(RECIPES, rows, strict=True):
+        link, idea, *cost = row
+        assert link == f"[`{name}`]({name}.md)"
+        assert len(idea.split()) <= 10
+        assert [cost] == table(section(PAGES[name], "Cost"))
+
+
+@every_page
+def test_cost_is_as_measured(name, make_federation, monkeypatch, one_thread):
+    """In full swing: after seven rounds in which all clients take part. Odd terms, of C and D, are small here."""
+    runs, passes, batches = [], [], []
+    inside, view, outputs_of = Batch.__init__, local._view, Batch.outputs_of
+
+    def counted_batch(self, *given):
+        batches.append(self)
+        inside(self, *given)
+
+    def counted_outputs(self, model):
+        runs.extend([model] if model not in self._frozen else [])
+        return outputs_of(self, model)
+
+    def counted_view(*given):
+        made = view(*given)
+        return replace(made, samples=lambda *size: passes.append(made.id) or made.samples(*size))
+
+    monkeypatch.setattr(Batch, "__init__", counted_batch)
+    monkeypatch.setattr(Batch, "outputs_of", counted_outputs)
+    monkeypatch.setattr(local, "_view", counted_view)
+
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Flatten(), nn.Linear(16, 256), nn.ReLU(), nn.Linear(256, 16), nn.ReLU())
+    model, data = Classifier(layers, nn.Linear(16, 4)), make_federation()
+    training = Training(num_rounds=7, clients_per_round=data.num_clients, local_steps=1, batch_size=5, lr=0.01)
+    site = Site(model, data, Augment(), training, RECIPES[name](), 0, torch.device("cpu"))
+    weights = state_of(model)
+    workers, unit = Here(site), pack(weights).num_bytes
+    last, marks = start(site, weights, workers), []
+    while last.round < training.num_rounds:
+        last = play(site, last, workers)
+        marks.append((len(batches), len(runs), len(passes)))
+    steps, a_batch, a_round = (now - before for before, now in zip(*marks[-2:], strict=True))
+
+    kept = max((packed.num_bytes for packed in last.memories.values()), default=0)
+    states = sum(pack(state).num_bytes for _, state in last.states.values())
+    measured = [
+        a_batch / steps + (name == "fedalign"),  # its pass is through the model in training, not a teacher's
+        a_round / data.num_clients,
+        last.bytes_down / data.num_clients / unit,
+        last.bytes_up / data.num_clients / unit,
+        kept / unit,
+        states / unit,
+    ]
+    (cells,) = table(section(PAGES[name], "Cost"))
+    said = [int(re.match(r"\d+", cell)[0]) for cell in cells]
+    assert measured == pytest.approx(said, abs=0.05)
+    for cell, number in zip(cells[2:], measured[2:], strict=True):
+        assert ("+" in cell) == (number != round(number)), "an odd term is said where there is one"

@@ -1,0 +1,313 @@
+"""The page of a run: what it says is what the tables say, and nothing in a run's files can become more than text."""
+
+import re
+import shutil
+from collections import Counter
+from dataclasses import dataclass, replace
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import rayfed
+from rayfed.cli import main
+from rayfed.data.federation import federate
+from rayfed.data.partition import Dirichlet
+from rayfed.data.samples import Dataset, Samples
+from rayfed.experiment import open_data
+from rayfed.job import make_job
+from rayfed.local import Evaluation
+from rayfed.methods import Part
+from rayfed.record import Record, folder_of, read_table
+from rayfed.report import ClassLoss, figures, forgotten, page, read_run
+from rayfed.report.page import comparison_page, run_page, write_report
+from rayfed.rounds import ClientRow, Round
+
+HOSTILE = "</td></svg><script src=//evil.example></script><img src=x onerror='alert(1)'>&amp;$\\x$\"_"
+VOID = {"meta", "img", "link", "br"}  # elements that have no end
+
+
+class Page(HTMLParser):
+    """A page taken apart. Fails where elements are not nested as they should be."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.attributes, self.rows, self.tiles, self.open = Counter(), [], [], {}, []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags[tag] += 1
+        self.attributes += attributes
+        self.open += [] if tag in VOID else [tag]
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_startendtag(self, tag, attributes):
+        self.tags[tag] += 1
+        self.attributes += attributes
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if "td" in self.open or "th" in self.open:
+            self.rows[-1][-1] += data
+        elif self.open and self.open[-1] == "dt":
+            self._tile = data
+        elif self.open and self.open[-1] == "dd":
+            self.tiles[self._tile] = data
+
+    def values_of(self, *names):
+        return [value for name, value in self.attributes if name in names]
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    return {
+        "name": "look",
+        "method": "fedntd",
+        "data": {"partition": {"name": "dirichlet", "alpha": 0.3, "num_clients": 6}},
+        "model": {"name": "lenet"},
+        "train": {"num_rounds": 3, "clients_per_round": 2, "lr": 0.05},
+        "ray": {"mode": "off"},
+        "output": {"path": str(tmp_path_factory.mktemp("runs"))},
+    }
+
+
+@pytest.fixture(scope="module")
+def result(tables):
+    return rayfed.run(tables)
+
+
+@pytest.fixture
+def copy(result, tmp_path):
+    """A run's folder that a test may spoil."""
+    return shutil.copytree(result.path, tmp_path / "copy")
+
+
+@pytest.fixture
+def record(tmp_path):
+    """A run by hand, of classes with any names."""
+
+    def make(classes=("cat", "dog"), **tables):
+        samples = Samples(np.zeros((60, 1, 4, 4), np.uint8), np.arange(60) % len(classes), classes)
+        job = make_job({"name": "hand", "output": {"path": str(tmp_path)}, **tables})
+        job = replace(job, partition=Dirichlet(num_clients=7, min_size=0))
+        return Record(job, federate(Dataset(samples, samples), job.partition))
+
+    return make
+
+
+def a_round(number, right):
+    """A round after which so many of 4 test images of each class are recognised."""
+    confusion = np.zeros((len(right), len(right)), np.int64)
+    for c, count in enumerate(right):
+        confusion[c, c], confusion[c, c - 1] = count, 4 - count
+    clients = (ClientRow(number % 5, 10, 1 / number, 0.5, HOSTILE), ClientRow(5, 30, 2.0, 1.5, "b")) if number else ()
+    return Round(
+        round=number,
+        weights={},
+        states={},
+        memories={},
+        evaluation=Evaluation(confusion, 8.0),
+        peak=np.ones(len(right)),
+        forgetting=0.1,
+        clients=clients,
+    )
+
+
+def test_every_run_ends_with_a_page_whose_numbers_are_those_of_its_tables(result):
+    page, rounds = Page((result.path / "report.html").read_text()), result.rounds.to_pylist()
+    best = max(rounds, key=lambda row: row["test_accuracy"])
+    assert page.tiles["best accuracy"] == f"{best['test_accuracy']:.4f}"
+    assert page.tiles["last accuracy"] == f"{rounds[-1]['test_accuracy']:.4f}"
+    assert page.tiles["forgetting"] == f"{rounds[-1]['forgetting']:.4f}"
+    assert page.tiles["rounds"] == "3"
+    assert page.tiles["sent to clients"] == f"{sum(row['bytes_down'] for row in rounds) / 1e6:.3g} MB"
+
+    accuracy = {(row["round"], row["class"]): row["accuracy"] for row in result.classes.to_pylist()}
+    start = page.rows.index(["class", "peak", "in round", "last", "lost", ""])
+    losses = page.rows[start + 1 : start + 11]
+    for name, peak, number, last, lost, _ in losses:
+        assert float(peak) == pytest.approx(max(accuracy[1, name], accuracy[2, name]))
+        assert float(peak) == pytest.approx(accuracy[int(number), name])
+        assert float(last) == pytest.approx(accuracy[3, name])
+        assert float(lost) == pytest.approx(float(peak) - float(last))
+    assert [row[4] for row in losses] == sorted((row[4] for row in losses), key=float, reverse=True)
+    assert np.mean([float(row[4]) for row in losses]) == pytest.approx(rounds[-1]["forgetting"])
+
+    clients = result.clients.to_pylist()
+    start = page.rows.index(["client", "images", "times sampled", "mean training loss", "mean seconds"])
+    for client, images, sampled, loss, _ in page.rows[start + 1 : start + 1 + len({row["client"] for row in clients})]:
+        own = [row for row in clients if row["client"] == int(client)]
+        assert (images, sampled) == (f"{own[0]['num_examples']:,}", str(len(own)))
+        assert loss == f"{np.mean([row['train_loss'] for row in own]):.4f}"
+
+
+def test_the_partition_is_written_as_it_was_dealt(result, tables):
+    federation = open_data(make_job(tables))
+    counts = np.zeros((6, 10), np.int64)
+    for row in read_table(result.path, "partition").to_pylist():
+        assert row["count"] > 0
+        counts[row["client"], federation.train.classes.index(row["class"])] = row["count"]
+    assert (counts == federation.label_table()).all()
+
+
+def test_the_page_says_what_ran(result):
+    text = (result.path / "report.html").read_text()
+    assert "<b>not_true_distill</b> (beta = 1.0, tau = 1.0" in text
+    assert "alpha = 0.3" in text and "T-shirt/top" in text
+    environment = read_run(result.path).environment
+    assert environment["packages"]["torch"] in text and environment["partition"] in text
+
+
+def test_the_page_needs_nothing_from_elsewhere_and_runs_nothing(result):
+    text = (result.path / "report.html").read_text()
+    found = Page(text)
+    assert "://" not in text and "@import" not in text and "url(//" not in text
+    assert not {"script", "link", "iframe", "object", "img"} & set(found.tags)
+    assert all(re.match("#|data:image/png;base64,", link) for link in found.values_of("src", "href", "xlink:href"))
+    assert not [name for name, _ in found.attributes if name.startswith("on")]
+    assert "default-src 'none'" in text, "a browser is told so as well"
+    names = found.values_of("id")
+    assert len(names) == len(set(names)), "figures share no ids"
+    assert {link[1:] for link in found.values_of("xlink:href") if link.startswith("#")} <= set(names)
+
+
+def test_every_figure_has_axes_with_units_and_a_caption(result):
+    text = (result.path / "report.html").read_text()
+    assert text.count("<figure>") == text.count("<figcaption>") == 5
+    for words in ("test accuracy (fraction)", "mean loss an image (nats)", "seconds a client", "images", "round"):
+        assert f">{words}</text>" in text
+    assert figures.INK not in text, "lines and letters have the page's colour"
+
+
+def test_a_page_is_made_anew_the_same_to_the_byte(copy):
+    first = (copy / "report.html").read_bytes()
+    (copy / "report.html").unlink()
+    done = CliRunner().invoke(main, ["report", str(copy)])
+    assert done.exit_code == 0, done.output
+    assert (copy / "report.html").read_bytes() == first
+    assert CliRunner().invoke(main, ["report", str(copy), "-o", str(copy / "deep/a.html")]).exit_code == 0
+    assert (copy / "deep/a.html").read_bytes() == first
+
+
+def test_a_folder_that_is_no_run_is_refused(tmp_path):
+    done = CliRunner().invoke(main, ["report", str(tmp_path)])
+    assert (done.exit_code, "is no folder of a run: it holds no job.toml" in done.stderr) == (2, True)
+
+
+def test_names_are_text_whatever_they_hold(record):
+    made = record((HOSTILE, "$x_{", "\u72ac", "<b>"))
+    for number in range(3):
+        made.add(a_round(number, [number, 1, 2, 3]))
+    made.finish("failed", error=HOSTILE)
+    run = read_run(made.path)
+    job = {**run.job, "name": HOSTILE, "method": [{"name": HOSTILE, HOSTILE: HOSTILE}]}
+    run = replace(run, job=job, status=HOSTILE, job_text=HOSTILE, environment={HOSTILE: HOSTILE})
+    for text in (run_page(run), comparison_page([run, run])):
+        found = Page(text)
+        assert not {"script", "img"} & set(found.tags)
+        assert not [name for name, _ in found.attributes if name.startswith("on")]
+        assert "<script" not in text and text.count("&lt;script") > 5
+    assert "\u72ac" in run_page(run)
+
+
+@pytest.mark.parametrize("gone", ["rounds", "clients", "classes", "partition", "environment", "summary"])
+def test_a_page_is_made_of_what_is_there(gone, copy):
+    for file in copy.glob(f"{gone}.*"):
+        shutil.rmtree(file) if file.is_dir() else file.unlink()
+    text = write_report(copy).read_text()
+    assert "look" in text and Page(text).tiles
+
+
+def test_a_run_that_was_killed_in_its_first_round_has_a_page(record):
+    made = record()
+    assert "No round was finished" in write_report(made.path).read_text()
+    made.add(a_round(0, [1, 2]))
+    text = write_report(made.path).read_text()
+    assert "running" in text and "before the second round of training" in text
+    assert "7 clients hold 60 images" in text
+
+
+def test_a_round_of_which_a_table_was_not_yet_written_does_no_harm(record):
+    made = record()
+    for number in range(4):
+        made.add(a_round(number, [number, 3 - number]))
+    (made.path / "classes.parquet" / "round-00003.parquet").unlink()
+    run = read_run(made.path)
+    assert len(run.rounds["round"]) == 4 and len(run.class_accuracy) == 3
+    assert forgotten(run) == [ClassLoss("dog", 1, 0.5, 0.25), ClassLoss("cat", 1, 0.25, 0.5)]
+    assert Page(run_page(run)).tiles["rounds"] == "3"
+
+
+def test_a_class_without_test_images_has_lost_nothing_that_is_known(record):
+    run = read_run(record(("cat", "dog", "elk")).path)
+    history = np.array([[1.0, 1.0, np.nan], [0.9, 0.0, np.nan], [0.2, 0.5, np.nan], [0.3, 0.6, np.nan]])
+    losses = forgotten(replace(run, classes=("cat", "dog", "elk"), class_accuracy=history))
+    assert [(loss.name, loss.peak_round, loss.peak) for loss in losses[:2]] == [("cat", 1, 0.9), ("dog", 2, 0.5)]
+    assert [round(loss.lost, 6) for loss in losses[:2]] == [0.6, -0.1]
+    assert losses[2].name == "elk" and "n/a" in page.class_table(losses)
+
+
+def test_a_crowd_of_clients_shares_columns(record):
+    run = read_run(record().path)
+    many = {"client": np.arange(10_000), "class": np.arange(10_000) % 2, "count": np.full(10_000, 5)}
+    crowd = replace(run, partition=many, num_clients=10_001)
+    assert "images, mean of 26 clients" in figures.partition(crowd)
+    assert "10,001 clients hold 50,000 images: 0 to 5 each" in "".join(page.partition(crowd))
+
+
+@dataclass(frozen=True)
+class Fails(Part):
+    """Fails in a round."""
+
+    at: int = 2
+
+    def begin(self, client):
+        if client.round == self.at:
+            raise RuntimeError("as asked")
+
+
+def test_a_failed_run_has_a_page_that_says_why(tables):
+    with pytest.raises(RuntimeError, match="as asked"):
+        rayfed.run(tables, {"name": "failed"}, method=rayfed.compose(Fails()))
+    text = (folder_of(make_job({**tables, "name": "failed"})) / "report.html").read_text()
+    assert 'class="status failed"' in text and "as asked" in text and Page(text).tiles["rounds"] == "1"
+
+
+def test_a_page_that_cannot_be_made_does_not_cost_the_run(tables, monkeypatch):
+    def fail(path):
+        raise ValueError("no ink")
+
+    monkeypatch.setattr(page, "write_report", fail)
+    result = rayfed.run(tables, {"name": "no-page", "train.num_rounds": 1})
+    assert result.rounds.num_rows == 2
+    assert "no page was made of the run" in (result.path / "log.txt").read_text()
+    assert not (result.path / "report.html").exists()
+
+
+def test_runs_are_compared_with_the_first(record, tmp_path):
+    folders = []
+    for name, history in (("one", [0, 1, 3, 2]), ("two", [0, 3, 3, 4]), ("three", [0, 1, 1, 1])):
+        made = record(name=name)
+        for number, right in enumerate(history):
+            made.add(a_round(number, [right, right]))
+        made.finish("done" if name != "three" else "stopped")
+        folders.append(str(made.path))
+    done = CliRunner().invoke(main, ["report", *folders, "-o", str(tmp_path / "compare.html")])
+    assert done.exit_code == 0, done.output
+    text = (tmp_path / "compare.html").read_text()
+    found = Page(text)
+    head, *rows = found.rows[:4]
+    told = [dict(zip(head, row, strict=True)) for row in rows]
+    assert [row["run"] for row in told] == ["one", "two", "three"]
+    assert [row["best accuracy"] for row in told] == ["0.7500 (round 2)", "1.0000 (round 3)", "0.2500 (round 1)"]
+    assert [row["last accuracy"] for row in told] == ["0.5000", "1.0000", "0.2500"]
+    assert [row["rounds to target"] for row in told] == ["2", "1", "never"]
+    assert "stopped" in text and "://" not in text
+    assert text.count(figures.COLOURS[2].lower()) >= 4, "three lines and the swatch in the table"
