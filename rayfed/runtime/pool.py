@@ -161,8 +161,7 @@ class Pool:
                         self._recover(actor)
                         again(index, error)
                 while turn in finished:
-                    # Fetched only now that its turn has come, and dropped by the caller: the driver never holds a
-                    # cohort.
+                    # Fetched now that its turn has come, and dropped by the caller: the driver never holds a cohort.
                     first, references = finished.pop(turn)
                     try:
                         second = ray.get(references[1]) if len(references) > 1 else None
@@ -186,8 +185,9 @@ class Pool:
             return []
         ready, _ = ray.wait([*references, *self._recovering], timeout=HEARTBEAT)
         if not ready:
-            whom = ", ".join(f"{calls[i].what} on actor {self._names[actor]}" for actor, i, _ in working.values()) or "actors to come back"
-            log.warning("no progress for %.0f s; waiting for %s", HEARTBEAT, whom)
+            whom = [f"{calls[index].what} on actor {self._names[actor]}" for actor, index, _ in working.values()]
+            whom += [f"actor {self._names[actor]} to come back" for actor in self._recovering.values()]
+            log.warning("no progress for %.0f s; waiting for %s", HEARTBEAT, ", ".join(whom))
         for reference in ready:
             if reference in self._recovering:
                 self._take_back(reference)
