@@ -76,6 +76,7 @@ class Broadcast:
     weights: Weights
     states: dict[str, Tree]  # slot -> server state, of the parts that survey
     payloads: dict[str, Tree]  # slot -> what the part's `tell` sent; empty during the survey
+    since: dict[str, int]  # slot -> first round of its part; what a client remembers from before is another's
 
 
 @dataclass(frozen=True, eq=False)

@@ -73,7 +73,7 @@ def class_accuracy(confusion: Array) -> Array:
 
 
 def credibility(confusion: Array) -> Array:
-    """How far a model is to be believed on each class (C,), from 0 to 1 (FedSSD eq. 3).
+    """How far a model is to be believed on each class (C,), from 0 to 1 (FedSSD, below eq. 4).
 
     `A[k, k] (1 - max_{j != k} A[j, k])` with the rows of `confusion` (C, C) normalised: what it finds of the class,
     less what it takes for it.

@@ -60,12 +60,21 @@ class Workers(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
+class Held:
+    """A part in force, since when without a break, and its state."""
+
+    part: Part
+    since: int
+    state: Tree
+
+
+@dataclass(frozen=True, eq=False)
 class Round:
     """A finished round, with all that the next one needs."""
 
     round: int  # 0 is the initial model
     weights: Weights
-    states: dict[str, tuple[Part, Tree]]  # slot -> the part in force and its state on the server
+    held: dict[str, Held]  # slot -> the part in force, with its state on the server
     memories: Mapping[int, Memory]  # client -> handle, of the clients that have anything to remember
     evaluation: Evaluation
     peak: np.ndarray  # (C,) the best accuracy of each class in rounds 1 to this one
@@ -115,10 +124,11 @@ def play(site: Site, last: Round, workers: Workers) -> Round:
     number, num_clients = last.round + 1, site.federation.num_clients
     clients = cohort(site.seed, number, num_clients, site.training.clients_per_round)
     parts = parts_at(site.method, number)
-    states = {part.slot: _state(part, last) for part in parts}
+    held = {part.slot: _hold(part, last) for part in parts}
+    states = {slot: hold.state for slot, hold in held.items()}
 
     surveyors = {part.slot: states[part.slot] for part in parts if defines(part, "survey")}
-    broadcast = Broadcast(number, last.weights, surveyors, {})
+    broadcast = Broadcast(number, last.weights, surveyors, {}, {slot: hold.since for slot, hold in held.items()})
     surveyed, bytes_surveyed = _survey(workers, broadcast, clients) if surveyors else ({}, 0)
 
     view, payloads = server_view(site, number, last.weights), {}
@@ -140,7 +150,7 @@ def play(site: Site, last: Round, workers: Workers) -> Round:
     return Round(
         round=number,
         weights=step.averaged,
-        states={part.slot: (part, states[part.slot]) for part in parts},
+        held={slot: replace(hold, state=states[slot]) for slot, hold in held.items()},
         memories=memories,
         evaluation=evaluation,
         peak=np.fmax(last.peak, class_accuracy),
@@ -177,7 +187,9 @@ def _train(
     return total.value, arrivals
 
 
-def _state(part: Part, last: Round) -> Tree:
-    """A part's state from the round before; a part that is new (a switch brought it) starts from the weights of now."""
-    before, state = last.states.get(part.slot, (None, None))
-    return state if type(before) is type(part) else part.init(last.weights)
+def _hold(part: Part, last: Round) -> Held:
+    """A part with its state from the round before; one that was not in force then starts anew."""
+    before = last.held.get(part.slot)
+    if before is not None and type(before.part) is type(part):
+        return replace(before, part=part)
+    return Held(part, last.round + 1, part.init(last.weights))

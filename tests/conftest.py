@@ -118,7 +118,7 @@ def bits(digest):
         return {
             "round": round.round,
             "weights": digest(round.weights),
-            "states": {slot: digest(state) for slot, (_, state) in round.states.items()},
+            "states": {slot: digest(hold.state) for slot, hold in round.held.items()},
             "memories": {client: digest(unpack(packed)) for client, packed in round.memories.items()},
             "evaluation": (round.evaluation.confusion.tolist(), round.evaluation.loss, round.forgetting),
             "clients": [(row.client, row.num_examples, row.train_loss) for row in round.clients],

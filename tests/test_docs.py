@@ -194,7 +194,7 @@ def test_cost_is_as_measured(name, make_federation, monkeypatch, one_thread):
     steps, a_batch, a_round = (now - before for before, now in zip(*marks[-2:], strict=True))
 
     kept = max((packed.num_bytes for packed in last.memories.values()), default=0)
-    states = sum(pack(state).num_bytes for _, state in last.states.values())
+    states = sum(pack(state).num_bytes for state in (hold.state for hold in last.held.values()))
     measured = [
         a_batch / steps + (name == "fedalign"),  # its pass is through the model in training, not a teacher's
         a_round / data.num_clients,

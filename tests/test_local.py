@@ -17,7 +17,7 @@ CLIENT = 1  # [0, 8, 1, 2] samples: 5, 5 and 1 of them in a batch
 
 
 def broadcast_of(site, round=1):
-    return Broadcast(round, state_of(site.model), {}, {})
+    return Broadcast(round, state_of(site.model), {}, {}, {})
 
 
 def trained(site, broadcast=None, client=CLIENT):

@@ -156,10 +156,10 @@ def test_memory_is_kept_for_each_client_while_others_train(make_site, play):
     cohorts = [cohort(0, round, 6, 3) for round in range(1, 6)]
     for round in run:
         seen = {c: [r + 1 for r, clients in enumerate(cohorts[: round.round]) if c in clients] for c in (1, 3, 5)}
-        kept = {client: unpack(memory)["diary"] for client, memory in round.memories.items()}
+        kept = {client: unpack(memory)["slots"]["diary"] for client, memory in round.memories.items()}
         assert kept == {c: {"id": c, "rounds": r} for c, r in seen.items() if r}
     past = [sum(c in earlier for c in clients if c % 2 for earlier in cohorts[:r]) for r, clients in enumerate(cohorts)]
-    assert run[-1].states["diary"][1] == [(3, count) for count in past]
+    assert run[-1].held["diary"].state == [(3, count) for count in past]
     assert sum(past) > 0
 
 

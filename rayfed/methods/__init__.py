@@ -1,6 +1,6 @@
 """Federated methods: the contract of a part, the parts, and the recipes that make a paper's method of them."""
 
-from rayfed.methods.anchors import ControlVariates, Curvature, DynamicRegularizer, Proximal
+from rayfed.methods.anchors import ControlVariates, Curvature, Proximal
 from rayfed.methods.distill import (
     Distill,
     LabelMaskedDistill,
@@ -36,7 +36,7 @@ from rayfed.methods.recipes import (
     scaffold,
 )
 from rayfed.methods.registry import PARTS, RECIPES, read_method, write_method
-from rayfed.methods.server import Average, NormalizedAverage, ServerMomentum
+from rayfed.methods.server import Average, DynamicRegularizer, NormalizedAverage, ServerMomentum
 from rayfed.methods.supervise import ClassAdaptiveDistill, CrossEntropy, RestrictedCrossEntropy
 
 __all__ = [

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from rayfed.methods.part import Batch, ClientView, Fit, Part, ServerView, Step, run_model
-from rayfed.values import Ge, Gt
+from rayfed.values import Ge
 from rayfed.weights import (
     Tree,
     Weights,
     add,
     combine,
     dot,
-    like,
     parameters_of,
     scale,
     squared_distance,
@@ -127,36 +126,3 @@ class ControlVariates(Part):
         """`c <- c + sum(change) / N`, with N the whole population."""
         change = scale(change, 1 / step.num_clients)
         return (change if c is None else add(c, change)), step
-
-
-@dataclass(frozen=True)
-class DynamicRegularizer(Part):
-    """`-<g_i, w_local> + alpha / 2 ||w_local - w||^2`, and a server that follows. FedDyn (Acar et al., ICLR 2021),
-    algorithm 1.
-
-    Meant for the uniform mean of the sampled clients, `Average(by="client")`, as the recipe `feddyn` has it.
-    """
-
-    order: ClassVar[int] = 1
-    alpha: Annotated[float, Gt(0), "strength of the regulariser"] = 0.01
-
-    def begin(self, client: ClientView) -> tuple[Weights, Weights | None]:
-        return client.weights, client.memory
-
-    def loss(self, batch: Batch, local: tuple[Weights, Weights | None]) -> Tensor:
-        anchor, g = local
-        near = self.alpha / 2 * squared_distance(batch.parameters, anchor)
-        return near if g is None else near - dot(batch.parameters, g)
-
-    def report(self, client: ClientView, local: tuple[Weights, Weights | None], fit: Fit) -> tuple[Weights, Weights]:
-        """`g_i <- g_i - alpha (w_local - w)`; the server gets `w_local - w`."""
-        anchor, g = local
-        moved = subtract(combine(Tensor.detach, parameters_of(fit.model)), anchor)
-        return moved, (scale(moved, -self.alpha) if g is None else add(g, moved, alpha=-self.alpha))
-
-    def update(self, h: Weights | None, moved: Weights, step: Step) -> tuple[Weights, Step]:
-        """`h <- h - alpha / N sum (w_local - w)`, `w <- mean - h / alpha`."""
-        change = scale(moved, -self.alpha / step.num_clients)
-        h = change if h is None else add(h, change)
-        mean = step.parameters(step.averaged)
-        return h, step.towards({**step.averaged, **like(add(mean, h, alpha=-1 / self.alpha), mean)})

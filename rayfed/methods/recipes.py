@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-from rayfed.methods.anchors import ControlVariates, Curvature, DynamicRegularizer, Proximal
+from rayfed.methods.anchors import ControlVariates, Curvature, Proximal
 from rayfed.methods.distill import (
     Distill,
     LabelMaskedDistill,
@@ -21,7 +21,7 @@ from rayfed.methods.distill import (
 )
 from rayfed.methods.features import ModelContrast, Prototypes, SlimAlign
 from rayfed.methods.part import Part, Parts, arrange
-from rayfed.methods.server import Average, NormalizedAverage, ServerMomentum
+from rayfed.methods.server import Average, DynamicRegularizer, NormalizedAverage, ServerMomentum
 from rayfed.methods.supervise import ClassAdaptiveDistill, CrossEntropy, RestrictedCrossEntropy
 
 
@@ -100,9 +100,9 @@ def fedcsd(
     return compose(PrototypeSimilarityDistill(mu, tau, mask, similarity, decay))
 
 
-def label_smoothing(eps: float = 0.1) -> Parts:
+def label_smoothing(smoothing: float = 0.1) -> Parts:
     """Szegedy et al., "Rethinking the Inception Architecture for Computer Vision" (CVPR 2016), at every client."""
-    return compose(CrossEntropy(smoothing=eps))
+    return compose(CrossEntropy(smoothing=smoothing))
 
 
 def fedgkd(beta: float = 0.1, tau: float = 1.0, buffer: int = 5) -> Parts:
@@ -142,7 +142,7 @@ def fednova() -> Parts:
 
 def feddyn(alpha: float = 0.01) -> Parts:
     """Acar et al., "Federated Learning Based on Dynamic Regularization" (ICLR 2021)."""
-    return compose(Average(by="client"), DynamicRegularizer(alpha))
+    return compose(DynamicRegularizer(alpha))
 
 
 def fedalign(mu: float = 0.45, width: float = 0.25) -> Parts:

@@ -5,10 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
+from torch import Tensor
+
 from rayfed.methods.anchors import momentum_corrected_steps
-from rayfed.methods.part import ClientView, Fit, Part, Step
-from rayfed.values import Ge, Lt
-from rayfed.weights import Scaled, Tree, Weights, add, combine, like, parameters_of, scale, subtract
+from rayfed.methods.part import Batch, ClientView, Fit, Part, Step
+from rayfed.values import Ge, Gt, Lt
+from rayfed.weights import (
+    Scaled,
+    Tree,
+    Weights,
+    add,
+    combine,
+    dot,
+    like,
+    parameters_of,
+    scale,
+    squared_distance,
+    subtract,
+)
 
 
 @dataclass(frozen=True)
@@ -65,6 +79,42 @@ class NormalizedAverage(Part):
         )
         buffers = combine(lambda x: x / total["n"], total["buffers"])
         return None, step.towards(like({**moved, **buffers}, step.weights))
+
+
+@dataclass(frozen=True)
+class DynamicRegularizer(Part):
+    """`-<g_i, w_local> + alpha / 2 ||w_local - w||^2`, and a mean that follows.
+
+    FedDyn (Acar et al., ICLR 2021), algorithm 1. It is an average of its own, the uniform mean of the sampled clients: both halves belong together.
+    """
+
+    slot: ClassVar[str] = "average"
+    order: ClassVar[int] = 0
+    alpha: Annotated[float, Gt(0), "strength of the regulariser"] = 0.01
+
+    def begin(self, client: ClientView) -> tuple[Weights, Weights | None]:
+        return client.weights, client.memory
+
+    def loss(self, batch: Batch, local: tuple[Weights, Weights | None]) -> Tensor:
+        anchor, g = local
+        near = self.alpha / 2 * squared_distance(batch.parameters, anchor)
+        return near if g is None else near - dot(batch.parameters, g)
+
+    def report(self, client: ClientView, local: tuple[Weights, Weights | None], fit: Fit) -> tuple[Tree, Weights]:
+        """`g_i <- g_i - alpha (w_local - w)`."""
+        anchor, g = local
+        moved = subtract(combine(Tensor.detach, parameters_of(fit.model)), anchor)
+        memory = scale(moved, -self.alpha) if g is None else add(g, moved, alpha=-self.alpha)
+        return {"clients": 1, "weights": Scaled(1, fit.weights)}, memory
+
+    def update(self, h: Weights | None, total: Tree, step: Step) -> tuple[Weights, Step]:
+        """`h <- h - alpha / N sum (w_local - w)`, `w <- mean - h / alpha`; h in float64, N the whole population."""
+        old = step.parameters(step.weights)
+        moved = combine(lambda w, sum_of_locals: sum_of_locals - total["clients"] * w.double(), old, total["weights"])
+        change = scale(moved, -self.alpha / step.num_clients)
+        h = change if h is None else add(h, change)
+        mean = combine(lambda x: x / total["clients"], total["weights"])
+        return h, step.towards(like({**mean, **add(step.parameters(mean), h, alpha=-1 / self.alpha)}, step.weights))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rayfed import losses
 from rayfed.methods.part import Batch, ClientView, Part
-from rayfed.values import Ge, Gt, Le, Lt
+from rayfed.values import Ge, Gt, InputError, Le, Lt
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,10 @@ class ClassAdaptiveDistill(Part):
     )
     high: Annotated[float, Ge(0), Le(1), "weight of distillation on a class that it knows for sure (gamma)"] = 0.5
     tau: Annotated[float, Gt(0), "temperature of both softmaxes"] = 1.0
+
+    def __post_init__(self) -> None:
+        if self.low > self.high:
+            raise InputError(f"class_adaptive_distill: low = {self.low} must not be above high = {self.high}")
 
     def begin(self, client: ClientView) -> Tensor:
         known = [(outputs.logits, labels) for outputs, labels in client.outputs(client.global_model)]

@@ -30,13 +30,23 @@ class ClientActor:
         self._worker = Worker(site, device)
         return _node(), str(device)
 
-    def survey(self, round: int, weights: Packed, states: Packed, payloads: Packed, client: int) -> tuple[str, Packed]:
-        return _node(), self._worker.survey(Envelope(round, weights, states, payloads), client)
+    def survey(
+        self, round: int, weights: Packed, states: Packed, payloads: Packed, since: dict[str, int], client: int
+    ) -> tuple[str, Packed]:
+        return _node(), self._worker.survey(Envelope(round, weights, states, payloads, since), client)
 
     def fit(
-        self, round: int, weights: Packed, states: Packed, payloads: Packed, client: int, memory: Packed | None
+        self,
+        round: int,
+        weights: Packed,  # sent as references of their own, so that Ray fetches them once a node
+        states: Packed,
+        payloads: Packed,
+        since: dict[str, int],
+        client: int,
+        memory: Packed | None,
     ) -> tuple[tuple[str, Header], Packed, Packed]:
-        header, summands, kept = self._worker.train(Envelope(round, weights, states, payloads), client, memory)
+        envelope = Envelope(round, weights, states, payloads, since)
+        header, summands, kept = self._worker.train(envelope, client, memory)
         return (_node(), header), summands, kept
 
     def evaluate(self, weights: Packed, start: int, stop: int) -> tuple[str, Evaluation]:

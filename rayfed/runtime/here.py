@@ -31,7 +31,13 @@ def chunks(num_examples: int) -> list[tuple[int, int]]:
 
 def seal(broadcast: Broadcast) -> Envelope:
     """A broadcast on its way out."""
-    return Envelope(broadcast.round, pack(broadcast.weights), pack(broadcast.states), pack(broadcast.payloads))
+    return Envelope(
+        broadcast.round,
+        pack(broadcast.weights),
+        pack(broadcast.states),
+        pack(broadcast.payloads),
+        broadcast.since,
+    )
 
 
 @contextmanager

@@ -110,12 +110,13 @@ class Pool:
         first, *rest = (result for (_, result), _, _ in self._each([call(*chunk) for chunk in chunks(self._num_test)]))
         return sum(rest, first)
 
-    def _seal(self, broadcast: Broadcast) -> tuple[int, ObjectRef, ObjectRef, ObjectRef]:
+    def _seal(self, broadcast: Broadcast) -> tuple[int, ObjectRef, ObjectRef, ObjectRef, dict[str, int]]:
         return (
             broadcast.round,
             self._put("weights", broadcast.weights),
             self._put("states", broadcast.states),
             self._put("payloads", broadcast.payloads),
+            broadcast.since,
         )
 
     def _put(self, name: str, tree: Tree) -> ObjectRef:

@@ -10,6 +10,7 @@ import torch
 from rayfed import local
 from rayfed.local import Broadcast, Evaluation, Site
 from rayfed.rounds import ClientRow
+from rayfed.weights import Tree
 from rayfed.wire import Packed, pack, unpack
 
 
@@ -21,9 +22,10 @@ class Envelope:
     weights: Packed
     states: Packed
     payloads: Packed
+    since: dict[str, int]
 
     def open(self) -> Broadcast:
-        return Broadcast(self.round, unpack(self.weights), unpack(self.states), unpack(self.payloads))
+        return Broadcast(self.round, unpack(self.weights), unpack(self.states), unpack(self.payloads), self.since)
 
 
 @dataclass(frozen=True)
@@ -54,10 +56,17 @@ class Worker:
 
     def train(self, envelope: Envelope, client: int, memory: Packed | None) -> tuple[Header, Packed, Packed]:
         """The reply's header, its summands, and the client's new memory."""
-        remembered = unpack(memory) if memory is not None else {}
-        reply = local.train(self.site, envelope.open(), client, remembered)
+        reply = local.train(self.site, envelope.open(), client, _recall(memory, envelope.since))
         header = Header(reply.num_examples, reply.train_loss, reply.seconds, bool(reply.memory))
-        return header, pack(reply.summands), pack(reply.memory)
+        return header, pack(reply.summands), pack({"round": envelope.round, "slots": reply.memory})
 
     def evaluate(self, weights: Packed, start: int, stop: int) -> Evaluation:
         return local.evaluate(self.site, unpack(weights), start, stop)
+
+
+def _recall(memory: Packed | None, since: dict[str, int]) -> dict[str, Tree]:
+    """What a client remembers, by slot, of the parts that have been in force ever since."""
+    if memory is None:
+        return {}
+    kept = unpack(memory)
+    return {slot: tree for slot, tree in kept["slots"].items() if since.get(slot, kept["round"] + 1) <= kept["round"]}

@@ -165,6 +165,7 @@ CASES = {
         squares=True,
     ),
 }
+few = settings(max_examples=25)
 every_loss = pytest.mark.parametrize("loss", CASES.values(), ids=CASES)
 
 logits = arrays(np.float64, C, elements=st.floats(-20, 20, width=16))
@@ -196,7 +197,7 @@ def test_every_loss_has_a_formula_here():
 
 
 @every_loss
-@settings(max_examples=50)
+@few
 @given(rows=samples)
 def test_is_the_mean_of_the_formula_over_the_batch(loss, rows):
     value = loss(*batch_of(rows))
@@ -269,6 +270,7 @@ SOFTENED = {
 
 
 @pytest.mark.parametrize("loss", SOFTENED.values(), ids=SOFTENED)
+@few
 @given(tau=st.floats(0.1, 20))
 def test_temperature_divides_both_logits_and_is_paid_back_squared(loss, tau):
     z, t, _ = some()
@@ -283,6 +285,7 @@ def test_distill_by_hand():
     assert losses.distill(teacher, student, tau=1.0).item() == pytest.approx(swapped)
 
 
+@few
 @given(tau=st.floats(0.5, 5))
 def test_the_gradient_of_distillation_is_the_gap_of_the_softmaxes(tau):
     z, t, _ = some()
@@ -332,6 +335,7 @@ def test_majority_is_strictly_above_the_mean_over_all_classes(counts, majority):
     assert losses.majority_labels(torch.tensor(counts)).tolist() == majority
 
 
+@few
 @given(st.lists(st.integers(0, 10**6), min_size=1, max_size=20))
 def test_majority_is_exact_and_never_everything(counts):
     majority = losses.majority_labels(torch.tensor(counts))
@@ -361,6 +365,7 @@ def test_a_sample_on_which_the_masked_teacher_says_nothing_contributes_nothing()
     torch.testing.assert_close(loss(z, t, y), loss(z[1:], t[1:], y[1:]) / 2)
 
 
+@few
 @given(rows=samples, tau=st.floats(0.5, 5))
 def test_without_majority_labels_fedlmd_is_fedntd(rows, tau):
     z, t, y = batch_of(rows)
@@ -384,6 +389,7 @@ def test_class_adaptive_weights_by_hand():
     torch.testing.assert_close(weights, torch.tensor(expected, dtype=torch.float64))
 
 
+@few
 @given(rows=samples, low=st.floats(0, 0.5), high=st.floats(0, 1))
 def test_class_adaptive_weights_are_the_papers_line_in_phi(rows, low, high):
     _, t, y = batch_of(rows)
@@ -402,6 +408,7 @@ def test_class_adaptive_weights_do_not_stall_on_many_samples(dtype):
     assert weights.tolist() == pytest.approx([0.5, 0.25], rel=1e-2)
 
 
+@few
 @given(rows=samples, c=st.floats(0, 1))
 def test_fedcad_with_one_weight_is_self_distillation_of_that_weight(rows, c):
     z, t, y = batch_of(rows)

@@ -24,6 +24,7 @@ from rayfed.methods import (
     ClientView,
     CrossEntropy,
     Distill,
+    DynamicRegularizer,
     Fit,
     NormalizedAverage,
     NotTrueDistill,
@@ -180,13 +181,14 @@ class Unwrapped(Here):
 
     def train(self, broadcast, clients, memories):
         for client in clients:
-            memory = unpack(memories[client]) if client in memories else {}
+            memory = unpack(memories[client])["slots"] if client in memories else {}
             before = self._of(broadcast), self._digest(memory)
             reply = local.train(self._site, broadcast, client, memory)
             assert (self._of(broadcast), self._digest(memory)) == before
             packed = pack(reply.summands)
             row = ClientRow(client, reply.num_examples, reply.train_loss, reply.seconds, "here")
-            yield unpack(packed), Arrival(row, pack(reply.memory) if reply.memory else None, packed.num_bytes)
+            memory = pack({"round": broadcast.round, "slots": reply.memory}) if reply.memory else None
+            yield unpack(packed), Arrival(row, memory, packed.num_bytes)
 
     def _of(self, broadcast):
         return self._digest([broadcast.weights, broadcast.states, broadcast.payloads])
@@ -258,8 +260,9 @@ def test_buffers_are_the_mean_of_the_clients_by_hand(method, reference, make_sit
     """BatchNorm's statistics are averaged as they are, whatever the method does to parameters; counts stay counts."""
     site = make_site(method, **SETTING)
     for round, trained in zip(reference.rounds[1:], reference.trained, strict=True):
-        by = next((part.by for part in parts_at(method, round.round) if isinstance(part, Average)), "samples")
-        sizes = np.array([site.federation.num_examples(client) if by == "samples" else 1 for client, _ in trained])
+        (average,) = (part for part in parts_at(method, round.round) if part.slot == "average")
+        uniform = isinstance(average, DynamicRegularizer) or average == Average(by="client")
+        sizes = np.array([1 if uniform else site.federation.num_examples(client) for client, _ in trained])
         for name, buffer in site.model.named_buffers():
             values = np.array([state[name].double().numpy() for _, state in trained])
             mean = np.tensordot(sizes, values, axes=1) / sizes.sum()

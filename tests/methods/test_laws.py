@@ -256,8 +256,8 @@ def states(make_site, bits):
         site = make_site(method, **setting)
         first = start(site, state_of(site.model), Here(site))
         for round in rounds(site, first, Here(site)):
-            kept = {client: unpack(packed)[slot] for client, packed in round.memories.items()}
-            yield round, round.states[slot][1], kept
+            kept = {client: unpack(packed)["slots"][slot] for client, packed in round.memories.items()}
+            yield round, round.held[slot].state, kept
 
     return states
 
@@ -308,10 +308,23 @@ def test_fedcurvs_share_is_the_fisher_information_at_the_trained_weights(make_si
             torch.testing.assert_close(shares[0]["uw"][name], fisher[name] * round.weights[name])
 
 
+@pytest.mark.parametrize(("method", "slot"), [(m.scaffold(), "control_variates"), (m.fedcurv(), "curvature")])
+def test_a_method_that_comes_back_starts_anew_on_both_sides(make_site, digest, method, slot):
+    """Server and clients forget together: what a client remembers from before is not what the server's state sums up."""
+    in_turn = m.switch(method, m.switch(m.fedavg(), method, at=4), at=3)
+    site = make_site(in_turn, num_rounds=6, clients_per_round=6)
+    first = start(site, state_of(site.model), Here(site))
+    run = {round.round: round for round in rounds(site, first, Here(site))}
+    alone = rounds(replace(site, method=method), replace(run[3], held={}, memories={}), Here(site))
+    for round in alone:
+        assert digest(round.weights) == digest(run[round.round].weights)
+    assert run[6].held[slot].since == 4
+
+
 def test_feddyns_h_is_the_mean_of_all_clients_g_i_and_the_weights_follow(make_site, states):
     """`g_i` moves by `-alpha (w_local - w)`: so it tells `w_local`; the weights are their mean less `h / alpha`."""
     weights, before = state_of(make_site(m.feddyn()).model), {}
-    for round, h, own in states(m.feddyn(alpha=0.1), "dynamic_regularizer", num_rounds=4):
+    for round, h, own in states(m.feddyn(alpha=0.1), "average", num_rounds=4):
         for name in h:
             torch.testing.assert_close(h[name], sum(g[name].double() for g in own.values()) / 6, rtol=1e-5, atol=1e-6)
             moved = [own[row.client][name] - before.get(row.client, {}).get(name, 0.0) for row in round.clients]
@@ -338,7 +351,7 @@ def test_fedcsds_prototypes_are_the_mean_logits_of_the_teacher_over_the_cohort(m
     weights, total = state_of(site.model), OrderedSum()
     view, cohort = server_view(site, 1, weights), [0, 2, 4]
     for client in cohort:
-        total.add(survey(site, Broadcast(1, weights, {part.slot: weights}, {}), client))
+        total.add(survey(site, Broadcast(1, weights, {part.slot: weights}, {}, {}), client))
     _, prototypes = part.tell(weights, view, total.value[part.slot])
     images, labels = (torch.cat(column) for column in zip(*(of_client(site, client) for client in cohort), strict=True))
     logits = view.global_model(images)
@@ -370,14 +383,14 @@ def test_fedcsds_teacher_is_the_moving_average_from_the_initial_model(make_site,
     teacher = {name: w.double() for name, w in run[0].weights.items()}
     for round in run[1:]:
         teacher = {name: 0.75 * t + 0.25 * round.weights[name] for name, t in teacher.items()}
-        for name, kept in round.states["prototype_similarity_distill"][1].items():
+        for name, kept in round.held["prototype_similarity_distill"].state.items():
             if kept.is_floating_point():
                 torch.testing.assert_close(kept, teacher[name].float(), rtol=1e-5, atol=1e-6)
 
 
 def test_fedgkd_keeps_the_last_models_and_not_the_untrained_one(make_site, play):
     run = play(make_site(m.fedgkd(buffer=2), num_rounds=4))
-    kept = [round.states["past_teachers_distill"][1] for round in run[1:]]
+    kept = [round.held["past_teachers_distill"].state for round in run[1:]]
     assert [len(models) for models in kept] == [0, 1, 2, 2]
     for models, made in zip(kept, ([], [1], [1, 2], [2, 3]), strict=True):
         for model, number in zip(models, made, strict=True):
@@ -387,11 +400,11 @@ def test_fedgkd_keeps_the_last_models_and_not_the_untrained_one(make_site, play)
 def test_the_servers_velocity_by_hand(make_site, play):
     """`v <- beta v + (w - w_avg)`, `w <- w - v`: two rounds, the average from FedAvg on the same weights."""
     run = play(make_site(m.fedavgm(beta=0.5), num_rounds=2, norm=True))
-    velocity = dict.fromkeys(run[1].states["server_momentum"][1], 0.0)
+    velocity = dict.fromkeys(run[1].held["server_momentum"].state, 0.0)
     assert velocity.keys() == dict(make_site(m.fedavg(), norm=True).model.named_parameters()).keys()
     site = make_site(m.fedavg(), num_rounds=2, norm=True)
     for before, after in pairwise(run):
-        (averaged,) = [r for r in rounds(site, replace(before, states={}), Here(site)) if r.round == after.round]
+        (averaged,) = [r for r in rounds(site, replace(before, held={}), Here(site)) if r.round == after.round]
         for name, w in after.weights.items():
             if name in velocity:
                 velocity[name] = 0.5 * velocity[name] + before.weights[name].double() - averaged.weights[name].double()

@@ -183,18 +183,18 @@ def test_a_part_without_a_loss_only_watches(make_site, play, bits):
     watched, plain = play(make_site(compose(Watcher())))[-1], play(make_site(fedavg()))[-1]
     assert bits(watched)["weights"] == bits(plain)["weights"]
     sizes = [row.num_examples for row in watched.clients]
-    assert watched.states["watcher"][1] > sum(-(-size // 5) * 2 for size in sizes)  # of this round and those before
+    assert watched.held["watcher"].state > sum(-(-size // 5) * 2 for size in sizes)  # of this round and those before
 
 
 @pytest.mark.parametrize("at", [2, 3])
 def test_a_part_that_a_switch_brings_starts_anew_and_one_that_stays_keeps_its_state(at, make_site, play):
     method = switch(compose(ServerMomentum(0.9), Watcher()), compose(ServerMomentum(0.5), NotTrueDistill()), at=at)
     run = play(make_site(method))
-    assert [set(round.states) - {"average", "supervise"} for round in run[1:]] == [
+    assert [set(round.held) - {"average", "supervise"} for round in run[1:]] == [
         {"server_momentum", "watcher"} if round < at else {"server_momentum", "not_true_distill"} for round in (1, 2, 3)
     ]
-    for name, velocity in run[at].states["server_momentum"][1].items():
-        before = run[at - 1].states["server_momentum"][1][name]
+    for name, velocity in run[at].held["server_momentum"].state.items():
+        before = run[at - 1].held["server_momentum"].state[name]
         step = run[at - 1].weights[name].double() - run[at].weights[name].double()
         torch.testing.assert_close(velocity, step, rtol=1e-4, atol=1e-6)
         assert (velocity - 0.5 * before).abs().max() > 0
