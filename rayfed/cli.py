@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.shell_completion import CompletionItem, get_completion_class
+from click.shell_completion import get_completion_class
 
 from rayfed import __version__
+from rayfed.completion import JobFile, MethodName, Override
 from rayfed.display import (
     aligned,
     brief,
@@ -36,6 +37,7 @@ from rayfed.display import (
 from rayfed.values import InputError
 
 if TYPE_CHECKING:
+    from rayfed.cost import Cost
     from rayfed.grid import Cell
     from rayfed.job import Job
 
@@ -97,104 +99,6 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         with failures():
             return super().invoke(ctx)
-
-
-# Completion ----------------------------------------------------------------------------------------------------------
-
-
-class JobFile(click.ParamType):
-    """A job file; those up to two folders down are offered."""
-
-    name = "job"
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        folder = Path(incomplete if incomplete.endswith("/") else os.path.dirname(incomplete))
-        files = sorted(str(file) for depth in ("", "*/", "*/*/") for file in folder.glob(f"{depth}*.toml"))
-        return starting(incomplete.removeprefix("./"), files) or [CompletionItem(incomplete, type="file")]
-
-
-class Override(click.ParamType):
-    """`key.sub=value`; the job file's keys are offered, and where none of them fits, all that there are."""
-
-    name = "key=value"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, Any]:
-        from rayfed.job import read_override
-
-        return read_override(value)
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        if incomplete.startswith("method="):
-            return starting(incomplete, [f"method={name}" for name in method_names()])
-        words = ctx.args  # a line that ends in -s is not parsed yet
-        job = next((word for word in words if word.endswith(".toml")), "")
-        in_file = starting(incomplete, [f"{key}=" for key in keys_of(job)])
-        return in_file or starting(incomplete, [f"{key}=" for key in all_keys()])  # takes seconds: it imports torch
-
-
-class MethodName(click.ParamType):
-    """A method or part; all are offered."""
-
-    name = "name"
-
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-        return starting(incomplete, method_names())
-
-
-def starting(incomplete: str, words: list[str]) -> list[CompletionItem]:
-    return [CompletionItem(word) for word in words if word.startswith(incomplete)]
-
-
-def method_names() -> list[str]:
-    from rayfed.methods.registry import PARTS, RECIPES
-
-    return [*RECIPES, *PARTS]
-
-
-def keys_of(path: str) -> list[str]:
-    """The dotted keys that are in a job file, if it can be read."""
-    import tomllib
-
-    try:
-        return dotted(tomllib.loads(Path(path).read_text()))
-    except (OSError, ValueError):
-        return []
-
-
-def all_keys() -> list[str]:
-    """The dotted keys that a job can have, whichever its partition."""
-    from rayfed.data.augment import Augment
-    from rayfed.data.partition import PARTITIONS
-    from rayfed.data.sources import Source
-    from rayfed.job import Output, RayOptions
-    from rayfed.local import Training
-
-    sections: list[tuple[str, Any]] = [
-        ("data", Source),
-        ("data.augment", Augment),
-        *(("data.partition", rule) for rule in PARTITIONS.values()),
-        ("train", Training),
-        ("ray", RayOptions),
-        ("output", Output),
-    ]
-    keys = [f"{section}.{field.name}" for section, cls in sections for field in fields(cls)]
-    return sorted({"name", "seed", "method", "data.partition.name", "model.name", *keys})
-
-
-def dotted(tables: dict[str, Any], prefix: str = "") -> list[str]:
-    """The keys of nested tables.
-
-    >>> dotted({"seed": 0, "train": {"lr": 0.1}})
-    ['seed', 'train.lr']
-    """
-    return [
-        key
-        for name, value in tables.items()
-        for key in (dotted(value, f"{prefix}{name}.") if isinstance(value, dict) else [prefix + name])
-    ]
-
-
-# Commands ------------------------------------------------------------------------------------------------------------
 
 
 @click.group(
@@ -336,24 +240,30 @@ def methods(name: str | None) -> None:
       method = ["fedlmd", { name = "proximal", mu = 0.01 }]
       method = "my_module:MyPart"     one of your own, found from the current folder
     """
+    from rayfed.cost import cost
     from rayfed.methods.registry import PARTS, RECIPES, parameters
 
+    def values(name: str) -> str:
+        return " ".join(f"{parameter}={default_text(default)}" for parameter, default, _ in parameters(name))
+
     if name is None:
-        for title, makers in (("Methods", RECIPES), ("Parts, to compose methods of", PARTS)):
-            print(f"{title}\n")
-            print_table(
-                ["name", "parameters", "what"],
-                [
-                    (name, " ".join(f"{p}={default_text(d)}" for p, d, _ in parameters(name)), first_line(maker))
-                    for name, maker in makers.items()
-                ],
-            )
-            print()
+        print("Methods; down and up: what a client gets and sends in a round, in models\n")
+        rows = [(name, values(name), *costs(cost(maker())), first_line(maker)) for name, maker in RECIPES.items()]
+        print_table(["name", "parameters", "down", "up", "what"], rows)
+        print("\nParts, to compose methods of\n")
+        print_table(["name", "parameters", "what"], [(n, values(n), first_line(part)) for n, part in PARTS.items()])
         return
     taken = parameters(name)
     if maker := {**RECIPES, **PARTS}.get(name):
         print(inspect.getdoc(maker), end="\n\n")
     print_table(["parameter", "default", "what"], [(p, default_text(d), text) for p, d, text in taken])
+    if name in RECIPES:
+        down, up = costs(cost(RECIPES[name]()))
+        print(f"\nA client gets {down} and sends {up} times the model's size in a round.")
+
+
+def costs(cost: Cost) -> tuple[str, str]:
+    return f"{cost.down:.1f}", f"{cost.up:.1f}"
 
 
 def first_line(maker: Callable[..., Any]) -> str:

@@ -423,7 +423,7 @@ def test_completion_offers_job_files_keys_and_methods(folder):
 
 
 def test_every_key_that_is_offered_is_known(folder):
-    from rayfed.cli import all_keys, dotted
+    from rayfed.completion import all_keys, dotted
     from rayfed.job import read_job
 
     table = read_job(folder / "job.toml").table()

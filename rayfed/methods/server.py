@@ -85,7 +85,8 @@ class NormalizedAverage(Part):
 class DynamicRegularizer(Part):
     """`-<g_i, w_local> + alpha / 2 ||w_local - w||^2`, and a mean that follows.
 
-    FedDyn (Acar et al., ICLR 2021), algorithm 1. It is an average of its own, the uniform mean of the sampled clients: both halves belong together.
+    FedDyn (Acar et al., ICLR 2021), algorithm 1. It is an average of its own, the uniform mean of the sampled clients:
+    both halves belong together.
     """
 
     slot: ClassVar[str] = "average"

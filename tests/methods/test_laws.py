@@ -310,7 +310,7 @@ def test_fedcurvs_share_is_the_fisher_information_at_the_trained_weights(make_si
 
 @pytest.mark.parametrize(("method", "slot"), [(m.scaffold(), "control_variates"), (m.fedcurv(), "curvature")])
 def test_a_method_that_comes_back_starts_anew_on_both_sides(make_site, digest, method, slot):
-    """Server and clients forget together: what a client remembers from before is not what the server's state sums up."""
+    """Server and clients forget together: what a client remembers is what the state of the server sums up."""
     in_turn = m.switch(method, m.switch(m.fedavg(), method, at=4), at=3)
     site = make_site(in_turn, num_rounds=6, clients_per_round=6)
     first = start(site, state_of(site.model), Here(site))
