@@ -9,10 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from rayfed import losses
 from rayfed import methods as m
 from rayfed.data.augment import prepare
 from rayfed.local import Broadcast, batches, server_view, survey
 from rayfed.methods.anchors import momentum_corrected_steps
+from rayfed.methods.part import Outputs
 from rayfed.rounds import rounds, start
 from rayfed.runtime.here import Here
 from rayfed.seeds import Purpose, seed_of
@@ -214,6 +216,85 @@ def test_every_number_of_the_training_matters(change, final):
         not torch.equal(a, b)
         for a, b in zip(final(m.fedavg()).values(), final(m.fedavg(), **change).values(), strict=True)
     )
+
+
+# Terms on a batch: which loss a part takes, of whom, and how much of it.
+
+Z, T, OLD, H, H_GLOBAL, H_OLD = (torch.randn(6, 4, generator=torch.Generator().manual_seed(i)) for i in range(6))
+LABELS, COUNTED = torch.tensor([0, 1, 2, 3, 0, 1]), torch.tensor([9, 3, 0, 2])
+PRESENT, PAST = Outputs(H_GLOBAL, T), Outputs(H_OLD, OLD)  # of the round's global model, and of another
+TRUST, CENTRES = torch.tensor([0.9, 0.5, 0.2, 1.0]), torch.randn(4, 4, generator=torch.Generator().manual_seed(6))
+KNOWN = torch.tensor([True, False, True, True])
+TAUGHT = [  # part, the payload, the term
+    (m.CrossEntropy(0.5, 0.1), None, 0.5 * losses.cross_entropy(Z, LABELS, smoothing=0.1)),
+    (m.RestrictedCrossEntropy(0.3), None, losses.restricted_cross_entropy(Z, LABELS, COUNTED, alpha=0.3)),
+    (
+        m.RestrictedCrossEntropy(0.3, True),
+        None,
+        losses.restricted_cross_entropy(Z, LABELS, COUNTED, alpha=0.3, soft=True),
+    ),
+    (
+        m.ClassAdaptiveDistill(0.2, 0.7, 2.0),
+        None,
+        losses.class_adaptive_distill(
+            Z, T, LABELS, losses.class_adaptive_weights(T, LABELS, 4, low=0.2, high=0.7, tau=2.0), tau=2.0
+        ),
+    ),
+    (m.Distill(0.5, 2.0), None, 0.5 * losses.distill(Z, T, tau=2.0)),
+    (m.Distill(0.5, form="mse"), None, 0.5 * losses.squared_error(Z, T)),
+    (m.NotTrueDistill(0.5, 2.0), None, 0.5 * losses.not_true_distill(Z, T, LABELS, tau=2.0)),
+    (m.NotTrueDistill(0.5, form="mse"), None, 0.5 * losses.not_true_squared_error(Z, T, LABELS)),
+    (m.NotTrueDistill(teacher=False), None, losses.not_true_distill(Z, 0 * T, LABELS, tau=1.0)),
+    (
+        m.NotTrueDistill(0.5, 2.0, mix=0.2),
+        None,
+        0.5 * (0.2 * losses.not_true_distill(Z, T, LABELS, tau=2.0) + 0.8 * losses.distill(Z, T, tau=2.0)),
+    ),
+    (
+        m.LabelMaskedDistill(0.5, 2.0),
+        None,
+        0.5 * losses.label_masked_distill(Z, T, LABELS, torch.tensor([True, False, False, False]), tau=2.0),
+    ),
+    (
+        m.LabelMaskedDistill(teacher=False),
+        None,
+        losses.label_masked_distill(Z, 0 * T, LABELS, torch.tensor([True, False, False, False]), tau=1.0),
+    ),
+    (m.SelectiveDistill(0.5), TRUST, losses.selective_distill(Z, T, LABELS, TRUST, m_max=0.5)),
+    (
+        m.SelectiveDistill(0.5, False),
+        TRUST,
+        losses.selective_distill(Z, T, LABELS, TRUST, m_max=0.5, inside_norm=False),
+    ),
+    (
+        m.PrototypeSimilarityDistill(0.5, 2.0, "forcible"),
+        CENTRES,
+        0.5 * losses.prototype_similarity_distill(Z, OLD, LABELS, CENTRES, tau=2.0, mask="forcible"),
+    ),
+    (m.PastTeachersDistill(0.5, 2.0), {"teacher": "past"}, 0.5 * losses.distill(Z, OLD, tau=2.0)),
+    (m.PastTeachersDistill(0.5, 2.0), {"teacher": None}, 0.5 * losses.distill(Z, T, tau=2.0)),
+    (m.ModelContrast(0.5, 0.2), None, 0.5 * losses.model_contrast(H, H_GLOBAL, H_OLD, tau=0.2)),
+    (
+        m.Prototypes(0.5),
+        {"means": CENTRES, "known": KNOWN},
+        0.5 * losses.prototype_distance(H, LABELS, CENTRES, KNOWN),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("part", "payload", "term"), TAUGHT, ids=lambda value: repr(value) if isinstance(value, m.Part) else ""
+)
+def test_terms_on_a_batch_are_the_papers(part, payload, term):
+    """A model stands here for its outputs: weights "now" are the round's, "past" those of the state and the memory."""
+    outputs = {"now": PRESENT, "past": PAST}
+    client = SimpleNamespace(
+        weights="now", state="past", memory="past", payload=payload, frozen=lambda weights: weights
+    )
+    client.num_classes, client.label_counts, client.global_model = 4, COUNTED, "now"
+    client.outputs = lambda model: [(outputs[model], LABELS)]
+    batch = SimpleNamespace(logits=Z, features=H, labels=LABELS, teacher=PRESENT, outputs_of=outputs.__getitem__)
+    torch.testing.assert_close(part.loss(batch, part.begin(client)), term)
 
 
 # Terms on parameters, by their gradients.

@@ -186,18 +186,33 @@ def test_a_part_without_a_loss_only_watches(make_site, play, bits):
     assert watched.held["watcher"].state > sum(-(-size // 5) * 2 for size in sizes)  # of this round and those before
 
 
-@pytest.mark.parametrize("at", [2, 3])
-def test_a_part_that_a_switch_brings_starts_anew_and_one_that_stays_keeps_its_state(at, make_site, play):
-    method = switch(compose(ServerMomentum(0.9), Watcher()), compose(ServerMomentum(0.5), NotTrueDistill()), at=at)
-    run = play(make_site(method))
-    assert [set(round.held) - {"average", "supervise"} for round in run[1:]] == [
-        {"server_momentum", "watcher"} if round < at else {"server_momentum", "not_true_distill"} for round in (1, 2, 3)
-    ]
-    for name, velocity in run[at].held["server_momentum"].state.items():
-        before = run[at - 1].held["server_momentum"].state[name]
-        step = run[at - 1].weights[name].double() - run[at].weights[name].double()
-        torch.testing.assert_close(velocity, step, rtol=1e-4, atol=1e-6)
-        assert (velocity - 0.5 * before).abs().max() > 0
+@dataclass(frozen=True)
+class Counter(Part):
+    """Its state: the weights that it began with, and the rounds since."""
+
+    slot: ClassVar[str] = "count"
+    note: str = ""
+
+    def init(self, weights):
+        return weights, 0
+
+    def update(self, state, total, step):
+        return (state[0], state[1] + 1), step
+
+
+class OtherCounter(Counter):
+    """Another part for the same slot."""
+
+
+def test_a_part_that_a_switch_brings_starts_anew_and_one_that_stays_keeps_its_state(make_site, play):
+    method = switch(compose(Counter("a")), switch(compose(Counter("b")), compose(OtherCounter()), at=3), at=2)
+    run = play(make_site(method, num_rounds=5))
+    began, counts = zip(*(round.states["count"][1] for round in run[1:]), strict=True)
+    assert counts == (1, 2, 1, 2, 3)  # another number is no other part; another part is, though it has the same slot
+    for weights, at in zip(began, (0, 0, 2, 2, 2), strict=True):
+        assert all(torch.equal(weights[name], tensor) for name, tensor in run[at].weights.items())
+    run = play(make_site(switch(switch(compose(Counter()), fedavg(), at=2), compose(Counter()), at=3)))
+    assert [round.states.get("count", (None, (None, 0)))[1][1] for round in run] == [0, 1, 0, 1]  # who leaves, forgets
 
 
 # Views.
