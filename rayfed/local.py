@@ -86,6 +86,7 @@ class Reply:
     num_examples: int
     train_loss: float  # mean over the steps
     seconds: float
+    # Both may hold the site's own weights, live: pack them before the site does anything else.
     summands: dict[str, Tree]  # slot -> what the part reported
     memory: dict[str, Tree]  # slot -> what the part remembers; it stays where the clients are
 

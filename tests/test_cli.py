@@ -350,7 +350,8 @@ def test_methods_lists_every_recipe_and_part():
 def test_methods_describes_one():
     result = rayfed("methods", "fedprox")
     assert result.stdout.splitlines()[0].startswith("Li et al.")
-    assert result.stdout.splitlines()[-1].split()[:2] == ["mu", "0.01"]
+    assert result.stdout.splitlines()[-3].split()[:2] == ["mu", "0.01"]
+    assert result.stdout.splitlines()[-1] == "A client gets 1.0 and sends 1.0 times the model's size in a round."
 
 
 def test_methods_offers_the_nearest():

@@ -16,7 +16,7 @@ LAYERS = [
     ["methods", "local"],
     ["rounds", "job", "checkpoint", "record"],
     ["runtime"],
-    ["report", "experiment", "display", "grid", "cli", "__main__"],
+    ["report", "experiment", "display", "grid", "cost", "completion", "exits", "cli", "__main__"],
 ]
 LONGEST = 350  # lines
 PATHS = {path.relative_to(PACKAGE).with_suffix("").parts: path for path in sorted(PACKAGE.rglob("*.py"))}

@@ -42,7 +42,7 @@ def a_round(number: int, right: int = 3) -> Round:
     return Round(
         round=number,
         weights={"w": torch.tensor([float(number)])},
-        states={},
+        held={},
         memories={},
         evaluation=Evaluation(np.array([[right, 4 - right], [0, 4]]), 8.0),
         peak=np.array([1.0, 1.0]),

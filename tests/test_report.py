@@ -111,7 +111,7 @@ def a_round(number, right):
     return Round(
         round=number,
         weights={},
-        states={},
+        held={},
         memories={},
         evaluation=Evaluation(confusion, 8.0),
         peak=np.ones(len(right)),

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rayfed import metrics
 from rayfed.local import Diverged
-from rayfed.methods import Part, compose, fedavg, fedcsd, fedntd, moon
+from rayfed.methods import Part, Proximal, compose, fedavg, fedcsd, fedntd, moon, switch
 from rayfed.rounds import play as play_round
 from rayfed.rounds import rounds, start
 from rayfed.runtime.here import Here, chunks
@@ -161,6 +161,16 @@ def test_memory_is_kept_for_each_client_while_others_train(make_site, play):
     past = [sum(c in earlier for c in clients if c % 2 for earlier in cohorts[:r]) for r, clients in enumerate(cohorts)]
     assert run[-1].held["diary"].state == [(3, count) for count in past]
     assert sum(past) > 0
+
+
+def test_a_part_that_comes_back_remembers_nothing_and_one_that_stays_does(make_site, play):
+    def kept(method):
+        run = play(make_site(method, num_rounds=4, clients_per_round=6))
+        return [1 in round.memories and unpack(round.memories[1])["slots"]["diary"]["rounds"] for round in run[1:]]
+
+    diary, plain = compose(Diary()), fedavg()
+    assert kept(switch(diary, compose(Diary(), Proximal()), at=3)) == [[1], [1, 2], [1, 2, 3], [1, 2, 3, 4]]
+    assert kept(switch(switch(diary, plain, at=2), diary, at=3)) == [[1], False, [3], [3, 4]]
 
 
 @dataclass(frozen=True)

@@ -207,12 +207,13 @@ class OtherCounter(Counter):
 def test_a_part_that_a_switch_brings_starts_anew_and_one_that_stays_keeps_its_state(make_site, play):
     method = switch(compose(Counter("a")), switch(compose(Counter("b")), compose(OtherCounter()), at=3), at=2)
     run = play(make_site(method, num_rounds=5))
-    began, counts = zip(*(round.states["count"][1] for round in run[1:]), strict=True)
+    began, counts = zip(*(round.held["count"].state for round in run[1:]), strict=True)
     assert counts == (1, 2, 1, 2, 3)  # another number is no other part; another part is, though it has the same slot
     for weights, at in zip(began, (0, 0, 2, 2, 2), strict=True):
         assert all(torch.equal(weights[name], tensor) for name, tensor in run[at].weights.items())
     run = play(make_site(switch(switch(compose(Counter()), fedavg(), at=2), compose(Counter()), at=3)))
-    assert [round.states.get("count", (None, (None, 0)))[1][1] for round in run] == [0, 1, 0, 1]  # who leaves, forgets
+    counted = [round.held["count"].state[1] if "count" in round.held else 0 for round in run]
+    assert counted == [0, 1, 0, 1]  # who leaves, forgets
 
 
 # Views.
