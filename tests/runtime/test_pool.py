@@ -138,7 +138,7 @@ def test_a_client_that_writes_to_what_it_is_sent_harms_nobody_else(cluster, make
 
 def test_only_our_actors_end_in_a_cluster_that_was_joined(cluster, make_site):
     site = make_site(fedntd(), num_rounds=1)
-    free = ray.available_resources()["CPU"]
+    free = ray.cluster_resources()["CPU"]
     on_ray(cluster, site, state_of(site.model), 2)
     assert ray.is_initialized()
     for _ in range(100):  # a killed actor's CPU comes back a moment later
