@@ -286,7 +286,7 @@ def partition(job: str, overrides: Overrides, output: str | None) -> None:
     print("\n".join(lines if len(table) <= MOST_CLIENTS else lines[:-1]))
     if len(table) > MOST_CLIENTS:
         print(f"... and {len(table) - MOST_CLIENTS:,} more clients")
-    print(f"\n{clients_text(federation)}")
+    print(f"\nclients: {clients_text(federation)}")
     path.parent.mkdir(parents=True, exist_ok=True)
     draw_partition(table, classes, path, f"{read.source.source}, {brief(read.partition)}")
     print(f"heat map in {shown(path)}")

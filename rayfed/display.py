@@ -162,7 +162,7 @@ def ray_text(job: Job) -> str:
     """Where the work will be done; how many actors came up, and where the dashboard is, the log says."""
     if job.ray.mode == "off":
         return "off: in this process"
-    at = f"at {job.ray.address}" if job.ray.address else "started here"
+    at = f"at {job.ray.cluster}" if job.ray.cluster else "started here"
     return f"{at}; actors: {job.ray.actors}, each with {job.ray.num_cpus:g} CPU and {job.ray.gpu_share:g} GPU"
 
 

@@ -9,6 +9,7 @@ import copy
 import hashlib
 import json
 import math
+import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -38,6 +39,11 @@ class RayOptions:
     address: Annotated[str, "of a running cluster (auto: the one on this machine); empty: start one here"] = ""
     num_cpus: Annotated[float, Gt(0), "CPUs an actor; it computes with one thread per CPU, and one at least"] = 1.0
     num_gpus: Annotated[float, Ge(0), "GPUs an actor; a fraction is rounded up to 1/k, so that k fit on one"] = 0.0
+
+    @property
+    def cluster(self) -> str:
+        """The address to join; empty: a Ray is started here. Inside `ray job submit`, Ray says it in the environment."""
+        return self.address or os.environ.get("RAY_ADDRESS", "")
 
     @property
     def threads(self) -> int:

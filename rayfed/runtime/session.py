@@ -75,8 +75,7 @@ def workers(options: RayOptions, name: str, site: Site, progress: Progress = qui
 
     A Ray that was started here ends with the run; of one that was joined, only our actors do.
     """
-    address = options.address or os.environ.get("RAY_ADDRESS", "")
-    with _started(options, site) if not address else _joined(address):
+    with _joined(options.cluster) if options.cluster else _started(options, site):
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         shared = ray.put(site)  # one copy of the data on each node; actors read it in place
         actors = _place(options, name, shared, num_actors(options, nodes, site.training.clients_per_round))
