@@ -42,7 +42,7 @@ class RayOptions:
 
     @property
     def cluster(self) -> str:
-        """The address to join; empty: a Ray is started here. Inside `ray job submit`, Ray says it in the environment."""
+        """The address to join; empty: a Ray is started here. Inside a Ray job, the environment names the cluster."""
         return self.address or os.environ.get("RAY_ADDRESS", "")
 
     @property
