@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import numpy as np
@@ -78,6 +78,11 @@ class Broadcast:
     payloads: dict[str, Tree]  # slot -> what the part's `tell` sent; empty during the survey
     since: dict[str, int]  # slot -> first round of its part; what a client remembers from before is another's
 
+    def on(self, device: torch.device) -> Broadcast:
+        """The same, with all tensors on a device."""
+        moved = {name: to_device(getattr(self, name), device) for name in ("weights", "states", "payloads")}
+        return replace(self, **moved)
+
 
 @dataclass(frozen=True, eq=False)
 class Reply:
@@ -116,7 +121,7 @@ class ClientFailed(RunFailed):
 
 def survey(site: Site, broadcast: Broadcast, client: int) -> dict[str, Tree]:
     """The summands of the parts that survey, by slot."""
-    parts = parts_at(site.method, broadcast.round)
+    parts, broadcast = parts_at(site.method, broadcast.round), broadcast.on(site.device)
     view = _view(site, broadcast, client)
     return {
         part.slot: part.survey(view.of(part.slot, broadcast.states, {}, {}))
@@ -132,7 +137,8 @@ def train(site: Site, broadcast: Broadcast, client: int, memory: dict[str, Tree]
     a loss is NaN or infinite.
     """
     started = time.perf_counter()
-    parts = parts_at(site.method, broadcast.round)
+    parts, broadcast = parts_at(site.method, broadcast.round), broadcast.on(site.device)
+    memory = to_device(memory, site.device)
     seed = seed_of(site.seed, Purpose.CLIENT, broadcast.round, client)
     rng = torch.Generator().manual_seed(seed)
     devices = [site.device] if site.device.type == "cuda" else []
@@ -215,14 +221,14 @@ def _view(site: Site, broadcast: Broadcast, client: int) -> ClientView:
     data = site.federation
     return ClientView(
         round=broadcast.round,
-        weights=to_device(broadcast.weights, site.device),
+        weights=broadcast.weights,
         num_classes=data.num_classes,
         frozen=Frozen(site.model),
         samples=_plain_batches(site, data.train.images, data.train.labels, data.client(client)),
         id=client,
         num_clients=data.num_clients,
         num_examples=data.num_examples(client),
-        label_counts=torch.from_numpy(data.label_counts(client)),
+        label_counts=torch.from_numpy(data.label_counts(client)).to(site.device),
         lr=site.training.lr_at(broadcast.round),
         momentum=site.training.momentum,
         batch_size=site.training.batch_size,

@@ -53,9 +53,7 @@ def pack(tree: Tree) -> Packed:
             return place
         return _rebuild(node, take)
 
-    skeleton = take(tree)
-    # torch.cat gathers on the tensors' device, so that a GPU's reply crosses the bus once, not once a tensor.
-    return Packed(skeleton, {dtype: torch.cat(t).cpu().view(torch.uint8).numpy() for dtype, t in found.items()})
+    return Packed(take(tree), {dtype: _joined(tensors).view(torch.uint8).numpy() for dtype, tensors in found.items()})
 
 
 def unpack(packed: Packed) -> Tree:
@@ -69,6 +67,13 @@ def unpack(packed: Packed) -> Tree:
         return _rebuild(node, put)
 
     return put(packed.skeleton)
+
+
+def _joined(tensors: list[Tensor]) -> Tensor:
+    """Flat tensors one after the other, on the CPU; from one device they cross the bus once, not once a tensor."""
+    if len({tensor.device for tensor in tensors}) > 1:
+        tensors = [tensor.cpu() for tensor in tensors]
+    return torch.cat(tensors).cpu()
 
 
 def _tensor(buffer: np.ndarray, dtype: torch.dtype) -> Tensor:

@@ -39,6 +39,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from rayfed.models.classifier import has_features
 from rayfed.values import InputError, checked
 from rayfed.weights import Tree, Weights
 
@@ -49,15 +50,12 @@ Method = Parts | Callable[[int], Parts]  # a tuple of parts, or a function of th
 class Part:
     """One ingredient of a method. Define the hooks it needs; the others do nothing, and cost nothing."""
 
-    slot: ClassVar[
-        str
-    ]  # what it does in a method; two parts with one slot cannot be composed. Default: its class's name
-    order: ClassVar[int] = (
-        2  # 0: makes the new weights; 1: changes what was made; 2: the rest. `update` runs in this order
-    )
-    auxiliary_per_class: ClassVar[int] = (
-        0  # samples of each class that the server is to keep for itself; may be a field
-    )
+    # What it does in a method: two parts with one slot cannot be composed. If not said, its class's name.
+    slot: ClassVar[str]
+    # `update` runs in this order: 0 makes the new weights, 1 changes what was made, 2 is all the rest.
+    order: ClassVar[int] = 2
+    # Samples of each class that the server is to keep for itself; may be a field.
+    auxiliary_per_class: ClassVar[int] = 0
 
     def __init_subclass__(cls) -> None:
         if "slot" not in vars(cls) and all("slot" not in vars(base) for base in cls.__mro__[1:-2]):
@@ -130,6 +128,8 @@ def switch(before: Method, after: Method, at: int) -> Switch:
     """`before` until round `at`, `after` from then on (FedLMD, Fig. 8)."""
     if at < 2:
         raise InputError(f"switch: at = {at}: the first round is 1, so a method can change at round 2 or later")
+    if isinstance(after, Switch) and after.at <= at:
+        raise InputError(f"switch: at = {at}, and then at = {after.at}: the second change must come after the first")
     return Switch(before, after, at)
 
 
@@ -170,10 +170,10 @@ class Outputs:
 
 def run_model(model: nn.Module, images: Tensor) -> Outputs:
     """A forward pass, (B, c, h, w) to features and logits."""
-    if not hasattr(model, "features") or not hasattr(model, "head"):
+    if not has_features(model):
         return Outputs(None, model(images))
-    features = model.features(images)  # type: ignore[operator]
-    return Outputs(features, model.head(features))  # type: ignore[operator]
+    features = model.features(images)
+    return Outputs(features, model.head(features))
 
 
 class Frozen:
@@ -199,9 +199,8 @@ class View:
     weights: Weights  # the round's global model
     num_classes: int
     frozen: Callable[[Weights], nn.Module]  # a model with these weights, in eval mode, that takes no gradient
-    samples: Callable[
-        ..., Iterator[tuple[Tensor, Tensor]]
-    ]  # (size of a batch) -> images, labels: un-augmented, in order
+    # Images and labels in batches of a size, un-augmented, always in one order.
+    samples: Callable[..., Iterator[tuple[Tensor, Tensor]]]
 
     @property
     def global_model(self) -> nn.Module:
@@ -229,7 +228,7 @@ class ClientView(View):
     id: int
     num_clients: int
     num_examples: int
-    label_counts: Tensor  # (C,) int64
+    label_counts: Tensor  # (C,) int64, on the client's device, as all tensors here
     lr: float  # of this round
     momentum: float
     batch_size: int

@@ -26,7 +26,7 @@ class ClientActor:
 
         Not in the constructor: Ray cannot restart an actor whose constructor's arguments lie in the object store.
         """
-        device = torch.device("cuda" if _has_gpu() else "cpu")
+        device = torch.device("cuda:0" if _has_gpu() else "cpu")  # Ray shows an actor its own GPUs only
         self._worker = Worker(site, device)
         return _node(), str(device)
 

@@ -55,7 +55,7 @@ class Here:
     """`Workers` in this process. What it gives is packed and unpacked as on Ray, and has the same bits."""
 
     def __init__(self, site: Site, progress: Progress = quiet, *, gpu: bool = False) -> None:
-        self._worker = Worker(site, torch.device("cuda" if gpu and torch.cuda.is_available() else "cpu"))
+        self._worker = Worker(site, torch.device("cuda:0" if gpu and torch.cuda.is_available() else "cpu"))
         self._progress = progress
         self._node = platform.node()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from dataclasses import dataclass, replace
 
 import torch
@@ -45,6 +46,11 @@ class Worker:
     """Serves any client of a site. Every call opens its own copy of what was sent, so none can touch another's."""
 
     def __init__(self, site: Site, device: torch.device) -> None:
+        if device.type == "cuda":
+            # What CUDA offers for the same bits every time; cuBLAS reads its variable when it is first used.
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True, warn_only=True)
+            torch.backends.cudnn.benchmark = False
         if device != site.device:
             # The layout that is quicker on CPUs is the slower one on GPUs, in float32.
             model = copy.deepcopy(site.model).to(device).to(memory_format=torch.contiguous_format)
