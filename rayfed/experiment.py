@@ -138,8 +138,9 @@ def prepare(job: Job) -> Site:
 
 
 def open_data(job: Job) -> Federation:
-    """The job's data, dealt to its clients."""
-    return open_federation(job.source, job.partition, auxiliary_per_class=auxiliary_per_class(job.method))
+    """The job's data, dealt to its clients, less what the server keeps."""
+    kept = max(job.source.auxiliary_per_class, auxiliary_per_class(job.method))
+    return open_federation(job.source, job.partition, auxiliary_per_class=kept)
 
 
 def all_parts(method: Method) -> Parts:

@@ -9,6 +9,7 @@ import tomli_w
 
 from rayfed import Job, compose, switch
 from rayfed.data.partition import PARTITIONS
+from rayfed.experiment import open_data
 from rayfed.job import Output, RayOptions, make_job, override, read_job, read_override
 from rayfed.local import Training
 from rayfed.methods import PARTS, RECIPES
@@ -167,3 +168,11 @@ def test_every_option_has_a_sentence():
     for cls in (Training, RayOptions, Output, Source, Augment, *PARTITIONS.values()):
         for field in fields(cls):
             assert sentence(cls, field.name), f"{cls.__name__}.{field.name}"
+
+
+def test_methods_share_a_partition_with_one_that_needs_an_auxiliary_set():
+    """Taking the set out deals the rest to other clients; so a comparison lets the server keep one in every run."""
+    jobs = [read_job(QUICKSTART, {"method": m, "data.auxiliary_per_class": 64}) for m in ("fedavg", "fedssd")]
+    one, other = map(open_data, jobs)
+    assert one.partition.hash() == other.partition.hash()
+    assert len(one.auxiliary) == len(other.auxiliary) == 640

@@ -48,6 +48,9 @@ class Source:
     split: Annotated[
         Literal["balanced", "byclass", "bymerge", "letters", "digits", "mnist"], "which split of emnist"
     ] = "balanced"
+    auxiliary_per_class: Annotated[
+        int, Ge(0), "training images of each class that the server keeps, even if the method asks for fewer"
+    ] = 0
     size: Annotated[int, Ge(0), "scale and centre-crop all images to size x size pixels; 0 leaves them"] = 0
     test: Annotated[str, "path or URI of the test set, if it is not part of `source`"] = ""
     test_fraction: Annotated[float, Ge(0), Lt(1), "part of each class held out, if there is no test set"] = 0.0
