@@ -99,3 +99,9 @@ def test_the_table_has_totals():
         ["1", "2", "30", "32"],
         ["total", "3", "30", "33"],
     ]
+
+
+def test_a_client_without_images_is_refused():
+    rule = Dirichlet(alpha=0.01, num_clients=50, min_size=0, cap=False)
+    with pytest.raises(InputError, match=r"of 50 clients hold no image, such as client \d+.*min_size = 1"):
+        open_federation(Source(), rule)
