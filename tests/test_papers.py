@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from rayfed.grid import expand
+
 PAPERS = Path(__file__).resolve().parents[1] / "jobs" / "papers"
 GRIDS = sorted(PAPERS.glob("*/*.toml"))
 RESULTS = sorted(PAPERS.glob("*/results.csv"))
@@ -82,3 +84,15 @@ def test_no_number_is_given_twice(path):
 def test_the_index_names_every_file():
     index = (PAPERS / "README.md").read_text()
     assert [str(p.relative_to(PAPERS)) for p in GRIDS + RESULTS if f"`{p.relative_to(PAPERS)}`" not in index] == []
+
+
+COMPARISONS = sorted((PAPERS.parent / "comparison").glob("*.toml"))
+SINGLE = sorted(path for folder in (PAPERS.parent, PAPERS.parent / "cifar10") for path in folder.glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", [*GRIDS, *COMPARISONS, *SINGLE], ids=short)
+def test_every_run_is_a_valid_job(path):
+    cells = expand(tomllib.loads(path.read_text()))
+    jobs = [cell.job() for cell in cells]
+    assert len({job.name for job in jobs}) == len(jobs)
+    assert len({job.hash() for job in jobs}) == len(jobs)  # no two cells are one run under two names

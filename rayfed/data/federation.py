@@ -91,8 +91,8 @@ def federate(dataset: Dataset, rule: Rule, *, auxiliary_per_class: int = 0) -> F
     dealt = rule.split(train.labels[rest], len(train.classes), groups)
     if len(empty := np.flatnonzero(dealt.sizes == 0)):
         raise InputError(
-            f"data.partition: {len(empty)} of {dealt.num_clients} clients hold no image, such as client {empty[0]}, and "
-            "could not train; let each have some (min_size = 1), or have fewer clients"
+            f"data.partition: {len(empty)} of {dealt.num_clients} clients hold no image, such as client {empty[0]}, "
+            "and could not train; let each have some (min_size = 1), or have fewer clients"
         )
     mean, std = pixel_moments(train.images)
     return Federation(train, dataset.test, Partition(rest[dealt.indices], dealt.offsets), mean, std, auxiliary)
