@@ -139,7 +139,7 @@ class Pool:
                 raise WorkersLost(
                     f"{calls[index].what}: lost with its worker {retries[index]} times; the last: {error}"
                 ) from error
-            log.warning("%s: %s; running it again", calls[index].what, _first_line(error))
+            log.warning("%s: lost with its actor (%s); running it again", calls[index].what, type(error).__name__)
             waiting.appendleft(index)
 
         turn = 0
@@ -202,7 +202,7 @@ class Pool:
         try:
             node, _ = ray.get(reference)
         except ActorDiedError as error:
-            log.warning("actor %s is gone for good: %s", self._names[actor], _first_line(error))
+            log.warning("actor %s is gone for good: %s", self._names[actor], error)
         except ActorUnavailableError:
             time.sleep(0.1)  # it is being restarted; it is asked again, and no work goes to it meanwhile
             self._recover(actor)
@@ -216,7 +216,3 @@ def _failure(what: str, error: RayTaskError) -> RunFailed:
     if isinstance(error.cause, RunFailed):
         return type(error.cause)(str(error.cause))
     return ClientFailed(f"{what} failed:\n{COLOURS.sub('', str(error))}")
-
-
-def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
