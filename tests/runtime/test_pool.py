@@ -49,6 +49,17 @@ class Fail(Part):
 
 
 @dataclass(frozen=True)
+class Trace(Part):
+    """Writes down whose turn it is."""
+
+    file: str
+
+    def begin(self, client):
+        with open(self.file, "a") as file:
+            file.write(f"{client.num_examples}\n")
+
+
+@dataclass(frozen=True)
 class Vandal(Part):
     """Writes to everything that it is given."""
 
@@ -134,6 +145,14 @@ def test_a_client_that_writes_to_what_it_is_sent_harms_nobody_else(cluster, make
     site = make_site(compose(Proximal(0.1), Vandal()))
     weights = state_of(site.model)
     assert on_ray(cluster, site, weights, 1) == on_ray(cluster, site, weights, 3) == here(site, weights)
+
+
+def test_the_longest_client_goes_first(cluster, make_site, tmp_path):
+    site = make_site(compose(Trace(str(tmp_path / "trace"))), clients_per_round=6, num_rounds=1)
+    on_ray(cluster, site, state_of(site.model), 1)
+    sizes = [int(line) for line in (tmp_path / "trace").read_text().split()]
+    assert len(sizes) == 6
+    assert sizes == sorted(sizes, reverse=True)
 
 
 def test_only_our_actors_end_in_a_cluster_that_was_joined(cluster, make_site):
