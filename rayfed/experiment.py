@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -98,6 +100,7 @@ def run(
         begin_log = stack.enter_context(logging_to_file())
         stack.enter_context(_threads(job.ray.threads))
         workers = stack.enter_context(open_workers(job, site, display.client))
+        stack.enter_context(_sigterm_as_ctrl_c())  # after Ray has started: it sets a handler of its own
         record = Record(job, site.federation, force=force)
         begin_log(path)
         stack.callback(_report, path)  # however the run ends
@@ -181,6 +184,23 @@ def _report(path: Path) -> None:
         write_report(path)
     except Exception as error:
         log.warning("no page was made of the run; `rayfed report %s` tries again: %r", path, error)
+
+
+@contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    """Take the signal with which schedulers stop a job as Ctrl-C: what is finished is kept, and said."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may handle signals
+        return
+
+    def stop(signal_number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
