@@ -102,7 +102,7 @@ def is_done(job: Job) -> bool:
 
 
 class Record:
-    """Writes one run's folder. Use it as a context: how the context ends is how the run ended."""
+    """Writes one run's folder: `add` each round as it finishes, and `finish` with how the run ended."""
 
     def __init__(self, job: Job, federation: Federation, *, force: bool = False) -> None:
         self.path = folder_of(job)

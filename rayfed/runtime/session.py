@@ -32,7 +32,6 @@ OUR_RAY = {
     "RAY_preload_python_modules": "torch",
     "RAY_free_objects_period_milliseconds": "20",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
 
 
