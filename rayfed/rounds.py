@@ -20,6 +20,7 @@ from rayfed.local import Broadcast, Evaluation, RunFailed, Site, server_view
 from rayfed.methods.part import Part, Step, defines, parts_at
 from rayfed.seeds import cohort
 from rayfed.weights import OrderedSum, Tree, Weights, first_invalid, num_bytes, parameters_of
+from rayfed.wire import Packed
 
 Memory = Any  # a handle to what one client remembers: the workers' to make and to read
 
@@ -57,6 +58,15 @@ class Workers(Protocol):
 
     def evaluate(self, weights: Weights) -> Evaluation:
         """The weights on the whole test set."""
+
+    def recall(self, memory: Memory) -> Packed:
+        """What a handle stands for: on its way into a checkpoint."""
+
+    def remember(self, memory: Packed) -> Memory:
+        """A handle to what a client remembers: out of a checkpoint."""
+
+    def finished(self, round: Round) -> None:
+        """A round is over: they may show it, and look after themselves before the next."""
 
 
 @dataclass(frozen=True, eq=False)

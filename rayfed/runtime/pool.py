@@ -20,10 +20,10 @@ from ray import ObjectRef
 from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError, RayTaskError
 
 from rayfed.local import Broadcast, ClientFailed, Evaluation, RunFailed
-from rayfed.rounds import Arrival
+from rayfed.rounds import Arrival, Round
 from rayfed.runtime.here import Progress, chunks, quiet
 from rayfed.weights import Tree, Weights
-from rayfed.wire import pack, unpack
+from rayfed.wire import Packed, pack, unpack
 
 log = logging.getLogger(__name__)
 
@@ -109,6 +109,15 @@ class Pool:
 
         first, *rest = (result for (_, result), _, _ in self._each([call(*chunk) for chunk in chunks(self._num_test)]))
         return sum(rest, first)
+
+    def recall(self, memory: ObjectRef) -> Packed:
+        return ray.get(memory)
+
+    def remember(self, memory: Packed) -> ObjectRef:
+        return ray.put(memory)
+
+    def finished(self, round: Round) -> None:
+        pass
 
     def _seal(self, broadcast: Broadcast) -> tuple[int, ObjectRef, ObjectRef, ObjectRef, dict[str, int]]:
         return (
