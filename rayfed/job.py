@@ -69,6 +69,8 @@ class Output:
     """Where results go: the folder `<path>/<name>`."""
 
     path: Annotated[str, "folder of all runs"] = "runs"
+    checkpoints: Annotated[str, "folder or URI for the checkpoints of all runs; empty: in the run's folder"] = ""
+    every: Annotated[int, Ge(1), "rounds from one checkpoint to the next"] = 10
 
 
 @dataclass(frozen=True)
@@ -105,10 +107,14 @@ class Job:
             "output": table(self.output),
         }
 
-    def hash(self) -> str:
-        """Of all that the numbers depend on: not of where the work is done, nor of where the results go."""
+    def matters(self) -> dict[str, Any]:
+        """All that the numbers depend on: not where the work is done, nor where the results go."""
         matters = {key: value for key, value in self.table().items() if key not in ("name", "ray", "output")}
-        matters["threads"] = self.ray.threads
+        return {**matters, "threads": self.ray.threads}
+
+    def hash(self) -> str:
+        """Of all that the numbers depend on."""
+        matters = self.matters()
         return hashlib.sha256(json.dumps(matters, sort_keys=True).encode()).hexdigest()
 
 

@@ -17,9 +17,9 @@ import numpy as np
 
 from rayfed import metrics
 from rayfed.local import Broadcast, Evaluation, RunFailed, Site, server_view
-from rayfed.methods.part import Part, Step, defines, parts_at
+from rayfed.methods.part import Part, Parts, Step, defines, parts_at
 from rayfed.seeds import cohort
-from rayfed.weights import OrderedSum, Tree, Weights, first_invalid, num_bytes, parameters_of
+from rayfed.weights import OrderedSum, Tree, Weights, first_difference, first_invalid, num_bytes, parameters_of
 from rayfed.wire import Packed
 
 Memory = Any  # a handle to what one client remembers: the workers' to make and to read
@@ -128,11 +128,55 @@ def rounds(site: Site, last: Round, workers: Workers) -> Iterator[Round]:
         yield last
 
 
+@dataclass(frozen=True, eq=False)
+class Opening:
+    """A round up to its training: who is in it, and what they are sent."""
+
+    clients: list[int]
+    parts: Parts
+    held: dict[str, Held]  # as the last round left them
+    states: dict[str, Tree]  # slot -> state, once the parts have told
+    broadcast: Broadcast
+    bytes_surveyed: int
+
+
 def play(site: Site, last: Round, workers: Workers) -> Round:
     """The round after `last`. Raises `RunFailed` where a client's update cannot be averaged."""
     started = time.perf_counter()
-    number, num_clients = last.round + 1, site.federation.num_clients
-    clients = cohort(site.seed, number, num_clients, site.training.clients_per_round)
+    opening = open_round(site, last, workers)
+    broadcast, clients, states = opening.broadcast, opening.clients, opening.states
+    number, num_clients = broadcast.round, site.federation.num_clients
+
+    total, arrivals = _train(workers, broadcast, clients, last.memories)
+    memories = {client: memory for client, memory in last.memories.items() if client not in arrivals}
+    memories |= {client: arrival.memory for client, arrival in arrivals.items() if arrival.memory is not None}
+
+    step = Step(last.weights, None, number, num_clients, frozenset(parameters_of(site.model)))
+    for part in opening.parts:
+        states[part.slot], step = part.update(states[part.slot], total.get(part.slot), step)
+    if (where := first_difference(step.averaged, last.weights)) is not None:
+        raise RunFailed(f"round {number}: the average does not fit the model: {where}")
+    evaluation = workers.evaluate(step.averaged)
+    class_accuracy = metrics.class_accuracy(evaluation.confusion)
+    return Round(
+        round=number,
+        weights=step.averaged,
+        held={slot: replace(hold, state=states[slot]) for slot, hold in opening.held.items()},
+        memories=memories,
+        evaluation=evaluation,
+        peak=np.fmax(last.peak, class_accuracy),
+        forgetting=metrics.forgetting_from(last.peak, class_accuracy),
+        clients=tuple(arrival.row for arrival in arrivals.values()),
+        seconds=time.perf_counter() - started,
+        bytes_down=num_bytes([broadcast.weights, broadcast.states, broadcast.payloads]) * len(clients),
+        bytes_up=opening.bytes_surveyed + sum(arrival.bytes_up for arrival in arrivals.values()),
+    )
+
+
+def open_round(site: Site, last: Round, workers: Workers) -> Opening:
+    """Sample the cohort of the round after `last`, survey it, and have the parts tell what it is sent."""
+    number = last.round + 1
+    clients = cohort(site.seed, number, site.federation.num_clients, site.training.clients_per_round)
     parts = parts_at(site.method, number)
     held = {part.slot: _hold(part, last) for part in parts}
     states = {slot: hold.state for slot, hold in held.items()}
@@ -146,30 +190,7 @@ def play(site: Site, last: Round, workers: Workers) -> Round:
         states[part.slot], payload = part.tell(states[part.slot], view, surveyed.get(part.slot))
         if payload is not None:
             payloads[part.slot] = payload
-    broadcast = replace(broadcast, payloads=payloads)
-
-    total, arrivals = _train(workers, broadcast, clients, last.memories)
-    memories = {client: memory for client, memory in last.memories.items() if client not in arrivals}
-    memories |= {client: arrival.memory for client, arrival in arrivals.items() if arrival.memory is not None}
-
-    step = Step(last.weights, None, number, num_clients, frozenset(parameters_of(site.model)))
-    for part in parts:
-        states[part.slot], step = part.update(states[part.slot], total.get(part.slot), step)
-    evaluation = workers.evaluate(step.averaged)
-    class_accuracy = metrics.class_accuracy(evaluation.confusion)
-    return Round(
-        round=number,
-        weights=step.averaged,
-        held={slot: replace(hold, state=states[slot]) for slot, hold in held.items()},
-        memories=memories,
-        evaluation=evaluation,
-        peak=np.fmax(last.peak, class_accuracy),
-        forgetting=metrics.forgetting_from(last.peak, class_accuracy),
-        clients=tuple(arrival.row for arrival in arrivals.values()),
-        seconds=time.perf_counter() - started,
-        bytes_down=num_bytes([broadcast.weights, broadcast.states, broadcast.payloads]) * len(clients),
-        bytes_up=bytes_surveyed + sum(arrival.bytes_up for arrival in arrivals.values()),
-    )
+    return Opening(clients, parts, held, states, replace(broadcast, payloads=payloads), bytes_surveyed)
 
 
 def _survey(workers: Workers, broadcast: Broadcast, clients: Sequence[int]) -> tuple[dict[str, Tree], int]:
@@ -185,13 +206,14 @@ def _train(
     workers: Workers, broadcast: Broadcast, clients: Sequence[int], memories: Mapping[int, Memory]
 ) -> tuple[dict[str, Tree], dict[int, Arrival]]:
     """The cohort's summands after training, added up by slot; and what is left of each client's reply without them."""
-    total, arrivals = OrderedSum(), {}
+    total, arrivals, first = OrderedSum(), {}, None
     for client, (summands, arrival) in zip(clients, workers.train(broadcast, clients, memories), strict=True):
+        who = f"client {client}, round {broadcast.round}"
         if (where := first_invalid(summands)) is not None:
-            raise RunFailed(
-                f"client {client}, round {broadcast.round}: its update holds a NaN or an infinity at {where}; "
-                "nothing was averaged"
-            )
+            raise RunFailed(f"{who}: its update holds a NaN or an infinity at {where}; nothing was averaged")
+        first = summands if first is None else first
+        if (where := first_difference(summands, first)) is not None:
+            raise RunFailed(f"{who}: its update is not like those before it: {where}; nothing was averaged")
         total.add(summands)  # and is dropped: the driver never holds a cohort's updates
         arrivals[client] = arrival
     return total.value, arrivals

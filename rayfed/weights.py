@@ -122,6 +122,30 @@ def first_invalid(tree: Tree, path: str = "") -> str | None:
     return None if valid else path or "the value"
 
 
+def first_difference(tree: Tree, example: Tree, path: str = "the value") -> str | None:
+    """Where a tree is not built as an example is: other keys, or a tensor of another shape or dtype. None if nowhere.
+
+    >>> first_difference({"w": torch.ones(2)}, {"w": torch.ones(3)})
+    'w is float32 (2,), not float32 (3,)'
+    """
+    if isinstance(example, Scaled) and isinstance(tree, Scaled):
+        return first_difference(tree.values, example.values, path)
+    if isinstance(example, Mapping | list | tuple) and type(tree) is type(example):
+        given, usual = _items(tree), _items(example)
+        if given.keys() != usual.keys():
+            return f"{path} holds {list(given)}, not {list(usual)}"
+        inner = "" if path == "the value" else f"{path}."
+        found = (first_difference(given[key], usual[key], f"{inner}{key}") for key in usual)
+        return next((where for where in found if where), None)
+    return None if _kind(tree) == _kind(example) else f"{path} is {_kind(tree)}, not {_kind(example)}"
+
+
+def _kind(leaf: Any) -> str:
+    if isinstance(leaf, Tensor):
+        return f"{str(leaf.dtype).removeprefix('torch.')} {tuple(leaf.shape)}"
+    return "a number" if isinstance(leaf, int | float) else "None" if leaf is None else f"a {type(leaf).__name__}"
+
+
 class OrderedSum:
     """Adds trees one by one, in the order given, in float64 (integers stay exact integers).
 

@@ -2,15 +2,19 @@
 
 Ray moves a numpy array through its object store without a copy, and a torch tensor by pickling it; one large buffer
 costs one message, a dict of small tensors costs many. So the wire is numpy, and torch is at both ends.
+
+On disk a packed tree is a safetensors file: its buffers, and its skeleton as JSON.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import safetensors.numpy
 import torch
 from torch import Tensor
 
@@ -67,6 +71,49 @@ def unpack(packed: Packed) -> Tree:
         return _rebuild(node, put)
 
     return put(packed.skeleton)
+
+
+def to_bytes(packed: Packed) -> bytes:
+    """A packed tree as the content of a safetensors file."""
+    return safetensors.numpy.save(packed.buffers, metadata={"tree": json.dumps(_plain(packed.skeleton))})
+
+
+def from_bytes(content: bytes) -> Packed:
+    """The packed tree that `to_bytes` wrote. Raises ValueError where the content is something else."""
+    try:
+        buffers = safetensors.numpy.load(content)
+        size = int.from_bytes(content[:8], "little")
+        tree = json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["tree"])
+        return Packed(_tree(tree), buffers)
+    except (safetensors.SafetensorError, KeyError, TypeError) as error:
+        raise ValueError(f"this is no packed tree: {error!r}") from error
+
+
+def _plain(node: Any) -> Any:
+    """A skeleton in what JSON knows: whatever is neither a list nor a plain value is a table that names its kind."""
+    if isinstance(node, Place):
+        return {"tensor": [node.dtype, node.start, list(node.shape)]}
+    if isinstance(node, Scaled):
+        return {"scaled": [node.weight, _plain(node.values)]}
+    if isinstance(node, Mapping):
+        return {"dict": [[key, _plain(item)] for key, item in node.items()]}
+    if isinstance(node, tuple):
+        return {"tuple": [_plain(item) for item in node]}
+    return [_plain(item) for item in node] if isinstance(node, list) else node
+
+
+def _tree(plain: Any) -> Any:
+    """The skeleton again."""
+    if isinstance(plain, list):
+        return [_tree(item) for item in plain]
+    if not isinstance(plain, dict):
+        return plain
+    ((kind, value),) = plain.items()
+    if kind == "tensor":
+        return Place(value[0], value[1], tuple(value[2]))
+    if kind == "scaled":
+        return Scaled(value[0], _tree(value[1]))
+    return {key: _tree(item) for key, item in value} if kind == "dict" else tuple(_tree(item) for item in value)
 
 
 def _joined(tensors: list[Tensor]) -> Tensor:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayfed import metrics
-from rayfed.local import Diverged
+from rayfed.local import Diverged, RunFailed
 from rayfed.methods import Part, Proximal, compose, fedavg, fedcsd, fedntd, moon, switch
 from rayfed.rounds import play as play_round
 from rayfed.rounds import rounds, start
@@ -181,7 +181,14 @@ class Spoiler(Part):
     value: str = "nan"
 
     def report(self, client, local, fit):
-        spoilt = {"nan": {"x": [torch.tensor([1.0, float("nan")])]}, "inf": {"x": [float("inf")]}, "more": {"y": 1}}
+        spoilt = {
+            "nan": {"x": [torch.tensor([1.0, float("nan")])]},
+            "inf": {"x": [float("inf")]},
+            "more": {"y": 1},
+            "shape": {"x": [torch.zeros(3)]},
+            "dtype": {"x": [torch.zeros(2, dtype=torch.int64)]},
+            "nothing": None,
+        }
         return spoilt[self.value] if client.id == self.client else {"x": [torch.zeros(2)]}, None
 
 
@@ -194,10 +201,32 @@ def test_an_update_with_a_nan_or_an_infinity_is_refused_before_it_is_averaged(va
         play(make_site(compose(Spoiler(last, value))))
 
 
-def test_clients_that_report_different_things_are_refused(make_site, play):
+@pytest.mark.parametrize(
+    ("value", "where"),
+    [
+        ("more", r"spoiler holds \['y'\], not \['x'\]"),
+        ("shape", r"spoiler\.x\.0 is float32 \(3,\), not float32 \(2,\)"),
+        ("dtype", r"spoiler\.x\.0 is int64 \(2,\), not float32 \(2,\)"),
+        ("nothing", r"the value holds \['average'.*\], not \['average'.*'spoiler'\]"),
+    ],
+)
+def test_an_update_that_is_not_like_the_others_is_refused_before_it_is_averaged(value, where, make_site, play):
     last = cohort(0, 1, 6, 4)[-1]
-    with pytest.raises(ValueError, match=r"summand\.spoiler: has \['y'\] where others have \['x'\]"):
-        play(make_site(compose(Spoiler(last, "more"))))
+    with pytest.raises(RunFailed, match=rf"client {last}, round 1: .*{where}; nothing was averaged"):
+        play(make_site(compose(Spoiler(last, value))))
+
+
+@dataclass(frozen=True)
+class Forgetful(Part):
+    """Loses a tensor of the average."""
+
+    def update(self, state, total, step):
+        return state, replace(step, proposed=dict(list(step.averaged.items())[1:]))
+
+
+def test_an_average_that_does_not_fit_the_model_is_refused(make_site, play):
+    with pytest.raises(RunFailed, match=r"round 1: the average does not fit the model: the value holds \['"):
+        play(make_site(compose(Forgetful())))
 
 
 def test_a_loss_that_diverges_ends_the_run_and_the_rounds_before_stand(make_site, bits):

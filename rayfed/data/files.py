@@ -9,16 +9,15 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
 from pyarrow import fs as pafs
 
 from rayfed.data.decode import SUFFIXES
 from rayfed.data.folders import read_tree
 from rayfed.data.parquet import read_parquet
 from rayfed.data.samples import Samples
+from rayfed.storage import locate, reach
 from rayfed.values import InputError
 
 if TYPE_CHECKING:
@@ -26,13 +25,12 @@ if TYPE_CHECKING:
 
 PARQUET = (".parquet", ".pq")
 SPLIT = re.compile(r"(train|test|val)(?:id|idation)?(?=[-_./])")
-T = TypeVar("T")
 
 
 def exists(path: str) -> bool:
     """Whether there is a file or a folder at a local path or URI."""
     fs, place = locate(path)
-    return _reach(path, lambda: fs.get_file_info(place)).type != pafs.FileType.NotFound
+    return reach(path, lambda: fs.get_file_info(place)).type != pafs.FileType.NotFound
 
 
 def read_files(source: Source) -> tuple[Samples, Samples | None]:
@@ -50,19 +48,12 @@ def read_files(source: Source) -> tuple[Samples, Samples | None]:
 def find_splits(path: str) -> tuple[pafs.FileSystem, dict[str, list[str]]]:
     """The files at or below `path` by split (`train`, `test`, `val`); or all of them under "", if it has none."""
     fs, root = locate(path)
-    files = _reach(path, lambda: _list(fs, root))
+    files = reach(path, lambda: _list(fs, root))
     splits = defaultdict(list)
     for file in files:
         match = SPLIT.match(file[len(root) :].lstrip("/"))
         splits[match[1] if match else ""].append(file)
     return fs, splits if "train" in splits and "" not in splits else {"": files}
-
-
-def locate(path: str) -> tuple[pafs.FileSystem, str]:
-    """The file system, and the path on it, that a local path or a URI stands for."""
-    if "://" in path:
-        return _reach(path, lambda: pafs.FileSystem.from_uri(path))
-    return pafs.LocalFileSystem(), os.path.abspath(os.path.expanduser(path))
 
 
 def _list(fs: pafs.FileSystem, root: str) -> list[str]:
@@ -82,12 +73,3 @@ def _read(fs: pafs.FileSystem, files: list[str], source: Source, train: Samples 
     if files[0].lower().endswith(SUFFIXES):
         return read_tree(fs, files, bool(source.client), source.size, train)
     return read_parquet(fs, files, source, train)
-
-
-def _reach(path: str, ask: Callable[[], T]) -> T:
-    try:
-        return ask()
-    except InputError:
-        raise
-    except (pa.ArrowException, ValueError, OSError, ImportError) as error:
-        raise InputError(f"'{path}': cannot be reached ({error})") from None
