@@ -1,0 +1,112 @@
+"""What a run shows of itself, and that showing it can harm nothing. `tests/cluster` has what Prometheus gets to see."""
+
+import logging
+import time
+
+import pytest
+
+from rayfed.methods import fedavg
+from rayfed.runtime import gauges
+from rayfed.runtime.gauges import SERIES, Gauges
+
+
+class Noted:
+    """Stands for Ray's gauge, whose values only the cluster sees."""
+
+    values: dict
+
+    def __init__(self, name, description, tag_keys):
+        assert description and tag_keys == ("run",)
+        self._name = name
+
+    def set_default_tags(self, tags):
+        self._run = tags["run"]
+        return self
+
+    def set(self, value):
+        assert type(value) is float  # Ray refuses those of numpy
+        self.values.setdefault(self._run, {})[self._name] = value
+
+
+class Broken(Noted):
+    def set(self, value):
+        raise RuntimeError("no agent")
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """run -> series -> value, as they are set."""
+    monkeypatch.setattr(Noted, "values", {}, raising=False)
+    monkeypatch.setattr(gauges, "Gauge", Noted)
+    monkeypatch.setattr(gauges, "REFRESH", 0.01)
+    return Noted.values
+
+
+def until(condition):
+    for _ in range(1000):
+        if condition():
+            return
+        time.sleep(0.01)
+    pytest.fail("in ten seconds it has not come to that")
+
+
+def test_every_series_is_shown_with_the_values_of_the_record(shown, make_site, play):
+    run = Gauges("a/run")
+    finished = play(make_site(fedavg()))
+    for round in finished:
+        run.round(round)
+    run.clients(3, 4)
+    run.retried()
+    run.retried()
+    run.close()
+    last = finished[-1]
+    assert shown == {
+        "a/run": {
+            "rayfed_round": 3,
+            "rayfed_test_accuracy": last.test_accuracy,
+            "rayfed_test_loss": last.test_loss,
+            "rayfed_forgetting": last.forgetting,
+            "rayfed_round_seconds": last.seconds,
+            "rayfed_bytes_down": sum(round.bytes_down for round in finished),
+            "rayfed_bytes_up": sum(round.bytes_up for round in finished),
+            "rayfed_clients_done": 3,
+            "rayfed_clients_in_round": 4,
+            "rayfed_retries": 2,
+        }
+    }
+    assert set(shown["a/run"]) == set(SERIES)
+
+
+def test_values_are_shown_again_until_the_run_is_closed(shown):
+    run = Gauges("long")
+    run.clients(1, 2)
+    for _ in range(2):
+        shown.clear()
+        until(lambda: shown.get("long", {}).get("rayfed_clients_done") == 1)
+    assert shown["long"]["rayfed_retries"] == 0, "that nothing was run again is shown from the start"
+    run.close()
+    shown.clear()
+    run.clients(2, 2)
+    time.sleep(0.1)
+    assert not shown
+
+
+def test_two_runs_of_one_process_are_kept_apart(shown):
+    first, second = Gauges("first"), Gauges("second")
+    first.clients(1, 2)
+    second.clients(2, 2)
+    first.close()
+    second.close()
+    assert (shown["first"]["rayfed_clients_done"], shown["second"]["rayfed_clients_done"]) == (1, 2)
+
+
+def test_gauges_that_cannot_be_shown_are_said_once(shown, monkeypatch, caplog):
+    monkeypatch.setattr(gauges, "Gauge", Broken)
+    with caplog.at_level(logging.WARNING, "rayfed"):
+        run = Gauges("run")
+        run.clients(1, 2)
+        run.retried()
+        run.close()
+    assert [record.getMessage() for record in caplog.records] == [
+        "the run's gauges cannot be shown: RuntimeError('no agent')"
+    ]
