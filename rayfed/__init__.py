@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["InputError", "Job", "Result", "compose", "read_job", "run", "switch"]
+__all__ = ["InputError", "Job", "Result", "compose", "read_job", "resume", "run", "switch"]
 __version__ = "0.1.0"
 
 _HOME = {
@@ -18,6 +18,7 @@ _HOME = {
     "Result": "rayfed.experiment",
     "compose": "rayfed.methods",
     "read_job": "rayfed.job",
+    "resume": "rayfed.experiment",
     "run": "rayfed.experiment",
     "switch": "rayfed.methods",
 }

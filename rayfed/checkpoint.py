@@ -163,15 +163,15 @@ class Checkpoints:
         return hashlib.sha256(content).hexdigest()
 
 
-def newest(folder: Folder) -> Saved | None:
-    """The newest checkpoint that is whole; None where there is none at all.
+def newest(folder: Folder, before: int | None = None) -> Saved | None:
+    """The newest checkpoint that is whole, of those before a round if one is given; None where there is none at all.
 
     One that is torn, or of a version that is not known, is passed over with a warning; `InputError` where no other is
     left.
     """
     found = sorted((int(match[1]) for name in folder.names() if (match := MANIFEST.fullmatch(name))), reverse=True)
     refused = []
-    for number in found:
+    for number in (number for number in found if before is None or number < before):
         try:
             saved = Saved(folder, read_manifest(folder, f"{stem(number)}.json")).check()
         except Torn as error:

@@ -28,6 +28,12 @@ class RunFailed(Failure):
     exit_code = 1
 
 
+class Resumable(Failure):
+    """The run itself is sound; what it ran on was lost."""
+
+    exit_code = 75  # as sysexits.h has it: a temporary failure, try again
+
+
 class Stopped(Failure):
     exit_code = 130
 
@@ -44,7 +50,8 @@ def failures() -> Iterator[None]:
     except KeyboardInterrupt as error:
         raise Stopped("; ".join(["stopped", *notes_of(error)])) from None
     except Exception as error:
-        raise RunFailed(f"error: {explained(error)}") from None
+        kind = Resumable if getattr(error, "resumable", False) else RunFailed
+        raise kind(f"error: {explained(error)}") from None
 
 
 def explained(error: Exception) -> str:

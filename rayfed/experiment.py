@@ -6,7 +6,7 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,15 +15,18 @@ import pyarrow as pa
 import torch
 
 from rayfed import rounds as engine
+from rayfed.checkpoint import Checkpoints, Saved, newest, refuse_another
 from rayfed.data.federation import Federation, open_federation
 from rayfed.job import Job, read_job
-from rayfed.local import Site
+from rayfed.local import ClientFailed, Site
 from rayfed.methods.part import Method, Parts, Switch
 from rayfed.models import build_model
-from rayfed.record import Record, folder_of, logging_to_file, read_table, refuse_overwriting
+from rayfed.provenance import hash_of
+from rayfed.record import Record, checkpoints_of, folder_of, is_begun, logging_to_file, read_table, refuse_overwriting
 from rayfed.rounds import Round, Workers
 from rayfed.runtime.here import Here
 from rayfed.seeds import Purpose, seed_of
+from rayfed.storage import Folder
 from rayfed.values import InputError
 from rayfed.weights import Weights, state_of
 
@@ -78,45 +81,136 @@ def run(
     *,
     method: Method | None = None,
     force: bool = False,
+    resume: bool = False,
     display: Display | None = None,
 ) -> Result:
     """Run a job to its end and return its results.
 
     `job` is a TOML file, a table, or a `Job`; `overrides` replace single values: `{"train.num_rounds": 2}`; `method`,
     made with `compose`, replaces the job's. Everything is checked before anything is started or written; raises
-    `InputError` where something the user gave is wrong. Results of an earlier run are replaced only with `force`.
+    `InputError` where something the user gave is wrong. Results of an earlier run are replaced only with `force`; with
+    `resume` the job is gone on with if it was begun, so that the same call may be made again and again.
 
     Nothing is printed, unless a `display` does; `rayfed.display.follow` makes the one that the command uses.
     """
-    display = display or Silent()
     job = job if isinstance(job, Job) else read_job(job, overrides)
-    job = replace(job, method=method) if method is not None else job
-    path = folder_of(job)
-    refuse_overwriting(path, force)
+    job = _with(job, method)
+    if resume and is_begun(job):
+        saved = newest(checkpoints_of(job))
+        return _train(job, display or Silent(), saved, force=True)
+    refuse_overwriting(job, force)
+    return _train(job, display or Silent(), force=force)
+
+
+def resume(
+    run: str | Path,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    method: Method | None = None,
+    display: Display | None = None,
+) -> Result:
+    """Go on with a run from its newest checkpoint, up to `train.num_rounds`, to the bits of a run that never stopped.
+
+    `run` is its folder, or the folder or URI of its checkpoints. `overrides` may change where the work is done
+    (`ray.*`), where results go (`output.*`), and how many rounds there are; a `method` that was made in Python and
+    cannot be named in a job file is given again. Raises `InputError` where there is nothing to go on from.
+    """
+    job, saved = find(run, overrides, method)
+    return _train(job, display or Silent(), saved)
+
+
+def find(
+    run: str | Path, overrides: Mapping[str, Any] | None = None, method: Method | None = None
+) -> tuple[Job, Saved]:
+    """The job of a run, and its newest checkpoint that is whole."""
+    if (job := job_of(run, overrides, method)) is not None:
+        saved = newest(checkpoints_of(job))
+        if saved is None:
+            begin = f"begin anew: rayfed run {folder_of(job) / 'job.toml'} --force"
+            raise InputError(f"'{run}' holds no checkpoint to go on from; {begin}")
+        return job, saved
+    saved = newest(Folder(str(run)))
+    if saved is None:
+        raise InputError(f"'{run}' is neither the folder of a run nor one of checkpoints")
+    return _with(read_job(saved.job, overrides), method), saved
+
+
+def job_of(run: str | Path, overrides: Mapping[str, Any] | None = None, method: Method | None = None) -> Job | None:
+    """The job of the run in a folder; None where there is none."""
+    path = Path(run).expanduser().absolute()
+    if "://" in str(run) or not (path / "job.toml").is_file():
+        return None
+    job = _with(read_job(path / "job.toml", overrides), method)
+    if folder_of(job) != path and not any(key.startswith("output.") for key in overrides or {}):
+        job = replace(job, name=path.name, output=replace(job.output, path=str(path.parent)))  # it was moved
+    return job
+
+
+def _with(job: Job, method: Method | None) -> Job:
+    return replace(job, method=method) if method is not None else job
+
+
+def _train(job: Job, display: Display, saved: Saved | None = None, *, force: bool = False) -> Result:
+    """The rounds of a job that are still to be played, recorded as they finish."""
     site = prepare(job)
-    weights = state_of(site.model)
+    if saved is not None:
+        refuse_another(saved, job, hash_of(site.federation))
+    path = folder_of(job)
     display.start(job, site)
     with ExitStack() as stack:
         begin_log = stack.enter_context(logging_to_file())
-        stack.enter_context(_threads(job.ray.threads))
-        workers = stack.enter_context(open_workers(job, site, display.client))
+        stack.enter_context(threads(job.ray.threads))
+        over = saved is not None and saved.round >= job.training.num_rounds  # no work is left to start workers for
+        workers = stack.enter_context(nullcontext(Here(site)) if over else open_workers(job, site, display.client))
         stack.enter_context(_sigterm_as_ctrl_c())  # after Ray has started: it sets a handler of its own
-        record = Record(job, site.federation, force=force)
+        record = stack.enter_context(closing(Record(job, site.federation, force=force, saved=saved)))
         begin_log(path)
         stack.callback(_report, path)  # however the run ends
-        last = None
+        checkpoints = Checkpoints(checkpoints_of(job), job, hash_of(site.federation), saved)
+        last = saved.restore(site, workers) if saved is not None else None
+        if last is not None:
+            log.info("it had reached round %d" if over else "going on after round %d", last.round)
         try:
-            for last in _play(site, weights, workers):
+            for round in _rounds(site, last, workers):
+                last = round
                 record.add(last)
+                checkpoints.follow(last)
                 display.round(last)
+                workers.finished(last)
+                if last.round and last.round % job.output.every == 0:
+                    _checkpoint(checkpoints, last, workers, record)
         except BaseException as error:
+            if last is not None:
+                record.add(last)  # a signal may have come before it was written
+                checkpoints.follow(last)
+                _checkpoint(checkpoints, last, workers, record)
             status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
-            record.finish(status, last.weights if last else None, f"{type(error).__name__}: {error}")
-            error.add_note(f"{f'rounds up to {last.round} are' if last else 'no round is'} recorded in {path}")
+            record.finish(status, f"{type(error).__name__}: {error}")
+            for note in _what_now(error, path, last, checkpoints.round):
+                error.add_note(note)
             raise
         assert last is not None, "there is always a round 0"
-        record.finish("done", last.weights)
+        _checkpoint(checkpoints, last, workers, record)
+        record.finish("done")
     return Result(path, read_table(path, "rounds"), last.weights)
+
+
+def _what_now(error: BaseException, path: Path, last: Round | None, saved: int | None) -> Iterator[str]:
+    """What to tell somebody whose run has ended early: what is there, how to go on, how to look into it."""
+    yield f"{f'rounds up to {last.round} are' if last else 'no round is'} recorded in {path}"
+    if saved is not None:
+        yield f"to go on after round {saved}: rayfed resume {path}"
+    if isinstance(error, ClientFailed) and error.client is not None:
+        yield f"to see it again, in this process: rayfed replay {path} --round {error.round} --client {error.client}"
+
+
+def _checkpoint(checkpoints: Checkpoints, round: Round, workers: Workers, record: Record) -> None:
+    """Write one. A run is not lost by a checkpoint that cannot be written."""
+    try:
+        checkpoints.save(round, workers, record.tables())
+    except Exception as error:
+        there = f"the last is of round {checkpoints.round}" if checkpoints.round is not None else "there is none yet"
+        log.warning("no checkpoint of round %d was written (%s); %s", round.round, error, there)
 
 
 def prepare(job: Job) -> Site:
@@ -162,7 +256,7 @@ def auxiliary_per_class(method: Method) -> int:
 def open_workers(job: Job, site: Site, progress: Callable[[int, int], None]) -> Iterator[Workers]:
     """Those who do the job's work, for as long as it lasts."""
     if job.ray.mode == "off":
-        yield Here(site, progress, gpu=job.ray.num_gpus > 0)
+        yield Here(site, progress, gpu=job.ray.num_gpus != 0)
         return
     from rayfed.runtime.session import workers  # Ray takes a second to import; without it nobody should wait
 
@@ -170,10 +264,11 @@ def open_workers(job: Job, site: Site, progress: Callable[[int, int], None]) -> 
         yield pool
 
 
-def _play(site: Site, weights: Weights, workers: Workers) -> Iterator[Round]:
-    first = engine.start(site, weights, workers)
-    yield first
-    yield from engine.rounds(site, first, workers)
+def _rounds(site: Site, last: Round | None, workers: Workers) -> Iterator[Round]:
+    """The rounds after `last`; all of them, the initial model's first, where there is none."""
+    if last is None:
+        yield (last := engine.start(site, state_of(site.model), workers))
+    yield from engine.rounds(site, last, workers)
 
 
 def _report(path: Path) -> None:
@@ -204,7 +299,7 @@ def _sigterm_as_ctrl_c() -> Iterator[None]:
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
+def threads(count: int) -> Iterator[None]:
     """Compute with so many threads, then with as many as before: their number can change the last bits of a sum."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)

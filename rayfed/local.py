@@ -110,6 +110,8 @@ class Evaluation:
 class RunFailed(RuntimeError):
     """A run that cannot go on; the message says where and why."""
 
+    resumable = False  # whether it is sound, and can go on from its checkpoint once there is something to run it on
+
 
 class Diverged(RunFailed):
     """A loss that is no number any more."""
@@ -117,6 +119,13 @@ class Diverged(RunFailed):
 
 class ClientFailed(RunFailed):
     """A client's own exception, with its traceback: it would fail again anywhere."""
+
+    def __init__(self, message: str, client: int | None = None, round: int | None = None) -> None:
+        super().__init__(message, client, round)  # all of them, so that it can be pickled
+        self.client, self.round = client, round  # None where it was an evaluation
+
+    def __str__(self) -> str:
+        return self.args[0]
 
 
 def survey(site: Site, broadcast: Broadcast, client: int) -> dict[str, Tree]:

@@ -4,20 +4,17 @@
                   checkpoints/  summary.json  log.txt  report.html
 
 The last three tables are Parquet datasets: each round adds one small file to each, written aside and moved into place
-whole, so that what a killed run leaves behind can be read.
+whole, so that what a killed run leaves behind can be read. One process at a time may write.
 """
 
 from __future__ import annotations
 
-import hashlib
-import importlib.metadata
+import fcntl
 import json
 import logging
 import logging.handlers
 import os
-import platform
 import shutil
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -28,13 +25,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import tomli_w
-from safetensors.torch import load_file, save_file
 
+from rayfed import checkpoint
+from rayfed.checkpoint import Saved
 from rayfed.data.federation import Federation
 from rayfed.job import Job, read_job
+from rayfed.provenance import environment
 from rayfed.rounds import Round
+from rayfed.storage import Folder
 from rayfed.values import InputError
-from rayfed.weights import Weights
 
 SCHEMAS = {
     "rounds": pa.schema(
@@ -62,6 +61,7 @@ SCHEMAS = {
     "classes": pa.schema([("round", pa.int64()), ("class", pa.string()), ("accuracy", pa.float64())]),
     "partition": pa.schema([("client", pa.int64()), ("class", pa.string()), ("count", pa.int64())]),
 }
+RESULTS = ("rounds", "clients", "classes")  # the tables to which each round adds
 
 # What a run writes; job.toml, by which a folder is known as a run's, goes last when it is cleared.
 OWN = (
@@ -75,21 +75,41 @@ def folder_of(job: Job) -> Path:
     return Path(job.output.path).expanduser().absolute() / job.name
 
 
-def refuse_overwriting(path: Path, force: bool) -> None:
+def checkpoints_of(job: Job) -> Folder:
+    """Where the job's checkpoints lie: in its folder, or where `output.checkpoints` says."""
+    inside = folder_of(job) / "checkpoints"
+    return Folder(f"{job.output.checkpoints.rstrip('/')}/{job.name}" if job.output.checkpoints else str(inside))
+
+
+def refuse_overwriting(job: Job, force: bool) -> None:
     """Raises `InputError` where results lie already, or, even with `force`, where something else does."""
+    path = folder_of(job)
     there = next(place for place in (path, *path.parents) if place.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
         raise InputError(f"results cannot be written to '{path}': '{there}' is no folder that can be written to")
+    if not force and (place := checkpoints_of(job)).place != str(path / "checkpoints") and place.names():
+        raise InputError(
+            f"'{place.place}' holds checkpoints of a run of this name; go on with it (`rayfed resume {place.place}`), "
+            "give --force to replace them, or the job another name"
+        )
     if there != path or not any(path.iterdir()):
         return
     if not (path / "job.toml").is_file():
         raise InputError(f"'{path}' exists and is no rayfed run; give the job another name or output.path")
     if not force:
-        raise InputError(f"'{path}' holds the results of a run; give --force to replace them, or the job another name")
+        raise InputError(
+            f"'{path}' holds the results of a run; give --force to replace them, the job another name, or go on with "
+            f"it: rayfed resume {path}"
+        )
 
 
 def is_done(job: Job) -> bool:
     """Whether the job's results are in its folder, complete. Raises `InputError` where another job's results are."""
+    return is_begun(job) and read_summary(folder_of(job)).get("status") == "done"
+
+
+def is_begun(job: Job) -> bool:
+    """Whether the job's folder is there. Raises `InputError` where it holds another job's results."""
     path = folder_of(job)
     if not (path / "job.toml").is_file():
         return False
@@ -98,37 +118,55 @@ def is_done(job: Job) -> bool:
             f"'{path}' holds the results of another job of this name; give --force to replace them, or the job "
             "another name"
         )
-    return read_summary(path).get("status") == "done"
+    return True
 
 
 class Record:
     """Writes one run's folder: `add` each round as it finishes, and `finish` with how the run ended."""
 
-    def __init__(self, job: Job, federation: Federation, *, force: bool = False) -> None:
+    def __init__(self, job: Job, federation: Federation, *, force: bool = False, saved: Saved | None = None) -> None:
+        """Begin a folder, over another run's with `force`; or go on with one, from the results in a checkpoint."""
         self.path = folder_of(job)
-        refuse_overwriting(self.path, force)
+        if saved is None:
+            refuse_overwriting(job, force)
         self.path.mkdir(parents=True, exist_ok=True)
-        _clear(self.path)
+        self._lock = _only_writer(self.path)
         self._classes = federation.train.classes
         self._rounds: list[dict[str, Any]] = []
+        now = environment(job, federation)
+        if saved is None:
+            _clear(self.path)
+            checkpoint.clear(checkpoints_of(job))
+        else:
+            for name in RESULTS:
+                _replace_parts(self.path / f"{name}.parquet", saved.round, saved.table(name))
+            self._rounds = saved.table("rounds").to_pylist()
+            began = read_json(self.path / "environment.json") or now
+            now = {**began, "resumed": [*began.get("resumed", []), {"after_round": saved.round, **now}]}
         _write(self.path / "job.toml", tomli_w.dumps(job.table()))
-        _write(self.path / "environment.json", _json(environment(job, federation)))
+        _write(self.path / "environment.json", _json(now))
         pq.write_table(partition_table(federation), self.path / "partition.parquet")
         self._summarise("running")
 
     def add(self, round: Round) -> None:
-        """Write a finished round's rows."""
+        """Write a finished round's rows; said again of the same round, it changes nothing."""
         rows = round_rows(round, self._classes)
         for name, table in rows.items():
             _write_part(self.path / f"{name}.parquet", round.round, pa.Table.from_pylist(table, SCHEMAS[name]))
-        self._rounds += rows["rounds"]
+        self._rounds = [row for row in self._rounds if row["round"] < round.round] + rows["rounds"]
         self._summarise("running")
 
-    def finish(self, status: str, weights: Weights | None = None, error: str | None = None) -> None:
-        """Say how the run ended: done, stopped or failed, and why; keep the last weights."""
-        if weights is not None and self._rounds:
-            save_weights(weights, self.path / "checkpoints" / f"round-{self._rounds[-1]['round']:05d}.safetensors")
+    def tables(self) -> dict[str, pa.Table]:
+        """All results so far."""
+        return {name: read_table(self.path, name) for name in RESULTS}
+
+    def finish(self, status: str, error: str | None = None) -> None:
+        """Say how the run ended: done, stopped or failed, and why."""
         self._summarise(status, **({"error": error} if error else {}))
+
+    def close(self) -> None:
+        """Let others write."""
+        os.close(self._lock)
 
     def _summarise(self, status: str, **more: Any) -> None:
         _write(self.path / "summary.json", _json({"status": status, **more, **summary(self._rounds)}))
@@ -190,65 +228,12 @@ def read_table(path: Path, name: str) -> pa.Table:
 
 def read_summary(path: Path) -> dict[str, Any]:
     """The summary of a run's folder; empty if it has none."""
-    file = path / "summary.json"
+    return read_json(path / "summary.json")
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """What a file holds; nothing where there is none."""
     return json.loads(file.read_text()) if file.is_file() else {}
-
-
-def save_weights(weights: Weights, path: Path) -> None:
-    """Write weights as safetensors: aside, then moved into place whole."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_suffix(".tmp")
-    save_file({name: tensor.contiguous() for name, tensor in weights.items()}, aside)
-    os.replace(aside, path)
-
-
-def load_weights(path: Path) -> Weights:
-    """The weights that `save_weights` wrote."""
-    return load_file(path)
-
-
-def environment(job: Job, federation: Federation) -> dict[str, Any]:
-    """What a result should be read with: versions, the code's commit, and hashes of job, data and partition."""
-    packages = ("rayfed-distill", "ray", "torch", "torchvision", "numpy", "pyarrow")
-    return {
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "packages": {name: _version(name) for name in packages},
-        "commit": _commit(),
-        "job": job.hash(),
-        "data": hash_of(federation),
-        "partition": federation.partition.hash(),
-    }
-
-
-def hash_of(federation: Federation) -> str:
-    """Of all images and labels, training and test."""
-    digest = hashlib.sha256()
-    for samples in (federation.train, federation.test):
-        digest.update(samples.images.data)
-        digest.update(samples.labels.data)
-    return digest.hexdigest()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _commit() -> str | None:
-    """The commit of the source tree that this package runs from, if it runs from one; `+` if the tree has changes."""
-    here = Path(__file__).parent
-    if not (here.parent / ".git").exists():
-        return None
-    try:
-        options = {"cwd": here, "capture_output": True, "text": True, "check": True, "timeout": 10}
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], **options).stdout.strip()  # type: ignore[call-overload]
-        changed = subprocess.run(["git", "status", "--porcelain", "-uno"], **options).stdout.strip()  # type: ignore[call-overload]
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return commit + ("+" if changed else "")
 
 
 def _clear(path: Path) -> None:
@@ -258,6 +243,24 @@ def _clear(path: Path) -> None:
             shutil.rmtree(path / name)
         else:
             (path / name).unlink(missing_ok=True)
+
+
+def _only_writer(path: Path) -> int:
+    """A lock on a folder itself, held until the descriptor is closed or its process ends."""
+    folder = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(folder)
+        raise InputError(f"'{path}' is being written to by another process: wait for it, or stop it") from None
+    return folder
+
+
+def _replace_parts(folder: Path, round: int, table: pa.Table) -> None:
+    """A dataset made anew, in one part up to a round; the checkpoint that it comes from is still there if this dies."""
+    if folder.exists():
+        shutil.rmtree(folder)
+    _write_part(folder, round, table)
 
 
 def _write_part(folder: Path, round: int, table: pa.Table) -> None:

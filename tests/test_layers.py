@@ -11,12 +11,12 @@ import rayfed
 
 PACKAGE = Path(rayfed.__file__).parent
 LAYERS = [
-    ["values", "weights", "wire", "seeds", "metrics", "losses", "data", "models"],
+    ["values", "weights", "wire", "seeds", "metrics", "losses", "data", "models", "storage"],
     ["methods.part"],
     ["methods", "local"],
-    ["rounds", "job", "checkpoint", "record"],
+    ["rounds", "job", "checkpoint", "record", "provenance", "package"],
     ["runtime"],
-    ["report", "experiment", "display", "grid", "cost", "completion", "exits", "cli", "__main__"],
+    ["report", "experiment", "replay", "display", "grid", "cost", "completion", "exits", "cli", "__main__"],
 ]
 LONGEST = 350  # lines
 PATHS = {path.relative_to(PACKAGE).with_suffix("").parts: path for path in sorted(PACKAGE.rglob("*.py"))}

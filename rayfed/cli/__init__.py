@@ -1,7 +1,8 @@
 """The command `rayfed`.
 
-Bad input ends with exit code 2 and one message, a run that failed with 1, Ctrl-C with 130. Everything heavy is imported
-by the command that needs it, so that help and completion answer at once.
+Bad input ends with exit code 2 and one message, a run that failed with 1, one that lost what it ran on with 75 (it can
+be resumed), Ctrl-C with 130. Everything heavy is imported by the command that needs it, so that help and completion
+answer at once.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from rayfed import __version__
-from rayfed.cli import show, train
+from rayfed.cli import cluster, show, status, train
 from rayfed.display import log_to_stderr
 from rayfed.exits import Commands
 
@@ -34,6 +35,9 @@ def main(ctx: click.Context) -> None:
       rayfed run jobs/quickstart.toml -s train.num_rounds=2 -s ray.mode=off
       rayfed run jobs/quickstart.toml -s method=fedavg -s name=quickstart-fedavg
       rayfed run jobs/quickstart.toml -s ray.address=auto  on the Ray cluster that runs here
+      rayfed resume runs/quickstart                        go on with a run that was stopped
+      rayfed submit jobs/quickstart.toml --follow          as a job, on a Ray cluster
+      rayfed status                                        what was submitted, and what has run here
       rayfed partition jobs/quickstart.toml                who holds how much of which class
       rayfed report runs/fedavg runs/fedntd                compare runs on a page
       rayfed methods fedntd                                a method's paper and parameters
@@ -59,5 +63,6 @@ def completion(shell: str) -> None:
         print(script(main, {}, "rayfed", "_RAYFED_COMPLETE").source())
 
 
-for command in (train.run, show.methods, show.data, show.partition, show.report):
+commands = (train.run, train.resume, train.replay, cluster.submit, status.status, cluster.logs, cluster.stop)
+for command in (*commands, show.methods, show.data, show.partition, show.report):
     main.add_command(command)

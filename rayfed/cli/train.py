@@ -1,20 +1,24 @@
-"""Commands that train: run."""
+"""Commands that train: run, resume, replay."""
 
 from __future__ import annotations
 
+import pdb  # noqa: T100
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields, replace
 from fnmatch import fnmatch
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from rayfed.cli.options import Overrides, job_argument, set_option
 from rayfed.display import follow, print_table, result_text, shown
-from rayfed.exits import RunFailed, failures
+from rayfed.exits import Resumable, RunFailed, failures
 from rayfed.values import InputError
 
 if TYPE_CHECKING:
+    from rayfed.experiment import Display, Result
     from rayfed.grid import Cell
     from rayfed.job import Job
 
@@ -23,13 +27,15 @@ if TYPE_CHECKING:
 @job_argument
 @set_option
 @click.option("--force", is_flag=True, help="Replace the results of an earlier run.")
+@click.option("--resume", is_flag=True, help="Go on with the run if it was begun; else begin it.")
 @click.option("--only", metavar="PATTERN", default="*", help="Of a grid, the runs whose names match: '*/fedntd/*'.")
 @click.option("--list", "listed", is_flag=True, help="List the runs and do nothing.")
-def run(job: str, overrides: Overrides, force: bool, only: str, listed: bool) -> None:
+def run(job: str, overrides: Overrides, force: bool, resume: bool, only: str, listed: bool) -> None:
     """Train what a job file says.
 
     A job with a [grid] stands for many runs. They go one after the other; those that are done already are passed over,
-    and one that fails does not hold up the others. At the end comes a table of settings and methods.
+    one that was begun goes on, and one that fails does not hold up the others. At the end comes a table of settings and
+    methods.
 
     \b
     Examples:
@@ -50,16 +56,72 @@ def run(job: str, overrides: Overrides, force: bool, only: str, listed: bool) ->
     elif chosen[0].grid:
         run_grid(cells, chosen, force)
     else:
-        run_one(chosen[0].job(), force)
+        run_one(chosen[0].job(), force, resume)
 
 
-def run_one(job: Job, force: bool) -> None:
+@click.command()
+@click.argument("run", metavar="RUN")
+@set_option
+def resume(run: str, overrides: Overrides) -> None:
+    """Go on with a run that was stopped, or killed.
+
+    From its newest checkpoint that is whole, up to train.num_rounds, and to the same bits as a run that never stopped.
+    RUN is the run's folder, or the folder or URI of its checkpoints. Where the work is done may change (ray.*), where
+    results go (output.*), and how many rounds there are.
+
+    \b
+    Examples:
+      rayfed resume runs/quickstart
+      rayfed resume runs/quickstart -s train.num_rounds=50
+      rayfed resume runs/quickstart -s ray.mode=off
+    """
+    from rayfed import experiment
+
+    _shown(lambda display: experiment.resume(run, dict(overrides), display=display))
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+@click.option("--round", type=int, required=True, help="The round, from 1 on.")
+@click.option("--client", type=int, required=True, help="A client that was in it.")
+@click.option("--debug", is_flag=True, help="Open Python's debugger where the client fails.")
+def replay(run: Path, round: int, client: int, debug: bool) -> None:
+    """Train one client of a run's round again.
+
+    In this process, without Ray, from the same weights and with the same random numbers: to look into what it did, or
+    why it failed. Rounds since the checkpoint before it are played again first.
+
+    \b
+    Example:
+      rayfed replay runs/quickstart --round 7 --client 12
+    """
+    from rayfed.replay import replay as again
+
+    try:
+        row, recorded = again(run, round, client)
+    except Exception as error:
+        if debug and error.__cause__ is not None:
+            pdb.post_mortem(error.__cause__.__traceback__)
+        raise
+    print(
+        f"client {row.client}, round {round}: {row.num_examples} images, loss {row.train_loss!r}, {row.seconds:.1f} s"
+    )
+    if recorded is not None:
+        print("the run recorded the same loss" if recorded == row.train_loss else f"the run recorded {recorded!r}")
+
+
+def run_one(job: Job, force: bool, resume: bool) -> None:
     """Run a job, showing how it goes and what came of it."""
-    from rayfed.experiment import run
+    from rayfed import experiment
+
+    _shown(lambda display: experiment.run(job, force=force, resume=resume, display=display))
+
+
+def _shown(train: Callable[[Display], Result]) -> None:
     from rayfed.record import read_summary
 
     with follow() as display:
-        result = run(job, force=force, display=display)
+        result = train(display)
     print(result_text(result.path, read_summary(result.path)))
 
 
@@ -77,8 +139,8 @@ def run_grid(cells: list[Cell], chosen: list[Cell], force: bool) -> None:
             print(f"\nrun {number} of {len(todo)}", flush=True)
             try:
                 with failures():
-                    run_one(job, force=True)  # over what an unfinished run left
-            except RunFailed as failure:
+                    run_one(job, force, resume=not force)
+            except (RunFailed, Resumable) as failure:
                 failure.show()
                 failed.append(job.name)
     finally:

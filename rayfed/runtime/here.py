@@ -41,14 +41,16 @@ def seal(broadcast: Broadcast) -> Envelope:
 
 
 @contextmanager
-def _naming(what: str) -> Iterator[None]:
+def _naming(stage: str, client: int, round: int) -> Iterator[None]:
     """Says at which client an exception was raised."""
     try:
         yield
     except RunFailed:
         raise
     except Exception as error:
-        raise ClientFailed(f"{what} failed:\n{traceback.format_exc().rstrip()}") from error
+        raise ClientFailed(
+            f"client {client}, round {round}{stage} failed:\n{traceback.format_exc().rstrip()}", client, round
+        ) from error
 
 
 class Here:
@@ -62,7 +64,7 @@ class Here:
     def survey(self, broadcast: Broadcast, clients: Sequence[int]) -> Iterator[tuple[dict[str, Tree], int]]:
         envelope = seal(broadcast)
         for client in clients:
-            with _naming(f"client {client}, round {broadcast.round} (survey)"):
+            with _naming(" (survey)", client, broadcast.round):
                 summands = self._worker.survey(envelope, client)
             yield unpack(summands), summands.num_bytes
 
@@ -71,7 +73,7 @@ class Here:
     ) -> Iterator[tuple[dict[str, Tree], Arrival]]:
         envelope = seal(broadcast)
         for done, client in enumerate(clients, start=1):
-            with _naming(f"client {client}, round {broadcast.round}"):
+            with _naming("", client, broadcast.round):
                 header, summands, memory = self._worker.train(envelope, client, memories.get(client))
             self._progress(done, len(clients))
             row = header.row(client, self._node)
