@@ -71,7 +71,7 @@ class Saved:
         """The round as it was: what `rounds` goes on from. Raises `InputError` where it does not fit the site."""
         order = state_of(site.model)
         weights = safetensors.torch.load(self._read(f"{stem(self.round)}.safetensors"))
-        if (where := first_difference({**order, **weights}, order)) is not None:
+        if (where := first_difference(weights, order)) is not None:
             raise InputError(f"the checkpoint of round {self.round} is not one of this model: {where}")
         state = unpack(from_bytes(self._read(f"{stem(self.round)}.state.safetensors")))
         parts = {part.slot: part for part in parts_at(site.method, self.round)} if self.round else {}

@@ -156,11 +156,12 @@ def play(site: Site, last: Round, workers: Workers) -> Round:
         states[part.slot], step = part.update(states[part.slot], total.get(part.slot), step)
     if (where := first_difference(step.averaged, last.weights)) is not None:
         raise RunFailed(f"round {number}: the average does not fit the model: {where}")
-    evaluation = workers.evaluate(step.averaged)
+    weights = {name: step.averaged[name] for name in last.weights}  # always in the model's order
+    evaluation = workers.evaluate(weights)
     class_accuracy = metrics.class_accuracy(evaluation.confusion)
     return Round(
         round=number,
-        weights=step.averaged,
+        weights=weights,
         held={slot: replace(hold, state=states[slot]) for slot, hold in opening.held.items()},
         memories=memories,
         evaluation=evaluation,

@@ -157,7 +157,10 @@ def test_ctrl_c_ends_with_130_and_says_what_was_written(folder):
     (folder / "my_stop.py").write_text(BROKEN.format(error="KeyboardInterrupt"))
     result = rayfed("run", "job.toml", "-s", "method=my_stop:Broken")
     assert result.exit_code == 130
-    assert result.stderr == f"stopped; rounds up to 1 are recorded in {folder}/runs/tiny\n"
+    run = f"{folder}/runs/tiny"
+    assert result.stderr == (
+        f"stopped; rounds up to 1 are recorded in {run}; to go on after round 1: rayfed resume {run}\n"
+    )
     assert json.loads((folder / "runs/tiny/summary.json").read_text())["status"] == "stopped"
 
 

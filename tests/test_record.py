@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import rayfed
 from rayfed import record
@@ -19,7 +20,8 @@ from rayfed.data.samples import Dataset, Samples
 from rayfed.job import make_job, read_job
 from rayfed.local import Evaluation
 from rayfed.methods import RECIPES, Part
-from rayfed.record import SCHEMAS, Record, folder_of, is_done, load_weights, read_summary, read_table, save_weights
+from rayfed.provenance import hash_of
+from rayfed.record import SCHEMAS, Record, folder_of, is_done, read_summary, read_table
 from rayfed.rounds import ClientRow, Round
 from rayfed.values import InputError
 
@@ -120,18 +122,17 @@ def test_the_summary_has_best_and_last_and_what_it_took(job, federation):
     made = Record(job, federation)
     for number, right in enumerate([0, 4, 2]):
         made.add(a_round(number, right))
-    made.finish("done", a_round(2).weights)
+    made.finish("done")
     summary = read_summary(folder_of(job))
     assert (summary["status"], summary["rounds"]) == ("done", 2)
     assert (summary["best"]["round"], summary["best"]["test_accuracy"]) == (1, 1.0)
     assert (summary["last"]["round"], summary["last"]["test_accuracy"]) == (2, 0.75)
     assert (summary["seconds"], summary["bytes_down"], summary["bytes_up"]) == (3.0, 300, 30)
-    assert load_weights(folder_of(job) / "checkpoints/round-00002.safetensors")["w"].item() == 2.0
 
 
 def test_the_summary_of_a_failed_run_says_why(job, federation):
     made = Record(job, federation)
-    made.finish("failed", None, "ValueError: so")
+    made.finish("failed", "ValueError: so")
     assert read_summary(folder_of(job)) == {"status": "failed", "error": "ValueError: so", "rounds": 0}
 
 
@@ -145,7 +146,7 @@ def test_the_environment_names_versions_and_hashes(job, federation):
     found = json.loads((Record(job, federation).path / "environment.json").read_text())
     assert found["packages"]["torch"] == importlib.metadata.version("torch")
     assert found["job"] == job.hash()
-    assert found["data"] == record.hash_of(federation)
+    assert found["data"] == hash_of(federation)
     assert found["partition"] == federation.partition.hash()
 
 
@@ -153,7 +154,7 @@ def test_force_replaces_a_run_and_nothing_beside_it(job, federation):
     made = Record(job, federation)
     made.add(a_round(0))
     made.add(a_round(1))
-    made.finish("done", a_round(1).weights)
+    made.finish("done")
     path = folder_of(job)
     (path / "notes.txt").write_text("mine")
     (path / "two").mkdir()
@@ -163,9 +164,9 @@ def test_force_replaces_a_run_and_nothing_beside_it(job, federation):
         Record(job, federation)
     assert contents(path) == before
 
+    made.close()
     Record(replace(job, seed=1), federation, force=True).add(a_round(0))
     assert read_table(path, "rounds").num_rows == 1
-    assert not (path / "checkpoints").exists()
     assert (path / "notes.txt").read_text() == "mine"
     assert (path / "two" / "job.toml").read_text() == "another run"
 
@@ -204,12 +205,12 @@ def test_a_job_is_done_when_its_own_results_are_complete(job, federation):
         is_done(replace(job, seed=1))
 
 
-def test_weights_are_written_whole_and_read_back(tmp_path):
-    weights = {"a": torch.arange(6.0).view(2, 3).T, "b": torch.tensor(3)}
-    save_weights(weights, tmp_path / "deep" / "w.safetensors")
-    read = load_weights(tmp_path / "deep" / "w.safetensors")
-    assert all(torch.equal(read[name], weights[name]) for name in weights)
-    assert [file.name for file in (tmp_path / "deep").iterdir()] == ["w.safetensors"]
+def test_one_process_at_a_time_writes(job, federation):
+    made = Record(job, federation)
+    with pytest.raises(InputError, match="is being written to by another process"):
+        Record(job, federation, force=True)
+    made.close()
+    Record(job, federation, force=True).close()
 
 
 # Through `rayfed.run` ------------------------------------------------------------------------------------------------
@@ -253,7 +254,7 @@ def test_run_prints_nothing_and_logs_to_the_runs_folder(tables, capfd):
     assert (logging.getLogger("rayfed").level, logging.getLogger("rayfed").handlers) == (level, [])
     assert result.rounds.column("round").to_pylist() == [0, 1, 2]
     assert (result.clients.num_rows, result.classes.num_rows) == (4, 6)
-    saved = load_weights(result.path / "checkpoints/round-00002.safetensors")
+    saved = load_file(result.path / "checkpoints/round-00002.safetensors")
     assert all(torch.equal(saved[name], result.weights[name]) for name in saved)
 
 
@@ -262,7 +263,11 @@ def test_a_failed_run_keeps_what_it_finished(tables):
     with pytest.raises(RuntimeError, match="as asked") as failed:
         rayfed.run(tables, method=method)
     path = folder_of(make_job(tables))
-    assert failed.value.__notes__ == [f"rounds up to 1 are recorded in {path}"]
+    assert failed.value.__notes__ == [
+        f"rounds up to 1 are recorded in {path}",
+        f"to go on after round 1: rayfed resume {path}",
+        f"to see it again, in this process: rayfed replay {path} --round 2 --client 0",
+    ]
     assert read_table(path, "rounds").num_rows == 2
     assert read_summary(path)["error"].startswith("ClientFailed: client 0, round 2 failed")
     assert (path / "checkpoints/round-00001.safetensors").is_file()
