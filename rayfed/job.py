@@ -38,7 +38,18 @@ class RayOptions:
     ] = "auto"
     address: Annotated[str, "of a running cluster (auto: the one on this machine); empty: start one here"] = ""
     num_cpus: Annotated[float, Gt(0), "CPUs an actor; it computes with one thread per CPU, and one at least"] = 1.0
-    num_gpus: Annotated[float, Ge(0), "GPUs an actor; a fraction is rounded up to 1/k, so that k fit on one"] = 0.0
+    num_gpus: Annotated[
+        Literal["auto"] | Annotated[float, Ge(0)],
+        "GPUs an actor; a fraction is rounded up to 1/k, so that k fit on one; auto: as a client turns out to need",
+    ] = 0.0
+    data: Annotated[
+        Literal["store", "storage"], "how it comes to a node; store: from here; storage: each node reads its own"
+    ] = "store"
+    deadline: Annotated[
+        Literal["auto"] | Annotated[float, Gt(0)],
+        "seconds after which a client counts as hung; auto: ten times the longest so far, five minutes at least",
+    ] = "auto"
+    patience: Annotated[float, Gt(0), "seconds without any actor after which the run ends"] = 180.0
 
     @property
     def cluster(self) -> str:
@@ -52,11 +63,13 @@ class RayOptions:
 
     @property
     def gpu_share(self) -> float:
-        """GPUs an actor as Ray can always place them: whole ones, or one k-th.
+        """GPUs an actor as Ray can always place them: whole ones, or one k-th; with "auto" one, until it is measured.
 
         >>> RayOptions(num_gpus=0.3).gpu_share == 1 / 3
         True
         """
+        if self.num_gpus == "auto":
+            return 1.0
         if self.num_gpus > 1 and self.num_gpus != int(self.num_gpus):
             raise InputError(
                 f"ray.num_gpus = {self.num_gpus}: more than one GPU an actor must be a whole number of them"

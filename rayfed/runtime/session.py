@@ -1,30 +1,33 @@
-"""Connecting to Ray, and putting actors on it: what is asked for is held against what there is first."""
+"""Connecting to Ray, and a crew of actors on it: what is asked for is held against what there is first."""
 
 from __future__ import annotations
 
 import logging
-import math
 import os
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
 
 import ray
 import torch
 from ray import ObjectRef
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import GetTimeoutError, ObjectLostError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayfed.job import RayOptions
-from rayfed.local import Site
-from rayfed.runtime.actors import ClientActor
+from rayfed.local import ClientFailed, Site
+from rayfed.provenance import hash_of
+from rayfed.runtime import trust
+from rayfed.runtime.crew import Crew, hired, nodes
+from rayfed.runtime.dispatch import Deadline
+from rayfed.runtime.gauges import Gauges
 from rayfed.runtime.here import Progress, quiet
+from rayfed.runtime.placement import gib, num_actors, settled, share_of_gpu
 from rayfed.runtime.pool import Pool
+from rayfed.runtime.probe import gpu_bytes
 from rayfed.values import InputError
 
 log = logging.getLogger(__name__)
-
-START_LIMIT = 180.0  # seconds in which the actors must have come up
 
 # For a Ray that we start: workers find torch imported, and freed objects leave the store at once rather than in
 # batches of a second (which held four times as much).
@@ -34,76 +37,133 @@ OUR_RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 
+MEASURE_LIMIT = 3600.0  # seconds for a client to be tried on a GPU
 
-Resources = dict[str, float]
-
-
-def capacity(options: RayOptions, nodes: list[Resources]) -> int:
-    """How many actors fit on the nodes: an actor lies on one node, so each is counted by itself."""
-
-    def on(node: Resources) -> int:
-        by_cpu = math.floor(node.get("CPU", 0) / options.num_cpus + 1e-6)
-        return (
-            by_cpu if options.gpu_share == 0 else min(by_cpu, math.floor(node.get("GPU", 0) / options.gpu_share + 1e-6))
-        )
-
-    return sum(on(node) for node in nodes)
-
-
-def num_actors(options: RayOptions, nodes: list[Resources], clients_per_round: int) -> int:
-    """How many actors to start. Raises `InputError` when more are asked for than fit, with the most that do."""
-    fit = capacity(options, nodes)
-    there = f"there are {sum(n.get('CPU', 0) for n in nodes):g} CPU and {sum(n.get('GPU', 0) for n in nodes):g} GPU"
-    there += f" on {len(nodes)} nodes" if len(nodes) > 1 else ""
-    each = f"{options.num_cpus:g} CPU and {options.gpu_share:g} GPU"
-    if fit == 0:
-        raise InputError(f"no actor with {each} fits: {there}; ask for less with ray.num_cpus and ray.num_gpus")
-    if options.actors == "auto":
-        return min(fit, clients_per_round)
-    if options.actors > fit:
-        raise InputError(
-            f"ray.actors = {options.actors}, each with {each}: {there}, so at most {fit} fit; "
-            "ask for fewer, or for less each (ray.num_cpus = 0.5 lets two share a CPU)"
-        )
-    return options.actors
+Load = Callable[[], Site]
 
 
 @contextmanager
-def workers(options: RayOptions, name: str, site: Site, progress: Progress = quiet) -> Iterator[Pool]:
+def workers(
+    options: RayOptions, name: str, site: Site, progress: Progress = quiet, load: Load | None = None
+) -> Iterator[Pool]:
     """A pool of actors for the run `name`, on a Ray that is started here or joined.
 
-    A Ray that was started here ends with the run; of one that was joined, only our actors do.
+    A Ray that was started here ends with the run; of one that was joined, only our actors do. `load` makes the site
+    anew, on a node that reads the data itself (`ray.data = "storage"`).
     """
-    with _joined(options.cluster) if options.cluster else _started(options, site):
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        shared = ray.put(site)  # one copy of the data on each node; actors read it in place
-        actors = _place(options, name, shared, num_actors(options, nodes, site.training.clients_per_round))
+    cohort = site.training.clients_per_round
+    with _joined(options.cluster) if options.cluster else _started(options, cohort):
+        options = settled(options, nodes())
+        num_actors(options, nodes(), cohort)  # what can never fit is refused before anything is measured
+        sites = Sites(site, load if options.data == "storage" else None)
+        if options.num_gpus == "auto":
+            options = replace(options, num_gpus=measured(options, name, sites))
+        count = num_actors(options, nodes(), cohort)
+        crew = Crew(options, name, sites.references, cohort if options.actors == "auto" else options.actors)
+        with closing(Gauges(name)) as gauges:
+            try:
+                crew.start(count)
+                num_test = len(site.federation.test.labels)
+                yield Pool(crew, Deadline(options.deadline), site.federation.num_examples, num_test, progress, gauges)
+            finally:
+                crew.end()
 
-        def reopen(actor: Any) -> ObjectRef:
-            return actor.open.remote(shared)
 
-        try:
-            yield Pool(actors, reopen, site.federation.num_examples, len(site.federation.test.labels), progress)
-        finally:
-            for actor in actors:
-                ray.kill(actor)
+class Sites:
+    """What actors need of the run, where they can read it in place: one copy a node.
+
+    It goes out from here, once to each node; or, with `load`, each node makes it, and it is compared with ours.
+    """
+
+    def __init__(self, site: Site, load: Load | None = None) -> None:
+        self._site = site
+        self._load = load
+        self._hash = hash_of(site.federation) if load else ""
+        self._made: dict[str, ObjectRef] = {}
+
+    def references(self, lost: ObjectLostError | None) -> Mapping[str, ObjectRef]:
+        """By node, or one for all under ""; those that were `lost` are made again."""
+        if lost is not None:
+            self._made.clear()
+        if self._load is None:
+            self._made = self._made or {"": ray.put(self._site)}
+        else:
+            alive = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+            self._made = {node: self._made.get(node) or self._read(self._load, node) for node in alive}
+        return self._made
+
+    def _read(self, load: Load, node: str) -> ObjectRef:
+        there = NodeAffinitySchedulingStrategy(node, soft=True)  # elsewhere, should Ray have to make it once more
+        return _site.options(scheduling_strategy=there).remote(load, self._hash)
+
+
+@ray.remote(num_cpus=0)
+def _site(load: Load, expected: str) -> Site:
+    site = load()
+    if (found := hash_of(site.federation)) != expected:
+        raise InputError(
+            f"the data that {ray.util.get_node_ip_address()} reads (ray.data = 'storage') is not the data here: its "
+            f"hash is {found[:12]}..., not {expected[:12]}...; let data.source be the same on all nodes, or leave "
+            "ray.data = 'store'"
+        )
+    return site
+
+
+def measured(options: RayOptions, run: str, sites: Sites) -> float:
+    """GPUs an actor, as the largest client turns out to need: it is trained on a whole GPU, and its memory measured."""
+    probe = hired(replace(options, num_gpus=1.0), f"{run}/probe")
+    gpu_nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU")]
+    strategies = [NodeAffinitySchedulingStrategy(node, soft=False) for node in gpu_nodes]
+    asked = [probe.measure.remote(sites.references(None))]
+    asked += [_gpu_bytes.options(scheduling_strategy=strategy).remote() for strategy in strategies]
+    try:
+        needed, *sizes = ray.get(asked, timeout=MEASURE_LIMIT)
+    except GetTimeoutError:
+        raise InputError(
+            f"ray.num_gpus = 'auto': the largest client, tried on a GPU, was not done after {MEASURE_LIMIT:.0f} s; say "
+            "how many fit, such as ray.num_gpus = 0.25"
+        ) from None
+    except RayError as error:
+        raise ClientFailed(
+            f"the largest client, tried on a whole GPU (ray.num_gpus = 'auto'), failed:\n{error}"
+        ) from None
+    finally:
+        ray.kill(probe)
+    return share_as_measured(needed, [size for node in sizes for size in node])
+
+
+def share_as_measured(needed: int, gpus: Sequence[int]) -> float:
+    """The part of a GPU for a client that needs so many bytes, where GPUs have so many."""
+    if needed == 0 or not gpus:
+        log.warning("ray.num_gpus = 'auto': torch sees no GPU where Ray has one; each actor is given a whole one")
+        return 1.0
+    share = share_of_gpu(needed, min(gpus))
+    log.info(
+        "the largest client takes %s of GPU memory, the smallest GPU has %s: ray.num_gpus = 1/%d",
+        *(gib(needed), gib(min(gpus)), round(1 / share)),
+    )
+    return share
+
+
+@ray.remote(num_cpus=0)
+def _gpu_bytes() -> list[int]:
+    return gpu_bytes()
 
 
 @contextmanager
-def _started(options: RayOptions, site: Site) -> Iterator[None]:
+def _started(options: RayOptions, clients_per_round: int) -> Iterator[None]:
     here = {"CPU": float(len(os.sched_getaffinity(0))), "GPU": float(torch.cuda.device_count())}
-    num_actors(options, [here], site.training.clients_per_round)  # refused before anything is started
+    num_actors(settled(options, [here]), [here], clients_per_round)  # refused before anything is started
     before = {key: os.environ.get(key) for key in OUR_RAY}
     os.environ.update({key: value for key, value in OUR_RAY.items() if before[key] is None})
-    # It warns that token authentication is on, which is as it should be.
-    logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
     try:
-        context = ray.init(
-            address="local",  # a bare init would follow an old address file to a Ray that may be gone
-            num_cpus=int(here["CPU"]),
-            num_gpus=int(here["GPU"]),
-            logging_level=logging.WARNING,
-        )
+        with trust.starting():
+            context = ray.init(
+                address="local",  # a bare init would follow an old address file to a Ray that may be gone
+                num_cpus=int(here["CPU"]),
+                num_gpus=int(here["GPU"]),
+                logging_level=logging.WARNING,
+            )
         if context.dashboard_url:
             log.info("Ray dashboard: http://%s", context.dashboard_url)
         yield
@@ -118,6 +178,7 @@ def _started(options: RayOptions, site: Site) -> Iterator[None]:
 def _joined(address: str) -> Iterator[None]:
     already = ray.is_initialized()
     if not already:
+        trust.joining(address)
         try:
             context = ray.init(address=address, logging_level=logging.WARNING)
         except (ConnectionError, RuntimeError, ValueError, RayError) as error:
@@ -132,34 +193,3 @@ def _joined(address: str) -> Iterator[None]:
     finally:
         if not already:
             ray.shutdown()
-
-
-def _place(options: RayOptions, name: str, shared: ObjectRef, count: int) -> list[Any]:
-    """Start actors, wait for them with a limit, and say what came up."""
-    started = time.perf_counter()
-    actors = [
-        ClientActor.options(  # type: ignore[attr-defined]
-            name=f"{name}/client-{i}",
-            num_cpus=options.num_cpus,
-            num_gpus=options.gpu_share,
-            max_restarts=-1,
-            max_task_retries=0,  # the pool runs lost work again itself, and elsewhere
-            scheduling_strategy="SPREAD",
-        ).remote(f"{name}/client-{i}", options.threads)
-        for i in range(count)
-    ]
-    opened = [actor.open.remote(shared) for actor in actors]
-    try:
-        places = ray.get(opened, timeout=START_LIMIT)
-    except GetTimeoutError:
-        up, _ = ray.wait(opened, num_returns=count, timeout=0)
-        for actor in actors:
-            ray.kill(actor)
-        raise InputError(
-            f"after {START_LIMIT:.0f} s {len(up)} of {count} actors had come up: the cluster has the resources "
-            f"but does not give them now; try ray.actors = {max(1, len(up))}, or wait until other jobs are done"
-        ) from None
-    devices = {device: sum(d == device for _, d in places) for _, device in places}
-    on = ", ".join(f"{n} on {device}" for device, n in devices.items())
-    log.info("%d actors up after %.1f s (%s)", count, time.perf_counter() - started, on)
-    return actors

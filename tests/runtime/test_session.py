@@ -1,47 +1,20 @@
-"""Placement: what is asked for against what there is."""
+"""Joining a Ray, being placed on it, and leaving it as it was."""
 
 import os
+import time
+from functools import partial
 
+import numpy as np
 import pytest
 import ray
 
 from rayfed.job import RayOptions
-from rayfed.methods import fedavg
-from rayfed.runtime.session import capacity, num_actors, workers
+from rayfed.methods import fedavg, fedntd
+from rayfed.runtime import session
+from rayfed.runtime.session import share_as_measured, workers
 from rayfed.values import InputError
 
-TWO_NODES = [{"CPU": 4.0, "GPU": 1.0}, {"CPU": 2.0}]
-
-
-@pytest.mark.parametrize(
-    ("asked", "fit"),
-    [
-        ({}, 6),
-        ({"num_cpus": 3}, 1),  # 3 of 4, and not 3 of the 2 + 1 that are left over on two nodes
-        ({"num_cpus": 0.5}, 12),
-        ({"num_gpus": 0.5}, 2),
-        ({"num_gpus": 0.3}, 3),
-        ({"num_gpus": 0.18}, 4),  # a fifth of a GPU each, and 4 CPUs for 5
-        ({"num_gpus": 2}, 0),
-    ],
-)
-def test_capacity_counts_each_node_by_itself(asked, fit):
-    assert capacity(RayOptions(**asked), TWO_NODES) == fit
-
-
-@pytest.mark.parametrize(
-    ("asked", "share"), [(0.3, 1 / 3), (0.18, 0.2), (0.25, 0.25), (0.51, 1), (1, 1), (2, 2), (0, 0)]
-)
-def test_gpu_fractions_are_rounded_up_to_one_kth(asked, share):
-    assert RayOptions(num_gpus=asked).gpu_share == share
-
-
-def test_what_does_not_fit_is_refused_with_what_does():
-    assert num_actors(RayOptions(), TWO_NODES, clients_per_round=4) == 4
-    with pytest.raises(InputError, match=r"ray.actors = 7.*6 CPU and 1 GPU on 2 nodes, so at most 6 fit"):
-        num_actors(RayOptions(actors=7), TWO_NODES, clients_per_round=10)
-    with pytest.raises(InputError, match=r"no actor with 1 CPU and 2 GPU fits"):
-        num_actors(RayOptions(num_gpus=2), TWO_NODES, clients_per_round=10)
+GIB = 2**30
 
 
 def test_actors_have_their_share_of_a_gpu(cluster, make_site):
@@ -52,9 +25,65 @@ def test_actors_have_their_share_of_a_gpu(cluster, make_site):
         assert sorted(names) == [f"gpu-{os.getpid()}/client-{i}" for i in range(4)]
 
 
+def test_auto_puts_as_many_on_a_gpu_as_fit(cluster, make_site, monkeypatch, caplog, here, on_ray):
+    """The GPUs are pretended, and so is the measuring: the rest is real."""
+    monkeypatch.setattr(
+        session, "measured", lambda options, name, sites: share_as_measured(4 * GIB, [9 * GIB, 24 * GIB])
+    )
+    site = make_site(fedavg(), num_rounds=1)
+    with caplog.at_level("INFO"):
+        assert on_ray(site, "auto", num_gpus="auto") == here(site)
+    assert (
+        "the largest client takes 4.0 GiB of GPU memory, the smallest GPU has 9.0 GiB: ray.num_gpus = 1/2"
+        in caplog.text
+    )
+    assert "4 actors on" in caplog.text
+
+
+def test_auto_on_a_gpu_that_torch_does_not_see_gives_a_whole_one(cluster, make_site, caplog):
+    with workers(RayOptions(address=cluster, num_gpus="auto"), f"auto-{os.getpid()}", make_site(fedavg())):
+        assert "torch sees no GPU where Ray has one" in caplog.text
+        assert len([name for name in ray.util.list_named_actors() if name.startswith("auto-")]) == 2
+
+
 def test_an_address_where_no_ray_answers_is_refused(make_site, monkeypatch):
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "1")
     with pytest.raises(InputError, match=r"ray.address = '127.0.0.1:1': no Ray answers there"):
         with workers(RayOptions(address="127.0.0.1:1"), "nobody", make_site(fedavg())):
             pass
+
+
+def test_nothing_of_a_run_stays_in_a_cluster_that_was_joined(cluster, make_site, on_ray):
+    before, site = resources(), make_site(fedntd(), num_rounds=1)
+    on_ray(site, 2)
+    assert ray.is_initialized()
+    for _ in range(100):  # a killed actor's CPU, and what nobody refers to, come back a moment later
+        if resources() == before:
+            break
+        time.sleep(0.1)
+    assert resources() == before
+    assert not [name for name in ray.util.list_named_actors() if name.startswith("test-")]
+
+
+def resources():
+    """What is free: object store memory is, when no object is left."""
+    return ray.available_resources()
+
+
+def test_each_node_can_read_the_data_itself(cluster, make_site, here, on_ray):
+    site = make_site(fedntd(), num_rounds=2)
+    assert on_ray(site, 2, data="storage", load=partial(identity, site)) == here(site)
+
+
+def test_a_node_that_reads_other_data_is_refused(cluster, make_site, make_federation, on_ray):
+    site = make_site(fedntd())
+    other = make_site(fedntd())
+    other.federation.train.images[0] ^= np.uint8(1)
+    with pytest.raises(InputError, match=r"the data that .* reads \(ray.data = 'storage'\) is not the data here"):
+        on_ray(site, 2, data="storage", load=partial(identity, other))
+
+
+def identity(site):
+    return site
