@@ -1,0 +1,116 @@
+#!/bin/bash
+# sbatch cluster/slurm.sh run jobs/quickstart.toml          (tiny: -s train.num_rounds=2)
+# sbatch cluster/slurm.sh resume runs/quickstart
+#
+# A Ray over all nodes of the allocation, `rayfed` with the words given here on the first, and nothing left behind.
+# Submit from the root of the checkout, on storage that all nodes share: .venv, data and results are found there.
+# Stop with `scancel --batch --signal=TERM JOB`: plain scancel would end Ray in the same moment as the driver.
+#SBATCH --job-name=rayfed
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=8
+#SBATCH --gpus-per-node=1
+#SBATCH --time=04:00:00
+#SBATCH --signal=B:TERM@120
+#SBATCH --output=%x-%j.log
+
+set -u
+usual=$(umask)
+
+: "${SLURM_JOB_ID:?"start this with sbatch, as its first lines say"}"
+limit=180                                          # seconds in which all nodes must have joined
+temporary=/tmp/rayfed-$SLURM_JOB_ID                # on each node; short, as paths of sockets have 107 bytes at most
+private=$PWD/.rayfed-$SLURM_JOB_ID                 # on shared storage, for the token
+# Two jobs may share a node: each has ten ports of its own, below those that the kernel hands out. Ray picks the others.
+port=$((10000 + SLURM_JOB_ID % 2000 * 10))
+node_ports="--node-manager-port=0 --object-manager-port=0 --min-worker-port=0 --max-worker-port=0"
+node_ports+=" --dashboard-agent-listen-port=$((port + 2)) --dashboard-agent-grpc-port=$((port + 3))"
+node_ports+=" --metrics-export-port=$((port + 4)) --runtime-env-agent-port=$((port + 5))"
+
+export PATH=$PWD/.venv/bin:$PATH
+export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1}  # steps no longer take it over from the job by themselves
+export RAY_USAGE_STATS_ENABLED=0
+export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH=$private/token
+
+mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+address=${HEAD_ADDRESS:-$(hostname -I | cut -d " " -f 1)}  # the one that nodes speak over, where there are several
+driver="" steps=() stopped=0
+
+stop() {
+    stopped=1
+    [[ -z $driver ]] || kill -TERM "$driver" 2>/dev/null  # writes a checkpoint and ends
+}
+
+# What was started here is ended here, also when the driver failed or a node never came.
+clean() {
+    local status=$?
+    trap "" TERM
+    [[ -z $driver ]] || kill -KILL "$driver" 2>/dev/null
+    kill -TERM "${steps[@]}" 2>/dev/null
+    for _ in {1..40}; do
+        kill -0 "${steps[@]}" 2>/dev/null || break  # none is left
+        sleep 0.5
+    done
+    kill -KILL "${steps[@]}" 2>/dev/null
+    srun --overlap --ntasks="${#nodes[@]}" --ntasks-per-node=1 rm -rf "$temporary"
+    rm -rf "$private"
+    exit "$status"
+}
+trap stop TERM
+trap clean EXIT
+
+# on NODE OPTION...: a Ray node there, in the background
+on() {
+    local node=$1
+    shift
+    # shellcheck disable=SC2016,SC2086  # the inner shell expands; node_ports are many words
+    srun --overlap --nodes=1 --ntasks=1 --nodelist="$node" \
+        bash -c 'mkdir -p -m 700 "$0" && exec ray start "$@" --block' "$temporary" \
+        --temp-dir="$temporary" --num-cpus="$SRUN_CPUS_PER_TASK" $node_ports --disable-usage-stats "$@" &
+    steps+=($!)
+}
+
+umask 077  # for the token; what the driver writes is as usual again
+mkdir "$private" && python -c "import secrets; print(secrets.token_hex(32), end='')" >"$private/token" || exit 1
+umask "$usual"
+
+on "${nodes[0]}" --head --node-ip-address="$address" --port="$port" \
+    --dashboard-host=127.0.0.1 --dashboard-port=$((port + 1)) --ray-client-server-port=$((port + 6))
+export RAY_ADDRESS=$address:$port
+for node in "${nodes[@]:1}"; do
+    on "$node" --address="$RAY_ADDRESS"
+done
+
+# rayfed counts what there is when it starts, so all nodes must be there; one that cannot reach the head never will be.
+timeout "$limit" python - "${#nodes[@]}" <<'PY' &
+import sys, time
+import ray
+
+ray.init(logging_level="ERROR", log_to_driver=False)
+while sum(node["Alive"] for node in ray.nodes()) < int(sys.argv[1]):
+    time.sleep(0.5)
+print(f"Ray runs on {sys.argv[1]} nodes", flush=True)
+PY
+driver=$!
+wait -n "$driver" "${steps[@]}"
+joined=$?
+((stopped == 0)) || exit 143
+if kill -0 "$driver" 2>/dev/null; then
+    echo "error: Ray ended on a node, see above" >&2
+    exit 1
+elif ((joined != 0)); then
+    echo "error: not all of ${nodes[*]} had joined after $limit s: can they reach $RAY_ADDRESS?" \
+        "(HEAD_ADDRESS sets another)" >&2
+    exit 1
+fi
+
+rayfed "$@" &
+driver=$!
+wait "$driver"
+while kill -0 "$driver" 2>/dev/null; do  # a signal ended the waiting, not the driver
+    wait "$driver"
+done
+wait "$driver"
+status=$?
+driver=""
+exit "$status"
