@@ -35,8 +35,8 @@ def gather(root: Path, job_file: Path, without: Sequence[Path] = (), patterns: S
     `without` are folders and files that are left out; so is what matches one of `patterns`, or lies in a folder that
     does: `images`, `notes/*.pdf`. Raises `InputError` where the files have more than 100 MiB together.
     """
-    own = PACKAGE.parent == root or (root / PACKAGE.name / "__init__.py").is_file()
-    skipped = {path.resolve() for path in (*without, *([root / PACKAGE.name] if own else []))}
+    older = root / PACKAGE.name  # this package, or another version of it
+    skipped = {path.resolve() for path in (*without, *([older] if (older / "__init__.py").is_file() else []))}
     here = {
         path.relative_to(root).as_posix(): path
         for path in _walk(root, skipped | _ignored_by_git(root), (*CACHES, *DATA))

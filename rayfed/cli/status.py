@@ -65,7 +65,7 @@ def describe(cluster: Jobs, one: Submission, address: str | None) -> None:
         ("job", one.metadata.get("rayfed_job", "")),
     ]
     print(aligned([row for row in rows if row[1]]))
-    if one.status == "failed" and one.exit_code is None:
+    if one.status == "pending" or (one.status == "failed" and one.exit_code is None):  # the command was not run
         print(f"\n{one.message.strip()}")
     if lines := log.rstrip().splitlines():
         print(f"\nthe last lines of its log; all of it: {hint('logs', one.run or one.id, address)}\n")

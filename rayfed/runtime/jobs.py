@@ -14,7 +14,7 @@ import shlex
 import socket
 import time
 import urllib.request
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -49,7 +49,7 @@ class NoRay(InputError):
 
 
 class ClusterLost(RuntimeError):
-    """A cluster that has answered does so no more."""
+    """A cluster that has answered does so no more, or does not do what it is asked."""
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,10 @@ class Jobs:
         with self._answering():
             return self._client.get_job_logs(submission_id)
 
+    def tail(self, submission_id: str) -> AsyncIterator[str]:
+        """The log as it grows, always from its beginning, until the job is over or the connection is lost."""
+        return self._client.tail_job_logs(submission_id)
+
     def wait(self, submission_id: str, limit: float = STOP_LIMIT + 30) -> Submission:
         """Wait for the end of a job that was stopped; gives it as it is when the limit, in seconds, is over."""
         end = time.monotonic() + limit
@@ -173,7 +177,7 @@ class Log:
 
     async def _tail(self) -> None:
         place = 0
-        async for text in self._jobs._client.tail_job_logs(self._id):  # always from its beginning
+        async for text in self._jobs.tail(self._id):
             new = text[max(0, self._shown - place) :]
             place += len(text)
             self._shown = max(self._shown, place)
