@@ -2,8 +2,11 @@
 
 import json
 import os
+import re
+import shlex
 import signal
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from types import SimpleNamespace
 
 import click
@@ -180,3 +183,12 @@ def test_what_the_cluster_keeps_is_text():
     assert of_grid["rayfed_method"] == "a grid of 2 runs"
     assert of_grid["rayfed_job"] != kept["rayfed_job"]
     assert all(isinstance(value, str) for value in (*kept.values(), *of_grid.values()))
+
+
+def test_the_commands_of_the_page_can_be_typed():
+    page = (Path(__file__).parents[1] / "docs/jobs.md").read_text()
+    lines = re.findall(r"^\$ rayfed (.*)$", page, re.MULTILINE)
+    for line in lines:
+        name, *given = shlex.split(line)
+        main.commands[name].make_context(name, given)  # refuses unknown options
+    assert len(lines) >= 4

@@ -29,9 +29,9 @@ LAST_LINES = 10  # of a log, for one submission
 @click.argument("name", required=False)
 @address_option
 def status(name: str | None, address: str | None) -> None:
-    """List what was submitted to a cluster, and the runs of this folder; or describe one submission.
+    """List submitted jobs and this folder's runs.
 
-    NAME is a run's name (of several submissions, the newest) or a submission id.
+    Or describe one submission: NAME is a run's name (of several submissions, the newest) or a submission id.
     """
     from rayfed.runtime.jobs import NoRay
 
