@@ -6,6 +6,8 @@ Shapes: `N` images, `C` channels, `H` x `W` pixels.
 from __future__ import annotations
 
 import io
+import math
+import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice, repeat
@@ -20,6 +22,8 @@ from rayfed.values import InputError
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 MAX_PIXELS = 2**24  # of one encoded image; a few bytes can claim to unpack to gigabytes
+MAX_BYTES = 2**28  # of one encoded image
+MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # bytes of this machine
 GREY = {"1": "L", "L": "L", "LA": "L"}
 DEEP = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")  # more than 8 bits a channel
 BLOCK = 256  # images decoded by one task of a thread
@@ -47,6 +51,7 @@ def decode_all(images: Iterable[Encoded], count: int, size: int = 0, *, threads:
 
     Raises InputError, naming the image, if one cannot be decoded or differs in size.
     """
+    _fits(size)
     if not threads:
         return gather((_decode_block(block, size) for block in _batched(images, BLOCK)), count)
     with ThreadPoolExecutor() as pool:
@@ -61,6 +66,7 @@ def gather(blocks: Iterable[np.ndarray], count: int) -> np.ndarray:
     start = 0
     for block in blocks:
         if out is None:
+            _has_room(count, block.shape[1:])
             out = np.empty((count, *block.shape[1:]), dtype=np.uint8)
         if block.shape[2:] != out.shape[2:]:
             raise different_sizes(f"rows from {start} on", block.shape[2:], out.shape[2:])
@@ -72,13 +78,33 @@ def gather(blocks: Iterable[np.ndarray], count: int) -> np.ndarray:
     return out
 
 
+def _has_room(count: int, shape: tuple[int, ...]) -> None:
+    """Raises InputError before memory is filled that is not there: the system would kill a process, perhaps another."""
+    needed = count * math.prod(shape)
+    if needed > MEMORY:
+        size = " x ".join(map(str, shape))
+        raise InputError(
+            f"{count:,} images of {size} take {needed / 2**30:,.0f} GiB, and this machine has "
+            f"{MEMORY / 2**30:,.0f} GiB; scale them with data.size, or give fewer"
+        )
+
+
 def resize(images: np.ndarray, size: int) -> np.ndarray:
     """Images (N, C, H, W) scaled and cut at the centre to (N, C, size, size), as `decode` does."""
     if images.shape[2:] == (size, size):
         return images
+    _fits(size)
+    _has_room(len(images), (images.shape[1], size, size))
     planar = images[:, 0] if images.shape[1] == 1 else images.transpose(0, 2, 3, 1)
     fitted = [_channels_first(_fit(Image.fromarray(np.ascontiguousarray(image)), size)) for image in planar]
     return np.ascontiguousarray(np.stack(fitted))
+
+
+def _fits(size: int) -> None:
+    if size * size > MAX_PIXELS:
+        raise InputError(
+            f"data.size = {size}: images may have {MAX_PIXELS:,} pixels, so it is {math.isqrt(MAX_PIXELS)} at most"
+        )
 
 
 def different_sizes(where: str, given: tuple[int, ...], first: tuple[int, ...]) -> InputError:
@@ -106,7 +132,10 @@ def _decode_block(images: list[Encoded], size: int) -> np.ndarray:
 
 def _decode_one(image: Encoded, size: int) -> np.ndarray:
     where, read = image
-    data = read()
+    try:
+        data = read()
+    except OSError as error:
+        raise InputError(f"{where}: cannot be read ({error})") from None
     if not data:
         raise InputError(f"{where}: no image bytes")
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from pyarrow import fs as pafs
@@ -60,12 +61,28 @@ def _list(fs: pafs.FileSystem, root: str) -> list[str]:
     """The Parquet files at or below `root`, or the images if there are none; sorted, hidden ones left out."""
     if fs.get_file_info(root).type == pafs.FileType.File:
         return [root]
-    found = (info.path for info in fs.get_file_info(pafs.FileSelector(root, recursive=True)) if info.is_file)
+    if isinstance(fs, pafs.LocalFileSystem):
+        found: Iterable[str] = _walk(root)
+    else:
+        found = (info.path for info in fs.get_file_info(pafs.FileSelector(root, recursive=True)) if info.is_file)
     visible = sorted(file for file in found if not os.path.basename(file).startswith((".", "_")))
     for suffixes in (PARQUET, SUFFIXES):
         if files := [file for file in visible if file.lower().endswith(suffixes)]:
             return files
     raise InputError(f"'{root}': neither Parquet files ({', '.join(PARQUET)}) nor images ({', '.join(SUFFIXES)}) in it")
+
+
+def _walk(folder: str, above: tuple[str, ...] = ()) -> Iterator[str]:
+    """The files below a local folder, through links too; arrow would follow links in circles, for hours."""
+    real = os.path.realpath(folder)
+    if real in above:
+        raise InputError(f"'{folder}': this link leads to a folder that it lies in")
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir():
+                yield from _walk(entry.path, (*above, real))
+            elif entry.is_file():  # no pipes, no devices
+                yield entry.path
 
 
 def _read(fs: pafs.FileSystem, files: list[str], source: Source, train: Samples | None) -> Samples:

@@ -12,8 +12,8 @@ import posixpath
 import numpy as np
 from pyarrow import fs as pafs
 
-from rayfed.data.decode import decode_all
-from rayfed.data.samples import Samples
+from rayfed.data.decode import MAX_BYTES, decode_all
+from rayfed.data.samples import Samples, few_enough
 from rayfed.values import InputError
 
 ANNOTATIONS = "val_annotations.txt"  # Tiny-ImageNet's classes of its `val` images, which lie in one folder
@@ -30,6 +30,7 @@ def read_tree(fs: pafs.FileSystem, files: list[str], clients: bool, size: int, t
                 for file, name, at in zip(files, names, folders, strict=True)
             ]
     classes = train.classes if train else tuple(sorted(set(names)))
+    few_enough(len(classes), f"folders such as '{folders[0]}'")
     code = {name: label for label, name in enumerate(classes)}
     for file, name in zip(files, names, strict=True):
         if name not in code:
@@ -56,12 +57,14 @@ def _annotations(fs: pafs.FileSystem, folder: str) -> dict[str, str]:
     path = posixpath.join(folder, ANNOTATIONS)
     if not fs.get_file_info(path).is_file:
         return {}
-    rows = (line.split("\t") for line in _bytes(fs, path).decode().splitlines())
+    rows = (line.split("\t") for line in _bytes(fs, path).decode(errors="replace").splitlines())
     return {row[0]: row[1] for row in rows if len(row) > 1}
 
 
 def _bytes(fs: pafs.FileSystem, path: str) -> bytes:
     with fs.open_input_file(path) as file:
+        if file.size() > MAX_BYTES:
+            raise OSError(f"{file.size():,} bytes, more than the {MAX_BYTES:,} allowed")
         return file.read()
 
 

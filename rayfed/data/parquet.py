@@ -23,7 +23,7 @@ from pyarrow import fs as pafs
 from pyarrow import types
 
 from rayfed.data.decode import Encoded, decode_all, gather
-from rayfed.data.samples import Samples
+from rayfed.data.samples import Samples, few_enough
 from rayfed.values import InputError
 
 if TYPE_CHECKING:
@@ -57,11 +57,12 @@ def class_names(schema: pa.Schema, label: str) -> tuple[str, ...] | None:
     """The class names that a schema's metadata gives for the column `label`, in label order."""
     metadata = schema.metadata or {}
     if b"classes" in metadata:
-        return tuple(metadata[b"classes"].decode().split(","))
+        return tuple(metadata[b"classes"].decode(errors="replace").split(","))
     try:
-        return tuple(json.loads(metadata[b"huggingface"])["info"]["features"][label]["names"])
-    except (KeyError, TypeError, ValueError):
+        names = json.loads(metadata[b"huggingface"])["info"]["features"][label]["names"]
+    except (KeyError, TypeError, ValueError, RecursionError):
         return None
+    return tuple(map(str, names)) if isinstance(names, list) else None
 
 
 def label_codes(
@@ -70,6 +71,7 @@ def label_codes(
     """Labels as int64 (N,) and the class names. `names` are those known before, if any."""
     if types.is_string(column.type) or types.is_large_string(column.type):
         classes = names or tuple(sorted(column.unique().to_pylist()))
+        few_enough(len(classes), f"column '{name}'")
         found = pc.index_in(column, pa.array(classes, column.type))
         if found.null_count:
             row = _first(pc.is_null(found))
@@ -78,6 +80,7 @@ def label_codes(
     if not types.is_integer(column.type):
         raise InputError(f"{place(0)}: column '{name}' is of type {column.type}; labels are whole numbers or text")
     labels = column.to_numpy().astype(np.int64)
+    few_enough(len(names) if names else int(labels.max()) + 1, f"column '{name}'")
     classes = names or tuple(str(label) for label in range(int(labels.max()) + 1))
     outside = np.flatnonzero((labels < 0) | (labels >= len(classes)))
     if len(outside):
@@ -110,12 +113,14 @@ def pixels(column: pa.Array, shape: tuple[int, ...], where: str) -> np.ndarray:
         column = column.flatten()
     if not types.is_integer(column.type) or column.null_count:
         raise InputError(f"{where}: pixels of type {column.type}; they must be whole numbers in 0..255")
+    if not math.prod(nested):
+        raise InputError(f"{where}: lists without pixels")
     values = column.to_numpy(zero_copy_only=False)
     if values.dtype != np.uint8 and (values.min() < 0 or values.max() > 255):
         raise InputError(f"{where}: pixels from {values.min()} to {values.max()}; they must be in 0..255")
     shape = shape or (tuple(nested) if len(nested) > 1 else _square(nested[0], where))
     shape = (1, *shape) if len(shape) == 2 else shape
-    if len(shape) != 3 or math.prod(shape) != math.prod(nested) or not {shape[0], shape[2]} & {1, 3}:
+    if len(shape) != 3 or min(shape) < 1 or math.prod(shape) != math.prod(nested) or not {shape[0], shape[2]} & {1, 3}:
         raise InputError(
             f"{where}: lists of {' x '.join(map(str, nested))} pixels cannot be images of shape {list(shape)}; "
             "data.shape must be [C, H, W] or [H, W, C] with C = 1 or 3"
@@ -181,7 +186,7 @@ def _open(fs: pafs.FileSystem, path: str, columns: list[str]) -> tuple[str, pq.P
 def _readable(path: str) -> Iterator[None]:
     try:
         yield
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, MemoryError) as error:
         raise InputError(f"{path}: cannot be read as a Parquet file ({' '.join(str(error).split())})") from None
 
 

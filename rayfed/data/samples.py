@@ -11,6 +11,8 @@ import numpy as np
 
 from rayfed.values import InputError
 
+MAX_CLASSES = 2**15  # what is counted of each pair of classes takes 8 GiB then
+
 
 @dataclass(frozen=True, eq=False)
 class Samples:
@@ -51,6 +53,12 @@ class Dataset:
         ):
             if a != b:
                 raise InputError(f"training and test set disagree in {kind}: {_brief(a)} and {_brief(b)}")
+
+
+def few_enough(num_classes: int, where: str) -> None:
+    """Raises InputError for more classes than can be counted, such as a label column that holds something else."""
+    if num_classes > MAX_CLASSES:
+        raise InputError(f"{where}: {num_classes:,} classes, more than the {MAX_CLASSES:,} allowed; is it the label?")
 
 
 def hold_out(samples: Samples, fraction: float, seed: int) -> Dataset:

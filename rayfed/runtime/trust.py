@@ -90,10 +90,8 @@ def _knock(address: str) -> grpc.RpcError | None:
                 head.CheckAlive(gcs_service_pb2.CheckAliveRequest(), timeout=ASK_LIMIT)  # type: ignore[attr-defined]
         except grpc.RpcError as error:
             return error
-        except OSError as error:  # of the files that RAY_TLS_... name
-            raise InputError(
-                f"ray.address = '{address}': TLS is on, and '{error.filename}': {error.strerror}"
-            ) from None
+        except (OSError, RuntimeError) as error:  # of what the RAY_TLS_... variables name, or do not
+            raise InputError(f"ray.address = '{address}': TLS is on, but cannot be used: {error}") from None
     return None
 
 
