@@ -1,0 +1,153 @@
+"""The manifests: against the schemas, strictly; what schemas cannot say; what Ray's autoscaler reads out of them."""
+
+import copy
+import shlex
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import yaml
+from jsonschema import ValidationError
+from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
+
+from rayfed import read_job
+from rayfed.job import read_override
+
+FOLDER = Path(__file__).resolve().parents[2] / "cluster" / "kubernetes"
+FILES = sorted(path.name for path in FOLDER.glob("*.yaml"))
+
+every_file = pytest.mark.parametrize("name", FILES)
+
+
+@pytest.fixture
+def manifests(documents):
+    return lambda name: documents(f"kubernetes/{name}")
+
+
+@pytest.fixture
+def cluster(manifests):
+    return manifests("raycluster.yaml")[0]
+
+
+@pytest.fixture
+def job(manifests):
+    return manifests("rayjob.yaml")[0]
+
+
+def pods(cluster):
+    spec = cluster["spec"]
+    return [spec["headGroupSpec"]["template"], *(group["template"] for group in spec["workerGroupSpecs"])]
+
+
+def all_pods(manifests):
+    found = [*pods(manifests("raycluster.yaml")[0])]
+    found.append(manifests("rayjob.yaml")[0]["spec"]["submitterPodTemplate"])
+    return [*found, manifests("redis.yaml")[1]["spec"]["template"]]
+
+
+@every_file
+def test_kubernetes_takes_it(name, manifests, check):
+    for manifest in manifests(name):
+        check(manifest)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda c: c["spec"].update(enableInTreeAutoscalling=True),
+        lambda c: c["spec"]["authOptions"].update(mode="tokens"),
+        lambda c: c["spec"]["gcsFaultToleranceOptions"].update(redisPasswort={}),
+        lambda c: c["spec"]["workerGroupSpecs"][0].update(maxReplicas="4"),
+        lambda c: c["spec"]["workerGroupSpecs"][0].pop("groupName"),
+        lambda c: c["spec"]["headGroupSpec"]["rayStartParams"].update({"num-cpus": 0}),
+        lambda c: pods(c)[0]["spec"].update(restartPolice="Never"),
+        lambda c: pods(c)[1]["spec"]["containers"][0].update(img="rayfed"),
+        lambda c: pods(c)[1]["spec"]["securityContext"].update(runAsRoot=False),
+    ],
+)
+def test_the_schema_refuses_what_is_wrong(change, cluster, check):
+    changed = copy.deepcopy(cluster)
+    change(changed)
+    with pytest.raises(ValidationError):
+        check(changed)
+
+
+def test_the_job_has_the_cluster_of_the_cluster(cluster, job):
+    assert job["spec"]["rayClusterSpec"] == cluster["spec"]
+
+
+def test_the_operator_takes_it(cluster, job):
+    """What it refuses beyond its schema: Ray's second autoscaler restarts no pods, a time to live needs a shutdown."""
+    assert cluster["spec"]["enableInTreeAutoscaling"] and cluster["spec"]["autoscalerOptions"]["version"] == "v2"
+    assert all(pod["spec"]["restartPolicy"] == "Never" for pod in pods(cluster))
+    for group in cluster["spec"]["workerGroupSpecs"]:
+        assert 1 <= group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+    assert job["spec"]["shutdownAfterJobFinishes"] and "deletionStrategy" not in job["spec"]
+
+
+def test_ray_reads_a_head_that_does_not_train_and_workers_with_whole_gpus(cluster):
+    cluster["metadata"]["namespace"] = "default"
+    read = _derive_autoscaling_config_from_ray_cr(cluster)
+    head, worker = (read["available_node_types"][name] for name in ("headgroup", "gpu"))
+    assert (head["resources"]["CPU"], head["resources"].get("GPU", 0), head["max_workers"]) == (0, 0, 0)
+    assert (worker["resources"]["CPU"], worker["resources"]["GPU"]) == (8, 1)
+    assert (worker["min_workers"], worker["max_workers"]) == (1, 4)
+    assert read["idle_timeout_minutes"] == 5
+
+
+def test_what_the_job_runs_is_a_valid_job(job):
+    command, verb, path, *words = shlex.split(job["spec"]["entrypoint"])
+    assert (command, verb) == ("rayfed", "run") and "--resume" in words
+    overrides = dict(read_override(value) for flag, value in pairwise(words) if flag == "-s")
+    inside = FOLDER.parents[1] / Path(path).relative_to("/home/ray/rayfed")  # where the image has the checkout
+    read = read_job(inside, overrides)
+    assert read.output.path.startswith("/shared/") and read.ray.num_gpus == 0.25
+    assert yaml.safe_load(job["spec"]["runtimeEnvYAML"]) == {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "60"}}
+
+
+def test_no_pod_runs_as_root_or_may_become_it(manifests):
+    for pod in all_pods(manifests):
+        assert pod["spec"]["securityContext"]["runAsNonRoot"] and pod["spec"]["securityContext"]["runAsUser"] > 0
+        for container in pod["spec"]["containers"]:
+            assert container["securityContext"]["allowPrivilegeEscalation"] is False
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_every_container_says_what_it_takes(manifests):
+    for pod in all_pods(manifests):
+        for container in pod["spec"]["containers"]:
+            asked = container["resources"]
+            assert {"cpu", "memory"} <= set(asked["requests"])
+            assert asked["limits"]["memory"] == asked["requests"]["memory"]
+
+
+def test_names_that_manifests_say_to_one_another_exist(cluster, manifests):
+    (claim,) = manifests("storage.yaml")
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    for pod in pods(cluster):
+        assert pod["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+        assert pod["spec"]["containers"][0]["volumeMounts"] == [{"name": "shared", "mountPath": "/shared"}]
+    service, redis = manifests("redis.yaml")
+    options = cluster["spec"]["gcsFaultToleranceOptions"]
+    assert options["redisAddress"] == f"{service['metadata']['name']}:{service['spec']['ports'][0]['port']}"
+    (password,) = redis["spec"]["template"]["spec"]["containers"][0]["env"]
+    assert password["valueFrom"] == options["redisPassword"]["valueFrom"]
+
+
+def test_the_wall_is_around_the_pods(manifests):
+    """Each policy picks the pods that it means, and lets in none but the cluster's own and the operator."""
+    labels = {frozenset(pod["metadata"]["labels"].items()) for pod in all_pods(manifests)}
+    policies = {policy["metadata"]["name"]: policy["spec"] for policy in manifests("network.yaml")}
+    for spec in policies.values():
+        chosen = set(spec["podSelector"]["matchLabels"].items())
+        assert any(chosen <= pod for pod in labels)
+    sources = [rule["from"] for rule in policies["rayfed"]["ingress"]]
+    assert sources[0] == [{"podSelector": {"matchLabels": {"app": "rayfed"}}}]
+    assert sources[1][0]["podSelector"] == {"matchLabels": {"app.kubernetes.io/name": "kuberay-operator"}}
+    assert policies["rayfed"]["ingress"][1]["ports"] == [{"port": 8265}]
+    assert len(sources) == 2 and policies["rayfed"]["policyTypes"] == ["Ingress", "Egress"]
+    assert "egress" not in policies["rayfed-redis"], "Redis speaks to nobody"
+
+
+def test_no_secret_is_in_a_file(manifests):
+    assert not [m for name in FILES for m in manifests(name) if m["kind"] == "Secret"]

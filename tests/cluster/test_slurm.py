@@ -1,0 +1,182 @@
+"""cluster/slurm.sh, run for real on two network namespaces: `srun` and `scontrol` are stood in for, all else is not."""
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from rayfed.record import read_table
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = ROOT / "cluster" / "slurm.sh"
+TINY = ["-s", "train.clients_per_round=2", "-s", "train.local_steps=1", "-s", "data.partition.num_clients=4"]
+
+needs_namespaces = pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("ip") is None, reason="network namespaces need root and `ip`"
+)
+
+# Runs a step on the nodes that it names, or on all; the options that Slurm itself needs are passed over.
+SRUN = """#!/bin/bash
+nodes=$SLURM_JOB_NODELIST
+while [[ $1 == --* ]]; do
+    [[ $1 == --nodelist=* ]] && nodes=${1#*=}
+    shift
+done
+echo "$@" >>"$STEPS"
+nodes=(${nodes//,/ })
+((${#nodes[@]} > 1)) || exec ip netns exec "$nodes" "$@"
+for node in "${nodes[@]}"; do ip netns exec "$node" "$@"; done
+"""
+SCONTROL = """#!/bin/bash
+[[ "$1 $2" == "show hostnames" ]] && tr , "\\n" <<<"$3"
+"""
+
+
+@contextmanager
+def two_nodes():
+    """The names of two network namespaces, each with an address of its own and a cable between them."""
+    nodes = [f"rf{os.getpid()}{side}" for side in "ab"]
+    try:
+        for node in nodes:
+            ip("netns", "add", node)
+            ip("-n", node, "link", "set", "lo", "up")
+        ip("-n", nodes[0], "link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns", nodes[1])
+        for number, node in enumerate(nodes, start=1):
+            ip("-n", node, "address", "add", f"10.77.0.{number}/24", "dev", "cable")
+            ip("-n", node, "link", "set", "cable", "up")
+        yield nodes
+    finally:
+        for node in nodes:
+            subprocess.run(["ip", "netns", "delete", node], check=False)
+
+
+def ip(*words):
+    subprocess.run(["ip", *words], check=True)
+
+
+@contextmanager
+def allocation(folder, nodes, job_id):
+    """A checkout in `folder` and the environment that Slurm would give a job on these nodes."""
+    for part in ("jobs", ".venv"):
+        (folder / part).symlink_to(ROOT / part)
+    tools = folder / "tools"
+    tools.mkdir()
+    for name, text in {"srun": SRUN, "scontrol": SCONTROL}.items():
+        (tools / name).write_text(text)
+        (tools / name).chmod(0o755)
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "SLURM_"))}
+    environment |= {
+        "PATH": f"{tools}:{os.environ['PATH']}",
+        "STEPS": str(folder / "steps.txt"),
+        "SLURM_JOB_ID": str(job_id),
+        "SLURM_JOB_NODELIST": ",".join(nodes),
+        "SLURM_CPUS_PER_TASK": "1",
+    }
+
+    def start(*words, **more):
+        command = ["ip", "netns", "exec", nodes[0], "bash", SCRIPT, *words]
+        with (folder / "log.txt").open("w") as log:
+            return subprocess.Popen(command, cwd=folder, env=environment | more, stdout=log, stderr=subprocess.STDOUT)
+
+    try:
+        yield start
+    finally:
+        shutil.rmtree(f"/tmp/rayfed-{job_id}", ignore_errors=True)
+
+
+def what_runs_in(node):
+    listed = subprocess.run(["ip", "netns", "pids", node], capture_output=True, text=True, check=True)
+    return [Path(f"/proc/{pid}/cmdline").read_text() for pid in listed.stdout.split() if Path(f"/proc/{pid}").exists()]
+
+
+def wait_until(true, process, seconds=240):
+    end = time.monotonic() + seconds
+    while not true():
+        assert process.poll() is None, "the script has ended"
+        assert time.monotonic() < end
+        time.sleep(0.2)
+
+
+def assert_nothing_is_left(folder, nodes, job_id):
+    assert not list(folder.glob(".rayfed-*"))
+    assert not Path(f"/tmp/rayfed-{job_id}").exists()
+    end = time.monotonic() + 30  # the dashboard's children notice a moment later; Slurm would end them with the job
+    while any(left := [what_runs_in(node) for node in nodes]) and time.monotonic() < end:
+        time.sleep(0.2)
+    assert left == [[], []]
+
+
+def test_it_is_valid_bash():
+    subprocess.run(["bash", "-n", SCRIPT], check=True)
+
+
+@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
+def test_shellcheck_finds_nothing():
+    subprocess.run(["shellcheck", "--severity=warning", SCRIPT], check=True)
+
+
+def test_it_says_how_it_is_started():
+    environment = {key: value for key, value in os.environ.items() if key != "SLURM_JOB_ID"}
+    ended = subprocess.run(["bash", SCRIPT, "run"], env=environment, capture_output=True, text=True)
+    assert ended.returncode != 0 and "start this with sbatch" in ended.stderr
+
+
+def test_the_driver_is_told_before_the_time_is_up():
+    """Slurm tells the script alone (B:), which passes it on; two minutes are left for the checkpoint."""
+    assert "#SBATCH --signal=B:TERM@120\n" in SCRIPT.read_text()
+
+
+@pytest.mark.slow
+@needs_namespaces
+def test_a_job_runs_on_two_nodes_and_nothing_is_left(tmp_path):
+    job_id = 7_000_000 + os.getpid()
+    temporary = Path(f"/tmp/rayfed-{job_id}")
+    with two_nodes() as nodes, allocation(tmp_path, nodes, job_id) as start:
+        script = start("run", "jobs/quickstart.toml", "-s", "train.num_rounds=1", *TINY, "-s", "ray.actors=2")
+        token = tmp_path / f".rayfed-{job_id}" / "token"
+        wait_until(lambda: token.exists() and temporary.exists(), script)
+        assert [stat.S_IMODE(path.stat().st_mode) for path in (token.parent, token, temporary)] == [0o700, 0o600, 0o700]
+        assert script.wait(timeout=280) == 0, (tmp_path / "log.txt").read_text()
+        assert_nothing_is_left(tmp_path, nodes, job_id)
+    assert "Ray runs on 2 nodes" in (tmp_path / "log.txt").read_text()
+    assert json.loads((tmp_path / "runs/quickstart/summary.json").read_text())["status"] == "done"
+    assert (tmp_path / "runs/quickstart/summary.json").stat().st_mode & 0o044, "the token's mask is the token's alone"
+    nodes_of_clients = set(read_table(tmp_path / "runs/quickstart", "clients")["node"].to_pylist())
+    assert nodes_of_clients == {"10.77.0.1", "10.77.0.2"}
+
+
+@pytest.mark.slow
+@needs_namespaces
+def test_a_job_whose_time_is_up_ends_in_order_and_is_resumed(tmp_path):
+    job_id = 7_100_000 + os.getpid()
+    run = tmp_path / "runs/quickstart"
+    with two_nodes() as nodes, allocation(tmp_path, nodes, job_id) as start:
+        script = start("run", "jobs/quickstart.toml", "-s", "train.num_rounds=500", *TINY, "-s", "ray.actors=2")
+        wait_until(lambda: len(list(run.glob("rounds.parquet/*"))) > 2, script)
+        script.terminate()
+        assert script.wait(timeout=120) == 130, (tmp_path / "log.txt").read_text()
+        assert_nothing_is_left(tmp_path, nodes, job_id)
+        summary = json.loads((run / "summary.json").read_text())
+        assert summary["status"] == "stopped"
+
+        again = start("resume", "runs/quickstart", "-s", f"train.num_rounds={summary['rounds'] + 1}")
+        assert again.wait(timeout=280) == 0, (tmp_path / "log.txt").read_text()
+        assert_nothing_is_left(tmp_path, nodes, job_id)
+    assert read_table(run, "rounds")["round"].to_pylist() == list(range(summary["rounds"] + 2))
+
+
+@pytest.mark.slow
+@needs_namespaces
+def test_a_head_that_cannot_start_ends_the_job_with_a_word(tmp_path):
+    job_id = 7_200_000 + os.getpid()
+    with two_nodes() as nodes, allocation(tmp_path, nodes, job_id) as start:
+        script = start("run", "jobs/quickstart.toml", HEAD_ADDRESS="10.77.0.9")  # nobody's
+        assert script.wait(timeout=280) == 1
+        assert_nothing_is_left(tmp_path, nodes, job_id)
+    assert "error: Ray ended on a node, see above" in (tmp_path / "log.txt").read_text()
