@@ -25,7 +25,9 @@ from rayfed.methods.part import Method
 from rayfed.methods.registry import read_method, write_method
 from rayfed.values import Ge, Gt, InputError, build, did_you_mean, table
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*(/[A-Za-z0-9][A-Za-z0-9._+-]*)*")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}(/[A-Za-z0-9][A-Za-z0-9._+-]{0,199}){0,9}")  # a file's has 255
+MAX_BYTES = 2**20  # of a job file; a hundred times the largest grid's
+MAX_DEPTH = 20  # tables and lists in one another
 
 
 @dataclass(frozen=True)
@@ -144,11 +146,33 @@ def read_table(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(source, Mapping):
         return dict(source)
     try:
-        return tomllib.loads(Path(source).read_text())
+        with open(source, encoding="utf-8") as file:
+            text = file.read(MAX_BYTES + 1)
+        if len(text) > MAX_BYTES:
+            raise InputError(f"job file '{source}' has more than {MAX_BYTES:,} characters; is it one?")
+        return _loads(text)
     except FileNotFoundError:
         raise InputError(f"no job file '{source}'; jobs/quickstart.toml is one to start from") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except InputError:
+        raise
+    except (OSError, ValueError) as error:  # of TOML, of UTF-8, of a path with a zero byte
         raise InputError(f"job file '{source}' cannot be read: {error}") from None
+
+
+def _loads(text: str) -> dict[str, Any]:
+    """TOML, no deeper than what walks through it can follow."""
+    try:
+        tables = tomllib.loads(text)
+    except RecursionError:
+        tables = None
+    if tables is None or _deeper(tables, MAX_DEPTH):
+        raise InputError(f"tables and lists in one another, more than {MAX_DEPTH} deep: no job has that")
+    return tables
+
+
+def _deeper(value: Any, depth: int) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(depth == 0 or _deeper(item, depth - 1) for item in inner)
 
 
 def override(tables: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -186,7 +210,7 @@ def read_override(text: str) -> tuple[str, Any]:
     if not equals or not key.strip():
         raise InputError(f"'{text}': write an override as key.sub=value, such as train.num_rounds=2")
     try:
-        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+        return key.strip(), _loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         return key.strip(), value.strip()
 
@@ -239,7 +263,7 @@ def _name(given: Any) -> str:
     if not isinstance(given, str) or not NAME.fullmatch(given):
         raise InputError(
             f"name = {given!r}: a job needs a name that can be a folder's: letters, digits and . _ + -, "
-            "beginning with a letter or digit; parts may be divided by /"
+            "beginning with a letter or digit; parts, of 200 characters at most, may be divided by /"
         )
     return given
 
