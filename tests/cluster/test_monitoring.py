@@ -1,0 +1,250 @@
+"""The panels show what there is: every metric, label and value is held against a real Ray's scrape.
+
+The Ray is found as Prometheus finds it, through the file in which Ray lists its nodes.
+"""
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from rayfed.runtime.gauges import SERIES
+
+ROOT = Path(__file__).resolve().parents[2]
+MONITORING = ROOT / "cluster" / "monitoring"
+DASHBOARD = json.loads((MONITORING / "grafana" / "dashboards" / "rayfed.json").read_text())
+PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
+TARGETS = [(panel["title"], target) for panel in PANELS for target in panel["targets"]]
+ONLY_WITH_GPU = {"ray_node_gpus_utilization"}
+SELECTOR = re.compile(r"(\w+)\{(.*?)\}")
+
+# Runs a job; tells when it has come to the last round, and stays there until its input ends.
+DRIVER = """
+import sys, rayfed, rayfed.experiment
+
+class Held(rayfed.experiment.Silent):
+    def start(self, job, site):
+        self.last = job.training.num_rounds
+    def round(self, round):
+        if round.round == self.last:
+            print(round.test_accuracy, round.test_loss, round.forgetting, round.seconds, flush=True)
+            sys.stdin.read()
+
+job, overrides = sys.argv[1], dict(pair.split("=") for pair in sys.argv[2:])
+rayfed.run(job, overrides | {"train.num_rounds": 2, "train.clients_per_round": 3}, display=Held())
+"""
+
+
+def selectors(expr):
+    """metric -> the labels that an expression picks it by (None: any value) or keeps, and so needs."""
+    kept = {label.strip(): None for group in re.findall(r"\bby \((.*?)\)", expr) for label in group.split(",")}
+    found = {}
+    for name, matchers in SELECTOR.findall(expr):
+        given = re.findall(r'(\w+)(=~?)"(.*?)"', matchers)
+        found[name] = kept | {label: value if operator == "=" else None for label, operator, value in given}
+    return found
+
+
+def fits(labels, wanted):
+    return all(label in labels and value in (None, labels[label]) for label, value in wanted.items())
+
+
+def free_ports(count):
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def until(look, seconds=120):
+    """What `look` gives once it is true; looks again until then."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if found := look():
+            return found
+        time.sleep(1)
+    pytest.fail(f"in {seconds} s it has not come to that")
+
+
+def get(url):
+    return urllib.request.urlopen(url, timeout=10).read().decode()
+
+
+def test_panels_are_whole():
+    assert [panel["id"] for panel in DASHBOARD["panels"]] == list(range(1, len(DASHBOARD["panels"]) + 1))
+    source = (MONITORING / "grafana" / "provisioning" / "datasources" / "prometheus.yaml").read_text()
+    uid = re.search(r"uid: (\S+)", source)[1]
+    (run,) = DASHBOARD["templating"]["list"]
+    assert run["name"] == "run" and run["query"]["query"] == "label_values(ray_rayfed_round, run)"
+    for part in (run, *PANELS, *(target for _, target in TARGETS)):
+        assert part["datasource"] == {"type": "prometheus", "uid": uid}
+    for panel in PANELS:
+        assert panel["title"] and panel["description"] and panel["fieldConfig"]["defaults"]["unit"]
+        assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"]) > 0
+    places = [(p["gridPos"]["x"], p["gridPos"]["y"]) for p in DASHBOARD["panels"]]
+    assert len(set(places)) == len(places)
+    assert all(p["gridPos"]["x"] + p["gridPos"]["w"] <= 24 for p in DASHBOARD["panels"])
+
+
+@pytest.mark.parametrize(("title", "target"), TARGETS)
+def test_a_legend_names_labels_that_the_expression_keeps(title, target):
+    (group,) = re.findall(r"\bby \((.*?)\)", target["expr"])
+    assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) == {label.strip() for label in group.split(",")}
+
+
+def test_every_gauge_of_a_run_has_a_panel():
+    used = {name for _, target in TARGETS for name in selectors(target["expr"]) if name.startswith("ray_rayfed_")}
+    assert used == {f"ray_{name}" for name in SERIES}
+
+
+def test_nothing_listens_beyond_this_machine():
+    compose, start = (MONITORING / "compose.yaml").read_text(), (MONITORING / "start.sh").read_text()
+    assert "--web.listen-address=127.0.0.1:${PROMETHEUS_PORT:?}" in compose
+    assert '--web.listen-address="127.0.0.1:$PROMETHEUS_PORT"' in start
+    settings = dict(re.findall(r"^(\w+)=(.*)$", (MONITORING / "grafana" / "settings.env").read_text(), re.MULTILINE))
+    assert settings["GF_SERVER_HTTP_ADDR"] == "127.0.0.1"
+    assert settings["GF_AUTH_ANONYMOUS_ORG_ROLE"] == "Viewer" and settings["GF_AUTH_DISABLE_LOGIN_FORM"] == "true"
+    assert all(re.search(r":v?\d+\.\d+\.\d+$", image) for image in re.findall(r"image: (\S+)", compose))
+
+
+def test_without_a_ray_it_says_what_to_do(tmp_path):
+    done = subprocess.run([MONITORING / "start.sh", tmp_path], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "start the run first, or give Ray's --temp-dir" in done.stderr
+
+
+@pytest.mark.skipif(not shutil.which("promtool"), reason="needs promtool, of Prometheus")
+def test_prometheus_takes_its_configuration():
+    command = ["promtool", "check", "config", "--syntax-only", MONITORING / "prometheus.yml"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def ray_folder():
+    """The folder of a small Ray with its own ports, which is stopped, and removed, at the end."""
+    folder = tempfile.mkdtemp(prefix="mon-", dir="/tmp")  # a socket's path may have 107 characters
+    flags = ("port", "dashboard-port", "dashboard-agent-listen-port", "dashboard-agent-grpc-port")
+    flags += ("metrics-export-port", "ray-client-server-port")
+    command = [Path(sys.executable).with_name("ray"), "start", "--head", "--block", "--num-cpus=2"]
+    command += ["--disable-usage-stats", f"--temp-dir={folder}"]
+    command += [f"--{flag}={port}" for flag, port in zip(flags, free_ports(len(flags)), strict=True)]
+    environment = os.environ | {"RAY_AUTH_MODE": "token"}
+    with open(Path(folder) / "log", "w") as log:
+        ray = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+    try:
+        until(lambda: (Path(folder) / "prom_metrics_service_discovery.json").exists() or ray.poll() is not None)
+        assert ray.poll() is None, (Path(folder) / "log").read_text()
+        yield Path(folder)
+    finally:
+        ray.terminate()
+        ray.wait(60)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def run(ray_folder, tmp_path_factory):
+    """A run in its last round, and what it has come to: accuracy, loss, forgetting, seconds."""
+    address = (ray_folder / "ray_current_cluster").read_text().strip()
+    overrides = {"name": "watched/run", "ray.address": address, "output.path": tmp_path_factory.mktemp("runs")}
+    overrides |= {"model.name": "lenet"}
+    command = [sys.executable, "-c", DRIVER, ROOT / "jobs" / "quickstart.toml"]
+    command += [f"{key}={value}" for key, value in overrides.items()]
+    environment = os.environ | {"RAY_AUTH_MODE": "token"}
+    driver = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT
+    )
+    try:
+        yield [float(figure) for figure in driver.stdout.readline().split()]
+        driver.stdin.close()
+        assert driver.wait(120) == 0
+    finally:
+        driver.kill()
+        driver.wait()
+
+
+def scrape(folder):
+    """(metric, its labels, its value) of every target that Ray lists."""
+    samples = []
+    for group in json.loads((folder / "prom_metrics_service_discovery.json").read_text()):
+        for target in group["targets"]:
+            for family in text_string_to_metric_families(get(f"http://{target}/metrics")):
+                samples += [(sample.name, sample.labels, sample.value) for sample in family.samples]
+    return samples
+
+
+@pytest.mark.slow
+def test_every_panel_finds_its_metrics_in_a_scrape(ray_folder, run):
+    def last_round():
+        samples = scrape(ray_folder)
+        shown = {name: value for name, labels, value in samples if labels.get("run") == "watched/run"}
+        alive = any(name == "ray_actors" and labels["State"] == "ALIVE" for name, labels, _ in samples)
+        return (samples, shown) if alive and shown.get("ray_rayfed_round") == 2 else None
+
+    samples, shown = until(last_round)
+    accuracy, loss, forgetting, seconds = run
+    assert shown["ray_rayfed_test_accuracy"] == pytest.approx(accuracy)
+    assert shown["ray_rayfed_test_loss"] == pytest.approx(loss)
+    assert shown["ray_rayfed_forgetting"] == pytest.approx(forgetting)
+    assert shown["ray_rayfed_round_seconds"] == pytest.approx(seconds)
+    assert shown["ray_rayfed_clients_done"] == shown["ray_rayfed_clients_in_round"] == 3
+    assert shown["ray_rayfed_retries"] == 0
+    assert shown["ray_rayfed_bytes_down"] > 0 and shown["ray_rayfed_bytes_up"] > 0
+
+    for title, target in TARGETS:
+        found = selectors(target["expr"])
+        assert found, f"{title}: no metric in {target['expr']}"
+        for metric, wanted in found.items():
+            there = [labels for name, labels, _ in samples if name == metric]
+            assert there or metric in ONLY_WITH_GPU, f"{title}: Ray has no {metric}"
+            fitting = [
+                set(wanted) <= set(each) and all(v in (None, each[k]) for k, v in wanted.items()) for each in there
+            ]
+            assert any(fitting) or not there, f"{title}: {metric} with {wanted} is not among {there}"
+
+
+def test_what_only_a_gpu_shows_is_a_metric_of_rays():
+    from ray.dashboard.modules.reporter.reporter_agent import METRICS_GAUGES
+
+    assert {f"ray_{name}" for name in METRICS_GAUGES} >= ONLY_WITH_GPU
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("prometheus"), reason="needs Prometheus")
+@pytest.mark.usefixtures("run")
+def test_prometheus_answers_every_panel(ray_folder):
+    port, other = free_ports(2)
+    environment = os.environ | {"PROMETHEUS_PORT": str(port), "GRAFANA_PORT": str(other)}
+    watching = subprocess.Popen([MONITORING / "start.sh", ray_folder], env=environment)
+
+    def ask(expr):
+        query = urllib.parse.urlencode({"query": expr.replace("$run", "watched/run")})
+        return json.loads(get(f"http://127.0.0.1:{port}/api/v1/query?{query}"))["data"]["result"]
+
+    def empty():
+        return [title for title, t in TARGETS if not ask(t["expr"]) and not set(selectors(t["expr"])) & ONLY_WITH_GPU]
+
+    def answered():
+        try:
+            return not empty()
+        except urllib.error.URLError:
+            return False  # it has not started yet
+
+    try:
+        until(answered)
+    finally:
+        watching.terminate()
+        watching.wait(60)
