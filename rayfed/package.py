@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 import zipfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
@@ -115,11 +116,15 @@ def _refuse_large(files: Files) -> None:
     total = size_of(files)
     if total <= LIMIT:
         return
-    largest = sorted(files.items(), key=lambda item: -item[1].stat().st_size)[:5]
+    sizes: Counter[str] = Counter()
+    for place, path in files.items():
+        sizes[place] = path.stat().st_size
+        if "/" in place:  # many small files are found by their folder
+            sizes[place.partition("/")[0] + "/"] += path.stat().st_size
     raise InputError(
         f"the working folder has {mebibytes(total)} in {len(files):,} files, and {mebibytes(LIMIT)} can be sent; "
         "leave out what the job does not need with --exclude PATTERN, or name it in .gitignore; the largest:\n"
-        + "\n".join(f"{mebibytes(path.stat().st_size):>12}  {place}" for place, path in largest)
+        + "\n".join(f"{mebibytes(size):>12}  {place}" for place, size in sizes.most_common(6))
     )
 
 

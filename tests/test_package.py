@@ -94,16 +94,17 @@ def test_the_package_that_runs_here_goes_along_with_its_data(folder):
     assert not [name for name in files if "__pycache__" in name]
 
 
-def test_more_than_100_mib_is_refused_with_the_largest(folder, monkeypatch):
-    for name, mebibytes in (("large.bin", 70), ("larger.bin", 90)):
+def test_more_than_100_mib_is_refused_with_the_largest(folder):
+    for name, mebibytes in (("models/large.bin", 70), ("larger.bin", 90)):
         with open(folder / name, "wb") as file:
             file.truncate(mebibytes * 2**20)  # a hole: it takes no room on the disk
     with pytest.raises(InputError, match=r"has 1\d\d.\d MiB in .* files, and 100.0 MiB can be sent") as caught:
         gather(folder, folder / "job.toml")
     assert "--exclude PATTERN, or name it in .gitignore" in str(caught.value)
-    assert [line.split() for line in str(caught.value).splitlines()[1:3]] == [
+    assert [line.split() for line in str(caught.value).splitlines()[1:4]] == [
         ["90.0", "MiB", "larger.bin"],
-        ["70.0", "MiB", "large.bin"],
+        ["70.0", "MiB", "models/"],
+        ["70.0", "MiB", "models/large.bin"],
     ]
     files, _ = gather(folder, folder / "job.toml", patterns=["larger.bin"])
     assert 70 * 2**20 < size_of(files) < 100 * 2**20
