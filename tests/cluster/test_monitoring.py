@@ -146,7 +146,8 @@ def ray_folder():
     with open(Path(folder) / "log", "w") as log:
         ray = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
     try:
-        until(lambda: (Path(folder) / "prom_metrics_service_discovery.json").exists() or ray.poll() is not None)
+        written = [Path(folder) / name for name in ("prom_metrics_service_discovery.json", "ray_current_cluster")]
+        until(lambda: all(path.exists() for path in written) or ray.poll() is not None)
         assert ray.poll() is None, (Path(folder) / "log").read_text()
         yield Path(folder)
     finally:
