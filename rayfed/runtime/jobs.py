@@ -309,6 +309,9 @@ def _no_token(url: str) -> InputError:
 
 
 def _brief(error: Exception) -> str:
-    """An error's first line; of those that wrap others, the innermost reason."""
-    reason = getattr(error, "reason", None) or error
-    return (str(reason).strip() or type(reason).__name__).splitlines()[0]
+    """The first line of an error; of one that wraps others, as those of connections do, of the innermost."""
+    inner: object = error
+    while isinstance(inner, Exception):
+        error, inner = inner, getattr(inner, "reason", None) or next(iter(inner.args), None)
+    text = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return text.partition("Failed to establish a new connection: ")[2] or text

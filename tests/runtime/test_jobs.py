@@ -252,8 +252,8 @@ def test_stop_gives_a_run_the_time_to_keep_what_is_finished(at, tmp_path):
         if shown and shown[-1] > left["rounds"] + 1:
             break
     follower.send_signal(signal.SIGINT)  # while the log is followed, it stops the job
-    code, out, err = ended(follower)
-    assert code == 130, out + err
+    out, err = follower.stdout.read(), follower.stderr.read()  # `communicate` would lose what is in the buffer
+    assert follower.wait() == 130, out + err
     assert "stopping the job; Ctrl-C again leaves it to itself" in err
     assert f"long is stopped; what is finished lies in {tmp_path}/runs/long" in err
     shown += map(int, re.findall(r"^round +(\d+)/", out, re.M))
