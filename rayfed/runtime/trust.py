@@ -53,16 +53,20 @@ def starting() -> Iterator[None]:
 
 
 def joining(address: str) -> None:
-    """Before a Ray is joined: show our token, if there is one. A cluster that asks for none can be joined all the same.
+    """Before a Ray is joined: show our token where one is asked for, and only there.
 
-    Raises `InputError` where nobody answers, or the cluster refuses what we show; Ray itself would try for 20 seconds
-    to some minutes, and not say why.
+    Who shows a token asks for it, too: a cluster without tokens would find that it cannot reach us, and drop our
+    actors. So it is asked first. Raises `InputError` where nobody answers, or the cluster refuses what we show; Ray
+    itself would try for 20 seconds to some minutes, and not say why.
     """
-    with _looking_for_token():
-        ray_tokens.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
-        ray_tokens.ensure_token_if_auth_enabled(None, create_token_if_missing=False)
-    _keep_private()
-    error = _knock(address)
+    chosen = ray_tokens.AUTH_MODE_ENV_VAR in os.environ  # obeyed, whatever the cluster does
+    error = None if chosen else _knock(address)
+    if chosen or "://" in address or (error and error.code() == grpc.StatusCode.UNAUTHENTICATED):
+        with _looking_for_token():
+            ray_tokens.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
+            ray_tokens.ensure_token_if_auth_enabled(None, create_token_if_missing=False)
+        _keep_private()
+        error = _knock(address)
     if error and error.code() == grpc.StatusCode.UNAUTHENTICATED:
         raise InputError(
             f"ray.address = '{address}': the cluster asks for a token, and {_shown()}; give the token that "
