@@ -14,8 +14,6 @@ from rayfed.runtime.probe import peak_bytes
 from rayfed.runtime.worker import Envelope, Header, Worker
 from rayfed.wire import Packed
 
-OPENINGS = 3  # times that Ray asks an actor again that dies, or is restarted, while it takes up the run's work
-
 
 class Restarted(RuntimeError):
     """Work has come to an actor that was restarted and does not know the run yet."""
@@ -34,7 +32,6 @@ class ClientActor:
     def __repr__(self) -> str:
         return self._name
 
-    @ray.method(max_task_retries=OPENINGS)
     def open(self, sites: Mapping[str, ObjectRef]) -> Place:
         """Take up the run's work; said again to an actor that was restarted. Gives the place where it is.
 

@@ -6,6 +6,7 @@ an idle one. Ray restarts it, elsewhere if its node is gone, as soon as there is
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 import time
@@ -16,7 +17,7 @@ from typing import Any
 
 import ray
 from ray import ObjectRef
-from ray.exceptions import ActorDiedError, ObjectLostError, RayError, RayTaskError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostError, RayError, RayTaskError
 
 from rayfed.job import RayOptions
 from rayfed.local import RunFailed
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # Ray paints its tracebacks
 MAX_OPENINGS = 3  # times in a row that an actor may fail to take up the run
+PAUSE = 0.1  # seconds at least before one is asked again; Ray itself mostly takes a second to refuse
 OPEN_LIMIT = 180.0  # seconds after which one that has not taken up the run is started anew
 
 
@@ -65,6 +67,7 @@ class Crew:
         self.idle: deque[Member] = deque()
         self.opening: dict[ObjectRef, Member] = {}
         self._members: list[Member] = []
+        self._numbers = itertools.count()
         self._options = options
         self._run = run
         self._share = share
@@ -90,6 +93,8 @@ class Crew:
 
     def open(self, member: Member, *, kill: bool = False) -> None:
         """Have a member take up the run, anew if need be; with `kill` in a new process. It is idle once it has."""
+        if member not in self._members:
+            return  # all has ended: nothing may be asked of Ray any more, as it would start another one
         if kill:
             ray.kill(member.actor, no_restart=False)  # returns at once, also where the actor cannot be reached
         member.asked = time.monotonic()
@@ -138,9 +143,8 @@ class Crew:
         self.opening.clear()
 
     def _hire(self, count: int) -> None:
-        taken = {member.name for member in self._members}
-        names = [name for i in range(len(taken) + count) if (name := f"client-{i}") not in taken]
-        for name in names[:count]:
+        for _ in range(count):
+            name = f"client-{next(self._numbers)}"
             self._members.append(member := Member(name, hired(self._options, f"{self._run}/{name}")))
             self.open(member)
 
@@ -154,6 +158,9 @@ class Crew:
                 self.idle.append(member)
                 if known:
                     log.warning("%s is back", member)
+            except ActorUnavailableError:  # it is being restarted, or there is no room for it yet
+                time.sleep(max(0.0, member.asked + PAUSE - time.monotonic()))
+                self.open(member)
             except RayError as error:
                 self._failed(member, error)
 

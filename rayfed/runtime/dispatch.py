@@ -150,7 +150,7 @@ class Batch:
         call, member = self._calls[flight.index], flight.member
         seconds = time.monotonic() - flight.since
         try:
-            first = ray.get(flight.references[0])
+            first = ray.get(flight.references[0], timeout=FETCH_LIMIT)
             third = self._brought_home(flight) if len(flight.references) > 2 else None
         except RayError as error:
             if gone := lost_object(error):
@@ -199,10 +199,11 @@ class Batch:
             )
         log.warning("%s: %s; running it again", call.what, why)
         self._retried()
+        self._moved()
         self._waiting.appendleft(flight.index)
 
     def _moved(self) -> None:
-        """There is progress."""
+        """There is progress, or something else has just been said."""
         self._quiet_since, self._beat = time.monotonic(), HEARTBEAT
 
     def _until_something_is_due(self) -> float:

@@ -1,8 +1,12 @@
 """Joining a Ray, being placed on it, and leaving it as it was."""
 
 import os
+import signal
+import subprocess
+import sys
 import time
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +19,7 @@ from rayfed.runtime.session import share_as_measured, workers
 from rayfed.values import InputError
 
 GIB = 2**30
+QUICKSTART = Path(__file__).resolve().parents[2] / "jobs" / "quickstart.toml"
 
 
 def test_actors_have_their_share_of_a_gpu(cluster, make_site):
@@ -59,11 +64,7 @@ def test_nothing_of_a_run_stays_in_a_cluster_that_was_joined(cluster, make_site,
     before, site = resources(), make_site(fedntd(), num_rounds=1)
     on_ray(site, 2)
     assert ray.is_initialized()
-    for _ in range(100):  # a killed actor's CPU, and what nobody refers to, come back a moment later
-        if resources() == before:
-            break
-        time.sleep(0.1)
-    assert resources() == before
+    wait_for(before)
     assert not [name for name in ray.util.list_named_actors() if name.startswith("test-")]
 
 
@@ -72,12 +73,66 @@ def resources():
     return ray.available_resources()
 
 
+def wait_for(before):
+    """A killed actor's CPU, and the memory of what nobody refers to, come back a moment later."""
+    for _ in range(300):
+        if resources() == before:
+            break
+        time.sleep(0.1)
+    assert resources() == before
+
+
+HANGING = """
+import sys, time
+from dataclasses import dataclass
+from pathlib import Path
+import rayfed
+from rayfed.methods import Part, compose
+
+@dataclass(frozen=True)
+class Hang(Part):
+    file: str
+
+    def begin(self, client):
+        Path(self.file).touch()
+        time.sleep(3600)
+
+job, address, path = sys.argv[1:]
+overrides = {"ray.address": address, "ray.actors": 1, "output.path": path, "model.name": "lenet", "name": "hanging"}
+rayfed.run(job, overrides, method=compose(Hang(path + "/there")))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_waiting_ends_the_run_and_leaves_nothing_in_the_cluster(cluster, tmp_path, sent):
+    before = resources()
+    command = [sys.executable, "-c", HANGING, str(QUICKSTART), cluster, str(tmp_path)]
+    run = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell may have it ignored
+    )
+    try:
+        while not (tmp_path / "there").exists():
+            assert run.poll() is None, run.stderr.read()
+            time.sleep(0.1)
+        run.send_signal(sent)
+        _, said = run.communicate(timeout=60)
+    finally:
+        run.kill()
+    assert "KeyboardInterrupt" in said
+    wait_for(before)
+    assert not [name for name in ray.util.list_named_actors() if name.startswith("hanging")]
+
+
 def test_each_node_can_read_the_data_itself(cluster, make_site, here, on_ray):
     site = make_site(fedntd(), num_rounds=2)
     assert on_ray(site, 2, data="storage", load=partial(identity, site)) == here(site)
 
 
-def test_a_node_that_reads_other_data_is_refused(cluster, make_site, make_federation, on_ray):
+def test_a_node_that_reads_other_data_is_refused(cluster, make_site, on_ray):
     site = make_site(fedntd())
     other = make_site(fedntd())
     other.federation.train.images[0] ^= np.uint8(1)
