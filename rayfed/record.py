@@ -72,6 +72,8 @@ OWN = (
 
 def folder_of(job: Job) -> Path:
     """`<output.path>/<name>`, absolute."""
+    if "\0" in job.output.path:
+        raise InputError(f"output.path = {job.output.path!r}: a path cannot hold NUL")
     return Path(job.output.path).expanduser().absolute() / job.name
 
 
@@ -84,6 +86,9 @@ def checkpoints_of(job: Job) -> Folder:
 def refuse_overwriting(job: Job, force: bool) -> None:
     """Raises `InputError` where results lie already, or, even with `force`, where something else does."""
     path = folder_of(job)
+    base = Path(job.output.path).expanduser().resolve()
+    if not path.resolve().is_relative_to(base):
+        raise InputError(f"'{path}': a link leads out of '{base}' (output.path)")
     there = next(place for place in (path, *path.parents) if place.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
         raise InputError(f"results cannot be written to '{path}': '{there}' is no folder that can be written to")
@@ -239,7 +244,7 @@ def read_json(file: Path) -> dict[str, Any]:
 def _clear(path: Path) -> None:
     """Remove an earlier run, and nothing that somebody else has put beside it."""
     for name in OWN:
-        if (path / name).is_dir():
+        if (path / name).is_dir() and not (path / name).is_symlink():
             shutil.rmtree(path / name)
         else:
             (path / name).unlink(missing_ok=True)

@@ -171,6 +171,20 @@ def test_force_replaces_a_run_and_nothing_beside_it(job, federation):
     assert (path / "two" / "job.toml").read_text() == "another run"
 
 
+def test_nothing_is_written_or_removed_through_a_link(job, federation, tmp_path):
+    (tmp_path / "away").mkdir()
+    (tmp_path / "away" / "kept.txt").write_text("mine")
+    Record(job, federation).close()
+    path = folder_of(job)
+    (path / "clients.parquet").symlink_to(tmp_path / "away", target_is_directory=True)
+    Record(job, federation, force=True).close()
+    assert not (path / "clients.parquet").exists()
+    (tmp_path / "runs" / "out").symlink_to(tmp_path / "away", target_is_directory=True)
+    with pytest.raises(InputError, match=r"a link leads out of .*output\.path"):
+        Record(replace(job, name="out/one"), federation)
+    assert contents(tmp_path / "away") == {"kept.txt": b"mine"}
+
+
 @pytest.mark.parametrize("force", [False, True])
 def test_a_folder_that_is_no_run_is_never_replaced(job, federation, force):
     path = folder_of(job)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-import grpc  # type: ignore[import-untyped]
+import grpc
 from ray._private import ray_constants, services
 from ray._private.authentication import authentication_token_setup as ray_tokens
 from ray._private.grpc_utils import init_grpc_channel
