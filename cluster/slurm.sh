@@ -18,7 +18,7 @@ set -u
 usual=$(umask)
 
 : "${SLURM_JOB_ID:?"start this with sbatch, as its first lines say"}"
-limit=180                                          # seconds in which all nodes must have joined
+limit=${JOIN_LIMIT:-180}                           # seconds in which all nodes must have joined
 temporary=/tmp/rayfed-$SLURM_JOB_ID                # on each node; short, as paths of sockets have 107 bytes at most
 private=$PWD/.rayfed-$SLURM_JOB_ID                 # on shared storage, for the token
 # Two jobs may share a node: each has ten ports of its own, below those that the kernel hands out. Ray picks the others.
@@ -45,7 +45,6 @@ stop() {
 clean() {
     local status=$?
     trap "" TERM
-    [[ -z $driver ]] || kill -KILL "$driver" 2>/dev/null
     kill -TERM "${steps[@]}" 2>/dev/null
     for _ in {1..40}; do
         kill -0 "${steps[@]}" 2>/dev/null || break  # none is left
@@ -82,7 +81,7 @@ for node in "${nodes[@]:1}"; do
 done
 
 # rayfed counts what there is when it starts, so all nodes must be there; one that cannot reach the head never will be.
-timeout "$limit" python - "${#nodes[@]}" <<'PY' &
+timeout --kill-after=5 "$limit" python - "${#nodes[@]}" <<'PY' &
 import sys, time
 import ray
 
@@ -91,18 +90,18 @@ while sum(node["Alive"] for node in ray.nodes()) < int(sys.argv[1]):
     time.sleep(0.5)
 print(f"Ray runs on {sys.argv[1]} nodes", flush=True)
 PY
-driver=$!
-wait -n "$driver" "${steps[@]}"
+joining=$!
+wait -n "$joining" "${steps[@]}"
 joined=$?
-((stopped == 0)) || exit 143
-if kill -0 "$driver" 2>/dev/null; then
-    echo "error: Ray ended on a node, see above" >&2
-    exit 1
+if kill -0 "$joining" 2>/dev/null; then  # a signal came, or Ray ended on a node
+    steps+=("$joining")
+    ((stopped == 0)) && echo "error: Ray ended on a node, see above" >&2 && exit 1
 elif ((joined != 0)); then
     echo "error: not all of ${nodes[*]} had joined after $limit s: can they reach $RAY_ADDRESS?" \
         "(HEAD_ADDRESS sets another)" >&2
     exit 1
 fi
+((stopped == 0)) || exit 143
 
 rayfed "$@" &
 driver=$!

@@ -173,10 +173,23 @@ def test_a_job_whose_time_is_up_ends_in_order_and_is_resumed(tmp_path):
 
 @pytest.mark.slow
 @needs_namespaces
-def test_a_head_that_cannot_start_ends_the_job_with_a_word(tmp_path):
+def test_a_ray_that_does_not_start_ends_the_job_with_a_word(tmp_path):
     job_id = 7_200_000 + os.getpid()
     with two_nodes() as nodes, allocation(tmp_path, nodes, job_id) as start:
-        script = start("run", "jobs/quickstart.toml", HEAD_ADDRESS="10.77.0.9")  # nobody's
+        script = start("run", "jobs/quickstart.toml", SLURM_CPUS_PER_TASK="some")
         assert script.wait(timeout=280) == 1
         assert_nothing_is_left(tmp_path, nodes, job_id)
     assert "error: Ray ended on a node, see above" in (tmp_path / "log.txt").read_text()
+
+
+@pytest.mark.slow
+@needs_namespaces
+def test_a_node_that_cannot_reach_the_head_ends_the_job_with_a_word(tmp_path):
+    job_id = 7_300_000 + os.getpid()
+    with two_nodes() as nodes, allocation(tmp_path, nodes, job_id) as start:
+        ip("-n", nodes[1], "link", "set", "cable", "down")
+        script = start("run", "jobs/quickstart.toml", HEAD_ADDRESS="10.77.0.1", JOIN_LIMIT="20")
+        assert script.wait(timeout=280) == 1
+        assert_nothing_is_left(tmp_path, nodes, job_id)
+    said = f"error: not all of {' '.join(nodes)} had joined after 20 s: can they reach 10.77.0.1:"
+    assert said in (tmp_path / "log.txt").read_text()
