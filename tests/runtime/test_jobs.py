@@ -253,7 +253,7 @@ def test_stop_gives_a_run_the_time_to_keep_what_is_finished(at, tmp_path):
             break
     follower.send_signal(signal.SIGINT)  # while the log is followed, it stops the job
     out, err = follower.stdout.read(), follower.stderr.read()  # `communicate` would lose what is in the buffer
-    assert follower.wait() == 130, out + err
+    assert ended(follower)[0] == 130, out + err
     assert "stopping the job; Ctrl-C again leaves it to itself" in err
     assert f"long is stopped; what is finished lies in {tmp_path}/runs/long" in err
     shown += map(int, re.findall(r"^round +(\d+)/", out, re.M))
