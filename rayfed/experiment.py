@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -260,7 +261,7 @@ def open_workers(job: Job, site: Site, progress: Callable[[int, int], None]) -> 
         return
     from rayfed.runtime.session import workers  # Ray takes a second to import; without it nobody should wait
 
-    with workers(job.ray, job.name, site, progress) as pool:
+    with workers(job.ray, job.name, site, progress, load=partial(prepare, job)) as pool:
         yield pool
 
 

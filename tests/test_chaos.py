@@ -1,0 +1,171 @@
+"""Federations that everything happens to: actors, nodes and the driver die, checkpoints are torn, and no bit changes.
+
+`pytest -m slow` plays three of them, `pytest -m chaos` the other twenty-seven; a seed names each.
+"""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from shutil import rmtree
+
+import pytest
+from ray.cluster_utils import Cluster
+
+from rayfed.record import read_table
+from rayfed.runtime.session import OUR_RAY
+
+ROOT = Path(__file__).resolve().parents[1]
+METHODS = ["fedntd", "scaffold", "fedcsd", "moon", "feddyn"]
+ROUNDS = 8
+SETTINGS = {
+    "model.name": "lenet",
+    "data.partition.num_clients": 8,
+    "train.num_rounds": ROUNDS,
+    "train.clients_per_round": 4,
+    "train.local_steps": 4,
+    "train.batch_size": 20,
+    "output.every": 1,
+}
+WATCHFUL = {  # as for a cluster whose nodes are known to die
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_timeout_ms": "500",
+    "RAY_health_check_failure_threshold": "5",
+    "RAY_worker_niceness": "0",
+}
+
+
+def command(path, name, method, **settings):
+    overrides = {**SETTINGS, **settings, "name": name, "method": method, "output.path": path}
+    values = [word for key, value in overrides.items() for word in ("-s", f"{key}={value}")]
+    return [sys.executable, "-m", "rayfed", "run", str(ROOT / "jobs/quickstart.toml"), *values, "--resume"]
+
+
+def numbers(path):
+    """Everything about a finished run that must not depend on what happened to it."""
+    weights = (path / f"checkpoints/round-{ROUNDS:05d}.safetensors").read_bytes()
+    columns = {"rounds": ["seconds"], "clients": ["seconds", "node"], "classes": []}
+    return weights, {name: read_table(path, name).drop_columns(drop).to_pylist() for name, drop in columns.items()}
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory):
+    """A method -> the numbers of a run that nothing happened to, in one process, without Ray."""
+    folder, known = tmp_path_factory.mktemp("undisturbed"), {}
+
+    def undisturbed(method):
+        if method not in known:
+            ran = subprocess.run(command(folder, method, method, **{"ray.mode": "off"}), capture_output=True, text=True)
+            assert ran.returncode == 0, ran.stderr
+            known[method] = numbers(folder / method)
+        return known[method]
+
+    return undisturbed
+
+
+@pytest.fixture
+def nodes():
+    """A cluster of a head without CPUs for actors, and two nodes with one each."""
+    environment = {**OUR_RAY, **WATCHFUL}
+    before = {key: os.environ.get(key) for key in environment}
+    os.environ.update(environment)
+    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
+    node = {"include_dashboard": False, "temp_dir": folder, "object_store_memory": 100 * 2**20}
+    try:
+        cluster = Cluster(initialize_head=True, head_node_args={**node, "num_cpus": 0})
+        try:
+            for _ in range(2):
+                cluster.add_node(num_cpus=1, object_store_memory=100 * 2**20)
+            yield cluster
+        finally:
+            cluster.shutdown()
+    finally:
+        for key, value in before.items():
+            os.environ.pop(key) if value is None else os.environ.update({key: value})
+        rmtree(folder, ignore_errors=True)
+
+
+def raylet(node):
+    return node.all_processes["raylet"][0].process.pid
+
+
+def kill_actor(cluster, chance):
+    """SIGKILL to a process in which clients train; whether there was one."""
+    parents = ",".join(str(raylet(node)) for node in cluster.list_all_nodes())
+    listed = subprocess.run(["ps", "--ppid", parents, "-o", "pid=,args="], capture_output=True, text=True).stdout
+    found = [int(line.split()[0]) for line in listed.splitlines() if "client-" in line or "ClientActor" in line]
+    if found:
+        os.kill(chance.choice(found), signal.SIGKILL)
+    return bool(found)
+
+
+def kill_node(cluster, chance):
+    """Pull the plug of a node; another one comes a moment later."""
+    node = chance.choice(sorted(cluster.worker_nodes, key=lambda node: node.node_id))
+    os.kill(raylet(node), signal.SIGKILL)
+    cluster.remove_node(node, allow_graceful=False)
+    time.sleep(chance.uniform(0, 3))
+    cluster.add_node(num_cpus=1, object_store_memory=100 * 2**20)
+    return True
+
+
+def tear(checkpoints, chance):
+    """Cut a file of the newest of two checkpoints short, or lose it; whether there were two."""
+    *older, newest = sorted(checkpoints.glob("round-*.json")) or [None]
+    if not older:
+        return False
+    file = chance.choice(sorted(checkpoints.glob(f"{newest.stem}.*")))
+    if chance.random() < 0.3:
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[: chance.randrange(file.stat().st_size)])
+    return True
+
+
+seeds = [pytest.param(seed, marks=pytest.mark.slow if seed < 3 else pytest.mark.chaos) for seed in range(30)]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", seeds)
+def test_whatever_happens_the_bits_are_the_same(seed, nodes, undisturbed, tmp_path, record_property):
+    method, chance = METHODS[seed % len(METHODS)], random.Random(seed)
+    expected = undisturbed(method)
+    # What happens in which round; the same round may be played again, and then nothing more happens in it.
+    kinds = ["actor", "actor", "node", "driver", "torn"]
+    due = dict(zip(chance.sample(range(1, ROUNDS), 5), chance.sample(kinds, 5), strict=True))
+    happened, run = Counter(), tmp_path / "run"
+    driver = command(tmp_path, "run", method, **{"ray.address": nodes.address})
+    while True:
+        process = subprocess.Popen(driver, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        try:
+            for line in process.stdout:
+                kind = due.pop(int(line[5:].partition("/")[0]), None) if line.startswith("round ") else None
+                if kind is None:
+                    continue
+                time.sleep(chance.uniform(0, 0.5))
+                if kind == "actor":
+                    happened[kind] += kill_actor(nodes, chance)
+                elif kind == "node":
+                    happened[kind] += kill_node(nodes, chance)
+                else:
+                    process.send_signal(chance.choice([signal.SIGKILL, signal.SIGTERM]))
+                    process.wait(timeout=120)
+                    happened["driver"] += 1
+                    happened["torn"] += kind == "torn" and tear(run / "checkpoints", chance)
+                    break
+            _, said = process.communicate(timeout=300)
+        finally:
+            process.kill()
+        if process.returncode not in (-signal.SIGKILL, 130):
+            break
+    record_property("happened", dict(happened))
+    print(f"seed {seed}, {method}: {dict(happened)}")
+    assert process.returncode == 0, said
+    assert numbers(run) == expected
+    assert happened["driver"] and happened["node"], "or it was no chaos"

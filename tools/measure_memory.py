@@ -1,0 +1,83 @@
+"""Memory of the driver, the actors and the object store over 200 rounds, as a table and a figure: it has to be flat.
+
+python tools/measure_memory.py [ROUNDS]     # of SCAFFOLD, whose clients remember; writes docs/figures/memory.svg
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import ray
+from matplotlib import style
+from matplotlib.figure import Figure
+from ray._private.internal_api import memory_summary
+
+from rayfed import read_job
+from rayfed.experiment import Silent, run
+from rayfed.report.figures import METADATA, STYLE
+
+ROOT = Path(__file__).resolve().parents[1]
+FIGURE = ROOT / "docs/figures/memory.svg"
+SETTINGS = {
+    "method": "scaffold",
+    "model.name": "lenet",
+    "ray.actors": 2,
+    "train.clients_per_round": 4,
+    "train.local_steps": 1,
+    "train.lr": 0.01,
+}
+
+
+class Watch(Silent):
+    """Looks at the memory after every round, in MiB: driver, actors together, objects in the store."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, float, float, float]] = []
+
+    def round(self, round) -> None:
+        listed = subprocess.run(["ps", "-eo", "ppid=,rss=,args="], capture_output=True, text=True, check=True).stdout
+        actors = [int(line.split()[1]) for line in listed.splitlines() if "ray::memory/client-" in line]
+        stored = re.search(r"Plasma memory usage ([\d.]+) MiB", memory_summary(stats_only=True))
+        self.rows.append((round.round, resident(os.getpid()), sum(actors) / 1024, float(stored[1])))
+
+
+def resident(pid: int) -> float:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024
+
+
+def measure(rounds: int) -> np.ndarray:
+    """(rounds + 1, 4): round, driver, actors, store."""
+    watch = Watch()
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {**SETTINGS, "name": "memory", "train.num_rounds": rounds, "output.path": folder}
+        run(read_job(ROOT / "jobs/quickstart.toml", settings), display=watch)
+    return np.array(watch.rows)
+
+
+def draw(rows: np.ndarray, path: Path) -> None:
+    with style.context(["default", STYLE | {"savefig.transparent": False, "svg.hashsalt": "memory"}]):
+        figure = Figure(figsize=(9.0, 2.6))
+        for axes, column, name in zip(
+            figure.subplots(1, 3), (1, 2, 3), ("driver", "actors", "object store"), strict=True
+        ):
+            axes.plot(rows[:, 0], rows[:, column])
+            axes.set(title=name, xlabel="round", ylabel="MiB", ylim=(0, 1.2 * rows[:, column].max()))
+        figure.savefig(path, format="svg", metadata=METADATA)
+    path.write_text(re.sub(r"[ \t]+$", "", path.read_text().replace("#010203", "#333333"), flags=re.MULTILINE))
+
+
+if __name__ == "__main__":
+    rows = measure(int(sys.argv[1]) if len(sys.argv) > 1 else 200)
+    print("round  driver  actors   store   (MiB)")
+    for row in rows[:: max(1, len(rows) // 10)]:
+        print("{:5.0f}  {:6.1f}  {:6.1f}  {:6.1f}".format(*row))
+    FIGURE.parent.mkdir(exist_ok=True)
+    draw(rows, FIGURE)
+    ray.shutdown()
