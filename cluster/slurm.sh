@@ -69,39 +69,43 @@ on() {
     steps+=($!)
 }
 
-umask 077  # for the token; what the driver writes is as usual again
-mkdir "$private" && python -c "import secrets; print(secrets.token_hex(32), end='')" >"$private/token" || exit 1
-umask "$usual"
-
-on "${nodes[0]}" --head --node-ip-address="$address" --port="$port" \
-    --dashboard-host=127.0.0.1 --dashboard-port=$((port + 1)) --ray-client-server-port=$((port + 6))
-export RAY_ADDRESS=$address:$port
-for node in "${nodes[@]:1}"; do
-    on "$node" --address="$RAY_ADDRESS"
-done
-
-# rayfed counts what there is when it starts, so all nodes must be there; one that cannot reach the head never will be.
-timeout --kill-after=5 "$limit" python - "${#nodes[@]}" <<'PY' &
+# joined NUMBER: returns when so many nodes have joined, and else ends the script
+joined() {
+    timeout --kill-after=5 "$limit" python - "$1" <<'PY' &
 import sys, time
 import ray
 
 ray.init(logging_level="ERROR", log_to_driver=False)
 while sum(node["Alive"] for node in ray.nodes()) < int(sys.argv[1]):
     time.sleep(0.5)
-print(f"Ray runs on {sys.argv[1]} nodes", flush=True)
 PY
-joining=$!
-wait -n "$joining" "${steps[@]}"
-joined=$?
-if kill -0 "$joining" 2>/dev/null; then  # a signal came, or Ray ended on a node
-    steps+=("$joining")
-    ((stopped == 0)) && echo "error: Ray ended on a node, see above" >&2 && exit 1
-elif ((joined != 0)); then
-    echo "error: not all of ${nodes[*]} had joined after $limit s: can they reach $RAY_ADDRESS?" \
-        "(HEAD_ADDRESS sets another)" >&2
-    exit 1
-fi
-((stopped == 0)) || exit 143
+    local joining=$!
+    wait -n "$joining" "${steps[@]}"
+    local status=$?
+    if kill -0 "$joining" 2>/dev/null; then  # a signal came, or Ray ended on a node
+        steps+=("$joining")
+        ((stopped == 0)) && echo "error: Ray ended on a node, see above" >&2 && exit 1
+    elif ((status != 0)); then
+        echo "error: not all of ${nodes[*]} had joined after $limit s: can they reach $RAY_ADDRESS?" \
+            "(HEAD_ADDRESS sets another)" >&2
+        exit 1
+    fi
+    ((stopped == 0)) || exit 143
+}
+
+umask 077  # for the token; what the driver writes is as usual again
+mkdir "$private" && python -c "import secrets; print(secrets.token_hex(32), end='')" >"$private/token" || exit 1
+umask "$usual"
+
+export RAY_ADDRESS=$address:$port
+on "${nodes[0]}" --head --node-ip-address="$address" --port="$port" \
+    --dashboard-host=127.0.0.1 --dashboard-port=$((port + 1)) --ray-client-server-port=$((port + 6))
+joined 1  # a worker gives up on a head that is slow to come
+for node in "${nodes[@]:1}"; do
+    on "$node" --address="$RAY_ADDRESS"
+done
+joined "${#nodes[@]}"  # rayfed counts what there is when it starts
+echo "Ray runs on ${#nodes[@]} nodes"
 
 rayfed "$@" &
 driver=$!

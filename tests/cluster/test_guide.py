@@ -95,6 +95,13 @@ def test_files_that_are_named_exist():
     assert not [path for path in named if not (ROOT / path).is_file()]
 
 
+@pytest.mark.parametrize("path", [GUIDE, ROOT / "cluster" / "README.md"], ids=lambda path: path.name)
+def test_links_exist(path):
+    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", path.read_text()) if ":" not in link]
+    assert len(links) > 4
+    assert not [link for link in links if not (path.parent / link).exists()]
+
+
 def test_every_step_says_whether_it_was_tried():
     steps = re.split(r"^## (?=\d\. )", TEXT, flags=re.MULTILINE)[1:]
     assert len(steps) == 7
