@@ -1,9 +1,11 @@
 """Real clusters of our own, each in a short folder of its own; and what a run on one of them is compared with."""
 
 import copy
+import gc
 import os
 import shutil
 import tempfile
+import warnings
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -36,7 +38,10 @@ def _a_cluster(environment=(), **head):
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # a socket's path may have 107 characters
     node = {"include_dashboard": False, "temp_dir": folder, "object_store_memory": 150 * 2**20, **head}
     try:
-        cluster = Cluster(initialize_head=True, head_node_args=node)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)  # Ray forgets a socket where the dashboard's port is taken
+            cluster = Cluster(initialize_head=True, head_node_args=node)
+            gc.collect()
         try:
             ray.init(address=cluster.address, log_to_driver=False)
             yield cluster

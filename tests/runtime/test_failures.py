@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import ray
 import torch
+from ray.exceptions import ActorUnavailableError
 from torch import nn
 
 from rayfed.job import RayOptions
@@ -122,9 +123,13 @@ def joined(**options):
 
 
 def pids(run):
-    """The processes of a run's actors."""
+    """The processes of a run's actors, once all of them are there."""
     actors = [ray.get_actor(name) for name in ray.util.list_named_actors() if name.startswith(run)]
-    return set(ray.get([actor.__ray_call__.remote(lambda self: os.getpid()) for actor in actors]))
+    while True:
+        try:
+            return set(ray.get([actor.__ray_call__.remote(lambda self: os.getpid()) for actor in actors]))
+        except ActorUnavailableError:  # it is being restarted
+            time.sleep(0.1)
 
 
 @pytest.mark.parametrize("what", ["SIGKILL", *(pytest.param(w, marks=pytest.mark.slow) for w in ("crash", "abort"))])
@@ -161,7 +166,7 @@ def test_an_idle_actor_may_die_and_all_of_them_at_any_time(cluster, make_site, p
             os.kill(pid, signal.SIGKILL)
             killed.append(pid)
         if round.round == 2:
-            while not pids("idle/").isdisjoint(killed):  # until Ray has restarted them
+            while not pids("idle/").isdisjoint(killed):  # until Ray has restarted them, and nobody has opened them
                 time.sleep(0.1)
 
     with workers(joined(actors=2), "idle", site) as pool:
@@ -192,6 +197,7 @@ def test_a_client_may_take_ten_times_as_long_as_the_longest_before(cluster):
     assert Deadline(7.5).of(call(10)) == 7.5
 
 
+@pytest.mark.slow
 def test_a_heartbeat_says_who_is_awaited_and_where_and_less_and_less_often(
     cluster, make_site, on_ray, folder, monkeypatch, caplog
 ):
@@ -210,7 +216,7 @@ def test_work_that_kills_every_worker_ends_the_run(cluster, make_site, on_ray, f
         on_ray(site, 2)
 
 
-@pytest.mark.parametrize("error", ["plain", "unpicklable"])
+@pytest.mark.parametrize("error", ["plain", pytest.param("unpicklable", marks=pytest.mark.slow)])
 def test_a_clients_own_exception_ends_the_run_at_once(cluster, make_site, on_ray, error):
     site = make_site(compose(Fail(error)), clients_per_round=6)
     with pytest.raises(
