@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import os
 import platform
 import subprocess
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 
 from rayfed.data.federation import Federation
 from rayfed.job import Job
+
+COMMIT = "RAYFED_COMMIT"
 
 
 def environment(job: Job, federation: Federation) -> dict[str, Any]:
@@ -20,7 +23,7 @@ def environment(job: Job, federation: Federation) -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: _version(name) for name in packages},
-        "commit": _commit(),
+        "commit": commit(),
         "job": job.hash(),
         "data": hash_of(federation),
         "partition": federation.partition.hash(),
@@ -43,11 +46,14 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _commit() -> str | None:
-    """The commit of the source tree that this package runs from, if it runs from one; `+` if the tree has changes."""
+def commit() -> str | None:
+    """The commit of the source tree that this package runs from; `+` if the tree has changes, None if there is no tree.
+
+    A submitted package has none with it; who submits it says so in the environment.
+    """
     here = Path(__file__).parent
     if not (here.parent / ".git").exists():
-        return None
+        return os.environ.get(COMMIT) or None
     try:
         options = {"cwd": here, "capture_output": True, "text": True, "check": True, "timeout": 10}
         commit = subprocess.run(["git", "rev-parse", "HEAD"], **options).stdout.strip()  # type: ignore[call-overload]

@@ -110,18 +110,21 @@ def refuse_overwriting(job: Job, force: bool) -> None:
 
 def is_done(job: Job) -> bool:
     """Whether the job's results are in its folder, complete. Raises `InputError` where another job's results are."""
-    return is_begun(job) and read_summary(folder_of(job)).get("status") == "done"
+    summary = read_summary(folder_of(job)) if is_begun(job) else {}
+    return (summary.get("status"), summary.get("rounds")) == ("done", job.training.num_rounds)
 
 
 def is_begun(job: Job) -> bool:
-    """Whether the job's folder is there. Raises `InputError` where it holds another job's results."""
+    """Whether the job's folder is there, with no more rounds than it asks for. `InputError` where it is another job's."""
     path = folder_of(job)
     if not (path / "job.toml").is_file():
         return False
-    if read_job(path / "job.toml").hash() != job.hash():
+    there = read_job(path / "job.toml")
+    further = read_summary(path).get("rounds", 0) > job.training.num_rounds
+    if checkpoint.lineage(there) != checkpoint.lineage(job) or further:
         raise InputError(
-            f"'{path}' holds the results of another job of this name; give --force to replace them, or the job "
-            "another name"
+            f"'{path}' holds the results of another job of this name{' (it has more rounds)' if further else ''}; give "
+            "--force to replace them, or the job another name"
         )
     return True
 

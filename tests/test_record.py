@@ -21,7 +21,7 @@ from rayfed.job import make_job, read_job
 from rayfed.local import Evaluation
 from rayfed.methods import RECIPES, Part
 from rayfed.provenance import hash_of
-from rayfed.record import SCHEMAS, Record, folder_of, is_done, read_summary, read_table
+from rayfed.record import SCHEMAS, Record, folder_of, is_begun, is_done, read_summary, read_table
 from rayfed.rounds import ClientRow, Round
 from rayfed.values import InputError
 
@@ -207,16 +207,24 @@ def test_a_file_in_the_way_is_said_so(job, federation, tmp_path):
 
 
 def test_a_job_is_done_when_its_own_results_are_complete(job, federation):
+    job = replace(job, training=replace(job.training, num_rounds=1))
     assert not is_done(job)
     made = Record(job, federation)
+    made.add(a_round(0))
     assert not is_done(job)
     made.finish("failed")
     assert not is_done(job)
+    made.add(a_round(1))
     made.finish("done")
     assert is_done(job)
     assert is_done(replace(job, ray=replace(job.ray, mode="on"))), "where it ran does not matter"
-    with pytest.raises(InputError, match="holds the results of another job of this name"):
+    longer = replace(job, training=replace(job.training, num_rounds=2))
+    assert is_begun(longer) and not is_done(longer)
+    with pytest.raises(InputError, match="holds the results of another job of this name; give"):
         is_done(replace(job, seed=1))
+    made.add(a_round(2))
+    with pytest.raises(InputError, match=r"holds the results of another job of this name \(it has more rounds\)"):
+        is_done(job)
 
 
 def test_one_process_at_a_time_writes(job, federation):

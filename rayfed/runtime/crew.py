@@ -36,6 +36,8 @@ OPEN_LIMIT = 180.0  # seconds after which one that has not taken up the run is s
 class WorkersLost(RunFailed):
     """Workers, or what they held, are gone, and the run cannot go on without. A later one can, from a checkpoint."""
 
+    resumable = True
+
 
 @dataclass(eq=False)
 class Member:

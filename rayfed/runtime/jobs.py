@@ -29,6 +29,7 @@ from ray.job_submission import JobDetails, JobSubmissionClient
 from ray.util.state import list_nodes
 from ray.util.state.exception import RayStateApiException
 
+from rayfed.provenance import COMMIT, commit
 from rayfed.runtime import trust
 from rayfed.values import InputError, did_you_mean
 
@@ -108,7 +109,7 @@ class Jobs:
                 submission_id=submission_id,
                 runtime_env={
                     "working_dir": str(package),
-                    "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_LIMIT)},
+                    "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_LIMIT), COMMIT: commit() or ""},
                 },
                 metadata={RUN: run, "job_name": run, **(metadata or {})},
             )
