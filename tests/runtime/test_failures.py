@@ -174,11 +174,14 @@ def test_an_idle_actor_may_die_and_all_of_them_at_any_time(cluster, make_site, p
     assert len(set(killed)) == 8
 
 
+@pytest.mark.slow
 def test_an_actor_that_hangs_is_killed_and_its_client_run_elsewhere(cluster, make_site, here, on_ray, folder, caplog):
     site = make_site(compose(scaffold(), Harm("hang", folder)), clients_per_round=6)
-    result = on_ray(site, 2, deadline=5.0)
+    result = on_ray(site, 2, deadline=20.0)  # a busy machine is no mistake
     assert result == here(site)
-    assert re.search(r"client 1, round 2: no answer from actor client-\d on [\d.]+ for 5 s; it is killed", caplog.text)
+    assert re.search(
+        r"client 1, round 2: no answer from actor client-\d on [\d.]+ for \d+ s; it is killed", caplog.text
+    )
 
 
 def test_a_client_may_take_ten_times_as_long_as_the_longest_before(cluster):

@@ -221,10 +221,10 @@ def test_a_link_is_cut_and_healed(a_cluster, make_site, played, here, tmp_path, 
 
         def cut():
             sh("ip link set rayfed0 down")
-            time.sleep(12)
+            time.sleep(16)
             sh("ip link set rayfed0 up")
 
-        deadline = "auto" if noticed else 6.0
+        deadline = "auto" if noticed else 10.0
         with once(tmp_path / "there", cut), workers(joined(actors=2, deadline=deadline), "cut", site) as pool:
             assert played(site, pool) == expected
     assert ("lost with actor" if noticed else "no answer from actor") in caplog.text
