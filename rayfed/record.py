@@ -115,7 +115,7 @@ def is_done(job: Job) -> bool:
 
 
 def is_begun(job: Job) -> bool:
-    """Whether the job's folder is there, with no more rounds than it asks for. `InputError` where it is another job's."""
+    """Whether the job's folder is there, with no more rounds than it asks for. `InputError` if it is another job's."""
     path = folder_of(job)
     if not (path / "job.toml").is_file():
         return False
