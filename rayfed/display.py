@@ -163,7 +163,8 @@ def ray_text(job: Job) -> str:
     if job.ray.mode == "off":
         return "off: in this process"
     at = f"at {job.ray.cluster}" if job.ray.cluster else "started here"
-    return f"{at}; actors: {job.ray.actors}, each with {job.ray.num_cpus:g} CPU and {job.ray.gpu_share:g} GPU"
+    gpus = "as much GPU as it needs" if job.ray.num_gpus == "auto" else f"{job.ray.gpu_share:g} GPU"
+    return f"{at}; actors: {job.ray.actors}, each with {job.ray.num_cpus:g} CPU and {gpus}"
 
 
 def round_line(round: Round, training: Training) -> str:

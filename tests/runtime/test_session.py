@@ -1,9 +1,11 @@
 """Joining a Ray, being placed on it, and leaving it as it was."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -58,6 +60,23 @@ def test_an_address_where_no_ray_answers_is_refused(make_site, monkeypatch):
     with pytest.raises(InputError, match=r"ray.address = '127.0.0.1:1': no Ray answers there"):
         with workers(RayOptions(address="127.0.0.1:1"), "nobody", make_site(fedavg())):
             pass
+
+
+@pytest.mark.slow
+def test_an_old_address_file_of_a_ray_that_is_gone_misleads_nobody(tmp_path):
+    """A bare `ray.init()` would follow it, and wait."""
+    folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # a socket's path may have 107 characters
+    (folder / "ray").mkdir()
+    (folder / "ray" / "ray_current_cluster").write_text("192.0.2.77:6379")
+    values = {"name": "n", "output.path": tmp_path, "model.name": "lenet", "train.num_rounds": 1, "ray.actors": 1}
+    words = [word for key, value in values.items() for word in ("-s", f"{key}={value}")]
+    command = [sys.executable, "-m", "rayfed", "run", str(QUICKSTART), *words]
+    environment = {**os.environ, "RAY_TMPDIR": str(folder)}
+    environment.pop("RAY_ADDRESS", None)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment)
+    shutil.rmtree(folder)
+    assert done.returncode == 0, done.stderr
+    assert "1 actor on" in done.stderr
 
 
 def test_nothing_of_a_run_stays_in_a_cluster_that_was_joined(cluster, make_site, on_ray):
