@@ -22,6 +22,7 @@ from rayfed.job import Job, read_job
 from rayfed.local import ClientFailed, Site
 from rayfed.methods.part import Method, Parts, Switch
 from rayfed.models import build_model
+from rayfed.package import is_relative, places_of
 from rayfed.provenance import hash_of
 from rayfed.record import Record, checkpoints_of, folder_of, is_begun, logging_to_file, read_table, refuse_overwriting
 from rayfed.rounds import Round, Workers
@@ -259,6 +260,10 @@ def open_workers(job: Job, site: Site, progress: Callable[[int, int], None]) -> 
     if job.ray.mode == "off":
         yield Here(site, progress, gpu=job.ray.num_gpus != 0)
         return
+    if job.ray.data == "storage":
+        for key, path in places_of(job).items():
+            if key.startswith("data.") and is_relative(path):
+                raise InputError(f"{key} = '{path}': with ray.data = 'storage' every node reads it: give a whole path")
     from rayfed.runtime.session import workers  # Ray takes a second to import; without it nobody should wait
 
     with workers(job.ray, job.name, site, progress, load=partial(prepare, job)) as pool:

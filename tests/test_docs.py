@@ -1,6 +1,8 @@
 """What docs/ says about the methods is what the code does: names, defaults, snippets, links, numbers of cost."""
 
 import importlib
+import importlib.util
+import itertools
 import json
 import re
 import sys
@@ -28,7 +30,7 @@ METHODS = DOCS / "methods"
 OVERVIEW = METHODS / "README.md"
 PAGES = {path.stem: path for path in sorted(METHODS.glob("*.md")) if path != OVERVIEW}
 EVERY = [*sorted(DOCS.glob("*.md")), OVERVIEW, *PAGES.values()]
-SECTIONS = ["Formula", "Use", "Parameters", "Cost", "When", "Reading", "Reference"]
+SECTIONS = ["Formula", "Use", "Parameters", "Cost", "When", "Seen", "Reading", "Reference"]
 
 every_page = pytest.mark.parametrize("name", PAGES)
 every_file = pytest.mark.parametrize("path", EVERY, ids=lambda path: str(path.relative_to(DOCS)))
@@ -208,3 +210,19 @@ def test_cost_is_as_measured(name, make_federation, monkeypatch, one_thread):
     assert measured == pytest.approx(said, abs=0.05)
     for cell, number in zip(cells[2:], measured[2:], strict=True):
         assert ("+" in cell) == (number != round(number)), "an odd term is said where there is one"
+
+
+# The comparison.
+
+
+def test_the_comparisons_tables_are_those_of_its_results():
+    """No number in it was typed: the page is made of the file, and every method, setting and seed is there."""
+    spec = importlib.util.spec_from_file_location("make_comparison", DOCS.parent / "tools" / "make_comparison.py")
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    runs = tool.read_runs(DOCS / "comparison" / "results.csv")
+    page = (DOCS / "comparison.md").read_text()
+    assert tool.put_tables(page, runs) == page
+    cells = {(run.data, run.setting, run.method, run.seed) for run in runs}
+    assert cells == set(itertools.product(tool.DATA, tool.SETTINGS, RECIPES, range(3)))
+    assert len(runs) == len(cells)
