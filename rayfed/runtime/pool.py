@@ -11,7 +11,7 @@ from ray.exceptions import ObjectLostError
 from rayfed.local import Broadcast, Evaluation
 from rayfed.rounds import Arrival, Round
 from rayfed.runtime.crew import Crew, WorkersLost
-from rayfed.runtime.dispatch import Batch, Call, Deadline, Result
+from rayfed.runtime.dispatch import FETCH_LIMIT, Batch, Call, Deadline, Result
 from rayfed.runtime.gauges import Gauges
 from rayfed.runtime.here import Progress, chunks, quiet
 from rayfed.weights import Tree, Weights
@@ -101,7 +101,7 @@ class Pool:
         return sum(rest, first)
 
     def recall(self, memory: ObjectRef) -> Packed:
-        return ray.get(memory)
+        return ray.get(memory, timeout=FETCH_LIMIT)
 
     def remember(self, memory: Packed) -> ObjectRef:
         return ray.put(memory)
