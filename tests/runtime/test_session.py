@@ -80,10 +80,9 @@ def test_an_old_address_file_of_a_ray_that_is_gone_misleads_nobody(tmp_path):
 
 
 def test_nothing_of_a_run_stays_in_a_cluster_that_was_joined(cluster, make_site, on_ray):
-    before, site = resources(), make_site(fedntd(), num_rounds=1)
-    on_ray(site, 2)
+    on_ray(make_site(fedntd(), num_rounds=1), 2)
     assert ray.is_initialized()
-    wait_for(before)
+    wait_for(ray.cluster_resources())
     assert not [name for name in ray.util.list_named_actors() if name.startswith("test-")]
 
 
