@@ -74,7 +74,7 @@ def tables(runs: list[Run]) -> str:
         methods = list(dict.fromkeys(method for method, _, _ in cells))
         best = {
             (setting, measure): (min if measure == "forgetting" else max)(
-                np.mean(cells[method, setting, measure]) for method in methods
+                Spread.of(cells[method, setting, measure]).mean for method in methods
             )
             for setting, measure in columns
         }
