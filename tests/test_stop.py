@@ -38,4 +38,5 @@ def test_a_signal_stops_a_run_between_two_rounds(tmp_path, mode, sent):
     summary = json.loads((tmp_path / "quickstart" / "summary.json").read_text())
     assert summary["status"] == "stopped"
     assert summary["rounds"] >= 2
-    assert len(list((tmp_path / "quickstart" / "checkpoints").iterdir())) == 1
+    manifests = [path.name for path in (tmp_path / "quickstart" / "checkpoints").glob("*.json")]
+    assert manifests == [f"round-{summary['rounds']:05d}.json"]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -35,16 +34,20 @@ SETTINGS = {
 
 
 class Watch(Silent):
-    """Looks at the memory after every round, in MiB: driver, actors together, objects in the store."""
+    """Looks at the memory every 20 rounds, in MiB: driver, actors together, objects in the store."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, float, float, float]] = []
 
     def round(self, round) -> None:
-        listed = subprocess.run(["ps", "-eo", "ppid=,rss=,args="], capture_output=True, text=True, check=True).stdout
-        actors = [int(line.split()[1]) for line in listed.splitlines() if "ray::memory/client-" in line]
-        stored = re.search(r"Plasma memory usage ([\d.]+) MiB", memory_summary(stats_only=True))
-        self.rows.append((round.round, resident(os.getpid()), sum(actors) / 1024, float(stored[1])))
+        if round.round % 20:
+            return
+        actors = [ray.get_actor(name) for name in ray.util.list_named_actors() if name.startswith("memory/client-")]
+        pids = ray.get([actor.__ray_call__.remote(lambda self: os.getpid()) for actor in actors])
+        stored = re.search(
+            r"Plasma memory usage ([\d.]+) MiB", memory_summary(ray.get_runtime_context().gcs_address, stats_only=True)
+        )
+        self.rows.append((round.round, resident(os.getpid()), sum(map(resident, pids)), float(stored[1])))
 
 
 def resident(pid: int) -> float:
@@ -53,7 +56,7 @@ def resident(pid: int) -> float:
 
 
 def measure(rounds: int) -> np.ndarray:
-    """(rounds + 1, 4): round, driver, actors, store."""
+    """(looks, 4): round, driver, actors, store."""
     watch = Watch()
     with tempfile.TemporaryDirectory() as folder:
         settings = {**SETTINGS, "name": "memory", "train.num_rounds": rounds, "output.path": folder}
@@ -76,7 +79,7 @@ def draw(rows: np.ndarray, path: Path) -> None:
 if __name__ == "__main__":
     rows = measure(int(sys.argv[1]) if len(sys.argv) > 1 else 200)
     print("round  driver  actors   store   (MiB)")
-    for row in rows[:: max(1, len(rows) // 10)]:
+    for row in rows:
         print("{:5.0f}  {:6.1f}  {:6.1f}  {:6.1f}".format(*row))
     FIGURE.parent.mkdir(exist_ok=True)
     draw(rows, FIGURE)
