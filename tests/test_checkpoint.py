@@ -424,17 +424,19 @@ def test_killed_again_and_again_it_ends_with_the_same_bits(tmp_path):
     def command(*arguments):
         return subprocess.Popen([sys.executable, "-m", "rayfed", *arguments], stdout=subprocess.PIPE, text=True)
 
-    assert command("run", *job, "-s", "name=whole").wait() == 0
+    with command("run", *job, "-s", "name=whole") as run:
+        run.communicate()
+    assert run.returncode == 0
     generator, kills = random.Random(0), 0
     while True:
-        run = command("run", *job, "-s", "name=killed", "--resume")
-        for line in run.stdout:
-            if line.startswith("round") and kills < 5:
-                time.sleep(generator.uniform(0, 0.6))
-                run.send_signal(signal.SIGKILL)
-                kills += 1
-                break
-        if run.wait() != -signal.SIGKILL:
+        with command("run", *job, "-s", "name=killed", "--resume") as run:
+            for line in run.stdout:
+                if line.startswith("round") and kills < 5:
+                    time.sleep(generator.uniform(0, 0.6))
+                    run.send_signal(signal.SIGKILL)
+                    kills += 1
+                    break
+        if run.returncode != -signal.SIGKILL:
             break
     assert (run.returncode, kills) == (0, 5)
     name = "checkpoints/round-00012.safetensors"
