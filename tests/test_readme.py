@@ -1,9 +1,14 @@
-"""The README's tree has every file, and no other."""
+"""The README's tree has every file, and no other; its examples can be run."""
 
 import re
 from pathlib import Path
 
+from rayfed.job import read_job
+from rayfed.seeds import cohort
+
 ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES = [ROOT / "README.md", ROOT / "rayfed/cli/train.py"]
+REPLAY = re.compile(r"rayfed replay runs/\S+ --round (\d+) --client (\d+)")
 
 
 def test_the_tree_lists_every_source_file():
@@ -16,3 +21,13 @@ def test_the_tree_lists_every_source_file():
             listed.add("/".join(folders))
     there = {path.relative_to(ROOT).as_posix() for path in (ROOT / "rayfed").rglob("*.py")}
     assert listed == {path for path in there if Path(path).name not in ("__init__.py", "__main__.py")}
+
+
+def test_the_clients_that_are_to_be_seen_again_were_in_those_rounds():
+    """`rayfed replay` refuses others, so an example has to name one that the quickstart's seed has drawn."""
+    job = read_job(ROOT / "jobs/quickstart.toml")
+    clients = {path: REPLAY.findall(path.read_text()) for path in EXAMPLES}
+    assert all(clients.values())
+    for number, client in (pair for pairs in clients.values() for pair in pairs):
+        drawn = cohort(job.seed, int(number), job.partition.num_clients, job.training.clients_per_round)
+        assert int(client) in drawn

@@ -93,7 +93,7 @@ def replay(run: Path, round: int, client: int, debug: bool) -> None:
 
     \b
     Example:
-      rayfed replay runs/quickstart --round 7 --client 12
+      rayfed replay runs/quickstart --round 7 --client 10
     """
     from rayfed.replay import replay as again
 
