@@ -8,6 +8,6 @@ that, and to more: docs/jobs.md.
 
 import sys
 
-from rayfed.cli import main
+from rayfed.cli import command
 
-main(["run", *sys.argv[1:]], prog_name="rayfed")
+command(["run", *sys.argv[1:]])

@@ -1,5 +1,5 @@
 """`python -m rayfed` is the command `rayfed`."""
 
-from rayfed.cli import main
+from rayfed.cli import command
 
-main(prog_name="rayfed")
+command()

@@ -178,8 +178,8 @@ def _train(job: Job, display: Display, saved: Saved | None = None, *, force: boo
                 record.add(last)
                 checkpoints.follow(last)
                 display.round(last)
-                workers.finished(last)
-                if last.round and last.round % job.output.every == 0:
+                in_danger = workers.finished(last)
+                if last.round and (in_danger or last.round % job.output.every == 0):
                     _checkpoint(checkpoints, last, workers, record)
         except BaseException as error:
             if last is not None:

@@ -51,6 +51,7 @@ class RayOptions:
         Literal["auto"] | Annotated[float, Gt(0)],
         "seconds after which a client counts as hung; auto: ten times the longest so far, five minutes at least",
     ] = "auto"
+    max_retries: Annotated[int, Ge(0), "times that a client is run again after it was lost with its actor"] = 3
     patience: Annotated[float, Gt(0), "seconds without any actor after which the run ends"] = 180.0
 
     @property
@@ -72,6 +73,8 @@ class RayOptions:
         """
         if self.num_gpus == "auto":
             return 1.0
+        if 0 < self.num_gpus < 1e-3:
+            raise InputError(f"ray.num_gpus = {self.num_gpus}: an actor takes a thousandth of a GPU at least, or none")
         if self.num_gpus > 1 and self.num_gpus != int(self.num_gpus):
             raise InputError(
                 f"ray.num_gpus = {self.num_gpus}: more than one GPU an actor must be a whole number of them"

@@ -239,6 +239,15 @@ def read_summary(path: Path) -> dict[str, Any]:
     return read_json(path / "summary.json")
 
 
+def is_abandoned(path: Path) -> bool:
+    """Whether nobody on this machine writes to a run's folder. Another machine's lock may not be seen from here."""
+    try:
+        os.close(_only_writer(path))
+    except InputError:
+        return False
+    return True
+
+
 def read_json(file: Path) -> dict[str, Any]:
     """What a file holds; nothing where there is none."""
     return json.loads(file.read_text()) if file.is_file() else {}

@@ -65,8 +65,11 @@ class Workers(Protocol):
     def remember(self, memory: Packed) -> Memory:
         """A handle to what a client remembers: out of a checkpoint."""
 
-    def finished(self, round: Round) -> None:
-        """A round is over: they may show it, and look after themselves before the next."""
+    def finished(self, round: Round) -> bool:
+        """A round is over: they may show it, and look after themselves before the next.
+
+        Whether all of this process may soon be lost, so that it would be well to write a checkpoint now.
+        """
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,5 +1,6 @@
 """The commands for clusters, as far as they need none: what they print, how they end, what they refuse."""
 
+import fcntl
 import json
 import os
 import re
@@ -110,6 +111,15 @@ def test_runs_are_listed_from_the_last_written_on(folder):
         write_run(folder / "runs" / name, "done")
         os.utime(folder / "runs" / name / "summary.json", (10**9 - age, 10**9 - age))
     assert [row[0] for row in runs_in(folder / "runs")] == ["new", "old", "older"]
+
+
+def test_a_run_that_says_that_it_runs_is_held_against_who_writes_to_it(folder):
+    write_run(folder / "runs/one", "running")
+    lock = os.open(folder / "runs/one", os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    assert [row[1] for row in runs_in(folder / "runs")] == ["running"]
+    os.close(lock)
+    assert [row[1] for row in runs_in(folder / "runs")] == ["killed, or running elsewhere"]
 
 
 def test_progress_reads_what_a_run_prints():

@@ -155,6 +155,12 @@ def test_one_and_a_half_gpus_are_refused():
         read_job(QUICKSTART, {"ray.num_gpus": 1.5})
 
 
+@pytest.mark.parametrize("share", [5e-324, 0.0009])
+def test_the_share_of_a_gpu_has_a_least(share):
+    with pytest.raises(InputError, match=r"ray\.num_gpus = .*: an actor takes a thousandth of a GPU at least, or none"):
+        read_job(QUICKSTART, {"ray.num_gpus": share})
+
+
 def test_a_grid_is_no_job():
     with pytest.raises(InputError, match="this job file is a grid of many runs"):
         make_job({"name": "n", "grid": {"seeds": [0]}})

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 
 import click
 from click.shell_completion import get_completion_class
 
 from rayfed import __version__
 from rayfed.cli import cluster, show, status, train
+from rayfed.cli.guard import guarded
 from rayfed.display import log_to_stderr
 from rayfed.exits import Commands
 
@@ -63,6 +65,14 @@ def completion(shell: str) -> None:
         print(script(main, {}, "rayfed", "_RAYFED_COMPLETE").source())
 
 
-commands = (train.run, train.resume, train.replay, cluster.submit, status.status, cluster.logs, cluster.stop)
-for command in (*commands, show.methods, show.data, show.partition, show.report):
-    main.add_command(command)
+of_runs = (train.run, train.resume, train.replay, cluster.submit, status.status, cluster.logs, cluster.stop)
+for one in (*of_runs, show.methods, show.data, show.partition, show.report):
+    main.add_command(one)
+
+
+def command(arguments: Sequence[str] | None = None) -> None:
+    """What is typed: `main`, and where it trains, in a process that is watched over."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if list(arguments[:1]) in (["run"], ["resume"]):
+        guarded(arguments)
+    main(arguments, prog_name="rayfed")

@@ -107,15 +107,20 @@ def list_runs(root: Path) -> None:
 
 def runs_in(root: Path) -> list[tuple[str, str, str, str, str]]:
     """Of each run in a folder: name, status, round, best accuracy, and when something was written last."""
+    from rayfed.record import is_abandoned
+
     found = []
     for file in root.rglob("summary.json"):
         with suppress(OSError, ValueError, KeyError):  # half of a run, or somebody else's file
             summary = json.loads(file.read_text())
             job = tomllib.loads((file.parent / "job.toml").read_text())
             best = summary.get("best")
+            status = str(summary["status"])
+            if status == "running" and is_abandoned(file.parent):
+                status = "killed, or running elsewhere"
             row = (
                 file.parent.relative_to(root).as_posix(),
-                str(summary["status"]),
+                status,
                 f"{summary['rounds']}/{job['train']['num_rounds']}",
                 f"{best['test_accuracy']:.3f}" if best else "",
             )

@@ -22,7 +22,8 @@ from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostErro
 from rayfed.job import RayOptions
 from rayfed.local import RunFailed
 from rayfed.runtime.actors import ClientActor, Restarted
-from rayfed.runtime.placement import Place, Resources, capacity, each, there, where
+from rayfed.runtime.head import Head
+from rayfed.runtime.placement import Place, capacity, each, there, where
 from rayfed.values import InputError
 
 log = logging.getLogger(__name__)
@@ -75,6 +76,7 @@ class Crew:
         self._share = share
         self._most = most
         self._alone_since: float | None = None  # when there was first nobody to work
+        self._head = Head()
         self._last_words = ""  # of the last one that is gone for good
 
     def start(self, count: int) -> None:
@@ -130,11 +132,17 @@ class Crew:
 
     def grow(self) -> None:
         """Start more where the cluster has room for them."""
-        there_is = nodes()
+        if (there_is := self._head.nodes()) is None:
+            return
         more = min(self._most, capacity(self._options, there_is)) - len(self._members)
         if more > 0:
             log.info("%s, with room for %d more actors; they join when they are up", there(there_is), more)
             self._hire(more)
+
+    @property
+    def in_danger(self) -> bool:
+        """Whether Ray may soon end this process, and the run with it."""
+        return self._head.silent
 
     def end(self) -> None:
         """Kill all, at once; nothing of them stays in the cluster."""
@@ -185,9 +193,11 @@ class Crew:
         return where([member.place for member in self._members if member.place is not None])
 
     def _missing(self) -> str:
+        nodes = self._head.nodes()
         text = (
             f"for {self._options.patience:.0f} s (ray.patience) there was no actor to work on; {self._most} were asked "
-            f"for, each with {each(self._options)}; now {there(nodes())}"
+            f"for, each with {each(self._options)}; "
+            f"{f'now {there(nodes)}' if nodes is not None else 'the head of the cluster does not answer'}"
         )
         return f"{text}\nthe last actor that was given up said: {self._last_words}" if self._last_words else text
 
@@ -202,11 +212,6 @@ def hired(options: RayOptions, name: str) -> Any:
         max_task_retries=0,  # lost work is run again by us, and elsewhere
         scheduling_strategy="SPREAD",
     ).remote(name, options.threads, options.gpu_share)
-
-
-def nodes() -> list[Resources]:
-    """What each node has that is alive."""
-    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
 def lost(error: RayError) -> bool:

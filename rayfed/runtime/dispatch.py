@@ -25,7 +25,6 @@ from rayfed.runtime.crew import COLOURS, Crew, Member, WorkersLost, lost, lost_o
 log = logging.getLogger(__name__)
 
 HEARTBEAT = 10.0  # seconds without progress after which a line says who is awaited; twice as many until the next one
-MAX_RETRIES = 3  # times that one piece of work is run again after it was lost
 FIRST_DEADLINE, LEAST_DEADLINE, SLOWER = 3600.0, 300.0, 10.0  # seconds, seconds, times the longest call so far
 FETCH_LIMIT = 600.0  # seconds in which a reply must have come over once it is finished
 NAMED = 5  # of those who are awaited
@@ -88,19 +87,24 @@ class Deadline:
 
 
 class Batch:
-    """Calls that are run on a crew; `results` gives theirs. `progress` and `retried` are told of what happens."""
+    """Calls that are run on a crew; `results` gives theirs. `progress` and `retried` are told of what happens.
+
+    One that is lost is run again, `max_retries` times at most.
+    """
 
     def __init__(
         self,
         crew: Crew,
         calls: Sequence[Call],
         deadline: Deadline,
+        max_retries: int,
         progress: Callable[[int, int], None],
         retried: Callable[[], None],
     ) -> None:
         self._crew = crew
         self._calls = calls
         self._deadline = deadline
+        self._max_retries = max_retries
         self._progress = progress
         self._retried = retried
         self._waiting = deque(sorted(range(len(calls)), key=lambda i: -calls[i].size))
@@ -192,10 +196,10 @@ class Batch:
     def _again(self, flight: InFlight, why: str, error: RayError | None = None) -> None:
         call = self._calls[flight.index]
         self._losses[flight.index] += 1
-        if self._losses[flight.index] > MAX_RETRIES:
+        if self._losses[flight.index] > self._max_retries:
             raise WorkersLost(
-                f"{call.what}: lost {self._losses[flight.index]} times; the last time: {why}"
-                + (f"\n{error}" if error else "")
+                f"{call.what}: lost {self._losses[flight.index]} times, and ray.max_retries = {self._max_retries}; "
+                f"the last time: {why}" + (f"\n{error}" if error else "")
             )
         log.warning("%s: %s; running it again", call.what, why)
         self._retried()

@@ -90,5 +90,5 @@ class Here:
     def remember(self, memory: Packed) -> Packed:
         return memory
 
-    def finished(self, round: Round) -> None:
-        pass
+    def finished(self, round: Round) -> bool:
+        return False

@@ -8,6 +8,7 @@ import ray
 from ray import ObjectRef
 from ray.exceptions import ObjectLostError
 
+from rayfed.job import RayOptions
 from rayfed.local import Broadcast, Evaluation
 from rayfed.rounds import Arrival, Round
 from rayfed.runtime.crew import Crew, WorkersLost
@@ -24,14 +25,15 @@ class Pool:
     def __init__(
         self,
         crew: Crew,
-        deadline: Deadline,
+        options: RayOptions,
         num_examples: Callable[[int], int],
         num_test: int,
         progress: Progress,
         gauges: Gauges,
     ) -> None:
         self._crew = crew
-        self._deadline = deadline
+        self._deadline = Deadline(options.deadline)
+        self._max_retries = options.max_retries
         self._num_examples = num_examples
         self._num_test = num_test
         self._progress = progress
@@ -106,12 +108,13 @@ class Pool:
     def remember(self, memory: Packed) -> ObjectRef:
         return ray.put(memory)
 
-    def finished(self, round: Round) -> None:
+    def finished(self, round: Round) -> bool:
         self._gauges.round(round)
         self._crew.grow()
+        return self._crew.in_danger
 
     def _each(self, calls: Sequence[Call], progress: Progress = quiet) -> Iterator[Result]:
-        return Batch(self._crew, calls, self._deadline, progress, self._gauges.retried).results()
+        return Batch(self._crew, calls, self._deadline, self._max_retries, progress, self._gauges.retried).results()
 
     def _seal(self, broadcast: Broadcast) -> tuple[int, ObjectRef, ObjectRef, ObjectRef, dict[str, int]]:
         return (

@@ -18,9 +18,9 @@ from rayfed.job import RayOptions
 from rayfed.local import ClientFailed, Site
 from rayfed.provenance import hash_of
 from rayfed.runtime import trust
-from rayfed.runtime.crew import Crew, hired, nodes
-from rayfed.runtime.dispatch import Deadline
+from rayfed.runtime.crew import Crew, hired
 from rayfed.runtime.gauges import Gauges
+from rayfed.runtime.head import nodes
 from rayfed.runtime.here import Progress, quiet
 from rayfed.runtime.placement import gib, num_actors, settled, share_of_gpu
 from rayfed.runtime.pool import Pool
@@ -64,7 +64,7 @@ def workers(
             try:
                 crew.start(count)
                 num_test = len(site.federation.test.labels)
-                yield Pool(crew, Deadline(options.deadline), site.federation.num_examples, num_test, progress, gauges)
+                yield Pool(crew, options, site.federation.num_examples, num_test, progress, gauges)
             finally:
                 crew.end()
 

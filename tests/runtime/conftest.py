@@ -29,8 +29,8 @@ WATCHFUL = {  # a node that is lost is noticed after three seconds, not after a 
 
 
 @contextmanager
-def _a_cluster(environment=(), **head):
-    """A head node, and this process joined to it; stopped, and its folder removed, at the end."""
+def _a_cluster(environment=(), join=True, **head):
+    """A head node, and this process joined to it if it is to; stopped, and its folder removed, at the end."""
     ray.shutdown()
     environment = {**OUR_RAY, **FAIR, **dict(environment)}
     before = {key: os.environ.get(key) for key in environment}
@@ -43,7 +43,8 @@ def _a_cluster(environment=(), **head):
             cluster = Cluster(initialize_head=True, head_node_args=node)
             gc.collect()
         try:
-            ray.init(address=cluster.address, log_to_driver=False)
+            if join:
+                ray.init(address=cluster.address, log_to_driver=False)
             yield cluster
         finally:
             ray.shutdown()
@@ -78,7 +79,7 @@ def several():
 @pytest.fixture
 def a_cluster():
     """Another one: `with a_cluster(environment, num_cpus=...)`, of the head node."""
-    return lambda environment=(), **head: _a_cluster({**WATCHFUL, **dict(environment)}, **head)
+    return lambda environment=(), **options: _a_cluster({**WATCHFUL, **dict(environment)}, **options)
 
 
 @pytest.fixture

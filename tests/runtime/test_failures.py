@@ -2,8 +2,10 @@
 
 import ctypes
 import os
+import random
 import re
 import signal
+import threading
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 import ray
 import torch
+from ray._private import state
 from ray.exceptions import ActorUnavailableError
 from torch import nn
 
@@ -77,6 +80,16 @@ class Surveyed(Part):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+@dataclass(frozen=True)
+class Slow(Part):
+    """Takes its time at each client."""
+
+    seconds: float
+
+    def begin(self, client):
+        time.sleep(self.seconds)
+
+
 class Unpicklable(Exception):
     """Cannot be sent as it is."""
 
@@ -108,6 +121,22 @@ class Trap(nn.Module):
         if self.stage == "open" and happens(self.folder, self.times):
             os.kill(os.getpid(), signal.SIGKILL)
         if self.stage == "refuse" and happens(self.folder, self.times):
+            raise OSError("a broken library on this node")
+
+
+class Broken(nn.Module):
+    """Cannot be taken from a message by one actor, from when a file is there."""
+
+    def __init__(self, inner, actor, file):
+        super().__init__()
+        self.inner, self.actor, self.file = inner, actor, file
+
+    def forward(self, x):
+        return self.inner(x)
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        if Path(self.file).exists() and ray.get_runtime_context().get_actor_name() == self.actor:
             raise OSError("a broken library on this node")
 
 
@@ -175,6 +204,49 @@ def test_an_idle_actor_may_die_and_all_of_them_at_any_time(cluster, make_site, p
 
 
 @pytest.mark.slow
+def test_a_process_killed_every_second_and_a_half_changes_nothing(cluster, make_site, here, on_ray):
+    """And each client is in each round once: `bits` has them all."""
+    site = make_site(compose(scaffold(), Slow(0.3)), num_rounds=12, clients_per_round=6)
+    killed, over = [], threading.Event()
+
+    def kill():
+        while len(killed) < 13 and not over.wait(1.5):
+            alive = [a for a in state.actors().values() if a["State"] == "ALIVE" and a["Name"].startswith("test-")]
+            if alive:
+                killed.append(random.Random(len(killed)).choice(alive)["Pid"])
+                os.kill(killed[-1], signal.SIGKILL)
+
+    (killer := threading.Thread(target=kill)).start()
+    try:
+        result = on_ray(site, 2, max_retries=13)
+    finally:
+        over.set()
+        killer.join()
+    assert len(killed) >= 6, "every client lasts 0.3 s, and two work at a time: ten seconds at least"
+    assert result == here(replace(site, method=compose(scaffold(), Slow(0.0))))
+
+
+@pytest.mark.slow
+def test_an_actor_that_is_broken_takes_no_work_from_the_others(cluster, make_site, played, here, tmp_path, caplog):
+    """It fails at once whatever it is asked, and so would look idle to who did not look twice."""
+    site = make_site(scaffold(), num_rounds=4, clients_per_round=6)
+    site.model.features = Broken(site.model.features, "broken/client-0", str(tmp_path / "from now on"))
+    expected = here(site)
+
+    def break_it(round):
+        if round.round == 1:
+            (tmp_path / "from now on").touch()
+            ray.kill(ray.get_actor("broken/client-0"), no_restart=False)
+
+    with workers(joined(actors=2), "broken", site) as pool:
+        assert played(site, pool, break_it) == expected
+    assert re.search(
+        r"(?s)client-0 on [\d.]+ could not take up the run, and is given up.*a broken library", caplog.text
+    )
+    assert caplog.text.count("running it again") <= 1, "at most what it had in hand"
+
+
+@pytest.mark.slow
 def test_an_actor_that_hangs_is_killed_and_its_client_run_elsewhere(cluster, make_site, here, on_ray, folder, caplog):
     site = make_site(compose(scaffold(), Harm("hang", folder)), clients_per_round=6)
     result = on_ray(site, 2, deadline=20.0)  # a busy machine is no mistake
@@ -212,11 +284,10 @@ def test_a_heartbeat_says_who_is_awaited_and_where_and_less_and_less_often(
     assert 2 <= len(beats) <= 5, "after 0.25, 0.5, 1, 2 and 4 s"
 
 
-def test_work_that_kills_every_worker_ends_the_run(cluster, make_site, on_ray, folder, monkeypatch):
-    monkeypatch.setattr(dispatch, "MAX_RETRIES", 1)
+def test_work_that_kills_every_worker_ends_the_run(cluster, make_site, on_ray, folder):
     site = make_site(compose(Harm("exit", folder, times=99, round=1)), clients_per_round=6)
-    with pytest.raises(WorkersLost, match=r"client 1, round 1: lost 2 times; the last time: lost with actor client-"):
-        on_ray(site, 2)
+    with pytest.raises(WorkersLost, match=r"client 1, round 1: lost 2 times .*the last time: lost with actor client-"):
+        on_ray(site, 2, max_retries=1)
 
 
 @pytest.mark.parametrize("error", ["plain", pytest.param("unpicklable", marks=pytest.mark.slow)])
