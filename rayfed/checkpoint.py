@@ -18,6 +18,7 @@ import json
 import logging
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,6 +113,7 @@ class Checkpoints:
         self._memories: dict[int, str] = {}  # client -> the file that holds what it remembers now
         self._hashes: dict[str, str] = {}  # of those files
         self._newest: set[str] = set()  # files of the newest checkpoint
+        self._written: list[str] = []  # files of the one that is being written
         self.round: int | None = None  # of the newest checkpoint
         if saved is not None:
             self._memories = {int(client): name for client, name in saved.manifest["memories"].items()}
@@ -128,6 +130,18 @@ class Checkpoints:
         """Write the checkpoint of a round, unless it is there; then drop those that are older than the one before."""
         if round.round == self.round:
             return
+        memories, hashes, self._written = dict(self._memories), dict(self._hashes), []
+        try:
+            self._save(round, workers, tables)
+        except BaseException:
+            if self.round != round.round:  # the pieces of it would only fill the disk
+                self._memories, self._hashes = memories, hashes
+                with suppress(OSError):
+                    for name in self._written:
+                        self._folder.delete(name)
+            raise
+
+    def _save(self, round: Round, workers: Workers, tables: Mapping[str, pa.Table]) -> None:
         contents = {
             f"{stem(round.round)}.safetensors": safetensors.torch.save(
                 {name: tensor.contiguous() for name, tensor in round.weights.items()}
@@ -160,6 +174,7 @@ class Checkpoints:
 
     def _write(self, name: str, content: bytes) -> str:
         self._folder.write(name, content)
+        self._written.append(name)
         return hashlib.sha256(content).hexdigest()
 
 

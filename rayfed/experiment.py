@@ -6,7 +6,7 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, nullcontext
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,16 @@ from rayfed.methods.part import Method, Parts, Switch
 from rayfed.models import build_model
 from rayfed.package import is_relative, places_of
 from rayfed.provenance import hash_of
-from rayfed.record import Record, checkpoints_of, folder_of, is_begun, logging_to_file, read_table, refuse_overwriting
+from rayfed.record import (
+    Record,
+    Unwritable,
+    checkpoints_of,
+    folder_of,
+    is_begun,
+    logging_to_file,
+    read_table,
+    refuse_overwriting,
+)
 from rayfed.rounds import Round, Workers
 from rayfed.runtime.here import Here
 from rayfed.seeds import Purpose, seed_of
@@ -182,13 +191,14 @@ def _train(job: Job, display: Display, saved: Saved | None = None, *, force: boo
                 if last.round and (in_danger or last.round % job.output.every == 0):
                     _checkpoint(checkpoints, last, workers, record)
         except BaseException as error:
-            if last is not None:
-                record.add(last)  # a signal may have come before it was written
-                checkpoints.follow(last)
-                _checkpoint(checkpoints, last, workers, record)
-            status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
-            record.finish(status, f"{type(error).__name__}: {error}")
-            for note in _what_now(error, path, last, checkpoints.round):
+            with suppress(Unwritable):  # which is what has happened, then
+                if last is not None:
+                    record.add(last)  # a signal may have come before it was written
+                    checkpoints.follow(last)
+                    _checkpoint(checkpoints, last, workers, record)
+                status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+                record.finish(status, f"{type(error).__name__}: {error}")
+            for note in _what_now(error, path, record.round, checkpoints.round):
                 error.add_note(note)
             raise
         assert last is not None, "there is always a round 0"
@@ -197,9 +207,9 @@ def _train(job: Job, display: Display, saved: Saved | None = None, *, force: boo
     return Result(path, read_table(path, "rounds"), last.weights)
 
 
-def _what_now(error: BaseException, path: Path, last: Round | None, saved: int | None) -> Iterator[str]:
+def _what_now(error: BaseException, path: Path, recorded: int | None, saved: int | None) -> Iterator[str]:
     """What to tell somebody whose run has ended early: what is there, how to go on, how to look into it."""
-    yield f"{f'rounds up to {last.round} are' if last else 'no round is'} recorded in {path}"
+    yield f"{'no round is' if recorded is None else f'rounds up to {recorded} are'} recorded in {path}"
     if saved is not None:
         yield f"to go on after round {saved}: rayfed resume {path}"
     if isinstance(error, ClientFailed) and error.client is not None:

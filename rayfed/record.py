@@ -16,7 +16,7 @@ import logging.handlers
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,10 @@ from rayfed import checkpoint
 from rayfed.checkpoint import Saved
 from rayfed.data.federation import Federation
 from rayfed.job import Job, read_job
+from rayfed.local import RunFailed
 from rayfed.provenance import environment
 from rayfed.rounds import Round
-from rayfed.storage import Folder
+from rayfed.storage import Folder, whole
 from rayfed.values import InputError
 
 SCHEMAS = {
@@ -129,6 +130,12 @@ def is_begun(job: Job) -> bool:
     return True
 
 
+class Unwritable(RunFailed):
+    """Results cannot be written. The run is sound, and can go on once they can."""
+
+    resumable = True
+
+
 class Record:
     """Writes one run's folder: `add` each round as it finishes, and `finish` with how the run ended."""
 
@@ -157,20 +164,31 @@ class Record:
         self._summarise("running")
 
     def add(self, round: Round) -> None:
-        """Write a finished round's rows; said again of the same round, it changes nothing."""
+        """Write a finished round's rows; said again of the same round, it changes nothing. Raises `Unwritable`."""
         rows = round_rows(round, self._classes)
-        for name, table in rows.items():
-            _write_part(self.path / f"{name}.parquet", round.round, pa.Table.from_pylist(table, SCHEMAS[name]))
-        self._rounds = [row for row in self._rounds if row["round"] < round.round] + rows["rounds"]
-        self._summarise("running")
+        try:
+            for name, table in rows.items():
+                _write_part(self.path / f"{name}.parquet", round.round, pa.Table.from_pylist(table, SCHEMAS[name]))
+            self._rounds = [row for row in self._rounds if row["round"] < round.round] + rows["rounds"]
+            self._summarise("running")
+        except OSError as error:
+            raise Unwritable(f"the results of round {round.round} cannot be written to {self.path}: {error}") from None
+
+    @property
+    def round(self) -> int | None:
+        """The last one that is written; None before the first."""
+        return self._rounds[-1]["round"] if self._rounds else None
 
     def tables(self) -> dict[str, pa.Table]:
         """All results so far."""
         return {name: read_table(self.path, name) for name in RESULTS}
 
     def finish(self, status: str, error: str | None = None) -> None:
-        """Say how the run ended: done, stopped or failed, and why."""
-        self._summarise(status, **({"error": error} if error else {}))
+        """Say how the run ended: done, stopped or failed, and why. Raises `Unwritable`."""
+        try:
+            self._summarise(status, **({"error": error} if error else {}))
+        except OSError as why:
+            raise Unwritable(f"how the run ended cannot be written to {self.path}: {why}") from None
 
     def close(self) -> None:
         """Let others write."""
@@ -284,20 +302,28 @@ def _write_part(folder: Path, round: int, table: pa.Table) -> None:
     if table.num_rows == 0 and folder.exists():
         return
     folder.mkdir(exist_ok=True)
-    part = folder / f"round-{round:05d}.parquet"
-    aside = folder / f".{part.name}.tmp"  # readers of a dataset pass over names with a leading dot
-    pq.write_table(table, aside)
-    os.replace(aside, part)
+    with whole(folder / f"round-{round:05d}.parquet") as aside:
+        pq.write_table(table, aside)
 
 
 def _write(path: Path, text: str) -> None:
-    aside = path.with_name(f".{path.name}.tmp")
-    aside.write_text(text)
-    os.replace(aside, path)
+    with whole(path) as aside:
+        aside.write_text(text)
 
 
 def _json(value: Any) -> str:
     return json.dumps(value, indent=2) + "\n"
+
+
+class LogFile(logging.FileHandler):
+    """It ends where the disk is full; the run does not, and has said the same elsewhere."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        pass
+
+    def close(self) -> None:
+        with suppress(OSError):
+            super().close()
 
 
 @contextmanager
@@ -307,7 +333,7 @@ def logging_to_file() -> Iterator[Callable[[Path], None]]:
     level, kept = log.level, logging.handlers.MemoryHandler(capacity=0, flushLevel=logging.NOTSET)
 
     def begin(path: Path) -> None:
-        file = logging.FileHandler(path / "log.txt")
+        file = LogFile(path / "log.txt")
         file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         kept.setTarget(file)
         kept.flush()

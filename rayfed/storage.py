@@ -1,9 +1,11 @@
-"""A flat folder of small files, on any file system that pyarrow reaches: what it writes is whole, or not there."""
+"""Files that are whole or not there, and a flat folder of them on any file system that pyarrow reaches."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TypeVar
 
 import pyarrow as pa
@@ -31,6 +33,18 @@ def reach(path: str, ask: Callable[[], T]) -> T:
         raise InputError(f"'{path}': cannot be reached ({error})") from None
 
 
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """A place beside a file to write it at; then it replaces the file. Nothing is left of it where writing fails."""
+    aside = path.with_name(f".{path.name}.tmp")  # readers of a dataset pass over names with a leading dot
+    try:
+        yield aside
+        os.replace(aside, path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+
+
 class Folder:
     """A folder at a local path or a URI; it is made when something is written to it."""
 
@@ -56,12 +70,10 @@ class Folder:
             with self._fs.open_output_stream(f"{self._root}/{name}") as stream:
                 stream.write(content)
             return
-        aside, target = (os.path.join(self._root, file) for file in (f".{name}.tmp", name))
-        with open(aside, "wb") as file:
+        with whole(Path(self._root, name)) as aside, aside.open("wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(aside, target)
         folder = os.open(self._root, os.O_RDONLY)  # the new name itself lies in the folder
         try:
             os.fsync(folder)

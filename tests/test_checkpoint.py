@@ -1,12 +1,14 @@
 """Stop anywhere, go on, and the bits are those of a run that never stopped; what is torn or another's is refused."""
 
 import json
+import os
 import random
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,8 +26,10 @@ import rayfed
 from rayfed import storage
 from rayfed.checkpoint import Checkpoints, newest, refuse_another, stem
 from rayfed.cli import main
+from rayfed.experiment import Silent
 from rayfed.job import make_job
 from rayfed.methods import RECIPES, Part, compose, fedavg, fedcsd, scaffold, switch
+from rayfed.record import Unwritable
 from rayfed.replay import replay
 from rayfed.rounds import rounds
 from rayfed.runtime.here import Here
@@ -377,6 +381,45 @@ def test_a_checkpoint_that_cannot_be_written_does_not_end_the_run(tables, tmp_pa
     result = rayfed.run(tables)
     assert result.rounds.num_rows == 6
     assert "no checkpoint of round 2 was written ([Errno 28] No space left on device); there is none yet" in caplog.text
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="needs root to make a small disk")
+def test_a_full_disk_costs_the_rounds_since_the_last_checkpoint(tables, tmp_path, caplog):
+    """First a checkpoint has no room, and leaves nothing of it; then the results have none."""
+    whole = rayfed.run(tables)
+    (disk := tmp_path / "disk").mkdir()
+    filler = disk / "filler"
+
+    def fill(free=0):
+        with suppress(OSError), filler.open("ab", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        os.truncate(filler, filler.stat().st_size - free)
+
+    class Filling(Silent):
+        def round(self, round):
+            if round.round == 4:
+                fill(free=2**18)  # for the weights, but not for the state
+
+        def client(self, done, total):
+            if filler.exists():
+                fill()
+
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", disk], check=True)
+    try:
+        to_disk = {"output.path": str(disk)}
+        with pytest.raises(Unwritable, match=r"the results of round 5 cannot be written to .*No space left") as error:
+            rayfed.run(tables, to_disk, display=Filling())
+        assert error.value.resumable
+        assert "rounds up to 4 are recorded in" in error.value.__notes__[0]
+        assert "to go on after round 2" in error.value.__notes__[1]
+        assert "no checkpoint of round 4 was written" in caplog.text
+        assert not list(disk.rglob("checkpoints/*round-00004*")) and not list(disk.rglob(".*.tmp"))
+        filler.unlink()
+        found = outcome(rayfed.resume(disk / "run", to_disk))
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)
+    assert found == outcome(whole)
 
 
 def test_a_clients_round_can_be_seen_again(tables, tmp_path):

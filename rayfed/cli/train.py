@@ -15,6 +15,7 @@ import click
 from rayfed.cli.options import Overrides, job_argument, set_option
 from rayfed.display import follow, print_table, result_text, shown
 from rayfed.exits import Resumable, RunFailed, failures
+from rayfed.storage import whole
 from rayfed.values import InputError
 
 if TYPE_CHECKING:
@@ -163,7 +164,8 @@ def show_results(cells: list[Cell]) -> None:
         return
     rows = tabulate(done)
     path = folder_of(replace(done[0][0].job(), name=cells[0].grid)) / "table.csv"
-    path.write_text(as_csv(rows))
+    with whole(path) as aside:
+        aside.write_text(as_csv(rows))
     print(f"\n{len(done)} of {len(cells)} runs are done; mean ± deviation over seeds, in {shown(path)}:")
     columns = [field.name for field in fields(rows[0])]
     print_table([name.replace("_", " ") for name in columns], [[str(getattr(row, c)) for c in columns] for row in rows])

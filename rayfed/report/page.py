@@ -17,6 +17,7 @@ import numpy as np
 from rayfed.display import duration
 from rayfed.metrics import rounds_to_target
 from rayfed.report import ClassLoss, Run, figures, forgotten, read_run
+from rayfed.storage import whole
 
 MOST_ROWS = 50  # of a table of classes or clients
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -96,7 +97,8 @@ def write_comparison(folders: Sequence[Path], path: Path) -> Path:
 
 def _write(text: str, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
+    with whole(path) as aside:
+        aside.write_text(text, encoding="utf-8")
     return path
 
 
