@@ -22,7 +22,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import safetensors.torch
@@ -257,9 +256,9 @@ def stem(round: int) -> str:
 def _state(round: Round) -> dict[str, Any]:
     return {
         "held": {slot: {"since": held.since, "state": held.state} for slot, held in round.held.items()},
-        "confusion": torch.from_numpy(np.asarray(round.evaluation.confusion)),
+        "confusion": torch.tensor(round.evaluation.confusion),  # copied, as what comes from Ray cannot be written to
         "loss": round.evaluation.loss,
-        "peak": torch.from_numpy(round.peak),
+        "peak": torch.tensor(round.peak),
         "forgetting": round.forgetting,
     }
 

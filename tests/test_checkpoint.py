@@ -63,6 +63,17 @@ def test_every_method_goes_on_from_every_round_with_the_same_bits(name, norm, ma
         assert [bits(r) for r in rounds(fresh, last, Here(fresh))] == [bits(r) for r in played[number + 1 :]]
 
 
+def test_figures_that_cannot_be_written_to_are_saved_as_well(make_site, play, tmp_path):
+    """As those are that come from Ray's store; torch would warn, and a warning is an error here."""
+    site = make_site(fedavg())
+    played = play(site)
+    for round in played:
+        round.evaluation.confusion.flags.writeable = round.peak.flags.writeable = False
+    save(tmp_path, played, site, 3)
+    last = newest(Folder(str(tmp_path))).restore(site, Here(site))
+    assert np.array_equal(last.evaluation.confusion, played[3].evaluation.confusion)
+
+
 def test_a_switch_of_methods_goes_on_on_either_side(make_site, play, bits, tmp_path):
     method = switch(scaffold(), fedcsd(), at=3)
     site = make_site(method, num_rounds=5)

@@ -157,7 +157,17 @@ class Jobs:
         except OSError as error:  # requests' errors are OSErrors
             raise ClusterLost(f"the cluster at {self.address} does not answer any more ({_brief(error)})") from None
         except RuntimeError as error:  # all else that the client raises
-            raise ClusterLost(f"the cluster at {self.address} refuses: {str(error).strip()}") from None
+            raise ClusterLost(f"the cluster at {self.address} refuses: {_refusal(str(error))}") from None
+
+
+def _refusal(text: str) -> str:
+    """What a cluster says, with what helps where it does not say that."""
+    if "No available agent" in text:
+        text += (
+            " A node that has just been started needs some seconds; else another Ray on its machine has port 52365, and "
+            "this one has to be started with --dashboard-agent-listen-port=52366"
+        )
+    return text.strip()
 
 
 class Log:

@@ -12,13 +12,14 @@ import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rayfed.job import NAME
-from rayfed.runtime.jobs import Submission, id_for, pick
+from rayfed.runtime.jobs import ClusterLost, Jobs, Submission, id_for, pick
 from rayfed.values import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,6 +91,16 @@ def test_an_unknown_name_is_refused_with_the_nearest():
     with pytest.raises(InputError, match="'tiny': nothing has been submitted to the cluster at here"):
         pick("tiny", [], "here")
     assert pick("raysubmit_1", known, "here") == known[1]
+
+
+def test_a_cluster_without_an_agent_is_told_what_may_be_in_its_way():
+    """Ray's own words where two of them run on one machine."""
+
+    def list_jobs():
+        raise RuntimeError("Request failed with status code 500: No available agent to submit job, please try again.")
+
+    with pytest.raises(ClusterLost, match=r"cluster at here refuses: .*No available agent.*another Ray.*port 52365"):
+        Jobs("here", "", SimpleNamespace(list_jobs=list_jobs)).all()
 
 
 # On a real Ray -------------------------------------------------------------------------------------------------------
