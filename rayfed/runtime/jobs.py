@@ -164,7 +164,7 @@ def _refusal(text: str) -> str:
     """What a cluster says, with what helps where it does not say that."""
     if "No available agent" in text:
         text += (
-            " A node that has just been started needs some seconds; else another Ray on its machine has port 52365, and "
+            " A node that was just started needs some seconds; else another Ray on its machine has port 52365, and "
             "this one has to be started with --dashboard-agent-listen-port=52366"
         )
     return text.strip()
