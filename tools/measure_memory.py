@@ -1,4 +1,4 @@
-"""Memory of the driver, the actors and the object store over 200 rounds, as a table and a figure: it has to be flat.
+"""Memory of the driver, the actors and the object store over 400 rounds, as a table and a figure: it has to be flat.
 
 python tools/measure_memory.py [ROUNDS]     # of SCAFFOLD, whose clients remember; writes docs/figures/memory.svg
 """
@@ -77,7 +77,7 @@ def draw(rows: np.ndarray, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    rows = measure(int(sys.argv[1]) if len(sys.argv) > 1 else 200)
+    rows = measure(int(sys.argv[1]) if len(sys.argv) > 1 else 400)
     print("round  driver  actors   store   (MiB)")
     for row in rows:
         print("{:5.0f}  {:6.1f}  {:6.1f}  {:6.1f}".format(*row))

@@ -67,7 +67,7 @@ def test_a_client_that_takes_all_memory_is_killed_and_run_again(a_cluster, make_
 
 
 def test_nothing_grows_with_the_rounds(cluster, make_site):
-    """Of the driver, the actors and the object store; tools/measure_memory.py draws 200 rounds of a larger model."""
+    """Of the driver, the actors and the object store; tools/measure_memory.py draws 400 rounds of a larger model."""
     seen = []
 
     def look(round):
