@@ -27,6 +27,7 @@ def guarded(arguments: Sequence[str]) -> None:
     child = os.fork()
     if child == 0:
         os.setpgid(0, 0)  # a terminal's Ctrl-C would reach it twice
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # and it writes to that terminal all the same
         os.close(hold)
         threading.Thread(target=_end_with_parent, args=(life,), daemon=True).start()
         atexit.register(os.write, say, b".")  # all that ends it without a word passes this over
@@ -41,6 +42,8 @@ def guarded(arguments: Sequence[str]) -> None:
 
 def _end_as(code: int, said: bool, arguments: Sequence[str]) -> NoReturn:
     """End as a child did: `code` is its exit code, or minus the signal that killed it."""
+    if sys.stderr.isatty() and not said:
+        print("\x1b[?25h", file=sys.stderr)  # a bar has hidden the cursor
     if code < 0:
         if -code not in HANDED_ON:
             name = signal.Signals(-code).name
