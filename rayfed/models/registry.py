@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +23,8 @@ __all__ = ["MODELS", "build_model"]
 # Called as `builder(image_shape=(channels, height, width), num_classes=..., **options)`. The first line of its
 # docstring describes the model.
 Builder = Callable[..., nn.Module]
+
+MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # bytes of this machine
 
 MODELS: dict[str, Builder] = {
     builder.__name__: builder for builder in (cnn, lenet, resnet8, resnet10, resnet50, mobilenet, alexnet)
@@ -51,6 +54,8 @@ def build_model(
         )
     builder = MODELS[name] if name in MODELS else _imported(name)
     _check_options(name, builder, options)
+    if name in MODELS:
+        _check_size(name, builder, image_shape, num_classes, options)
     # Not torch.manual_seed, which would reset the generators of the GPUs as well.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
@@ -91,6 +96,23 @@ def _check_options(name: str, builder: Builder, options: dict[str, Any]) -> None
         if key not in valid:
             hint = did_you_mean(key, valid) if valid else "; it takes none"
             raise InputError(f"model '{name}': unknown option '{key}'{hint}")
+
+
+def _check_size(
+    name: str, builder: Builder, image_shape: tuple[int, int, int], num_classes: int, options: dict[str, Any]
+) -> None:
+    """A model beyond the machine's memory is refused before any of it is filled."""
+    try:
+        with torch.device("meta"):
+            model = builder(image_shape=image_shape, num_classes=num_classes, **options)
+    except Exception:
+        return  # whatever it is, it is said when the model is built
+    if (size := sum(tensor.nbytes for tensor in model.state_dict().values())) > MEMORY:
+        raise InputError(
+            f"model '{name}': for images of {'x'.join(map(str, image_shape))} and {num_classes:,} classes it has "
+            f"{size / 2**30:,.0f} GiB of weights, and this machine has {MEMORY / 2**30:,.0f} GiB of memory; give "
+            "smaller images, or another model"
+        )
 
 
 @torch.no_grad()

@@ -336,3 +336,9 @@ def test_features_without_a_head_are_no_features():
     model.features = nn.Identity()
     assert not has_features(model)
     assert not has_features(types.SimpleNamespace(features=None, head=None))
+
+
+@pytest.mark.parametrize(("shape", "classes"), [((3, 2**16, 2**16), 10), ((1, 28, 28), 10**12)])
+def test_a_model_beyond_the_machines_memory_is_refused_before_any_of_it_is_filled(shape, classes):
+    with pytest.raises(InputError, match=r"model 'cnn': for images of .* GiB of weights, and this machine has \d+ GiB"):
+        build_model("cnn", image_shape=shape, num_classes=classes, seed=0)
