@@ -19,7 +19,7 @@ from rayfed import rounds as engine
 from rayfed.checkpoint import Checkpoints, Saved, newest, refuse_another
 from rayfed.data.federation import Federation, open_federation
 from rayfed.job import Job, read_job
-from rayfed.local import ClientFailed, Site
+from rayfed.local import ClientFailed, Site, refuse_batches_of_one
 from rayfed.methods.part import Method, Parts, Switch
 from rayfed.models import build_model
 from rayfed.package import is_relative, places_of
@@ -242,6 +242,7 @@ def prepare(job: Job) -> Site:
     )
     for part in all_parts(job.method):
         part.check(model)
+    refuse_batches_of_one(job.training, federation, model)
     model.to(memory_format=torch.channels_last)  # convolutions on CPUs: a third faster
     return Site(model, federation, job.augment, job.training, job.method, job.seed, torch.device("cpu"))
 

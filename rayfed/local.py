@@ -6,6 +6,7 @@ so it may run in any process, in any order, and again.
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -30,7 +31,7 @@ from rayfed.methods.part import (
     run_model,
 )
 from rayfed.seeds import Purpose, seed_of
-from rayfed.values import Ge, Gt, Le, Lt
+from rayfed.values import Ge, Gt, InputError, Le, Lt
 from rayfed.weights import Tree, Weights, parameters_of, to_device
 
 EVALUATION_BATCH = 250  # images a forward pass; a constant, since the size of a batch can change the last bits
@@ -201,6 +202,31 @@ def batches(num_examples: int, training: Training, rng: torch.Generator) -> Iter
             order = torch.randperm(num_examples, generator=rng)
         start = step % per_epoch * training.batch_size
         yield order[start : start + training.batch_size]
+
+
+def refuse_batches_of_one(training: Training, federation: Federation, model: nn.Module) -> None:
+    """Raises `InputError` where a client's last batch would be a single image and the model cannot be trained on one.
+
+    BatchNorm has nothing to normalise where a channel of its input is one number.
+    """
+
+    def alone(batch_size: int) -> list[int]:
+        sizes = federation.partition.sizes
+        return [client for client in range(len(sizes)) if sizes[client] % batch_size == 1 % batch_size]
+
+    if not (clients := alone(training.batch_size)):
+        return
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            copy.deepcopy(model).train()(torch.zeros(1, *federation.image_shape))
+    except Exception as error:
+        near = sorted(range(2, 2 * training.batch_size + 10), key=lambda size: abs(size - training.batch_size))
+        fits = next((size for size in near if not alone(size)), None)
+        raise InputError(
+            f"train.batch_size = {training.batch_size}: one of client {clients[0]}'s images would be alone in its last "
+            f"batch, and this model cannot be trained on one ({error}); "
+            + (f"with train.batch_size = {fits} none is" if fits else "give another model")
+        ) from None
 
 
 def _descend(site: Site, client: ClientView, parts: Parts, local: dict[str, Tree], rng: torch.Generator) -> list[float]:

@@ -7,10 +7,22 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from rayfed.data.augment import Augment
-from rayfed.local import Broadcast, Diverged, Training, batches, evaluate, server_view, survey, train
+from rayfed.local import (
+    Broadcast,
+    Diverged,
+    Training,
+    batches,
+    evaluate,
+    refuse_batches_of_one,
+    server_view,
+    survey,
+    train,
+)
 from rayfed.methods import Average, CrossEntropy, NotTrueDistill, Part, Proximal, compose, fedavg, fedlmd, fedntd
+from rayfed.values import InputError
 from rayfed.weights import state_of
 
 CLIENT = 1  # [0, 8, 1, 2] samples: 5, 5 and 1 of them in a batch
@@ -289,3 +301,19 @@ class Break(Part):
 def test_a_single_bad_loss_is_found(make_site):
     with pytest.raises(Diverged, match="the loss became inf at client 1, round 1, batch 4 of 6"):
         trained(make_site(compose(Break())))
+
+
+@pytest.mark.parametrize(("batch_size", "fits"), [(5, 8), (1, 8), (12, 13)])
+def test_a_batch_of_one_image_is_refused_where_batchnorm_could_not_learn_from_it(make_federation, batch_size, fits):
+    """Clients of 12, 11, 8 and 13 images; of 5 and 12 leave one alone."""
+    federation = make_federation([[12, 0, 0, 0], [0, 11, 0, 0], [2, 2, 2, 2], [0, 0, 13, 0]])
+    one_by_one = nn.Sequential(nn.Conv2d(1, 2, 4), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(2, 4))
+    wide = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 4))
+    before = [tensor.clone() for tensor in one_by_one.state_dict().values()]
+    with pytest.raises(
+        InputError, match=rf"train.batch_size = {batch_size}: .* with train.batch_size = {fits} none is"
+    ):
+        refuse_batches_of_one(Training(batch_size=batch_size), federation, one_by_one)
+    assert all(map(torch.equal, before, one_by_one.state_dict().values()))
+    refuse_batches_of_one(Training(batch_size=fits), federation, one_by_one)
+    refuse_batches_of_one(Training(batch_size=batch_size), federation, wide)
