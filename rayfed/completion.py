@@ -72,21 +72,9 @@ def keys_of(path: str) -> list[str]:
 
 def all_keys() -> list[str]:
     """The dotted keys that a job can have, whichever its partition."""
-    from rayfed.data.augment import Augment
-    from rayfed.data.partition import PARTITIONS
-    from rayfed.data.sources import Source
-    from rayfed.job import Output, RayOptions
-    from rayfed.local import Training
+    from rayfed.job import SECTIONS
 
-    sections: list[tuple[str, Any]] = [
-        ("data", Source),
-        ("data.augment", Augment),
-        *(("data.partition", rule) for rule in PARTITIONS.values()),
-        ("train", Training),
-        ("ray", RayOptions),
-        ("output", Output),
-    ]
-    keys = [f"{section}.{field.name}" for section, cls in sections for field in fields(cls)]
+    keys = [f"{section}.{field.name}" for section, cls in SECTIONS for field in fields(cls)]
     return sorted({"name", "seed", "method", "data.partition.name", "model.name", *keys})
 
 

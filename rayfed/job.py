@@ -45,7 +45,7 @@ class RayOptions:
         "GPUs an actor; a fraction is rounded up to 1/k, so that k fit on one; auto: as a client turns out to need",
     ] = 0.0
     data: Annotated[
-        Literal["store", "storage"], "how it comes to a node; store: from here; storage: each node reads its own"
+        Literal["store", "storage"], "how images come to a node; store: from here; storage: each node reads its own"
     ] = "store"
     deadline: Annotated[
         Literal["auto"] | Annotated[float, Gt(0)],
@@ -134,6 +134,17 @@ class Job:
         """Of all that the numbers depend on."""
         matters = self.matters()
         return hashlib.sha256(json.dumps(matters, sort_keys=True).encode()).hexdigest()
+
+
+# Where in a job file which values are, in the order in which they are shown; the partition has one of several rules.
+SECTIONS: list[tuple[str, Any]] = [
+    ("data", Source),
+    ("data.augment", Augment),
+    *(("data.partition", rule) for rule in PARTITIONS.values()),
+    ("train", Training),
+    ("ray", RayOptions),
+    ("output", Output),
+]
 
 
 def read_job(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Job:

@@ -20,7 +20,9 @@ from rich.progress import Task, TaskID
 
 from rayfed import run
 from rayfed.cli import main
+from rayfed.completion import all_keys
 from rayfed.display import Bar, TimeLeft, bar_on
+from rayfed.job import read_job, read_override
 
 ROOT = Path(__file__).resolve().parents[1]
 JOB = """
@@ -338,6 +340,28 @@ def test_help_and_version_import_nothing_heavy():
     heavy = ("torch", "ray", "numpy", "pyarrow", "matplotlib")
     code = f"import sys, rayfed.cli; print([name for name in {heavy} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_keys_lists_every_key_with_a_default_that_can_be_given():
+    result = rayfed("keys")
+    assert result.exit_code == 0
+    shown = {line.split()[0]: line.split()[1] for line in result.stdout.splitlines()[1:]}
+    assert set(shown) == set(all_keys())
+    given = {key: value for key, value in shown.items() if value not in ("(needed)", "(none)")}
+    for key, value in given.items():
+        rule = (
+            "natural"
+            if key.endswith("column")
+            else {"s": "shards", "k": "classes"}.get(key.rpartition(".")[2], "dirichlet")
+        )
+        name = {"data.partition.name": rule} if key.startswith("data.partition.") else {}
+        read_job({"name": "any"}, {**name, **dict([read_override(f"{key}={value}")])})
+    assert [line.split()[0] for line in rayfed("keys", "output").stdout.splitlines()[1:]] == [
+        "output.path",
+        "output.checkpoints",
+        "output.every",
+    ]
+    assert "no key begins with 'outputs'; `rayfed keys` lists all" in rayfed("keys", "outputs").stderr
 
 
 def test_methods_lists_every_recipe_and_part():

@@ -43,6 +43,7 @@ def main(ctx: click.Context) -> None:
       rayfed partition jobs/quickstart.toml                who holds how much of which class
       rayfed report runs/fedavg runs/fedntd                compare runs on a page
       rayfed methods fedntd                                a method's paper and parameters
+      rayfed keys ray                                      what a job file can say of where the work is done
       rayfed completion bash >> ~/.bashrc                  complete job files, keys and methods
     """
     if (here := os.getcwd()) not in sys.path:  # for a method or model of one's own; Ray tells its workers
@@ -66,7 +67,7 @@ def completion(shell: str) -> None:
 
 
 of_runs = (train.run, train.resume, train.replay, cluster.submit, status.status, cluster.logs, cluster.stop)
-for one in (*of_runs, show.methods, show.data, show.partition, show.report):
+for one in (*of_runs, show.methods, show.keys, show.data, show.partition, show.report):
     main.add_command(one)
 
 

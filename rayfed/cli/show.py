@@ -1,10 +1,11 @@
-"""Commands that show: methods, data, partition, report."""
+"""Commands that show: methods, keys, data, partition, report."""
 
 from __future__ import annotations
 
 import inspect
 import json
 from collections.abc import Callable
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,10 +69,55 @@ def first_line(maker: Callable[..., Any]) -> str:
 def default_text(value: Any) -> str:
     """A default as a job file writes it.
 
-    >>> [default_text(value) for value in (0.5, "kl", True)]
-    ['0.5', '"kl"', 'true']
+    >>> [default_text(value) for value in (0.5, "kl", True, None)]
+    ['0.5', '"kl"', 'true', '(none)']
     """
-    return "(needed)" if value is inspect.Parameter.empty else json.dumps(value)
+    return "(needed)" if value is inspect.Parameter.empty else "(none)" if value is None else json.dumps(value)
+
+
+@click.command()
+@click.argument("prefix", default="")
+def keys(prefix: str) -> None:
+    """List what a job file can say: keys, defaults, meaning.
+
+    With a PREFIX, the keys that begin with it. Any of them is also set from the command line: -s KEY=VALUE.
+
+    \b
+    Examples:
+      rayfed keys
+      rayfed keys ray
+      rayfed keys data.partition
+    """
+    rows = [row for row in key_rows() if row[0].startswith(prefix)]
+    if not rows:
+        raise InputError(f"no key begins with '{prefix}'; `rayfed keys` lists all")
+    print_table(["key", "default", "what"], rows)
+
+
+def key_rows() -> list[tuple[str, str, str]]:
+    """Each key with its default and its meaning; one of a partition with the rules that take it."""
+    from rayfed.data.partition import PARTITIONS
+    from rayfed.job import SECTIONS
+    from rayfed.models.registry import MODELS
+    from rayfed.values import sentence
+
+    of: dict[tuple[str, str, str], list[str]] = {}
+    for section, cls in SECTIONS:
+        for field in fields(cls):
+            default = inspect.Parameter.empty if field.default is MISSING else field.default
+            row = f"{section}.{field.name}", default_text(default), sentence(cls, field.name)
+            of.setdefault(row, []).extend(name for name, rule in PARTITIONS.items() if rule is cls)
+    return [
+        ("name", "(needed)", "of the run, and of its folder; parts may be divided by /"),
+        ("seed", "0", "of the model, of the cohorts, and of all that clients draw"),
+        ("method", '"fedavg"', "a method, or a list of parts: `rayfed methods` lists them"),
+        ("model.name", '"cnn"', f"{', '.join(MODELS)}, or package.module:function; the rest of [model] is for it"),
+        ("data.partition.name", '"iid"', f"who holds what: {', '.join(PARTITIONS)}"),
+        *(
+            (key, default, f"{', '.join(names)}: {what}" if names else what)
+            for (key, default, what), names in of.items()
+        ),
+    ]
 
 
 @click.command()

@@ -15,7 +15,6 @@ import click
 from rayfed.cli.options import Overrides, job_argument, set_option
 from rayfed.display import follow, print_table, result_text, shown
 from rayfed.exits import Resumable, RunFailed, failures
-from rayfed.storage import whole
 from rayfed.values import InputError
 
 if TYPE_CHECKING:
@@ -154,6 +153,7 @@ def show_results(cells: list[Cell]) -> None:
     """Print the table of a grid's finished cells, and write it beside them."""
     from rayfed.grid import as_csv, tabulate
     from rayfed.record import folder_of, is_done, read_summary
+    from rayfed.storage import whole
 
     done = []
     for cell in cells:

@@ -13,6 +13,7 @@ from rayfed.values import InputError
 Resources = dict[str, float]
 
 GPU_PART = 0.9  # of a GPU's memory that actors are given; the rest is for what CUDA takes for each process
+MOST_ON_A_GPU = 1000  # Ray counts in ten-thousandths of one
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def share_of_gpu(client_bytes: int, gpu_bytes: int) -> float:
     >>> share_of_gpu(client_bytes=3 * 2**30, gpu_bytes=16 * 2**30)
     0.25
     """
-    fit = math.floor(GPU_PART * gpu_bytes / client_bytes)
+    fit = min(math.floor(GPU_PART * gpu_bytes / client_bytes), MOST_ON_A_GPU)
     if fit == 0:
         raise InputError(
             f"a client needs {gib(client_bytes)} of GPU memory, and {GPU_PART:.0%} of the smallest GPU are "
