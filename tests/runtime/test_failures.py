@@ -288,7 +288,7 @@ def test_a_heartbeat_says_who_is_awaited_and_where_and_less_and_less_often(
 
 def test_work_that_kills_every_worker_ends_the_run(cluster, make_site, on_ray, folder):
     site = make_site(compose(Harm("exit", folder, times=99, round=1)), clients_per_round=6)
-    with pytest.raises(WorkersLost, match=r"client 1, round 1: lost 2 times .*the last time: lost with actor client-"):
+    with pytest.raises(WorkersLost, match=r"client 1, round 1: lost 2 times, .*the last time: lost with actor client-"):
         on_ray(site, 2, max_retries=1)
 
 
