@@ -86,6 +86,30 @@ def test_nothing_of_a_run_stays_in_a_cluster_that_was_joined(cluster, make_site,
     assert not [name for name in ray.util.list_named_actors() if name.startswith("test-")]
 
 
+def files(folder):
+    return {path.relative_to(folder).as_posix() for path in Path(folder).rglob("*") if path.is_file()}
+
+
+@pytest.mark.slow
+def test_no_file_but_the_results_stays_of_a_run_in_a_cluster_that_was_joined(cluster, tmp_path):
+    """But for what Ray logs, and the list of fonts that matplotlib keeps for everybody."""
+    session = ray._private.worker._global_node.get_session_dir_path()
+    before = files(session)
+    for name in ("home", "temporary", "here"):
+        (tmp_path / name).mkdir()
+    settings = ["model.name=lenet", "train.num_rounds=1", "ray.actors=1", f"ray.address={cluster}"]
+    subprocess.run(
+        [sys.executable, "-m", "rayfed", "run", str(QUICKSTART), *(word for s in settings for word in ("-s", s))],
+        cwd=tmp_path / "here",
+        env={**os.environ, "HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path / "temporary")},
+        capture_output=True,
+        check=True,
+    )
+    left = {file for file in files(tmp_path) if not file.startswith("home/.cache/matplotlib/")}
+    assert left and all(file.startswith("here/runs/quickstart/") for file in left)
+    assert all(file.startswith("logs/") for file in files(session) - before)
+
+
 def resources():
     """What is free: object store memory is, when no object is left."""
     return ray.available_resources()
