@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
 
+from rayfed.exits import Resumable
+
 HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-LOST = 75  # as `rayfed.exits.Resumable`
 
 
 def guarded(arguments: Sequence[str]) -> None:
@@ -59,7 +60,7 @@ def _end_as(code: int, said: bool, arguments: Sequence[str]) -> NoReturn:
             f"node that it is on, or for a minute the head of its cluster\n{_to_go_on(arguments)}",
             file=sys.stderr,
         )
-        code = LOST
+        code = Resumable.exit_code
     sys.exit(code)
 
 
