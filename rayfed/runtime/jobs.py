@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from http.client import HTTPException
 from pathlib import Path
+from typing import Any
 from urllib.error import HTTPError
 
 from aiohttp import ClientError
@@ -36,6 +37,7 @@ from rayfed.values import InputError, did_you_mean
 USUAL = "http://127.0.0.1:8265"  # where a Ray has its dashboard unless it is told otherwise
 VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")  # that name a cluster; for Ray they win over any argument
 ANSWER_LIMIT = 10.0  # seconds in which a cluster must answer that it is there
+REQUEST_LIMIT = 120.0  # seconds in which it must answer anything else
 STOP_LIMIT = 60  # seconds from SIGTERM to SIGKILL, in which a run writes its checkpoint; Ray's own are 3
 POLL = 0.5  # seconds between two looks at a job that is about to end
 RUN = "rayfed_run"  # the metadata in which the run's name is
@@ -74,6 +76,13 @@ class Submission:
     def took(self) -> timedelta | None:
         """From its start to its end, or until now."""
         return (self.ended or datetime.now(UTC)) - self.started if self.started else None
+
+
+class Client(JobSubmissionClient):
+    """Ray's, which would wait for an answer without an end."""
+
+    def _do_request(self, method: str, endpoint: str, **options: Any) -> Any:
+        return super()._do_request(method, endpoint, timeout=REQUEST_LIMIT, **options)
 
 
 class Jobs:
@@ -212,7 +221,7 @@ def connected(given: str | None) -> Iterator[Jobs]:
         if error := _unreachable(url):
             raise _nobody(address, by, error)
         try:
-            client = JobSubmissionClient(url)
+            client = Client(url)
         except AuthenticationError:
             raise _no_token(url) from None
         except Exception as error:  # no JSON, no version

@@ -9,8 +9,10 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +21,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayfed.job import NAME
-from rayfed.runtime.jobs import ClusterLost, Jobs, Submission, id_for, pick
+from rayfed.runtime import jobs
+from rayfed.runtime.jobs import Client, ClusterLost, Jobs, Submission, id_for, pick
 from rayfed.values import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -101,6 +104,32 @@ def test_a_cluster_without_an_agent_is_told_what_may_be_in_its_way():
 
     with pytest.raises(ClusterLost, match=r"cluster at here refuses: .*No available agent.*another Ray.*port 52365"):
         Jobs("here", "", SimpleNamespace(list_jobs=list_jobs)).all()
+
+
+def test_a_cluster_that_falls_silent_is_not_waited_for_without_an_end(monkeypatch):
+    class Silent(BaseHTTPRequestHandler):
+        def do_GET(self):
+            if self.path != "/api/version":
+                over.wait(60)
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'{"version": "4", "ray_version": "2.60.0", "ray_commit": "", "session_name": ""}')
+
+        def log_message(self, *words):
+            pass
+
+    over = threading.Event()
+    monkeypatch.setattr(jobs, "REQUEST_LIMIT", 0.5)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Silent) as server:
+        (thread := threading.Thread(target=server.serve_forever)).start()
+        try:
+            url = f"http://127.0.0.1:{server.server_port}"
+            with pytest.raises(ClusterLost, match=rf"the cluster at {url} does not answer any more \(.*timed? ?out"):
+                Jobs(url, "", Client(url)).all()
+        finally:
+            over.set()
+            server.shutdown()
+            thread.join()
 
 
 # On a real Ray -------------------------------------------------------------------------------------------------------
