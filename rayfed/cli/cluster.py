@@ -88,6 +88,7 @@ def submit(
     jobs = [cell.job() for cell in cells]  # all are checked before anything is sent
     run = cells[0].grid or jobs[0].name
     with speaking_to(address) as cluster:
+        cluster.refuse_passing()
         here = cluster.is_here()
         paths = package.anchored(jobs, Path.cwd() if here else None, cluster.address)
         results = Path(paths.get("output.path", jobs[0].output.path)) / run

@@ -31,7 +31,7 @@ from ray.util.state import list_nodes
 from ray.util.state.exception import RayStateApiException
 
 from rayfed.provenance import COMMIT, commit
-from rayfed.runtime import trust
+from rayfed.runtime import OWNER, trust
 from rayfed.values import InputError, did_you_mean
 
 USUAL = "http://127.0.0.1:8265"  # where a Ray has its dashboard unless it is told otherwise
@@ -92,6 +92,16 @@ class Jobs:
         self.address = address
         self.named_by = named_by  # --address, a variable of the environment, or '' for nobody
         self._client = client
+
+    def refuse_passing(self) -> None:
+        """Raises `InputError` where this Ray was started by a run for itself: it ends with that run."""
+        with self._answering():
+            owners = [(job.metadata or {}).get(OWNER) for job in self._client.list_jobs()]
+        if owner := next(filter(None, owners), None):
+            raise InputError(
+                f"the Ray at {self.address} belongs to the run '{owner}', and ends with it; start one that stays: "
+                "`ray start --head`, once that run is over, or give the --address of another"
+            )
 
     def all(self) -> list[Submission]:
         """Every submission, the newest first."""

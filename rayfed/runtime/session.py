@@ -12,12 +12,13 @@ import ray
 import torch
 from ray import ObjectRef
 from ray.exceptions import GetTimeoutError, ObjectLostError, RayError
+from ray.job_config import JobConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayfed.job import RayOptions
 from rayfed.local import ClientFailed, Site
 from rayfed.provenance import hash_of
-from rayfed.runtime import trust
+from rayfed.runtime import OWNER, trust
 from rayfed.runtime.crew import Crew, hired
 from rayfed.runtime.gauges import Gauges
 from rayfed.runtime.head import nodes
@@ -52,7 +53,7 @@ def workers(
     anew, on a node that reads the data itself (`ray.data = "storage"`).
     """
     cohort = site.training.clients_per_round
-    with _joined(options.cluster) if options.cluster else _started(options, cohort):
+    with _joined(options.cluster) if options.cluster else _started(options, name, cohort):
         options = settled(options, nodes())
         num_actors(options, nodes(), cohort)  # what can never fit is refused before anything is measured
         sites = Sites(site, load if options.data == "storage" else None)
@@ -151,7 +152,7 @@ def _gpu_bytes() -> list[int]:
 
 
 @contextmanager
-def _started(options: RayOptions, clients_per_round: int) -> Iterator[None]:
+def _started(options: RayOptions, name: str, clients_per_round: int) -> Iterator[None]:
     here = {"CPU": float(len(os.sched_getaffinity(0))), "GPU": float(torch.cuda.device_count())}
     num_actors(settled(options, [here]), [here], clients_per_round)  # refused before anything is started
     before = {key: os.environ.get(key) for key in OUR_RAY}
@@ -162,6 +163,7 @@ def _started(options: RayOptions, clients_per_round: int) -> Iterator[None]:
                 address="local",  # a bare init would follow an old address file to a Ray that may be gone
                 num_cpus=int(here["CPU"]),
                 num_gpus=int(here["GPU"]),
+                job_config=JobConfig(metadata={OWNER: name}),
                 logging_level=logging.WARNING,
             )
         if context.dashboard_url:

@@ -312,6 +312,22 @@ def test_who_has_no_token_or_another_is_refused_in_a_sentence(at, tmp_path):
 
 
 @pytest.mark.slow
+def test_nothing_is_submitted_to_a_ray_that_ends_with_a_run(head, tmp_path):
+    environment = {**head[1], "HOME": str(tmp_path)}
+    long = ["-s", "train.num_rounds=1000", "-s", "ray.actors=1", "-s", "name=own", "-s", f"output.path={tmp_path}"]
+    command = [sys.executable, "-m", "rayfed", "run", str(ROOT / "jobs/quickstart.toml"), *long]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        try:
+            url = next(line.split()[-1] for line in run.stderr if line.startswith("Ray dashboard: "))
+            submit = [sys.executable, "-m", "rayfed", "submit", str(ROOT / "jobs/quickstart.toml"), "--address", url]
+            said = subprocess.run(submit, env=environment, capture_output=True, text=True)
+        finally:
+            run.kill()
+    assert said.returncode == 2
+    assert f"the Ray at {url} belongs to the run 'own', and ends with it; start one that stays" in said.stderr
+
+
+@pytest.mark.slow
 def test_rays_own_command_submits_as_well(head, tmp_path):
     url, environment = head
     command = [BIN / "ray", "job", "submit", f"--address={url}", "--working-dir=.", "--", "python", "jobs/train.py"]
