@@ -64,14 +64,16 @@ def test_one_that_a_signal_ends_has_the_signal_named(start, what, number):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("group", [False, True], ids=["alone", "group"])
-def test_a_signal_is_handed_on_once(start, number, group):
-    """Also where it is sent to the whole group, as a terminal and Ray's jobs do."""
+@pytest.mark.parametrize("to", [[os.kill], [os.killpg], [os.kill, os.killpg]], ids=["alone", "group", "both"])
+def test_a_signal_is_handed_on_once(start, number, to):
+    """Also where it is sent to the whole group, as a terminal and Ray's jobs do, or both, as `timeout` does."""
     heard = "import signal; got = []; signal.signal({0}, lambda *_: got.append(1)); print('ready', flush=True); "
     wait = "time.sleep(0.5); time.sleep(0.5); print(len(got)); sys.exit(3)"
     run = start(heard.format(int(number)) + wait)
     assert run.stdout.readline() == "ready\n"
-    (os.killpg if group else os.kill)(run.pid, number)
+    for send in to:
+        send(run.pid, number)
+        time.sleep(0.05)
     assert (run.communicate(timeout=60)[0], run.returncode) == ("1\n", 3)
 
 

@@ -12,6 +12,7 @@ import shlex
 import signal
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
@@ -19,6 +20,7 @@ from typing import NoReturn
 from rayfed.exits import Resumable
 
 HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+AGAIN = 0.5  # seconds after which the same signal means something: `timeout` sends two at once, a person one by one
 
 
 def guarded(arguments: Sequence[str]) -> None:
@@ -34,8 +36,15 @@ def guarded(arguments: Sequence[str]) -> None:
         atexit.register(os.write, say, b".")  # all that ends it without a word passes this over
         return
     os.close(say)
+    sent: dict[int, float] = {}
+
+    def hand_on(number: int, frame: object) -> None:
+        if time.monotonic() > sent.get(number, 0.0) + AGAIN:
+            sent[number] = time.monotonic()
+            _send(child, number)
+
     for number in HANDED_ON:
-        signal.signal(number, lambda number, frame: _send(child, number))
+        signal.signal(number, hand_on)
     signal.signal(signal.SIGTSTP, lambda number, frame: _pause(child))
     _, status = os.waitpid(child, 0)
     _end_as(os.waitstatus_to_exitcode(status), _has_said(said), arguments)
