@@ -145,20 +145,20 @@ def test_whatever_happens_the_bits_are_the_same(seed, nodes, undisturbed, tmp_pa
         process = subprocess.Popen(driver, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         try:
             for line in process.stdout:
-                kind = due.pop(int(line[5:].partition("/")[0]), None) if line.startswith("round ") else None
-                if kind is None:
-                    continue
-                time.sleep(chance.uniform(0, 0.5))
-                if kind == "actor":
-                    happened[kind] += kill_actor(nodes, chance)
-                elif kind == "node":
-                    happened[kind] += kill_node(nodes, chance)
-                else:
-                    process.send_signal(chance.choice([signal.SIGKILL, signal.SIGTERM]))
-                    process.wait(timeout=120)
-                    happened["driver"] += 1
-                    happened["torn"] += kind == "torn" and tear(run / "checkpoints", chance)
-                    break
+                round = int(line[5:].partition("/")[0]) if line.startswith("round ") else -1
+                # Of rounds, too, that the last driver played while it was about to be killed.
+                while process.poll() is None and (now := min(due, default=ROUNDS + 1)) <= round:
+                    kind = due.pop(now)
+                    time.sleep(chance.uniform(0, 0.5))
+                    if kind == "actor":
+                        happened[kind] += kill_actor(nodes, chance)
+                    elif kind == "node":
+                        happened[kind] += kill_node(nodes, chance)
+                    else:
+                        process.send_signal(chance.choice([signal.SIGKILL, signal.SIGTERM]))
+                        process.wait(timeout=120)
+                        happened["driver"] += 1
+                        happened["torn"] += kind == "torn" and tear(run / "checkpoints", chance)
             _, said = process.communicate(timeout=300)
         finally:
             process.kill()
