@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 import inspect
 import math
-import os
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
+from rayfed.data.decode import MEMORY
 from rayfed.models.classifier import has_features
 from rayfed.models.convnets import cnn, lenet
 from rayfed.models.resnet import resnet8, resnet10, resnet50
@@ -23,8 +23,6 @@ __all__ = ["MODELS", "build_model"]
 # Called as `builder(image_shape=(channels, height, width), num_classes=..., **options)`. The first line of its
 # docstring describes the model.
 Builder = Callable[..., nn.Module]
-
-MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # bytes of this machine
 
 MODELS: dict[str, Builder] = {
     builder.__name__: builder for builder in (cnn, lenet, resnet8, resnet10, resnet50, mobilenet, alexnet)
