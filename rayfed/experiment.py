@@ -196,6 +196,7 @@ def _train(job: Job, display: Display, saved: Saved | None = None, *, force: boo
                     record.add(last)  # a signal may have come before it was written
                     checkpoints.follow(last)
                     _checkpoint(checkpoints, last, workers, record)
+            with suppress(Unwritable):
                 status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
                 record.finish(status, f"{type(error).__name__}: {error}")
             for note in _what_now(error, path, record.round, checkpoints.round):
