@@ -5,29 +5,25 @@
 >>> result.rounds.column("test_accuracy")  # doctest: +SKIP
 """
 
-from __future__ import annotations
+from typing import TYPE_CHECKING
 
-from typing import Any
-
-__all__ = ["InputError", "Job", "Result", "compose", "read_job", "resume", "run", "switch"]
+__all__ = ["InputError", "Job", "Result", "compose", "read_job", "replay", "resume", "run", "switch"]
 __version__ = "0.1.0"
 
-_HOME = {
-    "InputError": "rayfed.values",
-    "Job": "rayfed.job",
-    "Result": "rayfed.experiment",
-    "compose": "rayfed.methods",
-    "read_job": "rayfed.job",
-    "resume": "rayfed.experiment",
-    "run": "rayfed.experiment",
-    "switch": "rayfed.methods",
-}
+if TYPE_CHECKING:
+    from rayfed.errors import InputError
+    from rayfed.experiment import Result, replay, resume, run
+    from rayfed.job import Job, read_job
+    from rayfed.methods import compose, switch
+else:
+    HOMES = {"errors": ["InputError"], "experiment": ["Result", "replay", "resume", "run"], "job": ["Job", "read_job"]}
+    HOMES |= {"methods": ["compose", "switch"]}
 
+    def __getattr__(name):
+        """The package's few names, imported when they are used, so that `rayfed --help` is quick."""
+        import importlib
 
-def __getattr__(name: str) -> Any:
-    """The package's few names, imported when they are asked for, so that `--help` is quick."""
-    if name not in _HOME:
-        raise AttributeError(f"module 'rayfed' has no attribute '{name}'")
-    import importlib
-
-    return getattr(importlib.import_module(_HOME[name]), name)
+        home = next((home for home, names in HOMES.items() if name in names), None)
+        if home is None:
+            raise AttributeError(f"module 'rayfed' has no attribute '{name}'")
+        return getattr(importlib.import_module(f"rayfed.{home}"), name)

@@ -1,89 +1,63 @@
-"""From a job to its results: the one function behind the command and `rayfed.run`."""
-
-from __future__ import annotations
+"""From a job to its results: run, resume, replay."""
 
 import logging
-import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
-import torch
 
-from rayfed import rounds as engine
-from rayfed.checkpoint import Checkpoints, Saved, newest, refuse_another
-from rayfed.data.federation import Federation, open_federation
-from rayfed.job import Job, read_job
-from rayfed.local import ClientFailed, Site, refuse_batches_of_one
-from rayfed.methods.part import Method, Parts, Switch
-from rayfed.models import build_model
-from rayfed.package import is_relative, places_of
-from rayfed.provenance import hash_of
-from rayfed.record import (
-    Record,
-    Unwritable,
-    checkpoints_of,
-    folder_of,
-    is_begun,
-    logging_to_file,
-    read_table,
-    refuse_overwriting,
-)
-from rayfed.rounds import Round, Workers
-from rayfed.runtime.here import Here
-from rayfed.seeds import Purpose, seed_of
-from rayfed.storage import Folder
-from rayfed.values import InputError
-from rayfed.weights import Weights, state_of
+from rayfed import engine
+from rayfed.engine import ClientRow, Round
+from rayfed.errors import InputError
+from rayfed.folder.checkpoint import Saved, newest
+from rayfed.folder.keeper import Keeper
+from rayfed.folder.log import logging_to_file
+from rayfed.folder.places import checkpoints_of, folder_of, is_begun, refuse_overwriting
+from rayfed.folder.storage import Folder
+from rayfed.folder.tables import read_table
+from rayfed.job import Job, read_job, read_toml
+from rayfed.local import Site, open_site
+from rayfed.methods.part import Method
+from rayfed.runtime.workers import open_workers
+from rayfed.seeds import cohort
+from rayfed.weights import Weights
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """What a run leaves."""
+    """The results of a run."""
 
     path: Path  # its folder
-    rounds: pa.Table  # one row a round, round 0 first
-    weights: Weights  # the last global model's
+    rounds: pa.Table  # a row per round, round 0 first
+    weights: Weights  # of the last global model
 
     @property
     def clients(self) -> pa.Table:
-        """One row for each client and round."""
+        """A row per client and round."""
         return read_table(self.path, "clients")
 
     @property
     def classes(self) -> pa.Table:
-        """One row for each class and round."""
+        """A row per class and round."""
         return read_table(self.path, "classes")
 
 
-class Display(Protocol):
-    """Who follows a run while it goes on."""
+class Display:
+    """Shows a run in progress: override the methods that you need. This class shows nothing."""
 
-    def start(self, job: Job, site: Site) -> None:
-        """All is checked; workers are about to be started."""
+    def start(self, site: Site) -> None:
+        """Everything is checked; workers are about to be started."""
 
     def client(self, done: int, total: int) -> None:
         """A client of the round has trained."""
 
     def round(self, round: Round) -> None:
         """A round is finished, and recorded."""
-
-
-class Silent:
-    """Nobody."""
-
-    def start(self, job: Job, site: Site) -> None: ...
-
-    def client(self, done: int, total: int) -> None: ...
-
-    def round(self, round: Round) -> None: ...
 
 
 def run(
@@ -99,18 +73,17 @@ def run(
 
     `job` is a TOML file, a table, or a `Job`; `overrides` replace single values: `{"train.num_rounds": 2}`; `method`,
     made with `compose`, replaces the job's. Everything is checked before anything is started or written; raises
-    `InputError` where something the user gave is wrong. Results of an earlier run are replaced only with `force`; with
-    `resume` the job is gone on with if it was begun, so that the same call may be made again and again.
+    `InputError` where the user gave something wrong. Results of an earlier run are replaced only with `force`; with
+    `resume` the job continues if it was begun, so that the same call may be made again and again.
 
-    Nothing is printed, unless a `display` does; `rayfed.display.follow` makes the one that the command uses.
+    Nothing is printed, unless a `display` does; `rayfed.cli.display.follow` makes the display of the command.
     """
-    job = job if isinstance(job, Job) else read_job(job, overrides)
-    job = _with(job, method)
+    job = job if isinstance(job, Job) else _read(read_toml(job), overrides, method)
+    job = job if method is None else replace(job, method=method)
     if resume and is_begun(job):
-        saved = newest(checkpoints_of(job))
-        return _train(job, display or Silent(), saved, force=True)
+        return _train(job, display, newest(checkpoints_of(job)), force=True)
     refuse_overwriting(job, force)
-    return _train(job, display or Silent(), force=force)
+    return _train(job, display, force=force)
 
 
 def resume(
@@ -120,208 +93,100 @@ def resume(
     method: Method | None = None,
     display: Display | None = None,
 ) -> Result:
-    """Go on with a run from its newest checkpoint, up to `train.num_rounds`, to the bits of a run that never stopped.
+    """Continue a run from its newest checkpoint, up to `train.num_rounds`, to the bits of a run that never stopped.
 
     `run` is its folder, or the folder or URI of its checkpoints. `overrides` may change where the work is done
     (`ray.*`), where results go (`output.*`), and how many rounds there are; a `method` that was made in Python and
-    cannot be named in a job file is given again. Raises `InputError` where there is nothing to go on from.
+    cannot be named in a job file is given again. Raises `InputError` where there is nothing to continue from.
     """
-    job, saved = find(run, overrides, method)
-    return _train(job, display or Silent(), saved)
+    job, saved = _find(run, overrides, method)
+    return _train(job, display, saved)
 
 
-def find(
-    run: str | Path, overrides: Mapping[str, Any] | None = None, method: Method | None = None
-) -> tuple[Job, Saved]:
-    """The job of a run, and its newest checkpoint that is whole."""
-    if (job := job_of(run, overrides, method)) is not None:
-        saved = newest(checkpoints_of(job))
-        if saved is None:
-            begin = f"begin anew: rayfed run {folder_of(job) / 'job.toml'} --force"
-            raise InputError(f"'{run}' holds no checkpoint to go on from; {begin}")
-        return job, saved
-    saved = newest(Folder(str(run)))
-    if saved is None:
-        raise InputError(f"'{run}' is neither the folder of a run nor one of checkpoints")
-    return _with(read_job(saved.job, overrides), method), saved
+def replay(run: str | Path, round: int, client: int, *, method: Method | None = None) -> tuple[ClientRow, float | None]:
+    """Train a client of a round again, in this process, as the run did: to see its work, or why it failed.
+
+    Plays the rounds since the newest older checkpoint again. Gives the client's row, and the training loss that the run
+    recorded, if there is one. Raises the client's own exception, and `InputError` where it was not in the round.
+    """
+    if (job := _job_of(run, None, method)) is None:
+        raise InputError(f"'{run}' is not the folder of a run")
+    site = open_site(job)
+    if round < 1:
+        raise InputError(f"--round {round}: the first round is 1")
+    clients = cohort(job.seed, round, site.federation.num_clients, job.train.clients_per_round)
+    if client not in clients:
+        raise InputError(f"--client {client}: not in round {round}, which has {', '.join(map(str, clients))}")
+    with open_workers(site, on_ray=False) as workers:
+        saved = newest(checkpoints_of(job), before=round)
+        last = saved.restore(site, workers) if saved else engine.start(site, workers)
+        while last.round < round - 1:
+            last = engine.play(site, last, workers)
+        opening = engine.open_round(site, last, workers)
+        ((_, arrival),) = workers.train(opening.broadcast, [client], last.memories)
+    rows = read_table(folder_of(job), "clients").to_pylist()
+    return arrival.row, {(row["round"], row["client"]): row["train_loss"] for row in rows}.get((round, client))
 
 
-def job_of(run: str | Path, overrides: Mapping[str, Any] | None = None, method: Method | None = None) -> Job | None:
+def _train(job: Job, display: Display | None, saved: Saved | None = None, *, force: bool = False) -> Result:
+    """Play a job's remaining rounds, and keep each round when it is finished."""
+    display = display or Display()
+    site = open_site(job)
+    if saved is not None:
+        saved.refuse_another(site)
+    display.start(site)
+    work_left = saved is None or saved.round < job.train.num_rounds
+    with (
+        logging_to_file() as begin_log,
+        open_workers(site, display.client, on_ray=work_left and job.ray.mode == "on") as workers,
+        ExitStack() as at_the_end,
+        Keeper(site, workers, saved, force=force) as keeper,
+    ):
+        begin_log(keeper.path)
+        at_the_end.callback(_write_page, keeper.path)  # however the run ends
+        last = keeper.restored()
+        for round in engine.rounds(site, workers, last):
+            keeper.keep(last := round)
+            display.round(round)
+    assert last is not None, "there is always a round 0"
+    return Result(keeper.path, read_table(keeper.path, "rounds"), last.weights)
+
+
+def _find(run: str | Path, overrides: Mapping[str, Any] | None, method: Method | None) -> tuple[Job, Saved]:
+    """The job of a run, and its newest whole checkpoint."""
+    if job := _job_of(run, overrides, method):
+        if saved := newest(checkpoints_of(job)):
+            return job, saved
+        begin = f"begin again: rayfed run {folder_of(job) / 'job.toml'} --force"
+        raise InputError(f"'{run}' holds no checkpoint to continue from; {begin}")
+    if saved := newest(Folder(str(run))):
+        return _read(saved.manifest["job"], overrides, method), saved
+    raise InputError(f"'{run}' is neither the folder of a run nor a folder of checkpoints")
+
+
+def _job_of(run: str | Path, overrides: Mapping[str, Any] | None, method: Method | None) -> Job | None:
     """The job of the run in a folder; None where there is none."""
     path = Path(run).expanduser().absolute()
     if "://" in str(run) or not (path / "job.toml").is_file():
         return None
-    job = _with(read_job(path / "job.toml", overrides), method)
+    job = _read(read_toml(path / "job.toml"), overrides, method)
     if folder_of(job) != path and not any(key.startswith("output.") for key in overrides or {}):
         job = replace(job, name=path.name, output=replace(job.output, path=str(path.parent)))  # it was moved
     return job
 
 
-def _with(job: Job, method: Method | None) -> Job:
-    return replace(job, method=method) if method is not None else job
+def _read(tables: Mapping[str, Any], overrides: Mapping[str, Any] | None, method: Method | None) -> Job:
+    """A job from its tables. A `method` made in Python replaces theirs, which may not be importable."""
+    if method is None:
+        return read_job(tables, overrides)
+    return replace(read_job({**tables, "method": "fedavg"}, overrides), method=method)
 
 
-def _train(job: Job, display: Display, saved: Saved | None = None, *, force: bool = False) -> Result:
-    """The rounds of a job that are still to be played, recorded as they finish."""
-    site = prepare(job)
-    if saved is not None:
-        refuse_another(saved, job, hash_of(site.federation))
-    path = folder_of(job)
-    display.start(job, site)
-    with ExitStack() as stack:
-        begin_log = stack.enter_context(logging_to_file())
-        stack.enter_context(threads(job.ray.threads))
-        over = saved is not None and saved.round >= job.training.num_rounds  # no work is left to start workers for
-        workers = stack.enter_context(nullcontext(Here(site)) if over else open_workers(job, site, display.client))
-        stack.enter_context(_sigterm_as_ctrl_c())  # after Ray has started: it sets a handler of its own
-        record = stack.enter_context(closing(Record(job, site.federation, force=force, saved=saved)))
-        begin_log(path)
-        stack.callback(_report, path)  # however the run ends
-        checkpoints = Checkpoints(checkpoints_of(job), job, hash_of(site.federation), saved)
-        last = saved.restore(site, workers) if saved is not None else None
-        if last is not None:
-            log.info("it had reached round %d" if over else "going on after round %d", last.round)
-        try:
-            for round in _rounds(site, last, workers):
-                last = round
-                record.add(last)
-                checkpoints.follow(last)
-                display.round(last)
-                in_danger = workers.finished(last)
-                if last.round and (in_danger or last.round % job.output.every == 0):
-                    _checkpoint(checkpoints, last, workers, record)
-        except BaseException as error:
-            with suppress(Unwritable):  # which is what has happened, then
-                if last is not None:
-                    record.add(last)  # a signal may have come before it was written
-                    checkpoints.follow(last)
-                    _checkpoint(checkpoints, last, workers, record)
-            with suppress(Unwritable):
-                status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
-                record.finish(status, f"{type(error).__name__}: {error}")
-            for note in _what_now(error, path, record.round, checkpoints.round):
-                error.add_note(note)
-            raise
-        assert last is not None, "there is always a round 0"
-        _checkpoint(checkpoints, last, workers, record)
-        record.finish("done")
-    return Result(path, read_table(path, "rounds"), last.weights)
-
-
-def _what_now(error: BaseException, path: Path, recorded: int | None, saved: int | None) -> Iterator[str]:
-    """What to tell somebody whose run has ended early: what is there, how to go on, how to look into it."""
-    yield f"{'no round is' if recorded is None else f'rounds up to {recorded} are'} recorded in {path}"
-    if saved is not None:
-        yield f"to go on after round {saved}: rayfed resume {path}"
-    if isinstance(error, ClientFailed) and error.client is not None:
-        yield f"to see it again, in this process: rayfed replay {path} --round {error.round} --client {error.client}"
-
-
-def _checkpoint(checkpoints: Checkpoints, round: Round, workers: Workers, record: Record) -> None:
-    """Write one. A run is not lost by a checkpoint that cannot be written."""
-    try:
-        checkpoints.save(round, workers, record.tables())
-    except Exception as error:
-        there = f"the last is of round {checkpoints.round}" if checkpoints.round is not None else "there is none yet"
-        log.warning("no checkpoint of round %d was written (%s); %s", round.round, error, there)
-
-
-def prepare(job: Job) -> Site:
-    """Load the data, deal it to the clients, build the model: whatever can be wrong with a job is found here."""
-    federation = open_data(job)
-    if job.training.clients_per_round > federation.num_clients:
-        raise InputError(
-            f"train.clients_per_round = {job.training.clients_per_round}: the partition has "
-            f"{federation.num_clients} clients"
-        )
-    model = build_model(
-        job.model,
-        image_shape=federation.image_shape,
-        num_classes=federation.num_classes,
-        seed=seed_of(job.seed, Purpose.MODEL),
-        **job.model_options,
-    )
-    for part in all_parts(job.method):
-        part.check(model)
-    refuse_batches_of_one(job.training, federation, model)
-    model.to(memory_format=torch.channels_last)  # convolutions on CPUs: a third faster
-    return Site(model, federation, job.augment, job.training, job.method, job.seed, torch.device("cpu"))
-
-
-def open_data(job: Job) -> Federation:
-    """The job's data, dealt to its clients, less what the server keeps."""
-    kept = max(job.source.auxiliary_per_class, auxiliary_per_class(job.method))
-    return open_federation(job.source, job.partition, auxiliary_per_class=kept)
-
-
-def all_parts(method: Method) -> Parts:
-    """Every part that a method has at any time."""
-    if isinstance(method, Switch):
-        return all_parts(method.before) + all_parts(method.after)
-    return method if isinstance(method, tuple) else ()
-
-
-def auxiliary_per_class(method: Method) -> int:
-    """How many samples of each class the server keeps for itself: as many as the neediest part asks for."""
-    return max((part.auxiliary_per_class for part in all_parts(method)), default=0)
-
-
-@contextmanager
-def open_workers(job: Job, site: Site, progress: Callable[[int, int], None]) -> Iterator[Workers]:
-    """Those who do the job's work, for as long as it lasts."""
-    if job.ray.mode == "off":
-        yield Here(site, progress, gpu=job.ray.num_gpus != 0)
-        return
-    if job.ray.data == "storage":
-        for key, path in places_of(job).items():
-            if key.startswith("data.") and is_relative(path):
-                raise InputError(f"{key} = '{path}': with ray.data = 'storage' every node reads it: give a whole path")
-    from rayfed.runtime.session import workers  # Ray takes a second to import; without it nobody should wait
-
-    with workers(job.ray, job.name, site, progress, load=partial(prepare, job)) as pool:
-        yield pool
-
-
-def _rounds(site: Site, last: Round | None, workers: Workers) -> Iterator[Round]:
-    """The rounds after `last`; all of them, the initial model's first, where there is none."""
-    if last is None:
-        yield (last := engine.start(site, state_of(site.model), workers))
-    yield from engine.rounds(site, last, workers)
-
-
-def _report(path: Path) -> None:
-    """Make the run's page. A run is not lost by a page that cannot be made."""
+def _write_page(path: Path) -> None:
+    """Write the run's page. A run does not fail where its page cannot be made."""
     try:
         from rayfed.report.page import write_report  # brings matplotlib, which nothing before this needs
 
         write_report(path)
     except Exception as error:
-        log.warning("no page was made of the run; `rayfed report %s` tries again: %r", path, error)
-
-
-@contextmanager
-def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """Take the signal with which schedulers stop a job as Ctrl-C: what is finished is kept, and said."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may handle signals
-        return
-
-    def stop(signal_number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Compute with so many threads, then with as many as before: their number can change the last bits of a sum."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+        log.warning("the run has no page, because %r; to try again: rayfed report %s", error, path)

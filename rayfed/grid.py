@@ -10,36 +10,41 @@ A `[grid]` table lists seeds, settings (dotted overrides with a name) and method
 {'name': 't/avg/seed-1', 'method': 'fedavg', 'seed': 1, 'train': {'lr': 0.1}}
 """
 
-from __future__ import annotations
-
 import csv
 import io
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from statistics import mean, stdev
 from typing import Annotated, Any
 
+from rayfed.errors import InputError
 from rayfed.job import NAME, Job, make_job, override
-from rayfed.values import Ge, InputError, build
+from rayfed.values import Checked, Ge, build
+
+FIGURES = {  # of a grid's table: where each stands in a run's summary
+    "best_accuracy": ("best", "test_accuracy"),
+    "last_accuracy": ("last", "test_accuracy"),
+    "forgetting": ("last", "forgetting"),
+}
 
 
 @dataclass(frozen=True)
-class Grid:
+class Grid(Checked):
     """The `[grid]` table."""
 
-    seeds: Annotated[list[Annotated[int, Ge(0)]], "seeds of the runs; none: the job's"] = field(default_factory=list)
-    setting: Annotated[list[dict[str, Any]], "each a name, and dotted overrides"] = field(default_factory=list)
-    method: Annotated[list[dict[str, Any]], "each a name, and a method"] = field(default_factory=list)
+    seeds: Annotated[list[Annotated[int, Ge(0)]], "seeds of the runs; empty: the job's"] = field(default_factory=list)
+    setting: Annotated[list[dict[str, Any]], "each with a name and dotted overrides"] = field(default_factory=list)
+    method: Annotated[list[dict[str, Any]], "methods, each with a name and a method"] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One run of a grid: a job's tables, not checked yet, and its place ('' where the grid lists nothing)."""
+    """One run of a grid: a job's tables, not checked yet, and its coordinates ('' where the grid lists nothing)."""
 
     tables: dict[str, Any]
-    grid: str = ""  # the grid's name; '' for a job that is no grid
+    grid: str = ""  # the grid's name; '' for a job without a grid
     setting: str = ""
     method: str = ""
 
@@ -56,10 +61,10 @@ class Cell:
 
 
 def expand(tables: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> list[Cell]:
-    """The runs that a job file stands for, seed by seed; one, if it has no `[grid]`.
+    """The runs that a job file stands for, seed by seed; a single run if it has no `[grid]`.
 
-    `overrides` go over the settings, except those of the grid itself (`grid.seeds`). Raises `InputError` where the grid
-    is not well formed; each run is checked by its `job()`.
+    `overrides` win over the settings; overrides of the grid itself (`grid.seeds`) change the grid. Raises `InputError`
+    where the grid is not well formed; each run is checked by its `job()`.
     """
     of_grid = {key: value for key, value in (overrides or {}).items() if key.split(".")[0] == "grid"}
     others = {key: value for key, value in (overrides or {}).items() if key not in of_grid}
@@ -85,7 +90,7 @@ def expand(tables: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
 def _read(given: Any) -> Grid:
     if not isinstance(given, Mapping):
         raise InputError(f"grid = {given!r}: this is a table, [grid]")
-    grid = build(Grid, given, where="grid")
+    grid = build(Grid, given, "grid")
     for where, entries in (("grid.setting", grid.setting), ("grid.method", grid.method)):
         for entry in entries:
             name = entry.get("name")
@@ -102,65 +107,43 @@ def _read(given: Any) -> Grid:
 def _refuse_twins(names: list[Any], where: str) -> None:
     for name, count in Counter(names).items():
         if count > 1:
-            raise InputError(f"{where}: {name!r} is there {count} times")
+            raise InputError(f"{where}: {name!r} is listed {count} times")
 
 
-@dataclass(frozen=True)
-class Spread:
-    """Mean and sample standard deviation over seeds; of one seed, no deviation.
+def spread(values: Sequence[float]) -> tuple[float, float | None]:
+    """The mean, and the sample standard deviation; None for a single value."""
+    return mean(values), stdev(values) if len(values) > 1 else None
 
-    >>> print(Spread.of([0.5, 0.7]), Spread.of([0.5]), sep=", ")
-    0.600 ± 0.141, 0.500
+
+def spread_text(mean: float, deviation: float | None) -> str:
     """
-
-    mean: float
-    deviation: float | None
-
-    @classmethod
-    def of(cls, values: list[float]) -> Spread:
-        return cls(mean(values), stdev(values) if len(values) > 1 else None)
-
-    def __str__(self) -> str:
-        return f"{self.mean:.3f}" + ("" if self.deviation is None else f" ± {self.deviation:.3f}")
+    >>> spread_text(*spread([0.5, 0.7])), spread_text(*spread([0.5]))
+    ('0.600 ± 0.141', '0.500')
+    """
+    return f"{mean:.3f}" + ("" if deviation is None else f" ± {deviation:.3f}")
 
 
-@dataclass(frozen=True)
-class Row:
-    """A setting and a method, over those of its seeds that are done."""
+def tabulate(done: Iterable[tuple[Cell, Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """A row for each setting and method among finished cells, each cell given with its run's summary.
 
-    setting: str
-    method: str
-    seeds: int
-    best_accuracy: Spread
-    last_accuracy: Spread
-    forgetting: Spread  # in the last round
-
-
-def tabulate(done: Iterable[tuple[Cell, Mapping[str, Any]]]) -> list[Row]:
-    """A row for each setting and method among finished cells, which are given with their summaries."""
+    Over the seeds, `FIGURES` have their mean, and their deviation as `<figure>_spread`.
+    """
     found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for cell, summary in done:
         found.setdefault((cell.setting, cell.method), []).append(summary)
-    return [
-        Row(
-            setting,
-            method,
-            seeds=len(summaries),
-            best_accuracy=Spread.of([summary["best"]["test_accuracy"] for summary in summaries]),
-            last_accuracy=Spread.of([summary["last"]["test_accuracy"] for summary in summaries]),
-            forgetting=Spread.of([summary["last"]["forgetting"] for summary in summaries]),
-        )
-        for (setting, method), summaries in found.items()
-    ]
+    rows = []
+    for (setting, method), summaries in found.items():
+        row: dict[str, Any] = {"setting": setting, "method": method, "seeds": len(summaries)}
+        for figure, (when, key) in FIGURES.items():
+            row[figure], row[f"{figure}_spread"] = spread([summary[when][key] for summary in summaries])
+        rows.append(row)
+    return rows
 
 
-def as_csv(rows: Iterable[Row]) -> str:
-    """The rows as comma-separated values; each spread has a column of its own, empty for one seed."""
-    figures = ("best_accuracy", "last_accuracy", "forgetting")
+def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows of `tabulate` as comma-separated values."""
     text = io.StringIO()
-    write = csv.writer(text, lineterminator="\n").writerow
-    write(["setting", "method", "seeds", *(name for figure in figures for name in (figure, f"{figure}_spread"))])
-    for row in rows:
-        spreads = [getattr(row, figure) for figure in figures]
-        write([row.setting, row.method, row.seeds, *(value for s in spreads for value in (s.mean, s.deviation))])
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
     return text.getvalue()

@@ -1,9 +1,8 @@
-"""A job file, read into typed, checked values: what to run, on which data, where.
+"""A job file as nested frozen dataclasses: what to run, on which data, and where.
 
-Every key is checked before anything is loaded or started; an unknown one is refused with the nearest that exists.
+The dataclasses mirror the file: `train.lr` in the file is `job.train.lr` here. Every key is checked before anything is
+loaded or started; an unknown key is refused with the nearest valid key.
 """
-
-from __future__ import annotations
 
 import copy
 import hashlib
@@ -14,45 +13,68 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from rayfed.data.augment import Augment
-from rayfed.data.partition import PARTITIONS, Rule
-from rayfed.data.sources import Source
-from rayfed.local import Training
-from rayfed.methods.part import Method
-from rayfed.methods.registry import read_method, write_method
-from rayfed.values import Ge, Gt, InputError, build, did_you_mean, table
+from rayfed.data.settings import SOURCES, Data
+from rayfed.errors import InputError
+from rayfed.values import Checked, Form, Ge, Gt, Le, Lt, PathMark, build, keys, named, table
 
+Auto = Literal["auto"]
+DEADLINE_TEXT = "seconds after which a client counts as hung; auto: ten times the longest so far, at least 300"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}(/[A-Za-z0-9][A-Za-z0-9._+-]{0,199}){0,9}")  # a file's has 255
-MAX_BYTES = 2**20  # of a job file; a hundred times the largest grid's
-MAX_DEPTH = 20  # tables and lists in one another
 
 
 @dataclass(frozen=True)
-class RayOptions:
+class Model(Checked):
+    """The [model] table: a name, and the options of that model."""
+
+    name: str = "cnn"
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Training(Checked):
+    """The rounds, and a client's SGD in one round. Momentum starts at zero in every round."""
+
+    num_rounds: Annotated[int, Ge(1), "rounds to train"] = 20
+    clients_per_round: Annotated[int, Ge(1), "clients sampled each round"] = 5
+    local_epochs: Annotated[int, Ge(1), "passes over a client's data in a round"] = 1
+    local_steps: Annotated[int | None, Ge(1), "SGD steps in a round, in place of epochs"] = None
+    batch_size: Annotated[int, Ge(1), "images per step; the last batch of an epoch may be smaller"] = 50
+    lr: Annotated[float, Gt(0), "learning rate of the first round"] = 0.01
+    lr_decay: Annotated[float, Gt(0), Le(1), "factor of the learning rate from round to round"] = 1.0
+    momentum: Annotated[float, Ge(0), Lt(1), "momentum of SGD"] = 0.0
+    weight_decay: Annotated[float, Ge(0), "weight decay of SGD"] = 0.0
+
+    def lr_at(self, round: int) -> float:
+        """The learning rate of round 1, 2, ..."""
+        return self.lr * self.lr_decay ** (round - 1)
+
+
+@dataclass(frozen=True)
+class RayOptions(Checked):
     """Where the clients' work is done."""
 
     mode: Annotated[Literal["on", "off"], "off: the same work in this process, without Ray"] = "on"
-    actors: Annotated[
-        Literal["auto"] | Annotated[int, Ge(1)], "how many; auto: as many as fit, one a sampled client at most"
-    ] = "auto"
-    address: Annotated[str, "of a running cluster (auto: the one on this machine); empty: start one here"] = ""
-    num_cpus: Annotated[float, Gt(0), "CPUs an actor; it computes with one thread per CPU, and one at least"] = 1.0
-    num_gpus: Annotated[
-        Literal["auto"] | Annotated[float, Ge(0)],
-        "GPUs an actor; a fraction is rounded up to 1/k, so that k fit on one; auto: as a client turns out to need",
-    ] = 0.0
-    data: Annotated[
-        Literal["store", "storage"], "how images come to a node; store: from here; storage: each node reads its own"
-    ] = "store"
-    deadline: Annotated[
-        Literal["auto"] | Annotated[float, Gt(0)],
-        "seconds after which a client counts as hung; auto: ten times the longest so far, five minutes at least",
-    ] = "auto"
-    max_retries: Annotated[int, Ge(0), "times that a client is run again after it was lost with its actor"] = 3
+    actors: Annotated[Auto | Annotated[int, Ge(1)], "actors; auto: as many as fit, at most one per client"] = "auto"
+    address: Annotated[str, "of a running Ray (auto: the Ray on this machine); empty: start a Ray here"] = ""
+    num_cpus: Annotated[float, Gt(0), "CPUs per actor, with a thread for each; at least one thread"] = 1.0
+    num_gpus: Annotated[Auto | Annotated[float, Ge(0)], "GPUs per actor, rounded up to 1/k; auto: measured"] = 0.0
+    data: Annotated[Literal["store", "storage"], "store: the driver sends it; storage: each node reads it"] = "store"
+    deadline: Annotated[Auto | Annotated[float, Gt(0)], DEADLINE_TEXT] = "auto"
+    max_retries: Annotated[int, Ge(0), "times that lost work is run again"] = 3
     patience: Annotated[float, Gt(0), "seconds without any actor after which the run ends"] = 180.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.num_gpus == "auto":
+            return
+        if 0 < self.num_gpus < 1e-3:
+            raise InputError(f"ray.num_gpus = {self.num_gpus}: an actor takes at least a thousandth of a GPU, or none")
+        if self.num_gpus > 1 and self.num_gpus != int(self.num_gpus):
+            raise InputError(f"ray.num_gpus = {self.num_gpus}: more than one GPU per actor must be a whole number")
 
     @property
     def cluster(self) -> str:
@@ -66,127 +88,112 @@ class RayOptions:
 
     @property
     def gpu_share(self) -> float:
-        """GPUs an actor as Ray can always place them: whole ones, or one k-th; with "auto" one, until it is measured.
-
-        >>> RayOptions(num_gpus=0.3).gpu_share == 1 / 3
-        True
-        """
+        """GPUs per actor as Ray can always place them: whole GPUs, or 1/k; with "auto" 1, until it is measured."""
         if self.num_gpus == "auto":
             return 1.0
-        if 0 < self.num_gpus < 1e-3:
-            raise InputError(f"ray.num_gpus = {self.num_gpus}: an actor takes a thousandth of a GPU at least, or none")
-        if self.num_gpus > 1 and self.num_gpus != int(self.num_gpus):
-            raise InputError(
-                f"ray.num_gpus = {self.num_gpus}: more than one GPU an actor must be a whole number of them"
-            )
         return self.num_gpus if self.num_gpus >= 1 or self.num_gpus == 0 else 1 / math.floor(1 / self.num_gpus + 1e-9)
 
 
 @dataclass(frozen=True)
-class Output:
+class Output(Checked):
     """Where results go: the folder `<path>/<name>`."""
 
-    path: Annotated[str, "folder of all runs"] = "runs"
-    checkpoints: Annotated[str, "folder or URI for the checkpoints of all runs; empty: in the run's folder"] = ""
+    path: Annotated[str, PathMark(), "folder of all runs"] = "runs"
+    checkpoints: Annotated[str, PathMark(), "folder or URI of all checkpoints; empty: in the run's folder"] = ""
     every: Annotated[int, Ge(1), "rounds from one checkpoint to the next"] = 10
 
 
+def _registry(function: str, value: Any) -> Any:
+    """`read_method` or `write_method`, imported when used: it brings torch, which a list of keys does not need."""
+    from rayfed.methods import registry
+
+    return getattr(registry, function)(value)
+
+
+METHOD = Form(partial(_registry, "read_method"), partial(_registry, "write_method"), "fedavg")
+MODEL = Form(
+    lambda given: Model(*named(given, "model", default="cnn")),
+    lambda model: {"name": model.name, **model.options},
+    default="cnn",
+    kinds={},
+)
+MODEL_TEXT = "cnn, lenet, resnet8, resnet10, resnet50, mobilenet, alexnet, or package.module:function, and its options"
+
+
 @dataclass(frozen=True)
-class Job:
+class Job(Checked):
     """A whole experiment, as data."""
 
-    name: str
-    seed: int
-    method: Method
-    source: Source
-    augment: Augment
-    partition: Rule
-    model: str
-    model_options: dict[str, Any] = field(default_factory=dict)
-    training: Training = field(default_factory=Training)
+    name: Annotated[str, "name of the run, and of its folder; / may divide it into parts"]
+    seed: Annotated[int, Ge(0), "seed of the model, of the cohorts, and of every draw at a client"] = 0
+    method: Annotated[Any, METHOD, "a method, or a list of parts: `rayfed methods`"] = field(
+        default_factory=METHOD.made
+    )
+    data: Data = field(default_factory=Data)
+    model: Annotated[Model, MODEL, MODEL_TEXT] = field(default_factory=Model)
+    train: Training = field(default_factory=Training)
     ray: RayOptions = field(default_factory=RayOptions)
     output: Output = field(default_factory=Output)
 
-    def table(self) -> dict[str, Any]:
-        """The job with every default filled in, as `read_job` reads it back."""
-        name = next(name for name, rule in PARTITIONS.items() if rule is type(self.partition))
-        return {
-            "name": self.name,
-            "seed": self.seed,
-            "method": write_method(self.method),
-            "data": {
-                **table(self.source),
-                "augment": table(self.augment),
-                "partition": {"name": name, **table(self.partition)},
-            },
-            "model": {"name": self.model, **self.model_options},
-            "train": table(self.training),
-            "ray": table(self.ray),
-            "output": table(self.output),
-        }
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not NAME.fullmatch(self.name):
+            form = "letters, digits and . _ + -, beginning with a letter or digit; / may divide it into parts"
+            raise InputError(f"name = {self.name!r}: a job needs a name that can be a folder's: {form} of 200 at most")
 
-    def matters(self) -> dict[str, Any]:
-        """All that the numbers depend on: not where the work is done, nor where the results go."""
-        matters = {key: value for key, value in self.table().items() if key not in ("name", "ray", "output")}
-        return {**matters, "threads": self.ray.threads}
+    def table(self) -> dict[str, Any]:
+        """The job with every default filled in, as `read_job` reads it."""
+        return table(self)
+
+    def lineage(self) -> dict[str, Any]:
+        """Everything that the numbers of a round depend on: not where work is done or results go, nor `num_rounds`."""
+        kept = {key: value for key, value in self.table().items() if key not in ("name", "ray", "output")}
+        kept["train"].pop("num_rounds")
+        return json.loads(json.dumps({**kept, "threads": self.ray.threads}))  # as it is read back from a checkpoint
 
     def hash(self) -> str:
-        """Of all that the numbers depend on."""
-        matters = self.matters()
-        return hashlib.sha256(json.dumps(matters, sort_keys=True).encode()).hexdigest()
+        """SHA-256 of everything that the results depend on."""
+        content = json.dumps([self.lineage(), self.train.num_rounds], sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()
+
+    def places(self) -> dict[str, str]:
+        """The paths in the job, by their dotted keys. The name of a known source is not a path."""
+        named = flat(self.table())
+        found = {key.name: named.get(key.name, "") for key in keys(type(self)) if key.is_path}
+        return {key: path for key, path in found.items() if path and path not in SOURCES}
 
 
-# Where in a job file which values are, in the order in which they are shown; the partition has one of several rules.
-SECTIONS: list[tuple[str, Any]] = [
-    ("data", Source),
-    ("data.augment", Augment),
-    *(("data.partition", rule) for rule in PARTITIONS.values()),
-    ("train", Training),
-    ("ray", RayOptions),
-    ("output", Output),
-]
+def is_relative(path: str) -> bool:
+    """Whether a path means another place in another folder: neither /runs, nor ~/runs, nor s3://bucket/runs."""
+    return "://" not in path and not path.startswith(("/", "~"))
+
+
+def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as a table of dotted keys."""
+    found: dict[str, Any] = {}
+    for key, value in tables.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found
 
 
 def read_job(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Job:
     """A job from a TOML file, or from a table, with dotted `overrides` on top: `{"train.num_rounds": 2}`.
 
-    Raises `InputError` naming the key, what was given and what would be right.
+    Raises `InputError` naming the key, the given value and the valid values.
     """
-    return make_job(override(read_table(source), overrides or {}))
+    return make_job(override(read_toml(source), overrides or {}))
 
 
-def read_table(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
+def read_toml(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     """The tables of a job file as they stand, unchecked."""
     if isinstance(source, Mapping):
         return dict(source)
     try:
-        with open(source, encoding="utf-8") as file:
-            text = file.read(MAX_BYTES + 1)
-        if len(text) > MAX_BYTES:
-            raise InputError(f"job file '{source}' has more than {MAX_BYTES:,} characters; is it one?")
-        return _loads(text)
+        return tomllib.loads(Path(source).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise InputError(f"no job file '{source}'; jobs/quickstart.toml is one to start from") from None
-    except InputError:
-        raise
-    except (OSError, ValueError) as error:  # of TOML, of UTF-8, of a path with a zero byte
+        raise InputError(f"no job file '{source}'; jobs/quickstart.toml is an example") from None
+    except (OSError, ValueError, RecursionError) as error:  # of TOML, of UTF-8, of a path with a zero byte
         raise InputError(f"job file '{source}' cannot be read: {error}") from None
-
-
-def _loads(text: str) -> dict[str, Any]:
-    """TOML, no deeper than what walks through it can follow."""
-    try:
-        tables = tomllib.loads(text)
-    except RecursionError:
-        tables = None
-    if tables is None or _deeper(tables, MAX_DEPTH):
-        raise InputError(f"tables and lists in one another, more than {MAX_DEPTH} deep: no job has that")
-    return tables
-
-
-def _deeper(value: Any, depth: int) -> bool:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return any(depth == 0 or _deeper(item, depth - 1) for item in inner)
 
 
 def override(tables: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -199,11 +206,16 @@ def override(tables: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[st
     >>> override({"data": {"partition": {"name": "shards", "s": 2, "num_clients": 9}}}, {"data.partition.name": "iid"})
     {'data': {'partition': {'name': 'iid', 'num_clients': 9}}}
     """
-    result: dict[str, Any] = copy.deepcopy(dict(tables))
+    try:
+        result: dict[str, Any] = copy.deepcopy(dict(tables))
+    except RecursionError:  # a dotted key in a file may have any number of steps
+        raise InputError("the job's tables are nested too deeply") from None
     for dotted in sorted(overrides, key=lambda dotted: not dotted.endswith(".name")):  # names first: they drop options
         *path, last = dotted.split(".")
         inner = result
         for step in path:
+            if isinstance(inner.get(step), str):
+                inner[step] = {"name": inner[step]}  # the short form of such a table
             inner = inner.setdefault(step, {})
             if not isinstance(inner, dict):
                 raise InputError(f"'{dotted}' cannot be set: '{step}' is not a table")
@@ -224,71 +236,15 @@ def read_override(text: str) -> tuple[str, Any]:
     if not equals or not key.strip():
         raise InputError(f"'{text}': write an override as key.sub=value, such as train.num_rounds=2")
     try:
-        return key.strip(), _loads(f"value = {value}")["value"]
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         return key.strip(), value.strip()
+    except RecursionError:
+        raise InputError(f"'{key.strip()}': the value's lists are nested too deeply") from None
 
 
 def make_job(tables: Mapping[str, Any]) -> Job:
     """Checked values from a job's tables."""
-    known = ("name", "seed", "method", "data", "model", "train", "ray", "output")
     if "grid" in tables:
-        raise InputError(
-            "this job file is a grid of many runs: `rayfed run` runs them, `rayfed.grid.expand` makes jobs of it"
-        )
-    for key in tables:
-        if key not in known:
-            raise InputError(f"unknown key '{key}' in the job{did_you_mean(key, known)}")
-    data = _section(tables, "data")
-    augment, partition = _section(data, "augment", "data."), _section(data, "partition", "data.")
-    model = _section(tables, "model")
-    job = Job(
-        name=_name(tables.get("name")),
-        seed=_seed(tables.get("seed", 0)),
-        method=read_method(tables.get("method", "fedavg")),
-        source=build(Source, {k: v for k, v in data.items() if k not in ("augment", "partition")}, where="data"),
-        augment=build(Augment, augment, where="data.augment"),
-        partition=_partition(partition),
-        model=_text(model.pop("name", "cnn"), "model.name"),
-        model_options=model,
-        training=build(Training, _section(tables, "train"), where="train"),
-        ray=build(RayOptions, _section(tables, "ray"), where="ray"),
-        output=build(Output, _section(tables, "output"), where="output"),
-    )
-    job.ray.gpu_share  # noqa: B018  (refuses what cannot be a share)
-    return job
-
-
-def _section(tables: Mapping[str, Any], name: str, prefix: str = "") -> dict[str, Any]:
-    section = tables.get(name, {})
-    if not isinstance(section, Mapping):
-        raise InputError(f"{prefix}{name} = {section!r}: this is a table, [{prefix}{name}]")
-    return dict(section)
-
-
-def _partition(values: dict[str, Any]) -> Rule:
-    name = _text(values.pop("name", "iid"), "data.partition.name")
-    if name not in PARTITIONS:
-        raise InputError(f"data.partition.name = '{name}'{did_you_mean(name, PARTITIONS)}")
-    return build(PARTITIONS[name], values, where="data.partition")
-
-
-def _name(given: Any) -> str:
-    if not isinstance(given, str) or not NAME.fullmatch(given):
-        raise InputError(
-            f"name = {given!r}: a job needs a name that can be a folder's: letters, digits and . _ + -, "
-            "beginning with a letter or digit; parts, of 200 characters at most, may be divided by /"
-        )
-    return given
-
-
-def _seed(given: Any) -> int:
-    if isinstance(given, bool) or not isinstance(given, int) or given < 0:
-        raise InputError(f"seed = {given!r}: give a whole number, 0 or more")
-    return given
-
-
-def _text(given: Any, where: str) -> str:
-    if not isinstance(given, str):
-        raise InputError(f"{where} = {given!r}: give a name")
-    return given
+        raise InputError("this job file is a grid of runs: `rayfed run` runs them, `rayfed.grid.expand` makes its jobs")
+    return build(Job, tables, "")

@@ -1,7 +1,7 @@
-"""What happens at a client: survey, train, evaluate. The only local training loop in the package.
+"""A client's work: survey, train, evaluate. The only local training loop of the package.
 
-Everything here is a function of the site (which does not change during a run), the round's broadcast and the client,
-so it may run in any process, in any order, and again.
+Everything here is a function of the site (the same during a whole run), the round's broadcast and the client, so it may
+run in any process, in any order, and again.
 """
 
 from __future__ import annotations
@@ -10,91 +10,67 @@ import copy
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Annotated
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rayfed.data.augment import Augment, prepare
-from rayfed.data.federation import Federation
-from rayfed.methods.part import (
-    Batch,
-    ClientView,
-    Fit,
-    Frozen,
-    Method,
-    Parts,
-    ServerView,
-    defines,
-    parts_at,
-    run_model,
-)
+from rayfed.data.augment import prepare
+from rayfed.data.federation import Federation, open_federation
+from rayfed.data.samples import Samples
+from rayfed.errors import Diverged, InputError
+from rayfed.job import Job, Training
+from rayfed.methods.part import Method, Parts, Switch, defines, parts_at
+from rayfed.methods.views import Batch, ClientView, Fit, Frozen, ServerView, run_model
+from rayfed.models.registry import build_model
 from rayfed.seeds import Purpose, seed_of
-from rayfed.values import Ge, Gt, InputError, Le, Lt
-from rayfed.weights import Tree, Weights, parameters_of, to_device
+from rayfed.trees import Tree, to_device
+from rayfed.weights import Weights, parameters_of
 
-EVALUATION_BATCH = 250  # images a forward pass; a constant, since the size of a batch can change the last bits
-
-
-@dataclass(frozen=True)
-class Training:
-    """Rounds, and the SGD of a client in one round; momentum starts at zero in every round."""
-
-    num_rounds: Annotated[int, Ge(1), "rounds to train"] = 20
-    clients_per_round: Annotated[int, Ge(1), "clients sampled each round"] = 5
-    local_epochs: Annotated[int, Ge(1), "passes over a client's data in a round"] = 1
-    local_steps: Annotated[int | None, Ge(1), "SGD steps in a round, in place of epochs"] = None
-    batch_size: Annotated[int, Ge(1), "images a step; the last batch of an epoch may be smaller"] = 50
-    lr: Annotated[float, Gt(0), "learning rate of the first round"] = 0.01
-    lr_decay: Annotated[float, Gt(0), Le(1), "factor of the learning rate from round to round"] = 1.0
-    momentum: Annotated[float, Ge(0), Lt(1), "momentum of SGD"] = 0.0
-    weight_decay: Annotated[float, Ge(0), "weight decay of SGD"] = 0.0
-
-    def lr_at(self, round: int) -> float:
-        """The learning rate of round 1, 2, ..."""
-        return self.lr * self.lr_decay ** (round - 1)
+EVALUATION_BATCH = 250  # images per forward pass; a constant, since the batch size can change the last bits
 
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """What a worker holds for a whole run, whichever clients it serves."""
+    """Everything that a worker needs during a run, whichever clients it serves."""
 
     model: nn.Module  # working memory: every piece of work loads the weights that it needs
     federation: Federation
-    augment: Augment
-    training: Training
-    method: Method
-    seed: int
+    job: Job
     device: torch.device
 
 
 @dataclass(frozen=True, eq=False)
 class Broadcast:
-    """What the server sends for one round, the same to every client."""
+    """The server's message for one round, the same to every client. Its three trees change at different times."""
 
     round: int
     weights: Weights
     states: dict[str, Tree]  # slot -> server state, of the parts that survey
-    payloads: dict[str, Tree]  # slot -> what the part's `tell` sent; empty during the survey
-    since: dict[str, int]  # slot -> first round of its part; what a client remembers from before is another's
+    payloads: dict[str, Tree]  # slot -> payload from the part's `tell`; empty during the survey
+    since: dict[str, int]  # slot -> first round of its part
 
-    def on(self, device: torch.device) -> Broadcast:
-        """The same, with all tensors on a device."""
-        moved = {name: to_device(getattr(self, name), device) for name in ("weights", "states", "payloads")}
-        return replace(self, **moved)
+    def holds(self, slot: str, round: int) -> bool:
+        """Whether the part in a slot is in force since this round or before; older memories are another part's."""
+        return slot in self.since and self.since[slot] <= round
+
+    def map(self, function: Callable[[Any], Any]) -> Broadcast:
+        """The message with its three trees replaced: packed for the wire, unpacked, or moved to a device."""
+        return replace(self, **{name: function(getattr(self, name)) for name in ("weights", "states", "payloads")})
 
 
 @dataclass(frozen=True, eq=False)
 class Reply:
-    """What comes back from a client after training."""
+    """A client's answer after training."""
 
     num_examples: int
     train_loss: float  # mean over the steps
     seconds: float
-    # Both may hold the site's own weights, live: pack them before the site does anything else.
-    summands: dict[str, Tree]  # slot -> what the part reported
-    memory: dict[str, Tree]  # slot -> what the part remembers; it stays where the clients are
+    # Both may hold the site's own weights, live: pack them before the next piece of work.
+    summands: dict[str, Tree]  # slot -> the part's report
+    memory: dict[str, Tree]  # slot -> the part's memory of this client
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,36 +84,40 @@ class Evaluation:
         return Evaluation(self.confusion + other.confusion, self.loss + other.loss)
 
 
-class RunFailed(RuntimeError):
-    """A run that cannot go on; the message says where and why."""
+def open_site(job: Job) -> Site:
+    """Load the data, deal it to the clients, build the model. Raises `InputError` for all that is wrong with a job."""
+    federation = open_data(job)
+    if job.train.clients_per_round > federation.num_clients:
+        given = f"train.clients_per_round = {job.train.clients_per_round}"
+        raise InputError(f"{given}: the partition has only {federation.num_clients} clients")
+    shape, classes, seed = federation.image_shape, federation.num_classes, seed_of(job.seed, Purpose.MODEL)
+    model = build_model(job.model.name, job.model.options, image_shape=shape, num_classes=classes, seed=seed)
+    for part in all_parts(job.method):
+        part.check(model)
+    _refuse_batches_of_one(job.train, federation, model)
+    model.to(memory_format=torch.channels_last)  # convolutions on CPUs: a third faster
+    return Site(model, federation, job, torch.device("cpu"))
 
-    resumable = False  # whether it is sound, and can go on from its checkpoint once there is something to run it on
+
+def open_data(job: Job) -> Federation:
+    """The job's data, dealt to clients, after the server has taken its images."""
+    wanted = (part.auxiliary_per_class for part in all_parts(job.method))
+    return open_federation(job.data, auxiliary_per_class=max(wanted, default=0))
 
 
-class Diverged(RunFailed):
-    """A loss that is no number any more."""
-
-
-class ClientFailed(RunFailed):
-    """A client's own exception, with its traceback: it would fail again anywhere."""
-
-    def __init__(self, message: str, client: int | None = None, round: int | None = None) -> None:
-        super().__init__(message, client, round)  # all of them, so that it can be pickled
-        self.client, self.round = client, round  # None where it was an evaluation
-
-    def __str__(self) -> str:
-        return self.args[0]
+def all_parts(method: Method) -> Parts:
+    """Every part that a method has in any round."""
+    if isinstance(method, Switch):
+        return all_parts(method.before) + all_parts(method.after)
+    return method if isinstance(method, tuple) else ()
 
 
 def survey(site: Site, broadcast: Broadcast, client: int) -> dict[str, Tree]:
     """The summands of the parts that survey, by slot."""
-    parts, broadcast = parts_at(site.method, broadcast.round), broadcast.on(site.device)
+    parts, broadcast = parts_at(site.job.method, broadcast.round), broadcast.map(partial(to_device, device=site.device))
     view = _view(site, broadcast, client)
-    return {
-        part.slot: part.survey(view.of(part.slot, broadcast.states, {}, {}))
-        for part in parts
-        if defines(part, "survey")
-    }
+    surveyors = [part for part in parts if defines(part, "survey")]
+    return {part.slot: part.survey(view.for_part(part.slot, broadcast.states, {}, {})) for part in surveyors}
 
 
 def train(site: Site, broadcast: Broadcast, client: int, memory: dict[str, Tree]) -> Reply:
@@ -147,15 +127,15 @@ def train(site: Site, broadcast: Broadcast, client: int, memory: dict[str, Tree]
     a loss is NaN or infinite.
     """
     started = time.perf_counter()
-    parts, broadcast = parts_at(site.method, broadcast.round), broadcast.on(site.device)
+    parts, broadcast = parts_at(site.job.method, broadcast.round), broadcast.map(partial(to_device, device=site.device))
     memory = to_device(memory, site.device)
-    seed = seed_of(site.seed, Purpose.CLIENT, broadcast.round, client)
+    seed = seed_of(site.job.seed, Purpose.CLIENT, broadcast.round, client)
     rng = torch.Generator().manual_seed(seed)
     devices = [site.device] if site.device.type == "cuda" else []
     with torch.random.fork_rng(devices):
-        torch.manual_seed(seed)  # for what draws from the global generator: dropout
+        torch.manual_seed(seed)  # for layers that draw from the global generator: dropout
         view = _view(site, broadcast, client)
-        views = {p.slot: view.of(p.slot, broadcast.states, broadcast.payloads, memory) for p in parts}
+        views = {p.slot: view.for_part(p.slot, broadcast.states, broadcast.payloads, memory) for p in parts}
         local = {part.slot: part.begin(views[part.slot]) for part in parts}
         site.model.load_state_dict(view.weights)
         losses = _descend(site, view, parts, local, rng)
@@ -181,7 +161,7 @@ def evaluate(site: Site, weights: Weights, start: int, stop: int) -> Evaluation:
     confusion, loss = torch.zeros(classes * classes, dtype=torch.int64), 0.0
     rows = np.arange(start, min(stop, len(test.labels)))
     with torch.no_grad():
-        for images, labels in _plain_batches(site, test.images, test.labels, rows)():
+        for images, labels in _plain_batches(site, test, rows)():
             logits = run_model(site.model, images).logits
             loss += float(nn.functional.cross_entropy(logits, labels, reduction="sum"))
             pairs = labels * classes + logits.argmax(dim=1)
@@ -190,7 +170,7 @@ def evaluate(site: Site, weights: Weights, start: int, stop: int) -> Evaluation:
 
 
 def batches(num_examples: int, training: Training, rng: torch.Generator) -> Iterator[Tensor]:
-    """Indices of each step's batch: shuffled anew every epoch, the last, smaller batch kept.
+    """Indices of each step's batch: shuffled again in every epoch; the last, smaller batch is kept.
 
     >>> [b.tolist() for b in batches(3, Training(batch_size=2), torch.Generator().manual_seed(0))]
     [[2, 0], [1]]
@@ -204,11 +184,8 @@ def batches(num_examples: int, training: Training, rng: torch.Generator) -> Iter
         yield order[start : start + training.batch_size]
 
 
-def refuse_batches_of_one(training: Training, federation: Federation, model: nn.Module) -> None:
-    """Raises `InputError` where a client's last batch would be a single image and the model cannot be trained on one.
-
-    BatchNorm has nothing to normalise where a channel of its input is one number.
-    """
+def _refuse_batches_of_one(training: Training, federation: Federation, model: nn.Module) -> None:
+    """Raises `InputError` where a client's last batch is a single image, and the model (BatchNorm) cannot take that."""
 
     def alone(batch_size: int) -> list[int]:
         sizes = federation.partition.sizes
@@ -224,21 +201,21 @@ def refuse_batches_of_one(training: Training, federation: Federation, model: nn.
         fits = next((size for size in near if not alone(size)), None)
         raise InputError(
             f"train.batch_size = {training.batch_size}: one of client {clients[0]}'s images would be alone in its last "
-            f"batch, and this model cannot be trained on one ({error}); "
-            + (f"with train.batch_size = {fits} none is" if fits else "give another model")
+            f"batch, and this model cannot be trained on a single image ({error}); "
+            + (f"with train.batch_size = {fits} no image is alone" if fits else "give another model")
         ) from None
 
 
 def _descend(site: Site, client: ClientView, parts: Parts, local: dict[str, Tree], rng: torch.Generator) -> list[float]:
     """SGD in place on the site's model; the loss of every step."""
-    data, training, model = site.federation, site.training, site.model.train()
+    data, training, model = site.federation, site.job.train, site.model.train()
     rows = data.client(client.id)
-    images = prepare(torch.from_numpy(data.train.images[rows]).to(site.device), data.mean, data.std, site.augment)
+    pixels = torch.from_numpy(data.train.images[rows]).to(site.device)
+    images = prepare(pixels, data.mean, data.std, site.job.data.augment)
     labels = torch.from_numpy(data.train.labels[rows]).to(site.device)
     parameters = parameters_of(model)
-    optimizer = torch.optim.SGD(
-        parameters.values(), training.lr_at(client.round), training.momentum, weight_decay=training.weight_decay
-    )
+    lr = training.lr_at(client.round)
+    optimizer = torch.optim.SGD(parameters.values(), lr, training.momentum, weight_decay=training.weight_decay)
     with_terms = [part for part in parts if defines(part, "loss")]
     losses = []
     for index in batches(len(rows), training, rng):
@@ -249,49 +226,44 @@ def _descend(site: Site, client: ClientView, parts: Parts, local: dict[str, Tree
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())
-    return torch.stack(losses).tolist()  # read once: on a GPU every look at a loss would wait for it
+    return torch.stack(losses).tolist()  # read once: each read of a loss would wait for the GPU
 
 
 def _view(site: Site, broadcast: Broadcast, client: int) -> ClientView:
-    data = site.federation
+    data, training = site.federation, site.job.train
     return ClientView(
-        round=broadcast.round,
-        weights=broadcast.weights,
-        num_classes=data.num_classes,
-        frozen=Frozen(site.model),
-        samples=_plain_batches(site, data.train.images, data.train.labels, data.client(client)),
+        **_common_view(site, broadcast.round, broadcast.weights, data.client(client)),
         id=client,
-        num_clients=data.num_clients,
         num_examples=data.num_examples(client),
         label_counts=torch.from_numpy(data.label_counts(client)).to(site.device),
-        lr=site.training.lr_at(broadcast.round),
-        momentum=site.training.momentum,
-        batch_size=site.training.batch_size,
+        lr=training.lr_at(broadcast.round),
+        momentum=training.momentum,
+        batch_size=training.batch_size,
     )
 
 
 def server_view(site: Site, round: int, weights: Weights) -> ServerView:
-    """What a part's `tell` sees; its samples are the auxiliary set."""
+    """The view of a part's `tell`; its samples are the auxiliary set."""
+    return ServerView(**_common_view(site, round, weights, site.federation.auxiliary))
+
+
+def _common_view(site: Site, round: int, weights: Weights, rows: np.ndarray) -> dict[str, Any]:
+    """The fields of a `View` whose samples are some rows of the training set."""
     data = site.federation
-    return ServerView(
-        round=round,
-        weights=weights,
-        num_classes=data.num_classes,
-        frozen=Frozen(site.model),
-        samples=_plain_batches(site, data.train.images, data.train.labels, data.auxiliary),
-        num_clients=data.num_clients,
-    )
+    return {
+        **{"round": round, "weights": weights, "num_classes": data.num_classes, "num_clients": data.num_clients},
+        **{"frozen": Frozen(site.model), "samples": _plain_batches(site, data.train, rows)},
+    }
 
 
-def _plain_batches(
-    site: Site, images: np.ndarray, labels: np.ndarray, rows: np.ndarray
-) -> Callable[..., Iterator[tuple[Tensor, Tensor]]]:
+def _plain_batches(site: Site, samples: Samples, rows: np.ndarray) -> Callable[..., Iterator[tuple[Tensor, Tensor]]]:
     """Normalised images and labels of some rows, in order, without augmentation."""
 
     def batches(size: int = EVALUATION_BATCH) -> Iterator[tuple[Tensor, Tensor]]:
         for start in range(0, len(rows), size):
-            index = rows[start : start + size]
-            some = prepare(torch.from_numpy(images[index]).to(site.device), site.federation.mean, site.federation.std)
-            yield some.plain(torch.arange(len(index))), torch.from_numpy(labels[index]).to(site.device)
+            some = samples.take(rows[start : start + size])
+            pixels = torch.from_numpy(some.images).to(site.device)
+            images = prepare(pixels, site.federation.mean, site.federation.std)
+            yield images.plain(torch.arange(len(some))), torch.from_numpy(some.labels).to(site.device)
 
     return batches

@@ -1,4 +1,4 @@
-"""Measures of a model, of a run, and of how far clients drift: pure functions of numpy arrays.
+"""Measures of a model, of a run, and of the clients' drift: pure functions of numpy arrays.
 
 Shapes: `N` samples, `C` classes, `D` features, `K` clients, `P` parameters, `T` rounds. Accuracies are fractions of 1.
 
@@ -12,8 +12,6 @@ array([[1, 1],
 (0.75, array([0.5, 1. ]))
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -21,36 +19,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "accuracy",
-    "alignment",
-    "class_accuracy",
-    "class_preference",
-    "confusion_matrix",
-    "cosine",
-    "distribution_distance",
-    "feature_distance",
-    "forgetting",
-    "forgetting_from",
-    "gradient_diversity",
-    "in_local_accuracy",
-    "linear_cka",
-    "mean_pairwise_cosine",
-    "out_local_accuracy",
-    "rounds_to_target",
-    "row_normalised",
-    "speed_up",
-    "weight_divergence",
-]
-
 Array = NDArray[Any]
 
 
-# What a model gets right.
-
-
 def confusion_matrix(labels: Array, predictions: Array, num_classes: int) -> NDArray[np.int64]:
-    """Counts (C, C) of the samples by true class (row) and predicted class (column); those of batches add up."""
+    """Counts (C, C) of the samples by true class (row) and predicted class (column); counts of batches add up."""
     cells = np.bincount(labels.astype(np.int64) * num_classes + predictions, minlength=num_classes**2)
     return cells.reshape(num_classes, num_classes)
 
@@ -73,10 +46,10 @@ def class_accuracy(confusion: Array) -> Array:
 
 
 def credibility(confusion: Array) -> Array:
-    """How far a model is to be believed on each class (C,), from 0 to 1 (FedSSD, below eq. 4).
+    """How credible a model is on each class (C,), from 0 to 1 (FedSSD, below eq. 4).
 
-    `A[k, k] (1 - max_{j != k} A[j, k])` with the rows of `confusion` (C, C) normalised: what it finds of the class,
-    less what it takes for it.
+    `A[k, k] (1 - max_{j != k} A[j, k])` with the rows of `confusion` (C, C) normalised: the recall of the class, times
+    1 minus the largest share of another class that is taken for this class.
 
     >>> credibility(np.array([[3, 1], [0, 4]]))
     array([0.75, 0.75])
@@ -86,15 +59,12 @@ def credibility(confusion: Array) -> Array:
     return np.diagonal(rates) * (1 - mistaken)
 
 
-# What a run forgets, and what a client's model knows beyond its own data.
-
-
 def forgetting(class_accuracy: Array) -> float:
-    """What the final model has lost of each class's best earlier accuracy, averaged over classes (FedNTD eq. 5).
+    """Each class's best earlier accuracy minus its final accuracy, averaged over classes (FedNTD eq. 5).
 
-    `class_accuracy` (T, C) holds those of the global model after rounds 1 to T. The initial model is no
-    part of it: untrained, it may well predict one class for everything and so have an accuracy of 1 on it, which
-    nobody forgets. Negative where the final model is the best; 0 after a single round.
+    `class_accuracy` (T, C) is the global model's after rounds 1 to T. The initial model does not count: untrained, it
+    may predict a single class for every image and so have an accuracy of 1 on it, which no training has forgotten.
+    Negative where the final model is the best; 0 after a single round.
 
     >>> forgetting(np.array([[1.0, 0.25], [0.75, 0.5], [0.5, 0.75]]))
     0.125
@@ -105,7 +75,7 @@ def forgetting(class_accuracy: Array) -> float:
 def forgetting_from(best_earlier: Array, now: Array) -> float:
     """`forgetting` from the largest class accuracies (C,) of the earlier rounds alone, for a running record.
 
-    A class that has no earlier accuracy is nan, so a run starts from nothing but nan.
+    A class without an earlier accuracy is nan, so a run starts with nan for all.
 
     >>> best = np.full(2, np.nan)
     >>> for now in np.array([[1.0, 0.25], [0.75, 0.5], [0.5, 0.75]]):
@@ -141,13 +111,10 @@ def out_local_accuracy(class_accuracy: Array, p: Array) -> float:
 
 
 def _weighted_mean(values: Array, weights: Array) -> float:
-    """The mean of the values that are not nan, with weights of any scale; nan if these are all 0."""
+    """The weighted mean of the values that are not nan; nan where all weights are 0."""
     known = ~np.isnan(values)
     total = weights[known].sum()
     return float((values[known] * weights[known]).sum() / total) if total > 0 else math.nan
-
-
-# How fast a run learns.
 
 
 def rounds_to_target(accuracies: Sequence[float] | Array, target: float) -> int | None:
@@ -160,7 +127,7 @@ def rounds_to_target(accuracies: Sequence[float] | Array, target: float) -> int 
 
 
 def speed_up(accuracies: Sequence[float] | Array, baseline: Sequence[float] | Array, target: float) -> float | None:
-    """How many times sooner than `baseline` a run reaches `target`; None where one of them never does.
+    """How many times sooner than `baseline` a run reaches `target`; None where either run never does.
 
     FedLMD (Table 3) takes FedAvg's best accuracy as the target, FedSSD (Table 1) its final one.
 
@@ -171,23 +138,16 @@ def speed_up(accuracies: Sequence[float] | Array, baseline: Sequence[float] | Ar
     return baseline_rounds / rounds if rounds and baseline_rounds else None
 
 
-# How far models move, and whether they agree.
-
-
 def weight_divergence(weights: Array, local: Array) -> float:
-    """The distance `||w - w_k||` of a client's parameters (P,) from the global ones (FedNTD section 5.2, Fig. 8).
-
-    >>> weight_divergence(np.array([1.0, 1.0]), local=np.array([4.0, 5.0]))
-    5.0
-    """
+    """The distance `||w - w_k||` of a client's parameters (P,) from the global parameters (FedNTD 5.2, Fig. 8)."""
     return float(np.linalg.norm(_float64(local) - _float64(weights)))
 
 
 def distribution_distance(class_accuracy: Array, p: Array) -> float:
-    """The L1 distance between what a model knows and the label distribution `p` (C,) (FedNTD section 5.2, Fig. 8).
+    """The L1 distance between a model's class accuracies and the label distribution `p` (C,) (FedNTD 5.2, Fig. 8).
 
-    What it knows is its class accuracies scaled to sum to 1, as a distribution does; FedNTD prints the overall
-    accuracy as the divisor, with which they would sum to C. A class without test samples counts as unknown.
+    The accuracies are scaled to sum to 1, as a distribution does; FedNTD prints the overall accuracy as the divisor,
+    with which they would sum to C. A class without test samples counts as unknown.
     """
     known = np.nan_to_num(class_accuracy, nan=0.0)
     total = known.sum()
@@ -224,16 +184,12 @@ def mean_pairwise_cosine(updates: Array) -> float:
 
 
 def cosine(a: Array, b: Array) -> float:
-    """The cosine of two vectors, 0 if one is 0; of the class accuracies (C,) of two rounds in FedNTD Fig. 2b.
-
-    >>> cosine(np.array([1.0, 0.0]), np.array([3.0, 4.0])).__round__(6)
-    0.6
-    """
+    """The cosine of two vectors, 0 if one is 0; of the class accuracies (C,) of two rounds in FedNTD Fig. 2b."""
     return float((_units(_float64(a)) * _units(_float64(b))).sum())
 
 
 def feature_distance(features: Array, local_features: Array) -> float:
-    """The L2 distance of two models' features (N, D) of the same samples, averaged over these (FedCSD Fig. 1b)."""
+    """The L2 distance of two models' features (N, D), averaged over the samples (FedCSD Fig. 1b)."""
     return float(np.linalg.norm(_float64(local_features) - _float64(features), axis=1).mean())
 
 
@@ -258,8 +214,8 @@ def alignment(preference: Array, other: Array) -> float:
 def linear_cka(features: Array, other: Array) -> float:
     """How alike two representations (N, D) and (N, D') of the same samples are, from 0 to 1.
 
-    Unmoved by rotation, shift and common scale, so it compares models that name the same features differently
-    (linear CKA: Kornblith et al., ICML 2019, eq. 3 with linear kernels). nan if one of them is constant.
+    Rotations, shifts and a common scale do not change it, so it compares models that order the same features
+    differently (Kornblith et al., ICML 2019, eq. 3 with linear kernels). nan if a representation is constant.
     """
     x, y = (_float64(h) - _float64(h).mean(axis=0) for h in (features, other))
     scale = np.linalg.norm(x.T @ x) * np.linalg.norm(y.T @ y)
@@ -267,7 +223,7 @@ def linear_cka(features: Array, other: Array) -> float:
 
 
 def _units(vectors: Array) -> Array:
-    """Vectors (..., P) scaled to length 1; those of length 0 stay."""
+    """Vectors (..., P) scaled to length 1; vectors of length 0 stay."""
     lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
     return vectors / np.where(lengths > 0, lengths, 1.0)
 

@@ -1,9 +1,4 @@
-"""Randomness as a function of place: the run's seed, a purpose, a round and a client, and nothing else.
-
-So a client draws the same numbers on whichever actor it trains, whoever trained before it, and when it is run again.
-"""
-
-from __future__ import annotations
+"""Random numbers as a function of seed, purpose, round and client alone: the same on every actor, and in every run."""
 
 from enum import IntEnum
 
@@ -11,7 +6,7 @@ import numpy as np
 
 
 class Purpose(IntEnum):
-    """What a stream of random numbers is for; streams of two purposes are independent."""
+    """The use of random numbers. Numbers for different purposes are independent."""
 
     MODEL = 0
     COHORT = 1
@@ -19,7 +14,7 @@ class Purpose(IntEnum):
 
 
 def seed_of(seed: int, purpose: Purpose, *place: int) -> int:
-    """A 63-bit seed for a generator, well mixed from all its arguments.
+    """A 63-bit seed for a generator, well mixed from all arguments.
 
     >>> seed_of(0, Purpose.CLIENT, 1, 2) == seed_of(0, Purpose.CLIENT, 1, 2) != seed_of(0, Purpose.CLIENT, 2, 1)
     True
@@ -28,9 +23,6 @@ def seed_of(seed: int, purpose: Purpose, *place: int) -> int:
 
 
 def cohort(seed: int, round: int, num_clients: int, size: int) -> list[int]:
-    """The clients of a round, in ascending order: drawn without replacement, whoever is ready.
-
-    Costs memory and time in proportion to `size`, not to `num_clients`.
-    """
+    """The clients of a round, ascending, drawn without replacement; in time and memory proportional to `size`."""
     generator = np.random.default_rng(seed_of(seed, Purpose.COHORT, round))
     return sorted(generator.choice(num_clients, size, replace=False, shuffle=False).tolist())

@@ -1,11 +1,8 @@
 """The command `rayfed`.
 
-Bad input ends with exit code 2 and one message, a run that failed with 1, one that lost what it ran on with 75 (it can
-be resumed), Ctrl-C with 130. Everything heavy is imported by the command that needs it, so that help and completion
-answer at once.
+`rayfed.errors` lists the exit codes. Everything heavy is imported by the command that needs it, so that help and
+completion answer at once.
 """
-
-from __future__ import annotations
 
 import os
 import sys
@@ -16,9 +13,10 @@ from click.shell_completion import get_completion_class
 
 from rayfed import __version__
 from rayfed.cli import cluster, show, status, train
+from rayfed.cli.exits import Commands
 from rayfed.cli.guard import guarded
-from rayfed.display import log_to_stderr
-from rayfed.exits import Commands
+from rayfed.cli.text import StderrHandler
+from rayfed.folder.log import logging_to
 
 
 @click.group(
@@ -37,18 +35,18 @@ def main(ctx: click.Context) -> None:
       rayfed run jobs/quickstart.toml -s train.num_rounds=2 -s ray.mode=off
       rayfed run jobs/quickstart.toml -s method=fedavg -s name=quickstart-fedavg
       rayfed run jobs/quickstart.toml -s ray.address=auto  on the Ray cluster that runs here
-      rayfed resume runs/quickstart                        go on with a run that was stopped
+      rayfed resume runs/quickstart                        continue a run that was stopped
       rayfed submit jobs/quickstart.toml --follow          as a job, on a Ray cluster
-      rayfed status                                        what was submitted, and what has run here
-      rayfed partition jobs/quickstart.toml                who holds how much of which class
+      rayfed status                                        submitted jobs, and the runs of this folder
+      rayfed partition jobs/quickstart.toml                the images of each class at each client
       rayfed report runs/fedavg runs/fedntd                compare runs on a page
       rayfed methods fedntd                                a method's paper and parameters
-      rayfed keys ray                                      what a job file can say of where the work is done
+      rayfed keys ray                                      the keys of a job file that begin with ray
       rayfed completion bash >> ~/.bashrc                  complete job files, keys and methods
     """
-    if (here := os.getcwd()) not in sys.path:  # for a method or model of one's own; Ray tells its workers
+    if (here := os.getcwd()) not in sys.path:  # for the user's own methods and models; Ray tells its workers
         sys.path.insert(0, here)
-    ctx.with_resource(log_to_stderr())
+    ctx.with_resource(logging_to(StderrHandler()))
 
 
 @main.command()
@@ -66,13 +64,13 @@ def completion(shell: str) -> None:
         print(script(main, {}, "rayfed", "_RAYFED_COMPLETE").source())
 
 
-of_runs = (train.run, train.resume, train.replay, cluster.submit, status.status, cluster.logs, cluster.stop)
-for one in (*of_runs, show.methods, show.keys, show.data, show.partition, show.report):
-    main.add_command(one)
+runs = (train.run, train.resume, train.replay, cluster.submit, status.status, cluster.logs, cluster.stop)
+for each in (*runs, show.methods, show.keys, show.data, show.partition, show.report):
+    main.add_command(each)
 
 
 def command(arguments: Sequence[str] | None = None) -> None:
-    """What is typed: `main`, and where it trains, in a process that is watched over."""
+    """The command as it is typed: `main`, with a parent process that watches a training."""
     arguments = sys.argv[1:] if arguments is None else arguments
     if list(arguments[:1]) in (["run"], ["resume"]):
         guarded(arguments)

@@ -5,35 +5,27 @@ from __future__ import annotations
 import hashlib
 import shlex
 import sys
-import tempfile
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING
 
 import click
 
 from rayfed import __version__
-from rayfed.cli.options import job_argument
-from rayfed.completion import Override
-from rayfed.display import aligned, method_text
-from rayfed.exits import Resumable, RunFailed, Stopped
-from rayfed.values import InputError
+from rayfed.cli.exits import Failure
+from rayfed.cli.options import job_argument, settings_option
+from rayfed.cli.text import aligned
+from rayfed.errors import STOPPED, InputError, Resumable
+from rayfed.runtime.address import connected, is_here
+from rayfed.runtime.jobs import Jobs, Log, Submission
 
 if TYPE_CHECKING:
     from rayfed.grid import Cell
     from rayfed.job import Job
-    from rayfed.runtime.jobs import Jobs, Submission
 
 
-class Verbatim(Override):
-    """`key.sub=value`, checked, and kept as it was written: it goes on to another command."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        super().convert(value, param, ctx)
-        return value
-
-
+show = partial(print, end="", flush=True)
 address_option = click.option(
     "--address",
     metavar="URL",
@@ -43,22 +35,12 @@ address_option = click.option(
 
 @click.command()
 @job_argument
-@click.option(
-    "-s",
-    "--set",
-    "settings",
-    type=Verbatim(),
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Replace a value of the job: -s train.num_rounds=2. May be given often.",
-)
+@settings_option
 @address_option
 @click.option("--follow", is_flag=True, help="Show the job's log until it ends; Ctrl-C stops the job.")
 @click.option("--force", is_flag=True, help="Replace the results of an earlier run.")
-@click.option("--resume", is_flag=True, help="Go on with the run if it was begun; else begin it.")
-@click.option(
-    "--exclude", "patterns", multiple=True, metavar="PATTERN", help="Files or folders not to send: images, '*.pdf'."
-)
+@click.option("--resume", is_flag=True, help="Continue the run if it was begun; else begin it.")
+@click.option("--exclude", "patterns", multiple=True, metavar="PATTERN", help="Files not to send: images, '*.pdf'.")
 def submit(
     job: str,
     settings: tuple[str, ...],
@@ -70,8 +52,8 @@ def submit(
 ) -> None:
     """Run a job on a Ray cluster.
 
-    The working folder goes along, without data, results and virtual environments. A job with a [grid] is submitted as
-    one job, which runs the grid.
+    The working folder is sent, without data, results, virtual environments and secrets. A job with a [grid] is
+    submitted as a single job, which runs the grid.
 
     \b
     Examples:
@@ -79,44 +61,51 @@ def submit(
       rayfed submit jobs/quickstart.toml --address http://127.0.0.1:8265 -s output.path=/shared/runs
       rayfed submit jobs/comparison/mnist.toml -s grid.seeds=[0] --exclude notes
     """
-    from rayfed import package
-    from rayfed.grid import expand
-    from rayfed.job import read_override, read_table
-    from rayfed.record import refuse_overwriting
+    from rich.filesize import decimal
 
-    cells = expand(read_table(job), dict(map(read_override, settings)))
+    from rayfed.cli import package
+    from rayfed.folder.places import refuse_overwriting
+    from rayfed.folder.provenance import COMMIT, commit
+    from rayfed.grid import expand
+    from rayfed.job import read_override, read_toml
+
+    root = Path.cwd()
+    if not Path(job).resolve().is_relative_to(root.resolve()):
+        raise InputError(f"'{job}' lies outside this folder, which is sent to the cluster; submit from its own folder")
+    cells = expand(read_toml(job), dict(map(read_override, settings)))
     jobs = [cell.job() for cell in cells]  # all are checked before anything is sent
     run = cells[0].grid or jobs[0].name
-    with speaking_to(address) as cluster:
-        cluster.refuse_passing()
-        here = cluster.is_here()
-        paths = package.anchored(jobs, Path.cwd() if here else None, cluster.address)
+    with connected(address) as cluster:
+        cluster.refuse_temporary()
+        here = is_here(cluster.address)
+        paths = package.anchored(jobs, root if here else None, cluster.address)
         results = Path(paths.get("output.path", jobs[0].output.path)) / run
-        refuse_twins(run, cluster.all(), address)
+        refuse_twins(run, cluster.submissions(), address)
         if here and not cells[0].grid:
             refuse_overwriting(jobs[0], force or resume)
-        apart = {Path(path).expanduser() for one in jobs for path in package.places_of(one).values()}
-        files, job_file = package.gather(Path.cwd(), Path(job), sorted(apart), patterns)
+        apart = {Path(path) for one in jobs for path in one.places().values() if "://" not in path}
+        files = package.chosen(root, sorted(apart), patterns)
+        if (place := Path(job).resolve().relative_to(root.resolve()).as_posix()) not in files:
+            raise InputError(f"'{job}' would not be sent: git ignores it, or --exclude leaves it out")
         settings = (*settings, *(f"{key}={path}" for key, path in paths.items()))
         if any(one.ray.address for one in jobs):
-            settings = (*settings, "ray.address=")  # the cluster that it was submitted to is the one to use
+            settings = (*settings, "ray.address=")  # the job runs on the cluster that gets it
         said = f", named by {cluster.named_by}" if cluster.named_by.startswith("RAY") else ""
         lines = [
             ("cluster", cluster.address + said + (", on this machine" if here else "")),
-            ("packed", f"{len(files):,} files, {package.mebibytes(package.size_of(files))}"),
+            ("packed", f"{len(files):,} files, {decimal(sum(files.values()))}, and rayfed itself"),
             *([("grid", f"{len(jobs)} runs, one after the other in one job")] if cells[0].grid else []),
             *((key, path) for key, path in paths.items() if key != "output.path"),
             ("results", f"{results}" + ("" if here else ", on the cluster's head node")),
         ]
         print(aligned(lines), flush=True)
-        # On this machine, `python` need not be the one that has Ray: nobody has to activate an environment.
-        command = [sys.executable if here else "python", "-m", "rayfed", "run", job_file]
+        # On this machine, `python` may be a Python without Ray: the user need not activate an environment.
+        command = [sys.executable if here else "python", "-m", "rayfed", "run", place]
         command += [word for setting in settings for word in ("-s", setting)]
         command += [*(["--force"] if force else []), *(["--resume"] if resume else [])]
-        with tempfile.TemporaryDirectory() as folder:
-            archive = Path(folder) / "working-folder.zip"
-            package.write_zip(files, archive)
-            submitted = cluster.submit(command, run, archive, described(cells, jobs, results))
+        with package.staged(root, files) as code:
+            environment = {**code, "env_vars": {COMMIT: commit() or ""}}
+            submitted = cluster.submit(command, run, environment, described(cells, jobs, results))
         print(f"submitted as {submitted.id}", flush=True)
         if follow:
             conclude(watch(cluster, submitted, address), address)
@@ -126,16 +115,14 @@ def submit(
 
 @click.command()
 @click.argument("name")
-@click.option("-f", "--follow", is_flag=True, help="Go on until the job ends. Ctrl-C leaves the job alone.")
+@click.option("-f", "--follow", is_flag=True, help="Continue until the job ends. Ctrl-C leaves the job alone.")
 @address_option
 def logs(name: str, follow: bool, address: str | None) -> None:
-    """Print what a submitted job has logged.
+    """Print the log of a submitted job.
 
     NAME is a run's name (of several submissions, the newest) or a submission id.
     """
-    from rayfed.runtime.jobs import Log
-
-    with speaking_to(address) as cluster:
+    with connected(address) as cluster:
         found = cluster.find(name)
         if not follow:
             print(cluster.log(found.id), end="")
@@ -143,7 +130,7 @@ def logs(name: str, follow: bool, address: str | None) -> None:
         try:
             ended = Log(cluster, found.id, show).follow()
         except KeyboardInterrupt:
-            raise Stopped(f"{name} goes on; to stop it: {hint('stop', name, address)}") from None
+            raise Failure(f"{name} continues; to stop it: {hint('stop', name, address)}", STOPPED) from None
         conclude(ended, address)
 
 
@@ -153,10 +140,10 @@ def logs(name: str, follow: bool, address: str | None) -> None:
 def stop(name: str, address: str | None) -> None:
     """Stop a submitted job, and wait for its end.
 
-    NAME is a run's name (of several submissions, the newest) or a submission id. The run keeps what is finished; it
-    has a minute for that.
+    NAME is a run's name (of several submissions, the newest) or a submission id. The run has a minute to keep its
+    finished rounds.
     """
-    with speaking_to(address) as cluster:
+    with connected(address) as cluster:
         found = cluster.find(name)
         if found.over:
             print(f"{name} is {found.status} already")
@@ -166,31 +153,25 @@ def stop(name: str, address: str | None) -> None:
         try:
             ended = cluster.wait(found.id)
         except KeyboardInterrupt:
-            raise Stopped(f"{name} is being stopped; how it ended: {hint('status', name, address)}") from None
+            later = hint("status", name, address)
+            raise Failure(f"{name} is being stopped; how it ended: {later}", STOPPED) from None
         if not ended.over:
-            leave(f"{name} has not ended yet; later: {hint('status', name, address)}", RunFailed.exit_code)
+            raise Failure(f"{name} has not ended yet; later: {hint('status', name, address)}", 1)
         print(f"{name} is {ended.status}" + results_of(ended))
 
 
-def speaking_to(address: str | None) -> AbstractContextManager[Jobs]:
-    """The job server of the cluster that is named, or of the Ray on this machine."""
-    from rayfed.runtime.jobs import connected  # Ray takes a second to import
-
-    return connected(address)
-
-
 def refuse_twins(run: str, submissions: Sequence[Submission], address: str | None) -> None:
-    """Raises `InputError` where a run of this name goes on: both would write to one folder."""
+    """Raises `InputError` where a run of this name has not ended: both would write to one folder."""
     for one in submissions:
         if one.run == run and not one.over:
-            raise InputError(
-                f"'{run}' is {one.status} there already, as {one.id}; give the job another name, or stop that one: "
-                + hint("stop", run, address)
-            )
+            there = f"'{run}' is {one.status} there already, as {one.id}"
+            raise InputError(f"{there}; give the job another name, or stop that run: {hint('stop', run, address)}")
 
 
 def described(cells: Sequence[Cell], jobs: Sequence[Job], results: Path) -> dict[str, str]:
-    """What the cluster keeps beside a submission."""
+    """The description that the cluster keeps beside a submission."""
+    from rayfed.cli.display import method_text
+
     hashes = [job.hash() for job in jobs]
     return {
         "rayfed_version": __version__,
@@ -201,55 +182,40 @@ def described(cells: Sequence[Cell], jobs: Sequence[Job], results: Path) -> dict
 
 
 def watch(cluster: Jobs, submitted: Submission, address: str | None) -> Submission:
-    """Show a job's log until it ends. Ctrl-C stops the job; another one leaves it to itself."""
-    from rayfed.runtime.jobs import Log
-
+    """Show a job's log until it ends. Ctrl-C stops the job; a second Ctrl-C does not wait for its end."""
     log = Log(cluster, submitted.id, show)
     try:
         return log.follow()
     except KeyboardInterrupt:
-        print("\nstopping the job; Ctrl-C again leaves it to itself", file=sys.stderr)
+        print("\nstopping the job; Ctrl-C again: do not wait for its end", file=sys.stderr)
     try:
         cluster.stop(submitted.id)
         return log.follow()
     except KeyboardInterrupt:
         later = hint("status", submitted.run, address)
-        raise Stopped(f"{submitted.run} is being stopped; how it ended: {later}") from None
-
-
-def show(text: str) -> None:
-    print(text, end="", flush=True)
+        raise Failure(f"{submitted.run} is being stopped; how it ended: {later}", STOPPED) from None
 
 
 def conclude(ended: Submission, address: str | None) -> None:
-    """End as the job did: with its exit code, and with a word on what can be done."""
+    """End as the job did: with its exit code, and with the next step."""
     name = ended.run or ended.id
     if ended.status == "stopped":
-        leave(f"{name} is stopped{results_of(ended)}", Stopped.exit_code)
+        raise Failure(f"{name} is stopped{results_of(ended)}", STOPPED)
     if ended.status == "failed":
-        if ended.exit_code is None:  # it has not come to run the command
-            leave(f"error: {name} failed: {ended.message.strip()}", RunFailed.exit_code)
+        if ended.exit_code is None:  # the command was never run
+            raise Failure(f"error: {name} failed: {ended.message.strip()}", 1)
         code = ended.exit_code if ended.exit_code > 0 else 128 - ended.exit_code
         if code == Resumable.exit_code:
-            leave(f"{name} can go on: submit it again with --resume{results_of(ended)}", code)
-        leave(f"error: {name} failed with exit code {code}; more: {hint('status', name, address)}", code)
-
-
-def leave(message: str, exit_code: int) -> NoReturn:
-    print(message, file=sys.stderr)
-    raise click.exceptions.Exit(exit_code)
+            raise Failure(f"{name} can continue: submit it again with --resume{results_of(ended)}", code)
+        raise Failure(f"error: {name} failed with exit code {code}; more: {hint('status', name, address)}", code)
 
 
 def results_of(one: Submission) -> str:
     """Where a submission's results are, as the end of a sentence."""
     place = one.metadata.get("rayfed_results")
-    return f"; what is finished lies in {place}" if place else ""
+    return f"; its finished rounds lie in {place}" if place else ""
 
 
 def hint(command: str, name: str, address: str | None) -> str:
-    """A command of ours, to be typed next.
-
-    >>> hint("logs -f", "quickstart", None)
-    '`rayfed logs -f quickstart`'
-    """
+    """A command to be typed next."""
     return f"`rayfed {command} {shlex.join([name, *(['--address', address] if address else [])])}`"

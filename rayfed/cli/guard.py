@@ -1,108 +1,91 @@
-"""A process that sees how a run ends: Ray ends its driver without a word where it loses the node under it.
+"""A parent process that sees how a run ends: Ray ends a driver without a message when its node or the head is lost.
 
-So the run is a child, in a process group of its own. The parent hands on each signal that it is sent, waits, and ends
-as the child did; where the child ended before it could say anything, the parent says what that means.
+The run is a child, in a process group of its own. The parent sends each signal on to it, waits, and ends as the child
+did. Where the child ended without a message, the parent explains. Nothing simpler can: Ray calls `_exit`, so the run
+itself reaches no handler, no `finally` and no `atexit`.
 """
 
-from __future__ import annotations
-
 import atexit
+import ctypes
 import os
 import shlex
 import signal
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
 
-from rayfed.exits import Resumable
+from rayfed.errors import Resumable
 
-HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-AGAIN = 0.5  # seconds after which the same signal means something: `timeout` sends two at once, a person one by one
+PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+HANDLED = (*PASSED_ON, signal.SIGTSTP)
+PR_SET_PDEATHSIG = 1  # of linux/prctl.h
+AGAIN = 0.5  # seconds within which the same signal counts once: `timeout` sends it twice, to the process and its group
 
 
 def guarded(arguments: Sequence[str]) -> None:
-    """Go on in a child process, which ends with this one. Here it never returns: `arguments` are for its last words."""
+    """Continue in a child process, which ends with its parent. In the parent, this never returns."""
     said, say = os.pipe()
-    life, hold = os.pipe()
+    signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)  # until the handlers are set
     child = os.fork()
     if child == 0:
-        os.setpgid(0, 0)  # a terminal's Ctrl-C would reach it twice
-        signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # and it writes to that terminal all the same
-        os.close(hold)
-        threading.Thread(target=_end_with_parent, args=(life,), daemon=True).start()
-        atexit.register(os.write, say, b".")  # all that ends it without a word passes this over
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # it ends with its parent
+        os.setpgid(0, 0)  # or a terminal's Ctrl-C would reach it twice
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # it may still write to that terminal
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
+        atexit.register(os.write, say, b".")  # a process that ends without a message does not get here
         return
     os.close(say)
     sent: dict[int, float] = {}
 
-    def hand_on(number: int, frame: object) -> None:
+    def send(number: int) -> None:
+        with suppress(ProcessLookupError):  # it has ended meanwhile
+            os.kill(child, number)
+
+    def pass_on(number: int, frame: object) -> None:
         if time.monotonic() > sent.get(number, 0.0) + AGAIN:
             sent[number] = time.monotonic()
-            _send(child, number)
+            send(number)
 
-    for number in HANDED_ON:
-        signal.signal(number, hand_on)
-    signal.signal(signal.SIGTSTP, lambda number, frame: _pause(child))
+    def pause(number: int, frame: object) -> None:
+        """Ctrl-Z: stop both, until the shell continues both."""
+        send(signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        send(signal.SIGCONT)
+
+    for number in PASSED_ON:
+        signal.signal(number, pass_on)
+    signal.signal(signal.SIGTSTP, pause)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
     _, status = os.waitpid(child, 0)
-    _end_as(os.waitstatus_to_exitcode(status), _has_said(said), arguments)
+    os.set_blocking(said, False)  # processes that outlive the child may hold the other end
+    try:
+        has_said = os.read(said, 1) != b""
+    except BlockingIOError:
+        has_said = False
+    _end_as(os.waitstatus_to_exitcode(status), has_said, arguments)
 
 
 def _end_as(code: int, said: bool, arguments: Sequence[str]) -> NoReturn:
     """End as a child did: `code` is its exit code, or minus the signal that killed it."""
+    words = [word for word in arguments if word not in ("--force", "--resume")]
+    more = ["--resume"] if words[0] == "run" else []
+    to_continue = f"to continue from its last checkpoint: rayfed {shlex.join([*words, *more])}"
     if sys.stderr.isatty() and not said:
         print("\x1b[?25h", file=sys.stderr)  # a bar has hidden the cursor
     if code < 0:
-        if -code not in HANDED_ON:
-            name = signal.Signals(-code).name
-            why = ", as a system does that has no memory left" if -code == signal.SIGKILL else ""
-            print(f"error: the run's process was ended by {name}{why}\n{_to_go_on(arguments)}", file=sys.stderr)
+        if -code not in PASSED_ON:
+            why = ", as a system does when it has no memory left" if -code == signal.SIGKILL else ""
+            ended = f"error: the run's process was ended by {signal.Signals(-code).name}{why}"
+            print(f"{ended}\n{to_continue}", file=sys.stderr)
         if -code != signal.SIGKILL:
             signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
         sys.exit(128 - code)  # where the signal is ignored here
     if not said:
-        print(
-            f"error: the run's process has ended without a word, with exit code {code}: Ray ends it when it loses the "
-            f"node that it is on, or for a minute the head of its cluster\n{_to_go_on(arguments)}",
-            file=sys.stderr,
-        )
+        ended = f"error: the run's process has ended without a message, with exit code {code}: Ray does that when the "
+        ended += "node of the run is lost, or the head of its cluster for a minute"
+        print(f"{ended}\n{to_continue}", file=sys.stderr)
         code = Resumable.exit_code
     sys.exit(code)
-
-
-def _to_go_on(arguments: Sequence[str]) -> str:
-    """
-    >>> _to_go_on(["run", "a.toml", "--force"])
-    'to go on from its last checkpoint: rayfed run a.toml --resume'
-    """
-    words = [word for word in arguments if word != "--force"]
-    if words[0] == "run" and "--resume" not in words:
-        words.append("--resume")
-    return f"to go on from its last checkpoint: rayfed {shlex.join(words)}"
-
-
-def _has_said(pipe: int) -> bool:
-    os.set_blocking(pipe, False)  # processes that outlive it may hold the other end
-    with suppress(BlockingIOError):
-        return os.read(pipe, 1) != b""
-    return False
-
-
-def _send(child: int, number: int) -> None:
-    with suppress(ProcessLookupError):  # it has ended meanwhile
-        os.kill(child, number)
-
-
-def _pause(child: int) -> None:
-    """Ctrl-Z, until the shell lets both go on."""
-    _send(child, signal.SIGSTOP)
-    os.kill(os.getpid(), signal.SIGSTOP)
-    _send(child, signal.SIGCONT)
-
-
-def _end_with_parent(life: int) -> None:
-    os.read(life, 1)  # returns when the other end is closed, by the parent's end
-    os.kill(os.getpid(), signal.SIGKILL)

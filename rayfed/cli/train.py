@@ -5,17 +5,17 @@ from __future__ import annotations
 import pdb  # noqa: T100
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from rayfed.cli.exits import Failure, failures
 from rayfed.cli.options import Overrides, job_argument, set_option
-from rayfed.display import follow, print_table, result_text, shown
-from rayfed.exits import Resumable, RunFailed, failures
-from rayfed.values import InputError
+from rayfed.cli.text import print_table, shown
+from rayfed.errors import InputError, Resumable
 
 if TYPE_CHECKING:
     from rayfed.experiment import Display, Result
@@ -27,15 +27,14 @@ if TYPE_CHECKING:
 @job_argument
 @set_option
 @click.option("--force", is_flag=True, help="Replace the results of an earlier run.")
-@click.option("--resume", is_flag=True, help="Go on with the run if it was begun; else begin it.")
+@click.option("--resume", is_flag=True, help="Continue the run if it was begun; else begin it.")
 @click.option("--only", metavar="PATTERN", default="*", help="Of a grid, the runs whose names match: '*/fedntd/*'.")
 @click.option("--list", "listed", is_flag=True, help="List the runs and do nothing.")
 def run(job: str, overrides: Overrides, force: bool, resume: bool, only: str, listed: bool) -> None:
-    """Train what a job file says.
+    """Train the federation of a job file.
 
-    A job with a [grid] stands for many runs. They go one after the other; those that are done already are passed over,
-    one that was begun goes on, and one that fails does not hold up the others. At the end comes a table of settings and
-    methods.
+    A job with a [grid] is many runs, one after the other: finished runs are skipped, a run that was begun continues,
+    and a failed run does not end the others. A table of settings and methods comes last.
 
     \b
     Examples:
@@ -45,9 +44,9 @@ def run(job: str, overrides: Overrides, force: bool, resume: bool, only: str, li
       rayfed run jobs/papers/fedntd/table1.toml -s grid.seeds=[0] -s train.num_rounds=50
     """
     from rayfed.grid import expand
-    from rayfed.job import read_table
+    from rayfed.job import read_toml
 
-    cells = expand(read_table(job), dict(overrides))
+    cells = expand(read_toml(job), dict(overrides))
     chosen = [cell for cell in cells if fnmatch(cell.name, only) or fnmatch(cell.name, f"*/{only}")]
     if not chosen:
         raise InputError(f"--only '{only}': none of {len(cells)} runs matches, such as '{cells[0].name}'; see --list")
@@ -63,11 +62,11 @@ def run(job: str, overrides: Overrides, force: bool, resume: bool, only: str, li
 @click.argument("run", metavar="RUN")
 @set_option
 def resume(run: str, overrides: Overrides) -> None:
-    """Go on with a run that was stopped, or killed.
+    """Continue a run that was stopped, or killed.
 
-    From its newest checkpoint that is whole, up to train.num_rounds, and to the same bits as a run that never stopped.
-    RUN is the run's folder, or the folder or URI of its checkpoints. Where the work is done may change (ray.*), where
-    results go (output.*), and how many rounds there are.
+    From its newest whole checkpoint, up to train.num_rounds, to the same bits as a run that never stopped. RUN is the
+    run's folder, or the folder or URI of its checkpoints. Options may change where the work is done (ray.*), where
+    results go (output.*), and the number of rounds.
 
     \b
     Examples:
@@ -88,37 +87,36 @@ def resume(run: str, overrides: Overrides) -> None:
 def replay(run: Path, round: int, client: int, debug: bool) -> None:
     """Train one client of a run's round again.
 
-    In this process, without Ray, from the same weights and with the same random numbers: to look into what it did, or
-    why it failed. Rounds since the checkpoint before it are played again first.
+    In this process, without Ray, from the same weights and with the same random numbers: to see what the client did, or
+    why it failed. The rounds since the checkpoint before that round are played again first.
 
     \b
     Example:
       rayfed replay runs/quickstart --round 7 --client 10
     """
-    from rayfed.replay import replay as again
+    from rayfed import experiment
 
     try:
-        row, recorded = again(run, round, client)
+        row, recorded = experiment.replay(run, round, client)
     except Exception as error:
         if debug and error.__cause__ is not None:
             pdb.post_mortem(error.__cause__.__traceback__)
         raise
-    print(
-        f"client {row.client}, round {round}: {row.num_examples} images, loss {row.train_loss!r}, {row.seconds:.1f} s"
-    )
+    print(f"client {client}, round {round}: {row.num_examples} images, loss {row.train_loss!r}, {row.seconds:.1f} s")
     if recorded is not None:
         print("the run recorded the same loss" if recorded == row.train_loss else f"the run recorded {recorded!r}")
 
 
 def run_one(job: Job, force: bool, resume: bool) -> None:
-    """Run a job, showing how it goes and what came of it."""
+    """Run a job, showing its progress and its results."""
     from rayfed import experiment
 
     _shown(lambda display: experiment.run(job, force=force, resume=resume, display=display))
 
 
 def _shown(train: Callable[[Display], Result]) -> None:
-    from rayfed.record import read_summary
+    from rayfed.cli.display import follow, result_text
+    from rayfed.folder.summary import read_summary
 
     with follow() as display:
         result = train(display)
@@ -126,8 +124,8 @@ def _shown(train: Callable[[Display], Result]) -> None:
 
 
 def run_grid(cells: list[Cell], chosen: list[Cell], force: bool) -> None:
-    """Run the chosen cells that are not done; then show the results of all that are."""
-    from rayfed.record import is_done
+    """Run the chosen cells that are not done; then show the results of all finished cells."""
+    from rayfed.folder.places import is_done
 
     jobs = [cell.job() for cell in chosen]
     todo = [job for job in jobs if force or not is_done(job)]
@@ -140,32 +138,37 @@ def run_grid(cells: list[Cell], chosen: list[Cell], force: bool) -> None:
             try:
                 with failures():
                     run_one(job, force, resume=not force)
-            except (RunFailed, Resumable) as failure:
+            except Failure as failure:
+                if failure.exit_code not in (1, Resumable.exit_code):
+                    raise
                 failure.show()
                 failed.append(job.name)
     finally:
         show_results(cells)
     if failed:
-        raise RunFailed("\n".join([f"error: {len(failed)} of {len(todo)} runs failed:", *failed]))
+        raise Failure("\n".join([f"error: {len(failed)} of {len(todo)} runs failed:", *failed]), 1)
 
 
 def show_results(cells: list[Cell]) -> None:
     """Print the table of a grid's finished cells, and write it beside them."""
-    from rayfed.grid import as_csv, tabulate
-    from rayfed.record import folder_of, is_done, read_summary
-    from rayfed.storage import whole
+    from rayfed.folder.places import folder_of, is_done
+    from rayfed.folder.storage import write_text
+    from rayfed.folder.summary import read_summary
+    from rayfed.grid import FIGURES, as_csv, spread_text, tabulate
 
     done = []
     for cell in cells:
-        with suppress(InputError):  # of a cell that was not chosen, and cannot run
+        with suppress(InputError):  # a cell that was not chosen may be invalid
             if is_done(job := cell.job()):
                 done.append((cell, read_summary(folder_of(job))))
     if not done:
         return
     rows = tabulate(done)
     path = folder_of(replace(done[0][0].job(), name=cells[0].grid)) / "table.csv"
-    with whole(path) as aside:
-        aside.write_text(as_csv(rows))
+    write_text(path, as_csv(rows))
     print(f"\n{len(done)} of {len(cells)} runs are done; mean ± deviation over seeds, in {shown(path)}:")
-    columns = [field.name for field in fields(rows[0])]
-    print_table([name.replace("_", " ") for name in columns], [[str(getattr(row, c)) for c in columns] for row in rows])
+    shown_rows = [
+        [row["setting"], row["method"], str(row["seeds"]), *(spread_text(row[f], row[f"{f}_spread"]) for f in FIGURES)]
+        for row in rows
+    ]
+    print_table(["setting", "method", "seeds", *(figure.replace("_", " ") for figure in FIGURES)], shown_rows)

@@ -1,7 +1,7 @@
 """Augmentation of whole batches of tensors, each image with its own draw.
 
-Order: random crop, horizontal flip, normalisation, Cutout. Draws come from a CPU generator whatever the device, so
-that the same seed augments alike everywhere.
+Order: random crop, horizontal flip, normalisation, Cutout. Draws come from a CPU generator, so that a seed gives the
+same augmentation on every device.
 
 Shapes: `n` images of a client, `B` of a batch, `C` channels, `H` x `W` pixels, `p` pixels of padding.
 
@@ -13,30 +13,15 @@ Shapes: `n` images of a client, `B` of a batch, `C` channels, `H` x `W` pixels, 
 [22.0, 21.0, 20.0, 0.0]
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rayfed.values import Ge, InputError
-
-
-@dataclass(frozen=True)
-class Augment:
-    """What happens to training images; all of it is off by default.
-
-    The benchmarks' usual setting for CIFAR is crop = 4, flip = true, cutout = 16.
-    """
-
-    crop: Annotated[int, Ge(0), "padding of the random crop in pixels; 0 is off"] = 0
-    crop_padding: Annotated[Literal["zero", "reflect"], "what is padded: black, or the mirrored image"] = "zero"
-    flip: Annotated[bool, "mirror half of the images left to right"] = False
-    cutout: Annotated[int, Ge(0), "side of the square that Cutout sets to 0 after normalisation; 0 is off"] = 0
+from rayfed.data.settings import Augment
+from rayfed.errors import InputError
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,17 +59,11 @@ class Batches:
         draws += [draw(height, a.cutout), draw(width, a.cutout)]
         device = self.padded.device
         rows, top, left, flip, y, x = torch.stack([rows.cpu(), *draws]).to(device, non_blocking=True)  # one transfer
-        if not a.crop and not a.flip:
-            images = self._normalised(self.padded[rows])
-        else:
-            images = self._normalised(self._windows(rows, top, left, flip))
+        images = self._normalised(self._windows(rows, top, left, flip) if a.crop or a.flip else self.padded[rows])
         return _cut_out(images, y, x, a.cutout) if a.cutout else images
 
     def _windows(self, rows: Tensor, top: Tensor, left: Tensor, flip: Tensor) -> Tensor:
-        """The (H, W) windows at `top`, `left` of the padded images, mirrored where `flip`; all (B,) to (B, C, H, W).
-
-        One gather over flat positions, which takes a third of the time of indexing four dimensions.
-        """
+        """The (H, W) windows at `top`, `left` of the padded images, mirrored where `flip`; all (B,) to (B, C, H, W)."""
         channels, height, width = self.shape
         _, _, padded_height, padded_width = self.padded.shape
         device = self.padded.device
@@ -93,6 +72,7 @@ class Batches:
         lines = (top[:, None] + torch.arange(height, device=device)) * padded_width  # (B, H)
         planes = rows[:, None] * channels + torch.arange(channels, device=device)  # (B, C)
         planes = planes * (padded_height * padded_width)
+        # One gather over flat positions takes a third of the time of indexing four dimensions.
         at = planes[:, :, None, None] + lines[:, None, :, None] + columns[:, None, None, :]
         return self.padded.view(-1).index_select(0, at.view(-1)).view(at.shape)
 
@@ -108,10 +88,8 @@ def prepare(images: Tensor, mean: Sequence[float], std: Sequence[float], augment
     augment = augment or Augment()
     p = augment.crop
     if p and augment.crop_padding == "reflect" and p >= min(images.shape[2:]):
-        raise InputError(
-            f"augment.crop = {p}: images of {images.shape[2]} x {images.shape[3]} pixels reflect at most "
-            f"{min(images.shape[2:]) - 1}"
-        )
+        size = f"{images.shape[2]} x {images.shape[3]} pixels"
+        raise InputError(f"augment.crop = {p}: images of {size} reflect at most {min(images.shape[2:]) - 1}")
     if p and augment.crop_padding == "reflect":
         # Reflection is not defined for bytes; halves hold 0..255 exactly.
         padded = F.pad(images.half(), (p, p, p, p), mode="reflect").to(torch.uint8)

@@ -1,9 +1,4 @@
-"""Encoded images (PNG, JPEG, ...) to one uint8 array, in threads; and images resized.
-
-Shapes: `N` images, `C` channels, `H` x `W` pixels.
-"""
-
-from __future__ import annotations
+"""Encoded images (PNG, JPEG, ...) as one uint8 array (N, C, H, W), and resized images."""
 
 import io
 import math
@@ -15,8 +10,9 @@ from typing import TypeVar
 
 import numpy as np
 from PIL import Image, ImageOps
+from rich.filesize import decimal
 
-from rayfed.values import InputError
+from rayfed.errors import InputError
 
 # Only plain raster formats: Pillow's other plugins start interpreters (EPS) or parse whole documents.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
@@ -25,11 +21,11 @@ MAX_PIXELS = 2**24  # of one encoded image; a few bytes can claim to unpack to g
 MAX_BYTES = 2**28  # of one encoded image
 MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # bytes of this machine
 GREY = {"1": "L", "L": "L", "LA": "L"}
-DEEP = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")  # more than 8 bits a channel
-BLOCK = 256  # images decoded by one task of a thread
+DEEP = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")  # more than 8 bits per channel
+BLOCK = 256  # images per task of a thread
 
 T = TypeVar("T")
-Encoded = tuple[str, Callable[[], bytes | None]]  # where the image comes from, for messages; and how to get its bytes
+Encoded = tuple[str, Callable[[], bytes | None]]  # an image's place, for messages, and a function that reads its bytes
 
 
 def decode(data: bytes, size: int = 0) -> np.ndarray:
@@ -41,7 +37,7 @@ def decode(data: bytes, size: int = 0) -> np.ndarray:
         if image.width * image.height > MAX_PIXELS:
             raise ValueError(f"{image.width} x {image.height} pixels, more than the {MAX_PIXELS} allowed")
         if image.mode in DEEP:
-            raise ValueError(f"mode {image.mode}; images need 8 bits a channel")
+            raise ValueError(f"mode {image.mode}; images need 8 bits per channel")
         mode = GREY.get(image.mode, "RGB")
         return _channels_first(_fit(image if image.mode == mode else image.convert(mode), size))
 
@@ -51,11 +47,10 @@ def decode_all(images: Iterable[Encoded], count: int, size: int = 0, *, threads:
 
     Raises InputError, naming the image, if one cannot be decoded or differs in size.
     """
-    _fits(size)
     if not threads:
         return gather((_decode_block(block, size) for block in _batched(images, BLOCK)), count)
     with ThreadPoolExecutor() as pool:
-        # A few blocks at a time: what waits for decoding, or for being copied out, stays small.
+        # A few blocks at a time, so that few bytes wait to be decoded or copied out.
         groups = _batched(_batched(images, BLOCK), 16)
         return gather((block for group in groups for block in pool.map(_decode_block, group, repeat(size))), count)
 
@@ -68,8 +63,7 @@ def gather(blocks: Iterable[np.ndarray], count: int) -> np.ndarray:
         if out is None:
             _has_room(count, block.shape[1:])
             out = np.empty((count, *block.shape[1:]), dtype=np.uint8)
-        if block.shape[2:] != out.shape[2:]:
-            raise different_sizes(f"rows from {start} on", block.shape[2:], out.shape[2:])
+        _refuse_another_size(f"rows from {start} on", block.shape[2:], out.shape[2:])
         if block.shape[1] > out.shape[1]:
             out = np.repeat(out, block.shape[1], axis=1)
         out[start : start + len(block)] = block  # a grey block is broadcast over three channels
@@ -79,39 +73,27 @@ def gather(blocks: Iterable[np.ndarray], count: int) -> np.ndarray:
 
 
 def _has_room(count: int, shape: tuple[int, ...]) -> None:
-    """Raises InputError before memory is filled that is not there: the system would kill a process, perhaps another."""
+    """Raises InputError for more images than fit in memory, before the system would kill a process for them."""
     needed = count * math.prod(shape)
     if needed > MEMORY:
-        size = " x ".join(map(str, shape))
-        raise InputError(
-            f"{count:,} images of {size} take {needed / 2**30:,.0f} GiB, and this machine has "
-            f"{MEMORY / 2**30:,.0f} GiB; scale them with data.size, or give fewer"
-        )
+        what = f"{count:,} images of {' x '.join(map(str, shape))} take {decimal(needed)}"
+        raise InputError(f"{what}, and this machine has {decimal(MEMORY)}; scale them with data.size, or give fewer")
 
 
 def resize(images: np.ndarray, size: int) -> np.ndarray:
     """Images (N, C, H, W) scaled and cut at the centre to (N, C, size, size), as `decode` does."""
     if images.shape[2:] == (size, size):
         return images
-    _fits(size)
     _has_room(len(images), (images.shape[1], size, size))
     planar = images[:, 0] if images.shape[1] == 1 else images.transpose(0, 2, 3, 1)
     fitted = [_channels_first(_fit(Image.fromarray(np.ascontiguousarray(image)), size)) for image in planar]
     return np.ascontiguousarray(np.stack(fitted))
 
 
-def _fits(size: int) -> None:
-    if size * size > MAX_PIXELS:
-        raise InputError(
-            f"data.size = {size}: images may have {MAX_PIXELS:,} pixels, so it is {math.isqrt(MAX_PIXELS)} at most"
-        )
-
-
-def different_sizes(where: str, given: tuple[int, ...], first: tuple[int, ...]) -> InputError:
-    return InputError(
-        f"{where}: {given[0]} x {given[1]} pixels, where earlier images have {first[0]} x {first[1]}; "
-        "set data.size (say, size = 32) to scale all images to one size"
-    )
+def _refuse_another_size(place: str, given: tuple[int, ...], first: tuple[int, ...]) -> None:
+    if given != first:
+        sizes = f"{given[0]} x {given[1]} pixels, where earlier images have {first[0]} x {first[1]}"
+        raise InputError(f"{place}: {sizes}; set data.size (say, size = 32) to scale all images to one size")
 
 
 def _batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
@@ -121,27 +103,22 @@ def _batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
 
 
 def _decode_block(images: list[Encoded], size: int) -> np.ndarray:
-    decoded = [_decode_one(image, size) for image in images]
-    for (where, _), image in zip(images, decoded, strict=True):
-        if image.shape[1:] != decoded[0].shape[1:]:
-            raise different_sizes(where, image.shape[1:], decoded[0].shape[1:])
+    decoded: list[np.ndarray] = []
+    for place, read in images:
+        try:
+            data = read()
+        except OSError as error:
+            raise InputError(f"{place}: cannot be read ({error})") from None
+        if not data:
+            raise InputError(f"{place}: no image bytes")
+        try:
+            decoded.append(decode(data, size))
+        except Exception as error:  # Pillow's decoders raise nearly anything on damaged bytes
+            raise InputError(f"{place}: cannot be decoded as an image ({error})") from None
+        _refuse_another_size(place, decoded[-1].shape[1:], decoded[0].shape[1:])
     if len({image.shape[0] for image in decoded}) > 1:
         decoded = [np.broadcast_to(image, (3, *image.shape[1:])) for image in decoded]
     return np.stack(decoded)
-
-
-def _decode_one(image: Encoded, size: int) -> np.ndarray:
-    where, read = image
-    try:
-        data = read()
-    except OSError as error:
-        raise InputError(f"{where}: cannot be read ({error})") from None
-    if not data:
-        raise InputError(f"{where}: no image bytes")
-    try:
-        return decode(data, size)
-    except Exception as error:  # Pillow's decoders raise nearly anything on damaged bytes
-        raise InputError(f"{where}: cannot be decoded as an image ({error})") from None
 
 
 def _fit(image: Image.Image, size: int) -> Image.Image:

@@ -1,31 +1,30 @@
 """A federation: a data set, dealt to clients.
 
->>> from rayfed.data.sources import Source
 >>> from rayfed.data.partition import Shards
->>> federation = open_federation(Source(), Shards(s=2, num_clients=5))
+>>> federation = open_federation(Data(partition=Shards(s=2, num_clients=5)))
 >>> federation.num_clients, federation.image_shape
 (5, (1, 28, 28))
 >>> federation.label_counts(0).tolist()
 [0, 0, 1000, 0, 1000, 0, 0, 0, 0, 0]
 """
 
-from __future__ import annotations
-
+import hashlib
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from rayfed.data.partition import Natural, Partition, Rule
 from rayfed.data.samples import Dataset, Samples
-from rayfed.data.sources import Source, load
-from rayfed.values import InputError
+from rayfed.data.settings import Data
+from rayfed.data.sources import load
+from rayfed.errors import InputError
 
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """Who holds what. Clients and the server's auxiliary set are disjoint indices into `train`.
+    """The images, and the clients that hold them. Clients and the server's auxiliary set are disjoint parts of `train`.
 
-    `N` clients, `K` classes, `C` channels, images of `H` x `W` pixels.
+    Shapes: `N` clients, `K` classes, `C` channels, images of `H` x `W` pixels.
     """
 
     train: Samples
@@ -56,43 +55,56 @@ class Federation:
         return len(self.client(i))
 
     def label_counts(self, i: int) -> np.ndarray:
-        """How many images of each class client `i` holds, int64 (K,)."""
+        """The number of images of each class that client `i` holds, int64 (K,)."""
         return np.bincount(self.train.labels[self.client(i)], minlength=self.num_classes)
 
-    def label_table(self) -> np.ndarray:
-        """`label_counts` of every client, int64 (N, K)."""
+    def cells(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The filled cells of clients by classes: the client, the class, the number of images, each int64 (cells,)."""
         owners = np.repeat(np.arange(self.num_clients), self.partition.sizes)
         cells = owners * self.num_classes + self.train.labels[self.partition.indices]
-        return np.bincount(cells, minlength=self.num_clients * self.num_classes).reshape(-1, self.num_classes)
+        filled, counts = np.unique(cells, return_counts=True)
+        return filled // self.num_classes, filled % self.num_classes, counts
+
+    def hash(self) -> str:
+        """SHA-256 of all images and labels, training and test."""
+        digest = hashlib.sha256()
+        for samples in (self.train, self.test):
+            digest.update(samples.images.data)
+            digest.update(samples.labels.data)
+        return digest.hexdigest()
 
 
-def open_federation(source: Source, rule: Rule, *, auxiliary_per_class: int = 0) -> Federation:
-    """Load a source and deal it; a natural partition has its client column read. Raises InputError."""
+def open_federation(data: Data, *, auxiliary_per_class: int = 0) -> Federation:
+    """Load the source and deal it; a natural partition has its client column read. Raises InputError.
+
+    The server keeps `auxiliary_per_class` images of each class, or more where the data asks for more.
+    """
+    rule = data.partition
     if isinstance(rule, Natural) and rule.column:
-        if source.client not in ("", rule.column):
-            raise InputError(
-                f"data.client = '{source.client}' and data.partition.column = '{rule.column}' name different columns; "
-                "give one of them"
-            )
-        source = replace(source, client=rule.column)
-    return federate(load(source), rule, auxiliary_per_class=auxiliary_per_class)
+        if data.client not in ("", rule.column):
+            both = f"data.client = '{data.client}' and data.partition.column = '{rule.column}'"
+            raise InputError(f"{both} name different columns; give only one of the two")
+        data = replace(data, client=rule.column)
+    return federate(load(data), rule, auxiliary_per_class=max(auxiliary_per_class, data.auxiliary_per_class))
 
 
 def federate(dataset: Dataset, rule: Rule, *, auxiliary_per_class: int = 0) -> Federation:
-    """Deal a data set's training images to clients by a rule of `PARTITIONS`.
+    """Deal a data set's training images to clients by a partition rule.
 
     `auxiliary_per_class` images of each class are first taken out for the server, with the partition's seed. Raises
-    InputError if there are not as many, or for what the rule refuses.
+    InputError where a class has fewer, where a client would hold no image, or where the rule refuses the data.
     """
     train = dataset.train
     auxiliary = _auxiliary(train, auxiliary_per_class, getattr(rule, "seed", 0))
     rest = np.setdiff1d(np.arange(len(train)), auxiliary, assume_unique=True)
     groups = None if train.groups is None else train.groups[rest]
     dealt = rule.split(train.labels[rest], len(train.classes), groups)
+    if not isinstance(dealt, Partition):
+        raise InputError(f"data.partition: {rule!r} gave {type(dealt).__name__}; `split` must give a Partition")
     if len(empty := np.flatnonzero(dealt.sizes == 0)):
         raise InputError(
             f"data.partition: {len(empty)} of {dealt.num_clients} clients hold no image, such as client {empty[0]}, "
-            "and could not train; let each have some (min_size = 1), or have fewer clients"
+            "and could not train; set min_size = 1 or more, or have fewer clients"
         )
     mean, std = pixel_moments(train.images)
     return Federation(train, dataset.test, Partition(rest[dealt.indices], dealt.offsets), mean, std, auxiliary)
@@ -101,8 +113,8 @@ def federate(dataset: Dataset, rule: Rule, *, auxiliary_per_class: int = 0) -> F
 def pixel_moments(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel of uint8 (N, C, H, W), in units of [0, 1].
 
-    Sums are of integers, hence exact: the same on every machine, whatever the order. A constant channel's deviation
-    is given as 1, so that it can be divided by.
+    The sums are of integers, hence exact and the same on every machine. A constant channel has deviation 1, so that it
+    can be a divisor.
 
     >>> pixel_moments(np.array([0, 255], dtype=np.uint8).reshape(2, 1, 1, 1))
     ((0.5,), (0.5,))
@@ -115,7 +127,7 @@ def pixel_moments(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, .
         squares += np.square(some, dtype=np.uint16).sum(axis=(0, 2, 3), dtype=np.int64)  # 255**2 < 2**16
     count = images.size // channels
     mean = tuple(int(t) / count / 255 for t in total)
-    # n**2 times the variance is a whole number, too; Python's do not overflow.
+    # n**2 times the variance is a whole number too, and Python's integers do not overflow.
     spread = (int(s) * count - int(t) ** 2 for s, t in zip(squares, total, strict=True))
     return mean, tuple((v**0.5 / count / 255) or 1.0 for v in spread)
 
@@ -127,8 +139,7 @@ def _auxiliary(train: Samples, per_class: int, seed: int) -> np.ndarray:
     for label, name in enumerate(train.classes if per_class else ()):
         members = np.flatnonzero(train.labels == label)
         if len(members) < per_class:
-            raise InputError(
-                f"an auxiliary set of {per_class} images a class cannot be taken: class '{name}' has {len(members)}"
-            )
+            text = f"an auxiliary set of {per_class} images per class"
+            raise InputError(f"{text} cannot be taken: class '{name}' has {len(members)} images")
         chosen.append(rng.choice(members, per_class, replace=False))
     return np.sort(np.concatenate(chosen)) if chosen else np.empty(0, dtype=np.int64)

@@ -1,31 +1,45 @@
-"""Data sets in files, on any file system that pyarrow reaches: which files there are, and which split each belongs to.
+"""Data sets in files, on any file system that pyarrow reaches: which files a path has, and the split of each file.
 
-A folder is split by the names in it: `train/...` and `test/...`, or `train-00000.parquet` and `test.parquet`; `val`,
-`valid` and `validation` stand in for `test`. Without such names everything in the folder is one set.
+Names tell the split: `train/...` and `test/...`, or `train-00000.parquet` and `test.parquet`; `val`, `valid` and
+`validation` stand in for `test`. Without such names, everything in the folder is one set.
 """
-
-from __future__ import annotations
 
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
+import pyarrow as pa
 from pyarrow import fs as pafs
 
 from rayfed.data.decode import SUFFIXES
 from rayfed.data.folders import read_tree
 from rayfed.data.parquet import read_parquet
 from rayfed.data.samples import Samples
-from rayfed.storage import locate, reach
-from rayfed.values import InputError
-
-if TYPE_CHECKING:
-    from rayfed.data.sources import Source
+from rayfed.data.settings import Data
+from rayfed.errors import InputError
 
 PARQUET = (".parquet", ".pq")
+T = TypeVar("T")
 SPLIT = re.compile(r"(train|test|val)(?:id|idation)?(?=[-_./])")
+
+
+def locate(path: str) -> tuple[pafs.FileSystem, str]:
+    """The file system, and the path on it, of a local path or a URI (`s3://bucket/key`)."""
+    if "://" in path:
+        return reach(path, lambda: pafs.FileSystem.from_uri(path))
+    return pafs.LocalFileSystem(), os.path.abspath(os.path.expanduser(path))
+
+
+def reach(path: str, ask: Callable[[], T]) -> T:
+    """The answer of `ask`; an `InputError` that names the path where its file system does not answer."""
+    try:
+        return ask()
+    except InputError:
+        raise
+    except (pa.ArrowException, ValueError, OSError, ImportError) as error:
+        raise InputError(f"'{path}': cannot be reached ({error})") from None
 
 
 def exists(path: str) -> bool:
@@ -34,20 +48,20 @@ def exists(path: str) -> bool:
     return reach(path, lambda: fs.get_file_info(place)).type != pafs.FileType.NotFound
 
 
-def read_files(source: Source) -> tuple[Samples, Samples | None]:
-    """The training set and, if there is one, the test set that `source.source` and `source.test` name."""
-    fs, splits = find_splits(source.source)
-    train = _read(fs, splits.get("train") or splits[""], source, None)
-    if source.test:
-        if not exists(source.test):
-            raise InputError(f"data.test = '{source.test}': no such file or folder")
-        fs, splits = find_splits(source.test)
-    held = splits.get("test") or splits.get("val") or (splits[""] if source.test else None)
-    return train, _read(fs, held, source, train) if held else None
+def read_files(data: Data) -> tuple[Samples, Samples | None]:
+    """The training set and, if there is one, the test set, from `data.source` and `data.test`."""
+    fs, splits = find_splits(data.source)
+    train = _read(fs, splits.get("train") or splits[""], data, None)
+    if data.test:
+        if not exists(data.test):
+            raise InputError(f"data.test = '{data.test}': no such file or folder")
+        fs, splits = find_splits(data.test)
+    held = splits.get("test") or splits.get("val") or (splits[""] if data.test else None)
+    return train, _read(fs, held, data, train) if held else None
 
 
 def find_splits(path: str) -> tuple[pafs.FileSystem, dict[str, list[str]]]:
-    """The files at or below `path` by split (`train`, `test`, `val`); or all of them under "", if it has none."""
+    """The files at or below `path` by split (`train`, `test`, `val`); or all under "", if it has no splits."""
     fs, root = locate(path)
     files = reach(path, lambda: _list(fs, root))
     splits = defaultdict(list)
@@ -58,7 +72,7 @@ def find_splits(path: str) -> tuple[pafs.FileSystem, dict[str, list[str]]]:
 
 
 def _list(fs: pafs.FileSystem, root: str) -> list[str]:
-    """The Parquet files at or below `root`, or the images if there are none; sorted, hidden ones left out."""
+    """The Parquet files at or below `root`, or else the images; sorted, without hidden files."""
     if fs.get_file_info(root).type == pafs.FileType.File:
         return [root]
     if isinstance(fs, pafs.LocalFileSystem):
@@ -73,10 +87,10 @@ def _list(fs: pafs.FileSystem, root: str) -> list[str]:
 
 
 def _walk(folder: str, above: tuple[str, ...] = ()) -> Iterator[str]:
-    """The files below a local folder, through links too; arrow would follow links in circles, for hours."""
+    """The files below a local folder, also through links. (Arrow's own walk follows links in circles, for hours.)"""
     real = os.path.realpath(folder)
     if real in above:
-        raise InputError(f"'{folder}': this link leads to a folder that it lies in")
+        raise InputError(f"'{folder}': this link leads to a folder above it")
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir():
@@ -85,8 +99,8 @@ def _walk(folder: str, above: tuple[str, ...] = ()) -> Iterator[str]:
                 yield entry.path
 
 
-def _read(fs: pafs.FileSystem, files: list[str], source: Source, train: Samples | None) -> Samples:
-    """One split; a test set is read with the classes of its training set."""
+def _read(fs: pafs.FileSystem, files: list[str], data: Data, train: Samples | None) -> Samples:
+    """One split. A test set is read with the classes of its training set."""
     if files[0].lower().endswith(SUFFIXES):
-        return read_tree(fs, files, bool(source.client), source.size, train)
-    return read_parquet(fs, files, source, train)
+        return read_tree(fs, files, bool(data.client), data.size, train)
+    return read_parquet(fs, files, data, train)

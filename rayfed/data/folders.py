@@ -1,10 +1,8 @@
 """A tree of image folders: an image's class is the folder that holds it, its client the folder above that.
 
-`train/cat/1.png` (CINIC-10), `train/n01443537/images/1.JPEG` (Tiny-ImageNet: a folder called `images` is skipped) and
-`amazon/backpack/1.jpg` (Office-Caltech-10, whose clients are domains) are all read so.
+Examples: `train/cat/1.png` (CINIC-10), `train/n01443537/images/1.JPEG` (Tiny-ImageNet; a folder called `images` is
+skipped) and `amazon/backpack/1.jpg` (Office-Caltech-10, whose clients are domains).
 """
-
-from __future__ import annotations
 
 import functools
 import posixpath
@@ -13,15 +11,15 @@ import numpy as np
 from pyarrow import fs as pafs
 
 from rayfed.data.decode import MAX_BYTES, decode_all
-from rayfed.data.samples import Samples, few_enough
-from rayfed.values import InputError
+from rayfed.data.samples import Samples, few_classes, shortened
+from rayfed.errors import InputError
 
 ANNOTATIONS = "val_annotations.txt"  # Tiny-ImageNet's classes of its `val` images, which lie in one folder
 
 
 def read_tree(fs: pafs.FileSystem, files: list[str], clients: bool, size: int, train: Samples | None) -> Samples:
-    """Image files as samples, clients as groups if asked for. A test set's classes must be among its `train`'s."""
-    folders = [_class_folder(file) for file in files]
+    """Image files as samples, with clients as groups if asked for. A test set's classes must be among `train`'s."""
+    folders = [posixpath.dirname(file).removesuffix("/images") for file in files]
     names = [posixpath.basename(folder) for folder in folders]
     for folder in sorted(set(folders)):
         if notes := _annotations(fs, folder):
@@ -30,12 +28,12 @@ def read_tree(fs: pafs.FileSystem, files: list[str], clients: bool, size: int, t
                 for file, name, at in zip(files, names, folders, strict=True)
             ]
     classes = train.classes if train else tuple(sorted(set(names)))
-    few_enough(len(classes), f"folders such as '{folders[0]}'")
+    few_classes(len(classes), f"folders such as '{folders[0]}'")
     code = {name: label for label, name in enumerate(classes)}
     for file, name in zip(files, names, strict=True):
         if name not in code:
             raise InputError(
-                f"{file}: its folder '{name}' is not one of the training set's classes ({_few(classes)}); "
+                f"{file}: its folder '{name}' is not one of the training set's classes ({shortened(classes)}); "
                 "if another split is the labelled one, name its folder with data.test"
             )
     images = decode_all(((file, functools.partial(_bytes, fs, file)) for file in files), len(files), size)
@@ -45,11 +43,6 @@ def read_tree(fs: pafs.FileSystem, files: list[str], clients: bool, size: int, t
     owners = [posixpath.basename(posixpath.dirname(folder)) for folder in folders]
     group_names, groups = np.unique(owners, return_inverse=True)
     return Samples(images, labels, classes, groups.astype(np.int64), tuple(group_names.tolist()))
-
-
-def _class_folder(file: str) -> str:
-    folder = posixpath.dirname(file)
-    return posixpath.dirname(folder) if posixpath.basename(folder) == "images" else folder
 
 
 def _annotations(fs: pafs.FileSystem, folder: str) -> dict[str, str]:
@@ -66,7 +59,3 @@ def _bytes(fs: pafs.FileSystem, path: str) -> bytes:
         if file.size() > MAX_BYTES:
             raise OSError(f"{file.size():,} bytes, more than the {MAX_BYTES:,} allowed")
         return file.read()
-
-
-def _few(names: tuple[str, ...], limit: int = 10) -> str:
-    return ", ".join(names[:limit]) + (", ..." if len(names) > limit else "")

@@ -1,19 +1,15 @@
-"""Parquet files as samples: columns of images, labels and, if asked for, natural clients.
+"""Parquet files as samples: columns of images, of labels and, if asked for, of natural clients.
 
-Images are encoded bytes, `{bytes, path}` structs (the Hugging Face hub's form) or lists of pixels. Labels are numbers
+Images are encoded bytes, `{bytes, path}` structs (as on the Hugging Face hub) or lists of pixels. Labels are numbers
 from 0, or names. Class names come from the schema's metadata: `classes`, separated by commas, or the hub's ClassLabel.
 
 Shapes: `N` rows, `C` channels, `H` x `W` pixels, `K` classes.
 """
 
-from __future__ import annotations
-
 import contextlib
-import functools
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -23,34 +19,36 @@ from pyarrow import fs as pafs
 from pyarrow import types
 
 from rayfed.data.decode import Encoded, decode_all, gather
-from rayfed.data.samples import Samples, few_enough
-from rayfed.values import InputError
-
-if TYPE_CHECKING:
-    from rayfed.data.sources import Source
+from rayfed.data.samples import Samples, few_classes, shortened
+from rayfed.data.settings import Data
+from rayfed.errors import InputError
 
 ROWS = 4096  # rows of images read at a time
-SMALL = 4096  # bytes of an image below which its decoder hardly leaves the interpreter, and threads only cost time
-Place = Callable[[int], str]  # where a row is, of all files' rows: for messages
+SMALL = 4096  # bytes; the decoder of a smaller image hardly releases the interpreter, so threads only cost time
+Files = dict[str, pq.ParquetFile]  # by path
+Locate = Callable[[int], str]  # the file and row of the n-th row of all files, for messages
 
 
-def read_parquet(fs: pafs.FileSystem, paths: list[str], source: Source, train: Samples | None) -> Samples:
-    """All rows of all files. A test set is read with the classes of its `train`. Raises InputError, with the place."""
-    clients = "" if train else source.client
-    files = [_open(fs, path, [source.image, source.label, *([clients] if clients else [])]) for path in paths]
-    sizes = [file.metadata.num_rows for _, file in files]
-    if not sum(sizes):
+def read_parquet(fs: pafs.FileSystem, paths: list[str], data: Data, train: Samples | None) -> Samples:
+    """All rows of all files. A test set is read with the classes of `train`. Raises InputError, with the place."""
+    clients = "" if train else data.client
+    files = {path: _open(fs, path, [data.image, data.label, *([clients] if clients else [])]) for path in paths}
+    ends = np.cumsum([file.metadata.num_rows for file in files.values()])
+    if not ends[-1]:
         raise InputError(f"{paths[0]}: it has no rows")
-    place = functools.partial(_place, paths, sizes)
 
-    named = class_names(files[0][1].schema_arrow, source.label)
+    def place(row: int) -> str:
+        index = int(np.searchsorted(ends, row, side="right"))
+        return f"{paths[index]}, row {row - (ends[index - 1] if index else 0)}"
+
+    named = class_names(files[paths[0]].schema_arrow, data.label)
     if train and named and named != train.classes:
-        raise InputError(f"{paths[0]}: its classes ({_few(named)}) are not the training set's ({_few(train.classes)})")
-    column = _column(files, source.label, place)
-    labels, classes = label_codes(column, train.classes if train else named, source.label, place)
-
-    groups, group_names = group_codes(_column(files, clients, place)) if clients else (None, ())
-    return Samples(_images(files, sum(sizes), source), labels, classes, groups, group_names)
+        ours, theirs = shortened(named), shortened(train.classes)
+        raise InputError(f"{paths[0]}: its classes ({ours}) are not the training set's ({theirs})")
+    column = _column(files, data.label, place)
+    labels, classes = label_codes(column, train.classes if train else named, data.label, place)
+    groups, group_names = _group_codes(_column(files, clients, place)) if clients else (None, ())
+    return Samples(_images(files, int(ends[-1]), data), labels, classes, groups, group_names)
 
 
 def class_names(schema: pa.Schema, label: str) -> tuple[str, ...] | None:
@@ -66,40 +64,38 @@ def class_names(schema: pa.Schema, label: str) -> tuple[str, ...] | None:
 
 
 def label_codes(
-    column: pa.ChunkedArray, names: tuple[str, ...] | None, name: str, place: Place
+    column: pa.ChunkedArray, names: tuple[str, ...] | None, name: str, place: Locate
 ) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Labels as int64 (N,) and the class names. `names` are those known before, if any."""
+    """Labels as int64 (N,) and the class names. `names` are the names known before, if any."""
     if types.is_string(column.type) or types.is_large_string(column.type):
         classes = names or tuple(sorted(column.unique().to_pylist()))
-        few_enough(len(classes), f"column '{name}'")
+        few_classes(len(classes), f"column '{name}'")
         found = pc.index_in(column, pa.array(classes, column.type))
         if found.null_count:
             row = _first(pc.is_null(found))
-            raise InputError(f"{place(row)}: label '{column[row]}' is not one of the classes ({_few(classes)})")
+            raise InputError(f"{place(row)}: label '{column[row]}' is not one of the classes ({shortened(classes)})")
         return found.to_numpy().astype(np.int64), classes
     if not types.is_integer(column.type):
         raise InputError(f"{place(0)}: column '{name}' is of type {column.type}; labels are whole numbers or text")
     labels = column.to_numpy().astype(np.int64)
-    few_enough(len(names) if names else int(labels.max()) + 1, f"column '{name}'")
+    few_classes(len(names) if names else int(labels.max()) + 1, f"column '{name}'")
     classes = names or tuple(str(label) for label in range(int(labels.max()) + 1))
-    outside = np.flatnonzero((labels < 0) | (labels >= len(classes)))
-    if len(outside):
-        row = int(outside[0])
-        raise InputError(f"{place(row)}: label {labels[row]} is outside 0..{len(classes) - 1} ({_few(classes)})")
+    if len(outside := np.flatnonzero((labels < 0) | (labels >= len(classes)))):
+        row, last = int(outside[0]), len(classes) - 1
+        raise InputError(f"{place(row)}: label {labels[row]} is outside 0..{last} ({shortened(classes)})")
     return labels, classes
 
 
-def group_codes(column: pa.ChunkedArray) -> tuple[np.ndarray, tuple[str, ...]]:
+def _group_codes(column: pa.ChunkedArray) -> tuple[np.ndarray, tuple[str, ...]]:
     """A column's values as codes, int64 (N,), and their names, sorted."""
-    values = column.unique()
-    values = values.take(pc.sort_indices(values))
-    return pc.index_in(column, values).to_numpy().astype(np.int64), tuple(map(str, values.to_pylist()))
+    values, codes = np.unique(column.to_numpy(), return_inverse=True)
+    return codes.astype(np.int64), tuple(map(str, values.tolist()))
 
 
-def pixels(column: pa.Array, shape: tuple[int, ...], where: str) -> np.ndarray:
+def pixels(column: pa.Array, shape: tuple[int, ...], place: str) -> np.ndarray:
     """Images stored as lists, flat or nested, as uint8 (N, C, H, W).
 
-    `shape` is [C, H, W] or [H, W, C] (C is 1 or 3); without it nested lists tell, and flat ones must be square.
+    `shape` is [C, H, W] or [H, W, C] (C is 1 or 3). Without it, nested lists have their own shape, flat lists a square.
     """
     if isinstance(column, pa.ExtensionArray):  # pyarrow's fixed-shape tensors
         shape = shape or tuple(getattr(column.type, "shape", ()))
@@ -108,78 +104,68 @@ def pixels(column: pa.Array, shape: tuple[int, ...], where: str) -> np.ndarray:
     while _is_list(column.type):
         lengths = pc.unique(pc.list_value_length(column)).to_pylist()
         if len(lengths) != 1 or lengths[0] is None:
-            raise InputError(f"{where}: lists of different lengths ({_few(lengths)}); images must all be of one size")
+            raise InputError(f"{place}: lists of different lengths ({shortened(lengths)}); all images need one size")
         nested.append(lengths[0])
         column = column.flatten()
     if not types.is_integer(column.type) or column.null_count:
-        raise InputError(f"{where}: pixels of type {column.type}; they must be whole numbers in 0..255")
+        raise InputError(f"{place}: pixels of type {column.type}; they must be whole numbers in 0..255")
     if not math.prod(nested):
-        raise InputError(f"{where}: lists without pixels")
+        raise InputError(f"{place}: lists without pixels")
     values = column.to_numpy(zero_copy_only=False)
     if values.dtype != np.uint8 and (values.min() < 0 or values.max() > 255):
-        raise InputError(f"{where}: pixels from {values.min()} to {values.max()}; they must be in 0..255")
-    shape = shape or (tuple(nested) if len(nested) > 1 else _square(nested[0], where))
+        raise InputError(f"{place}: pixels from {values.min()} to {values.max()}; they must be in 0..255")
+    shape = shape or (tuple(nested) if len(nested) > 1 else _square(nested[0], place))
     shape = (1, *shape) if len(shape) == 2 else shape
     if len(shape) != 3 or min(shape) < 1 or math.prod(shape) != math.prod(nested) or not {shape[0], shape[2]} & {1, 3}:
-        raise InputError(
-            f"{where}: lists of {' x '.join(map(str, nested))} pixels cannot be images of shape {list(shape)}; "
-            "data.shape must be [C, H, W] or [H, W, C] with C = 1 or 3"
-        )
+        what = f"lists of {' x '.join(map(str, nested))} pixels cannot be images of shape {list(shape)}"
+        raise InputError(f"{place}: {what}; data.shape must be [C, H, W] or [H, W, C] with C = 1 or 3")
     images = values.astype(np.uint8, copy=False).reshape(count, *shape)
     return images if shape[0] in (1, 3) else images.transpose(0, 3, 1, 2)
 
 
-def _images(files: list[tuple[str, pq.ParquetFile]], count: int, source: Source) -> np.ndarray:
-    kind = files[0][1].schema_arrow.field(source.image).type
+def _images(files: Files, count: int, data: Data) -> np.ndarray:
+    path, first = next(iter(files.items()))
+    kind = first.schema_arrow.field(data.image).type
     kind = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
     if _is_list(kind):
-        return np.ascontiguousarray(gather(_listed(files, source), count))
+        blocks = (pixels(column, tuple(data.shape), place) for _, place, column in _chunks(files, data.image))
+        return np.ascontiguousarray(gather(blocks, count))
     if types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
         kind = kind.field("bytes").type
     if types.is_binary(kind) or types.is_large_binary(kind):
-        groups = (file.metadata.row_group(i) for _, file in files for i in range(file.metadata.num_row_groups))
+        groups = (file.metadata.row_group(i) for file in files.values() for i in range(file.metadata.num_row_groups))
         large = sum(group.total_byte_size for group in groups) > SMALL * count
-        return decode_all(_encoded(files, source.image), count, source.size, threads=large)
-    raise InputError(
-        f"{files[0][0]}: column '{source.image}' is of type {kind}; images are encoded bytes, "
-        "{bytes, path} structs or lists of pixels"
-    )
+        return decode_all(_encoded(files, data.image), count, data.size, threads=large)
+    images = "images are encoded bytes, {bytes, path} structs or lists of pixels"
+    raise InputError(f"{path}: column '{data.image}' is of type {kind}; {images}")
 
 
-def _listed(files: list[tuple[str, pq.ParquetFile]], source: Source) -> Iterator[np.ndarray]:
-    for path, file in files:
-        for start, column in _chunks(path, file, source.image):
-            yield pixels(column, source.shape, f"{path}, rows {start} to {start + len(column) - 1}")
+def _encoded(files: Files, image: str) -> Iterator[Encoded]:
+    for start, place, column in _chunks(files, image):
+        values = pc.struct_field(column, "bytes") if types.is_struct(column.type) else column
+        for row, value in enumerate(values, start):
+            yield f"{place.partition(', rows ')[0]}, row {row}", value.as_py
 
 
-def _encoded(files: list[tuple[str, pq.ParquetFile]], image: str) -> Iterator[Encoded]:
-    for path, file in files:
-        for start, column in _chunks(path, file, image):
-            if types.is_struct(column.type):
-                column = pc.struct_field(column, "bytes")
-            for row, value in enumerate(column, start):
-                yield f"{path}, row {row}", value.as_py
+def _chunks(files: Files, name: str) -> Iterator[tuple[int, str, pa.Array]]:
+    """A column some rows at a time: the first row in its file, the rows' place for messages, the values."""
+    for path, file in files.items():
+        start = 0
+        with _readable(path):
+            for batch in file.iter_batches(ROWS, columns=[name]):
+                if len(batch):
+                    yield start, f"{path}, rows {start} to {start + len(batch) - 1}", batch.column(0)
+                start += len(batch)
 
 
-def _chunks(path: str, file: pq.ParquetFile, name: str) -> Iterator[tuple[int, pa.Array]]:
-    start = 0
-    with _readable(path):
-        for batch in file.iter_batches(ROWS, columns=[name]):
-            if len(batch):
-                yield start, batch.column(0)
-            start += len(batch)
-
-
-def _open(fs: pafs.FileSystem, path: str, columns: list[str]) -> tuple[str, pq.ParquetFile]:
+def _open(fs: pafs.FileSystem, path: str, columns: list[str]) -> pq.ParquetFile:
     with _readable(path):
         file = pq.ParquetFile(fs.open_input_file(path), pre_buffer=True)
     for name in columns:
         if name not in file.schema_arrow.names:
-            raise InputError(
-                f"{path}: no column '{name}'; it has {', '.join(file.schema_arrow.names)} "
-                "(data.image, data.label and data.client name the columns)"
-            )
-    return path, file
+            there = ", ".join(file.schema_arrow.names)
+            raise InputError(f"{path}: no column '{name}'; it has {there} (data.image, data.label, data.client)")
+    return file
 
 
 @contextlib.contextmanager
@@ -190,28 +176,19 @@ def _readable(path: str) -> Iterator[None]:
         raise InputError(f"{path}: cannot be read as a Parquet file ({' '.join(str(error).split())})") from None
 
 
-def _column(files: list[tuple[str, pq.ParquetFile]], name: str, place: Place) -> pa.ChunkedArray:
+def _column(files: Files, name: str, place: Locate) -> pa.ChunkedArray:
     """One column of all files; dictionaries are unpacked, missing values refused."""
     parts = []
-    for path, file in files:
+    for path, file in files.items():
         with _readable(path):
             parts.append(file.read(columns=[name]).column(0))
     parts = [part.cast(part.type.value_type) if types.is_dictionary(part.type) else part for part in parts]
     if any(part.type != parts[0].type for part in parts):
-        raise InputError(f"column '{name}' has different types in {files[0][0]} and its neighbours")
+        raise InputError(f"column '{name}' has different types in {next(iter(files))} and in the other files")
     column = pa.chunked_array([chunk for part in parts for chunk in part.chunks], parts[0].type)
     if column.null_count:
         raise InputError(f"{place(_first(pc.is_null(column)))}: no value in column '{name}'")
     return column
-
-
-def _place(paths: list[str], sizes: list[int], row: int) -> str:
-    """Where the `row`-th of all rows is."""
-    for path, size in zip(paths, sizes, strict=True):
-        if row < size:
-            return f"{path}, row {row}"
-        row -= size
-    raise IndexError(row)
 
 
 def _first(flags: pa.ChunkedArray) -> int:
@@ -222,13 +199,9 @@ def _is_list(kind: pa.DataType) -> bool:
     return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
 
 
-def _square(length: int, where: str) -> tuple[int, int, int]:
+def _square(length: int, place: str) -> tuple[int, int, int]:
     for channels in (1, 3):
         side = math.isqrt(length // channels)
         if channels * side * side == length:
             return channels, side, side
-    raise InputError(f"{where}: {length} pixels make no square image; give data.shape = [C, H, W]")
-
-
-def _few(names: Sequence[object], limit: int = 10) -> str:
-    return ", ".join(map(str, names[:limit])) + (", ..." if len(names) > limit else "")
+    raise InputError(f"{place}: {length} pixels make no square image; give data.shape = [C, H, W]")

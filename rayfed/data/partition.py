@@ -1,9 +1,9 @@
 """Partitions: which client holds which training images.
 
-Each rule is a frozen dataclass, `{name = "dirichlet", alpha = 0.3, num_clients = 20, seed = 0}` in a job file, with
-one method, `split`. A rule's randomness comes from its own seed alone, so that methods and training seeds can share
-one partition. Every rule deals every image to exactly one client, and always ends: what cannot be done is refused
-before, or after a bounded number of tries.
+Each rule is a frozen dataclass with one method, `split`; a job file writes `{name = "dirichlet", alpha = 0.3,
+num_clients = 20, seed = 0}`. A rule's randomness comes from its own seed alone, so that methods and training seeds can
+share one partition. Every rule deals every image to exactly one client, and always ends: it refuses an impossible
+request at once, or after a bounded number of tries.
 
 Shapes: `n` images, `N` clients, `K` classes.
 
@@ -16,15 +16,18 @@ from __future__ import annotations
 
 import hashlib
 import heapq
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Protocol
+import inspect
+from dataclasses import dataclass, is_dataclass
+from typing import Annotated, Any, Protocol
 
 import numpy as np
+from annotated_types import Ge, Le
 
-from rayfed.values import Ge, InputError, Le
+from rayfed.errors import InputError
+from rayfed.values import Checked, build, find, name_in, named, table
 
-PATIENCE = 5 * 10**8  # random numbers a Dirichlet split may draw, unless told otherwise: about half a minute
-CHUNK = 2**15  # random numbers drawn at a time: few enough to stay in the cache, enough to hide numpy's overhead
+PATIENCE = 5 * 10**8  # random numbers that a Dirichlet split may draw by default: about half a minute
+CHUNK = 2**15  # random numbers per draw: few enough to stay in the cache, enough to hide numpy's overhead
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,11 +39,7 @@ class Partition:
 
     @classmethod
     def of_owners(cls, owners: np.ndarray, num_clients: int) -> Partition:
-        """From each image's client: `owners`, integers (n,) in 0..num_clients-1.
-
-        >>> Partition.of_owners(np.array([1, 0, 1]), num_clients=2).client(1).tolist()
-        [0, 2]
-        """
+        """From each image's client: `owners`, integers (n,) in 0..num_clients-1."""
         sizes = np.bincount(owners, minlength=num_clients)
         return cls(np.argsort(owners, kind="stable"), np.concatenate([[0], np.cumsum(sizes)]))
 
@@ -50,7 +49,7 @@ class Partition:
 
     @property
     def sizes(self) -> np.ndarray:
-        """How many images each client holds, int64 (N,)."""
+        """The number of images that each client holds, int64 (N,)."""
         return np.diff(self.offsets)
 
     def client(self, i: int) -> np.ndarray:
@@ -60,7 +59,7 @@ class Partition:
         return self.indices[self.offsets[i] : self.offsets[i + 1]]
 
     def hash(self) -> str:
-        """SHA-256 of who holds what: equal for equal partitions, on any machine."""
+        """SHA-256 of the whole assignment: equal for equal partitions, on any machine."""
         digest = hashlib.sha256()
         for array in (self.offsets, self.indices):
             digest.update(array.astype("<i8").tobytes())
@@ -68,66 +67,75 @@ class Partition:
 
 
 class Rule(Protocol):
-    """What the classes in `PARTITIONS` have in common."""
-
-    name: ClassVar[str]
+    """A partition rule: one of `PARTITIONS`, or a frozen dataclass of your own."""
 
     def split(self, labels: np.ndarray, num_classes: int, groups: np.ndarray | None = None) -> Partition:
         """Deal images with these `labels` (n,) and natural clients `groups` (n,). Raises InputError."""
         ...
 
 
-Clients = Annotated[int, Ge(1), "number of clients"]
-Seed = Annotated[int, Ge(0), "seed of the partition alone"]
-
-
 @dataclass(frozen=True)
-class Iid:
-    """Shuffled slices whose sizes differ by at most one."""
+class Iid(Checked):
+    """Shuffled slices whose sizes differ by at most one image."""
 
-    name: ClassVar[str] = "iid"
-    num_clients: Clients = 10
-    seed: Seed = 0
+    num_clients: Annotated[int, Ge(1), "number of clients"] = 10
+    seed: Annotated[int, Ge(0), "seed of the partition alone"] = 0
 
     def split(self, labels: np.ndarray, num_classes: int, groups: np.ndarray | None = None) -> Partition:
-        n = len(labels)
-        _enough(self, n)
-        order = np.random.default_rng(self.seed).permutation(n)
-        return _deal(order, np.arange(self.num_clients), _even(n, self.num_clients))
+        self._refuse_too_many_clients(len(labels))
+        order = np.random.default_rng(self.seed).permutation(len(labels))
+        return _deal(order, np.arange(self.num_clients), _even(len(labels), self.num_clients))
+
+    def _refuse_too_many_clients(self, n: int, least: int = 1) -> None:
+        least = max(least, 1)
+        if self.num_clients * least > n:
+            with_images = f" with at least {least} images each" if least > 1 else ""
+            what = f"{self.num_clients} clients{with_images} cannot be made of {n} images"
+            rule = name_in(PARTITIONS, type(self))
+            raise InputError(f"{rule}: {what}; num_clients can be at most {n // least}")
+
+
+class _ByClass(Iid):
+    """A rule that cuts each class into runs and gives each run to a client; `_runs` says how."""
+
+    min_size = 1
+
+    def split(self, labels: np.ndarray, num_classes: int, groups: np.ndarray | None = None) -> Partition:
+        self._refuse_too_many_clients(len(labels), self.min_size)
+        rng = np.random.default_rng(self.seed)
+        shuffled = rng.permutation(len(labels))
+        counts = np.bincount(labels, minlength=num_classes)
+        owners, sizes = self._runs(counts, rng)
+        return _deal(shuffled[np.argsort(labels[shuffled], kind="stable")], owners, sizes)
+
+    def _runs(self, counts: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """The client and the size of each run, in the order of the classes, from the counts (K,) of each class."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)
-class Shards:
-    """One-class shards of equal size, `s` of them dealt to each client, who may get two of one class.
+class Shards(_ByClass):
+    """Shards of a single class and of equal size; each client gets `s` shards, perhaps two of one class.
 
-    McMahan et al., AISTATS 2017, section 3. Where the labels do not divide evenly, shards stay of one class and are
-    as equal as that allows: starting from one per class, the class with the largest shards is cut once more, until
-    there are `num_clients * s`; shards of one class differ by at most one image.
+    McMahan et al., AISTATS 2017, section 3. Where the labels do not divide evenly, shards are as equal as possible:
+    from one shard per class on, the class with the largest shards is cut once more, until there are
+    `num_clients * s`; shards of one class differ by at most one image.
     """
 
-    name: ClassVar[str] = "shards"
     s: Annotated[int, Ge(1), "shards per client"] = 2
-    num_clients: Clients = 10
-    seed: Seed = 0
 
-    def split(self, labels: np.ndarray, num_classes: int, groups: np.ndarray | None = None) -> Partition:
-        _enough(self, len(labels))
-        rng = np.random.default_rng(self.seed)
-        order, counts = _by_class(labels, num_classes, rng)
+    def _runs(self, counts: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         cuts = self._cuts(counts)
         sizes = np.concatenate([_even(count, cut) for count, cut in zip(counts, cuts, strict=True) if count])
-        owners = rng.permutation(np.repeat(np.arange(self.num_clients), self.s))
-        return _deal(order, owners, sizes)
+        return rng.permutation(np.repeat(np.arange(self.num_clients), self.s)), sizes
 
     def _cuts(self, counts: np.ndarray) -> np.ndarray:
-        """How many shards each class is cut into, (K,)."""
+        """The number of shards that each class is cut into, (K,)."""
         wanted, present = self.num_clients * self.s, int(np.count_nonzero(counts))
         if not present <= wanted <= counts.sum():
             few = f"fewer than the {present} classes" if wanted < present else f"more than the {counts.sum()} images"
-            raise InputError(
-                f"shards: {self.num_clients} clients x s = {self.s} makes {wanted} shards of one class each, {few}; "
-                f"{'raise' if wanted < present else 'lower'} s or num_clients"
-            )
+            what = f"{self.num_clients} clients x s = {self.s} makes {wanted} shards of a single class, {few}"
+            raise InputError(f"shards: {what}; {'raise' if wanted < present else 'lower'} s or num_clients")
         cuts = (counts > 0).astype(np.int64)
         largest = [(-float(count), label) for label, count in enumerate(counts) if count]
         heapq.heapify(largest)
@@ -139,31 +147,21 @@ class Shards:
 
 
 @dataclass(frozen=True)
-class Dirichlet:
+class Dirichlet(_ByClass):
     """For each class, proportions over the clients drawn from Dir(alpha).
 
     The rule of the public benchmarks (Yurochkin et al., ICML 2019; Li et al., ICDE 2022): with `cap`, a client that
-    already holds n / N images gets none of the next class; the whole is drawn again until the smallest client has
-    `min_size`. One draw in 30,000 passes at alpha = 0.05 with 100 clients, so draws are made many at a time and as
-    counts; images are dealt once, at the end.
+    already holds n / N images gets none of the next class; everything is drawn again until the smallest client has
+    `min_size`. At alpha = 0.05 with 100 clients, 1 draw in 30,000 passes, so many draws are made together, as counts;
+    images are dealt once, at the end.
     """
 
-    name: ClassVar[str] = "dirichlet"
     alpha: Annotated[float, Ge(1e-6), Le(1e6), "concentration: small is skewed, large is even"] = 0.5
-    num_clients: Clients = 10
-    seed: Seed = 0
     cap: Annotated[bool, "clients that hold n / N images get no more"] = True
     min_size: Annotated[int, Ge(0), "images of the smallest client"] = 10
     max_draws: Annotated[int, Ge(0), "draws before giving up; 0: as many as take about half a minute"] = 0
 
-    def split(self, labels: np.ndarray, num_classes: int, groups: np.ndarray | None = None) -> Partition:
-        _enough(self, len(labels), self.min_size)
-        rng = np.random.default_rng(self.seed)
-        order, counts = _by_class(labels, num_classes, rng)
-        table = self._accepted(counts, rng)
-        return _deal(order, np.tile(np.arange(self.num_clients), num_classes), table.ravel())
-
-    def _accepted(self, counts: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    def _runs(self, counts: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """The first table of images by class and client, (K, N), whose smallest client has `min_size`."""
         limit = self.max_draws or max(1, PATIENCE // (self.num_clients * len(counts)))
         tried, best = 0, 0
@@ -174,11 +172,11 @@ class Dirichlet:
             smallest = tables.sum(axis=0).min(axis=1)
             passed = np.flatnonzero(smallest >= self.min_size)
             if len(passed):
-                return tables[:, passed[0]]
+                return np.tile(np.arange(self.num_clients), len(counts)), tables[:, passed[0]].ravel()
             best = max(best, int(smallest.max()))
         raise InputError(
             f"dirichlet: none of {limit:,} draws with alpha = {self.alpha} gave each of {self.num_clients} clients "
-            f"min_size = {self.min_size} images (the best one: {best}); raise alpha, lower num_clients or min_size, "
+            f"min_size = {self.min_size} images (the best draw: {best}); raise alpha, lower num_clients or min_size, "
             "or raise max_draws"
         )
 
@@ -187,9 +185,9 @@ class Dirichlet:
         n, shape = counts.sum(), (rows, self.num_clients)
         tables = np.zeros((len(counts), *shape), dtype=np.int64)
         held = np.zeros(shape, dtype=np.int64)
-        for table, count in zip(tables, counts, strict=True):
+        for share, count in zip(tables, counts, strict=True):
             if not count:
-                continue  # at the end everyone may be full, and no proportions left
+                continue  # at the end every client may be full, and no proportions left
             # Dir(alpha) is gammas over their sum. Gamma(a) = Gamma(a + 1) U^(1/a), in logarithms: a small alpha's
             # gammas are all below the smallest float.
             logs = np.log(rng.standard_gamma(self.alpha + 1, shape)) - rng.standard_exponential(shape) / self.alpha
@@ -197,48 +195,39 @@ class Dirichlet:
                 logs[held * self.num_clients >= n] = -np.inf
             shares = np.cumsum(np.exp(logs - logs.max(axis=1, keepdims=True)), axis=1)
             ends = (shares / shares[:, -1:] * count).astype(np.int64)
-            table[:] = np.diff(ends, axis=1, prepend=0)
-            held += table
+            share[:] = np.diff(ends, axis=1, prepend=0)
+            held += share
         return tables
 
 
 @dataclass(frozen=True)
-class Classes:
+class Classes(_ByClass):
     """Each client holds `k` classes, each class is split equally among its holders (#K = k).
 
-    Li et al., ICDE 2022. The classes are dealt round once, in random order, so that each has a holder;
-    the rest of a client's `k` is random.
+    Li et al., ICDE 2022. Each class is first dealt to one client, in random order, so that it has a holder; the rest
+    of a client's `k` classes is random.
     """
 
-    name: ClassVar[str] = "classes"
     k: Annotated[int, Ge(1), "classes per client"] = 2
-    num_clients: Clients = 10
-    seed: Seed = 0
 
-    def split(self, labels: np.ndarray, num_classes: int, groups: np.ndarray | None = None) -> Partition:
-        _enough(self, len(labels))
-        rng = np.random.default_rng(self.seed)
-        order, counts = _by_class(labels, num_classes, rng)
+    def _runs(self, counts: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         held, owners = self._holders(np.flatnonzero(counts), rng)
-        holders = np.bincount(held, minlength=num_classes)
+        holders = np.bincount(held, minlength=len(counts))
         short = np.flatnonzero(counts < holders)
         if len(short):
-            raise InputError(
-                f"classes: class {short[0]} has {counts[short[0]]} images for {holders[short[0]]} clients; "
-                "lower num_clients or k"
-            )
-        sizes = np.concatenate([_even(count, h) for count, h in zip(counts, holders, strict=True) if h])
-        return _deal(order, owners, sizes)
+            what = f"class {short[0]} has {counts[short[0]]} images for {holders[short[0]]} clients"
+            raise InputError(f"classes: {what}; lower num_clients or k")
+        return owners, np.concatenate([_even(count, h) for count, h in zip(counts, holders, strict=True) if h])
 
     def _holders(self, present: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """All pairs of a class and a client that holds it, each (N * k,), sorted by class."""
         num_classes, num_clients = len(present), self.num_clients
         if not self.k <= num_classes <= num_clients * self.k:
+            what = f"k = {self.k} classes for each of {num_clients} clients, of {num_classes} classes in all"
             raise InputError(
-                f"classes: k = {self.k} classes for each of {num_clients} clients, of {num_classes} classes in all; "
-                "k must not exceed their number, and num_clients * k must reach it"
+                f"classes: {what}; k must be at most {num_classes}, num_clients * k at least {num_classes}"
             )
-        # A client takes the k classes of lowest rank; those dealt to it come first.
+        # A client takes the k classes of lowest rank; the classes dealt to it come first.
         rank = rng.random((num_clients, num_classes))
         dealt = np.arange(max(num_clients, num_classes))
         rank[dealt % num_clients, rng.permutation(num_classes)[dealt % num_classes]] = -1
@@ -248,30 +237,34 @@ class Classes:
 
 
 @dataclass(frozen=True)
-class Natural:
-    """One client for each value of a column of the data: writers, domains, devices."""
+class Natural(Checked):
+    """A client for each value of a column of the data: writers, domains, devices."""
 
-    name: ClassVar[str] = "natural"
     column: Annotated[str, "column that names each image's client; '' stands for `data.client`"] = ""
 
     def split(self, labels: np.ndarray, num_classes: int, groups: np.ndarray | None = None) -> Partition:
         if groups is None:
-            raise InputError("natural: the data knows no clients; name their column (data.partition.column)")
+            raise InputError("natural: the data has no column of clients; name it (data.partition.column)")
         values, owners = np.unique(groups, return_inverse=True)
         return Partition.of_owners(owners, len(values))
 
 
-PARTITIONS: dict[str, type[Rule]] = {rule.name: rule for rule in (Iid, Shards, Dirichlet, Classes, Natural)}
+PARTITIONS: dict[str, type[Rule]] = {rule.__name__.lower(): rule for rule in (Iid, Shards, Dirichlet, Classes, Natural)}
 
 
-def _enough(rule: Iid | Shards | Dirichlet | Classes, n: int, least: int = 1) -> None:
-    least = max(least, 1)
-    if rule.num_clients * least > n:
-        each = f" with at least {least} images each" if least > 1 else ""
-        raise InputError(
-            f"{rule.name}: {rule.num_clients} clients{each} cannot be made of {n} images; "
-            f"num_clients can be at most {n // least}"
-        )
+def read_rule(given: Any) -> Rule:
+    """The rule that `data.partition` says: a name, or a table with a name and the rule's values."""
+    name, values = named(given, "data.partition", default="iid")
+    rule: Any = find(name, PARTITIONS, "partition")
+    usable = inspect.isclass(rule) and is_dataclass(rule) and callable(getattr(rule, "split", None))
+    if not usable:
+        raise InputError(f"partition '{name}' is {rule!r}; it must be a frozen dataclass with a method `split`")
+    return build(rule, values, "data.partition")
+
+
+def write_rule(rule: Rule) -> dict[str, Any]:
+    """A rule as `read_rule` reads it."""
+    return {"name": name_in(PARTITIONS, type(rule)), **table(rule)}
 
 
 def _even(n: int, parts: int) -> np.ndarray:
@@ -279,14 +272,8 @@ def _even(n: int, parts: int) -> np.ndarray:
     return n // parts + (np.arange(parts) < n % parts)
 
 
-def _by_class(labels: np.ndarray, num_classes: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """All indices sorted by label, shuffled within each, (n,); and how many each class has, (K,)."""
-    shuffled = rng.permutation(len(labels))
-    return shuffled[np.argsort(labels[shuffled], kind="stable")], np.bincount(labels, minlength=num_classes)
-
-
 def _deal(order: np.ndarray, owners: np.ndarray, sizes: np.ndarray) -> Partition:
-    """Cut the indices `order` (n,) into runs of these `sizes`; the j-th goes to client `owners[j]`. Each is named."""
+    """Cut the indices `order` (n,) into runs of these `sizes`; run j goes to client `owners[j]`."""
     owner = np.empty(len(order), dtype=np.int64)
     owner[order] = np.repeat(owners, sizes)
     return Partition.of_owners(owner, int(owners.max()) + 1)

@@ -1,17 +1,18 @@
-"""Labelled images as plain arrays: what every source becomes and all later layers work on.
+"""Labelled images as plain arrays: every source is read into them, and all later layers use them.
 
 Shapes: `N` images, `C` channels, `H` x `W` pixels, `K` classes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from rayfed.values import InputError
+from rayfed.errors import InputError
 
-MAX_CLASSES = 2**15  # what is counted of each pair of classes takes 8 GiB then
+MAX_CLASSES = 2**15  # the counts of each pair of classes take 8 GiB then
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +35,7 @@ class Samples:
         return channels, height, width
 
     def take(self, rows: np.ndarray) -> Samples:
-        """The same columns, these rows only; copied."""
+        """A copy with these rows only."""
         groups = None if self.groups is None else self.groups[rows]
         return Samples(self.images[rows], self.labels[rows], self.classes, groups, self.group_names)
 
@@ -47,22 +48,25 @@ class Dataset:
     test: Samples
 
     def __post_init__(self) -> None:
-        for kind, a, b in (
-            ("image shape (C, H, W)", self.train.shape, self.test.shape),
-            ("classes", self.train.classes, self.test.classes),
-        ):
-            if a != b:
-                raise InputError(f"training and test set disagree in {kind}: {_brief(a)} and {_brief(b)}")
+        for kind, attribute in (("image shape (C, H, W)", "shape"), ("classes", "classes")):
+            ours, theirs = getattr(self.train, attribute), getattr(self.test, attribute)
+            if ours != theirs:
+                raise InputError(f"training and test set disagree in {kind}: {shortened(ours)} and {shortened(theirs)}")
 
 
-def few_enough(num_classes: int, where: str) -> None:
-    """Raises InputError for more classes than can be counted, such as a label column that holds something else."""
+def shortened(values: Sequence[object], limit: int = 10) -> str:
+    """Values for a message: only the first values, if there are many."""
+    return ", ".join(map(str, values[:limit])) + (", ..." if len(values) > limit else "")
+
+
+def few_classes(num_classes: int, where: str) -> None:
+    """Raises InputError for too many classes: the label column may hold something else."""
     if num_classes > MAX_CLASSES:
         raise InputError(f"{where}: {num_classes:,} classes, more than the {MAX_CLASSES:,} allowed; is it the label?")
 
 
 def hold_out(samples: Samples, fraction: float, seed: int) -> Dataset:
-    """Split `samples` in two, the same `fraction` of every class for the test: one image at least, but never all."""
+    """Split `samples` in two: `fraction` of every class is for the test, at least one image but never all."""
     rng = np.random.default_rng(seed)
     test = np.zeros(len(samples), dtype=bool)
     for label in np.unique(samples.labels):
@@ -72,8 +76,3 @@ def hold_out(samples: Samples, fraction: float, seed: int) -> Dataset:
     if not test.any():
         raise InputError(f"data.test_fraction = {fraction}: no class has two images, one to train and one to test on")
     return Dataset(samples.take(np.flatnonzero(~test)), samples.take(np.flatnonzero(test)))
-
-
-def _brief(value: object, limit: int = 200) -> str:
-    text = str(value)
-    return text if len(text) <= limit else text[:limit] + "..."

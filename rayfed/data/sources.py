@@ -1,99 +1,101 @@
-"""Where images come from: the `[data]` table of a job, and `load`, which turns it into arrays.
+"""The source of the images: `load` turns the [data] table of a job into arrays.
 
 A source is a known name (`SOURCES`) or the path or URI of a Parquet file, a folder of Parquet files or a tree of
-image folders, on a local disk or on anything that pyarrow's file systems reach (s3://, gs://, hdfs://).
+image folders, on a local disk or on any file system that pyarrow reaches (s3://, gs://, hdfs://).
 
->>> data = load(Source("fashion-mnist-mini"))
+>>> data = load(Data("fashion-mnist-mini"))
 >>> data.train.images.shape, data.train.images.dtype, data.test.images.shape
 ((10000, 1, 28, 28), dtype('uint8'), (2000, 1, 28, 28))
 >>> data.train.classes[:3]
 ('T-shirt/top', 'Trouser', 'Pullover')
 """
 
-from __future__ import annotations
-
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Any
 
-from pydantic import BeforeValidator
+import numpy as np
 
 from rayfed.data.decode import resize
-from rayfed.data.downloads import read_download
 from rayfed.data.files import exists, read_files
 from rayfed.data.samples import Dataset, Samples, hold_out
-from rayfed.values import Ge, InputError, Lt, did_you_mean
+from rayfed.data.settings import MINI, SOURCES, Data
+from rayfed.errors import InputError, did_you_mean
 
-__all__ = ["SOURCES", "Dataset", "Samples", "Source", "load"]
-
-AS_TUPLE = BeforeValidator(lambda given: tuple(given) if isinstance(given, list) else given)  # TOML has only lists
-MINI = "fashion-mnist-mini"
-SOURCES = {
-    MINI: "10,000 + 2,000 grey 28x28, 10 classes of clothing; MIT, Zalando SE; embedded in rayfed",
-    "mnist": "60,000 + 10,000 grey 28x28, 10 digits; CC BY-SA 3.0; by torchvision, downloaded once (12 MB)",
-    "fashion-mnist": "60,000 + 10,000 grey 28x28, 10 classes of clothing; MIT; by torchvision, downloaded once (31 MB)",
-    "emnist": "112,800 + 18,800 grey 28x28, 47 digits and letters (balanced); by torchvision, downloaded once (562 MB)",
-    "cifar10": "50,000 + 10,000 RGB 32x32, 10 classes of objects; by torchvision, downloaded once (170 MB)",
-    "cifar100": "50,000 + 10,000 RGB 32x32, 100 classes of objects; by torchvision, downloaded once (169 MB)",
+TORCHVISION = {  # our name: torchvision's class, and the folder in which it puts the set
+    "mnist": ("MNIST", "MNIST/raw"),
+    "fashion-mnist": ("FashionMNIST", "FashionMNIST/raw"),
+    "emnist": ("EMNIST", "EMNIST/raw"),
+    "cifar10": ("CIFAR10", "cifar-10-batches-py"),
+    "cifar100": ("CIFAR100", "cifar-100-python"),
 }
-"""What `rayfed data` lists: the sources with a name, and a line about each."""
 
 
-@dataclass(frozen=True)
-class Source:
-    """Which images, and how to read them. The fields from `test` on are for files; known sources need none."""
-
-    source: Annotated[str, "a known name (`rayfed data` lists them), or a path or URI"] = MINI
-    root: Annotated[str, "folder of the known sources that are downloaded"] = "~/.cache/rayfed/data"
-    split: Annotated[
-        Literal["balanced", "byclass", "bymerge", "letters", "digits", "mnist"], "which split of emnist"
-    ] = "balanced"
-    auxiliary_per_class: Annotated[
-        int, Ge(0), "training images of each class that the server keeps, even if the method asks for fewer"
-    ] = 0
-    size: Annotated[int, Ge(0), "scale and centre-crop all images to size x size pixels; 0 leaves them"] = 0
-    test: Annotated[str, "path or URI of the test set, if it is not part of `source`"] = ""
-    test_fraction: Annotated[float, Ge(0), Lt(1), "part of each class held out, if there is no test set"] = 0.0
-    test_seed: Annotated[int, Ge(0), "seed of that choice"] = 0
-    image: Annotated[str, "column of the images: encoded bytes, {bytes, path} structs or lists of pixels"] = "image"
-    label: Annotated[str, "column of the labels: numbers from 0 or names"] = "label"
-    client: Annotated[str, "column of the natural clients; in image trees, a name for the folders above classes"] = ""
-    shape: Annotated[tuple[int, ...], AS_TUPLE, "shape of images stored as flat lists, [C, H, W] or [H, W, C]"] = ()
-
-
-def load(source: Source) -> Dataset:
+def load(data: Data) -> Dataset:
     """Read a source whole, as uint8 arrays. Raises InputError for anything wrong with it, with the place."""
     train: Samples
     test: Samples | None
-    if source.test and source.source in SOURCES:
-        raise InputError(f"data.test = '{source.test}': the source '{source.source}' has a test set of its own")
-    if source.source == MINI:
-        train, test = read_files(Source(str(Path(__file__).parent / "fashion_mnist_mini")))
-    elif source.source in SOURCES:
-        train, test = read_download(source.source, source.root, source.split)
-    elif exists(source.source):
-        train, test = read_files(source)
-    elif any(mark in source.source for mark in "/\\."):
-        raise InputError(f"data.source = '{source.source}': no such file or folder")
+    if data.test and data.source in SOURCES:
+        raise InputError(f"data.test = '{data.test}': the source '{data.source}' has a test set of its own")
+    if data.source == MINI:
+        train, test = read_files(Data(str(Path(__file__).parent / "fashion_mnist_mini")))
+    elif data.source in SOURCES:
+        train, test = read_download(data.source, data.root, data.split)
+    elif exists(data.source):
+        train, test = read_files(data)
+    elif any(mark in data.source for mark in "/\\."):
+        raise InputError(f"data.source = '{data.source}': no such file or folder")
     else:
-        raise InputError(
-            f"data.source = '{source.source}': no such source or file{did_you_mean(source.source, SOURCES)}"
-        )
-    if source.client and train.groups is None:
-        raise InputError(f"data.client = '{source.client}': the source '{source.source}' knows no clients")
-    if source.test_fraction and test is not None:
-        raise InputError(f"data.test_fraction = {source.test_fraction}: there is a test set already; set one of them")
-    if test is not None:
-        data = Dataset(train, test)
-    elif source.test_fraction:
-        data = hold_out(train, source.test_fraction, source.test_seed)
-    else:
-        raise InputError(
-            f"data.source = '{source.source}': it has no test set; name one (data.test = \"path\") "
-            "or hold out part of it (data.test_fraction = 0.1)"
-        )
-    return Dataset(_resized(data.train, source.size), _resized(data.test, source.size)) if source.size else data
+        raise InputError(f"data.source = '{data.source}': no such source or file{did_you_mean(data.source, SOURCES)}")
+    if data.client and train.groups is None:
+        raise InputError(f"data.client = '{data.client}': the source '{data.source}' has no such column")
+    if data.test_fraction and test is not None:
+        raise InputError(f"data.test_fraction = {data.test_fraction}: there is a test set already; set one of the two")
+    if test is None and not data.test_fraction:
+        ways = 'name a test set (data.test = "path"), or hold out a part (data.test_fraction = 0.1)'
+        raise InputError(f"data.source = '{data.source}': it has no test set; {ways}")
+    sets = hold_out(train, data.test_fraction, data.test_seed) if test is None else Dataset(train, test)
+    if not data.size:
+        return sets
+    return Dataset(*(replace(samples, images=resize(samples.images, data.size)) for samples in (sets.train, sets.test)))
 
 
-def _resized(samples: Samples, size: int) -> Samples:
-    return replace(samples, images=resize(samples.images, size))
+def read_download(name: str, root: str, split: str) -> tuple[Samples, Samples]:
+    """The training and the test set. Raises InputError if a set is neither in the folder nor can be downloaded."""
+    folder = Path(root).expanduser()
+    options = {"split": split} if name == "emnist" else {}
+    return _samples(_fetch(name, folder, options, train=True)), _samples(_fetch(name, folder, options, train=False))
+
+
+def is_here(name: str, root: str) -> bool:
+    """Whether a set lies in `root` where torchvision puts it. Sets other than torchvision's are always here."""
+    return name not in TORCHVISION or (Path(root).expanduser() / TORCHVISION[name][1]).is_dir()
+
+
+def _fetch(name: str, folder: Path, options: dict[str, Any], *, train: bool) -> Any:
+    """torchvision's data set object, from `folder` if it is there, else downloaded."""
+    try:
+        from torchvision import datasets  # slow, and actors never need it
+    except (ImportError, RuntimeError) as error:
+        raise InputError(f"data.source = '{name}': it needs torchvision, which cannot be imported ({error})") from None
+    cls = getattr(datasets, TORCHVISION[name][0])
+    for download in (False, True):
+        try:
+            return cls(str(folder), train=train, download=download, **options)
+        except Exception as error:  # torchvision's readers raise nearly anything on damaged files
+            reason = " ".join(str(error).split()) or type(error).__name__
+    raise InputError(
+        f"data.source = '{name}': {folder} has no intact copy, and the download failed ({reason}). Either run once "
+        "where there is a network and copy that folder here, or set data.root to a folder that has the set "
+        "(source = 'fashion-mnist-mini' needs neither)"
+    )
+
+
+def _samples(dataset: Any) -> Samples:
+    """torchvision's data set object as samples."""
+    images = np.asarray(dataset.data)
+    if type(dataset).__name__ == "EMNIST":
+        images = images.swapaxes(1, 2)  # its files hold every image transposed
+    images = images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)
+    classes = tuple(name.split(" - ")[0] for name in dataset.classes)  # MNIST's are '0 - zero'
+    return Samples(np.ascontiguousarray(images), np.asarray(dataset.targets, dtype=np.int64), classes)

@@ -1,20 +1,14 @@
 """Losses that learn the label."""
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor
 
-from rayfed.losses.precision import in_float32
 
-
-@in_float32
 def cross_entropy(logits: Tensor, labels: Tensor, *, smoothing: float = 0.0) -> Tensor:
     """Softmax cross-entropy; `smoothing` of the label's mass is spread evenly over all C classes."""
     return F.cross_entropy(logits, labels, label_smoothing=smoothing)
 
 
-@in_float32
 def restricted_cross_entropy(
     logits: Tensor, labels: Tensor, label_counts: Tensor, *, alpha: float, soft: bool = False
 ) -> Tensor:

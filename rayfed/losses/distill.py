@@ -3,18 +3,15 @@
 The teacher is a constant everywhere: no gradient reaches it.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from rayfed.losses.precision import constant, in_float32
+Mask = Literal["adaptive", "forcible", "none"]
 
 
-@in_float32
 def distill(logits: Tensor, teacher_logits: Tensor, *, tau: float) -> Tensor:
     """`tau^2 KL(softmax(teacher / tau) || softmax(student / tau))`.
 
@@ -25,17 +22,15 @@ def distill(logits: Tensor, teacher_logits: Tensor, *, tau: float) -> Tensor:
     tensor(0.)
     """
     student = F.log_softmax(logits / tau, dim=1)
-    teacher = F.log_softmax(constant(teacher_logits, logits) / tau, dim=1)
+    teacher = F.log_softmax(teacher_logits.detach().to(logits) / tau, dim=1)
     return tau**2 * F.kl_div(student, teacher, reduction="batchmean", log_target=True)
 
 
-@in_float32
 def squared_error(logits: Tensor, teacher_logits: Tensor) -> Tensor:
     """Squared gap of the logits, summed over the classes (FedSSD's loss with a constant weight, its Table 3)."""
-    return (constant(teacher_logits, logits) - logits).square().sum(dim=1).mean()
+    return (teacher_logits.detach().to(logits) - logits).square().sum(dim=1).mean()
 
 
-@in_float32
 def not_true_distill(logits: Tensor, teacher_logits: Tensor, labels: Tensor, *, tau: float) -> Tensor:
     """`distill` over the C-1 classes other than the label, so that the label's logit is left to the cross-entropy.
 
@@ -46,18 +41,17 @@ def not_true_distill(logits: Tensor, teacher_logits: Tensor, labels: Tensor, *, 
     return distill(logits.gather(1, others), teacher_logits.gather(1, others), tau=tau)
 
 
-@in_float32
 def not_true_squared_error(logits: Tensor, teacher_logits: Tensor, labels: Tensor) -> Tensor:
     """Mean squared gap of the C-1 not-true logits (FedNTD, appendix L)."""
     others = _not_true_classes(logits, labels)
-    return F.mse_loss(logits.gather(1, others), constant(teacher_logits, logits).gather(1, others))
+    return F.mse_loss(logits.gather(1, others), teacher_logits.detach().to(logits).gather(1, others))
 
 
 def majority_labels(label_counts: Tensor) -> Tensor:
-    """The classes a client holds more of than `n / C`, strictly: bool (C,) from counts (C,).
+    """The classes of which a client holds more than `n / C` images: bool (C,) from counts (C,).
 
     Lu et al., "Federated Learning with Label-Masking Distillation" (ACM MM 2023), section 3.2. The paper's inequality
-    is garbled; this is what its code does.
+    is garbled; the authors' code does this.
 
     >>> majority_labels(torch.tensor([6, 2, 0, 0]))
     tensor([ True, False, False, False])
@@ -65,33 +59,29 @@ def majority_labels(label_counts: Tensor) -> Tensor:
     return label_counts * label_counts.numel() > label_counts.sum()
 
 
-@in_float32
 def label_masked_distill(
     logits: Tensor, teacher_logits: Tensor, labels: Tensor, majority: Tensor, *, tau: float
 ) -> Tensor:
     """Distillation from a teacher that is masked on the label and on the client's majority classes.
 
-    FedLMD, eq. 3 to 6, with `majority` (C,) from `majority_labels`. The student's softmax is over all classes other
-    than the label: majority classes stay in it, and since the teacher gives them nothing they are pushed down. The
-    teacher's is over the classes that are neither (eq. 3 alone would leave it mass on the label, where the student
-    has none, and the divergence would be infinite). A sample for which no class remains contributes 0.
+    FedLMD, eq. 3 to 6, with `majority` (C,) from `majority_labels`. The student's softmax is over all classes but the
+    label: majority classes stay in it, and are pushed down because the teacher gives them nothing. The teacher's is
+    over the classes that are neither label nor majority; eq. 3 alone would leave it mass on the label, where the
+    student has none, and the divergence would be infinite. A sample for which no class remains contributes 0.
     """
     others = _not_true_classes(logits, labels)
     kept = ~majority.to(logits.device)[others]
     student = F.log_softmax(logits.gather(1, others) / tau, dim=1)
-    masked = (constant(teacher_logits, logits).gather(1, others) / tau).masked_fill(
-        ~kept, torch.finfo(logits.dtype).min
-    )
-    teacher = F.log_softmax(masked, dim=1)
+    scaled = teacher_logits.detach().to(logits).gather(1, others) / tau
+    teacher = F.log_softmax(scaled.masked_fill(~kept, torch.finfo(logits.dtype).min), dim=1)
     divergence = torch.where(kept, teacher.exp() * (teacher - student), 0)
     return tau**2 * divergence.sum(dim=1).mean()
 
 
-@in_float32
 def class_adaptive_weights(
     teacher_logits: Tensor, labels: Tensor, num_classes: int, *, low: float, high: float, tau: float
 ) -> Tensor:
-    """How far the teacher is to be trusted on each class: (C,), linear from `low` to `high` in its mean `p_y`.
+    """How much to trust the teacher on each class: (C,), linear from `low` to `high` in its mean `p_y`.
 
     He et al., "Class-Wise Adaptive Self Distillation for Federated Learning on Non-IID Data" (AAAI 2022), eq. 3, where
     `phi = p_y - sum of the others = 2 p_y - 1`. Logits (N, C) and labels (N,) are the client's whole data; `p` is the
@@ -103,7 +93,6 @@ def class_adaptive_weights(
     return low + (high - low) * sums / counts.clamp(min=1)
 
 
-@in_float32
 def class_adaptive_distill(
     logits: Tensor, teacher_logits: Tensor, labels: Tensor, class_weights: Tensor, *, tau: float
 ) -> Tensor:
@@ -111,21 +100,13 @@ def class_adaptive_distill(
 
     `L_d` is the cross-entropy of student and teacher at `tau`, times `tau^2`. This is the whole local objective.
     """
-    weight = constant(class_weights, logits)[labels]
-    return ((1 - weight) * F.cross_entropy(logits, labels, reduction="none")).mean() + (
-        weight * _soft_cross_entropy(logits, teacher_logits, tau)
-    ).mean()
+    weight = class_weights.detach().to(logits)[labels]
+    hard = F.cross_entropy(logits, labels, reduction="none")
+    return ((1 - weight) * hard).mean() + (weight * _soft_cross_entropy(logits, teacher_logits, tau)).mean()
 
 
-@in_float32
 def selective_distill(
-    logits: Tensor,
-    teacher_logits: Tensor,
-    labels: Tensor,
-    credibility: Tensor,
-    *,
-    m_max: float,
-    inside_norm: bool = True,
+    logits: Tensor, teacher_logits: Tensor, labels: Tensor, credibility: Tensor, *, m_max: float, inside_norm: bool
 ) -> Tensor:
     """`sum_k (M_k (zt_k - z_k))^2`: logits held to the teacher's where it is credible.
 
@@ -134,36 +115,29 @@ def selective_distill(
     `1 - sqrt(1 - p_y)`; `M = m_max * max(0, M_class * M_sample - 0.1)`. Read literally, M is squared with the gap;
     `inside_norm=False` weighs the squared gap instead.
     """
-    teacher_logits = constant(teacher_logits, logits)
+    teacher_logits = teacher_logits.detach().to(logits)
     p_label = F.softmax(teacher_logits, dim=1).gather(1, labels[:, None])  # (B, 1)
     on_sample = 1 - (1 - p_label).clamp(min=0).sqrt()
-    weight = m_max * (constant(credibility, logits)[None, :] * on_sample - 0.1).clamp(min=0)  # (B, C)
+    weight = m_max * (credibility.detach().to(logits)[None, :] * on_sample - 0.1).clamp(min=0)  # (B, C)
     gap = teacher_logits - logits
     return ((weight * gap).square() if inside_norm else weight * gap.square()).sum(dim=1).mean()
 
 
-@in_float32
 def prototype_similarity_distill(
-    logits: Tensor,
-    teacher_logits: Tensor,
-    labels: Tensor,
-    prototypes: Tensor | None,
-    *,
-    tau: float,
-    mask: Literal["adaptive", "forcible", "none"] = "adaptive",
+    logits: Tensor, teacher_logits: Tensor, labels: Tensor, prototypes: Tensor | None, *, tau: float, mask: Mask
 ) -> Tensor:
     """Distillation from a teacher whose logits are scaled by the student's similarity to each class's prototype.
 
     Yan et al., "Rethinking Client Drift in Federated Learning: A Logit Perspective" (2023), eq. 6 to 15. `prototypes`
-    (C, C) holds the mean teacher logits of each class, a zero row for a class that nobody holds; None leaves the
+    (C, C) holds the mean teacher logits of each class, a zero row for a class that no client holds; None leaves the
     teacher as it is. `delta = softmax_c(cos(z, P_c))` is part of the target, so no gradient goes through it.
-    `mask` drops samples on which the raw teacher is poor: it keeps those whose label has more than `1/C`
-    (`adaptive`), or the largest (`forcible`) probability. The mean is over the whole batch, dropped samples included.
+    `mask` drops samples on which the raw teacher is poor: it keeps samples whose label has a probability above `1/C`
+    (`adaptive`), or the largest (`forcible`). The mean is over the whole batch, dropped samples included.
     """
-    teacher_logits = constant(teacher_logits, logits)
+    teacher_logits = teacher_logits.detach().to(logits)
     target = teacher_logits
     if prototypes is not None:
-        similarity = F.cosine_similarity(logits.detach()[:, None, :], constant(prototypes, logits)[None, :, :], dim=2)
+        similarity = F.cosine_similarity(logits.detach()[:, None, :], prototypes.detach().to(logits)[None, :, :], dim=2)
         target = F.softmax(similarity, dim=1) * teacher_logits
     loss = _soft_cross_entropy(logits, target, tau)  # (B,)
     if mask == "adaptive":
@@ -182,5 +156,5 @@ def _not_true_classes(logits: Tensor, labels: Tensor) -> Tensor:
 
 def _soft_cross_entropy(logits: Tensor, teacher_logits: Tensor, tau: float) -> Tensor:
     """`-tau^2 sum_k softmax(teacher / tau)_k log softmax(student / tau)_k` of each sample: (B,)."""
-    target = F.softmax(constant(teacher_logits, logits) / tau, dim=1)
+    target = F.softmax(teacher_logits.detach().to(logits) / tau, dim=1)
     return -(tau**2) * (target * F.log_softmax(logits / tau, dim=1)).sum(dim=1)

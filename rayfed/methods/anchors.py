@@ -1,6 +1,4 @@
-"""Parts that hold the parameters themselves: near an anchor, or on a corrected course."""
-
-from __future__ import annotations
+"""Parts that act on the parameters themselves: they pull them to an anchor, or correct their gradients."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -9,20 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from rayfed.methods.part import Batch, ClientView, Fit, Part, ServerView, Step, run_model
+from rayfed.methods.part import Part
+from rayfed.methods.views import Batch, ClientView, Fit, ServerView, Step, run_model
+from rayfed.trees import Tree
 from rayfed.values import Ge
-from rayfed.weights import (
-    Tree,
-    Weights,
-    add,
-    combine,
-    dot,
-    parameters_of,
-    scale,
-    squared_distance,
-    subtract,
-    zeros_like,
-)
+from rayfed.weights import Weights, add, combine, dot, parameters_of, scale, squared_distance, subtract, zeros_like
 
 
 @dataclass(frozen=True)
@@ -43,9 +32,8 @@ class Curvature(Part):
     """Elastic weight consolidation on the other clients' tasks. FedCurv (Shoham et al., 2019), eq. 4.
 
     A client's share is the diagonal `u` of its Fisher information at its trained weights, from squared batch
-    gradients, and `u w`. The server keeps the sums over all clients, of each its latest; a client subtracts its own
-    share. What it sends is the change of its share, so that the sums stay those of the memories when only some take
-    part.
+    gradients, and `u w`. The server keeps the sums of all clients' latest shares; a client subtracts its own share. It
+    sends the change of its share, so that the sums stay right when only some clients take part.
     """
 
     strength: Annotated[float, Ge(0), "weight of the term (lambda); 0 is FedAvg"] = 1.0
@@ -82,7 +70,7 @@ class Curvature(Part):
 
 
 def momentum_corrected_steps(steps: int, momentum: float) -> float:
-    """How many plain steps `steps` steps of SGD with momentum are worth: the sum of all weights that a gradient gets.
+    """The number of plain SGD steps that equal `steps` steps with momentum: the sum of the weights of all gradients.
 
     Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization" (NeurIPS 2020).
 
@@ -94,12 +82,11 @@ def momentum_corrected_steps(steps: int, momentum: float) -> float:
 
 @dataclass(frozen=True)
 class ControlVariates(Part):
-    """Gradients corrected by the difference of the server's and the client's course. SCAFFOLD (Karimireddy et al.,
-    ICML 2020).
+    """Gradients corrected by server's and client's control variates. SCAFFOLD (Karimireddy et al., ICML 2020).
 
-    Algorithm 1, option II. The correction `c - c_i` enters as a linear term of the loss, so it passes through SGD
-    like any gradient; `K` counts the steps as momentum makes them worth. `c` stays the mean of all clients' `c_i`; it
-    is kept in float64 for that.
+    Algorithm 1, option II. The correction `c - c_i` is a linear term of the loss, so it passes through SGD like any
+    gradient; `K` is the number of steps as momentum counts them. `c` stays the mean of all clients' `c_i`; it is kept
+    in float64 for that.
     """
 
     def tell(self, c: Weights | None, server: ServerView, surveyed: None) -> tuple[Weights | None, Weights | None]:

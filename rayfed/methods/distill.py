@@ -1,9 +1,7 @@
-"""Parts that distil: they keep what a client does not hold, by staying near a teacher's logits.
+"""Parts that keep the knowledge that a client has no data of: they stay near the logits of a teacher.
 
 The teacher is the round's global model, unless a part says otherwise.
 """
-
-from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -13,20 +11,22 @@ import torch
 from torch import Tensor, nn
 
 from rayfed import losses, metrics
-from rayfed.methods.part import Batch, ClientView, Part, ServerView, Step
+from rayfed.methods.part import Part
+from rayfed.methods.views import Batch, ClientView, ServerView, Step
+from rayfed.trees import Tree
 from rayfed.values import Ge, Gt, Le, Lt
-from rayfed.weights import Tree, Weights, combine, like
+from rayfed.weights import Weights, combine, like
 
 Beta = Annotated[float, Ge(0), "weight of the distillation; 0 is FedAvg"]
 Tau = Annotated[float, Gt(0), "temperature of both softmaxes"]
+MASK = "keep samples whose label the teacher gives a probability above 1/C, or the largest probability, or all samples"
 
 
 @dataclass(frozen=True)
 class Distill(Part):
     """Knowledge distillation over all classes (Hinton et al., 2015), as a term of the local objective.
 
-    `form = "mse"` takes the summed squared gap of the logits instead, FedSSD's loss with a constant weight (its Table
-    3).
+    `form = "mse"` is the summed squared gap of the logits: FedSSD's loss with a constant weight (its Table 3).
     """
 
     beta: Beta = 1.0
@@ -44,7 +44,7 @@ class NotTrueDistill(Part):
     """Distillation over the classes other than the label. FedNTD (Lee et al., NeurIPS 2022), eq. 10 and 11.
 
     `mix` blends it with plain distillation (eq. 17, 18), `form = "mse"` compares logits (appendix L), `teacher = false`
-    takes a teacher that knows nothing, i.e. uniform over the not-true classes.
+    takes a uniform teacher over the not-true classes.
     """
 
     beta: Beta = 1.0
@@ -66,10 +66,10 @@ class NotTrueDistill(Part):
 
 @dataclass(frozen=True)
 class LabelMaskedDistill(Part):
-    """Distillation from a teacher masked on the client's majority classes. FedLMD (Lu et al., ACM MM 2023), eq. 3 to 6.
+    """Distillation from a teacher masked on the client's majority classes. FedLMD (Lu et al., ACM MM 2023), eq. 3-6.
 
-    `teacher = false` is FedLMD-Tf (eq. 7, 8): uniform over the classes that remain. The paper's own inequality for the
-    majority is garbled; `rayfed.losses.majority_labels` has the reading we take.
+    `teacher = false` is FedLMD-Tf (eq. 7, 8): uniform over the classes that remain. The paper's inequality for the
+    majority is garbled; `rayfed.losses.majority_labels` states our reading.
     """
 
     beta: Beta = 1.0
@@ -86,11 +86,11 @@ class LabelMaskedDistill(Part):
 
 @dataclass(frozen=True)
 class SelectiveDistill(Part):
-    """Logits held to the teacher's where it is credible, by class and by sample. FedSSD (He et al., 2022), eq. 2 to 6.
+    """Logits held to the teacher's where it is credible, by class and by sample. FedSSD (He et al., 2022), eq. 2-6.
 
-    The server measures the global model's confusion at the start of each round, on an auxiliary set taken out of the
-    training set before it is dealt. Read literally, `m_max` is squared, and the term is almost nil at the values that
-    the paper reports; `inside_norm = false` lets M weigh the squared gap.
+    The server measures the global model's confusion at the start of each round, on an auxiliary set that it takes from
+    the training set before the clients get theirs. Read literally, `m_max` is squared, and the term almost vanishes at
+    the paper's values; with `inside_norm = false`, M weighs the squared gap.
     """
 
     m_max: Annotated[float, Ge(0), "weight of a perfectly credible logit; 0 is FedAvg"] = 0.01
@@ -100,46 +100,33 @@ class SelectiveDistill(Part):
     def tell(self, state: None, server: ServerView, surveyed: None) -> tuple[None, Tensor]:
         confusion = np.zeros((server.num_classes, server.num_classes), dtype=np.int64)
         for outputs, labels in server.outputs(server.global_model):
-            confusion += metrics.confusion_matrix(
-                labels.numpy(), outputs.logits.argmax(dim=1).numpy(), server.num_classes
-            )
+            predictions = outputs.logits.argmax(dim=1).numpy()
+            confusion += metrics.confusion_matrix(labels.numpy(), predictions, server.num_classes)
         return None, torch.from_numpy(metrics.credibility(confusion)).float()
 
-    def begin(self, client: ClientView) -> Tensor:
-        return client.payload
-
     def loss(self, batch: Batch, credibility: Tensor) -> Tensor:
-        return losses.selective_distill(
-            batch.logits,
-            batch.teacher.logits,
-            batch.labels,
-            credibility,
-            m_max=self.m_max,
-            inside_norm=self.inside_norm,
-        )
+        given = batch.logits, batch.teacher.logits, batch.labels, credibility
+        return losses.selective_distill(*given, m_max=self.m_max, inside_norm=self.inside_norm)
 
 
 @dataclass(frozen=True)
 class PrototypeSimilarityDistill(Part):
-    """Distillation from an averaged teacher, scaled by similarity to class prototypes. FedCSD (Yan et al., 2023), eq.
-    6-15.
+    """Distillation from an averaged teacher, scaled by similarity to class prototypes. FedCSD (Yan et al., 2023).
 
-    The teacher is a moving average of the global models, from the initial one on. Before training it goes down to the
-    sampled clients, which return its logits summed by class; the prototypes are their means. The defaults are for
-    CIFAR-100 and FEMNIST; Office-Caltech-10 has `mu = 0.5, tau = 4`. Each ingredient has its switch (Tables III, IV).
+    Equations 6 to 15. The teacher is a moving average of all global models, the initial model included. Before training
+    it is sent to the sampled clients, which return its logits summed by class; the prototypes are the means. The
+    defaults are for CIFAR-100 and FEMNIST; Office-Caltech-10 has `mu = 0.5, tau = 4`. Each ingredient can be turned off
+    (Tables III, IV).
     """
 
     mu: Annotated[float, Ge(0), "weight of the distillation; 0 is FedAvg"] = 0.001
     tau: Tau = 10.0
-    mask: Annotated[
-        Literal["adaptive", "forcible", "none"],
-        "keep samples whose label the teacher gives more than 1/C, or the most, or all",
-    ] = "adaptive"
+    mask: Annotated[Literal["adaptive", "forcible", "none"], MASK] = "adaptive"
     similarity: Annotated[bool, "scale the teacher's logits by similarity to the prototypes"] = True
     decay: Annotated[float, Ge(0), Lt(1), "moving average of the teacher; 0: the last global model"] = 0.9
 
     def init(self, weights: Weights) -> Weights | None:
-        return weights if self.decay else None  # None: the teacher is the global model, which goes down anyway
+        return weights if self.decay else None  # None: the teacher is the global model, which is sent anyway
 
     def survey(self, client: ClientView) -> Tree:
         if not self.similarity:
@@ -159,9 +146,8 @@ class PrototypeSimilarityDistill(Part):
 
     def loss(self, batch: Batch, local: tuple[nn.Module, Tensor | None]) -> Tensor:
         teacher, prototypes = local
-        return self.mu * losses.prototype_similarity_distill(
-            batch.logits, batch.outputs_of(teacher).logits, batch.labels, prototypes, tau=self.tau, mask=self.mask
-        )
+        given = batch.logits, batch.outputs_of(teacher).logits, batch.labels, prototypes
+        return self.mu * losses.prototype_similarity_distill(*given, tau=self.tau, mask=self.mask)
 
     def update(self, teacher: Weights | None, total: None, step: Step) -> tuple[Weights | None, Step]:
         if teacher is None:
@@ -177,7 +163,7 @@ class PrototypeSimilarityDistill(Part):
 class PastTeachersDistill(Part):
     """Distillation from the mean of the last global models. FedGKD (Yao et al., 2021).
 
-    The untrained initial model is no teacher, so the first round has none.
+    The first round has no teacher: the initial model is untrained.
     """
 
     beta: Beta = 0.1
@@ -192,7 +178,7 @@ class PastTeachersDistill(Part):
             return past, None
         past = [*past, server.weights][-self.buffer :]
         mean = combine(lambda *models: sum(model.double() for model in models) / len(models), *past)
-        # A single model is the round's own, which goes down anyway.
+        # A single model is the round's own, which is sent anyway.
         return past, {"teacher": like(mean, server.weights) if len(past) > 1 else None}
 
     def begin(self, client: ClientView) -> nn.Module | None:

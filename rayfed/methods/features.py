@@ -1,41 +1,29 @@
-"""Parts that look at the penultimate features. They need a model with `features` and `head`."""
-
-from __future__ import annotations
+"""Parts that use the penultimate features. They need a model with `features` and `head`."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from rayfed import losses
-from rayfed.methods.part import Batch, ClientView, Fit, Part, ServerView, Step
-from rayfed.models import has_features
-from rayfed.values import Ge, Gt, InputError, Le
-from rayfed.weights import Tree
-
-
-def require_features(part: Part, model: nn.Module) -> None:
-    """Raise `InputError` where a model does not give its features on their own."""
-    if not has_features(model):
-        raise InputError(
-            f"{part!r} looks at features, and this model gives none: it needs the methods `features(x)` and `head(h)`"
-        )
+from rayfed.errors import InputError
+from rayfed.methods.part import Part
+from rayfed.methods.views import Batch, ClientView, Fit, ServerView, Step
+from rayfed.trees import Tree
+from rayfed.values import Ge, Gt, Le
 
 
 @dataclass(frozen=True)
 class ModelContrast(Part):
-    """Features pulled towards the global model's, away from the client's own last ones. MOON (Li et al., CVPR 2021),
-    eq. 3.
+    """Features pulled towards the global model's, away from the client's last model's. MOON (Li et al., CVPR 2021).
 
-    On penultimate features, without a projection head; nothing while a client has no model of its own yet.
+    Equation 3, on penultimate features, without a projection head. A client that has not trained before has no term.
     """
 
+    needs_features: ClassVar[bool] = True
     mu: Annotated[float, Ge(0), "weight of the contrast; 0 is FedAvg"] = 1.0
     tau: Annotated[float, Gt(0), "temperature"] = 0.5
-
-    def check(self, model: nn.Module) -> None:
-        require_features(self, model)
 
     def begin(self, client: ClientView) -> nn.Module | None:
         return None if client.memory is None else client.frozen(client.memory)
@@ -52,23 +40,17 @@ class ModelContrast(Part):
 
 @dataclass(frozen=True)
 class Prototypes(Part):
-    """Features pulled towards the mean feature of their label. FedProto (Tan et al., AAAI 2022), here on top of
-    averaging.
+    """Features pulled towards the mean feature of their label. FedProto (Tan et al., AAAI 2022), with averaging.
 
-    Each client sends the sums and counts of its features by class, under the model it has trained, on un-augmented
-    data. A class that nobody in a round holds keeps the prototype it had.
+    Each client sends the sums and counts of its features by class, from its trained model on its un-augmented data. A
+    class that no client of a round holds keeps its prototype.
     """
 
+    needs_features: ClassVar[bool] = True
     mu: Annotated[float, Ge(0), "weight of the distance; 0 is FedAvg"] = 1.0
-
-    def check(self, model: nn.Module) -> None:
-        require_features(self, model)
 
     def tell(self, prototypes: Tree, server: ServerView, surveyed: None) -> tuple[Tree, Tree]:
         return prototypes, prototypes
-
-    def begin(self, client: ClientView) -> Tree:
-        return client.payload
 
     def loss(self, batch: Batch, prototypes: Tree) -> Tensor | None:
         if prototypes is None:
@@ -77,11 +59,12 @@ class Prototypes(Part):
         return self.mu * distance
 
     def report(self, client: ClientView, local: Tree, fit: Fit) -> tuple[Tree, None]:
-        some = [
-            _sums_by_class(outputs.of_features, labels, client.num_classes)
-            for outputs, labels in client.outputs(fit.model)
-        ]
-        return {"sums": torch.stack(some).sum(dim=0), "counts": client.label_counts}, None
+        sums = []
+        for outputs, labels in client.outputs(fit.model):
+            features = outputs.of_features.double()  # (B, D)
+            zeros = features.new_zeros(client.num_classes, features.shape[1])
+            sums.append(zeros.index_add_(0, labels, features))  # (C, D)
+        return {"sums": torch.stack(sums).sum(dim=0), "counts": client.label_counts}, None
 
     def update(self, prototypes: Tree, total: Tree, step: Step) -> tuple[Tree, Step]:
         counts = total["counts"]
@@ -95,20 +78,20 @@ class Prototypes(Part):
 
 @dataclass(frozen=True)
 class SlimAlign(Part):
-    """The last block held to be as smooth as a slimmed copy of itself. FedAlign (Mendieta et al., CVPR 2022), eq. 3
-    to 5.
+    """The last block kept as smooth as a slimmed copy of itself. FedAlign (Mendieta et al., CVPR 2022), eq. 3-5.
 
-    The slimmed block shares its weights and keeps only the first `width` of the channels of every layer. For both, the
-    spectral norm of the matrix between the block's input and its output features stands for the Lipschitz constant; the
-    slim one is pulled to the full one's. Its code scales the gap to the cross-entropy and clips gradients; we take the
-    gap relative to the full norm, which needs neither. Here for the one comparison that FedNTD makes (its Table 13).
+    The slimmed block shares the block's weights and keeps the first `width` of every layer's channels. For both blocks,
+    the spectral norm of the matrix between input and output features stands for the Lipschitz constant; the slimmed
+    block's norm is pulled to the full block's. The authors' code scales the gap to the cross-entropy and clips
+    gradients; we divide the gap by the full norm, which needs neither. FedNTD compares with it in its Table 13.
     """
 
+    needs_features: ClassVar[bool] = True
     mu: Annotated[float, Ge(0), "weight of the term; 0 is FedAvg"] = 0.45
     width: Annotated[float, Gt(0), Le(1), "share of the channels that the slimmed block keeps"] = 0.25
 
     def check(self, model: nn.Module) -> None:
-        require_features(self, model)
+        super().check(model)
         if not isinstance(model.features, nn.Sequential) or not any(list(m.parameters()) for m in model.features):
             raise InputError(f"{self!r} needs a model whose `features` is an nn.Sequential, to find its last block")
 
@@ -119,14 +102,8 @@ class SlimAlign(Part):
             inputs = _apart(nn.Sequential(*layers[:last]), batch.images)
             full = _spectral_norm(inputs, _apart(layers[last], inputs))
         slim = _spectral_norm(inputs, _slimmed(layers[last], inputs, self.width))
-        # Relative to the full norm: features have no common scale, and with the plain gap `cnn` and `lenet` diverged.
+        # Divided by the full norm: features have no common scale, and with the plain gap `cnn` and `lenet` diverged.
         return self.mu * ((slim - full) / full.clamp(min=1e-6)).square().mean()
-
-
-def _sums_by_class(features: Tensor, labels: Tensor, num_classes: int) -> Tensor:
-    """(B, D) features summed by label: (C, D), in float64."""
-    sums = torch.zeros(num_classes, features.shape[1], dtype=torch.float64, device=features.device)
-    return sums.index_add_(0, labels, features.double())
 
 
 def _apart(module: nn.Module, x: Tensor) -> Tensor:

@@ -1,6 +1,4 @@
-"""Parts that make the new global weights from what the clients send (slot `average`), or change what was made."""
-
-from __future__ import annotations
+"""Parts that make the new global weights from the clients' summands (slot `average`), or change the new weights."""
 
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
@@ -8,28 +6,18 @@ from typing import Annotated, ClassVar, Literal
 from torch import Tensor
 
 from rayfed.methods.anchors import momentum_corrected_steps
-from rayfed.methods.part import Batch, ClientView, Fit, Part, Step
+from rayfed.methods.part import Part
+from rayfed.methods.views import Batch, ClientView, Fit, Step
+from rayfed.trees import Scaled, Tree
 from rayfed.values import Ge, Gt, Lt
-from rayfed.weights import (
-    Scaled,
-    Tree,
-    Weights,
-    add,
-    combine,
-    dot,
-    like,
-    parameters_of,
-    scale,
-    squared_distance,
-    subtract,
-)
+from rayfed.weights import Weights, add, combine, dot, like, parameters_of, scale, squared_distance, subtract
 
 
 @dataclass(frozen=True)
 class Average(Part):
-    """Weighted mean of the clients' states, parameters and buffers. FedAvg (McMahan et al., AISTATS 2017), algorithm 1.
+    """Weighted mean of the clients' parameters and buffers. FedAvg (McMahan et al., AISTATS 2017), algorithm 1.
 
-    FedNTD and FedLMD print a uniform mean in their algorithms, and weigh by samples in text and code: samples it is.
+    FedNTD and FedLMD print a uniform mean in their algorithms but weigh by samples in text and code, as we do.
     """
 
     slot: ClassVar[str] = "average"
@@ -48,7 +36,7 @@ class Average(Part):
 
 @dataclass(frozen=True)
 class NormalizedAverage(Part):
-    """Mean of the clients' steps, each divided by how many it took. FedNova (Wang et al., NeurIPS 2020), eq. 6.
+    """Mean of the clients' updates, each divided by its number of steps. FedNova (Wang et al., NeurIPS 2020), eq. 6.
 
     `w <- w - tau sum p_k (w - w_k) / a_k` with `a_k` the momentum-corrected number of steps, `p_k` the share of samples
     and `tau = sum p_k a_k`. Buffers are averaged as they are.
@@ -61,32 +49,25 @@ class NormalizedAverage(Part):
         n, a = client.num_examples, momentum_corrected_steps(fit.steps, client.momentum)
         parameters = parameters_of(fit.model)
         buffers = {name: tensor for name, tensor in fit.weights.items() if name not in parameters}
-        return {
-            "n": n,
-            "na": n * a,
-            "n/a": n / a,
-            "parameters": Scaled(n / a, parameters),
-            "buffers": Scaled(n, buffers),
-        }, None
+        counts = {"n": n, "na": n * a, "n/a": n / a}
+        return {**counts, "parameters": Scaled(n / a, parameters), "buffers": Scaled(n, buffers)}, None
 
     def update(self, state: None, total: Tree, step: Step) -> tuple[None, Step]:
         tau = total["na"] / total["n"]
-        old = step.parameters(step.weights)
-        moved = combine(
-            lambda w, local: w.double() - tau * (total["n/a"] * w.double() - local) / total["n"],
-            old,
-            total["parameters"],
-        )
+
+        def move(w: Tensor, local: Tensor) -> Tensor:
+            return w.double() - tau * (total["n/a"] * w.double() - local) / total["n"]
+
+        moved = combine(move, step.parameters(step.weights), total["parameters"])
         buffers = combine(lambda x: x / total["n"], total["buffers"])
         return None, step.towards(like({**moved, **buffers}, step.weights))
 
 
 @dataclass(frozen=True)
 class DynamicRegularizer(Part):
-    """`-<g_i, w_local> + alpha / 2 ||w_local - w||^2`, and a mean that follows.
+    """`-<g_i, w_local> + alpha / 2 ||w_local - w||^2`, and a corrected mean. FedDyn (Acar et al., ICLR 2021).
 
-    FedDyn (Acar et al., ICLR 2021), algorithm 1. It is an average of its own, the uniform mean of the sampled clients:
-    both halves belong together.
+    Algorithm 1. The part is an average of its own, the uniform mean of the sampled clients.
     """
 
     slot: ClassVar[str] = "average"
@@ -122,8 +103,7 @@ class DynamicRegularizer(Part):
 class ServerMomentum(Part):
     """`v <- beta v + (w - w_avg)`, `w <- w - v`, on parameters. FedAvgM (Hsu et al., 2019).
 
-    Buffers are taken as averaged: a running statistic has no momentum. The velocity is kept in float64, so that
-    `w - (w - w_avg)` is `w_avg`.
+    Buffers have no momentum: they are the average's. The velocity is float64, so that `w - (w - w_avg)` is `w_avg`.
     """
 
     order: ClassVar[int] = 1

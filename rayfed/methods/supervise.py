@@ -1,7 +1,5 @@
 """Parts that learn the labels: a method has exactly one of them (slot `supervise`)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -9,8 +7,10 @@ import torch
 from torch import Tensor
 
 from rayfed import losses
-from rayfed.methods.part import Batch, ClientView, Part
-from rayfed.values import Ge, Gt, InputError, Le, Lt
+from rayfed.errors import InputError
+from rayfed.methods.part import Part
+from rayfed.methods.views import Batch, ClientView
+from rayfed.values import Ge, Gt, Le, Lt
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class CrossEntropy(Part):
 
 @dataclass(frozen=True)
 class RestrictedCrossEntropy(Part):
-    """Cross-entropy with the logits of classes absent on the client scaled down. FedRS (Li and Zhan, KDD 2021)."""
+    """Cross-entropy with scaled-down logits of classes that the client lacks. FedRS (Li and Zhan, KDD 2021)."""
 
     slot: ClassVar[str] = "supervise"
     alpha: Annotated[float, Ge(0), Le(1), "scale of an absent class's logit; 1 is plain cross-entropy"] = 0.5
@@ -36,39 +36,34 @@ class RestrictedCrossEntropy(Part):
     def begin(self, client: ClientView) -> Tensor:
         return client.label_counts
 
-    def loss(self, batch: Batch, label_counts: Tensor) -> Tensor:
-        return losses.restricted_cross_entropy(
-            batch.logits, batch.labels, label_counts, alpha=self.alpha, soft=self.soft
-        )
+    def loss(self, batch: Batch, counts: Tensor) -> Tensor:
+        return losses.restricted_cross_entropy(batch.logits, batch.labels, counts, alpha=self.alpha, soft=self.soft)
 
 
 @dataclass(frozen=True)
 class ClassAdaptiveDistill(Part):
-    """Cross-entropy and distillation, traded sample by sample by how well the teacher knows the label's class.
+    """Cross-entropy and distillation, weighed by how well the teacher knows the class. FedCAD (He et al., AAAI 2022).
 
-    FedCAD (He et al., AAAI 2022), eq. 1 to 3. A part of this slot, since it weighs the cross-entropy too. The teacher
-    is measured once a round on the client's own, un-augmented data. The paper gives no temperature; it is taken as 1.
+    Equations 1 to 3. It fills this slot because it weighs the cross-entropy too. The teacher is measured once per round
+    on the client's own, un-augmented data. The paper gives no temperature; we take 1.
     """
 
     slot: ClassVar[str] = "supervise"
-    low: Annotated[float, Ge(0), Le(1), "weight of distillation on a class that the teacher does not know (beta)"] = (
-        0.25
-    )
-    high: Annotated[float, Ge(0), Le(1), "weight of distillation on a class that it knows for sure (gamma)"] = 0.5
+    low: Annotated[float, Ge(0), Le(1), "weight of distillation on a class unknown to the teacher (beta)"] = 0.25
+    high: Annotated[float, Ge(0), Le(1), "weight of distillation on a class fully known to it (gamma)"] = 0.5
     tau: Annotated[float, Gt(0), "temperature of both softmaxes"] = 1.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.low > self.high:
             raise InputError(f"class_adaptive_distill: low = {self.low} must not be above high = {self.high}")
 
     def begin(self, client: ClientView) -> Tensor:
         known = [(outputs.logits, labels) for outputs, labels in client.outputs(client.global_model)]
         logits, labels = (torch.cat(column) for column in zip(*known, strict=True))
-        return losses.class_adaptive_weights(
-            logits, labels, client.num_classes, low=self.low, high=self.high, tau=self.tau
-        )
+        options = {"low": self.low, "high": self.high, "tau": self.tau}
+        return losses.class_adaptive_weights(logits, labels, client.num_classes, **options)
 
     def loss(self, batch: Batch, class_weights: Tensor) -> Tensor:
-        return losses.class_adaptive_distill(
-            batch.logits, batch.teacher.logits, batch.labels, class_weights, tau=self.tau
-        )
+        teacher = batch.teacher.logits
+        return losses.class_adaptive_distill(batch.logits, teacher, batch.labels, class_weights, tau=self.tau)

@@ -1,18 +1,14 @@
-"""What a model is: penultimate features, and a head that turns them into logits."""
-
-from __future__ import annotations
+"""A model: penultimate features, and a head that turns them into logits."""
 
 from typing import TypeGuard
 
 from torch import Tensor, nn
 
-__all__ = ["Classifier", "has_features"]
-
 
 class Classifier(nn.Module):
     """A model in two steps, for the methods that look at features: `forward(x) = head(features(x))`.
 
-    `features` takes images (B, *image_shape) to features (B, D), and `head` takes these to logits (B, C).
+    `features` takes images (B, *image_shape) to features (B, D), and `head` takes features to logits (B, C).
 
     >>> import torch
     >>> model = Classifier(features=nn.Flatten(), head=nn.Linear(12, 10))
@@ -31,5 +27,5 @@ class Classifier(nn.Module):
 
 
 def has_features(model: nn.Module) -> TypeGuard[Classifier]:
-    """Whether `model` gives its features on their own, as a `Classifier` does; a module of another class may too."""
+    """Whether a model has the methods `features` and `head`, as a `Classifier` has; other classes may have them too."""
     return callable(getattr(model, "features", None)) and callable(getattr(model, "head", None))

@@ -1,10 +1,8 @@
 """Residual networks for small images (He et al., CVPR 2016).
 
-All have the CIFAR stem, a 3x3 convolution of stride 1 and no pool, and so take images of any size. The first stage
-keeps the resolution and every later one halves it.
+All have the CIFAR stem, a 3x3 convolution of stride 1 without a pool, so they take images of any size. The first stage
+keeps the resolution and every later stage halves it.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
@@ -12,24 +10,22 @@ from torch import Tensor, nn
 
 from rayfed.models.classifier import Classifier
 
-__all__ = ["resnet8", "resnet10", "resnet50"]
+Block = Callable[[int, int, int], nn.Module]  # of inputs, outputs and stride
 
 
 def resnet8(*, image_shape: tuple[int, int, int], num_classes: int) -> Classifier:
     """Residual network of 8 layers: one basic block at each of the widths 16, 32, 64."""
-    return _resnet(image_shape, num_classes, block=_basic, stem=16, widths=(16, 32, 64), depths=(1, 1, 1))
+    return _resnet(image_shape, num_classes, _basic, 16, [(16, 1), (32, 1), (64, 1)])
 
 
 def resnet10(*, image_shape: tuple[int, int, int], num_classes: int) -> Classifier:
     """Residual network of 10 layers: one basic block at each of the widths 64, 128, 256, 512."""
-    widths = (64, 128, 256, 512)
-    return _resnet(image_shape, num_classes, block=_basic, stem=64, widths=widths, depths=(1, 1, 1, 1))
+    return _resnet(image_shape, num_classes, _basic, 64, [(64, 1), (128, 1), (256, 1), (512, 1)])
 
 
 def resnet50(*, image_shape: tuple[int, int, int], num_classes: int) -> Classifier:
     """Residual network of 50 layers: 3, 4, 6 and 3 bottleneck blocks (FedSSD and FedCSD)."""
-    widths = (256, 512, 1024, 2048)
-    return _resnet(image_shape, num_classes, block=_bottleneck, stem=64, widths=widths, depths=(3, 4, 6, 3))
+    return _resnet(image_shape, num_classes, _bottleneck, 64, [(256, 3), (512, 4), (1024, 6), (2048, 3)])
 
 
 class Residual(nn.Module):
@@ -53,35 +49,22 @@ def _basic(inputs: int, outputs: int, stride: int) -> Residual:
 
 def _bottleneck(inputs: int, outputs: int, stride: int) -> Residual:
     inner = outputs // 4
-    path = nn.Sequential(
-        *_convolution(inputs, inner, 1),
-        nn.ReLU(),
-        *_convolution(inner, inner, 3, stride),
-        nn.ReLU(),
-        *_convolution(inner, outputs, 1),
-    )
+    narrow, wide = _convolution(inputs, inner, 1), _convolution(inner, inner, 3, stride)
+    path = nn.Sequential(*narrow, nn.ReLU(), *wide, nn.ReLU(), *_convolution(inner, outputs, 1))
     return Residual(path, inputs, outputs, stride)
 
 
 def _resnet(
-    image_shape: tuple[int, int, int],
-    num_classes: int,
-    *,
-    block: Callable[[int, int, int], Residual],
-    stem: int,
-    widths: Sequence[int],
-    depths: Sequence[int],
+    image_shape: tuple[int, int, int], num_classes: int, block: Block, stem: int, stages: Sequence[tuple[int, int]]
 ) -> Classifier:
-    layers = [*_convolution(image_shape[0], stem, 3), nn.ReLU()]
-    inputs = stem
-    for stage, (width, depth) in enumerate(zip(widths, depths, strict=True)):
+    """Blocks in stages of a width and a depth, after a `stem` of this width."""
+    layers, inputs = [*_convolution(image_shape[0], stem, 3), nn.ReLU()], stem
+    for stage, (width, depth) in enumerate(stages):
         for position in range(depth):
             layers.append(block(inputs, width, 2 if stage > 0 and position == 0 else 1))
             inputs = width
-    return Classifier(
-        features=nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten()),
-        head=nn.Linear(inputs, num_classes),
-    )
+    features = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return Classifier(features, head=nn.Linear(inputs, num_classes))
 
 
 def _convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> tuple[nn.Module, ...]:

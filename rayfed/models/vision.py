@@ -1,26 +1,20 @@
-"""Two of torchvision's networks, made for images of 224 pixels a side, with a stem that suits small images too.
+"""Two of torchvision's networks, made for images of 224 x 224 pixels, with a stem that suits small images too.
 
 Where the shorter side is below `SMALL` pixels, the first convolution keeps the resolution: at 32 pixels AlexNet's own
 stem would leave nothing to pool, and MobileNet's a single pixel. Larger images get torchvision's network unchanged.
 """
 
-from __future__ import annotations
-
 from torch import nn
 
+from rayfed.errors import InputError
 from rayfed.models.classifier import Classifier
-from rayfed.values import InputError
 
-# torchvision takes about a second to import, so it is imported by the models that need it when they are built.
-
-__all__ = ["alexnet", "mobilenet"]
-
-SMALL = 128
+SMALL = 128  # pixels
 
 
 def mobilenet(*, image_shape: tuple[int, int, int], num_classes: int, dropout: float = 0.2) -> Classifier:
     """torchvision's MobileNetV2, its stem of stride 1 on small images (Sandler et al., CVPR 2018)."""
-    from torchvision.models import mobilenet_v2
+    from torchvision.models import mobilenet_v2  # takes about a second
 
     channels, *sides = image_shape
     stride = 1 if min(sides) < SMALL else 2
@@ -28,10 +22,7 @@ def mobilenet(*, image_shape: tuple[int, int, int], num_classes: int, dropout: f
     nn.init.kaiming_normal_(stem.weight, mode="fan_out")
     net = mobilenet_v2(num_classes=num_classes, dropout=dropout)
     net.features[0][0] = stem
-    return Classifier(
-        features=nn.Sequential(net.features, nn.AdaptiveAvgPool2d(1), nn.Flatten()),
-        head=net.classifier,
-    )
+    return Classifier(nn.Sequential(net.features, nn.AdaptiveAvgPool2d(1), nn.Flatten()), head=net.classifier)
 
 
 def alexnet(*, image_shape: tuple[int, int, int], num_classes: int, dropout: float = 0.5) -> Classifier:
@@ -40,15 +31,10 @@ def alexnet(*, image_shape: tuple[int, int, int], num_classes: int, dropout: flo
 
     channels, *sides = image_shape
     if min(sides) < 15:
-        raise InputError(
-            f"model 'alexnet': its three pools need images of 15x15 pixels or more, not {sides[0]}x{sides[1]}"
-        )
+        raise InputError(f"model 'alexnet': it needs images of at least 15x15 pixels, not {sides[0]}x{sides[1]}")
     kernel, stride, padding = (3, 1, 1) if min(sides) < SMALL else (11, 4, 2)
     stem = nn.Conv2d(channels, 64, kernel, stride, padding)
     net = torchvision_alexnet(num_classes=num_classes, dropout=dropout)
     net.features[0] = stem
     *hidden, head = net.classifier
-    return Classifier(
-        features=nn.Sequential(net.features, net.avgpool, nn.Flatten(), *hidden),
-        head=head,
-    )
+    return Classifier(nn.Sequential(net.features, net.avgpool, nn.Flatten(), *hidden), head=head)

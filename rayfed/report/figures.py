@@ -1,72 +1,50 @@
 """The figures of the page, each as SVG that takes the page's own colour for lines and letters, light or dark.
 
-Importing this takes matplotlib, half a second. Shapes: `T` rounds, `C` classes, `N` clients.
+Importing matplotlib takes half a second. Shapes: `T` rounds, `C` classes, `N` clients.
 """
-
-from __future__ import annotations
 
 import io
 import re
 import warnings
 from collections.abc import Callable, Sequence
 from functools import wraps
+from pathlib import Path
 from typing import ParamSpec
 
 import numpy as np
-from cycler import cycler
+from markupsafe import Markup
 from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.colors import Colormap, LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from rayfed.report import Run
+from rayfed.report.read import Columns, Run
 
+STYLE = str(Path(__file__).parent / "templates" / "figures.mplstyle")
 INK = "#010203"  # stands for the page's colour of letters
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito: for all kinds of sight
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # as in the style
 DASHES = ("", "5 2", "1.5 1.5")  # once the colours are used up
-COUNTS = LinearSegmentedColormap.from_list("counts", ["#2b8cd62e", "#2b8cd6ff"])  # shows the page through it
+COUNTS = LinearSegmentedColormap.from_list("counts", ["#2b8cd62e", "#2b8cd6ff"])  # the page shines through it
 WIDTH = 9.0  # inches
 NAMED = 60  # class names that fit beside a heat map
 LONGEST_NAME = 24  # characters
-MOST_COLUMNS = 400  # clients drawn one by one; of more, several share a column
-
-STYLE = {
-    **{f"{what}.color": INK for what in ("text", "xtick", "ytick", "grid")},
-    **{f"axes.{what}": INK for what in ("edgecolor", "labelcolor", "titlecolor")},
-    "axes.axisbelow": True,
-    "axes.grid": True,
-    "axes.prop_cycle": cycler(color=COLOURS),
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.titlelocation": "left",
-    "axes.titlesize": "medium",
-    "axes.titleweight": "bold",
-    "figure.constrained_layout.use": True,
-    "font.size": 9,
-    "grid.alpha": 0.15,
-    "legend.frameon": False,
-    "lines.linewidth": 1.8,
-    "savefig.transparent": True,
-    "svg.fonttype": "none",
-    "text.parse_math": False,  # a class may be called $
-}
+MOST_COLUMNS = 400  # for clients; if there are more, several share a column
 METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-
 P = ParamSpec("P")
 
 
-def svg(draw: Callable[P, Figure]) -> Callable[P, str]:
+def svg(draw: Callable[P, Figure]) -> Callable[P, Markup]:
     """Make a drawing SVG to stand in a page: the same bytes for the same numbers, and no links."""
 
     @wraps(draw)
-    def drawn(*args: P.args, **kwargs: P.kwargs) -> str:
+    def drawn(*args: P.args, **kwargs: P.kwargs) -> Markup:
         text = io.StringIO()
-        salt = {"svg.hashsalt": draw.__name__}  # ids follow from it; those of two figures must differ
-        with style.context(["default", STYLE | salt]), warnings.catch_warnings():
+        options = {"savefig.transparent": True, "svg.hashsalt": draw.__name__}  # so ids differ between figures
+        with style.context(["default", STYLE, options]), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Glyph .* missing")  # the browser's font has it
             draw(*args, **kwargs).savefig(text, format="svg", metadata=METADATA)
-        return embedded(text.getvalue())
+        return Markup(embedded(text.getvalue()))
 
     return drawn
 
@@ -87,7 +65,7 @@ def progress(runs: Sequence[Run]) -> Figure:
     curves(left, runs, "test_accuracy")
     curves(right, runs, "test_loss")
     label(left, "Accuracy", "round", "test accuracy (fraction)")
-    label(right, "Loss", "round", "mean loss an image (nats)")
+    label(right, "Loss", "round", "mean loss per image (nats)")
     if len(runs) == 1 and (best := runs[0].summary.get("best")):
         left.plot(best["round"], best["test_accuracy"], "o", color=COLOURS[1], clip_on=False, zorder=3)
         right.plot(runs[0].rounds["round"], finite(runs[0].rounds["train_loss"]), color=COLOURS[1], dashes=(5, 2))
@@ -116,18 +94,23 @@ def class_accuracy(run: Run) -> Figure:
 
 
 @svg
-def partition(run: Run) -> Figure:
-    """Images of each class that each client holds, clients across; a blank is none."""
-    client, kind, count = (run.partition[column] for column in ("client", "class", "count"))
-    together = -(-run.num_clients // MOST_COLUMNS)
-    columns = -(-run.num_clients // together)
-    cells = np.bincount(kind * columns + client // together, count, len(run.classes) * columns)
-    counts = cells.reshape(-1, columns) / together
+def partition(cells: Columns, classes: Sequence[str], num_clients: int) -> Figure:
+    """The images of each class that each client holds, clients across; a blank is none."""
+    together = -(-num_clients // MOST_COLUMNS)
+    columns = -(-num_clients // together)
+    index = cells["class"] * columns + cells["client"] // together
+    counts = np.bincount(index, cells["count"], len(classes) * columns).reshape(-1, columns) / together
     unit = "images" if together == 1 else f"images, mean of {together} clients"
     extent = (-0.5, columns * together - 0.5)
-    figure, axes = heat_map(np.where(counts, counts, np.nan), run.classes, extent, COUNTS, unit)
+    figure, axes = heat_map(np.where(counts, counts, np.nan), classes, extent, COUNTS, unit)
     label(axes, "Partition", "client", "class")
     return figure
+
+
+def save_partition(cells: Columns, classes: Sequence[str], num_clients: int, path: Path) -> None:
+    """The same in a file of its own: PNG, SVG or PDF, by the path's suffix."""
+    with style.context(["default", STYLE]):
+        partition.__wrapped__(cells, classes, num_clients).savefig(path, dpi=150)  # type: ignore[attr-defined]
 
 
 @svg
@@ -137,8 +120,8 @@ def clients(run: Run) -> Figure:
     left, middle, right = figure.subplots(1, 3)
     for axes, column in ((left, "train_loss"), (middle, "seconds")):
         band(axes, run.clients["round"], finite(run.clients[column]))
-    label(left, "Training loss", "round", "mean loss a step (nats)")
-    label(middle, "Time", "round", "seconds a client")
+    label(left, "Training loss", "round", "mean loss per step (nats)")
+    label(middle, "Time", "round", "seconds per client")
     times = np.bincount(np.bincount(run.clients["client"], minlength=run.num_clients))
     right.bar(np.arange(len(times)), times, width=0.8)
     right.yaxis.set_major_locator(MaxNLocator(integer=True))
@@ -147,7 +130,7 @@ def clients(run: Run) -> Figure:
 
 
 def curves(axes: Axes, runs: Sequence[Run], column: str, first: int = 0) -> None:
-    """A column by round, from a first one on, a line for each run."""
+    """A column by round, from the round `first` on, a line for each run."""
     for number, run in enumerate(runs):
         colour, dashes = look(number)
         (line,) = axes.plot(run.rounds["round"][first:], finite(run.rounds[column][first:]), color=colour)
@@ -166,9 +149,8 @@ def band(axes: Axes, rounds: np.ndarray, values: np.ndarray) -> None:
     numbers, starts = np.unique(rounds, return_index=True)
     groups = np.split(values, starts[1:])
     middle = [np.median(group) for group in groups]
-    axes.fill_between(
-        numbers, [group.min() for group in groups], [group.max() for group in groups], alpha=0.25, linewidth=0
-    )
+    lowest, highest = [group.min() for group in groups], [group.max() for group in groups]
+    axes.fill_between(numbers, lowest, highest, alpha=0.25, linewidth=0)
     axes.plot(numbers, middle, marker="." if len(numbers) <= 40 else "")
     axes.set_ylim(bottom=0)
 
@@ -191,21 +173,18 @@ def heat_map(
     axes.grid(False)
     axes.spines[:].set_visible(False)
     if len(classes) <= NAMED:
-        axes.set_yticks(range(len(classes)), [shortened(name) for name in classes])
+        names = [name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…" for name in classes]
+        axes.set_yticks(range(len(classes)), names)
         axes.tick_params(axis="y", length=0)
     return figure, axes
 
 
 def label(axes: Axes, title: str, x: str, y: str) -> None:
-    """Name axes; the horizontal one counts something."""
+    """Name axes; the horizontal axis counts in whole numbers."""
     axes.set(title=title, xlabel=x, ylabel=y)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-def shortened(name: str) -> str:
-    return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
-
-
 def finite(values: np.ndarray) -> np.ndarray:
-    """Values with a gap in place of what cannot be drawn."""
+    """Values with a gap in place of NaN and infinity, which cannot be drawn."""
     return np.where(np.isfinite(values), values, np.nan)

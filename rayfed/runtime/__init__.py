@@ -1,3 +1,3 @@
-"""Where the work of a round is done: in this process, or on Ray. Nothing outside of this package knows Ray."""
+"""The places where a round's work is done: this process, or Ray. No other folder of this package imports Ray."""
 
-OWNER = "rayfed_owner"  # metadata of a Ray that a run has started for itself, and ends: the run's name
+OWNER = "rayfed_owner"  # in the metadata of a Ray that a run has started for itself: the run's name

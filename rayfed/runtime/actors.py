@@ -1,30 +1,26 @@
-"""The actor that does the clients' work. It needs torch and this package; torchvision stays out of its imports."""
-
-from __future__ import annotations
+"""The actor that does the clients' work. It imports torch and this package, but not torchvision, which is slow."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import ray
 import torch
 from ray import ObjectRef
 
-from rayfed.local import Evaluation, Site
-from rayfed.runtime.placement import Place, memory_cap
-from rayfed.runtime.probe import peak_bytes
-from rayfed.runtime.worker import Envelope, Header, Worker
-from rayfed.wire import Packed
-
-
-class Restarted(RuntimeError):
-    """Work has come to an actor that was restarted and does not know the run yet."""
+from rayfed.errors import Restarted
+from rayfed.local import Broadcast, Evaluation, Site
+from rayfed.runtime.gpus import memory_cap, peak_bytes
+from rayfed.runtime.placement import Place
+from rayfed.runtime.worker import Trained, Worker
+from rayfed.trees import Packed
 
 
 @ray.remote
 class ClientActor:
-    """Serves any client of the run, one after the other. Method names are what the dashboard shows, so they stay."""
+    """Serves any client of the run, client by client. Ray's dashboard shows the names of these methods."""
 
     def __init__(self, name: str, threads: int, gpu_share: float) -> None:
-        torch.set_num_threads(threads)  # Ray would leave fewer, and the number of threads can change the last bits
+        torch.set_num_threads(threads)  # Ray sets fewer; the number of threads can change the last bits
         self._name = name
         self._gpu_share = gpu_share
         self._opened: Worker | None = None
@@ -33,41 +29,32 @@ class ClientActor:
         return self._name
 
     def open(self, sites: Mapping[str, ObjectRef]) -> Place:
-        """Take up the run's work; said again to an actor that was restarted. Gives the place where it is.
+        """Open the run, and say where this actor is. A restarted actor must open the run again.
 
-        `sites` has the run's site for each node, or one for all under "". Not in the constructor: Ray cannot restart an
-        actor whose constructor's arguments lie in the object store.
+        `sites` has the run's site for each node, or for all nodes under "". It is no argument of the constructor: Ray
+        cannot restart an actor whose constructor has arguments in the object store.
         """
-        device = torch.device("cuda:0" if _has_gpu() else "cpu")  # Ray shows an actor its own GPUs only
+        # Ray shows an actor only its own GPUs; where Ray's GPUs are pretended, torch sees none.
+        device = torch.device("cuda:0" if ray.get_gpu_ids() and torch.cuda.is_available() else "cpu")
         if device.type == "cuda":
             torch.cuda.set_per_process_memory_fraction(memory_cap(self._gpu_share))
-        self._opened = Worker(_nearest(sites), device)
-        return Place(ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id(), str(device))
+        place = Place(ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id(), str(device))
+        self._opened = Worker(_nearest(sites), device, place.node)
+        return place
 
-    def survey(
-        self, round: int, weights: Packed, states: Packed, payloads: Packed, since: dict[str, int], client: int
-    ) -> tuple[int, Packed]:
-        """The bytes that the client's summands take, and those."""
-        summands = self._worker.survey(Envelope(round, weights, states, payloads, since), client)
-        return summands.num_bytes, summands
+    # The fields of a `Broadcast` are separate arguments, so that Ray fetches each tree once per node.
 
-    def fit(
-        self,
-        round: int,
-        weights: Packed,  # sent as references of their own, so that Ray fetches them once a node
-        states: Packed,
-        payloads: Packed,
-        since: dict[str, int],
-        client: int,
-        memory: Packed | None,
-    ) -> tuple[Header, Packed, Packed]:
-        return self._worker.train(Envelope(round, weights, states, payloads, since), client, memory)
+    def survey(self, client: int, *broadcast: Any) -> tuple[None, Packed]:
+        return self._worker.survey(Broadcast(*broadcast), client)
+
+    def fit(self, client: int, memory: Packed | None, *broadcast: Any) -> tuple[Trained, Packed, Packed]:
+        return self._worker.train(Broadcast(*broadcast), client, memory)
 
     def evaluate(self, weights: Packed, start: int, stop: int) -> Evaluation:
         return self._worker.evaluate(weights, start, stop)
 
     def measure(self, sites: Mapping[str, ObjectRef]) -> int:
-        """Bytes of GPU memory that this process takes for the largest client; 0 where torch sees no GPU."""
+        """The GPU memory in bytes that this process takes for the largest client; 0 where torch sees no GPU."""
         return peak_bytes(_nearest(sites))
 
     @property
@@ -78,10 +65,5 @@ class ClientActor:
 
 
 def _nearest(sites: Mapping[str, ObjectRef]) -> Site:
-    """The run's site, read in place: one copy of the data on each node."""
+    """The run's site, read in place: each node has one copy of the data."""
     return ray.get(sites.get(ray.get_runtime_context().get_node_id()) or next(iter(sites.values())))
-
-
-def _has_gpu() -> bool:
-    """Whether Ray gave this actor a GPU that torch can see: on a machine with pretended GPUs it cannot."""
-    return bool(ray.get_gpu_ids()) and torch.cuda.is_available()

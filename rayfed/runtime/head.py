@@ -1,9 +1,7 @@
-"""What a cluster's head says of its nodes. It may be gone, or be starting again: nobody waits for it for long.
+"""The nodes of a cluster, asked of its head. The head may be lost, or be starting again, so no wait for it is long.
 
-Ray's own question has no limit, and Ray ends a process that has heard nothing of the head for a minute.
+Ray's own request has no limit, and Ray ends a process that has not heard from the head for a minute.
 """
-
-from __future__ import annotations
 
 import logging
 import threading
@@ -16,16 +14,16 @@ from rayfed.runtime.placement import Resources
 
 log = logging.getLogger(__name__)
 
-HEAD_LIMIT = 10.0  # seconds in which it may answer
+HEAD_LIMIT = 10.0  # seconds in which the head must answer
 
 
 def nodes() -> list[Resources]:
-    """What each node has that is alive."""
+    """The resources of each node that is alive."""
     return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
 
 class Head:
-    """The head, asked by a thread that can be left waiting. Actors are reached without it, so work goes on."""
+    """The head, asked by a thread that may wait for it. Ray reaches actors without the head, so the work continues."""
 
     def __init__(self) -> None:
         self._answers: SimpleQueue[list[Resources]] = SimpleQueue()
@@ -33,7 +31,7 @@ class Head:
         self.silent = False
 
     def nodes(self) -> list[Resources] | None:
-        """What each node has that is alive; None while there has been no answer for `HEAD_LIMIT` seconds."""
+        """The resources of each node that is alive; None while there has been no answer for `HEAD_LIMIT` seconds."""
         now = time.monotonic()
         if self._asked is None:
             self._asked = now
@@ -46,7 +44,7 @@ class Head:
             self._asked = None
         if answer is None and not self.silent:
             log.warning(
-                "the head of the cluster has not answered for %.0f s; the run goes on, with a checkpoint after each "
+                "the head of the cluster has not answered for %.0f s; the run continues, with a checkpoint after each "
                 "round; Ray would end it after a minute",
                 HEAD_LIMIT,
             )

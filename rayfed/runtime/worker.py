@@ -1,78 +1,85 @@
-"""A site that is spoken to in packed values: the same work, behind the same wire, on an actor and in this process."""
-
-from __future__ import annotations
+"""A worker serves a site in packed values: the same work and the same wire on an actor and in this process."""
 
 import copy
 import os
-from dataclasses import dataclass, replace
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 
 from rayfed import local
+from rayfed.engine import Arrival, ClientRow, Memory
 from rayfed.local import Broadcast, Evaluation, Site
-from rayfed.rounds import ClientRow
-from rayfed.weights import Tree
-from rayfed.wire import Packed, pack, unpack
+from rayfed.trees import Packed, Tree, pack, unpack
+from rayfed.weights import Weights
 
-
-@dataclass(frozen=True, eq=False)
-class Envelope:
-    """A broadcast, packed: three values that change at different times, so that each is sent only when it does."""
-
-    round: int
-    weights: Packed
-    states: Packed
-    payloads: Packed
-    since: dict[str, int]
-
-    def open(self) -> Broadcast:
-        return Broadcast(self.round, unpack(self.weights), unpack(self.states), unpack(self.payloads), self.since)
-
-
-@dataclass(frozen=True)
-class Header:
-    """The small part of a reply, known before its update is fetched."""
-
-    num_examples: int
-    train_loss: float
-    seconds: float
-    remembers: bool  # whether the client has any memory to keep
-
-    def row(self, client: int, node: str) -> ClientRow:
-        return ClientRow(client, self.num_examples, self.train_loss, self.seconds, node)
+EVALUATION_CHUNK = 1000  # test images per piece of work: a constant, so that the sum of losses has a fixed order
+Trained = tuple[ClientRow, bool]  # a client's row, and whether it has a memory
 
 
 class Worker:
-    """Serves any client of a site. Every call opens its own copy of what was sent, so none can touch another's."""
+    """Serves any client of a site. A broadcast comes with packed trees; every call unpacks a copy of its own."""
 
-    def __init__(self, site: Site, device: torch.device) -> None:
+    def __init__(self, site: Site, device: torch.device, node: str) -> None:
         if device.type == "cuda":
-            # What CUDA offers for the same bits every time; cuBLAS reads its variable when it is first used.
+            # CUDA's means to give the same bits every time; cuBLAS reads its variable when it is first used.
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True, warn_only=True)
             torch.backends.cudnn.benchmark = False
         if device != site.device:
-            # The layout that is quicker on CPUs is the slower one on GPUs, in float32.
+            # The layout that is faster on CPUs is slower on GPUs, in float32.
             model = copy.deepcopy(site.model).to(device).to(memory_format=torch.contiguous_format)
             site = replace(site, model=model, device=device)
         self.site = site
+        self._node = node
 
-    def survey(self, envelope: Envelope, client: int) -> Packed:
-        return pack(local.survey(self.site, envelope.open(), client))
+    def survey(self, packed: Broadcast, client: int) -> tuple[None, Packed]:
+        """The client's summands before training, as the second value, as in `train`."""
+        return None, pack(local.survey(self.site, packed.map(unpack), client))
 
-    def train(self, envelope: Envelope, client: int, memory: Packed | None) -> tuple[Header, Packed, Packed]:
-        """The reply's header, its summands, and the client's new memory."""
-        reply = local.train(self.site, envelope.open(), client, _recall(memory, envelope.since))
-        header = Header(reply.num_examples, reply.train_loss, reply.seconds, bool(reply.memory))
-        return header, pack(reply.summands), pack({"round": envelope.round, "slots": reply.memory})
+    def train(self, packed: Broadcast, client: int, memory: Packed | None) -> tuple[Trained, Packed, Packed]:
+        """The client's row and whether it has a memory; its summands; its new memory."""
+        broadcast = packed.map(unpack)
+        kept: dict[str, Any] = unpack(memory) if memory else {"round": 0, "slots": {}}
+        # Only of parts that have been in force since the memory was written.
+        recalled = {slot: tree for slot, tree in kept["slots"].items() if broadcast.holds(slot, kept["round"])}
+        reply = local.train(self.site, broadcast, client, recalled)
+        row = ClientRow(client, reply.num_examples, reply.train_loss, reply.seconds, self._node)
+        return (row, bool(reply.memory)), pack(reply.summands), pack({"round": packed.round, "slots": reply.memory})
 
     def evaluate(self, weights: Packed, start: int, stop: int) -> Evaluation:
         return local.evaluate(self.site, unpack(weights), start, stop)
 
 
-def _recall(memory: Packed | None, since: dict[str, int]) -> dict[str, Tree]:
-    """What a client remembers, by slot, of the parts that have been in force ever since."""
-    if memory is None:
-        return {}
-    kept = unpack(memory)
-    return {slot: tree for slot, tree in kept["slots"].items() if since.get(slot, kept["round"] + 1) <= kept["round"]}
+class CohortWorkers(ABC):
+    """`Workers` without the way in which a `Worker` is called: in this process, or on an actor."""
+
+    num_test: int  # images
+
+    @abstractmethod
+    def call_each(
+        self, broadcast: Broadcast, clients: Sequence[int], memories: Mapping[int, Memory] | None
+    ) -> Iterator[Sequence[Any]]:
+        """The values of `Worker.train` for each client, in order; with `memories` None, those of `Worker.survey`."""
+
+    @abstractmethod
+    def evaluate_pieces(self, weights: Weights, pieces: Sequence[tuple[int, int]]) -> Iterator[Evaluation]:
+        """The weights on some ranges of the test set."""
+
+    def survey(self, broadcast: Broadcast, clients: Sequence[int]) -> Iterator[tuple[dict[str, Tree], int]]:
+        for _, summands, *_ in self.call_each(broadcast, clients, None):
+            yield unpack(summands), summands.num_bytes
+
+    def train(
+        self, broadcast: Broadcast, clients: Sequence[int], memories: Mapping[int, Memory]
+    ) -> Iterator[tuple[dict[str, Tree], Arrival]]:
+        for (row, remembers), summands, memory in self.call_each(broadcast, clients, memories):
+            yield unpack(summands), Arrival(row, memory if remembers else None, summands.num_bytes)
+
+    def evaluate(self, weights: Weights) -> Evaluation:
+        starts = range(0, self.num_test, EVALUATION_CHUNK)
+        pieces = [(start, min(start + EVALUATION_CHUNK, self.num_test)) for start in starts]
+        first, *rest = self.evaluate_pieces(weights, pieces)
+        return sum(rest, first)

@@ -1,41 +1,18 @@
 """Files that are whole or not there, and a flat folder of them on any file system that pyarrow reaches."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
 
-import pyarrow as pa
 from pyarrow import fs as pafs
 
-from rayfed.values import InputError
-
-T = TypeVar("T")
-
-
-def locate(path: str) -> tuple[pafs.FileSystem, str]:
-    """The file system, and the path on it, that a local path or a URI (`s3://bucket/key`) stands for."""
-    if "://" in path:
-        return reach(path, lambda: pafs.FileSystem.from_uri(path))
-    return pafs.LocalFileSystem(), os.path.abspath(os.path.expanduser(path))
-
-
-def reach(path: str, ask: Callable[[], T]) -> T:
-    """What `ask` gives; an `InputError` that names the path where its file system does not answer."""
-    try:
-        return ask()
-    except InputError:
-        raise
-    except (pa.ArrowException, ValueError, OSError, ImportError) as error:
-        raise InputError(f"'{path}': cannot be reached ({error})") from None
+from rayfed.data.files import locate, reach
 
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """A place beside a file to write it at; then it replaces the file. Nothing is left of it where writing fails."""
+    """A place beside a file to write it at; then it replaces the file. Where writing fails, nothing is left of it."""
     aside = path.with_name(f".{path.name}.tmp")  # readers of a dataset pass over names with a leading dot
     try:
         yield aside
@@ -45,15 +22,22 @@ def whole(path: Path) -> Iterator[Path]:
         raise
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a small file, or replace it whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole(path) as aside:
+        aside.write_text(text, encoding="utf-8")
+
+
 class Folder:
-    """A folder at a local path or a URI; it is made when something is written to it."""
+    """A folder at a local path or a URI. Writing to it makes it."""
 
     def __init__(self, place: str) -> None:
         self.place = place
         self._fs, self._root = locate(place)
 
     def names(self) -> list[str]:
-        """The files in it, sorted; none where there is no folder. What was left half written is not listed."""
+        """The files in it, sorted; none where there is no folder. Half-written files are not listed."""
         chosen = pafs.FileSelector(self._root, allow_not_found=True)
         found = reach(self.place, lambda: self._fs.get_file_info(chosen))
         return sorted(info.base_name for info in found if info.is_file and not info.base_name.startswith("."))
@@ -64,7 +48,7 @@ class Folder:
             return bytes(stream.read())
 
     def write(self, name: str, content: bytes) -> None:
-        """Replace a file, or make it; on a local disk it outlives a power cut, elsewhere its store sees to that."""
+        """Make or replace a file. On a local disk it outlives a power cut; elsewhere its store sees to that."""
         self._fs.create_dir(self._root)
         if not isinstance(self._fs, pafs.LocalFileSystem):
             with self._fs.open_output_stream(f"{self._root}/{name}") as stream:

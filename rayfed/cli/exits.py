@@ -1,0 +1,52 @@
+"""The end of the command: exit code 0, or a message and the error's exit code."""
+
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from rayfed.errors import STOPPED, InputError
+
+
+class Failure(click.ClickException):
+    """Ends the command with a message on standard error, and an exit code."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code  # type: ignore[misc]
+
+    def show(self, file: Any = None) -> None:
+        print(self.message, file=sys.stderr)
+
+
+@contextmanager
+def failures() -> Iterator[None]:
+    """Turn every error into a `Failure`."""
+    try:
+        yield
+    except (click.ClickException, click.Abort, click.exceptions.Exit, BrokenPipeError):
+        raise
+    except KeyboardInterrupt as error:
+        raise Failure("; ".join(["stopped", *getattr(error, "__notes__", [])]), STOPPED) from None
+    except Exception as error:
+        raise Failure(f"error: {_explain(error)}", getattr(error, "exit_code", 1)) from None
+
+
+def _explain(error: Exception) -> str:
+    """The message for an error. An error of this package says everything; any other error needs its traceback."""
+    if isinstance(error, InputError):
+        return str(error)
+    if type(error).__module__.partition(".")[0] == "rayfed":
+        return "\n".join([str(error), *getattr(error, "__notes__", [])])  # where the results so far are
+    return "the run failed\n" + "".join(traceback.format_exception(error)).rstrip()
+
+
+class Commands(click.Group):
+    """A group whose commands end with this package's exit codes."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with failures():
+            return super().invoke(ctx)

@@ -1,0 +1,131 @@
+"""The files that are sent with a submitted job: the working folder, without files that no cluster should get.
+
+In a git repository, git tells which files it ignores. Private keys and other secrets, hidden files, caches,
+environments, data, weights, the folders of runs and the job's own paths stay here, too. The rest is copied into a
+temporary folder, which Ray packs. `rayfed` is sent as a module of its own, so that the cluster runs the code that has
+checked the job.
+"""
+
+import os
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+
+from rich.filesize import decimal
+
+import rayfed
+from rayfed.errors import InputError
+from rayfed.job import Job, is_relative
+
+LIMIT = 100 * 2**20  # bytes; Ray refuses larger uploads without a reason
+PACKAGE = Path(rayfed.__file__).parent
+SECRETS = (".*", "*.pem", "*.key", "*.p12", "*.pfx", "*.kdbx", "id_*[!y]", "id_*[!p]y")  # id_*, but not id_*.py
+CACHES = ("__pycache__", "*.egg-info", "node_modules", "venv", "*.pyc", "*.pyo")
+DATA = ("*.parquet", "*.pq", "*.safetensors", "*.pt", "*.pth", "*.ckpt", "*.zip", "*.tar", "*.tar.gz", "*.tgz")
+RAYIGNORE = ".rayignore"  # Ray reads it where it packs
+MARKS = (("pyvenv.cfg",), ("conda-meta",), ("job.toml", "environment.json"))  # of environments, and of a run's folder
+
+
+def chosen(root: Path, without: Sequence[Path] = (), patterns: Sequence[str] = ()) -> dict[str, int]:
+    """The files of a folder that are sent, and the bytes of each.
+
+    `without` are folders and files to leave out, `patterns` are further patterns: `images`, `notes/*.pdf`. Raises
+    `InputError` where git cannot list the files that it ignores, and above the limit, naming the largest files.
+    """
+    real = root.resolve()
+    apart = [path.expanduser().resolve() for path in (*without, PACKAGE, real / PACKAGE.name)]
+    refused = (*SECRETS, *CACHES, *DATA, *(pattern.strip("/").removesuffix("/**") for pattern in patterns))
+    marked: dict[PurePosixPath, bool] = {}
+
+    def is_sent(place: PurePosixPath) -> bool:
+        """Whether a file or folder may be sent, by itself; a file needs this of all folders above it, too."""
+        if place not in marked:
+            path = real / place
+            marks = any(all((path / mark).exists() for mark in marks) for marks in MARKS)
+            named = place.name != RAYIGNORE and any(place.match(pattern) for pattern in refused)
+            marked[place] = not (marks or path in apart or named)
+        return marked[place]
+
+    names = [name for name in _listed(real) if all(map(is_sent, [name, *name.parents][:-1]))]
+    files = {name.as_posix(): real / name for name in names if (real / name).is_file()}
+    known = {path for path in files.values() if not path.is_symlink()}  # a link may lead to these only
+    sizes = {name: path.stat().st_size for name, path in sorted(files.items()) if path.resolve() in known}
+    _refuse_too_many(sizes)
+    return sizes
+
+
+@contextmanager
+def staged(root: Path, names: Iterable[str]) -> Iterator[dict[str, object]]:
+    """Copies of these files of a folder, and of rayfed, as Ray's runtime environment."""
+    with TemporaryDirectory() as stage:
+        work, module = Path(stage, "work"), Path(stage, PACKAGE.name)
+        for name in names:
+            (work / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(root / name, work / name)
+        shutil.copytree(PACKAGE, module, ignore=shutil.ignore_patterns(*CACHES))
+        yield {"working_dir": str(work), "py_modules": [str(module)]}
+
+
+def anchored(jobs: Sequence[Job], base: Path | None, cluster: str) -> dict[str, str]:
+    """The relative paths of jobs, made absolute from `base`: the job will not run in its user's folder.
+
+    Raises `InputError` where there is no base, because the cluster is elsewhere, or where the jobs of a grid differ.
+    """
+    found: dict[str, set[str]] = {}
+    for job in jobs:
+        for key, path in job.places().items():
+            found.setdefault(key, set()).add(path)
+    relative = {key: paths for key, paths in found.items() if any(map(is_relative, paths))}
+    for key, paths in relative.items():
+        shown = ", ".join(f"'{path}'" for path in sorted(paths))
+        if base is None:
+            raise InputError(
+                f"{key} = {shown}: the head node of {cluster} is another machine, where a relative path is in a folder "
+                f"that is deleted with the job; give an absolute path on that machine: -s {key}=/shared/..."
+            )
+        if len(paths) > 1:
+            raise InputError(f"{key} = {shown}: these runs of a grid differ; give absolute paths in the job file")
+    return {key: str(base / path) for key, paths in relative.items() for path in paths if base}
+
+
+def _listed(root: Path) -> Iterator[PurePosixPath]:
+    """The files in a folder, also in the folders below it; in a git repository, without the files that git ignores."""
+    if not any((folder / ".git").exists() for folder in (root, *root.parents)) or _git(root, "check-ignore", "."):
+        for place, _, names in os.walk(root):  # not through links
+            yield from (PurePosixPath(Path(place, name).relative_to(root)) for name in names)
+        return
+    listed = _git(root, "ls-files", "--cached", "--others", "--exclude-standard", "-z")
+    for name in map(os.fsdecode, filter(None, listed.split(b"\0"))):
+        inner = root / name  # a folder is another repository: a submodule, for example
+        within = _listed(inner) if inner.is_dir() and not inner.is_symlink() else [PurePosixPath()]
+        yield from (PurePosixPath(name) / place for place in within)
+
+
+def _git(root: Path, *words: str) -> bytes:
+    try:
+        done = subprocess.run(["git", *words], cwd=root, capture_output=True, timeout=60)
+        why = done.stderr.decode(errors="replace").strip() if done.returncode > 1 else ""  # 1: nothing was found
+    except (OSError, subprocess.SubprocessError) as error:
+        why = str(error)
+    if why:
+        what = f"'{root}' is in a git repository, but git cannot list the files that it ignores ({why})"
+        raise InputError(f"{what}, so nothing is sent; repair that, or submit from a folder without git")
+    return done.stdout
+
+
+def _refuse_too_many(sizes: dict[str, int]) -> None:
+    if (total := sum(sizes.values())) <= LIMIT:
+        return
+    largest = Counter(sizes)
+    for place, size in sizes.items():
+        if "/" in place:  # many small files are found by their folder
+            largest[place.partition("/")[0] + "/"] += size
+    raise InputError(
+        f"the working folder has {decimal(total)} in {len(sizes):,} files, and {decimal(LIMIT)} can be sent; leave out "
+        "files that the job does not need with --exclude PATTERN or .gitignore; the largest:\n"
+        + "\n".join(f"{decimal(size):>12}  {place}" for place, size in largest.most_common(6))
+    )

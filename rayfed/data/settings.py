@@ -1,0 +1,54 @@
+"""The [data] table of a job file: which images, how to read and augment them, and how to deal them to clients."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le, Lt
+
+from rayfed.data.partition import PARTITIONS, Iid, Rule, read_rule, write_rule
+from rayfed.values import Checked, Form, PathMark
+
+MINI = "fashion-mnist-mini"
+SOURCES = {
+    MINI: "10,000 + 2,000 grey 28x28, 10 classes of clothing; MIT, Zalando SE; embedded in rayfed",
+    "mnist": "60,000 + 10,000 grey 28x28, 10 digits; CC BY-SA 3.0; by torchvision, downloaded once (12 MB)",
+    "fashion-mnist": "60,000 + 10,000 grey 28x28, 10 classes of clothing; MIT; by torchvision, downloaded once (31 MB)",
+    "emnist": "112,800 + 18,800 grey 28x28, 47 digits and letters (balanced); by torchvision, downloaded once (562 MB)",
+    "cifar10": "50,000 + 10,000 RGB 32x32, 10 classes of objects; by torchvision, downloaded once (170 MB)",
+    "cifar100": "50,000 + 10,000 RGB 32x32, 100 classes of objects; by torchvision, downloaded once (169 MB)",
+}
+"""The named sources, with a line about each, as `rayfed data` lists them."""
+
+
+@dataclass(frozen=True)
+class Augment(Checked):
+    """Changes to training images, off by default. Usual for CIFAR: crop = 4, flip = true, cutout = 16."""
+
+    crop: Annotated[int, Ge(0), "padding of the random crop in pixels; 0 is off"] = 0
+    crop_padding: Annotated[Literal["zero", "reflect"], "the padding is black, or mirrors the image"] = "zero"
+    flip: Annotated[bool, "mirror half of the images left to right"] = False
+    cutout: Annotated[int, Ge(0), "side of the square that Cutout sets to 0 after normalisation; 0 is off"] = 0
+
+
+@dataclass(frozen=True)
+class Data(Checked):
+    """A federation's data. The fields from `test` to `shape` are for files; named sources need none of them."""
+
+    source: Annotated[str, PathMark(), "a named source (`rayfed data` lists them), or a path or URI"] = MINI
+    root: Annotated[str, PathMark(), "folder of the downloaded sources"] = "~/.cache/rayfed/data"
+    split: Annotated[Literal["balanced", "byclass", "bymerge", "letters", "digits", "mnist"], "of emnist"] = "balanced"
+    auxiliary_per_class: Annotated[int, Ge(0), "images of each class for the server; a method may ask for more"] = 0
+    size: Annotated[int, Ge(0), Le(4096), "scale and centre-crop all images to size x size pixels; 0: as they are"] = 0
+    test: Annotated[str, PathMark(), "path or URI of the test set, if it is not part of `source`"] = ""
+    test_fraction: Annotated[float, Ge(0), Lt(1), "part of each class held out, if there is no test set"] = 0.0
+    test_seed: Annotated[int, Ge(0), "seed of that choice"] = 0
+    image: Annotated[str, "column of the images: encoded bytes, {bytes, path} structs or lists of pixels"] = "image"
+    label: Annotated[str, "column of the labels: numbers from 0 or names"] = "label"
+    client: Annotated[str, "column of the natural clients; in image trees, a name for the folders above classes"] = ""
+    shape: Annotated[list[int], "shape of images in flat lists: [C, H, W] or [H, W, C]"] = field(default_factory=list)
+    augment: Augment = field(default_factory=Augment)
+    partition: Annotated[
+        Rule,
+        Form(read_rule, write_rule, default="iid", kinds=PARTITIONS),
+        f"the rule by which images are dealt: {', '.join(PARTITIONS)}, or package.module:Rule",
+    ] = field(default_factory=Iid)

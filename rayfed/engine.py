@@ -1,0 +1,227 @@
+"""The round engine: a generator that yields each round when it is finished. Its callers log, keep and stop.
+
+    sample a cohort -> survey it -> tell it what the parts say -> train it -> add its summands -> update -> evaluate
+
+The `Workers` know where the work is done; the engine does not. Nothing depends on which client was ready first: the
+cohort is drawn from the seed, and its summands are added in its order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from rayfed import metrics
+from rayfed.errors import RunFailed
+from rayfed.local import Broadcast, Evaluation, Site, server_view
+from rayfed.methods.part import Part, Parts, defines, parts_at
+from rayfed.methods.views import Step
+from rayfed.seeds import cohort
+from rayfed.trees import OrderedSum, Packed, Tree, first_difference, num_bytes
+from rayfed.weights import Weights, parameters_of, state_of
+
+Memory = Any  # a handle to one client's memory: the workers make it and read it
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ClientRow:
+    """One client in one round, as `clients.parquet` has it."""
+
+    client: int
+    num_examples: int
+    train_loss: float
+    seconds: float
+    node: str
+
+
+@dataclass(frozen=True, eq=False)
+class Arrival:
+    """A client that has trained: its row, a handle to its memory (None: it has none), and the bytes it sent."""
+
+    row: ClientRow
+    memory: Memory
+    bytes_up: int
+
+
+class Workers(Protocol):
+    """The workers of a round, in this process or on Ray. Results come in the order of the cohort."""
+
+    def survey(self, broadcast: Broadcast, clients: Sequence[int]) -> Iterator[tuple[dict[str, Tree], int]]:
+        """Each client's summands, and the bytes that they take."""
+
+    def train(
+        self, broadcast: Broadcast, clients: Sequence[int], memories: Mapping[int, Memory]
+    ) -> Iterator[tuple[dict[str, Tree], Arrival]]:
+        """Each client's summands, and the rest of its reply."""
+
+    def evaluate(self, weights: Weights) -> Evaluation:
+        """The weights on the whole test set."""
+
+    def recall(self, memory: Memory) -> Packed:
+        """The memory behind a handle, on its way into a checkpoint."""
+
+    def remember(self, memory: Packed) -> Memory:
+        """A handle to a client's memory that comes out of a checkpoint."""
+
+    def finished(self, round: Round) -> bool:
+        """Called after each round. Gives whether this process may soon be ended, so that a checkpoint is needed now."""
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """A part in force, its first round in force without a break, and its state."""
+
+    part: Part
+    since: int
+    state: Tree
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """A finished round, with all that the next round needs."""
+
+    round: int  # 0 is the initial model
+    weights: Weights
+    held: dict[str, Held]  # slot -> the part in force, with its state on the server
+    memories: Mapping[int, Memory]  # client -> handle, of the clients that have a memory
+    evaluation: Evaluation
+    peak: np.ndarray  # (C,) the best accuracy of each class in rounds 1 to this round
+    forgetting: float
+    clients: tuple[ClientRow, ...] = ()
+    seconds: float = 0.0
+    bytes_down: int = 0
+    bytes_up: int = 0
+
+    @property
+    def test_accuracy(self) -> float:
+        return metrics.accuracy(self.evaluation.confusion)
+
+    @property
+    def test_loss(self) -> float:
+        return self.evaluation.loss / int(self.evaluation.confusion.sum())
+
+    @property
+    def train_loss(self) -> float | None:
+        """The mean over the round's images; None for the initial model, which has not been trained."""
+        examples = sum(row.num_examples for row in self.clients)
+        return sum(row.train_loss * row.num_examples for row in self.clients) / examples if examples else None
+
+    @property
+    def class_accuracy(self) -> np.ndarray:
+        """(C,)"""
+        return metrics.class_accuracy(self.evaluation.confusion)
+
+
+def start(site: Site, workers: Workers) -> Round:
+    """Round 0: the initial model, evaluated."""
+    # Its accuracies are no peak: an untrained model may know a class by chance, which no training has forgotten.
+    no_peak, weights = np.full(site.federation.num_classes, np.nan), state_of(site.model)
+    return Round(0, weights, {}, {}, workers.evaluate(weights), no_peak, 0.0)
+
+
+def rounds(site: Site, workers: Workers, last: Round | None = None) -> Iterator[Round]:
+    """The rounds after `last` up to `train.num_rounds`; without `last`, all rounds, the initial model first."""
+    if last is None:
+        yield (last := start(site, workers))
+    while last.round < site.job.train.num_rounds:
+        yield (last := play(site, last, workers))
+
+
+def play(site: Site, last: Round, workers: Workers, clients: Sequence[int] | None = None) -> Round:
+    """The round after `last`, with its cohort or with the given clients.
+
+    Raises `RunFailed`, naming client and place, where an update cannot be averaged.
+    """
+    started = time.perf_counter()
+    opening = open_round(site, last, workers, clients)
+    broadcast, states = opening.broadcast, opening.states
+    number, num_clients = broadcast.round, site.federation.num_clients
+
+    replies = workers.train(broadcast, opening.clients, last.memories)
+    total, found = _sum(f"round {number}", opening.clients, replies)
+    arrivals = dict(zip(opening.clients, found, strict=True))
+    memories = {client: memory for client, memory in last.memories.items() if client not in arrivals}
+    memories |= {client: arrival.memory for client, arrival in arrivals.items() if arrival.memory is not None}
+
+    step = Step(last.weights, None, number, num_clients, frozenset(parameters_of(site.model)))
+    for part in opening.parts:
+        states[part.slot], step = part.update(states[part.slot], total.get(part.slot), step)
+    if (difference := first_difference(step.averaged, last.weights)) is not None:
+        raise RunFailed(f"round {number}: the average does not fit the model: {difference}")
+    weights = {name: step.averaged[name] for name in last.weights}  # always in the model's order
+    evaluation = workers.evaluate(weights)
+    class_accuracy = metrics.class_accuracy(evaluation.confusion)
+    return Round(
+        round=number,
+        weights=weights,
+        held={slot: replace(hold, state=states[slot]) for slot, hold in opening.held.items()},
+        memories=memories,
+        evaluation=evaluation,
+        peak=np.fmax(last.peak, class_accuracy),
+        forgetting=metrics.forgetting_from(last.peak, class_accuracy),
+        clients=tuple(arrival.row for arrival in arrivals.values()),
+        seconds=time.perf_counter() - started,
+        bytes_down=num_bytes([broadcast.weights, broadcast.states, broadcast.payloads]) * len(opening.clients),
+        bytes_up=opening.bytes_surveyed + sum(arrival.bytes_up for arrival in arrivals.values()),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Opening:
+    """A round up to its training: the clients in it, and the message to them."""
+
+    clients: Sequence[int]
+    parts: Parts
+    held: dict[str, Held]  # as the last round left them
+    states: dict[str, Tree]  # slot -> state, once the parts have told
+    broadcast: Broadcast
+    bytes_surveyed: int
+
+
+def open_round(site: Site, last: Round, workers: Workers, clients: Sequence[int] | None = None) -> Opening:
+    """Sample the cohort of the round after `last`, survey it, and let each part give the payload for it."""
+    number, job = last.round + 1, site.job
+    if clients is None:
+        clients = cohort(job.seed, number, site.federation.num_clients, job.train.clients_per_round)
+    parts = parts_at(job.method, number)
+    held = {part.slot: _hold(part, last) for part in parts}
+    states = {slot: hold.state for slot, hold in held.items()}
+
+    surveyors = {part.slot: states[part.slot] for part in parts if defines(part, "survey")}
+    broadcast = Broadcast(number, last.weights, surveyors, {}, {slot: hold.since for slot, hold in held.items()})
+    replies = workers.survey(broadcast, clients) if surveyors else ()
+    surveyed, sizes = _sum(f"round {number} (survey)", clients if surveyors else (), replies)
+
+    view, payloads = server_view(site, number, last.weights), {}
+    for part in parts:
+        states[part.slot], payload = part.tell(states[part.slot], view, surveyed.get(part.slot))
+        if payload is not None:
+            payloads[part.slot] = payload
+    return Opening(clients, parts, held, states, replace(broadcast, payloads=payloads), sum(sizes))
+
+
+def _sum(
+    stage: str, clients: Sequence[int], replies: Iterable[tuple[dict[str, Tree], T]]
+) -> tuple[dict[str, Tree], list[T]]:
+    """The clients' summands, checked and added up by slot; and the rest of each reply."""
+    total, rests = OrderedSum(), []
+    for client, (summands, rest) in zip(clients, replies, strict=True):
+        try:
+            total.add(summands)  # and drop them: the driver never holds the updates of a whole cohort
+        except ValueError as error:
+            raise RunFailed(f"client {client}, {stage}: its summand {error}; nothing was averaged") from None
+        rests.append(rest)
+    return total.value or {}, rests
+
+
+def _hold(part: Part, last: Round) -> Held:
+    """A part with its state from the round before. A part that was not in force then starts from `init`."""
+    before = last.held.get(part.slot)
+    if before is not None and type(before.part) is type(part):
+        return replace(before, part=part)
+    return Held(part, last.round + 1, part.init(last.weights))

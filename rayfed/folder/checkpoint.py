@@ -1,0 +1,248 @@
+"""Checkpoints: everything that a run needs to continue, as safetensors, Parquet and JSON, whole or not there at all.
+
+    round-00020.json                    lists the files of the checkpoint, each with its hash; written last
+    round-00020.safetensors             the global weights, by name
+    round-00020.state.safetensors       the parts' states, and the figures that the next round is measured by
+    round-00020.<table>.parquet         the results so far
+    client-00007-round-00013.safetensors  a client's memory, written once after each time the client trained
+
+A checkpoint whose .json is there is complete, so a run that is killed at any moment has the checkpoint before. The
+newest two are kept. Random numbers need no place in it: they are a function of seed, round and client.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import logging
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import safetensors.torch
+import torch
+
+from rayfed.engine import Held, Round, Workers
+from rayfed.errors import InputError, Torn
+from rayfed.folder.storage import Folder
+from rayfed.job import Job, flat, read_job
+from rayfed.local import Evaluation, Site
+from rayfed.methods.part import parts_at
+from rayfed.trees import first_difference, from_bytes, pack, to_bytes, unpack
+from rayfed.weights import state_of
+
+log = logging.getLogger(__name__)
+
+VERSIONS = (1, 2)  # that can be read; the last is written. Version 1 nested its trees differently
+OWN = re.compile(r"(round-\d{5,}(\.\w+)?|client-\d{5,}-round-\d{5,})\.(json|safetensors|parquet)")
+MANIFEST = re.compile(r"round-(\d{5,})\.json")
+
+
+@dataclass(frozen=True, eq=False)
+class Saved:
+    """A whole checkpoint: every file is there, and has the hash that its manifest notes."""
+
+    folder: Folder
+    manifest: dict[str, Any]
+
+    @property
+    def round(self) -> int:
+        return self.manifest["round"]
+
+    @property
+    def names(self) -> set[str]:
+        """The names of its files."""
+        return {f"{stem(self.round)}.json", *self.manifest["files"]}
+
+    def table(self, name: str) -> pa.Table:
+        """The results so far."""
+        return pq.read_table(io.BytesIO(self._read(f"{stem(self.round)}.{name}.parquet")))
+
+    def restore(self, site: Site, workers: Workers) -> Round:
+        """The round as it was, to continue from. Raises `InputError` where it does not fit the site."""
+        order = state_of(site.model)
+        weights = safetensors.torch.load(self._read(f"{stem(self.round)}.safetensors"))
+        if (difference := first_difference(weights, order)) is not None:
+            raise InputError(f"the checkpoint of round {self.round} is not of this model: {difference}")
+        state = unpack(from_bytes(self._read(f"{stem(self.round)}.state.safetensors")))
+        parts = {part.slot: part for part in parts_at(site.job.method, self.round)} if self.round else {}
+        return Round(
+            round=self.round,
+            weights={name: weights[name] for name in order},  # in the model's order: sums over names depend on it
+            held={slot: Held(parts[slot], held["since"], held["state"]) for slot, held in state["held"].items()},
+            memories={
+                int(client): workers.remember(from_bytes(self._read(name)))
+                for client, name in self.manifest["memories"].items()
+            },
+            evaluation=Evaluation(state["confusion"].numpy(), state["loss"]),
+            peak=state["peak"].numpy(),
+            forgetting=state["forgetting"],
+        )
+
+    def check(self) -> Saved:
+        """Raises `Torn` where a file is missing or not as it was written."""
+        for name in self.manifest["files"]:
+            self._read(name)
+        return self
+
+    def refuse_another(self, site: Site) -> None:
+        """Raises `InputError`, naming the differences, where this is not a checkpoint of the site's job on its data."""
+        there, here = flat(self._lineage()), flat(site.job.lineage())
+        differing = [
+            f"{key} is {there.get(key, 'not set')} there, {here.get(key, 'not set')} here"
+            for key in sorted({*there, *here})
+            if there.get(key) != here.get(key)
+        ]
+        if not differing and self.manifest["data"] != site.federation.hash():
+            differing = ["the images or labels have changed since"]
+        if differing:
+            what = f"the checkpoint of round {self.round} in '{self.folder.place}'"
+            raise InputError(f"{what} belongs to another job: {'; '.join(differing)}")
+
+    def _lineage(self) -> dict[str, Any]:
+        """The lineage of the checkpoint's job. A key that is newer than the checkpoint has its default."""
+        job = self.manifest["job"]
+        try:
+            return read_job(job).lineage()
+        except InputError:  # a method made in Python may have no name that can be imported
+            return {**read_job({**job, "method": "fedavg"}).lineage(), "method": job["method"]}
+
+    def _read(self, name: str) -> bytes:
+        try:
+            content = self.folder.read(name)
+        except FileNotFoundError:
+            raise Torn(f"'{name}' is missing") from None
+        if hashlib.sha256(content).hexdigest() != self.manifest["files"].get(name):
+            raise Torn(f"'{name}' is not as it was written")
+        return content
+
+
+class Checkpoints:
+    """Writes the checkpoints of a run. Call `follow` after each round, so that only changed memories are written."""
+
+    def __init__(self, folder: Folder, job: Job, data: str, saved: Saved | None = None) -> None:
+        self._folder, self._job, self._data = folder, job, data
+        self._newest = saved
+        self._changed: set[int] = set()  # clients that have trained since the newest checkpoint
+
+    @property
+    def round(self) -> int | None:
+        """The round of the newest checkpoint."""
+        return self._newest.round if self._newest else None
+
+    def follow(self, round: Round) -> None:
+        """The memories of the round's clients have changed."""
+        self._changed |= {row.client for row in round.clients}
+
+    def save(self, round: Round, workers: Workers, tables: Mapping[str, pa.Table]) -> None:
+        """Write the checkpoint of a round, unless it exists; keep the checkpoint before it, and delete older ones."""
+        if round.round == self.round:
+            return
+        beginning, before = stem(round.round), self._newest
+        written = [f"{beginning}.json"]  # first: it is deleted first if writing fails
+        files: dict[str, str] = {}  # name -> hash
+
+        def write(name: str, content: bytes) -> None:
+            self._folder.write(name, content)
+            written.append(name)
+            files[name] = hashlib.sha256(content).hexdigest()
+
+        try:
+            weights = {name: tensor.contiguous() for name, tensor in round.weights.items()}
+            write(f"{beginning}.safetensors", safetensors.torch.save(weights))
+            write(f"{beginning}.state.safetensors", to_bytes(pack(_state(round))))
+            for name, table in tables.items():
+                pq.write_table(table, content := io.BytesIO())
+                write(f"{beginning}.{name}.parquet", content.getvalue())
+            memories: dict[str, str] = {}  # client -> the file that holds its memory
+            for client in sorted(round.memories):  # client by client: the driver never holds the memories of all
+                if before and client not in self._changed and str(client) in before.manifest["memories"]:
+                    name = before.manifest["memories"][str(client)]
+                    files[name] = before.manifest["files"][name]
+                else:
+                    name = f"client-{client:05d}-{beginning}.safetensors"
+                    write(name, to_bytes(workers.recall(round.memories[client])))
+                memories[str(client)] = name
+            manifest = {"version": VERSIONS[-1], "round": round.round, "job": self._job.table(), "data": self._data}
+            manifest |= {"memories": memories, "files": files}
+            sealed = json.dumps({"checkpoint": manifest, "sha256": _digest(manifest)}, indent=1)
+            self._folder.write(f"{beginning}.json", f"{sealed}\n".encode())
+        except BaseException:  # the pieces of it would only fill the disk
+            for name in written:
+                with suppress(OSError):
+                    self._folder.delete(name)
+            raise
+        self._newest, self._changed = Saved(self._folder, manifest), set()
+        _delete(self._folder, keep=self._newest.names | (before.names if before else set()))
+
+
+def newest(folder: Folder, before: int | None = None) -> Saved | None:
+    """The newest whole checkpoint, of those before a round if one is given; None where there is none at all.
+
+    A torn checkpoint, or one of an unknown version, is passed over with a warning. Raises `InputError` where no other
+    checkpoint is left.
+    """
+    found = sorted((int(match[1]) for name in folder.names() if (match := MANIFEST.fullmatch(name))), reverse=True)
+    refused = []
+    for number in (number for number in found if before is None or number < before):
+        try:
+            saved = Saved(folder, _read_manifest(folder, f"{stem(number)}.json")).check()
+        except Torn as error:
+            refused.append(f"the checkpoint of round {number} cannot be used: {error}")
+            continue
+        for refusal in refused:
+            log.warning("%s; the last good checkpoint is of round %d", refusal, number)
+        return saved
+    if refused:
+        raise InputError("\n".join([*refused, f"'{folder.place}' holds no good checkpoint"]))
+    return None
+
+
+def clear_checkpoints(folder: Folder) -> None:
+    """Remove all checkpoints from a folder, and nothing else that is in it."""
+    _delete(folder, keep=set())
+
+
+def stem(round: int) -> str:
+    """The beginning of the names of a round's files."""
+    return f"round-{round:05d}"
+
+
+def _delete(folder: Folder, keep: set[str]) -> None:
+    names = [name for name in folder.names() if OWN.fullmatch(name) and name not in keep]
+    for name in sorted(names, key=lambda name: not name.endswith(".json")):  # first the file that says it is complete
+        folder.delete(name)
+
+
+def _read_manifest(folder: Folder, name: str) -> dict[str, Any]:
+    """Raises `Torn`."""
+    try:
+        sealed = json.loads(folder.read(name))
+        manifest, digest = sealed["checkpoint"], sealed["sha256"]
+        version = manifest["version"]
+    except (ValueError, KeyError, TypeError):
+        raise Torn(f"'{name}' is not as it was written") from None
+    if version not in VERSIONS:
+        raise Torn(f"it has version {version}, and this rayfed reads versions {', '.join(map(str, VERSIONS))}")
+    if digest != _digest(manifest):
+        raise Torn(f"'{name}' is not as it was written")
+    return manifest
+
+
+def _state(round: Round) -> dict[str, Any]:
+    return {
+        "held": {slot: {"since": held.since, "state": held.state} for slot, held in round.held.items()},
+        "confusion": torch.tensor(round.evaluation.confusion),  # copied: an array that comes from Ray is read-only
+        "loss": round.evaluation.loss,
+        "peak": torch.tensor(round.peak),
+        "forgetting": round.forgetting,
+    }
+
+
+def _digest(manifest: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()

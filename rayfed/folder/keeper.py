@@ -1,0 +1,138 @@
+"""The keeper of a run's folder: it restores the run, keeps each round, and closes with how the run ended."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from types import TracebackType
+from typing import Any
+
+import tomli_w
+
+from rayfed.engine import Round, Workers
+from rayfed.errors import ClientFailed, Unwritable
+from rayfed.folder.checkpoint import Checkpoints, Saved, clear_checkpoints
+from rayfed.folder.places import checkpoints_of, clear_results, folder_of, refuse_overwriting
+from rayfed.folder.provenance import environment
+from rayfed.folder.storage import write_text
+from rayfed.folder.summary import lock, read_json, summarise
+from rayfed.folder.tables import RESULTS, read_table, replace_table, round_rows, write_partition, write_round
+from rayfed.local import Site
+
+log = logging.getLogger(__name__)
+
+
+class Keeper:
+    """Writes one run's folder while the context lasts. A single process at a time may write to it.
+
+    On leaving, however the run ends, the last round gets a checkpoint, and `summary.json` the status; an error that
+    ends the run gets notes that say where the results are and how to continue.
+    """
+
+    def __init__(self, site: Site, workers: Workers, saved: Saved | None = None, *, force: bool = False) -> None:
+        """`saved` is the checkpoint to continue from. Without it a new run begins, over an earlier one with `force`."""
+        self.path = folder_of(site.job)
+        self._site, self._workers, self._saved, self._force = site, workers, saved, force
+        self._rows: list[dict[str, Any]] = []  # of `rounds`
+        self._last: Round | None = None  # that was given to `keep`
+
+    def __enter__(self) -> Keeper:
+        if self._saved is None:
+            refuse_overwriting(self._site.job, self._force)
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = lock(self.path)
+        try:
+            self._begin()
+        except BaseException:
+            os.close(self._lock)
+            raise
+        return self
+
+    def _begin(self) -> None:
+        """Make the folder that of this run, up to its checkpoint if there is one."""
+        site, saved = self._site, self._saved
+        now = environment(site)
+        self._checkpoints = Checkpoints(checkpoints_of(site.job), site.job, now["data"], saved)
+        if saved is None:
+            clear_results(self.path)
+            clear_checkpoints(checkpoints_of(site.job))
+        else:
+            for name in RESULTS:
+                replace_table(self.path, name, saved.round, saved.table(name))
+            self._rows = saved.table("rounds").to_pylist()
+            began = read_json(self.path / "environment.json") or now
+            now = {**began, "resumed": [*began.get("resumed", []), {"after_round": saved.round, **now}]}
+        write_text(self.path / "job.toml", tomli_w.dumps(site.job.table()))
+        write_text(self.path / "environment.json", json.dumps(now, indent=2) + "\n")
+        write_partition(self.path, site.federation)
+        self._summarise("running")
+
+    def restored(self) -> Round | None:
+        """The round of the checkpoint to continue from; None for a new run."""
+        if self._saved is None:
+            return None
+        done = self._saved.round >= self._site.job.train.num_rounds
+        log.info("already at round %d" if done else "continuing after round %d", self._saved.round)
+        return self._saved.restore(self._site, self._workers)
+
+    def keep(self, round: Round) -> None:
+        """Write a finished round's rows, and a checkpoint when one is due. Raises `Unwritable`."""
+        self._last = round
+        self._record(round)
+        in_danger = self._workers.finished(round)
+        if round.round and (in_danger or round.round % self._site.job.output.every == 0):
+            self._checkpoint(round)
+
+    def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        try:
+            if self._last is not None:
+                with suppress(Unwritable):  # if so, `error` says it already
+                    if error is not None:
+                        self._record(self._last)  # again: a signal may have come in the middle
+                    self._checkpoint(self._last)
+            status = "done" if error is None else "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+            try:
+                self._summarise(status, **({"error": f"{type(error).__name__}: {error}"} if error else {}))
+            except OSError as why:
+                if error is None:
+                    raise Unwritable(f"how the run ended cannot be written to {self.path}: {why}") from None
+            for note in self._what_now(error) if error else ():
+                error.add_note(note)  # type: ignore[union-attr]
+        finally:
+            os.close(self._lock)
+
+    def _record(self, round: Round) -> None:
+        rows = round_rows(round, self._site.federation.train.classes)
+        try:
+            write_round(self.path, round.round, rows)
+            self._rows = [row for row in self._rows if row["round"] < round.round] + rows["rounds"]
+            self._summarise("running")
+        except OSError as error:
+            raise Unwritable(f"the results of round {round.round} cannot be written to {self.path}: {error}") from None
+        self._checkpoints.follow(round)
+
+    def _checkpoint(self, round: Round) -> None:
+        """Write a checkpoint. A run continues where no checkpoint can be written."""
+        try:
+            self._checkpoints.save(round, self._workers, {name: read_table(self.path, name) for name in RESULTS})
+        except Exception as error:
+            last = self._checkpoints.round
+            there = f"the last is of round {last}" if last is not None else "there is none yet"
+            log.warning("no checkpoint of round %d was written (%s); %s", round.round, error, there)
+
+    def _summarise(self, status: str, **more: Any) -> None:
+        summary = {"status": status, **more, **summarise(self._rows)}
+        write_text(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
+
+    def _what_now(self, error: BaseException) -> Iterator[str]:
+        """Where the results of a run that ended early are, how to continue it, how to look into its failure."""
+        recorded = f"rounds up to {self._rows[-1]['round']} are" if self._rows else "no round is"
+        yield f"{recorded} recorded in {self.path}"
+        if self._checkpoints.round is not None:
+            yield f"to continue after round {self._checkpoints.round}: rayfed resume {self.path}"
+        if isinstance(error, ClientFailed) and error.client is not None:
+            place = f"{self.path} --round {error.round} --client {error.client}"
+            yield f"to see it again, in this process: rayfed replay {place}"

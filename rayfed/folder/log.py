@@ -1,0 +1,52 @@
+"""The package's log, kept until the run's folder exists and then written to its `log.txt`."""
+
+import logging
+import logging.handlers
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+
+class LogFile(logging.FileHandler):
+    """A log file. It is silent where the disk is full: the run continues, and the screen has the same log."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        pass
+
+    def close(self) -> None:
+        with suppress(OSError):
+            super().close()
+
+
+@contextmanager
+def logging_to(handler: logging.Handler) -> Iterator[None]:
+    """Give the package's log, from INFO on, to a handler."""
+    log = logging.getLogger("rayfed")
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(min(level or logging.INFO, logging.INFO))
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+        log.removeHandler(handler)
+
+
+@contextmanager
+def logging_to_file() -> Iterator[Callable[[Path], None]]:
+    """Collect the package's log. Call the yielded function with a run's folder to write all of it there."""
+    kept = logging.handlers.MemoryHandler(capacity=0, flushLevel=logging.NOTSET)
+
+    def begin(path: Path) -> None:
+        file = LogFile(path / "log.txt")
+        file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        kept.setTarget(file)
+        kept.flush()
+
+    try:
+        with logging_to(kept):
+            yield begin
+    finally:
+        if kept.target is not None:
+            kept.target.close()
+        kept.close()

@@ -1,0 +1,78 @@
+"""Where a job's results and checkpoints go, and whether they may go there."""
+
+import os
+import shutil
+from pathlib import Path
+
+from rayfed.errors import InputError
+from rayfed.folder.storage import Folder
+from rayfed.folder.summary import read_summary
+from rayfed.folder.tables import SCHEMAS
+from rayfed.job import Job, read_job
+
+# Everything that a run writes. job.toml, by which a folder is known as a run's, goes last when it is cleared.
+OWN = (
+    *(f"{name}.parquet" for name in SCHEMAS),
+    *("environment.json", "checkpoints", "summary.json", "log.txt", "report.html", "job.toml"),
+)
+OTHERWISE = "give --force to replace them, or give the job another name"
+
+
+def folder_of(job: Job) -> Path:
+    """`<output.path>/<name>`, absolute."""
+    if "\0" in job.output.path:
+        raise InputError(f"output.path = {job.output.path!r}: a path cannot hold NUL")
+    return Path(job.output.path).expanduser().absolute() / job.name
+
+
+def checkpoints_of(job: Job) -> Folder:
+    """The folder of the job's checkpoints: inside its own, or in `output.checkpoints`."""
+    inside = folder_of(job) / "checkpoints"
+    return Folder(f"{job.output.checkpoints.rstrip('/')}/{job.name}" if job.output.checkpoints else str(inside))
+
+
+def refuse_overwriting(job: Job, force: bool) -> None:
+    """Raises `InputError` where results exist already or, even with `force`, where the folder is not a run's."""
+    path = folder_of(job)
+    base = Path(job.output.path).expanduser().resolve()
+    if not path.resolve().is_relative_to(base):
+        raise InputError(f"'{path}': a link leads out of '{base}' (output.path)")
+    nearest = next(place for place in (path, *path.parents) if place.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise InputError(f"results cannot be written to '{path}': '{nearest}' is not a folder that can be written to")
+    if not force and (place := checkpoints_of(job)).place != str(path / "checkpoints") and place.names():
+        what = f"'{place.place}' holds checkpoints of a run of this name"
+        raise InputError(f"{what}; {OTHERWISE}, or resume the run: rayfed resume {place.place}")
+    if nearest != path or not any(path.iterdir()):
+        return
+    if not (path / "job.toml").is_file():
+        raise InputError(f"'{path}' exists and is not a rayfed run; give the job another name or output.path")
+    if not force:
+        raise InputError(f"'{path}' holds the results of a run; {OTHERWISE}, or resume the run: rayfed resume {path}")
+
+
+def is_done(job: Job) -> bool:
+    """Whether the job's results are in its folder, complete. Raises `InputError` where another job's results are."""
+    summary = read_summary(folder_of(job)) if is_begun(job) else {}
+    return (summary.get("status"), summary.get("rounds")) == ("done", job.train.num_rounds)
+
+
+def is_begun(job: Job) -> bool:
+    """Whether the job's folder exists, with no more rounds than it asks for. `InputError` if it is another job's."""
+    path = folder_of(job)
+    if not (path / "job.toml").is_file():
+        return False
+    further = read_summary(path).get("rounds", 0) > job.train.num_rounds
+    if read_job(path / "job.toml").lineage() != job.lineage() or further:
+        what = f"'{path}' holds the results of another job of this name{' (it has more rounds)' if further else ''}"
+        raise InputError(f"{what}; {OTHERWISE}")
+    return True
+
+
+def clear_results(path: Path) -> None:
+    """Remove an earlier run from a folder, and no other files."""
+    for name in OWN:
+        if (path / name).is_dir() and not (path / name).is_symlink():
+            shutil.rmtree(path / name)
+        else:
+            (path / name).unlink(missing_ok=True)

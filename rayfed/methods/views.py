@@ -1,0 +1,177 @@
+"""The views that a part's hooks are given: the round as a client or the server sees it, a batch, a finished training.
+
+Shapes: `B` batch, `C` classes, `D` features, images of `c` x `h` x `w`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from rayfed.models.classifier import has_features
+from rayfed.trees import Tree
+from rayfed.weights import Weights
+
+
+@dataclass(frozen=True, eq=False)
+class Outputs:
+    """A model's outputs on a batch."""
+
+    features: Tensor | None  # (B, D), None where the model has none
+    logits: Tensor  # (B, C)
+
+    @property
+    def of_features(self) -> Tensor:
+        """The features, (B, D), for parts that have checked that there are any."""
+        assert self.features is not None, "the model gives no features; a part that needs them says so in `check`"
+        return self.features
+
+
+def run_model(model: nn.Module, images: Tensor) -> Outputs:
+    """A forward pass, (B, c, h, w) to features and logits."""
+    if not has_features(model):
+        return Outputs(None, model(images))
+    features = model.features(images)
+    return Outputs(features, model.head(features))
+
+
+class Frozen:
+    """Copies of the model with other weights, in eval mode and without gradients; one copy per weights."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._made: dict[int, tuple[Weights, nn.Module]] = {}
+
+    def __call__(self, weights: Weights) -> nn.Module:
+        if id(weights) not in self._made:  # the copy keeps the weights alive, so that no other weights get their id
+            model = copy.deepcopy(self._model).eval().requires_grad_(False)
+            model.load_state_dict(weights)
+            self._made[id(weights)] = weights, model
+        return self._made[id(weights)][1]
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """The round as a hook sees it, on the server or on a client. Do not write to anything in it."""
+
+    round: int  # 1 is the first
+    weights: Weights  # the round's global model
+    num_classes: int
+    num_clients: int  # of the population
+    frozen: Callable[[Weights], nn.Module]  # a model with these weights, in eval mode, that takes no gradient
+    samples: Callable[..., Iterator[tuple[Tensor, Tensor]]]  # un-augmented batches of a size, always in the same order
+
+    @property
+    def global_model(self) -> nn.Module:
+        """The round's global model, frozen: the usual teacher."""
+        return self.frozen(self.weights)
+
+    def outputs(self, model: nn.Module) -> Iterator[tuple[Outputs, Tensor]]:
+        """A frozen model's outputs on all `samples`, with their labels, batch by batch."""
+        with torch.no_grad():
+            for images, labels in self.samples():
+                yield run_model(model, images), labels
+
+
+@dataclass(frozen=True, eq=False)
+class ServerView(View):
+    """The view of `tell`. `samples` are the server's auxiliary set, which is empty unless a part asks for it."""
+
+
+@dataclass(frozen=True, eq=False)
+class ClientView(View):
+    """The view of a client's hooks. `samples` are the client's own."""
+
+    id: int
+    num_examples: int
+    label_counts: Tensor  # (C,) int64, on the client's device, as all tensors here
+    lr: float  # of this round
+    momentum: float
+    batch_size: int
+    state: Tree = None  # the server's, for a part that defines `survey`
+    payload: Tree = None  # from this part's `tell`
+    memory: Tree = None  # from this part's last `report` on this client; None the first time
+
+    def for_part(
+        self, slot: str, states: dict[str, Tree], payloads: dict[str, Tree], memory: dict[str, Tree]
+    ) -> ClientView:
+        """The view that the part in `slot` gets."""
+        return replace(self, state=states.get(slot), payload=payloads.get(slot), memory=memory.get(slot))
+
+
+class Batch:
+    """One batch in training. Lazy: a model runs on it only when a part asks, and at most once."""
+
+    def __init__(self, images: Tensor, labels: Tensor, model: nn.Module, parameters: Weights, client: View) -> None:
+        self.images = images  # (B, c, h, w), augmented and normalised
+        self.labels = labels  # (B,)
+        self.parameters = parameters  # of the model in training, live
+        self.model = model
+        self._client = client
+        self._frozen: dict[nn.Module, Outputs] = {}
+
+    @cached_property
+    def _outputs(self) -> Outputs:
+        return run_model(self.model, self.images)
+
+    @property
+    def logits(self) -> Tensor:
+        """(B, C), of the model in training."""
+        return self._outputs.logits
+
+    @property
+    def features(self) -> Tensor:
+        """(B, D), penultimate, of the model in training."""
+        return self._outputs.of_features
+
+    @property
+    def teacher(self) -> Outputs:
+        """The round's global model on this batch."""
+        return self.outputs_of(self._client.global_model)
+
+    def outputs_of(self, model: nn.Module) -> Outputs:
+        """A frozen model on this batch."""
+        if model not in self._frozen:
+            with torch.no_grad():
+                self._frozen[model] = run_model(model, self.images)
+        return self._frozen[model]
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """The outcome of a client's local training."""
+
+    model: nn.Module  # as trained, in eval mode; its parameters take gradients
+    weights: Weights  # its state, parameters and buffers, live: report them as they are, and do not write to them
+    steps: int  # SGD steps taken
+    loss: float  # mean over the steps
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """The server's step from the round's weights to the next. `proposed` is None until an average has made it."""
+
+    weights: Weights
+    proposed: Weights | None
+    round: int
+    num_clients: int  # of the population
+    trainable: frozenset[str]  # the names in `weights` that are parameters; the others are buffers
+
+    @property
+    def averaged(self) -> Weights:
+        """The weights that the parts before have proposed."""
+        assert self.proposed is not None, "no part has averaged the clients yet"
+        return self.proposed
+
+    def parameters(self, weights: Weights) -> Weights:
+        """Only the parameters of some weights."""
+        return {name: tensor for name, tensor in weights.items() if name in self.trainable}
+
+    def towards(self, proposed: Weights) -> Step:
+        """The same step, to other weights."""
+        return replace(self, proposed=proposed)

@@ -1,0 +1,97 @@
+"""The address of a cluster's job server: how it is found and tried, and whether it is this machine."""
+
+import os
+import socket
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from http.client import HTTPException
+from urllib.error import HTTPError
+
+from rayfed.errors import ClusterLost, InputError, NoRay
+from rayfed.runtime.jobs import Jobs, brief
+from rayfed.runtime.tokens import keep_private
+
+USUAL = "http://127.0.0.1:8265"  # where a Ray has its dashboard by default
+VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")  # they name a cluster; Ray prefers them to any argument
+ANSWER_LIMIT = 10.0  # seconds in which a cluster must answer
+
+
+@contextmanager
+def connected(given: str | None) -> Iterator[Jobs]:
+    """The job server at an address: its URL, `host:port` of the server or of the cluster itself, or `auto`.
+
+    Without an address, the environment names it, or it is the Ray on this machine. Shows the user's token, if any.
+    Raises `InputError` where no Ray answers, or it refuses us; `NoRay` if the user has named no address either.
+    """
+    by = "--address" if given else next((name for name in VARIABLES if os.environ.get(name)), "")
+    address = given or os.environ.get(by) or USUAL
+    hidden = {name: os.environ.pop(name) for name in VARIABLES if name in os.environ}
+    keep_private()
+    try:
+        url = _url(address, by)
+        if error := _unreachable(url):
+            raise _no_ray(address, by, error)
+        jobs = Jobs(url, by)
+        try:
+            jobs.ask("GET", "/api/version")["ray_version"]
+        except (ClusterLost, LookupError, TypeError) as error:
+            raise InputError(f"something answers at {url} that is not a Ray ({brief(error)})") from None
+        yield jobs
+    finally:
+        os.environ.update(hidden)
+
+
+def is_here(url: str) -> bool:
+    """Whether the cluster's head node is this machine, so that a path means the same there as here."""
+    from ray.util.state import list_nodes
+    from ray.util.state.exception import RayStateApiException
+
+    try:  # the address does not tell: its port may be forwarded
+        heads = list_nodes(address=url, filters=[("is_head_node", "=", True)])
+    except RayStateApiException:
+        return False
+    for ip in filter(None, (head.node_ip for head in heads)):
+        with suppress(OSError), socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as probe:
+            probe.bind((ip, 0))  # fails unless the address is this machine's
+            return True
+    return False
+
+
+def _url(address: str, by: str) -> str:
+    """The URL of the job server. An address without `http://` may be the server's or the cluster's."""
+    if address.startswith(("http://", "https://")):
+        return address.rstrip("/")
+    if address != "auto" and "://" not in address and not _unreachable(f"http://{address}"):
+        return f"http://{address}"
+    from ray.dashboard.utils import get_address_for_submission_client
+
+    from rayfed.runtime import trust
+
+    try:
+        trust.joining(address)
+        return get_address_for_submission_client(address)
+    except InputError as error:
+        raise InputError(str(error).replace("ray.address =", f"{by} =", 1)) from None
+    except Exception as error:  # Ray raises many kinds
+        raise _no_ray(address, by, error) from None
+
+
+def _unreachable(url: str) -> Exception | None:
+    """Why nothing answers at a URL; None if there is any answer, even a refusal."""
+    try:
+        with urllib.request.urlopen(f"{url}/api/version", timeout=ANSWER_LIMIT):
+            return None
+    except HTTPError as error:
+        error.close()
+        return None
+    except (OSError, HTTPException, ValueError) as error:  # the last where it is not an address
+        return error
+
+
+def _no_ray(address: str, by: str, error: Exception) -> InputError:
+    said = f", which {by} names," if by.startswith("RAY") else ""
+    return (InputError if by else NoRay)(
+        f"no Ray answers at {address}{said} ({brief(error)}); start a Ray here with `ray start --head`, or name "
+        f"another by its dashboard, such as --address {USUAL}"
+    )

@@ -1,0 +1,110 @@
+"""How actors share a GPU: an actor's part, measured on the largest client, and the cap on its memory."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import ray
+import torch
+from ray import ObjectRef
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from rich.filesize import decimal
+
+from rayfed.engine import Round, play, start
+from rayfed.errors import ClientFailed, InputError
+from rayfed.job import RayOptions
+from rayfed.local import Site
+from rayfed.runtime.here import Here
+from rayfed.runtime.placement import Resources
+
+log = logging.getLogger(__name__)
+
+GPU_PART = 0.9  # of a GPU's memory, for all actors on it; CUDA takes some for itself in each process
+MOST_ON_A_GPU = 1000  # actors; Ray counts in ten-thousandths of a GPU
+MEASURE_LIMIT = 3600.0  # seconds in which the largest client must be measured
+
+
+def without_absent_gpus(options: RayOptions, nodes: Sequence[Resources]) -> RayOptions:
+    """`ray.num_gpus = "auto"` is 0 where no node has a GPU."""
+    if options.num_gpus == "auto" and not any(node.get("GPU", 0) >= 1 for node in nodes):
+        return replace(options, num_gpus=0.0)
+    return options
+
+
+def memory_cap(gpu_share: float) -> float:
+    """The part of a GPU's memory that an actor may take. Ray only counts fractions: it does not hold actors to them."""
+    return GPU_PART * gpu_share if gpu_share < 1 else 1.0
+
+
+def measure_share(probe: Any, sites: Mapping[str, ObjectRef]) -> float:
+    """GPUs per actor for `ray.num_gpus = "auto"`: `probe`, an actor on a whole GPU, trains the largest client.
+
+    Kills the probe. Raises `InputError` where a client does not fit on the smallest GPU, `ClientFailed` where it fails.
+    """
+    gpu_nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU")]
+    strategies = [NodeAffinitySchedulingStrategy(node, soft=False) for node in gpu_nodes]
+    asked = [probe.measure.remote(sites)]
+    asked += [_gpu_bytes.options(scheduling_strategy=strategy).remote() for strategy in strategies]
+    try:
+        needed, *sizes = ray.get(asked, timeout=MEASURE_LIMIT)
+    except GetTimeoutError:
+        raise InputError(
+            f"ray.num_gpus = 'auto': the largest client was not done on a GPU after {MEASURE_LIMIT:.0f} s; give each "
+            "client's part of a GPU, such as ray.num_gpus = 0.25"
+        ) from None
+    except RayError as error:
+        raise ClientFailed(f"ray.num_gpus = 'auto': the largest client failed on a whole GPU:\n{error}") from None
+    finally:
+        ray.kill(probe)
+    return share_as_measured(needed, [size for node in sizes for size in node])
+
+
+def share_as_measured(needed: int, gpus: Sequence[int]) -> float:
+    """The part of a GPU, 1/k, such that k clients of `needed` bytes fit into 90 % of the smallest GPU (bytes).
+
+    Raises `InputError` where not even a single client fits.
+
+    >>> share_as_measured(3 * 2**30, gpus=[16 * 2**30, 80 * 2**30])
+    0.25
+    """
+    if needed == 0 or not gpus:
+        log.warning("ray.num_gpus = 'auto': torch sees no GPU where Ray has one; each actor gets a whole GPU")
+        return 1.0
+    room = int(GPU_PART * min(gpus))
+    fit = min(room // needed, MOST_ON_A_GPU)
+    if fit == 0:
+        raise InputError(
+            f"a client needs {decimal(needed)} of GPU memory, and {GPU_PART:.0%} of the smallest GPU are "
+            f"{decimal(room)}; try a smaller train.batch_size, or ray.num_gpus = 1 for a whole GPU per actor"
+        )
+    sizes = decimal(needed), decimal(min(gpus))
+    log.info("the largest client takes %s of GPU memory, the smallest GPU has %s: ray.num_gpus = 1/%d", *sizes, fit)
+    return 1 / fit
+
+
+def peak_bytes(site: Site) -> int:
+    """The most GPU memory, in bytes, that a client takes; 0 without a GPU. No other process may be on the GPU."""
+    if not torch.cuda.is_available():
+        return 0
+    rehearse(site)
+    free, total = torch.cuda.mem_get_info()
+    beside = total - free - torch.cuda.memory_reserved()  # CUDA's own: some hundred MB per process
+    return torch.cuda.max_memory_reserved() + max(0, beside)
+
+
+def rehearse(site: Site) -> Round:
+    """Play the first round, and twice the last round (a method may switch, a client has a memory), by one client."""
+    federation, workers = site.federation, Here(site, gpu=True)
+    largest = max(range(federation.num_clients), key=federation.num_examples)
+    last = start(site, workers)
+    for number in (1, site.job.train.num_rounds, site.job.train.num_rounds):
+        last = play(site, replace(last, round=number - 1), workers, clients=[largest])
+    return last
+
+
+@ray.remote(num_cpus=0)
+def _gpu_bytes() -> list[int]:
+    """The memory of each GPU of a node."""
+    return [torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count())]
