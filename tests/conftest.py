@@ -11,16 +11,16 @@ import torch
 from hypothesis import settings
 from torch import nn
 
-from rayfed.data.augment import Augment
 from rayfed.data.federation import Federation, pixel_moments
 from rayfed.data.partition import Partition
 from rayfed.data.samples import Samples
-from rayfed.local import Site, Training
+from rayfed.data.settings import Augment, Data
+from rayfed.engine import rounds
+from rayfed.job import Job, RayOptions, Training
+from rayfed.local import Site
 from rayfed.models.classifier import Classifier
-from rayfed.rounds import rounds, start
 from rayfed.runtime.here import Here
-from rayfed.weights import state_of
-from rayfed.wire import pack, unpack
+from rayfed.trees import pack, unpack
 
 settings.register_profile("rayfed", deadline=None)  # a busy machine is no mistake
 settings.load_profile("rayfed")
@@ -76,12 +76,12 @@ def make_model():
 def make_site(make_federation, make_model, one_thread):
     """A method, and what differs from the usual training, -> a fresh site."""
 
-    def make(method, *, counts=COUNTS, norm=False, augment=None, seed=0, **training):
+    def make(method, *, counts=COUNTS, norm=False, augment=None, seed=0, ray=None, **training):
         usual = {"num_rounds": 3, "clients_per_round": 4, "local_epochs": 2, "batch_size": 5, "lr": 0.1}
         usual |= {"lr_decay": 0.5, "momentum": 0.9, "weight_decay": 1e-3}
-        training = Training(**usual | training)
-        device = torch.device("cpu")
-        return Site(make_model(norm), make_federation(counts), augment or Augment(), training, method, seed, device)
+        data, training = Data(augment=augment or Augment()), Training(**usual | training)
+        job = Job("tiny", seed, method, data, train=training, ray=ray or RayOptions())
+        return Site(make_model(norm), make_federation(counts), job, torch.device("cpu"))
 
     return make
 
@@ -91,9 +91,7 @@ def play():
     """Train a site to the end: all its rounds, the initial one first."""
 
     def play(site, workers=None):
-        workers = workers or Here(site)
-        first = start(site, state_of(site.model), workers)
-        return [first, *rounds(site, first, workers)]
+        return list(rounds(site, workers or Here(site)))
 
     return play
 

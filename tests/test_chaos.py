@@ -1,6 +1,6 @@
-"""Federations that everything happens to: actors, nodes and the driver die, checkpoints are torn, and no bit changes.
+"""Federations whose actors, nodes and driver die, and whose checkpoints are torn: no bit of the results changes.
 
-`pytest -m slow` plays three of them, `pytest -m chaos` the other twenty-seven; a seed names each.
+`pytest -m slow` plays three of them, `pytest -m chaos` the other twenty-seven; each has its seed.
 """
 
 import os
@@ -17,7 +17,7 @@ from shutil import rmtree
 import pytest
 from ray.cluster_utils import Cluster
 
-from rayfed.record import read_table
+from rayfed.folder.tables import read_table
 from rayfed.runtime.session import OUR_RAY
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -32,7 +32,7 @@ SETTINGS = {
     "train.batch_size": 20,
     "output.every": 1,
 }
-WATCHFUL = {  # as for a cluster whose nodes are known to die
+WATCHFUL = {  # short intervals, so that the death of a node is noticed within seconds
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "500",
     "RAY_health_check_timeout_ms": "500",
@@ -48,7 +48,7 @@ def command(path, name, method, **settings):
 
 
 def numbers(path):
-    """Everything about a finished run that must not depend on what happened to it."""
+    """Everything about a finished run that must not depend on what happened during it."""
     weights = (path / f"checkpoints/round-{ROUNDS:05d}.safetensors").read_bytes()
     columns = {"rounds": ["seconds"], "clients": ["seconds", "node"], "classes": []}
     return weights, {name: read_table(path, name).drop_columns(drop).to_pylist() for name, drop in columns.items()}
@@ -56,7 +56,7 @@ def numbers(path):
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory):
-    """A method -> the numbers of a run that nothing happened to, in one process, without Ray."""
+    """A method -> the numbers of an undisturbed run, in one process, without Ray."""
     folder, known = tmp_path_factory.mktemp("undisturbed"), {}
 
     def undisturbed(method):
@@ -70,11 +70,10 @@ def undisturbed(tmp_path_factory):
 
 
 @pytest.fixture
-def nodes():
+def nodes(monkeypatch):
     """A cluster of a head without CPUs for actors, and two nodes with one each."""
-    environment = {**OUR_RAY, **WATCHFUL}
-    before = {key: os.environ.get(key) for key in environment}
-    os.environ.update(environment)
+    for key, value in {**OUR_RAY, **WATCHFUL}.items():
+        monkeypatch.setenv(key, value)
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
     node = {"include_dashboard": False, "temp_dir": folder, "object_store_memory": 100 * 2**20}
     try:
@@ -86,8 +85,6 @@ def nodes():
         finally:
             cluster.shutdown()
     finally:
-        for key, value in before.items():
-            os.environ.pop(key) if value is None else os.environ.update({key: value})
         rmtree(folder, ignore_errors=True)
 
 
@@ -106,7 +103,7 @@ def kill_actor(cluster, chance):
 
 
 def kill_node(cluster, chance):
-    """Pull the plug of a node; another one comes a moment later."""
+    """Pull the plug of a node; another node comes a moment later."""
     node = chance.choice(sorted(cluster.worker_nodes, key=lambda node: node.node_id))
     os.kill(raylet(node), signal.SIGKILL)
     cluster.remove_node(node, allow_graceful=False)
@@ -133,10 +130,10 @@ seeds = [pytest.param(seed, marks=pytest.mark.slow if seed < 3 else pytest.mark.
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", seeds)
-def test_whatever_happens_the_bits_are_the_same(seed, nodes, undisturbed, tmp_path, record_property):
+def test_the_bits_are_the_same_whatever_happens(seed, nodes, undisturbed, tmp_path, record_property):
     method, chance = METHODS[seed % len(METHODS)], random.Random(seed)
     expected = undisturbed(method)
-    # What happens in which round; the same round may be played again, and then nothing more happens in it.
+    # Round -> what happens in it; a round that is played again is left in peace.
     kinds = ["actor", "actor", "node", "driver", "torn"]
     due = dict(zip(chance.sample(range(1, ROUNDS), 5), chance.sample(kinds, 5), strict=True))
     happened, run = Counter(), tmp_path / "run"
@@ -146,7 +143,7 @@ def test_whatever_happens_the_bits_are_the_same(seed, nodes, undisturbed, tmp_pa
         try:
             for line in process.stdout:
                 round = int(line[5:].partition("/")[0]) if line.startswith("round ") else -1
-                # Of rounds, too, that the last driver played while it was about to be killed.
+                # Also what was due in rounds that the last driver still played before it was killed.
                 while process.poll() is None and (now := min(due, default=ROUNDS + 1)) <= round:
                     kind = due.pop(now)
                     time.sleep(chance.uniform(0, 0.5))

@@ -1,4 +1,4 @@
-"""What docs/ says about the methods is what the code does: names, defaults, snippets, links, numbers of cost."""
+"""What docs/ says about the methods is what the code does: names, defaults, snippets, links, costs."""
 
 import importlib
 import importlib.util
@@ -15,15 +15,15 @@ import torch
 from torch import nn
 
 from rayfed import local, read_job
-from rayfed.data.augment import Augment
-from rayfed.local import Site, Training
+from rayfed.cli.options import catalogue
+from rayfed.engine import rounds
+from rayfed.job import Job, Training
+from rayfed.local import Site
 from rayfed.methods import RECIPES, Batch, read_method
 from rayfed.methods.registry import parameters
 from rayfed.models.classifier import Classifier
-from rayfed.rounds import play, start
 from rayfed.runtime.here import Here
-from rayfed.weights import state_of
-from rayfed.wire import pack
+from rayfed.trees import num_bytes
 
 DOCS = Path(__file__).parents[1] / "docs"
 METHODS = DOCS / "methods"
@@ -66,9 +66,7 @@ def modules(tmp_path, monkeypatch):
             Path(f"{name[1]}.py").write_text(code)
             monkeypatch.delitem(sys.modules, name[1], raising=False)
     importlib.invalidate_caches()
-    threads = torch.get_num_threads()
     yield
-    torch.set_num_threads(threads)
     sys.modules.pop("my_method", None)
 
 
@@ -80,9 +78,8 @@ def test_every_recipe_has_a_page_and_every_page_a_recipe():
 def test_a_page_has_its_sections_and_is_short(name):
     text = PAGES[name].read_text()
     assert re.findall(r"^## (.*)$", text, re.MULTILINE) == SECTIONS
-    assert re.search(
-        r"^\$\$\n(?:[^-+*=#\n$].*\n)+\$\$$", section(PAGES[name], "Formula"), re.MULTILINE
-    )  # nor a list in it
+    # No line of a formula may look like the beginning of a list or a heading.
+    assert re.search(r"^\$\$\n(?:[^-+*=#\n$].*\n)+\$\$$", section(PAGES[name], "Formula"), re.MULTILINE)
     assert len(text.splitlines()) <= 85
 
 
@@ -115,7 +112,7 @@ def test_job_snippets_are_valid(path):
 
 
 @pytest.mark.usefixtures("modules")
-def test_python_of_the_overview_runs(capsys):
+def test_the_overviews_python_runs(capsys):
     for code in snippets(OVERVIEW, "python"):
         if not re.match(r"# \w+\.py\n", code):
             exec(code, {})
@@ -162,7 +159,7 @@ def test_the_overview_repeats_each_page():
 
 @every_page
 def test_cost_is_as_measured(name, make_federation, monkeypatch, one_thread):
-    """In full swing: after seven rounds in which all clients take part. Odd terms, of C and D, are small here."""
+    """After seven rounds in which all clients take part. Terms in C and D are small here."""
     runs, passes, batches = [], [], []
     inside, view, outputs_of = Batch.__init__, local._view, Batch.outputs_of
 
@@ -186,37 +183,33 @@ def test_cost_is_as_measured(name, make_federation, monkeypatch, one_thread):
     layers = nn.Sequential(nn.Flatten(), nn.Linear(16, 256), nn.ReLU(), nn.Linear(256, 16), nn.ReLU())
     model, data = Classifier(layers, nn.Linear(16, 4)), make_federation()
     training = Training(num_rounds=7, clients_per_round=data.num_clients, local_steps=1, batch_size=5, lr=0.01)
-    site = Site(model, data, Augment(), training, RECIPES[name](), 0, torch.device("cpu"))
-    weights = state_of(model)
-    workers, unit = Here(site), pack(weights).num_bytes
-    last, marks = start(site, weights, workers), []
-    while last.round < training.num_rounds:
-        last = play(site, last, workers)
-        marks.append((len(batches), len(runs), len(passes)))
-    steps, a_batch, a_round = (now - before for before, now in zip(*marks[-2:], strict=True))
+    site = Site(model, data, Job("cost", method=RECIPES[name](), train=training), torch.device("cpu"))
+    history = [(round, len(batches), len(runs), len(passes)) for round in rounds(site, Here(site))]
+    (_, *before), (last, *now) = history[-2:]
+    steps, in_batches, in_round = (after - earlier for earlier, after in zip(before, now, strict=True))
 
+    unit = num_bytes(last.weights)
     kept = max((packed.num_bytes for packed in last.memories.values()), default=0)
-    states = sum(pack(state).num_bytes for state in (hold.state for hold in last.held.values()))
+    states = num_bytes([hold.state for hold in last.held.values()])
     measured = [
-        a_batch / steps + (name == "fedalign"),  # its pass is through the model in training, not a teacher's
-        a_round / data.num_clients,
+        in_batches / steps + (name == "fedalign"),  # its pass is through the model in training, not a teacher's
+        in_round / data.num_clients,
         last.bytes_down / data.num_clients / unit,
         last.bytes_up / data.num_clients / unit,
         kept / unit,
         states / unit,
     ]
     (cells,) = table(section(PAGES[name], "Cost"))
-    said = [int(re.match(r"\d+", cell)[0]) for cell in cells]
-    assert measured == pytest.approx(said, abs=0.05)
+    stated = [int(re.match(r"\d+", cell)[0]) for cell in cells]
+    assert measured == pytest.approx(stated, abs=0.05)
+    entry = next(entry for entry in catalogue() if entry["name"] == name)
+    assert [float(entry["down"]), float(entry["up"])] == stated[2:4]
     for cell, number in zip(cells[2:], measured[2:], strict=True):
-        assert ("+" in cell) == (number != round(number)), "an odd term is said where there is one"
+        assert ("+" in cell) == (number != round(number)), "a term in C or D is stated where there is one"
 
 
-# The comparison.
-
-
-def test_the_comparisons_tables_are_those_of_its_results():
-    """No number in it was typed: the page is made of the file, and every method, setting and seed is there."""
+def test_the_comparisons_tables_are_made_of_its_results():
+    """No number in them was typed, and every method, setting and seed is there."""
     spec = importlib.util.spec_from_file_location("make_comparison", DOCS.parent / "tools" / "make_comparison.py")
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)

@@ -1,11 +1,10 @@
 """Input made to harm ends in one message: no crash, no wait without end, no full memory, nothing executed."""
 
-from __future__ import annotations
-
 import ast
 import io
 import json
 import os
+import re
 import resource
 import struct
 import subprocess
@@ -21,12 +20,14 @@ from PIL import Image
 
 import rayfed
 from rayfed.data import decode, samples
-from rayfed.data.sources import Source, load
-from rayfed.job import MAX_BYTES, read_job, read_override
-from rayfed.values import InputError
+from rayfed.data.settings import Data
+from rayfed.data.sources import load
+from rayfed.errors import InputError
+from rayfed.job import read_job, read_override
+from rayfed.local import open_site
 
 PACKAGE = Path(rayfed.__file__).parent
-ROOM = 6 * 2**30  # bytes of address space for a process that is given a bomb
+LITTLE = 6 * 2**30  # bytes of address space for a process that reads a bomb
 
 
 def encoded(image: Image.Image, form: str = "PNG", **options) -> bytes:
@@ -44,17 +45,18 @@ def write(path: Path, image, label=(0, 1), metadata=None) -> str:
     return str(path)
 
 
-def refuses(source: Source, message: str) -> None:
+def refuses(source: Data, message: str) -> None:
     with pytest.raises(InputError, match=message) as caught:
         load(source)
     assert "\n" not in str(caught.value)
 
 
-def refused_in_little_room(source: str, *, seconds: float = 200) -> str:
-    """The message with which a process of its own refuses a source; it has no memory to spare, and no time."""
+def refused_with_little_memory(source: str, *, seconds: float = 200) -> str:
+    """The message with which a process with little memory and time refuses a source; '' if it reads it."""
     script = (
-        "import sys\nfrom rayfed.data.sources import Source, load\nfrom rayfed.values import InputError\n"
-        "try:\n    load(Source(sys.argv[1], test_fraction=0.5))\nexcept InputError as error:\n    print(error)"
+        "import sys\nfrom rayfed.data.settings import Data\nfrom rayfed.data.sources import load\n"
+        "from rayfed.errors import InputError\n"
+        "try:\n    load(Data(sys.argv[1], test_fraction=0.5))\nexcept InputError as error:\n    print(error)"
     )
     done = subprocess.run(
         [sys.executable, "-c", script, source],
@@ -62,7 +64,7 @@ def refused_in_little_room(source: str, *, seconds: float = 200) -> str:
         text=True,
         timeout=seconds,
         cwd=PACKAGE.parent,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (ROOM, ROOM)),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (LITTLE, LITTLE)),
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -75,7 +77,7 @@ RUNNERS = {"eval", "exec", "compile", "__import__"}
 
 
 def reads_of(tree: ast.AST):
-    """Whatever in a file could run what it reads: imports of pickle and its kin, torch.load, object arrays, eval."""
+    """Everything in a file that could run what it reads: pickle and the like, torch.load, object arrays, eval."""
     for node in ast.walk(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
@@ -92,24 +94,16 @@ def reads_of(tree: ast.AST):
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
-def test_no_file_reads_what_could_run(path):
+def test_no_source_file_can_run_what_it_reads(path):
     assert list(reads_of(ast.parse(path.read_text()))) == []
 
 
 @pytest.mark.parametrize(
     "code",
-    [
-        "import pickle",
-        "from yaml import load",
-        "torch.load(path)",
-        "torch.load(path, weights_only=False)",
-        "np.load(path, allow_pickle=True)",
-        "pd.read_pickle(path)",
-        "eval(text)",
-        "subprocess.run(text, shell=True)",
-    ],
-)
-def test_what_could_run_would_be_found(code):
+    ["import pickle", "from yaml import load", "torch.load(path)", "torch.load(path, weights_only=False)",
+     "np.load(path, allow_pickle=True)", "pd.read_pickle(path)", "eval(text)", "subprocess.run(text, shell=True)"],
+)  # fmt: skip
+def test_code_that_can_run_what_it_reads_is_found(code):
     assert list(reads_of(ast.parse(code)))
 
 
@@ -117,14 +111,11 @@ def test_an_object_with_code_in_a_parquet_file_is_not_run(tmp_path):
     """Arrow's old extension type for Python objects carries a pickle in the schema."""
     ran = tmp_path / "ran"
     code = f"cposix\nsystem\n(S'touch {ran}'\ntR.".encode()
-    field = pa.field(
-        "image",
-        pa.binary(),
-        metadata={"ARROW:extension:name": "arrow.py_extension_type", "ARROW:extension:metadata": code},
-    )
+    extension = {"ARROW:extension:name": "arrow.py_extension_type", "ARROW:extension:metadata": code}
+    field = pa.field("image", pa.binary(), metadata=extension)
     table = pa.table([pa.array([code, code]), pa.array([0, 1])], pa.schema([field, pa.field("label", pa.int64())]))
     pq.write_table(table, tmp_path / "a.parquet")
-    refuses(Source(str(tmp_path / "a.parquet")), "row 0: cannot be decoded as an image")
+    refuses(Data(str(tmp_path / "a.parquet")), "row 0: cannot be decoded as an image")
     assert not ran.exists()
 
 
@@ -132,24 +123,24 @@ def test_an_object_with_code_in_a_parquet_file_is_not_run(tmp_path):
 
 
 @pytest.mark.parametrize("cut", [0, 4, 8, 100, -20, -1])
-def test_a_file_that_was_cut_is_refused(tmp_path, cut):
+def test_a_truncated_file_is_refused(tmp_path, cut):
     whole = Path(write(tmp_path / "whole.parquet", [SMALL] * 2)).read_bytes()
     (tmp_path / "cut.parquet").write_bytes(whole[:cut])
-    refuses(Source(str(tmp_path / "cut.parquet")), "cut.parquet: cannot be read as a Parquet file")
+    refuses(Data(str(tmp_path / "cut.parquet")), "cut.parquet: cannot be read as a Parquet file")
 
 
 def test_a_footer_of_two_gigabytes_and_no_columns_are_refused(tmp_path):
     (tmp_path / "a.parquet").write_bytes(b"PAR1" + b"x" * 100 + struct.pack("<I", 2**31 - 1) + b"PAR1")
-    refuses(Source(str(tmp_path / "a.parquet")), "cannot be read as a Parquet file")
+    refuses(Data(str(tmp_path / "a.parquet")), "cannot be read as a Parquet file")
     pq.write_table(pa.table({}), tmp_path / "b.parquet")
-    refuses(Source(str(tmp_path / "b.parquet")), "no column 'image'")
+    refuses(Data(str(tmp_path / "b.parquet")), "no column 'image'")
 
 
-def test_lists_in_lists_a_hundred_deep_are_refused(tmp_path):
+def test_lists_nested_sixty_deep_are_refused(tmp_path):
     lists = pa.array([1, 1], pa.uint8())
     for _ in range(60):
         lists = pa.ListArray.from_arrays(pa.array(range(len(lists) + 1), pa.int32()), lists)
-    refuses(Source(write(tmp_path / "a.parquet", lists)), "cannot be read as a Parquet file .*nested")
+    refuses(Data(write(tmp_path / "a.parquet", lists)), "cannot be read as a Parquet file .*nested")
 
 
 @pytest.mark.parametrize(
@@ -162,21 +153,21 @@ def test_lists_in_lists_a_hundred_deep_are_refused(tmp_path):
     ],
 )
 def test_images_of_odd_types_are_refused(tmp_path, image, message):
-    refuses(Source(write(tmp_path / "a.parquet", image)), message)
+    refuses(Data(write(tmp_path / "a.parquet", image)), message)
 
 
-def test_shapes_below_zero_are_refused(tmp_path):
+def test_negative_shapes_are_refused(tmp_path):
     path = write(tmp_path / "a.parquet", [[0] * 12] * 2)
-    refuses(Source(path, test=path, shape=(3, -2, -2)), r"cannot be images of shape \[3, -2, -2\]")
+    refuses(Data(path, test=path, shape=[3, -2, -2]), r"cannot be images of shape \[3, -2, -2\]")
 
 
 def test_a_label_that_claims_a_trillion_classes_is_refused(tmp_path):
     for labels in (pa.array([0, 10**12]), pa.array([0, samples.MAX_CLASSES])):
         path = write(tmp_path / "a.parquet", [SMALL] * 2, labels)
-        refused = refused_in_little_room(path)
+        refused = refused_with_little_memory(path)
         assert "column 'label': " in refused and "classes, more than the 32,768 allowed" in refused
     many = [f"id-{i}" for i in range(samples.MAX_CLASSES + 1)]
-    refuses(Source(write(tmp_path / "b.parquet", [SMALL] * len(many), many)), "32,769 classes, more than the 32,768")
+    refuses(Data(write(tmp_path / "b.parquet", [SMALL] * len(many), many)), "32,769 classes, more than the 32,768")
 
 
 @pytest.mark.parametrize(
@@ -192,19 +183,19 @@ def test_a_label_that_claims_a_trillion_classes_is_refused(tmp_path):
 )
 def test_class_names_of_odd_types_do_no_harm(tmp_path, metadata):
     path = write(tmp_path / "a.parquet", [SMALL] * 2, metadata=metadata)
-    assert [type(name) for name in load(Source(path, test=path)).train.classes] == [str, str]
+    assert [type(name) for name in load(Data(path, test=path)).train.classes] == [str, str]
 
 
 def test_more_images_than_memory_are_refused_before_it_is_filled(tmp_path, monkeypatch):
     path = write(tmp_path / "a.parquet", [encoded(Image.new("RGB", (64, 64)))] * 100, [0, 1] * 50)
     monkeypatch.setattr(decode, "MEMORY", 10**6)
-    refuses(Source(path, test=path), "100 images of 3 x 64 x 64 take .* GiB, and this machine has .*data.size")
-    assert len(load(Source(path, test=path, size=8)).train) == 100
+    refuses(Data(path, test=path), "100 images of 3 x 64 x 64 take 1.2 MB, and this machine has 1.0 MB; .*data.size")
+    assert len(load(Data(path, test=path, size=8)).train) == 100
     monkeypatch.setattr(decode, "MEMORY", 2 * 10**6)
-    refuses(Source(path, test=path, size=128), "100 images of 3 x 128 x 128 take")
+    refuses(Data(path, test=path, size=128), "100 images of 3 x 128 x 128 take 4.9 MB")
     monkeypatch.undo()
-    refuses(Source(path, test=path, size=10**9), "data.size = 1000000000: .* 4096 at most")
-    refuses(Source(size=10**9), "data.size = 1000000000: .* 4096 at most")
+    with pytest.raises(InputError, match="Data.size = 1000000000: input should be less than or equal to 4096"):
+        Data(size=10**9)
 
 
 # --- images
@@ -241,13 +232,13 @@ def bombs() -> dict[str, bytes]:
 
 @pytest.mark.parametrize("name", bombs())
 def test_image_bombs_are_refused(tmp_path, name):
-    refuses(Source(write(tmp_path / "a.parquet", [bombs()[name]] * 2)), "row 0: cannot be decoded as an image")
+    refuses(Data(write(tmp_path / "a.parquet", [bombs()[name]] * 2)), "row 0: cannot be decoded as an image")
 
 
-def test_of_many_frames_the_first_is_read(tmp_path):
+def test_the_first_of_many_frames_is_read(tmp_path):
     frames = [Image.new("P", (8, 8), i) for i in range(200)]
     path = write(tmp_path / "a.parquet", [encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])] * 2)
-    assert load(Source(path, test=path)).train.images.shape[2:] == (8, 8)
+    assert load(Data(path, test=path)).train.images.shape[2:] == (8, 8)
 
 
 # --- folders
@@ -261,23 +252,23 @@ def tree(root: Path) -> Path:
     return root
 
 
-def test_pipes_devices_and_dead_links_are_passed_over(tmp_path):
+def test_pipes_devices_and_dead_links_are_left_out(tmp_path):
     root = tree(tmp_path / "tree")
     (root / "cat" / "zero.png").symlink_to("/dev/zero")
     (root / "cat" / "dead.png").symlink_to(tmp_path / "nothing")
     os.mkfifo(root / "cat" / "pipe.png")
-    assert refused_in_little_room(str(root)) == ""
-    assert len(load(Source(str(root), test=str(root))).train) == 4
+    assert refused_with_little_memory(str(root)) == ""
+    assert len(load(Data(str(root), test=str(root))).train) == 4
 
 
-def test_links_to_other_folders_are_followed_and_circles_refused(tmp_path):
+def test_links_to_other_folders_are_followed_and_circles_are_refused(tmp_path):
     root = tree(tmp_path / "tree")
     (tmp_path / "emu").symlink_to(root / "dog")
     (root / "emu").symlink_to(tmp_path / "emu")
-    assert load(Source(str(root), test_fraction=0.5)).train.classes == ("cat", "dog", "emu")
+    assert load(Data(str(root), test_fraction=0.5)).train.classes == ("cat", "dog", "emu")
     (root / "cat" / "loop").symlink_to(root)
     (root / "dog" / "loop").symlink_to(root / "cat")
-    assert "loop': this link leads to a folder that it lies in" in refused_in_little_room(str(root))
+    assert "loop': this link leads to a folder above it" in refused_with_little_memory(str(root))
 
 
 @pytest.mark.parametrize(
@@ -287,14 +278,14 @@ def test_paths_that_are_no_files_are_refused(tmp_path, monkeypatch, path):
     monkeypatch.chdir(tmp_path)
     os.mkfifo("pipe")
     with pytest.raises(InputError):
-        load(Source(path, test_fraction=0.5))
+        load(Data(path, test_fraction=0.5))
 
 
-def test_a_file_too_large_for_an_image_or_not_there_any_more_is_refused(tmp_path, monkeypatch):
+def test_a_file_too_large_for_an_image_or_deleted_meanwhile_is_refused(tmp_path, monkeypatch):
     root = tree(tmp_path / "tree")
     with open(root / "cat" / "0.png", "wb") as file:
         file.truncate(2**40)  # takes no room on the disk
-    refuses(Source(str(root)), "cat/0.png: cannot be read .1,099,511,627,776 bytes, more than the")
+    refuses(Data(str(root)), "cat/0.png: cannot be read .1,099,511,627,776 bytes, more than the")
     (root / "cat" / "0.png").unlink()
     whole = decode._batched
 
@@ -303,13 +294,13 @@ def test_a_file_too_large_for_an_image_or_not_there_any_more_is_refused(tmp_path
         return whole(items, size)
 
     monkeypatch.setattr(decode, "_batched", late)
-    refuses(Source(str(root)), "cat/1.png: cannot be read")
+    refuses(Data(str(root)), "cat/1.png: cannot be read")
 
 
 def test_notes_that_are_no_text_do_no_harm(tmp_path):
     root = tree(tmp_path / "tree")
     (root / "cat" / "val_annotations.txt").write_bytes(bytes(range(256)) * 10)
-    assert load(Source(str(root), test_fraction=0.5)).train.classes == ("cat", "dog")
+    assert load(Data(str(root), test_fraction=0.5)).train.classes == ("cat", "dog")
 
 
 # --- jobs
@@ -318,16 +309,14 @@ def test_notes_that_are_no_text_do_no_harm(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (b"\x80\x81\xff\0", "cannot be read"),
-        (b"x = " + b"[" * 5000, "more than 20 deep"),
-        (b"x = " + b"[" * 100 + b"]" * 100, "more than 20 deep"),
-        (b"x" + b".x" * 5000 + b" = 1", "more than 20 deep"),
-        (b"[" + b"x." * 5000 + b"x]", "more than 20 deep"),
-        (b"x = " + b"{ x = " * 5000, "more than 20 deep"),
-        (b"#" * (MAX_BYTES + 1), "more than 1,048,576 characters"),
-        (b'name = "a"\0', "cannot be read"),
+        (b"\x80\x81\xff\0", "cannot be read: 'utf-8' codec can't decode"),
+        (b'name = "a"\0', "cannot be read: .*line 1, column 11"),
+        (b"x = " + b"[" * 5000, "cannot be read: maximum recursion depth exceeded"),
+        (b"x = " + b"{ x = " * 5000, "cannot be read: maximum recursion depth exceeded"),
+        (b"x" + b".x" * 5000 + b" = 1", "nested too deeply"),
+        (b"[" + b"x." * 5000 + b"x]", "nested too deeply"),
     ],
-    ids=["binary", "open lists", "lists", "dots", "headers", "tables", "large", "zero byte"],
+    ids=["binary", "zero byte", "open lists", "open tables", "dots", "headers"],
 )
 def test_files_that_are_no_jobs_are_refused(tmp_path, text, message):
     (tmp_path / "job.toml").write_bytes(text)
@@ -335,42 +324,25 @@ def test_files_that_are_no_jobs_are_refused(tmp_path, text, message):
         read_job(tmp_path / "job.toml")
 
 
-@pytest.mark.parametrize("path", ["/dev/zero", "/", "a\0b", "x" * 5000])
+@pytest.mark.parametrize("path", ["/", "a\0b", "x" * 5000])
 def test_paths_that_are_no_job_files_are_refused(path):
     with pytest.raises(InputError, match="job file"):
         read_job(path)
 
 
 def test_an_override_that_is_too_deep_is_refused():
-    with pytest.raises(InputError, match="more than 20 deep"):
+    with pytest.raises(InputError, match=r"'data\.shape': the value's lists are nested too deeply"):
         read_override("data.shape=" + "[" * 5000)
 
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "..",
-        "a/../../b",
-        "/etc",
-        "a//b",
-        "a/",
-        ".hidden",
-        "a/.b",
-        "a\x00b",
-        "a\nb",
-        "a\\b",
-        "é",
-        "",
-        "x" * 201,
-        "~",
-        "a b",
-        "-rf",
-        "/".join("x" * 11),
-        7,
-    ],
-)
+    ["", ".", "..", "../x", "a/../b", "a/../../b", "/etc", "a//b", "a/", ".hidden", "a/.b", "a\x00b", "a\n", "a\nb",
+     "a\\b", "a b", "ä", "~", "-rf", "x" * 201, "/".join("x" * 11), 7, None],
+)  # fmt: skip
 def test_names_that_would_leave_the_folder_or_not_fit_are_refused(name):
-    with pytest.raises(InputError, match="a job needs a name that can be a folder's"):
+    message = "a job needs a name that can be a folder's" if isinstance(name, str) else "input should be a valid string"
+    with pytest.raises(InputError, match=re.escape(f"name = {name!r}: {message}")):
         read_job({"name": name})
     assert read_job({"name": "x" * 200 + "/a.b_c+d-e"})
 
@@ -379,17 +351,13 @@ def test_names_that_would_leave_the_folder_or_not_fit_are_refused(name):
     ("key", "value"),
     [("data.partition.num_clients", 10**12), ("train.clients_per_round", 10**18), ("data.auxiliary_per_class", 10**18)],
 )
-def test_numbers_beyond_all_measure_are_refused(key, value):
-    from rayfed.experiment import prepare
-
+def test_numbers_far_too_large_are_refused(key, value):
     with pytest.raises(InputError):
-        prepare(read_job({"name": "n"}, {key: value}))
+        open_site(read_job({"name": "n"}, {key: value}))
 
 
-def test_a_job_of_absurd_but_valid_numbers_costs_nothing_to_prepare():
-    from rayfed.experiment import prepare
-
+def test_opening_a_job_with_large_but_valid_numbers_costs_nothing():
     many = {"train.num_rounds": 10**18, "train.batch_size": 10**18, "train.local_epochs": 10**18, "seed": 10**100}
-    site = prepare(read_job({"name": "n"}, many))
-    assert site.training.num_rounds == 10**18
-    assert np.isfinite(site.training.lr_at(10**18))
+    training = open_site(read_job({"name": "n"}, many)).job.train
+    assert training.num_rounds == 10**18
+    assert np.isfinite(training.lr_at(10**18))

@@ -1,20 +1,23 @@
-"""Job files: what is read, how it is overridden, and that it is written back as it was."""
+"""Job files: how they are read, overridden, and written back as they were."""
 
+import re
 import tomllib
-from dataclasses import fields
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import pytest
 import tomli_w
 
 from rayfed import Job, compose, switch
 from rayfed.data.partition import PARTITIONS
-from rayfed.experiment import open_data
-from rayfed.job import Output, RayOptions, make_job, override, read_job, read_override
-from rayfed.local import Training
+from rayfed.errors import InputError
+from rayfed.grid import Grid
+from rayfed.job import Model, Output, RayOptions, Training, flat, make_job, override, read_job, read_override
+from rayfed.local import open_data
 from rayfed.methods import PARTS, RECIPES
 from rayfed.methods.recipes import fedavg, fedlmd, fedlmd_tf, fedntd
-from rayfed.values import InputError
+from rayfed.values import Ge, Key, keys
 
 QUICKSTART = Path(__file__).resolve().parents[1] / "jobs" / "quickstart.toml"
 
@@ -26,14 +29,14 @@ def again(job: Job) -> Job:
 
 def test_the_quickstart_is_what_it_says():
     job = read_job(QUICKSTART)
-    assert (job.name, job.seed, job.model) == ("quickstart", 0, "cnn")
+    assert (job.name, job.seed, job.model) == ("quickstart", 0, Model("cnn"))
     assert job.method == fedntd()
-    assert job.partition == PARTITIONS["dirichlet"](alpha=0.3, num_clients=20, seed=0)
-    assert job.training == Training(12, 8, local_epochs=1, batch_size=50, lr=0.03, lr_decay=0.95, momentum=0.9)
+    assert job.data.partition == PARTITIONS["dirichlet"](alpha=0.3, num_clients=20, seed=0)
+    assert job.train == Training(12, 8, local_epochs=1, batch_size=50, lr=0.03, lr_decay=0.95, momentum=0.9)
     assert (job.ray, job.output) == (RayOptions(), Output("runs"))
 
 
-def test_a_name_is_all_that_a_job_needs():
+def test_a_job_needs_only_a_name():
     job = read_job({"name": "n"})
     assert job.method == fedavg()
     assert again(job) == job
@@ -62,19 +65,20 @@ def test_a_switch_is_read_back_as_it_was_written():
 @pytest.mark.parametrize("name", PARTITIONS)
 def test_every_partition_is_read_back_as_it_was_written(name):
     job = read_job({"name": "n", "data": {"partition": {"name": name}}})
-    assert isinstance(job.partition, PARTITIONS[name])
-    assert again(job) == job
+    assert isinstance(job.data.partition, PARTITIONS[name])
+    assert again(job) == job == read_job({"name": "n", "data": {"partition": name}})  # a string stands for a table
 
 
-def test_lists_and_values_that_are_not_there_are_read_back():
+def test_lists_model_options_and_a_value_of_none_are_read_back():
     job = read_job({"name": "n", "data": {"shape": [3, 8, 8]}, "train": {"local_steps": 7}, "model": {"width": 3}})
-    assert job.source.shape == (3, 8, 8)
-    assert job.model_options == {"width": 3}
+    assert job.data.shape == [3, 8, 8]
+    assert job.model == Model("cnn", {"width": 3})
     assert again(job) == job
+    assert read_job({"name": "n", "model": "lenet"}).model == Model("lenet")
     assert "local_steps" not in read_job({"name": "n"}).table()["train"]
 
 
-def test_the_hash_is_of_what_the_numbers_depend_on():
+def test_the_hash_covers_everything_that_the_numbers_depend_on():
     job = read_job(QUICKSTART)
     for same in ({"name": "other"}, {"output.path": "x"}, {"ray.mode": "off"}, {"ray.actors": 3}):
         assert read_job(QUICKSTART, same).hash() == job.hash(), same
@@ -83,7 +87,7 @@ def test_the_hash_is_of_what_the_numbers_depend_on():
         assert read_job(QUICKSTART, {key: value}).hash() != job.hash(), key
 
 
-def test_overrides_replace_single_values_and_leave_what_they_are_given_alone():
+def test_overrides_replace_single_values_in_a_copy():
     tables = tomllib.loads(QUICKSTART.read_text())
     before = tomli_w.dumps(tables)
     changed = override(tables, {"train.lr": 1.0, "new.deep.key": 2, "data.augment": {"flip": True}})
@@ -93,10 +97,10 @@ def test_overrides_replace_single_values_and_leave_what_they_are_given_alone():
     assert tomli_w.dumps(tables) == before
 
 
-def test_naming_another_partition_drops_the_options_of_the_one_before_whatever_the_order():
+def test_naming_another_partition_drops_the_options_of_the_former_in_any_order():
     for order in (1, -1):
         changes = dict([("data.partition.name", "shards"), ("data.partition.s", 3)][::order])
-        assert read_job(QUICKSTART, changes).partition == PARTITIONS["shards"](s=3, num_clients=20, seed=0)
+        assert read_job(QUICKSTART, changes).data.partition == PARTITIONS["shards"](s=3, num_clients=20, seed=0)
     assert read_job(QUICKSTART, {"data.partition.name": "dirichlet"}) == read_job(QUICKSTART)
 
 
@@ -115,7 +119,7 @@ def test_naming_another_partition_drops_the_options_of_the_one_before_whatever_t
         ("k=/some/path with spaces", "/some/path with spaces"),
     ],
 )
-def test_an_override_is_read_as_toml_or_as_a_word(text, value):
+def test_an_override_is_read_as_toml_or_else_as_text(text, value):
     assert read_override(text) == ("k", value)
 
 
@@ -130,15 +134,13 @@ def test_names_that_can_be_folders(name):
     assert make_job({"name": name}).name == name
 
 
-@pytest.mark.parametrize("name", ["", ".", "../x", "a/../b", "/a", "a/", "a//b", ".hidden", "a b", "a\n", "ä", 3, None])
-def test_names_that_cannot(name):
-    with pytest.raises(InputError, match="a job needs a name that can be a folder's"):
-        make_job({"name": name})
-
-
-@pytest.mark.parametrize("seed", [-1, 1.5, "1", True])
-def test_seeds_are_whole_numbers(seed):
-    with pytest.raises(InputError, match=r"seed = .*: give a whole number, 0 or more"):
+@pytest.mark.parametrize(
+    ("seed", "message"),
+    [(-1, "input should be greater than or equal to 0")]
+    + [(seed, "input should be a valid integer") for seed in (1.5, "1", True)],
+)
+def test_seeds_are_whole_numbers(seed, message):
+    with pytest.raises(InputError, match=re.escape(f"seed = {seed!r}: {message}")):
         make_job({"name": "n", "seed": seed})
 
 
@@ -146,38 +148,60 @@ def test_seeds_are_whole_numbers(seed):
     ("num_gpus", "share"),
     [(0.0, 0), (1.0, 1), (3.0, 3), (0.5, 1 / 2), (0.3, 1 / 3), (0.34, 1 / 2), (0.9, 1), (0.1, 0.1)],
 )
-def test_a_share_of_a_gpu_is_rounded_up_so_that_whole_actors_fit(num_gpus, share):
+def test_a_share_of_a_gpu_is_rounded_up_to_one_kth(num_gpus, share):
     assert RayOptions(num_gpus=num_gpus).gpu_share == share
 
 
-def test_one_and_a_half_gpus_are_refused():
-    with pytest.raises(InputError, match=r"ray\.num_gpus = 1\.5: more than one GPU an actor must be a whole number"):
-        read_job(QUICKSTART, {"ray.num_gpus": 1.5})
-
-
-@pytest.mark.parametrize("share", [5e-324, 0.0009])
-def test_the_share_of_a_gpu_has_a_least(share):
-    with pytest.raises(InputError, match=r"ray\.num_gpus = .*: an actor takes a thousandth of a GPU at least, or none"):
+@pytest.mark.parametrize(
+    ("share", "message"),
+    [
+        (1.5, "more than one GPU per actor must be a whole number"),
+        (5e-324, "an actor takes at least a thousandth of a GPU, or none"),
+        (0.0009, "an actor takes at least a thousandth of a GPU, or none"),
+    ],
+)
+def test_shares_of_a_gpu_that_ray_cannot_place_are_refused(share, message):
+    with pytest.raises(InputError, match=re.escape(f"ray.num_gpus = {share}: {message}")):
         read_job(QUICKSTART, {"ray.num_gpus": share})
 
 
 def test_a_grid_is_no_job():
-    with pytest.raises(InputError, match="this job file is a grid of many runs"):
+    with pytest.raises(InputError, match="this job file is a grid of runs: `rayfed run` runs them"):
         make_job({"name": "n", "grid": {"seeds": [0]}})
 
 
-def test_every_option_has_a_sentence():
-    from rayfed.data.augment import Augment
-    from rayfed.data.sources import Source
-    from rayfed.values import sentence
-
-    for cls in (Training, RayOptions, Output, Source, Augment, *PARTITIONS.values()):
-        for field in fields(cls):
-            assert sentence(cls, field.name), f"{cls.__name__}.{field.name}"
+def test_every_key_has_a_sentence():
+    assert [key.name for key in (*keys(Job), *keys(Grid, "grid")) if not key.sentence] == []
 
 
-def test_methods_share_a_partition_with_one_that_needs_an_auxiliary_set():
-    """Taking the set out deals the rest to other clients; so a comparison lets the server keep one in every run."""
+@dataclass(frozen=True)
+class LaterTraining(Training):
+    warmup: Annotated[int, Ge(0), "rounds with a smaller learning rate"] = 0
+
+
+@dataclass(frozen=True)
+class LaterJob(Job):
+    train: LaterTraining = field(default_factory=LaterTraining)
+    owner: Annotated[str, "the run's owner"] = ""
+
+
+def test_a_new_key_with_a_default_is_listed_and_changes_no_saved_job(monkeypatch):
+    """A later version adds a field to a dataclass, and needs no other edit."""
+    saved = tomllib.loads(tomli_w.dumps(read_job(QUICKSTART).table()))
+    monkeypatch.setattr("rayfed.job.Job", LaterJob)
+    job, new = read_job(saved), {"train.warmup": 0, "owner": ""}
+    assert flat(job.table()) == flat(saved) | new
+    assert job == read_job(saved, new) == read_job(QUICKSTART)
+    assert job.lineage() == read_job(QUICKSTART).lineage()  # so a checkpoint of the saved job continues
+    assert read_job(saved, {"train.warmup": 3}).train.warmup == 3
+    assert [key for key in keys(LaterJob) if key not in list(keys(Job))] == [
+        Key("train.warmup", 0, "rounds with a smaller learning rate"),
+        Key("owner", "", "the run's owner"),
+    ]
+
+
+def test_a_method_with_and_one_without_an_auxiliary_set_can_share_a_partition():
+    """Without the set the images are dealt otherwise; so in a comparison the server keeps one in every run."""
     jobs = [read_job(QUICKSTART, {"method": m, "data.auxiliary_per_class": 64}) for m in ("fedavg", "fedssd")]
     one, other = map(open_data, jobs)
     assert one.partition.hash() == other.partition.hash()

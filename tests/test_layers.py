@@ -1,4 +1,4 @@
-"""A file imports only from its own layer or those below, Ray stays in one place, and a file can be read in one go."""
+"""A module imports only from its own layer or lower ones, never in a circle; Ray stays in one place; files are short"""
 
 import ast
 import subprocess
@@ -11,74 +11,116 @@ import rayfed
 
 PACKAGE = Path(rayfed.__file__).parent
 LAYERS = [
-    ["values", "weights", "wire", "seeds", "metrics", "losses", "data", "models", "storage"],
+    ["errors", "seeds"],
+    ["values", "trees", "weights", "metrics", "losses"],
+    ["data", "models"],
+    ["methods.views"],
     ["methods.part"],
-    ["methods", "local"],
-    ["rounds", "job", "checkpoint", "record", "provenance", "package"],
+    ["methods"],
+    ["job", "grid"],
+    ["local"],
+    ["engine"],
+    ["folder"],
+    ["report"],
     ["runtime"],
-    ["report", "experiment", "replay", "display", "grid", "cost", "completion", "exits", "cli", "__main__"],
+    ["experiment"],
+    ["cli", "__main__"],
 ]
-LONGEST = 350  # lines
-PATHS = {path.relative_to(PACKAGE).with_suffix("").parts: path for path in sorted(PACKAGE.rglob("*.py"))}
-FILES = {".".join(parts).removesuffix(".__init__"): path for parts, path in PATHS.items()}
-every_file = pytest.mark.parametrize("name", FILES)
+LAYER_OF = {f"rayfed.{entry}": number for number, layer in enumerate(LAYERS) for entry in layer}
+LONGEST = 300  # lines
+FILES = {".".join(("rayfed", *path.relative_to(PACKAGE).with_suffix("").parts)): path for path in PACKAGE.rglob("*.py")}
+FILES = {name.removesuffix(".__init__"): FILES[name] for name in sorted(FILES)}
+every_module = pytest.mark.parametrize("name", FILES)
 
 
 def layer_of(name):
-    """The layer of the longest entry that the name, without `rayfed.`, begins with."""
-    entries = {entry: number for number, layer in enumerate(LAYERS) for entry in layer}
-    fitting = [entry for entry in entries if name == entry or name.startswith(entry + ".")]
-    return entries[max(fitting, key=len)] if fitting else None
+    """The layer of the longest entry that the name begins with."""
+    while name and name not in LAYER_OF:
+        name = name.rpartition(".")[0]
+    return LAYER_OF.get(name)
 
 
-def imports_of(path):
-    """Every module that a file imports, anywhere in it; `from rayfed import x` is `rayfed.x`."""
-    for node in ast.walk(ast.parse(path.read_text())):
+def imports_of(name):
+    """Every module that a module imports, also inside functions and for types only; `from rayfed import x` too."""
+    for node in ast.walk(ast.parse(FILES[name].read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
-            of_package = node.module in ("rayfed", "rayfed.methods")
-            yield from (f"{node.module}.{alias.name}" for alias in node.names) if of_package else [node.module]
+            inner = [f"{node.module}.{alias.name}" for alias in node.names]
+            yield from (module if module in FILES else node.module for module in inner)
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name != "__init__"])  # that one imports when it is asked
-def test_every_file_has_a_layer_and_looks_down_only(name):
+def circle_through(name, graph):
+    """The shortest way from a module along its imports back to it; empty if there is none."""
+    ways, seen = [[name]], set()
+    for way in ways:
+        for module in graph[way[-1]]:
+            if module == name:
+                return [*way, name]
+            if module not in seen:
+                seen.add(module)
+                ways.append([*way, module])
+    return []
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name != "rayfed"])  # `rayfed` gives names from anywhere
+def test_every_module_has_a_layer_and_looks_down_only(name):
     own = layer_of(name)
     assert own is not None, f"{name} has no layer"
-    looked_at = {module.removeprefix("rayfed.") for module in imports_of(FILES[name]) if module.startswith("rayfed.")}
-    assert {module for module in looked_at if (layer_of(module) or 0) > own} == set()
+    assert {module for module in imports_of(name) if (layer_of(module) or 0) > own} == set()
 
 
-@every_file
-def test_only_the_runtime_imports_ray(name):
-    rays = [module for module in imports_of(FILES[name]) if module.split(".")[0] == "ray"]
-    assert not rays or name.startswith("runtime."), rays
+def test_no_circle_of_imports():
+    assert circle_through("a", {"a": ["b", "c"], "b": [], "c": ["d"], "d": ["b", "a"]}) == ["a", "c", "d", "a"]
+    graph = {name: [module for module in imports_of(name) if module in FILES] for name in FILES}
+    circles = [" -> ".join(circle) for name in FILES if (circle := circle_through(name, graph))]
+    assert not circles, "\n".join(circles)
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name.startswith("losses.")])
-def test_losses_need_torch_alone(name):
-    foreign = {module for module in imports_of(FILES[name]) if module.split(".")[0] not in sys.stdlib_module_names}
-    assert {m for m in foreign if not m.startswith(("torch", "rayfed.losses"))} == set()
+def test_there_are_few_layers_modules_and_packages_to_know():
+    assert max(map(len, LAYERS)) < 10
+    assert set(LAYER_OF) <= set(FILES)
+    assert len(list(PACKAGE.glob("*/__init__.py"))) <= 8
+    assert len(list(PACKAGE.glob("*.py"))) <= 14
 
 
-@every_file
+@every_module
 def test_a_file_can_be_read_in_one_go(name):
     assert len(FILES[name].read_text().splitlines()) <= LONGEST
+
+
+@every_module
+def test_only_the_runtime_imports_ray(name):
+    rays = [module for module in imports_of(name) if module.split(".")[0] in ("ray", "grpc")]
+    assert not rays or name.startswith("rayfed.runtime."), rays
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name.startswith("rayfed.losses")])
+def test_losses_need_torch_alone(name):
+    foreign = {module for module in imports_of(name) if module.split(".")[0] not in sys.stdlib_module_names}
+    assert {module for module in foreign if not module.startswith(("torch", "rayfed.losses"))} == set()
 
 
 @pytest.mark.parametrize(
     ("modules", "kept_out"),
     [
         ("rayfed", "torch numpy ray pydantic pyarrow"),
+        ("rayfed.cli", "torch ray pyarrow"),
+        ("rayfed.job", "torch ray pyarrow"),
         ("rayfed.losses", "ray pydantic pyarrow PIL torchvision matplotlib rich click"),
-        ("rayfed.runtime.worker, rayfed.wire, rayfed.methods.registry", "ray torchvision matplotlib rich click"),
-        ("rayfed.runtime.actors", "torchvision matplotlib rayfed.report rayfed.experiment rayfed.record"),
+        ("rayfed.report.read", "torch"),
+        ("rayfed.runtime.jobs", "ray torch"),
+        (
+            "rayfed.runtime.worker, rayfed.trees, rayfed.methods.registry",
+            "ray torchvision matplotlib rich.console click",
+        ),
+        ("rayfed.runtime.actors", "torchvision matplotlib rayfed.report rayfed.experiment rayfed.folder"),
         ("rayfed.experiment, rayfed.runtime.here", "ray torchvision matplotlib"),
     ],
 )
 def test_what_an_import_brings(modules, kept_out):
-    """What a client's process loads, and what one who only wants the losses does."""
+    """What a client's process loads, what a command waits for, and what a program that only wants the losses pays."""
     script = f"import sys, {modules}; print(*(m for m in {kept_out.split()} if m in sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=PACKAGE.parent

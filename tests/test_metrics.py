@@ -191,7 +191,7 @@ def test_drift_is_measured_in_float64():
     assert metrics.gradient_diversity(np.stack([big, big])) == pytest.approx(1.0)
 
 
-def test_a_single_client_has_no_pairs_and_one_that_stays_no_direction():
+def test_a_single_client_has_no_pairs_and_a_zero_update_has_no_direction():
     assert math.isnan(metrics.mean_pairwise_cosine(np.ones((1, 3))))
     assert metrics.mean_pairwise_cosine(np.array([[1.0, 1.0], [0.0, 0.0]])) == 0.0
     assert metrics.cosine(np.zeros(2), np.ones(2)) == 0.0

@@ -3,6 +3,7 @@
 import csv
 import tomllib
 from collections import Counter
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -36,22 +37,18 @@ def test_every_paper_has_grids_and_numbers():
 
 
 @pytest.mark.parametrize("path", GRIDS, ids=short)
-def test_a_grid_is_complete_and_its_names_are_unique(path):
+def test_a_grid_is_complete(path):
     job = tomllib.loads(path.read_text())
     assert {"name", "seed", "method", "data", "model", "train", "grid"} <= set(job)
     assert job["name"] == f"{path.parent.name}-{path.stem}"
     assert set(job["grid"]) == {"seeds", "setting", "method"}
-    assert len(set(job["grid"]["seeds"])) == len(job["grid"]["seeds"]) > 0
-    for axis in ("setting", "method"):
-        assert max(Counter(names(path, axis)).values()) == 1
+    assert job["grid"]["seeds"]
     for setting in job["grid"]["setting"]:
         for key, value in setting.items():
-            if key != "name":  # an override is one quoted, dotted key, and never a nested table by accident
+            if key != "name":  # an override is one quoted, dotted key; without quotes it is a nested table
                 assert key.split(".")[0] in {"data", "model", "train"} and "." in key, key
             if key == "data.partition":
                 assert {"name", "num_clients", "seed"} <= set(value), setting["name"]
-    for method in job["grid"]["method"]:
-        assert set(method) == {"name", "method"}
 
 
 @pytest.mark.parametrize("path", GRIDS, ids=short)
@@ -61,7 +58,7 @@ def test_the_first_line_is_the_command_that_runs_the_file(path):
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=short)
-def test_every_number_belongs_to_a_cell_and_is_one(path):
+def test_every_number_belongs_to_a_cell_and_is_in_range(path):
     for line, row in enumerate(read(path), start=2):
         where = f"{path.parent.name}/results.csv:{line}"
         grid = path.with_name(row["grid"] + ".toml")
@@ -75,7 +72,7 @@ def test_every_number_belongs_to_a_cell_and_is_one(path):
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=short)
-def test_no_number_is_given_twice(path):
+def test_no_number_is_there_twice(path):
     rows = read(path)
     keys = Counter((r["table"], r["setting"], r["method"], r["metric"], r["stat"]) for r in rows)
     assert [key for key, count in keys.items() if count > 1] == []
@@ -92,7 +89,7 @@ SINGLE = sorted(path for folder in (PAPERS.parent, PAPERS.parent / "cifar10") fo
 
 @pytest.mark.parametrize("path", [*GRIDS, *COMPARISONS, *SINGLE], ids=short)
 def test_every_run_is_a_valid_job(path):
-    cells = expand(tomllib.loads(path.read_text()))
-    jobs = [cell.job() for cell in cells]
-    assert len({job.name for job in jobs}) == len(jobs)
+    tables = tomllib.loads(path.read_text())
+    jobs = [cell.job() for cell in expand(tables)]
+    assert len({job.name for job in jobs}) == len(jobs) == prod(map(len, tables.get("grid", {}).values()))
     assert len({job.hash() for job in jobs}) == len(jobs)  # no two cells are one run under two names

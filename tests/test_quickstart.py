@@ -1,6 +1,7 @@
-"""The first job that anybody runs, as they run it."""
+"""The first job that anybody runs, by the command that they type: it learns, and when it is stopped it says so."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -8,13 +9,13 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+COMMAND = [sys.executable, "-m", "rayfed", "run", str(Path(__file__).resolve().parents[1] / "jobs/quickstart.toml")]
 
 
 @pytest.mark.slow
 def test_the_quickstart_learns_and_leaves_its_results(tmp_path):
-    command = [sys.executable, "-m", "rayfed", "run", str(ROOT / "jobs" / "quickstart.toml")]
-    run = subprocess.run([*command, "-s", f"output.path={tmp_path}"], capture_output=True, text=True, timeout=280)
+    command = [*COMMAND, "-s", f"output.path={tmp_path}"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert run.returncode == 0, run.stderr
     folder = tmp_path / "quickstart"
     assert str(folder) in run.stdout
@@ -22,13 +23,36 @@ def test_the_quickstart_learns_and_leaves_its_results(tmp_path):
     assert [row["round"] for row in rounds] == list(range(13))
     assert rounds[-1]["test_accuracy"] > 0.7
     assert json.loads((folder / "summary.json").read_text())["status"] == "done"
-    names = {path.name for path in folder.iterdir()}
     tables = {"rounds.parquet", "clients.parquet", "classes.parquet", "partition.parquet"}
-    assert names == tables | {
-        "job.toml",
-        "environment.json",
-        "summary.json",
-        "checkpoints",
-        "report.html",
-        "log.txt",
-    }
+    others = {"job.toml", "environment.json", "summary.json", "checkpoints", "report.html", "log.txt"}
+    assert {path.name for path in folder.iterdir()} == tables | others
+
+
+def as_in_a_terminal():
+    """Heed Ctrl-C: a process that a shell started in the background ignores it, and so do its children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["off", "on"])
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_a_run_between_two_rounds(tmp_path, mode, sent):
+    settings = ["model.name=lenet", "train.num_rounds=1000", f"ray.mode={mode}", f"output.path={tmp_path}"]
+    command = [*COMMAND, *(word for setting in settings for word in ("-s", setting))]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    run = subprocess.Popen(command, preexec_fn=as_in_a_terminal, **pipes)
+    try:
+        for line in run.stdout:
+            if line.startswith("round    2/1000"):
+                run.send_signal(sent)
+                break
+        _, said = run.communicate(timeout=60)
+    finally:
+        run.kill()
+    assert run.returncode == 130, said
+    assert "stopped" in said and "are recorded in" in said
+    summary = json.loads((tmp_path / "quickstart/summary.json").read_text())
+    assert summary["status"] == "stopped"
+    assert summary["rounds"] >= 2
+    manifests = [path.name for path in (tmp_path / "quickstart/checkpoints").glob("*.json")]
+    assert manifests == [f"round-{summary['rounds']:05d}.json"]

@@ -1,4 +1,4 @@
-"""The README's tree has every file, and no other; its examples can be run."""
+"""The README's tree has every file, and no other; its numbers are the comparison's; its examples can be run."""
 
 import re
 from pathlib import Path
@@ -19,15 +19,29 @@ def test_the_tree_lists_every_source_file():
         folders = [*folders[: len(indent) // 2], name.rstrip("/")]
         if name.endswith(".py"):
             listed.add("/".join(folders))
-    there = {path.relative_to(ROOT).as_posix() for path in (ROOT / "rayfed").rglob("*.py")}
-    assert listed == {path for path in there if Path(path).name not in ("__init__.py", "__main__.py")}
+    found = {path.relative_to(ROOT).as_posix() for path in (ROOT / "rayfed").rglob("*.py")}
+    assert listed == {path for path in found if Path(path).name not in ("__init__.py", "__main__.py")}
 
 
-def test_the_clients_that_are_to_be_seen_again_were_in_those_rounds():
-    """`rayfed replay` refuses others, so an example has to name one that the quickstart's seed has drawn."""
+def test_the_table_has_the_numbers_of_the_comparison():
+    """Best, last and forgetting on MNIST with shards: the first three columns of the first table."""
+    line = re.compile(r"^\| \[(\w+)\]\(.*?\) \| (.*?) \| (.*?) \| (.*?) \|", re.MULTILINE)
+    theirs = {
+        name: cells
+        for name, *cells in line.findall(
+            (ROOT / "docs/comparison.md").read_text().partition("### MNIST")[2].partition("### CIFAR-10")[0]
+        )
+    }
+    ours = {name: cells for name, *cells in line.findall((ROOT / "README.md").read_text())}
+    assert len(ours) >= 5
+    assert ours == {name: [cell.strip("*") for cell in theirs[name]] for name in ours}
+
+
+def test_the_clients_of_replay_examples_were_in_those_rounds():
+    """`rayfed replay` refuses any other client, so an example has to name one that the quickstart's seed has drawn."""
     job = read_job(ROOT / "jobs/quickstart.toml")
     clients = {path: REPLAY.findall(path.read_text()) for path in EXAMPLES}
     assert all(clients.values())
     for number, client in (pair for pairs in clients.values() for pair in pairs):
-        drawn = cohort(job.seed, int(number), job.partition.num_clients, job.training.clients_per_round)
+        drawn = cohort(job.seed, int(number), job.data.partition.num_clients, job.train.clients_per_round)
         assert int(client) in drawn

@@ -1,28 +1,33 @@
-"""The page of a run: what it says is what the tables say, and nothing in a run's files can become more than text."""
+"""The page of a run: its numbers are those of the tables, and nothing in a run's files can become more than text."""
 
 import re
 import shutil
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
+from torch import nn
 
 import rayfed
 from rayfed.cli import main
 from rayfed.data.federation import federate
-from rayfed.data.partition import Dirichlet
 from rayfed.data.samples import Dataset, Samples
-from rayfed.experiment import open_data
+from rayfed.engine import ClientRow, Round
+from rayfed.folder.keeper import Keeper
+from rayfed.folder.places import folder_of
+from rayfed.folder.tables import read_table
 from rayfed.job import make_job
-from rayfed.local import Evaluation
+from rayfed.local import Evaluation, Site, open_data
 from rayfed.methods import Part
-from rayfed.record import Record, folder_of, read_table
-from rayfed.report import ClassLoss, figures, forgotten, page, read_run
+from rayfed.report import figures, page
 from rayfed.report.page import comparison_page, run_page, write_report
-from rayfed.rounds import ClientRow, Round
+from rayfed.report.read import ClassLoss, forgotten, read_run
+from rayfed.runtime.here import Here
 
 HOSTILE = "</td></svg><script src=//evil.example></script><img src=x onerror='alert(1)'>&amp;$\\x$\"_"
 VOID = {"meta", "img", "link", "br"}  # elements that have no end
@@ -90,34 +95,37 @@ def copy(result, tmp_path):
 
 
 @pytest.fixture
-def record(tmp_path):
-    """A run by hand, of classes with any names."""
+def keeper(tmp_path):
+    """The keeper of a run by hand, of classes with any names."""
 
-    def make(classes=("cat", "dog"), **tables):
+    def make(classes=("cat", "dog"), name="hand"):
+        partition = {"name": "dirichlet", "num_clients": 7, "min_size": 0}
+        job = make_job({"name": name, "output": {"path": str(tmp_path)}, "data": {"partition": partition}})
         samples = Samples(np.zeros((60, 1, 4, 4), np.uint8), np.arange(60) % len(classes), classes)
-        job = make_job({"name": "hand", "output": {"path": str(tmp_path)}, **tables})
-        job = replace(job, partition=Dirichlet(num_clients=7, min_size=0))
-        return Record(job, federate(Dataset(samples, samples), job.partition))
+        federation = federate(Dataset(samples, samples), job.data.partition)
+        site = Site(nn.Linear(1, 1), federation, job, torch.device("cpu"))
+        return Keeper(site, Here(site))
 
     return make
 
 
+def keep(keeper, *history, error=None):
+    """Keep a run with these rounds, that ends with an error if one is given; its folder."""
+    with suppress(ArithmeticError, KeyboardInterrupt), keeper:
+        for number, right in enumerate(history):
+            keeper.keep(a_round(number, right))
+        if error is not None:
+            raise error
+    return keeper.path
+
+
 def a_round(number, right):
-    """A round after which so many of 4 test images of each class are recognised."""
+    """A round after which `right[c]` of the 4 test images of class `c` are recognised."""
     confusion = np.zeros((len(right), len(right)), np.int64)
     for c, count in enumerate(right):
         confusion[c, c], confusion[c, c - 1] = count, 4 - count
     clients = (ClientRow(number % 5, 10, 1 / number, 0.5, HOSTILE), ClientRow(5, 30, 2.0, 1.5, "b")) if number else ()
-    return Round(
-        round=number,
-        weights={},
-        held={},
-        memories={},
-        evaluation=Evaluation(confusion, 8.0),
-        peak=np.ones(len(right)),
-        forgetting=0.1,
-        clients=clients,
-    )
+    return Round(number, {}, {}, {}, Evaluation(confusion, 8.0), np.ones(len(right)), 0.1, clients)
 
 
 def test_every_run_ends_with_a_page_whose_numbers_are_those_of_its_tables(result):
@@ -127,7 +135,7 @@ def test_every_run_ends_with_a_page_whose_numbers_are_those_of_its_tables(result
     assert page.tiles["last accuracy"] == f"{rounds[-1]['test_accuracy']:.4f}"
     assert page.tiles["forgetting"] == f"{rounds[-1]['forgetting']:.4f}"
     assert page.tiles["rounds"] == "3"
-    assert page.tiles["sent to clients"] == f"{sum(row['bytes_down'] for row in rounds) / 1e6:.3g} MB"
+    assert page.tiles["sent to clients"] == f"{sum(row['bytes_down'] for row in rounds) / 1e6:.1f} MB"
 
     accuracy = {(row["round"], row["class"]): row["accuracy"] for row in result.classes.to_pylist()}
     start = page.rows.index(["class", "peak", "in round", "last", "lost", ""])
@@ -154,7 +162,7 @@ def test_the_partition_is_written_as_it_was_dealt(result, tables):
     for row in read_table(result.path, "partition").to_pylist():
         assert row["count"] > 0
         counts[row["client"], federation.train.classes.index(row["class"])] = row["count"]
-    assert (counts == federation.label_table()).all()
+    assert (counts == [federation.label_counts(i) for i in range(6)]).all()
 
 
 def test_the_page_says_what_ran(result):
@@ -181,7 +189,7 @@ def test_the_page_needs_nothing_from_elsewhere_and_runs_nothing(result):
 def test_every_figure_has_axes_with_units_and_a_caption(result):
     text = (result.path / "report.html").read_text()
     assert text.count("<figure>") == text.count("<figcaption>") == 5
-    for words in ("test accuracy (fraction)", "mean loss an image (nats)", "seconds a client", "images", "round"):
+    for words in ("test accuracy (fraction)", "mean loss per image (nats)", "seconds per client", "images", "round"):
         assert f">{words}</text>" in text
     assert figures.INK not in text, "lines and letters have the page's colour"
 
@@ -196,17 +204,15 @@ def test_a_page_is_made_anew_the_same_to_the_byte(copy):
     assert (copy / "deep/a.html").read_bytes() == first
 
 
-def test_a_folder_that_is_no_run_is_refused(tmp_path):
+def test_a_folder_that_is_not_a_run_is_refused(tmp_path):
     done = CliRunner().invoke(main, ["report", str(tmp_path)])
-    assert (done.exit_code, "is no folder of a run: it holds no job.toml" in done.stderr) == (2, True)
+    assert (done.exit_code, "is not the folder of a run: it holds no job.toml" in done.stderr) == (2, True)
 
 
-def test_names_are_text_whatever_they_hold(record):
-    made = record((HOSTILE, "$x_{", "\u72ac", "<b>"))
-    for number in range(3):
-        made.add(a_round(number, [number, 1, 2, 3]))
-    made.finish("failed", error=HOSTILE)
-    run = read_run(made.path)
+def test_names_are_text_whatever_they_hold(keeper):
+    rounds = [[number, 1, 2, 3] for number in range(3)]
+    run = read_run(keep(keeper((HOSTILE, "$x_{", "\u72ac", "<b>")), *rounds, error=ArithmeticError(HOSTILE)))
+    assert HOSTILE in run.error
     job = {**run.job, "name": HOSTILE, "method": [{"name": HOSTILE, HOSTILE: HOSTILE}]}
     run = replace(run, job=job, status=HOSTILE, job_text=HOSTILE, environment={HOSTILE: HOSTILE})
     for text in (run_page(run), comparison_page([run, run])):
@@ -218,48 +224,47 @@ def test_names_are_text_whatever_they_hold(record):
 
 
 @pytest.mark.parametrize("gone", ["rounds", "clients", "classes", "partition", "environment", "summary"])
-def test_a_page_is_made_of_what_is_there(gone, copy):
+def test_a_page_is_made_of_the_files_that_are_left(gone, copy):
     for file in copy.glob(f"{gone}.*"):
         shutil.rmtree(file) if file.is_dir() else file.unlink()
     text = write_report(copy).read_text()
     assert "look" in text and Page(text).tiles
 
 
-def test_a_run_that_was_killed_in_its_first_round_has_a_page(record):
-    made = record()
-    assert "No round was finished" in write_report(made.path).read_text()
-    made.add(a_round(0, [1, 2]))
-    text = write_report(made.path).read_text()
-    assert "running" in text and "before the second round of training" in text
-    assert "7 clients hold 60 images" in text
+def test_a_run_has_a_page_from_its_beginning_on(keeper):
+    with keeper() as made:
+        assert "No round was finished" in write_report(made.path).read_text()
+        made.keep(a_round(0, [1, 2]))
+        text = write_report(made.path).read_text()
+        assert 'class="status running"' in text and "before the second round of training" in text
+        assert "7 clients hold 60 images" in text
 
 
-def test_a_round_of_which_a_table_was_not_yet_written_does_no_harm(record):
-    made = record()
-    for number in range(4):
-        made.add(a_round(number, [number, 3 - number]))
-    (made.path / "classes.parquet" / "round-00003.parquet").unlink()
-    run = read_run(made.path)
+def test_a_missing_table_of_the_last_round_does_no_harm(keeper):
+    path = keep(keeper(), *([number, 3 - number] for number in range(4)))
+    (path / "classes.parquet" / "round-00003.parquet").unlink()
+    run = read_run(path)
     assert len(run.rounds["round"]) == 4 and len(run.class_accuracy) == 3
-    assert forgotten(run) == [ClassLoss("dog", 1, 0.5, 0.25), ClassLoss("cat", 1, 0.25, 0.5)]
+    assert forgotten(run) == [ClassLoss("dog", 0.5, 1, 0.25, 0.25), ClassLoss("cat", 0.25, 1, 0.5, -0.25)]
     assert Page(run_page(run)).tiles["rounds"] == "3"
 
 
-def test_a_class_without_test_images_has_lost_nothing_that_is_known(record):
-    run = read_run(record(("cat", "dog", "elk")).path)
+def test_nothing_is_known_of_a_class_without_test_images(keeper):
+    run = read_run(keep(keeper(("cat", "dog", "elk"))))
     history = np.array([[1.0, 1.0, np.nan], [0.9, 0.0, np.nan], [0.2, 0.5, np.nan], [0.3, 0.6, np.nan]])
-    losses = forgotten(replace(run, classes=("cat", "dog", "elk"), class_accuracy=history))
+    run = replace(run, classes=("cat", "dog", "elk"), class_accuracy=history)
+    losses = forgotten(run)
     assert [(loss.name, loss.peak_round, loss.peak) for loss in losses[:2]] == [("cat", 1, 0.9), ("dog", 2, 0.5)]
     assert [round(loss.lost, 6) for loss in losses[:2]] == [0.6, -0.1]
-    assert losses[2].name == "elk" and "n/a" in page.class_table(losses)
+    assert losses[2].name == "elk" and ["elk", "n/a", "1", "n/a", "n/a", ""] in Page(run_page(run)).rows
 
 
-def test_a_crowd_of_clients_shares_columns(record):
-    run = read_run(record().path)
+def test_a_crowd_of_clients_shares_columns(keeper):
+    run = read_run(keep(keeper()))
     many = {"client": np.arange(10_000), "class": np.arange(10_000) % 2, "count": np.full(10_000, 5)}
+    assert "images, mean of 26 clients" in figures.partition(many, run.classes, 10_001)
     crowd = replace(run, partition=many, num_clients=10_001)
-    assert "images, mean of 26 clients" in figures.partition(crowd)
-    assert "10,001 clients hold 50,000 images: 0 to 5 each" in "".join(page.partition(crowd))
+    assert "10,001 clients hold 50,000 images: 0 to 5 each" in run_page(crowd)
 
 
 @dataclass(frozen=True)
@@ -287,18 +292,17 @@ def test_a_page_that_cannot_be_made_does_not_cost_the_run(tables, monkeypatch):
     monkeypatch.setattr(page, "write_report", fail)
     result = rayfed.run(tables, {"name": "no-page", "train.num_rounds": 1})
     assert result.rounds.num_rows == 2
-    assert "no page was made of the run" in (result.path / "log.txt").read_text()
+    assert "the run has no page, because ValueError('no ink')" in (result.path / "log.txt").read_text()
     assert not (result.path / "report.html").exists()
 
 
-def test_runs_are_compared_with_the_first(record, tmp_path):
-    folders = []
-    for name, history in (("one", [0, 1, 3, 2]), ("two", [0, 3, 3, 4]), ("three", [0, 1, 1, 1])):
-        made = record(name=name)
-        for number, right in enumerate(history):
-            made.add(a_round(number, [right, right]))
-        made.finish("done" if name != "three" else "stopped")
-        folders.append(str(made.path))
+def test_runs_are_compared_with_the_first(keeper, tmp_path):
+    histories = {"one": [0, 1, 3, 2], "two": [0, 3, 3, 4], "three": [0, 1, 1, 1]}
+    ends = {"three": KeyboardInterrupt()}
+    folders = [
+        str(keep(keeper(name=name), *([right, right] for right in history), error=ends.get(name)))
+        for name, history in histories.items()
+    ]
     done = CliRunner().invoke(main, ["report", *folders, "-o", str(tmp_path / "compare.html")])
     assert done.exit_code == 0, done.output
     text = (tmp_path / "compare.html").read_text()

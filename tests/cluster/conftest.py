@@ -1,4 +1,4 @@
-"""What several tests of cluster/ read."""
+"""What several tests read of cluster/."""
 
 import runpy
 from pathlib import Path
@@ -12,7 +12,7 @@ CLUSTER = ROOT / "cluster"
 
 @pytest.fixture(scope="session")
 def documents():
-    """File below cluster/ -> what it says, one document after the other."""
+    """File below cluster/ -> its YAML documents."""
     return lambda name: list(yaml.safe_load_all((CLUSTER / name).read_text()))
 
 

@@ -1,14 +1,14 @@
-"""What Kubernetes and KubeRay take, for manifests to be held against: a field that is not there is refused.
+"""The schemas of Kubernetes and KubeRay, to check manifests against; an unknown field is refused.
 
 `kubernetes-1.37.json.gz` is the part of Kubernetes' published schema that the manifests use (Apache-2.0), without its
-descriptions, as the package kubernetes-validate 1.37.0 has it in its strict form; run this file to make it anew:
+descriptions, as in the package kubernetes-validate 1.37.0, in its strict form; to make it anew, run this file:
 
     pip download --no-deps kubernetes-validate==1.37.0
     python tests/cluster/schemas.py kubernetes_validate-1.37.0-py3-none-any.whl
 
-`kuberay-1.6.2.json` lists the fields of KubeRay's RayCluster and RayJob and their types, written down from the
-reference of its interface (release 1.6.2, ray.io/v1); `!` marks those that must be there, `[]` lists. A capital begins
-the name of another kind, of the file or of Kubernetes.
+`kuberay-1.6.2.json` lists the fields of KubeRay's RayCluster and RayJob and their types, from the reference of its
+interface (release 1.6.2, ray.io/v1); `!` marks a required field, `[]` a list. A capital begins the name of another
+kind, of the same file or of Kubernetes.
 """
 
 import gzip
@@ -23,7 +23,7 @@ HERE = Path(__file__).parent
 KUBERNETES = HERE / "kubernetes-1.37.json.gz"
 SOURCE = "kubernetes_validate/kubernetes-json-schema/v1.37.0-local-strict/_definitions.json"
 CORE, META = "io.k8s.api.core.v1.", "io.k8s.apimachinery.pkg.apis.meta.v1."
-KINDS = {  # by what manifests call them
+KINDS = {  # by apiVersion and kind
     ("v1", "PersistentVolumeClaim"): f"{CORE}PersistentVolumeClaim",
     ("v1", "Secret"): f"{CORE}Secret",
     ("v1", "Service"): f"{CORE}Service",
@@ -41,7 +41,7 @@ SIMPLE = {
 
 
 def check(manifest):
-    """Raises jsonschema.ValidationError, which says where, if Kubernetes or the operator would refuse a manifest."""
+    """Raises jsonschema.ValidationError, which names the place, if Kubernetes or its operator would refuse it."""
     kind = KINDS[manifest["apiVersion"], manifest["kind"]]
     schema = {"$ref": f"#/$defs/{kind}", "$defs": {**_kubernetes(), **_kuberay()}}
     jsonschema.Draft202012Validator(schema).validate(manifest)
@@ -76,7 +76,7 @@ def _kuberay():
 
 
 def pack(wheel):
-    """Write `KUBERNETES` from the wheel that has the whole schema: the kinds above, and all that they are made of."""
+    """Write `KUBERNETES` from the wheel with the whole schema: the kinds above, and all kinds that they refer to."""
     whole = json.loads(zipfile.ZipFile(wheel).read(SOURCE))["$defs"]
     used = {"EnvVar", "EnvFromSource", "EnvVarSource", "PodTemplateSpec", "ResourceRequirements", "SecurityContext"}
     todo = [kind for kind in KINDS.values() if kind in whole] + [CORE + kind for kind in used | {"VolumeMount"}]

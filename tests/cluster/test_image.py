@@ -1,4 +1,4 @@
-"""The image, as far as it can be read: no engine builds it here. And one version in all files."""
+"""The Dockerfile, as text: nothing here can build it. And the same version in all files."""
 
 import re
 import subprocess
@@ -17,7 +17,7 @@ TAG = re.compile(r"registry\.example\.com/rayfed:(\S+)")
 
 @pytest.fixture(scope="module")
 def steps():
-    """The instructions, continued lines joined: [(FROM, python:...), ...]."""
+    """The instructions, with continued lines joined: [(FROM, python:...), ...]."""
     text = re.sub(r"^#.*\n", "", (CLUSTER / "Dockerfile").read_text(), flags=re.MULTILINE).replace("\\\n", " ")
     return [tuple(line.split(maxsplit=1)) for line in text.splitlines() if line.strip()]
 
@@ -26,7 +26,7 @@ def files_with_images():
     return [path for path in CLUSTER.rglob("*") if path.is_file() and TAG.search(path.read_text())]
 
 
-def test_the_base_is_pinned_and_its_python_is_the_tested_one(steps):
+def test_the_base_is_pinned_and_has_the_tested_python(steps):
     kind, base = steps[0]
     minor = PROJECT["tool"]["mypy"]["python_version"]
     assert kind == "FROM" and re.fullmatch(rf"python:{re.escape(minor)}\.\d+-slim-bookworm", base)
@@ -39,16 +39,16 @@ def test_every_file_names_the_same_image(path, pinned):
     assert set(TAG.findall(path.read_text())) == {f"ray{pinned['ray']}-py{minor}"}
 
 
-def test_the_files_with_images_are_found():
+def test_all_files_with_images_are_found():
     names = {path.name for path in files_with_images()}
     assert names >= {"Dockerfile", "aws.yaml", "gcp.yaml", "on-premise.yaml", "raycluster.yaml", "rayjob.yaml"}
 
 
-def test_kuberay_is_told_the_version(documents, pinned):
+def test_kuberay_gets_the_version_of_ray(documents, pinned):
     assert documents("kubernetes/raycluster.yaml")[0]["spec"]["rayVersion"] == pinned["ray"]
 
 
-def test_what_is_installed_is_what_the_package_needs_at_the_tested_versions(steps, tmp_path):
+def test_it_installs_the_dependencies_of_the_package_at_the_tested_versions(steps, tmp_path):
     (install,) = [step for kind, step in steps if kind == "RUN" and "tomllib" in step]
     listing, pip = install.split(">/tmp/requirements.txt")
     code = re.search(r'python -c "(.*)"', listing)[1]
@@ -58,20 +58,20 @@ def test_what_is_installed_is_what_the_package_needs_at_the_tested_versions(step
 
 
 @pytest.mark.parametrize("path", sorted((CLUSTER / "launchers").glob("*.txt")), ids=lambda path: path.stem)
-def test_launchers_pin_what_they_add(path):
+def test_launchers_pin_their_own_requirements(path):
     lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
     assert lines and all(re.fullmatch(r"[\w-]+==[\w.]+", line) for line in lines)
 
 
-def test_it_runs_as_a_user_with_a_number(steps):
+def test_it_runs_as_a_numbered_user(steps):
     users = [given for kind, given in steps if kind == "USER"]
     made = next(given for kind, given in steps if "useradd" in given)
     assert users == ["1000"] and "--uid 1000 ray" in made
-    assert steps[-1][0] == "USER", "nothing is done after the user has changed"
+    assert steps[-1][0] == "USER", "no instruction follows the change of user"
 
 
-def test_what_is_copied_exists_and_nothing_else_gets_in(steps):
-    """.dockerignore refuses all but what COPY names: no data, result or token is sent to the build."""
+def test_copied_files_exist_and_the_build_gets_no_others(steps):
+    """.dockerignore refuses every file that COPY does not name: no data, result or token is sent to the build."""
     copied = [source for kind, given in steps if kind == "COPY" for source in given.split()[:-1]]
     assert all((ROOT / source).exists() for source in copied)
     lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
@@ -80,5 +80,5 @@ def test_what_is_copied_exists_and_nothing_else_gets_in(steps):
     assert not any(fnmatch(source, pattern) for source in copied for pattern in ("runs*", "*.pem", "*token*", ".*"))
 
 
-def test_nothing_secret_is_in_it(steps):
+def test_it_holds_no_secret(steps):
     assert not [given for kind, given in steps if kind in ("ENV", "ARG") and re.search("TOKEN|PASSWORD|KEY", given)]

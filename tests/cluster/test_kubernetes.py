@@ -1,4 +1,4 @@
-"""The manifests: against the schemas, strictly; what schemas cannot say; what Ray's autoscaler reads out of them."""
+"""The manifests: held against strict schemas, against rules beyond the schemas, and read by Ray's autoscaler."""
 
 import copy
 import shlex
@@ -46,7 +46,7 @@ def all_pods(manifests):
 
 
 @every_file
-def test_kubernetes_takes_it(name, manifests, check):
+def test_kubernetes_accepts_every_manifest(name, manifests, check):
     for manifest in manifests(name):
         check(manifest)
 
@@ -65,19 +65,19 @@ def test_kubernetes_takes_it(name, manifests, check):
         lambda c: pods(c)[1]["spec"]["securityContext"].update(runAsRoot=False),
     ],
 )
-def test_the_schema_refuses_what_is_wrong(change, cluster, check):
+def test_the_schema_refuses_mistakes(change, cluster, check):
     changed = copy.deepcopy(cluster)
     change(changed)
     with pytest.raises(ValidationError):
         check(changed)
 
 
-def test_the_job_has_the_cluster_of_the_cluster(cluster, job):
+def test_the_job_brings_the_same_cluster(cluster, job):
     assert job["spec"]["rayClusterSpec"] == cluster["spec"]
 
 
-def test_the_operator_takes_it(cluster, job):
-    """What it refuses beyond its schema: Ray's second autoscaler restarts no pods, a time to live needs a shutdown."""
+def test_the_operator_accepts_the_cluster_and_the_job(cluster, job):
+    """Its rules beyond the schema: Ray's second autoscaler restarts no pods, a time to live needs a shutdown."""
     assert cluster["spec"]["enableInTreeAutoscaling"] and cluster["spec"]["autoscalerOptions"]["version"] == "v2"
     assert all(pod["spec"]["restartPolicy"] == "Never" for pod in pods(cluster))
     for group in cluster["spec"]["workerGroupSpecs"]:
@@ -95,17 +95,17 @@ def test_ray_reads_a_head_that_does_not_train_and_workers_with_whole_gpus(cluste
     assert read["idle_timeout_minutes"] == 5
 
 
-def test_what_the_job_runs_is_a_valid_job(job):
+def test_the_job_runs_a_valid_job_file(job):
     command, verb, path, *words = shlex.split(job["spec"]["entrypoint"])
     assert (command, verb) == ("rayfed", "run") and "--resume" in words
     overrides = dict(read_override(value) for flag, value in pairwise(words) if flag == "-s")
-    inside = FOLDER.parents[1] / Path(path).relative_to("/home/ray/rayfed")  # where the image has the checkout
+    inside = FOLDER.parents[1] / Path(path).relative_to("/home/ray/rayfed")  # the checkout in the image
     read = read_job(inside, overrides)
     assert read.output.path.startswith("/shared/") and read.ray.num_gpus == 0.25
     assert yaml.safe_load(job["spec"]["runtimeEnvYAML"]) == {"env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": "60"}}
 
 
-def test_no_pod_runs_as_root_or_may_become_it(manifests):
+def test_no_pod_runs_as_root_or_may_become_root(manifests):
     for pod in all_pods(manifests):
         assert pod["spec"]["securityContext"]["runAsNonRoot"] and pod["spec"]["securityContext"]["runAsUser"] > 0
         for container in pod["spec"]["containers"]:
@@ -113,7 +113,7 @@ def test_no_pod_runs_as_root_or_may_become_it(manifests):
             assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
-def test_every_container_says_what_it_takes(manifests):
+def test_every_container_requests_cpu_and_memory(manifests):
     for pod in all_pods(manifests):
         for container in pod["spec"]["containers"]:
             asked = container["resources"]
@@ -121,7 +121,7 @@ def test_every_container_says_what_it_takes(manifests):
             assert asked["limits"]["memory"] == asked["requests"]["memory"]
 
 
-def test_names_that_manifests_say_to_one_another_exist(cluster, manifests):
+def test_names_agree_between_manifests(cluster, manifests):
     (claim,) = manifests("storage.yaml")
     assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
     for pod in pods(cluster):
@@ -134,8 +134,8 @@ def test_names_that_manifests_say_to_one_another_exist(cluster, manifests):
     assert password["valueFrom"] == options["redisPassword"]["valueFrom"]
 
 
-def test_the_wall_is_around_the_pods(manifests):
-    """Each policy picks the pods that it means, and lets in none but the cluster's own and the operator."""
+def test_network_policies_admit_only_the_cluster_and_the_operator(manifests):
+    """Each policy chooses pods that exist; the head also takes the operator's connections."""
     labels = {frozenset(pod["metadata"]["labels"].items()) for pod in all_pods(manifests)}
     policies = {policy["metadata"]["name"]: policy["spec"] for policy in manifests("network.yaml")}
     for spec in policies.values():
@@ -146,7 +146,7 @@ def test_the_wall_is_around_the_pods(manifests):
     assert sources[1][0]["podSelector"] == {"matchLabels": {"app.kubernetes.io/name": "kuberay-operator"}}
     assert policies["rayfed"]["ingress"][1]["ports"] == [{"port": 8265}]
     assert len(sources) == 2 and policies["rayfed"]["policyTypes"] == ["Ingress", "Egress"]
-    assert "egress" not in policies["rayfed-redis"], "Redis speaks to nobody"
+    assert "egress" not in policies["rayfed-redis"], "Redis opens no connections"
 
 
 def test_no_secret_is_in_a_file(manifests):

@@ -1,4 +1,4 @@
-"""The files of `ray up`, by Ray's own validator, without a network; and what its defaults must not add."""
+"""The files of `ray up`: checked by Ray's own validator, without a network; Ray's defaults must add nothing to them."""
 
 import copy
 import socket
@@ -25,18 +25,18 @@ def given(documents):
 
 
 @every_file
-def test_ray_takes_it(name, given):
+def test_ray_accepts_every_file(name, given):
     validate_config(prepare_config(given(name)))
 
 
 @every_file
-def test_ray_refuses_what_it_does_not_know(name, given):
+def test_ray_refuses_an_unknown_key(name, given):
     with pytest.raises(ValidationError, match="dokcer"):
         validate_config(prepare_config(given(name) | {"dokcer": {}}))
 
 
 @every_file
-def test_nothing_is_installed_that_the_file_does_not_say(name, given):
+def test_ray_runs_the_commands_of_the_file_and_no_others(name, given):
     """Ray's defaults would install its nightly build over the image's."""
     prepared = prepare_config(given(name))
     for commands in ("setup_commands", "head_setup_commands", "worker_setup_commands"):
@@ -58,7 +58,7 @@ def test_there_is_a_worker_from_the_start(name, given):
     prepared = prepare_config(given(name))
     types = copy.deepcopy(prepared["available_node_types"])
     head = types[prepared["head_node_type"]]
-    if name != "on-premise":  # where all machines are of one type, and so the head is of the workers' too
+    if name != "on-premise":  # there all machines, the head too, are of one type
         assert (head["resources"], head["max_workers"]) == ({"CPU": 0, "GPU": 0}, 0)
         del types[prepared["head_node_type"]]
     (workers,) = types.values()
@@ -76,7 +76,7 @@ def test_every_node_has_the_token_and_shared_storage(name, given):
     assert any("mountpoint -q /shared" in command for command in file["initialization_commands"])
 
 
-def test_the_security_group_lets_ssh_in_and_nothing_else(given):
+def test_the_security_group_admits_ssh_only(given):
     (rule,) = given("aws")["provider"]["security_group"]["IpPermissions"]
     assert (rule["FromPort"], rule["ToPort"]) == (22, 22)
     assert all(where["CidrIp"].endswith("/32") for where in rule["IpRanges"])

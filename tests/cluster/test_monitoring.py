@@ -1,6 +1,6 @@
-"""The panels show what there is: every metric, label and value is held against a real Ray's scrape.
+"""Every metric and label of the panels is in a real scrape of Ray, with the right values.
 
-The Ray is found as Prometheus finds it, through the file in which Ray lists its nodes.
+Ray is found as Prometheus finds it, by the file in which Ray lists its nodes.
 """
 
 import contextlib
@@ -31,13 +31,13 @@ TARGETS = [(panel["title"], target) for panel in PANELS for target in panel["tar
 ONLY_WITH_GPU = {"ray_node_gpus_utilization"}
 SELECTOR = re.compile(r"(\w+)\{(.*?)\}")
 
-# Runs a job; tells what round 2 has come to in the midst of round 3, and stays there until its input ends.
+# Runs a job; in the middle of round 3, prints the figures of round 2, and waits until its input ends.
 DRIVER = """
 import sys, rayfed, rayfed.experiment
 
-class Held(rayfed.experiment.Silent):
+class Held(rayfed.experiment.Display):
     def client(self, done, total):
-        if self.round_done == 2 and done == 2:  # told before the gauges are, which show one client
+        if self.round_done == 2 and done == 2:  # before the gauges are told, which show one client
             print(*self.figures, flush=True)
             sys.stdin.read()
     def round(self, round):
@@ -50,7 +50,7 @@ rayfed.run(job, overrides | {"train.num_rounds": 3, "train.clients_per_round": 3
 
 
 def selectors(expr):
-    """metric -> the labels that an expression picks it by (None: any value) or keeps, and so needs."""
+    """Metric -> the labels that an expression selects it by, or keeps (None: with any value)."""
     kept = {label.strip(): None for group in re.findall(r"\bby \((.*?)\)", expr) for label in group.split(",")}
     found = {}
     for name, matchers in SELECTOR.findall(expr):
@@ -64,22 +64,20 @@ def fits(labels, wanted):
 
 
 def free_ports(count):
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
-    for each in sockets:
-        each.close()
-    return ports
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [each.getsockname()[1] for each in sockets]
 
 
 def until(look, seconds=120):
-    """What `look` gives once it is true and raises nothing of a server that is not there yet."""
+    """The first true value of `look`, which may raise URLError while a server is not there yet."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         with contextlib.suppress(urllib.error.URLError):
             if found := look():
                 return found
         time.sleep(1)
-    pytest.fail(f"in {seconds} s it has not come to that")
+    pytest.fail(f"not after {seconds} s")
 
 
 def get(url):
@@ -87,7 +85,7 @@ def get(url):
         return reply.read().decode()
 
 
-def test_panels_are_whole():
+def test_panels_are_complete():
     assert [panel["id"] for panel in DASHBOARD["panels"]] == list(range(1, len(DASHBOARD["panels"]) + 1))
     source = (MONITORING / "grafana" / "provisioning" / "datasources" / "prometheus.yaml").read_text()
     uid = re.search(r"uid: (\S+)", source)[1]
@@ -106,7 +104,7 @@ def test_panels_are_whole():
 @pytest.mark.parametrize(("title", "target"), TARGETS)
 def test_a_legend_names_labels_that_the_expression_keeps(title, target):
     (group,) = re.findall(r"\bby \((.*?)\)", target["expr"])
-    assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) == {label.strip() for label in group.split(",")}
+    assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) == set(re.split(r",\s*", group.strip()))
 
 
 def test_every_gauge_of_a_run_has_a_panel():
@@ -124,14 +122,14 @@ def test_nothing_listens_beyond_this_machine():
     assert all(re.search(r":v?\d+\.\d+\.\d+$", image) for image in re.findall(r"image: (\S+)", compose))
 
 
-def test_without_a_ray_it_says_what_to_do(tmp_path):
+def test_without_a_ray_the_script_says_how_to_start_one(tmp_path):
     done = subprocess.run([MONITORING / "start.sh", tmp_path], capture_output=True, text=True)
     assert done.returncode == 2
     assert "start the run first, or give Ray's --temp-dir" in done.stderr
 
 
 @pytest.mark.skipif(not shutil.which("promtool"), reason="needs promtool, of Prometheus")
-def test_prometheus_takes_its_configuration():
+def test_prometheus_accepts_its_configuration():
     command = ["promtool", "check", "config", "--syntax-only", MONITORING / "prometheus.yml"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -139,7 +137,7 @@ def test_prometheus_takes_its_configuration():
 
 @pytest.fixture(scope="module")
 def ray_folder():
-    """The folder of a small Ray with its own ports, which is stopped, and removed, at the end."""
+    """The folder of a small Ray with ports of its own; at the end Ray is stopped, and the folder removed."""
     folder = tempfile.mkdtemp(prefix="mon-", dir="/tmp")  # a socket's path may have 107 characters
     flags = ("port", "dashboard-port", "dashboard-agent-listen-port", "dashboard-agent-grpc-port")
     flags += ("metrics-export-port", "ray-client-server-port")
@@ -164,7 +162,7 @@ def ray_folder():
 
 @pytest.fixture(scope="module")
 def run(ray_folder, tmp_path_factory):
-    """A run in its third round, and what the second came to: accuracy, loss, forgetting, seconds."""
+    """A run in its third round; gives accuracy, loss, forgetting and seconds of the second."""
     address = (ray_folder / "ray_current_cluster").read_text().strip()
     overrides = {"name": "watched/run", "ray.address": address, "output.path": tmp_path_factory.mktemp("runs")}
     overrides |= {"model.name": "lenet"}
@@ -182,7 +180,7 @@ def run(ray_folder, tmp_path_factory):
 
 
 def scrape(folder):
-    """(metric, its labels, its value) of every target that Ray lists, and that answers."""
+    """(metric, labels, value) of every target that Ray lists and that answers."""
     samples = []
     for group in json.loads((folder / "prom_metrics_service_discovery.json").read_text()):
         for target in group["targets"]:
@@ -216,13 +214,11 @@ def test_every_panel_finds_its_metrics_in_a_scrape(ray_folder, run):
         for metric, wanted in found.items():
             there = [labels for name, labels, _ in samples if name == metric]
             assert there or metric in ONLY_WITH_GPU, f"{title}: Ray has no {metric}"
-            fitting = [
-                set(wanted) <= set(each) and all(v in (None, each[k]) for k, v in wanted.items()) for each in there
-            ]
-            assert any(fitting) or not there, f"{title}: {metric} with {wanted} is not among {there}"
+            found_it = any(fits(labels, wanted) for labels in there)
+            assert found_it or not there, f"{title}: {metric} with {wanted} is not among {there}"
 
 
-def test_what_only_a_gpu_shows_is_a_metric_of_rays():
+def test_ray_has_the_metrics_that_need_a_gpu():
     from ray.dashboard.modules.reporter.reporter_agent import METRICS_GAUGES
 
     assert {f"ray_{name}" for name in METRICS_GAUGES} >= ONLY_WITH_GPU

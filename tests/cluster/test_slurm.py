@@ -1,6 +1,5 @@
-"""cluster/slurm.sh, run for real on two network namespaces: `srun` and `scontrol` are stood in for, all else is not."""
+"""cluster/slurm.sh, run for real on two network namespaces; only `srun` and `scontrol` are replaced by stand-ins."""
 
-import json
 import os
 import shutil
 import stat
@@ -11,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rayfed.record import read_table
+from rayfed.folder.summary import read_summary
+from rayfed.folder.tables import read_table
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "cluster" / "slurm.sh"
@@ -21,7 +21,7 @@ needs_namespaces = pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("ip") is None, reason="network namespaces need root and `ip`"
 )
 
-# Runs a step on the nodes that it names, or on all; the options that Slurm itself needs are passed over.
+# Runs a step on the nodes that it names, or on all nodes, and ignores the options that Slurm itself needs.
 SRUN = """#!/bin/bash
 nodes=$SLURM_JOB_NODELIST
 while [[ $1 == --* ]]; do
@@ -90,7 +90,7 @@ def allocation(folder, nodes, job_id):
         shutil.rmtree(f"/tmp/rayfed-{job_id}", ignore_errors=True)
 
 
-def what_runs_in(node):
+def processes_in(node):
     listed = subprocess.run(["ip", "netns", "pids", node], capture_output=True, text=True, check=True)
     return [Path(f"/proc/{pid}/cmdline").read_text() for pid in listed.stdout.split() if Path(f"/proc/{pid}").exists()]
 
@@ -107,12 +107,12 @@ def assert_nothing_is_left(folder, nodes, job_id):
     assert not list(folder.glob(".rayfed-*"))
     assert not Path(f"/tmp/rayfed-{job_id}").exists()
     end = time.monotonic() + 30  # the dashboard's children notice a moment later; Slurm would end them with the job
-    while any(left := [what_runs_in(node) for node in nodes]) and time.monotonic() < end:
+    while any(left := [processes_in(node) for node in nodes]) and time.monotonic() < end:
         time.sleep(0.2)
     assert left == [[], []]
 
 
-def test_it_is_valid_bash():
+def test_the_script_is_valid_bash():
     subprocess.run(["bash", "-n", SCRIPT], check=True)
 
 
@@ -121,20 +121,20 @@ def test_shellcheck_finds_nothing():
     subprocess.run(["shellcheck", "--severity=warning", SCRIPT], check=True)
 
 
-def test_it_says_how_it_is_started():
+def test_outside_of_slurm_the_script_says_how_to_start_it():
     environment = {key: value for key, value in os.environ.items() if key != "SLURM_JOB_ID"}
     ended = subprocess.run(["bash", SCRIPT, "run"], env=environment, capture_output=True, text=True)
     assert ended.returncode != 0 and "start this with sbatch" in ended.stderr
 
 
-def test_the_driver_is_told_before_the_time_is_up():
-    """Slurm tells the script alone (B:), which passes it on; two minutes are left for the checkpoint."""
+def test_the_driver_is_warned_before_the_time_is_up():
+    """Slurm signals only the script (B:), which passes the signal on; two minutes are left for the checkpoint."""
     assert "#SBATCH --signal=B:TERM@120\n" in SCRIPT.read_text()
 
 
 @pytest.mark.slow
 @needs_namespaces
-def test_a_job_runs_on_two_nodes_and_nothing_is_left(tmp_path):
+def test_a_job_runs_on_two_nodes_and_leaves_nothing_behind(tmp_path):
     job_id = 7_000_000 + os.getpid()
     temporary = Path(f"/tmp/rayfed-{job_id}")
     with two_nodes() as nodes, allocation(tmp_path, nodes, job_id) as start:
@@ -145,15 +145,15 @@ def test_a_job_runs_on_two_nodes_and_nothing_is_left(tmp_path):
         assert script.wait(timeout=280) == 0, (tmp_path / "log.txt").read_text()
         assert_nothing_is_left(tmp_path, nodes, job_id)
     assert "Ray runs on 2 nodes" in (tmp_path / "log.txt").read_text()
-    assert json.loads((tmp_path / "runs/quickstart/summary.json").read_text())["status"] == "done"
-    assert (tmp_path / "runs/quickstart/summary.json").stat().st_mode & 0o044, "the token's mask is the token's alone"
-    nodes_of_clients = set(read_table(tmp_path / "runs/quickstart", "clients")["node"].to_pylist())
-    assert nodes_of_clients == {"10.77.0.1", "10.77.0.2"}
+    run = tmp_path / "runs/quickstart"
+    assert read_summary(run)["status"] == "done"
+    assert (run / "summary.json").stat().st_mode & 0o044, "the umask of the token is for the token only"
+    assert set(read_table(run, "clients")["node"].to_pylist()) == {"10.77.0.1", "10.77.0.2"}
 
 
 @pytest.mark.slow
 @needs_namespaces
-def test_a_job_whose_time_is_up_ends_in_order_and_is_resumed(tmp_path):
+def test_a_job_whose_time_is_up_stops_cleanly_and_can_be_resumed(tmp_path):
     job_id = 7_100_000 + os.getpid()
     run = tmp_path / "runs/quickstart"
     with two_nodes() as nodes, allocation(tmp_path, nodes, job_id) as start:
@@ -162,7 +162,7 @@ def test_a_job_whose_time_is_up_ends_in_order_and_is_resumed(tmp_path):
         script.terminate()
         assert script.wait(timeout=120) == 130, (tmp_path / "log.txt").read_text()
         assert_nothing_is_left(tmp_path, nodes, job_id)
-        summary = json.loads((run / "summary.json").read_text())
+        summary = read_summary(run)
         assert summary["status"] == "stopped"
 
         again = start("resume", "runs/quickstart", "-s", f"train.num_rounds={summary['rounds'] + 1}")
@@ -173,7 +173,7 @@ def test_a_job_whose_time_is_up_ends_in_order_and_is_resumed(tmp_path):
 
 @pytest.mark.slow
 @needs_namespaces
-def test_a_ray_that_does_not_start_ends_the_job_with_a_word(tmp_path):
+def test_a_ray_that_does_not_start_ends_the_job_with_a_message(tmp_path):
     job_id = 7_200_000 + os.getpid()
     with two_nodes() as nodes, allocation(tmp_path, nodes, job_id) as start:
         script = start("run", "jobs/quickstart.toml", SLURM_CPUS_PER_TASK="some")
@@ -184,7 +184,7 @@ def test_a_ray_that_does_not_start_ends_the_job_with_a_word(tmp_path):
 
 @pytest.mark.slow
 @needs_namespaces
-def test_a_node_that_cannot_reach_the_head_ends_the_job_with_a_word(tmp_path):
+def test_a_node_that_cannot_reach_the_head_ends_the_job_with_a_message(tmp_path):
     job_id = 7_300_000 + os.getpid()
     with two_nodes() as nodes, allocation(tmp_path, nodes, job_id) as start:
         ip("-n", nodes[1], "link", "set", "cable", "down")

@@ -1,7 +1,5 @@
 """Federations: clients, auxiliary set, moments; and the picture of a partition."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,9 +9,9 @@ from hypothesis.extra import numpy as hnp
 from rayfed.data.federation import federate, open_federation, pixel_moments
 from rayfed.data.partition import Dirichlet, Iid, Natural, Shards
 from rayfed.data.samples import Dataset, Samples
-from rayfed.data.sources import Source
-from rayfed.report.partition import draw_partition, table_text
-from rayfed.values import InputError
+from rayfed.data.settings import Data
+from rayfed.errors import InputError
+from rayfed.report.figures import save_partition
 
 
 def dataset(counts: list[int], groups: np.ndarray | None = None) -> Dataset:
@@ -28,16 +26,32 @@ def test_a_federation_knows_its_clients():
     data = dataset([30, 20, 10])
     federation = federate(data, Dirichlet(alpha=1.0, num_clients=4, min_size=1))
     assert (federation.num_clients, federation.num_classes, federation.image_shape) == (4, 3, (3, 4, 4))
-    table = federation.label_table()
-    assert table.sum(axis=0).tolist() == [30, 20, 10]
-    for i in range(4):
-        counts = np.bincount(data.train.labels[federation.client(i)], minlength=3)
-        assert federation.label_counts(i).tolist() == table[i].tolist() == counts.tolist()
+    found = [np.bincount(data.train.labels[federation.client(i)], minlength=3) for i in range(4)]
+    for i, counts in enumerate(found):
+        assert federation.label_counts(i).tolist() == counts.tolist()
         assert federation.num_examples(i) == len(federation.client(i)) == counts.sum()
+    assert np.sum(found, axis=0).tolist() == [30, 20, 10]
     assert len(federation.auxiliary) == 0
 
 
-@pytest.mark.parametrize("rule", [Iid(4), Shards(2, 4), Dirichlet(1.0, 4, min_size=1), Natural()])
+def test_cells_are_the_filled_cells_of_the_table_of_clients_and_classes(make_federation):
+    table = np.array([[9, 3, 0, 0], [0, 0, 1, 0], [0, 8, 0, 2]])
+    assert np.array_equal(make_federation(table).cells(), [*np.nonzero(table), table[table > 0]])
+
+
+def test_the_hash_is_of_every_image_and_label():
+    def hashed(part=None, column=None):
+        data = dataset([30, 20, 10])
+        if part:
+            getattr(getattr(data, part), column)[-1] ^= 1
+        return federate(data, Iid(2)).hash()
+
+    changed = [hashed(part, column) for part in ("train", "test") for column in ("images", "labels")]
+    assert hashed() == hashed()
+    assert len({hashed(), *changed}) == 5
+
+
+@pytest.mark.parametrize("rule", [Iid(4), Shards(4, s=2), Dirichlet(4, alpha=1.0, min_size=1), Natural()])
 def test_auxiliary_images_belong_to_no_client(rule):
     data = dataset([30, 20, 10], groups=np.arange(60) % 2)
     federation = federate(data, rule, auxiliary_per_class=3)
@@ -51,7 +65,9 @@ def test_auxiliary_images_belong_to_no_client(rule):
 
 
 def test_an_auxiliary_set_that_cannot_be_taken_is_refused():
-    with pytest.raises(InputError, match="auxiliary set of 11 images a class cannot be taken: class 'class 2' has 10"):
+    with pytest.raises(
+        InputError, match="auxiliary set of 11 images per class cannot be taken: class 'class 2' has 10"
+    ):
         federate(dataset([30, 20, 10]), Iid(2), auxiliary_per_class=11)
 
 
@@ -64,10 +80,10 @@ def test_natural_clients_are_the_groups_of_the_data():
 
 def test_two_names_for_the_client_column_are_refused():
     with pytest.raises(InputError, match=r"data.client = 'a' and data.partition.column = 'b' name different columns"):
-        open_federation(Source(client="a"), Natural("b"))
+        open_federation(Data(client="a", partition=Natural("b")))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(hnp.arrays(np.uint8, st.tuples(*(st.integers(1, n) for n in (5, 3, 4, 4)))))
 def test_moments_are_numpys(images):
     mean, std = pixel_moments(images)
@@ -83,25 +99,17 @@ def test_moments_do_not_depend_on_the_order_of_many_images():
     assert pixel_moments(images) == pixel_moments(images[::-1])
 
 
-@pytest.mark.parametrize("suffix", ["png", "svg"])
-@pytest.mark.parametrize("shape", [(1, 1), (20, 10), (1001, 100)])
-def test_the_picture_is_drawn(tmp_path, suffix, shape):
-    table = np.random.default_rng(0).integers(0, 50, shape)
-    path = draw_partition(table, tuple(f"c{i}" for i in range(shape[1])), tmp_path / f"p.{suffix}", "a title")
-    assert path.read_bytes()[:5] in (b"\x89PNG\r", b"<?xml")
-
-
-def test_the_table_has_totals():
-    text = table_text(np.array([[1, 0], [2, 30]]), ("a", "b"))
-    assert [line.split() for line in text.splitlines()] == [
-        ["client", "a", "b", "total"],
-        ["0", "1", ".", "1"],
-        ["1", "2", "30", "32"],
-        ["total", "3", "30", "33"],
-    ]
+@pytest.mark.parametrize(("suffix", "beginning"), [("png", b"\x89PNG\r"), ("svg", b"<?xml"), ("pdf", b"%PDF-")])
+@pytest.mark.parametrize(("num_clients", "num_classes"), [(1, 1), (20, 10), (1001, 100)])
+def test_the_picture_of_a_partition_is_drawn(tmp_path, suffix, beginning, num_clients, num_classes):
+    clients, classes = np.divmod(np.arange(num_clients * num_classes), num_classes)
+    cells = {"client": clients, "class": classes, "count": np.random.default_rng(0).integers(0, 50, len(clients))}
+    path = tmp_path / f"p.{suffix}"
+    save_partition(cells, [f"c{i}" for i in range(num_classes)], num_clients, path)
+    assert path.read_bytes().startswith(beginning)
 
 
 def test_a_client_without_images_is_refused():
-    rule = Dirichlet(alpha=0.01, num_clients=50, min_size=0, cap=False)
+    data = Data(partition=Dirichlet(alpha=0.01, num_clients=50, min_size=0, cap=False))
     with pytest.raises(InputError, match=r"of 50 clients hold no image, such as client \d+.*min_size = 1"):
-        open_federation(Source(), rule)
+        open_federation(data)

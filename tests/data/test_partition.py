@@ -1,18 +1,21 @@
 """Partitions: laws for every rule, cases by hand, and what is refused."""
 
-from __future__ import annotations
-
 import hashlib
+from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rayfed.data.federation import open_federation
 from rayfed.data.partition import PARTITIONS, Classes, Dirichlet, Iid, Natural, Partition, Shards
-from rayfed.values import InputError, build
+from rayfed.errors import InputError
+from rayfed.job import read_job
+from rayfed.values import Ge
 
-few = settings(deadline=None, max_examples=40)
+few = settings(max_examples=40)
 CIFAR = np.repeat(np.arange(10), 5000)
 
 
@@ -29,27 +32,22 @@ def splits(draw: st.DrawFn) -> tuple[object, np.ndarray, int]:
     """A rule, and labels that it can split."""
     labels, num_classes = draw(label_arrays())
     present = np.count_nonzero(np.bincount(labels))
-    clients = st.integers(1, len(labels))
-    seed = draw(st.integers(0, 2**40))
-    kind = draw(st.sampled_from(sorted(PARTITIONS)))
-    if kind == "iid":
-        return Iid(draw(clients), seed), labels, num_classes
-    if kind == "shards":
-        s = draw(st.integers(1, 4))
+    kind = draw(st.sampled_from(list(PARTITIONS.values())))
+    if kind is Natural:
+        return Natural(), labels, num_classes
+    options, smallest, largest = {"seed": draw(st.integers(0, 2**40))}, 1, len(labels)
+    if kind is Shards:
+        options["s"] = s = draw(st.integers(1, 4).filter(lambda s: len(labels) // s * s >= present))
         smallest, largest = -(-present // s), len(labels) // s
-        if largest < smallest:
-            return Iid(draw(clients), seed), labels, num_classes
-        return Shards(s, draw(st.integers(smallest, largest)), seed), labels, num_classes
-    if kind == "dirichlet":
-        alpha = draw(st.floats(1e-6, 100))
-        rule = Dirichlet(alpha, draw(clients), seed, cap=draw(st.booleans()), min_size=0)
-        return rule, labels, num_classes
-    if kind == "classes":
-        k = draw(st.integers(1, present))
-        num_clients = draw(st.integers(-(-present // k), 8 + present))
-        labels = np.concatenate([labels, np.repeat(np.unique(labels), num_clients)])  # enough for every holder
-        return Classes(k, num_clients, seed), labels, num_classes
-    return Natural(), labels, num_classes
+    if kind is Dirichlet:
+        options |= {"alpha": draw(st.floats(1e-6, 100)), "cap": draw(st.booleans()), "min_size": 0}
+    if kind is Classes:
+        options["k"] = k = draw(st.integers(1, present))
+        smallest, largest = -(-present // k), 8 + present
+    rule = kind(draw(st.integers(smallest, largest)), **options)
+    if kind is Classes:
+        labels = np.concatenate([labels, np.repeat(np.unique(labels), rule.num_clients)])  # enough for every holder
+    return rule, labels, num_classes
 
 
 def table(partition: Partition, labels: np.ndarray, num_classes: int) -> np.ndarray:
@@ -60,7 +58,7 @@ def table(partition: Partition, labels: np.ndarray, num_classes: int) -> np.ndar
 
 @few
 @given(splits())
-def test_every_rule_deals_every_image_to_one_client_and_again_the_same(case):
+def test_every_rule_deals_every_image_to_one_client_and_always_to_the_same(case):
     rule, labels, num_classes = case
     groups = np.arange(len(labels)) % 3
     partition = rule.split(labels, num_classes, groups)
@@ -73,7 +71,7 @@ def test_every_rule_deals_every_image_to_one_client_and_again_the_same(case):
 
 
 @pytest.mark.parametrize("rule", [Iid, Shards, Dirichlet, Classes])
-def test_the_seed_is_what_changes_a_partition(rule):
+def test_another_seed_makes_another_partition(rule):
     assert rule(seed=0).split(CIFAR, 10).hash() == rule(seed=0).split(CIFAR, 10).hash()
     assert rule(seed=0).split(CIFAR, 10).hash() != rule(seed=1).split(CIFAR, 10).hash()
 
@@ -98,7 +96,7 @@ def test_shards_of_balanced_labels_are_equal_and_of_one_class():
 @given(label_arrays(min_count=10), st.integers(0, 5))
 def test_uneven_shards_stay_of_one_class_and_nearly_equal(case, seed):
     labels, num_classes = case
-    counts = table(Shards(1, 2 * num_classes, seed).split(labels, num_classes), labels, num_classes)
+    counts = table(Shards(2 * num_classes, seed, s=1).split(labels, num_classes), labels, num_classes)
     assert np.all(np.count_nonzero(counts, axis=1) == 1)
     for column in counts.T:
         assert np.ptp(column[column > 0]) <= 1
@@ -124,12 +122,12 @@ def test_dirichlet_without_the_cap_has_the_distribution_it_names():
     """One class, two clients: the first one's share has mean 1/2 and variance 1 / (4 (2 alpha + 1))."""
     labels = np.zeros(1000, dtype=np.int64)
     alpha = 0.3
-    shares = [Dirichlet(alpha, 2, seed, cap=False, min_size=0).split(labels, 1).sizes[0] / 1000 for seed in range(2000)]
+    shares = [Dirichlet(2, seed, alpha, cap=False, min_size=0).split(labels, 1).sizes[0] / 1000 for seed in range(2000)]
     assert np.mean(shares) == pytest.approx(0.5, abs=0.04)
     assert np.var(shares) == pytest.approx(1 / (4 * (2 * alpha + 1)), rel=0.05)
 
 
-def test_a_dirichlet_split_that_is_accepted_3_times_in_100_000_is_found():
+def test_a_dirichlet_split_that_passes_3_times_in_100_000_draws_is_found():
     partition = Dirichlet(alpha=0.05, num_clients=100, seed=1).split(CIFAR, 10)
     assert partition.sizes.min() >= 10
 
@@ -140,7 +138,7 @@ def test_classes_gives_k_to_each_client_and_a_holder_to_each_class(k, num_client
     if k * num_clients < 10:
         return
     labels = np.repeat(np.arange(10), 60)
-    counts = table(Classes(k, num_clients, seed).split(labels, 10), labels, 10)
+    counts = table(Classes(num_clients, seed, k).split(labels, 10), labels, 10)
     assert np.all(np.count_nonzero(counts, axis=1) == k)
     assert np.all(counts.sum(axis=0) == 60)
     for column in counts.T:
@@ -167,14 +165,17 @@ def test_a_partition_by_hand():
     [
         (Iid(num_clients=61), "iid: 61 clients cannot be made of 60 images; num_clients can be at most 60"),
         (Shards(num_clients=61), "shards: 61 clients cannot be made of 60 images"),
-        (Shards(s=2, num_clients=2), "2 clients x s = 2 makes 4 shards of one class each, fewer than the 6 classes"),
-        (Shards(s=7, num_clients=10), "makes 70 shards of one class each, more than the 60 images; lower s"),
+        (Shards(s=2, num_clients=2), "2 clients x s = 2 makes 4 shards of a single class, fewer than the 6 classes"),
+        (Shards(s=7, num_clients=10), "makes 70 shards of a single class, more than the 60 images; lower s"),
         (Dirichlet(num_clients=7), "dirichlet: 7 clients with at least 10 images each cannot be made of 60 images"),
-        (Dirichlet(0.01, 5, min_size=12, max_draws=50), "none of 50 draws with alpha = 0.01 .* raise alpha, lower"),
-        (Classes(k=7), "k = 7 classes for each of 10 clients, of 6 classes in all; k must not exceed"),
+        (
+            Dirichlet(5, alpha=0.01, min_size=12, max_draws=50),
+            "none of 50 draws with alpha = 0.01 .* raise alpha, lower",
+        ),
+        (Classes(k=7), "k = 7 classes for each of 10 clients, of 6 classes in all; k must be at most 6, num"),
         (Classes(k=1, num_clients=5), "k = 1 classes for each of 5 clients, of 6 classes in all"),
         (Classes(k=6, num_clients=11), "class 0 has 10 images for 11 clients; lower num_clients or k"),
-        (Natural(), "natural: the data knows no clients; name their column"),
+        (Natural(), "natural: the data has no column of clients; name it"),
     ],
 )
 def test_what_cannot_be_dealt_is_refused(rule, message):
@@ -182,9 +183,78 @@ def test_what_cannot_be_dealt_is_refused(rule, message):
         rule.split(np.repeat(np.arange(6), 10), 6)
 
 
+# Rules in a job file.
+
+
+@dataclass(frozen=True)
+class Halves:
+    """Everything to client 0 before the middle, to client 1 after it; a rule of the user's own."""
+
+    middle: Annotated[float, Ge(0)] = 0.5
+
+    def split(self, labels, num_classes, groups=None):
+        return Partition.of_owners(np.arange(len(labels)) >= self.middle * len(labels), 2)
+
+
+@dataclass(frozen=True)
+class Lists(Halves):
+    def split(self, labels, num_classes, groups=None):
+        return [super().split(labels, num_classes)]
+
+
+@dataclass(frozen=True)
+class NoSplit:
+    pass
+
+
+class NoDataclass:
+    split = Halves.split
+
+
+one_client = NoSplit()
+
+
+def job_with(partition):
+    return read_job({"name": "own", "data": {"partition": partition}})
+
+
 def test_rules_are_built_from_job_tables():
-    assert build(PARTITIONS["dirichlet"], {"alpha": 1, "num_clients": 3}, where="x") == Dirichlet(1.0, 3)
-    with pytest.raises(InputError, match=r"data.partition.num_clients = 0: input should be greater"):
-        build(PARTITIONS["iid"], {"num_clients": 0}, where="data.partition")
-    with pytest.raises(InputError, match=r"data.partition.alpha = 0: input should be greater"):
-        build(PARTITIONS["dirichlet"], {"alpha": 0}, where="data.partition")
+    given = {"name": "dirichlet", "alpha": 1, "num_clients": 3}
+    assert job_with(given).data.partition == Dirichlet(alpha=1.0, num_clients=3)
+
+
+def test_a_rule_of_the_users_own_deals_the_data():
+    job = job_with({"name": f"{__name__}:Halves", "middle": 0.25})
+    assert job.data.partition == Halves(0.25)
+    assert read_job(job.table()) == job
+    assert open_federation(job.data).partition.sizes.tolist() == [2500, 7500]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"name": "iid", "num_clients": 0}, "data.partition.num_clients = 0: input should be greater than or equal"),
+        (
+            {"name": "dirichlet", "alpha": 0},
+            "data.partition.alpha = 0: input should be greater than or equal to 0.000001",
+        ),
+        ({"name": f"{__name__}:Halves", "middle": -1}, "data.partition.middle = -1: input should be greater than or"),
+        (f"{__name__}:NoSplit", "partition '.*:NoSplit' is <.*>; it must be a frozen dataclass with a method `split`$"),
+        (
+            f"{__name__}:NoDataclass",
+            "partition '.*:NoDataclass' is <.*>; it must be a frozen dataclass with a method `split`$",
+        ),
+        (
+            f"{__name__}:one_client",
+            r"partition '.*:one_client' is NoSplit\(\); it must be a frozen dataclass with a method `split`$",
+        ),
+    ],
+)
+def test_rules_that_a_job_cannot_have_are_refused(given, message):
+    with pytest.raises(InputError, match=f"^{message}"):
+        job_with(given)
+
+
+def test_a_rule_that_gives_no_partition_is_refused():
+    with pytest.raises(InputError, match=r"^data.partition: Lists\(.*\) gave list; `split` must give a Partition$"):
+        open_federation(job_with(f"{__name__}:Lists").data)

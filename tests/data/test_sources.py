@@ -1,7 +1,5 @@
 """Sources: what each form of data becomes, and what is refused, with the place."""
 
-from __future__ import annotations
-
 import io
 import json
 import subprocess
@@ -15,10 +13,12 @@ import pytest
 from PIL import Image
 from pyarrow import fs as pafs
 
-from rayfed.data import downloads, files
+from rayfed.data import files, sources
 from rayfed.data.decode import MAX_PIXELS, decode
-from rayfed.data.sources import SOURCES, Source, load
-from rayfed.values import InputError, build
+from rayfed.data.settings import SOURCES, Augment, Data
+from rayfed.data.sources import load
+from rayfed.errors import InputError
+from rayfed.values import build
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 FASHION = Path("/usr/share/datasets/fashion-mnist")
@@ -29,11 +29,15 @@ def pixels(n: int, channels: int = 1, height: int = 4, width: int = 4, seed: int
     return np.random.default_rng(seed).integers(0, 256, (n, channels, height, width), dtype=np.uint8)
 
 
-def encode(image: np.ndarray, form: str = "PNG") -> bytes:
+def png(image: Image.Image) -> bytes:
     file = io.BytesIO()
-    planes = image[0] if len(image) == 1 else image.transpose(1, 2, 0)
-    Image.fromarray(np.ascontiguousarray(planes)).save(file, form)
+    image.save(file, "PNG")
     return file.getvalue()
+
+
+def encode(image: np.ndarray) -> bytes:
+    planes = image[0] if len(image) == 1 else image.transpose(1, 2, 0)
+    return png(Image.fromarray(np.ascontiguousarray(planes)))
 
 
 def write(path: Path, image, label, metadata: dict[str, str] | None = None, **columns) -> str:
@@ -47,7 +51,7 @@ def png_file(path: Path, n: int = 6, classes: int = 2, channels: int = 1, size: 
     return write(path, images, [i % classes for i in range(n)])
 
 
-def refuses(source: Source, message: str) -> None:
+def refuses(source: Data, message: str) -> None:
     with pytest.raises(InputError, match=message) as caught:
         load(source)
     assert "\n" not in str(caught.value)
@@ -57,7 +61,7 @@ def refuses(source: Source, message: str) -> None:
 
 
 def test_the_embedded_set_is_balanced():
-    data = load(Source())
+    data = load(Data())
     assert data.train.images.shape == (10_000, 1, 28, 28)
     assert data.test.images.shape == (2_000, 1, 28, 28)
     assert data.train.images.dtype == np.uint8
@@ -73,30 +77,36 @@ def test_the_embedded_set_is_balanced():
 def test_the_embedded_set_is_what_the_tool_makes(tmp_path):
     tool = Path(__file__).parents[2] / "tools" / "make_fashion_mnist_mini.py"
     subprocess.run([sys.executable, tool, FASHION, tmp_path], check=True, capture_output=True)
-    embedded = load(Source())
-    remade = load(Source(str(tmp_path)))
+    embedded = load(Data())
+    remade = load(Data(str(tmp_path)))
     assert np.array_equal(embedded.train.images, remade.train.images)
     assert np.array_equal(embedded.test.labels, remade.test.labels)
 
 
-@pytest.mark.skipif(not FASHION.is_dir(), reason="Fashion-MNIST is not installed")
-def test_idx_files_are_read_from_the_folder_and_from_torchvisions_place_in_it(tmp_path):
-    raw = tmp_path / "FashionMNIST" / "raw"
+def idx_files(folder: Path, images: bytes, labels: bytes = b"\0\0\x08\x01\0\0\0\x02\0\1") -> str:
+    """Two images of 2 x 2 pixels for training and for the test, where torchvision puts MNIST."""
+    raw = folder / "MNIST" / "raw"
     raw.mkdir(parents=True)
-    for file in FASHION.iterdir():
-        (raw / file.name).symlink_to(file)
-    direct, unpacked = (load(Source("fashion-mnist", root=str(root))) for root in (FASHION, tmp_path))
-    assert direct.train.images.shape == (60_000, 1, 28, 28)
-    assert direct.train.classes == unpacked.train.classes
-    assert np.array_equal(direct.train.images, unpacked.train.images)
-    assert np.array_equal(direct.test.labels, unpacked.test.labels)
-
-
-def test_a_damaged_idx_file_is_refused(tmp_path):
     for part in ("train", "t10k"):
-        (tmp_path / f"{part}-images-idx3-ubyte").write_bytes(b"\0\0\x08\x03\0\0\0\x02\0\0\0\x02\0\0\0\x021234567")
-        (tmp_path / f"{part}-labels-idx1-ubyte").write_bytes(b"\0\0\x08\x01\0\0\0\x02ab")
-    refuses(Source("mnist", root=str(tmp_path)), "train-images-idx3-ubyte: not a whole idx file")
+        (raw / f"{part}-images-idx3-ubyte").write_bytes(b"\0\0\x08\3\0\0\0\2\0\0\0\2\0\0\0\2" + images)
+        (raw / f"{part}-labels-idx1-ubyte").write_bytes(labels)
+    return str(folder)
+
+
+def test_a_set_that_torchvision_has_downloaded_is_read(tmp_path):
+    assert not sources.is_here("mnist", str(tmp_path))
+    root = idx_files(tmp_path, bytes(range(8)))
+    train = load(Data("mnist", root=root)).train
+    assert train.images.tolist() == [[[[0, 1], [2, 3]]], [[[4, 5], [6, 7]]]]
+    assert train.labels.tolist() == [0, 1]
+    assert train.classes == tuple("0123456789")
+    assert sources.is_here("mnist", root) and sources.is_here("fashion-mnist-mini", root)
+
+
+@pytest.mark.parametrize("labels", [b"", b"no labels", b"\0\0\x08\x01\0\0\0\x02\0"])
+def test_a_damaged_set_is_refused(tmp_path, labels):
+    root = idx_files(tmp_path, bytes(8), labels)
+    refuses(Data("mnist", root=root), f"^data.source = 'mnist': {tmp_path}.*or set data.root to a folder that has")
 
 
 class Offline:
@@ -107,7 +117,7 @@ class Offline:
 
 
 class Stored:
-    """Stands in for one that is in its folder."""
+    """Stands in for a torchvision data set that is in its folder."""
 
     classes = ("0 - zero", "cat")
     targets = (0, 1)
@@ -118,31 +128,30 @@ class Stored:
         self.data = np.arange(np.prod(shape), dtype=np.uint8).reshape(shape)
 
 
-@pytest.mark.parametrize("name", sorted(downloads.TORCHVISION))
+@pytest.mark.parametrize("name", sorted(sources.TORCHVISION))
 def test_a_set_that_cannot_be_downloaded_names_the_folder_and_the_ways_out(name, tmp_path, monkeypatch):
     from torchvision import datasets
 
-    monkeypatch.setattr(datasets, downloads.TORCHVISION[name], Offline)
-    message = f"'{name}': it is not in {tmp_path}, and could not be downloaded .no route.*network.*or set data.root"
-    refuses(Source(name, root=str(tmp_path)), message)
+    monkeypatch.setattr(datasets, sources.TORCHVISION[name][0], Offline)
+    message = f"'{name}': {tmp_path} has no intact copy, and the download failed .no route.*network.*or set data.root"
+    refuses(Data(name, root=str(tmp_path)), message)
 
 
 def test_torchvisions_arrays_become_samples(monkeypatch):
     from torchvision import datasets
 
     monkeypatch.setattr(datasets, "CIFAR10", Stored)
-    train = load(Source("cifar10", root="nowhere")).train
+    train = load(Data("cifar10", root="nowhere")).train
     assert train.images[0].tolist() == [[[0, 3], [6, 9]], [[1, 4], [7, 10]], [[2, 5], [8, 11]]]
     assert train.classes == ("0", "cat")
     assert train.labels.tolist() == [0, 1]
     monkeypatch.setattr(datasets, "EMNIST", type("EMNIST", (Stored,), {}))
-    assert load(Source("emnist", root="nowhere")).train.images[0].tolist() == [[[0, 2, 4], [1, 3, 5]]]  # upright
+    assert load(Data("emnist", root="nowhere")).train.images[0].tolist() == [[[0, 2, 4], [1, 3, 5]]]  # upright
 
 
 def test_importing_and_reading_data_does_not_import_torchvision():
-    code = (
-        "import sys, rayfed.data as d; d.load(d.Source()); assert not {'torchvision', 'matplotlib'} & set(sys.modules)"
-    )
+    code = "import sys; from rayfed.data.sources import Data, load; load(Data()); "
+    code += "assert not {'torch', 'torchvision', 'matplotlib'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
 
 
@@ -153,7 +162,7 @@ def test_importing_and_reading_data_does_not_import_torchvision():
 @pytest.mark.parametrize("size", [4, 90])  # large images are decoded in threads
 def test_encoded_images(tmp_path, channels, size):
     train, test = (png_file(tmp_path / f"{part}.pq", 9, 3, channels, size, seed) for part, seed in (("a", 1), ("b", 2)))
-    data = load(Source(train, test=test))
+    data = load(Data(train, test=test))
     assert np.array_equal(data.train.images, pixels(9, channels, size, size, 1))
     assert np.array_equal(data.test.images, pixels(9, channels, size, size, 2))
     assert data.train.images.flags.c_contiguous
@@ -167,7 +176,7 @@ def test_hugging_face_files(tmp_path):
     features = {"info": {"features": {"label": {"names": ["cat", "dog", "emu"], "_type": "ClassLabel"}}}}
     for name in ("train-00000-of-00002", "train-00001-of-00002", "test-00000-of-00001"):
         write(tmp_path / f"{name}.parquet", structs, [0, 1, 0, 1], {"huggingface": json.dumps(features)})
-    data = load(Source(str(tmp_path)))
+    data = load(Data(str(tmp_path)))
     assert np.array_equal(data.train.images, np.concatenate([images, images]))
     assert len(data.test) == 4
     assert data.train.classes == ("cat", "dog", "emu")
@@ -191,23 +200,23 @@ def test_lists_of_pixels(tmp_path, channels, kind):
     if kind not in nested(images):
         return
     path = write(tmp_path / "a.parquet", nested(images)[kind], [0, 1, 0, 1, 0])
-    assert np.array_equal(load(Source(path, test=path)).train.images, images)
+    assert np.array_equal(load(Data(path, test=path)).train.images, images)
 
 
 def test_flat_lists_with_a_shape(tmp_path):
     images = pixels(3, 3, 2, 5)
     flat = [images.reshape(3, -1), images.transpose(0, 2, 3, 1).reshape(3, -1)]
-    for order, shape in zip(flat, [(3, 2, 5), (2, 5, 3)], strict=True):
+    for order, shape in zip(flat, [[3, 2, 5], [2, 5, 3]], strict=True):
         path = write(tmp_path / "a.parquet", order.tolist(), [0, 1, 0])
-        assert np.array_equal(load(Source(path, test=path, shape=shape)).train.images, images)
-    refuses(Source(path, test=path), "rows 0 to 2: 30 pixels make no square image; give data.shape")
-    refuses(Source(path, test=path, shape=(3, 3, 3)), r"lists of 30 pixels cannot be images of shape \[3, 3, 3\]")
+        assert np.array_equal(load(Data(path, test=path, shape=shape)).train.images, images)
+    refuses(Data(path, test=path), "rows 0 to 2: 30 pixels make no square image; give data.shape")
+    refuses(Data(path, test=path, shape=[3, 3, 3]), r"lists of 30 pixels cannot be images of shape \[3, 3, 3\]")
 
 
 @pytest.mark.parametrize(
     ("image", "message"),
     [
-        ([[1, 2, 3, 4], [1, 2, 3]], "lists of different lengths .4, 3.; images must all be of one size"),
+        ([[1, 2, 3, 4], [1, 2, 3]], "lists of different lengths .4, 3.; all images need one size"),
         ([[0.5] * 4] * 2, "pixels of type double; they must be whole numbers in 0..255"),
         ([[0, 1, 2, 256]] * 2, "pixels from 0 to 256; they must be in 0..255"),
         (["text", "text"], "column 'image' is of type string; images are encoded bytes"),
@@ -217,14 +226,14 @@ def test_flat_lists_with_a_shape(tmp_path):
     ],
 )
 def test_images_that_cannot_be_read_are_refused(tmp_path, image, message):
-    refuses(Source(write(tmp_path / "a.parquet", image, [0, 1])), message)
+    refuses(Data(write(tmp_path / "a.parquet", image, [0, 1])), message)
 
 
-def test_an_undecodable_image_is_named_by_file_and_row(tmp_path):
+def test_a_damaged_image_is_named_by_file_and_row(tmp_path):
     images = [encode(image) for image in pixels(600)]
     for damaged in (images, [*images[:567], b"\x89PNG\r\n\x1a\n..", *images[568:]]):
         write(tmp_path / f"train-{damaged is images}.parquet", damaged, [0, 1] * 300)
-    refuses(Source(str(tmp_path), test_fraction=0.1), "train-False.parquet, row 567: cannot be decoded as an image")
+    refuses(Data(str(tmp_path), test_fraction=0.1), "train-False.parquet, row 567: cannot be decoded as an image")
 
 
 def test_labels(tmp_path):
@@ -233,87 +242,85 @@ def test_labels(tmp_path):
     numbers = write(tmp_path / "a.parquet", images, pa.array([1, 0, 1, 1], pa.int8()), named)
     words = write(tmp_path / "b.parquet", images, pa.array(["dog", "cat", "dog", "dog"]).dictionary_encode())
     for path in (numbers, words):
-        train = load(Source(path, test=numbers)).train
+        train = load(Data(path, test=numbers)).train
         assert train.classes == ("cat", "dog")
         assert train.labels.tolist() == [1, 0, 1, 1]
     other = write(tmp_path / "c.parquet", images, ["dog", "emu", "dog", "dog"])
-    refuses(Source(numbers, test=other), "c.parquet, row 1: label 'emu' is not one of the classes .cat, dog")
+    refuses(Data(numbers, test=other), "c.parquet, row 1: label 'emu' is not one of the classes .cat, dog")
     out = write(tmp_path / "d.parquet", images, [0, 1, 2, -1], named)
-    refuses(Source(out), r"d.parquet, row 2: label 2 is outside 0..1 \(cat, dog\)")
-    refuses(Source(write(tmp_path / "e.parquet", images, [0, 1, -1, 0])), "row 2: label -1 is outside 0..1")
-    refuses(Source(write(tmp_path / "f.parquet", images, [0, None, 1, 0])), "row 1: no value in column 'label'")
-    refuses(Source(write(tmp_path / "g.parquet", images, [0.5, 1, 1, 0])), "column 'label' is of type double")
+    refuses(Data(out), r"d.parquet, row 2: label 2 is outside 0..1 \(cat, dog\)")
+    refuses(Data(write(tmp_path / "e.parquet", images, [0, 1, -1, 0])), "row 2: label -1 is outside 0..1")
+    refuses(Data(write(tmp_path / "f.parquet", images, [0, None, 1, 0])), "row 1: no value in column 'label'")
+    refuses(Data(write(tmp_path / "g.parquet", images, [0.5, 1, 1, 0])), "column 'label' is of type double")
     renamed = write(tmp_path / "h.parquet", images, [0, 1, 0, 1], {"classes": "dog,cat"})
-    refuses(Source(numbers, test=renamed), r"its classes \(dog, cat\) are not the training set's \(cat, dog\)")
+    refuses(Data(numbers, test=renamed), r"its classes \(dog, cat\) are not the training set's \(cat, dog\)")
 
 
 def test_client_columns_become_groups(tmp_path):
     images = [encode(image) for image in pixels(5)]
-    path = write(
-        tmp_path / "a.parquet", images, [0, 1, 0, 1, 0], writer=["b", "a", "c", "a", "b"], year=[9, 10, 9, 10, 8]
-    )
-    data = load(Source(path, test=path, client="writer"))
+    columns = {"writer": ["b", "a", "c", "a", "b"], "year": [9, 10, 9, 10, 8]}
+    path = write(tmp_path / "a.parquet", images, [0, 1, 0, 1, 0], **columns)
+    data = load(Data(path, test=path, client="writer"))
     assert data.train.groups.tolist() == [1, 0, 2, 0, 1]
     assert data.train.group_names == ("a", "b", "c")
     assert data.test.groups is None
-    train = load(Source(path, test=path, client="year")).train
+    train = load(Data(path, test=path, client="year")).train
     assert train.groups.tolist() == [1, 2, 1, 2, 0]
     assert train.group_names == ("8", "9", "10")
-    refuses(Source(client="writer"), "fashion-mnist-mini' knows no clients")
+    refuses(Data(client="writer"), "data.client = 'writer': the source 'fashion-mnist-mini' has no such column")
 
 
 def test_columns_can_have_other_names(tmp_path):
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"img": [encode(i) for i in pixels(2)], "fine.label": [0, 1]}), path)
-    assert len(load(Source(str(path), test=str(path), image="img", label="fine.label")).train) == 2
-    refuses(Source(str(path)), "no column 'image'; it has img, fine.label .data.image, data.label")
+    assert len(load(Data(str(path), test=str(path), image="img", label="fine.label")).train) == 2
+    refuses(Data(str(path)), "no column 'image'; it has img, fine.label .data.image, data.label")
 
 
 def test_a_test_set_can_be_held_out(tmp_path):
     path = png_file(tmp_path / "a.parquet", 60, 3)
-    refuses(Source(path), 'it has no test set; name one .data.test = "path". or hold out part of it')
-    data = load(Source(path, test_fraction=0.25))
+    refuses(Data(path), 'it has no test set; name a test set .data.test = "path"., or hold out a part')
+    data = load(Data(path, test_fraction=0.25))
     assert np.bincount(data.test.labels).tolist() == [5, 5, 5]
     assert len(data.train) == 45
-    refuses(Source(path, test=path, test_fraction=0.5), "test_fraction = 0.5: there is a test set already")
-    refuses(Source(test=path), "the source 'fashion-mnist-mini' has a test set of its own")
-    refuses(Source(png_file(tmp_path / "b.parquet", 3, 3), test_fraction=0.5), "no class has two images")
+    refuses(Data(path, test=path, test_fraction=0.5), "test_fraction = 0.5: there is a test set already")
+    refuses(Data(test=path), "the source 'fashion-mnist-mini' has a test set of its own")
+    refuses(Data(png_file(tmp_path / "b.parquet", 3, 3), test_fraction=0.5), "no class has two images")
     together = {image.tobytes() for part in (data.train, data.test) for image in part.images}
     assert together == {image.tobytes() for image in pixels(60)}
-    same, other = load(Source(path, test_fraction=0.25)), load(Source(path, test_fraction=0.25, test_seed=1))
+    same, other = load(Data(path, test_fraction=0.25)), load(Data(path, test_fraction=0.25, test_seed=1))
     assert np.array_equal(same.test.images, data.test.images)
     assert not np.array_equal(other.test.images, data.test.images)
 
 
 def test_files_that_are_not_there_or_not_parquet(tmp_path):
-    refuses(Source("fashion-mnist-min"), "no such source or file; did you mean 'fashion-mnist-mini'?")
-    refuses(Source(str(tmp_path / "a.parquet")), "a.parquet': no such file or folder")
-    refuses(Source(str(tmp_path)), "neither Parquet files .* nor images .* in it")
+    refuses(Data("fashion-mnist-min"), "no such source or file; did you mean 'fashion-mnist-mini'?")
+    refuses(Data(str(tmp_path / "a.parquet")), "a.parquet': no such file or folder")
+    refuses(Data(str(tmp_path)), "neither Parquet files .* nor images .* in it")
     path = png_file(tmp_path / "a.parquet")
-    refuses(Source(path, test="b.parquet"), "data.test = 'b.parquet': no such file or folder")
-    refuses(Source("nofs://bucket/a"), "'nofs://bucket/a': cannot be reached")
+    refuses(Data(path, test="b.parquet"), "data.test = 'b.parquet': no such file or folder")
+    refuses(Data("nofs://bucket/a"), "'nofs://bucket/a': cannot be reached")
     (tmp_path / "c.parquet").write_text("no")
-    refuses(Source(str(tmp_path / "c.parquet")), "c.parquet: cannot be read as a Parquet file")
+    refuses(Data(str(tmp_path / "c.parquet")), "c.parquet: cannot be read as a Parquet file")
     whole = Path(path).read_bytes()
     (tmp_path / "e.parquet").write_bytes(whole[:20] + b"\xff" * 40 + whole[60:])
-    refuses(Source(str(tmp_path / "e.parquet")), "e.parquet: cannot be read as a Parquet file")
-    refuses(Source(write(tmp_path / "d.parquet", pa.array([], pa.binary()), pa.array([], pa.int8()))), "it has no rows")
+    refuses(Data(str(tmp_path / "e.parquet")), "e.parquet: cannot be read as a Parquet file")
+    refuses(Data(write(tmp_path / "d.parquet", pa.array([], pa.binary()), pa.array([], pa.int8()))), "it has no rows")
 
 
 def test_training_and_test_set_must_agree(tmp_path):
     grey, rgb = (png_file(tmp_path / f"{c}.parquet", channels=c) for c in (1, 3))
-    refuses(Source(grey, test=rgb), r"disagree in image shape \(C, H, W\): \(1, 4, 4\) and \(3, 4, 4\)")
+    refuses(Data(grey, test=rgb), r"disagree in image shape \(C, H, W\): 1, 4, 4 and 3, 4, 4$")
 
 
 def test_uris_and_other_file_systems(tmp_path, monkeypatch):
     (tmp_path / "b").mkdir()
     path = png_file(tmp_path / "train.parquet")
     png_file(tmp_path / "b" / "test.parquet")
-    assert np.array_equal(load(Source(f"file://{path}", test=f"file://{tmp_path}/b")).train.images, pixels(6))
-    monkeypatch.setattr(
-        files, "locate", lambda uri: (pafs.SubTreeFileSystem(str(tmp_path), pafs.LocalFileSystem()), uri)
-    )
-    assert np.array_equal(load(Source("train.parquet", test="train.parquet")).train.images, pixels(6))
+    assert np.array_equal(load(Data(f"file://{path}", test=f"file://{tmp_path}/b")).train.images, pixels(6))
+    subtree = pafs.SubTreeFileSystem(str(tmp_path), pafs.LocalFileSystem())
+    monkeypatch.setattr(files, "locate", lambda uri: (subtree, uri))
+    assert np.array_equal(load(Data("train.parquet", test="train.parquet")).train.images, pixels(6))
 
 
 # --- image folders
@@ -330,13 +337,13 @@ def test_image_folders(tmp_path, held):
     for i, place in enumerate(["train/dog/0", "train/cat/1", "train/cat/2", f"{held}/cat/3", f"{held}/dog/4"]):
         save(tmp_path / f"{place}.png", images[i])
     (tmp_path / "README.txt").write_text("not an image")
-    data = load(Source(str(tmp_path)))
+    data = load(Data(str(tmp_path)))
     assert data.train.classes == ("cat", "dog")
     assert data.train.labels.tolist() == [0, 0, 1]
     assert np.array_equal(data.train.images, images[[1, 2, 0]])
     assert np.array_equal(data.test.images, images[[3, 4]])
     save(tmp_path / held / "emu" / "5.png", images[5])
-    refuses(Source(str(tmp_path)), "its folder 'emu' is not one of the training set's classes .cat, dog")
+    refuses(Data(str(tmp_path)), "its folder 'emu' is not one of the training set's classes .cat, dog")
 
 
 def test_tiny_imagenets_folders(tmp_path):
@@ -344,8 +351,8 @@ def test_tiny_imagenets_folders(tmp_path):
     for i, place in enumerate(["train/n01/images/0", "train/n02/images/1", "val/images/v2", "test/images/3"]):
         save(tmp_path / f"{place}.png", images[i])
     (tmp_path / "val" / "val_annotations.txt").write_text("v2.png\tn02\t0\t0\t9\t9\n")
-    refuses(Source(str(tmp_path)), "its folder 'test' is not one of .*name its folder with data.test")
-    data = load(Source(str(tmp_path), test=str(tmp_path / "val")))
+    refuses(Data(str(tmp_path)), "its folder 'test' is not one of .*name its folder with data.test")
+    data = load(Data(str(tmp_path), test=str(tmp_path / "val")))
     assert data.train.classes == ("n01", "n02")
     assert data.test.labels.tolist() == [1]
 
@@ -353,7 +360,7 @@ def test_tiny_imagenets_folders(tmp_path):
 def test_folders_above_the_classes_can_be_clients(tmp_path):
     for i, place in enumerate(["amazon/bag/0", "amazon/mug/1", "webcam/bag/2", "webcam/mug/3"] * 2):
         save(tmp_path / f"{place}{i}.png", pixels(8)[i])
-    data = load(Source(str(tmp_path), client="domain", test_fraction=0.5))
+    data = load(Data(str(tmp_path), client="domain", test_fraction=0.5))
     assert data.train.classes == ("bag", "mug")
     assert data.train.group_names == ("amazon", "webcam")
     assert len(data.train.groups) == len(data.train) == 4
@@ -365,25 +372,22 @@ def test_folders_above_the_classes_can_be_clients(tmp_path):
 def test_images_of_different_sizes_need_a_size(tmp_path):
     for i, side in enumerate([4, 4, 6, 8]):
         save(tmp_path / "a" / f"{i}.png", pixels(1, 3, side, side)[0])
-    refuses(
-        Source(str(tmp_path)), r"2.png: 6 x 6 pixels, where earlier images have 4 x 4; set data.size \(say, size = 32\)"
-    )
-    assert load(Source(str(tmp_path), size=5, test_fraction=0.5)).train.shape == (3, 5, 5)
+    message = r"2.png: 6 x 6 pixels, where earlier images have 4 x 4; set data.size \(say, size = 32\)"
+    refuses(Data(str(tmp_path)), message)
+    assert load(Data(str(tmp_path), size=5, test_fraction=0.5)).train.shape == (3, 5, 5)
 
 
 def test_sizes_are_compared_across_blocks(tmp_path):
     images = [encode(image) for image in pixels(300)] + [encode(pixels(1, 1, 6, 6)[0])]
-    refuses(
-        Source(write(tmp_path / "a.parquet", images, [0, 1] * 150 + [0])),
-        "6 x 6 pixels, where earlier images have 4 x 4",
-    )
+    path = write(tmp_path / "a.parquet", images, [0, 1] * 150 + [0])
+    refuses(Data(path), "6 x 6 pixels, where earlier images have 4 x 4")
 
 
 def test_every_source_can_be_resized(tmp_path):
     images = pixels(2, 3, 8, 8)
     encoded = write(tmp_path / "a.parquet", [encode(image) for image in images], [0, 1])
     listed = write(tmp_path / "b.parquet", images.tolist(), [0, 1])
-    small = [load(Source(path, test=path, size=4)).train.images for path in (encoded, listed)]
+    small = [load(Data(path, test=path, size=4)).train.images for path in (encoded, listed)]
     assert small[0].shape == (2, 3, 4, 4)
     assert np.array_equal(*small)
     assert small[1].flags.c_contiguous
@@ -402,7 +406,7 @@ def test_resizing_is_antialiased_and_cuts_the_centre():
 def test_grey_images_among_coloured_ones_become_rgb(tmp_path):
     grey, rgb = pixels(300), pixels(1, 3)
     path = write(tmp_path / "a.parquet", [*map(encode, grey), encode(rgb[0]), encode(grey[0])], [0, 1] * 151)
-    train = load(Source(path, test=path)).train
+    train = load(Data(path, test=path)).train
     assert train.shape == (3, 4, 4)
     assert np.array_equal(train.images[300], rgb[0])
     assert np.array_equal(train.images[:300], np.repeat(grey, 3, axis=1))
@@ -411,35 +415,34 @@ def test_grey_images_among_coloured_ones_become_rgb(tmp_path):
 
 @pytest.mark.parametrize(("mode", "channels"), [("1", 1), ("L", 1), ("LA", 1), ("P", 3), ("RGB", 3), ("RGBA", 3)])
 def test_modes(mode, channels):
-    file = io.BytesIO()
-    Image.new(mode, (5, 4)).save(file, "PNG")
-    assert decode(file.getvalue()).shape == (channels, 4, 5)
+    assert decode(png(Image.new(mode, (5, 4)))).shape == (channels, 4, 5)
 
 
 def test_bombs_and_deep_images_are_refused(tmp_path):
-    file = io.BytesIO()
-    Image.new("1", (MAX_PIXELS // 1000, 1001)).save(file, "PNG")
-    assert len(file.getvalue()) < 10_000
-    refuses(Source(write(tmp_path / "a.parquet", [file.getvalue()], [0])), "row 0: .* pixels, more than the")
-    file = io.BytesIO()
-    Image.new("I;16", (4, 4)).save(file, "PNG")
-    refuses(Source(write(tmp_path / "b.parquet", [file.getvalue()], [0])), "row 0: .*images need 8 bits a channel")
+    bomb, deep = png(Image.new("1", (MAX_PIXELS // 1000, 1001))), png(Image.new("I;16", (4, 4)))
+    assert len(bomb) < 10_000
+    refuses(Data(write(tmp_path / "a.parquet", [bomb], [0])), "row 0: .* pixels, more than the")
+    refuses(Data(write(tmp_path / "b.parquet", [deep], [0])), "row 0: .*images need 8 bits per channel")
 
 
 # --- job tables, real data
 
 
 def test_job_tables():
-    assert build(Source, {"source": "a", "shape": [3, 2, 2]}, where="data") == Source("a", shape=(3, 2, 2))
+    augment = {"crop": 4, "flip": True, "cutout": 16}
+    made = Data("a", shape=[3, 2, 2], augment=Augment(4, "zero", True, 16))
+    assert build(Data, {"source": "a", "shape": [3, 2, 2], "augment": augment}, where="data") == made
     with pytest.raises(InputError, match=r"data.test_fraction = 1: input should be less than 1"):
-        build(Source, {"test_fraction": 1}, where="data")
-    assert set(SOURCES) == {"fashion-mnist-mini", *downloads.TORCHVISION}
+        build(Data, {"test_fraction": 1}, where="data")
+    with pytest.raises(InputError, match=r"data.augment.crop_padding = 'mirror': input should be 'zero' or 'reflect'"):
+        build(Data, {"augment": {"crop_padding": "mirror"}}, where="data")
+    assert set(SOURCES) == {"fashion-mnist-mini", *sources.TORCHVISION}
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="no ../shared/data next to the repository")
 def test_shared_parquet_files():
     test = str(SHARED / "cifar10-test.parquet")
-    data = load(Source(test, test_fraction=0.1))
+    data = load(Data(test, test_fraction=0.1))
     assert data.train.images.shape == (9000, 3, 32, 32)
     assert len(data.test) == 1000
     assert data.train.classes[:2] == ("airplane", "automobile")

@@ -109,7 +109,6 @@ class Case:
     formula: Callable[..., float]
     constants: dict[str, torch.Tensor] = field(default_factory=dict)  # further arguments of `call`, without gradient
     sees_student: bool = False  # whether the target depends on the student
-    squares: bool = False  # whether it squares gaps: of size 2e3, these are beyond float16
 
     def __call__(self, z, t, y):
         return self.call(z, t, y, **self.constants)
@@ -126,7 +125,7 @@ def ssd(inside):
     def call(z, t, y, credibility):
         return losses.selective_distill(z, t, y, credibility, m_max=0.01, inside_norm=inside)
 
-    return Case(call, partial(fedssd, inside=inside), {"credibility": WEIGHTS}, squares=not inside)
+    return Case(call, partial(fedssd, inside=inside), {"credibility": WEIGHTS})
 
 
 CASES = {
@@ -141,11 +140,9 @@ CASES = {
         lambda z, t, y: losses.restricted_cross_entropy(z, y, COUNTS, alpha=0.5, soft=True), partial(fedrs, soft=True)
     ),
     "distill": Case(lambda z, t, y: losses.distill(z, t, tau=2.0), lambda z, t, y: kl(z, t, 2)),
-    "squared_error": Case(
-        lambda z, t, y: losses.squared_error(z, t), lambda z, t, y: ((z - t) ** 2).sum(), squares=True
-    ),
+    "squared_error": Case(lambda z, t, y: losses.squared_error(z, t), lambda z, t, y: ((z - t) ** 2).sum()),
     "not_true_distill": Case(partial(losses.not_true_distill, tau=2.0), fedntd),
-    "not_true_squared_error": Case(losses.not_true_squared_error, fedntd_mse, squares=True),
+    "not_true_squared_error": Case(losses.not_true_squared_error, fedntd_mse),
     "label_masked_distill": Case(partial(losses.label_masked_distill, tau=2.0), fedlmd, {"majority": MAJORITY}),
     "class_adaptive_distill": Case(partial(losses.class_adaptive_distill, tau=2.0), fedcad, {"class_weights": WEIGHTS}),
     "selective_distill": ssd(inside=True),
@@ -154,7 +151,7 @@ CASES = {
     "prototype_similarity_distill, forcible": csd("forcible"),
     "prototype_similarity_distill, no mask": csd("none"),
     "prototype_similarity_distill, no prototypes": Case(
-        lambda z, t, y: losses.prototype_similarity_distill(z, t, y, None, tau=2.0),
+        lambda z, t, y: losses.prototype_similarity_distill(z, t, y, None, tau=2.0, mask="adaptive"),
         partial(fedcsd, mask="adaptive", prototypes=None),
     ),
     "model_contrast": Case(lambda z, t, y: losses.model_contrast(z, t, t.flip(1), tau=0.5), moon),
@@ -162,7 +159,6 @@ CASES = {
         lambda z, t, y, prototypes: losses.prototype_distance(z, y, prototypes, KNOWN),
         fedproto,
         {"prototypes": PROTOTYPES},
-        squares=True,
     ),
 }
 few = settings(max_examples=25)
@@ -229,28 +225,18 @@ def test_no_gradient_to_anything_but_the_first_argument(loss):
 
 
 @every_loss
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_is_close_to_the_formula_in_every_float_type(loss, dtype):
+def test_float32_is_close_to_float64(loss):
     z, t, y = some()
-    z, t = z.to(dtype), t.to(dtype)
-    value = loss(z, t, y)
-    assert value.dtype == dtype
-    tolerance = {torch.float32: 1e-5, torch.bfloat16: 6e-2, torch.float16: 1e-2}[dtype]
-    torch.testing.assert_close(value.double(), loss(z.double(), t.double(), y), rtol=tolerance, atol=tolerance / 10)
+    value = loss(z.float(), t.float(), y)
+    assert value.dtype == torch.float32
+    torch.testing.assert_close(value.double(), loss(z.float().double(), t.float().double(), y), rtol=1e-5, atol=1e-6)
 
 
-LOW_FLOATS = [torch.float32, torch.bfloat16, torch.float16]
-
-
+@every_loss
 @pytest.mark.parametrize("batch", [1, 200])
-@pytest.mark.parametrize(
-    ("name", "dtype"),
-    [(name, d) for name, case in CASES.items() for d in LOW_FLOATS if not (case.squares and d == torch.float16)],
-    ids=str,
-)
-def test_is_finite_on_logits_of_size_1e3(name, dtype, batch):
-    loss, (z, t, y) = CASES[name], some(batch)
-    z, t = (1e3 * z.sign()).to(dtype), (-1e3 * z.sign()).to(dtype)  # as far apart as can be
+def test_is_finite_on_logits_of_size_1e3(loss, batch):
+    z, t, y = some(batch)
+    z, t = 1e3 * z.sign().float(), -1e3 * z.sign().float()  # as far apart as can be
     assert loss(z, t, y).isfinite()
     assert gradient(lambda z: loss(z, t, y), z).isfinite().all()
 
@@ -272,7 +258,7 @@ SOFTENED = {
 @pytest.mark.parametrize("loss", SOFTENED.values(), ids=SOFTENED)
 @few
 @given(tau=st.floats(0.1, 20))
-def test_temperature_divides_both_logits_and_is_paid_back_squared(loss, tau):
+def test_temperature_divides_both_logits_and_its_square_multiplies_the_loss(loss, tau):
     z, t, _ = some()
     torch.testing.assert_close(loss(tau * z, tau * t, tau=tau), tau**2 * loss(z, t, tau=1.0))
 
@@ -303,8 +289,8 @@ def test_not_true_distill_by_hand():
 
 
 @pytest.mark.parametrize("name", ["not_true_distill", "not_true_squared_error", "label_masked_distill"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
-def test_nothing_is_asked_of_the_true_logit(name, dtype):
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_the_true_logit_has_neither_gradient_nor_influence(name, dtype):
     z, t, y = some()
     z, t = z.to(dtype), t.to(dtype)
     found = gradient(lambda z: CASES[name](z, t, y), z)
@@ -314,7 +300,7 @@ def test_nothing_is_asked_of_the_true_logit(name, dtype):
 
 
 @pytest.mark.parametrize("name", ["not_true_distill", "not_true_squared_error", "label_masked_distill"])
-def test_nothing_is_learnt_from_the_teachers_true_logit(name):
+def test_the_teachers_true_logit_has_no_influence(name):
     z, t, y = some()
     moved = t.scatter_add(1, y[:, None], torch.full_like(t, 5.0))
     assert torch.equal(CASES[name](z, moved, y), CASES[name](z, t, y))
@@ -325,7 +311,7 @@ def test_nothing_is_learnt_from_the_teachers_true_logit(name):
     [
         ([6, 2, 0, 0], [True, False, False, False]),  # 2 is the mean, and is no majority
         ([5, 5, 5, 5], [False] * 4),
-        ([1, 0, 0, 0], [True, False, False, False]),  # the mean is over all classes, not over those that are held
+        ([1, 0, 0, 0], [True, False, False, False]),  # the mean is over all classes, not over the held classes only
         ([3, 3, 0, 0], [True, True, False, False]),
         ([2, 1, 1], [True, False, False]),
         ([7], [False]),
@@ -356,7 +342,7 @@ def test_label_masked_distill_by_hand():
     torch.testing.assert_close(push, torch.tensor([0, 1 / 3, 1 / 3 - 0.75, 1 / 3 - 0.25]))
 
 
-def test_a_sample_on_which_the_masked_teacher_says_nothing_contributes_nothing():
+def test_a_sample_whose_classes_are_all_masked_contributes_nothing():
     z, t, _ = some(2)
     majority, y = torch.tensor([True, True, False, True, True]), torch.tensor([2, 0])  # label 2 leaves no class
     loss = partial(losses.label_masked_distill, majority=majority, tau=2.0)
@@ -401,13 +387,6 @@ def test_class_adaptive_weights_are_the_papers_line_in_phi(rows, low, high):
         assert weights[c].item() == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_class_adaptive_weights_do_not_stall_on_many_samples(dtype):
-    sure = torch.tensor([[20.0, 0.0]], dtype=dtype).expand(5000, 2)
-    weights = losses.class_adaptive_weights(sure, torch.zeros(5000, dtype=torch.int64), 2, low=0.25, high=0.5, tau=1.0)
-    assert weights.tolist() == pytest.approx([0.5, 0.25], rel=1e-2)
-
-
 @few
 @given(rows=samples, c=st.floats(0, 1))
 def test_fedcad_with_one_weight_is_self_distillation_of_that_weight(rows, c):
@@ -419,9 +398,9 @@ def test_fedcad_with_one_weight_is_self_distillation_of_that_weight(rows, c):
     torch.testing.assert_close(adaptive, fedlsd)
 
 
-def test_selective_distill_leaves_alone_what_is_not_credible():
+def test_selective_distill_ignores_classes_that_are_not_credible():
     z, t, y = some()
-    assert losses.selective_distill(z, t, y, torch.full((C,), 0.1), m_max=0.01).item() == 0
+    assert losses.selective_distill(z, t, y, torch.full((C,), 0.1), m_max=0.01, inside_norm=True).item() == 0
     only = losses.selective_distill(z, t, y, torch.eye(C)[3], m_max=1.0, inside_norm=False)
     assert only > 0
     moved = z.clone()
@@ -429,19 +408,18 @@ def test_selective_distill_leaves_alone_what_is_not_credible():
     assert losses.selective_distill(moved, t, y, torch.eye(C)[3], m_max=1.0, inside_norm=False) == only
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_cosine_with_a_zero_vector_is_zero(dtype):
+def test_cosine_with_a_zero_vector_is_zero():
     """A class that nobody holds has a zero prototype, and a feature after a ReLU may be zero: no NaN from either."""
-    z, t, y = (x.to(dtype) if x.is_floating_point() else x for x in some())
+    z, t, y = some()
     loss = losses.prototype_similarity_distill(z, t, y, torch.zeros(C, C), tau=1.0, mask="none")
     uniform = losses.prototype_similarity_distill(z, t / C, y, None, tau=1.0, mask="none")
-    torch.testing.assert_close(loss, uniform, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(loss, uniform)
     for zero in range(3):
-        h = [torch.ones(1, C, dtype=dtype) for _ in range(3)]
+        h = [torch.ones(1, C) for _ in range(3)]
         h[zero].zero_()
         cosines = [0.0 if zero in (0, 1) else 1.0, 0.0 if zero in (0, 2) else 1.0]
         expected = -log_softmax(np.array(cosines) / 0.5)[0]
-        assert losses.model_contrast(*h, tau=0.5).item() == pytest.approx(expected, rel=1e-2)
+        assert losses.model_contrast(*h, tau=0.5).item() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("soft", [False, True])

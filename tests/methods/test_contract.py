@@ -1,6 +1,6 @@
 """What every method owes the engine. A recipe is tested here from the moment it is in `RECIPES`.
 
-All of it on the model with BatchNorm and Dropout, with augmentation, and with clients that come back: the hardest case.
+Everything runs in the hardest case: a model with BatchNorm and Dropout, augmentation, clients that are sampled again.
 """
 
 import dataclasses
@@ -15,68 +15,43 @@ import tomli_w
 import torch
 
 from rayfed import local
-from rayfed.data.augment import Augment
-from rayfed.methods import (
-    PARTS,
-    RECIPES,
-    Average,
-    Batch,
-    ClientView,
-    CrossEntropy,
-    Distill,
-    DynamicRegularizer,
-    Fit,
-    NormalizedAverage,
-    NotTrueDistill,
-    Part,
-    Proximal,
-    RestrictedCrossEntropy,
-    ServerMomentum,
-    compose,
-    fedcsd,
-    fedgkd,
-    fedlmd,
-    fedntd,
-    moon,
-    read_method,
-    scaffold,
-    switch,
-    write_method,
-)
+from rayfed import methods as m
+from rayfed.data.settings import Augment
+from rayfed.engine import Arrival, ClientRow, Round, rounds
+from rayfed.local import all_parts
 from rayfed.methods.part import Method, parts_at
-from rayfed.rounds import Arrival, ClientRow, Round, rounds, start
 from rayfed.runtime.here import Here
-from rayfed.weights import Tree, Weights, state_of
-from rayfed.wire import pack, unpack
+from rayfed.trees import Tree, pack, unpack
+from rayfed.weights import Weights, state_of
 
 SETTING = {"norm": True, "augment": Augment(crop=1, flip=True, cutout=2), "local_epochs": 1}
 
 
 @dataclass(frozen=True)
-class Everything(Part):
-    """Uses every hook and changes nothing, so that the engine's side is tested whatever methods there are."""
+class Everything(m.Part):
+    """Uses every hook and changes nothing, so that the engine's side is tested whatever the methods are."""
 
     note: str = "seen"
 
     def init(self, weights: Weights) -> Tree:
         return {"rounds": 0, "examples": 0}
 
-    def survey(self, client: ClientView) -> Tree:
+    def survey(self, client: m.ClientView) -> Tree:
         assert client.state is not None
         return {"examples": client.num_examples, "images": sum(images.double().sum() for images, _ in client.samples())}
 
     def tell(self, state: Tree, server: object, surveyed: Tree) -> tuple[Tree, Tree]:
         return {**state, "rounds": state["rounds"] + 1}, {"examples": surveyed["examples"], "mean": surveyed["images"]}
 
-    def begin(self, client: ClientView) -> Tree:
+    def begin(self, client: m.ClientView) -> Tree:
         memory = client.memory or {"id": client.id, self.note: torch.zeros(4, dtype=torch.int64)}
         assert memory["id"] == client.id, "another client's memory"
         return memory
 
-    def loss(self, batch: Batch, local: Tree) -> torch.Tensor:
+    def loss(self, batch: m.Batch, local: Tree) -> torch.Tensor:
         return 0.0 * batch.features.sum()
 
-    def report(self, client: ClientView, local: Tree, fit: Fit) -> tuple[Tree, Tree]:
+    def report(self, client: m.ClientView, local: Tree, fit: m.Fit) -> tuple[Tree, Tree]:
         seen = local[self.note].clone()
         seen[client.round] += 1
         return {"examples": client.num_examples}, {"id": client.id, self.note: seen}
@@ -85,39 +60,33 @@ class Everything(Part):
         return {**state, "examples": state["examples"] + total["examples"]}, step
 
 
-METHODS: dict[str, Method] = {name: recipe() for name, recipe in RECIPES.items()} | {
-    "uniform average": compose(Average(by="client")),
-    "label smoothing, weighted": compose(CrossEntropy(weight=0.5, smoothing=0.1)),
-    "soft fedrs": compose(RestrictedCrossEntropy(soft=True)),
-    "warm kd": compose(Distill(beta=0.5, tau=3.0)),
-    "kd to ntd": compose(NotTrueDistill(tau=2.0, mix=0.5)),
-    "fedntd, mse": fedntd(form="mse"),
-    "fedntd, no teacher": fedntd(teacher=False),
-    "fedlmd + prox + momentum": compose(fedlmd(), Proximal(), ServerMomentum()),
-    "fednova + momentum": compose(NormalizedAverage(), ServerMomentum()),
-    "fedlmd-tf, then fedlmd": switch(fedlmd(teacher=False), fedlmd(), at=3),
-    "three in a row": switch(switch(fedntd(), moon(), at=2), scaffold(), at=3),
-    "fedcsd, plain": fedcsd(similarity=False, mask="none", decay=0.0),
-    "fedgkd, two teachers": fedgkd(buffer=2),
-    "scaffold + moon": compose(scaffold(), moon()[-1]),
-    "everything": compose(Everything()),
+METHODS: dict[str, Method] = {name: recipe() for name, recipe in m.RECIPES.items()} | {
+    "uniform average": m.compose(m.Average(by="client")),
+    "label smoothing, weighted": m.compose(m.CrossEntropy(weight=0.5, smoothing=0.1)),
+    "soft fedrs": m.compose(m.RestrictedCrossEntropy(soft=True)),
+    "warm kd": m.compose(m.Distill(beta=0.5, tau=3.0)),
+    "kd to ntd": m.compose(m.NotTrueDistill(tau=2.0, mix=0.5)),
+    "fedntd, mse": m.fedntd(form="mse"),
+    "fedntd, no teacher": m.fedntd(teacher=False),
+    "fedlmd + prox + momentum": m.compose(m.fedlmd(), m.Proximal(), m.ServerMomentum()),
+    "fednova + momentum": m.compose(m.NormalizedAverage(), m.ServerMomentum()),
+    "fedlmd-tf, then fedlmd": m.switch(m.fedlmd(teacher=False), m.fedlmd(), at=3),
+    "three in a row": m.switch(m.switch(m.fedntd(), m.moon(), at=2), m.scaffold(), at=3),
+    "fedcsd, plain": m.fedcsd(similarity=False, mask="none", decay=0.0),
+    "fedgkd, two teachers": m.fedgkd(buffer=2),
+    "scaffold + moon": m.compose(m.scaffold(), m.moon()[-1]),
+    "everything": m.compose(Everything()),
 }
 every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
-
-
-def all_parts(method):
-    return {part for round in (1, 2, 3) for part in parts_at(method, round)}
-
-
 EVERY_PART = sorted({part for method in METHODS.values() for part in all_parts(method)}, key=repr)
 every_part = pytest.mark.parametrize("part", EVERY_PART, ids=repr)
 
 
-# Same bits, wherever and whenever the work is done.
+# The same bits, wherever and whenever the work is done.
 
 
 class Recording(Here):
-    """Keeps what each client has trained, as its model has it."""
+    """Keeps each client's state after its training, as the model holds it."""
 
     def __init__(self, site):
         super().__init__(site)
@@ -132,7 +101,7 @@ class Recording(Here):
 
 
 class Reversed(Here):
-    """The last client of the cohort is run first."""
+    """Runs the last client of the cohort first."""
 
     def survey(self, broadcast, clients):
         survey = super().survey
@@ -140,14 +109,13 @@ class Reversed(Here):
         yield from (done[client] for client in clients)
 
     def train(self, broadcast, clients, memories):
-        done = {
-            client: next(super(Reversed, self).train(broadcast, [client], memories)) for client in reversed(clients)
-        }
+        train = super().train
+        done = {client: next(train(broadcast, [client], memories)) for client in reversed(clients)}
         yield from (done[client] for client in clients)
 
 
 class Lost(Here):
-    """Every result is lost, and the work done again, by a new worker with a pickled site."""
+    """Loses every result; a new worker, with a pickled site, does the work again."""
 
     def __init__(self, site):
         super().__init__(site)
@@ -161,49 +129,49 @@ class Lost(Here):
     def train(self, broadcast, clients, memories):
         for client in clients:
             next(super().train(broadcast, [client], memories))
-            torch.rand(client + 1)  # the state of the global generator is nobody's business
+            torch.rand(client + 1)  # no draw may depend on the state of the global generator
             yield next(Here(pickle.loads(self._pickled)).train(broadcast, [client], memories))
 
 
 class Unwrapped(Here):
-    """Nothing that a client is given is copied for it: a hook that writes to what it was given is found out."""
+    """Gives a client the values themselves, no copies, and so finds a hook that writes to what it was given."""
 
     def __init__(self, site, digest):
         super().__init__(site)
         self._site, self._digest = site, digest
 
     def survey(self, broadcast, clients):
-        before = self._of(broadcast)
+        before = self._sent(broadcast)
         for client in clients:
             packed = pack(local.survey(self._site, broadcast, client))
-            assert self._of(broadcast) == before
+            assert self._sent(broadcast) == before
             yield unpack(packed), packed.num_bytes
 
     def train(self, broadcast, clients, memories):
         for client in clients:
             memory = unpack(memories[client])["slots"] if client in memories else {}
-            before = self._of(broadcast), self._digest(memory)
+            before = self._sent(broadcast), self._digest(memory)
             reply = local.train(self._site, broadcast, client, memory)
-            assert (self._of(broadcast), self._digest(memory)) == before
+            assert (self._sent(broadcast), self._digest(memory)) == before
             packed = pack(reply.summands)
             row = ClientRow(client, reply.num_examples, reply.train_loss, reply.seconds, "here")
             memory = pack({"round": broadcast.round, "slots": reply.memory}) if reply.memory else None
             yield unpack(packed), Arrival(row, memory, packed.num_bytes)
 
-    def _of(self, broadcast):
+    def _sent(self, broadcast):
         return self._digest([broadcast.weights, broadcast.states, broadcast.payloads])
 
 
 @dataclass
 class Run:
-    """One method's run, with which the others are compared."""
+    """One run of a method; the other runs are compared with it."""
 
     rounds: list[Round]
-    bits: list[dict]  # of each round, taken when it was finished
+    bits: list[dict]  # of each round, taken as soon as it was finished
     trained: list[list[tuple[int, Weights]]]  # by each client, in rounds 1, 2, 3
 
 
-RUNS: dict[Method, Run] = {}  # made once, by the first test that asks
+RUNS: dict[Method, Run] = {}  # each is made once, by the first test that asks for it
 
 
 @pytest.fixture
@@ -211,9 +179,8 @@ def reference(method, make_site, bits):
     if method not in RUNS:
         site = make_site(method, **SETTING)
         workers = Recording(site)
-        run = Run([start(site, state_of(site.model), workers)], [], workers.trained)
-        run.bits.append(bits(run.rounds[0]))
-        for round in rounds(site, run.rounds[0], workers):
+        run = Run([], [], workers.trained)
+        for round in rounds(site, workers):
             run.rounds.append(round)
             run.bits.append(bits(round))
         RUNS[method] = run
@@ -222,8 +189,8 @@ def reference(method, make_site, bits):
 
 @every_method
 @pytest.mark.parametrize("workers", [Reversed, Lost, Unwrapped])
-def test_same_bits_whoever_does_the_work(method, workers, reference, make_site, play, bits, digest):
-    assert len({round["weights"] for round in reference.bits}) == 4  # something was learnt in each of three rounds
+def test_the_bits_do_not_depend_on_the_worker(method, workers, reference, make_site, play, bits, digest):
+    assert len({round["weights"] for round in reference.bits}) == 4  # each of the three rounds has changed the weights
     site = make_site(method, **SETTING)
     run = play(site, workers(site, digest) if workers is Unwrapped else workers(site))
     assert [bits(round) for round in run] == reference.bits
@@ -235,10 +202,10 @@ def test_a_finished_round_is_never_written_to(method, reference, bits):
 
 
 @every_method
-def test_a_run_can_be_taken_up_after_any_round(method, reference, make_site, bits):
+def test_a_run_can_continue_after_any_round(method, reference, make_site, bits):
     for last in reference.rounds[1:]:
         site = make_site(method, **SETTING)
-        assert [bits(round) for round in rounds(site, last, Here(site))] == reference.bits[last.round + 1 :]
+        assert [bits(round) for round in rounds(site, Here(site), last)] == reference.bits[last.round + 1 :]
 
 
 @every_method
@@ -256,12 +223,12 @@ def test_a_client_with_a_single_sample_takes_part(method, make_site, play):
 
 
 @every_method
-def test_buffers_are_the_mean_of_the_clients_by_hand(method, reference, make_site):
-    """BatchNorm's statistics are averaged as they are, whatever the method does to parameters; counts stay counts."""
+def test_buffers_are_the_mean_of_the_clients_buffers(method, reference, make_site):
+    """Whatever a method does to parameters, BatchNorm's statistics are plain means; its counts stay whole numbers."""
     site = make_site(method, **SETTING)
     for round, trained in zip(reference.rounds[1:], reference.trained, strict=True):
         (average,) = (part for part in parts_at(method, round.round) if part.slot == "average")
-        uniform = isinstance(average, DynamicRegularizer) or average == Average(by="client")
+        uniform = isinstance(average, m.DynamicRegularizer) or average == m.Average(by="client")
         sizes = np.array([1 if uniform else site.federation.num_examples(client) for client, _ in trained])
         for name, buffer in site.model.named_buffers():
             values = np.array([state[name].double().numpy() for _, state in trained])
@@ -273,11 +240,11 @@ def test_buffers_are_the_mean_of_the_clients_by_hand(method, reference, make_sit
                 assert round.weights[name].item() == np.rint(mean)
 
 
-# A part is its configuration.
+# A part is nothing but its configuration.
 
 
-def test_every_part_is_in_some_method_here():
-    assert set(PARTS.values()) <= {type(part) for part in EVERY_PART}
+def test_every_part_is_in_a_method_of_this_file():
+    assert set(m.PARTS.values()) <= {type(part) for part in EVERY_PART}
 
 
 @every_part
@@ -293,6 +260,5 @@ def test_a_part_is_a_frozen_dataclass_that_prints_and_compares_as_its_configurat
 
 @every_method
 def test_a_method_is_read_back_as_it_was_written(method):
-    assert read_method(write_method(method)) == method
-    job = tomllib.loads(tomli_w.dumps({"method": write_method(method)}))  # what TOML cannot say, no job can hold
-    assert read_method(job["method"]) == method
+    job = tomllib.loads(tomli_w.dumps({"method": m.write_method(method)}))  # a job can hold only what TOML can say
+    assert m.read_method(job["method"]) == method

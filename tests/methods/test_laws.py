@@ -1,7 +1,7 @@
-"""What is known of a method without running its paper: when it is another one, and what its sums must be."""
+"""Laws of the methods that need no long run: when a method equals another, and what its sums must be."""
 
 from dataclasses import replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,22 +9,21 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from rayfed import losses
+from rayfed import engine, losses
 from rayfed import methods as m
 from rayfed.data.augment import prepare
 from rayfed.local import Broadcast, batches, server_view, survey
 from rayfed.methods.anchors import momentum_corrected_steps
-from rayfed.methods.part import Outputs
-from rayfed.rounds import rounds, start
+from rayfed.methods.views import Outputs
 from rayfed.runtime.here import Here
 from rayfed.seeds import Purpose, seed_of
-from rayfed.weights import OrderedSum, Scaled, state_of
-from rayfed.wire import unpack
+from rayfed.trees import OrderedSum, Scaled, unpack
+from rayfed.weights import state_of
 
 EVEN = [[5, 2, 1, 0], [1, 1, 3, 3], [2, 2, 2, 2], [0, 0, 1, 7], [4, 4, 0, 0], [3, 1, 4, 0]]  # eight samples each
 BALANCED = [[2, 2, 2, 2]] * 6
 
-# How each part is made to do nothing; None where it has no such value, and a law of its own below instead.
+# The values with which a part does nothing; None where there are none, and the part has a law of its own below.
 NEUTRAL = {
     m.Average: {"by": "samples"},
     m.ClassAdaptiveDistill: {"low": 0.0, "high": 0.0},
@@ -59,33 +58,29 @@ def final(make_site, play):
 
 
 def assert_same(a, b, tolerance=1e-5):
-    assert a.keys() == b.keys()
-    for name in a:
-        torch.testing.assert_close(
-            a[name], b[name], rtol=tolerance, atol=tolerance, msg=lambda text, n=name: f"{n}: {text}"
-        )
+    torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 
 
 def assert_differ(a, b):
     assert max((a[name] - b[name]).abs().max() for name in a) > 1e-3
 
 
-# When a method is another.
+# When a method equals another.
 
 
-def test_every_part_says_how_it_is_made_to_do_nothing():
+def test_every_part_has_its_neutral_values_here():
     assert set(m.PARTS.values()) == set(NEUTRAL)
 
 
 @pytest.mark.parametrize("part", [part for part, zero in NEUTRAL.items() if zero], ids=lambda part: part.__name__)
-def test_a_part_that_weighs_nothing_is_fedavg(part, final):
+def test_a_neutral_part_is_fedavg(part, final):
     assert_same(final(m.compose(part(**NEUTRAL[part])), norm=True), final(m.fedavg(), norm=True), tolerance=1e-6)
 
 
 @pytest.mark.parametrize(
     "method", [m.fedavgm(beta=0.0), m.fedprox(mu=0.0), m.fedrs(alpha=1.0), m.fedrs(alpha=1.0, soft=True)], ids=repr
 )
-def test_and_the_baselines_are_so_to_the_bit(method, final):
+def test_a_neutral_baseline_is_fedavg_to_the_bit(method, final):
     assert_same(final(method, norm=True), final(m.fedavg(), norm=True), tolerance=0)
 
 
@@ -102,11 +97,7 @@ EQUAL = {
     "FedNova with a given number of steps is FedAvg": (m.fednova(), m.fedavg(), {"local_steps": 3, "norm": True}),
     "FedNTD without its share is KD": (m.fedntd(mix=0.0, tau=2.0), m.kd(tau=2.0), {}),
     "FedRS with all classes held is FedAvg": (m.fedrs(alpha=0.1), m.fedavg(), {"counts": BALANCED}),
-    "clients of one size weigh the same": (
-        m.compose(m.Average(by="client")),
-        m.compose(m.Average(by="samples")),
-        {"counts": EVEN},
-    ),
+    "clients of one size weigh the same": (m.compose(m.Average(by="client")), m.fedavg(), {"counts": EVEN}),
     "FedCSD less all that it adds is KD": (
         m.fedcsd(mu=0.5, tau=2.0, mask="none", similarity=False, decay=0.0),
         m.kd(beta=0.5, tau=2.0),
@@ -123,11 +114,11 @@ EQUAL = {
 
 
 @pytest.mark.parametrize(("one", "other", "setting"), EQUAL.values(), ids=EQUAL)
-def test_are_equal(one, other, setting, final):
+def test_two_methods_are_equal(one, other, setting, final):
     assert_same(final(one, **setting), final(other, **setting))
 
 
-DIFFERENT = {  # the settings in which the laws above would hold anyway are not those that test them
+DIFFERENT = {  # so that no law above holds only because its setting makes all methods equal
     "majority labels": (m.fedlmd(tau=2.0), m.fedntd(tau=2.0)),
     "absent classes": (m.fedrs(alpha=0.1), m.fedavg()),
     "unequal steps": (m.fednova(), m.fedavg()),
@@ -143,12 +134,12 @@ DIFFERENT = {  # the settings in which the laws above would hold anyway are not 
 
 
 @pytest.mark.parametrize(("one", "other"), DIFFERENT.values(), ids=DIFFERENT)
-def test_are_different(one, other, final):
+def test_two_methods_are_different(one, other, final):
     assert_differ(final(one), final(other))
 
 
-def test_one_step_of_a_teachers_pupil_is_free(final):
-    """At the round's weights student and teacher agree, so the first step of a distilled round is that of FedAvg."""
+def test_the_first_step_of_a_distilled_round_is_that_of_fedavg(final):
+    """At the round's weights student and teacher agree."""
     single = {"local_steps": 1, "batch_size": 20, "num_rounds": 1}
     for method in (m.kd(), m.fedntd(), m.compose(m.Proximal(10.0)), m.fedssd(m_max=1.0)):
         assert_same(final(method, **single), final(m.fedavg(), **single))
@@ -167,16 +158,15 @@ def of_client(site, client):
 
 def sgd(site, client, weights, round):
     """One client's round in plain torch, from the given weights: its model's state, and its losses."""
-    training, model = site.training, site.model
+    training, model = site.job.train, site.model
     model.load_state_dict(weights)
     model.train()
     images, labels = of_client(site, client)
     lr = training.lr * training.lr_decay ** (round - 1)
     optimizer = torch.optim.SGD(model.parameters(), lr, training.momentum, weight_decay=training.weight_decay)
+    rng = torch.Generator().manual_seed(seed_of(site.job.seed, Purpose.CLIENT, round, client))
     losses = []
-    for index in batches(
-        len(labels), training, torch.Generator().manual_seed(seed_of(site.seed, Purpose.CLIENT, round, client))
-    ):
+    for index in batches(len(labels), training, rng):
         loss = F.cross_entropy(model(images[index]), labels[index])
         optimizer.zero_grad()
         loss.backward()
@@ -212,20 +202,19 @@ def test_a_round_of_fedavg_is_the_weighted_mean_of_plain_sgd(make_site, play):
     "change", [{"momentum": 0.0}, {"lr_decay": 1.0}, {"weight_decay": 0.0}, {"local_epochs": 1}], ids=str
 )
 def test_every_number_of_the_training_matters(change, final):
-    assert any(
-        not torch.equal(a, b)
-        for a, b in zip(final(m.fedavg()).values(), final(m.fedavg(), **change).values(), strict=True)
-    )
+    plain, changed = final(m.fedavg()), final(m.fedavg(), **change)
+    assert any(not torch.equal(w, changed[name]) for name, w in plain.items())
 
 
-# Terms on a batch: which loss a part takes, of whom, and how much of it.
+# Terms on a batch: which loss a part takes, between which outputs, and with which weight.
 
 Z, T, OLD, H, H_GLOBAL, H_OLD = (torch.randn(6, 4, generator=torch.Generator().manual_seed(i)) for i in range(6))
 LABELS, COUNTED = torch.tensor([0, 1, 2, 3, 0, 1]), torch.tensor([9, 3, 0, 2])
+MAJORITY = torch.tensor([True, False, False, False])  # of these counts
 PRESENT, PAST = Outputs(H_GLOBAL, T), Outputs(H_OLD, OLD)  # of the round's global model, and of another
 TRUST, CENTRES = torch.tensor([0.9, 0.5, 0.2, 1.0]), torch.randn(4, 4, generator=torch.Generator().manual_seed(6))
 KNOWN = torch.tensor([True, False, True, True])
-TAUGHT = [  # part, the payload, the term
+ON_A_BATCH = [  # part, the payload, the term
     (m.CrossEntropy(0.5, 0.1), None, 0.5 * losses.cross_entropy(Z, LABELS, smoothing=0.1)),
     (m.RestrictedCrossEntropy(0.3), None, losses.restricted_cross_entropy(Z, LABELS, COUNTED, alpha=0.3)),
     (
@@ -253,14 +242,14 @@ TAUGHT = [  # part, the payload, the term
     (
         m.LabelMaskedDistill(0.5, 2.0),
         None,
-        0.5 * losses.label_masked_distill(Z, T, LABELS, torch.tensor([True, False, False, False]), tau=2.0),
+        0.5 * losses.label_masked_distill(Z, T, LABELS, MAJORITY, tau=2.0),
     ),
     (
         m.LabelMaskedDistill(teacher=False),
         None,
-        losses.label_masked_distill(Z, 0 * T, LABELS, torch.tensor([True, False, False, False]), tau=1.0),
+        losses.label_masked_distill(Z, 0 * T, LABELS, MAJORITY, tau=1.0),
     ),
-    (m.SelectiveDistill(0.5), TRUST, losses.selective_distill(Z, T, LABELS, TRUST, m_max=0.5)),
+    (m.SelectiveDistill(0.5), TRUST, losses.selective_distill(Z, T, LABELS, TRUST, m_max=0.5, inside_norm=True)),
     (
         m.SelectiveDistill(0.5, False),
         TRUST,
@@ -283,10 +272,10 @@ TAUGHT = [  # part, the payload, the term
 
 
 @pytest.mark.parametrize(
-    ("part", "payload", "term"), TAUGHT, ids=lambda value: repr(value) if isinstance(value, m.Part) else ""
+    ("part", "payload", "term"), ON_A_BATCH, ids=lambda value: repr(value) if isinstance(value, m.Part) else ""
 )
 def test_terms_on_a_batch_are_the_papers(part, payload, term):
-    """A model stands here for its outputs: weights "now" are the round's, "past" those of the state and the memory."""
+    """Names stand for models here: "now" for the round's, "past" for the model in the state and in the memory."""
     outputs = {"now": PRESENT, "past": PAST}
     client = SimpleNamespace(
         weights="now", state="past", memory="past", payload=payload, frozen=lambda weights: weights
@@ -302,7 +291,7 @@ def test_terms_on_a_batch_are_the_papers(part, payload, term):
 W, ANCHOR, P, Q, R, S = (
     torch.randn(3, generator=torch.Generator().manual_seed(i), dtype=torch.float64) for i in range(6)
 )
-TERMS = {  # part, what the client was told, what it remembers, the gradient of its term at `w`
+ON_PARAMETERS = {  # part, the client's payload, its memory, the gradient of its term at `w`
     "proximal": (m.Proximal(mu=0.3), None, None, 0.3 * (W - ANCHOR)),
     "curvature": (
         m.Curvature(strength=0.5),
@@ -318,25 +307,24 @@ TERMS = {  # part, what the client was told, what it remembers, the gradient of 
 }
 
 
-@pytest.mark.parametrize(("part", "payload", "memory", "gradient"), TERMS.values(), ids=TERMS)
-def test_terms_on_parameters_pull_as_they_say(part, payload, memory, gradient):
+@pytest.mark.parametrize(("part", "payload", "memory", "gradient"), ON_PARAMETERS.values(), ids=ON_PARAMETERS)
+def test_terms_on_parameters_have_the_papers_gradients(part, payload, memory, gradient):
     local = part.begin(SimpleNamespace(weights={"x": ANCHOR}, payload=payload, memory=memory))
     x = W.clone().requires_grad_()
     (found,) = torch.autograd.grad(part.loss(SimpleNamespace(parameters={"x": x}), local), x)
     torch.testing.assert_close(found, gradient)
 
 
-# What the servers keep.
+# What server and clients keep.
 
 
 @pytest.fixture
 def states(make_site, bits):
-    """Round by round: the part's state, and the memories of its clients (None for one that has not trained)."""
+    """Round by round: the part's state, and the memories of the clients that have trained."""
 
     def states(method, slot, **setting):
         site = make_site(method, **setting)
-        first = start(site, state_of(site.model), Here(site))
-        for round in rounds(site, first, Here(site)):
+        for round in islice(engine.rounds(site, Here(site)), 1, None):
             kept = {client: unpack(packed)["slots"][slot] for client, packed in round.memories.items()}
             yield round, round.held[slot].state, kept
 
@@ -346,13 +334,13 @@ def states(make_site, bits):
 def test_scaffolds_c_is_the_mean_of_all_clients_c_i(states):
     for _, c, own in states(m.scaffold(), "control_variates", num_rounds=4):
         for name in c:
-            mean = sum(c_i[name].double() for c_i in own.values()) / 6  # of the population; who never trained has zero
+            mean = sum(c_i[name].double() for c_i in own.values()) / 6  # of all six clients: an untrained one has 0
             torch.testing.assert_close(c[name], mean, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_scaffolds_c_i_is_the_mean_gradient_of_a_client_alone(momentum, make_site, play, states):
-    """Its way, divided by the rate and by the steps as momentum makes them worth; `c - c_1` is nothing."""
+def test_scaffolds_c_i_is_the_mean_gradient_of_a_single_client(momentum, make_site, play, states):
+    """Its distance, divided by the rate and by the momentum-corrected steps; the correction `c - c_1` is 0."""
     alone = {"counts": [[12, 13, 9, 8]], "clients_per_round": 1, "num_rounds": 2, "momentum": momentum}
     plain, kept = play(make_site(m.fedavg(), **alone)), states(m.scaffold(), "control_variates", **alone)
     for (before, after), (round, c, own) in zip(pairwise(plain), kept, strict=True):
@@ -372,7 +360,7 @@ def test_fedcurvs_sums_are_those_of_the_memories(states):
 
 
 def test_fedcurvs_share_is_the_fisher_information_at_the_trained_weights(make_site, states):
-    """Of a client that is alone, batch by batch of its own data in order, in eval mode."""
+    """Of a single client, over its own data batch by batch, in order and in eval mode."""
     alone = {"counts": [[3, 4, 2, 2]], "clients_per_round": 1, "num_rounds": 1}
     site = make_site(m.fedavg(), **alone)
     images, labels = of_client(site, 0)
@@ -390,20 +378,18 @@ def test_fedcurvs_share_is_the_fisher_information_at_the_trained_weights(make_si
 
 
 @pytest.mark.parametrize(("method", "slot"), [(m.scaffold(), "control_variates"), (m.fedcurv(), "curvature")])
-def test_a_method_that_comes_back_starts_anew_on_both_sides(make_site, digest, method, slot):
-    """Server and clients forget together: what a client remembers is what the state of the server sums up."""
-    in_turn = m.switch(method, m.switch(m.fedavg(), method, at=4), at=3)
-    site = make_site(in_turn, num_rounds=6, clients_per_round=6)
-    first = start(site, state_of(site.model), Here(site))
-    run = {round.round: round for round in rounds(site, first, Here(site))}
-    alone = rounds(replace(site, method=method), replace(run[3], held={}, memories={}), Here(site))
-    for round in alone:
+def test_a_method_that_comes_back_starts_anew_on_server_and_clients(make_site, play, digest, method, slot):
+    """They must forget together: the server's state is the sum of what the clients remember."""
+    setting = {"num_rounds": 6, "clients_per_round": 6}
+    run = play(make_site(m.switch(method, m.switch(m.fedavg(), method, at=4), at=3), **setting))
+    site = make_site(method, **setting)
+    for round in engine.rounds(site, Here(site), replace(run[3], held={}, memories={})):
         assert digest(round.weights) == digest(run[round.round].weights)
     assert run[6].held[slot].since == 4
 
 
 def test_feddyns_h_is_the_mean_of_all_clients_g_i_and_the_weights_follow(make_site, states):
-    """`g_i` moves by `-alpha (w_local - w)`: so it tells `w_local`; the weights are their mean less `h / alpha`."""
+    """`g_i` moves by `-alpha (w_local - w)`, which gives `w_local`; the weights are their mean less `h / alpha`."""
     weights, before = state_of(make_site(m.feddyn()).model), {}
     for round, h, own in states(m.feddyn(alpha=0.1), "average", num_rounds=4):
         for name in h:
@@ -427,8 +413,7 @@ def test_fedprotos_prototypes_are_the_mean_features_of_the_trained_model(make_si
 
 
 def test_fedcsds_prototypes_are_the_mean_logits_of_the_teacher_over_the_cohort(make_site):
-    site = make_site(m.fedcsd(), norm=True)
-    (part,) = (part for part in site.method if isinstance(part, m.PrototypeSimilarityDistill))
+    site, part = make_site(m.fedcsd(), norm=True), m.fedcsd()[-1]
     weights, total = state_of(site.model), OrderedSum()
     view, cohort = server_view(site, 1, weights), [0, 2, 4]
     for client in cohort:
@@ -441,8 +426,7 @@ def test_fedcsds_prototypes_are_the_mean_logits_of_the_teacher_over_the_cohort(m
 
 
 def test_fedssd_measures_the_global_model_on_the_auxiliary_set(make_site):
-    site = make_site(m.fedssd(), norm=True)
-    (part,) = (part for part in site.method if isinstance(part, m.SelectiveDistill))
+    site, part = make_site(m.fedssd(), norm=True), m.fedssd()[-1]
     data, view = site.federation, server_view(site, 1, state_of(site.model))
     images = prepare(torch.from_numpy(data.train.images[data.auxiliary]), data.mean, data.std)
     found = view.global_model(images.plain(torch.arange(8))).argmax(dim=1).tolist()
@@ -478,14 +462,14 @@ def test_fedgkd_keeps_the_last_models_and_not_the_untrained_one(make_site, play)
             assert all(torch.equal(model[name], w) for name, w in run[number].weights.items())
 
 
-def test_the_servers_velocity_by_hand(make_site, play):
+def test_the_servers_velocity_is_that_of_its_formula(make_site, play):
     """`v <- beta v + (w - w_avg)`, `w <- w - v`: two rounds, the average from FedAvg on the same weights."""
     run = play(make_site(m.fedavgm(beta=0.5), num_rounds=2, norm=True))
     velocity = dict.fromkeys(run[1].held["server_momentum"].state, 0.0)
     assert velocity.keys() == dict(make_site(m.fedavg(), norm=True).model.named_parameters()).keys()
     site = make_site(m.fedavg(), num_rounds=2, norm=True)
     for before, after in pairwise(run):
-        (averaged,) = [r for r in rounds(site, replace(before, held={}), Here(site)) if r.round == after.round]
+        averaged = engine.play(site, replace(before, held={}), Here(site))
         for name, w in after.weights.items():
             if name in velocity:
                 velocity[name] = 0.5 * velocity[name] + before.weights[name].double() - averaged.weights[name].double()
@@ -496,7 +480,7 @@ def test_the_servers_velocity_by_hand(make_site, play):
 
 @pytest.mark.parametrize("sizes", [(1, 1), (1, 7), (7, 1)], ids=str)
 def test_the_mean_of_equal_counts_is_that_count(sizes):
-    """Also beyond what float32 can count, as BatchNorm's `num_batches_tracked` may be in a long run."""
+    """Also above 2^24, beyond which float32 skips whole numbers: BatchNorm's `num_batches_tracked` may get there."""
     count, total = torch.tensor(2**24 + 1), OrderedSum()
     for n in sizes:
         total.add({"weight": n, "weights": Scaled(n, {"count": count})})
@@ -509,7 +493,7 @@ def test_the_mean_of_equal_counts_is_that_count(sizes):
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
 @pytest.mark.parametrize("steps", [1, 2, 7])
-def test_momentum_corrected_steps_are_how_far_a_constant_gradient_goes(steps, momentum):
+def test_momentum_corrected_steps_are_the_distance_that_a_constant_gradient_covers(steps, momentum):
     w = torch.zeros(1, dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.SGD([w], lr=1.0, momentum=momentum)
     for _ in range(steps):

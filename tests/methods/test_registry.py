@@ -1,4 +1,4 @@
-"""Methods by name: what a job file may say, and what is answered where it says something else."""
+"""Methods by name: what a job file may say, and the messages where it says something else."""
 
 import inspect
 import re
@@ -6,27 +6,9 @@ import sys
 
 import pytest
 
-from rayfed.methods import (
-    PARTS,
-    RECIPES,
-    Average,
-    CrossEntropy,
-    LabelMaskedDistill,
-    NotTrueDistill,
-    Proximal,
-    ServerMomentum,
-    compose,
-    fedavg,
-    fedlmd,
-    fedlmd_tf,
-    fedntd,
-    fedprox,
-    read_method,
-    switch,
-    write_method,
-)
+from rayfed import methods as m
+from rayfed.errors import InputError
 from rayfed.methods.registry import parameters
-from rayfed.values import InputError
 
 OWN = """
 from dataclasses import dataclass
@@ -48,7 +30,7 @@ class NoPart: ...
 
 @pytest.fixture
 def own(tmp_path, monkeypatch):
-    """An importable module with a part and a recipe."""
+    """The name of an importable module with a part and a recipe."""
     (tmp_path / "own_methods.py").write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
     yield "own_methods"
@@ -58,25 +40,25 @@ def own(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("given", "method"),
     [
-        ("fedavg", fedavg()),
-        ("fedlmd_tf", fedlmd_tf()),
-        ("proximal", compose(Proximal())),
-        ({"name": "fedprox", "mu": 1}, fedprox(mu=1.0)),
-        ([{"name": "fedntd", "beta": 0.5}, {"name": "proximal"}], compose(fedntd(beta=0.5), Proximal())),
-        (["fedntd", {"name": "server_momentum", "beta": 0.1}], compose(fedntd(), ServerMomentum(0.1))),
-        ([{"name": "average", "by": "client"}, "cross_entropy"], (Average(by="client"), CrossEntropy())),
-        ([{"until": 50, "method": "fedlmd_tf"}, {"method": "fedlmd"}], switch(fedlmd_tf(), fedlmd(), at=51)),
+        ("fedavg", m.fedavg()),
+        ("fedlmd_tf", m.fedlmd_tf()),
+        ("proximal", m.compose(m.Proximal())),
+        ({"name": "fedprox", "mu": 1}, m.fedprox(mu=1.0)),
+        ([{"name": "fedntd", "beta": 0.5}, {"name": "proximal"}], m.compose(m.fedntd(beta=0.5), m.Proximal())),
+        (["fedntd", {"name": "server_momentum", "beta": 0.1}], m.compose(m.fedntd(), m.ServerMomentum(0.1))),
+        ([{"name": "average", "by": "client"}, "cross_entropy"], (m.Average(by="client"), m.CrossEntropy())),
+        ([{"until": 50, "method": "fedlmd_tf"}, {"method": "fedlmd"}], m.switch(m.fedlmd_tf(), m.fedlmd(), at=51)),
         (
             [{"until": 1, "method": "fedavg"}, {"until": 3, "method": ["fedntd", "proximal"]}, {"method": "fedlmd"}],
-            switch(fedavg(), switch(compose(NotTrueDistill(), Proximal()), fedlmd(), at=4), at=2),
+            m.switch(m.fedavg(), m.switch(m.compose(m.NotTrueDistill(), m.Proximal()), m.fedlmd(), at=4), at=2),
         ),
-        ([{"method": "fedntd"}], fedntd()),
+        ([{"method": "fedntd"}], m.fedntd()),
     ],
     ids=str,
 )
-def test_reads(given, method):
-    assert read_method(given) == method
-    assert read_method(write_method(method)) == method
+def test_what_a_job_file_says_becomes_this_method(given, method):
+    assert m.read_method(given) == method
+    assert m.read_method(m.write_method(method)) == method
 
 
 @pytest.mark.parametrize(
@@ -85,7 +67,7 @@ def test_reads(given, method):
         ("fednt", r"unknown method 'fednt'; did you mean 'fedntd'\? \(valid: average, "),
         ("fed avg!", "unknown method 'fed avg!'"),
         ({"name": "fedntd", "betta": 1}, r"method fedntd: unknown key 'betta'; did you mean 'beta'\?"),
-        ({"name": "fedavg", "mu": 1}, r"method fedavg: unknown key 'mu' \(it takes: nothing\)"),
+        ({"name": "fedavg", "mu": 1}, r"method fedavg: unknown key 'mu' \(valid: none\)"),
         ({"name": "fedprox", "mu": -1}, r"mu = -1(\.0)?: input should be greater than or equal to 0"),
         ({"name": "fedprox", "mu": "much"}, r"method fedprox\.mu = 'much': input should be a valid number"),
         ({"name": "fedntd", "teacher": 1}, r"method fedntd\.teacher = 1: input should be a valid boolean"),
@@ -95,7 +77,7 @@ def test_reads(given, method):
         ([], r"method = \[\]: give a name, a table with a name, or a list of tables"),
         (5, "method = 5: give a name"),
         ([5], "method"),
-        ([{"until": 5, "method": "fedavg"}], "the last one only {method = ...}"),
+        ([{"until": 5, "method": "fedavg"}], "the last entry only {method = ...}"),
         ([{"method": "fedavg"}, {"method": "fedntd"}], "each entry is {until = ROUND, method = ...}"),
         ([{"until": 5, "method": "fedavg"}, "fedntd"], "'fedntd' in a list that changes in time"),
         ([{"until": 0, "method": "fedavg"}, {"method": "fedntd"}], r"method.until = 0: give the last round"),
@@ -104,50 +86,51 @@ def test_reads(given, method):
             [{"until": 5, "method": "fedavg"}, {"until": 5, "method": "fedntd"}, {"method": "fedlmd"}],
             "method.until = 5 follows 5: rounds must grow",
         ),
-        ("no_such_module:Part", "method 'no_such_module:Part' cannot be imported"),
+        ("no_such:Part", "method 'no_such:Part': importing 'no_such' fails: ModuleNotFoundError: No module named"),
     ],
     ids=str,
 )
-def test_refuses_in_words(given, message):
+def test_what_is_no_method_is_refused_in_words(given, message):
     with pytest.raises(InputError, match=message):
-        read_method(given)
+        m.read_method(given)
 
 
-def test_a_part_and_a_recipe_of_ones_own(own):
-    method = read_method({"name": f"{own}:Own", "strength": 3.0})
+def test_a_part_and_a_recipe_of_the_users_module(own):
+    method = m.read_method({"name": f"{own}:Own", "strength": 3.0})
     assert repr(method[-1]) == "Own(strength=3.0)"
-    assert write_method(method)[-1] == {"name": f"{own}:Own", "strength": 3.0}
-    assert read_method(write_method(method)) == method
-    assert read_method(f"{own}:recipe") == compose(read_method({"name": f"{own}:Own", "strength": 2.0}), Proximal())
+    assert m.write_method(method)[-1] == {"name": f"{own}:Own", "strength": 3.0}
+    assert m.read_method(m.write_method(method)) == method
+    with_default = m.read_method({"name": f"{own}:Own", "strength": 2.0})
+    assert m.read_method(f"{own}:recipe") == m.compose(with_default, m.Proximal())
     for name, message in [
-        ("Nothing", "cannot be imported"),
+        ("Nothing", "method 'own_methods:Nothing': module 'own_methods' has no attribute 'Nothing'"),
         ("number", "is 3; it must be a Part"),
         ("NoPart", "NoPart"),
     ]:
         with pytest.raises(InputError, match=message):
-            read_method(f"{own}:{name}")
+            m.read_method(f"{own}:{name}")
 
 
 def test_a_function_of_the_round_cannot_be_written():
     with pytest.raises(InputError, match="a job can hold parts, or a `switch` between them"):
-        write_method(lambda round: fedavg())
+        m.write_method(lambda round: m.fedavg())
 
 
-def test_recipes_and_parts_are_the_librarys_own():
-    assert {"fedavg", "fedprox", "fedavgm", "fedntd", "fedlmd", "fedlmd_tf"} <= set(RECIPES)
-    assert "compose" not in RECIPES
-    assert PARTS["label_masked_distill"] is LabelMaskedDistill
-    assert not set(RECIPES) & set(PARTS)
+def test_the_registry_holds_the_librarys_recipes_and_parts():
+    assert {"fedavg", "fedprox", "fedavgm", "fedntd", "fedlmd", "fedlmd_tf"} <= set(m.RECIPES)
+    assert "compose" not in m.RECIPES
+    assert m.PARTS["label_masked_distill"] is m.LabelMaskedDistill
+    assert not set(m.RECIPES) & set(m.PARTS)
 
 
-@pytest.mark.parametrize("name", [*RECIPES, *PARTS])
+@pytest.mark.parametrize("name", [*m.RECIPES, *m.PARTS])
 def test_every_method_explains_itself(name):
-    """A sentence for each number, its default, and where the method is from."""
-    maker = RECIPES.get(name) or PARTS[name]
+    """A sentence for each number, its default, and the method's paper."""
+    maker = m.RECIPES.get(name) or m.PARTS[name]
     shown = parameters(name)
     assert [(parameter, default) for parameter, default, _ in shown] == [
         (p.name, p.default) for p in inspect.signature(maker).parameters.values()
     ]
-    assert all(len(sentence) > 3 for _, _, sentence in shown if name in PARTS), shown
-    if name in RECIPES:
+    assert all(len(sentence) > 3 for _, _, sentence in shown if name in m.PARTS), shown
+    if name in m.RECIPES:
         assert re.search(r"\b(20[12]\d\)|eq\. \d)", maker.__doc__), "a recipe cites its paper"

@@ -2,19 +2,22 @@
 
 import functools
 import hashlib
+import math
 import subprocess
 import sys
 import types
 
 import pytest
 import torch
-import torchvision
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torchvision.models import alexnet, mobilenet_v2, resnet
 
+from rayfed.errors import InputError
+from rayfed.job import Job
 from rayfed.models import MODELS, Classifier, build_model, has_features
-from rayfed.values import InputError
+from rayfed.values import keys
 
 CIFAR, MNIST = (3, 32, 32), (1, 28, 28)
 
@@ -73,9 +76,7 @@ def test_every_model_gives_flat_features_and_logits_of_them(name, image_shape):
         assert features.shape == (2, WIDTHS[name])
         assert model(x).shape == (2, 10)
         assert torch.equal(model.head(features), model(x))
-        assert torch.allclose(model(x[:1]), model(x)[:1], atol=1e-5), (
-            "an image's logits depend on the rest of the batch"
-        )
+        assert torch.allclose(model(x[:1]), model(x)[:1], atol=1e-5), "an image's logits depend on its batch"
     model.train()
 
 
@@ -90,6 +91,11 @@ def test_the_gradient_reaches_every_parameter(name):
 @pytest.mark.parametrize("name", MODELS)
 def test_every_model_says_what_it_is(name):
     assert MODELS[name].__doc__.splitlines()[0].endswith(".")
+
+
+def test_the_keys_of_a_job_list_every_model():
+    (listed,) = [key.sentence for key in keys(Job) if key.name == "model.name"]
+    assert listed.partition(", or package.module:function")[0].split(", ") == list(MODELS)
 
 
 @pytest.mark.parametrize(
@@ -117,21 +123,17 @@ def same_function(ours, theirs, image_shape):
         return torch.allclose(ours(x), theirs(x), rtol=1e-4, atol=1e-5)
 
 
-def test_resnet50_is_torchvisions_behind_the_small_stem():
-    theirs = torchvision.models.resnet50(num_classes=10)
-    theirs.conv1, theirs.maxpool = nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.Identity()
-    assert same_function(build_model("resnet50", image_shape=CIFAR, num_classes=10, seed=0), theirs, CIFAR)
-
-
-def test_resnet10_is_torchvisions_behind_the_small_stem():
-    theirs = torchvision.models.ResNet(torchvision.models.resnet.BasicBlock, [1, 1, 1, 1], num_classes=10)
-    theirs.conv1, theirs.maxpool = nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.Identity()
-    assert same_function(build_model("resnet10", image_shape=CIFAR, num_classes=10, seed=0), theirs, CIFAR)
-
-
 @pytest.mark.parametrize(
-    ("name", "theirs"), [("alexnet", torchvision.models.alexnet), ("mobilenet", torchvision.models.mobilenet_v2)]
+    ("name", "block", "depths"),
+    [("resnet10", resnet.BasicBlock, [1, 1, 1, 1]), ("resnet50", resnet.Bottleneck, [3, 4, 6, 3])],
 )
+def test_resnets_are_torchvisions_behind_the_small_stem(name, block, depths):
+    theirs = resnet.ResNet(block, depths, num_classes=10)
+    theirs.conv1, theirs.maxpool = nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.Identity()
+    assert same_function(build_model(name, image_shape=CIFAR, num_classes=10, seed=0), theirs, CIFAR)
+
+
+@pytest.mark.parametrize(("name", "theirs"), [("alexnet", alexnet), ("mobilenet", mobilenet_v2)])
 def test_large_images_get_torchvisions_own_network(name, theirs):
     office = (3, 224, 224)
     ours = build_model(name, image_shape=office, num_classes=10, seed=0)
@@ -139,13 +141,13 @@ def test_large_images_get_torchvisions_own_network(name, theirs):
 
 
 def test_dropout_is_where_torchvision_has_it():
-    model = build_model("mobilenet", image_shape=CIFAR, num_classes=10, seed=0, dropout=0.5)
+    model = build_model("mobilenet", image_shape=CIFAR, num_classes=10, seed=0, options={"dropout": 0.5})
     assert [module.p for module in model.modules() if isinstance(module, nn.Dropout)] == [0.5]
     assert isinstance(model.head[0], nn.Dropout)
     assert [module.p for module in built("alexnet").modules() if isinstance(module, nn.Dropout)] == [0.5, 0.5]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(
     least=st.sampled_from([("cnn", 4), ("lenet", 16), ("resnet8", 1)]),
     extra=st.tuples(st.integers(0, 20), st.integers(0, 20)),
@@ -200,12 +202,11 @@ def test_the_check_leaves_batchnorms_statistics_as_they_start():
     assert not any(norm.running_mean.any() or norm.num_batches_tracked for norm in norms)
 
 
-# Models of one's own.
+# Models of the user's own.
 
 
 def linear(*, image_shape, num_classes, bias=True):
-    features = image_shape[0] * image_shape[1] * image_shape[2]
-    return nn.Sequential(nn.Flatten(), nn.Linear(features, num_classes, bias=bias))
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(image_shape), num_classes, bias=bias))
 
 
 def with_features(*, image_shape, num_classes, width):
@@ -213,46 +214,12 @@ def with_features(*, image_shape, num_classes, width):
     return Classifier(features=inner, head=nn.Linear(width, num_classes))
 
 
-def broken(*, image_shape, num_classes):
-    raise KeyError("depth")
+def decorated(*arguments, **options):
+    return linear(*arguments, **options)
 
 
-def not_a_model(*, image_shape, num_classes):
-    return "resnet"
-
-
-def too_few_logits(*, image_shape, num_classes):
-    return linear(image_shape=image_shape, num_classes=num_classes - 1)
-
-
-def tuple_of_logits(*, image_shape, num_classes):
-    class Pair(nn.Module):
-        def forward(self, x):
-            return x, x
-
-    return Pair()
-
-
-def only_gray(*, image_shape, num_classes):
-    return linear(image_shape=(1, *image_shape[1:]), num_classes=num_classes)
-
-
-def maps_as_features(*, image_shape, num_classes):
-    head = nn.Sequential(nn.Flatten(), linear(image_shape=image_shape, num_classes=num_classes))
-    return Classifier(features=nn.Identity(), head=head)
-
-
-def forward_does_more(*, image_shape, num_classes):
-    class Scaled(Classifier):
-        def forward(self, x):
-            return 2 * super().forward(x)
-
-    model = with_features(image_shape=image_shape, num_classes=num_classes, width=4)
-    return Scaled(model.features, model.head)
-
-
-def keywords(**arguments):
-    return linear(**arguments)
+def annotated(*, image_shape: "Shape", num_classes: int, bias: bool):  # noqa: F821, a name for type checkers only
+    return linear(image_shape=image_shape, num_classes=num_classes, bias=bias)
 
 
 class AsClass(nn.Sequential):
@@ -260,18 +227,37 @@ class AsClass(nn.Sequential):
         super().__init__(linear(image_shape=image_shape, num_classes=num_classes))
 
 
-seven = 7
+class Pair(nn.Module):
+    def forward(self, x):
+        return x, x
+
+
+class Doubled(Classifier):
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+bad = types.SimpleNamespace(
+    seven=7,
+    raises=lambda image_shape, num_classes: {}["depth"],
+    not_a_model=lambda image_shape, num_classes: "resnet",
+    too_few_logits=lambda image_shape, num_classes: linear(image_shape=image_shape, num_classes=num_classes - 1),
+    tuple_of_logits=lambda image_shape, num_classes: Pair(),
+    only_grey=lambda image_shape, num_classes: linear(image_shape=(1, *image_shape[1:]), num_classes=num_classes),
+    maps_as_features=lambda image_shape, num_classes: Classifier(nn.Identity(), AsClass(image_shape, num_classes)),
+    forward_does_more=lambda image_shape, num_classes: Doubled(nn.Flatten(), nn.Linear(3072, num_classes)),
+)
 
 
 def own(function, **options):
-    return build_model(f"{__name__}:{function}", image_shape=CIFAR, num_classes=10, seed=3, **options)
+    return build_model(f"{__name__}:{function}", image_shape=CIFAR, num_classes=10, seed=3, options=options)
 
 
 def test_an_imported_function_gets_shape_classes_options_and_seed():
     model = own("linear", bias=False)
     assert not has_features(model)
     assert [tuple(parameter.shape) for parameter in model.parameters()] == [(10, 3072)]
-    assert digest(model) == digest(own("keywords", bias=False))
+    assert digest(model) == digest(own("decorated", bias=False)) == digest(own("annotated", bias=False))
     assert has_features(own("with_features", width=5))
     assert not has_features(own("AsClass"))
 
@@ -279,29 +265,29 @@ def test_an_imported_function_gets_shape_classes_options_and_seed():
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("cnnn", {}, r"unknown model 'cnnn'; did you mean 'cnn'\? \(valid: alexnet, cnn, lenet, .*package.module:func"),
-        ("rayfed.models.cnn", {}, "or give a 'package.module:function'"),
-        ("no.such.module:net", {}, "cannot import 'no.such.module': ModuleNotFoundError: No module named 'no'"),
-        (":net", {}, "cannot import ''"),
-        ("{here}:nothing", {}, "has no function 'nothing'"),
-        ("{here}:seven", {}, "has no function 'seven'"),
-        ("{here}:", {}, "has no function ''"),
-        ("cnn", {"width": 2}, "model 'cnn': unknown option 'width'; it takes none"),
-        ("alexnet", {"drop_out": 0.1}, r"unknown option 'drop_out'; did you mean 'dropout'\? \(valid: dropout\)"),
+        ("cnnn", {}, r"'cnnn'; did you mean 'cnn'\? \(valid: alexnet, cnn, lenet, .*, or give 'package.module:name'"),
+        ("rayfed.models.cnn", {}, "unknown model 'rayfed.models.cnn'.*, or give 'package.module:name'"),
+        ("no.such.module:net", {}, "importing 'no.such.module' fails: ModuleNotFoundError: No module named 'no'"),
+        (":net", {}, "model ':net': importing '' fails: ValueError: Empty module name"),
+        ("{here}:nothing", {}, "model '.*:nothing': module '.*' has no attribute 'nothing'"),
+        ("{here}:bad.seven", {}, "model '.*:bad.seven' is 7; it must be a function that returns a torch.nn.Module"),
+        ("{here}:", {}, "model '.*:': module '.*' has no attribute ''"),
+        ("cnn", {"width": 2}, r"model 'cnn': unknown key 'width' \(valid: "),
+        ("alexnet", {"drop_out": 0.1}, r"unknown key 'drop_out'; did you mean 'dropout'\? \(valid: dropout"),
         ("alexnet", {"dropout": 7}, "cannot be built from .*dropout=7: ValueError: dropout probability"),
-        ("{here}:with_features", {}, "cannot be built from .*missing 1 required keyword-only argument: 'width'"),
-        ("{here}:broken", {}, r"cannot be built from image_shape=\(3, 32, 32\), num_classes=10: KeyError: 'depth'"),
-        ("{here}:not_a_model", {}, r"must return a torch.nn.Module, not str"),
-        ("{here}:too_few_logits", {}, r"must have the shape \(2, 10\), not \(2, 9\)"),
-        ("{here}:tuple_of_logits", {}, r"must have the shape \(2, 10\), not tuple"),
-        ("{here}:only_gray", {}, "cannot take images of 3x32x32: RuntimeError"),
-        ("{here}:maps_as_features", {}, r"must have the shape \(B, D\).*features here: \(2, 3, 32, 32\)"),
-        ("{here}:forward_does_more", {}, r"head of them must give the model's logits"),
+        ("{here}:with_features", {}, "model '.*:with_features'.width is missing"),
+        ("{here}:bad.raises", {}, r"cannot be built from image_shape=\(3, 32, 32\), num_classes=10: KeyError: 'depth'"),
+        ("{here}:bad.not_a_model", {}, r"must return a torch.nn.Module, not str"),
+        ("{here}:bad.too_few_logits", {}, r"need the shape \(2, 10\), not \(2, 9\)"),
+        ("{here}:bad.tuple_of_logits", {}, r"need the shape \(2, 10\), not tuple"),
+        ("{here}:bad.only_grey", {}, "cannot take images of 3x32x32: RuntimeError"),
+        ("{here}:bad.maps_as_features", {}, r"must have the shape \(B, D\).*features here: \(2, 3, 32, 32\)"),
+        ("{here}:bad.forward_does_more", {}, r"head of them must give the model's logits"),
     ],
 )
 def test_bad_names_options_and_functions_are_refused(name, options, message):
     with pytest.raises(InputError, match=message) as caught:
-        build_model(name.format(here=__name__), image_shape=CIFAR, num_classes=10, seed=0, **options)
+        build_model(name.format(here=__name__), image_shape=CIFAR, num_classes=10, seed=0, options=options)
     assert "\n" not in str(caught.value)
 
 
@@ -309,8 +295,8 @@ def test_bad_names_options_and_functions_are_refused(name, options, message):
     ("name", "image_shape", "message"),
     [
         ("cnn", (3, 3, 32), "model 'cnn': its two pools need images of 4x4 pixels or more, not 3x32"),
-        ("lenet", (1, 15, 28), "model 'lenet': .* 16x16 pixels or more, not 15x28"),
-        ("alexnet", (1, 14, 14), "model 'alexnet': .* 15x15 pixels or more, not 14x14"),
+        ("lenet", (1, 15, 28), "model 'lenet': it needs images of at least 16x16 pixels, not 15x28"),
+        ("alexnet", (1, 14, 14), "model 'alexnet': it needs images of at least 15x15 pixels, not 14x14"),
         ("cnn", (0, 32, 32), r"at least one class, not \(0, 32, 32\) and 10"),
         ("cnn", (32, 32), r"an image shape \(channels, height, width\)"),
     ],
@@ -324,11 +310,18 @@ def test_the_smallest_alexnet():
     assert built("alexnet", (1, 15, 15))(images((1, 15, 15))).shape == (2, 10)
 
 
-def test_a_module_that_fails_on_import_is_refused_with_its_reason(tmp_path, monkeypatch):
-    (tmp_path / "failing_models.py").write_text("raise RuntimeError('no licence')\n")
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("raise RuntimeError('no licence')", "importing 'failing' fails: RuntimeError: no licence$"),
+        ("\ndef net(:\n", "Python cannot read {folder}/failing.py, line 2: invalid syntax$"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_refused_with_its_reason(tmp_path, monkeypatch, content, message):
+    (tmp_path / "failing.py").write_text(content)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(InputError, match="cannot import 'failing_models': RuntimeError: no licence"):
-        build_model("failing_models:net", image_shape=CIFAR, num_classes=10, seed=0)
+    with pytest.raises(InputError, match="^model 'failing:net': " + message.format(folder=tmp_path)):
+        build_model("failing:net", image_shape=CIFAR, num_classes=10, seed=0)
 
 
 def test_features_without_a_head_are_no_features():
@@ -340,5 +333,6 @@ def test_features_without_a_head_are_no_features():
 
 @pytest.mark.parametrize(("shape", "classes"), [((3, 2**16, 2**16), 10), ((1, 28, 28), 10**12)])
 def test_a_model_beyond_the_machines_memory_is_refused_before_any_of_it_is_filled(shape, classes):
-    with pytest.raises(InputError, match=r"model 'cnn': for images of .* GiB of weights, and this machine has \d+ GiB"):
+    message = r"model 'cnn': for images of .* [TP]B of weights, and this machine has [\d.]+ GB"
+    with pytest.raises(InputError, match=message):
         build_model("cnn", image_shape=shape, num_classes=classes, seed=0)

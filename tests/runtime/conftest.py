@@ -1,43 +1,58 @@
-"""Real clusters of our own, each in a short folder of its own; and what a run on one of them is compared with."""
+"""Real Ray clusters, each in a short folder of its own; and the same run in this process, for comparison."""
 
 import copy
 import gc
 import os
-import shutil
+import socket
+import subprocess
+import sys
 import tempfile
+import time
 import warnings
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import ray
 from ray.cluster_utils import Cluster
 
+from rayfed.engine import rounds
 from rayfed.job import RayOptions
-from rayfed.rounds import rounds, start
 from rayfed.runtime.here import Here
-from rayfed.runtime.session import OUR_RAY, workers
-from rayfed.weights import state_of
+from rayfed.runtime.session import OUR_RAY, open_pool
 
-FAIR = {"RAY_worker_niceness": "0"}  # workers keep up with whatever else the machine does
-WATCHFUL = {  # a node that is lost is noticed after three seconds, not after a minute
+FAIR = {"RAY_worker_niceness": "0"}  # workers keep up with the other work of the machine
+WATCHFUL = {  # the loss of a node is noticed after three seconds, not after a minute
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "500",
     "RAY_health_check_timeout_ms": "1000",
     "RAY_health_check_failure_threshold": "5",
 }
+PORTS = ("port", "dashboard-port", "dashboard-agent-listen-port", "dashboard-agent-grpc-port", "metrics-export-port")
+PORTS += ("ray-client-server-port", "runtime-env-agent-port")
+
+
+def _short_folder():
+    """A folder for a Ray: the path of a socket may have 107 characters."""
+    return tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True)
+
+
+@pytest.fixture
+def short_folder():
+    with _short_folder() as folder:
+        yield folder
 
 
 @contextmanager
 def _a_cluster(environment=(), join=True, **head):
-    """A head node, and this process joined to it if it is to; stopped, and its folder removed, at the end."""
+    """A cluster of a head node, which this process joins; stopped in the end."""
     ray.shutdown()
-    environment = {**OUR_RAY, **FAIR, **dict(environment)}
-    before = {key: os.environ.get(key) for key in environment}
-    os.environ.update(environment)
-    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # a socket's path may have 107 characters
-    node = {"include_dashboard": False, "temp_dir": folder, "object_store_memory": 150 * 2**20, **head}
-    try:
+    Path(tempfile.gettempdir(), "ray").mkdir(exist_ok=True)  # Ray writes the cluster's address to a file in it
+    with _short_folder() as folder, pytest.MonkeyPatch.context() as patch:
+        for name, value in {**OUR_RAY, **FAIR, **dict(environment)}.items():
+            patch.setenv(name, value)
+        node = {"include_dashboard": False, "temp_dir": folder, "object_store_memory": 150 * 2**20, **head}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)  # Ray forgets a socket where the dashboard's port is taken
             cluster = Cluster(initialize_head=True, head_node_args=node)
@@ -49,10 +64,6 @@ def _a_cluster(environment=(), join=True, **head):
         finally:
             ray.shutdown()
             cluster.shutdown()
-    finally:
-        for key, value in before.items():
-            os.environ.pop(key) if value is None else os.environ.update({key: value})
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
@@ -71,28 +82,54 @@ def cluster(_small):
 
 @pytest.fixture
 def several():
-    """A cluster that begins with one node of one CPU, and notices soon when one is lost."""
+    """A cluster that begins with one node of one CPU, and soon notices the loss of a node."""
     with _a_cluster(WATCHFUL, num_cpus=1) as cluster:
         yield cluster
 
 
 @pytest.fixture
 def a_cluster():
-    """Another one: `with a_cluster(environment, num_cpus=...)`, of the head node."""
+    """Another such cluster: `with a_cluster(environment, num_cpus=...)`, with options of the head node."""
     return lambda environment=(), **options: _a_cluster({**WATCHFUL, **dict(environment)}, **options)
+
+
+@contextmanager
+def _ray_head(environment, *flags):
+    with ExitStack() as stack:
+        sockets = {name: stack.enter_context(socket.create_server(("127.0.0.1", 0))) for name in PORTS}
+        ports = {name: one.getsockname()[1] for name, one in sockets.items()}
+    command = [Path(sys.executable).parent / "ray", "start", "--head", "--block", "--object-store-memory=100000000"]
+    command += ["--min-worker-port=0", "--max-worker-port=0", *(f"--{name}={port}" for name, port in ports.items())]
+    with _short_folder() as folder, open(f"{folder}/log", "w+") as log:
+        command += [f"--temp-dir={folder}/ray", *flags]
+        head = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+        try:
+            while "Ray runtime started" not in (said := Path(folder, "log").read_text()):
+                assert head.poll() is None, said
+                time.sleep(0.1)
+            yield ports
+        finally:
+            head.terminate()  # it ends all processes that it has started
+            head.wait(60)
+
+
+@pytest.fixture(scope="session")
+def ray_head():
+    """`with ray_head(environment, "--num-cpus=1")`: a Ray as users start it; gives its ports."""
+    return _ray_head
 
 
 @pytest.fixture
 def played(bits):
-    """All rounds of a site on some workers, the initial one first, in comparable form; `between` sees each."""
+    """All rounds of a site on some workers, in comparable form; `between` sees each round but the initial model."""
 
     def played(site, workers, between=lambda round: None):
-        every = [start(site, state_of(site.model), workers)]
-        workers.finished(every[0])
-        for round in rounds(site, every[0], workers):
+        every = []
+        for round in rounds(site, workers):
             every.append(round)
             workers.finished(round)
-            between(round)
+            if round.round:
+                between(round)
         recalled = [{client: workers.recall(m) for client, m in round.memories.items()} for round in every]
         return [bits(replace(round, memories=m)) for round, m in zip(every, recalled, strict=True)]
 
@@ -111,12 +148,22 @@ def here(played):
 
 
 @pytest.fixture
-def on_ray(played):
+def pool_on():
+    """`with pool_on(site, name, actors=...)`: a pool, named `name`, on the Ray that this process has joined."""
+
+    def pool_on(site, name, **options):
+        options = RayOptions(address=ray.get_runtime_context().gcs_address, **options)
+        return open_pool(replace(site, job=replace(site.job, name=name, ray=options)))
+
+    return pool_on
+
+
+@pytest.fixture
+def on_ray(played, pool_on):
     """All rounds of a site on the Ray that this process has joined."""
 
-    def on_ray(site, actors, between=lambda round: None, load=None, **options):
-        options = RayOptions(address=ray.get_runtime_context().gcs_address, actors=actors, **options)
-        with workers(options, f"test-{os.urandom(4).hex()}", site, load=load) as pool:
-            return played(site, pool, between)
+    def on_ray(site, actors, **options):
+        with pool_on(site, f"test-{os.urandom(4).hex()}", actors=actors, **options) as pool:
+            return played(site, pool)
 
     return on_ray

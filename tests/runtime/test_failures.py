@@ -1,4 +1,4 @@
-"""What becomes of a run whose actors, calls or objects are lost: each of them for real, and the same bits."""
+"""A run that really loses actors, calls or objects has the same bits as a run that loses nothing."""
 
 import ctypes
 import os
@@ -7,7 +7,7 @@ import re
 import signal
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -17,13 +17,20 @@ from ray._private import state
 from ray.exceptions import ActorUnavailableError
 from torch import nn
 
-from rayfed.job import RayOptions
-from rayfed.local import ClientFailed, RunFailed
+from rayfed.errors import ClientFailed, RunFailed, WorkersLost
 from rayfed.methods import Part, compose, fedavg, scaffold
 from rayfed.runtime import dispatch
-from rayfed.runtime.crew import WorkersLost
 from rayfed.runtime.dispatch import Call, Deadline
-from rayfed.runtime.session import workers
+
+
+class Unpicklable(Exception):
+    def __reduce__(self):
+        raise TypeError("not me")
+
+
+def throw(error):
+    raise error
+
 
 HARMS = {
     "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
@@ -31,11 +38,14 @@ HARMS = {
     "abort": os.abort,
     "exit": lambda: os._exit(3),
     "hang": lambda: time.sleep(3600),
+    "plain": lambda: throw(KeyError("no such thing at this client")),
+    "unpicklable": lambda: throw(Unpicklable("no such thing at this client")),
+    "memory": lambda: throw(torch.OutOfMemoryError("CUDA out of memory")),
 }
 
 
 def happens(folder, times):
-    """Whether something is to happen once more: counted in a folder, across processes, up to so many times."""
+    """Whether something is to happen once more, of so many times in all: counted in a folder, by all processes."""
     count = len(list(Path(folder).iterdir())) if times else 0
     if count < times:
         Path(folder, str(count)).touch()
@@ -44,7 +54,7 @@ def happens(folder, times):
 
 @dataclass(frozen=True)
 class Harm(Part):
-    """Does something to the process that trains a client, a number of times."""
+    """Harms the process that trains a client, or raises an exception there, a number of times."""
 
     what: str
     folder: str
@@ -55,17 +65,6 @@ class Harm(Part):
     def begin(self, client):
         if (client.id, client.round) == (self.client, self.round) and happens(self.folder, self.times):
             HARMS[self.what]()
-
-
-@dataclass(frozen=True)
-class Fail(Part):
-    """Raises an exception of its own at one client."""
-
-    error: str
-
-    def begin(self, client):
-        if client.id == 3:
-            raise ERRORS[self.error]
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,7 @@ class Surveyed(Part):
 
 @dataclass(frozen=True)
 class Slow(Part):
-    """Takes its time at each client."""
+    """Waits at each client."""
 
     seconds: float
 
@@ -90,69 +89,43 @@ class Slow(Part):
         time.sleep(self.seconds)
 
 
-class Unpicklable(Exception):
-    """Cannot be sent as it is."""
-
-    def __reduce__(self):
-        raise TypeError("not me")
-
-
-ERRORS = {
-    "plain": KeyError("no such thing at this client"),
-    "unpicklable": Unpicklable("no such thing at this client"),
-    "memory": torch.OutOfMemoryError("CUDA out of memory"),
-}
-
-
 class Trap(nn.Module):
-    """Kills the process where it is when a model is evaluated, or taken from a message."""
+    """Kills its process, or raises an error, when the model is evaluated or unpickled; if named, by one actor only."""
 
-    def __init__(self, inner, stage, folder="", times=0):
+    def __init__(self, inner, stage, folder, times, actor=""):
         super().__init__()
-        self.inner, self.stage, self.folder, self.times = inner, stage, folder, times
+        self.inner, self.stage, self.folder, self.times, self.actor = inner, stage, folder, times, actor
 
     def forward(self, x):
-        if self.stage == "evaluate" and not self.training and happens(self.folder, self.times):
-            os.kill(os.getpid(), signal.SIGKILL)
+        if not self.training:
+            self.spring("evaluate")
         return self.inner(x)
 
     def __setstate__(self, state):
         super().__setstate__(state)
-        if self.stage == "open" and happens(self.folder, self.times):
+        self.spring("open")
+        self.spring("refuse")
+
+    def spring(self, stage):
+        if stage != self.stage or not Path(self.folder).exists():
+            return
+        if self.actor and ray.get_runtime_context().get_actor_name() != self.actor:
+            return
+        if happens(self.folder, self.times):
+            if stage == "refuse":
+                raise OSError("a broken library on this node")
             os.kill(os.getpid(), signal.SIGKILL)
-        if self.stage == "refuse" and happens(self.folder, self.times):
-            raise OSError("a broken library on this node")
-
-
-class Broken(nn.Module):
-    """Cannot be taken from a message by one actor, from when a file is there."""
-
-    def __init__(self, inner, actor, file):
-        super().__init__()
-        self.inner, self.actor, self.file = inner, actor, file
-
-    def forward(self, x):
-        return self.inner(x)
-
-    def __setstate__(self, state):
-        super().__setstate__(state)
-        if Path(self.file).exists() and ray.get_runtime_context().get_actor_name() == self.actor:
-            raise OSError("a broken library on this node")
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """Where it is counted how often something has happened."""
+    """Where `happens` counts."""
     (folder := tmp_path / "happened").mkdir()
     return str(folder)
 
 
-def joined(**options):
-    return RayOptions(address=ray.get_runtime_context().gcs_address, **options)
-
-
 def pids(run):
-    """The processes of a run's actors, once all of them are there."""
+    """The processes of a run's actors, once all of them are up."""
     actors = [ray.get_actor(name) for name in ray.util.list_named_actors() if name.startswith(run)]
     while True:
         try:
@@ -165,29 +138,28 @@ def pids(run):
 def test_a_process_that_dies_in_training_changes_nothing(cluster, make_site, here, on_ray, folder, caplog, what):
     site = make_site(compose(scaffold(), Harm(what, folder, times=2)), clients_per_round=6)
     result = on_ray(site, 2)
-    assert not happens(folder, 2), "it did happen"
+    assert not happens(folder, 2), "it did happen, twice"
     assert result == here(site)
     assert "client 1, round 2: lost with actor client-" in caplog.text
-    assert caplog.text.count("running it again") == 2, "nothing else was waiting on a process that died"
+    assert caplog.text.count("running it again") == 2, "no other call was waiting on a process that died"
     assert "is back" in caplog.text
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["open", "refuse", "evaluate", "survey"])
 def test_a_process_that_dies_at_another_moment_changes_nothing(cluster, make_site, here, on_ray, folder, stage):
-    site = make_site(compose(scaffold(), Surveyed("", 0)), num_rounds=2)
-    site.model.features = Trap(site.model.features, stage)
-    expected = here(site)
-    site.model.features.folder, site.model.features.times = folder, 2
-    if stage == "survey":
-        site = replace(site, method=compose(scaffold(), Surveyed(folder, 2)))
-    assert on_ray(site, 2) == expected
-    assert not happens(folder, 2), "it did happen"
+    def site(times):
+        made = make_site(compose(scaffold(), Surveyed(folder, times if stage == "survey" else 0)), num_rounds=2)
+        made.model.features = Trap(made.model.features, stage, folder, times)
+        return made
+
+    assert on_ray(site(times=2), 2) == here(site(times=0))
+    assert not happens(folder, 2), "it did happen, twice"
 
 
 @pytest.mark.slow
-def test_an_idle_actor_may_die_and_all_of_them_at_any_time(cluster, make_site, played, here):
-    """Between rounds nobody waits for it: Ray has restarted it before we know, and it knows nothing of the run."""
+def test_idle_actors_that_die_between_rounds_change_nothing(cluster, make_site, played, here, pool_on):
+    """No call waits for them: Ray has restarted them before the driver notices, and they have not opened the run."""
     site = make_site(scaffold(), num_rounds=4, clients_per_round=6)
     killed = []
 
@@ -196,18 +168,21 @@ def test_an_idle_actor_may_die_and_all_of_them_at_any_time(cluster, make_site, p
             os.kill(pid, signal.SIGKILL)
             killed.append(pid)
         if round.round == 2:
-            while not pids("idle/").isdisjoint(killed):  # until Ray has restarted them, and nobody has opened them
+            while not pids("idle/").isdisjoint(killed):  # until Ray has restarted them, before they are opened
                 time.sleep(0.1)
 
-    with workers(joined(actors=2), "idle", site) as pool:
+    with pool_on(site, "idle", actors=2) as pool:
         assert played(site, pool, kill) == here(site)
     assert len(set(killed)) == 8
 
 
 @pytest.mark.slow
 def test_a_process_killed_every_second_and_a_half_changes_nothing(cluster, make_site, here, on_ray):
-    """And each client is in each round once: `bits` has them all."""
-    site = make_site(compose(scaffold(), Slow(0.3)), num_rounds=12, clients_per_round=6)
+    """And each client is in each round once: `bits` has all clients."""
+
+    def site(seconds):
+        return make_site(compose(scaffold(), Slow(seconds)), num_rounds=12, clients_per_round=6)
+
     killed, over = [], threading.Event()
 
     def kill():
@@ -219,64 +194,61 @@ def test_a_process_killed_every_second_and_a_half_changes_nothing(cluster, make_
 
     (killer := threading.Thread(target=kill)).start()
     try:
-        result = on_ray(site, 2, max_retries=13)
+        result = on_ray(site(0.3), 2, max_retries=13)
     finally:
         over.set()
         killer.join()
     assert len(killed) >= 6, "every client lasts 0.3 s, and two work at a time: ten seconds at least"
-    assert result == here(replace(site, method=compose(scaffold(), Slow(0.0))))
+    assert result == here(site(0.0))
 
 
 @pytest.mark.slow
-def test_an_actor_that_is_broken_takes_no_work_from_the_others(cluster, make_site, played, here, tmp_path, caplog):
-    """It fails at once whatever it is asked, and so would look idle to who did not look twice."""
+def test_a_broken_actor_takes_no_work_from_the_others(cluster, make_site, played, here, pool_on, tmp_path, caplog):
+    """It fails every call at once, and so might look idle."""
     site = make_site(scaffold(), num_rounds=4, clients_per_round=6)
-    site.model.features = Broken(site.model.features, "broken/client-0", str(tmp_path / "from now on"))
+    site.model.features = Trap(site.model.features, "refuse", tmp_path / "from now on", 99, "broken/client-0")
     expected = here(site)
 
     def break_it(round):
         if round.round == 1:
-            (tmp_path / "from now on").touch()
+            (tmp_path / "from now on").mkdir()
             ray.kill(ray.get_actor("broken/client-0"), no_restart=False)
         while round.round == 2 and "given up" not in caplog.text:  # Ray takes its time to start it again
             pool._crew.wait([], 1.0)
 
-    with workers(joined(actors=2), "broken", site) as pool:
+    with pool_on(site, "broken", actors=2) as pool:
         assert played(site, pool, break_it) == expected
-    assert re.search(
-        r"(?s)client-0 on [\d.]+ could not take up the run, and is given up.*a broken library", caplog.text
-    )
-    assert caplog.text.count("running it again") <= 1, "at most what it had in hand"
+    assert re.search(r"(?s)client-0 on [\d.]+ could not open the run, and is given up.*a broken library", caplog.text)
+    assert caplog.text.count("running it again") <= 1, "at most the call that it was working on"
 
 
 @pytest.mark.slow
 def test_an_actor_that_hangs_is_killed_and_its_client_run_elsewhere(cluster, make_site, here, on_ray, folder, caplog):
     site = make_site(compose(scaffold(), Harm("hang", folder)), clients_per_round=6)
-    result = on_ray(site, 2, deadline=20.0)  # a busy machine is no mistake
+    result = on_ray(site, 2, deadline=20.0)  # enough for the other clients, also on a busy machine
     assert result == here(site)
-    assert re.search(
-        r"client 1, round 2: no answer from actor client-\d on [\d.]+ for \d+ s; it is killed", caplog.text
-    )
+    message = r"client 1, round 2: no answer from actor client-\d on [\d.]+ for \d+ s; it is killed"
+    assert re.search(message, caplog.text)
 
 
-def test_a_client_may_take_ten_times_as_long_as_the_longest_before(cluster):
+def test_a_client_may_take_ten_times_as_long_as_the_longest_before():
     def call(size, kind="fit"):
         return Call(kind, "", size, lambda actor: [])
 
     deadline = Deadline("auto")
-    assert deadline.of(call(10)) == 3600
+    assert deadline.seconds(call(10)) == 3600
     deadline.took(call(10), seconds=2.0)
-    assert deadline.of(call(10)) == 300
+    assert deadline.seconds(call(10)) == 300
     deadline.took(call(10), seconds=100.0)
     deadline.took(call(10), seconds=50.0)
-    assert deadline.of(call(5)) == deadline.of(call(10)) == 1000
-    assert deadline.of(call(30)) == 3000, "three times as many samples as the longest had"
-    assert deadline.of(call(10, "evaluate")) == 3600, "another kind of work"
-    assert Deadline(7.5).of(call(10)) == 7.5
+    assert deadline.seconds(call(5)) == deadline.seconds(call(10)) == 1000
+    assert deadline.seconds(call(30)) == 3000, "three times as many samples as the longest call had"
+    assert deadline.seconds(call(10, "evaluate")) == 3600, "another kind of work"
+    assert Deadline(7.5).seconds(call(10)) == 7.5
 
 
 @pytest.mark.slow
-def test_a_heartbeat_says_who_is_awaited_and_where_and_less_and_less_often(
+def test_a_heartbeat_names_the_awaited_client_and_actor_less_and_less_often(
     cluster, make_site, on_ray, folder, monkeypatch, caplog
 ):
     monkeypatch.setattr(dispatch, "HEARTBEAT", 0.25)
@@ -293,24 +265,23 @@ def test_work_that_kills_every_worker_ends_the_run(cluster, make_site, on_ray, f
         on_ray(site, 2, max_retries=1)
 
 
-@pytest.mark.parametrize("error", ["plain", pytest.param("unpicklable", marks=pytest.mark.slow)])
-def test_a_clients_own_exception_ends_the_run_at_once(cluster, make_site, on_ray, error):
-    site = make_site(compose(Fail(error)), clients_per_round=6)
-    with pytest.raises(
-        ClientFailed, match=r"(?s)client 3, round 1 failed on [\d.]+ .*no such thing at this client"
-    ) as e:
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        ("plain", "no such thing at this client"),
+        pytest.param("unpicklable", "no such thing at this client", marks=pytest.mark.slow),
+        ("memory", "CUDA out of memory.*try a larger ray.num_gpus"),
+    ],
+)
+def test_a_clients_own_exception_ends_the_run_at_once(cluster, make_site, on_ray, folder, error, message):
+    site = make_site(compose(Harm(error, folder, client=3, round=1)), clients_per_round=6)
+    with pytest.raises(ClientFailed, match=rf"(?s)client 3, round 1 failed on [\d.]+ .*{message}") as caught:
         on_ray(site, 2)
-    assert (e.value.client, e.value.round) == (3, 1)
+    assert (caught.value.client, caught.value.round) == (3, 1)
 
 
-def test_a_client_without_enough_gpu_memory_is_told_what_to_ask_for(cluster, make_site, on_ray):
-    site = make_site(compose(Fail("memory")), clients_per_round=6)
-    with pytest.raises(ClientFailed, match=r"(?s)client 3, round 1 failed.*try a larger ray.num_gpus"):
-        on_ray(site, 2)
-
-
-def test_an_actor_that_can_never_be_opened_says_why(cluster, make_site, on_ray, folder):
+def test_an_actor_that_can_never_open_the_run_says_why(cluster, make_site, on_ray, folder):
     site = make_site(fedavg())
     site.model.features = Trap(site.model.features, "refuse", folder, 99)
-    with pytest.raises(RunFailed, match=r"(?s)no actor could take up the run.*a broken library on this node"):
+    with pytest.raises(RunFailed, match=r"(?s)no actor could open the run.*a broken library on this node"):
         on_ray(site, 1)

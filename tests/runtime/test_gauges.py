@@ -1,4 +1,4 @@
-"""What a run shows of itself, and that showing it can harm nothing. `tests/cluster` has what Prometheus gets to see."""
+"""The gauges of a run, which can do a run no harm. `tests/cluster` tests what Prometheus reads."""
 
 import logging
 import time
@@ -11,7 +11,7 @@ from rayfed.runtime.gauges import SERIES, Gauges
 
 
 class Noted:
-    """Stands for Ray's gauge, whose values only the cluster sees."""
+    """Stands for Ray's gauge, whose values only the cluster can see."""
 
     values: dict
 
@@ -24,7 +24,7 @@ class Noted:
         return self
 
     def set(self, value):
-        assert type(value) is float  # Ray refuses those of numpy
+        assert type(value) is float  # Ray takes no number of numpy's
         self.values.setdefault(self._run, {})[self._name] = value
 
 
@@ -35,7 +35,7 @@ class Broken(Noted):
 
 @pytest.fixture
 def shown(monkeypatch):
-    """run -> series -> value, as they are set."""
+    """run -> series -> the last value that was set."""
     monkeypatch.setattr(Noted, "values", {}, raising=False)
     monkeypatch.setattr(gauges, "Gauge", Noted)
     monkeypatch.setattr(gauges, "REFRESH", 0.01)
@@ -47,10 +47,10 @@ def until(condition):
         if condition():
             return
         time.sleep(0.01)
-    pytest.fail("in ten seconds it has not come to that")
+    pytest.fail("the condition was not met in ten seconds")
 
 
-def test_every_series_is_shown_with_the_values_of_the_record(shown, make_site, play):
+def test_every_series_is_shown_with_the_values_of_the_run(shown, make_site, play):
     run = Gauges("a/run")
     finished = play(make_site(fedavg()))
     for round in finished:
@@ -83,7 +83,7 @@ def test_values_are_shown_again_until_the_run_is_closed(shown):
     for _ in range(2):
         shown.clear()
         until(lambda: shown.get("long", {}).get("rayfed_clients_done") == 1)
-    assert shown["long"]["rayfed_retries"] == 0, "that nothing was run again is shown from the start"
+    assert shown["long"]["rayfed_retries"] == 0, "a run shows from the start that it has retried nothing"
     run.close()
     shown.clear()
     run.clients(2, 2)
@@ -91,7 +91,7 @@ def test_values_are_shown_again_until_the_run_is_closed(shown):
     assert not shown
 
 
-def test_two_runs_of_one_process_are_kept_apart(shown):
+def test_two_runs_in_a_process_have_gauges_of_their_own(shown):
     first, second = Gauges("first"), Gauges("second")
     first.clients(1, 2)
     second.clients(2, 2)
@@ -100,7 +100,7 @@ def test_two_runs_of_one_process_are_kept_apart(shown):
     assert (shown["first"]["rayfed_clients_done"], shown["second"]["rayfed_clients_done"]) == (1, 2)
 
 
-def test_gauges_that_cannot_be_shown_are_said_once(shown, monkeypatch, caplog):
+def test_gauges_that_cannot_be_shown_are_logged_once(shown, monkeypatch, caplog):
     monkeypatch.setattr(gauges, "Gauge", Broken)
     with caplog.at_level(logging.WARNING, "rayfed"):
         run = Gauges("run")

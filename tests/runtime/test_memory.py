@@ -1,6 +1,5 @@
 """Memory: a client that takes too much is killed and run again, and nothing grows with the rounds."""
 
-import json
 import os
 import re
 import subprocess
@@ -13,11 +12,8 @@ import ray
 import torch
 from ray._private.internal_api import memory_summary
 
-from rayfed.job import RayOptions
+from rayfed.engine import rounds
 from rayfed.methods import Part, compose, scaffold
-from rayfed.rounds import rounds, start
-from rayfed.runtime.session import workers
-from rayfed.weights import state_of
 
 pytestmark = pytest.mark.slow
 
@@ -31,13 +27,9 @@ def memory():
     return total, total - available
 
 
-def joined(**options):
-    return RayOptions(address=ray.get_runtime_context().gcs_address, **options)
-
-
 @dataclass(frozen=True)
 class Greedy(Part):
-    """Takes so many bytes at a client, once, and keeps them until somebody kills the process for it."""
+    """Takes so many bytes at a client, once, and keeps them until the process is killed for it."""
 
     file: str
     num_bytes: int
@@ -47,10 +39,12 @@ class Greedy(Part):
             Path(self.file).touch()
             taken = torch.ones(self.num_bytes, dtype=torch.uint8)
             time.sleep(120)
-            raise RuntimeError(f"nobody has minded {taken.nbytes} bytes")
+            raise RuntimeError(f"{taken.nbytes} bytes were taken, and the process was not killed")
 
 
-def test_a_client_that_takes_all_memory_is_killed_and_run_again(a_cluster, make_site, played, here, tmp_path, caplog):
+def test_a_client_that_takes_all_memory_is_killed_and_run_again(
+    a_cluster, make_site, played, here, pool_on, tmp_path, caplog
+):
     total, used = memory()
     if total - used < 8 * GIB:
         pytest.skip("needs 8 GiB of free memory")
@@ -58,34 +52,32 @@ def test_a_client_that_takes_all_memory_is_killed_and_run_again(a_cluster, make_
     (tmp_path / "taken").touch()
     expected = here(site)
     (tmp_path / "taken").unlink()
-    # Ray's monitor is to step in when three of the five GiB are taken.
+    # Ray's monitor steps in when three of the five GiB are taken.
     watched = {"RAY_memory_usage_threshold": f"{(used + 3 * GIB) / total:.3f}", "RAY_memory_monitor_refresh_ms": "1000"}
-    with a_cluster(watched, num_cpus=2), workers(joined(actors=2), "greedy", site) as pool:
+    with a_cluster(watched, num_cpus=2), pool_on(site, "greedy", actors=2) as pool:
         assert played(site, pool) == expected
     assert (tmp_path / "taken").exists(), "it did happen"
     assert re.search(r"client 1, round 2: lost with actor client-\d on [\d.]+ \(\w+\); running it again", caplog.text)
 
 
-def test_nothing_grows_with_the_rounds(cluster, make_site):
-    """Of the driver, the actors and the object store; tools/measure_memory.py draws 400 rounds of a larger model."""
+def test_nothing_grows_with_the_rounds(cluster, make_site, pool_on):
+    """Neither driver, actors nor object store; tools/measure_memory.py draws 400 rounds of a larger model."""
+
+    def look():
+        """MiB of the driver and the actors, and of the object store."""
+        actors = [ray.get_actor(name) for name in ray.util.list_named_actors() if name.startswith("flat/")]
+        pids = [os.getpid(), *ray.get([actor.__ray_call__.remote(lambda self: os.getpid()) for actor in actors])]
+        listed = subprocess.run(["ps", "-o", "rss=", "-p", ",".join(map(str, pids))], capture_output=True, text=True)
+        stored = re.search(r"Plasma memory usage ([\d.]+) MiB", memory_summary(address=cluster, stats_only=True))
+        return sum(map(int, listed.stdout.split())) / 1024, float(stored[1])
+
     seen = []
-
-    def look(round):
-        if round.round % 10 == 0:
-            actors = [ray.get_actor(name) for name in ray.util.list_named_actors() if name.startswith("flat/")]
-            pids = [os.getpid(), *ray.get([actor.__ray_call__.remote(lambda self: os.getpid()) for actor in actors])]
-            listed = subprocess.run(
-                ["ps", "-o", "rss=", "-p", ",".join(map(str, pids))], capture_output=True, text=True
-            )
-            stored = re.search(r"Plasma memory usage ([\d.]+) MiB", memory_summary(address=cluster, stats_only=True))
-            seen.append((sum(map(int, listed.stdout.split())) / 1024, float(stored[1])))
-
     site = make_site(scaffold(), num_rounds=100, lr_decay=1.0, lr=0.01)
-    with workers(joined(actors=2), "flat", site) as pool:
-        for round in rounds(site, start(site, state_of(site.model), pool), pool):
+    with pool_on(site, "flat", actors=2) as pool:
+        for round in rounds(site, pool):
             pool.finished(round)
-            look(round)
+            if round.round and round.round % 10 == 0:
+                seen.append(look())
     processes, store = zip(*seen, strict=True)
-    told = json.dumps(seen)
-    assert max(processes[5:]) - max(processes[:5]) < 20, told  # MiB; an arena more or less
-    assert max(store[5:]) <= max(store[:5]) + 1, told
+    assert max(processes[5:]) - max(processes[:5]) < 20, seen  # MiB; an arena more or less
+    assert max(store[5:]) <= max(store[:5]) + 1, seen

@@ -1,4 +1,4 @@
-"""The same work on Ray: the same bits, whoever does it."""
+"""Work on Ray gives the same bits as work in this process, with any number of actors."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from rayfed.methods import RECIPES, Part, Proximal, compose, fedcsd, fedntd, sca
 
 @dataclass(frozen=True)
 class Trace(Part):
-    """Writes down whose turn it is."""
+    """Writes the size of each client to a file, when it is its turn."""
 
     file: str
 
@@ -20,7 +20,7 @@ class Trace(Part):
 
 @dataclass(frozen=True)
 class Vandal(Part):
-    """Writes to everything that it is given."""
+    """Overwrites the weights that it is given."""
 
     def begin(self, client):
         for tensor in client.weights.values():
@@ -42,7 +42,7 @@ def test_every_method_has_the_same_bits_on_ray(cluster, make_site, here, on_ray,
     assert on_ray(site, 2) == here(site)
 
 
-def test_a_client_that_writes_to_what_it_is_sent_harms_nobody_else(cluster, make_site, here, on_ray):
+def test_a_client_that_overwrites_its_weights_harms_no_other_client(cluster, make_site, here, on_ray):
     site = make_site(compose(Proximal(0.1), Vandal()))
     assert on_ray(site, 1) == on_ray(site, 3) == here(site)
 

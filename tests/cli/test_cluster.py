@@ -1,4 +1,4 @@
-"""The commands for clusters, as far as they need none: what they print, how they end, what they refuse."""
+"""The commands for clusters, as far as they need no cluster: what they print, refuse, and end with."""
 
 import fcntl
 import json
@@ -10,35 +10,32 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 
-import click
 import pytest
-from click.testing import CliRunner
 
+from rayfed import __version__, read_job
 from rayfed.cli import main
 from rayfed.cli.cluster import conclude, described, hint, refuse_twins
+from rayfed.cli.display import round_line
+from rayfed.cli.exits import Failure
 from rayfed.cli.status import progress, runs_in, status_text
-from rayfed.display import round_line
+from rayfed.errors import InputError
 from rayfed.grid import expand
-from rayfed.local import Training
+from rayfed.job import Training
 from rayfed.runtime.jobs import Submission
-from rayfed.values import InputError
 
 NOBODY = "127.0.0.1:1"
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """An empty folder to stand in, without anything that names a cluster or a token."""
+    """The current folder, with a job; nothing names a cluster or a token."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # or this process would keep what it finds
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # or this process would keep a token that it finds
+    (tmp_path / "job.toml").write_text('name = "tiny"')
     return tmp_path
-
-
-def rayfed(*arguments):
-    return CliRunner().invoke(main, arguments, prog_name="rayfed")
 
 
 def write_run(path, status, accuracy=0.5):
@@ -48,24 +45,22 @@ def write_run(path, status, accuracy=0.5):
     (path / "summary.json").write_text(json.dumps({"status": status, "rounds": 4, **best}))
 
 
-@pytest.mark.parametrize("command", ["submit", "status", "logs", "stop"])
-def test_a_cluster_that_is_not_there_is_one_error(folder, command):
-    (folder / "job.toml").write_text('name = "tiny"')
-    given = [] if command == "status" else ["job.toml" if command == "submit" else "tiny"]
-    ended = rayfed(command, *given, "--address", f"http://{NOBODY}")
+@pytest.mark.parametrize("words", [["submit", "job.toml"], ["status"], ["logs", "tiny"], ["stop", "tiny"]])
+def test_a_cluster_that_does_not_answer_is_one_error(folder, rayfed, words):
+    ended = rayfed(*words, "--address", f"http://{NOBODY}")
     assert ended.exit_code == 2
     (error,) = ended.stderr.splitlines()
     assert error.startswith(f"error: no Ray answers at http://{NOBODY} (")
-    assert "--address names another by its dashboard, such as http://127.0.0.1:8265" in error
+    assert "name another by its dashboard, such as --address http://127.0.0.1:8265" in error
 
 
-def test_the_variable_that_named_the_cluster_is_told(folder, monkeypatch):
+def test_the_error_names_the_variable_that_named_the_cluster(folder, rayfed, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:2")
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", f"http://{NOBODY}")
     ended = rayfed("logs", "tiny")
     assert f"error: no Ray answers at http://{NOBODY}, which RAY_API_SERVER_ADDRESS names, (" in ended.stderr
     ended = rayfed("logs", "tiny", "--address", "http://127.0.0.1:3")
-    assert "error: no Ray answers at http://127.0.0.1:3 (" in ended.stderr, "what is typed goes before what is set"
+    assert "error: no Ray answers at http://127.0.0.1:3 (" in ended.stderr, "an option wins over a variable"
 
 
 @pytest.mark.parametrize(
@@ -76,22 +71,31 @@ def test_the_variable_that_named_the_cluster_is_told(folder, monkeypatch):
         (["--address", "http://nobody.invalid", "-s", "method=fedntdd"], "did you mean 'fedntd'?"),
     ],
 )
-def test_a_job_is_checked_as_run_checks_it_before_anybody_is_spoken_to(folder, given, message):
-    (folder / "job.toml").write_text('name = "tiny"')
+def test_submit_checks_a_job_as_run_does_before_it_asks_the_cluster(folder, rayfed, given, message):
     ended = rayfed("submit", "job.toml", *given)
     assert ended.exit_code == 2
     assert message in ended.stderr
 
 
-def test_every_run_of_a_grid_is_checked(folder):
+def test_submit_checks_every_run_of_a_grid(folder, rayfed):
     (folder / "grid.toml").write_text('name = "g"\n[[grid.method]]\nname = "a"\nmethod = "fedavgg"')
     ended = rayfed("submit", "grid.toml")
     assert ended.exit_code == 2
     assert ended.stderr.startswith("error: g/a/seed-0: unknown method 'fedavgg'; did you mean 'fedavg'?")
 
 
-def test_status_shows_the_runs_of_this_folder(folder, monkeypatch):
-    monkeypatch.setattr("rayfed.runtime.jobs.USUAL", f"http://{NOBODY}")
+def test_submit_refuses_a_job_file_outside_of_the_folder(folder, rayfed, monkeypatch):
+    (folder / "inner").mkdir()
+    monkeypatch.chdir(folder / "inner")
+    ended = rayfed("submit", "../job.toml")
+    assert ended.exit_code == 2
+    assert ended.stderr.startswith(
+        "error: '../job.toml' lies outside this folder, which is sent to the cluster; submit"
+    )
+
+
+def test_status_shows_the_runs_of_this_folder(folder, rayfed, monkeypatch):
+    monkeypatch.setattr("rayfed.runtime.address.USUAL", f"http://{NOBODY}")
     assert rayfed("status").stdout.startswith("runs in runs: none\n")
     write_run(folder / "runs/papers/b", "stopped", 0.25)
     write_run(folder / "runs/a", "failed", None)
@@ -103,17 +107,17 @@ def test_status_shows_the_runs_of_this_folder(folder, monkeypatch):
     assert lines[0] == "runs in runs: 2"
     rows = sorted(line.split()[:-2] for line in lines[2:4])  # without day and time
     assert rows == [["a", "failed", "4/9"], ["papers/b", "stopped", "4/9", "0.250"]]
-    assert lines[-1] == "no Ray answers on this machine, so nothing is submitted to it"
+    assert lines[-1] == "no Ray answers on this machine, so there are no submitted jobs"
 
 
-def test_runs_are_listed_from_the_last_written_on(folder):
+def test_status_lists_the_run_that_was_written_last_first(folder):
     for age, name in enumerate(("new", "old", "older")):
         write_run(folder / "runs" / name, "done")
         os.utime(folder / "runs" / name / "summary.json", (10**9 - age, 10**9 - age))
     assert [row[0] for row in runs_in(folder / "runs")] == ["new", "old", "older"]
 
 
-def test_a_run_that_says_that_it_runs_is_held_against_who_writes_to_it(folder):
+def test_a_run_counts_as_running_while_a_process_holds_its_lock(folder):
     write_run(folder / "runs/one", "running")
     lock = os.open(folder / "runs/one", os.O_RDONLY)
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -122,7 +126,7 @@ def test_a_run_that_says_that_it_runs_is_held_against_who_writes_to_it(folder):
     assert [row[1] for row in runs_in(folder / "runs")] == ["killed, or running elsewhere"]
 
 
-def test_progress_reads_what_a_run_prints():
+def test_progress_reads_the_lines_of_a_run():
     def line(number):
         figures = {"test_accuracy": number / 100, "forgetting": 0.0, "train_loss": 1.0, "seconds": 1.0}
         return round_line(SimpleNamespace(round=number, **figures), Training(num_rounds=40)) + "\n"
@@ -140,7 +144,7 @@ def submission(status, **more):
     return Submission("tiny", status, "tiny", {"rayfed_results": "/shared/runs/tiny"}, **more)
 
 
-def test_a_job_that_is_done_is_no_failure():
+def test_a_finished_job_is_not_a_failure():
     conclude(submission("done", exit_code=0), None)
 
 
@@ -149,15 +153,16 @@ def test_a_job_that_is_done_is_no_failure():
     [
         (submission("failed", exit_code=1), 1, "error: tiny failed with exit code 1; more: `rayfed status tiny`"),
         (submission("failed", exit_code=2), 2, "error: tiny failed with exit code 2"),
-        (submission("failed", exit_code=75), 75, "tiny can go on: submit it again with --resume"),
+        (submission("failed", exit_code=75), 75, "tiny can continue: submit it again with --resume"),
         (submission("failed", exit_code=-signal.SIGKILL), 137, "error: tiny failed with exit code 137"),
         (submission("failed", message="no environment\n"), 1, "error: tiny failed: no environment"),
-        (submission("stopped"), 130, "tiny is stopped; what is finished lies in /shared/runs/tiny"),
+        (submission("stopped"), 130, "tiny is stopped; its finished rounds lie in /shared/runs/tiny"),
     ],
 )
 def test_the_command_ends_as_the_job_did(capsys, ended, code, said):
-    with pytest.raises(click.exceptions.Exit) as caught:
+    with pytest.raises(Failure) as caught:
         conclude(ended, None)
+    caught.value.show()
     assert caught.value.exit_code == code
     assert capsys.readouterr().err.startswith(said)
 
@@ -167,7 +172,7 @@ def test_a_job_that_can_be_resumed_is_listed_as_such():
     assert status_text(submission("failed", exit_code=1)) == "failed"
 
 
-def test_a_run_that_goes_on_has_no_twin():
+def test_a_second_run_of_the_same_name_is_refused_while_the_first_is_under_way():
     over = submission("done", started=datetime.now(UTC) - timedelta(hours=1))
     refuse_twins("tiny", [over], None)
     refuse_twins("other", [submission("running")], None)
@@ -176,13 +181,11 @@ def test_a_run_that_goes_on_has_no_twin():
             refuse_twins("tiny", [over, submission(status)], None)
 
 
-def test_what_is_to_be_typed_next_names_the_same_cluster():
+def test_a_hint_names_the_same_cluster():
     assert hint("logs -f", "a/b", "http://x:1") == "`rayfed logs -f a/b --address http://x:1`"
 
 
-def test_what_the_cluster_keeps_is_text():
-    from rayfed import __version__, read_job
-
+def test_the_description_that_the_cluster_keeps_is_text():
     tables = {"name": "tiny", "method": "fedntd"}
     (cell,) = expand(tables)
     kept = described([cell], [cell.job()], "/runs/tiny")
@@ -195,8 +198,8 @@ def test_what_the_cluster_keeps_is_text():
     assert all(isinstance(value, str) for value in (*kept.values(), *of_grid.values()))
 
 
-def test_the_commands_of_the_page_can_be_typed():
-    page = (Path(__file__).parents[1] / "docs/jobs.md").read_text()
+def test_the_commands_in_the_documentation_can_be_typed():
+    page = (Path(__file__).resolve().parents[2] / "docs/jobs.md").read_text()
     lines = re.findall(r"^\$ rayfed (.*)$", page, re.MULTILINE)
     for line in lines:
         name, *given = shlex.split(line)

@@ -1,4 +1,4 @@
-"""However a run's process ends, its parent ends so too, and says what Ray has left unsaid."""
+"""However the process of a run ends, its parent ends the same way, and explains an end without a message."""
 
 import os
 import signal
@@ -11,24 +11,19 @@ from pathlib import Path
 import pytest
 
 CODE = "from rayfed.cli.guard import guarded; guarded(['run', 'a job.toml', '--force']); import ctypes, os, sys, time; "
-GO_ON = "to go on from its last checkpoint: rayfed run 'a job.toml' --resume\n"
+SLEEP = "print(os.getpid(), flush=True); time.sleep(60)"
+HOW_TO_CONTINUE = "to continue from its last checkpoint: rayfed run 'a job.toml' --resume\n"
 
 
 @pytest.fixture
 def start():
-    """Starts a guarded process that does what some code says."""
+    """Starts a guarded process that runs the given code."""
     with ExitStack() as stack:
 
         def start(code):
-            run = stack.enter_context(
-                subprocess.Popen(
-                    [sys.executable, "-c", CODE + code],
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                    start_new_session=True,
-                )
-            )
+            command, pipe = [sys.executable, "-c", CODE + code], subprocess.PIPE
+            run = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+            stack.enter_context(run)
             stack.callback(run.kill)
             return run
 
@@ -36,37 +31,37 @@ def start():
 
 
 def state(pid):
-    """The letter that `ps` shows; none if it is gone."""
+    """The letter that `ps` shows; '' for a process that has ended."""
     file = Path(f"/proc/{pid}/stat")
     return file.read_text().rpartition(")")[2].split()[0] if file.exists() else ""
 
 
 @pytest.mark.parametrize("code", [0, 2, 130])
-def test_one_that_ends_of_itself_has_said_why(start, code):
+def test_a_process_that_exits_normally_is_passed_on_as_it_is(start, code):
     run = start(f"print('done'); sys.exit({code})")
     assert (*run.communicate(timeout=60), run.returncode) == ("done\n", "", code)
 
 
 @pytest.mark.parametrize("code", [0, 1])
-def test_one_that_is_ended_without_a_word_can_be_resumed(start, code):
+def test_a_process_that_ends_without_a_message_can_be_resumed(start, code):
     _, said = (run := start(f"os._exit({code})")).communicate(timeout=60)
     assert run.returncode == 75
-    assert f"ended without a word, with exit code {code}" in said and said.endswith(GO_ON)
+    assert f"ended without a message, with exit code {code}" in said and said.endswith(HOW_TO_CONTINUE)
 
 
 @pytest.mark.parametrize(
     ("what", "number"), [("os.kill(os.getpid(), 9)", signal.SIGKILL), ("ctypes.string_at(0)", signal.SIGSEGV)]
 )
-def test_one_that_a_signal_ends_has_the_signal_named(start, what, number):
+def test_the_signal_that_killed_the_process_is_named(start, what, number):
     _, said = (run := start(what)).communicate(timeout=60)
     assert run.returncode == -number
-    assert f"was ended by {number.name}" in said and said.endswith(GO_ON)
+    assert f"was ended by {number.name}" in said and said.endswith(HOW_TO_CONTINUE)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("to", [[os.kill], [os.killpg], [os.kill, os.killpg]], ids=["alone", "group", "both"])
-def test_a_signal_is_handed_on_once(start, number, to):
-    """Also where it is sent to the whole group, as a terminal and Ray's jobs do, or both, as `timeout` does."""
+def test_a_signal_is_passed_on_once(start, number, to):
+    """Also where it is sent to the whole group, as a terminal and Ray's jobs do, or to both, as `timeout` does."""
     heard = "import signal; got = []; signal.signal({0}, lambda *_: got.append(1)); print('ready', flush=True); "
     wait = "time.sleep(0.5); time.sleep(0.5); print(len(got)); sys.exit(3)"
     run = start(heard.format(int(number)) + wait)
@@ -77,15 +72,15 @@ def test_a_signal_is_handed_on_once(start, number, to):
     assert (run.communicate(timeout=60)[0], run.returncode) == ("1\n", 3)
 
 
-def test_a_signal_that_ends_it_needs_no_words(start):
-    run = start("print('ready', flush=True); time.sleep(60)")
-    assert run.stdout.readline() == "ready\n"
+def test_a_process_ended_by_sigterm_needs_no_message(start):
+    run = start(SLEEP)
+    run.stdout.readline()
     run.terminate()
     assert (*run.communicate(timeout=60), run.returncode) == ("", "", -signal.SIGTERM)
 
 
-def test_it_does_not_outlive_its_parent(start):
-    run = start("print(os.getpid(), flush=True); time.sleep(60)")
+def test_the_process_does_not_outlive_its_parent(start):
+    run = start(SLEEP)
     child = int(run.stdout.readline())
     run.kill()
     run.wait()
@@ -93,10 +88,9 @@ def test_it_does_not_outlive_its_parent(start):
         time.sleep(0.01)
 
 
-def test_ctrl_z_stops_both_until_the_shell_goes_on(start):
-    run = start("print(os.getpid(), flush=True); time.sleep(60)")
+def test_ctrl_z_stops_both_processes_until_the_shell_continues_them(start):
+    run = start(SLEEP)
     child = int(run.stdout.readline())
-
     run.send_signal(signal.SIGTSTP)
     while (state(run.pid), state(child)) != ("T", "T"):
         time.sleep(0.01)

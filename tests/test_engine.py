@@ -1,6 +1,7 @@
-"""The round engine: cohorts, order, what a round reports, what it refuses."""
+"""The round engine: cohorts, rounds, what a round reports, what it refuses."""
 
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,14 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayfed import metrics
-from rayfed.local import Diverged, RunFailed
+from rayfed.engine import play as play_round
+from rayfed.engine import rounds, start
+from rayfed.errors import Diverged, RunFailed
 from rayfed.methods import Part, Proximal, compose, fedavg, fedcsd, fedntd, moon, switch
-from rayfed.rounds import play as play_round
-from rayfed.rounds import rounds, start
-from rayfed.runtime.here import Here, chunks
+from rayfed.runtime.here import Here
+from rayfed.runtime.worker import CohortWorkers
 from rayfed.seeds import Purpose, cohort, seed_of
+from rayfed.trees import unpack
 from rayfed.weights import state_of
-from rayfed.wire import unpack
 
 # Cohorts and seeds.
 
@@ -58,16 +60,20 @@ def test_seeds_are_as_different_as_their_places(one, other):
 
 
 def test_the_cohort_is_a_function_of_the_job_alone(make_site, play):
-    runs = [
-        play(make_site(method, **setting)) for method, setting in ((fedavg(), {}), (moon(), {"lr": 0.01, "norm": True}))
-    ]
-    for run in runs:
-        assert [[row.client for row in round.clients] for round in run] == [
-            [],
-            *(cohort(0, round, 6, 4) for round in (1, 2, 3)),
-        ]
-    other = play(make_site(fedavg(), seed=1))
-    assert [[row.client for row in round.clients] for round in other[1:]] == [cohort(1, r, 6, 4) for r in (1, 2, 3)]
+    for method, seed, setting in ((fedavg(), 0, {}), (moon(), 0, {"lr": 0.01, "norm": True}), (fedavg(), 1, {})):
+        clients = [[row.client for row in round.clients] for round in play(make_site(method, seed=seed, **setting))]
+        assert clients == [[], *(cohort(seed, round, 6, 4) for round in (1, 2, 3))]
+
+
+def test_a_round_can_be_played_with_given_clients(make_site, bits):
+    site = make_site(fedcsd())  # it surveys
+    first = start(site, Here(site))
+    usual = bits(play_round(site, first, Here(site)))
+    assert bits(play_round(site, first, Here(site), clients=cohort(0, 1, 6, 4))) == usual
+    given = play_round(site, first, Here(site), clients=[5, 1])
+    assert [row.client for row in given.clients] == [5, 1]
+    assert tuple(2 * size for size in bits(given)["bytes"]) == usual["bytes"]  # two clients in place of four
+    assert bits(given)["weights"] != usual["weights"]
 
 
 def test_round_0_is_the_initial_model_evaluated(make_site, play):
@@ -79,18 +85,17 @@ def test_round_0_is_the_initial_model_evaluated(make_site, play):
     assert np.isnan(first.peak).all()
 
 
-def test_rounds_go_on_to_the_target_and_no_further(make_site, play, bits):
+def test_rounds_continue_to_num_rounds_and_no_further(make_site, play, bits):
     three = play(make_site(fedavg()))
     assert [round.round for round in three] == [0, 1, 2, 3]
     site = make_site(fedavg(), num_rounds=4)
-    more = [*rounds(site, three[-1], Here(site))]
-    assert bits(more[-1]) == bits(play(make_site(fedavg(), num_rounds=4))[-1])
-    assert [*rounds(make_site(fedavg()), more[-1], None)] == []
+    (fourth,) = rounds(site, Here(site), three[-1])
+    assert bits(fourth) == bits(play(make_site(fedavg(), num_rounds=4))[-1])
+    assert [*rounds(make_site(fedavg()), None, fourth)] == []
 
 
 def test_a_round_is_played_only_when_it_is_asked_for(make_site):
-    site = make_site(fedavg())
-    rounds(site, start(site, state_of(site.model), Here(site)), None)  # without workers, it could not
+    rounds(make_site(fedavg()), workers=None)  # without workers none could be played
 
 
 def test_evaluation_is_that_of_the_rounds_weights(make_site, play):
@@ -112,8 +117,10 @@ def test_evaluation_is_that_of_the_rounds_weights(make_site, play):
 
 
 @given(st.integers(1, 5000))
-def test_chunks_cover_a_test_set_once(num_examples):
-    assert [i for start, stop in chunks(num_examples) for i in range(start, stop)] == list(range(num_examples))
+def test_the_pieces_of_an_evaluation_cover_the_test_set_once_and_in_order(num_test):
+    """Here with lists of images in place of evaluations: the sum is the list of all."""
+    workers = SimpleNamespace(num_test=num_test, evaluate_pieces=lambda _, pieces: [[*range(*p)] for p in pieces])
+    assert CohortWorkers.evaluate(workers, weights={}) == [*range(num_test)]
 
 
 def test_bytes_are_those_of_the_weights_for_each_client(make_site, play):
@@ -121,12 +128,12 @@ def test_bytes_are_those_of_the_weights_for_each_client(make_site, play):
     for method in (fedavg(), fedntd()):
         for round in play(make_site(method, norm=True))[1:]:
             assert (round.bytes_down, round.bytes_up) == (4 * size, 4 * size)
-    for round in play(make_site(fedcsd(), norm=True))[1:]:  # the teacher, 4 x 4 prototypes; their sums and counts
+    for round in play(make_site(fedcsd(), norm=True))[1:]:  # down: teacher and prototypes; up: their sums and counts
         assert round.bytes_down >= 4 * (2 * size + 4 * 4 * 4)
         assert round.bytes_up == 4 * (size + 4 * 4 * 8 + 4 * 8)
 
 
-def test_rows_tell_who_trained_where_on_how_much(make_site, play):
+def test_each_clients_row_has_its_images_loss_time_and_node(make_site, play):
     site = make_site(fedavg())
     for round in play(make_site(fedavg()))[1:]:
         for row in round.clients:
@@ -163,7 +170,7 @@ def test_memory_is_kept_for_each_client_while_others_train(make_site, play):
     assert sum(past) > 0
 
 
-def test_a_part_that_comes_back_remembers_nothing_and_one_that_stays_does(make_site, play):
+def test_clients_forget_a_part_that_left_and_remember_one_that_stayed(make_site, play):
     def kept(method):
         run = play(make_site(method, num_rounds=4, clients_per_round=6))
         return [1 in round.memories and unpack(round.memories[1])["slots"]["diary"]["rounds"] for round in run[1:]]
@@ -173,67 +180,66 @@ def test_a_part_that_comes_back_remembers_nothing_and_one_that_stays_does(make_s
     assert kept(switch(switch(diary, plain, at=2), diary, at=3)) == [[1], False, [3], [3, 4]]
 
 
+UNLIKE = "is not like the summands before it: spoiler"
+SPOILT = {  # a summand beside the others' {"x": [torch.zeros(2)]}, and the message
+    "nan": ({"x": [torch.tensor([1.0, float("nan")])]}, "holds a NaN or an infinity at spoiler.x.0"),
+    "inf": ({"x": [float("inf")]}, "holds a NaN or an infinity at spoiler.x.0"),
+    "text": ({"x": ["1"]}, "holds a str, which is neither a tensor nor a number, at spoiler.x.0"),
+    "other key": ({"y": [torch.zeros(2)]}, f"{UNLIKE}.x.0 is missing"),
+    "dict": ({"x": {0: torch.zeros(2)}}, f"{UNLIKE}.x.0 is missing"),
+    "more": ({"x": [torch.zeros(2)], "y": 1}, f"{UNLIKE}.y should not be there"),
+    "shape": ({"x": [torch.zeros(3)]}, f"{UNLIKE}.x.0 is float32 (3,), not float32 (2,)"),
+    "dtype": ({"x": [torch.zeros(2, dtype=torch.int64)]}, f"{UNLIKE}.x.0 is int64 (2,), not float32 (2,)"),
+    "nothing": (None, f"{UNLIKE}.x.0 is missing"),
+}
+
+
 @dataclass(frozen=True)
 class Spoiler(Part):
-    """One client's summand is not like the others'."""
+    """In round 2 one client's summand, of its survey or of its report, is not like the others'."""
 
+    hook: str
     client: int
-    value: str = "nan"
+    value: str
+
+    def survey(self, client):
+        return self._summand("survey", client)
 
     def report(self, client, local, fit):
-        spoilt = {
-            "nan": {"x": [torch.tensor([1.0, float("nan")])]},
-            "inf": {"x": [float("inf")]},
-            "more": {"y": 1},
-            "shape": {"x": [torch.zeros(3)]},
-            "dtype": {"x": [torch.zeros(2, dtype=torch.int64)]},
-            "nothing": None,
-        }
-        return spoilt[self.value] if client.id == self.client else {"x": [torch.zeros(2)]}, None
+        return self._summand("report", client), None
+
+    def _summand(self, hook, client):
+        if (hook, client.id, client.round) == (self.hook, self.client, 2):
+            return SPOILT[self.value][0]
+        return {"x": [torch.zeros(2)]}
 
 
-@pytest.mark.parametrize("value", ["nan", "inf"])
-def test_an_update_with_a_nan_or_an_infinity_is_refused_before_it_is_averaged(value, make_site, play):
-    last = cohort(0, 1, 6, 4)[-1]
-    with pytest.raises(
-        RuntimeError, match=rf"client {last}, round 1: .*NaN or an infinity at spoiler\.x\.0; nothing was averaged"
-    ):
-        play(make_site(compose(Spoiler(last, value))))
-
-
-@pytest.mark.parametrize(
-    ("value", "where"),
-    [
-        ("more", r"spoiler holds \['y'\], not \['x'\]"),
-        ("shape", r"spoiler\.x\.0 is float32 \(3,\), not float32 \(2,\)"),
-        ("dtype", r"spoiler\.x\.0 is int64 \(2,\), not float32 \(2,\)"),
-        ("nothing", r"the value holds \['average'.*\], not \['average'.*'spoiler'\]"),
-    ],
-)
-def test_an_update_that_is_not_like_the_others_is_refused_before_it_is_averaged(value, where, make_site, play):
-    last = cohort(0, 1, 6, 4)[-1]
-    with pytest.raises(RunFailed, match=rf"client {last}, round 1: .*{where}; nothing was averaged"):
-        play(make_site(compose(Spoiler(last, value))))
+@pytest.mark.parametrize("value", SPOILT)
+@pytest.mark.parametrize(("hook", "stage"), [("report", "round 2"), ("survey", "round 2 (survey)")])
+def test_a_summand_that_cannot_be_added_is_refused_with_client_round_and_place(hook, stage, value, make_site, play):
+    last = cohort(0, 2, 6, 4)[-1]
+    with pytest.raises(RunFailed) as refused:
+        play(make_site(compose(Spoiler(hook, last, value))))
+    assert str(refused.value) == f"client {last}, {stage}: its summand {SPOILT[value][1]}; nothing was averaged"
 
 
 @dataclass(frozen=True)
 class Forgetful(Part):
-    """Loses a tensor of the average."""
+    """Drops a tensor of the average."""
 
     def update(self, state, total, step):
         return state, replace(step, proposed=dict(list(step.averaged.items())[1:]))
 
 
 def test_an_average_that_does_not_fit_the_model_is_refused(make_site, play):
-    with pytest.raises(RunFailed, match=r"round 1: the average does not fit the model: the value holds \['"):
+    with pytest.raises(RunFailed, match=r"^round 1: the average does not fit the model: features.0.weight is missing$"):
         play(make_site(compose(Forgetful())))
 
 
-def test_a_loss_that_diverges_ends_the_run_and_the_rounds_before_stand(make_site, bits):
-    site = make_site(fedavg(), norm=False, lr=0.1)
-    first = start(site, state_of(site.model), Here(site))
+def test_a_loss_that_diverges_ends_the_run_and_changes_no_earlier_round(make_site, bits):
+    wild = make_site(fedavg(), lr=1e30)
+    first = start(wild, Here(wild))
     before = bits(first)
-    wild = replace(site, training=replace(site.training, lr=1e30))
     with pytest.raises(Diverged, match=rf"client {cohort(0, 1, 6, 4)[0]}, round 1, batch 2"):
         play_round(wild, first, Here(wild))
     assert bits(first) == before

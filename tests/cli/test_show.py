@@ -1,0 +1,183 @@
+"""Commands that show: help, keys, methods, data, partition; and what the shell completes."""
+
+import os
+import runpy
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.shell_completion import BashComplete
+
+from rayfed import __version__
+from rayfed.cli import main
+from rayfed.cli.options import catalogue
+from rayfed.data.partition import PARTITIONS
+from rayfed.job import flat, read_job, read_override
+from rayfed.methods.registry import PARTS, RECIPES
+
+ROOT = Path(__file__).resolve().parents[2]
+HEAVY = {"torch", "ray", "pyarrow", "matplotlib", "pydantic", "numpy"}
+NONE_BY_DEFAULT = {"train.local_steps"}  # not in a table, since TOML has no word for none
+ONE_LETTER = {"s": "shards", "k": "classes"}  # keys of partitions, and the rules that take them
+
+
+def test_help_has_every_command_and_examples(rayfed):
+    result = rayfed("--help")
+    assert result.exit_code == 0
+    assert "rayfed run jobs/quickstart.toml" in result.stdout
+    for name in main.commands:
+        assert f"\n  {name} " in result.stdout
+        assert rayfed(name, "--help").exit_code == 0
+    assert "..." not in result.stdout.replace("[ARGS]...", ""), "a command's first sentence is too long for the list"
+
+
+def test_the_version_is_that_of_the_package(rayfed):
+    assert rayfed("--version").stdout == f"rayfed, version {__version__}\n"
+
+
+def imported_by(*words, **variables):
+    """The top-level modules that the command imports, and its output."""
+    command = [sys.executable, "-X", "importtime", "-m", "rayfed", *words]
+    ended = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **variables})
+    lines = [line.rpartition("|")[2].strip() for line in ended.stderr.splitlines() if line.startswith("import time:")]
+    return {name.partition(".")[0] for name in lines}, ended.stdout
+
+
+@pytest.mark.parametrize("line", ["--help", "run --help", "methods", "methods fedntd", "keys", "status --address URL"])
+def test_a_command_that_only_shows_imports_nothing_heavy(line, folder, cluster):
+    modules, shown = imported_by(*line.replace("URL", cluster.url).split())
+    assert shown and "rayfed" in modules
+    assert not modules & HEAVY - ({"numpy"} if line == "keys" else set())
+
+
+def test_completion_imports_nothing_heavy(folder):
+    line = {"COMP_WORDS": "rayfed run job.toml -s ray.num", "COMP_CWORD": "4"}
+    modules, offered = imported_by(_RAYFED_COMPLETE="bash_complete", **line)
+    assert offered == "plain,ray.num_cpus=\nplain,ray.num_gpus=\n"
+    assert not modules & HEAVY - {"numpy"}
+
+
+def test_keys_lists_every_key_with_a_default_that_can_be_given(rayfed):
+    result = rayfed("keys")
+    assert result.exit_code == 0
+    shown = {line.split()[0]: line.split()[1] for line in result.stdout.splitlines()[1:]}
+    partitions = {f"data.partition.{field.name}" for rule in PARTITIONS.values() for field in fields(rule)}
+    assert set(shown) == {*flat(read_job({"name": "any"}).table()), *partitions, *NONE_BY_DEFAULT}
+    for key, value in shown.items():
+        if value in ("(needed)", "(none)"):
+            continue
+        last = key.rpartition(".")[2]
+        rule = "natural" if last == "column" else ONE_LETTER.get(last, "dirichlet")
+        name = {"data.partition.name": rule} if key.startswith("data.partition.") else {}
+        read_job({"name": "any"}, {**name, **dict([read_override(f"{key}={value}")])})
+
+
+def test_keys_with_a_prefix_lists_those_that_begin_with_it(rayfed):
+    rows = rayfed("keys", "output").stdout.splitlines()[1:]
+    assert [line.split()[0] for line in rows] == ["output.path", "output.checkpoints", "output.every"]
+    assert "no key begins with 'outputs'; `rayfed keys` lists all" in rayfed("keys", "outputs").stderr
+
+
+def test_methods_lists_every_recipe_and_part(rayfed):
+    result = rayfed("methods")
+    assert result.exit_code == 0
+    rows = {line.split()[0]: line for line in result.stdout.splitlines() if line}
+    assert {*RECIPES, *PARTS} <= set(rows)
+    assert [name for name in (*RECIPES, *PARTS) if not rows[name].endswith(".")] == [], "whole sentences"
+    assert "Lee et al." in result.stdout
+    assert 'form="kl"' in result.stdout
+
+
+def test_methods_describes_one_method(rayfed):
+    lines = rayfed("methods", "fedprox").stdout.splitlines()
+    assert "FedProx (Li et al., MLSys 2020)" in lines[0]
+    assert lines[-3].split()[:2] == ["mu", "0.01"]
+    assert lines[-1] == "A client gets 1.0 and sends 1.0 times the model's size in a round."
+
+
+def test_methods_describes_a_part_of_the_users_own(folder, rayfed):
+    (folder / "mine.py").write_text(
+        "from dataclasses import dataclass\nfrom typing import Annotated\nfrom rayfed.methods import Part\n"
+        '@dataclass(frozen=True)\nclass Mine(Part):\n    mu: Annotated[float, "how much"] = 0.5\n'
+    )
+    assert rayfed("methods", "mine:Mine").stdout.splitlines()[1].split() == ["mu", "0.5", "how", "much"]
+
+
+def test_methods_offers_the_nearest_name(rayfed):
+    result = rayfed("methods", "fedproxx")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("error: unknown method 'fedproxx'; did you mean 'fedprox'?")
+
+
+def test_the_catalogue_of_methods_is_up_to_date():
+    tool = runpy.run_path(str(ROOT / "tools/make_catalogue.py"))
+    written = tool["CATALOGUE"].read_text(encoding="utf-8")
+    assert written == tool["text"](), "the methods have changed: run `python tools/make_catalogue.py`"
+    assert [entry["name"] for entry in catalogue()] == [*RECIPES, *PARTS]
+
+
+def test_data_lists_the_sources_and_whether_they_are_here(folder, rayfed):
+    (folder / "MNIST/raw").mkdir(parents=True)
+    result = rayfed("data", "-s", f"data.root={folder}")
+    here = {line.split()[0]: line.split()[1] for line in result.stdout.splitlines()[1:]}
+    absent = ("fashion-mnist", "emnist", "cifar10", "cifar100")
+    assert here == {"fashion-mnist-mini": "yes", "mnist": "yes", **dict.fromkeys(absent, "no")}
+
+
+def test_data_describes_the_data_of_a_job(folder, rayfed):
+    result = rayfed("data", "job.toml", "-s", "data.partition.num_clients=5")
+    assert result.exit_code == 0, result.output
+    assert "images     40 + 20 of 1x4x4\nclasses    4: 0, 1, 2, 3\n" in result.stdout
+    assert "clients    5 with 8 to 8 images each" in result.stdout
+
+
+def test_partition_prints_a_table_and_draws_it_beside_the_runs(folder, rayfed):
+    result = rayfed("partition", "job.toml")
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert lines[0].split() == ["client", "0", "1", "2", "3", "total"]
+    assert lines[5].split() == ["total", "10", "10", "10", "10", "40"]
+    assert (folder / "runs/tiny.partition.png").read_bytes().startswith(b"\x89PNG")
+    assert rayfed("run", "job.toml").exit_code == 0, "the picture is not in the way of the run"
+
+
+def test_partition_abridges_many_clients_and_draws_to_a_given_file(folder, rayfed, write_images):
+    write_images(folder / "data/train.parquet", [np.arange(16)] * 120, np.arange(120) % 4)
+    result = rayfed("partition", "job.toml", "-s", "data.partition.num_clients=60", "-o", "picture.svg")
+    assert result.exit_code == 0, result.output
+    assert "\n10 more\n" in result.stdout
+    assert len(result.stdout.splitlines()) < 60
+    assert "<svg" in (folder / "picture.svg").read_text()
+    assert rayfed("partition", "job.toml", "-o", "picture.docx").exit_code == 2
+
+
+# Completion ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_the_script_of_a_shell(shell, rayfed):
+    result = rayfed("completion", shell)
+    assert result.exit_code == 0
+    assert f"_RAYFED_COMPLETE={shell}_complete" in result.stdout
+
+
+def completions(*words):
+    completer = BashComplete(main, {}, "rayfed", "_RAYFED_COMPLETE")
+    return [item.value for item in completer.get_completions(list(words[:-1]), words[-1])]
+
+
+def test_completion_offers_job_files_keys_and_methods(folder):
+    (folder / "jobs").mkdir()
+    (folder / "jobs/more.toml").write_text("")
+    assert completions("ru") == ["run"]
+    assert completions("run", "") == ["job.toml", "jobs/more.toml"]
+    assert completions("run", "jobs/") == ["jobs/more.toml"]
+    keys = ["train.num_rounds=", "train.clients_per_round=", "train.batch_size="]
+    assert completions("run", "job.toml", "-s", "train.") == keys, "those of the file are enough"
+    assert completions("run", "job.toml", "-s", "seed=1", "-s", "train.") == keys
+    assert completions("run", "job.toml", "-s", "ray.num") == ["ray.num_cpus=", "ray.num_gpus="], "not in the file"
+    assert completions("run", "job.toml", "-s", "method=fedn") == ["method=fedntd", "method=fednova"]
+    assert completions("methods", "fedpro") == ["fedprox", "fedproto"]

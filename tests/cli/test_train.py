@@ -1,0 +1,270 @@
+"""The command `rayfed run`: its output, its exit codes, and that bad input changes nothing."""
+
+import io
+import json
+import logging
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+from rich.console import Console
+from rich.progress import Task, TaskID
+
+from rayfed import engine, run
+from rayfed.cli.display import Bar, bar_on
+from rayfed.folder.summary import read_summary
+from rayfed.folder.tables import read_table
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def files(folder):
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+# A run ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_prints_a_header_a_line_per_round_and_where_the_results_are(folder, rayfed):
+    result = rayfed("run", "job.toml", "-s", "train.num_rounds=3")
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert lines[0] == "name     tiny"
+    assert lines[1] == "method   Average + CrossEntropy + NotTrueDistill"
+    assert lines[2] == "data     data: 40 + 20 of 1x4x4; Iid(num_clients=4)"
+    assert lines[3] == "clients  4 with 10 to 10 images each; 2 per round"
+    assert lines[5] == "ray      off: in this process"
+    assert [line.split("  ")[0] for line in lines[6:10]] == [f"round {r}/3" for r in range(4)]
+    assert {"accuracy", "forgetting", "loss", "s"} <= set(lines[9].split())
+    assert [line.split()[0] for line in lines[10:]] == ["best", "last", "results"]
+    assert lines[-1].endswith("runs/tiny")
+    assert "\r" not in result.output
+    assert result.stderr == ""
+
+
+def test_warnings_of_the_package_go_to_standard_error(folder, rayfed, monkeypatch):
+    play = engine.play
+
+    def warn(*arguments):
+        logging.getLogger("rayfed.somewhere").warning("a thing")
+        return play(*arguments)
+
+    monkeypatch.setattr(engine, "play", warn)
+    result = rayfed("run", "job.toml")
+    assert result.stderr == "warning: a thing\n" * 2
+    assert "a thing" not in result.stdout
+    assert (folder / "runs/tiny/log.txt").read_text().count("WARNING a thing") == 2
+    assert not logging.getLogger("rayfed").handlers
+
+
+def test_results_are_replaced_only_with_force(folder, rayfed):
+    assert rayfed("run", "job.toml").exit_code == 0
+    before = files(folder)
+    result = rayfed("run", "job.toml", "-s", "seed=1")
+    assert result.exit_code == 2
+    assert "holds the results of a run; give --force" in result.stderr
+    assert files(folder) == before
+    assert rayfed("run", "job.toml", "-s", "seed=1", "--force").exit_code == 0
+    assert "seed = 1" in (folder / "runs/tiny/job.toml").read_text()
+
+
+BROKEN = """
+from dataclasses import dataclass
+from rayfed.methods import Part
+@dataclass(frozen=True)
+class Broken(Part):
+    def begin(self, client):
+        if client.round == 2:
+            raise {error}
+"""
+
+
+def test_a_failing_client_ends_the_run_with_its_traceback_and_code_1(folder, rayfed):
+    (folder / "my_broken.py").write_text(BROKEN.format(error="ZeroDivisionError('my own mistake')"))
+    result = rayfed("run", "job.toml", "-s", "method=my_broken:Broken")
+    assert result.exit_code == 1
+    assert "error: " in result.stderr
+    assert "in begin" in result.stderr
+    assert "ZeroDivisionError: my own mistake" in result.stderr
+    assert f"rounds up to 1 are recorded in {folder}/runs/tiny" in result.stderr
+    summary = json.loads((folder / "runs/tiny/summary.json").read_text())
+    assert (summary["status"], summary["rounds"]) == ("failed", 1)
+
+
+def test_ctrl_c_ends_the_run_with_130_and_says_what_was_written(folder, rayfed):
+    (folder / "my_stop.py").write_text(BROKEN.format(error="KeyboardInterrupt"))
+    result = rayfed("run", "job.toml", "-s", "method=my_stop:Broken")
+    assert result.exit_code == 130
+    path = f"{folder}/runs/tiny"
+    assert result.stderr == (
+        f"stopped; rounds up to 1 are recorded in {path}; to continue after round 1: rayfed resume {path}\n"
+    )
+    assert json.loads((folder / "runs/tiny/summary.json").read_text())["status"] == "stopped"
+
+
+def test_an_infinite_loss_ends_the_run_with_one_message(folder, rayfed):
+    result = rayfed("run", "job.toml", "-s", "train.lr=3e38")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("error: ")
+    assert "the loss became inf at client" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_on_a_terminal_a_bar_moves_with_each_client(folder):
+    screen = io.StringIO()
+    sys.path.insert(0, str(folder))
+    with bar_on(Console(file=screen, force_terminal=True, width=100)) as progress:
+        run("job.toml", display=Bar(progress))
+        task = progress.tasks[0]
+        assert (task.completed, task.total, task.finished) == (2, 2, True)
+    written = screen.getvalue()
+    for words in ("round 0/2", "starting", "round 1/2", "clients 1/2", "accuracy 0.", "round 2/2", "0:00:0"):
+        assert words in written, words
+
+
+def test_the_time_left_is_in_proportion_to_all_the_time_so_far():
+    """Rounds of 10 s that seem to end in a burst of clients: the last seconds alone would promise an early end."""
+    now = [0.0]
+    with bar_on(Console(file=io.StringIO()), get_time=lambda: now[0]) as progress:
+        task = progress.add_task("", total=100, round=0, clients="", figures="")
+        for completed in (0.5, 1.0, 9.0, 9.5, 10.0):
+            now[0] += 10
+            progress.update(task, completed=completed)
+        assert progress.tasks[0].time_remaining == pytest.approx(90 / (9.5 / 40), rel=0.01)
+
+
+def test_a_killed_run_leaves_readable_tables(folder):
+    """Started as `ray job submit` starts it, by jobs/train.py."""
+    script = [sys.executable, str(ROOT / "jobs/train.py"), "job.toml", "-s", "train.num_rounds=100000"]
+    with subprocess.Popen(script, stdout=subprocess.PIPE, text=True) as process:
+        next(line for line in process.stdout if line.startswith("round      3/"))
+        process.send_signal(signal.SIGKILL)
+    path = folder / "runs/tiny"
+    rounds = read_table(path, "rounds").column("round").to_pylist()
+    assert rounds == list(range(len(rounds)))
+    assert len(rounds) > 3
+    assert len(read_table(path, "classes")) >= 4 * (len(rounds) - 1)
+    assert read_summary(path)["status"] == "running"
+
+
+# Bad input -----------------------------------------------------------------------------------------------------------
+
+
+def png():
+    data = io.BytesIO()
+    Image.new("L", (4, 4)).save(data, "PNG")
+    return data.getvalue()
+
+
+def rewrite(change):
+    """Both data files, read, changed, and written again."""
+
+    def prepare(folder, write_images):
+        for split in ("train", "test"):
+            change(folder / f"data/{split}.parquet", write_images)
+
+    return prepare
+
+
+def rename_columns(path, write_images):
+    pq.write_table(pq.read_table(path).rename_columns(["picture", "class"]), path)
+
+
+def break_an_image(path, write_images):
+    write_images(path, [*[png()] * 7, b"no image", *[png()] * 32], np.arange(40) % 4)
+
+
+def leave_out_a_class(path, write_images):
+    write_images(path, [bytes(16)] * 3, [0, 1, 2], classes="cat,dog")
+
+
+def write(place, text):
+    def prepare(folder, write_images):
+        (folder / place).parent.mkdir(parents=True, exist_ok=True)
+        (folder / place).write_text(text)
+
+    return prepare
+
+
+def nothing(folder, write_images):
+    pass
+
+
+BAD = {
+    "unknown key": (nothing, ["train.num_round=2"], "train: unknown key 'num_round'; did you mean 'num_rounds'?"),
+    "unknown section": (nothing, ["trian.lr=2"], "the job: unknown key 'trian'; did you mean 'train'?"),
+    "unknown method": (nothing, ["method=fednt"], "unknown method 'fednt'; did you mean 'fedntd'?"),
+    "unknown model": (nothing, ["model.name=cn"], "unknown model 'cn'; did you mean 'cnn'?"),
+    "unknown partition": (nothing, ["data.partition.name=shard"], "'shard'; did you mean 'shards'?"),
+    "parameter of a method": (nothing, ['method={name="fedntd",tua=2}'], "unknown key 'tua'; did you mean 'tau'?"),
+    "out of range": (nothing, ["train.momentum=1"], "train.momentum = 1: input should be less than 1"),
+    "wrong type": (nothing, ["train.num_rounds=many"], "train.num_rounds = 'many': input should be a valid integer"),
+    "not a table": (nothing, ["train=3"], "train = 3: this is a table, [train]"),
+    "no override": (nothing, ["train.lr"], "'train.lr': write an override as key.sub=value"),
+    "broken TOML": (write("job.toml", "name = "), [], "job file 'job.toml' cannot be read: Invalid value"),
+    "missing data": (nothing, ["data.source=./no/where.parquet"], "data.source = './no/where.parquet': no such file"),
+    "unknown source": (nothing, ["data.source=cifar11"], "no such source or file; did you mean 'cifar10'?"),
+    "empty folder": (rewrite(lambda path, _: path.unlink()), [], "neither Parquet files"),
+    "columns": (rewrite(rename_columns), [], "train.parquet: no column 'image'; it has picture, class"),
+    "image": (rewrite(break_an_image), [], "train.parquet, row 7: cannot be decoded as an image"),
+    "labels": (rewrite(leave_out_a_class), [], "train.parquet, row 2: label 2 is outside 0..1 (cat, dog)"),
+    "too many clients": (nothing, ["data.partition.num_clients=41"], "41 clients cannot be made of 40 images"),
+    "shards": (nothing, ['data.partition={name="shards",s=20,num_clients=4}'], "shards"),
+    "dirichlet": (
+        nothing,
+        ['data.partition={name="dirichlet",alpha=0.01,num_clients=4,cap=false,max_draws=5}'],
+        "dirichlet: none of 5 draws with alpha = 0.01 gave each of 4 clients min_size = 10",
+    ),
+    "image size": (nothing, ["model.name=alexnet"], "images of at least 15x15 pixels, not 4x4"),
+    "large cohort": (nothing, ["train.clients_per_round=5"], "train.clients_per_round = 5: the partition has only 4"),
+    "too many actors": (nothing, ["ray.mode=on", "ray.actors=999"], "ray.actors = 999, each with 1 CPU"),
+    "no GPU": (nothing, ["ray.mode=on", "ray.num_gpus=64"], "no actor with 1 CPU and 64 GPU fits: there are"),
+    "results": (write("runs/tiny/job.toml", ""), [], "holds the results of a run; give --force to replace them"),
+    "no run": (write("runs/tiny/thesis.txt", ""), [], "exists and is not a rayfed run; give the job another name"),
+    "file in the way": (write("runs", ""), [], "is not a folder that can be written to"),
+    "escaping name": (nothing, ["name=../x"], "name = '../x': a job needs a name that can be a folder's"),
+    "absolute name": (nothing, ["name=/x"], "name = '/x': a job needs a name that can be a folder's"),
+    "no name": (nothing, ['name=""'], "name = '': a job needs a name"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_gives_one_message_and_code_2_and_writes_nothing(case, folder, rayfed, write_images, monkeypatch):
+    import ray
+
+    def refuse(*_, **__):
+        raise AssertionError("Ray was started")
+
+    monkeypatch.setattr(ray, "init", refuse)
+    prepare, overrides, message = BAD[case]
+    prepare(folder, write_images)
+    before = files(folder)
+    result = rayfed("run", "job.toml", *(word for override in overrides for word in ("-s", override)))
+    assert result.exit_code == 2, result.output
+    assert result.stdout == "" or case in ("too many actors", "no GPU"), result.stdout
+    assert result.stderr.startswith("error: ")
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+    assert files(folder) == before
+
+
+def test_a_missing_job_file_is_bad_input(folder, rayfed):
+    result = rayfed("run", "jobb.toml")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.startswith("error: no job file 'jobb.toml'")
+
+
+def test_force_does_not_replace_a_folder_that_is_not_a_run(folder, rayfed, write_images):
+    write("runs/tiny/thesis.txt", "three years")(folder, write_images)
+    result = rayfed("run", "job.toml", "--force")
+    assert result.exit_code == 2
+    assert (folder / "runs/tiny/thesis.txt").read_text() == "three years"

@@ -1,0 +1,233 @@
+"""A checkpoint gives a round back to the bit; a torn checkpoint, or another job's, is refused."""
+
+import json
+import random
+import shutil
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from pyarrow import fs as pafs
+from safetensors.torch import load_file
+
+from rayfed.engine import rounds
+from rayfed.errors import InputError
+from rayfed.folder import storage
+from rayfed.folder.checkpoint import Checkpoints, newest, stem
+from rayfed.folder.storage import Folder
+from rayfed.job import RayOptions
+from rayfed.methods import RECIPES, fedavg, fedcsd, scaffold, switch
+from rayfed.runtime.here import Here
+
+TABLES = {name: pa.table({"round": [0]}) for name in ("rounds", "clients", "classes")}
+METHODS = {name: (recipe(), 4) for name, recipe in RECIPES.items()} | {
+    "switch": (switch(scaffold(), fedcsd(), at=3), 5)
+}
+
+
+def checkpoints(folder, site, saved=None):
+    return Checkpoints(Folder(str(folder)), site.job, site.federation.hash(), saved)
+
+
+def save(folder, played, site, *numbers):
+    """Follow the rounds, and write the checkpoints of some."""
+    made = checkpoints(folder, site)
+    for round in played[: numbers[-1] + 1]:
+        made.follow(round)
+        if round.round in numbers:
+            made.save(round, Here(site), TABLES)
+    return made
+
+
+@pytest.mark.parametrize("norm", [False, True], ids=["plain", "norm"])
+@pytest.mark.parametrize(("method", "num_rounds"), METHODS.values(), ids=METHODS)
+def test_every_method_continues_from_every_round_with_the_same_bits(
+    method, num_rounds, norm, make_site, play, bits, tmp_path
+):
+    site = make_site(method, norm=norm, num_rounds=num_rounds)
+    played = play(site)
+    for number in range(num_rounds):
+        save(tmp_path / str(number), played, site, number)
+        fresh = make_site(method, norm=norm, num_rounds=num_rounds)
+        last = newest(Folder(str(tmp_path / str(number)))).restore(fresh, Here(fresh))
+        on_disk = {key: value for key, value in bits(played[number]).items() if key not in ("clients", "bytes")}
+        assert {key: bits(last)[key] for key in on_disk} == on_disk
+        assert [bits(r) for r in rounds(fresh, Here(fresh), last)] == [bits(r) for r in played[number + 1 :]]
+
+
+def test_read_only_figures_are_saved_as_well(make_site, play, tmp_path):
+    """Figures from Ray's store are read-only; torch would warn, and a warning is an error here."""
+    site = make_site(fedavg())
+    played = play(site)
+    for round in played:
+        round.evaluation.confusion.flags.writeable = round.peak.flags.writeable = False
+    save(tmp_path, played, site, 3)
+    last = newest(Folder(str(tmp_path))).restore(site, Here(site))
+    assert np.array_equal(last.evaluation.confusion, played[3].evaluation.confusion)
+
+
+def test_the_weights_can_be_used_by_others(make_site, play, tmp_path):
+    site = make_site(fedavg())
+    played = play(site)
+    save(tmp_path, played, site, 3)
+    loaded = load_file(tmp_path / "round-00003.safetensors")
+    assert all(torch.equal(loaded[name], tensor) for name, tensor in played[3].weights.items())
+    assert loaded.keys() == played[3].weights.keys()
+
+
+def test_the_newest_two_are_kept_and_nothing_else_is_touched(make_site, play, tmp_path):
+    site = make_site(scaffold(), num_rounds=6)
+    (tmp_path / "thesis.txt").write_text("three years")
+    (tmp_path / "round-00001.csv").write_text("mine")
+    save(tmp_path, play(site), site, *range(7))
+    names = {path.name for path in tmp_path.iterdir()}
+    manifests = {"round-00005.json", "round-00006.json"}
+    listed = [json.loads((tmp_path / name).read_text())["checkpoint"]["files"] for name in manifests]
+    assert names == {"thesis.txt", "round-00001.csv"} | manifests | {*listed[0], *listed[1]}
+
+
+def test_a_clients_memory_is_written_only_when_it_is_new(make_site, play, tmp_path):
+    site = make_site(scaffold(), num_rounds=2, clients_per_round=2)
+    _, one, two = play(site)
+    made = checkpoints(tmp_path, site)
+    made.follow(one)
+    made.save(one, Here(site), TABLES)
+    kept = {path.name for path in tmp_path.glob("client-*")}
+    assert kept == {f"client-{row.client:05d}-round-00001.safetensors" for row in one.clients}
+
+    class Counting(Here):
+        recalled = 0
+
+        def recall(self, memory):
+            Counting.recalled += 1
+            return super().recall(memory)
+
+    made.follow(two)
+    made.save(two, Counting(site), TABLES)
+    assert Counting.recalled == 2 < len(two.memories)
+
+
+class Dies(Exception):
+    pass
+
+
+class Mortal(Folder):
+    """Dies before its n-th change, as a process does that is killed."""
+
+    def __init__(self, place, changes):
+        super().__init__(place)
+        self.left = changes
+
+    def _step(self):
+        self.left -= 1
+        if self.left < 0:
+            raise Dies
+
+    def write(self, name, content):
+        if self.left == 0:  # half of the content is on the disk, under its temporary name
+            Path(self.place).mkdir(exist_ok=True)
+            (Path(self.place) / f".{name}.tmp").write_bytes(content[: len(content) // 2])
+        self._step()
+        super().write(name, content)
+
+    def delete(self, name):
+        self._step()
+        super().delete(name)
+
+
+def test_killed_at_any_moment_of_writing_the_checkpoint_before_is_whole(make_site, play, bits, tmp_path):
+    site = make_site(scaffold(), num_rounds=3)
+    played = play(site)
+    for changes in range(200):
+        place = tmp_path / str(changes)
+        made = save(place, played, site, 1)
+        made.follow(played[2])
+        made._folder = Mortal(str(place), changes)
+        try:
+            made.save(played[2], Here(site), TABLES)
+        except Dies:
+            saved = newest(Folder(str(place)))
+            assert saved.round in (1, 2)
+            fresh = make_site(scaffold(), num_rounds=3)
+            # Continue as a new process would, over the dead process's files.
+            again = checkpoints(place, fresh, saved)
+            for round in rounds(fresh, Here(fresh), saved.restore(fresh, Here(fresh))):
+                again.follow(round)
+                again.save(round, Here(fresh), TABLES)
+            assert bits(round) == bits(played[3])
+            assert newest(Folder(str(place))).round == 3
+        else:
+            break
+    assert changes > 5  # there were so many moments
+
+
+def test_any_byte_that_changes_is_noticed(make_site, play, tmp_path, caplog):
+    site = make_site(scaffold())
+    whole = tmp_path / "whole"
+    save(whole, play(site), site, 1, 2)
+    generator = random.Random(0)
+    older = set(json.loads((whole / "round-00001.json").read_text())["checkpoint"]["files"])
+    for path in sorted(whole.iterdir()):
+        if path.name in older or path.name == "round-00001.json":
+            continue
+        for tear in ("cut", "flip", "remove"):
+            torn = tmp_path / "torn"
+            shutil.copytree(whole, torn)
+            content = bytearray(path.read_bytes())
+            if tear == "remove":
+                (torn / path.name).unlink()
+            elif tear == "cut":
+                (torn / path.name).write_bytes(content[: generator.randrange(len(content) - 2)])
+            else:
+                content[generator.randrange(len(content) - 2)] ^= 1 << generator.randrange(7)
+                (torn / path.name).write_bytes(content)
+            caplog.clear()
+            assert newest(Folder(str(torn))).round == 1, (path.name, tear)
+            if (tear, path.name) != ("remove", "round-00002.json"):  # without it, nothing names that checkpoint
+                assert "the checkpoint of round 2 cannot be used" in caplog.text
+                assert "the last good checkpoint is of round 1" in caplog.text
+            shutil.rmtree(torn)
+
+
+def test_an_unknown_version_is_refused_and_where_no_other_is_left_it_is_an_error(make_site, play, tmp_path, caplog):
+    site = make_site(fedavg())
+    save(tmp_path, play(site), site, 1, 2)
+    for number in (2, 1):
+        path = tmp_path / f"{stem(number)}.json"
+        path.write_text(path.read_text().replace('"version": 2', '"version": 99'))
+        if number == 2:
+            assert newest(Folder(str(tmp_path))).round == 1
+            assert "it has version 99, and this rayfed reads versions 1, 2" in caplog.text
+    with pytest.raises(InputError, match=r"(?s)version 99.*version 99.*holds no good checkpoint"):
+        newest(Folder(str(tmp_path)))
+
+
+def test_another_jobs_checkpoint_is_refused_with_the_differences(make_site, play, tmp_path):
+    site = make_site(fedavg())
+    save(tmp_path, play(site), site, 1)
+    saved = newest(Folder(str(tmp_path)))
+    saved.refuse_another(make_site(fedavg(), num_rounds=99, ray=RayOptions(mode="off")))
+    with pytest.raises(
+        InputError, match=r"belongs to another job: seed is 0 there, 1 here; train\.lr is 0\.1 there, 0\.5 here$"
+    ):
+        saved.refuse_another(make_site(fedavg(), seed=1, lr=0.5))
+    with pytest.raises(InputError, match="belongs to another job: the images or labels have changed since"):
+        saved.refuse_another(make_site(fedavg(), counts=[[1, 1, 1, 1]] * 4))
+    with pytest.raises(InputError, match="is not of this model: "):
+        saved.restore(make_site(fedavg(), norm=True), Here(site))
+
+
+def test_any_file_system_will_do(make_site, play, bits, tmp_path, monkeypatch):
+    memory = pafs.PyFileSystem(pafs.FSSpecHandler(fsspec.filesystem("memory")))
+    monkeypatch.setattr(storage, "locate", lambda place: (memory, place.removeprefix("memory://")))
+    site = make_site(scaffold())
+    played = play(site)
+    place = "memory://bucket/runs/one"
+    assert newest(Folder(place)) is None
+    save(place, played, site, 1, 2, 3)
+    assert sum(name.endswith(".json") for name in Folder(place).names()) == 2
+    assert bits(newest(Folder(place)).restore(site, Here(site)))["memories"] == bits(played[3])["memories"]
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,260 @@
+"""The folder of a run: its files, what it survives, and what is never touched."""
+
+import importlib.metadata
+import json
+import logging
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+import rayfed
+from rayfed.data.federation import federate
+from rayfed.data.partition import Iid
+from rayfed.data.samples import Dataset, Samples
+from rayfed.engine import ClientRow, Round
+from rayfed.errors import InputError
+from rayfed.folder import storage
+from rayfed.folder.keeper import Keeper
+from rayfed.folder.places import folder_of, is_begun, is_done
+from rayfed.folder.summary import read_summary
+from rayfed.folder.tables import SCHEMAS, read_table
+from rayfed.job import make_job, read_job
+from rayfed.local import Evaluation, Site
+from rayfed.methods import RECIPES, Part
+from rayfed.runtime.here import Here
+
+
+@pytest.fixture
+def site(tmp_path):
+    job = make_job({"name": "group/one", "output": {"path": str(tmp_path / "runs")}, "ray": {"mode": "off"}})
+    samples = Samples(np.zeros((8, 1, 4, 4), np.uint8), np.arange(8) % 2, ("cat", "dog"))
+    federation = federate(Dataset(samples, samples), Iid(num_clients=2))
+    return Site(nn.Linear(1, 1), federation, job, torch.device("cpu"))
+
+
+def a_round(number: int, right: int = 3) -> Round:
+    """A round after which `right` of 4 cats, and all dogs, are recognised."""
+    evaluation = Evaluation(np.array([[right, 4 - right], [0, 4]]), 8.0)
+    clients = (ClientRow(0, 10, 1.0, 0.5, "here"), ClientRow(3, 30, 2.0, 0.5, "there")) if number else ()
+    costs = {"seconds": 1.5 if number else 0.0, "bytes_down": 100 * number, "bytes_up": 10 * number}
+    return Round(number, {"w": torch.ones(1) * number}, {}, {}, evaluation, np.ones(2), 0.125, clients, **costs)
+
+
+def keep(site, *rounds, force=False):
+    """Keep a run of these rounds; its folder."""
+    with Keeper(site, Here(site), force=force) as keeper:
+        for round in rounds:
+            keeper.keep(round)
+    return keeper.path
+
+
+def with_job(site, **changes):
+    return replace(site, job=replace(site.job, **changes))
+
+
+def contents(path):
+    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+
+
+def test_the_tables_have_their_columns_and_a_row_for_each_round_client_and_class(site):
+    path = keep(site, *map(a_round, range(3)))
+    rounds, clients, classes = (read_table(path, name).to_pylist() for name in ("rounds", "clients", "classes"))
+    assert {name: read_table(path, name).schema for name in SCHEMAS} == SCHEMAS
+    measured = {"test_accuracy": 7 / 8, "test_loss": 1.0, "forgetting": 0.125, "train_loss": 1.75}
+    assert rounds[1] == {"round": 1, **measured, "seconds": 1.5, "bytes_down": 100, "bytes_up": 10}
+    assert [row["train_loss"] for row in rounds] == [None, 1.75, 1.75]
+    assert len(clients) == 4
+    assert clients[:2] == [
+        {"round": 1, "client": 0, "num_examples": 10, "train_loss": 1.0, "seconds": 0.5, "node": "here"},
+        {"round": 1, "client": 3, "num_examples": 30, "train_loss": 2.0, "seconds": 0.5, "node": "there"},
+    ]
+    assert classes[:2] == [
+        {"round": 0, "class": "cat", "accuracy": 0.75},
+        {"round": 0, "class": "dog", "accuracy": 1.0},
+    ]
+
+
+def test_rounds_are_read_in_their_order_and_as_any_parquet_dataset(site):
+    numbers = [0, 1, 2, 9, 10, 11, 100]
+    path = keep(site, *map(a_round, numbers))
+    assert pq.read_table(path / "rounds.parquet").column("round").to_pylist() == numbers
+
+
+def test_no_clients_can_be_read_before_the_first_round(site):
+    assert read_table(keep(site, a_round(0)), "clients").num_rows == 0
+
+
+def test_the_half_written_files_of_a_killed_run_are_passed_over(site, monkeypatch):
+    def die(source, target):
+        raise KeyboardInterrupt
+
+    with Keeper(site, Here(site)) as keeper:
+        keeper.keep(a_round(0))
+        with monkeypatch.context() as patch:
+            patch.setattr(storage.os, "replace", die)
+            patch.setattr(storage.Path, "unlink", lambda self, missing_ok: None)  # a killed process does not tidy up
+            with pytest.raises(KeyboardInterrupt):
+                keeper.keep(a_round(1))
+        assert [file.name for file in (keeper.path / "rounds.parquet").iterdir() if file.name.startswith(".")]
+        assert read_table(keeper.path, "rounds").column("round").to_pylist() == [0]
+        assert read_summary(keeper.path)["status"] == "running"
+
+
+def test_the_summary_has_best_and_last_round_and_the_costs(site):
+    summary = read_summary(keep(site, a_round(0, 0), a_round(1, 4), a_round(2, 2)))
+    assert (summary["status"], summary["rounds"]) == ("done", 2)
+    assert (summary["best"]["round"], summary["best"]["test_accuracy"]) == (1, 1.0)
+    assert (summary["last"]["round"], summary["last"]["test_accuracy"]) == (2, 0.75)
+    assert (summary["seconds"], summary["bytes_down"], summary["bytes_up"]) == (3.0, 300, 30)
+
+
+def test_the_summary_of_a_failed_run_says_why(site):
+    with suppress(ZeroDivisionError), Keeper(site, Here(site)):
+        raise ZeroDivisionError("so")
+    assert read_summary(folder_of(site.job)) == {"status": "failed", "error": "ZeroDivisionError: so", "rounds": 0}
+
+
+@pytest.mark.parametrize("method", [*RECIPES, [{"until": 3, "method": "fedavg"}, {"method": "fedntd"}]], ids=str)
+def test_the_job_of_a_run_is_read_back_as_it_was(method, site, tmp_path):
+    job = make_job({"name": "n", "method": method, "output": {"path": str(tmp_path)}})
+    assert read_job(keep(replace(site, job=job)) / "job.toml") == job
+
+
+def test_the_environment_names_versions_and_hashes(site):
+    found = json.loads((keep(site) / "environment.json").read_text())
+    assert found["packages"]["torch"] == importlib.metadata.version("torch")
+    assert found["job"] == site.job.hash()
+    assert found["data"] == site.federation.hash()
+    assert found["partition"] == site.federation.partition.hash()
+
+
+def test_force_replaces_a_run_and_nothing_beside_it(site):
+    path = keep(site, a_round(0), a_round(1))
+    (path / "notes.txt").write_text("mine")
+    (path / "two").mkdir()
+    (path / "two" / "job.toml").write_text("another run")
+    before = contents(path)
+    with pytest.raises(InputError, match="holds the results of a run; give --force"):
+        keep(site)
+    assert contents(path) == before
+
+    keep(with_job(site, seed=1), a_round(0), force=True)
+    assert read_table(path, "rounds").num_rows == 1
+    assert (path / "notes.txt").read_text() == "mine"
+    assert (path / "two" / "job.toml").read_text() == "another run"
+
+
+def test_nothing_is_written_or_removed_through_a_link(site, tmp_path):
+    (tmp_path / "away").mkdir()
+    (tmp_path / "away" / "kept.txt").write_text("mine")
+    path = keep(site)
+    (path / "clients.parquet").symlink_to(tmp_path / "away", target_is_directory=True)
+    keep(site, force=True)
+    assert not (path / "clients.parquet").exists()
+    (tmp_path / "runs" / "out").symlink_to(tmp_path / "away", target_is_directory=True)
+    with pytest.raises(InputError, match=r"a link leads out of .*output\.path"):
+        keep(with_job(site, name="out/one"))
+    assert contents(tmp_path / "away") == {"kept.txt": b"mine"}
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_folder_that_is_not_a_run_is_never_replaced(site, force):
+    path = folder_of(site.job)
+    path.mkdir(parents=True)
+    (path / "thesis.txt").write_text("three years")
+    with pytest.raises(InputError, match="exists and is not a rayfed run"):
+        keep(site, force=force)
+    assert contents(path) == {"thesis.txt": b"three years"}
+
+
+def test_an_empty_folder_is_taken(site):
+    folder_of(site.job).mkdir(parents=True)
+    assert keep(site) == folder_of(site.job)
+
+
+def test_a_file_in_the_way_is_named(site, tmp_path):
+    (tmp_path / "runs").write_text("")
+    with pytest.raises(InputError, match="/runs' is not a folder that can be written to"):
+        keep(site)
+
+
+def test_a_job_is_done_when_its_own_results_are_complete(site):
+    site = with_job(site, train=replace(site.job.train, num_rounds=1))
+    assert not is_done(site.job)
+    with suppress(ZeroDivisionError), Keeper(site, Here(site)) as keeper:
+        keeper.keep(a_round(0))
+        assert not is_done(site.job)
+        raise ZeroDivisionError
+    assert not is_done(site.job)
+    keep(site, a_round(0), a_round(1), force=True)
+    assert is_done(site.job)
+    assert is_done(replace(site.job, ray=replace(site.job.ray, mode="on"))), "where it ran does not matter"
+    longer = replace(site.job, train=replace(site.job.train, num_rounds=2))
+    assert is_begun(longer) and not is_done(longer)
+    with pytest.raises(InputError, match="holds the results of another job of this name; give"):
+        is_done(replace(site.job, seed=1))
+    keep(site, *map(a_round, range(3)), force=True)
+    with pytest.raises(InputError, match=r"holds the results of another job of this name \(it has more rounds\)"):
+        is_done(site.job)
+
+
+def test_one_process_at_a_time_writes(site):
+    with Keeper(site, Here(site)):
+        with pytest.raises(InputError, match="is being written to by another process"):
+            keep(site, force=True)
+    keep(site, force=True)
+
+
+# Through `rayfed.run` ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Talks(Part):
+    """Logs a line each time it begins, and fails in a round."""
+
+    fails: int = 0
+
+    def begin(self, client):
+        logging.getLogger("rayfed.test").info("begin %d", client.round)
+        if client.round == self.fails:
+            raise RuntimeError("as asked")
+
+
+@pytest.fixture
+def two_rounds(tables):
+    """The job with two clients in two rounds."""
+    tables["data"]["partition"]["num_clients"] = tables["train"]["num_rounds"] = 2
+    return tables
+
+
+def test_run_prints_nothing_and_logs_to_the_runs_folder(two_rounds, capfd):
+    level = logging.getLogger("rayfed").level
+    result = rayfed.run(two_rounds, method=rayfed.compose(Talks()))
+    assert capfd.readouterr() == ("", "")
+    lines = (result.path / "log.txt").read_text().splitlines()
+    assert [line.split(" INFO ")[1] for line in lines] == ["begin 1"] * 2 + ["begin 2"] * 2
+    assert (logging.getLogger("rayfed").level, logging.getLogger("rayfed").handlers) == (level, [])
+    assert result.rounds.column("round").to_pylist() == [0, 1, 2]
+    assert (result.clients.num_rows, result.classes.num_rows) == (4, 6)
+    saved = load_file(result.path / "checkpoints/round-00002.safetensors")
+    assert all(torch.equal(saved[name], result.weights[name]) for name in saved)
+
+
+def test_a_failed_run_keeps_its_finished_rounds(two_rounds):
+    with pytest.raises(RuntimeError, match="as asked") as failed:
+        rayfed.run(two_rounds, method=rayfed.compose(Talks(fails=2)))
+    path = folder_of(make_job(two_rounds))
+    assert failed.value.__notes__ == [
+        f"rounds up to 1 are recorded in {path}",
+        f"to continue after round 1: rayfed resume {path}",
+        f"to see it again, in this process: rayfed replay {path} --round 2 --client 0",
+    ]
+    assert read_table(path, "rounds").num_rows == 2
+    assert read_summary(path)["error"].startswith("ClientFailed: client 0, round 2 failed")
+    assert (path / "checkpoints/round-00001.safetensors").is_file()

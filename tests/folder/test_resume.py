@@ -1,0 +1,240 @@
+"""Stop a run anywhere and resume it: the results are those of a run that never stopped."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+import rayfed
+from rayfed.cli import main
+from rayfed.errors import ClientFailed, InputError, Unwritable
+from rayfed.experiment import Display
+from rayfed.folder.storage import Folder
+from rayfed.folder.tables import read_table
+from rayfed.methods import Part, compose, scaffold
+
+
+@pytest.fixture(autouse=True)
+def no_page(monkeypatch):
+    """The page would take longer than the run."""
+    monkeypatch.setattr("rayfed.experiment._write_page", lambda path: None)
+
+
+@dataclass(frozen=True)
+class Stops(Part):
+    """Ends the run in a round, twice; a file counts the times."""
+
+    file: str
+    round: int
+    how: str = "ctrl-c"
+
+    def begin(self, client):
+        if client.round == self.round and len(times := Path(self.file).read_text()) < 2:
+            Path(self.file).write_text(times + "x")
+            raise KeyboardInterrupt if self.how == "ctrl-c" else RuntimeError("as asked")
+
+
+@pytest.fixture
+def stops(tmp_path):
+    (tmp_path / "times").touch()
+    return lambda *when: compose(scaffold(), Stops(str(tmp_path / "times"), *when))
+
+
+@pytest.fixture
+def whole(tables):
+    """The numbers of a run that never stopped."""
+    return outcome(rayfed.run({**tables, "name": "whole"}))
+
+
+def outcome(result):
+    """A run's numbers: all but its durations."""
+    rows = [row for table in (result.rounds, result.clients, result.classes) for row in table.to_pylist()]
+    numbers = [{column: value for column, value in row.items() if column != "seconds"} for row in rows]
+    return numbers, {name: tensor.numpy().tobytes() for name, tensor in result.weights.items()}
+
+
+@pytest.mark.parametrize("how", ["ctrl-c", "failure"])
+@pytest.mark.parametrize("round", [1, 3, 5])
+def test_a_run_that_was_stopped_continues_to_the_same_results(tables, tmp_path, whole, stops, round, how):
+    """Stopped a second time before its first new round, it must still have all its results."""
+    method, path = stops(round, how), tmp_path / "runs/run"
+    for train in (lambda: rayfed.run(tables, method=method), lambda: rayfed.resume(path, method=method)):
+        with pytest.raises(KeyboardInterrupt if how == "ctrl-c" else ClientFailed) as stopped:
+            train()
+        assert stopped.value.__notes__[:2] == [
+            f"rounds up to {round - 1} are recorded in {path}",
+            f"to continue after round {round - 1}: rayfed resume {path}",
+        ]
+        assert read_table(path, "rounds").num_rows == round
+    result = rayfed.resume(path, method=method)
+    assert outcome(result) == whole
+    summary = json.loads((result.path / "summary.json").read_text())
+    assert (summary["status"], summary["rounds"]) == ("done", 5)
+    resumed = json.loads((result.path / "environment.json").read_text())["resumed"]
+    assert [entry["after_round"] for entry in resumed] == [round - 1] * 2
+
+
+@pytest.mark.parametrize("place", ["runs/run", "moved/here"])
+def test_rounds_are_added_as_if_the_job_had_always_had_them(tables, tmp_path, whole, place):
+    rayfed.run(tables, {"train.num_rounds": 3})
+    (tmp_path / place).parent.mkdir(exist_ok=True)
+    (tmp_path / "runs/run").rename(tmp_path / place)
+    result = rayfed.resume(tmp_path / place, {"train.num_rounds": 5})
+    assert (result.path, outcome(result)) == (tmp_path / place, whole)
+    assert outcome(rayfed.resume(tmp_path / place)) == whole  # nothing is left to do
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.glob("[rm]*/*")} == {"runs/whole", place}
+
+
+def test_the_same_call_begins_a_run_and_continues_it(tables, whole, stops):
+    method = stops(4)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            rayfed.run(tables, method=method, resume=True)
+    assert outcome(rayfed.run(tables, method=method, resume=True)) == whole
+    with pytest.raises(InputError, match="holds the results of another job of this name"):
+        rayfed.run(tables, {"seed": 1}, resume=True)
+
+
+def test_the_checkpoints_alone_are_enough(tables, tmp_path, whole):
+    elsewhere = (tmp_path / "elsewhere").as_uri()
+    rayfed.run(tables, {"train.num_rounds": 3, "output.checkpoints": elsewhere})
+    with pytest.raises(InputError, match="holds checkpoints of a run of this name"):
+        rayfed.run(tables, {"output.path": str(tmp_path / "other"), "output.checkpoints": elsewhere})
+    shutil.rmtree(tmp_path / "runs/run")
+    result = rayfed.resume(f"{elsewhere}/run", {"train.num_rounds": 5})
+    assert (result.path, outcome(result)) == (tmp_path / "runs/run", whole)
+
+
+def test_a_run_that_cannot_continue_is_refused_and_left_as_it_is(tables, tmp_path):
+    rayfed.run(tables)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    for run, overrides, why in [
+        ("nowhere", {}, "is neither the folder of a run nor a folder of checkpoints"),
+        (tmp_path / "data", {}, "is neither the folder of a run nor a folder of checkpoints"),
+        (tmp_path / "runs/run", {"train.lr": 0.5}, r"belongs to another job: train\.lr is 0\.1 there, 0\.5 here"),
+        (tmp_path / "runs/run", {"method": "fedavg"}, "belongs to another job: method is"),
+        (tmp_path / "runs/run", {"train.lrr": 1}, "unknown key 'lrr'"),
+    ]:
+        with pytest.raises(InputError, match=why):
+            rayfed.resume(run, overrides)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    shutil.rmtree(tmp_path / "runs/run/checkpoints")
+    with pytest.raises(InputError, match="holds no checkpoint to continue from; begin again"):
+        rayfed.resume(tmp_path / "runs/run")
+
+
+def test_a_checkpoint_that_cannot_be_written_does_not_end_the_run(tables, monkeypatch, caplog):
+    def full(self, name, content):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Folder, "write", full)
+    result = rayfed.run(tables)
+    assert result.rounds.num_rows == 6
+    assert "no checkpoint of round 2 was written ([Errno 28] No space left on device); there is none yet" in caplog.text
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="needs root to make a small disk")
+def test_a_full_disk_costs_the_rounds_since_the_last_checkpoint(tables, tmp_path, whole, caplog):
+    """First a checkpoint has no room, and leaves nothing of it; then the results have none."""
+    (disk := tmp_path / "disk").mkdir()
+    filler = disk / "filler"
+
+    def fill(free=0):
+        with suppress(OSError), filler.open("ab", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        os.truncate(filler, filler.stat().st_size - free)
+
+    class Filling(Display):
+        def round(self, round):
+            self.last = round.round
+
+        def client(self, done, total):
+            if self.last == 3 and done == total:
+                fill(free=2**18)  # for the round's results and the weights, but not for the state
+            elif self.last == 4:
+                fill()
+
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", disk], check=True)
+    try:
+        to_disk = {"output.path": str(disk)}
+        with pytest.raises(Unwritable, match=r"the results of round 5 cannot be written to .*No space left") as error:
+            rayfed.run(tables, to_disk, display=Filling())
+        assert error.value.exit_code == 75, "the run can be resumed"
+        assert "rounds up to 4 are recorded in" in error.value.__notes__[0]
+        assert "to continue after round 2" in error.value.__notes__[1]
+        assert "no checkpoint of round 4 was written" in caplog.text
+        assert not list(disk.rglob("checkpoints/*round-00004*")) and not list(disk.rglob(".*.tmp"))
+        filler.unlink()
+        found = outcome(rayfed.resume(disk / "run", to_disk))
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)
+    assert found == whole
+
+
+def test_a_clients_round_can_be_seen_again(tables):
+    result = rayfed.run(tables)
+    row = result.clients.to_pylist()[-1]
+    assert row["round"] == 5
+    again, recorded = rayfed.replay(result.path, 5, row["client"])
+    assert again.train_loss == recorded == row["train_loss"]
+    other = ({0, 1, 2, 3} - {r["client"] for r in result.clients.to_pylist() if r["round"] == 5}).pop()
+    with pytest.raises(InputError, match=f"--client {other}: not in round 5, which has"):
+        rayfed.replay(result.path, 5, other)
+    with pytest.raises(InputError, match="the first round is 1"):
+        rayfed.replay(result.path, 0, 0)
+
+
+def test_the_commands_resume_and_replay(tables, tmp_path):
+    rayfed.run(tables, {"train.num_rounds": 3})
+    path = str(tmp_path / "runs/run")
+    run = CliRunner().invoke(main, ["resume", path, "-s", "train.num_rounds=5"])
+    assert run.exit_code == 0, run.output
+    assert [line.split("  ")[0] for line in run.stdout.splitlines()[6:8]] == ["round 4/5", "round 5/5"]
+    assert "continuing after round 3" in run.stderr
+    client = read_table(tmp_path / "runs/run", "clients").to_pylist()[-1]["client"]
+    again = CliRunner().invoke(main, ["replay", path, "--round", "5", "--client", str(client)])
+    assert again.stdout.startswith(f"client {client}, round 5: 10 images, loss ")
+    assert again.stdout.endswith("the run recorded the same loss\n")
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(tmp_path):
+    """SIGKILL at random moments, many of them during the writing of checkpoints."""
+    settings = ["model.name=lenet", "method=scaffold", "ray.mode=off", "train.num_rounds=12", "train.local_steps=1"]
+    settings += ["output.every=1", f"output.path={tmp_path}"]
+
+    def run(*arguments):
+        job = [str(Path(__file__).resolve().parents[2] / "jobs/quickstart.toml"), *arguments]
+        words = [word for setting in settings for word in ("-s", setting)]
+        return subprocess.Popen(
+            [sys.executable, "-m", "rayfed", "run", *job, *words], stdout=subprocess.PIPE, text=True
+        )
+
+    with run("-s", "name=whole") as process:
+        process.communicate()
+    assert process.returncode == 0
+    generator, kills = random.Random(0), 0
+    while True:
+        with run("-s", "name=killed", "--resume") as process:
+            for line in process.stdout:
+                if line.startswith("round") and kills < 5:
+                    time.sleep(generator.uniform(0, 0.6))
+                    process.send_signal(signal.SIGKILL)
+                    kills += 1
+                    break
+        if process.returncode != -signal.SIGKILL:
+            break
+    assert (process.returncode, kills) == (0, 5)
+    name = "checkpoints/round-00012.safetensors"
+    assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

@@ -1,0 +1,292 @@
+"""Laws of trees: taken apart and put together, added in order, on the wire, on the disk."""
+
+import math
+import pickle
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from rayfed import trees
+from rayfed.trees import OrderedSum, Scaled, from_bytes, leaves, pack, to_bytes, tree_map, unpack
+
+DTYPES = [
+    torch.float16, torch.bfloat16, torch.float32, torch.float64,
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.complex64,
+]  # fmt: skip
+
+
+@st.composite
+def tensors(draw):
+    """Any bits, of any type, NaNs among them."""
+    dtype, shape = draw(st.sampled_from(DTYPES)), draw(st.lists(st.integers(0, 4), max_size=3).map(tuple))
+    count = math.prod(shape)
+    if dtype == torch.bool:
+        raw = bytes(draw(st.lists(st.integers(0, 1), min_size=count, max_size=count)))
+    else:
+        raw = draw(st.binary(min_size=count * dtype.itemsize, max_size=count * dtype.itemsize))
+    return torch.frombuffer(bytearray(raw), dtype=dtype).view(shape) if count else torch.empty(shape, dtype=dtype)
+
+
+any_tree = st.recursive(
+    tensors() | st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.just("text"),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=2).map(tuple)
+        | st.dictionaries(st.sampled_from(["a", "b", 3]), inner, max_size=3)
+        | st.builds(Scaled, st.integers(1, 9) | st.floats(0.1, 9), inner)
+    ),
+    max_leaves=8,
+)
+
+
+def same(a, b):
+    """Equal trees: types, order of keys, and every bit."""
+    if isinstance(a, torch.Tensor):
+        raw = [t.contiguous().reshape(-1).view(torch.uint8).tolist() for t in (a, b)]
+        return a.dtype == b.dtype and a.shape == b.shape and raw[0] == raw[1]
+    if isinstance(a, Scaled):
+        return type(b) is Scaled and a.weight == b.weight and same(a.values, b.values)
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple):
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+    return type(a) is type(b) and a == b
+
+
+def lists(tree):
+    return tree_map(lambda leaf: leaf.tolist() if isinstance(leaf, torch.Tensor) else leaf, tree)
+
+
+# Leaves.
+
+
+def test_leaves_by_hand():
+    tree = {"a": [1, (2, None)], "b": Scaled(3, {"c": 4}), "d": {"e": [], "f": ()}, 5: {}}
+    found = {"a.0": 1, "a.1.0": 2, "a.1.1": None, "b.c": 4, "d.e": [], "d.f": (), "5": {}}
+    assert [(trees.dotted(path), leaf) for path, leaf in leaves(tree)] == list(found.items())
+    assert list(leaves(Scaled(2, ([7],)))) == [((("scaled", 2), ("tuple", 0), ("list", 0)), 7)]
+    tenfold = {"a": [10, (20, None)], "b": Scaled(3, {"c": 40}), "d": {"e": [], "f": ()}, 5: {}}
+    assert tree_map(lambda leaf: leaf and 10 * leaf, tree) == tenfold
+
+
+@example([torch.ones(shape).to(dtype) for dtype in DTYPES for shape in [(), (0,), (3,), (2, 0, 3), (2, 3)]])
+@given(any_tree)
+def test_a_tree_comes_back_from_its_leaves_from_the_wire_and_from_the_disk(tree):
+    packed = pack(tree)
+    assert same(trees.tree_of(leaves(tree)), tree)
+    assert same(unpack(packed), tree)
+    assert same(unpack(pickle.loads(pickle.dumps(packed, protocol=5))), tree)
+    assert same(unpack(from_bytes(to_bytes(packed))), tree)
+    assert packed.num_bytes == trees.num_bytes(tree)
+    assert trees.first_difference(unpack(packed), tree) is None
+
+
+# The ordered sum.
+
+
+def ordered_sum(*summands):
+    total = OrderedSum()
+    for summand in summands:
+        total.add(summand)
+    return total.value
+
+
+float32 = st.floats(-1e6, 1e6, width=32)
+summands = st.lists(st.tuples(st.integers(1, 10**6), float32), min_size=1, max_size=8)
+
+
+@given(summands)
+def test_each_product_is_exact_and_each_addition_is_of_float64(pairs):
+    total = ordered_sum(*[{"w": Scaled(n, torch.tensor([x]))} for n, x in pairs])["w"]
+    expected = 0.0
+    for n, x in pairs:
+        assert Fraction(n) * Fraction(x) == Fraction(n * x)
+        expected = expected + n * x
+    assert total.dtype == torch.float64
+    assert total.tolist() == [expected]
+
+
+@given(summands)
+def test_a_mean_of_equal_weights_is_those_weights_bit_for_bit(pairs):
+    x = torch.tensor(pairs[0][1])
+    total = ordered_sum(*[{"n": n, "w": Scaled(n, x)} for n, _ in pairs])
+    assert torch.equal((total["w"] / total["n"]).float(), x)
+
+
+def test_summands_are_added_in_the_given_order():
+    def total(*values):
+        return ordered_sum(*[torch.tensor(v, dtype=torch.float64) for v in values]).item()
+
+    assert total(1e16, 1.0, -1e16) == 0.0
+    assert total(1e16, -1e16, 1.0) == 1.0
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64], ids=str)
+def test_integers_stay_exact_integers(dtype):
+    largest = torch.iinfo(dtype).max // (1 if dtype != torch.int64 else 4)
+    total = ordered_sum(*[{"t": torch.tensor([largest, 1], dtype=dtype), "n": 2**60 + 1}] * 3)
+    assert total["t"].tolist() == [3 * largest, 3]
+    assert not total["t"].is_floating_point()
+    assert total["n"] == 3 * (2**60 + 1)
+
+
+def test_booleans_are_counted():
+    assert lists(ordered_sum({"x": torch.tensor([True, False])}, {"x": torch.tensor([True, True])})) == {"x": [2, 1]}
+
+
+@pytest.mark.parametrize("weights", [(1, 3), (3, 1), (2, 5), (1, 0.5), (0.5, 1), (1.0, 1.0)], ids=str)
+def test_integer_tensors_may_have_any_weight(weights):
+    """The type of the first weight decides nothing about the later weights."""
+    total = ordered_sum(*[{"t": Scaled(weight, torch.tensor([10, 20]))} for weight in weights])
+    assert total["t"].tolist() == [10 * sum(weights), 20 * sum(weights)]
+
+
+def test_weights_of_nested_trees_multiply():
+    tree = Scaled(2, {"a": torch.tensor(1.5), "n": 4, "in": Scaled(3, [torch.tensor(1.0), None])})
+    assert lists(ordered_sum(tree)) == {"a": 3.0, "n": 8, "in": [6.0, None]}
+    assert lists(ordered_sum(tree, tree)) == {"a": 6.0, "n": 16, "in": [12.0, None]}
+
+
+def test_sums_of_tuples_and_of_empty_trees():
+    assert lists(ordered_sum((1, torch.tensor(2)), (3, torch.tensor(4)))) == (4, 6)
+    assert ordered_sum({}, {}) == {}
+    assert ordered_sum({"p": ()}, {"p": ()}) == {"p": ()}
+    assert ordered_sum() is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.int64], ids=str)
+def test_summands_are_left_as_they_are(dtype):
+    first, second = torch.ones(2, dtype=dtype), torch.ones(2, dtype=dtype)
+    total = ordered_sum({"x": first, "y": Scaled(2, first)}, {"x": second, "y": Scaled(3, second)})
+    assert lists(total) == {"x": [2, 2], "y": [5, 5]}
+    assert first.tolist() == second.tolist() == [1, 1]
+
+
+GOOD = {"n": 3, "x": torch.ones(2), "i": torch.tensor(1), "none": None, "flag": True}
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(
+    ("tree", "place"),
+    [
+        (lambda bad: {"a": GOOD, "b": [GOOD, {"c": torch.tensor([1.0, bad])}]}, "b.1.c"),
+        (lambda bad: {"a": Scaled(1, {"c": torch.tensor([1.0, bad])})}, "a.c"),
+        (lambda bad: {"a": Scaled(bad, GOOD)}, "a.n"),
+        (lambda bad: {"a": Scaled(bad, {})}, "a"),
+        (lambda bad: {"a": bad, "b": bad}, "a"),
+        (lambda bad: torch.tensor(bad), "the value"),
+    ],
+)
+def test_the_first_invalid_value_of_a_summand_is_named_by_its_place(tree, place, bad):
+    ordered_sum([GOOD, Scaled(2, GOOD), (GOOD,)])
+    with pytest.raises(ValueError, match=f"^holds a NaN or an infinity at {place}$"):
+        ordered_sum(tree(bad))
+
+
+def test_a_leaf_that_is_no_number_cannot_be_added():
+    with pytest.raises(ValueError, match=r"^holds a str, which is neither a tensor nor a number, at p\.1$"):
+        ordered_sum({"p": [1, "text"]})
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "difference"),
+    [
+        ({"p": {"w": torch.zeros(2)}}, {"p": {"w": torch.zeros(3)}}, r"p\.w is float32 \(3,\), not float32 \(2,\)"),
+        ({"p": torch.zeros(2)}, {"p": torch.zeros(2).double()}, r"p is float64 \(2,\), not float32 \(2,\)"),
+        ({"p": {"w": 1, "v": 1}}, {"p": {"w": 1}}, r"p\.v is missing"),
+        ({"p": {"w": 1}}, {"p": {"w": 1, "v": 1}}, r"p\.v should not be there"),
+        ({"p": [1, 2]}, {"p": [1]}, r"p\.1 is missing"),
+        ({"p": {"w": 1}}, {"p": 5}, r"p\.w is missing"),
+        ({"p": torch.zeros(1)}, {"p": 5}, r"p is a number, not float32 \(1,\)"),
+        ({"p": 5}, {"p": torch.zeros(1)}, r"p is float32 \(1,\), not a number"),
+        ({"p": None}, {"p": 5}, "p is a number, not None"),
+        ({"p": 5}, {"p": None}, "p is None, not a number"),
+        ({"p": {}}, {"p": []}, "p is a list, not a dict"),
+        ({}, {"p": 5}, "the value is missing"),
+        (None, {"p": 5}, "the value is missing"),
+        # Places that read alike are not the same place.
+        ([1], (1,), "0 "),
+        ({"3": 1}, {3: 1}, "3 "),
+        ({"a": {"b": torch.zeros(2)}, "a.b": 1}, {"a": {"b": torch.zeros(3)}, "a.b": 1}, "a.b is float32"),
+    ],
+)
+def test_a_summand_unlike_the_first_is_refused_by_the_place_that_differs(first, second, difference):
+    with pytest.raises(ValueError, match=f"^is not like the summands before it: {difference}"):
+        ordered_sum(first, second)
+
+
+# The wire.
+
+
+def test_one_buffer_for_each_type():
+    packed = pack({"a": torch.ones(2, 3), "b": [torch.zeros(4), torch.ones(5, dtype=torch.int64)]})
+    assert {name: (buffer.dtype, buffer.shape) for name, buffer in packed.buffers.items()} == {
+        "float32": (np.dtype(np.uint8), (40,)),
+        "int64": (np.dtype(np.uint8), (40,)),
+    }
+    assert packed.num_bytes == 80
+    assert pack({"n": 1, "none": None}).num_bytes == 0
+
+
+def test_views_and_gradients_are_packed_as_the_values_they_show():
+    base = torch.arange(12.0).view(3, 4)
+    tree = [base.t(), base[:, 1], base[::2], torch.ones(2, requires_grad=True), torch.tensor(1.0).expand(3)]
+    back = unpack(pack(tree))
+    assert same(back, [t.detach() for t in tree])
+    assert not back[3].requires_grad
+
+
+def test_packing_copies():
+    source = {"one": torch.ones(2), "other": torch.ones(3, dtype=torch.int64)}  # one of each: nothing to gather
+    packed = pack(source)
+    for tensor in source.values():
+        tensor.zero_()
+    assert [t.sum().item() for t in unpack(packed).values()] == [2, 3]
+
+
+def test_unpacking_gives_fresh_memory_each_time():
+    packed = pack([torch.ones(2), Scaled(2, {"x": torch.ones(3)})])
+    for buffer in packed.buffers.values():
+        buffer.flags.writeable = False  # as Ray hands them out
+    first, second = unpack(packed), unpack(packed)
+    first[0].zero_()
+    first[1].values["x"].zero_()
+    assert same(second, unpack(packed))
+    assert second[0].tolist() == [1, 1]
+    assert second[1].values["x"].tolist() == [1, 1, 1]
+
+
+# The disk.
+
+
+def test_a_nested_skeleton_of_version_1_is_still_read():
+    tree = {
+        "a": [1, (torch.tensor([1.0, 2.0]), None)],
+        "s": Scaled(3, {"c": torch.tensor([[7]]), "e": {}}),
+        4: [(), [], True, "text", 0.5],
+    }
+    skeleton = (
+        '{"dict": [["a", [1, {"tuple": [{"tensor": ["float32", 0, [2]]}, null]}]], '
+        '["s", {"scaled": [3, {"dict": [["c", {"tensor": ["int64", 0, [1, 1]]}], ["e", {"dict": []}]]}]}], '
+        '[4, [{"tuple": []}, [], true, "text", 0.5]]]}'
+    )
+    assert same(unpack(from_bytes(safetensors.numpy.save(pack(tree).buffers, {"tree": skeleton}))), tree)
+
+
+@pytest.mark.parametrize(
+    ("key", "skeleton"),
+    [
+        *(("leaves", skeleton) for skeleton in ("[", "3", '[[[], ["bag"]]]', '[[[], ["tensor"]]]')),
+        *(("tree", skeleton) for skeleton in ('{"bag": []}', '{"tuple": [], "dict": []}', '{"tensor": []}')),
+        ("another", ""),
+    ],
+)
+def test_content_that_is_not_a_packed_tree_is_refused(key, skeleton):
+    for content in (b"text", safetensors.numpy.save({"float32": np.zeros(4, np.uint8)}, {key: skeleton})):
+        with pytest.raises(ValueError, match=r"^this is not a packed tree: "):
+            from_bytes(content)
