@@ -17,10 +17,10 @@ import numpy as np
 from matplotlib import style
 from matplotlib.figure import Figure
 
-from rayfed.grid import Spread, expand
-from rayfed.job import read_table
-from rayfed.record import read_summary
-from rayfed.record import read_table as read_results
+from rayfed.folder.summary import read_summary
+from rayfed.folder.tables import read_table
+from rayfed.grid import expand, spread
+from rayfed.job import read_toml
 from rayfed.report.figures import COLOURS, METADATA, STYLE
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -48,14 +48,14 @@ def finished(results: Path) -> tuple[list[Run], dict[tuple[str, str, str], list[
     """All runs that are done; and for each data set, setting and method the curves (2, T) of its seeds."""
     runs, curves = [], defaultdict(list)
     for data in DATA:
-        for cell in expand(read_table(ROOT / f"jobs/comparison/{data}.toml"), {"output.path": str(results)}):
+        for cell in expand(read_toml(ROOT / f"jobs/comparison/{data}.toml"), {"output.path": str(results)}):
             path = results / cell.name
             if (summary := read_summary(path)).get("status") != "done":
                 continue
             best, last = (summary[which]["test_accuracy"] for which in ("best", "last"))
             seed = int(cell.tables["seed"])
             runs.append(Run(data, cell.setting, cell.method, seed, best, last, summary["last"]["forgetting"]))
-            rounds = read_results(path, "rounds")
+            rounds = read_table(path, "rounds")
             curve = [rounds[column].to_numpy()[1:] for column in ("test_accuracy", "forgetting")]
             curves[data, cell.setting, cell.method].append(np.stack(curve))
     return runs, curves
@@ -74,7 +74,7 @@ def tables(runs: list[Run]) -> str:
         methods = list(dict.fromkeys(method for method, _, _ in cells))
         best = {
             (setting, measure): (min if measure == "forgetting" else max)(
-                Spread.of(cells[method, setting, measure]).mean for method in methods
+                spread(cells[method, setting, measure])[0] for method in methods
             )
             for setting, measure in columns
         }
@@ -83,9 +83,9 @@ def tables(runs: list[Run]) -> str:
         for method in methods:
             shown = []
             for setting, measure in columns:
-                spread = Spread.of(cells[method, setting, measure])
-                number = f"{spread.mean:.1f} ± {spread.deviation:.1f}"
-                shown.append(f"**{number}**" if spread.mean == best[setting, measure] else number)
+                average, deviation = spread(cells[method, setting, measure])
+                number = f"{average:.1f} ± {deviation:.1f}"
+                shown.append(f"**{number}**" if average == best[setting, measure] else number)
             text.append(f"| [{method}](methods/{method}.md) | {' | '.join(shown)} |")
         text.append("")
     return "\n".join(text)
@@ -114,8 +114,8 @@ def write_runs(runs: list[Run], file: Path) -> None:
 
 def draw(method: str, curves: Mapping[tuple[str, str, str], list[np.ndarray]], path: Path) -> None:
     """A method beside FedAvg: accuracy above, forgetting below; lines are means, bands go from seed to seed."""
-    look = STYLE | {"savefig.transparent": False, "svg.hashsalt": method, "font.size": 8, "axes.titleweight": "normal"}
-    with style.context(["default", look]):
+    look = {"svg.hashsalt": method, "font.size": 8, "axes.titleweight": "normal"}
+    with style.context(["default", STYLE, look]):
         figure = Figure(figsize=(9.0, 3.8))
         axes = figure.subplots(2, 4, sharex=True, sharey="row")
         for column, (data, setting) in enumerate((data, setting) for data in DATA for setting in SETTINGS):

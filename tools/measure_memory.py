@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from ray._private.internal_api import memory_summary
 
 from rayfed import read_job
-from rayfed.experiment import Silent, run
+from rayfed.experiment import Display, run
 from rayfed.report.figures import METADATA, STYLE
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -33,7 +33,7 @@ SETTINGS = {
 }
 
 
-class Watch(Silent):
+class Watch(Display):
     """Looks at the memory every 20 rounds, in MiB: driver, actors together, objects in the store."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ def measure(rounds: int) -> np.ndarray:
 
 
 def draw(rows: np.ndarray, path: Path) -> None:
-    with style.context(["default", STYLE | {"savefig.transparent": False, "svg.hashsalt": "memory"}]):
+    with style.context(["default", STYLE, {"svg.hashsalt": "memory"}]):
         figure = Figure(figsize=(9.0, 2.6))
         for axes, column, name in zip(
             figure.subplots(1, 3), (1, 2, 3), ("driver", "actors", "object store"), strict=True

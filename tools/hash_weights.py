@@ -1,0 +1,31 @@
+"""Print a hash of every method's weights after some rounds of the quickstart, to see that a change keeps the bits.
+
+    python tools/hash_weights.py > before.txt       # then change the code
+    python tools/hash_weights.py | diff before.txt -
+
+With names, only these methods. The bits depend on the machine's kind of processor, so compare on one machine.
+"""
+
+import hashlib
+import sys
+import tempfile
+
+import rayfed
+from rayfed.methods import RECIPES
+
+SHORT = {"train.num_rounds": 3, "train.clients_per_round": 4, "train.batch_size": 100, "ray.mode": "off"}
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as runs:
+        for name in sys.argv[1:] or RECIPES:
+            changed = {**SHORT, "output.path": runs, "name": name, "method": name}
+            digest = hashlib.sha256()
+            for key, tensor in rayfed.run("jobs/quickstart.toml", changed).weights.items():
+                digest.update(key.encode())
+                digest.update(tensor.contiguous().numpy())
+            print(f"{digest.hexdigest()}  {name}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
