@@ -1,6 +1,6 @@
-# Two commands, both from nothing but Python 3.11 or later, git and make:
-#   make demo    trains FedNTD on real images over Ray, and says where the results are
-#   make test    checks style and types, and runs the fast tests
+# Two commands, which need only Python 3.11 or later, git and make:
+#   make demo    installs everything, trains FedNTD on real images over Ray, and prints where the results are
+#   make test    installs everything, checks style and types, and runs the fast tests
 PYTHON := $(shell command -v python3.11 || command -v python3.12 || command -v python3)
 BIN := .venv/bin
 

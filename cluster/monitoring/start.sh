@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Watch a Ray on this machine with Prometheus and Grafana, until Ctrl-C:
 #
-#     cluster/monitoring/start.sh [RAY_FOLDER]      # Ray's --temp-dir; left out: /tmp/ray, as Ray has it
+#     cluster/monitoring/start.sh [RAY_FOLDER]      # Ray's --temp-dir; default: /tmp/ray
 #
-# Takes `prometheus` and `grafana` where both are installed, containers (docker compose) otherwise, and Prometheus alone
-# where nothing else can be had. Both listen on 127.0.0.1 alone. PROMETHEUS_PORT and GRAFANA_PORT replace 9090 and 3000;
-# GRAFANA_HOME is where Grafana's own files are. What was gathered is removed at the end.
+# Uses `prometheus` and `grafana` if both are installed, otherwise containers (docker compose), otherwise Prometheus alone.
+# Both listen on 127.0.0.1 only. PROMETHEUS_PORT and GRAFANA_PORT replace 9090 and 3000; GRAFANA_HOME is the folder of
+# Grafana's own files. The data is removed at the end.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
@@ -17,7 +17,7 @@ fi
 RAY_FOLDER=$(realpath "$RAY_FOLDER")
 
 work=$(mktemp -d)
-chmod 755 "$work" # for Prometheus in a container, which is another user
+chmod 755 "$work" # for Prometheus in a container, which runs as another user
 trap 'kill $(jobs -p) 2>/dev/null || true; wait; rm -rf "$work"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
