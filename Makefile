@@ -11,7 +11,7 @@ test: .venv/installed
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadgroup
 
 # What takes longer: every method on Ray, whole runs, several nodes.
 test-slow: .venv/installed

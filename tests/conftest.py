@@ -24,6 +24,7 @@ from rayfed.trees import pack, unpack
 
 settings.register_profile("rayfed", deadline=None)  # a busy machine is no mistake
 settings.load_profile("rayfed")
+torch.set_num_threads(1)  # another number can change the last bits of a sum; and tests may run side by side
 
 CLASSES = ("ash", "birch", "cedar", "elm")
 COUNTS = [  # of each class, for each client
@@ -73,7 +74,7 @@ def make_model():
 
 
 @pytest.fixture
-def make_site(make_federation, make_model, one_thread):
+def make_site(make_federation, make_model):
     """A method, and what differs from the usual training, -> a fresh site."""
 
     def make(method, *, counts=COUNTS, norm=False, augment=None, seed=0, ray=None, **training):
@@ -124,12 +125,3 @@ def bits(digest):
         }
 
     return bits
-
-
-@pytest.fixture
-def one_thread():
-    """The number of threads can change the last bits of a sum."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)

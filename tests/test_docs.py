@@ -158,7 +158,7 @@ def test_the_overview_repeats_each_page():
 
 
 @every_page
-def test_cost_is_as_measured(name, make_federation, monkeypatch, one_thread):
+def test_cost_is_as_measured(name, make_federation, monkeypatch):
     """After seven rounds in which all clients take part. Terms in C and D are small here."""
     runs, passes, batches = [], [], []
     inside, view, outputs_of = Batch.__init__, local._view, Batch.outputs_of

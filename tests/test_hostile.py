@@ -194,7 +194,7 @@ def test_more_images_than_memory_are_refused_before_it_is_filled(tmp_path, monke
     monkeypatch.setattr(decode, "MEMORY", 2 * 10**6)
     refuses(Data(path, test=path, size=128), "100 images of 3 x 128 x 128 take 4.9 MB")
     monkeypatch.undo()
-    with pytest.raises(InputError, match="Data.size = 1000000000: input should be less than or equal to 4096"):
+    with pytest.raises(InputError, match=r"Data.size = 1000000000: input should be less than or equal to 4096"):
         Data(size=10**9)
 
 

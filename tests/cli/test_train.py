@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 from rich.console import Console
-from rich.progress import Task, TaskID
 
 from rayfed import engine, run
 from rayfed.cli.display import Bar, bar_on

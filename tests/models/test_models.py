@@ -17,17 +17,10 @@ from torchvision.models import alexnet, mobilenet_v2, resnet
 from rayfed.errors import InputError
 from rayfed.job import Job
 from rayfed.models import MODELS, Classifier, build_model, has_features
+from rayfed.runtime.workers import threads
 from rayfed.values import keys
 
 CIFAR, MNIST = (3, 32, 32), (1, 28, 28)
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @functools.cache
@@ -171,8 +164,8 @@ def test_weights_are_a_function_of_the_seed(name):
 
     first = weights(1)
     torch.rand(3)
-    torch.set_num_threads(2)
-    assert weights(1) == first
+    with threads(2):
+        assert weights(1) == first
     assert weights(2) != first
 
 

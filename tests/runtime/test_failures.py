@@ -259,6 +259,7 @@ def test_a_heartbeat_names_the_awaited_client_and_actor_less_and_less_often(
     assert 2 <= len(beats) <= 5, "after 0.25, 0.5, 1, 2 and 4 s"
 
 
+@pytest.mark.slow
 def test_work_that_kills_every_worker_ends_the_run(cluster, make_site, on_ray, folder):
     site = make_site(compose(Harm("exit", folder, times=99, round=1)), clients_per_round=6)
     with pytest.raises(WorkersLost, match=r"client 1, round 1: lost 2 times, .*the last time: lost with actor client-"):
@@ -270,7 +271,7 @@ def test_work_that_kills_every_worker_ends_the_run(cluster, make_site, on_ray, f
     [
         ("plain", "no such thing at this client"),
         pytest.param("unpicklable", "no such thing at this client", marks=pytest.mark.slow),
-        ("memory", "CUDA out of memory.*try a larger ray.num_gpus"),
+        pytest.param("memory", "CUDA out of memory.*try a larger ray.num_gpus", marks=pytest.mark.slow),
     ],
 )
 def test_a_clients_own_exception_ends_the_run_at_once(cluster, make_site, on_ray, folder, error, message):
@@ -280,6 +281,7 @@ def test_a_clients_own_exception_ends_the_run_at_once(cluster, make_site, on_ray
     assert (caught.value.client, caught.value.round) == (3, 1)
 
 
+@pytest.mark.slow
 def test_an_actor_that_can_never_open_the_run_says_why(cluster, make_site, on_ray, folder):
     site = make_site(fedavg())
     site.model.features = Trap(site.model.features, "refuse", folder, 99)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from rayfed.methods import RECIPES, Part, Proximal, compose, fedcsd, fedntd, scaffold
+from rayfed.methods import RECIPES, Part, Proximal, compose, scaffold
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,9 @@ class Vandal(Part):
             tensor.zero_()
 
 
-@pytest.mark.parametrize("method", [fedntd(), scaffold(), fedcsd()], ids=["fedntd", "scaffold", "fedcsd"])
-def test_same_bits_for_any_number_of_actors(cluster, make_site, here, on_ray, method):
-    site = make_site(method, norm=True)
-    expected = here(site)
-    for actors in (1, 2, 3):
-        assert on_ray(site, actors) == expected
+def test_same_bits_on_ray(cluster, make_site, here, on_ray):
+    site = make_site(scaffold(), norm=True)
+    assert on_ray(site, 2) == here(site)
 
 
 @pytest.mark.slow
@@ -42,11 +39,13 @@ def test_every_method_has_the_same_bits_on_ray(cluster, make_site, here, on_ray,
     assert on_ray(site, 2) == here(site)
 
 
+@pytest.mark.slow
 def test_a_client_that_overwrites_its_weights_harms_no_other_client(cluster, make_site, here, on_ray):
     site = make_site(compose(Proximal(0.1), Vandal()))
     assert on_ray(site, 1) == on_ray(site, 3) == here(site)
 
 
+@pytest.mark.slow
 def test_the_longest_client_goes_first(cluster, make_site, on_ray, tmp_path):
     site = make_site(compose(Trace(str(tmp_path / "trace"))), clients_per_round=6, num_rounds=1)
     on_ray(site, 1)

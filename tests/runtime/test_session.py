@@ -1,5 +1,6 @@
 """Joining a Ray, being placed on it, and leaving it as it was."""
 
+import gc
 import os
 import signal
 import subprocess
@@ -31,12 +32,14 @@ def named_actors(run):
     return sorted(name for name in ray.util.list_named_actors() if name.startswith(run))
 
 
+@pytest.mark.slow
 def test_actors_have_their_share_of_a_gpu(cluster, make_site, pool_on):
     with pool_on(make_site(fedavg()), "gpu", num_gpus=0.5, actors=4):
         assert ray.available_resources().get("GPU", 0) == 0
         assert named_actors("gpu/") == [f"gpu/client-{i}" for i in range(4)]
 
 
+@pytest.mark.slow
 def test_auto_puts_as_many_actors_on_a_gpu_as_fit(cluster, make_site, monkeypatch, caplog, here, on_ray):
     """The GPUs and the measured bytes are pretended, all else is real."""
     share = gpus.share_as_measured
@@ -48,6 +51,7 @@ def test_auto_puts_as_many_actors_on_a_gpu_as_fit(cluster, make_site, monkeypatc
     assert "actors: 4 on " in caplog.text
 
 
+@pytest.mark.slow
 def test_auto_on_a_gpu_that_torch_does_not_see_gives_each_actor_a_whole_gpu(cluster, make_site, pool_on, caplog):
     with pool_on(make_site(fedavg()), "auto", num_gpus="auto"):
         assert "torch sees no GPU where Ray has one" in caplog.text
@@ -104,6 +108,7 @@ def test_no_file_but_the_results_stays_of_a_run_in_a_cluster_that_was_joined(clu
 
 def wait_for(before):
     """The CPU of a killed actor, and the memory of objects without references, come back a moment later."""
+    gc.collect()  # a traceback that an earlier test caught may hold a reference to an object
     for _ in range(300):
         if ray.available_resources() == before:
             break
@@ -161,6 +166,7 @@ def opened(site, job):
     return site
 
 
+@pytest.mark.slow
 def test_each_node_can_read_the_data_itself(cluster, make_site, here, on_ray, monkeypatch):
     site = make_site(fedntd(), num_rounds=2)
     monkeypatch.setattr(session, "open_site", partial(opened, site))

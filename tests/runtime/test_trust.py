@@ -112,6 +112,7 @@ def test_a_ray_of_ours_has_a_private_token_and_listens_on_loopback(home, short_f
     assert len((home / ".ray/auth_token").read_text()) == 64
 
 
+@pytest.mark.slow
 def test_ray_auth_mode_disabled_makes_no_token(home, short_folder):
     assert python(START, RAY_TMPDIR=short_folder, RAY_AUTH_MODE="disabled") == "False 127.0.0.1 True\n"
     assert not (home / ".ray").exists()
@@ -200,6 +201,7 @@ def test_a_run_on_a_ray_of_its_own_listens_on_loopback_only(home):
     assert mode_of(home / ".ray/auth_token") == 0o600
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("ss"), reason="ss is not installed")
 def test_a_run_without_ray_listens_nowhere(home):
     assert listeners("off", home) == []
