@@ -58,8 +58,10 @@ def test_the_signal_that_killed_the_process_is_named(start, what, number):
     assert f"was ended by {number.name}" in said and said.endswith(HOW_TO_CONTINUE)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("to", [[os.kill], [os.killpg], [os.kill, os.killpg]], ids=["alone", "group", "both"])
+@pytest.mark.parametrize(
+    ("number", "to"),
+    [(signal.SIGHUP, [os.kill]), (signal.SIGINT, [os.killpg]), (signal.SIGTERM, [os.kill, os.killpg])],
+)
 def test_a_signal_is_passed_on_once(start, number, to):
     """Also where it is sent to the whole group, as a terminal and Ray's jobs do, or to both, as `timeout` does."""
     heard = "import signal; got = []; signal.signal({0}, lambda *_: got.append(1)); print('ready', flush=True); "

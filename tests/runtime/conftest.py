@@ -33,13 +33,6 @@ PORTS = ("port", "dashboard-port", "dashboard-agent-listen-port", "dashboard-age
 PORTS += ("ray-client-server-port", "runtime-env-agent-port")
 
 
-def pytest_collection_modifyitems(items):
-    """With `pytest -n`, one process runs all of these tests: two Rays at a time are too much for two cores."""
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("ray"))
-
-
 def _short_folder():
     """A folder for a Ray: the path of a socket may have 107 characters."""
     return tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True)

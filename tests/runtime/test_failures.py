@@ -266,12 +266,13 @@ def test_work_that_kills_every_worker_ends_the_run(cluster, make_site, on_ray, f
         on_ray(site, 2, max_retries=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "message"),
     [
         ("plain", "no such thing at this client"),
-        pytest.param("unpicklable", "no such thing at this client", marks=pytest.mark.slow),
-        pytest.param("memory", "CUDA out of memory.*try a larger ray.num_gpus", marks=pytest.mark.slow),
+        ("unpicklable", "no such thing at this client"),
+        ("memory", "CUDA out of memory.*try a larger ray.num_gpus"),
     ],
 )
 def test_a_clients_own_exception_ends_the_run_at_once(cluster, make_site, on_ray, folder, error, message):

@@ -173,6 +173,7 @@ def test_each_node_can_read_the_data_itself(cluster, make_site, here, on_ray, mo
     assert on_ray(site, 2, data="storage") == here(site)
 
 
+@pytest.mark.slow
 def test_a_node_that_reads_other_data_is_refused(cluster, make_site, on_ray, monkeypatch):
     other = make_site(fedntd())
     other.federation.train.images[0] ^= np.uint8(1)

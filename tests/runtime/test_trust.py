@@ -106,6 +106,7 @@ print(token, ray.util.get_node_ip_address(), ray_constants.ENABLE_RAY_CLUSTER)
 """
 
 
+@pytest.mark.slow
 def test_a_ray_of_ours_has_a_private_token_and_listens_on_loopback(home, short_folder):
     assert python(START, RAY_TMPDIR=short_folder) == "True 127.0.0.1 True\n", "and nothing is logged"
     assert (mode_of(home / ".ray"), mode_of(home / ".ray/auth_token")) == (0o700, 0o600)
