@@ -2,8 +2,8 @@
 
 ray job submit --working-dir . -- python jobs/train.py jobs/quickstart.toml -s output.path=/shared/runs
 
-The working folder is a copy that the cluster deletes, so results belong on storage that stays. `rayfed submit` sees to
-that, and to more: docs/jobs.md.
+The cluster deletes its copy of the working folder, so write results to storage that stays. `rayfed submit` checks that,
+and does more: docs/jobs.md.
 """
 
 import sys

@@ -186,18 +186,18 @@ class Opening:
 def open_round(site: Site, last: Round, workers: Workers, clients: Sequence[int] | None = None) -> Opening:
     """Sample the cohort of the round after `last`, survey it, and let each part give the payload for it."""
     number, job = last.round + 1, site.job
-    if clients is None:
-        clients = cohort(job.seed, number, site.federation.num_clients, job.train.clients_per_round)
     parts = parts_at(job.method, number)
     held = {part.slot: _hold(part, last) for part in parts}
     states = {slot: hold.state for slot, hold in held.items()}
+    view, payloads = server_view(site, number, last.weights), {}
+    if clients is None:
+        clients = cohort(job.seed, number, site.federation.num_clients, job.train.clients_per_round)
 
     surveyors = {part.slot: states[part.slot] for part in parts if defines(part, "survey")}
     broadcast = Broadcast(number, last.weights, surveyors, {}, {slot: hold.since for slot, hold in held.items()})
     replies = workers.survey(broadcast, clients) if surveyors else ()
     surveyed, sizes = _sum(f"round {number} (survey)", clients if surveyors else (), replies)
 
-    view, payloads = server_view(site, number, last.weights), {}
     for part in parts:
         states[part.slot], payload = part.tell(states[part.slot], view, surveyed.get(part.slot))
         if payload is not None:

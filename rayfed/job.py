@@ -141,6 +141,11 @@ class Job(Checked):
             form = "letters, digits and . _ + -, beginning with a letter or digit; / may divide it into parts"
             raise InputError(f"name = {self.name!r}: a job needs a name that can be a folder's: {form} of 200 at most")
 
+        for key, path in self.places().items() if self.ray.data == "storage" else ():
+            if key.startswith("data.") and is_relative(path):
+                text = "with ray.data = 'storage' every node reads it, so give an absolute path"
+                raise InputError(f"{key} = '{path}': {text}")
+
     def table(self) -> dict[str, Any]:
         """The job with every default filled in, as `read_job` reads it."""
         return table(self)

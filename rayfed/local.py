@@ -92,9 +92,9 @@ def open_site(job: Job) -> Site:
         raise InputError(f"{given}: the partition has only {federation.num_clients} clients")
     shape, classes, seed = federation.image_shape, federation.num_classes, seed_of(job.seed, Purpose.MODEL)
     model = build_model(job.model.name, job.model.options, image_shape=shape, num_classes=classes, seed=seed)
+    _refuse_batches_of_one(job.train, federation, model)
     for part in all_parts(job.method):
         part.check(model)
-    _refuse_batches_of_one(job.train, federation, model)
     model.to(memory_format=torch.channels_last)  # convolutions on CPUs: a third faster
     return Site(model, federation, job, torch.device("cpu"))
 
@@ -163,7 +163,7 @@ def evaluate(site: Site, weights: Weights, start: int, stop: int) -> Evaluation:
     confusion, loss = torch.zeros(classes * classes, dtype=torch.int64), 0.0
     rows = np.arange(start, min(stop, len(test.labels)))
     with torch.no_grad():
-        for images, labels in _plain_batches(site, test, rows)():
+        for images, labels in _plain_batches(site, test, rows):
             logits = run_model(site.model, images).logits
             loss += float(nn.functional.cross_entropy(logits, labels, reduction="sum"))
             pairs = labels * classes + logits.argmax(dim=1)
@@ -254,18 +254,16 @@ def _common_view(site: Site, round: int, weights: Weights, rows: np.ndarray) -> 
     data = site.federation
     return {
         **{"round": round, "weights": weights, "num_classes": data.num_classes, "num_clients": data.num_clients},
-        **{"frozen": Frozen(site.model), "samples": _plain_batches(site, data.train, rows)},
+        **{"frozen": Frozen(site.model), "samples": partial(_plain_batches, site, data.train, rows)},
     }
 
 
-def _plain_batches(site: Site, samples: Samples, rows: np.ndarray) -> Callable[..., Iterator[tuple[Tensor, Tensor]]]:
+def _plain_batches(
+    site: Site, samples: Samples, rows: np.ndarray, size: int = EVALUATION_BATCH
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Normalised images and labels of some rows, in order, without augmentation."""
-
-    def batches(size: int = EVALUATION_BATCH) -> Iterator[tuple[Tensor, Tensor]]:
-        for start in range(0, len(rows), size):
-            some = samples.take(rows[start : start + size])
-            pixels = torch.from_numpy(some.images).to(site.device)
-            images = prepare(pixels, site.federation.mean, site.federation.std)
-            yield images.plain(torch.arange(len(some))), torch.from_numpy(some.labels).to(site.device)
-
-    return batches
+    for start in range(0, len(rows), size):
+        some = samples.take(rows[start : start + size])
+        pixels = torch.from_numpy(some.images).to(site.device)
+        images = prepare(pixels, site.federation.mean, site.federation.std)
+        yield images.plain(torch.arange(len(some))), torch.from_numpy(some.labels).to(site.device)

@@ -1,6 +1,6 @@
-"""A federation that trains in milliseconds, and yet has what makes federations hard.
+"""A federation that trains in milliseconds, but has what makes federated learning hard.
 
-Labels are skewed, classes are missing, one client holds a single sample and one is balanced, last batches are smaller.
+Labels are skewed, classes are missing, one client has a single sample, one is balanced, and last batches are smaller.
 """
 
 import hashlib
@@ -22,12 +22,12 @@ from rayfed.models.classifier import Classifier
 from rayfed.runtime.here import Here
 from rayfed.trees import pack, unpack
 
-settings.register_profile("rayfed", deadline=None)  # a busy machine is no mistake
+settings.register_profile("rayfed", deadline=None)  # a busy machine is no failure
 settings.load_profile("rayfed")
-torch.set_num_threads(1)  # another number can change the last bits of a sum; and tests may run side by side
+torch.set_num_threads(1)  # more threads could change the last bits of a sum, and tests may run side by side
 
 CLASSES = ("ash", "birch", "cedar", "elm")
-COUNTS = [  # of each class, for each client
+COUNTS = [  # a row per client, a column per class
     [9, 3, 0, 0],
     [0, 8, 1, 2],
     [0, 0, 1, 0],
@@ -39,7 +39,7 @@ COUNTS = [  # of each class, for each client
 
 @pytest.hookimpl(tryfirst=True)  # before the plugin reads the groups
 def pytest_collection_modifyitems(items):
-    """With `pytest -n`, one process runs all tests of a file, which share fixtures, and one all tests that use Ray."""
+    """With `pytest -n`, the tests of a file share a process, as they share fixtures; so do all tests that use Ray."""
     for item in items:
         item.add_marker(pytest.mark.xdist_group("ray" if "runtime" in item.path.parts else str(item.path)))
 
@@ -52,7 +52,7 @@ def _samples(rng, labels):
 
 @pytest.fixture(scope="session")
 def make_federation():
-    """Table of clients by classes -> the federation; the server holds two more samples of each class."""
+    """Make a federation from a table like `COUNTS`; the server holds two more samples of each class."""
 
     def make(counts=COUNTS):
         counts, rng = np.array(counts), np.random.default_rng(0)
@@ -82,7 +82,7 @@ def make_model():
 
 @pytest.fixture
 def make_site(make_federation, make_model):
-    """A method, and what differs from the usual training, -> a fresh site."""
+    """Make a site from a method and the settings that differ from the usual ones."""
 
     def make(method, *, counts=COUNTS, norm=False, augment=None, seed=0, ray=None, **training):
         usual = {"num_rounds": 3, "clients_per_round": 4, "local_epochs": 2, "batch_size": 5, "lr": 0.1}
@@ -96,12 +96,8 @@ def make_site(make_federation, make_model):
 
 @pytest.fixture
 def play():
-    """Train a site to the end: all its rounds, the initial one first."""
-
-    def play(site, workers=None):
-        return list(rounds(site, workers or Here(site)))
-
-    return play
+    """Train a site to the end; gives all its rounds, round 0 first."""
+    return lambda site, workers=None: list(rounds(site, workers or Here(site)))
 
 
 @pytest.fixture(scope="session")

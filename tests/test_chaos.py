@@ -1,6 +1,6 @@
-"""Federations whose actors, nodes and driver die, and whose checkpoints are torn: no bit of the results changes.
+"""Federations whose actors, nodes and driver die, and whose checkpoints are cut short: no bit of the results changes.
 
-`pytest -m slow` plays three of them, `pytest -m chaos` the other twenty-seven; each has its seed.
+`pytest -m slow` runs three of them and `pytest -m chaos` the other twenty-seven, each with its own seed.
 """
 
 import os
@@ -48,7 +48,7 @@ def command(path, name, method, **settings):
 
 
 def numbers(path):
-    """Everything about a finished run that must not depend on what happened during it."""
+    """All results of a finished run that must not depend on what happened during it."""
     weights = (path / f"checkpoints/round-{ROUNDS:05d}.safetensors").read_bytes()
     columns = {"rounds": ["seconds"], "clients": ["seconds", "node"], "classes": []}
     return weights, {name: read_table(path, name).drop_columns(drop).to_pylist() for name, drop in columns.items()}
@@ -56,7 +56,7 @@ def numbers(path):
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory):
-    """A method -> the numbers of an undisturbed run, in one process, without Ray."""
+    """Gives the numbers of a method's undisturbed run, in one process, without Ray."""
     folder, known = tmp_path_factory.mktemp("undisturbed"), {}
 
     def undisturbed(method):
@@ -71,7 +71,7 @@ def undisturbed(tmp_path_factory):
 
 @pytest.fixture
 def nodes(monkeypatch):
-    """A cluster of a head without CPUs for actors, and two nodes with one each."""
+    """A cluster: a head without CPUs for actors, and two nodes with one CPU each."""
     for key, value in {**OUR_RAY, **WATCHFUL}.items():
         monkeypatch.setenv(key, value)
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
@@ -93,7 +93,7 @@ def raylet(node):
 
 
 def kill_actor(cluster, chance):
-    """SIGKILL to a process in which clients train; whether there was one."""
+    """Send SIGKILL to a process that trains clients; returns whether there was one."""
     parents = ",".join(str(raylet(node)) for node in cluster.list_all_nodes())
     listed = subprocess.run(["ps", "--ppid", parents, "-o", "pid=,args="], capture_output=True, text=True).stdout
     found = [int(line.split()[0]) for line in listed.splitlines() if "client-" in line or "ClientActor" in line]
@@ -103,7 +103,7 @@ def kill_actor(cluster, chance):
 
 
 def kill_node(cluster, chance):
-    """Pull the plug of a node; another node comes a moment later."""
+    """Kill a node; a moment later, add another."""
     node = chance.choice(sorted(cluster.worker_nodes, key=lambda node: node.node_id))
     os.kill(raylet(node), signal.SIGKILL)
     cluster.remove_node(node, allow_graceful=False)
@@ -113,7 +113,7 @@ def kill_node(cluster, chance):
 
 
 def tear(checkpoints, chance):
-    """Cut a file of the newest of two checkpoints short, or lose it; whether there were two."""
+    """Cut short or delete a file of the newest checkpoint, if there is an older one; returns whether there was."""
     *older, newest = sorted(checkpoints.glob("round-*.json")) or [None]
     if not older:
         return False
@@ -130,10 +130,10 @@ seeds = [pytest.param(seed, marks=pytest.mark.slow if seed < 3 else pytest.mark.
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", seeds)
-def test_the_bits_are_the_same_whatever_happens(seed, nodes, undisturbed, tmp_path, record_property):
+def test_the_results_are_the_same_bit_for_bit_whatever_dies(seed, nodes, undisturbed, tmp_path, record_property):
     method, chance = METHODS[seed % len(METHODS)], random.Random(seed)
     expected = undisturbed(method)
-    # Round -> what happens in it; a round that is played again is left in peace.
+    # Round -> what happens in it, once: not if the round is played again.
     kinds = ["actor", "actor", "node", "driver", "torn"]
     due = dict(zip(chance.sample(range(1, ROUNDS), 5), chance.sample(kinds, 5), strict=True))
     happened, run = Counter(), tmp_path / "run"
@@ -143,7 +143,7 @@ def test_the_bits_are_the_same_whatever_happens(seed, nodes, undisturbed, tmp_pa
         try:
             for line in process.stdout:
                 round = int(line[5:].partition("/")[0]) if line.startswith("round ") else -1
-                # Also what was due in rounds that the last driver still played before it was killed.
+                # Also what was due in rounds that the previous driver played just before it was killed.
                 while process.poll() is None and (now := min(due, default=ROUNDS + 1)) <= round:
                     kind = due.pop(now)
                     time.sleep(chance.uniform(0, 0.5))
@@ -165,4 +165,4 @@ def test_the_bits_are_the_same_whatever_happens(seed, nodes, undisturbed, tmp_pa
     print(f"seed {seed}, {method}: {dict(happened)}")
     assert process.returncode == 0, said
     assert numbers(run) == expected
-    assert happened["driver"] and happened["node"], "or it was no chaos"
+    assert happened["driver"] and happened["node"], "neither the driver nor a node died"

@@ -1,4 +1,4 @@
-"""What docs/ says about the methods is what the code does: names, defaults, snippets, links, costs."""
+"""What docs/ says about the methods is true: names, defaults, snippets, links, costs."""
 
 import importlib
 import importlib.util
@@ -41,7 +41,7 @@ def snippets(path, language):
 
 
 def prose(path):
-    """A file without its blocks of code."""
+    """A file's text without its blocks of code."""
     return re.sub(r"^```.*?^```$", "", path.read_text(), flags=re.MULTILINE | re.DOTALL)
 
 
@@ -50,7 +50,7 @@ def section(path, title):
 
 
 def table(text):
-    """The cells of the first table in a text, its head and rule left out."""
+    """The cells of the first table in a text, without its head and rule."""
     lines = re.search(r"(?:^\|.*\|\n)+", text, re.MULTILINE)
     rows = lines[0].splitlines()[2:] if lines else []
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
@@ -58,7 +58,7 @@ def table(text):
 
 @pytest.fixture
 def modules(tmp_path, monkeypatch):
-    """An empty folder to run in, with the modules that the overview defines."""
+    """Run in a folder that holds only the modules that the overview defines."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     for code in snippets(OVERVIEW, "python"):
@@ -78,7 +78,7 @@ def test_every_recipe_has_a_page_and_every_page_a_recipe():
 def test_a_page_has_its_sections_and_is_short(name):
     text = PAGES[name].read_text()
     assert re.findall(r"^## (.*)$", text, re.MULTILINE) == SECTIONS
-    # No line of a formula may look like the beginning of a list or a heading.
+    # A line of a formula must not look like the start of a list or a heading.
     assert re.search(r"^\$\$\n(?:[^-+*=#\n$].*\n)+\$\$$", section(PAGES[name], "Formula"), re.MULTILINE)
     assert len(text.splitlines()) <= 85
 
@@ -91,7 +91,7 @@ def test_a_page_has_the_parameters_and_their_defaults(name):
 
 
 @every_page
-def test_a_page_says_the_same_in_a_job_and_in_python(name):
+def test_a_pages_job_and_python_make_the_same_method(name):
     (job,), (code,) = snippets(PAGES[name], "toml"), snippets(PAGES[name], "python")
     given = tomllib.loads(job)["method"]
     assert name == (given if isinstance(given, str) else given["name"])
@@ -144,11 +144,11 @@ def test_links_and_figures_exist(path):
 
 
 @every_file
-def test_no_paths_of_a_machine(path):
+def test_no_file_has_a_path_of_a_certain_machine(path):
     assert not re.search(r"(?<![\w.])/(home|root|work|Users|mnt)\b", path.read_text())
 
 
-def test_the_overview_repeats_each_page():
+def test_the_overview_has_the_costs_of_each_page():
     rows = table(OVERVIEW.read_text())
     for name, row in zip(RECIPES, rows, strict=True):
         link, idea, *cost = row
@@ -159,7 +159,7 @@ def test_the_overview_repeats_each_page():
 
 @every_page
 def test_cost_is_as_measured(name, make_federation, monkeypatch):
-    """After seven rounds in which all clients take part. Terms in C and D are small here."""
+    """In the seventh round with all clients. The model is so large that terms in C and D are small."""
     runs, passes, batches = [], [], []
     inside, view, outputs_of = Batch.__init__, local._view, Batch.outputs_of
 
@@ -192,7 +192,7 @@ def test_cost_is_as_measured(name, make_federation, monkeypatch):
     kept = max((packed.num_bytes for packed in last.memories.values()), default=0)
     states = num_bytes([hold.state for hold in last.held.values()])
     measured = [
-        in_batches / steps + (name == "fedalign"),  # its pass is through the model in training, not a teacher's
+        in_batches / steps + (name == "fedalign"),  # its pass is through the trained model, not a teacher
         in_round / data.num_clients,
         last.bytes_down / data.num_clients / unit,
         last.bytes_up / data.num_clients / unit,
@@ -208,8 +208,8 @@ def test_cost_is_as_measured(name, make_federation, monkeypatch):
         assert ("+" in cell) == (number != round(number)), "a term in C or D is stated where there is one"
 
 
-def test_the_comparisons_tables_are_made_of_its_results():
-    """No number in them was typed, and every method, setting and seed is there."""
+def test_the_comparisons_tables_are_made_from_its_results():
+    """No number was typed by hand, and every method, setting and seed is there."""
     spec = importlib.util.spec_from_file_location("make_comparison", DOCS.parent / "tools" / "make_comparison.py")
     tool = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tool)

@@ -1,4 +1,4 @@
-"""Grids: the runs that a job file with a [grid] stands for, and the table of their results."""
+"""Grids: the runs of a job file with a [grid], and the table of their results."""
 
 import csv
 import json
@@ -102,7 +102,7 @@ def test_a_job_without_a_grid_is_one_run(tables):
         ({}, {"grid": 3}, "grid = 3: this is a table, [grid]"),
     ],
 )
-def test_a_grid_that_is_not_well_formed_is_refused(tables, change, overrides, message):
+def test_a_wrong_grid_is_refused(tables, change, overrides, message):
     tables["grid"] |= change
     with pytest.raises(InputError) as refused:
         expand(tables, overrides)
@@ -135,12 +135,13 @@ def test_the_table_has_means_and_deviations_over_seeds(tables):
     assert lines[1]["forgetting_spread"] == ""
 
 
-# As a command --------------------------------------------------------------------------------------------------------
+# The command ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("rayfed.experiment._write_page", lambda path: None)  # it would take longer than the run
     rng = np.random.default_rng(0)
     (tmp_path / "data").mkdir()
     for split in ("train", "test"):
@@ -154,7 +155,7 @@ def rayfed(*arguments: str):
     return CliRunner().invoke(main, arguments)
 
 
-def test_a_grid_runs_once_and_ends_with_its_table(folder):
+def test_a_grid_runs_what_is_not_done_and_prints_its_table(folder):
     result = rayfed("run", "grid.toml", "--only", "*/seed-0")
     assert result.exit_code == 0, result.output
     assert "run 4 of 4" in result.stdout
@@ -199,7 +200,7 @@ def test_the_other_runs_continue_after_one_run_fails(folder):
     assert json.loads((folder / "runs/g/two/b/seed-0/summary.json").read_text())["status"] == "done"
 
 
-def test_list_runs_nothing_and_only_must_match_a_run(folder):
+def test_list_runs_nothing_and_the_pattern_of_only_must_match_a_run(folder):
     result = rayfed("run", "grid.toml", "--list", "--only", "shards/prox/*")
     assert result.stdout == "g/shards/prox/seed-0\ng/shards/prox/seed-1\n"
     assert not (folder / "runs").exists()

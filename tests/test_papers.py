@@ -1,4 +1,4 @@
-"""The papers' grids (jobs/papers/<paper>/<table>.toml) and the numbers beside them (results.csv) fit each other."""
+"""The papers' grids (jobs/papers/<paper>/<table>.toml) and the papers' numbers (results.csv) fit each other."""
 
 import csv
 import tomllib
@@ -45,7 +45,7 @@ def test_a_grid_is_complete(path):
     assert job["grid"]["seeds"]
     for setting in job["grid"]["setting"]:
         for key, value in setting.items():
-            if key != "name":  # an override is one quoted, dotted key; without quotes it is a nested table
+            if key != "name":  # an override is a quoted, dotted key; without quotes it would be a nested table
                 assert key.split(".")[0] in {"data", "model", "train"} and "." in key, key
             if key == "data.partition":
                 assert {"name", "num_clients", "seed"} <= set(value), setting["name"]
@@ -58,8 +58,9 @@ def test_the_first_line_is_the_command_that_runs_the_file(path):
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=short)
-def test_every_number_belongs_to_a_cell_and_is_in_range(path):
-    for line, row in enumerate(read(path), start=2):
+def test_every_number_belongs_to_a_run_is_in_range_and_is_listed_once(path):
+    rows = read(path)
+    for line, row in enumerate(rows, start=2):
         where = f"{path.parent.name}/results.csv:{line}"
         grid = path.with_name(row["grid"] + ".toml")
         assert grid.exists(), where
@@ -69,11 +70,6 @@ def test_every_number_belongs_to_a_cell_and_is_in_range(path):
         top = 1.0 if row["metric"].startswith(("forgetting", "alignment")) else 100.0
         assert 0 <= float(row["value"]) <= top, where
         assert not row["spread"] or 0 <= float(row["spread"]) < 10, where
-
-
-@pytest.mark.parametrize("path", RESULTS, ids=short)
-def test_no_number_is_there_twice(path):
-    rows = read(path)
     keys = Counter((r["table"], r["setting"], r["method"], r["metric"], r["stat"]) for r in rows)
     assert [key for key, count in keys.items() if count > 1] == []
 
@@ -92,4 +88,4 @@ def test_every_run_is_a_valid_job(path):
     tables = tomllib.loads(path.read_text())
     jobs = [cell.job() for cell in expand(tables)]
     assert len({job.name for job in jobs}) == len(jobs) == prod(map(len, tables.get("grid", {}).values()))
-    assert len({job.hash() for job in jobs}) == len(jobs)  # no two cells are one run under two names
+    assert len({job.hash() for job in jobs}) == len(jobs)  # no run is listed twice under two names

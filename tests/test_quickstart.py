@@ -1,4 +1,4 @@
-"""The first job that anybody runs, by the command that they type: it learns, and when it is stopped it says so."""
+"""The quickstart, run by its command: the model learns, and a run that is stopped says so."""
 
 import json
 import signal
@@ -28,11 +28,6 @@ def test_the_quickstart_learns_and_leaves_its_results(tmp_path):
     assert {path.name for path in folder.iterdir()} == tables | others
 
 
-def as_in_a_terminal():
-    """Heed Ctrl-C: a process that a shell started in the background ignores it, and so do its children."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["off", "on"])
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
@@ -40,7 +35,8 @@ def test_a_signal_stops_a_run_between_two_rounds(tmp_path, mode, sent):
     settings = ["model.name=lenet", "train.num_rounds=1000", f"ray.mode={mode}", f"output.path={tmp_path}"]
     command = [*COMMAND, *(word for setting in settings for word in ("-s", setting))]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    run = subprocess.Popen(command, preexec_fn=as_in_a_terminal, **pipes)
+    # A process that a shell started in the background ignores Ctrl-C, and so would its children.
+    run = subprocess.Popen(command, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **pipes)
     try:
         for line in run.stdout:
             if line.startswith("round    2/1000"):

@@ -1,4 +1,4 @@
-"""The README's tree has every file, and no other; its numbers are the comparison's; its examples can be run."""
+"""The README lists exactly the files that exist, its numbers are the comparison's, and its examples can be run."""
 
 import re
 from pathlib import Path
@@ -26,19 +26,15 @@ def test_the_tree_lists_every_source_file():
 def test_the_table_has_the_numbers_of_the_comparison():
     """Best, last and forgetting on MNIST with shards: the first three columns of the first table."""
     line = re.compile(r"^\| \[(\w+)\]\(.*?\) \| (.*?) \| (.*?) \| (.*?) \|", re.MULTILINE)
-    theirs = {
-        name: cells
-        for name, *cells in line.findall(
-            (ROOT / "docs/comparison.md").read_text().partition("### MNIST")[2].partition("### CIFAR-10")[0]
-        )
-    }
+    mnist = (ROOT / "docs/comparison.md").read_text().partition("### MNIST")[2].partition("### CIFAR-10")[0]
+    theirs = {name: cells for name, *cells in line.findall(mnist)}
     ours = {name: cells for name, *cells in line.findall((ROOT / "README.md").read_text())}
     assert len(ours) >= 5
     assert ours == {name: [cell.strip("*") for cell in theirs[name]] for name in ours}
 
 
 def test_the_clients_of_replay_examples_were_in_those_rounds():
-    """`rayfed replay` refuses any other client, so an example has to name one that the quickstart's seed has drawn."""
+    """`rayfed replay` refuses other clients, so an example must name a client that the quickstart's seed draws."""
     job = read_job(ROOT / "jobs/quickstart.toml")
     clients = {path: REPLAY.findall(path.read_text()) for path in EXAMPLES}
     assert all(clients.values())

@@ -1,4 +1,4 @@
-"""The page of a run: its numbers are those of the tables, and nothing in a run's files can become more than text."""
+"""The page of a run: its numbers are those of the tables, and everything in a run's files is shown as plain text."""
 
 import re
 import shutil
@@ -30,11 +30,11 @@ from rayfed.report.read import ClassLoss, forgotten, read_run
 from rayfed.runtime.here import Here
 
 HOSTILE = "</td></svg><script src=//evil.example></script><img src=x onerror='alert(1)'>&amp;$\\x$\"_"
-VOID = {"meta", "img", "link", "br"}  # elements that have no end
+VOID = {"meta", "img", "link", "br"}  # elements without an end tag
 
 
 class Page(HTMLParser):
-    """A page taken apart. Fails where elements are not nested as they should be."""
+    """The parts of a page. Fails where elements are not properly nested."""
 
     def __init__(self, text):
         super().__init__()
@@ -51,12 +51,8 @@ class Page(HTMLParser):
         elif tag in ("td", "th"):
             self.rows[-1].append("")
 
-    def handle_startendtag(self, tag, attributes):
-        self.tags[tag] += 1
-        self.attributes += attributes
-
     def handle_endtag(self, tag):
-        assert self.open.pop() == tag
+        assert tag in VOID or self.open.pop() == tag
 
     def handle_data(self, data):
         if "td" in self.open or "th" in self.open:
@@ -77,7 +73,7 @@ def tables(tmp_path_factory):
         "method": "fedntd",
         "data": {"partition": {"name": "dirichlet", "alpha": 0.3, "num_clients": 6}},
         "model": {"name": "lenet"},
-        "train": {"num_rounds": 3, "clients_per_round": 2, "lr": 0.05},
+        "train": {"num_rounds": 3, "clients_per_round": 2, "local_steps": 5, "lr": 0.05},
         "ray": {"mode": "off"},
         "output": {"path": str(tmp_path_factory.mktemp("runs"))},
     }
@@ -90,13 +86,13 @@ def result(tables):
 
 @pytest.fixture
 def copy(result, tmp_path):
-    """A run's folder that a test may spoil."""
+    """A copy of the run's folder that a test may change."""
     return shutil.copytree(result.path, tmp_path / "copy")
 
 
 @pytest.fixture
 def keeper(tmp_path):
-    """The keeper of a run by hand, of classes with any names."""
+    """Make the keeper of an invented run, with classes of any names."""
 
     def make(classes=("cat", "dog"), name="hand"):
         partition = {"name": "dirichlet", "num_clients": 7, "min_size": 0}
@@ -110,7 +106,7 @@ def keeper(tmp_path):
 
 
 def keep(keeper, *history, error=None):
-    """Keep a run with these rounds, that ends with an error if one is given; its folder."""
+    """Keep a run of these rounds, which ends with `error` if one is given; gives its folder."""
     with suppress(ArithmeticError, KeyboardInterrupt), keeper:
         for number, right in enumerate(history):
             keeper.keep(a_round(number, right))
@@ -120,7 +116,7 @@ def keep(keeper, *history, error=None):
 
 
 def a_round(number, right):
-    """A round after which `right[c]` of the 4 test images of class `c` are recognised."""
+    """A round after which the model recognises `right[c]` of the 4 test images of class `c`."""
     confusion = np.zeros((len(right), len(right)), np.int64)
     for c, count in enumerate(right):
         confusion[c, c], confusion[c, c - 1] = count, 4 - count
@@ -128,7 +124,7 @@ def a_round(number, right):
     return Round(number, {}, {}, {}, Evaluation(confusion, 8.0), np.ones(len(right)), 0.1, clients)
 
 
-def test_every_run_ends_with_a_page_whose_numbers_are_those_of_its_tables(result):
+def test_a_run_ends_with_a_page_that_has_the_numbers_of_its_tables(result):
     page, rounds = Page((result.path / "report.html").read_text()), result.rounds.to_pylist()
     best = max(rounds, key=lambda row: row["test_accuracy"])
     assert page.tiles["best accuracy"] == f"{best['test_accuracy']:.4f}"
@@ -173,16 +169,16 @@ def test_the_page_says_what_ran(result):
     assert environment["packages"]["torch"] in text and environment["partition"] in text
 
 
-def test_the_page_needs_nothing_from_elsewhere_and_runs_nothing(result):
+def test_the_page_loads_nothing_and_runs_nothing(result):
     text = (result.path / "report.html").read_text()
     found = Page(text)
     assert "://" not in text and "@import" not in text and "url(//" not in text
     assert not {"script", "link", "iframe", "object", "img"} & set(found.tags)
     assert all(re.match("#|data:image/png;base64,", link) for link in found.values_of("src", "href", "xlink:href"))
     assert not [name for name, _ in found.attributes if name.startswith("on")]
-    assert "default-src 'none'" in text, "a browser is told so as well"
+    assert "default-src 'none'" in text, "browsers are told to load nothing"
     names = found.values_of("id")
-    assert len(names) == len(set(names)), "figures share no ids"
+    assert len(names) == len(set(names)), "no id is used twice"
     assert {link[1:] for link in found.values_of("xlink:href") if link.startswith("#")} <= set(names)
 
 
@@ -191,10 +187,10 @@ def test_every_figure_has_axes_with_units_and_a_caption(result):
     assert text.count("<figure>") == text.count("<figcaption>") == 5
     for words in ("test accuracy (fraction)", "mean loss per image (nats)", "seconds per client", "images", "round"):
         assert f">{words}</text>" in text
-    assert figures.INK not in text, "lines and letters have the page's colour"
+    assert figures.INK not in text, "lines and text take the page's colour"
 
 
-def test_a_page_is_made_anew_the_same_to_the_byte(copy):
+def test_a_page_made_again_is_the_same_byte_for_byte(copy):
     first = (copy / "report.html").read_bytes()
     (copy / "report.html").unlink()
     done = CliRunner().invoke(main, ["report", str(copy)])
@@ -209,7 +205,7 @@ def test_a_folder_that_is_not_a_run_is_refused(tmp_path):
     assert (done.exit_code, "is not the folder of a run: it holds no job.toml" in done.stderr) == (2, True)
 
 
-def test_names_are_text_whatever_they_hold(keeper):
+def test_names_are_shown_as_plain_text(keeper):
     rounds = [[number, 1, 2, 3] for number in range(3)]
     run = read_run(keep(keeper((HOSTILE, "$x_{", "\u72ac", "<b>")), *rounds, error=ArithmeticError(HOSTILE)))
     assert HOSTILE in run.error
@@ -224,14 +220,14 @@ def test_names_are_text_whatever_they_hold(keeper):
 
 
 @pytest.mark.parametrize("gone", ["rounds", "clients", "classes", "partition", "environment", "summary"])
-def test_a_page_is_made_of_the_files_that_are_left(gone, copy):
+def test_a_page_is_made_even_if_a_file_is_missing(gone, copy):
     for file in copy.glob(f"{gone}.*"):
         shutil.rmtree(file) if file.is_dir() else file.unlink()
     text = write_report(copy).read_text()
     assert "look" in text and Page(text).tiles
 
 
-def test_a_run_has_a_page_from_its_beginning_on(keeper):
+def test_an_unfinished_run_has_a_page(keeper):
     with keeper() as made:
         assert "No round was finished" in write_report(made.path).read_text()
         made.keep(a_round(0, [1, 2]))
@@ -240,7 +236,7 @@ def test_a_run_has_a_page_from_its_beginning_on(keeper):
         assert "7 clients hold 60 images" in text
 
 
-def test_a_missing_table_of_the_last_round_does_no_harm(keeper):
+def test_the_last_round_may_lack_a_table(keeper):
     path = keep(keeper(), *([number, 3 - number] for number in range(4)))
     (path / "classes.parquet" / "round-00003.parquet").unlink()
     run = read_run(path)
@@ -249,7 +245,7 @@ def test_a_missing_table_of_the_last_round_does_no_harm(keeper):
     assert Page(run_page(run)).tiles["rounds"] == "3"
 
 
-def test_nothing_is_known_of_a_class_without_test_images(keeper):
+def test_a_class_without_test_images_has_no_numbers(keeper):
     run = read_run(keep(keeper(("cat", "dog", "elk"))))
     history = np.array([[1.0, 1.0, np.nan], [0.9, 0.0, np.nan], [0.2, 0.5, np.nan], [0.3, 0.6, np.nan]])
     run = replace(run, classes=("cat", "dog", "elk"), class_accuracy=history)
@@ -259,7 +255,7 @@ def test_nothing_is_known_of_a_class_without_test_images(keeper):
     assert losses[2].name == "elk" and ["elk", "n/a", "1", "n/a", "n/a", ""] in Page(run_page(run)).rows
 
 
-def test_a_crowd_of_clients_shares_columns(keeper):
+def test_many_clients_share_the_columns_of_the_figure(keeper):
     run = read_run(keep(keeper()))
     many = {"client": np.arange(10_000), "class": np.arange(10_000) % 2, "count": np.full(10_000, 5)}
     assert "images, mean of 26 clients" in figures.partition(many, run.classes, 10_001)
@@ -269,7 +265,7 @@ def test_a_crowd_of_clients_shares_columns(keeper):
 
 @dataclass(frozen=True)
 class Fails(Part):
-    """Fails in a round."""
+    """Raises an error in round `at`."""
 
     at: int = 2
 
@@ -285,7 +281,7 @@ def test_a_failed_run_has_a_page_that_says_why(tables):
     assert 'class="status failed"' in text and "as asked" in text and Page(text).tiles["rounds"] == "1"
 
 
-def test_a_page_that_cannot_be_made_does_not_cost_the_run(tables, monkeypatch):
+def test_a_page_that_cannot_be_made_does_not_fail_the_run(tables, monkeypatch):
     def fail(path):
         raise ValueError("no ink")
 

@@ -1,4 +1,4 @@
-"""Laws of trees: taken apart and put together, added in order, on the wire, on the disk."""
+"""Trees: their leaves, how they are added, and how they are sent and saved."""
 
 import math
 import pickle
@@ -22,7 +22,7 @@ DTYPES = [
 
 @st.composite
 def tensors(draw):
-    """Any bits, of any type, NaNs among them."""
+    """Any bits of any type, also NaNs."""
     dtype, shape = draw(st.sampled_from(DTYPES)), draw(st.lists(st.integers(0, 4), max_size=3).map(tuple))
     count = math.prod(shape)
     if dtype == torch.bool:
@@ -45,7 +45,7 @@ any_tree = st.recursive(
 
 
 def same(a, b):
-    """Equal trees: types, order of keys, and every bit."""
+    """Whether two trees are equal: types, order of keys, and every bit."""
     if isinstance(a, torch.Tensor):
         raw = [t.contiguous().reshape(-1).view(torch.uint8).tolist() for t in (a, b)]
         return a.dtype == b.dtype and a.shape == b.shape and raw[0] == raw[1]
@@ -76,7 +76,7 @@ def test_leaves_by_hand():
 
 @example([torch.ones(shape).to(dtype) for dtype in DTYPES for shape in [(), (0,), (3,), (2, 0, 3), (2, 3)]])
 @given(any_tree)
-def test_a_tree_comes_back_from_its_leaves_from_the_wire_and_from_the_disk(tree):
+def test_a_tree_is_the_same_after_leaves_packing_pickling_and_saving(tree):
     packed = pack(tree)
     assert same(trees.tree_of(leaves(tree)), tree)
     assert same(unpack(packed), tree)
@@ -135,13 +135,9 @@ def test_integers_stay_exact_integers(dtype):
     assert total["n"] == 3 * (2**60 + 1)
 
 
-def test_booleans_are_counted():
-    assert lists(ordered_sum({"x": torch.tensor([True, False])}, {"x": torch.tensor([True, True])})) == {"x": [2, 1]}
-
-
 @pytest.mark.parametrize("weights", [(1, 3), (3, 1), (2, 5), (1, 0.5), (0.5, 1), (1.0, 1.0)], ids=str)
 def test_integer_tensors_may_have_any_weight(weights):
-    """The type of the first weight decides nothing about the later weights."""
+    """The later weights need not be of the type of the first."""
     total = ordered_sum(*[{"t": Scaled(weight, torch.tensor([10, 20]))} for weight in weights])
     assert total["t"].tolist() == [10 * sum(weights), 20 * sum(weights)]
 
@@ -152,7 +148,8 @@ def test_weights_of_nested_trees_multiply():
     assert lists(ordered_sum(tree, tree)) == {"a": 6.0, "n": 16, "in": [12.0, None]}
 
 
-def test_sums_of_tuples_and_of_empty_trees():
+def test_sums_of_booleans_tuples_and_empty_trees():
+    assert lists(ordered_sum(torch.tensor([True, False]), torch.tensor([True, True]))) == [2, 1]
     assert lists(ordered_sum((1, torch.tensor(2)), (3, torch.tensor(4)))) == (4, 6)
     assert ordered_sum({}, {}) == {}
     assert ordered_sum({"p": ()}, {"p": ()}) == {"p": ()}
@@ -160,7 +157,7 @@ def test_sums_of_tuples_and_of_empty_trees():
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.int64], ids=str)
-def test_summands_are_left_as_they_are(dtype):
+def test_a_sum_does_not_change_its_summands(dtype):
     first, second = torch.ones(2, dtype=dtype), torch.ones(2, dtype=dtype)
     total = ordered_sum({"x": first, "y": Scaled(2, first)}, {"x": second, "y": Scaled(3, second)})
     assert lists(total) == {"x": [2, 2], "y": [5, 5]}
@@ -188,7 +185,7 @@ def test_the_first_invalid_value_of_a_summand_is_named_by_its_place(tree, place,
         ordered_sum(tree(bad))
 
 
-def test_a_leaf_that_is_no_number_cannot_be_added():
+def test_a_leaf_that_is_not_a_number_is_refused():
     with pytest.raises(ValueError, match=r"^holds a str, which is neither a tensor nor a number, at p\.1$"):
         ordered_sum({"p": [1, "text"]})
 
@@ -209,7 +206,7 @@ def test_a_leaf_that_is_no_number_cannot_be_added():
         ({"p": {}}, {"p": []}, "p is a list, not a dict"),
         ({}, {"p": 5}, "the value is missing"),
         (None, {"p": 5}, "the value is missing"),
-        # Places that read alike are not the same place.
+        # Different places with the same text.
         ([1], (1,), "0 "),
         ({"3": 1}, {3: 1}, "3 "),
         ({"a": {"b": torch.zeros(2)}, "a.b": 1}, {"a": {"b": torch.zeros(3)}, "a.b": 1}, "a.b is float32"),
@@ -220,10 +217,10 @@ def test_a_summand_unlike_the_first_is_refused_by_the_place_that_differs(first, 
         ordered_sum(first, second)
 
 
-# The wire.
+# Packing.
 
 
-def test_one_buffer_for_each_type():
+def test_packing_makes_one_buffer_per_type():
     packed = pack({"a": torch.ones(2, 3), "b": [torch.zeros(4), torch.ones(5, dtype=torch.int64)]})
     assert {name: (buffer.dtype, buffer.shape) for name, buffer in packed.buffers.items()} == {
         "float32": (np.dtype(np.uint8), (40,)),
@@ -233,7 +230,7 @@ def test_one_buffer_for_each_type():
     assert pack({"n": 1, "none": None}).num_bytes == 0
 
 
-def test_views_and_gradients_are_packed_as_the_values_they_show():
+def test_views_and_parameters_are_packed_as_plain_values():
     base = torch.arange(12.0).view(3, 4)
     tree = [base.t(), base[:, 1], base[::2], torch.ones(2, requires_grad=True), torch.tensor(1.0).expand(3)]
     back = unpack(pack(tree))
@@ -241,8 +238,8 @@ def test_views_and_gradients_are_packed_as_the_values_they_show():
     assert not back[3].requires_grad
 
 
-def test_packing_copies():
-    source = {"one": torch.ones(2), "other": torch.ones(3, dtype=torch.int64)}  # one of each: nothing to gather
+def test_packed_tensors_are_copies():
+    source = {"one": torch.ones(2), "other": torch.ones(3, dtype=torch.int64)}  # one of each type: none are joined
     packed = pack(source)
     for tensor in source.values():
         tensor.zero_()
@@ -261,7 +258,7 @@ def test_unpacking_gives_fresh_memory_each_time():
     assert second[1].values["x"].tolist() == [1, 1, 1]
 
 
-# The disk.
+# Saving.
 
 
 def test_a_nested_skeleton_of_version_1_is_still_read():

@@ -1,4 +1,4 @@
-"""Weights as values: their arithmetic, by name."""
+"""Arithmetic of weights, tensor by tensor of the same name."""
 
 import math
 
@@ -30,7 +30,7 @@ def test_arithmetic_changes_nothing_in_place():
     before = lists([A, B])
     results = [w.add(A, B), w.subtract(A, B), w.scale(A, 2.0), w.like(A, A), w.zeros_like(A)]
     for result in results:
-        if result["w"].data_ptr() != A["w"].data_ptr():  # `like` may give the same tensor where there is nothing to do
+        if result["w"].data_ptr() != A["w"].data_ptr():  # `like` may return the same tensor if there is nothing to do
             result["w"].fill_(math.nan)
     assert lists([A, B]) == before
 

@@ -50,7 +50,7 @@ elif docker compose version >/dev/null 2>&1 && docker info >/dev/null 2>&1; then
     trap 'docker compose --file "$here/compose.yaml" down; rm -rf "$work"' EXIT
     docker compose --file "$here/compose.yaml" up --quiet-pull &
 elif has prometheus; then
-    echo "neither Grafana nor Docker is here, so there are no panels" >&2
+    echo "neither Grafana nor Docker is installed: Prometheus runs without panels" >&2
     run_prometheus
 else
     echo "install prometheus and grafana, or Docker with its compose plugin" >&2

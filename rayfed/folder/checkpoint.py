@@ -143,7 +143,7 @@ class Checkpoints:
         """Write the checkpoint of a round, unless it exists; keep the checkpoint before it, and delete older ones."""
         if round.round == self.round:
             return
-        beginning, before = stem(round.round), self._newest
+        beginning, before, state = stem(round.round), self._newest, _state(round)
         written = [f"{beginning}.json"]  # first: it is deleted first if writing fails
         files: dict[str, str] = {}  # name -> hash
 
@@ -153,9 +153,9 @@ class Checkpoints:
             files[name] = hashlib.sha256(content).hexdigest()
 
         try:
+            write(f"{beginning}.state.safetensors", to_bytes(pack(state)))
             weights = {name: tensor.contiguous() for name, tensor in round.weights.items()}
             write(f"{beginning}.safetensors", safetensors.torch.save(weights))
-            write(f"{beginning}.state.safetensors", to_bytes(pack(_state(round))))
             for name, table in tables.items():
                 pq.write_table(table, content := io.BytesIO())
                 write(f"{beginning}.{name}.parquet", content.getvalue())

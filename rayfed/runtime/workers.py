@@ -8,8 +8,6 @@ from contextlib import contextmanager
 import torch
 
 from rayfed.engine import Workers
-from rayfed.errors import InputError
-from rayfed.job import is_relative
 from rayfed.local import Site
 from rayfed.runtime.here import Here, Progress, no_progress
 
@@ -23,11 +21,6 @@ def open_workers(site: Site, progress: Progress = no_progress, *, on_ray: bool) 
             with sigterm_as_ctrl_c():
                 yield Here(site, progress, gpu=job.ray.num_gpus != 0)
             return
-        if job.ray.data == "storage":
-            for key, path in job.places().items():
-                if key.startswith("data.") and is_relative(path):
-                    text = "with ray.data = 'storage' every node reads it, so give an absolute path"
-                    raise InputError(f"{key} = '{path}': {text}")
         from rayfed.runtime.session import open_pool  # importing Ray takes a second
 
         with open_pool(site, progress) as pool, sigterm_as_ctrl_c():  # Ray sets a handler of its own when it starts

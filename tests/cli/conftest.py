@@ -1,4 +1,4 @@
-"""The command; a working folder with a tiny data set, a model and a job; and a job server that runs nothing."""
+"""The command; a working folder with a job, a model and a tiny data set; and a job server that runs nothing."""
 
 import json
 import sys
@@ -47,19 +47,18 @@ def rayfed():
 
 @pytest.fixture
 def write_images():
-    """Write images, labels and, where they have names, classes to a Parquet file."""
+    """Write images and labels to a Parquet file."""
 
-    def write(path, images, labels, classes=""):
-        table = pa.table({"image": images, "label": pa.array(labels)})
+    def write(path, images, labels):
         path.parent.mkdir(exist_ok=True)
-        pq.write_table(table.replace_schema_metadata({"classes": classes} if classes else None), path)
+        pq.write_table(pa.table({"image": images, "label": labels}), path)
 
     return write
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch, write_images):
-    """The current folder. What tests do to sys.path is undone."""
+    """The current folder, a temporary one. Changes of sys.path are undone after the test."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "tiny_models", raising=False)

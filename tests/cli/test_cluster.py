@@ -1,4 +1,4 @@
-"""The commands for clusters, as far as they need no cluster: what they print, refuse, and end with."""
+"""The commands for clusters, without a cluster: their output, refusals and exit codes."""
 
 import fcntl
 import json
@@ -23,19 +23,17 @@ from rayfed.grid import expand
 from rayfed.job import Training
 from rayfed.runtime.jobs import Submission
 
-NOBODY = "127.0.0.1:1"
+NO_RAY = "127.0.0.1:1"  # nothing listens there
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """The current folder, with a job; nothing names a cluster or a token."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for name in ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+def folder(folder, monkeypatch):
+    """The current folder, without a variable or file that names a cluster or a token."""
+    monkeypatch.setenv("HOME", str(folder))
+    for name in ("RAY_API_SERVER_ADDRESS", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # or this process would keep a token that it finds
-    (tmp_path / "job.toml").write_text('name = "tiny"')
-    return tmp_path
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # otherwise this process would keep a token that it finds
+    return folder
 
 
 def write_run(path, status, accuracy=0.5):
@@ -47,18 +45,18 @@ def write_run(path, status, accuracy=0.5):
 
 @pytest.mark.parametrize("words", [["submit", "job.toml"], ["status"], ["logs", "tiny"], ["stop", "tiny"]])
 def test_a_cluster_that_does_not_answer_is_one_error(folder, rayfed, words):
-    ended = rayfed(*words, "--address", f"http://{NOBODY}")
+    ended = rayfed(*words, "--address", f"http://{NO_RAY}")
     assert ended.exit_code == 2
     (error,) = ended.stderr.splitlines()
-    assert error.startswith(f"error: no Ray answers at http://{NOBODY} (")
+    assert error.startswith(f"error: no Ray answers at http://{NO_RAY} (")
     assert "name another by its dashboard, such as --address http://127.0.0.1:8265" in error
 
 
-def test_the_error_names_the_variable_that_named_the_cluster(folder, rayfed, monkeypatch):
+def test_the_error_names_the_variable_that_gave_the_address(folder, rayfed, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:2")
-    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", f"http://{NOBODY}")
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", f"http://{NO_RAY}")
     ended = rayfed("logs", "tiny")
-    assert f"error: no Ray answers at http://{NOBODY}, which RAY_API_SERVER_ADDRESS names, (" in ended.stderr
+    assert f"error: no Ray answers at http://{NO_RAY}, which RAY_API_SERVER_ADDRESS names, (" in ended.stderr
     ended = rayfed("logs", "tiny", "--address", "http://127.0.0.1:3")
     assert "error: no Ray answers at http://127.0.0.1:3 (" in ended.stderr, "an option wins over a variable"
 
@@ -71,7 +69,7 @@ def test_the_error_names_the_variable_that_named_the_cluster(folder, rayfed, mon
         (["--address", "http://nobody.invalid", "-s", "method=fedntdd"], "did you mean 'fedntd'?"),
     ],
 )
-def test_submit_checks_a_job_as_run_does_before_it_asks_the_cluster(folder, rayfed, given, message):
+def test_submit_checks_a_job_before_it_contacts_the_cluster(folder, rayfed, given, message):
     ended = rayfed("submit", "job.toml", *given)
     assert ended.exit_code == 2
     assert message in ended.stderr
@@ -84,18 +82,17 @@ def test_submit_checks_every_run_of_a_grid(folder, rayfed):
     assert ended.stderr.startswith("error: g/a/seed-0: unknown method 'fedavgg'; did you mean 'fedavg'?")
 
 
-def test_submit_refuses_a_job_file_outside_of_the_folder(folder, rayfed, monkeypatch):
+def test_submit_refuses_a_job_file_outside_the_folder(folder, rayfed, monkeypatch):
     (folder / "inner").mkdir()
     monkeypatch.chdir(folder / "inner")
     ended = rayfed("submit", "../job.toml")
     assert ended.exit_code == 2
-    assert ended.stderr.startswith(
-        "error: '../job.toml' lies outside this folder, which is sent to the cluster; submit"
-    )
+    message = "error: '../job.toml' lies outside this folder, which is sent to the cluster; submit"
+    assert ended.stderr.startswith(message)
 
 
 def test_status_shows_the_runs_of_this_folder(folder, rayfed, monkeypatch):
-    monkeypatch.setattr("rayfed.runtime.address.USUAL", f"http://{NOBODY}")
+    monkeypatch.setattr("rayfed.runtime.address.USUAL", f"http://{NO_RAY}")
     assert rayfed("status").stdout.startswith("runs in runs: none\n")
     write_run(folder / "runs/papers/b", "stopped", 0.25)
     write_run(folder / "runs/a", "failed", None)
@@ -110,7 +107,7 @@ def test_status_shows_the_runs_of_this_folder(folder, rayfed, monkeypatch):
     assert lines[-1] == "no Ray answers on this machine, so there are no submitted jobs"
 
 
-def test_status_lists_the_run_that_was_written_last_first(folder):
+def test_status_lists_the_newest_run_first(folder):
     for age, name in enumerate(("new", "old", "older")):
         write_run(folder / "runs" / name, "done")
         os.utime(folder / "runs" / name / "summary.json", (10**9 - age, 10**9 - age))
@@ -167,12 +164,12 @@ def test_the_command_ends_as_the_job_did(capsys, ended, code, said):
     assert capsys.readouterr().err.startswith(said)
 
 
-def test_a_job_that_can_be_resumed_is_listed_as_such():
+def test_status_says_that_a_job_can_be_resumed():
     assert status_text(submission("failed", exit_code=75)) == "can be resumed"
     assert status_text(submission("failed", exit_code=1)) == "failed"
 
 
-def test_a_second_run_of_the_same_name_is_refused_while_the_first_is_under_way():
+def test_a_run_is_refused_while_another_of_its_name_is_pending_or_running():
     over = submission("done", started=datetime.now(UTC) - timedelta(hours=1))
     refuse_twins("tiny", [over], None)
     refuse_twins("other", [submission("running")], None)
@@ -185,7 +182,7 @@ def test_a_hint_names_the_same_cluster():
     assert hint("logs -f", "a/b", "http://x:1") == "`rayfed logs -f a/b --address http://x:1`"
 
 
-def test_the_description_that_the_cluster_keeps_is_text():
+def test_the_cluster_gets_a_description_of_the_job_as_text():
     tables = {"name": "tiny", "method": "fedntd"}
     (cell,) = expand(tables)
     kept = described([cell], [cell.job()], "/runs/tiny")
@@ -198,7 +195,7 @@ def test_the_description_that_the_cluster_keeps_is_text():
     assert all(isinstance(value, str) for value in (*kept.values(), *of_grid.values()))
 
 
-def test_the_commands_in_the_documentation_can_be_typed():
+def test_the_commands_in_the_documentation_have_valid_options():
     page = (Path(__file__).resolve().parents[2] / "docs/jobs.md").read_text()
     lines = re.findall(r"^\$ rayfed (.*)$", page, re.MULTILINE)
     for line in lines:

@@ -1,4 +1,4 @@
-"""However the process of a run ends, its parent ends the same way, and explains an end without a message."""
+"""The guard ends as the guarded process of the run ended, and explains an end without a message."""
 
 import os
 import signal
@@ -37,13 +37,13 @@ def state(pid):
 
 
 @pytest.mark.parametrize("code", [0, 2, 130])
-def test_a_process_that_exits_normally_is_passed_on_as_it_is(start, code):
+def test_output_and_code_of_a_normal_exit_are_passed_on(start, code):
     run = start(f"print('done'); sys.exit({code})")
     assert (*run.communicate(timeout=60), run.returncode) == ("done\n", "", code)
 
 
 @pytest.mark.parametrize("code", [0, 1])
-def test_a_process_that_ends_without_a_message_can_be_resumed(start, code):
+def test_an_exit_without_a_message_is_explained_and_can_be_resumed(start, code):
     _, said = (run := start(f"os._exit({code})")).communicate(timeout=60)
     assert run.returncode == 75
     assert f"ended without a message, with exit code {code}" in said and said.endswith(HOW_TO_CONTINUE)
@@ -63,7 +63,7 @@ def test_the_signal_that_killed_the_process_is_named(start, what, number):
     [(signal.SIGHUP, [os.kill]), (signal.SIGINT, [os.killpg]), (signal.SIGTERM, [os.kill, os.killpg])],
 )
 def test_a_signal_is_passed_on_once(start, number, to):
-    """Also where it is sent to the whole group, as a terminal and Ray's jobs do, or to both, as `timeout` does."""
+    """Also if the signal goes to the whole group, as from a terminal or Ray's jobs, or to both, as from `timeout`."""
     heard = "import signal; got = []; signal.signal({0}, lambda *_: got.append(1)); print('ready', flush=True); "
     wait = "time.sleep(0.5); time.sleep(0.5); print(len(got)); sys.exit(3)"
     run = start(heard.format(int(number)) + wait)
@@ -74,14 +74,14 @@ def test_a_signal_is_passed_on_once(start, number, to):
     assert (run.communicate(timeout=60)[0], run.returncode) == ("1\n", 3)
 
 
-def test_a_process_ended_by_sigterm_needs_no_message(start):
+def test_an_end_by_sigterm_is_not_explained(start):
     run = start(SLEEP)
     run.stdout.readline()
     run.terminate()
     assert (*run.communicate(timeout=60), run.returncode) == ("", "", -signal.SIGTERM)
 
 
-def test_the_process_does_not_outlive_its_parent(start):
+def test_the_guarded_process_ends_with_its_parent(start):
     run = start(SLEEP)
     child = int(run.stdout.readline())
     run.kill()

@@ -1,4 +1,4 @@
-"""The files that are sent with a submitted job, and the files that stay: compared with what Ray packs."""
+"""The files that `rayfed submit` sends, and the files that stay; compared with the archive that Ray makes."""
 
 import io
 import os
@@ -15,6 +15,7 @@ from rayfed.cli.package import PACKAGE, anchored, chosen, staged
 from rayfed.errors import InputError
 
 CODE = ["id_map.py", "job.toml", "jobs/table.csv", "mine.py", "models/net.py"]
+WITHOUT_TABLE = [name for name in CODE if name != "jobs/table.csv"]
 LEFT = [
     *(".env", ".netrc", ".aws/credentials", "models/.hidden"),
     *("server.pem", "models/tls.key", "id_rsa", "keys/id_ecdsa"),
@@ -43,7 +44,7 @@ def git(folder, *words):
 
 
 def sent(root, *without, patterns=()):
-    """The files that Ray packs of the chosen files."""
+    """The names of the chosen files, as Ray packs them."""
     sizes, archive = chosen(root, without, patterns), root.parent / "sent.zip"
     archive.unlink(missing_ok=True)
     with staged(root, sizes) as code:
@@ -56,14 +57,14 @@ def sent(root, *without, patterns=()):
     return sorted(there)
 
 
-def test_code_travels_and_secrets_data_caches_environments_and_runs_stay(root):
+def test_code_is_sent_and_secrets_data_caches_environments_and_runs_stay(root):
     assert sent(root) == CODE
 
 
 def test_paths_of_the_job_stay(root, monkeypatch):
     write(root / "out/tiny/table.csv")
     write(root / "images/cat/1.png")
-    write(root / "models/images/1.png")  # of the same name, elsewhere
+    write(root / "models/images/1.png")  # the same name elsewhere
     (root.parent / "link").symlink_to(root)
     monkeypatch.chdir(root)
     assert sent(root, Path("out"), root.parent / "link/images") == sorted([*CODE, "models/images/1.png"])
@@ -72,55 +73,39 @@ def test_paths_of_the_job_stay(root, monkeypatch):
 @pytest.mark.parametrize("patterns", [["notes", "*.csv"], ["notes/**", "jobs"], ["/notes/old/*.pdf", "table.csv"]])
 def test_patterns_leave_out_files_and_whole_folders(root, patterns):
     write(root / "notes/old/a.pdf")
-    assert sent(root, patterns=patterns) == ["id_map.py", "job.toml", "mine.py", "models/net.py"]
+    assert sent(root, patterns=patterns) == WITHOUT_TABLE
 
 
 @pytest.mark.parametrize(
-    ("file", "lines"),
-    [
-        (".gitignore", "jobs/\nsecret.py\n"),
-        (".gitignore", "*.csv\nsecret.*\n"),
-        (".git/info/exclude", "table.csv\nsecret.py\n"),
-        (".rayignore", "table.csv\nsecret.py\n"),
-    ],
+    ("file", "pattern"),
+    [(".gitignore", "jobs/"), (".gitignore", "*.csv"), (".git/info/exclude", "table.csv"), (".rayignore", "table.csv")],
 )
-def test_ignored_files_stay(root, file, lines):
+def test_ignored_files_stay(root, file, pattern):
     write(root / "secret.py")
     git(root, "init", "-q")
     assert "secret.py" in sent(root)
-    write(root / file, lines)
-    assert [name for name in sent(root) if name != ".rayignore"] == [
-        "id_map.py",
-        "job.toml",
-        "mine.py",
-        "models/net.py",
-    ]
+    write(root / file, f"{pattern}\nsecret.*\n")
+    assert [name for name in sent(root) if name != ".rayignore"] == WITHOUT_TABLE
 
 
-def test_a_nested_gitignore_counts_for_its_folder(root):
+@pytest.mark.parametrize("inner", [".", "models"])
+def test_a_nested_gitignore_applies_to_its_folder_or_inner_repository(root, inner):
     git(root, "init", "-q")
+    git(root, "init", "-q", inner)
     write(root / "models/.gitignore", "mine.py\nweights/\n")
     write(root / "models/mine.py")
     write(root / "models/weights/large.bin")
     assert sent(root) == CODE
 
 
-def test_a_gitignore_of_all_hidden_files_leaves_the_folder(root):
+def test_a_gitignore_of_all_hidden_files_does_not_leave_out_the_folder(root):
     """Ray's own reading of `.*` would leave out the folder itself, `.`."""
     git(root, "init", "-q")
     write(root / ".gitignore", ".*\n")
     assert sent(root) == CODE
 
 
-def test_a_repository_in_the_folder_is_sent_without_the_files_that_it_ignores(root):
-    git(root, "init", "-q")
-    git(root, "init", "-q", "models")
-    write(root / "models/.gitignore", "secret.py\n")
-    write(root / "models/secret.py")
-    assert sent(root) == CODE
-
-
-def test_a_folder_that_an_outer_repository_ignores_as_a_whole_travels(root):
+def test_a_folder_that_an_outer_repository_ignores_is_sent(root):
     git(root.parent, "init", "-q")
     write(root.parent / ".gitignore", "work\n")
     assert sent(root) == CODE
@@ -138,7 +123,7 @@ def test_a_git_that_fails_inside_a_repository_is_refused(root, repository, monke
     )
 
 
-def test_outside_of_a_repository_git_is_not_asked(root, monkeypatch):
+def test_git_is_not_run_outside_a_repository(root, monkeypatch):
     break_git(root.parent, monkeypatch)
     assert sent(root) == CODE
 
@@ -149,7 +134,7 @@ def break_git(folder, monkeypatch):
     monkeypatch.setenv("PATH", f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}")
 
 
-def test_links_to_files_inside_travel_and_all_other_links_stay(root):
+def test_links_to_files_in_the_folder_are_sent_and_other_links_stay(root):
     write(root.parent / "outside/secret.txt")
     (root / "inside.py").symlink_to("models/net.py")
     (root / "outside.txt").symlink_to("../outside/secret.txt")
@@ -161,7 +146,7 @@ def test_links_to_files_inside_travel_and_all_other_links_stay(root):
 
 
 def test_any_name_can_be_left_out(root):
-    """Names that mean something else in a pattern leave out nothing but themselves."""
+    """A name with special characters of patterns leaves out only the file of that name."""
     names = ["*", "[a]", "!mine.py", "#mine.py", "mine.??", "end ", " mine.py", "back\\slash", "jobs/**", "tab\t", "\n"]
     for name in names:
         write(root / name)
@@ -187,7 +172,7 @@ def test_more_than_100_mib_is_refused_with_the_largest_files(root):
 
 
 def submit(cluster, rayfed, *words):
-    """Submit a job; give the names of the files that the cluster got of the working folder and of the package."""
+    """Submit a job; returns the names of the files of the working folder and of the package that the cluster got."""
     ended = rayfed("submit", "job.toml", "--address", cluster.url, *words)
     assert ended.exit_code == 0, ended.output
     environment = cluster.submissions[-1]["runtime_env"]
@@ -196,7 +181,7 @@ def submit(cluster, rayfed, *words):
     return [sorted(name for name in ZipFile(io.BytesIO(content)).namelist()) for content in archives]
 
 
-def test_a_submission_has_the_folder_and_the_whole_package_that_runs_here(folder, rayfed, cluster):
+def test_a_submission_has_the_folder_and_the_whole_installed_package(folder, rayfed, cluster):
     """The patterns that leave out parts of the folder, such as `data`, leave the package whole."""
     write(folder / "rayfed/__init__.py", "an older one")
     write(folder / "methods/readme.txt")
@@ -221,12 +206,12 @@ def job(**given):
     return read_job({"name": "tiny"}, {key.replace("__", "."): value for key, value in given.items()})
 
 
-def test_a_source_with_a_name_is_not_a_path():
+def test_the_name_of_a_source_is_not_a_path():
     assert job().places() == {"output.path": "runs", "data.root": "~/.cache/rayfed/data"}
     assert job(data__source="mine", output__path="/shared").places()["data.source"] == "mine"
 
 
-def test_relative_paths_are_taken_from_the_users_folder():
+def test_relative_paths_begin_at_the_users_folder():
     given = job(data__source="mine.parquet", data__test="s3://bucket/test.parquet", output__checkpoints="~/kept")
     here = Path("/here")
     assert anchored([given], here, "x") == {"output.path": "/here/runs", "data.source": "/here/mine.parquet"}

@@ -1,4 +1,4 @@
-"""Commands that show: help, keys, methods, data, partition; and what the shell completes."""
+"""Commands that only show: help, keys, methods, data and partition; and shell completion."""
 
 import os
 import runpy
@@ -20,7 +20,7 @@ from rayfed.methods.registry import PARTS, RECIPES
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = {"torch", "ray", "pyarrow", "matplotlib", "pydantic", "numpy"}
-NONE_BY_DEFAULT = {"train.local_steps"}  # not in a table, since TOML has no word for none
+NONE_BY_DEFAULT = {"train.local_steps"}  # not in a table, because TOML has no null
 ONE_LETTER = {"s": "shards", "k": "classes"}  # keys of partitions, and the rules that take them
 
 
@@ -39,7 +39,7 @@ def test_the_version_is_that_of_the_package(rayfed):
 
 
 def imported_by(*words, **variables):
-    """The top-level modules that the command imports, and its output."""
+    """The top-level modules that a command imports, and its output."""
     command = [sys.executable, "-X", "importtime", "-m", "rayfed", *words]
     ended = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **variables})
     lines = [line.rpartition("|")[2].strip() for line in ended.stderr.splitlines() if line.startswith("import time:")]
@@ -60,7 +60,7 @@ def test_completion_imports_nothing_heavy(folder):
     assert not modules & HEAVY - {"numpy"}
 
 
-def test_keys_lists_every_key_with_a_default_that_can_be_given(rayfed):
+def test_keys_lists_every_key_with_a_valid_default(rayfed):
     result = rayfed("keys")
     assert result.exit_code == 0
     shown = {line.split()[0]: line.split()[1] for line in result.stdout.splitlines()[1:]}
@@ -75,7 +75,7 @@ def test_keys_lists_every_key_with_a_default_that_can_be_given(rayfed):
         read_job({"name": "any"}, {**name, **dict([read_override(f"{key}={value}")])})
 
 
-def test_keys_with_a_prefix_lists_those_that_begin_with_it(rayfed):
+def test_keys_with_a_prefix_lists_the_keys_that_begin_with_it(rayfed):
     rows = rayfed("keys", "output").stdout.splitlines()[1:]
     assert [line.split()[0] for line in rows] == ["output.path", "output.checkpoints", "output.every"]
     assert "no key begins with 'outputs'; `rayfed keys` lists all" in rayfed("keys", "outputs").stderr
@@ -98,7 +98,7 @@ def test_methods_describes_one_method(rayfed):
     assert lines[-1] == "A client gets 1.0 and sends 1.0 times the model's size in a round."
 
 
-def test_methods_describes_a_part_of_the_users_own(folder, rayfed):
+def test_methods_describes_a_users_part(folder, rayfed):
     (folder / "mine.py").write_text(
         "from dataclasses import dataclass\nfrom typing import Annotated\nfrom rayfed.methods import Part\n"
         '@dataclass(frozen=True)\nclass Mine(Part):\n    mu: Annotated[float, "how much"] = 0.5\n'
@@ -106,7 +106,7 @@ def test_methods_describes_a_part_of_the_users_own(folder, rayfed):
     assert rayfed("methods", "mine:Mine").stdout.splitlines()[1].split() == ["mu", "0.5", "how", "much"]
 
 
-def test_methods_offers_the_nearest_name(rayfed):
+def test_methods_suggests_the_nearest_name(rayfed):
     result = rayfed("methods", "fedproxx")
     assert result.exit_code == 2
     assert result.stderr.startswith("error: unknown method 'fedproxx'; did you mean 'fedprox'?")
@@ -119,7 +119,7 @@ def test_the_catalogue_of_methods_is_up_to_date():
     assert [entry["name"] for entry in catalogue()] == [*RECIPES, *PARTS]
 
 
-def test_data_lists_the_sources_and_whether_they_are_here(folder, rayfed):
+def test_data_lists_the_sources_and_whether_they_are_on_this_machine(folder, rayfed):
     (folder / "MNIST/raw").mkdir(parents=True)
     result = rayfed("data", "-s", f"data.root={folder}")
     here = {line.split()[0]: line.split()[1] for line in result.stdout.splitlines()[1:]}
@@ -134,17 +134,17 @@ def test_data_describes_the_data_of_a_job(folder, rayfed):
     assert "clients    5 with 8 to 8 images each" in result.stdout
 
 
-def test_partition_prints_a_table_and_draws_it_beside_the_runs(folder, rayfed):
+def test_partition_prints_a_table_and_draws_a_figure_beside_the_runs(folder, rayfed):
     result = rayfed("partition", "job.toml")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert lines[0].split() == ["client", "0", "1", "2", "3", "total"]
     assert lines[5].split() == ["total", "10", "10", "10", "10", "40"]
     assert (folder / "runs/tiny.partition.png").read_bytes().startswith(b"\x89PNG")
-    assert rayfed("run", "job.toml").exit_code == 0, "the picture is not in the way of the run"
+    assert rayfed("run", "job.toml").exit_code == 0, "the figure does not block the run"
 
 
-def test_partition_abridges_many_clients_and_draws_to_a_given_file(folder, rayfed, write_images):
+def test_partition_shortens_a_long_table_and_draws_to_a_given_file(folder, rayfed, write_images):
     write_images(folder / "data/train.parquet", [np.arange(16)] * 120, np.arange(120) % 4)
     result = rayfed("partition", "job.toml", "-s", "data.partition.num_clients=60", "-o", "picture.svg")
     assert result.exit_code == 0, result.output
@@ -158,7 +158,7 @@ def test_partition_abridges_many_clients_and_draws_to_a_given_file(folder, rayfe
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_prints_the_script_of_a_shell(shell, rayfed):
+def test_completion_prints_a_script_per_shell(shell, rayfed):
     result = rayfed("completion", shell)
     assert result.exit_code == 0
     assert f"_RAYFED_COMPLETE={shell}_complete" in result.stdout
@@ -176,7 +176,7 @@ def test_completion_offers_job_files_keys_and_methods(folder):
     assert completions("run", "") == ["job.toml", "jobs/more.toml"]
     assert completions("run", "jobs/") == ["jobs/more.toml"]
     keys = ["train.num_rounds=", "train.clients_per_round=", "train.batch_size="]
-    assert completions("run", "job.toml", "-s", "train.") == keys, "those of the file are enough"
+    assert completions("run", "job.toml", "-s", "train.") == keys, "only keys of the file, if any of them match"
     assert completions("run", "job.toml", "-s", "seed=1", "-s", "train.") == keys
     assert completions("run", "job.toml", "-s", "ray.num") == ["ray.num_cpus=", "ray.num_gpus="], "not in the file"
     assert completions("run", "job.toml", "-s", "method=fedn") == ["method=fedntd", "method=fednova"]

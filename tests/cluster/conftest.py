@@ -1,4 +1,4 @@
-"""What several tests read of cluster/."""
+"""What several tests read from cluster/."""
 
 import runpy
 from pathlib import Path
@@ -12,7 +12,7 @@ CLUSTER = ROOT / "cluster"
 
 @pytest.fixture(scope="session")
 def documents():
-    """File below cluster/ -> its YAML documents."""
+    """Gives the YAML documents of a file below cluster/."""
     return lambda name: list(yaml.safe_load_all((CLUSTER / name).read_text()))
 
 

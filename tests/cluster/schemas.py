@@ -1,14 +1,14 @@
-"""The schemas of Kubernetes and KubeRay, to check manifests against; an unknown field is refused.
+"""The schemas of Kubernetes and KubeRay, to check manifests with; an unknown field is refused.
 
-`kubernetes-1.37.json.gz` is the part of Kubernetes' published schema that the manifests use (Apache-2.0), without its
-descriptions, as in the package kubernetes-validate 1.37.0, in its strict form; to make it anew, run this file:
+`kubernetes-1.37.json.gz` is the part of Kubernetes' published schema that the manifests need (Apache-2.0), without its
+descriptions, as in the package kubernetes-validate 1.37.0, in its strict form; to make it again, run this file:
 
     pip download --no-deps kubernetes-validate==1.37.0
     python tests/cluster/schemas.py kubernetes_validate-1.37.0-py3-none-any.whl
 
 `kuberay-1.6.2.json` lists the fields of KubeRay's RayCluster and RayJob and their types, from the reference of its
-interface (release 1.6.2, ray.io/v1); `!` marks a required field, `[]` a list. A capital begins the name of another
-kind, of the same file or of Kubernetes.
+interface (release 1.6.2, ray.io/v1); `!` marks a required field, `[]` a list. A name with a capital is another kind,
+of the same file or of Kubernetes.
 """
 
 import gzip

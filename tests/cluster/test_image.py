@@ -1,4 +1,4 @@
-"""The Dockerfile, as text: nothing here can build it. And the same version in all files."""
+"""The Dockerfile, checked as text (the tests cannot build it), and the version of the image in all files."""
 
 import re
 import subprocess
@@ -22,10 +22,6 @@ def steps():
     return [tuple(line.split(maxsplit=1)) for line in text.splitlines() if line.strip()]
 
 
-def files_with_images():
-    return [path for path in CLUSTER.rglob("*") if path.is_file() and TAG.search(path.read_text())]
-
-
 def test_the_base_is_pinned_and_has_the_tested_python(steps):
     kind, base = steps[0]
     minor = PROJECT["tool"]["mypy"]["python_version"]
@@ -33,22 +29,19 @@ def test_the_base_is_pinned_and_has_the_tested_python(steps):
     assert f"python{minor}" in (ROOT / "Makefile").read_text()
 
 
-@pytest.mark.parametrize("path", files_with_images(), ids=lambda path: path.name)
-def test_every_file_names_the_same_image(path, pinned):
-    minor = PROJECT["tool"]["mypy"]["python_version"]
-    assert set(TAG.findall(path.read_text())) == {f"ray{pinned['ray']}-py{minor}"}
-
-
-def test_all_files_with_images_are_found():
-    names = {path.name for path in files_with_images()}
-    assert names >= {"Dockerfile", "aws.yaml", "gcp.yaml", "on-premise.yaml", "raycluster.yaml", "rayjob.yaml"}
+def test_every_file_names_the_same_image(pinned):
+    found = {path.name: set(TAG.findall(path.read_text())) for path in CLUSTER.rglob("*") if path.is_file()}
+    tags = {name: tags for name, tags in found.items() if tags}
+    assert tags.keys() >= {"Dockerfile", "aws.yaml", "gcp.yaml", "on-premise.yaml", "raycluster.yaml", "rayjob.yaml"}
+    tested = f"ray{pinned['ray']}-py{PROJECT['tool']['mypy']['python_version']}"
+    assert tags == {name: {tested} for name in tags}
 
 
 def test_kuberay_gets_the_version_of_ray(documents, pinned):
     assert documents("kubernetes/raycluster.yaml")[0]["spec"]["rayVersion"] == pinned["ray"]
 
 
-def test_it_installs_the_dependencies_of_the_package_at_the_tested_versions(steps, tmp_path):
+def test_the_image_has_the_packages_dependencies_at_the_tested_versions(steps, tmp_path):
     (install,) = [step for kind, step in steps if kind == "RUN" and "tomllib" in step]
     listing, pip = install.split(">/tmp/requirements.txt")
     code = re.search(r'python -c "(.*)"', listing)[1]
@@ -63,15 +56,15 @@ def test_launchers_pin_their_own_requirements(path):
     assert lines and all(re.fullmatch(r"[\w-]+==[\w.]+", line) for line in lines)
 
 
-def test_it_runs_as_a_numbered_user(steps):
+def test_the_image_runs_as_a_numbered_user(steps):
     users = [given for kind, given in steps if kind == "USER"]
     made = next(given for kind, given in steps if "useradd" in given)
     assert users == ["1000"] and "--uid 1000 ray" in made
-    assert steps[-1][0] == "USER", "no instruction follows the change of user"
+    assert steps[-1][0] == "USER", "no instruction follows USER"
 
 
 def test_copied_files_exist_and_the_build_gets_no_others(steps):
-    """.dockerignore refuses every file that COPY does not name: no data, result or token is sent to the build."""
+    """.dockerignore excludes every file that COPY does not name, so no data, result or token is sent to the build."""
     copied = [source for kind, given in steps if kind == "COPY" for source in given.split()[:-1]]
     assert all((ROOT / source).exists() for source in copied)
     lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
@@ -80,5 +73,5 @@ def test_copied_files_exist_and_the_build_gets_no_others(steps):
     assert not any(fnmatch(source, pattern) for source in copied for pattern in ("runs*", "*.pem", "*token*", ".*"))
 
 
-def test_it_holds_no_secret(steps):
+def test_the_image_has_no_secret(steps):
     assert not [given for kind, given in steps if kind in ("ENV", "ARG") and re.search("TOKEN|PASSWORD|KEY", given)]

@@ -1,4 +1,4 @@
-"""The manifests: held against strict schemas, against rules beyond the schemas, and read by Ray's autoscaler."""
+"""The manifests: checked by strict schemas and by rules beyond them, and read by Ray's autoscaler."""
 
 import copy
 import shlex
@@ -72,12 +72,12 @@ def test_the_schema_refuses_mistakes(change, cluster, check):
         check(changed)
 
 
-def test_the_job_brings_the_same_cluster(cluster, job):
+def test_the_job_starts_the_same_cluster(cluster, job):
     assert job["spec"]["rayClusterSpec"] == cluster["spec"]
 
 
 def test_the_operator_accepts_the_cluster_and_the_job(cluster, job):
-    """Its rules beyond the schema: Ray's second autoscaler restarts no pods, a time to live needs a shutdown."""
+    """Its rules beyond the schema: autoscaler v2 restarts no pods, and a time to live needs a shutdown."""
     assert cluster["spec"]["enableInTreeAutoscaling"] and cluster["spec"]["autoscalerOptions"]["version"] == "v2"
     assert all(pod["spec"]["restartPolicy"] == "Never" for pod in pods(cluster))
     for group in cluster["spec"]["workerGroupSpecs"]:
@@ -135,7 +135,7 @@ def test_names_agree_between_manifests(cluster, manifests):
 
 
 def test_network_policies_admit_only_the_cluster_and_the_operator(manifests):
-    """Each policy chooses pods that exist; the head also takes the operator's connections."""
+    """Each policy selects pods that exist; the head also accepts the operator's connections."""
     labels = {frozenset(pod["metadata"]["labels"].items()) for pod in all_pods(manifests)}
     policies = {policy["metadata"]["name"]: policy["spec"] for policy in manifests("network.yaml")}
     for spec in policies.values():

@@ -1,6 +1,5 @@
-"""The files of `ray up`: checked by Ray's own validator, without a network; Ray's defaults must add nothing to them."""
+"""The files for `ray up`: Ray's own validator accepts them, without a network, and Ray's defaults add no command."""
 
-import copy
 import socket
 
 import pytest
@@ -37,13 +36,13 @@ def test_ray_refuses_an_unknown_key(name, given):
 
 @every_file
 def test_ray_runs_the_commands_of_the_file_and_no_others(name, given):
-    """Ray's defaults would install its nightly build over the image's."""
+    """Ray's defaults would replace the image's Ray by a nightly build."""
     prepared = prepare_config(given(name))
     for commands in ("setup_commands", "head_setup_commands", "worker_setup_commands"):
         assert prepared[commands] == []
     for commands in ("initialization_commands", "head_start_ray_commands", "worker_start_ray_commands"):
         assert prepared[commands] == given(name)[commands]
-        assert not any("#" in command for command in prepared[commands]), "a comment became part of a command"
+        assert not any("#" in command for command in prepared[commands]), "a comment is part of a command"
 
 
 @every_file
@@ -56,11 +55,10 @@ def test_the_head_does_not_train_and_its_dashboard_is_on_loopback(name, given):
 @every_file
 def test_there_is_a_worker_from_the_start(name, given):
     prepared = prepare_config(given(name))
-    types = copy.deepcopy(prepared["available_node_types"])
-    head = types[prepared["head_node_type"]]
-    if name != "on-premise":  # there all machines, the head too, are of one type
+    types = prepared["available_node_types"]
+    if name != "on-premise":  # on premise all machines, the head too, are of one type
+        head = types.pop(prepared["head_node_type"])
         assert (head["resources"], head["max_workers"]) == ({"CPU": 0, "GPU": 0}, 0)
-        del types[prepared["head_node_type"]]
     (workers,) = types.values()
     assert 1 <= workers["min_workers"] <= workers["max_workers"] == prepared["max_workers"]
 

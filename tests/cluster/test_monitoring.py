@@ -1,6 +1,6 @@
-"""Every metric and label of the panels is in a real scrape of Ray, with the right values.
+"""A real scrape of Ray has every metric and label of the panels, with the right values.
 
-Ray is found as Prometheus finds it, by the file in which Ray lists its nodes.
+As Prometheus does, the tests find Ray by the file in which it lists its nodes.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ import sys, rayfed, rayfed.experiment
 
 class Held(rayfed.experiment.Display):
     def client(self, done, total):
-        if self.round_done == 2 and done == 2:  # before the gauges are told, which show one client
+        if self.round_done == 2 and done == 2:  # the gauges still show one client
             print(*self.figures, flush=True)
             sys.stdin.read()
     def round(self, round):
@@ -50,7 +50,7 @@ rayfed.run(job, overrides | {"train.num_rounds": 3, "train.clients_per_round": 3
 
 
 def selectors(expr):
-    """Metric -> the labels that an expression selects it by, or keeps (None: with any value)."""
+    """Metric -> the labels by which the expression selects or groups it, and their values (None: any value)."""
     kept = {label.strip(): None for group in re.findall(r"\bby \((.*?)\)", expr) for label in group.split(",")}
     found = {}
     for name, matchers in SELECTOR.findall(expr):
@@ -70,7 +70,7 @@ def free_ports(count):
 
 
 def until(look, seconds=120):
-    """The first true value of `look`, which may raise URLError while a server is not there yet."""
+    """The first true value of `look`, which may raise URLError until the server answers."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         with contextlib.suppress(urllib.error.URLError):
@@ -137,7 +137,7 @@ def test_prometheus_accepts_its_configuration():
 
 @pytest.fixture(scope="module")
 def ray_folder():
-    """The folder of a small Ray with ports of its own; at the end Ray is stopped, and the folder removed."""
+    """The folder of a small Ray with ports of its own; at the end Ray is stopped and the folder removed."""
     folder = tempfile.mkdtemp(prefix="mon-", dir="/tmp")  # a socket's path may have 107 characters
     flags = ("port", "dashboard-port", "dashboard-agent-listen-port", "dashboard-agent-grpc-port")
     flags += ("metrics-export-port", "ray-client-server-port")
@@ -162,7 +162,7 @@ def ray_folder():
 
 @pytest.fixture(scope="module")
 def run(ray_folder, tmp_path_factory):
-    """A run in its third round; gives accuracy, loss, forgetting and seconds of the second."""
+    """A run that waits in its third round; gives accuracy, loss, forgetting and seconds of the second round."""
     address = (ray_folder / "ray_current_cluster").read_text().strip()
     overrides = {"name": "watched/run", "ray.address": address, "output.path": tmp_path_factory.mktemp("runs")}
     overrides |= {"model.name": "lenet"}
@@ -180,7 +180,7 @@ def run(ray_folder, tmp_path_factory):
 
 
 def scrape(folder):
-    """(metric, labels, value) of every target that Ray lists and that answers."""
+    """(metric, labels, value) from every target that Ray lists and that answers."""
     samples = []
     for group in json.loads((folder / "prom_metrics_service_discovery.json").read_text()):
         for target in group["targets"]:

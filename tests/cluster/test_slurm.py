@@ -1,11 +1,10 @@
-"""cluster/slurm.sh, run for real on two network namespaces; only `srun` and `scontrol` are replaced by stand-ins."""
+"""cluster/slurm.sh, run on two network namespaces as nodes; only `srun` and `scontrol` are small scripts of our own."""
 
 import os
 import shutil
 import stat
 import subprocess
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,11 +16,14 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "cluster" / "slurm.sh"
 TINY = ["-s", "train.clients_per_round=2", "-s", "train.local_steps=1", "-s", "data.partition.num_clients=4"]
 
+JOB_ID = 7_000_000 + os.getpid()
+TEMPORARY = Path(f"/tmp/rayfed-{JOB_ID}")
+
 needs_namespaces = pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("ip") is None, reason="network namespaces need root and `ip`"
 )
 
-# Runs a step on the nodes that it names, or on all nodes, and ignores the options that Slurm itself needs.
+# Runs a step on the nodes of its --nodelist, or on all nodes, and ignores its other options.
 SRUN = """#!/bin/bash
 nodes=$SLURM_JOB_NODELIST
 while [[ $1 == --* ]]; do
@@ -38,8 +40,8 @@ SCONTROL = """#!/bin/bash
 """
 
 
-@contextmanager
-def two_nodes():
+@pytest.fixture
+def nodes():
     """The names of two network namespaces, each with an address of its own and a cable between them."""
     nodes = [f"rf{os.getpid()}{side}" for side in "ab"]
     try:
@@ -60,12 +62,12 @@ def ip(*words):
     subprocess.run(["ip", *words], check=True)
 
 
-@contextmanager
-def allocation(folder, nodes, job_id):
-    """A checkout in `folder` and the environment that Slurm would give a job on these nodes."""
+@pytest.fixture
+def start(tmp_path, nodes):
+    """Starts the script in a checkout, in the environment that Slurm would give a job on these nodes."""
     for part in ("jobs", ".venv"):
-        (folder / part).symlink_to(ROOT / part)
-    tools = folder / "tools"
+        (tmp_path / part).symlink_to(ROOT / part)
+    tools = tmp_path / "tools"
     tools.mkdir()
     for name, text in {"srun": SRUN, "scontrol": SCONTROL}.items():
         (tools / name).write_text(text)
@@ -73,21 +75,19 @@ def allocation(folder, nodes, job_id):
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "SLURM_"))}
     environment |= {
         "PATH": f"{tools}:{os.environ['PATH']}",
-        "STEPS": str(folder / "steps.txt"),
-        "SLURM_JOB_ID": str(job_id),
+        "STEPS": str(tmp_path / "steps.txt"),
+        "SLURM_JOB_ID": str(JOB_ID),
         "SLURM_JOB_NODELIST": ",".join(nodes),
         "SLURM_CPUS_PER_TASK": "1",
     }
 
     def start(*words, **more):
         command = ["ip", "netns", "exec", nodes[0], "bash", SCRIPT, *words]
-        with (folder / "log.txt").open("w") as log:
-            return subprocess.Popen(command, cwd=folder, env=environment | more, stdout=log, stderr=subprocess.STDOUT)
+        with (tmp_path / "log.txt").open("w") as log:
+            return subprocess.Popen(command, cwd=tmp_path, env=environment | more, stdout=log, stderr=subprocess.STDOUT)
 
-    try:
-        yield start
-    finally:
-        shutil.rmtree(f"/tmp/rayfed-{job_id}", ignore_errors=True)
+    yield start
+    shutil.rmtree(TEMPORARY, ignore_errors=True)
 
 
 def processes_in(node):
@@ -103,10 +103,10 @@ def wait_until(true, process, seconds=240):
         time.sleep(0.2)
 
 
-def assert_nothing_is_left(folder, nodes, job_id):
+def assert_nothing_is_left(folder, nodes):
     assert not list(folder.glob(".rayfed-*"))
-    assert not Path(f"/tmp/rayfed-{job_id}").exists()
-    end = time.monotonic() + 30  # the dashboard's children notice a moment later; Slurm would end them with the job
+    assert not TEMPORARY.exists()
+    end = time.monotonic() + 30  # the dashboard's children end a moment later; Slurm would end them with the job
     while any(left := [processes_in(node) for node in nodes]) and time.monotonic() < end:
         time.sleep(0.2)
     assert left == [[], []]
@@ -128,22 +128,19 @@ def test_outside_of_slurm_the_script_says_how_to_start_it():
 
 
 def test_the_driver_is_warned_before_the_time_is_up():
-    """Slurm signals only the script (B:), which passes the signal on; two minutes are left for the checkpoint."""
+    """Slurm signals only the script (B:), which passes the signal on; two minutes are enough for the checkpoint."""
     assert "#SBATCH --signal=B:TERM@120\n" in SCRIPT.read_text()
 
 
 @pytest.mark.slow
 @needs_namespaces
-def test_a_job_runs_on_two_nodes_and_leaves_nothing_behind(tmp_path):
-    job_id = 7_000_000 + os.getpid()
-    temporary = Path(f"/tmp/rayfed-{job_id}")
-    with two_nodes() as nodes, allocation(tmp_path, nodes, job_id) as start:
-        script = start("run", "jobs/quickstart.toml", "-s", "train.num_rounds=1", *TINY, "-s", "ray.actors=2")
-        token = tmp_path / f".rayfed-{job_id}" / "token"
-        wait_until(lambda: token.exists() and temporary.exists(), script)
-        assert [stat.S_IMODE(path.stat().st_mode) for path in (token.parent, token, temporary)] == [0o700, 0o600, 0o700]
-        assert script.wait(timeout=280) == 0, (tmp_path / "log.txt").read_text()
-        assert_nothing_is_left(tmp_path, nodes, job_id)
+def test_a_job_runs_on_two_nodes_and_leaves_nothing_behind(tmp_path, nodes, start):
+    script = start("run", "jobs/quickstart.toml", "-s", "train.num_rounds=1", *TINY, "-s", "ray.actors=2")
+    token = tmp_path / f".rayfed-{JOB_ID}" / "token"
+    wait_until(lambda: token.exists() and TEMPORARY.exists(), script)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (token.parent, token, TEMPORARY)] == [0o700, 0o600, 0o700]
+    assert script.wait(timeout=280) == 0, (tmp_path / "log.txt").read_text()
+    assert_nothing_is_left(tmp_path, nodes)
     assert "Ray runs on 2 nodes" in (tmp_path / "log.txt").read_text()
     run = tmp_path / "runs/quickstart"
     assert read_summary(run)["status"] == "done"
@@ -153,43 +150,37 @@ def test_a_job_runs_on_two_nodes_and_leaves_nothing_behind(tmp_path):
 
 @pytest.mark.slow
 @needs_namespaces
-def test_a_job_whose_time_is_up_stops_cleanly_and_can_be_resumed(tmp_path):
-    job_id = 7_100_000 + os.getpid()
+def test_a_job_whose_time_is_up_stops_cleanly_and_can_be_resumed(tmp_path, nodes, start):
     run = tmp_path / "runs/quickstart"
-    with two_nodes() as nodes, allocation(tmp_path, nodes, job_id) as start:
-        script = start("run", "jobs/quickstart.toml", "-s", "train.num_rounds=500", *TINY, "-s", "ray.actors=2")
-        wait_until(lambda: len(list(run.glob("rounds.parquet/*"))) > 2, script)
-        script.terminate()
-        assert script.wait(timeout=120) == 130, (tmp_path / "log.txt").read_text()
-        assert_nothing_is_left(tmp_path, nodes, job_id)
-        summary = read_summary(run)
-        assert summary["status"] == "stopped"
+    script = start("run", "jobs/quickstart.toml", "-s", "train.num_rounds=500", *TINY, "-s", "ray.actors=2")
+    wait_until(lambda: len(list(run.glob("rounds.parquet/*"))) > 2, script)
+    script.terminate()
+    assert script.wait(timeout=120) == 130, (tmp_path / "log.txt").read_text()
+    assert_nothing_is_left(tmp_path, nodes)
+    summary = read_summary(run)
+    assert summary["status"] == "stopped"
 
-        again = start("resume", "runs/quickstart", "-s", f"train.num_rounds={summary['rounds'] + 1}")
-        assert again.wait(timeout=280) == 0, (tmp_path / "log.txt").read_text()
-        assert_nothing_is_left(tmp_path, nodes, job_id)
+    again = start("resume", "runs/quickstart", "-s", f"train.num_rounds={summary['rounds'] + 1}")
+    assert again.wait(timeout=280) == 0, (tmp_path / "log.txt").read_text()
+    assert_nothing_is_left(tmp_path, nodes)
     assert read_table(run, "rounds")["round"].to_pylist() == list(range(summary["rounds"] + 2))
 
 
 @pytest.mark.slow
 @needs_namespaces
-def test_a_ray_that_does_not_start_ends_the_job_with_a_message(tmp_path):
-    job_id = 7_200_000 + os.getpid()
-    with two_nodes() as nodes, allocation(tmp_path, nodes, job_id) as start:
-        script = start("run", "jobs/quickstart.toml", SLURM_CPUS_PER_TASK="some")
-        assert script.wait(timeout=280) == 1
-        assert_nothing_is_left(tmp_path, nodes, job_id)
+def test_a_ray_that_does_not_start_ends_the_job_with_a_message(tmp_path, nodes, start):
+    script = start("run", "jobs/quickstart.toml", SLURM_CPUS_PER_TASK="some")
+    assert script.wait(timeout=280) == 1
+    assert_nothing_is_left(tmp_path, nodes)
     assert "error: Ray ended on a node, see above" in (tmp_path / "log.txt").read_text()
 
 
 @pytest.mark.slow
 @needs_namespaces
-def test_a_node_that_cannot_reach_the_head_ends_the_job_with_a_message(tmp_path):
-    job_id = 7_300_000 + os.getpid()
-    with two_nodes() as nodes, allocation(tmp_path, nodes, job_id) as start:
-        ip("-n", nodes[1], "link", "set", "cable", "down")
-        script = start("run", "jobs/quickstart.toml", HEAD_ADDRESS="10.77.0.1", JOIN_LIMIT="20")
-        assert script.wait(timeout=280) == 1
-        assert_nothing_is_left(tmp_path, nodes, job_id)
+def test_a_node_that_cannot_reach_the_head_ends_the_job_with_a_message(tmp_path, nodes, start):
+    ip("-n", nodes[1], "link", "set", "cable", "down")
+    script = start("run", "jobs/quickstart.toml", HEAD_ADDRESS="10.77.0.1", JOIN_LIMIT="20")
+    assert script.wait(timeout=280) == 1
+    assert_nothing_is_left(tmp_path, nodes)
     said = f"error: not all of {' '.join(nodes)} had joined after 20 s: can they reach 10.77.0.1:"
     assert said in (tmp_path / "log.txt").read_text()

@@ -1,4 +1,4 @@
-"""Federations: clients, auxiliary set, moments; and the picture of a partition."""
+"""Federations: clients, auxiliary set and pixel moments; and the figure of a partition."""
 
 import numpy as np
 import pytest
@@ -34,12 +34,12 @@ def test_a_federation_knows_its_clients():
     assert len(federation.auxiliary) == 0
 
 
-def test_cells_are_the_filled_cells_of_the_table_of_clients_and_classes(make_federation):
+def test_cells_are_the_counts_above_zero_by_client_and_class(make_federation):
     table = np.array([[9, 3, 0, 0], [0, 0, 1, 0], [0, 8, 0, 2]])
     assert np.array_equal(make_federation(table).cells(), [*np.nonzero(table), table[table > 0]])
 
 
-def test_the_hash_is_of_every_image_and_label():
+def test_the_hash_covers_every_image_and_label():
     def hashed(part=None, column=None):
         data = dataset([30, 20, 10])
         if part:
@@ -65,9 +65,8 @@ def test_auxiliary_images_belong_to_no_client(rule):
 
 
 def test_an_auxiliary_set_that_cannot_be_taken_is_refused():
-    with pytest.raises(
-        InputError, match="auxiliary set of 11 images per class cannot be taken: class 'class 2' has 10"
-    ):
+    message = "auxiliary set of 11 images per class cannot be taken: class 'class 2' has 10"
+    with pytest.raises(InputError, match=message):
         federate(dataset([30, 20, 10]), Iid(2), auxiliary_per_class=11)
 
 
@@ -85,7 +84,7 @@ def test_two_names_for_the_client_column_are_refused():
 
 @settings(max_examples=40)
 @given(hnp.arrays(np.uint8, st.tuples(*(st.integers(1, n) for n in (5, 3, 4, 4)))))
-def test_moments_are_numpys(images):
+def test_moments_equal_those_of_numpy(images):
     mean, std = pixel_moments(images)
     scaled = images.astype(np.float64) / 255
     assert mean == pytest.approx(scaled.mean(axis=(0, 2, 3)))
@@ -101,7 +100,7 @@ def test_moments_do_not_depend_on_the_order_of_many_images():
 
 @pytest.mark.parametrize(("suffix", "beginning"), [("png", b"\x89PNG\r"), ("svg", b"<?xml"), ("pdf", b"%PDF-")])
 @pytest.mark.parametrize(("num_clients", "num_classes"), [(1, 1), (20, 10), (1001, 100)])
-def test_the_picture_of_a_partition_is_drawn(tmp_path, suffix, beginning, num_clients, num_classes):
+def test_a_figure_of_a_partition_is_drawn(tmp_path, suffix, beginning, num_clients, num_classes):
     clients, classes = np.divmod(np.arange(num_clients * num_classes), num_classes)
     cells = {"client": clients, "class": classes, "count": np.random.default_rng(0).integers(0, 50, len(clients))}
     path = tmp_path / f"p.{suffix}"

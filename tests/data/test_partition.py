@@ -1,4 +1,4 @@
-"""Partitions: laws for every rule, cases by hand, and what is refused."""
+"""Partitions: laws of every rule, cases by hand, and refusals."""
 
 import hashlib
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ def table(partition: Partition, labels: np.ndarray, num_classes: int) -> np.ndar
 
 @few
 @given(splits())
-def test_every_rule_deals_every_image_to_one_client_and_always_to_the_same(case):
+def test_every_rule_deals_each_image_to_one_client_and_is_repeatable(case):
     rule, labels, num_classes = case
     groups = np.arange(len(labels)) % 3
     partition = rule.split(labels, num_classes, groups)
@@ -72,19 +72,18 @@ def test_every_rule_deals_every_image_to_one_client_and_always_to_the_same(case)
 
 @pytest.mark.parametrize("rule", [Iid, Shards, Dirichlet, Classes])
 def test_another_seed_makes_another_partition(rule):
-    assert rule(seed=0).split(CIFAR, 10).hash() == rule(seed=0).split(CIFAR, 10).hash()
     assert rule(seed=0).split(CIFAR, 10).hash() != rule(seed=1).split(CIFAR, 10).hash()
 
 
 @few
 @given(label_arrays(), st.data())
-def test_iid_slices_differ_by_at_most_one(case, data):
+def test_iid_sizes_differ_by_at_most_one(case, data):
     labels, num_classes = case
     rule = Iid(data.draw(st.integers(1, len(labels))))
     assert np.ptp(rule.split(labels, num_classes).sizes) <= 1
 
 
-def test_shards_of_balanced_labels_are_equal_and_of_one_class():
+def test_shards_of_balanced_labels_have_one_size_and_one_class_each():
     partition = Shards(s=2, num_clients=100).split(CIFAR, 10)
     counts = table(partition, CIFAR, 10)
     assert set(counts.ravel()) <= {0, 250, 500}
@@ -94,7 +93,7 @@ def test_shards_of_balanced_labels_are_equal_and_of_one_class():
 
 @few
 @given(label_arrays(min_count=10), st.integers(0, 5))
-def test_uneven_shards_stay_of_one_class_and_nearly_equal(case, seed):
+def test_shards_of_unbalanced_labels_have_one_class_each_and_nearly_one_size(case, seed):
     labels, num_classes = case
     counts = table(Shards(2 * num_classes, seed, s=1).split(labels, num_classes), labels, num_classes)
     assert np.all(np.count_nonzero(counts, axis=1) == 1)
@@ -103,14 +102,14 @@ def test_uneven_shards_stay_of_one_class_and_nearly_equal(case, seed):
 
 
 def test_shards_by_hand():
-    """8 + 3 + 1 images in 5 shards: the largest are cut first, 8 into 3 + 3 + 2; then 3 and 1 stay whole."""
+    """8 + 3 + 1 images in 5 shards: the largest class is cut into 3 + 3 + 2; 3 and 1 stay whole."""
     labels = np.repeat([0, 2, 3], [8, 3, 1])
     counts = table(Shards(s=1, num_clients=5).split(labels, 4), labels, 4)
     assert sorted(map(tuple, counts)) == [(0, 0, 0, 1), (0, 0, 3, 0), (2, 0, 0, 0), (3, 0, 0, 0), (3, 0, 0, 0)]
 
 
 def test_dirichlet_keeps_min_size_and_cap():
-    """With the cap, a client can pass n / N in the last class that it gets, but never gets another."""
+    """With the cap, a client above n / N images gets no further class."""
     partition = Dirichlet(alpha=0.1, num_clients=20).split(CIFAR, 10)
     counts = table(partition, CIFAR, 10)
     assert partition.sizes.min() >= 10
@@ -118,7 +117,7 @@ def test_dirichlet_keeps_min_size_and_cap():
     assert not np.any((before >= len(CIFAR) / 20) & (counts > 0))
 
 
-def test_dirichlet_without_the_cap_has_the_distribution_it_names():
+def test_dirichlet_without_the_cap_has_the_moments_of_its_distribution():
     """One class, two clients: the first one's share has mean 1/2 and variance 1 / (4 (2 alpha + 1))."""
     labels = np.zeros(1000, dtype=np.int64)
     alpha = 0.3
@@ -134,7 +133,7 @@ def test_a_dirichlet_split_that_passes_3_times_in_100_000_draws_is_found():
 
 @few
 @given(st.integers(1, 10), st.integers(1, 30), st.integers(0, 99))
-def test_classes_gives_k_to_each_client_and_a_holder_to_each_class(k, num_clients, seed):
+def test_classes_gives_k_classes_to_each_client_and_leaves_out_no_class(k, num_clients, seed):
     if k * num_clients < 10:
         return
     labels = np.repeat(np.arange(10), 60)
@@ -168,17 +167,14 @@ def test_a_partition_by_hand():
         (Shards(s=2, num_clients=2), "2 clients x s = 2 makes 4 shards of a single class, fewer than the 6 classes"),
         (Shards(s=7, num_clients=10), "makes 70 shards of a single class, more than the 60 images; lower s"),
         (Dirichlet(num_clients=7), "dirichlet: 7 clients with at least 10 images each cannot be made of 60 images"),
-        (
-            Dirichlet(5, alpha=0.01, min_size=12, max_draws=50),
-            "none of 50 draws with alpha = 0.01 .* raise alpha, lower",
-        ),
+        (Dirichlet(5, alpha=0.01, min_size=12, max_draws=50), "none of 50 draws with alpha = 0.01 .* raise alpha"),
         (Classes(k=7), "k = 7 classes for each of 10 clients, of 6 classes in all; k must be at most 6, num"),
         (Classes(k=1, num_clients=5), "k = 1 classes for each of 5 clients, of 6 classes in all"),
         (Classes(k=6, num_clients=11), "class 0 has 10 images for 11 clients; lower num_clients or k"),
         (Natural(), "natural: the data has no column of clients; name it"),
     ],
 )
-def test_what_cannot_be_dealt_is_refused(rule, message):
+def test_images_that_cannot_be_dealt_are_refused(rule, message):
     with pytest.raises(InputError, match=message):
         rule.split(np.repeat(np.arange(6), 10), 6)
 
@@ -188,7 +184,7 @@ def test_what_cannot_be_dealt_is_refused(rule, message):
 
 @dataclass(frozen=True)
 class Halves:
-    """Everything to client 0 before the middle, to client 1 after it; a rule of the user's own."""
+    """A user's rule: client 0 gets all images before the middle, client 1 the others."""
 
     middle: Annotated[float, Ge(0)] = 0.5
 
@@ -212,18 +208,14 @@ class NoDataclass:
 
 
 one_client = NoSplit()
+NEEDED = "it must be a frozen dataclass with a method `split`$"
 
 
 def job_with(partition):
     return read_job({"name": "own", "data": {"partition": partition}})
 
 
-def test_rules_are_built_from_job_tables():
-    given = {"name": "dirichlet", "alpha": 1, "num_clients": 3}
-    assert job_with(given).data.partition == Dirichlet(alpha=1.0, num_clients=3)
-
-
-def test_a_rule_of_the_users_own_deals_the_data():
+def test_a_users_rule_deals_the_data():
     job = job_with({"name": f"{__name__}:Halves", "middle": 0.25})
     assert job.data.partition == Halves(0.25)
     assert read_job(job.table()) == job
@@ -234,20 +226,11 @@ def test_a_rule_of_the_users_own_deals_the_data():
     ("given", "message"),
     [
         ({"name": "iid", "num_clients": 0}, "data.partition.num_clients = 0: input should be greater than or equal"),
-        (
-            {"name": "dirichlet", "alpha": 0},
-            "data.partition.alpha = 0: input should be greater than or equal to 0.000001",
-        ),
+        ({"name": "dirichlet", "alpha": 0}, "data.partition.alpha = 0: input should be .* or equal to 0.000001"),
         ({"name": f"{__name__}:Halves", "middle": -1}, "data.partition.middle = -1: input should be greater than or"),
-        (f"{__name__}:NoSplit", "partition '.*:NoSplit' is <.*>; it must be a frozen dataclass with a method `split`$"),
-        (
-            f"{__name__}:NoDataclass",
-            "partition '.*:NoDataclass' is <.*>; it must be a frozen dataclass with a method `split`$",
-        ),
-        (
-            f"{__name__}:one_client",
-            r"partition '.*:one_client' is NoSplit\(\); it must be a frozen dataclass with a method `split`$",
-        ),
+        (f"{__name__}:NoSplit", f"partition '.*:NoSplit' is <.*>; {NEEDED}"),
+        (f"{__name__}:NoDataclass", f"partition '.*:NoDataclass' is <.*>; {NEEDED}"),
+        (f"{__name__}:one_client", rf"partition '.*:one_client' is NoSplit\(\); {NEEDED}"),
     ],
 )
 def test_rules_that_a_job_cannot_have_are_refused(given, message):
@@ -255,6 +238,6 @@ def test_rules_that_a_job_cannot_have_are_refused(given, message):
         job_with(given)
 
 
-def test_a_rule_that_gives_no_partition_is_refused():
+def test_a_rule_that_does_not_give_a_partition_is_refused():
     with pytest.raises(InputError, match=r"^data.partition: Lists\(.*\) gave list; `split` must give a Partition$"):
         open_federation(job_with(f"{__name__}:Lists").data)

@@ -1,4 +1,4 @@
-"""Sources: what each form of data becomes, and what is refused, with the place."""
+"""Sources: each form of data becomes samples, or is refused with the place of the error."""
 
 import io
 import json
@@ -74,7 +74,7 @@ def test_the_embedded_set_is_balanced():
 
 @pytest.mark.slow
 @pytest.mark.skipif(not FASHION.is_dir(), reason="Fashion-MNIST is not installed")
-def test_the_embedded_set_is_what_the_tool_makes(tmp_path):
+def test_the_tool_makes_the_embedded_set_again(tmp_path):
     tool = Path(__file__).parents[2] / "tools" / "make_fashion_mnist_mini.py"
     subprocess.run([sys.executable, tool, FASHION, tmp_path], check=True, capture_output=True)
     embedded = load(Data())
@@ -84,7 +84,7 @@ def test_the_embedded_set_is_what_the_tool_makes(tmp_path):
 
 
 def idx_files(folder: Path, images: bytes, labels: bytes = b"\0\0\x08\x01\0\0\0\x02\0\1") -> str:
-    """Two images of 2 x 2 pixels for training and for the test, where torchvision puts MNIST."""
+    """Two images of 2 x 2 pixels per split, where torchvision puts MNIST."""
     raw = folder / "MNIST" / "raw"
     raw.mkdir(parents=True)
     for part in ("train", "t10k"):
@@ -129,7 +129,7 @@ class Stored:
 
 
 @pytest.mark.parametrize("name", sorted(sources.TORCHVISION))
-def test_a_set_that_cannot_be_downloaded_names_the_folder_and_the_ways_out(name, tmp_path, monkeypatch):
+def test_a_failed_download_is_refused_with_the_folder_and_what_to_do(name, tmp_path, monkeypatch):
     from torchvision import datasets
 
     monkeypatch.setattr(datasets, sources.TORCHVISION[name][0], Offline)
@@ -160,7 +160,7 @@ def test_importing_and_reading_data_does_not_import_torchvision():
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("size", [4, 90])  # large images are decoded in threads
-def test_encoded_images(tmp_path, channels, size):
+def test_encoded_images_are_read(tmp_path, channels, size):
     train, test = (png_file(tmp_path / f"{part}.pq", 9, 3, channels, size, seed) for part, seed in (("a", 1), ("b", 2)))
     data = load(Data(train, test=test))
     assert np.array_equal(data.train.images, pixels(9, channels, size, size, 1))
@@ -170,7 +170,7 @@ def test_encoded_images(tmp_path, channels, size):
     assert data.train.classes == ("0", "1", "2")
 
 
-def test_hugging_face_files(tmp_path):
+def test_hugging_face_files_are_read(tmp_path):
     images = pixels(4)
     structs = [{"bytes": encode(image), "path": "x.png"} for image in images]
     features = {"info": {"features": {"label": {"names": ["cat", "dog", "emu"], "_type": "ClassLabel"}}}}
@@ -195,7 +195,7 @@ def nested(images: np.ndarray):
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("kind", sorted(nested(pixels(1))))
-def test_lists_of_pixels(tmp_path, channels, kind):
+def test_lists_of_pixels_are_read(tmp_path, channels, kind):
     images = pixels(5, channels)
     if kind not in nested(images):
         return
@@ -203,7 +203,7 @@ def test_lists_of_pixels(tmp_path, channels, kind):
     assert np.array_equal(load(Data(path, test=path)).train.images, images)
 
 
-def test_flat_lists_with_a_shape(tmp_path):
+def test_flat_lists_that_are_not_square_need_a_shape(tmp_path):
     images = pixels(3, 3, 2, 5)
     flat = [images.reshape(3, -1), images.transpose(0, 2, 3, 1).reshape(3, -1)]
     for order, shape in zip(flat, [[3, 2, 5], [2, 5, 3]], strict=True):
@@ -236,7 +236,7 @@ def test_a_damaged_image_is_named_by_file_and_row(tmp_path):
     refuses(Data(str(tmp_path), test_fraction=0.1), "train-False.parquet, row 567: cannot be decoded as an image")
 
 
-def test_labels(tmp_path):
+def test_labels_are_numbers_or_names_of_classes(tmp_path):
     images = [encode(image) for image in pixels(4)]
     named = {"classes": "cat,dog"}
     numbers = write(tmp_path / "a.parquet", images, pa.array([1, 0, 1, 1], pa.int8()), named)
@@ -256,7 +256,7 @@ def test_labels(tmp_path):
     refuses(Data(numbers, test=renamed), r"its classes \(dog, cat\) are not the training set's \(cat, dog\)")
 
 
-def test_client_columns_become_groups(tmp_path):
+def test_a_client_column_becomes_groups(tmp_path):
     images = [encode(image) for image in pixels(5)]
     columns = {"writer": ["b", "a", "c", "a", "b"], "year": [9, 10, 9, 10, 8]}
     path = write(tmp_path / "a.parquet", images, [0, 1, 0, 1, 0], **columns)
@@ -277,7 +277,7 @@ def test_columns_can_have_other_names(tmp_path):
     refuses(Data(str(path)), "no column 'image'; it has img, fine.label .data.image, data.label")
 
 
-def test_a_test_set_can_be_held_out(tmp_path):
+def test_a_test_set_can_be_taken_from_the_training_set(tmp_path):
     path = png_file(tmp_path / "a.parquet", 60, 3)
     refuses(Data(path), 'it has no test set; name a test set .data.test = "path"., or hold out a part')
     data = load(Data(path, test_fraction=0.25))
@@ -293,7 +293,7 @@ def test_a_test_set_can_be_held_out(tmp_path):
     assert not np.array_equal(other.test.images, data.test.images)
 
 
-def test_files_that_are_not_there_or_not_parquet(tmp_path):
+def test_missing_and_damaged_files_are_refused(tmp_path):
     refuses(Data("fashion-mnist-min"), "no such source or file; did you mean 'fashion-mnist-mini'?")
     refuses(Data(str(tmp_path / "a.parquet")), "a.parquet': no such file or folder")
     refuses(Data(str(tmp_path)), "neither Parquet files .* nor images .* in it")
@@ -313,7 +313,7 @@ def test_training_and_test_set_must_agree(tmp_path):
     refuses(Data(grey, test=rgb), r"disagree in image shape \(C, H, W\): 1, 4, 4 and 3, 4, 4$")
 
 
-def test_uris_and_other_file_systems(tmp_path, monkeypatch):
+def test_uris_and_other_file_systems_are_read(tmp_path, monkeypatch):
     (tmp_path / "b").mkdir()
     path = png_file(tmp_path / "train.parquet")
     png_file(tmp_path / "b" / "test.parquet")
@@ -332,7 +332,7 @@ def save(path: Path, image: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("held", ["test", "val", "valid", "validation"])
-def test_image_folders(tmp_path, held):
+def test_image_folders_are_read(tmp_path, held):
     images = pixels(6, 3)
     for i, place in enumerate(["train/dog/0", "train/cat/1", "train/cat/2", f"{held}/cat/3", f"{held}/dog/4"]):
         save(tmp_path / f"{place}.png", images[i])
@@ -346,7 +346,7 @@ def test_image_folders(tmp_path, held):
     refuses(Data(str(tmp_path)), "its folder 'emu' is not one of the training set's classes .cat, dog")
 
 
-def test_tiny_imagenets_folders(tmp_path):
+def test_the_folders_of_tiny_imagenet_are_read(tmp_path):
     images = pixels(4, 3)
     for i, place in enumerate(["train/n01/images/0", "train/n02/images/1", "val/images/v2", "test/images/3"]):
         save(tmp_path / f"{place}.png", images[i])
@@ -393,8 +393,8 @@ def test_every_source_can_be_resized(tmp_path):
     assert small[1].flags.c_contiguous
 
 
-def test_resizing_is_antialiased_and_cuts_the_centre():
-    stripes = np.tile(np.array([0, 255] * 16, dtype=np.uint8), (16, 1))[None]  # 16 x 32: one bright column in two
+def test_resizing_is_antialiased_and_crops_the_centre():
+    stripes = np.tile(np.array([0, 255] * 16, dtype=np.uint8), (16, 1))[None]  # 16 x 32: every second column is bright
     small = decode(encode(stripes), size=4).astype(int)
     assert small.shape == (1, 4, 4)
     assert np.abs(small - 127).max() < 20
@@ -414,7 +414,7 @@ def test_grey_images_among_coloured_ones_become_rgb(tmp_path):
 
 
 @pytest.mark.parametrize(("mode", "channels"), [("1", 1), ("L", 1), ("LA", 1), ("P", 3), ("RGB", 3), ("RGBA", 3)])
-def test_modes(mode, channels):
+def test_the_mode_of_an_image_gives_its_channels(mode, channels):
     assert decode(png(Image.new(mode, (5, 4)))).shape == (channels, 4, 5)
 
 
@@ -428,7 +428,7 @@ def test_bombs_and_deep_images_are_refused(tmp_path):
 # --- job tables, real data
 
 
-def test_job_tables():
+def test_a_table_of_a_job_becomes_settings():
     augment = {"crop": 4, "flip": True, "cutout": 16}
     made = Data("a", shape=[3, 2, 2], augment=Augment(4, "zero", True, 16))
     assert build(Data, {"source": "a", "shape": [3, 2, 2], "augment": augment}, where="data") == made
@@ -440,7 +440,7 @@ def test_job_tables():
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="no ../shared/data next to the repository")
-def test_shared_parquet_files():
+def test_the_shared_parquet_file_is_read():
     test = str(SHARED / "cifar10-test.parquet")
     data = load(Data(test, test_fraction=0.1))
     assert data.train.images.shape == (9000, 3, 32, 32)

@@ -1,4 +1,4 @@
-"""A job that trains in a second on two files of noise."""
+"""A job that trains in a second on two files of random images."""
 
 import numpy as np
 import pyarrow as pa
@@ -22,3 +22,9 @@ def tables(tmp_path):
         "ray": {"mode": "off"},
         "output": {"path": str(tmp_path / "runs"), "every": 2},
     }
+
+
+@pytest.fixture
+def no_page(monkeypatch):
+    """The page would take longer than the run."""
+    monkeypatch.setattr("rayfed.experiment._write_page", lambda path: None)

@@ -1,4 +1,4 @@
-"""A checkpoint gives a round back to the bit; a torn checkpoint, or another job's, is refused."""
+"""A checkpoint restores a round bit for bit; a damaged checkpoint, or one of another job, is refused."""
 
 import json
 import random
@@ -9,9 +9,7 @@ import fsspec
 import numpy as np
 import pyarrow as pa
 import pytest
-import torch
 from pyarrow import fs as pafs
-from safetensors.torch import load_file
 
 from rayfed.engine import rounds
 from rayfed.errors import InputError
@@ -34,7 +32,7 @@ def checkpoints(folder, site, saved=None):
 
 
 def save(folder, played, site, *numbers):
-    """Follow the rounds, and write the checkpoints of some."""
+    """Follow the played rounds, and write the checkpoints of the given numbers."""
     made = checkpoints(folder, site)
     for round in played[: numbers[-1] + 1]:
         made.follow(round)
@@ -58,8 +56,8 @@ def test_every_method_continues_from_every_round_with_the_same_bits(
         assert [bits(r) for r in rounds(fresh, Here(fresh), last)] == [bits(r) for r in played[number + 1 :]]
 
 
-def test_read_only_figures_are_saved_as_well(make_site, play, tmp_path):
-    """Figures from Ray's store are read-only; torch would warn, and a warning is an error here."""
+def test_read_only_arrays_are_saved(make_site, play, tmp_path):
+    """Arrays from Ray's store are read-only; torch would warn, and in tests a warning is an error."""
     site = make_site(fedavg())
     played = play(site)
     for round in played:
@@ -69,16 +67,7 @@ def test_read_only_figures_are_saved_as_well(make_site, play, tmp_path):
     assert np.array_equal(last.evaluation.confusion, played[3].evaluation.confusion)
 
 
-def test_the_weights_can_be_used_by_others(make_site, play, tmp_path):
-    site = make_site(fedavg())
-    played = play(site)
-    save(tmp_path, played, site, 3)
-    loaded = load_file(tmp_path / "round-00003.safetensors")
-    assert all(torch.equal(loaded[name], tensor) for name, tensor in played[3].weights.items())
-    assert loaded.keys() == played[3].weights.keys()
-
-
-def test_the_newest_two_are_kept_and_nothing_else_is_touched(make_site, play, tmp_path):
+def test_the_two_newest_are_kept_and_other_files_are_not_touched(make_site, play, tmp_path):
     site = make_site(scaffold(), num_rounds=6)
     (tmp_path / "thesis.txt").write_text("three years")
     (tmp_path / "round-00001.csv").write_text("mine")
@@ -115,7 +104,7 @@ class Dies(Exception):
 
 
 class Mortal(Folder):
-    """Dies before its n-th change, as a process does that is killed."""
+    """Dies before its n-th change, like a killed process."""
 
     def __init__(self, place, changes):
         super().__init__(place)
@@ -138,7 +127,7 @@ class Mortal(Folder):
         super().delete(name)
 
 
-def test_killed_at_any_moment_of_writing_the_checkpoint_before_is_whole(make_site, play, bits, tmp_path):
+def test_a_kill_at_any_change_leaves_a_good_checkpoint(make_site, play, bits, tmp_path):
     site = make_site(scaffold(), num_rounds=3)
     played = play(site)
     for changes in range(200):
@@ -152,7 +141,7 @@ def test_killed_at_any_moment_of_writing_the_checkpoint_before_is_whole(make_sit
             saved = newest(Folder(str(place)))
             assert saved.round in (1, 2)
             fresh = make_site(scaffold(), num_rounds=3)
-            # Continue as a new process would, over the dead process's files.
+            # Continue over the files of the dead process, as a new process would.
             again = checkpoints(place, fresh, saved)
             for round in rounds(fresh, Here(fresh), saved.restore(fresh, Here(fresh))):
                 again.follow(round)
@@ -161,10 +150,10 @@ def test_killed_at_any_moment_of_writing_the_checkpoint_before_is_whole(make_sit
             assert newest(Folder(str(place))).round == 3
         else:
             break
-    assert changes > 5  # there were so many moments
+    assert changes > 5  # it died at each of these changes
 
 
-def test_any_byte_that_changes_is_noticed(make_site, play, tmp_path, caplog):
+def test_any_damage_to_a_checkpoint_is_noticed(make_site, play, tmp_path, caplog):
     site = make_site(scaffold())
     whole = tmp_path / "whole"
     save(whole, play(site), site, 1, 2)
@@ -186,13 +175,13 @@ def test_any_byte_that_changes_is_noticed(make_site, play, tmp_path, caplog):
                 (torn / path.name).write_bytes(content)
             caplog.clear()
             assert newest(Folder(str(torn))).round == 1, (path.name, tear)
-            if (tear, path.name) != ("remove", "round-00002.json"):  # without it, nothing names that checkpoint
+            if (tear, path.name) != ("remove", "round-00002.json"):  # without this file, no file names the checkpoint
                 assert "the checkpoint of round 2 cannot be used" in caplog.text
                 assert "the last good checkpoint is of round 1" in caplog.text
             shutil.rmtree(torn)
 
 
-def test_an_unknown_version_is_refused_and_where_no_other_is_left_it_is_an_error(make_site, play, tmp_path, caplog):
+def test_an_unknown_version_is_skipped_and_is_an_error_if_no_other_is_left(make_site, play, tmp_path, caplog):
     site = make_site(fedavg())
     save(tmp_path, play(site), site, 1, 2)
     for number in (2, 1):
@@ -210,9 +199,8 @@ def test_another_jobs_checkpoint_is_refused_with_the_differences(make_site, play
     save(tmp_path, play(site), site, 1)
     saved = newest(Folder(str(tmp_path)))
     saved.refuse_another(make_site(fedavg(), num_rounds=99, ray=RayOptions(mode="off")))
-    with pytest.raises(
-        InputError, match=r"belongs to another job: seed is 0 there, 1 here; train\.lr is 0\.1 there, 0\.5 here$"
-    ):
+    differences = r"seed is 0 there, 1 here; train\.lr is 0\.1 there, 0\.5 here$"
+    with pytest.raises(InputError, match=f"belongs to another job: {differences}"):
         saved.refuse_another(make_site(fedavg(), seed=1, lr=0.5))
     with pytest.raises(InputError, match="belongs to another job: the images or labels have changed since"):
         saved.refuse_another(make_site(fedavg(), counts=[[1, 1, 1, 1]] * 4))
@@ -220,7 +208,7 @@ def test_another_jobs_checkpoint_is_refused_with_the_differences(make_site, play
         saved.restore(make_site(fedavg(), norm=True), Here(site))
 
 
-def test_any_file_system_will_do(make_site, play, bits, tmp_path, monkeypatch):
+def test_checkpoints_work_on_another_file_system(make_site, play, bits, tmp_path, monkeypatch):
     memory = pafs.PyFileSystem(pafs.FSSpecHandler(fsspec.filesystem("memory")))
     monkeypatch.setattr(storage, "locate", lambda place: (memory, place.removeprefix("memory://")))
     site = make_site(scaffold())

@@ -1,4 +1,4 @@
-"""The folder of a run: its files, what it survives, and what is never touched."""
+"""The folder of a run: its files, what happens when the run ends early, and what is never touched."""
 
 import importlib.metadata
 import json
@@ -39,7 +39,7 @@ def site(tmp_path):
 
 
 def a_round(number: int, right: int = 3) -> Round:
-    """A round after which `right` of 4 cats, and all dogs, are recognised."""
+    """A round after which `right` of 4 cats and all 4 dogs are recognised."""
     evaluation = Evaluation(np.array([[right, 4 - right], [0, 4]]), 8.0)
     clients = (ClientRow(0, 10, 1.0, 0.5, "here"), ClientRow(3, 30, 2.0, 0.5, "there")) if number else ()
     costs = {"seconds": 1.5 if number else 0.0, "bytes_down": 100 * number, "bytes_up": 10 * number}
@@ -47,7 +47,7 @@ def a_round(number: int, right: int = 3) -> Round:
 
 
 def keep(site, *rounds, force=False):
-    """Keep a run of these rounds; its folder."""
+    """Keep a run of these rounds; returns its folder."""
     with Keeper(site, Here(site), force=force) as keeper:
         for round in rounds:
             keeper.keep(round)
@@ -62,7 +62,7 @@ def contents(path):
     return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
-def test_the_tables_have_their_columns_and_a_row_for_each_round_client_and_class(site):
+def test_the_tables_have_a_row_per_round_client_and_class(site):
     path = keep(site, *map(a_round, range(3)))
     rounds, clients, classes = (read_table(path, name).to_pylist() for name in ("rounds", "clients", "classes"))
     assert {name: read_table(path, name).schema for name in SCHEMAS} == SCHEMAS
@@ -80,17 +80,17 @@ def test_the_tables_have_their_columns_and_a_row_for_each_round_client_and_class
     ]
 
 
-def test_rounds_are_read_in_their_order_and_as_any_parquet_dataset(site):
+def test_any_parquet_reader_reads_the_rounds_in_order(site):
     numbers = [0, 1, 2, 9, 10, 11, 100]
     path = keep(site, *map(a_round, numbers))
     assert pq.read_table(path / "rounds.parquet").column("round").to_pylist() == numbers
 
 
-def test_no_clients_can_be_read_before_the_first_round(site):
+def test_the_table_of_clients_can_be_read_before_the_first_round(site):
     assert read_table(keep(site, a_round(0)), "clients").num_rows == 0
 
 
-def test_the_half_written_files_of_a_killed_run_are_passed_over(site, monkeypatch):
+def test_half_written_files_of_a_killed_run_are_skipped(site, monkeypatch):
     def die(source, target):
         raise KeyboardInterrupt
 
@@ -121,7 +121,7 @@ def test_the_summary_of_a_failed_run_says_why(site):
 
 
 @pytest.mark.parametrize("method", [*RECIPES, [{"until": 3, "method": "fedavg"}, {"method": "fedntd"}]], ids=str)
-def test_the_job_of_a_run_is_read_back_as_it_was(method, site, tmp_path):
+def test_the_job_of_a_run_is_read_back_the_same(method, site, tmp_path):
     job = make_job({"name": "n", "method": method, "output": {"path": str(tmp_path)}})
     assert read_job(keep(replace(site, job=job)) / "job.toml") == job
 
@@ -134,7 +134,7 @@ def test_the_environment_names_versions_and_hashes(site):
     assert found["partition"] == site.federation.partition.hash()
 
 
-def test_force_replaces_a_run_and_nothing_beside_it(site):
+def test_force_replaces_a_run_and_no_other_files(site):
     path = keep(site, a_round(0), a_round(1))
     (path / "notes.txt").write_text("mine")
     (path / "two").mkdir()
@@ -173,12 +173,12 @@ def test_a_folder_that_is_not_a_run_is_never_replaced(site, force):
     assert contents(path) == {"thesis.txt": b"three years"}
 
 
-def test_an_empty_folder_is_taken(site):
+def test_an_empty_folder_is_used(site):
     folder_of(site.job).mkdir(parents=True)
     assert keep(site) == folder_of(site.job)
 
 
-def test_a_file_in_the_way_is_named(site, tmp_path):
+def test_a_file_in_place_of_the_folder_is_refused(site, tmp_path):
     (tmp_path / "runs").write_text("")
     with pytest.raises(InputError, match="/runs' is not a folder that can be written to"):
         keep(site)
@@ -194,7 +194,7 @@ def test_a_job_is_done_when_its_own_results_are_complete(site):
     assert not is_done(site.job)
     keep(site, a_round(0), a_round(1), force=True)
     assert is_done(site.job)
-    assert is_done(replace(site.job, ray=replace(site.job.ray, mode="on"))), "where it ran does not matter"
+    assert is_done(replace(site.job, ray=replace(site.job.ray, mode="on"))), "the place where it ran does not matter"
     longer = replace(site.job, train=replace(site.job.train, num_rounds=2))
     assert is_begun(longer) and not is_done(longer)
     with pytest.raises(InputError, match="holds the results of another job of this name; give"):
@@ -204,7 +204,7 @@ def test_a_job_is_done_when_its_own_results_are_complete(site):
         is_done(site.job)
 
 
-def test_one_process_at_a_time_writes(site):
+def test_only_one_process_at_a_time_can_write(site):
     with Keeper(site, Here(site)):
         with pytest.raises(InputError, match="is being written to by another process"):
             keep(site, force=True)
@@ -216,7 +216,7 @@ def test_one_process_at_a_time_writes(site):
 
 @dataclass(frozen=True)
 class Talks(Part):
-    """Logs a line each time it begins, and fails in a round."""
+    """Logs a line each time it begins, and fails in the round `fails`."""
 
     fails: int = 0
 
@@ -243,7 +243,7 @@ def test_run_prints_nothing_and_logs_to_the_runs_folder(two_rounds, capfd):
     assert result.rounds.column("round").to_pylist() == [0, 1, 2]
     assert (result.clients.num_rows, result.classes.num_rows) == (4, 6)
     saved = load_file(result.path / "checkpoints/round-00002.safetensors")
-    assert all(torch.equal(saved[name], result.weights[name]) for name in saved)
+    torch.testing.assert_close(saved, dict(result.weights), rtol=0, atol=0)
 
 
 def test_a_failed_run_keeps_its_finished_rounds(two_rounds):

@@ -1,4 +1,4 @@
-"""Stop a run anywhere and resume it: the results are those of a run that never stopped."""
+"""A run that was stopped anywhere and resumed has the same results as a run without a stop."""
 
 import json
 import os
@@ -23,16 +23,12 @@ from rayfed.folder.storage import Folder
 from rayfed.folder.tables import read_table
 from rayfed.methods import Part, compose, scaffold
 
-
-@pytest.fixture(autouse=True)
-def no_page(monkeypatch):
-    """The page would take longer than the run."""
-    monkeypatch.setattr("rayfed.experiment._write_page", lambda path: None)
+pytestmark = pytest.mark.usefixtures("no_page")
 
 
 @dataclass(frozen=True)
 class Stops(Part):
-    """Ends the run in a round, twice; a file counts the times."""
+    """Stops the run in a round, two times; the length of a file counts them."""
 
     file: str
     round: int
@@ -52,12 +48,12 @@ def stops(tmp_path):
 
 @pytest.fixture
 def whole(tables):
-    """The numbers of a run that never stopped."""
+    """The outcome of a run without a stop."""
     return outcome(rayfed.run({**tables, "name": "whole"}))
 
 
 def outcome(result):
-    """A run's numbers: all but its durations."""
+    """The rows of all tables without durations, and the bytes of the weights."""
     rows = [row for table in (result.rounds, result.clients, result.classes) for row in table.to_pylist()]
     numbers = [{column: value for column, value in row.items() if column != "seconds"} for row in rows]
     return numbers, {name: tensor.numpy().tobytes() for name, tensor in result.weights.items()}
@@ -66,7 +62,7 @@ def outcome(result):
 @pytest.mark.parametrize("how", ["ctrl-c", "failure"])
 @pytest.mark.parametrize("round", [1, 3, 5])
 def test_a_run_that_was_stopped_continues_to_the_same_results(tables, tmp_path, whole, stops, round, how):
-    """Stopped a second time before its first new round, it must still have all its results."""
+    """The second stop comes before the first new round; all earlier results must still be there."""
     method, path = stops(round, how), tmp_path / "runs/run"
     for train in (lambda: rayfed.run(tables, method=method), lambda: rayfed.resume(path, method=method)):
         with pytest.raises(KeyboardInterrupt if how == "ctrl-c" else ClientFailed) as stopped:
@@ -85,7 +81,7 @@ def test_a_run_that_was_stopped_continues_to_the_same_results(tables, tmp_path, 
 
 
 @pytest.mark.parametrize("place", ["runs/run", "moved/here"])
-def test_rounds_are_added_as_if_the_job_had_always_had_them(tables, tmp_path, whole, place):
+def test_rounds_added_later_have_the_same_results(tables, tmp_path, whole, place):
     rayfed.run(tables, {"train.num_rounds": 3})
     (tmp_path / place).parent.mkdir(exist_ok=True)
     (tmp_path / "runs/run").rename(tmp_path / place)
@@ -95,7 +91,7 @@ def test_rounds_are_added_as_if_the_job_had_always_had_them(tables, tmp_path, wh
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.glob("[rm]*/*")} == {"runs/whole", place}
 
 
-def test_the_same_call_begins_a_run_and_continues_it(tables, whole, stops):
+def test_run_with_resume_begins_and_continues_a_run(tables, whole, stops):
     method = stops(4)
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
@@ -105,7 +101,7 @@ def test_the_same_call_begins_a_run_and_continues_it(tables, whole, stops):
         rayfed.run(tables, {"seed": 1}, resume=True)
 
 
-def test_the_checkpoints_alone_are_enough(tables, tmp_path, whole):
+def test_a_run_continues_from_its_checkpoints_alone(tables, tmp_path, whole):
     elsewhere = (tmp_path / "elsewhere").as_uri()
     rayfed.run(tables, {"train.num_rounds": 3, "output.checkpoints": elsewhere})
     with pytest.raises(InputError, match="holds checkpoints of a run of this name"):
@@ -115,7 +111,7 @@ def test_the_checkpoints_alone_are_enough(tables, tmp_path, whole):
     assert (result.path, outcome(result)) == (tmp_path / "runs/run", whole)
 
 
-def test_a_run_that_cannot_continue_is_refused_and_left_as_it_is(tables, tmp_path):
+def test_a_run_that_cannot_continue_is_refused_and_not_changed(tables, tmp_path):
     rayfed.run(tables)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     for run, overrides, why in [
@@ -144,8 +140,8 @@ def test_a_checkpoint_that_cannot_be_written_does_not_end_the_run(tables, monkey
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="needs root to make a small disk")
-def test_a_full_disk_costs_the_rounds_since_the_last_checkpoint(tables, tmp_path, whole, caplog):
-    """First a checkpoint has no room, and leaves nothing of it; then the results have none."""
+def test_a_full_disk_loses_only_the_rounds_since_the_last_checkpoint(tables, tmp_path, whole, caplog):
+    """First a checkpoint does not fit, and leaves no file; then the results do not fit."""
     (disk := tmp_path / "disk").mkdir()
     filler = disk / "filler"
 
@@ -182,7 +178,7 @@ def test_a_full_disk_costs_the_rounds_since_the_last_checkpoint(tables, tmp_path
     assert found == whole
 
 
-def test_a_clients_round_can_be_seen_again(tables):
+def test_a_clients_round_can_be_replayed(tables):
     result = rayfed.run(tables)
     row = result.clients.to_pylist()[-1]
     assert row["round"] == 5
@@ -195,7 +191,7 @@ def test_a_clients_round_can_be_seen_again(tables):
         rayfed.replay(result.path, 0, 0)
 
 
-def test_the_commands_resume_and_replay(tables, tmp_path):
+def test_the_commands_resume_and_replay_work(tables, tmp_path):
     rayfed.run(tables, {"train.num_rounds": 3})
     path = str(tmp_path / "runs/run")
     run = CliRunner().invoke(main, ["resume", path, "-s", "train.num_rounds=5"])
@@ -209,8 +205,8 @@ def test_the_commands_resume_and_replay(tables, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bits(tmp_path):
-    """SIGKILL at random moments, many of them during the writing of checkpoints."""
+def test_a_run_that_is_killed_five_times_ends_with_the_same_bits(tmp_path):
+    """SIGKILL at random moments, many of them while a checkpoint is written."""
     settings = ["model.name=lenet", "method=scaffold", "ray.mode=off", "train.num_rounds=12", "train.local_steps=1"]
     settings += ["output.every=1", f"output.path={tmp_path}"]
 

@@ -1,4 +1,4 @@
-"""Runs of earlier versions of this package continue: `version-1` was stored when checkpoints had version 1."""
+"""Runs of earlier versions of this package continue: `version-1` has checkpoints of version 1."""
 
 import hashlib
 import json
@@ -23,15 +23,14 @@ from rayfed.job import read_job
 from rayfed.local import open_site
 from rayfed.runtime.here import Here
 
-STORED = Path(__file__).parent / "version-1"  # old.toml, run in this folder
+STORED = Path(__file__).parent / "version-1"  # made by running old.toml in this folder
 
 
 @pytest.fixture
-def stored(tmp_path, monkeypatch):
-    """A copy of the run; it had reached round 2."""
+def stored(tmp_path, monkeypatch, no_page):
+    """A copy of the run, which ended after round 2."""
     monkeypatch.syspath_prepend(STORED)  # the job's model is tiny:net
     monkeypatch.delitem(sys.modules, "tiny", raising=False)
-    monkeypatch.setattr("rayfed.experiment._write_page", lambda path: None)  # the page would take longer than the run
     return shutil.copytree(STORED, tmp_path / "stored")
 
 
@@ -49,7 +48,7 @@ def test_a_run_of_version_1_continues_to_the_same_weights(stored, play, bits):
     assert (summary["status"], summary["rounds"]) == ("done", 4)
     assert read_table(stored, "rounds").column("round").to_pylist() == [0, 1, 2, 3, 4]
 
-    fresh, near = play(site), {"rtol": 1e-5, "atol": 1e-5}  # another CPU may round another way
+    fresh, near = play(site), {"rtol": 1e-5, "atol": 1e-5}  # another CPU may round differently
     if all(torch.equal(weights[name], tensor) for name, tensor in fresh[2].weights.items()):
         last, near = newest(checkpoints).restore(site, Here(site)), {"rtol": 0, "atol": 0}
         trained = {row.client for round in fresh[3:] for row in round.clients}
@@ -59,7 +58,7 @@ def test_a_run_of_version_1_continues_to_the_same_weights(stored, play, bits):
     torch.testing.assert_close(load_file(stored / "checkpoints/round-00004.safetensors"), fresh[4].weights, **near)
 
 
-def test_an_older_job_without_a_key_of_today_continues_with_its_default(stored, tmp_path):
+def test_a_job_from_before_a_key_existed_continues_with_its_default(stored, tmp_path):
     for path in (stored / "checkpoints").glob("*.json"):
         manifest = json.loads(path.read_text())["checkpoint"]
         del manifest["job"]["ray"]["patience"], manifest["job"]["train"]["weight_decay"]
@@ -72,6 +71,6 @@ def test_an_older_job_without_a_key_of_today_continues_with_its_default(stored, 
     with pytest.raises(InputError, match=r"another job: train\.weight_decay is 0\.0 there, 0\.1 here$"):
         rayfed.resume(stored, {"train.weight_decay": 0.1})
     assert rayfed.resume(stored, {"train.num_rounds": 3}).rounds.num_rows == 4
-    # The checkpoints alone, from which the job is read too.
-    found = rayfed.resume(stored / "checkpoints", {"train.num_rounds": 4, "output.path": str(tmp_path / "anew")})
+    # From the checkpoints alone, which also hold the job.
+    found = rayfed.resume(stored / "checkpoints", {"train.num_rounds": 4, "output.path": str(tmp_path / "new")})
     assert found.rounds.num_rows == 5

@@ -1,6 +1,6 @@
-"""What every method owes the engine. A recipe is tested here from the moment it is in `RECIPES`.
+"""What the engine needs of every method. A recipe is tested here as soon as it is in `RECIPES`.
 
-Everything runs in the hardest case: a model with BatchNorm and Dropout, augmentation, clients that are sampled again.
+Every test runs the hardest case: BatchNorm and Dropout, augmentation, and clients that are sampled more than once.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ SETTING = {"norm": True, "augment": Augment(crop=1, flip=True, cutout=2), "local
 
 @dataclass(frozen=True)
 class Everything(m.Part):
-    """Uses every hook and changes nothing, so that the engine's side is tested whatever the methods are."""
+    """Uses every hook and changes nothing: this tests the engine whatever hooks the methods use."""
 
     note: str = "seen"
 
@@ -82,7 +82,7 @@ EVERY_PART = sorted({part for method in METHODS.values() for part in all_parts(m
 every_part = pytest.mark.parametrize("part", EVERY_PART, ids=repr)
 
 
-# The same bits, wherever and whenever the work is done.
+# The same bits wherever and whenever the work is done.
 
 
 class Recording(Here):
@@ -101,7 +101,7 @@ class Recording(Here):
 
 
 class Lost(Here):
-    """Runs the last client first, and loses every result; a new worker, with a pickled site, does the work again."""
+    """Runs the last client first and loses every result; a new worker with a pickled site then does the work again."""
 
     def __init__(self, site):
         super().__init__(site)
@@ -123,7 +123,7 @@ class Lost(Here):
 
 
 class Unwrapped(Here):
-    """Gives a client the values themselves, no copies, and so finds a hook that writes to what it was given."""
+    """Gives a client the original values, not copies, and so finds a hook that writes to its input."""
 
     def __init__(self, site, digest):
         super().__init__(site)
@@ -153,7 +153,7 @@ class Unwrapped(Here):
 
 @dataclass
 class Run:
-    """One run of a method; the other runs are compared with it."""
+    """One run of a method, with which the other runs are compared."""
 
     rounds: list[Round]
     bits: list[dict]  # of each round, taken as soon as it was finished
@@ -186,7 +186,7 @@ def test_the_bits_do_not_depend_on_the_worker(method, workers, reference, make_s
 
 
 @every_method
-def test_a_finished_round_is_never_written_to(method, reference, bits):
+def test_a_finished_round_is_never_changed(method, reference, bits):
     assert [bits(round) for round in reference.rounds] == reference.bits
 
 
@@ -213,7 +213,7 @@ def test_a_client_with_a_single_sample_takes_part(method, make_site, play):
 
 @every_method
 def test_buffers_are_the_mean_of_the_clients_buffers(method, reference, make_site):
-    """Whatever a method does to parameters, BatchNorm's statistics are plain means; its counts stay whole numbers."""
+    """For every method BatchNorm's statistics are plain means, and its counts stay whole numbers."""
     site = make_site(method, **SETTING)
     for round, trained in zip(reference.rounds[1:], reference.trained, strict=True):
         (average,) = (part for part in parts_at(method, round.round) if part.slot == "average")
@@ -229,7 +229,7 @@ def test_buffers_are_the_mean_of_the_clients_buffers(method, reference, make_sit
                 assert round.weights[name].item() == np.rint(mean)
 
 
-# A part is nothing but its configuration.
+# A part is its configuration.
 
 
 def test_every_part_is_in_a_method_of_this_file():
@@ -248,6 +248,6 @@ def test_a_part_is_a_frozen_dataclass_that_prints_and_compares_as_its_configurat
 
 
 @every_method
-def test_a_method_is_read_back_as_it_was_written(method):
+def test_a_written_method_is_read_back_the_same(method):
     job = tomllib.loads(tomli_w.dumps({"method": m.write_method(method)}))  # a job can hold only what TOML can say
     assert m.read_method(job["method"]) == method

@@ -1,4 +1,4 @@
-"""Laws of the methods that need no long run: when a method equals another, and what its sums must be."""
+"""Laws of the methods: when two methods are equal, what each loss term is, and what server and clients keep."""
 
 from dataclasses import replace
 from itertools import islice, pairwise
@@ -20,10 +20,10 @@ from rayfed.seeds import Purpose, seed_of
 from rayfed.trees import OrderedSum, Scaled, unpack
 from rayfed.weights import state_of
 
-EVEN = [[5, 2, 1, 0], [1, 1, 3, 3], [2, 2, 2, 2], [0, 0, 1, 7], [4, 4, 0, 0], [3, 1, 4, 0]]  # eight samples each
+EVEN = [[5, 2, 1, 0], [1, 1, 3, 3], [2, 2, 2, 2], [0, 0, 1, 7], [4, 4, 0, 0], [3, 1, 4, 0]]  # eight samples per client
 BALANCED = [[2, 2, 2, 2]] * 6
 
-# The values with which a part does nothing; None where there are none, and the part has a law of its own below.
+# The values with which a part does nothing; None where a part has no such values, and has a law of its own below.
 NEUTRAL = {
     m.Average: {"by": "samples"},
     m.ClassAdaptiveDistill: {"low": 0.0, "high": 0.0},
@@ -72,22 +72,20 @@ def test_every_part_has_its_neutral_values_here():
     assert set(m.PARTS.values()) == set(NEUTRAL)
 
 
-@pytest.mark.parametrize("part", [part for part, zero in NEUTRAL.items() if zero], ids=lambda part: part.__name__)
-def test_a_neutral_part_is_fedavg(part, final):
-    assert_same(final(m.compose(part(**NEUTRAL[part])), norm=True), final(m.fedavg(), norm=True), tolerance=1e-6)
+BIT_FOR_BIT = [m.fedavgm(beta=0.0), m.fedprox(mu=0.0), m.fedrs(alpha=1.0), m.fedrs(alpha=1.0, soft=True)]
+NEUTRAL_METHODS = [*BIT_FOR_BIT, *(m.compose(part(**zero)) for part, zero in NEUTRAL.items() if zero)]
 
 
-@pytest.mark.parametrize(
-    "method", [m.fedavgm(beta=0.0), m.fedprox(mu=0.0), m.fedrs(alpha=1.0), m.fedrs(alpha=1.0, soft=True)], ids=repr
-)
-def test_a_neutral_baseline_is_fedavg_to_the_bit(method, final):
-    assert_same(final(method, norm=True), final(m.fedavg(), norm=True), tolerance=0)
+@pytest.mark.parametrize("method", NEUTRAL_METHODS, ids=repr)
+def test_a_neutral_method_is_fedavg(method, final):
+    neutral, fedavg = (final(method, norm=True) for method in (method, m.fedavg()))
+    assert_same(neutral, fedavg, tolerance=0 if method in BIT_FOR_BIT else 1e-6)
 
 
 EQUAL = {
     "FedLMD without majority labels is FedNTD": (m.fedlmd(tau=2.0), m.fedntd(tau=2.0), {"counts": BALANCED}),
     "FedLMD-Tf without majority labels is FedNTD-Tf": (m.fedlmd_tf(), m.fedntd(teacher=False), {"counts": BALANCED}),
-    "FedGKD with one teacher is KD, once there is one": (
+    "FedGKD with one teacher is KD from round 2 on": (
         m.fedgkd(beta=0.5, tau=2.0, buffer=1),
         m.switch(m.fedavg(), m.kd(beta=0.5, tau=2.0), at=2),
         {},
@@ -98,7 +96,7 @@ EQUAL = {
     "FedNTD without its share is KD": (m.fedntd(mix=0.0, tau=2.0), m.kd(tau=2.0), {}),
     "FedRS with all classes held is FedAvg": (m.fedrs(alpha=0.1), m.fedavg(), {"counts": BALANCED}),
     "clients of one size weigh the same": (m.compose(m.Average(by="client")), m.fedavg(), {"counts": EVEN}),
-    "FedCSD less all that it adds is KD": (
+    "FedCSD without mask, similarity and decay is KD": (
         m.fedcsd(mu=0.5, tau=2.0, mask="none", similarity=False, decay=0.0),
         m.kd(beta=0.5, tau=2.0),
         {},
@@ -109,7 +107,7 @@ EQUAL = {
     "FedProto without prototypes is FedAvg": (m.fedproto(), m.fedavg(), {"num_rounds": 1}),
     "FedGKD without a teacher is FedAvg": (m.fedgkd(), m.fedavg(), {"num_rounds": 1}),
     "the first velocity is the whole step": (m.fedavgm(), m.fedavg(), {"num_rounds": 1}),
-    "a switch to the same is none": (m.switch(m.fedntd(), m.fedntd(), at=2), m.fedntd(), {}),
+    "a switch to the same method changes nothing": (m.switch(m.fedntd(), m.fedntd(), at=2), m.fedntd(), {}),
 }
 
 
@@ -118,7 +116,7 @@ def test_two_methods_are_equal(one, other, setting, final):
     assert_same(final(one, **setting), final(other, **setting))
 
 
-DIFFERENT = {  # so that no law above holds only because its setting makes all methods equal
+DIFFERENT = {  # the same pairs in other settings: so the settings do not make all methods equal
     "majority labels": (m.fedlmd(tau=2.0), m.fedntd(tau=2.0)),
     "absent classes": (m.fedrs(alpha=0.1), m.fedavg()),
     "unequal steps": (m.fednova(), m.fedavg()),
@@ -138,18 +136,18 @@ def test_two_methods_are_different(one, other, final):
     assert_differ(final(one), final(other))
 
 
-def test_the_first_step_of_a_distilled_round_is_that_of_fedavg(final):
-    """At the round's weights student and teacher agree."""
+def test_the_first_step_of_a_round_is_that_of_fedavg(final):
+    """Before the first step, student and teacher are the same model."""
     single = {"local_steps": 1, "batch_size": 20, "num_rounds": 1}
     for method in (m.kd(), m.fedntd(), m.compose(m.Proximal(10.0)), m.fedssd(m_max=1.0)):
         assert_same(final(method, **single), final(m.fedavg(), **single))
 
 
-# Plain SGD, step for step.
+# Plain SGD, step by step.
 
 
 def of_client(site, client):
-    """A client's images, normalised, and labels."""
+    """A client's normalised images, and its labels."""
     data = site.federation
     rows = data.client(client)
     images = prepare(torch.from_numpy(data.train.images[rows]), data.mean, data.std)
@@ -157,7 +155,7 @@ def of_client(site, client):
 
 
 def sgd(site, client, weights, round):
-    """One client's round in plain torch, from the given weights: its model's state, and its losses."""
+    """One client's round in plain torch from the given weights; returns the model's state and the losses."""
     training, model = site.job.train, site.model
     model.load_state_dict(weights)
     model.train()
@@ -175,7 +173,7 @@ def sgd(site, client, weights, round):
     return state_of(model), losses
 
 
-def test_one_client_with_all_data_is_plain_sgd_to_the_bit(make_site, play):
+def test_one_client_with_all_data_is_plain_sgd_bit_for_bit(make_site, play):
     setting = {"counts": [[12, 13, 9, 8]], "clients_per_round": 1}  # the last batch of an epoch has two samples
     site = make_site(m.fedavg(), **setting)
     weights = state_of(site.model)
@@ -201,87 +199,62 @@ def test_a_round_of_fedavg_is_the_weighted_mean_of_plain_sgd(make_site, play):
 @pytest.mark.parametrize(
     "change", [{"momentum": 0.0}, {"lr_decay": 1.0}, {"weight_decay": 0.0}, {"local_epochs": 1}], ids=str
 )
-def test_every_number_of_the_training_matters(change, final):
+def test_every_training_setting_changes_the_weights(change, final):
     plain, changed = final(m.fedavg()), final(m.fedavg(), **change)
     assert any(not torch.equal(w, changed[name]) for name, w in plain.items())
 
 
-# Terms on a batch: which loss a part takes, between which outputs, and with which weight.
+# Terms on a batch: the loss that a part takes, its inputs and its weight.
 
 Z, T, OLD, H, H_GLOBAL, H_OLD = (torch.randn(6, 4, generator=torch.Generator().manual_seed(i)) for i in range(6))
 LABELS, COUNTED = torch.tensor([0, 1, 2, 3, 0, 1]), torch.tensor([9, 3, 0, 2])
+CLASS_WEIGHTS = losses.class_adaptive_weights(T, LABELS, 4, low=0.2, high=0.7, tau=2.0)
 MAJORITY = torch.tensor([True, False, False, False])  # of these counts
-PRESENT, PAST = Outputs(H_GLOBAL, T), Outputs(H_OLD, OLD)  # of the round's global model, and of another
+PRESENT, PAST = Outputs(H_GLOBAL, T), Outputs(H_OLD, OLD)  # the round's global model, and an older model
 TRUST, CENTRES = torch.tensor([0.9, 0.5, 0.2, 1.0]), torch.randn(4, 4, generator=torch.Generator().manual_seed(6))
 KNOWN = torch.tensor([True, False, True, True])
-ON_A_BATCH = [  # part, the payload, the term
-    (m.CrossEntropy(0.5, 0.1), None, 0.5 * losses.cross_entropy(Z, LABELS, smoothing=0.1)),
-    (m.RestrictedCrossEntropy(0.3), None, losses.restricted_cross_entropy(Z, LABELS, COUNTED, alpha=0.3)),
-    (
-        m.RestrictedCrossEntropy(0.3, True),
-        None,
-        losses.restricted_cross_entropy(Z, LABELS, COUNTED, alpha=0.3, soft=True),
-    ),
-    (
-        m.ClassAdaptiveDistill(0.2, 0.7, 2.0),
-        None,
-        losses.class_adaptive_distill(
-            Z, T, LABELS, losses.class_adaptive_weights(T, LABELS, 4, low=0.2, high=0.7, tau=2.0), tau=2.0
-        ),
-    ),
-    (m.Distill(0.5, 2.0), None, 0.5 * losses.distill(Z, T, tau=2.0)),
-    (m.Distill(0.5, form="mse"), None, 0.5 * losses.squared_error(Z, T)),
-    (m.NotTrueDistill(0.5, 2.0), None, 0.5 * losses.not_true_distill(Z, T, LABELS, tau=2.0)),
-    (m.NotTrueDistill(0.5, form="mse"), None, 0.5 * losses.not_true_squared_error(Z, T, LABELS)),
-    (m.NotTrueDistill(teacher=False), None, losses.not_true_distill(Z, 0 * T, LABELS, tau=1.0)),
+ON_A_BATCH = [  # part, the term; the payload, where the part has one
+    (m.CrossEntropy(0.5, 0.1), 0.5 * losses.cross_entropy(Z, LABELS, smoothing=0.1)),
+    (m.RestrictedCrossEntropy(0.3), losses.restricted_cross_entropy(Z, LABELS, COUNTED, alpha=0.3)),
+    (m.RestrictedCrossEntropy(0.3, True), losses.restricted_cross_entropy(Z, LABELS, COUNTED, alpha=0.3, soft=True)),
+    (m.ClassAdaptiveDistill(0.2, 0.7, 2.0), losses.class_adaptive_distill(Z, T, LABELS, CLASS_WEIGHTS, tau=2.0)),
+    (m.Distill(0.5, 2.0), 0.5 * losses.distill(Z, T, tau=2.0)),
+    (m.Distill(0.5, form="mse"), 0.5 * losses.squared_error(Z, T)),
+    (m.NotTrueDistill(0.5, 2.0), 0.5 * losses.not_true_distill(Z, T, LABELS, tau=2.0)),
+    (m.NotTrueDistill(0.5, form="mse"), 0.5 * losses.not_true_squared_error(Z, T, LABELS)),
+    (m.NotTrueDistill(teacher=False), losses.not_true_distill(Z, 0 * T, LABELS, tau=1.0)),
     (
         m.NotTrueDistill(0.5, 2.0, mix=0.2),
-        None,
         0.5 * (0.2 * losses.not_true_distill(Z, T, LABELS, tau=2.0) + 0.8 * losses.distill(Z, T, tau=2.0)),
     ),
-    (
-        m.LabelMaskedDistill(0.5, 2.0),
-        None,
-        0.5 * losses.label_masked_distill(Z, T, LABELS, MAJORITY, tau=2.0),
-    ),
-    (
-        m.LabelMaskedDistill(teacher=False),
-        None,
-        losses.label_masked_distill(Z, 0 * T, LABELS, MAJORITY, tau=1.0),
-    ),
-    (m.SelectiveDistill(0.5), TRUST, losses.selective_distill(Z, T, LABELS, TRUST, m_max=0.5, inside_norm=True)),
+    (m.LabelMaskedDistill(0.5, 2.0), 0.5 * losses.label_masked_distill(Z, T, LABELS, MAJORITY, tau=2.0)),
+    (m.LabelMaskedDistill(teacher=False), losses.label_masked_distill(Z, 0 * T, LABELS, MAJORITY, tau=1.0)),
+    (m.SelectiveDistill(0.5), losses.selective_distill(Z, T, LABELS, TRUST, m_max=0.5, inside_norm=True), TRUST),
     (
         m.SelectiveDistill(0.5, False),
-        TRUST,
         losses.selective_distill(Z, T, LABELS, TRUST, m_max=0.5, inside_norm=False),
+        TRUST,
     ),
     (
         m.PrototypeSimilarityDistill(0.5, 2.0, "forcible"),
-        CENTRES,
         0.5 * losses.prototype_similarity_distill(Z, OLD, LABELS, CENTRES, tau=2.0, mask="forcible"),
+        CENTRES,
     ),
-    (m.PastTeachersDistill(0.5, 2.0), {"teacher": "past"}, 0.5 * losses.distill(Z, OLD, tau=2.0)),
-    (m.PastTeachersDistill(0.5, 2.0), {"teacher": None}, 0.5 * losses.distill(Z, T, tau=2.0)),
-    (m.ModelContrast(0.5, 0.2), None, 0.5 * losses.model_contrast(H, H_GLOBAL, H_OLD, tau=0.2)),
-    (
-        m.Prototypes(0.5),
-        {"means": CENTRES, "known": KNOWN},
-        0.5 * losses.prototype_distance(H, LABELS, CENTRES, KNOWN),
-    ),
+    (m.PastTeachersDistill(0.5, 2.0), 0.5 * losses.distill(Z, OLD, tau=2.0), {"teacher": "past"}),
+    (m.PastTeachersDistill(0.5, 2.0), 0.5 * losses.distill(Z, T, tau=2.0), {"teacher": None}),
+    (m.ModelContrast(0.5, 0.2), 0.5 * losses.model_contrast(H, H_GLOBAL, H_OLD, tau=0.2)),
+    (m.Prototypes(0.5), 0.5 * losses.prototype_distance(H, LABELS, CENTRES, KNOWN), {"means": CENTRES, "known": KNOWN}),
 ]
 
 
-@pytest.mark.parametrize(
-    ("part", "payload", "term"), ON_A_BATCH, ids=lambda value: repr(value) if isinstance(value, m.Part) else ""
-)
-def test_terms_on_a_batch_are_the_papers(part, payload, term):
-    """Names stand for models here: "now" for the round's, "past" for the model in the state and in the memory."""
-    outputs = {"now": PRESENT, "past": PAST}
-    client = SimpleNamespace(
-        weights="now", state="past", memory="past", payload=payload, frozen=lambda weights: weights
-    )
+@pytest.mark.parametrize("case", ON_A_BATCH, ids=lambda case: repr(case[0]))
+def test_terms_on_a_batch_are_those_of_the_papers(case):
+    """Strings stand for models: "now" for the round's model, "past" for the one in the state and in the memory."""
+    part, term, *payload = case
+    client = SimpleNamespace(weights="now", state="past", memory="past", payload=payload[0] if payload else None)
     client.num_classes, client.label_counts, client.global_model = 4, COUNTED, "now"
-    client.outputs = lambda model: [(outputs[model], LABELS)]
+    outputs = {"now": PRESENT, "past": PAST}
+    client.frozen, client.outputs = lambda weights: weights, lambda model: [(outputs[model], LABELS)]
     batch = SimpleNamespace(logits=Z, features=H, labels=LABELS, teacher=PRESENT, outputs_of=outputs.__getitem__)
     torch.testing.assert_close(part.loss(batch, part.begin(client)), term)
 
@@ -308,7 +281,7 @@ ON_PARAMETERS = {  # part, the client's payload, its memory, the gradient of its
 
 
 @pytest.mark.parametrize(("part", "payload", "memory", "gradient"), ON_PARAMETERS.values(), ids=ON_PARAMETERS)
-def test_terms_on_parameters_have_the_papers_gradients(part, payload, memory, gradient):
+def test_terms_on_parameters_have_the_gradients_of_the_papers(part, payload, memory, gradient):
     local = part.begin(SimpleNamespace(weights={"x": ANCHOR}, payload=payload, memory=memory))
     x = W.clone().requires_grad_()
     (found,) = torch.autograd.grad(part.loss(SimpleNamespace(parameters={"x": x}), local), x)
@@ -320,7 +293,7 @@ def test_terms_on_parameters_have_the_papers_gradients(part, payload, memory, gr
 
 @pytest.fixture
 def states(make_site, bits):
-    """Round by round: the part's state, and the memories of the clients that have trained."""
+    """Per round: the round, the part's state, and the memories of all clients that have trained so far."""
 
     def states(method, slot, **setting):
         site = make_site(method, **setting)
@@ -334,13 +307,13 @@ def states(make_site, bits):
 def test_scaffolds_c_is_the_mean_of_all_clients_c_i(states):
     for _, c, own in states(m.scaffold(), "control_variates", num_rounds=4):
         for name in c:
-            mean = sum(c_i[name].double() for c_i in own.values()) / 6  # of all six clients: an untrained one has 0
+            mean = sum(c_i[name].double() for c_i in own.values()) / 6  # of all six clients; an untrained client has 0
             torch.testing.assert_close(c[name], mean, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_scaffolds_c_i_is_the_mean_gradient_of_a_single_client(momentum, make_site, play, states):
-    """Its distance, divided by the rate and by the momentum-corrected steps; the correction `c - c_1` is 0."""
+    """The distance covered, over the rate and the momentum-corrected steps; the correction `c - c_1` is 0."""
     alone = {"counts": [[12, 13, 9, 8]], "clients_per_round": 1, "num_rounds": 2, "momentum": momentum}
     plain, kept = play(make_site(m.fedavg(), **alone)), states(m.scaffold(), "control_variates", **alone)
     for (before, after), (round, c, own) in zip(pairwise(plain), kept, strict=True):
@@ -351,7 +324,7 @@ def test_scaffolds_c_i_is_the_mean_gradient_of_a_single_client(momentum, make_si
             torch.testing.assert_close(own[0][name], gradient, rtol=1e-3, atol=1e-4)
 
 
-def test_fedcurvs_sums_are_those_of_the_memories(states):
+def test_fedcurvs_sums_are_the_sums_of_the_memories(states):
     for _, sums, shares in states(m.fedcurv(), "curvature", num_rounds=4):
         for key in ("u", "uw"):
             for name, total in sums[key].items():
@@ -360,7 +333,7 @@ def test_fedcurvs_sums_are_those_of_the_memories(states):
 
 
 def test_fedcurvs_share_is_the_fisher_information_at_the_trained_weights(make_site, states):
-    """Of a single client, over its own data batch by batch, in order and in eval mode."""
+    """For a single client: over its own data in order, batch by batch, in eval mode."""
     alone = {"counts": [[3, 4, 2, 2]], "clients_per_round": 1, "num_rounds": 1}
     site = make_site(m.fedavg(), **alone)
     images, labels = of_client(site, 0)
@@ -378,7 +351,7 @@ def test_fedcurvs_share_is_the_fisher_information_at_the_trained_weights(make_si
 
 
 @pytest.mark.parametrize(("method", "slot"), [(m.scaffold(), "control_variates"), (m.fedcurv(), "curvature")])
-def test_a_method_that_comes_back_starts_anew_on_server_and_clients(make_site, play, digest, method, slot):
+def test_a_method_that_comes_back_starts_afresh_on_server_and_clients(make_site, play, digest, method, slot):
     """They must forget together: the server's state is the sum of what the clients remember."""
     setting = {"num_rounds": 6, "clients_per_round": 6}
     run = play(make_site(m.switch(method, m.switch(m.fedavg(), method, at=4), at=3), **setting))
@@ -388,7 +361,7 @@ def test_a_method_that_comes_back_starts_anew_on_server_and_clients(make_site, p
     assert run[6].held[slot].since == 4
 
 
-def test_feddyns_h_is_the_mean_of_all_clients_g_i_and_the_weights_follow(make_site, states):
+def test_feddyns_h_is_the_mean_of_all_clients_g_i_and_corrects_the_weights(make_site, states):
     """`g_i` moves by `-alpha (w_local - w)`, which gives `w_local`; the weights are their mean less `h / alpha`."""
     weights, before = state_of(make_site(m.feddyn()).model), {}
     for round, h, own in states(m.feddyn(alpha=0.1), "average", num_rounds=4):
@@ -453,7 +426,7 @@ def test_fedcsds_teacher_is_the_moving_average_from_the_initial_model(make_site,
                 torch.testing.assert_close(kept, teacher[name].float(), rtol=1e-5, atol=1e-6)
 
 
-def test_fedgkd_keeps_the_last_models_and_not_the_untrained_one(make_site, play):
+def test_fedgkd_keeps_the_last_models_but_not_the_initial_model(make_site, play):
     run = play(make_site(m.fedgkd(buffer=2), num_rounds=4))
     kept = [round.held["past_teachers_distill"].state for round in run[1:]]
     assert [len(models) for models in kept] == [0, 1, 2, 2]
@@ -462,7 +435,7 @@ def test_fedgkd_keeps_the_last_models_and_not_the_untrained_one(make_site, play)
             assert all(torch.equal(model[name], w) for name, w in run[number].weights.items())
 
 
-def test_the_servers_velocity_is_that_of_its_formula(make_site, play):
+def test_the_servers_velocity_follows_its_formula(make_site, play):
     """`v <- beta v + (w - w_avg)`, `w <- w - v`: two rounds, the average from FedAvg on the same weights."""
     run = play(make_site(m.fedavgm(beta=0.5), num_rounds=2, norm=True))
     velocity = dict.fromkeys(run[1].held["server_momentum"].state, 0.0)
@@ -475,7 +448,7 @@ def test_the_servers_velocity_is_that_of_its_formula(make_site, play):
                 velocity[name] = 0.5 * velocity[name] + before.weights[name].double() - averaged.weights[name].double()
                 torch.testing.assert_close(w, (before.weights[name].double() - velocity[name]).float())
             else:
-                assert torch.equal(w, averaged.weights[name])  # a running statistic has no momentum
+                assert torch.equal(w, averaged.weights[name])  # running statistics have no momentum
 
 
 @pytest.mark.parametrize("sizes", [(1, 1), (1, 7), (7, 1)], ids=str)
@@ -493,7 +466,7 @@ def test_the_mean_of_equal_counts_is_that_count(sizes):
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
 @pytest.mark.parametrize("steps", [1, 2, 7])
-def test_momentum_corrected_steps_are_the_distance_that_a_constant_gradient_covers(steps, momentum):
+def test_momentum_corrected_steps_are_the_distance_covered_with_a_constant_gradient_of_1(steps, momentum):
     w = torch.zeros(1, dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.SGD([w], lr=1.0, momentum=momentum)
     for _ in range(steps):

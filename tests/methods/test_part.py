@@ -1,4 +1,4 @@
-"""The contract of a part: what `compose` accepts and refuses, and what the hooks are given."""
+"""The contract of a part: what `compose` accepts and refuses, and what the hooks get."""
 
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -10,7 +10,7 @@ from torch import nn
 
 from rayfed import methods as m
 from rayfed.errors import InputError
-from rayfed.methods.part import arrange, defines, name_of, parts_at
+from rayfed.methods.part import defines, name_of, parts_at
 from rayfed.methods.views import Frozen, run_model
 from rayfed.values import Ge
 from rayfed.weights import squared_distance, state_of
@@ -45,11 +45,8 @@ class Watcher(m.Part):
 # Composition.
 
 
-def test_composing_nothing_is_fedavg():
-    assert m.compose() == m.fedavg() == (m.Average(), m.CrossEntropy())
-
-
 def test_compose_flattens_adds_defaults_and_puts_parts_in_order():
+    assert m.compose() == m.fedavg() == (m.Average(), m.CrossEntropy())
     method = m.compose(m.Proximal(0.1), [m.NotTrueDistill(), m.ServerMomentum(0.5)])
     assert method == (m.Average(), m.ServerMomentum(0.5), m.CrossEntropy(), m.Proximal(0.1), m.NotTrueDistill())
     assert m.compose(m.fedlmd(), m.Proximal()) == (m.Average(), m.CrossEntropy(), m.LabelMaskedDistill(), m.Proximal())
@@ -57,7 +54,7 @@ def test_compose_flattens_adds_defaults_and_puts_parts_in_order():
     assert m.compose(m.RestrictedCrossEntropy(), m.Distill()) == (m.Average(), m.RestrictedCrossEntropy(), m.Distill())
 
 
-def test_grouping_makes_no_difference_to_compose():
+def test_compose_gives_the_same_for_grouped_parts():
     parts = [m.ServerMomentum(), m.Proximal(), m.NotTrueDistill()]
     assert m.compose(*parts) == m.compose(parts) == m.compose(parts[:1], m.compose(*parts[1:])[2:])
     assert m.compose(m.compose(*parts)) == m.compose(*parts)
@@ -66,10 +63,7 @@ def test_grouping_makes_no_difference_to_compose():
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        (
-            [m.CrossEntropy(), m.RestrictedCrossEntropy()],
-            "two parts fill the slot 'supervise': CrossEntropy.* and Restricted",
-        ),
+        ([m.CrossEntropy(), m.RestrictedCrossEntropy()], "the slot 'supervise': CrossEntropy.* and Restricted"),
         ([m.Average(), m.NormalizedAverage()], "two parts fill the slot 'average'"),
         ([m.Proximal(0.1), m.Proximal(0.2)], r"'proximal': Proximal\(mu=0.1\) and Proximal\(mu=0.2\); keep one"),
         ([m.fedntd(), m.fedlmd()], "add the second method's own part rather than its whole recipe"),
@@ -77,7 +71,7 @@ def test_grouping_makes_no_difference_to_compose():
         (["fedntd"], "a method is made of parts"),
     ],
 )
-def test_compose_refuses_in_words(parts, message):
+def test_compose_refuses_with_a_message(parts, message):
     with pytest.raises(InputError, match=message):
         m.compose(*parts)
 
@@ -99,17 +93,12 @@ def test_a_part_with_a_value_out_of_range_cannot_be_made(part, value, message):
         part(**value)
 
 
-def test_a_part_that_is_no_dataclass_is_refused():
+def test_a_part_that_is_not_a_dataclass_is_refused():
     class Bare(m.Part):
         pass
 
     with pytest.raises(InputError, match="is not a dataclass; put @dataclass"):
         m.compose(Bare())
-
-
-def test_the_order_of_updates_is_stable():
-    unordered = (m.Proximal(), m.ServerMomentum(), m.Distill(), m.Average())
-    assert arrange(unordered) == (m.Average(), m.ServerMomentum(), m.Proximal(), m.Distill())
 
 
 # Slots, names, hooks.
@@ -133,7 +122,7 @@ def test_a_slot_is_the_name_of_the_class_unless_the_class_or_its_base_sets_it():
     assert name_of(SecondHeir) == "second_heir"
 
 
-def test_defines_sees_own_and_inherited_hooks():
+def test_a_part_defines_its_own_and_inherited_hooks():
     class Heir(m.Proximal):
         pass
 
@@ -180,7 +169,7 @@ def test_a_part_without_a_loss_only_watches(make_site, play, bits):
 
 @dataclass(frozen=True)
 class Counter(m.Part):
-    """Its state: the weights at its beginning, and the number of rounds since."""
+    """Keeps the weights with which it began, and counts the rounds since then."""
 
     slot: ClassVar[str] = "count"
     note: str = ""
@@ -196,16 +185,16 @@ class OtherCounter(Counter):
     """Another part for the same slot."""
 
 
-def test_a_switch_starts_a_new_part_anew_and_keeps_the_state_of_a_part_that_stays(make_site, play):
+def test_a_switch_keeps_the_state_of_a_part_that_stays_and_of_no_other(make_site, play):
     method = m.switch(m.compose(Counter("a")), m.switch(m.compose(Counter("b")), m.compose(OtherCounter()), at=3), at=2)
     run = play(make_site(method, num_rounds=5))
     began, counts = zip(*(round.held["count"].state for round in run[1:]), strict=True)
-    assert counts == (1, 2, 1, 2, 3)  # other numbers make no other part, another class does
+    assert counts == (1, 2, 1, 2, 3)  # a part with other values is the same part, a part of another class is not
     for weights, at in zip(began, (0, 0, 2, 2, 2), strict=True):
         assert all(torch.equal(weights[name], tensor) for name, tensor in run[at].weights.items())
     run = play(make_site(m.switch(m.switch(m.compose(Counter()), m.fedavg(), at=2), m.compose(Counter()), at=3)))
     counted = [round.held["count"].state[1] if "count" in round.held else 0 for round in run]
-    assert counted == [0, 1, 0, 1]  # a part that leaves forgets
+    assert counted == [0, 1, 0, 1]  # a part that leaves loses its state
 
 
 # Views.
@@ -226,7 +215,7 @@ class Counting(nn.Module):
 
 @dataclass
 class View:
-    """All that a batch needs of a client's view."""
+    """The part of a client's view that a batch needs."""
 
     global_model: nn.Module = field(default_factory=Counting)
 

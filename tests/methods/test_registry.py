@@ -1,4 +1,4 @@
-"""Methods by name: what a job file may say, and the messages where it says something else."""
+"""Methods by name: what a job file can say, and the messages for everything else."""
 
 import inspect
 import re
@@ -56,7 +56,7 @@ def own(tmp_path, monkeypatch):
     ],
     ids=str,
 )
-def test_what_a_job_file_says_becomes_this_method(given, method):
+def test_an_entry_of_a_job_file_becomes_a_method(given, method):
     assert m.read_method(given) == method
     assert m.read_method(m.write_method(method)) == method
 
@@ -90,12 +90,12 @@ def test_what_a_job_file_says_becomes_this_method(given, method):
     ],
     ids=str,
 )
-def test_what_is_no_method_is_refused_in_words(given, message):
+def test_an_entry_that_is_not_a_method_is_refused_with_a_message(given, message):
     with pytest.raises(InputError, match=message):
         m.read_method(given)
 
 
-def test_a_part_and_a_recipe_of_the_users_module(own):
+def test_parts_and_recipes_can_come_from_the_users_module(own):
     method = m.read_method({"name": f"{own}:Own", "strength": 3.0})
     assert repr(method[-1]) == "Own(strength=3.0)"
     assert m.write_method(method)[-1] == {"name": f"{own}:Own", "strength": 3.0}

@@ -1,4 +1,4 @@
-"""Models: their sizes and shapes, the equality with torchvision's, seeded weights, and messages about bad input."""
+"""Models: sizes and shapes, equality with torchvision's models, seeded weights, and messages about bad input."""
 
 import functools
 import hashlib
@@ -9,7 +9,7 @@ import types
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torchvision.models import alexnet, mobilenet_v2, resnet
@@ -58,7 +58,7 @@ WIDTHS = {"cnn": 512, "lenet": 84, "resnet8": 64, "resnet10": 512, "resnet50": 2
 
 @pytest.mark.parametrize("image_shape", [CIFAR, MNIST])
 @pytest.mark.parametrize("name", MODELS)
-def test_every_model_gives_flat_features_and_logits_of_them(name, image_shape):
+def test_every_model_gives_flat_features_and_their_logits(name, image_shape):
     model = built(name, image_shape)
     assert model.training
     assert has_features(model)
@@ -81,14 +81,10 @@ def test_the_gradient_reaches_every_parameter(name):
     model.zero_grad(set_to_none=True)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_every_model_says_what_it_is(name):
-    assert MODELS[name].__doc__.splitlines()[0].endswith(".")
-
-
-def test_the_keys_of_a_job_list_every_model():
+def test_every_model_is_listed_and_described():
     (listed,) = [key.sentence for key in keys(Job) if key.name == "model.name"]
     assert listed.partition(", or package.module:function")[0].split(", ") == list(MODELS)
+    assert all(build.__doc__.splitlines()[0].endswith(".") for build in MODELS.values())
 
 
 @pytest.mark.parametrize(
@@ -108,7 +104,7 @@ def test_the_last_map_before_pooling(name, image_shape, last_map):
 
 
 def same_function(ours, theirs, image_shape):
-    """Whether two models of the same structure agree, once the second has the weights of the first, in order."""
+    """Whether two models of the same structure agree after the second gets the weights of the first in their order."""
     theirs.load_state_dict(dict(zip(theirs.state_dict(), ours.state_dict().values(), strict=True)))
     x = images(image_shape)
     ours.eval(), theirs.eval()
@@ -120,20 +116,20 @@ def same_function(ours, theirs, image_shape):
     ("name", "block", "depths"),
     [("resnet10", resnet.BasicBlock, [1, 1, 1, 1]), ("resnet50", resnet.Bottleneck, [3, 4, 6, 3])],
 )
-def test_resnets_are_torchvisions_behind_the_small_stem(name, block, depths):
+def test_resnets_are_torchvisions_with_a_small_stem(name, block, depths):
     theirs = resnet.ResNet(block, depths, num_classes=10)
     theirs.conv1, theirs.maxpool = nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.Identity()
     assert same_function(build_model(name, image_shape=CIFAR, num_classes=10, seed=0), theirs, CIFAR)
 
 
 @pytest.mark.parametrize(("name", "theirs"), [("alexnet", alexnet), ("mobilenet", mobilenet_v2)])
-def test_large_images_get_torchvisions_own_network(name, theirs):
+def test_for_large_images_the_model_is_torchvisions(name, theirs):
     office = (3, 224, 224)
     ours = build_model(name, image_shape=office, num_classes=10, seed=0)
     assert same_function(ours, theirs(num_classes=10), office)
 
 
-def test_dropout_is_where_torchvision_has_it():
+def test_dropout_has_the_place_that_torchvision_gives_it():
     model = build_model("mobilenet", image_shape=CIFAR, num_classes=10, seed=0, options={"dropout": 0.5})
     assert [module.p for module in model.modules() if isinstance(module, nn.Dropout)] == [0.5]
     assert isinstance(model.head[0], nn.Dropout)
@@ -142,13 +138,14 @@ def test_dropout_is_where_torchvision_has_it():
 
 @settings(max_examples=20)
 @given(
-    least=st.sampled_from([("cnn", 4), ("lenet", 16), ("resnet8", 1)]),
+    smallest=st.sampled_from([("cnn", 4), ("lenet", 16), ("resnet8", 1)]),
     extra=st.tuples(st.integers(0, 20), st.integers(0, 20)),
     channels=st.integers(1, 4),
     num_classes=st.integers(1, 12),
 )
-def test_small_models_take_every_size_from_their_least(least, extra, channels, num_classes):
-    name, side = least
+@example(smallest=("alexnet", 15), extra=(0, 0), channels=1, num_classes=10)
+def test_a_model_takes_every_size_from_its_smallest(smallest, extra, channels, num_classes):
+    name, side = smallest
     shape = (channels, side + extra[0], side + extra[1])
     model = build_model(name, image_shape=shape, num_classes=num_classes, seed=0)
     assert model(images(shape, count=3)).shape == (3, num_classes)
@@ -158,20 +155,16 @@ def test_small_models_take_every_size_from_their_least(least, extra, channels, n
 
 
 @pytest.mark.parametrize("name", ["cnn", "resnet8", "mobilenet"])
-def test_weights_are_a_function_of_the_seed(name):
+def test_weights_depend_on_the_seed_alone_and_the_callers_generator_is_unchanged(name):
     def weights(seed):
         return digest(build_model(name, image_shape=CIFAR, num_classes=10, seed=seed))
 
     first = weights(1)
     torch.rand(3)
+    before = torch.get_rng_state()
     with threads(2):
         assert weights(1) == first
     assert weights(2) != first
-
-
-def test_the_callers_generator_is_left_alone():
-    before = torch.get_rng_state()
-    build_model("cnn", image_shape=MNIST, num_classes=10, seed=0)
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -188,14 +181,14 @@ print(hashlib.sha256(b"".join(value.numpy().tobytes() for value in model.state_d
     assert out.strip() == digest(build_model("cnn", image_shape=CIFAR, num_classes=10, seed=0))
 
 
-def test_the_check_leaves_batchnorms_statistics_as_they_start():
+def test_building_a_model_leaves_batchnorms_statistics_at_their_start():
     model = build_model("resnet8", image_shape=CIFAR, num_classes=10, seed=0)
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
     assert norms
     assert not any(norm.running_mean.any() or norm.num_batches_tracked for norm in norms)
 
 
-# Models of the user's own.
+# Models of the user.
 
 
 def linear(*, image_shape, num_classes, bias=True):
@@ -246,7 +239,7 @@ def own(function, **options):
     return build_model(f"{__name__}:{function}", image_shape=CIFAR, num_classes=10, seed=3, options=options)
 
 
-def test_an_imported_function_gets_shape_classes_options_and_seed():
+def test_a_users_function_gets_shape_classes_and_options():
     model = own("linear", bias=False)
     assert not has_features(model)
     assert [tuple(parameter.shape) for parameter in model.parameters()] == [(10, 3072)]
@@ -299,10 +292,6 @@ def test_sizes_that_a_model_cannot_take_are_refused(name, image_shape, message):
         build_model(name, image_shape=image_shape, num_classes=10, seed=0)
 
 
-def test_the_smallest_alexnet():
-    assert built("alexnet", (1, 15, 15))(images((1, 15, 15))).shape == (2, 10)
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -317,7 +306,7 @@ def test_a_module_that_cannot_be_imported_is_refused_with_its_reason(tmp_path, m
         build_model("failing:net", image_shape=CIFAR, num_classes=10, seed=0)
 
 
-def test_features_without_a_head_are_no_features():
+def test_a_model_with_features_needs_a_head_as_well():
     model = nn.Sequential()
     model.features = nn.Identity()
     assert not has_features(model)
@@ -325,7 +314,7 @@ def test_features_without_a_head_are_no_features():
 
 
 @pytest.mark.parametrize(("shape", "classes"), [((3, 2**16, 2**16), 10), ((1, 28, 28), 10**12)])
-def test_a_model_beyond_the_machines_memory_is_refused_before_any_of_it_is_filled(shape, classes):
+def test_a_model_larger_than_the_machines_memory_is_refused(shape, classes):
     message = r"model 'cnn': for images of .* [TP]B of weights, and this machine has [\d.]+ GB"
     with pytest.raises(InputError, match=message):
         build_model("cnn", image_shape=shape, num_classes=classes, seed=0)
