@@ -77,7 +77,7 @@ def submit(
     run = cells[0].grid or jobs[0].name
     with connected(address) as cluster:
         cluster.refuse_temporary()
-        here = is_here(cluster.address)
+        here = is_here(cluster)
         paths = package.anchored(jobs, root if here else None, cluster.address)
         results = Path(paths.get("output.path", jobs[0].output.path)) / run
         refuse_twins(run, cluster.submissions(), address)

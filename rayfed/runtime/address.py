@@ -42,16 +42,14 @@ def connected(given: str | None) -> Iterator[Jobs]:
         os.environ.update(hidden)
 
 
-def is_here(url: str) -> bool:
+def is_here(jobs: Jobs) -> bool:
     """Whether the cluster's head node is this machine, so that a path means the same there as here."""
-    from ray.util.state import list_nodes
-    from ray.util.state.exception import RayStateApiException
-
     try:  # the address does not tell: its port may be forwarded
-        heads = list_nodes(address=url, filters=[("is_head_node", "=", True)])
-    except RayStateApiException:
+        reply = jobs.ask("GET", "/api/v0/nodes?filter_keys=is_head_node&filter_predicates=%3D&filter_values=True")
+        heads = reply["data"]["result"]["result"]
+    except (ClusterLost, LookupError, TypeError):  # the head is starting, or is not a Ray of this version
         return False
-    for ip in filter(None, (head.node_ip for head in heads)):
+    for ip in filter(None, (head.get("node_ip") for head in heads)):
         with suppress(OSError), socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as probe:
             probe.bind((ip, 0))  # fails unless the address is this machine's
             return True
