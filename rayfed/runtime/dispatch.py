@@ -122,10 +122,10 @@ class Dispatch:
                 del self._working[reference]  # a late answer is ignored
                 self.crew.open(flight.member, kill=True)
                 self._run_again(flight, f"no answer from {flight.member} for {now - flight.since:.0f} s; it is killed")
+        self._hand_out()  # again: no actor should be idle while the caller uses an answer
         if now >= self._still_since + self._beat:
             log.warning("no progress for %.0f s; waiting for %s", now - self._still_since, self._awaited())
             self._beat *= 2
-        self._hand_out()  # again: no actor should be idle while the caller uses an answer
 
     def _hand_out(self) -> None:
         while self._waiting and self.crew.idle:

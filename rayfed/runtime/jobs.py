@@ -142,9 +142,9 @@ class Log:
         """Show the log as it grows, until the job is over; give how it ended."""
         while True:
             found = self.jobs.get(self.submission_id)  # before the log, which may still grow until then
-            if new := self.jobs.log(self.submission_id)[self.shown :]:
-                self.show(new)
-                self.shown += len(new)
+            for line in self.jobs.log(self.submission_id)[self.shown :].splitlines(keepends=True):
+                self.shown += len(line)  # first: what an interrupt leaves in the buffer of stdout is still written
+                self.show(line)
             if found.over:
                 return found
             time.sleep(POLL)

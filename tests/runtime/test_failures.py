@@ -254,7 +254,7 @@ def test_a_heartbeat_names_the_awaited_client_and_actor_less_and_less_often(
     monkeypatch.setattr(dispatch, "HEARTBEAT", 0.25)
     site = make_site(compose(Harm("hang", folder, round=1)), num_rounds=1)
     on_ray(site, 1, deadline=6.0)
-    before = caplog.text.partition("no answer")[0]
+    before = caplog.text.partition("client 1, round 1: no answer")[0]  # a slow machine may also lose other calls
     beats = re.findall(r"no progress for \d+ s; waiting for client 1, round 1 on actor client-0 on [\d.]+", before)
     assert 2 <= len(beats) <= 5, "after 0.25, 0.5, 1, 2 and 4 s"
 

@@ -160,7 +160,8 @@ def test_a_run_without_any_actor_left_ends_with_a_message(a_cluster, make_site, 
 
 
 def sh(script):
-    subprocess.run(["sh", "-ec", script], check=True, capture_output=True)
+    done = subprocess.run(["sh", "-ec", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @contextmanager
