@@ -69,7 +69,7 @@ class Workers(Protocol):
         """A handle to a client's memory that comes out of a checkpoint."""
 
     def finished(self, round: Round) -> bool:
-        """Called after each round. Gives whether this process may soon be ended, so that a checkpoint is needed now."""
+        """Called after each round. True if Ray may soon end this process, so that a checkpoint is needed now."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +107,7 @@ class Round:
 
     @property
     def train_loss(self) -> float | None:
-        """The mean over the round's images; None for the initial model, which has not been trained."""
+        """The clients' mean losses over their steps, weighted by images; None for the initial model."""
         examples = sum(row.num_examples for row in self.clients)
         return sum(row.train_loss * row.num_examples for row in self.clients) / examples if examples else None
 

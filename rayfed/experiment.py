@@ -1,6 +1,7 @@
 """From a job to its results: run, resume, replay."""
 
 import logging
+import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -78,10 +79,13 @@ def run(
 
     Nothing is printed, unless a `display` does; `rayfed.cli.display.follow` makes the display of the command.
     """
-    job = job if isinstance(job, Job) else _read(read_toml(job), overrides, method)
-    job = job if method is None else replace(job, method=method)
-    if resume and is_begun(job):
-        return _train(job, display, newest(checkpoints_of(job)), force=True)
+    if isinstance(job, Job):
+        job = _read(job.table(), overrides, method or job.method)
+    else:
+        job = _read(read_toml(job), overrides, method)
+    saved = newest(checkpoints_of(job)) if resume else None
+    if resume and (is_begun(job) or saved):  # where only the checkpoints are left, they are enough
+        return _train(job, display, saved, force=True)
     refuse_overwriting(job, force)
     return _train(job, display, force=force)
 
@@ -154,6 +158,8 @@ def _train(job: Job, display: Display | None, saved: Saved | None = None, *, for
 
 def _find(run: str | Path, overrides: Mapping[str, Any] | None, method: Method | None) -> tuple[Job, Saved]:
     """The job of a run, and its newest whole checkpoint."""
+    if "name" in (overrides or {}):
+        raise InputError("name: a run keeps its name; to continue under another name, move its folder first")
     if job := _job_of(run, overrides, method):
         if saved := newest(checkpoints_of(job)):
             return job, saved
@@ -166,12 +172,15 @@ def _find(run: str | Path, overrides: Mapping[str, Any] | None, method: Method |
 
 def _job_of(run: str | Path, overrides: Mapping[str, Any] | None, method: Method | None) -> Job | None:
     """The job of the run in a folder; None where there is none."""
-    path = Path(run).expanduser().absolute()
+    path = Path(os.path.abspath(Path(run).expanduser()))
     if "://" in str(run) or not (path / "job.toml").is_file():
         return None
     job = _read(read_toml(path / "job.toml"), overrides, method)
     if folder_of(job) != path and not any(key.startswith("output.") for key in overrides or {}):
-        job = replace(job, name=path.name, output=replace(job.output, path=str(path.parent)))  # it was moved
+        kept = path.parts[-len(Path(job.name).parts) :] == Path(job.name).parts  # the folder was moved, or we have
+        name = job.name if kept else path.name
+        place = path.parents[len(Path(name).parts) - 1]
+        job = replace(job, name=name, output=replace(job.output, path=str(place)))
     return job
 
 

@@ -22,7 +22,7 @@ from rayfed.errors import InputError
 from rayfed.values import Checked, Form, Ge, Gt, Le, Lt, PathMark, build, keys, named, table
 
 Auto = Literal["auto"]
-DEADLINE_TEXT = "seconds after which a client counts as hung; auto: ten times the longest so far, at least 300"
+DEADLINE_TEXT = "seconds after which a piece of work counts as hung; auto: ten times the longest so far, at least 300"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}(/[A-Za-z0-9][A-Za-z0-9._+-]{0,199}){0,9}")  # a file's has 255
 
 
@@ -58,13 +58,13 @@ class RayOptions(Checked):
     """Where the clients' work is done."""
 
     mode: Annotated[Literal["on", "off"], "off: the same work in this process, without Ray"] = "on"
-    actors: Annotated[Auto | Annotated[int, Ge(1)], "actors; auto: as many as fit, at most one per client"] = "auto"
+    actors: Annotated[Auto | Annotated[int, Ge(1)], "actors; auto: as many as fit, up to the cohort's size"] = "auto"
     address: Annotated[str, "of a running Ray (auto: the Ray on this machine); empty: start a Ray here"] = ""
     num_cpus: Annotated[float, Gt(0), "CPUs per actor, with a thread for each; at least one thread"] = 1.0
     num_gpus: Annotated[Auto | Annotated[float, Ge(0)], "GPUs per actor, rounded up to 1/k; auto: measured"] = 0.0
     data: Annotated[Literal["store", "storage"], "store: the driver sends it; storage: each node reads it"] = "store"
     deadline: Annotated[Auto | Annotated[float, Gt(0)], DEADLINE_TEXT] = "auto"
-    max_retries: Annotated[int, Ge(0), "times that lost work is run again"] = 3
+    max_retries: Annotated[int, Ge(0), "how often a lost piece of work is run again"] = 3
     patience: Annotated[float, Gt(0), "seconds without any actor after which the run ends"] = 180.0
 
     def __post_init__(self) -> None:
@@ -215,7 +215,7 @@ def override(tables: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[st
         result: dict[str, Any] = copy.deepcopy(dict(tables))
     except RecursionError:  # a dotted key in a file may have any number of steps
         raise InputError("the job's tables are nested too deeply") from None
-    for dotted in sorted(overrides, key=lambda dotted: not dotted.endswith(".name")):  # names first: they drop options
+    for dotted in sorted(overrides, key=lambda key: (key.count("."), not key.endswith(".name"))):  # names drop options
         *path, last = dotted.split(".")
         inner = result
         for step in path:

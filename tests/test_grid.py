@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from rayfed.cli import main
-from rayfed.errors import InputError
+from rayfed.errors import InputError, WorkersLost
 from rayfed.grid import Cell, as_csv, expand, tabulate
 
 GRID = """
@@ -198,6 +198,14 @@ def test_the_other_runs_continue_after_one_run_fails(folder):
     assert result.exit_code == 1
     assert result.stderr.endswith("error: 1 of 2 runs failed:\ng/two/a/seed-0\n")
     assert json.loads((folder / "runs/g/two/b/seed-0/summary.json").read_text())["status"] == "done"
+
+
+def test_a_grid_whose_failed_runs_can_all_be_resumed_says_so_by_its_exit_code(folder, monkeypatch):
+    def lost(*args, **options):
+        raise WorkersLost("no actor is left")
+
+    monkeypatch.setattr("rayfed.cli.train.run_one", lost)
+    assert rayfed("run", "grid.toml", "--only", "two/*/seed-0").exit_code == 75
 
 
 def test_list_runs_nothing_and_the_pattern_of_only_must_match_a_run(folder):

@@ -80,6 +80,8 @@ def test_another_partition_drops_the_options_of_the_one_before_in_any_order_of_o
     for order in (1, -1):
         changes = dict([("data.partition.name", "shards"), ("data.partition.s", 3)][::order])
         assert read_job(QUICKSTART, changes).data.partition == PARTITIONS["shards"](s=3, num_clients=20, seed=0)
+        changes = dict([("data.partition", "shards"), ("data.partition.num_clients", 9)][::order])
+        assert read_job(QUICKSTART, changes).data.partition == PARTITIONS["shards"](num_clients=9)
     assert read_job(QUICKSTART, {"data.partition.name": "dirichlet"}) == read_job(QUICKSTART)
 
 

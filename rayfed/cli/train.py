@@ -15,7 +15,7 @@ import click
 from rayfed.cli.exits import Failure, failures
 from rayfed.cli.options import Overrides, job_argument, set_option
 from rayfed.cli.text import print_table, shown
-from rayfed.errors import InputError, Resumable
+from rayfed.errors import InputError, Resumable, RunFailed
 
 if TYPE_CHECKING:
     from rayfed.experiment import Display, Result
@@ -99,8 +99,8 @@ def replay(run: Path, round: int, client: int, debug: bool) -> None:
     try:
         row, recorded = experiment.replay(run, round, client)
     except Exception as error:
-        if debug and error.__cause__ is not None:
-            pdb.post_mortem(error.__cause__.__traceback__)
+        if debug and isinstance(error, RunFailed):
+            pdb.post_mortem((error.__cause__ or error).__traceback__)
         raise
     print(f"client {client}, round {round}: {row.num_examples} images, loss {row.train_loss!r}, {row.seconds:.1f} s")
     if recorded is not None:
@@ -131,7 +131,7 @@ def run_grid(cells: list[Cell], chosen: list[Cell], force: bool) -> None:
     todo = [job for job in jobs if force or not is_done(job)]
     if len(todo) < len(jobs):
         print(f"{len(jobs) - len(todo)} of {len(jobs)} runs are done already")
-    failed = []
+    failed: dict[str, int] = {}  # name -> exit code
     try:
         for number, job in enumerate(todo, start=1):
             print(f"\nrun {number} of {len(todo)}", flush=True)
@@ -142,11 +142,11 @@ def run_grid(cells: list[Cell], chosen: list[Cell], force: bool) -> None:
                 if failure.exit_code not in (1, Resumable.exit_code):
                     raise
                 failure.show()
-                failed.append(job.name)
+                failed[job.name] = failure.exit_code
     finally:
         show_results(cells)
     if failed:
-        raise Failure("\n".join([f"error: {len(failed)} of {len(todo)} runs failed:", *failed]), 1)
+        raise Failure("\n".join([f"error: {len(failed)} of {len(todo)} runs failed:", *failed]), min(failed.values()))
 
 
 def show_results(cells: list[Cell]) -> None:

@@ -12,7 +12,7 @@ from rayfed.data.files import locate, reach
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """A place beside a file to write it at; then it replaces the file. Where writing fails, nothing is left of it."""
+    """Yield a temporary path beside `path`. On success it is renamed to `path`; on failure it is deleted."""
     aside = path.with_name(f".{path.name}.tmp")  # readers of a dataset pass over names with a leading dot
     try:
         yield aside

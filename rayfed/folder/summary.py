@@ -49,7 +49,9 @@ def lock(path: Path) -> int:
     folder = os.open(path, os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except OSError as error:
         os.close(folder)
-        raise InputError(f"'{path}' is being written to by another process: wait for it, or stop it") from None
+        held = isinstance(error, BlockingIOError)
+        why = "is being written to by another process: wait for it, or stop it" if held else f"has no locks: {error}"
+        raise InputError(f"'{path}' {why}") from None
     return folder

@@ -1,4 +1,4 @@
-"""The address of a cluster's job server: how it is found and tried, and whether it is this machine."""
+"""Find a cluster's job server, check that it answers, and tell whether the cluster's head is this machine."""
 
 import os
 import socket

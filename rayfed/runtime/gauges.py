@@ -19,7 +19,7 @@ SERIES = {
     "rayfed_round": "the last finished round; 0 is the initial model",
     "rayfed_test_accuracy": "of the global model, on the whole test set",
     "rayfed_test_loss": "of the global model, on the whole test set",
-    "rayfed_forgetting": "each class's best accuracy so far minus its accuracy now, averaged over classes",
+    "rayfed_forgetting": "each class's best accuracy in an earlier round minus its accuracy now, averaged over classes",
     "rayfed_round_seconds": "duration of the last finished round",
     "rayfed_bytes_down": "sent to clients, in all rounds since this driver began",
     "rayfed_bytes_up": "sent by clients, in all rounds since this driver began",

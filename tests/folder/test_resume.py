@@ -21,6 +21,7 @@ from rayfed.errors import ClientFailed, InputError, Unwritable
 from rayfed.experiment import Display
 from rayfed.folder.storage import Folder
 from rayfed.folder.tables import read_table
+from rayfed.job import make_job
 from rayfed.methods import Part, compose, scaffold
 
 pytestmark = pytest.mark.usefixtures("no_page")
@@ -101,13 +102,30 @@ def test_run_with_resume_begins_and_continues_a_run(tables, whole, stops):
         rayfed.run(tables, {"seed": 1}, resume=True)
 
 
-def test_a_run_continues_from_its_checkpoints_alone(tables, tmp_path, whole):
+def test_a_run_whose_name_has_parts_keeps_its_name_and_checkpoints_when_its_folder_is_moved(tables, tmp_path, whole):
+    checkpoints = str(tmp_path / "elsewhere")
+    rayfed.run(tables, {"name": "a/b", "train.num_rounds": 3, "output.checkpoints": checkpoints})
+    (tmp_path / "runs").rename(tmp_path / "moved")
+    result = rayfed.resume(tmp_path / "moved/a/../a/b", {"train.num_rounds": 5})
+    assert (result.path, outcome(result)) == (tmp_path / "moved/a/b", whole)
+
+
+def test_overrides_also_change_a_job_made_in_python(tables):
+    assert rayfed.run(make_job(tables), {"train.num_rounds": 1}).rounds.num_rows == 2
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["resume", "run"])
+def test_a_run_continues_from_its_checkpoints_alone(tables, tmp_path, whole, again):
     elsewhere = (tmp_path / "elsewhere").as_uri()
     rayfed.run(tables, {"train.num_rounds": 3, "output.checkpoints": elsewhere})
     with pytest.raises(InputError, match="holds checkpoints of a run of this name"):
         rayfed.run(tables, {"output.path": str(tmp_path / "other"), "output.checkpoints": elsewhere})
     shutil.rmtree(tmp_path / "runs/run")
-    result = rayfed.resume(f"{elsewhere}/run", {"train.num_rounds": 5})
+    if again:
+        result = rayfed.run(tables, {"output.checkpoints": elsewhere}, resume=True)
+        assert "resumed" in (result.path / "environment.json").read_text()
+    else:
+        result = rayfed.resume(f"{elsewhere}/run", {"train.num_rounds": 5})
     assert (result.path, outcome(result)) == (tmp_path / "runs/run", whole)
 
 
@@ -119,6 +137,7 @@ def test_a_run_that_cannot_continue_is_refused_and_not_changed(tables, tmp_path)
         (tmp_path / "data", {}, "is neither the folder of a run nor a folder of checkpoints"),
         (tmp_path / "runs/run", {"train.lr": 0.5}, r"belongs to another job: train\.lr is 0\.1 there, 0\.5 here"),
         (tmp_path / "runs/run", {"method": "fedavg"}, "belongs to another job: method is"),
+        (tmp_path / "runs/run", {"name": "other"}, "name: a run keeps its name"),
         (tmp_path / "runs/run", {"train.lrr": 1}, "unknown key 'lrr'"),
     ]:
         with pytest.raises(InputError, match=why):
