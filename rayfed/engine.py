@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
@@ -17,10 +18,11 @@ import numpy as np
 
 from rayfed import metrics
 from rayfed.errors import RunFailed
+from rayfed.isolation import isolated
 from rayfed.local import Broadcast, Evaluation, Site, server_view
 from rayfed.methods.part import Part, Parts, defines, parts_at
 from rayfed.methods.views import Step
-from rayfed.seeds import cohort
+from rayfed.seeds import Purpose, cohort, seed_of
 from rayfed.trees import OrderedSum, Packed, Tree, first_difference, num_bytes
 from rayfed.weights import Weights, parameters_of, state_of
 
@@ -149,8 +151,9 @@ def play(site: Site, last: Round, workers: Workers, clients: Sequence[int] | Non
     memories |= {client: arrival.memory for client, arrival in arrivals.items() if arrival.memory is not None}
 
     step = Step(last.weights, None, number, num_clients, frozenset(parameters_of(site.model)))
-    for part in opening.parts:
-        states[part.slot], step = part.update(states[part.slot], total.get(part.slot), step)
+    with _isolated(site, number):
+        for part in opening.parts:
+            states[part.slot], step = part.update(states[part.slot], total.get(part.slot), step)
     if (difference := first_difference(step.averaged, last.weights)) is not None:
         raise RunFailed(f"round {number}: the average does not fit the model: {difference}")
     weights = {name: step.averaged[name] for name in last.weights}  # always in the model's order
@@ -187,7 +190,8 @@ def open_round(site: Site, last: Round, workers: Workers, clients: Sequence[int]
     """Sample the cohort of the round after `last`, survey it, and let each part give the payload for it."""
     number, job = last.round + 1, site.job
     parts = parts_at(job.method, number)
-    held = {part.slot: _hold(part, last) for part in parts}
+    with _isolated(site, number):
+        held = {part.slot: _hold(part, last) for part in parts}
     states = {slot: hold.state for slot, hold in held.items()}
     view, payloads = server_view(site, number, last.weights), {}
     if clients is None:
@@ -198,11 +202,17 @@ def open_round(site: Site, last: Round, workers: Workers, clients: Sequence[int]
     replies = workers.survey(broadcast, clients) if surveyors else ()
     surveyed, sizes = _sum(f"round {number} (survey)", clients if surveyors else (), replies)
 
-    for part in parts:
-        states[part.slot], payload = part.tell(states[part.slot], view, surveyed.get(part.slot))
-        if payload is not None:
-            payloads[part.slot] = payload
+    with _isolated(site, number):
+        for part in parts:
+            states[part.slot], payload = part.tell(states[part.slot], view, surveyed.get(part.slot))
+            if payload is not None:
+                payloads[part.slot] = payload
     return Opening(clients, parts, held, states, replace(broadcast, payloads=payloads), sum(sizes))
+
+
+def _isolated(site: Site, round: int) -> AbstractContextManager[None]:
+    """For the hooks on the server."""
+    return isolated(seed_of(site.job.seed, Purpose.SERVER, round), site.device)
 
 
 def _sum(

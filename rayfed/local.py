@@ -21,6 +21,7 @@ from rayfed.data.augment import prepare
 from rayfed.data.federation import Federation, open_federation
 from rayfed.data.samples import Samples
 from rayfed.errors import Diverged, InputError
+from rayfed.isolation import isolated
 from rayfed.job import Job, Training
 from rayfed.methods.part import Method, Parts, Switch, defines, parts_at
 from rayfed.methods.views import Batch, ClientView, Fit, Frozen, ServerView, run_model
@@ -36,7 +37,7 @@ EVALUATION_BATCH = 250  # images per forward pass; a constant, since the batch s
 class Site:
     """Everything that a worker needs during a run, whichever clients it serves."""
 
-    model: nn.Module  # working memory: every piece of work loads the weights that it needs
+    model: nn.Module  # every piece of work makes a copy of it, and loads the weights that it needs
     federation: Federation
     job: Job
     device: torch.device
@@ -68,7 +69,6 @@ class Reply:
     num_examples: int
     train_loss: float  # mean over the steps
     seconds: float
-    # Both may hold the site's own weights, live: pack them before the next piece of work.
     summands: dict[str, Tree]  # slot -> the part's report
     memory: dict[str, Tree]  # slot -> the part's memory of this client
 
@@ -117,7 +117,8 @@ def survey(site: Site, broadcast: Broadcast, client: int) -> dict[str, Tree]:
     parts, broadcast = parts_at(site.job.method, broadcast.round), broadcast.map(partial(to_device, device=site.device))
     view = _view(site, broadcast, client)
     surveyors = [part for part in parts if defines(part, "survey")]
-    return {part.slot: part.survey(view.for_part(part.slot, broadcast.states, {}, {})) for part in surveyors}
+    with isolated(seed_of(site.job.seed, Purpose.CLIENT, broadcast.round, client), site.device):
+        return {part.slot: part.survey(view.for_part(part.slot, broadcast.states, {}, {})) for part in surveyors}
 
 
 def train(site: Site, broadcast: Broadcast, client: int, memory: dict[str, Tree]) -> Reply:
@@ -131,24 +132,20 @@ def train(site: Site, broadcast: Broadcast, client: int, memory: dict[str, Tree]
     memory = to_device(memory, site.device)
     seed = seed_of(site.job.seed, Purpose.CLIENT, broadcast.round, client)
     rng = torch.Generator().manual_seed(seed)
-    devices = [site.device] if site.device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
-        torch.default_generator.manual_seed(seed)  # dropout draws from it; torch.manual_seed takes a millisecond more
-        if devices:
-            torch.cuda.manual_seed(seed)
+    with isolated(seed, site.device):
         view = _view(site, broadcast, client)
         views = {p.slot: view.for_part(p.slot, broadcast.states, broadcast.payloads, memory) for p in parts}
         local = {part.slot: part.begin(views[part.slot]) for part in parts}
-        site.model.load_state_dict(view.weights)
-        losses = _descend(site, view, parts, local, rng)
+        model = copy.deepcopy(site.model)  # a part may freeze it, hook into it or change its modules
+        model.load_state_dict(view.weights)
+        losses = _descend(site, model, view, parts, local, rng)
         if (bad := next((i for i, loss in enumerate(losses) if not np.isfinite(loss)), None)) is not None:
             raise Diverged(
                 f"the loss became {losses[bad]} at client {client}, round {broadcast.round}, batch {bad + 1} "
                 f"of {len(losses)}, with the method {' + '.join(map(repr, parts))}; try a smaller train.lr"
             )
-        site.model.eval()
         mean_loss = float(np.mean(losses))
-        fit = Fit(site.model, site.model.state_dict(), len(losses), mean_loss)
+        fit = Fit(model.eval(), model.state_dict(), len(losses), mean_loss)
         reports = {part.slot: part.report(views[part.slot], local[part.slot], fit) for part in parts}
     summands = {slot: summand for slot, (summand, _) in reports.items() if summand is not None}
     kept = {slot: memory for slot, (_, memory) in reports.items() if memory is not None}
@@ -157,14 +154,14 @@ def train(site: Site, broadcast: Broadcast, client: int, memory: dict[str, Tree]
 
 def evaluate(site: Site, weights: Weights, start: int, stop: int) -> Evaluation:
     """A model on the test images `start` to `stop`."""
-    site.model.load_state_dict(weights)
-    site.model.eval()
+    model = copy.deepcopy(site.model).eval()
+    model.load_state_dict(weights)
     test, classes = site.federation.test, site.federation.num_classes
     confusion, loss = torch.zeros(classes * classes, dtype=torch.int64), 0.0
     rows = np.arange(start, min(stop, len(test.labels)))
     with torch.no_grad():
         for images, labels in _plain_batches(site, test, rows):
-            logits = run_model(site.model, images).logits
+            logits = run_model(model, images).logits
             loss += float(nn.functional.cross_entropy(logits, labels, reduction="sum"))
             pairs = labels * classes + logits.argmax(dim=1)
             confusion += torch.bincount(pairs, minlength=classes * classes).cpu()
@@ -208,14 +205,16 @@ def _refuse_batches_of_one(training: Training, federation: Federation, model: nn
         ) from None
 
 
-def _descend(site: Site, client: ClientView, parts: Parts, local: dict[str, Tree], rng: torch.Generator) -> list[float]:
-    """SGD in place on the site's model; the loss of every step."""
-    data, training, model = site.federation, site.job.train, site.model.train()
+def _descend(
+    site: Site, model: nn.Module, client: ClientView, parts: Parts, local: dict[str, Tree], rng: torch.Generator
+) -> list[float]:
+    """SGD in place on the model; the loss of every step."""
+    data, training = site.federation, site.job.train
     rows = data.client(client.id)
     pixels = torch.from_numpy(data.train.images[rows]).to(site.device)
     images = prepare(pixels, data.mean, data.std, site.job.data.augment)
     labels = torch.from_numpy(data.train.labels[rows]).to(site.device)
-    parameters = parameters_of(model)
+    parameters = parameters_of(model.train())
     lr = training.lr_at(client.round)
     optimizer = torch.optim.SGD(parameters.values(), lr, training.momentum, weight_decay=training.weight_decay)
     with_terms = [part for part in parts if defines(part, "loss")]

@@ -11,6 +11,7 @@ class Purpose(IntEnum):
     MODEL = 0
     COHORT = 1
     CLIENT = 2
+    SERVER = 3
 
 
 def seed_of(seed: int, purpose: Purpose, *place: int) -> int:

@@ -12,7 +12,7 @@ import rayfed
 
 PACKAGE = Path(rayfed.__file__).parent
 LAYERS = [
-    ["errors", "seeds"],
+    ["errors", "seeds", "isolation"],
     ["values", "trees", "weights", "metrics", "losses"],
     ["data", "models"],
     ["methods.views"],

@@ -20,6 +20,7 @@ from rayfed.data.settings import Augment
 from rayfed.engine import Arrival, ClientRow, Round, rounds
 from rayfed.local import all_parts
 from rayfed.methods.part import Method, parts_at
+from rayfed.methods.views import Fit
 from rayfed.runtime.here import Here
 from rayfed.trees import Tree, pack, unpack
 from rayfed.weights import Weights, state_of
@@ -93,10 +94,12 @@ class Recording(Here):
         self._site, self.trained = site, []
 
     def train(self, broadcast, clients, memories):
-        trained = []
-        for client, arrival in zip(clients, super().train(broadcast, clients, memories), strict=True):
-            trained.append((client, state_of(self._site.model)))
-            yield arrival
+        trained, fits = [], []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(local, "Fit", lambda model, *rest: fits.append(state_of(model)) or Fit(model, *rest))
+            for client, arrival in zip(clients, super().train(broadcast, clients, memories), strict=True):
+                trained.append((client, fits.pop()))
+                yield arrival
         self.trained.append(trained)
 
 

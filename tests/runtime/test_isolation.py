@@ -1,0 +1,98 @@
+"""A part that changes the model or the process harms no other client, wherever and in whatever order clients train."""
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from rayfed.errors import RunFailed
+from rayfed.isolation import SETTINGS
+from rayfed.methods import Part, compose
+from rayfed.runtime.here import Here
+
+HARMS = {
+    "freezes": lambda model: model.requires_grad_(False),
+    "hooks": lambda model: model.head.register_forward_hook(lambda module, args, output: output * 1.5),
+    "modules": lambda model: setattr(model.head, "forward", lambda features: features[:, :4]),
+    "weights": lambda model: [tensor.zero_() for tensor in model.state_dict().values()],
+    "threads": lambda model: torch.set_num_threads(torch.get_num_threads() + 1),
+    "dtype": lambda model: torch.set_default_dtype(torch.float64),
+    "device": lambda model: torch.set_default_device("meta"),
+    "gradients": lambda model: torch.set_grad_enabled(False),
+    "precision": lambda model: torch.set_float32_matmul_precision("medium"),
+    "determinism": lambda model: torch.use_deterministic_algorithms(True),
+    "autocast": lambda model: torch.set_autocast_enabled("cpu", True),
+    "generators": lambda model: (torch.rand(7), np.random.rand(7), random.random()),
+}
+
+
+@dataclass(frozen=True)
+class Harm(Part):
+    """Does harm after every second client's training; its loss draws from every global generator."""
+
+    what: tuple[str, ...]
+
+    def loss(self, batch, local):
+        return (random.random() + np.random.rand() + torch.rand(())) * batch.logits.square().mean()
+
+    def report(self, client, local, fit):
+        if client.id % 2:
+            for what in self.what:
+                HARMS[what](fit.model)
+        return None, None
+
+    def update(self, state, total, step):
+        for what in {*self.what} - {"freezes", "hooks", "modules", "weights"}:
+            HARMS[what](None)
+        return state, step
+
+
+class Backwards(Here):
+    """Trains the last client first."""
+
+    def call_each(self, broadcast, clients, memories):
+        call = super().call_each
+        done = {client: next(call(broadcast, [client], memories)) for client in reversed(clients)}
+        yield from (done[client] for client in clients)
+
+
+@pytest.mark.parametrize("what", HARMS)
+def test_no_client_inherits_what_a_part_changed(what, make_site, play, bits):
+    def settings():
+        return [repr(read()) for read, _ in SETTINGS]
+
+    site, before = make_site(compose(Harm((what,))), norm=True), settings()
+    run = [bits(round) for round in play(site)]
+    assert settings() == before
+    assert [bits(round) for round in play(site, Backwards(site))] == run
+    assert len({round["weights"] for round in run}) == len(run), "training goes on"
+
+
+@pytest.mark.slow
+def test_the_bits_are_the_same_on_any_number_of_actors(cluster, make_site, here, on_ray):
+    site = make_site(compose(Harm(tuple(HARMS))), norm=True)
+    expected = here(site)
+    for actors in (1, 2, 3):
+        assert on_ray(site, actors) == expected
+
+
+def test_a_client_that_adds_a_parameter_is_named(make_site, play):
+    site = make_site(compose(Grow()), clients_per_round=6)
+    with pytest.raises(RunFailed, match=r"client 3, round 1: its summand .*weights\.extra should not be there"):
+        play(site)
+
+
+@dataclass(frozen=True)
+class Grow(Part):
+    """One client's model gets a parameter more."""
+
+    def begin(self, client):
+        return client.id
+
+    def loss(self, batch, client):
+        if client == 3:
+            batch.model.register_parameter("extra", nn.Parameter(torch.zeros(1)))
+        return None
