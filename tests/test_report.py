@@ -126,7 +126,7 @@ def a_round(number, right):
 
 def test_a_run_ends_with_a_page_that_has_the_numbers_of_its_tables(result):
     page, rounds = Page((result.path / "report.html").read_text()), result.rounds.to_pylist()
-    best = max(rounds, key=lambda row: row["test_accuracy"])
+    best = max(rounds[1:], key=lambda row: row["test_accuracy"])
     assert page.tiles["best accuracy"] == f"{best['test_accuracy']:.4f}"
     assert page.tiles["last accuracy"] == f"{rounds[-1]['test_accuracy']:.4f}"
     assert page.tiles["forgetting"] == f"{rounds[-1]['forgetting']:.4f}"

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import logging
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -9,12 +10,15 @@ from typing import Any
 
 from rayfed.errors import InputError
 
+log = logging.getLogger(__name__)
+
 
 def summarise(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     """Best and last round of a run, and its cost, from the rows of `rounds.parquet`; papers report best or last."""
     if not rounds:
         return {"rounds": 0}
-    best, last = max(rounds, key=lambda row: row["test_accuracy"]), rounds[-1]
+    trained = [row for row in rounds if row["round"]] or rounds  # the initial model's accuracy is chance
+    best, last = max(trained, key=lambda row: row["test_accuracy"]), rounds[-1]
     shown = ("round", "test_accuracy", "test_loss", "forgetting")
     return {
         "rounds": last["round"],
@@ -30,8 +34,14 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The content of a file; empty if there is none."""
-    return json.loads(file.read_text()) if file.is_file() else {}
+    """The table in a file; empty if there is none, or if the file is damaged."""
+    try:
+        return dict(json.loads(file.read_text()))
+    except FileNotFoundError:
+        return {}
+    except (OSError, TypeError, ValueError) as error:  # a machine has lost power; the checkpoints are whole
+        log.warning("'%s' is damaged (%s), and counts as missing", file, error)
+        return {}
 
 
 def status_of(path: Path) -> str:

@@ -27,6 +27,7 @@ FedProx (Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 20
 ...         return self.mu / 2 * squared_distance(batch.parameters, local)
 """
 
+import difflib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, is_dataclass
@@ -40,6 +41,8 @@ from rayfed.models.classifier import has_features
 from rayfed.trees import Tree
 from rayfed.values import Checked
 from rayfed.weights import Weights
+
+HOOKS = ("check", "init", "survey", "tell", "begin", "loss", "report", "update")
 
 Parts = tuple["Part", ...]
 Method = Parts | Callable[[int], Parts]  # a tuple of parts, or a function of the round (1, 2, ...) that gives one
@@ -56,6 +59,10 @@ class Part(Checked):
     def __init_subclass__(cls) -> None:
         if not hasattr(cls, "slot"):
             cls.slot = name_of(cls)
+        for name in (name for name, value in vars(cls).items() if callable(value) and not name.startswith("_")):
+            near = difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.75)
+            if near and name not in HOOKS:
+                raise InputError(f"{cls.__name__}.{name} is no hook; did you mean '{near[0]}'? Else begin it with _")
 
     def check(self, model: nn.Module) -> None:
         """Raise `InputError` where this part cannot work with a model; called once, before anything is started."""
@@ -136,6 +143,8 @@ def arrange(parts: Parts) -> Parts:
             raise InputError(f"a method is made of parts; {part!r} is not a part")
         if not is_dataclass(part):
             raise InputError(f"{part!r} is not a dataclass; put @dataclass(frozen=True) above its class")
+        if not any(defines(part, hook) for hook in HOOKS):
+            raise InputError(f"{part!r} has no hook, and would change nothing; the hooks are {', '.join(HOOKS)}")
         if part.slot in taken:
             both = f"{taken[part.slot]!r} and {part!r}"
             rather = "to combine two methods, add the second method's own part rather than its whole recipe"

@@ -110,6 +110,17 @@ def test_a_run_whose_name_has_parts_keeps_its_name_and_checkpoints_when_its_fold
     assert (result.path, outcome(result)) == (tmp_path / "moved/a/b", whole)
 
 
+@pytest.mark.parametrize("content", [b"", b'{"status": "runn', b"[1]", b"\xff\x00"])
+def test_a_damaged_summary_or_environment_does_not_keep_a_run_from_continuing(tables, whole, caplog, content):
+    path = rayfed.run(tables, {"train.num_rounds": 3}).path
+    for name in ("summary.json", "environment.json"):
+        (path / name).write_bytes(content)
+    assert outcome(rayfed.run(tables, resume=True)) == whole
+    assert "environment.json' is damaged" in caplog.text
+    assert json.loads((path / "summary.json").read_text())["status"] == "done"
+    assert "packages" in json.loads((path / "environment.json").read_text())
+
+
 def test_overrides_also_change_a_job_made_in_python(tables):
     assert rayfed.run(make_job(tables), {"train.num_rounds": 1}).rounds.num_rows == 2
 

@@ -262,3 +262,17 @@ def test_a_step_separates_parameters_from_buffers_and_needs_an_average():
         step.averaged  # noqa: B018
     later = step.towards({"w": torch.ones(1)})
     assert later.averaged["w"] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "hook"), [("los", "loss"), ("reports", "report"), ("tells", "tell"), ("updat", "update")]
+)
+def test_a_misspelt_hook_is_refused(name, hook):
+    with pytest.raises(InputError, match=f"Mine.{name} is no hook; did you mean '{hook}'"):
+        type("Mine", (m.Part,), {name: lambda self, *values: None})
+    type("Mine", (m.Part,), {f"_{name}": lambda self, *values: None, "logits_of": lambda self: None})
+
+
+def test_a_part_without_a_hook_is_refused():
+    with pytest.raises(InputError, match=r"Idle\(\) has no hook, and would change nothing; the hooks are check, init"):
+        m.compose(dataclass(frozen=True)(type("Idle", (m.Part,), {}))())
