@@ -145,7 +145,7 @@ def play(site: Site, last: Round, workers: Workers, clients: Sequence[int] | Non
     number, num_clients = broadcast.round, site.federation.num_clients
 
     replies = workers.train(broadcast, opening.clients, last.memories)
-    total, found = _sum(f"round {number}", opening.clients, replies)
+    total, found = add_up(f"round {number}", opening.clients, replies)
     arrivals = dict(zip(opening.clients, found, strict=True))
     memories = {client: memory for client, memory in last.memories.items() if client not in arrivals}
     memories |= {client: arrival.memory for client, arrival in arrivals.items() if arrival.memory is not None}
@@ -200,7 +200,7 @@ def open_round(site: Site, last: Round, workers: Workers, clients: Sequence[int]
     surveyors = {part.slot: states[part.slot] for part in parts if defines(part, "survey")}
     broadcast = Broadcast(number, last.weights, surveyors, {}, {slot: hold.since for slot, hold in held.items()})
     replies = workers.survey(broadcast, clients) if surveyors else ()
-    surveyed, sizes = _sum(f"round {number} (survey)", clients if surveyors else (), replies)
+    surveyed, sizes = add_up(f"round {number} (survey)", clients if surveyors else (), replies)
 
     with _isolated(site, number):
         for part in parts:
@@ -215,7 +215,7 @@ def _isolated(site: Site, round: int) -> AbstractContextManager[None]:
     return isolated(seed_of(site.job.seed, Purpose.SERVER, round), site.device)
 
 
-def _sum(
+def add_up(
     stage: str, clients: Sequence[int], replies: Iterable[tuple[dict[str, Tree], T]]
 ) -> tuple[dict[str, Tree], list[T]]:
     """The clients' summands, checked and added up by slot; and the rest of each reply."""

@@ -122,12 +122,14 @@ def replay(run: str | Path, round: int, client: int, *, method: Method | None = 
     if client not in clients:
         raise InputError(f"--client {client}: not in round {round}, which has {', '.join(map(str, clients))}")
     with open_workers(site, on_ray=False) as workers:
-        saved = newest(checkpoints_of(job), before=round)
+        if saved := newest(checkpoints_of(job), before=round):
+            saved.refuse_another(site)
         last = saved.restore(site, workers) if saved else engine.start(site, workers)
         while last.round < round - 1:
             last = engine.play(site, last, workers)
         opening = engine.open_round(site, last, workers)
-        ((_, arrival),) = workers.train(opening.broadcast, [client], last.memories)
+        replies = workers.train(opening.broadcast, [client], last.memories)
+        _, (arrival,) = engine.add_up(f"round {round}", [client], replies)
     rows = read_table(folder_of(job), "clients").to_pylist()
     return arrival.row, {(row["round"], row["client"]): row["train_loss"] for row in rows}.get((round, client))
 

@@ -104,7 +104,7 @@ class Output(Checked):
 
 
 def _registry(function: str, value: Any) -> Any:
-    """`read_method` or `write_method`, imported when used: it brings torch, which a list of keys does not need."""
+    """A function of the methods' registry, imported when used: it brings torch, which a list of keys does not need."""
     from rayfed.methods import registry
 
     return getattr(registry, function)(value)
@@ -141,6 +141,7 @@ class Job(Checked):
             form = "letters, digits and . _ + -, beginning with a letter or digit; / may divide it into parts"
             raise InputError(f"name = {self.name!r}: a job needs a name that can be a folder's: {form} of 200 at most")
 
+        _registry("check_method", self.method)
         for key, path in self.places().items() if self.ray.data == "storage" else ():
             if key.startswith("data.") and is_relative(path):
                 text = "with ray.data = 'storage' every node reads it, so give an absolute path"

@@ -15,7 +15,7 @@ from rayfed.errors import InputError
 from rayfed.grid import Grid
 from rayfed.job import Model, Output, RayOptions, Training, flat, make_job, override, read_job, read_override
 from rayfed.local import open_data
-from rayfed.methods import fedavg, fedntd
+from rayfed.methods import Proximal, fedavg, fedntd
 from rayfed.values import Ge, Key, keys
 
 QUICKSTART = Path(__file__).resolve().parents[1] / "jobs" / "quickstart.toml"
@@ -180,3 +180,9 @@ def test_data_that_every_node_reads_has_an_absolute_path():
     with pytest.raises(InputError, match=r"data.source = 'mine': with ray.data = 'storage' .* give an absolute path"):
         make_job({"name": "x", "data": {"source": "mine"}, "ray": {"data": "storage"}})
     make_job({"name": "x", "data": {"source": "s3://bucket/mine"}, "ray": {"data": "storage"}})
+
+
+@pytest.mark.parametrize("method", [lambda round: fedavg(), (Proximal(),), Proximal(), None, "fedavg"])
+def test_a_method_that_compose_has_not_made_is_refused(method):
+    with pytest.raises(InputError, match=r"method = .*: not a method; make one with compose"):
+        Job("x", method=method)

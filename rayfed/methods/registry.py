@@ -40,6 +40,17 @@ def read_method(given: Any) -> Method:
     return recipes.compose(*(build(_find(name), values, f"method {name}") for name, values in entries))
 
 
+def check_method(method: Any) -> None:
+    """Raises `InputError` unless `compose`, a recipe or `switch` made the method."""
+    if isinstance(method, Switch):
+        check_method(method.before)
+        check_method(method.after)
+    elif not isinstance(method, tuple) or "average" not in {getattr(part, "slot", "") for part in method}:
+        raise InputError(
+            f"method = {method!r}: not a method; make one with compose(...), fedntd() and the like, or switch"
+        )
+
+
 def write_method(method: Method) -> Any:
     """A method as `read_method` reads it."""
     if isinstance(method, Switch):

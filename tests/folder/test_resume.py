@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -13,11 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 import rayfed
 from rayfed.cli import main
-from rayfed.errors import ClientFailed, InputError, Unwritable
+from rayfed.errors import ClientFailed, InputError, RunFailed, Unwritable
 from rayfed.experiment import Display
 from rayfed.folder.storage import Folder
 from rayfed.folder.tables import read_table
@@ -187,7 +189,7 @@ def test_a_full_disk_loses_only_the_rounds_since_the_last_checkpoint(tables, tmp
 
         def client(self, done, total):
             if self.last == 3 and done == total:
-                fill(free=2**18)  # for the round's results and the weights, but not for the state
+                fill(free=2**18)  # for the round's results, but not for the whole checkpoint
             elif self.last == 4:
                 fill()
 
@@ -219,6 +221,23 @@ def test_a_clients_round_can_be_replayed(tables):
         rayfed.replay(result.path, 5, other)
     with pytest.raises(InputError, match="the first round is 1"):
         rayfed.replay(result.path, 0, 0)
+
+
+@dataclass(frozen=True)
+class Poison(Part):
+    """Reports NaN from every client."""
+
+    def report(self, client, local, fit):
+        return torch.tensor(float("nan")), None
+
+
+def test_a_replay_fails_as_the_round_failed_that_could_not_be_averaged(tables, tmp_path):
+    told = r"client (\d), round 1: its summand"
+    with pytest.raises(RunFailed, match=told) as failed:
+        rayfed.run(tables, method=compose(Poison()))
+    client = int(re.search(told, str(failed.value))[1])
+    with pytest.raises(RunFailed, match=told):
+        rayfed.replay(tmp_path / "runs/run", 1, client, method=compose(Poison()))
 
 
 def test_the_commands_resume_and_replay_work(tables, tmp_path):
