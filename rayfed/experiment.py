@@ -118,6 +118,9 @@ def replay(run: str | Path, round: int, client: int, *, method: Method | None = 
     site = open_site(job)
     if round < 1:
         raise InputError(f"--round {round}: the first round is 1")
+    finished = max(read_table(folder_of(job), "rounds").column("round").to_pylist(), default=0)
+    if round > finished + 1:  # the round after the last may have failed
+        raise InputError(f"--round {round}: the run has {finished} finished rounds")
     clients = cohort(job.seed, round, site.federation.num_clients, job.train.clients_per_round)
     if client not in clients:
         raise InputError(f"--client {client}: not in round {round}, which has {', '.join(map(str, clients))}")

@@ -219,6 +219,8 @@ def test_a_clients_round_can_be_replayed(tables):
     other = ({0, 1, 2, 3} - {r["client"] for r in result.clients.to_pylist() if r["round"] == 5}).pop()
     with pytest.raises(InputError, match=f"--client {other}: not in round 5, which has"):
         rayfed.replay(result.path, 5, other)
+    with pytest.raises(InputError, match="--round 7: the run has 5 finished rounds"):
+        rayfed.replay(result.path, 7, 0)
     with pytest.raises(InputError, match="the first round is 1"):
         rayfed.replay(result.path, 0, 0)
 
