@@ -11,11 +11,11 @@ test: .venv/installed
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/pytest -n 2 --dist loadgroup
+	$(BIN)/pytest -n 2 --dist loadfile
 
 # What takes longer: every method on Ray, whole runs, several nodes.
 test-slow: .venv/installed
-	$(BIN)/pytest -m slow --durations=20
+	$(BIN)/pytest -m slow -n 2 --dist loadfile --durations=20
 
 # Everything is installed at the versions in constraints.txt, which were tested together.
 .venv/installed: pyproject.toml constraints.txt

@@ -140,7 +140,6 @@ class Job(Checked):
         if not NAME.fullmatch(self.name):
             form = "letters, digits and . _ + -, beginning with a letter or digit; / may divide it into parts"
             raise InputError(f"name = {self.name!r}: a job needs a name that can be a folder's: {form} of 200 at most")
-
         _registry("check_method", self.method)
         for key, path in self.places().items() if self.ray.data == "storage" else ():
             if key.startswith("data.") and is_relative(path):

@@ -37,13 +37,6 @@ COUNTS = [  # a row per client, a column per class
 ]
 
 
-@pytest.hookimpl(tryfirst=True)  # before the plugin reads the groups
-def pytest_collection_modifyitems(items):
-    """With `pytest -n`, the tests of a file share a process, as they share fixtures; so do all tests that use Ray."""
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group("ray" if "runtime" in item.path.parts else str(item.path)))
-
-
 def _samples(rng, labels):
     pattern = np.random.default_rng(7).integers(0, 180, (len(CLASSES), 1, 4, 4))  # the same for training and test
     images = pattern[labels] + rng.integers(0, 76, (len(labels), 1, 4, 4))

@@ -41,8 +41,7 @@ def read_tree(fs: pafs.FileSystem, files: list[str], clients: bool, size: int, t
     if not clients or train:
         return Samples(images, labels, classes)
     owners = [posixpath.basename(posixpath.dirname(folder)) for folder in folders]
-    group_names, groups = np.unique(owners, return_inverse=True)
-    return Samples(images, labels, classes, groups.astype(np.int64), tuple(group_names.tolist()))
+    return Samples(images, labels, classes, np.unique(owners, return_inverse=True)[1])
 
 
 def _annotations(fs: pafs.FileSystem, folder: str) -> dict[str, str]:

@@ -47,8 +47,8 @@ def read_parquet(fs: pafs.FileSystem, paths: list[str], data: Data, train: Sampl
         raise InputError(f"{paths[0]}: its classes ({ours}) are not the training set's ({theirs})")
     column = _column(files, data.label, place)
     labels, classes = label_codes(column, train.classes if train else named, data.label, place)
-    groups, group_names = _group_codes(_column(files, clients, place)) if clients else (None, ())
-    return Samples(_images(files, int(ends[-1]), data), labels, classes, groups, group_names)
+    groups = np.unique(_column(files, clients, place).to_numpy(), return_inverse=True)[1] if clients else None
+    return Samples(_images(files, int(ends[-1]), data), labels, classes, groups)
 
 
 def class_names(schema: pa.Schema, label: str) -> tuple[str, ...] | None:
@@ -84,12 +84,6 @@ def label_codes(
         row, last = int(outside[0]), len(classes) - 1
         raise InputError(f"{place(row)}: label {labels[row]} is outside 0..{last} ({shortened(classes)})")
     return labels, classes
-
-
-def _group_codes(column: pa.ChunkedArray) -> tuple[np.ndarray, tuple[str, ...]]:
-    """A column's values as codes, int64 (N,), and their names, sorted."""
-    values, codes = np.unique(column.to_numpy(), return_inverse=True)
-    return codes.astype(np.int64), tuple(map(str, values.tolist()))
 
 
 def pixels(column: pa.Array, shape: tuple[int, ...], place: str) -> np.ndarray:

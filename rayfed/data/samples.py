@@ -22,8 +22,7 @@ class Samples:
     images: np.ndarray  # uint8 (N, C, H, W), C-contiguous; C is 1 (grey) or 3 (RGB)
     labels: np.ndarray  # int64 (N,), 0..K-1
     classes: tuple[str, ...]  # the K class names, in label order
-    groups: np.ndarray | None = None  # int64 (N,): each row's natural client, if a client column was asked for
-    group_names: tuple[str, ...] = ()  # the values of that column, in the order of the codes in `groups`
+    groups: np.ndarray | None = None  # int64 (N,): each row's natural client, numbered by sorted name
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -37,7 +36,7 @@ class Samples:
     def take(self, rows: np.ndarray) -> Samples:
         """A copy with these rows only."""
         groups = None if self.groups is None else self.groups[rows]
-        return Samples(self.images[rows], self.labels[rows], self.classes, groups, self.group_names)
+        return Samples(self.images[rows], self.labels[rows], self.classes, groups)
 
 
 @dataclass(frozen=True, eq=False)

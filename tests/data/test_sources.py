@@ -262,11 +262,9 @@ def test_a_client_column_becomes_groups(tmp_path):
     path = write(tmp_path / "a.parquet", images, [0, 1, 0, 1, 0], **columns)
     data = load(Data(path, test=path, client="writer"))
     assert data.train.groups.tolist() == [1, 0, 2, 0, 1]
-    assert data.train.group_names == ("a", "b", "c")
     assert data.test.groups is None
     train = load(Data(path, test=path, client="year")).train
     assert train.groups.tolist() == [1, 2, 1, 2, 0]
-    assert train.group_names == ("8", "9", "10")
     refuses(Data(client="writer"), "data.client = 'writer': the source 'fashion-mnist-mini' has no such column")
 
 
@@ -362,8 +360,7 @@ def test_folders_above_the_classes_can_be_clients(tmp_path):
         save(tmp_path / f"{place}{i}.png", pixels(8)[i])
     data = load(Data(str(tmp_path), client="domain", test_fraction=0.5))
     assert data.train.classes == ("bag", "mug")
-    assert data.train.group_names == ("amazon", "webcam")
-    assert len(data.train.groups) == len(data.train) == 4
+    assert len(data.train) == 4 and set(data.train.groups.tolist()) == {0, 1}
 
 
 # --- sizes and modes

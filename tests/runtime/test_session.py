@@ -83,7 +83,7 @@ def test_the_address_file_of_a_ray_that_is_gone_is_not_followed(tmp_path, short_
 def test_nothing_of_a_run_stays_in_a_cluster_that_was_joined(cluster, make_site, on_ray):
     on_ray(make_site(fedntd(), num_rounds=1), 2)
     assert ray.is_initialized()
-    wait_for(ray.cluster_resources())
+    wait_until_all_is_free()
     assert not named_actors("test-")
 
 
@@ -106,14 +106,14 @@ def test_no_file_but_the_results_stays_of_a_run_in_a_cluster_that_was_joined(clu
     assert all(file.startswith("logs/") for file in files(session) - before)
 
 
-def wait_for(before):
+def wait_until_all_is_free():
     """The CPU of a killed actor, and the memory of objects without references, come back a moment later."""
     gc.collect()  # a traceback that an earlier test caught may hold a reference to an object
     for _ in range(300):
-        if ray.available_resources() == before:
+        if ray.available_resources() == ray.cluster_resources():
             break
         time.sleep(0.1)
-    assert ray.available_resources() == before
+    assert ray.available_resources() == ray.cluster_resources()
 
 
 HANGING = """
@@ -140,7 +140,6 @@ rayfed.run(job, overrides, method=compose(Hang(path + "/there")))
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_waiting_ends_the_run_and_leaves_nothing_in_the_cluster(cluster, tmp_path, sent):
-    before = ray.available_resources()
     command = [sys.executable, "-c", HANGING, str(QUICKSTART), cluster, str(tmp_path)]
     run = subprocess.Popen(
         command,
@@ -157,7 +156,7 @@ def test_a_signal_while_waiting_ends_the_run_and_leaves_nothing_in_the_cluster(c
     finally:
         run.kill()
     assert "KeyboardInterrupt" in said
-    wait_for(before)
+    wait_until_all_is_free()
     assert not named_actors("hanging")
 
 
