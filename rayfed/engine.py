@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
@@ -151,7 +150,7 @@ def play(site: Site, last: Round, workers: Workers, clients: Sequence[int] | Non
     memories |= {client: arrival.memory for client, arrival in arrivals.items() if arrival.memory is not None}
 
     step = Step(last.weights, None, number, num_clients, frozenset(parameters_of(site.model)))
-    with _isolated(site, number):
+    with isolated(seed_of(site.job.seed, Purpose.SERVER, number), site.device):
         for part in opening.parts:
             states[part.slot], step = part.update(states[part.slot], total.get(part.slot), step)
     if (difference := first_difference(step.averaged, last.weights)) is not None:
@@ -189,30 +188,25 @@ class Opening:
 def open_round(site: Site, last: Round, workers: Workers, clients: Sequence[int] | None = None) -> Opening:
     """Sample the cohort of the round after `last`, survey it, and let each part give the payload for it."""
     number, job = last.round + 1, site.job
-    parts = parts_at(job.method, number)
-    with _isolated(site, number):
-        held = {part.slot: _hold(part, last) for part in parts}
-    states = {slot: hold.state for slot, hold in held.items()}
-    view, payloads = server_view(site, number, last.weights), {}
+    parts, view, payloads = parts_at(job.method, number), server_view(site, number, last.weights), {}
     if clients is None:
         clients = cohort(job.seed, number, site.federation.num_clients, job.train.clients_per_round)
+    seed = seed_of(job.seed, Purpose.SERVER, number)
+    with isolated(seed, site.device):
+        held = {part.slot: _hold(part, last) for part in parts}
+    states = {slot: hold.state for slot, hold in held.items()}
 
     surveyors = {part.slot: states[part.slot] for part in parts if defines(part, "survey")}
     broadcast = Broadcast(number, last.weights, surveyors, {}, {slot: hold.since for slot, hold in held.items()})
     replies = workers.survey(broadcast, clients) if surveyors else ()
     surveyed, sizes = add_up(f"round {number} (survey)", clients if surveyors else (), replies)
 
-    with _isolated(site, number):
+    with isolated(seed, site.device):
         for part in parts:
             states[part.slot], payload = part.tell(states[part.slot], view, surveyed.get(part.slot))
             if payload is not None:
                 payloads[part.slot] = payload
     return Opening(clients, parts, held, states, replace(broadcast, payloads=payloads), sum(sizes))
-
-
-def _isolated(site: Site, round: int) -> AbstractContextManager[None]:
-    """For the hooks on the server."""
-    return isolated(seed_of(site.job.seed, Purpose.SERVER, round), site.device)
 
 
 def add_up(

@@ -44,12 +44,12 @@ def build_model(
     if len(image_shape) != 3 or min(image_shape) < 1 or num_classes < 1:
         needs = "an image shape (channels, height, width) and at least one class"
         raise InputError(f"model '{name}': needs {needs}, not {image_shape} and {num_classes}")
+    given = {"image_shape": image_shape, "num_classes": num_classes}
+    if name in MODELS:
+        _refuse_too_large(name, {**given, **options})
     builder = find(name, MODELS, "model")
     if not callable(builder):
         raise InputError(f"model '{name}' is {builder!r}; it must be a function that returns a torch.nn.Module")
-    given = {"image_shape": image_shape, "num_classes": num_classes}
-    if name in MODELS:
-        _refuse_too_large(name, builder, {**given, **options})
     # Not torch.manual_seed, which would reset the generators of the GPUs as well.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
@@ -66,11 +66,11 @@ def build_model(
     return model
 
 
-def _refuse_too_large(name: str, builder: Builder, given: dict[str, Any]) -> None:
+def _refuse_too_large(name: str, given: dict[str, Any]) -> None:
     """A model beyond the machine's memory is refused before any of it is filled."""
     try:
         with torch.device("meta"):
-            model = builder(**given)
+            model = MODELS[name](**given)
     except Exception:
         return  # the real build raises it again, and reports it
     if (size := sum(tensor.nbytes for tensor in model.state_dict().values())) > MEMORY:
