@@ -1,5 +1,8 @@
 """The page of a run: its numbers are those of the tables, and everything in a run's files is shown as plain text."""
 
+import functools
+import itertools
+import json
 import re
 import shutil
 from collections import Counter
@@ -9,8 +12,12 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+import tomli_w
 import torch
 from click.testing import CliRunner
+from markupsafe import Markup
+from matplotlib import style
+from matplotlib.text import Text
 from torch import nn
 
 import rayfed
@@ -18,15 +25,17 @@ from rayfed.cli import main
 from rayfed.data.federation import federate
 from rayfed.data.samples import Dataset, Samples
 from rayfed.engine import ClientRow, Round
+from rayfed.errors import InputError
 from rayfed.folder.keeper import Keeper
 from rayfed.folder.places import folder_of
 from rayfed.folder.tables import read_table
-from rayfed.job import make_job
+from rayfed.job import make_job, read_toml
 from rayfed.local import Evaluation, Site, open_data
 from rayfed.methods import Part
-from rayfed.report import figures, page
-from rayfed.report.page import comparison_page, run_page, write_report
-from rayfed.report.read import ClassLoss, forgotten, read_run
+from rayfed.report import figures, page, read
+from rayfed.report.page import comparison_page, run_page, write_comparison, write_report
+from rayfed.report.read import ClassLoss, find_runs, forgotten, grouped, read_run
+from rayfed.report.svg import STYLE
 from rayfed.runtime.here import Here
 
 HOSTILE = "</td></svg><script src=//evil.example></script><img src=x onerror='alert(1)'>&amp;$\\x$\"_"
@@ -94,9 +103,9 @@ def copy(result, tmp_path):
 def keeper(tmp_path):
     """Make the keeper of an invented run, with classes of any names."""
 
-    def make(classes=("cat", "dog"), name="hand"):
-        partition = {"name": "dirichlet", "num_clients": 7, "min_size": 0}
-        job = make_job({"name": name, "output": {"path": str(tmp_path)}, "data": {"partition": partition}})
+    def make(classes=("cat", "dog"), name="hand", alpha=0.5, **more):
+        partition = {"name": "dirichlet", "num_clients": 7, "min_size": 0, "alpha": alpha}
+        job = make_job({"name": name, "output": {"path": str(tmp_path)}, "data": {"partition": partition}, **more})
         samples = Samples(np.zeros((60, 1, 4, 4), np.uint8), np.arange(60) % len(classes), classes)
         federation = federate(Dataset(samples, samples), job.data.partition)
         site = Site(nn.Linear(1, 1), federation, job, torch.device("cpu"))
@@ -124,12 +133,17 @@ def a_round(number, right):
     return Round(number, {}, {}, {}, Evaluation(confusion, 8.0), np.ones(len(right)), 0.1, clients)
 
 
+def share(percent):
+    """What a cell such as '12.3%' or '12.3%*' says, as a fraction."""
+    return float(percent.rstrip("*%")) / 100
+
+
 def test_a_run_ends_with_a_page_that_has_the_numbers_of_its_tables(result):
     page, rounds = Page((result.path / "report.html").read_text()), result.rounds.to_pylist()
     best = max(rounds[1:], key=lambda row: row["test_accuracy"])
-    assert page.tiles["best accuracy"] == f"{best['test_accuracy']:.4f}"
-    assert page.tiles["last accuracy"] == f"{rounds[-1]['test_accuracy']:.4f}"
-    assert page.tiles["forgetting"] == f"{rounds[-1]['forgetting']:.4f}"
+    assert page.tiles["best accuracy"] == f"{100 * best['test_accuracy']:.1f}%"
+    assert page.tiles["last accuracy"] == f"{100 * rounds[-1]['test_accuracy']:.1f}%"
+    assert page.tiles["forgetting"] == f"{100 * rounds[-1]['forgetting']:.1f}%"
     assert page.tiles["rounds"] == "3"
     assert page.tiles["sent to clients"] == f"{sum(row['bytes_down'] for row in rounds) / 1e6:.1f} MB"
 
@@ -137,12 +151,13 @@ def test_a_run_ends_with_a_page_that_has_the_numbers_of_its_tables(result):
     start = page.rows.index(["class", "peak", "in round", "last", "lost", ""])
     losses = page.rows[start + 1 : start + 11]
     for name, peak, number, last, lost, _ in losses:
-        assert float(peak) == pytest.approx(max(accuracy[1, name], accuracy[2, name]))
-        assert float(peak) == pytest.approx(accuracy[int(number), name])
-        assert float(last) == pytest.approx(accuracy[3, name])
-        assert float(lost) == pytest.approx(float(peak) - float(last))
-    assert [row[4] for row in losses] == sorted((row[4] for row in losses), key=float, reverse=True)
-    assert np.mean([float(row[4]) for row in losses]) == pytest.approx(rounds[-1]["forgetting"])
+        assert peak.endswith("*") == (0 < accuracy[int(number), name] <= accuracy[0, name]), "no better than untrained"
+        assert share(peak) == pytest.approx(max(accuracy[1, name], accuracy[2, name]), abs=6e-4)
+        assert share(peak) == pytest.approx(accuracy[int(number), name], abs=6e-4)
+        assert share(last) == pytest.approx(accuracy[3, name], abs=6e-4)
+        assert share(lost) == pytest.approx(share(peak) - share(last), abs=2e-3)
+    assert [row[4] for row in losses] == sorted((row[4] for row in losses), key=share, reverse=True)
+    assert np.mean([share(row[4]) for row in losses]) == pytest.approx(rounds[-1]["forgetting"], abs=6e-4)
 
     clients = result.clients.to_pylist()
     start = page.rows.index(["client", "images", "times sampled", "mean training loss", "mean seconds"])
@@ -184,10 +199,23 @@ def test_the_page_loads_nothing_and_runs_nothing(result):
 
 def test_every_figure_has_axes_with_units_and_a_caption(result):
     text = (result.path / "report.html").read_text()
-    assert text.count("<figure>") == text.count("<figcaption>") == 5
-    for words in ("test accuracy (fraction)", "mean loss per image (nats)", "seconds per client", "images", "round"):
+    assert text.count("<figure ") == text.count("<figcaption>") == 4
+    for words in (
+        "test accuracy (%)",
+        "forgetting (%)",
+        "chance",
+        "mean loss per image (nats)",
+        "seconds per client",
+        "images",
+        "round",
+    ):
         assert f">{words}</text>" in text
     assert figures.INK not in text, "lines and text take the page's colour"
+    assert not re.search("stroke: #(0072b2|d55e00)", text), (
+        "lines take the page's colours, which are brighter in the dark"
+    )
+    for number, row in enumerate(result.rounds.to_pylist()):
+        assert f"<title>round {number}: {100 * row['test_accuracy']:.1f}%</title>" in text
 
 
 def test_a_page_made_again_is_the_same_byte_for_byte(copy):
@@ -306,8 +334,168 @@ def test_runs_are_compared_with_the_first(keeper, tmp_path):
     head, *rows = found.rows[:4]
     told = [dict(zip(head, row, strict=True)) for row in rows]
     assert [row["run"] for row in told] == ["one", "two", "three"]
-    assert [row["best accuracy"] for row in told] == ["0.7500 (round 2)", "1.0000 (round 3)", "0.2500 (round 1)"]
-    assert [row["last accuracy"] for row in told] == ["0.5000", "1.0000", "0.2500"]
+    assert [row["best accuracy"] for row in told] == ["75.0% (round 2)", "100.0% (round 3)", "25.0% (round 1)"]
+    assert [row["last accuracy"] for row in told] == ["50.0%", "100.0%", "25.0%"]
     assert [row["rounds to target"] for row in told] == ["2", "1", "never"]
     assert "stopped" in text and "://" not in text
     assert text.count(figures.COLOURS[2].lower()) >= 4, "three lines and the swatch in the table"
+
+
+@pytest.fixture
+def grid(keeper, tmp_path):
+    """The folder of an invented grid: two methods with three seeds each, one of which was killed, and one behind."""
+    for number, (method, ends) in enumerate({"avg": [1, 2, 3], "ntd": [3, 4, 4]}.items()):
+        for seed, last in enumerate(ends):
+            made = keeper(name=f"g/s/{method}/seed-{seed}", seed=seed, method=["fedavg", "fedntd"][number])
+            path = keep(made, [0, 0], [2, 0], [last, last])
+    keep(keeper(name="g/s/ntd/seed-3", seed=3), [4, 4])
+    summary = path / "summary.json"
+    summary.write_text(summary.read_text().replace('"done"', '"running"'))
+    return tmp_path / "g"
+
+
+def test_the_runs_of_a_grid_are_one_line_per_method(grid):
+    done = CliRunner().invoke(main, ["report", str(grid)])
+    assert done.exit_code == 0, done.output
+    text = (grid / "report.html").read_text()
+    head, avg, ntd = Page(text).rows[:3]
+    assert dict(zip(head, avg, strict=True)) | {"time": "", "sent to clients": "", "sent back": ""} == {
+        **{"run": "g/s/avg", "seed": "0, 1, 2", "rounds": "2", "rounds to target": "never, 2"},
+        **{"best accuracy": "50.0 ± 25.0%", "last accuracy": "50.0 ± 25.0%", "forgetting": "10.0 ± 0.0%"},
+        **{"time": "", "sent to clients": "", "sent back": ""},
+    }
+    assert ntd[:4] == ["g/s/ntd", "0, 1, 2", "91.7 ± 14.4%", "91.7 ± 14.4%"]
+    assert "more rounds: g/s/ntd/seed-3 (done, 0 rounds)." in text
+    assert "only the methods may differ" in text and "done, killed, or running elsewhere" in text
+    assert "<title>ntd, round 2: 91.7% (75.0 to 100.0)</title>" in text
+    classes = [row for row in Page(text).rows if row[0] in ("cat", "dog")]
+    assert classes == [["cat", "0.0%", "-41.7%"], ["dog", "-50.0%", "-91.7%"]]
+
+
+def test_a_comparison_says_what_differs(keeper, tmp_path):
+    even, skewed = keeper(name="even", alpha=9.0), keeper(name="skewed", train={"lr": 0.5})
+    folders = [str(keep(made, [1, 1], [2, 2])) for made in (even, skewed)]
+    assert CliRunner().invoke(main, ["report", *folders, "-o", str(tmp_path / "c.html")]).exit_code == 0
+    text = (tmp_path / "c.html").read_text()
+    told = Page(text).rows
+    start = told.index(["key", "value", "runs"]) + 1
+    expected = [["data.partition.alpha", "9.0", "even"], ["data.partition.alpha", "0.5", "skewed"]]
+    assert told[start : start + 4] == [*expected, ["train.lr", "0.01", "even"], ["train.lr", "0.5", "skewed"]]
+    assert "What differs besides the method" in text and "hash of the partition" not in text, "alpha explains it"
+
+
+def test_other_images_behind_the_same_job_are_told(keeper, tmp_path):
+    folders = [keep(keeper(name=name), [1, 1], [2, 2]) for name in ("one", "two")]
+    environment = folders[1] / "environment.json"
+    environment.write_text(re.sub('"data": "[^"]*"', '"data": "fedcba"', environment.read_text()))
+    assert "hash of the data" in comparison_page([read_run(folder) for folder in folders])
+
+
+def test_runs_of_one_name_in_two_places_stay_apart(grid, tmp_path):
+    old = shutil.copytree(grid, tmp_path / "old" / "g")
+    runs = [read_run(run) for folder in (grid, old) for run in find_runs(folder)]
+    assert [(len(group.runs), len(group.behind)) for group in grouped(runs)] == [(3, 0), (3, 1)] * 2
+    assert len({group.name for group in grouped(runs)}) == 4
+
+
+def test_runs_are_in_the_order_of_their_numbers(tmp_path):
+    for number in (10, 2, 1):
+        (tmp_path / f"seed-{number}").mkdir()
+        (tmp_path / f"seed-{number}" / "job.toml").touch()
+    assert [run.name for run in find_runs(tmp_path)] == ["seed-1", "seed-2", "seed-10"]
+
+
+def test_a_method_that_changes_is_shown_with_its_rounds(copy):
+    table = read_toml(copy / "job.toml")
+    method = [{"until": 1, "method": [{"name": "average"}]}, {"method": table["method"]}]
+    (copy / "job.toml").write_text(tomli_w.dumps({**table, "method": method}))
+    text = write_report(copy).read_text()
+    assert "until round 1: <b>average</b>; then <b>average</b> (by =" in text
+
+
+def test_a_run_that_no_process_writes_to_is_not_called_running(keeper):
+    made = keeper()
+    path = keep(made, [1, 1])
+    (path / "summary.json").write_text('{"status": "running"}')
+    assert '<span class="status killed">killed, or running elsewhere</span>' in run_page(read_run(path))
+
+
+def test_a_negative_loss_is_drawn_whole(keeper):
+    """The loss of a method of one's own may be negative: the axis begins below it, else at 0."""
+    run = read_run(keep(keeper(), [1, 1], [2, 2], [3, 3]))
+    lowest = run.clients["train_loss"].min()
+    for losses, bottom in ((run.clients["train_loss"], 0.0), (run.clients["train_loss"] - 5, None)):
+        drawn = figures.training_loss.__wrapped__(replace(run, clients=run.clients | {"train_loss": losses}))
+        low = drawn.axes[0].get_ylim()[0]
+        assert low == bottom if bottom is not None else low < lowest - 5
+
+
+@pytest.mark.parametrize("count", [2, 7, 22])
+def test_the_names_at_the_ends_of_lines_do_not_overlap(count):
+    with style.context(["default", STYLE]):
+        figure, axes = figures.panel("Accuracy", "%", count)
+        axes.set(xlim=(0, 9), ylim=(0, 100))
+        ends = [figures.End(9, 50 + number / 10, f"run {number}", "#0072B2") for number in range(count)]
+        figures.name_ends(axes, ends)
+        figure.draw_without_rendering()
+    boxes = sorted((Text.get_window_extent(text) for text in axes.texts), key=lambda box: box.y0)
+    assert len(boxes) == count
+    assert all(below.y1 <= above.y0 + 1 for below, above in itertools.pairwise(boxes))
+
+
+def everywhere(content, hostile):
+    """A table of a file, again and again, with a value in it or in an inner table or list replaced, each in turn."""
+    for key, value in content.items() if isinstance(content, dict) else enumerate(content):
+        inner = everywhere(value, hostile) if isinstance(value, dict | list) else ()
+        for other in (*inner, hostile):
+            replaced = {**content} if isinstance(content, dict) else [*content]
+            replaced[key] = other
+            yield replaced
+
+
+@pytest.mark.parametrize("hostile", [HOSTILE, [{HOSTILE: HOSTILE}]], ids=["text", "list"])
+def test_every_value_of_a_file_is_plain_text_or_refused(hostile, copy, monkeypatch, tmp_path):
+    """Each value of job.toml, environment.json and summary.json, and each table of them, is a script, in turn."""
+    for name, drawing in vars(figures).items():
+        if hasattr(drawing, "__wrapped__"):
+            monkeypatch.setattr(figures, name, lambda *_: Markup("<svg></svg>"))  # drawings see no text of these files
+    monkeypatch.setattr(read, "read_table", functools.cache(read_table))
+    method = [{"until": 1, "method": [{"name": "fedavg"}]}, {"method": [{"name": "fedntd", "beta": [1.0]}]}]
+    files = {
+        "job.toml": (tomli_w.dumps, {**read_toml(copy / "job.toml"), "method": method}),
+        "environment.json": (json.dumps, json.loads((copy / "environment.json").read_text())),
+        "summary.json": (json.dumps, json.loads((copy / "summary.json").read_text())),
+    }
+    shown, refused = set(), set()
+    for name, (written, content) in files.items():
+        for number, table in enumerate(everywhere(content, hostile)):
+            (copy / name).write_text(written(table))
+            try:
+                pages = [write_report(copy, tmp_path / "a.html"), write_comparison([copy, copy], tmp_path / "b.html")]
+            except InputError as error:
+                refused.add((str(error), "cannot be shown" in str(error)))
+                continue
+            shown.add((name, number))
+            for text in (path.read_text() for path in pages):
+                assert "<script" not in text and "<img" not in text
+                Page(text)
+        (copy / name).write_text(written(content))
+    assert len(shown) > 50 and {name for name, _ in shown} == set(files)
+    assert all(told for _, told in refused)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("job.toml", b"\xff", "cannot be read"),
+        ("job.toml", b"name = 1", "cannot be shown, as a file in it is not as a run wrote it: KeyError('data')"),
+        ("environment.json", b'{"packages": 3}', "cannot be shown"),
+        ("partition.parquet", b"PAR1PAR1", "cannot be shown"),
+        ("rounds.parquet/round-00002.parquet", b"PAR1", "cannot be shown"),
+    ],
+)
+def test_a_damaged_file_is_one_message(file, content, words, copy):
+    (copy / file).write_bytes(content)
+    for runs in ([copy], [copy, copy.parent]):
+        done = CliRunner().invoke(main, ["report", *map(str, runs)])
+        assert (done.exit_code, words in done.stderr, done.stderr.count("\n")) == (2, True, 1), done.stderr

@@ -19,7 +19,7 @@ from ray._private.internal_api import memory_summary
 
 from rayfed import read_job
 from rayfed.experiment import Display, run
-from rayfed.report.figures import METADATA, STYLE
+from rayfed.report.svg import METADATA, STYLE
 
 ROOT = Path(__file__).resolve().parents[1]
 FIGURE = ROOT / "docs/figures/memory.svg"

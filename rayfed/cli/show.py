@@ -175,15 +175,21 @@ def report(runs: tuple[Path, ...], output: Path | None) -> None:
     """Make the page of a run, or a page that compares several.
 
     Every run ends with its page; this command makes it again from the run's folder, also for a killed run. With several
-    runs, the others are compared with the first.
+    runs, or the folder of a grid, the others are compared with the first; runs whose names end in seed-0, seed-1, ...
+    become one line, with their mean and their range.
 
     \b
     Examples:
       rayfed report runs/quickstart
       rayfed report runs/fedavg runs/fedntd -o compare.html
+      rayfed report runs/fedntd-table1                     all runs of a grid
     """
     from rayfed.report.page import write_comparison, write_report
+    from rayfed.report.read import find_runs
 
-    one = len(runs) == 1
-    path = write_report(runs[0], output) if one else write_comparison(runs, output or Path("compare.html"))
+    folders = list(dict.fromkeys(folder for run in runs for folder in find_runs(run)))
+    if folders == list(runs[:1]):
+        path = write_report(runs[0], output)
+    else:
+        path = write_comparison(folders, output or (Path("compare.html") if len(runs) > 1 else runs[0] / "report.html"))
     print(f"page in {shown(path)}")

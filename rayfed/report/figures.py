@@ -1,94 +1,74 @@
-"""The figures of the page, each as SVG that takes the page's own colour for lines and letters, light or dark.
+"""The figures of the page: curves by round in panels, of which two stand side by side, and heat maps over the page.
 
 Importing matplotlib takes half a second. Shapes: `T` rounds, `C` classes, `N` clients.
 """
 
-import io
-import re
-import warnings
-from collections.abc import Callable, Sequence
-from functools import wraps
+from collections.abc import Sequence
 from pathlib import Path
-from typing import ParamSpec
+from typing import Any, NamedTuple
 
 import numpy as np
-from markupsafe import Markup
 from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.colors import Colormap, LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from rayfed.report.read import Columns, Run
+from rayfed.report.read import Columns, Group, Run, shorten
+from rayfed.report.svg import COLOURS, DASHES, INK, STYLE, svg, title_points
 
-STYLE = str(Path(__file__).parent / "templates" / "figures.mplstyle")
-INK = "#010203"  # stands for the page's colour of letters
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # as in the style
-DASHES = ("", "5 2", "1.5 1.5")  # once the colours are used up
 COUNTS = LinearSegmentedColormap.from_list("counts", ["#2b8cd62e", "#2b8cd6ff"])  # the page shines through it
-WIDTH = 9.0  # inches
+WIDTH, PANEL = 9.0, (4.5, 2.9)  # inches
+LETTERS = 9.0  # points, as in the style
 NAMED = 60  # class names that fit beside a heat map
-LONGEST_NAME = 24  # characters
+LONGEST_NAME = 24  # characters, of a class or a run
 MOST_COLUMNS = 400  # for clients; if there are more, several share a column
-METADATA = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-P = ParamSpec("P")
-
-
-def svg(draw: Callable[P, Figure]) -> Callable[P, Markup]:
-    """Make a drawing SVG to stand in a page: the same bytes for the same numbers, and no links."""
-
-    @wraps(draw)
-    def drawn(*args: P.args, **kwargs: P.kwargs) -> Markup:
-        text = io.StringIO()
-        options = {"savefig.transparent": True, "svg.hashsalt": draw.__name__}  # so ids differ between figures
-        with style.context(["default", STYLE, options]), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Glyph .* missing")  # the browser's font has it
-            draw(*args, **kwargs).savefig(text, format="svg", metadata=METADATA)
-        return Markup(embedded(text.getvalue()))
-
-    return drawn
-
-
-def embedded(document: str) -> str:
-    """An SVG document as an element of an HTML page."""
-    element = document[document.index("<svg") :].replace(INK, "currentColor")
-    element = re.sub(r"<metadata>.*?</metadata>", "", element, flags=re.DOTALL)
-    element = re.sub(r' xmlns(:xlink)?="[^"]*"', "", element)
-    return re.sub(r'<g id="[^"]*"', "<g", element)
+MOST_POINTS = 60  # of a line, with a title each
 
 
 @svg
-def progress(runs: Sequence[Run]) -> Figure:
-    """Accuracy and loss by round, on the test images; of a single run, also the training loss and the best round."""
-    figure = Figure(figsize=(WIDTH, 3.0))
-    left, right = figure.subplots(1, 2)
-    curves(left, runs, "test_accuracy")
-    curves(right, runs, "test_loss")
-    label(left, "Accuracy", "round", "test accuracy (fraction)")
-    label(right, "Loss", "round", "mean loss per image (nats)")
-    if len(runs) == 1 and (best := runs[0].summary.get("best")):
-        left.plot(best["round"], best["test_accuracy"], "o", color=COLOURS[1], clip_on=False, zorder=3)
-        right.plot(runs[0].rounds["round"], finite(runs[0].rounds["train_loss"]), color=COLOURS[1], dashes=(5, 2))
-        right.legend(right.lines, ["test, global model", "training, sampled clients"])
+def accuracy(groups: Sequence[Group]) -> Figure:
+    """Accuracy on the test images by round, beside that of a guess; of a single run, also the best round."""
+    figure, axes = panel("Accuracy", "test accuracy (%)", len(groups))
+    ends = curves(axes, groups, "test_accuracy", 100, "%")
+    for share in {1 / len(run.classes) for group in groups for run in group.runs if run.classes}:
+        axes.axhline(100 * share, color=INK, alpha=0.6, linewidth=0.9, linestyle=":", zorder=1)
+        at_right: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom", "alpha": 0.7}
+        axes.annotate("chance", (1, 100 * share), fontsize="small", **at_right)
+    if len(runs := [run for group in groups for run in group.runs]) == 1 and (best := runs[0].summary.get("best")):
+        axes.plot(best["round"], 100 * best["test_accuracy"], "o", color=COLOURS[1], clip_on=False, zorder=3)
+    name_ends(axes, ends)
     return figure
 
 
 @svg
-def forgetting(runs: Sequence[Run]) -> Figure:
+def loss(groups: Sequence[Group]) -> Figure:
+    """Loss on the test images by round; of a single group, also the training loss."""
+    figure, axes = panel("Loss", "mean loss per image (nats)", len(groups))
+    ends = curves(axes, groups, "test_loss")
+    if len(groups) == 1:
+        training = curves(axes, groups, "train_loss", first=1, number=1)
+        named = zip(("test", "training"), (ends, training), strict=True)
+        ends = [end._replace(name=name) for name, found in named for end in found]
+    name_ends(axes, ends)
+    return figure
+
+
+@svg
+def forgetting(groups: Sequence[Group]) -> Figure:
     """Forgetting by round."""
-    figure = Figure(figsize=(WIDTH, 2.4))
-    axes = figure.subplots()
-    curves(axes, runs, "forgetting", first=1)
-    label(axes, "Forgetting", "round", "forgetting (fraction)")
+    figure, axes = panel("Forgetting", "forgetting (%)", len(groups))
+    ends = curves(axes, groups, "forgetting", 100, "%", first=1)
     axes.axhline(0, color=INK, linewidth=0.8, zorder=1)
+    name_ends(axes, ends)
     return figure
 
 
 @svg
 def class_accuracy(run: Run) -> Figure:
-    """Class accuracy by round, classes downwards."""
-    extent = (-0.5, len(run.class_accuracy) - 0.5)
-    figure, axes = heat_map(run.class_accuracy.T, run.classes, extent, "viridis", "accuracy (fraction)", top=1.0)
+    """Class accuracy by round, classes downwards. Without round 0: what an untrained model says is nothing learnt."""
+    extent = (0.5, len(run.class_accuracy) - 0.5)
+    figure, axes = heat_map(100 * run.class_accuracy[1:].T, run.classes, extent, "viridis", "accuracy (%)", top=100)
     label(axes, "Class accuracy", "round", "class")
     return figure
 
@@ -114,37 +94,115 @@ def save_partition(cells: Columns, classes: Sequence[str], num_clients: int, pat
 
 
 @svg
-def clients(run: Run) -> Figure:
-    """Training loss and seconds of the sampled clients by round, and how often clients were sampled."""
-    figure = Figure(figsize=(WIDTH, 2.6))
-    left, middle, right = figure.subplots(1, 3)
-    for axes, column in ((left, "train_loss"), (middle, "seconds")):
-        band(axes, run.clients["round"], finite(run.clients[column]))
-    label(left, "Training loss", "round", "mean loss per step (nats)")
-    label(middle, "Time", "round", "seconds per client")
-    times = np.bincount(np.bincount(run.clients["client"], minlength=run.num_clients))
-    right.bar(np.arange(len(times)), times, width=0.8)
-    right.yaxis.set_major_locator(MaxNLocator(integer=True))
-    label(right, "Participation", "rounds in which a client was sampled", "number of clients")
+def training_loss(run: Run) -> Figure:
+    """The sampled clients' losses by round."""
+    figure, axes = panel("Training loss", "mean loss per step (nats)")
+    spread_of(axes, run.clients["round"], finite(run.clients["train_loss"]))
     return figure
 
 
-def curves(axes: Axes, runs: Sequence[Run], column: str, first: int = 0) -> None:
-    """A column by round, from the round `first` on, a line for each run."""
-    for number, run in enumerate(runs):
-        colour, dashes = look(number)
-        (line,) = axes.plot(run.rounds["round"][first:], finite(run.rounds[column][first:]), color=colour)
-        line.set_marker("." if len(run.rounds["round"]) <= 40 else "")
+@svg
+def seconds(run: Run) -> Figure:
+    """The sampled clients' times by round."""
+    figure, axes = panel("Time", "seconds per client")
+    spread_of(axes, run.clients["round"], finite(run.clients["seconds"]))
+    return figure
+
+
+@svg
+def participation(run: Run) -> Figure:
+    """How often clients were sampled."""
+    figure, axes = panel("Participation", "number of clients", x="rounds in which a client was sampled")
+    times = np.bincount(np.bincount(run.clients["client"], minlength=run.num_clients))
+    axes.bar(np.arange(len(times)), times, width=0.8)
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+    return figure
+
+
+def panel(title: str, y: str, lines: int = 1, x: str = "round") -> tuple[Figure, Axes]:
+    """A figure of half the page's width, high enough for the names of its lines."""
+    width, height = PANEL
+    figure = Figure(figsize=(width, max(height, 0.9 + lines * 1.4 * LETTERS / 72)))
+    axes = figure.subplots()
+    label(axes, title, x, y)
+    return figure, axes
+
+
+class End(NamedTuple):
+    """The end of a line."""
+
+    round: int
+    value: float
+    name: str
+    colour: str
+
+
+def curves(
+    axes: Axes,
+    groups: Sequence[Group],
+    column: str,
+    factor: float = 1,
+    unit: str = "",
+    first: int = 0,
+    number: int = 0,
+) -> list[End]:
+    """A column by round, from the round `first` on: a line for each group, the first one in the look of `number`.
+
+    Of several runs, the mean, in a band from the lowest to the highest run.
+    """
+    ends = []
+    for n, (group, name) in enumerate(zip(groups, shorten(groups), strict=True), start=number):
+        values = np.stack([finite(run.rounds[column][first:]) * factor for run in group.runs])  # (runs, T)
+        rounds, middle = np.arange(first, first + values.shape[1]), values.mean(axis=0)
+        lowest, highest = values.min(axis=0), values.max(axis=0)
+        colour, dashes = COLOURS[n % len(COLOURS)], DASHES[n // len(COLOURS) % len(DASHES)]
+        (line,) = axes.plot(rounds, middle, color=colour, marker="." if len(rounds) <= 40 else "")
         if dashes:
             line.set_dashes([float(length) for length in dashes.split()])
+        if len(values) > 1:
+            axes.fill_between(rounds, lowest, highest, color=colour, alpha=0.18, linewidth=0)
+        shown = np.flatnonzero(np.isfinite(middle))
+        if not len(shown):
+            continue
+        prefix, digits = f"{name}, " if len(groups) > 1 else "", ".1f" if unit else ".3f"
+        title_points(
+            axes,
+            {
+                (rounds[i], middle[i]): f"{prefix}round {rounds[i]}: {middle[i]:{digits}}{unit}"
+                + (f" ({lowest[i]:{digits}} to {highest[i]:{digits}})" if len(values) > 1 else "")
+                for i in shown[:: -(-len(shown) // MOST_POINTS)]
+            },
+        )
+        ends.append(End(rounds[shown[-1]], middle[shown[-1]], name, colour))
+    return ends
 
 
-def look(number: int) -> tuple[str, str]:
-    """The colour of the n-th of several lines, and its dashes as SVG has them."""
-    return COLOURS[number % len(COLOURS)], DASHES[number // len(COLOURS) % len(DASHES)]
+def name_ends(axes: Axes, ends: Sequence[End]) -> None:
+    """Write the names of several lines at their ends, as far apart as letters need."""
+    if len(ends) < 2:
+        return
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high)
+    wanted = np.array([(end.value - low) / (high - low) for end in ends])
+    height = 72 * axes.figure.bbox.height / axes.figure.dpi - 60  # points, of the axes
+    order, step = np.argsort(wanted, kind="stable"), 1.3 * LETTERS / height
+    stacks: list[tuple[float, int]] = []  # names that touch: the place of the lowest, and how many
+    for n, place in enumerate(wanted[order]):
+        stack = place - n * step, 1
+        while stacks and stacks[-1][0] > stack[0]:
+            (below, count), (above, more) = stacks.pop(), stack
+            stack = (below * count + above * more) / (count + more), count + more
+        stacks.append(stack)
+    lowest = [place for place, count in stacks for _ in range(count)]
+    places = np.clip(lowest, 0, 1 - (len(ends) - 1) * step) + np.arange(len(ends)) * step
+    for place, end in zip(places, (ends[i] for i in order), strict=True):
+        leader = {"arrowstyle": "-", "linestyle": ":", "color": end.colour, "shrinkA": 0, "shrinkB": 0}
+        beside: dict[str, Any] = {"xytext": (1.06, place), "textcoords": "axes fraction", "va": "center"}
+        name = end.name if len(end.name) <= LONGEST_NAME else f"…{end.name[1 - LONGEST_NAME :]}"  # its end differs
+        axes.annotate(name, (end.round, end.value), arrowprops=leader | {"relpos": (0, 0.5)}, **beside)
 
 
-def band(axes: Axes, rounds: np.ndarray, values: np.ndarray) -> None:
+def spread_of(axes: Axes, rounds: np.ndarray, values: np.ndarray) -> None:
     """The median of each round, in a band from its smallest to its largest value."""
     numbers, starts = np.unique(rounds, return_index=True)
     groups = np.split(values, starts[1:])
@@ -152,7 +210,8 @@ def band(axes: Axes, rounds: np.ndarray, values: np.ndarray) -> None:
     lowest, highest = [group.min() for group in groups], [group.max() for group in groups]
     axes.fill_between(numbers, lowest, highest, alpha=0.25, linewidth=0)
     axes.plot(numbers, middle, marker="." if len(numbers) <= 40 else "")
-    axes.set_ylim(bottom=0)
+    if not (values < 0).any():  # the loss of a method of one's own may be negative
+        axes.set_ylim(bottom=0)
 
 
 def heat_map(

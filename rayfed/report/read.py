@@ -3,7 +3,8 @@
 A run that was killed has left less; whatever is missing is empty. Shapes: `T` rounds, `C` classes, `N` clients.
 """
 
-import tomllib
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,14 +14,17 @@ import numpy as np
 from rayfed.errors import InputError
 from rayfed.folder.summary import read_json, read_summary, status_of, summarise
 from rayfed.folder.tables import read_table
+from rayfed.job import read_toml
 
 Columns = dict[str, np.ndarray]
+SEED = re.compile(r"[/._+-]?seed-?\d+$")
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
     """A run's folder, in memory."""
 
+    folder: Path
     job: dict[str, Any]
     job_text: str  # job.toml as it stands
     status: str
@@ -39,6 +43,14 @@ class Run:
         return self.job["name"]
 
 
+class Group(NamedTuple):
+    """Runs of one name, but for the `seed-N` at its end."""
+
+    name: str
+    runs: list[Run]  # those with the most rounds, so that their numbers have a mean
+    behind: list[Run]  # the others
+
+
 class ClassLoss(NamedTuple):
     """How much of a class was forgotten. The mean of `lost` is the run's forgetting (`metrics.forgetting`)."""
 
@@ -49,12 +61,46 @@ class ClassLoss(NamedTuple):
     lost: float
 
 
+def find_runs(folder: Path) -> list[Path]:
+    """The folder, if it is a run's; else all runs below it, such as those of a grid. Raises `InputError` for none."""
+    if (folder / "job.toml").is_file():
+        return [folder]
+    if found := [file.parent for file in folder.rglob("job.toml")]:
+        number = re.compile("([0-9]+)")  # seed-10 comes after seed-2
+        return sorted(found, key=lambda run: [int(p) if p.isdecimal() else p for p in number.split(str(run))])
+    raise InputError(f"'{folder}' is not the folder of a run: it holds no job.toml, nor does any folder in it")
+
+
+def grouped(runs: Sequence[Run]) -> list[Group]:
+    """Runs whose folders and names differ only in the seed at their end, together. Other runs stand alone."""
+    found: dict[tuple[object, str], list[Run]] = {}
+    for number, run in enumerate(runs):
+        name = SEED.sub("", run.name) or run.name
+        place = number if name == run.name else SEED.sub("", str(run.folder))
+        found.setdefault((place, name), []).append(run)
+    names = [name for _, name in found]
+    places = [f"{name} ({of[0].folder.parent})" for (_, name), of in found.items()]
+    groups = []
+    for name, place, of in zip(names, places, found.values(), strict=True):
+        most = max(len(run.rounds["round"]) for run in of)
+        runs = [run for run in of if len(run.rounds["round"]) == most]
+        behind = [run for run in of if len(run.rounds["round"]) < most]
+        groups.append(Group(place if names.count(name) > 1 else name, runs, behind))
+    return groups
+
+
+def shorten(groups: Iterable[Group]) -> list[str]:
+    """The groups' names without the folders that all of them are in."""
+    names = [group.name.split("/") for group in groups]
+    while len(names) > 1 and len({name[0] for name in names}) == 1 and min(map(len, names)) > 1:
+        names = [name[1:] for name in names]
+    return ["/".join(name) for name in names]
+
+
 def read_run(folder: Path) -> Run:
     """Raises `InputError` where the folder is not a run's."""
-    if not (folder / "job.toml").is_file():
-        raise InputError(f"'{folder}' is not the folder of a run: it holds no job.toml")
+    job = read_toml(folder / "job.toml")
     job_text = (folder / "job.toml").read_text()
-    job = tomllib.loads(job_text)
     rounds, classes = read_table(folder, "rounds"), _columns(folder, "classes")
     num_classes = int((classes["round"] == 0).sum())
     partition = _columns(folder, "partition")
@@ -62,6 +108,7 @@ def read_run(folder: Path) -> Run:
     number = {name: i for i, name in enumerate(names)}
     partition["class"] = np.array([number[name] for name in partition["class"]], dtype=np.int64)
     return Run(
+        folder=folder,
         job=job,
         job_text=job_text,
         status=status_of(folder),
