@@ -7,17 +7,17 @@
 
 from typing import TYPE_CHECKING
 
-__all__ = ["InputError", "Job", "Result", "compose", "read_job", "replay", "resume", "run", "switch"]
+__all__ = ["Display", "InputError", "Job", "Result", "compose", "read_job", "replay", "resume", "run", "switch"]
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from rayfed.errors import InputError
-    from rayfed.experiment import Result, replay, resume, run
+    from rayfed.experiment import Display, Result, replay, resume, run
     from rayfed.job import Job, read_job
     from rayfed.methods import compose, switch
 else:
-    HOMES = {"errors": ["InputError"], "experiment": ["Result", "replay", "resume", "run"], "job": ["Job", "read_job"]}
-    HOMES |= {"methods": ["compose", "switch"]}
+    HOMES = {"errors": ["InputError"], "experiment": ["Display", "Result", "replay", "resume", "run"]}
+    HOMES |= {"job": ["Job", "read_job"], "methods": ["compose", "switch"]}
 
     def __getattr__(name):
         """The package's few names, imported when they are used, so that `rayfed --help` is quick."""

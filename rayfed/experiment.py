@@ -18,6 +18,7 @@ from rayfed.folder.keeper import Keeper
 from rayfed.folder.log import logging_to_file
 from rayfed.folder.places import checkpoints_of, folder_of, is_begun, refuse_overwriting
 from rayfed.folder.storage import Folder
+from rayfed.folder.summary import summarise
 from rayfed.folder.tables import read_table
 from rayfed.job import Job, read_job, read_toml
 from rayfed.local import Site, open_site
@@ -46,6 +47,18 @@ class Result:
     def classes(self) -> pa.Table:
         """A row per class and round."""
         return read_table(self.path, "classes")
+
+    def __repr__(self) -> str:
+        told = summarise(self.rounds.to_pylist())
+        line = "accuracy {test_accuracy:.1%}, forgetting {forgetting:.1%}, in round {round}"
+        best, last = (line.format(**told[which]) for which in ("best", "last"))
+        return f"Result of {told['rounds']} rounds\n  best  {best}\n  last  {last}\n  path  {self.path}"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the numbers, and the accuracy by round."""
+        from rayfed.report.page import card  # brings matplotlib
+
+        return card(self.path)
 
 
 class Display:

@@ -499,3 +499,20 @@ def test_a_damaged_file_is_one_message(file, content, words, copy):
     for runs in ([copy], [copy, copy.parent]):
         done = CliRunner().invoke(main, ["report", *map(str, runs)])
         assert (done.exit_code, words in done.stderr, done.stderr.count("\n")) == (2, True, 1), done.stderr
+
+
+def test_a_result_is_four_lines_and_in_a_notebook_a_table_and_a_curve(result):
+    lines = repr(result).splitlines()
+    assert len(lines) == 4 and lines[0] == "Result of 3 rounds" and lines[3] == f"  path  {result.path}"
+    rounds = result.rounds.to_pylist()
+    best, last = max(rounds[1:], key=lambda row: row["test_accuracy"]), rounds[-1]
+    for line, row in zip(lines[1:3], (best, last), strict=True):
+        shown = f"accuracy {row['test_accuracy']:.1%}, forgetting {row['forgetting']:.1%}, in round {row['round']}"
+        assert shown in line
+    text = result._repr_html_()
+    found = Page(text)
+    assert [row[:2] for row in found.rows[1:3]] == [
+        ["best accuracy", f"{100 * best['test_accuracy']:.1f}%"],
+        ["last accuracy", f"{100 * last['test_accuracy']:.1f}%"],
+    ]
+    assert found.tags["svg"] == 1 and "<title>round 3: " in text and "html" not in found.tags
