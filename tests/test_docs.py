@@ -21,7 +21,7 @@ from rayfed.job import Job, Training
 from rayfed.local import Site
 from rayfed.methods import RECIPES, Batch, read_method
 from rayfed.methods.registry import parameters
-from rayfed.models.classifier import Classifier
+from rayfed.models.classifier import Classifier, has_features
 from rayfed.runtime.here import Here
 from rayfed.trees import num_bytes
 
@@ -29,6 +29,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 METHODS = DOCS / "methods"
 OVERVIEW = METHODS / "README.md"
 PAGES = {path.stem: path for path in sorted(METHODS.glob("*.md")) if path != OVERVIEW}
+OWN = DOCS / "own.md"
 EVERY = [*sorted(DOCS.glob("*.md")), OVERVIEW, *PAGES.values()]
 SECTIONS = ["Formula", "Use", "Parameters", "Cost", "When", "Seen", "Reading", "Reference"]
 
@@ -58,16 +59,19 @@ def table(text):
 
 @pytest.fixture
 def modules(tmp_path, monkeypatch):
-    """Run in a folder that holds only the modules that the overview defines."""
+    """Run in a folder that holds only the modules that the pages define."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    for code in snippets(OVERVIEW, "python"):
+    names = []
+    for code in (code for page in (OVERVIEW, OWN) for code in snippets(page, "python")):
         if name := re.match(r"# (\w+)\.py\n", code):
             Path(f"{name[1]}.py").write_text(code)
-            monkeypatch.delitem(sys.modules, name[1], raising=False)
+            names.append(name[1])
+            sys.modules.pop(name[1], None)
     importlib.invalidate_caches()
     yield
-    sys.modules.pop("my_method", None)
+    for name in names:
+        sys.modules.pop(name, None)
 
 
 def test_every_recipe_has_a_page_and_every_page_a_recipe():
@@ -119,6 +123,31 @@ def test_the_overviews_python_runs(capsys):
     before, after = json.loads(capsys.readouterr().out)  # round 0, round 1
     assert 0 < before < 1 and 0 < after < 1
     assert "my_method:FeatureDistill" in Path("runs/feature-distill/job.toml").read_text()
+
+
+@pytest.mark.usefixtures("modules")
+def test_the_examples_of_models_partitions_sampling_and_loggers_run(capsys):
+    for code in snippets(OWN, "python"):
+        if not re.match(r"# \w+\.py\n", code):
+            exec(code, {})
+    sampled, *played = capsys.readouterr().out.splitlines()
+    assert [len(clients) for clients in json.loads(sampled)] == [8, 8, 8]
+    assert [line.rpartition(" ")[0] for line in played] == ["1 [0, 1, 2]", "2 [3, 4, 5]"]
+    lines = [json.loads(line) for line in Path("rounds.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == [0, 1, 2]
+    assert all(0 < line["accuracy"] < 1 for line in lines)
+
+
+@pytest.mark.usefixtures("modules")
+def test_an_own_model_gets_the_keyword_arguments_that_the_page_lists():
+    """The page's job files train with the page's model and partition, from the command line too."""
+    listed = [row[0].strip("`") for row in table(section(OWN, "A model"))]
+    assert listed[:2] == ["image_shape", "num_classes"]
+    for text in snippets(OWN, "toml"):
+        site = local.open_site(read_job(tomllib.loads(text)))
+        assert site.federation.num_clients == 6 or site.model[1].out_features == 128
+    site = local.open_site(read_job({"name": "line"}, {"model": "my_models:mlp"}))
+    assert site.model[1].out_features == 64 and not has_features(site.model)
 
 
 def test_both_forms_of_a_method_that_changes_agree():
