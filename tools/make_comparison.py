@@ -21,7 +21,7 @@ from rayfed.folder.summary import read_summary
 from rayfed.folder.tables import read_table
 from rayfed.grid import expand, spread
 from rayfed.job import read_toml
-from rayfed.report.figures import COLOURS, METADATA, STYLE
+from rayfed.report.svg import COLOURS, METADATA, STYLE
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/comparison.md"
@@ -117,10 +117,13 @@ def draw(method: str, curves: Mapping[tuple[str, str, str], list[np.ndarray]], p
     look = {"svg.hashsalt": method, "font.size": 8, "axes.titleweight": "normal"}
     with style.context(["default", STYLE, look]):
         figure = Figure(figsize=(9.0, 3.8))
-        axes = figure.subplots(2, 4, sharex=True, sharey="row")
+        axes = figure.subplots(2, 4, sharex="col")
         for column, (data, setting) in enumerate((data, setting) for data in DATA for setting in SETTINGS):
-            for name, colour in dict.fromkeys((("fedavg", "#888888"), (method, COLOURS[0]))):
-                seeds = np.stack(curves[data, setting, name])  # (seeds, 2, T)
+            for left, right in axes[:, column - 1 : column + 1] if column % 2 else ():  # of one data set
+                right.sharey(left)
+                right.tick_params(labelleft=False)
+            for name, colour in {"fedavg": "#888888", method: COLOURS[0]}.items():
+                seeds = 100 * np.stack(curves[data, setting, name])  # (seeds, 2, T), percent
                 rounds = np.arange(1, seeds.shape[2] + 1)
                 for row in range(2):
                     low, high = seeds[:, row].min(axis=0), seeds[:, row].max(axis=0)
@@ -128,8 +131,8 @@ def draw(method: str, curves: Mapping[tuple[str, str, str], list[np.ndarray]], p
                     axes[row, column].plot(rounds, seeds[:, row].mean(axis=0), color=colour, label=name)
             axes[0, column].set_title(f"{DATA[data]}, {SETTINGS[setting]}")
             axes[1, column].set_xlabel("round")
-        axes[0, 0].set_ylabel("test accuracy")
-        axes[1, 0].set_ylabel("forgetting")
+        axes[0, 0].set_ylabel("test accuracy (%)")
+        axes[1, 0].set_ylabel("forgetting (%)")
         axes[0, 0].legend()
         path.parent.mkdir(exist_ok=True)
         figure.savefig(path, format="svg", metadata=METADATA)
