@@ -360,7 +360,7 @@ def test_the_runs_of_a_grid_are_one_line_per_method(grid):
     text = (grid / "report.html").read_text()
     head, avg, ntd = Page(text).rows[:3]
     assert dict(zip(head, avg, strict=True)) | {"time": "", "sent to clients": "", "sent back": ""} == {
-        **{"run": "g/s/avg", "seed": "0, 1, 2", "rounds": "2", "rounds to target": "never, 2"},
+        **{"run": "g/s/avg", "seed": "0, 1, 2", "rounds": "2", "rounds to target": "never, 2, 2"},
         **{"best accuracy": "50.0 ± 25.0%", "last accuracy": "50.0 ± 25.0%", "forgetting": "10.0 ± 0.0%"},
         **{"time": "", "sent to clients": "", "sent back": ""},
     }

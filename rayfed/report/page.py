@@ -61,7 +61,7 @@ def _shown(*folders: Path) -> Iterator[None]:
     except InputError:
         raise
     except (ArithmeticError, AttributeError, LookupError, OSError, TemplateError, TypeError, ValueError) as error:
-        what = f"{listed(folders)} cannot be shown, as a file in it is not as a run wrote it: {error!r}"
+        what = f"{listed(dict.fromkeys(folders))} cannot be shown, as a file in it is not as a run wrote it: {error!r}"
         raise InputError(f"{what}; put that file back, or move it away: the page does without it") from error
 
 
@@ -104,7 +104,7 @@ def comparison_page(runs: Sequence[Run]) -> str:
         looks=[look(number) for number in range(len(groups))],
         columns=["run", "seed", *(name for name, _, _ in _headline(runs[0])), "rounds to target"],
         numbers=[_numbers(group, target) for group in groups],
-        statuses=[listed(run.status for run in group.runs) for group in groups],
+        statuses=[listed(dict.fromkeys(run.status for run in group.runs)) for group in groups],
         target=percent(target),
         differences=_differences(groups),
         classes=_class_losses(groups),
@@ -124,7 +124,7 @@ def _numbers(group: Group, target: float) -> list[str]:
         for which, figure in (("best", "test_accuracy"), ("last", "test_accuracy"), ("last", "forgetting"))
     ]
     seconds, down, up = (int(np.mean([total.get(key, 0) for total in totals])) for key in COSTS)
-    rounds = listed(total["rounds"] for total in totals)
+    rounds = f"{totals[0]['rounds']:,}"
     return [seeds, *shares, rounds, str(timedelta(seconds=seconds)), size(down), size(up), reached]
 
 
@@ -215,9 +215,9 @@ def bar(share: float) -> Markup:
 def listed(values: Iterable[object]) -> str:
     """
     >>> listed([0, 1, 1]), listed("abcdefgh")
-    ('0, 1', 'a, b, c, d, e, f and 2 more')
+    ('0, 1, 1', 'a, b, c, d, e, f and 2 more')
     """
-    words = list(dict.fromkeys(map(str, values)))
+    words = [str(value) for value in values]
     return ", ".join(words[:6]) + (f" and {len(words) - 6:,} more" if len(words) > 6 else "")
 
 
