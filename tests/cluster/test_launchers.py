@@ -74,6 +74,13 @@ def test_every_node_has_the_token_and_shared_storage(name, given):
     assert any("mountpoint -q /shared" in command for command in file["initialization_commands"])
 
 
+@every_file
+def test_the_container_sees_the_gpus_that_ray_counts(name, given):
+    options = given(name)["docker"]["run_options"]
+    for setting in ("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=compute,utility"):
+        assert f"--env {setting}" in options
+
+
 def test_the_security_group_admits_ssh_only(given):
     (rule,) = given("aws")["provider"]["security_group"]["IpPermissions"]
     assert (rule["FromPort"], rule["ToPort"]) == (22, 22)
