@@ -9,7 +9,7 @@ from ray import ObjectRef
 
 from rayfed.errors import Restarted
 from rayfed.local import Broadcast, Evaluation, Site
-from rayfed.runtime.gpus import memory_cap, peak_bytes
+from rayfed.runtime.gpus import device_given, memory_cap, peak_bytes
 from rayfed.runtime.placement import Place
 from rayfed.runtime.worker import Trained, Worker
 from rayfed.trees import Packed
@@ -34,9 +34,7 @@ class ClientActor:
         `sites` has the run's site for each node, or for all nodes under "". It is no argument of the constructor: Ray
         cannot restart an actor whose constructor has arguments in the object store.
         """
-        # Ray shows an actor only its own GPUs; where Ray's GPUs are pretended, torch sees none.
-        device = torch.device("cuda:0" if ray.get_gpu_ids() and torch.cuda.is_available() else "cpu")
-        if device.type == "cuda":
+        if (device := device_given()).type == "cuda":
             torch.cuda.set_per_process_memory_fraction(memory_cap(self._gpu_share))
         place = Place(ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id(), str(device))
         self._opened = Worker(_nearest(sites), device, place.node)
@@ -54,7 +52,8 @@ class ClientActor:
         return self._worker.evaluate(weights, start, stop)
 
     def measure(self, sites: Mapping[str, ObjectRef]) -> int:
-        """The GPU memory in bytes that this process takes for the largest client; 0 where torch sees no GPU."""
+        """The GPU memory in bytes that this process takes for the largest client; 0 on a pretended GPU."""
+        device_given()
         return peak_bytes(_nearest(sites))
 
     @property

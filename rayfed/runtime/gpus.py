@@ -1,6 +1,7 @@
 """How actors share a GPU: an actor's part, measured on the largest client, and the cap on its memory."""
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import ray
 import torch
 from ray import ObjectRef
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rich.filesize import decimal
 
@@ -22,6 +23,7 @@ from rayfed.runtime.placement import Resources
 log = logging.getLogger(__name__)
 
 GPU_PART = 0.9  # of a GPU's memory, for all actors on it; CUDA takes some for itself in each process
+PRETENDED = "RAYFED_PRETENDED_GPUS"  # in the environment of a Ray whose GPUs do not exist, as in tests
 MOST_ON_A_GPU = 1000  # actors; Ray counts in ten-thousandths of a GPU
 MEASURE_LIMIT = 3600.0  # seconds in which the largest client must be measured
 
@@ -31,6 +33,32 @@ def without_absent_gpus(options: RayOptions, nodes: Sequence[Resources]) -> RayO
     if options.num_gpus == "auto" and not any(node.get("GPU", 0) >= 1 for node in nodes):
         return replace(options, num_gpus=0.0)
     return options
+
+
+def warn_of_idle_gpus(options: RayOptions, nodes: Sequence[Resources]) -> None:
+    """Log a warning where nodes have GPUs, and the actors are given none."""
+    gpus = sum(node.get("GPU", 0) for node in nodes)
+    if gpus and options.num_gpus == 0:
+        log.warning("ray.num_gpus = 0, so clients train on CPUs, and %g GPU stay idle; 'auto' would use them", gpus)
+
+
+def device_given() -> torch.device:
+    """The device that Ray has given this process, to which Ray shows only its own GPUs.
+
+    Raises `InputError` where torch does not see a GPU that Ray has given, unless that is a pretended GPU.
+    """
+    if not ray.get_gpu_ids():
+        return torch.device("cpu")
+    if torch.cuda.is_available():
+        return torch.device("cuda:0")
+    if os.environ.get(PRETENDED):
+        return torch.device("cpu")
+    raise InputError(
+        f"Ray counts a GPU on node {ray.util.get_node_ip_address()}, but torch {torch.__version__} sees none there, so "
+        "clients would train on its CPU. Check `nvidia-smi` there: a container needs NVIDIA's toolkit, "
+        "NVIDIA_VISIBLE_DEVICES=all and NVIDIA_DRIVER_CAPABILITIES=compute,utility; torch needs a driver that is new "
+        f"enough. To train on CPUs, set ray.num_gpus = 0; where GPUs are only pretended, start Ray with {PRETENDED}=1"
+    )
 
 
 def memory_cap(gpu_share: float) -> float:
@@ -54,6 +82,10 @@ def measure_share(probe: Any, sites: Mapping[str, ObjectRef]) -> float:
             f"ray.num_gpus = 'auto': the largest client was not done on a GPU after {MEASURE_LIMIT:.0f} s; give each "
             "client's part of a GPU, such as ray.num_gpus = 0.25"
         ) from None
+    except RayTaskError as error:
+        if isinstance(error.cause, InputError):
+            raise InputError(str(error.cause)) from None
+        raise ClientFailed(f"ray.num_gpus = 'auto': the largest client failed on a whole GPU:\n{error}") from None
     except RayError as error:
         raise ClientFailed(f"ray.num_gpus = 'auto': the largest client failed on a whole GPU:\n{error}") from None
     finally:

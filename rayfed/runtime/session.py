@@ -19,7 +19,7 @@ from rayfed.local import Site, open_site
 from rayfed.runtime import OWNER, trust
 from rayfed.runtime.crew import Crew, new_actor
 from rayfed.runtime.gauges import Gauges
-from rayfed.runtime.gpus import measure_share, without_absent_gpus
+from rayfed.runtime.gpus import measure_share, warn_of_idle_gpus, without_absent_gpus
 from rayfed.runtime.head import nodes
 from rayfed.runtime.here import Progress, no_progress
 from rayfed.runtime.placement import num_actors
@@ -43,6 +43,7 @@ def open_pool(site: Site, progress: Progress = no_progress) -> Iterator[Pool]:
     with _joined(options.cluster) if options.cluster else _started(options, name, cohort):
         options = without_absent_gpus(options, nodes())
         num_actors(options, nodes(), cohort)  # a request that can never fit is refused before anything is measured
+        warn_of_idle_gpus(options, nodes())
         sites = Sites(site)
         if options.num_gpus == "auto":
             probe = new_actor(replace(options, num_gpus=1.0), f"{name}/probe")

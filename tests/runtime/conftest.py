@@ -19,6 +19,7 @@ from ray.cluster_utils import Cluster
 
 from rayfed.engine import rounds
 from rayfed.job import RayOptions
+from rayfed.runtime.gpus import PRETENDED
 from rayfed.runtime.here import Here
 from rayfed.runtime.session import OUR_RAY, open_pool
 
@@ -68,7 +69,7 @@ def _a_cluster(environment=(), join=True, **head):
 
 @pytest.fixture(scope="session")
 def _small():
-    with _a_cluster(num_cpus=4, num_gpus=2) as cluster:
+    with _a_cluster({PRETENDED: "1"}, num_cpus=4, num_gpus=2) as cluster:
         yield cluster.address
 
 

@@ -58,6 +58,22 @@ def test_auto_on_a_gpu_that_torch_does_not_see_gives_each_actor_a_whole_gpu(clus
         assert named_actors("auto/") == ["auto/client-0", "auto/client-1"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", [1.0, "auto"])
+def test_a_gpu_that_torch_does_not_see_is_refused_with_the_name_of_its_node(a_cluster, make_site, pool_on, asked):
+    message = r"^Ray counts a GPU on node [\d.]+, but torch .* sees none there.*NVIDIA_VISIBLE_DEVICES=all"
+    with a_cluster(num_cpus=1, num_gpus=1), pytest.raises(InputError, match=message):
+        with pool_on(make_site(fedavg()), "blind", num_gpus=asked):
+            pass
+
+
+@pytest.mark.parametrize(("asked", "warned"), [({}, 1), ({"num_gpus": 0.5}, 0), ({"num_gpus": "auto"}, 0)])
+def test_gpus_that_no_actor_uses_are_warned_about(caplog, asked, warned):
+    gpus.warn_of_idle_gpus(RayOptions(**asked), [{"CPU": 4.0}, {"CPU": 4.0, "GPU": 2.0}])
+    gpus.warn_of_idle_gpus(RayOptions(**asked), [{"CPU": 4.0}])
+    assert caplog.text.count("clients train on CPUs, and 2 GPU stay idle") == warned
+
+
 def test_an_address_where_no_ray_answers_is_refused(make_site, monkeypatch):
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
