@@ -6,7 +6,6 @@ Ray restarts it as soon as there is room, on another node if its own is lost.
 
 import itertools
 import logging
-import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -15,20 +14,24 @@ from typing import Any
 
 import ray
 from ray import ObjectRef
-from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostError, RayError, RayTaskError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostError, RayError
 
-from rayfed.errors import InputError, Restarted, RunFailed, WorkersLost
+from rayfed.errors import RunFailed, WorkersLost
 from rayfed.job import RayOptions
 from rayfed.runtime.actors import ClientActor
+from rayfed.runtime.causes import lost_object, refuse_input, said_by
 from rayfed.runtime.head import Head
+from rayfed.runtime.heartbeat import Heartbeat
 from rayfed.runtime.placement import Place, actor_text, capacity, nodes_text, places_text
 
 log = logging.getLogger(__name__)
 
-COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # of Ray's tracebacks
 MAX_OPENINGS = 3  # times in a row that an actor may fail to open the run
 PAUSE = 0.1  # seconds, at least, before an actor is asked again; mostly Ray itself takes a second to refuse
-OPEN_LIMIT = 180.0  # seconds in which an actor must open the run; afterwards its process is restarted
+UP_LIMIT = 180.0  # seconds in which an actor's process must come up; afterwards it is restarted
+DATA_LIMIT = 3600.0  # seconds in which an actor that is up must have the data, which its node may have to load first
+LATE = 30.0  # seconds without another actor after which a run starts with those that are up
+NAMED = 5  # awaited actors or pieces of work that a line names
 
 
 @dataclass(eq=False)
@@ -38,8 +41,14 @@ class Member:
     name: str
     actor: Any
     place: Place | None = None  # where it last opened the run
-    asked: float = 0.0  # when it was last asked to open the run
+    asked: float = 0.0  # when it was last asked whether it is up, or to open the run
+    up: bool = False  # its process is up, and opens the run
     failures: int = 0  # to open the run, in a row
+
+    @property
+    def node_id(self) -> str:
+        """Ray's id of the node on which it last opened the run; '' before."""
+        return self.place.node_id if self.place else ""
 
     def __str__(self) -> str:
         return f"actor {self.name}" + (f" on {self.place.node}" if self.place else "")
@@ -53,32 +62,40 @@ class Crew:
     run: str
     share: Callable[[ObjectLostError | None], Mapping[str, ObjectRef]]  # gives the sites; after a loss, new ones
     most: int  # actors, however large the cluster is
+    head: Head
 
     def __post_init__(self) -> None:
         self.idle: deque[Member] = deque()
         self.opening: dict[ObjectRef, Member] = {}
+        self._refused: list[Member] = []  # by Ray, a moment ago: they are to be asked again
         self._members: list[Member] = []
         self._numbers = itertools.count()
         self._alone_since: float | None = None  # since when there has been no actor to work on
-        self._head = Head()
+        self._patience = max(self.options.patience, UP_LIMIT)  # seconds; at first, processes must come up
         self._last_words = ""  # of the last actor that was given up
 
     def start(self, count: int) -> None:
-        """Create `count` actors, wait for them with a limit, and log which came up."""
-        started = time.monotonic()
+        """Create `count` actors, wait for the first, and a little for the others; log which are up.
+
+        Raises `RunFailed` where no actor can open the run, `WorkersLost` as `wait` does.
+        """
+        started = latest = time.monotonic()
+        heartbeat, up = Heartbeat(), 0
         self._create(count)
-        while self.opening and (left := started + OPEN_LIMIT - time.monotonic()) > 0:
-            self._answered(ray.wait(list(self.opening), timeout=left, fetch_local=False)[0])
-        up = len(self.idle)
+        while len(self.idle) < len(self._members) and (up == 0 or time.monotonic() < latest + LATE):
+            self.wait([], min(heartbeat.left, 1.0))
+            if len(self.idle) > up:
+                up, latest = len(self.idle), time.monotonic()
+                heartbeat.progress()
+            heartbeat.beat(lambda: named(self.awaited()))
         if not self._members:
             raise RunFailed(f"no actor could open the run; the last actor said: {self._last_words}")
-        if up == 0 or (self.opening and self.options.actors != "auto"):
-            raise InputError(
-                f"after {OPEN_LIMIT:.0f} s {up} of {count} actors had come up: the cluster has the resources but does "
-                f"not give them now; try ray.actors = {max(1, up)}, or wait until other jobs are done"
-            )
-        places = [member.place for member in self._members if member.place is not None]
+        places = [member.place for member in self.idle if member.place is not None]
         log.info("%s; up after %.1f s", places_text(places), time.monotonic() - started)
+        if up < len(self._members):
+            late = "the others join when the cluster has room for them, which other jobs may hold now (`ray status`)"
+            log.warning("the run starts with %d of %d actors; %s", up, len(self._members), late)
+        self._patience = self.options.patience
 
     def open(self, member: Member, *, kill: bool = False) -> None:
         """Ask a member to open the run, with `kill` in a new process. It is idle once it has opened the run."""
@@ -86,30 +103,37 @@ class Crew:
             return  # the crew has ended: a request to Ray would start another Ray
         if kill:
             ray.kill(member.actor, no_restart=False)  # returns at once, even if the actor cannot be reached
-        member.asked = time.monotonic()
-        self.opening[member.actor.open.remote(self.share(None))] = member
+        member.up = False
+        self._ask(member, member.actor.__ray_ready__)
 
     def wait(self, working: Sequence[ObjectRef], seconds: float) -> list[ObjectRef]:
         """Wait at most `seconds` until a working call ends, or a member comes up. Gives the calls that have ended.
 
-        Raises `WorkersLost` when there has been no actor to work on for `ray.patience` seconds.
+        Raises `WorkersLost` when there has been no actor to work on for `ray.patience` seconds, at first for three
+        minutes at least. An actor that is up and gets the data counts as an actor.
         """
         now = time.monotonic()
         for reference, member in list(self.opening.items()):
-            if now > member.asked + OPEN_LIMIT:
+            if now > member.asked + (DATA_LIMIT if member.up else UP_LIMIT):
                 del self.opening[reference]
                 self.open(member, kill=True)
-        if working or self.idle:
+        for member in [member for member in self._refused if now >= member.asked + PAUSE]:
+            self._refused.remove(member)
+            self.open(member)
+        if self._refused:
+            seconds = min(seconds, PAUSE)
+        if working or self.idle or any(member.up for member in self.opening.values()):
             self._alone_since = None
         else:
             self._alone_since = self._alone_since or now
-            left = self._alone_since + self.options.patience - now
+            left = self._alone_since + self._patience - now
             if left <= 0:
                 raise WorkersLost(self._missing())
             seconds = min(seconds, left)
         if not working and not self.opening:
             time.sleep(min(seconds, 1.0))
-            self.grow()
+            if not self._refused:
+                self.grow()
             return []
         ready, _ = ray.wait([*working, *self.opening], timeout=seconds, fetch_local=False)
         self._answered([reference for reference in ready if reference in self.opening])
@@ -117,25 +141,31 @@ class Crew:
 
     def grow(self) -> None:
         """Create more actors where the cluster has room for them."""
-        if (nodes := self._head.nodes()) is None:
+        if (found := self.head.nodes()) is None:
             return
+        nodes = [*found.values()]
         more = min(self.most, capacity(self.options, nodes)) - len(self._members)
         if more > 0:
             log.info("%s, with room for %d more actors; they join when they are up", nodes_text(nodes), more)
             self._create(more)
 
+    def awaited(self) -> list[str]:
+        """Which members are not there yet, and what they wait for."""
+        up = [f"{member} to get the data" for member in self.opening.values() if member.up]
+        return [*up, *(f"{member} to come up" for member in (*self.opening.values(), *self._refused) if not member.up)]
+
     @property
     def in_danger(self) -> bool:
         """Whether Ray may soon end this process, and the run with it."""
-        return self._head.silent
+        return self.head.silent
 
     def end(self) -> None:
         """Kill all actors at once."""
         for member in self._members:
             ray.kill(member.actor)
         self._members.clear()
-        self.idle.clear()
-        self.opening.clear()
+        for members in (self.idle, self.opening, self._refused):
+            members.clear()
 
     def _create(self, count: int) -> None:
         for _ in range(count):
@@ -143,42 +173,54 @@ class Crew:
             self._members.append(member := Member(name, new_actor(self.options, f"{self.run}/{name}")))
             self.open(member)
 
+    def _ask(self, member: Member, method: Any, *arguments: Any) -> None:
+        member.asked = time.monotonic()
+        self.opening[method.remote(*arguments)] = member
+
     def _answered(self, references: Sequence[ObjectRef]) -> None:
-        """Members have opened the run, or failed to."""
+        """Members are up, have opened the run, or failed to."""
         for reference in references:
             member = self.opening.pop(reference)
             known = member.place is not None
             try:
-                member.place, member.failures = ray.get(reference), 0
+                answer = ray.get(reference)
+                if not member.up:
+                    member.up = True
+                    self._ask(member, member.actor.open, self.share(None))
+                    continue
+                member.place, member.failures = answer, 0
                 self.idle.append(member)
                 if known:
                     log.warning("%s is back", member)
             except ActorUnavailableError:  # it is being restarted, or there is no room for it yet
-                time.sleep(max(0.0, member.asked + PAUSE - time.monotonic()))
-                self.open(member)
+                member.up = False
+                self._refused.append(member)
             except RayError as error:
                 self._failed(member, error)
 
     def _failed(self, member: Member, error: RayError) -> None:
         """A member has failed to open the run: ask it again, or give it up."""
-        if isinstance(error, RayTaskError) and isinstance(error.cause, InputError):
-            raise InputError(str(error.cause))
+        refuse_input(error)
         if gone := lost_object(error):
             self.share(gone)
         member.failures += 1
         if member.failures < MAX_OPENINGS and not isinstance(error, ActorDiedError):
             self.open(member)
             return
-        self._last_words = COLOURS.sub("", str(error))
+        self._last_words = said_by(error)
         log.warning("%s could not open the run, and is given up: %s", member, self._last_words)
         self._members.remove(member)
         ray.kill(member.actor)
 
     def _missing(self) -> str:
-        nodes = self._head.nodes()
-        now = f"now {nodes_text(nodes)}" if nodes is not None else "the head of the cluster does not answer"
+        if (found := self.head.nodes()) is None:
+            now = "the head of the cluster does not answer"
+        else:
+            now = f"now {nodes_text(nodes := [*found.values()])}"
+            if capacity(self.options, nodes):
+                now += ", which other jobs may hold (`ray status`): try again when they are done, or raise ray.patience"
         last = f"\nthe last actor that was given up said: {self._last_words}" if self._last_words else ""
-        text = f"for {self.options.patience:.0f} s (ray.patience) there was no actor to work on; the run wants"
+        text = f"for {self._patience:.0f} s (ray.patience) there was no actor to work on; the run wants"
         return f"{text} {self.most}, each with {actor_text(self.options)}; {now}{last}"
 
 
@@ -194,14 +236,7 @@ def new_actor(options: RayOptions, name: str) -> Any:
     ).remote(name, options.threads, options.gpu_share)
 
 
-def is_loss(error: RayError) -> bool:
-    """Whether a call was lost with its actor or its objects; if not, the work itself has raised an exception."""
-    if not isinstance(error, RayTaskError) or isinstance(error.cause, Restarted):
-        return True
-    return isinstance(error.cause, RayError) and type(error.cause) is not RayError  # that is an unpicklable exception
-
-
-def lost_object(error: RayError) -> ObjectLostError | None:
-    """The loss of an object that the call needs, if the call was lost for that reason; its actor is well."""
-    cause = error.cause if isinstance(error, RayTaskError) else None
-    return cause if isinstance(cause, ObjectLostError) else None
+def named(awaited: Sequence[str]) -> str:
+    """The first few of those that are awaited, in words."""
+    more = f" and {len(awaited) - NAMED} more" if len(awaited) > NAMED else ""
+    return (", ".join(awaited[:NAMED]) or "room for an actor") + more

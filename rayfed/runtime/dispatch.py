@@ -15,20 +15,20 @@ from typing import Any, Literal
 import ray
 import torch
 from ray import ObjectRef
-from ray.exceptions import ObjectLostError, RayError, RayTaskError
+from ray.exceptions import ObjectLostError, RayError
 
 from rayfed.errors import ClientFailed, RunFailed, WorkersLost
-from rayfed.runtime.crew import COLOURS, Crew, Member, is_loss, lost_object
+from rayfed.runtime.causes import cause_of, is_loss, lost_object, said_by
+from rayfed.runtime.crew import Crew, Member, named
+from rayfed.runtime.heartbeat import Heartbeat
 
 log = logging.getLogger(__name__)
 
 # The values of a call, in order: the first is small; the second is fetched later; the third stays a reference.
 Answer = list[Any]
 
-HEARTBEAT = 10.0  # seconds without progress until a line names the awaited work; twice as many until the next line
 FIRST_DEADLINE, LEAST_DEADLINE, SLOWER = 3600.0, 300.0, 10.0  # seconds, seconds, times the longest call so far
 FETCH_LIMIT = 600.0  # seconds in which the reply of a finished call must arrive
-NAMED = 5  # pieces of awaited work that a line names
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,7 @@ class Dispatch:
         self._working: dict[ObjectRef, InFlight] = {}
         self._finished: dict[int, tuple[InFlight, Answer]] = {}  # and not yet given out
         self._losses: Counter[int] = Counter()
+        self._heartbeat = Heartbeat()
         self._home = ray.get_runtime_context().get_node_id()
 
     def answers(self) -> Iterator[Answer]:
@@ -103,7 +104,7 @@ class Dispatch:
         """
         try:
             for turn in range(len(self.calls)):
-                self._note_progress()
+                self._heartbeat.progress()
                 while (answer := self._fetched(turn)) is None:
                     self._step()
                 yield answer
@@ -123,9 +124,7 @@ class Dispatch:
                 self.crew.open(flight.member, kill=True)
                 self._run_again(flight, f"no answer from {flight.member} for {now - flight.since:.0f} s; it is killed")
         self._hand_out()  # again: no actor should be idle while the caller uses an answer
-        if now >= self._still_since + self._beat:
-            log.warning("no progress for %.0f s; waiting for %s", now - self._still_since, self._awaited())
-            self._beat *= 2
+        self._heartbeat.beat(lambda: named(self._awaited()))
 
     def _hand_out(self) -> None:
         while self._waiting and self.crew.idle:
@@ -153,7 +152,7 @@ class Dispatch:
         self.crew.idle.append(member)
         self.deadline.took(call, seconds)
         self._finished[flight.index] = flight, [first, *flight.references[1:2], *third]
-        self._note_progress()
+        self._heartbeat.progress()
         self.progress(len(self.calls) - len(self._waiting) - len(self._working), len(self.calls))
 
     def _fetched(self, turn: int) -> Answer | None:
@@ -170,7 +169,7 @@ class Dispatch:
     def _brought_home(self, flight: InFlight) -> ObjectRef:
         """A client's memory, moved to the node of this process: on any other node it could be lost."""
         memory = flight.references[2]
-        if flight.member.place is not None and flight.member.place.node_id == self._home:
+        if flight.member.node_id == self._home:
             return memory
         return ray.put(ray.get(memory, timeout=FETCH_LIMIT))
 
@@ -184,31 +183,26 @@ class Dispatch:
             )
         log.warning("%s: %s; running it again", call.what, why)
         self.retried()
-        self._note_progress()
+        self._heartbeat.progress()
         self._waiting.appendleft(flight.index)
 
-    def _note_progress(self) -> None:
-        """There is progress, or a line about it has just been logged."""
-        self._still_since, self._beat = time.monotonic(), HEARTBEAT
-
     def _until_something_is_due(self) -> float:
-        due = [flight.since + self.deadline.seconds(self.calls[flight.index]) for flight in self._working.values()]
-        return max(0.0, min([self._still_since + self._beat, *due]) - time.monotonic())
+        now = time.monotonic()
+        due = (flight.since + self.deadline.seconds(self.calls[flight.index]) for flight in self._working.values())
+        return max(0.0, min([self._heartbeat.left, *(moment - now for moment in due)]))
 
-    def _awaited(self) -> str:
+    def _awaited(self) -> list[str]:
         work = [f"{self.calls[flight.index].what} on {flight.member}" for flight in self._working.values()]
-        work += [f"{member} to come up" for member in self.crew.opening.values()]
-        more = f" and {len(work) - NAMED} more" if len(work) > NAMED else ""
-        return (", ".join(work[:NAMED]) or "room for an actor") + more
+        return [*work, *self.crew.awaited()]
 
 
 def _failure(call: Call, member: Member, error: RayError) -> RunFailed:
     """A client's exception, as this process would have raised it."""
-    cause = error.cause if isinstance(error, RayTaskError) else error
+    cause = cause_of(error)
     if isinstance(cause, RunFailed):
         return type(cause)(str(cause))
     node = member.place.node if member.place else "?"
-    text = f"{call.what} failed on {node} (actor {member.name}):\n{COLOURS.sub('', str(error))}"
+    text = f"{call.what} failed on {node} (actor {member.name}):\n{said_by(error)}"
     if isinstance(cause, torch.OutOfMemoryError):
         text += (
             "\nits actor has too little GPU memory: try a larger ray.num_gpus (auto measures the need), or a smaller "

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,14 +10,16 @@ from typing import Any
 import ray
 import torch
 from ray import ObjectRef
-from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rich.filesize import decimal
 
 from rayfed.engine import Round, play, start
-from rayfed.errors import ClientFailed, InputError
+from rayfed.errors import ClientFailed, InputError, WorkersLost
 from rayfed.job import RayOptions
 from rayfed.local import Site
+from rayfed.runtime.causes import refuse_input
+from rayfed.runtime.heartbeat import Heartbeat
 from rayfed.runtime.here import Here
 from rayfed.runtime.placement import Resources
 
@@ -66,31 +69,46 @@ def memory_cap(gpu_share: float) -> float:
     return GPU_PART * gpu_share if gpu_share < 1 else 1.0
 
 
-def measure_share(probe: Any, sites: Mapping[str, ObjectRef]) -> float:
+def measure_share(probe: Any, sites: Mapping[str, ObjectRef], nodes: Mapping[str, Resources], patience: float) -> float:
     """GPUs per actor for `ray.num_gpus = "auto"`: `probe`, an actor on a whole GPU, trains the largest client.
 
-    Kills the probe. Raises `InputError` where a client does not fit on the smallest GPU, `ClientFailed` where it fails.
+    Kills the probe. Raises `WorkersLost` where no whole GPU is free for `patience` seconds, `InputError` where a client
+    does not fit on the smallest GPU or is not done after an hour, `ClientFailed` where it fails.
     """
-    gpu_nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU")]
-    strategies = [NodeAffinitySchedulingStrategy(node, soft=False) for node in gpu_nodes]
-    asked = [probe.measure.remote(sites)]
-    asked += [_gpu_bytes.options(scheduling_strategy=strategy).remote() for strategy in strategies]
+    strategies = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes if nodes[node].get("GPU")]
     try:
-        needed, *sizes = ray.get(asked, timeout=MEASURE_LIMIT)
+        try:
+            _got([probe.__ray_ready__.remote()], patience, "a whole GPU, to measure the largest client")
+        except GetTimeoutError:
+            raise WorkersLost(
+                f"ray.num_gpus = 'auto': for {patience:.0f} s (ray.patience) no whole GPU was free, to measure the "
+                "largest client; try again when other jobs are done, or give the part of a GPU that a client needs, "
+                "such as ray.num_gpus = 0.25"
+            ) from None
+        asked = [probe.measure.remote(sites)]
+        asked += [_gpu_bytes.options(scheduling_strategy=strategy).remote() for strategy in strategies]
+        needed, *sizes = _got(asked, MEASURE_LIMIT, "the largest client, which is measured on a whole GPU")
     except GetTimeoutError:
         raise InputError(
             f"ray.num_gpus = 'auto': the largest client was not done on a GPU after {MEASURE_LIMIT:.0f} s; give each "
             "client's part of a GPU, such as ray.num_gpus = 0.25"
         ) from None
-    except RayTaskError as error:
-        if isinstance(error.cause, InputError):
-            raise InputError(str(error.cause)) from None
-        raise ClientFailed(f"ray.num_gpus = 'auto': the largest client failed on a whole GPU:\n{error}") from None
     except RayError as error:
+        refuse_input(error)
         raise ClientFailed(f"ray.num_gpus = 'auto': the largest client failed on a whole GPU:\n{error}") from None
     finally:
         ray.kill(probe)
     return share_as_measured(needed, [size for node in sizes for size in node])
+
+
+def _got(references: list[ObjectRef], limit: float, what: str) -> list[Any]:
+    """The values of all references. Raises `GetTimeoutError` after `limit` seconds; until then, a heartbeat."""
+    end, heartbeat = time.monotonic() + limit, Heartbeat()
+    while (left := end - time.monotonic()) > 0:
+        if not ray.wait(references, num_returns=len(references), timeout=min(left, heartbeat.left))[1]:
+            break
+        heartbeat.beat(lambda: what)
+    return ray.get(references, timeout=max(1.0, left))
 
 
 def share_as_measured(needed: int, gpus: Sequence[int]) -> float:

@@ -20,7 +20,7 @@ from rayfed.runtime import OWNER, trust
 from rayfed.runtime.crew import Crew, new_actor
 from rayfed.runtime.gauges import Gauges
 from rayfed.runtime.gpus import measure_share, warn_of_idle_gpus, without_absent_gpus
-from rayfed.runtime.head import nodes
+from rayfed.runtime.head import Head
 from rayfed.runtime.here import Progress, no_progress
 from rayfed.runtime.placement import num_actors
 from rayfed.runtime.pool import Pool
@@ -41,15 +41,17 @@ def open_pool(site: Site, progress: Progress = no_progress) -> Iterator[Pool]:
     """A pool of actors, on a Ray that is started here for the context, or on a Ray that is joined."""
     options, name, cohort = site.job.ray, site.job.name, site.job.train.clients_per_round
     with _joined(options.cluster) if options.cluster else _started(options, name, cohort):
-        options = without_absent_gpus(options, nodes())
-        num_actors(options, nodes(), cohort)  # a request that can never fit is refused before anything is measured
-        warn_of_idle_gpus(options, nodes())
-        sites = Sites(site)
+        head = Head()
+        options = without_absent_gpus(options, nodes := [*head.known().values()])
+        num_actors(options, nodes, cohort)  # a request that can never fit is refused before anything is measured
+        warn_of_idle_gpus(options, nodes)
+        sites = Sites(site, head)
         if options.num_gpus == "auto":
             probe = new_actor(replace(options, num_gpus=1.0), f"{name}/probe")
-            options = replace(options, num_gpus=measure_share(probe, sites.references(None)))
-        count = num_actors(options, nodes(), cohort)
-        crew = Crew(options, name, sites.references, cohort if options.actors == "auto" else options.actors)
+            share = measure_share(probe, sites.references(None), head.known(), options.patience)
+            options = replace(options, num_gpus=share)
+        count = num_actors(options, [*head.known().values()], cohort)
+        crew = Crew(options, name, sites.references, cohort if options.actors == "auto" else options.actors, head)
         with closing(Gauges(name)) as gauges:
             try:
                 crew.start(count)
@@ -64,8 +66,8 @@ class Sites:
     This process sends it once to each node; or each node makes it (`ray.data`), and its data are compared with ours.
     """
 
-    def __init__(self, site: Site) -> None:
-        self._site = site
+    def __init__(self, site: Site, head: Head) -> None:
+        self._site, self._head = site, head
         self._hash = site.federation.hash() if site.job.ray.data == "storage" else ""
         self._made: dict[str, ObjectRef] = {}
 
@@ -76,8 +78,7 @@ class Sites:
         if not self._hash:
             self._made = self._made or {"": ray.put(self._site)}
         else:
-            alive = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
-            self._made = {node: self._made.get(node) or self._made_on(node) for node in alive}
+            self._made = {node: self._made.get(node) or self._made_on(node) for node in self._head.known()}
         return self._made
 
     def _made_on(self, node: str) -> ObjectRef:

@@ -19,7 +19,7 @@ from torch import nn
 
 from rayfed.errors import ClientFailed, RunFailed, WorkersLost
 from rayfed.methods import Part, compose, fedavg, scaffold
-from rayfed.runtime import dispatch
+from rayfed.runtime import heartbeat
 from rayfed.runtime.dispatch import Call, Deadline
 
 
@@ -251,7 +251,7 @@ def test_a_client_may_take_ten_times_as_long_as_the_longest_before():
 def test_a_heartbeat_names_the_awaited_client_and_actor_less_and_less_often(
     cluster, make_site, on_ray, folder, monkeypatch, caplog
 ):
-    monkeypatch.setattr(dispatch, "HEARTBEAT", 0.25)
+    monkeypatch.setattr(heartbeat, "HEARTBEAT", 0.25)
     site = make_site(compose(Harm("hang", folder, round=1)), num_rounds=1)
     on_ray(site, 1, deadline=6.0)
     before = caplog.text.partition("client 1, round 1: no answer")[0]  # a slow machine may also lose other calls

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rayfed.errors import WorkersLost
 from rayfed.folder.summary import read_json
 from rayfed.folder.tables import read_table
 from rayfed.runtime import head
@@ -23,7 +24,7 @@ def test_a_silent_head_is_not_asked_again_until_it_answers(monkeypatch, caplog):
 
     def nodes():
         asked.append(answer.wait(60))
-        return [{"CPU": 1.0}]
+        return {"a": {"CPU": 1.0}}
 
     monkeypatch.setattr(head, "nodes", nodes)
     monkeypatch.setattr(head, "HEAD_LIMIT", 0.2)
@@ -33,9 +34,27 @@ def test_a_silent_head_is_not_asked_again_until_it_answers(monkeypatch, caplog):
     answer.set()
     while asking.nodes() is None:
         pass
-    assert (asking.nodes(), asking.silent) == ([{"CPU": 1.0}], False)
+    assert (asking.nodes(), asking.silent) == ({"a": {"CPU": 1.0}}, False)
     assert caplog.text.count("is back") == 1
     assert len(asked) == 2, "once while it was silent, and once more"
+
+
+def test_a_head_that_fails_is_asked_again(monkeypatch, caplog):
+    answers = [OSError("no route"), OSError("no route"), {}]
+
+    def nodes():
+        if isinstance(answer := answers.pop(0), Exception):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(head, "nodes", nodes)
+    asking = Head()
+    with pytest.raises(WorkersLost, match="the head of the cluster does not answer; try again"):
+        asking.known()
+    assert [asking.nodes(), asking.silent] == [None, True]
+    assert caplog.text.count("the head of the cluster failed (OSError('no route'))") == 1
+    assert [asking.nodes(), asking.silent] == [{}, False]
+    assert caplog.text.count("is back") == 1
 
 
 def rayfed(command, target, *settings):

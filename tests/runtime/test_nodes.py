@@ -107,8 +107,8 @@ def test_lost_objects_are_made_again_or_named(several, make_site, play, bits, po
         return np.zeros(10**6)
 
     class LostSites(Sites):
-        def __init__(self, site):
-            super().__init__(site)
+        def __init__(self, site, head):
+            super().__init__(site, head)
             self._made = {"": lost}
 
     node = several.add_node(num_cpus=0, resources={"far": 1})

@@ -1,0 +1,39 @@
+"""What an error of a call on an actor means: wrong input, a loss, or an exception of the work itself."""
+
+import re
+
+from ray.exceptions import ObjectLostError, RayError, RayTaskError
+
+from rayfed.errors import InputError, Restarted
+
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # of Ray's tracebacks
+
+
+def cause_of(error: RayError) -> BaseException | None:
+    """The exception that the work raised on the actor; None where Ray itself failed."""
+    return error.cause if isinstance(error, RayTaskError) else None
+
+
+def refuse_input(error: RayError) -> None:
+    """Raises the `InputError` that an actor raised, if it did, as this process would have raised it."""
+    if isinstance(cause := cause_of(error), InputError):
+        raise InputError(str(cause)) from None
+
+
+def is_loss(error: RayError) -> bool:
+    """Whether a call was lost with its actor or its objects; if not, the work itself has raised an exception."""
+    cause = cause_of(error)
+    if cause is None or isinstance(cause, Restarted):
+        return True
+    return isinstance(cause, RayError) and type(cause) is not RayError  # that is an unpicklable exception
+
+
+def lost_object(error: RayError) -> ObjectLostError | None:
+    """The loss of an object that the call needs, if the call was lost for that reason; its actor is well."""
+    cause = cause_of(error)
+    return cause if isinstance(cause, ObjectLostError) else None
+
+
+def said_by(error: RayError) -> str:
+    """An error's text, without colours."""
+    return COLOURS.sub("", str(error))

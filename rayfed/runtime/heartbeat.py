@@ -1,0 +1,31 @@
+"""A line in the log that says what a run waits for, while there is no progress."""
+
+import logging
+import time
+from collections.abc import Callable
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT = 10.0  # seconds without progress until the first line; twice as many until each next line
+
+
+class Heartbeat:
+    """Logs a line now and then, from the last progress on."""
+
+    def __init__(self) -> None:
+        self.progress()
+
+    def progress(self) -> None:
+        """There is progress, or a line about it has just been logged."""
+        self._since, self._pause = time.monotonic(), HEARTBEAT
+
+    @property
+    def left(self) -> float:
+        """Seconds until the next line is due."""
+        return max(0.0, self._since + self._pause - time.monotonic())
+
+    def beat(self, awaited: Callable[[], str]) -> None:
+        """Log a line if it is due; `awaited` says what the run waits for, and where."""
+        if self.left == 0.0:
+            log.warning("no progress for %.0f s; waiting for %s", time.monotonic() - self._since, awaited())
+            self._pause *= 2
