@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from rayfed import metrics
-from rayfed.errors import RunFailed
+from rayfed.errors import RunFailed, Unlike
 from rayfed.isolation import isolated
 from rayfed.local import Broadcast, Evaluation, Site, server_view
 from rayfed.methods.part import Part, Parts, defines, parts_at
@@ -213,12 +213,16 @@ def add_up(
     stage: str, clients: Sequence[int], replies: Iterable[tuple[dict[str, Tree], T]]
 ) -> tuple[dict[str, Tree], list[T]]:
     """The clients' summands, checked and added up by slot; and the rest of each reply."""
-    total, rests = OrderedSum(), []
+    total = OrderedSum()
+    rests: list[T] = []
     for client, (summands, rest) in zip(clients, replies, strict=True):
         try:
             total.add(summands)  # and drop them: the driver never holds the updates of a whole cohort
         except ValueError as error:
-            raise RunFailed(f"client {client}, {stage}: its summand {error}; nothing was averaged") from None
+            who = f"client {client}, {stage}: its summand"
+            if isinstance(error, Unlike) and len(rests) == 1:
+                who = f"client {clients[0]} or {client}, {stage}: one of their summands is odd; that of client {client}"
+            raise RunFailed(f"{who} {error}; nothing was averaged") from None
         rests.append(rest)
     return total.value or {}, rests
 

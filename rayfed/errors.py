@@ -65,6 +65,10 @@ class Torn(ValueError):
     """A checkpoint cannot be used: a file is missing, damaged, or of an unknown version."""
 
 
+class Unlike(ValueError):
+    """A summand has another layout than the summands before it."""
+
+
 class Restarted(RuntimeError):
     """Ray has restarted an actor, which has not opened the run again yet."""
 

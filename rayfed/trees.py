@@ -21,6 +21,8 @@ import safetensors.numpy
 import torch
 from torch import Tensor
 
+from rayfed.errors import Unlike
+
 Tree = Any  # Tensor | int | float | bool | None | Scaled | dict[str, Tree] | list[Tree] | tuple[Tree, ...]
 Path = tuple[tuple[str, Any], ...]  # steps: ("dict", key), ("list", index), ("tuple", index) or ("scaled", weight)
 KINDS = {"dict": dict, "list": list, "tuple": tuple}
@@ -137,13 +139,13 @@ class OrderedSum:
         return tree_of(self._totals.items()) if self._totals else None
 
     def add(self, summand: Tree) -> None:
-        """Raises ValueError, naming the place, for a NaN, an infinity, or another layout than the summands before."""
+        """Raises ValueError, naming the place, for a NaN or an infinity; `Unlike` for another layout."""
         found, layout = list(leaves(summand)), _layout(summand)
         for path, leaf in found:
             if (problem := _problem(path, leaf)) is not None:
                 raise ValueError(f"{problem} at {dotted(path)}")
         if self._layout is not None and (difference := _difference(layout, self._layout)) is not None:
-            raise ValueError(f"is not like the summands before it: {difference}")
+            raise Unlike(f"is not like the summands before it: {difference}")
         self._layout = layout
         for path, leaf in found:
             place = tuple(step for step in path if step[0] != "scaled")

@@ -210,6 +210,15 @@ def test_a_summand_that_cannot_be_added_is_refused_with_client_round_and_place(h
     assert str(refused.value) == f"client {last}, {stage}: its summand {SPOILT[value][1]}; nothing was averaged"
 
 
+def test_of_two_summands_that_differ_both_clients_are_named(make_site, play):
+    """The first of a cohort may be the odd client, and looks right until the second comes."""
+    first, second, *_ = cohort(0, 2, 6, 4)
+    with pytest.raises(RunFailed) as refused:
+        play(make_site(compose(Spoiler("report", first, "dict"))))
+    said = f"client {first} or {second}, round 2: one of their summands is odd; that of client {second} is not like"
+    assert str(refused.value).startswith(said)
+
+
 @dataclass(frozen=True)
 class Forgetful(Part):
     """Drops a tensor from the average."""
