@@ -189,13 +189,35 @@ def test_class_names_of_odd_types_do_no_harm(tmp_path, metadata):
 def test_more_images_than_memory_are_refused_before_memory_is_full(tmp_path, monkeypatch):
     path = write(tmp_path / "a.parquet", [encoded(Image.new("RGB", (64, 64)))] * 100, [0, 1] * 50)
     monkeypatch.setattr(decode, "MEMORY", 10**6)
-    refuses(Data(path, test=path), "100 images of 3 x 64 x 64 take 1.2 MB, and this machine has 1.0 MB; .*data.size")
+    refuses(
+        Data(path, test=path), "100 images of 3 x 64 x 64 take 1.2 MB, and this process may use 1.0 MB; .*data.size"
+    )
     assert len(load(Data(path, test=path, size=8)).train) == 100
     monkeypatch.setattr(decode, "MEMORY", 2 * 10**6)
     refuses(Data(path, test=path, size=128), "100 images of 3 x 128 x 128 take 4.9 MB")
     monkeypatch.undo()
     with pytest.raises(InputError, match=r"Data.size = 1000000000: input should be less than or equal to 4096"):
         Data(size=10**9)
+
+
+@pytest.mark.parametrize(
+    ("own", "limits", "allowed"),
+    [
+        ("0::/", {"memory.max": "4096"}, 4096),  # a pod
+        ("0::/job/step", {"memory.max": "max", "job/memory.max": "4096", "job/step/memory.max": "8192"}, 4096),
+        ("0::/", {"memory.max": "max"}, None),
+        ("4:memory:/on/the/host\n0::/", {"memory/memory.limit_in_bytes": "4096"}, 4096),  # version 1
+        ("3:cpu,cpuacct:/\n4:memory:/", {"memory/memory.limit_in_bytes": "9223372036854771712"}, None),
+        ("", {}, None),
+    ],
+)
+def test_the_memory_of_a_process_is_what_its_control_groups_allow(tmp_path, own, limits, allowed):
+    machine = decode._memory(tmp_path / "none", tmp_path / "none")
+    (tmp_path / "own").write_text(own)
+    for name, limit in limits.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{limit}\n")
+    assert decode._memory(tmp_path, tmp_path / "own") == (allowed or machine)
 
 
 # --- images

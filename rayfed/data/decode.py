@@ -5,7 +5,9 @@ import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import islice, repeat
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -19,11 +21,28 @@ FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 MAX_PIXELS = 2**24  # of one encoded image; a few bytes can claim to unpack to gigabytes
 MAX_BYTES = 2**28  # of one encoded image
-MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # bytes of this machine
 GREY = {"1": "L", "L": "L", "LA": "L"}
 DEEP = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")  # more than 8 bits per channel
 BLOCK = 256  # images per task of a thread
 
+
+def _memory(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
+    """The bytes that this process may use: the machine's, or the least that a control group (a pod, a job) allows."""
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    with suppress(OSError):
+        for line in own.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers and "memory" not in controllers.split(","):
+                continue
+            folder, file = (groups / "memory", "memory.limit_in_bytes") if controllers else (groups, "memory.max")
+            place = Path(f"{folder}{path}")  # in a container, this may be a path of its host
+            for group in (place, *(parent for parent in place.parents if parent.is_relative_to(folder))):
+                with suppress(OSError, ValueError):  # there is no such file, or it says "max"
+                    found.append(int((group / file).read_text()))
+    return min(found)
+
+
+MEMORY = _memory()
 T = TypeVar("T")
 Encoded = tuple[str, Callable[[], bytes | None]]  # an image's place, for messages, and a function that reads its bytes
 
@@ -77,7 +96,8 @@ def _has_room(count: int, shape: tuple[int, ...]) -> None:
     needed = count * math.prod(shape)
     if needed > MEMORY:
         what = f"{count:,} images of {' x '.join(map(str, shape))} take {decimal(needed)}"
-        raise InputError(f"{what}, and this machine has {decimal(MEMORY)}; scale them with data.size, or give fewer")
+        may = f"this process may use {decimal(MEMORY)}"
+        raise InputError(f"{what}, and {may}; scale them with data.size, or give fewer")
 
 
 def resize(images: np.ndarray, size: int) -> np.ndarray:

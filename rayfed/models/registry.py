@@ -76,7 +76,7 @@ def _refuse_too_large(name: str, given: dict[str, Any]) -> None:
     if (size := sum(tensor.nbytes for tensor in model.state_dict().values())) > MEMORY:
         raise InputError(
             f"model '{name}': for images of {'x'.join(map(str, given['image_shape']))} and {given['num_classes']:,} "
-            f"classes it has {decimal(size)} of weights, and this machine has {decimal(MEMORY)} of memory; give "
+            f"classes it has {decimal(size)} of weights, and this process may use {decimal(MEMORY)} of memory; give "
             "smaller images, or another model"
         )
 

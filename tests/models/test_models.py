@@ -315,6 +315,6 @@ def test_a_model_with_features_needs_a_head_as_well():
 
 @pytest.mark.parametrize(("shape", "classes"), [((3, 2**16, 2**16), 10), ((1, 28, 28), 10**12)])
 def test_a_model_larger_than_the_machines_memory_is_refused(shape, classes):
-    message = r"model 'cnn': for images of .* [TP]B of weights, and this machine has [\d.]+ GB"
+    message = r"model 'cnn': for images of .* [TP]B of weights, and this process may use [\d.]+ GB"
     with pytest.raises(InputError, match=message):
         build_model("cnn", image_shape=shape, num_classes=classes, seed=0)
