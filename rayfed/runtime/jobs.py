@@ -19,7 +19,7 @@ from urllib.request import Request, urlopen
 
 from rayfed.errors import ClusterLost, InputError, did_you_mean
 from rayfed.runtime import OWNER
-from rayfed.runtime.tokens import read_token
+from rayfed.runtime.tokens import ADVICE, read_token
 
 REQUEST_LIMIT = 120.0  # seconds in which a cluster must answer
 STOP_LIMIT = 60  # seconds from SIGTERM to SIGKILL, in which a run writes its checkpoint; Ray's default is 3
@@ -192,10 +192,7 @@ def pick(name: str, submissions: Sequence[Submission], address: str) -> Submissi
 
 def no_token(url: str) -> InputError:
     """The error where a cluster does not take our token."""
-    return InputError(
-        f"the cluster at {url} asks for a token, and got none or a wrong token; put the token that "
-        "`ray get-auth-token` prints on its head node into ~/.ray/auth_token, or into RAY_AUTH_TOKEN"
-    )
+    return InputError(f"the cluster at {url} asks for a token, and got none or a wrong token; {ADVICE}")
 
 
 def brief(error: BaseException) -> str:

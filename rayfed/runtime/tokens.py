@@ -6,6 +6,11 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
+ADVICE = (  # where a token is missing, or wrong
+    "put the token that `ray get-auth-token` prints on the cluster's head node into ~/.ray/auth_token, or into "
+    "RAY_AUTH_TOKEN"
+)
+
 
 def token_file() -> Path:
     """The file in which Ray looks for the token."""

@@ -17,7 +17,7 @@ from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 from ray.exceptions import AuthenticationError
 
 from rayfed.errors import InputError
-from rayfed.runtime.tokens import keep_private, token_file
+from rayfed.runtime.tokens import ADVICE, keep_private, token_file
 
 ASK_LIMIT = 5.0  # seconds in which a cluster must answer whether it accepts our token
 NO_PROXY = (("grpc.enable_http_proxy", 0),)  # like Ray's own connections
@@ -61,10 +61,7 @@ def joining(address: str) -> None:
         keep_private()
         error = _knock(address)
     if error and error.code() == grpc.StatusCode.UNAUTHENTICATED:
-        raise InputError(
-            f"ray.address = '{address}': the cluster asks for a token, and {_shown()}; give the token that "
-            "`ray get-auth-token` prints on its head node, in ~/.ray/auth_token or in RAY_AUTH_TOKEN"
-        )
+        raise InputError(f"ray.address = '{address}': the cluster asks for a token, and {_shown()}; {ADVICE}")
     if error and error.code() == grpc.StatusCode.UNAVAILABLE:
         raise InputError(
             f"ray.address = '{address}': no Ray answers there ({error.details()}); start one with `ray start --head`, "
@@ -105,5 +102,4 @@ def _naming_the_token() -> Iterator[None]:
         yield
     except AuthenticationError as error:
         why = str(error).partition(". ")[0]  # the sentences that follow say to make another token
-        put = "put the cluster's token in ~/.ray/auth_token or in RAY_AUTH_TOKEN"
-        raise InputError(f"no token for Ray: {why}; {put}") from None
+        raise InputError(f"no token for Ray: {why}; {ADVICE}") from None

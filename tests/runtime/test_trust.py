@@ -89,6 +89,15 @@ def test_a_token_that_others_could_read_is_made_private_with_a_warning(home, cap
     assert not caplog.text
 
 
+def test_only_the_token_file_that_ray_reads_is_made_private(home, monkeypatch):
+    with_token(home, WRONG)
+    (named := home / "named").write_text(RIGHT)
+    named.chmod(0o644)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(named))
+    tokens.keep_private()
+    assert (mode_of(named), mode_of(home / ".ray/auth_token")) == (0o600, 0o644)
+
+
 def test_a_missing_token_file_is_no_error(home, caplog):
     tokens.keep_private()
     assert not caplog.text and not (home / ".ray").exists()
@@ -128,7 +137,7 @@ def tls(*files):
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
-        ({"RAY_AUTH_MODE": "token"}, "no token for Ray: .*no authentication token was found; put the cluster's"),
+        ({"RAY_AUTH_MODE": "token"}, "no token for Ray: .*no authentication token was found; put the token that"),
         ({"RAY_USE_TLS": "1"}, "TLS is on, but cannot be used: .*must also be set"),
         (tls("/x", "/x", "/x"), "TLS is on, but cannot be used: .*No such file or directory: '/x'"),
         ({}, "ray.address = '127.0.0.1:1': no Ray answers there .*Connection refused.*ray start --head"),
@@ -151,7 +160,7 @@ def test_a_cluster_with_a_token_is_joined_only_with_it_and_others_always(home, h
         assert "InputError" in python(join) and "asks for a token, and there is none here" in python(join)
         assert "no token for Ray: " in python(join, RAY_AUTH_TOKEN_PATH="/nothing")
         with_token(home, WRONG)
-        assert f"'{home}/.ray/auth_token' holds another token; give the token that" in python(join)
+        assert f"'{home}/.ray/auth_token' holds another token; put the token that" in python(join)
         assert mode_of(home / ".ray/auth_token") == 0o600
         assert "joined, 42" in python(join, RAY_AUTH_TOKEN=RIGHT)
         assert "RAY_AUTH_TOKEN holds another token" in python(join, RAY_AUTH_TOKEN="f")
