@@ -2,6 +2,7 @@
 
 import copy
 import shlex
+import subprocess
 from itertools import pairwise
 from pathlib import Path
 
@@ -147,6 +148,31 @@ def test_network_policies_admit_only_the_cluster_and_the_operator(manifests):
     assert policies["rayfed"]["ingress"][1]["ports"] == [{"port": 8265}]
     assert len(sources) == 2 and policies["rayfed"]["policyTypes"] == ["Ingress", "Egress"]
     assert "egress" not in policies["rayfed-redis"], "Redis opens no connections"
+
+
+def test_the_comments_name_the_secret_that_the_operator_makes(cluster, job):
+    """It has the cluster's name, which Kubernetes generates for the cluster of a job."""
+    texts = {name: (FOLDER / name).read_text() for name in ("raycluster.yaml", "rayjob.yaml")}
+    assert f"the token, as the secret `{cluster['metadata']['name']}`" in texts["raycluster.yaml"]
+    assert "name" not in job["metadata"]
+    assert "the token, as a secret with the generated cluster's name" in texts["rayjob.yaml"]
+
+
+def test_no_pod_changes_the_owner_of_all_files_at_its_start(manifests):
+    owners = [pod["spec"]["securityContext"] for pod in all_pods(manifests)]
+    assert {o["fsGroupChangePolicy"] for o in owners if "fsGroup" in o} == {"OnRootMismatch"}
+
+
+def test_redis_takes_the_place_of_its_shell_with_its_settings_on_standard_input(manifests, tmp_path):
+    """As process 1 of its container it gets the signal to stop, which a shell would not pass on."""
+    (container,) = manifests("redis.yaml")[1]["spec"]["template"]["spec"]["containers"]
+    (tmp_path / "redis-server").write_text('#!/bin/sh\necho "$$ $*"\ncat\n')
+    (tmp_path / "redis-server").chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "REDIS_PASSWORD": "a$b"}
+    command = [*container["command"], *container["args"]]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as redis:
+        said, _ = redis.communicate(timeout=60)
+    assert said == f"{redis.pid} -\nrequirepass a$b\nappendonly yes\ndir /data\n"
 
 
 def test_no_secret_is_in_a_file(manifests):
