@@ -58,13 +58,15 @@ clean() {
 trap stop TERM
 trap clean EXIT
 
-# on NODE OPTION...: start Ray on that node, in the background
+# on NODE OPTION...: start Ray on that node, in the background. /tmp is everybody's: a folder of another user is refused.
 on() {
     local node=$1
     shift
     # shellcheck disable=SC2016,SC2086  # the inner shell expands; node_ports has several words
     srun --overlap --nodes=1 --ntasks=1 --nodelist="$node" \
-        bash -c 'mkdir -p -m 700 "$0" && exec ray start "$@" --block' "$temporary" \
+        bash -c '{ mkdir -m 700 "$0" 2>/dev/null || [[ -O $0 && -d $0 && ! -L $0 ]] ||
+            { echo "error: $0 cannot be made, or is not our folder" >&2; exit 1; }; } &&
+            exec ray start "$@" --block' "$temporary" \
         --temp-dir="$temporary" --num-cpus="$SRUN_CPUS_PER_TASK" $node_ports --disable-usage-stats "$@" &
     steps+=($!)
 }

@@ -1,6 +1,7 @@
 """cluster/slurm.sh, run on two network namespaces as nodes; only `srun` and `scontrol` are small scripts of our own."""
 
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -125,6 +126,33 @@ def test_outside_of_slurm_the_script_says_how_to_start_it():
     environment = {key: value for key, value in os.environ.items() if key != "SLURM_JOB_ID"}
     ended = subprocess.run(["bash", SCRIPT, "run"], env=environment, capture_output=True, text=True)
     assert ended.returncode != 0 and "start this with sbatch" in ended.stderr
+
+
+OURS = {
+    "absent": (lambda path: None, True),
+    "ours": (lambda path: path.mkdir(mode=0o700), True),
+    "a link": (lambda path: path.symlink_to(path.parent), False),
+    "a file": (lambda path: path.touch(), False),
+    "another user's": (lambda path: (path.mkdir(), os.chown(path, 65534, 65534)), False),
+}
+
+
+@pytest.mark.parametrize("there", OURS)
+def test_rays_folder_in_tmp_is_never_another_users(tmp_path, there):
+    make, starts = OURS[there]
+    if there == "another user's" and os.geteuid() != 0:
+        pytest.skip("only root can give a folder away")
+    make(folder := tmp_path / "folder")
+    (tmp_path / "ray").write_text("#!/bin/sh\necho started\n")
+    (tmp_path / "ray").chmod(0o755)
+    command = re.search(r"bash -c '(.*?)' \"\$temporary\"", SCRIPT.read_text(), re.DOTALL)[1]
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    ended = subprocess.run(["bash", "-c", command, folder], env=environment, capture_output=True, text=True)
+    assert (ended.stdout, ended.returncode) == (("started\n", 0) if starts else ("", 1))
+    if starts:
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    else:
+        assert "cannot be made, or is not our folder" in ended.stderr
 
 
 def test_the_driver_is_warned_before_the_time_is_up():
