@@ -2,6 +2,7 @@
 
 import re
 
+import torch
 from ray.exceptions import ObjectLostError, RayError, RayTaskError
 
 from rayfed.errors import InputError, Restarted
@@ -32,6 +33,17 @@ def lost_object(error: RayError) -> ObjectLostError | None:
     """The loss of an object that the call needs, if the call was lost for that reason; its actor is well."""
     cause = cause_of(error)
     return cause if isinstance(cause, ObjectLostError) else None
+
+
+def is_gpu_fault(error: RayError) -> bool:
+    """Whether the work ended with an error of CUDA's that no later work in its process would survive.
+
+    The GPU may be faulty (ECC, Xid), or the work itself, such as a label beyond the classes: CUDA's error is the same.
+    """
+    cause = cause_of(error)
+    if isinstance(cause, torch.OutOfMemoryError):
+        return False
+    return isinstance(cause, torch.AcceleratorError) or str(cause).startswith(("CUDA error", "cuDNN error"))
 
 
 def said_by(error: RayError) -> str:

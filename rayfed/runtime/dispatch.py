@@ -18,7 +18,7 @@ from ray import ObjectRef
 from ray.exceptions import ObjectLostError, RayError
 
 from rayfed.errors import ClientFailed, RunFailed, WorkersLost
-from rayfed.runtime.causes import cause_of, is_loss, lost_object, said_by
+from rayfed.runtime.causes import cause_of, is_gpu_fault, is_loss, lost_object, said_by
 from rayfed.runtime.crew import Crew, Member, named
 from rayfed.runtime.heartbeat import Heartbeat
 
@@ -94,6 +94,7 @@ class Dispatch:
         self._working: dict[ObjectRef, InFlight] = {}
         self._finished: dict[int, tuple[InFlight, Answer]] = {}  # and not yet given out
         self._losses: Counter[int] = Counter()
+        self._faulty: dict[int, str] = {}  # call -> the node whose GPU failed it; the call is tried on another, once
         self._heartbeat = Heartbeat()
         self._home = ray.get_runtime_context().get_node_id()
 
@@ -127,10 +128,27 @@ class Dispatch:
         self._heartbeat.beat(lambda: named(self._awaited()))
 
     def _hand_out(self) -> None:
+        kept = []
         while self._waiting and self.crew.idle:
-            index, member = self._waiting.popleft(), self.crew.idle.popleft()
+            index = self._waiting.popleft()
+            if (member := self._member_for(index)) is None:
+                kept.append(index)
+                continue
             references = self.calls[index].submit(member.actor)
             self._working[references[0]] = InFlight(index, member, references, time.monotonic())
+
+        self._waiting.extendleft(kept)
+
+    def _member_for(self, index: int) -> Member | None:
+        """An idle member; where a GPU has failed this call, on another node, or None while such a member is at work."""
+        idle, faulty = self.crew.idle, self._faulty.get(index)
+        member = next((member for member in idle if member.node_id != faulty), None)
+        if member is None:
+            if any(flight.member.node_id != faulty for flight in self._working.values()):
+                return None
+            member = idle[0]
+        idle.remove(member)
+        return member
 
     def _arrived(self, flight: InFlight) -> None:
         call, member = self.calls[flight.index], flight.member
@@ -146,6 +164,11 @@ class Dispatch:
             elif is_loss(error):
                 self.crew.open(member)
                 self._run_again(flight, f"lost with {member} ({type(error).__name__})", error)
+            elif is_gpu_fault(error) and flight.index not in self._faulty:
+                self._faulty[flight.index] = member.node_id
+                self.crew.open(member, kill=True)  # the error would stay in its process
+                said = str(cause_of(error)).partition("\n")[0]
+                self._run_again(flight, f"the GPU of {member} failed ({said})", error)
             else:
                 raise _failure(call, member, error) from None
             return

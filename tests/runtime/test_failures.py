@@ -41,6 +41,7 @@ HARMS = {
     "plain": lambda: throw(KeyError("no such thing at this client")),
     "unpicklable": lambda: throw(Unpicklable("no such thing at this client")),
     "memory": lambda: throw(torch.OutOfMemoryError("CUDA out of memory")),
+    "GPU": lambda: throw(torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered\nMore.")),
 }
 
 
@@ -273,13 +274,15 @@ def test_work_that_kills_every_worker_ends_the_run(cluster, make_site, on_ray, f
         ("plain", "no such thing at this client"),
         ("unpicklable", "no such thing at this client"),
         ("memory", "CUDA out of memory.*try a larger ray.num_gpus"),
+        ("GPU", "uncorrectable ECC error"),
     ],
 )
 def test_a_clients_own_exception_ends_the_run_at_once(cluster, make_site, on_ray, folder, error, message):
-    site = make_site(compose(Harm(error, folder, client=3, round=1)), clients_per_round=6)
+    site = make_site(compose(Harm(error, folder, times=2, client=3, round=1)), clients_per_round=6)
     with pytest.raises(ClientFailed, match=rf"(?s)client 3, round 1 failed on [\d.]+ .*{message}") as caught:
         on_ray(site, 2)
     assert (caught.value.client, caught.value.round) == (3, 1)
+    assert happens(folder, 2) == (error != "GPU"), "only after an error of CUDA's the client was tried once more"
 
 
 @pytest.mark.slow

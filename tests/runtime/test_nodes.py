@@ -2,6 +2,7 @@
 
 import copy
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import ray
+import torch
 from ray.cluster_utils import Cluster
 
 from rayfed.engine import rounds, start
@@ -128,6 +130,24 @@ def test_lost_objects_are_made_again_or_named(several, make_site, play, bits, po
         assert found == bits(play(replace(site, model=expected))[1])
         with pytest.raises(WorkersLost, match=r"client 1, round 2: its memory of an earlier round is lost .*resume"):
             next(rounds(site, pool, replace(second, memories={**second.memories, 1: lost})))
+
+
+@dataclass(frozen=True)
+class FaultyGPU(Part):
+    """Every client on a certain node ends with an error of CUDA's."""
+
+    node: str
+
+    def begin(self, client):
+        if ray.get_runtime_context().get_node_id() == self.node:
+            raise torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered")
+
+
+def test_a_client_whose_gpu_failed_is_run_again_on_another_node(several, make_site, here, on_ray, caplog):
+    node = several.add_node(num_cpus=1)
+    site = make_site(compose(scaffold(), FaultyGPU(node.node_id)), clients_per_round=6)
+    assert on_ray(site, 2) == here(site)
+    assert re.search(r"the GPU of actor client-\d on .* failed \(CUDA error: uncorrectable.*running it", caplog.text)
 
 
 def test_the_pool_grows_and_shrinks_with_the_cluster(several, make_site, played, here, pool_on, caplog):
