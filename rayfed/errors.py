@@ -51,6 +51,19 @@ class WorkersLost(Resumable):
     """Workers are lost, or an object that only they held."""
 
 
+class KilledActors(WorkersLost):
+    """A piece of work whose actor died, or did not answer, each time that it was tried; `how` says which."""
+
+    def __init__(
+        self, message: str, what: str = "", how: str = "", client: int | None = None, round: int | None = None
+    ) -> None:
+        super().__init__(message, what, how, client, round)
+        self.what, self.how, self.client, self.round = what, how, client, round
+
+    def __str__(self) -> str:
+        return self.args[0]
+
+
 class Unwritable(Resumable):
     """Results cannot be written to the run's folder."""
 

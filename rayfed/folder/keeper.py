@@ -13,12 +13,12 @@ from typing import Any
 import tomli_w
 
 from rayfed.engine import Round, Workers
-from rayfed.errors import ClientFailed, Unwritable
+from rayfed.errors import ClientFailed, KilledActors, RunFailed, Unwritable
 from rayfed.folder.checkpoint import Checkpoints, Saved, clear_checkpoints
 from rayfed.folder.places import checkpoints_of, clear_results, folder_of, refuse_overwriting
 from rayfed.folder.provenance import environment
 from rayfed.folder.storage import write_text
-from rayfed.folder.summary import lock, read_json, summarise
+from rayfed.folder.summary import lock, read_json, read_summary, summarise
 from rayfed.folder.tables import RESULTS, read_table, replace_table, round_rows, write_partition, write_round
 from rayfed.local import Site
 
@@ -44,6 +44,7 @@ class Keeper:
             refuse_overwriting(self._site.job, self._force)
         self.path.mkdir(parents=True, exist_ok=True)
         self._lock = lock(self.path)
+        self._before = read_summary(self.path)  # of the run that this run continues, if any
         try:
             self._begin()
         except BaseException:
@@ -94,8 +95,13 @@ class Keeper:
                         self._record(self._last)  # again: a signal may have come in the middle
                     self._checkpoint(self._last)
             status = "done" if error is None else "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+            more: dict[str, Any] = {"error": f"{type(error).__name__}: {error}"} if error else {}
+            if isinstance(error, KilledActors):
+                more["killed"] = [error.what, error.how, self._rows[-1]["round"] if self._rows else None]
+                if more["killed"] == self._before.get("killed"):
+                    error.exit_code = RunFailed.exit_code  # it would end so again and again
             try:
-                self._summarise(status, **({"error": f"{type(error).__name__}: {error}"} if error else {}))
+                self._summarise(status, **more)
             except OSError as why:
                 if error is None:
                     raise Unwritable(f"how the run ended cannot be written to {self.path}: {why}") from None
@@ -133,6 +139,8 @@ class Keeper:
         yield f"{recorded} recorded in {self.path}"
         if self._checkpoints.round is not None:
             yield f"to continue after round {self._checkpoints.round}: rayfed resume {self.path}"
-        if isinstance(error, ClientFailed) and error.client is not None:
+        if isinstance(error, KilledActors) and error.exit_code == RunFailed.exit_code:
+            yield "the run has ended in the same way before, so to resume it unchanged would not help"
+        if isinstance(error, ClientFailed | KilledActors) and error.client is not None:
             place = f"{self.path} --round {error.round} --client {error.client}"
             yield f"to see it again, in this process: rayfed replay {place}"

@@ -17,7 +17,7 @@ import torch
 from ray import ObjectRef
 from ray.exceptions import ObjectLostError, RayError
 
-from rayfed.errors import ClientFailed, RunFailed, WorkersLost
+from rayfed.errors import ClientFailed, KilledActors, RunFailed, WorkersLost
 from rayfed.runtime.causes import cause_of, is_gpu_fault, is_loss, lost_object, said_by
 from rayfed.runtime.crew import Crew, Member, named
 from rayfed.runtime.heartbeat import Heartbeat
@@ -123,7 +123,8 @@ class Dispatch:
             if now >= flight.since + self.deadline.seconds(self.calls[flight.index]):
                 del self._working[reference]  # a late answer is ignored
                 self.crew.open(flight.member, kill=True)
-                self._run_again(flight, f"no answer from {flight.member} for {now - flight.since:.0f} s; it is killed")
+                why = f"no answer from {flight.member} for {now - flight.since:.0f} s; it is killed"
+                self._run_again(flight, why, how="no answer")
         self._hand_out()  # again: no actor should be idle while the caller uses an answer
         self._heartbeat.beat(lambda: named(self._awaited()))
 
@@ -163,12 +164,12 @@ class Dispatch:
                 self._run_again(flight, f"an object that it needs was lost ({type(gone).__name__})")
             elif is_loss(error):
                 self.crew.open(member)
-                self._run_again(flight, f"lost with {member} ({type(error).__name__})", error)
+                self._run_again(flight, f"lost with {member} ({type(error).__name__})", error, how="died")
             elif is_gpu_fault(error) and flight.index not in self._faulty:
                 self._faulty[flight.index] = member.node_id
                 self.crew.open(member, kill=True)  # the error would stay in its process
                 said = str(cause_of(error)).partition("\n")[0]
-                self._run_again(flight, f"the GPU of {member} failed ({said})", error)
+                self._run_again(flight, f"the GPU of {member} failed ({said})", error, how="GPU")
             else:
                 raise _failure(call, member, error) from None
             return
@@ -196,14 +197,16 @@ class Dispatch:
             return memory
         return ray.put(ray.get(memory, timeout=FETCH_LIMIT))
 
-    def _run_again(self, flight: InFlight, why: str, error: RayError | None = None) -> None:
+    def _run_again(self, flight: InFlight, why: str, error: RayError | None = None, how: str = "") -> None:
+        """Put a lost call back; `how` it ended its actor, if it did. Raises `WorkersLost` after too many losses."""
         call = self.calls[flight.index]
         self._losses[flight.index] += 1
         if self._losses[flight.index] > self.max_retries:
-            raise WorkersLost(
+            text = (
                 f"{call.what}: lost {self._losses[flight.index]} times, and ray.max_retries = {self.max_retries}; "
                 f"the last time: {why}" + (f"\n{error}" if error else "")
             )
+            raise KilledActors(text, call.what, how, call.client, call.round) if how else WorkersLost(text)
         log.warning("%s: %s; running it again", call.what, why)
         self.retried()
         self._heartbeat.progress()

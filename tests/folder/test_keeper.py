@@ -18,7 +18,7 @@ from rayfed.data.federation import federate
 from rayfed.data.partition import Iid
 from rayfed.data.samples import Dataset, Samples
 from rayfed.engine import ClientRow, Round
-from rayfed.errors import InputError
+from rayfed.errors import InputError, KilledActors
 from rayfed.folder import storage
 from rayfed.folder.keeper import Keeper
 from rayfed.folder.places import folder_of, is_begun, is_done
@@ -119,6 +119,20 @@ def test_the_summary_of_a_failed_run_says_why(site):
     with suppress(ZeroDivisionError), Keeper(site, Here(site)):
         raise ZeroDivisionError("so")
     assert read_summary(folder_of(site.job)) == {"status": "failed", "error": "ZeroDivisionError: so", "rounds": 0}
+
+
+def test_a_run_that_the_same_work_ends_in_the_same_way_again_cannot_be_resumed(site):
+    def end(what, how, last=0):
+        error = KilledActors("it died", what, how, 1, 2)
+        with suppress(KilledActors), Keeper(site, Here(site), force=True) as keeper:
+            for round in map(a_round, range(last + 1)):
+                keeper.keep(round)
+            raise error
+        return error.exit_code, any("would not help" in note for note in error.__notes__)
+
+    assert [end("client 1", "died"), end("client 2", "died"), end("client 2", "no answer")] == [(75, False)] * 3
+    assert [end("client 2", "no answer"), end("client 2", "no answer")] == [(1, True)] * 2
+    assert end("client 2", "no answer", last=1) == (75, False), "it came further"
 
 
 @pytest.mark.parametrize("method", [*RECIPES, [{"until": 3, "method": "fedavg"}, {"method": "fedntd"}]], ids=str)

@@ -17,7 +17,8 @@ from ray._private import state
 from ray.exceptions import ActorUnavailableError
 from torch import nn
 
-from rayfed.errors import ClientFailed, RunFailed, WorkersLost
+import rayfed
+from rayfed.errors import ClientFailed, KilledActors, RunFailed, WorkersLost
 from rayfed.methods import Part, compose, fedavg, scaffold
 from rayfed.runtime import heartbeat
 from rayfed.runtime.dispatch import Call, Deadline
@@ -265,6 +266,25 @@ def test_work_that_kills_every_worker_ends_the_run(cluster, make_site, on_ray, f
     site = make_site(compose(Harm("exit", folder, times=99, round=1)), clients_per_round=6)
     with pytest.raises(WorkersLost, match=r"client 1, round 1: lost 2 times, .*the last time: lost with actor client-"):
         on_ray(site, 2, max_retries=1)
+
+
+@pytest.mark.slow
+def test_work_that_kills_every_worker_again_after_a_resume_ends_the_run_for_good(cluster, folder, tmp_path):
+    job = {
+        "name": "again",
+        "model": "lenet",
+        "data": {"partition": {"name": "iid", "num_clients": 2}},
+        "train": {"num_rounds": 2, "clients_per_round": 2, "local_steps": 1},
+        "ray": {"address": cluster, "actors": 1, "max_retries": 1},
+        "output": {"path": str(tmp_path / "runs")},
+    }
+    codes = []
+    for _ in range(2):
+        with pytest.raises(KilledActors, match="client 1, round 2: lost 2 times") as caught:
+            rayfed.run(job, method=compose(Harm("exit", folder, times=99)), resume=True)
+        codes.append(caught.value.exit_code)
+    assert codes == [75, 1]
+    assert any("ended in the same way before" in note for note in caught.value.__notes__)
 
 
 @pytest.mark.slow
