@@ -36,7 +36,8 @@ class ClientActor:
         """
         if (device := device_given()).type == "cuda":
             torch.cuda.set_per_process_memory_fraction(memory_cap(self._gpu_share))
-        place = Place(ray.util.get_node_ip_address(), ray.get_runtime_context().get_node_id(), str(device))
+        context = ray.get_runtime_context()
+        place = Place(ray.util.get_node_ip_address(), context.get_node_id(), str(device), context.get_worker_id())
         self._opened = Worker(_nearest(sites), device, place.node)
         return place
 

@@ -20,6 +20,7 @@ from ray.exceptions import ObjectLostError, RayError
 from rayfed.errors import ClientFailed, KilledActors, RunFailed, WorkersLost
 from rayfed.runtime.causes import cause_of, is_gpu_fault, is_loss, lost_object, said_by
 from rayfed.runtime.crew import Crew, Member, named
+from rayfed.runtime.head import memory_was_full
 from rayfed.runtime.heartbeat import Heartbeat
 
 log = logging.getLogger(__name__)
@@ -29,6 +30,8 @@ Answer = list[Any]
 
 FIRST_DEADLINE, LEAST_DEADLINE, SLOWER = 3600.0, 300.0, 10.0  # seconds, seconds, times the longest call so far
 FETCH_LIMIT = 600.0  # seconds in which the reply of a finished call must arrive
+MEMORY = "out of memory"
+MORE_MEMORY = "\nRay killed it, as its node had no memory left: try fewer actors per node (a larger ray.num_cpus)"
 
 
 @dataclass(frozen=True)
@@ -163,8 +166,10 @@ class Dispatch:
                 self.crew.idle.append(member)
                 self._run_again(flight, f"an object that it needs was lost ({type(gone).__name__})")
             elif is_loss(error):
+                full = member.place is not None and not self.crew.in_danger and memory_was_full(member.place.process)
                 self.crew.open(member)
-                self._run_again(flight, f"lost with {member} ({type(error).__name__})", error, how="died")
+                why = MEMORY if full else type(error).__name__
+                self._run_again(flight, f"lost with {member} ({why})", error, how=MEMORY if full else "died")
             elif is_gpu_fault(error) and flight.index not in self._faulty:
                 self._faulty[flight.index] = member.node_id
                 self.crew.open(member, kill=True)  # the error would stay in its process
@@ -204,7 +209,7 @@ class Dispatch:
         if self._losses[flight.index] > self.max_retries:
             text = (
                 f"{call.what}: lost {self._losses[flight.index]} times, and ray.max_retries = {self.max_retries}; "
-                f"the last time: {why}" + (f"\n{error}" if error else "")
+                f"the last time: {why}" + (f"\n{error}" if error else "") + (MORE_MEMORY if how == MEMORY else "")
             )
             raise KilledActors(text, call.what, how, call.client, call.round) if how else WorkersLost(text)
         log.warning("%s: %s; running it again", call.what, why)

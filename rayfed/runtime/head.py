@@ -6,15 +6,21 @@ Ray's own request has no limit, and Ray ends a process that has not heard from t
 import logging
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from queue import Empty, SimpleQueue
+from typing import TypeVar
 
 import ray
+from ray._private.state import state
+from ray.core.generated import common_pb2, gcs_pb2
 
 from rayfed.errors import WorkersLost
 from rayfed.runtime.placement import Resources
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 HEAD_LIMIT = 10.0  # seconds in which the head must answer
 
@@ -24,11 +30,41 @@ def nodes() -> dict[str, Resources]:
     return {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
 
 
+def memory_was_full(process: str) -> bool:
+    """Whether Ray killed a process because its node ran out of memory; False if the head does not say.
+
+    The call that is lost does not say it: to Ray, an actor that will be restarted is only unavailable.
+    """
+    with suppress(Empty):
+        return _ask(partial(_killed_for_memory, process)).get(timeout=HEAD_LIMIT) is True
+    return False
+
+
+def _killed_for_memory(process: str) -> bool:
+    found = state._connect_and_get_accessor().get_worker_info(ray.WorkerID(bytes.fromhex(process)))
+    ended = gcs_pb2.WorkerTableData.FromString(found)  # type: ignore[attr-defined]
+    return bool(ended.exit_type == common_pb2.NODE_OUT_OF_MEMORY)  # type: ignore[attr-defined]
+
+
+def _ask(question: Callable[[], T]) -> SimpleQueue[T | Exception]:
+    """Where the answer of the head will be, or the exception that Ray raised instead."""
+    answers: SimpleQueue[T | Exception] = SimpleQueue()
+
+    def ask() -> None:
+        try:
+            answers.put(question())
+        except Exception as error:  # without an answer, the head would never be asked again
+            answers.put(error)
+
+    threading.Thread(target=ask, daemon=True).start()
+    return answers
+
+
 class Head:
     """The head, asked by a thread that may wait for it. Ray reaches actors without the head, so the work continues."""
 
     def __init__(self) -> None:
-        self._answers: SimpleQueue[dict[str, Resources] | Exception] = SimpleQueue()
+        self._answers: SimpleQueue[dict[str, Resources] | Exception]
         self._asked: float | None = None  # when, if there is no answer yet
         self._known: dict[str, Resources] | None = None  # the last answer
         self.silent = False
@@ -44,8 +80,7 @@ class Head:
         """As the function `nodes`; None if the head fails, or while it has not answered for `HEAD_LIMIT` seconds."""
         now = time.monotonic()
         if self._asked is None:
-            self._asked = now
-            threading.Thread(target=self._ask, daemon=True).start()
+            self._asked, self._answers = now, _ask(nodes)
         answer: dict[str, Resources] | Exception | None = None
         with suppress(Empty):
             answer = self._answers.get(timeout=max(0.0, self._asked + HEAD_LIMIT - now))
@@ -63,9 +98,3 @@ class Head:
             )
         self.silent = True
         return None
-
-    def _ask(self) -> None:
-        try:
-            self._answers.put(nodes())
-        except Exception as error:  # of Ray; without an answer, the head would never be asked again
-            self._answers.put(error)

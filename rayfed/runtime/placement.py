@@ -18,6 +18,7 @@ class Place:
     node: str  # its address, as in the results
     node_id: str  # Ray's, unique
     device: str
+    process: str = ""  # Ray's id of the actor's process
 
 
 def capacity(options: RayOptions, nodes: Sequence[Resources]) -> int:

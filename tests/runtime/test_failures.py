@@ -20,7 +20,7 @@ from torch import nn
 import rayfed
 from rayfed.errors import ClientFailed, KilledActors, RunFailed, WorkersLost
 from rayfed.methods import Part, compose, fedavg, scaffold
-from rayfed.runtime import heartbeat
+from rayfed.runtime import dispatch, heartbeat
 from rayfed.runtime.dispatch import Call, Deadline
 
 
@@ -262,9 +262,14 @@ def test_a_heartbeat_names_the_awaited_client_and_actor_less_and_less_often(
 
 
 @pytest.mark.slow
-def test_work_that_kills_every_worker_ends_the_run(cluster, make_site, on_ray, folder):
+@pytest.mark.parametrize(
+    ("full", "why"), [(False, r"\w+Error\)"), (True, r"out of memory\)(?s:.*)fewer actors per node")]
+)
+def test_work_that_kills_every_worker_ends_the_run(cluster, make_site, on_ray, folder, monkeypatch, full, why):
+    monkeypatch.setattr(dispatch, "memory_was_full", lambda process: full)  # test_memory.py asks a real Ray
     site = make_site(compose(Harm("exit", folder, times=99, round=1)), clients_per_round=6)
-    with pytest.raises(WorkersLost, match=r"client 1, round 1: lost 2 times, .*the last time: lost with actor client-"):
+    words = rf"client 1, round 1: lost 2 times, .*the last time: lost with actor client-\d on [\d.]+ \({why}"
+    with pytest.raises(WorkersLost, match=words):
         on_ray(site, 2, max_retries=1)
 
 

@@ -57,7 +57,9 @@ def test_a_client_that_takes_all_memory_is_killed_and_run_again(
     with a_cluster(watched, num_cpus=2), pool_on(site, "greedy", actors=2) as pool:
         assert played(site, pool) == expected
     assert (tmp_path / "taken").exists(), "it did happen"
-    assert re.search(r"client 1, round 2: lost with actor client-\d on [\d.]+ \(\w+\); running it again", caplog.text)
+    assert re.search(
+        r"client 1, round 2: lost with actor client-\d on [\d.]+ \(out of memory\); running it again", caplog.text
+    )
 
 
 def test_nothing_grows_with_the_rounds(cluster, make_site, pool_on):
