@@ -96,7 +96,7 @@ def kill_actor(cluster, chance):
     """Send SIGKILL to a process that trains clients; returns whether there was one."""
     parents = ",".join(str(raylet(node)) for node in cluster.list_all_nodes())
     listed = subprocess.run(["ps", "--ppid", parents, "-o", "pid=,args="], capture_output=True, text=True).stdout
-    found = [int(line.split()[0]) for line in listed.splitlines() if "client-" in line or "ClientActor" in line]
+    found = [int(line.split()[0]) for line in listed.splitlines() if "actor-" in line or "ClientActor" in line]
     if found:
         os.kill(chance.choice(found), signal.SIGKILL)
     return bool(found)

@@ -42,7 +42,7 @@ class Watch(Display):
     def round(self, round) -> None:
         if round.round % 20:
             return
-        actors = [ray.get_actor(name) for name in ray.util.list_named_actors() if name.startswith("memory/client-")]
+        actors = [ray.get_actor(name) for name in ray.util.list_named_actors() if name.startswith("memory/actor-")]
         pids = ray.get([actor.__ray_call__.remote(lambda self: os.getpid()) for actor in actors])
         stored = re.search(
             r"Plasma memory usage ([\d.]+) MiB", memory_summary(ray.get_runtime_context().gcs_address, stats_only=True)

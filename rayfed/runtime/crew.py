@@ -51,7 +51,7 @@ class Member:
         return self.place.node_id if self.place else ""
 
     def __str__(self) -> str:
-        return f"actor {self.name}" + (f" on {self.place.node}" if self.place else "")
+        return self.name + (f" on {self.place.node}" if self.place else "")
 
 
 @dataclass(eq=False)
@@ -169,7 +169,7 @@ class Crew:
 
     def _create(self, count: int) -> None:
         for _ in range(count):
-            name = f"client-{next(self._numbers)}"
+            name = f"actor-{next(self._numbers)}"
             self._members.append(member := Member(name, new_actor(self.options, f"{self.run}/{name}")))
             self.open(member)
 

@@ -233,7 +233,7 @@ def _failure(call: Call, member: Member, error: RayError) -> RunFailed:
     if isinstance(cause, RunFailed):
         return type(cause)(str(cause))
     node = member.place.node if member.place else "?"
-    text = f"{call.what} failed on {node} (actor {member.name}):\n{said_by(error)}"
+    text = f"{call.what} failed on {node} ({member.name}):\n{said_by(error)}"
     if isinstance(cause, torch.OutOfMemoryError):
         text += (
             "\nits actor has too little GPU memory: try a larger ray.num_gpus (auto measures the need), or a smaller "

@@ -142,7 +142,7 @@ def test_a_process_that_dies_in_training_changes_nothing(cluster, make_site, her
     result = on_ray(site, 2)
     assert not happens(folder, 2), "it did happen, twice"
     assert result == here(site)
-    assert "client 1, round 2: lost with actor client-" in caplog.text
+    assert "client 1, round 2: lost with actor-" in caplog.text
     assert caplog.text.count("running it again") == 2, "no other call was waiting on a process that died"
     assert "is back" in caplog.text
 
@@ -208,19 +208,19 @@ def test_a_process_killed_every_second_and_a_half_changes_nothing(cluster, make_
 def test_a_broken_actor_takes_no_work_from_the_others(cluster, make_site, played, here, pool_on, tmp_path, caplog):
     """It fails every call at once, and so might look idle."""
     site = make_site(scaffold(), num_rounds=4, clients_per_round=6)
-    site.model.features = Trap(site.model.features, "refuse", tmp_path / "from now on", 99, "broken/client-0")
+    site.model.features = Trap(site.model.features, "refuse", tmp_path / "from now on", 99, "broken/actor-0")
     expected = here(site)
 
     def break_it(round):
         if round.round == 1:
             (tmp_path / "from now on").mkdir()
-            ray.kill(ray.get_actor("broken/client-0"), no_restart=False)
+            ray.kill(ray.get_actor("broken/actor-0"), no_restart=False)
         while round.round == 2 and "given up" not in caplog.text:  # Ray takes its time to start it again
             pool._crew.wait([], 1.0)
 
     with pool_on(site, "broken", actors=2) as pool:
         assert played(site, pool, break_it) == expected
-    assert re.search(r"(?s)client-0 on [\d.]+ could not open the run, and is given up.*a broken library", caplog.text)
+    assert re.search(r"(?s)actor-0 on [\d.]+ could not open the run, and is given up.*a broken library", caplog.text)
     assert caplog.text.count("running it again") <= 1, "at most the call that it was working on"
 
 
@@ -229,7 +229,7 @@ def test_an_actor_that_hangs_is_killed_and_its_client_run_elsewhere(cluster, mak
     site = make_site(compose(scaffold(), Harm("hang", folder)), clients_per_round=6)
     result = on_ray(site, 2, deadline=20.0)  # enough for the other clients, also on a busy machine
     assert result == here(site)
-    message = r"client 1, round 2: no answer from actor client-\d on [\d.]+ for \d+ s; it is killed"
+    message = r"client 1, round 2: no answer from actor-\d on [\d.]+ for \d+ s; it is killed"
     assert re.search(message, caplog.text)
 
 
@@ -257,7 +257,7 @@ def test_a_heartbeat_names_the_awaited_client_and_actor_less_and_less_often(
     site = make_site(compose(Harm("hang", folder, round=1)), num_rounds=1)
     on_ray(site, 1, deadline=6.0)
     before = caplog.text.partition("client 1, round 1: no answer")[0]  # a slow machine may also lose other calls
-    beats = re.findall(r"no progress for \d+ s; waiting for client 1, round 1 on actor client-0 on [\d.]+", before)
+    beats = re.findall(r"no progress for \d+ s; waiting for client 1, round 1 on actor-0 on [\d.]+", before)
     assert 2 <= len(beats) <= 5, "after 0.25, 0.5, 1, 2 and 4 s"
 
 
@@ -268,7 +268,7 @@ def test_a_heartbeat_names_the_awaited_client_and_actor_less_and_less_often(
 def test_work_that_kills_every_worker_ends_the_run(cluster, make_site, on_ray, folder, monkeypatch, full, why):
     monkeypatch.setattr(dispatch, "memory_was_full", lambda process: full)  # test_memory.py asks a real Ray
     site = make_site(compose(Harm("exit", folder, times=99, round=1)), clients_per_round=6)
-    words = rf"client 1, round 1: lost 2 times, .*the last time: lost with actor client-\d on [\d.]+ \({why}"
+    words = rf"client 1, round 1: lost 2 times, .*the last time: lost with actor-\d on [\d.]+ \({why}"
     with pytest.raises(WorkersLost, match=words):
         on_ray(site, 2, max_retries=1)
 

@@ -58,7 +58,7 @@ def test_a_client_that_takes_all_memory_is_killed_and_run_again(
         assert played(site, pool) == expected
     assert (tmp_path / "taken").exists(), "it did happen"
     assert re.search(
-        r"client 1, round 2: lost with actor client-\d on [\d.]+ \(out of memory\); running it again", caplog.text
+        r"client 1, round 2: lost with actor-\d on [\d.]+ \(out of memory\); running it again", caplog.text
     )
 
 

@@ -79,7 +79,7 @@ def test_a_node_is_lost_with_its_work_and_the_memories_on_it(
     expected = here(site)
     with once(tmp_path / "there", partial(loss, several, node)), pool_on(site, "lost", actors=2) as pool:
         assert played(site, pool) == expected
-    assert "lost with actor client-" in caplog.text and "running it again" in caplog.text
+    assert "lost with actor-" in caplog.text and "running it again" in caplog.text
 
 
 def test_a_reply_is_lost_with_its_node(a_cluster, make_site, played, here, pool_on, monkeypatch, caplog):
@@ -100,7 +100,7 @@ def test_a_reply_is_lost_with_its_node(a_cluster, make_site, played, here, pool_
         with pool_on(site, "reply", actors=2) as pool:
             assert played(site, pool) == expected
     assert removed
-    assert "its reply was lost with actor client-" in caplog.text
+    assert "its reply was lost with actor-" in caplog.text
 
 
 def test_lost_objects_are_made_again_or_named(several, make_site, play, bits, pool_on, monkeypatch, caplog):
@@ -147,7 +147,7 @@ def test_a_client_whose_gpu_failed_is_run_again_on_another_node(several, make_si
     node = several.add_node(num_cpus=1)
     site = make_site(compose(scaffold(), FaultyGPU(node.node_id)), clients_per_round=6)
     assert on_ray(site, 2) == here(site)
-    assert re.search(r"the GPU of actor client-\d on .* failed \(CUDA error: uncorrectable.*running it", caplog.text)
+    assert re.search(r"the GPU of actor-\d on .* failed \(CUDA error: uncorrectable.*running it", caplog.text)
 
 
 def test_the_pool_grows_and_shrinks_with_the_cluster(several, make_site, played, here, pool_on, caplog):

@@ -36,7 +36,7 @@ def named_actors(run):
 def test_actors_have_their_share_of_a_gpu(cluster, make_site, pool_on):
     with pool_on(make_site(fedavg()), "gpu", num_gpus=0.5, actors=4):
         assert ray.available_resources().get("GPU", 0) == 0
-        assert named_actors("gpu/") == [f"gpu/client-{i}" for i in range(4)]
+        assert named_actors("gpu/") == [f"gpu/actor-{i}" for i in range(4)]
 
 
 @pytest.mark.slow
@@ -55,7 +55,7 @@ def test_auto_puts_as_many_actors_on_a_gpu_as_fit(cluster, make_site, monkeypatc
 def test_auto_on_a_gpu_that_torch_does_not_see_gives_each_actor_a_whole_gpu(cluster, make_site, pool_on, caplog):
     with pool_on(make_site(fedavg()), "auto", num_gpus="auto"):
         assert "torch sees no GPU where Ray has one" in caplog.text
-        assert named_actors("auto/") == ["auto/client-0", "auto/client-1"]
+        assert named_actors("auto/") == ["auto/actor-0", "auto/actor-1"]
 
 
 @pytest.mark.slow

@@ -50,7 +50,7 @@ def test_a_busy_cluster_is_waited_for_with_a_heartbeat_and_can_be_tried_again(
         _holder = another(num_cpus=2)
         with pytest.raises(WorkersLost, match=message), pool_on(make_site(fedavg()), "busy", actors=2, patience=4.0):
             pass
-    assert "s; waiting for actor client-0 to come up, actor client-1 to come up" in caplog.text
+    assert "s; waiting for actor-0 to come up, actor-1 to come up" in caplog.text
 
 
 @slow
@@ -99,7 +99,7 @@ def test_an_actor_that_waits_for_its_data_is_not_restarted(a_cluster, make_site,
     monkeypatch.setattr(session, "open_site", partial(opened_late, site, 30.0))
     with a_cluster(num_cpus=1):
         assert on_ray(site, 1, data="storage", patience=5.0) == here(site)
-    assert "s; waiting for actor client-0 to get the data" in caplog.text
+    assert "s; waiting for actor-0 to get the data" in caplog.text
     assert "to come up" not in caplog.text.partition("to get the data")[2]
 
 
@@ -110,6 +110,6 @@ def test_an_actor_that_is_not_there_yet_delays_no_other(monkeypatch):
     waiting = crew.Crew(RayOptions(), "run", lambda lost: {}, 1, Head())
     monkeypatch.setattr(crew.ray, "get", refuse)
     monkeypatch.setattr(crew.time, "sleep", None)  # answers of other actors would wait
-    waiting.opening = {"reference": crew.Member("client-0", None)}
+    waiting.opening = {"reference": crew.Member("actor-0", None)}
     waiting._answered(["reference"])
-    assert (waiting.opening, waiting.awaited()) == ({}, ["actor client-0 to come up"])
+    assert (waiting.opening, waiting.awaited()) == ({}, ["actor-0 to come up"])
