@@ -1,6 +1,7 @@
 """A run on the screen: a bar on a terminal (standard error), elsewhere a line per round (standard output)."""
 
 import dataclasses
+import logging
 import math
 import sys
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ from rayfed.job import Job, Training
 from rayfed.local import Site
 from rayfed.methods.part import Method, Switch
 
+log = logging.getLogger(__name__)
+
 
 @contextmanager
 def follow() -> Iterator[Display]:
@@ -35,10 +38,10 @@ class Lines(Display):
 
     def start(self, site: Site) -> None:
         self._training = site.job.train
-        print(header(site), flush=True)
+        print(noted(header(site)), flush=True)
 
     def round(self, round: Round) -> None:
-        print(round_line(round, self._training), flush=True)
+        print(noted(round_line(round, self._training)), flush=True)
 
 
 class Bar(Display):
@@ -48,8 +51,9 @@ class Bar(Display):
         self._progress = progress
 
     def start(self, site: Site) -> None:
-        print(header(site), flush=True)
-        self._total, self._round = site.job.train.num_rounds, 0
+        print(noted(header(site)), flush=True)
+        self._training = site.job.train
+        self._total, self._round = self._training.num_rounds, 0
         empty: dict[str, Any] = {"round": 0, "clients": "", "figures": "starting"}
         self._task = self._progress.add_task("", start=False, total=self._total, **empty)
 
@@ -58,12 +62,19 @@ class Bar(Display):
 
     def round(self, round: Round) -> None:
         self._round = round.round
+        noted(round_line(round, self._training))
         self._progress.start_task(self._task)  # the first time only: the time counts from the end of round 0
         figures = f"accuracy {round.test_accuracy:.3f}  forgetting {round.forgetting:.3f}"
         self._show(round.round, round=min(round.round + 1, self._total), clients="", figures=figures)
 
     def _show(self, completed: float, **fields: Any) -> None:
         self._progress.update(self._task, completed=completed, refresh=True, **fields)
+
+
+def noted(text: str) -> str:
+    """The text, once it is in the run's log: the screen may be closed before the run ends."""
+    log.info("%s", text, extra={"on_screen": True})
+    return text
 
 
 def bar_on(console: Console, **options: Any) -> Progress:

@@ -7,6 +7,7 @@ itself reaches no handler, no `finally` and no `atexit`.
 
 import atexit
 import ctypes
+import io
 import os
 import shlex
 import signal
@@ -14,7 +15,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rayfed.errors import Resumable
 
@@ -24,8 +25,19 @@ PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 AGAIN = 0.5  # seconds within which the same signal counts once: `timeout` sends it twice, to the process and its group
 
 
+class Unbroken(io.FileIO):
+    """Standard output or error, whose reader may leave, as `head` does: the run continues, and its log has the rest."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError:
+            return memoryview(data).nbytes
+
+
 def guarded(arguments: Sequence[str]) -> None:
     """Continue in a child process, which ends with its parent. In the parent, this never returns."""
+    _keep_streams()
     said, say = os.pipe()
     signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)  # until the handlers are set
     child = os.fork()
@@ -67,11 +79,22 @@ def guarded(arguments: Sequence[str]) -> None:
     _end_as(os.waitstatus_to_exitcode(status), has_said, arguments)
 
 
+def _keep_streams() -> None:
+    """Let standard output and error take whatever is written to them, even where they are closed."""
+    while (spare := os.open(os.devnull, os.O_RDWR)) <= 2:  # or the next file that is opened would get what is printed
+        os.set_inheritable(spare, True)
+    os.close(spare)
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        raw, before = Unbroken(number, "w", closefd=False), getattr(sys, name)
+        form = {"encoding": before.encoding, "errors": before.errors} if before else {"errors": "backslashreplace"}
+        setattr(sys, name, io.TextIOWrapper(io.BufferedWriter(raw), **form, line_buffering=number == 2 or raw.isatty()))
+
+
 def _end_as(code: int, said: bool, arguments: Sequence[str]) -> NoReturn:
     """End as a child did: `code` is its exit code, or minus the signal that killed it."""
     words = [word for word in arguments if word not in ("--force", "--resume")]
-    more = ["--resume"] if words[0] == "run" else []
-    to_continue = f"to continue from its last checkpoint: rayfed {shlex.join([*words, *more])}"
+    more, or_begin = (["--resume"], ", or from the start if there is none") if words[0] == "run" else ([], "")
+    to_continue = f"to continue from its last checkpoint{or_begin}: rayfed {shlex.join([*words, *more])}"
     if sys.stderr.isatty() and not said:
         print("\x1b[?25h", file=sys.stderr)  # a bar has hidden the cursor
     if code < 0:

@@ -11,6 +11,8 @@ class StderrHandler(logging.Handler):
     """Looks `sys.stderr` up for each record: while a bar is shown, rich replaces it and prints above the bar."""
 
     def emit(self, record: logging.LogRecord) -> None:
+        if getattr(record, "on_screen", False):
+            return
         prefix = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
         print(prefix + self.format(record), file=sys.stderr, flush=True)
 

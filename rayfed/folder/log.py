@@ -10,6 +10,10 @@ from pathlib import Path
 class LogFile(logging.FileHandler):
     """A log file. It is silent where the disk is full: the run continues, and the screen has the same log."""
 
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(OSError):  # it cannot even be opened
+            super().emit(record)
+
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         pass
 
@@ -38,7 +42,7 @@ def logging_to_file() -> Iterator[Callable[[Path], None]]:
     kept = logging.handlers.MemoryHandler(capacity=0, flushLevel=logging.NOTSET)
 
     def begin(path: Path) -> None:
-        file = LogFile(path / "log.txt")
+        file = LogFile(path / "log.txt", delay=True)  # a disk may be full before its first line
         file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
         kept.setTarget(file)
         kept.flush()

@@ -12,7 +12,9 @@ import pytest
 
 CODE = "from rayfed.cli.guard import guarded; guarded(['run', 'a job.toml', '--force']); import ctypes, os, sys, time; "
 SLEEP = "print(os.getpid(), flush=True); time.sleep(60)"
-HOW_TO_CONTINUE = "to continue from its last checkpoint: rayfed run 'a job.toml' --resume\n"
+HOW_TO_CONTINUE = (
+    "to continue from its last checkpoint, or from the start if there is none: rayfed run 'a job.toml' --resume\n"
+)
 
 
 @pytest.fixture
@@ -99,3 +101,20 @@ def test_ctrl_z_stops_both_processes_until_the_shell_continues_them(start):
     run.send_signal(signal.SIGCONT)
     while "T" in (state(run.pid), state(child)):
         time.sleep(0.01)
+
+
+def test_a_run_goes_on_when_nobody_reads_its_output_any_more(start, tmp_path):
+    write = "[print(i) or sys.stderr.write('x' * 999) for i in range(9999)]; "
+    run = start(f"print('first', flush=True); {write} open({str(tmp_path / 'end')!r}, 'w'); sys.exit(3)")
+    assert run.stdout.readline() == "first\n"
+    run.stdout.close()
+    run.stderr.close()
+    assert run.wait(timeout=60) == 3
+    assert (tmp_path / "end").exists()
+
+
+def test_closed_streams_take_what_is_printed_and_no_file_does(tmp_path):
+    code = f"file = open({str(tmp_path / 'file')!r}, 'w'); print('lost', flush=True); print('lost', file=sys.stderr); "
+    shell = ["sh", "-c", 'exec "$0" "$@" <&- >&- 2>&-', sys.executable, "-c", CODE + code + "os._exit(0)"]
+    assert subprocess.run(shell, timeout=60).returncode == 75
+    assert (tmp_path / "file").read_text() == ""
