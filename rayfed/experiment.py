@@ -92,6 +92,8 @@ def run(
 
     Nothing is printed, unless a `display` does; `rayfed.cli.display.follow` makes the display of the command.
     """
+    if force and resume:
+        raise InputError("force begins the run again, and resume continues it: give one of the two")
     if isinstance(job, Job):
         job = _read(job.table(), overrides, method or job.method)
     else:

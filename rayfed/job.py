@@ -23,6 +23,7 @@ from rayfed.values import Checked, Form, Ge, Gt, Le, Lt, PathMark, build, keys, 
 
 Auto = Literal["auto"]
 DEADLINE_TEXT = "seconds after which a piece of work counts as hung; auto: ten times the longest so far, at least 300"
+NAMES = {"threads": "ray.num_cpus (as threads)"}  # of what a lineage calls otherwise than the job file
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}(/[A-Za-z0-9][A-Za-z0-9._+-]{0,199}){0,9}")  # a file's has 255
 
 
@@ -181,6 +182,21 @@ def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
+def differences(there: Mapping[str, Any], here: Mapping[str, Any], *places: str) -> list[str]:
+    """What differs between two tables, in words; `places` are the words for there and here.
+
+    >>> differences({"train": {"lr": 0.1}, "seed": 0}, {"train": {"lr": 0.2}, "seed": 0})
+    ['train.lr is 0.1 there, 0.2 here']
+    """
+    before, now = flat(there), flat(here)
+    at, at_now = places or ("there", "here")
+    return [
+        f"{NAMES.get(key, key)} is {before.get(key, 'not set')} {at}, {now.get(key, 'not set')} {at_now}"
+        for key in sorted({*before, *now})
+        if before.get(key) != now.get(key)
+    ]
+
+
 def read_job(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Job:
     """A job from a TOML file, or from a table, with dotted `overrides` on top: `{"train.num_rounds": 2}`.
 
@@ -194,7 +210,11 @@ def read_toml(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(source, Mapping):
         return dict(source)
     try:
+        if Path(source).resolve().is_fifo():  # to open it would wait for a writer; the shell's <(...) has no such path
+            raise InputError(f"job file '{source}' is a named pipe; give a file")
         return tomllib.loads(Path(source).read_text(encoding="utf-8"))
+    except InputError:
+        raise
     except FileNotFoundError:
         raise InputError(f"no job file '{source}'; jobs/quickstart.toml is an example") from None
     except (OSError, ValueError, RecursionError) as error:  # of TOML, of UTF-8, of a path with a zero byte

@@ -346,8 +346,10 @@ def test_files_that_are_not_jobs_are_refused(tmp_path, text, message):
         read_job(tmp_path / "job.toml")
 
 
-@pytest.mark.parametrize("path", ["/", "a\0b", "x" * 5000])
-def test_paths_that_are_not_job_files_are_refused(path):
+@pytest.mark.parametrize("path", ["/", "a\0b", "x" * 5000, "pipe"])
+def test_paths_that_are_not_job_files_are_refused(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe")
     with pytest.raises(InputError, match="job file"):
         read_job(path)
 

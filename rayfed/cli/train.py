@@ -46,6 +46,8 @@ def run(job: str, overrides: Overrides, force: bool, resume: bool, only: str, li
     from rayfed.grid import expand
     from rayfed.job import read_toml
 
+    if force and resume:
+        raise InputError("--force begins the run again, and --resume continues it: give one of the two")
     cells = expand(read_toml(job), dict(overrides))
     chosen = [cell for cell in cells if fnmatch(cell.name, only) or fnmatch(cell.name, f"*/{only}")]
     if not chosen:

@@ -29,8 +29,9 @@ import torch
 
 from rayfed.engine import Held, Round, Workers
 from rayfed.errors import InputError, Torn
+from rayfed.folder.places import lineage_of
 from rayfed.folder.storage import Folder
-from rayfed.job import Job, flat, read_job
+from rayfed.job import Job, differences
 from rayfed.local import Evaluation, Site
 from rayfed.methods.part import parts_at
 from rayfed.trees import first_difference, from_bytes, pack, to_bytes, unpack
@@ -92,25 +93,12 @@ class Saved:
 
     def refuse_another(self, site: Site) -> None:
         """Raises `InputError`, naming the differences, where this is not a checkpoint of the site's job on its data."""
-        there, here = flat(self._lineage()), flat(site.job.lineage())
-        differing = [
-            f"{key} is {there.get(key, 'not set')} there, {here.get(key, 'not set')} here"
-            for key in sorted({*there, *here})
-            if there.get(key) != here.get(key)
-        ]
+        differing = differences(lineage_of(self.manifest["job"]), site.job.lineage())
         if not differing and self.manifest["data"] != site.federation.hash():
             differing = ["the images or labels have changed since"]
         if differing:
             what = f"the checkpoint of round {self.round} in '{self.folder.place}'"
             raise InputError(f"{what} belongs to another job: {'; '.join(differing)}")
-
-    def _lineage(self) -> dict[str, Any]:
-        """The lineage of the checkpoint's job. A key that is newer than the checkpoint has its default."""
-        job = self.manifest["job"]
-        try:
-            return read_job(job).lineage()
-        except InputError:  # a method made in Python may have no name that can be imported
-            return {**read_job({**job, "method": "fedavg"}).lineage(), "method": job["method"]}
 
     def _read(self, name: str) -> bytes:
         try:

@@ -2,13 +2,15 @@
 
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rayfed.errors import InputError
 from rayfed.folder.storage import Folder
 from rayfed.folder.summary import read_summary
 from rayfed.folder.tables import SCHEMAS
-from rayfed.job import Job, read_job
+from rayfed.job import Job, differences, read_job, read_toml
 
 # Everything that a run writes. job.toml, by which a folder is known as a run's, goes last when it is cleared.
 OWN = (
@@ -22,6 +24,9 @@ def folder_of(job: Job) -> Path:
     """`<output.path>/<name>`, absolute."""
     if "\0" in job.output.path:
         raise InputError(f"output.path = {job.output.path!r}: a path cannot hold NUL")
+    if taken := {*Path(job.name).parts[1:]} & {*OWN}:
+        what = f"in the folder of a run, '{taken.pop()}' is that run's own"
+        raise InputError(f"name = '{job.name}': {what}; give the job another name")
     return Path(job.output.path).expanduser().absolute() / job.name
 
 
@@ -62,11 +67,22 @@ def is_begun(job: Job) -> bool:
     path = folder_of(job)
     if not (path / "job.toml").is_file():
         return False
-    further = read_summary(path).get("rounds", 0) > job.train.num_rounds
-    if read_job(path / "job.toml").lineage() != job.lineage() or further:
-        what = f"'{path}' holds the results of another job of this name{' (it has more rounds)' if further else ''}"
-        raise InputError(f"{what}; {OTHERWISE}")
+    differing = differences(lineage_of(read_toml(path / "job.toml")), job.lineage())
+    if not differing and read_summary(path).get("rounds", 0) > job.train.num_rounds:
+        differing = ["it has more rounds"]
+    if differing:
+        raise InputError(
+            f"'{path}' holds the results of another job of this name ({'; '.join(differing)}); {OTHERWISE}"
+        )
     return True
+
+
+def lineage_of(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """The lineage of a saved job. A key that is newer than the job has its default."""
+    try:
+        return read_job(tables).lineage()
+    except InputError:  # a method made in Python may have no name that can be imported
+        return {**read_job({**tables, "method": "fedavg"}).lineage(), "method": tables["method"]}
 
 
 def clear_results(path: Path) -> None:

@@ -212,8 +212,13 @@ def test_a_job_is_done_when_its_own_results_are_complete(site):
     assert is_done(replace(site.job, ray=replace(site.job.ray, mode="on"))), "the place where it ran does not matter"
     longer = replace(site.job, train=replace(site.job.train, num_rounds=2))
     assert is_begun(longer) and not is_done(longer)
-    with pytest.raises(InputError, match="holds the results of another job of this name; give"):
+    with pytest.raises(
+        InputError, match=r"results of another job of this name \(seed is 0 there, 1 here\); give --force"
+    ):
         is_done(replace(site.job, seed=1))
+    more_threads = replace(site.job, ray=replace(site.job.ray, num_cpus=2))
+    with pytest.raises(InputError, match=r"\(ray\.num_cpus \(as threads\) is 1 there, 2 here\)"):
+        is_done(more_threads)
     keep(site, *map(a_round, range(3)), force=True)
     with pytest.raises(InputError, match=r"holds the results of another job of this name \(it has more rounds\)"):
         is_done(site.job)

@@ -100,8 +100,23 @@ def test_run_with_resume_begins_and_continues_a_run(tables, whole, stops):
         with pytest.raises(KeyboardInterrupt):
             rayfed.run(tables, method=method, resume=True)
     assert outcome(rayfed.run(tables, method=method, resume=True)) == whole
-    with pytest.raises(InputError, match="holds the results of another job of this name"):
-        rayfed.run(tables, {"seed": 1}, resume=True)
+    with pytest.raises(InputError, match=r"holds the results of another job of this name \(seed is 0 there, 1 here\)"):
+        rayfed.run(tables, {"seed": 1}, method=method, resume=True)
+    with pytest.raises(InputError, match="force begins the run again, and resume continues it: give one of the two"):
+        rayfed.run(tables, force=True, resume=True)
+
+
+def test_a_method_made_in_a_function_may_be_continued_by_the_same_call(tables, whole):
+    """The saved job names it, but it cannot be imported: it is given again."""
+
+    @dataclass(frozen=True)
+    class Local(Part):
+        def loss(self, batch, local):
+            return None
+
+    method = compose(scaffold(), Local())
+    rayfed.run(tables, {"train.num_rounds": 2}, method=method)
+    assert outcome(rayfed.run(tables, method=method, resume=True)) == whole
 
 
 def test_a_run_whose_name_has_parts_keeps_its_name_and_checkpoints_when_its_folder_is_moved(tables, tmp_path, whole):
