@@ -16,7 +16,7 @@ from rayfed.errors import InputError
 from rayfed.folder.checkpoint import Saved, newest
 from rayfed.folder.keeper import Keeper
 from rayfed.folder.log import logging_to_file
-from rayfed.folder.places import checkpoints_of, folder_of, is_begun, refuse_overwriting
+from rayfed.folder.places import checkpoints_of, folder_of, is_begun, refuse_overwriting, refuse_unwritable
 from rayfed.folder.storage import Folder
 from rayfed.folder.summary import summarise
 from rayfed.folder.tables import read_table
@@ -155,6 +155,7 @@ def replay(run: str | Path, round: int, client: int, *, method: Method | None = 
 def _train(job: Job, display: Display | None, saved: Saved | None = None, *, force: bool = False) -> Result:
     """Play a job's remaining rounds, and keep each round when it is finished."""
     display = display or Display()
+    refuse_unwritable(job)
     site = open_site(job)
     if saved is not None:
         saved.refuse_another(site)

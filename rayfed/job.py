@@ -101,7 +101,8 @@ class Output(Checked):
 
     path: Annotated[str, PathMark(), "folder of all runs"] = "runs"
     checkpoints: Annotated[str, PathMark(), "folder or URI of all checkpoints; empty: in the run's folder"] = ""
-    every: Annotated[int, Ge(1), "rounds from one checkpoint to the next"] = 10
+    every: Annotated[int, Ge(1), "rounds from one checkpoint to the next; the first is after round 1"] = 10
+    every_seconds: Annotated[float, Gt(0), "seconds after which a checkpoint is written in any case"] = 60.0
 
 
 def _registry(function: str, value: Any) -> Any:

@@ -17,7 +17,7 @@ import io
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -34,13 +34,14 @@ from rayfed.folder.storage import Folder
 from rayfed.job import Job, differences
 from rayfed.local import Evaluation, Site
 from rayfed.methods.part import parts_at
-from rayfed.trees import first_difference, from_bytes, pack, to_bytes, unpack
-from rayfed.weights import state_of
+from rayfed.trees import first_difference, from_bytes, num_bytes, pack, to_bytes, unpack
+from rayfed.weights import Weights, state_of
 
 log = logging.getLogger(__name__)
 
 VERSIONS = (1, 2)  # that can be read; the last is written. Version 1 nested its trees differently
 OWN = re.compile(r"(round-\d{5,}(\.\w+)?|client-\d{5,}-round-\d{5,})\.(json|safetensors|parquet)")
+PROBE = ".probe"
 MANIFEST = re.compile(r"round-(\d{5,})\.json")
 
 
@@ -111,10 +112,20 @@ class Saved:
 
 
 class Checkpoints:
-    """Writes the checkpoints of a run. Call `follow` after each round, so that only changed memories are written."""
+    """Writes the checkpoints of a run. Call `follow` after each round, so that only changed memories are written.
 
-    def __init__(self, folder: Folder, job: Job, data: str, saved: Saved | None = None) -> None:
-        self._folder, self._job, self._data = folder, job, data
+    `still_ours` raises an error where the folder has become another run's: nothing of that run's is touched.
+    """
+
+    def __init__(
+        self,
+        folder: Folder,
+        job: Job,
+        data: str,
+        saved: Saved | None = None,
+        still_ours: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._folder, self._job, self._data, self._still_ours = folder, job, data, still_ours
         self._newest = saved
         self._changed: set[int] = set()  # clients that have trained since the newest checkpoint
 
@@ -122,6 +133,11 @@ class Checkpoints:
     def round(self) -> int | None:
         """The round of the newest checkpoint."""
         return self._newest.round if self._newest else None
+
+    def probe(self, weights: Weights) -> None:
+        """Raises OSError where there is no room for a file of the weights' size."""
+        self._folder.write(PROBE, bytes(num_bytes(weights)))
+        self._folder.delete(PROBE)
 
     def follow(self, round: Round) -> None:
         """The memories of the round's clients have changed."""
@@ -131,6 +147,7 @@ class Checkpoints:
         """Write the checkpoint of a round, unless it exists; keep the checkpoint before it, and delete older ones."""
         if round.round == self.round:
             return
+        self._still_ours()
         beginning, before, state = stem(round.round), self._newest, _state(round)
         written = [f"{beginning}.json"]  # first: it is deleted first if writing fails
         files: dict[str, str] = {}  # name -> hash
@@ -166,6 +183,7 @@ class Checkpoints:
                     self._folder.delete(name)
             raise
         self._newest, self._changed = Saved(self._folder, manifest), set()
+        self._still_ours()
         _delete(self._folder, keep=self._newest.names | (before.names if before else set()))
 
 

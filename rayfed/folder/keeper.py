@@ -5,22 +5,25 @@ from __future__ import annotations
 import json
 import logging
 import os
+import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
 import tomli_w
 
 from rayfed.engine import Round, Workers
-from rayfed.errors import ClientFailed, KilledActors, RunFailed, Unwritable
+from rayfed.errors import ClientFailed, InputError, KilledActors, RunFailed, Unwritable
 from rayfed.folder.checkpoint import Checkpoints, Saved, clear_checkpoints
-from rayfed.folder.places import checkpoints_of, clear_results, folder_of, refuse_overwriting
+from rayfed.folder.owner import lock, owning
+from rayfed.folder.places import checkpoints_of, clear_results, folder_of, refuse_overwriting, refuse_unwritable
 from rayfed.folder.provenance import environment
-from rayfed.folder.storage import write_text
-from rayfed.folder.summary import lock, read_json, read_summary, summarise
+from rayfed.folder.storage import write_text, writing_to
+from rayfed.folder.summary import read_json, read_summary, summarise
 from rayfed.folder.tables import RESULTS, read_table, replace_table, round_rows, write_partition, write_round
 from rayfed.local import Site
+from rayfed.weights import state_of
 
 log = logging.getLogger(__name__)
 
@@ -40,27 +43,31 @@ class Keeper:
         self._last: Round | None = None  # that was given to `keep`
 
     def __enter__(self) -> Keeper:
+        refuse_unwritable(self._site.job)
         if self._saved is None:
             refuse_overwriting(self._site.job, self._force)
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = lock(self.path)
-        self._before = read_summary(self.path)  # of the run that this run continues, if any
-        try:
-            self._begin()
-        except BaseException:
-            os.close(self._lock)
-            raise
+        with ExitStack() as owned:
+            with writing_to(self.path):
+                self.path.mkdir(parents=True, exist_ok=True)
+                owned.callback(os.close, lock(self.path))
+                self._before = read_summary(self.path)  # of the run that this run continues, if any
+                self._begin(owned)
+            self._owned = owned.pop_all()
         return self
 
-    def _begin(self) -> None:
+    def _begin(self, owned: ExitStack) -> None:
         """Make the folder that of this run, up to its checkpoint if there is one."""
-        site, saved = self._site, self._saved
+        site, saved, folder = self._site, self._saved, checkpoints_of(self._site.job)
         now = environment(site)
-        self._checkpoints = Checkpoints(checkpoints_of(site.job), site.job, now["data"], saved)
-        if saved is None:
-            clear_results(self.path)
-            clear_checkpoints(checkpoints_of(site.job))
-        else:
+        with writing_to(folder.place):
+            # Checkpoints in the run's folder are under its lock.
+            checks = [owned.enter_context(owning(folder))] if site.job.output.checkpoints else []
+            self._checkpoints = Checkpoints(folder, site.job, now["data"], saved, *checks)
+            if saved is None:
+                clear_results(self.path)
+                clear_checkpoints(folder)
+            self._checkpoints.probe(state_of(site.model))
+        if saved is not None:
             for name in RESULTS:
                 replace_table(self.path, name, saved.round, saved.table(name))
             self._rows = saved.table("rounds").to_pylist()
@@ -70,6 +77,7 @@ class Keeper:
         write_text(self.path / "environment.json", json.dumps(now, indent=2) + "\n")
         write_partition(self.path, site.federation)
         self._summarise("running")
+        self._tried = time.monotonic()
 
     def restored(self) -> Round | None:
         """The round of the checkpoint to continue from; None for a new run."""
@@ -84,31 +92,39 @@ class Keeper:
         self._last = round
         self._record(round)
         in_danger = self._workers.finished(round)
-        if round.round and (in_danger or round.round % self._site.job.output.every == 0):
+        if round.round and (in_danger or self._is_due(round.round)):
             self._checkpoint(round)
 
+    def _is_due(self, round: int) -> bool:
+        output = self._site.job.output
+        return round == 1 or round % output.every == 0 or time.monotonic() >= self._tried + output.every_seconds
+
     def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        try:
-            if self._last is not None:
-                with suppress(Unwritable):  # if so, `error` says it already
+        with self._owned:
+            ended = error
+            try:
+                if self._last is not None:
                     if error is not None:
                         self._record(self._last)  # again: a signal may have come in the middle
-                    self._checkpoint(self._last)
-            status = "done" if error is None else "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
-            more: dict[str, Any] = {"error": f"{type(error).__name__}: {error}"} if error else {}
-            if isinstance(error, KilledActors):
-                more["killed"] = [error.what, error.how, self._rows[-1]["round"] if self._rows else None]
+                    if why := self._checkpoint(self._last):
+                        raise Unwritable(why)
+            except (Unwritable, InputError, KeyboardInterrupt) as late:
+                ended = error or late  # the first error says more
+            status = "done" if ended is None else "stopped" if isinstance(ended, KeyboardInterrupt) else "failed"
+            more: dict[str, Any] = {"error": f"{type(ended).__name__}: {ended}"} if ended else {}
+            if isinstance(ended, KilledActors):
+                more["killed"] = [ended.what, ended.how, self._rows[-1]["round"] if self._rows else None]
                 if more["killed"] == self._before.get("killed"):
-                    error.exit_code = RunFailed.exit_code  # it would end so again and again
+                    ended.exit_code = RunFailed.exit_code  # it would end so again and again
             try:
                 self._summarise(status, **more)
             except OSError as why:
-                if error is None:
-                    raise Unwritable(f"how the run ended cannot be written to {self.path}: {why}") from None
-            for note in self._what_now(error) if error else ():
-                error.add_note(note)  # type: ignore[union-attr]
-        finally:
-            os.close(self._lock)
+                ended = ended or Unwritable(f"how the run ended cannot be written to {self.path}: {why}")
+            if ended is not None:
+                for note in self._what_now(ended):
+                    ended.add_note(note)
+            if ended is not error and ended is not None:
+                raise ended from None
 
     def _record(self, round: Round) -> None:
         rows = round_rows(round, self._site.federation.train.classes)
@@ -120,14 +136,20 @@ class Keeper:
             raise Unwritable(f"the results of round {round.round} cannot be written to {self.path}: {error}") from None
         self._checkpoints.follow(round)
 
-    def _checkpoint(self, round: Round) -> None:
-        """Write a checkpoint. A run continues where no checkpoint can be written."""
+    def _checkpoint(self, round: Round) -> str:
+        """Write a checkpoint. Gives why it could not be written, and continues; '' if it was."""
+        why = ""
         try:
             self._checkpoints.save(round, self._workers, {name: read_table(self.path, name) for name in RESULTS})
+        except InputError:  # the folder has become another run's
+            raise
         except Exception as error:
             last = self._checkpoints.round
             there = f"the last is of round {last}" if last is not None else "there is none yet"
-            log.warning("no checkpoint of round %d was written (%s); %s", round.round, error, there)
+            why = f"no checkpoint of round {round.round} was written ({error}); {there}"
+            log.warning("%s", why)
+        self._tried = time.monotonic()
+        return why
 
     def _summarise(self, status: str, **more: Any) -> None:
         summary = {"status": status, **more, **summarise(self._rows)}

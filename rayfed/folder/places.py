@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rayfed.errors import InputError
+from rayfed.folder.owner import LOCK
 from rayfed.folder.storage import Folder
 from rayfed.folder.summary import read_summary
 from rayfed.folder.tables import SCHEMAS
@@ -36,19 +37,26 @@ def checkpoints_of(job: Job) -> Folder:
     return Folder(f"{job.output.checkpoints.rstrip('/')}/{job.name}" if job.output.checkpoints else str(inside))
 
 
-def refuse_overwriting(job: Job, force: bool) -> None:
-    """Raises `InputError` where results exist already or, even with `force`, where the folder is not a run's."""
-    path = folder_of(job)
+def refuse_unwritable(job: Job) -> None:
+    """Raises `InputError` where results or checkpoints cannot be written to their place."""
+    path, checkpoints = folder_of(job), checkpoints_of(job).local
     base = Path(job.output.path).expanduser().resolve()
     if not path.resolve().is_relative_to(base):
         raise InputError(f"'{path}': a link leads out of '{base}' (output.path)")
-    nearest = next(place for place in (path, *path.parents) if place.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-        raise InputError(f"results cannot be written to '{path}': '{nearest}' is not a folder that can be written to")
+    for what, place in (("results", path), *([("checkpoints", checkpoints)] if checkpoints else [])):
+        nearest = next(folder for folder in (place, *place.parents) if os.path.exists(folder))
+        if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+            problem = f"{what} cannot be written to '{place}'"
+            raise InputError(f"{problem}: '{nearest}' is not a folder that can be written to")
+
+
+def refuse_overwriting(job: Job, force: bool) -> None:
+    """Raises `InputError` where results exist already or, even with `force`, where the folder is not a run's."""
+    path = folder_of(job)
     if not force and (place := checkpoints_of(job)).place != str(path / "checkpoints") and place.names():
         what = f"'{place.place}' holds checkpoints of a run of this name"
         raise InputError(f"{what}; {OTHERWISE}, or resume the run: rayfed resume {place.place}")
-    if nearest != path or not any(path.iterdir()):
+    if not path.exists() or not {file.name for file in path.iterdir()} - {LOCK}:
         return
     if not (path / "job.toml").is_file():
         raise InputError(f"'{path}' exists and is not a rayfed run; give the job another name or output.path")

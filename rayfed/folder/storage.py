@@ -1,5 +1,6 @@
 """Files that are whole or not there, and a flat folder of them on any file system that pyarrow reaches."""
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,6 +9,19 @@ from pathlib import Path
 from pyarrow import fs as pafs
 
 from rayfed.data.files import locate, reach
+from rayfed.errors import InputError, Unwritable
+
+PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE)  # errors of a disk that may be gone the next time
+
+
+@contextmanager
+def writing_to(place: Path | str) -> Iterator[None]:
+    """Raise one sentence in place of an OSError: `Unwritable` where it may help to try again, else `InputError`."""
+    try:
+        yield
+    except OSError as error:
+        kind = Unwritable if error.errno in PASSING else InputError
+        raise kind(f"'{place}' cannot be written to: {error}") from None
 
 
 @contextmanager
@@ -23,10 +37,22 @@ def whole(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a small file, or replace it whole."""
+    """Write a small file, or replace it whole. It outlives a power cut."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a file, or replace it whole. It outlives a power cut."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with whole(path) as aside:
-        aside.write_text(text, encoding="utf-8")
+    with whole(path) as aside, aside.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    folder = os.open(path.parent, os.O_RDONLY)  # the new name itself lies in the folder
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 class Folder:
@@ -35,6 +61,11 @@ class Folder:
     def __init__(self, place: str) -> None:
         self.place = place
         self._fs, self._root = locate(place)
+
+    @property
+    def local(self) -> Path | None:
+        """Its path; None on another file system."""
+        return Path(self._root) if isinstance(self._fs, pafs.LocalFileSystem) else None
 
     def names(self) -> list[str]:
         """The files in it, sorted; none where there is no folder. Half-written files are not listed."""
@@ -49,20 +80,12 @@ class Folder:
 
     def write(self, name: str, content: bytes) -> None:
         """Make or replace a file. On a local disk it outlives a power cut; elsewhere its store sees to that."""
-        self._fs.create_dir(self._root)
-        if not isinstance(self._fs, pafs.LocalFileSystem):
-            with self._fs.open_output_stream(f"{self._root}/{name}") as stream:
-                stream.write(content)
+        if self.local is not None:
+            write_bytes(self.local / name, content)
             return
-        with whole(Path(self._root, name)) as aside, aside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        folder = os.open(self._root, os.O_RDONLY)  # the new name itself lies in the folder
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        self._fs.create_dir(self._root)
+        with self._fs.open_output_stream(f"{self._root}/{name}") as stream:
+            stream.write(content)
 
     def delete(self, name: str) -> None:
         self._fs.delete_file(f"{self._root}/{name}")

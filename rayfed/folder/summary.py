@@ -1,14 +1,11 @@
-"""How far a run has come and how it ended, in `summary.json`; and the lock that tells whether it is still running."""
+"""How far a run has come and how it ended, in `summary.json`."""
 
-import fcntl
 import json
 import logging
-import os
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rayfed.errors import InputError
+from rayfed.folder.owner import is_locked
 
 log = logging.getLogger(__name__)
 
@@ -47,21 +44,6 @@ def read_json(file: Path) -> dict[str, Any]:
 def status_of(path: Path) -> str:
     """How the run in a folder stands: running, done, stopped, failed, or killed before it could write how it ended."""
     status = str(read_summary(path).get("status", "unknown"))
-    if status == "running":
-        with suppress(InputError):
-            os.close(lock(path))  # another machine's lock may not be seen from here
-            return "killed, or running elsewhere"
+    if status == "running" and not is_locked(path):
+        return "killed, or running elsewhere"  # another machine's lock may not be seen from here
     return status
-
-
-def lock(path: Path) -> int:
-    """A lock on a run's folder, held until the descriptor is closed or its process ends. Raises `InputError`."""
-    folder = os.open(path, os.O_RDONLY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(folder)
-        held = isinstance(error, BlockingIOError)
-        why = "is being written to by another process: wait for it, or stop it" if held else f"has no locks: {error}"
-        raise InputError(f"'{path}' {why}") from None
-    return folder

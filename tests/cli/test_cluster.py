@@ -1,6 +1,5 @@
 """The commands for clusters, without a cluster: their output, refusals and exit codes."""
 
-import fcntl
 import json
 import os
 import re
@@ -19,6 +18,7 @@ from rayfed.cli.display import round_line
 from rayfed.cli.exits import Failure
 from rayfed.cli.status import progress, runs_in, status_text
 from rayfed.errors import InputError
+from rayfed.folder.owner import lock
 from rayfed.grid import expand
 from rayfed.job import Training
 from rayfed.runtime.jobs import Submission
@@ -116,10 +116,9 @@ def test_status_lists_the_newest_run_first(folder):
 
 def test_a_run_counts_as_running_while_a_process_holds_its_lock(folder):
     write_run(folder / "runs/one", "running")
-    lock = os.open(folder / "runs/one", os.O_RDONLY)
-    fcntl.flock(lock, fcntl.LOCK_EX)
+    held = lock(folder / "runs/one")
     assert [row[1] for row in runs_in(folder / "runs")] == ["running"]
-    os.close(lock)
+    os.close(held)
     assert [row[1] for row in runs_in(folder / "runs")] == ["killed, or running elsewhere"]
 
 

@@ -77,7 +77,12 @@ def test_keys_lists_every_key_with_a_valid_default(rayfed):
 
 def test_keys_with_a_prefix_lists_the_keys_that_begin_with_it(rayfed):
     rows = rayfed("keys", "output").stdout.splitlines()[1:]
-    assert [line.split()[0] for line in rows] == ["output.path", "output.checkpoints", "output.every"]
+    assert [line.split()[0] for line in rows] == [
+        "output.path",
+        "output.checkpoints",
+        "output.every",
+        "output.every_seconds",
+    ]
     assert "no key begins with 'outputs'; `rayfed keys` lists all" in rayfed("keys", "outputs").stderr
 
 

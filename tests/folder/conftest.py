@@ -20,7 +20,7 @@ def tables(tmp_path):
         "model": "lenet",
         "train": {"num_rounds": 5, "clients_per_round": 2, "lr": 0.1},
         "ray": {"mode": "off"},
-        "output": {"path": str(tmp_path / "runs"), "every": 2},
+        "output": {"path": str(tmp_path / "runs"), "every": 2, "every_seconds": 1e9},
     }
 
 

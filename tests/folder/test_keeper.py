@@ -3,8 +3,10 @@
 import importlib.metadata
 import json
 import logging
+import os
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -18,8 +20,9 @@ from rayfed.data.federation import federate
 from rayfed.data.partition import Iid
 from rayfed.data.samples import Dataset, Samples
 from rayfed.engine import ClientRow, Round
-from rayfed.errors import InputError, KilledActors
+from rayfed.errors import InputError, KilledActors, Unwritable
 from rayfed.folder import storage
+from rayfed.folder.checkpoint import Checkpoints
 from rayfed.folder.keeper import Keeper
 from rayfed.folder.places import folder_of, is_begun, is_done
 from rayfed.folder.summary import read_summary
@@ -188,6 +191,50 @@ def test_a_folder_that_is_not_a_run_is_never_replaced(site, force):
     assert contents(path) == {"thesis.txt": b"three years"}
 
 
+def test_checkpoints_are_written_after_round_1_every_few_rounds_and_every_minute(site, monkeypatch):
+    output = replace(site.job.output, every=5, every_seconds=60)
+    written, now = [], [0.0]
+    monkeypatch.setattr("rayfed.folder.keeper.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(Checkpoints, "save", lambda self, round, *_: written.append(round.round))
+    with Keeper(with_job(site, output=output), Here(site)) as keeper:
+        for number in range(9):
+            now[0] += 25
+            keeper.keep(a_round(number))
+    assert written == [1, 4, 5, 8, 8]  # the last round always has one
+
+
+@pytest.mark.parametrize("name", ["b/rounds.parquet/x", "b/checkpoints", "b/c/job.toml"])
+def test_a_name_inside_another_runs_own_files_is_refused(site, name):
+    """To resume run `b` would delete it."""
+    with pytest.raises(InputError, match=rf"name = '{name}': in the folder of a run, '.*' is that run's own"):
+        keep(with_job(site, name=name))
+
+
+def test_what_a_power_cut_must_not_take_is_synced(site, monkeypatch):
+    synced, sync = [], os.fsync
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.readlink(f"/proc/self/fd/{file}")) or sync(file))
+    path = keep(site, a_round(0))
+    for name in ("summary.json", "environment.json", "job.toml"):
+        assert str(path / f".{name}.tmp") in synced
+    assert str(path) in synced
+
+
+@pytest.mark.parametrize("where", ["/proc/nowhere", "/dev/null/runs"])
+def test_a_place_that_cannot_be_written_to_is_one_sentence(site, where):
+    with pytest.raises(InputError, match="cannot be written to") as refused:
+        keep(with_job(site, output=replace(site.job.output, path=where)))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_disk_that_is_full_before_round_0_is_one_sentence(site, monkeypatch):
+    def full(path, content):
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(storage, "write_bytes", full)
+    with pytest.raises(Unwritable, match=r"cannot be written to: .*No space left on device"):
+        keep(site)
+
+
 def test_an_empty_folder_is_used(site):
     folder_of(site.job).mkdir(parents=True)
     assert keep(site) == folder_of(site.job)
@@ -226,7 +273,7 @@ def test_a_job_is_done_when_its_own_results_are_complete(site):
 
 def test_only_one_process_at_a_time_can_write(site):
     with Keeper(site, Here(site)):
-        with pytest.raises(InputError, match="is being written to by another process"):
+        with pytest.raises(InputError, match=f"is being written to by process {os.getpid()} on "):
             keep(site, force=True)
     keep(site, force=True)
 

@@ -21,7 +21,9 @@ import rayfed
 from rayfed.cli import main
 from rayfed.errors import ClientFailed, InputError, RunFailed, Unwritable
 from rayfed.experiment import Display
+from rayfed.folder.places import folder_of, is_done
 from rayfed.folder.storage import Folder
+from rayfed.folder.summary import read_summary
 from rayfed.folder.tables import read_table
 from rayfed.job import make_job
 from rayfed.methods import Part, compose, scaffold
@@ -53,6 +55,10 @@ def stops(tmp_path):
 def whole(tables):
     """The outcome of a run without a stop."""
     return outcome(rayfed.run({**tables, "name": "whole"}))
+
+
+def files(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def outcome(result):
@@ -159,7 +165,7 @@ def test_a_run_continues_from_its_checkpoints_alone(tables, tmp_path, whole, aga
 
 def test_a_run_that_cannot_continue_is_refused_and_not_changed(tables, tmp_path):
     rayfed.run(tables)
-    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    before = files(tmp_path)
     for run, overrides, why in [
         ("nowhere", {}, "is neither the folder of a run nor a folder of checkpoints"),
         (tmp_path / "data", {}, "is neither the folder of a run nor a folder of checkpoints"),
@@ -170,20 +176,52 @@ def test_a_run_that_cannot_continue_is_refused_and_not_changed(tables, tmp_path)
     ]:
         with pytest.raises(InputError, match=why):
             rayfed.resume(run, overrides)
-    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    assert files(tmp_path) == before
     shutil.rmtree(tmp_path / "runs/run/checkpoints")
     with pytest.raises(InputError, match="holds no checkpoint to continue from; begin again"):
         rayfed.resume(tmp_path / "runs/run")
 
 
-def test_a_checkpoint_that_cannot_be_written_does_not_end_the_run(tables, monkeypatch, caplog):
+def test_a_run_goes_on_without_checkpoints_but_is_not_done_before_the_last_is_written(tables, monkeypatch, caplog):
+    def full(self, name, content):
+        if name.startswith("round-"):
+            raise OSError(28, "No space left on device")
+        return write(self, name, content)
+
+    write = Folder.write
+    with monkeypatch.context() as patch:
+        patch.setattr(Folder, "write", full)
+        with pytest.raises(Unwritable, match=r"no checkpoint of round 5 was written .*No space left") as error:
+            rayfed.run(tables)
+    assert error.value.exit_code == 75
+    assert "no checkpoint of round 2 was written ([Errno 28] No space left on device); there is none yet" in caplog.text
+    job = make_job(tables)
+    path = folder_of(job)
+    assert error.value.__notes__ == [f"rounds up to 5 are recorded in {path}"]
+    assert (read_summary(path)["status"], is_done(job)) == ("failed", False)
+    assert rayfed.run(tables, resume=True).rounds.num_rows == 6
+    assert is_done(job)
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["run", "resume"])
+def test_checkpoints_that_cannot_be_written_are_noticed_before_anything_starts(tables, tmp_path, monkeypatch, begun):
+    tables["output"]["checkpoints"] = place = str(tmp_path / "shared")
+    Path(place).mkdir()
+    if begun:
+        rayfed.run(tables, {"train.num_rounds": 1})
+    before, access = files(tmp_path), os.access
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "access", lambda folder, mode: place not in str(folder) and access(folder, mode))
+        with pytest.raises(InputError, match=f"checkpoints cannot be written to '{place}/run'"):
+            rayfed.run(tables, resume=begun)
+    assert files(tmp_path) == before
+
     def full(self, name, content):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Folder, "write", full)
-    result = rayfed.run(tables)
-    assert result.rounds.num_rows == 6
-    assert "no checkpoint of round 2 was written ([Errno 28] No space left on device); there is none yet" in caplog.text
+    with pytest.raises(Unwritable, match=f"'{place}/run' cannot be written to: .*No space left on device"):
+        rayfed.run(tables, resume=begun)
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="needs root to make a small disk")

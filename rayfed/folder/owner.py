@@ -1,0 +1,108 @@
+"""One writer at a time: a lock on a run's folder, and the owner's name in a folder of checkpoints, which may lie where
+no lock exists."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+import struct
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rayfed.errors import InputError
+
+if TYPE_CHECKING:  # it brings pyarrow, which `rayfed status` does not need
+    from rayfed.folder.storage import Folder
+
+LOCK, OWNER = ".lock", ".owner"
+FLOCK = "hhqqi4x"  # `struct flock` of 64-bit Linux: type, whence, start, length, process
+WHOLE_FILE = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+
+
+def lock(path: Path, name: str = LOCK, words: str = "") -> int:
+    """A lock on a folder, held until the descriptor is closed or its process ends. Raises `InputError`.
+
+    It is a lock of `fcntl` on a file, which NFS carries to its server; a lock of `flock` stays on the client. And it
+    belongs to the open file, not to the process as that of `lockf`: a second run in this process is refused too, and
+    the lock is not lost when something in this process reads the file.
+    """
+    try:
+        file = os.open(path / name, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.fcntl(file, fcntl.F_OFD_SETLK, WHOLE_FILE)
+        except OSError:
+            os.close(file)
+            raise
+    except BlockingIOError:
+        raise InputError(
+            f"'{path}' is being written to by {_first_line(path / name)}: wait for it, or stop it"
+        ) from None
+    except OSError as error:
+        raise InputError(f"'{path}' cannot be locked: {error}") from None
+    with suppress(OSError):  # a disk without room; the words are only for messages
+        os.ftruncate(file, 0)
+        os.pwrite(file, (words or _this_process()).encode(), 0)
+    return file
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock on a run's folder, as far as can be seen from here."""
+    try:
+        file = os.open(path / LOCK, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        found, *_ = struct.unpack(FLOCK, fcntl.fcntl(file, fcntl.F_OFD_GETLK, WHOLE_FILE))
+        return found != fcntl.F_UNLCK
+    except OSError:
+        return False
+    finally:
+        os.close(file)
+
+
+@contextmanager
+def owning(folder: Folder) -> Iterator[Callable[[], None]]:
+    """Take a folder of checkpoints for this run. Yields a check, which raises `InputError` once another has taken it.
+
+    A local folder is locked for as long as the context lasts. On other file systems the last run that takes it has it:
+    a run that was killed cannot give it back.
+    """
+    words = f"{_this_process()}\n{uuid.uuid4()}\n"
+
+    def check() -> None:
+        try:
+            found = folder.read(OWNER).decode(errors="replace")
+        except FileNotFoundError:  # somebody has emptied the folder
+            folder.write(OWNER, words.encode())
+            return
+        if found != words:
+            raise InputError(
+                f"'{folder.place}' is now written to by {found.partition(chr(10))[0]}: runs of one name cannot share "
+                "output.checkpoints, give one of them another name"
+            )
+
+    if folder.local is None:
+        folder.write(OWNER, words.encode())
+        yield check
+        return
+    folder.local.mkdir(parents=True, exist_ok=True)
+    file = lock(folder.local, OWNER, words)
+    try:
+        yield check
+    finally:
+        os.close(file)
+
+
+def _this_process() -> str:
+    return f"process {os.getpid()} on {platform.node()}"
+
+
+def _first_line(file: Path) -> str:
+    try:
+        return file.read_text(errors="replace").partition("\n")[0] or "another process"
+    except OSError:
+        return "another process"

@@ -1,0 +1,90 @@
+"""One writer at a time: in a run's folder by a lock, in a folder of checkpoints also where no lock exists."""
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+
+import fsspec
+import pytest
+from pyarrow import fs as pafs
+
+import rayfed
+from rayfed.errors import InputError
+from rayfed.experiment import Display
+from rayfed.folder import storage
+from rayfed.folder.owner import is_locked, lock
+
+THIS = re.escape(f"process {os.getpid()} on {platform.node()}")
+LOCKF = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+
+
+def locked_for_others(path):
+    """Whether `lockf` in another process, as on another client of an NFS, finds the folder locked."""
+    done = subprocess.run([sys.executable, "-c", LOCKF, path / ".lock"], capture_output=True, text=True)
+    return done.returncode != 0 and "BlockingIOError" in done.stderr
+
+
+def test_the_lock_is_one_that_nfs_carries_and_lasts_until_it_is_given_back(tmp_path):
+    """Neither a reader nor a forked child in between takes it away, as each would take a lock of `lockf`."""
+    held = lock(tmp_path)
+    shutil.copytree(tmp_path, tmp_path / "copy")
+    if (child := os.fork()) == 0:
+        os.close(held)
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert locked_for_others(tmp_path) and is_locked(tmp_path)
+    with pytest.raises(InputError, match=f"is being written to by {THIS}: wait for it, or stop it"):
+        lock(tmp_path)
+    os.close(held)
+    assert not locked_for_others(tmp_path) and not is_locked(tmp_path)
+    assert not is_locked(tmp_path / "copy")
+
+
+def test_an_error_that_is_no_other_holder_is_reported_as_itself(tmp_path):
+    (tmp_path / ".lock").mkdir()
+    with pytest.raises(InputError, match=r"cannot be locked: \[Errno 21\] Is a directory"):
+        lock(tmp_path)
+
+
+@pytest.fixture(params=["local", "elsewhere"])
+def shared(request, tmp_path, monkeypatch, tables, no_page):
+    """A place of checkpoints for all runs: a local folder, or on a file system that has no locks."""
+    if request.param == "elsewhere":
+        files = pafs.PyFileSystem(pafs.FSSpecHandler(fsspec.filesystem("memory")))
+        monkeypatch.setattr(storage, "locate", lambda place: (files, place.removeprefix("memory://")))
+    tables["output"]["checkpoints"] = str(tmp_path / "shared") if request.param == "local" else f"memory://{tmp_path}"
+    return request.param
+
+
+def test_two_runs_of_one_name_do_not_delete_each_others_checkpoints(tables, tmp_path, shared):
+    """The second begins in the midst of the first: a lock refuses it; without locks, the first gives way to it."""
+    other = {"seed": 1, "output.path": str(tmp_path / "other")}
+
+    class Second(Display):
+        def round(self, round):
+            if round.round == 1:
+                self.ended = Second.attempt()
+
+        @staticmethod
+        def attempt():
+            try:
+                return rayfed.run(tables, other, force=True).path
+            except InputError as error:
+                return str(error)
+
+    display = Second()
+    if shared == "local":
+        assert rayfed.run(tables, display=display).rounds.num_rows == 6
+        assert re.search(f"shared/run' is being written to by {THIS}: wait for it", display.ended)
+        winner = tmp_path / "runs/run"
+    else:
+        with pytest.raises(InputError, match=f"is now written to by {THIS}: runs of one name cannot share") as given_up:
+            rayfed.run(tables, display=display)
+        assert "rounds up to 2 are recorded" in given_up.value.__notes__[0]
+        winner = display.ended
+        assert winner == tmp_path / "other/run"
+    resumed = rayfed.resume(winner, {"train.num_rounds": 6})
+    assert resumed.rounds.num_rows == 7
