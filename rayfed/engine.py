@@ -26,6 +26,7 @@ from rayfed.trees import OrderedSum, Packed, Tree, first_difference, num_bytes
 from rayfed.weights import Weights, parameters_of, state_of
 
 Memory = Any  # a handle to one client's memory: the workers make it and read it
+Kind = dict[str, str]  # of hardware, with its settings: two that are equal compute the same bits
 T = TypeVar("T")
 
 
@@ -68,6 +69,9 @@ class Workers(Protocol):
 
     def remember(self, memory: Packed) -> Memory:
         """A handle to a client's memory that comes out of a checkpoint."""
+
+    def kinds(self) -> Sequence[Kind]:
+        """The kinds of hardware that have done the run's work so far, in this process's time."""
 
     def finished(self, round: Round) -> bool:
         """Called after each round. True if Ray may soon end this process, so that a checkpoint is needed now."""

@@ -81,6 +81,7 @@ def run(
     method: Method | None = None,
     force: bool = False,
     resume: bool = False,
+    other_bits: bool = False,
     display: Display | None = None,
 ) -> Result:
     """Run a job to its end and return its results.
@@ -88,7 +89,8 @@ def run(
     `job` is a TOML file, a table, or a `Job`; `overrides` replace single values: `{"train.num_rounds": 2}`; `method`,
     made with `compose`, replaces the job's. Everything is checked before anything is started or written; raises
     `InputError` where the user gave something wrong. Results of an earlier run are replaced only with `force`; with
-    `resume` the job continues if it was begun, so that the same call may be made again and again.
+    `resume` the job continues if it was begun, so that the same call may be made again and again. `other_bits` allows
+    hardware of several kinds, as in `resume`.
 
     Nothing is printed, unless a `display` does; `rayfed.cli.display.follow` makes the display of the command.
     """
@@ -100,9 +102,9 @@ def run(
         job = _read(read_toml(job), overrides, method)
     saved = newest(checkpoints_of(job)) if resume else None
     if resume and (is_begun(job) or saved):  # where only the checkpoints are left, they are enough
-        return _train(job, display, saved, force=True)
+        return _train(job, display, saved, force=True, other_bits=other_bits)
     refuse_overwriting(job, force)
-    return _train(job, display, force=force)
+    return _train(job, display, force=force, other_bits=other_bits)
 
 
 def resume(
@@ -110,16 +112,19 @@ def resume(
     overrides: Mapping[str, Any] | None = None,
     *,
     method: Method | None = None,
+    other_bits: bool = False,
     display: Display | None = None,
 ) -> Result:
     """Continue a run from its newest checkpoint, up to `train.num_rounds`, to the bits of a run that never stopped.
 
     `run` is its folder, or the folder or URI of its checkpoints. `overrides` may change where the work is done
     (`ray.*`), where results go (`output.*`), and how many rounds there are; a `method` that was made in Python and
-    cannot be named in a job file is given again. Raises `InputError` where there is nothing to continue from.
+    cannot be named in a job file is given again. Raises `InputError` where there is nothing to continue from, and where
+    the hardware or the code of the user's own modules is other than before: with `other_bits` the run continues all the
+    same, and `environment.json` notes it.
     """
     job, saved = _find(run, overrides, method)
-    return _train(job, display, saved)
+    return _train(job, display, saved, other_bits=other_bits)
 
 
 def replay(run: str | Path, round: int, client: int, *, method: Method | None = None) -> tuple[ClientRow, float | None]:
@@ -152,7 +157,9 @@ def replay(run: str | Path, round: int, client: int, *, method: Method | None = 
     return arrival.row, {(row["round"], row["client"]): row["train_loss"] for row in rows}.get((round, client))
 
 
-def _train(job: Job, display: Display | None, saved: Saved | None = None, *, force: bool = False) -> Result:
+def _train(
+    job: Job, display: Display | None, saved: Saved | None = None, *, force: bool = False, other_bits: bool
+) -> Result:
     """Play a job's remaining rounds, and keep each round when it is finished."""
     display = display or Display()
     refuse_unwritable(job)
@@ -163,9 +170,9 @@ def _train(job: Job, display: Display | None, saved: Saved | None = None, *, for
     work_left = saved is None or saved.round < job.train.num_rounds
     with (
         logging_to_file() as begin_log,
-        open_workers(site, display.client, on_ray=work_left and job.ray.mode == "on") as workers,
+        open_workers(site, display.client, on_ray=work_left and job.ray.mode == "on", other_bits=other_bits) as workers,
         ExitStack() as at_the_end,
-        Keeper(site, workers, saved, force=force) as keeper,
+        Keeper(site, workers, saved, force=force, other_bits=other_bits) as keeper,
     ):
         begin_log(keeper.path)
         at_the_end.callback(_write_page, keeper.path)  # however the run ends

@@ -22,15 +22,22 @@ if TYPE_CHECKING:
     from rayfed.grid import Cell
     from rayfed.job import Job
 
+other_bits_option = click.option(
+    "--other-bits",
+    is_flag=True,
+    help="Allow hardware of several kinds, and other code of yours than before: the bits will differ.",
+)
+
 
 @click.command()
 @job_argument
 @set_option
 @click.option("--force", is_flag=True, help="Replace the results of an earlier run.")
 @click.option("--resume", is_flag=True, help="Continue the run if it was begun; else begin it.")
+@other_bits_option
 @click.option("--only", metavar="PATTERN", default="*", help="Of a grid, the runs whose names match: '*/fedntd/*'.")
 @click.option("--list", "listed", is_flag=True, help="List the runs and do nothing.")
-def run(job: str, overrides: Overrides, force: bool, resume: bool, only: str, listed: bool) -> None:
+def run(job: str, overrides: Overrides, force: bool, resume: bool, other_bits: bool, only: str, listed: bool) -> None:
     """Train the federation of a job file.
 
     A job with a [grid] is many runs, one after the other: finished runs are skipped, a run that was begun continues,
@@ -55,15 +62,16 @@ def run(job: str, overrides: Overrides, force: bool, resume: bool, only: str, li
     if listed:
         print("\n".join(cell.name for cell in chosen))
     elif chosen[0].grid:
-        run_grid(cells, chosen, force)
+        run_grid(cells, chosen, force, other_bits)
     else:
-        run_one(chosen[0].job(), force, resume)
+        run_one(chosen[0].job(), force, resume, other_bits)
 
 
 @click.command()
 @click.argument("run", metavar="RUN")
 @set_option
-def resume(run: str, overrides: Overrides) -> None:
+@other_bits_option
+def resume(run: str, overrides: Overrides, other_bits: bool) -> None:
     """Continue a run that was stopped, or killed.
 
     From its newest whole checkpoint, up to train.num_rounds, to the same bits as a run that never stopped. RUN is the
@@ -78,7 +86,7 @@ def resume(run: str, overrides: Overrides) -> None:
     """
     from rayfed import experiment
 
-    _shown(lambda display: experiment.resume(run, dict(overrides), display=display))
+    _shown(lambda display: experiment.resume(run, dict(overrides), other_bits=other_bits, display=display))
 
 
 @click.command()
@@ -109,11 +117,11 @@ def replay(run: Path, round: int, client: int, debug: bool) -> None:
         print("the run recorded the same loss" if recorded == row.train_loss else f"the run recorded {recorded!r}")
 
 
-def run_one(job: Job, force: bool, resume: bool) -> None:
+def run_one(job: Job, force: bool, resume: bool, other_bits: bool) -> None:
     """Run a job, showing its progress and its results."""
     from rayfed import experiment
 
-    _shown(lambda display: experiment.run(job, force=force, resume=resume, display=display))
+    _shown(lambda display: experiment.run(job, force=force, resume=resume, other_bits=other_bits, display=display))
 
 
 def _shown(train: Callable[[Display], Result]) -> None:
@@ -125,7 +133,7 @@ def _shown(train: Callable[[Display], Result]) -> None:
     print(result_text(result.path, read_summary(result.path)))
 
 
-def run_grid(cells: list[Cell], chosen: list[Cell], force: bool) -> None:
+def run_grid(cells: list[Cell], chosen: list[Cell], force: bool, other_bits: bool) -> None:
     """Run the chosen cells that are not done; then show the results of all finished cells."""
     from rayfed.folder.places import is_done
 
@@ -139,7 +147,7 @@ def run_grid(cells: list[Cell], chosen: list[Cell], force: bool) -> None:
             print(f"\nrun {number} of {len(todo)}", flush=True)
             try:
                 with failures():
-                    run_one(job, force, resume=not force)
+                    run_one(job, force, not force, other_bits)
             except Failure as failure:
                 if failure.exit_code not in (1, Resumable.exit_code):
                     raise

@@ -17,7 +17,7 @@ import io
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -27,9 +27,10 @@ import pyarrow.parquet as pq
 import safetensors.torch
 import torch
 
-from rayfed.engine import Held, Round, Workers
+from rayfed.engine import Held, Kind, Round, Workers
 from rayfed.errors import InputError, Torn
 from rayfed.folder.places import lineage_of
+from rayfed.folder.provenance import hash_of, sources
 from rayfed.folder.storage import Folder
 from rayfed.job import Job, differences
 from rayfed.local import Evaluation, Site
@@ -101,6 +102,17 @@ class Saved:
             what = f"the checkpoint of round {self.round} in '{self.folder.place}'"
             raise InputError(f"{what} belongs to another job: {'; '.join(differing)}")
 
+    def other_bits(self, kinds: Sequence[Kind], modules: Mapping[str, str]) -> list[str]:
+        """Why the run would continue to other bits: hardware of another kind, or modules with other hashes, in words.
+
+        A checkpoint from before these were noted says nothing.
+        """
+        known: list[Kind] = self.manifest.get("hardware", kinds)
+        found = [differences(known[0], kind) for kind in kinds if known and kind not in known]
+        code: dict[str, str] = self.manifest.get("modules", modules)
+        changed = [name for name in sorted({*code, *modules}) if code.get(name) != modules.get(name)]
+        return [*(line for lines in found for line in lines), *(f"the module {name} has changed" for name in changed)]
+
     def _read(self, name: str) -> bytes:
         try:
             content = self.folder.read(name)
@@ -127,6 +139,7 @@ class Checkpoints:
     ) -> None:
         self._folder, self._job, self._data, self._still_ours = folder, job, data, still_ours
         self._newest = saved
+        self._modules = {name: hash_of(source) for name, source in sources(job).items()}
         self._changed: set[int] = set()  # clients that have trained since the newest checkpoint
 
     @property
@@ -174,6 +187,7 @@ class Checkpoints:
                     write(name, to_bytes(workers.recall(round.memories[client])))
                 memories[str(client)] = name
             manifest = {"version": VERSIONS[-1], "round": round.round, "job": self._job.table(), "data": self._data}
+            manifest |= {"hardware": list(workers.kinds()), "modules": self._modules}
             manifest |= {"memories": memories, "files": files}
             sealed = json.dumps({"checkpoint": manifest, "sha256": _digest(manifest)}, indent=1)
             self._folder.write(f"{beginning}.json", f"{sealed}\n".encode())

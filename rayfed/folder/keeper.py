@@ -18,8 +18,8 @@ from rayfed.errors import ClientFailed, InputError, KilledActors, RunFailed, Unw
 from rayfed.folder.checkpoint import Checkpoints, Saved, clear_checkpoints
 from rayfed.folder.owner import lock, owning
 from rayfed.folder.places import checkpoints_of, clear_results, folder_of, refuse_overwriting, refuse_unwritable
-from rayfed.folder.provenance import environment
-from rayfed.folder.storage import write_text, writing_to
+from rayfed.folder.provenance import environment, hash_of, sources
+from rayfed.folder.storage import write_bytes, write_text, writing_to
 from rayfed.folder.summary import read_json, read_summary, summarise
 from rayfed.folder.tables import RESULTS, read_table, replace_table, round_rows, write_partition, write_round
 from rayfed.local import Site
@@ -35,10 +35,22 @@ class Keeper:
     ends the run gets notes that say where the results are and how to continue.
     """
 
-    def __init__(self, site: Site, workers: Workers, saved: Saved | None = None, *, force: bool = False) -> None:
-        """`saved` is the checkpoint to continue from. Without it a new run begins, over an earlier one with `force`."""
+    def __init__(
+        self,
+        site: Site,
+        workers: Workers,
+        saved: Saved | None = None,
+        *,
+        force: bool = False,
+        other_bits: bool = False,
+    ) -> None:
+        """`saved` is the checkpoint to continue from. Without it a new run begins, over an earlier one with `force`.
+
+        With `other_bits` it may continue on other hardware, or with other code of the user, than it began with.
+        """
         self.path = folder_of(site.job)
         self._site, self._workers, self._saved, self._force = site, workers, saved, force
+        self._other_bits = other_bits
         self._rows: list[dict[str, Any]] = []  # of `rounds`
         self._last: Round | None = None  # that was given to `keep`
 
@@ -46,19 +58,29 @@ class Keeper:
         refuse_unwritable(self._site.job)
         if self._saved is None:
             refuse_overwriting(self._site.job, self._force)
+        now = self._origin()
         with ExitStack() as owned:
             with writing_to(self.path):
                 self.path.mkdir(parents=True, exist_ok=True)
                 owned.callback(os.close, lock(self.path))
                 self._before = read_summary(self.path)  # of the run that this run continues, if any
-                self._begin(owned)
+                self._begin(owned, now)
             self._owned = owned.pop_all()
         return self
 
-    def _begin(self, owned: ExitStack) -> None:
+    def _origin(self) -> dict[str, Any]:
+        """What the results come from. Raises `InputError` where the run began with something else."""
+        now, saved = environment(self._site, self._workers), self._saved
+        work_left = saved is not None and saved.round < self._site.job.train.num_rounds
+        differing = saved.other_bits(now["hardware"], now["modules"]) if saved is not None and work_left else []
+        if differing and not self._other_bits:
+            how = f"to allow it: rayfed resume {self.path} --other-bits"
+            raise InputError(f"the run would continue to other bits: {'; '.join(differing)}; {how}")
+        return {**now, "other_bits": differing} if self._other_bits else now
+
+    def _begin(self, owned: ExitStack, now: dict[str, Any]) -> None:
         """Make the folder that of this run, up to its checkpoint if there is one."""
         site, saved, folder = self._site, self._saved, checkpoints_of(self._site.job)
-        now = environment(site)
         with writing_to(folder.place):
             # Checkpoints in the run's folder are under its lock.
             checks = [owned.enter_context(owning(folder))] if site.job.output.checkpoints else []
@@ -73,6 +95,8 @@ class Keeper:
             self._rows = saved.table("rounds").to_pylist()
             began = read_json(self.path / "environment.json") or now
             now = {**began, "resumed": [*began.get("resumed", []), {"after_round": saved.round, **now}]}
+        for name, source in sources(site.job).items():
+            write_bytes(self.path / "modules" / f"{name}-{hash_of(source)[:8]}.py", source)
         write_text(self.path / "job.toml", tomli_w.dumps(site.job.table()))
         write_text(self.path / "environment.json", json.dumps(now, indent=2) + "\n")
         write_partition(self.path, site.federation)

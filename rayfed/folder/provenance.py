@@ -1,20 +1,31 @@
-"""The origin of a result: versions, the code's commit, and hashes of everything that went in."""
+"""The origin of a result: versions, the code's commit, the hardware, and hashes of everything that went in."""
 
+import ast
+import hashlib
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from rayfed.local import Site
+from rayfed.engine import Workers
+from rayfed.job import Job
+from rayfed.local import Site, all_parts
 
 COMMIT = "RAYFED_COMMIT"
+LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 PACKAGES = ("rayfed-distill", "ray", "torch", "torchvision", "numpy", "pyarrow")
 
 
-def environment(site: Site) -> dict[str, Any]:
-    """Versions, the code's commit, and hashes of job, data and partition."""
+def environment(site: Site, workers: Workers) -> dict[str, Any]:
+    """Versions, the code's commit, the kinds of hardware, and hashes of job, data, partition and the user's modules."""
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -23,7 +34,49 @@ def environment(site: Site) -> dict[str, Any]:
         "job": site.job.hash(),
         "data": site.federation.hash(),
         "partition": site.federation.partition.hash(),
+        "hardware": list(workers.kinds()),
+        "modules": {name: hash_of(source) for name, source in sources(site.job).items()},
     }
+
+
+def sources(job: Job) -> dict[str, bytes]:
+    """The user's modules by name: those of the method's parts, the model and the partition rule, and what they import.
+
+    A script or notebook (`__main__`) is none: it may change between a run and its continuation. A library is one only
+    where the job names it.
+    """
+    named = [type(part).__module__ for part in (*all_parts(job.method), job.data.partition)]
+    named += [job.model.name.partition(":")[0]] if ":" in job.model.name else []
+    named = [name for name in named if name.partition(".")[0] not in ("rayfed", "__main__")]
+    found: dict[str, bytes] = {}
+    while named:
+        module = sys.modules.get(name := named.pop())
+        file = str(getattr(module, "__file__", None))
+        if module and name not in found and file.endswith(".py") and os.path.isfile(file):
+            found[name] = Path(file).read_bytes()
+            with suppress(SyntaxError):  # it has been changed since it was imported
+                named += [name for name in _imports(module, found[name]) if _is_users(name)]
+    return found
+
+
+def hash_of(source: bytes) -> str:
+    """SHA-256."""
+    return hashlib.sha256(source).hexdigest()
+
+
+def _imports(module: ModuleType, source: bytes) -> Iterator[str]:
+    """The modules that a module imports, and the names that it imports from them."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            origin = importlib.util.resolve_name("." * node.level + (node.module or ""), module.__package__ or None)
+            yield from (origin, *(f"{origin}.{alias.name}" for alias in node.names))
+
+
+def _is_users(name: str) -> bool:
+    file = str(getattr(sys.modules.get(name), "__file__", None))
+    return name.partition(".")[0] not in ("rayfed", "__main__") and not file.startswith(LIBRARIES)
 
 
 def _version(package: str) -> str | None:

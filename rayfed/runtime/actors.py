@@ -36,10 +36,9 @@ class ClientActor:
         """
         if (device := device_given()).type == "cuda":
             torch.cuda.set_per_process_memory_fraction(memory_cap(self._gpu_share))
-        context = ray.get_runtime_context()
-        place = Place(ray.util.get_node_ip_address(), context.get_node_id(), str(device), context.get_worker_id())
-        self._opened = Worker(_nearest(sites), device, place.node)
-        return place
+        node, context = ray.util.get_node_ip_address(), ray.get_runtime_context()
+        self._opened = Worker(_nearest(sites), device, node)
+        return Place(node, context.get_node_id(), str(device), context.get_worker_id(), self._opened.kind)
 
     # The fields of a `Broadcast` are separate arguments, so that Ray fetches each tree once per node.
 

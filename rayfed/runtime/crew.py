@@ -16,8 +16,9 @@ import ray
 from ray import ObjectRef
 from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostError, RayError
 
-from rayfed.errors import RunFailed, WorkersLost
-from rayfed.job import RayOptions
+from rayfed.engine import Kind
+from rayfed.errors import InputError, RunFailed, WorkersLost
+from rayfed.job import RayOptions, differences
 from rayfed.runtime.actors import ClientActor
 from rayfed.runtime.causes import lost_object, refuse_input, said_by
 from rayfed.runtime.head import Head
@@ -63,9 +64,12 @@ class Crew:
     share: Callable[[ObjectLostError | None], Mapping[str, ObjectRef]]  # gives the sites; after a loss, new ones
     most: int  # actors, however large the cluster is
     head: Head
+    other_bits: bool = False  # actors may be on several kinds of hardware
 
     def __post_init__(self) -> None:
         self.idle: deque[Member] = deque()
+        self.kinds: list[Kind] = []  # of the hardware that actors have come up on
+        self._mixed = ""  # why an actor was given up that came up on another kind
         self.opening: dict[ObjectRef, Member] = {}
         self._refused: list[Member] = []  # by Ray, a moment ago: they are to be asked again
         self._members: list[Member] = []
@@ -77,7 +81,8 @@ class Crew:
     def start(self, count: int) -> None:
         """Create `count` actors, wait for the first, and a little for the others; log which are up.
 
-        Raises `RunFailed` where no actor can open the run, `WorkersLost` as `wait` does.
+        Raises `RunFailed` where no actor can open the run, `InputError` where actors are on several kinds of hardware, and
+        `WorkersLost` as `wait` does.
         """
         started = latest = time.monotonic()
         heartbeat, up = Heartbeat(), 0
@@ -88,6 +93,8 @@ class Crew:
                 up, latest = len(self.idle), time.monotonic()
                 heartbeat.progress()
             heartbeat.beat(lambda: named(self.awaited()))
+        if self._mixed:
+            raise InputError(f"{self._mixed}; give the run nodes of one kind, or allow it with --other-bits")
         if not self._members:
             raise RunFailed(f"no actor could open the run; the last actor said: {self._last_words}")
         places = [member.place for member in self.idle if member.place is not None]
@@ -189,6 +196,8 @@ class Crew:
                     self._ask(member, member.actor.open, self.share(None))
                     continue
                 member.place, member.failures = answer, 0
+                if not self._may_join(member, member.place.kind):
+                    continue
                 self.idle.append(member)
                 if known:
                     log.warning("%s is back", member)
@@ -197,6 +206,21 @@ class Crew:
                 self._refused.append(member)
             except RayError as error:
                 self._failed(member, error)
+
+    def _may_join(self, member: Member, kind: Kind) -> bool:
+        """Whether a member computes the same bits as the others. If not, it is given up, and no more are created."""
+        if kind not in self.kinds and self.kinds and not self.other_bits:
+            differing = differences(self.kinds[0], kind, "with the others", "here")
+            self._mixed = self._last_words = (
+                f"{member} is on other hardware than the run, and would compute other bits: {'; '.join(differing)}"
+            )
+            log.warning("%s; it is not used", self._mixed)
+            self._members.remove(member)
+            ray.kill(member.actor)
+            self.most = max(1, len(self._members))
+            return False
+        self.kinds += [kind] if kind not in self.kinds else []
+        return True
 
     def _failed(self, member: Member, error: RayError) -> None:
         """A member has failed to open the run: ask it again, or give it up."""

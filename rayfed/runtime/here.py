@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from rayfed.engine import Round
+from rayfed.engine import Kind, Round
 from rayfed.errors import ClientFailed, RunFailed
 from rayfed.local import Broadcast, Evaluation, Site
 from rayfed.runtime.worker import CohortWorkers, Worker
@@ -56,6 +56,9 @@ class Here(CohortWorkers):
 
     def remember(self, memory: Packed) -> Packed:
         return memory
+
+    def kinds(self) -> list[Kind]:
+        return [self._worker.kind]
 
     def finished(self, round: Round) -> bool:
         return False

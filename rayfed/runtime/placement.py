@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rayfed.errors import InputError
 from rayfed.job import RayOptions
@@ -19,6 +19,7 @@ class Place:
     node_id: str  # Ray's, unique
     device: str
     process: str = ""  # Ray's id of the actor's process
+    kind: dict[str, str] = field(default_factory=dict)  # of its hardware
 
 
 def capacity(options: RayOptions, nodes: Sequence[Resources]) -> int:

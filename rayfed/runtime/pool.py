@@ -7,7 +7,7 @@ import ray
 from ray import ObjectRef
 from ray.exceptions import ObjectLostError
 
-from rayfed.engine import Round
+from rayfed.engine import Kind, Round
 from rayfed.errors import WorkersLost
 from rayfed.local import Broadcast, Evaluation, Site
 from rayfed.runtime.crew import Crew
@@ -73,6 +73,9 @@ class Pool(CohortWorkers):
 
     def remember(self, memory: Packed) -> ObjectRef:
         return ray.put(memory)
+
+    def kinds(self) -> list[Kind]:
+        return list(self._crew.kinds)
 
     def finished(self, round: Round) -> bool:
         self._gauges.round(round)

@@ -37,8 +37,11 @@ OUR_RAY = {
 
 
 @contextmanager
-def open_pool(site: Site, progress: Progress = no_progress) -> Iterator[Pool]:
-    """A pool of actors, on a Ray that is started here for the context, or on a Ray that is joined."""
+def open_pool(site: Site, progress: Progress = no_progress, *, other_bits: bool = False) -> Iterator[Pool]:
+    """A pool of actors, on a Ray that is started here for the context, or on a Ray that is joined.
+
+    With `other_bits` the actors may be on several kinds of hardware.
+    """
     options, name, cohort = site.job.ray, site.job.name, site.job.train.clients_per_round
     with _joined(options.cluster) if options.cluster else _started(options, name, cohort):
         head = Head()
@@ -51,7 +54,8 @@ def open_pool(site: Site, progress: Progress = no_progress) -> Iterator[Pool]:
             share = measure_share(probe, sites.references(None), head.known(), options.patience)
             options = replace(options, num_gpus=share)
         count = num_actors(options, [*head.known().values()], cohort)
-        crew = Crew(options, name, sites.references, cohort if options.actors == "auto" else options.actors, head)
+        most = cohort if options.actors == "auto" else options.actors
+        crew = Crew(options, name, sites.references, most, head, other_bits)
         with closing(Gauges(name)) as gauges:
             try:
                 crew.start(count)

@@ -2,6 +2,7 @@
 
 import copy
 import os
+import platform
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -10,13 +11,26 @@ from typing import Any
 import torch
 
 from rayfed import local
-from rayfed.engine import Arrival, ClientRow, Memory
+from rayfed.engine import Arrival, ClientRow, Kind, Memory
 from rayfed.local import Broadcast, Evaluation, Site
 from rayfed.trees import Packed, Tree, pack, unpack
 from rayfed.weights import Weights
 
 EVALUATION_CHUNK = 1000  # test images per piece of work: a constant, so that the sum of losses has a fixed order
 Trained = tuple[ClientRow, bool]  # a client's row, and whether it has a memory
+
+
+def kind_of(device: torch.device) -> Kind:
+    """The hardware, and torch's settings: what the bits of a result depend on beside the code and its versions."""
+    settings = {
+        "float32": torch.get_float32_matmul_precision(),
+        "deterministic": "yes" if torch.are_deterministic_algorithms_enabled() else "no",
+    }
+    if device.type == "cuda":
+        tf32 = "yes" if torch.backends.cudnn.allow_tf32 else "no"
+        return {"device": torch.cuda.get_device_name(device), "tf32 in cudnn": tf32, **settings}
+    instructions = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+    return {"device": device.type, "instructions": instructions, **settings}
 
 
 class Worker:
@@ -33,6 +47,7 @@ class Worker:
             model = copy.deepcopy(site.model).to(device).to(memory_format=torch.contiguous_format)
             site = replace(site, model=model, device=device)
         self.site = site
+        self.kind = kind_of(device)
         self._node = node
 
     def survey(self, packed: Broadcast, client: int) -> tuple[None, Packed]:

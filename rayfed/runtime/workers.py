@@ -16,8 +16,10 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def open_workers(site: Site, progress: Progress = no_progress, *, on_ray: bool) -> Iterator[Workers]:
-    """Workers for the site's job, for as long as the context lasts."""
+def open_workers(
+    site: Site, progress: Progress = no_progress, *, on_ray: bool, other_bits: bool = False
+) -> Iterator[Workers]:
+    """Workers for the site's job, for as long as the context lasts; with `other_bits` on several kinds of hardware."""
     job = site.job
     with threads(job.ray.threads):
         if not on_ray:
@@ -27,7 +29,7 @@ def open_workers(site: Site, progress: Progress = no_progress, *, on_ray: bool) 
         from rayfed.runtime.session import open_pool  # importing Ray takes a second
 
         with (
-            open_pool(site, progress) as pool,
+            open_pool(site, progress, other_bits=other_bits) as pool,
             signals_as_ctrl_c(),
         ):  # Ray sets a handler of its own when it starts
             yield pool
