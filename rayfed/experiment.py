@@ -163,23 +163,23 @@ def _train(
     """Play a job's remaining rounds, and keep each round when it is finished."""
     display = display or Display()
     refuse_unwritable(job)
-    site = open_site(job)
-    if saved is not None:
-        saved.refuse_another(site)
-    display.start(site)
-    work_left = saved is None or saved.round < job.train.num_rounds
-    with (
-        logging_to_file() as begin_log,
-        open_workers(site, display.client, on_ray=work_left and job.ray.mode == "on", other_bits=other_bits) as workers,
-        ExitStack() as at_the_end,
-        Keeper(site, workers, saved, force=force, other_bits=other_bits) as keeper,
-    ):
-        begin_log(keeper.path)
-        at_the_end.callback(_write_page, keeper.path)  # however the run ends
-        last = keeper.restored()
-        for round in engine.rounds(site, workers, last):
-            keeper.keep(last := round)
-            display.round(round)
+    with logging_to_file() as begin_log:
+        site = open_site(job)
+        if saved is not None:
+            saved.refuse_another(site)
+        display.start(site)
+        on_ray = job.ray.mode == "on" and (saved is None or saved.round < job.train.num_rounds)  # there is work left
+        with (
+            open_workers(site, display.client, on_ray=on_ray, other_bits=other_bits) as workers,
+            ExitStack() as at_the_end,
+            Keeper(site, workers, saved, force=force, other_bits=other_bits) as keeper,
+        ):
+            begin_log(keeper.path)
+            at_the_end.callback(_write_page, keeper.path)  # however the run ends
+            last = keeper.restored()
+            for round in engine.rounds(site, workers, last):
+                keeper.keep(last := round)
+                display.round(round)
     assert last is not None, "there is always a round 0"
     return Result(keeper.path, read_table(keeper.path, "rounds"), last.weights)
 

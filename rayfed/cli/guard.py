@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
-from rayfed.errors import Resumable
+from rayfed.errors import STOPPED, Resumable
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 HANDLED = (*PASSED_ON, signal.SIGTSTP)
@@ -76,7 +76,10 @@ def guarded(arguments: Sequence[str]) -> None:
         has_said = os.read(said, 1) != b""
     except BlockingIOError:
         has_said = False
-    _end_as(os.waitstatus_to_exitcode(status), has_said, arguments)
+    code = os.waitstatus_to_exitcode(status)
+    if sent and has_said and code < 0:
+        code = STOPPED  # it was stopped, said so, and crashed on its way out, as a Ray that was just starting may
+    _end_as(code, has_said, arguments)
 
 
 def _keep_streams() -> None:

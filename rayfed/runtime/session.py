@@ -1,5 +1,6 @@
 """The connection to Ray, and a pool of actors on it. Requests beyond the cluster's resources are refused first."""
 
+import errno
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +14,7 @@ from ray.exceptions import ObjectLostError, RayError
 from ray.job_config import JobConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rayfed.errors import InputError
+from rayfed.errors import InputError, WorkersLost
 from rayfed.job import Job, RayOptions
 from rayfed.local import Site, open_site
 from rayfed.runtime import OWNER, trust
@@ -24,6 +25,7 @@ from rayfed.runtime.head import Head
 from rayfed.runtime.here import Progress, no_progress
 from rayfed.runtime.placement import num_actors
 from rayfed.runtime.pool import Pool
+from rayfed.runtime.signals import stopping
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +113,12 @@ def _started(options: RayOptions, name: str, clients_per_round: int) -> Iterator
     ours = {key: value for key, value in OUR_RAY.items() if key not in os.environ}
     os.environ.update(ours)
     try:
-        with trust.starting():
+        # A Ray that is half started cannot be stopped: its process would end by SIGSEGV.
+        with (
+            _explained(),
+            trust.starting(),
+            stopping("stopping, as soon as Ray has started; Ctrl-C again to stop now", at_the_end=True),
+        ):
             context = ray.init(
                 address="local",  # a bare init would follow an old address file to a Ray that may be gone
                 num_cpus=int(machine["CPU"]),
@@ -126,6 +133,20 @@ def _started(options: RayOptions, name: str, clients_per_round: int) -> Iterator
         ray.shutdown()
         for key in ours:
             os.environ.pop(key, None)
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Raise one sentence where Ray, which raises many kinds of errors, cannot be started here."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        what = f"Ray cannot be started here: {str(error).partition(chr(10))[0] or type(error).__name__}"
+        if isinstance(error, OSError) and error.filename and error.errno != errno.ENOSPC:
+            raise InputError(f"{what}; HOME and TMPDIR must name folders that can be written to") from None
+        raise WorkersLost(f"{what}; try again") from error
 
 
 @contextmanager

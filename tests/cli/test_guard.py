@@ -22,8 +22,8 @@ def start():
     """Starts a guarded process that runs the given code."""
     with ExitStack() as stack:
 
-        def start(code):
-            command, pipe = [sys.executable, "-c", CODE + code], subprocess.PIPE
+        def start(code, before=""):
+            command, pipe = [sys.executable, "-c", before + CODE + code], subprocess.PIPE
             run = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
             stack.enter_context(run)
             stack.callback(run.kill)
@@ -74,6 +74,19 @@ def test_a_signal_is_passed_on_once(start, number, to):
         send(run.pid, number)
         time.sleep(0.05)
     assert (run.communicate(timeout=60)[0], run.returncode) == ("1\n", 3)
+
+
+def test_a_crash_after_it_was_stopped_is_not_explained(start):
+    """It has said that it is stopped. A Ray that was just starting crashes on its way out."""
+    crash = (
+        "import atexit, os; me = os.getpid(); atexit.register(lambda: os.getpid() == me or os.kill(os.getpid(), 11)); "
+    )
+    run = start(
+        "print('ready', flush=True)\ntry: time.sleep(60)\nexcept KeyboardInterrupt: print('stopped', flush=True)", crash
+    )
+    run.stdout.readline()
+    run.send_signal(signal.SIGINT)
+    assert (*run.communicate(timeout=60), run.returncode) == ("stopped\n", "", 130)
 
 
 def test_an_end_by_sigterm_is_not_explained(start):

@@ -148,6 +148,52 @@ def test_a_killed_run_leaves_readable_tables(folder):
     assert read_summary(path)["status"] == "running"
 
 
+def started(*settings, **options):
+    """`rayfed run` as a script, on its way: the job has begun."""
+    words = [word for setting in settings for word in ("-s", setting)]
+    run = subprocess.Popen(
+        [sys.executable, str(ROOT / "jobs/train.py"), "job.toml", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+    assert run.stdout.readline().startswith("name")
+    return run
+
+
+def test_a_run_whose_output_nobody_reads_any_more_goes_on_and_its_log_has_every_line(folder):
+    with started("train.num_rounds=3") as run:  # as with `| head -1`
+        run.stdout.close()
+        assert run.wait(timeout=60) == 0, run.stderr.read()
+    assert read_summary(folder / "runs/tiny")["status"] == "done"
+    log = (folder / "runs/tiny/log.txt").read_text()
+    assert "name     tiny" in log
+    assert [f"round {number}/3" in log for number in range(4)] == [True] * 4
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_a_run_which_says_so_at_once(folder, number):
+    plain = lambda: [signal.signal(each, signal.SIG_DFL) for each in (signal.SIGINT, signal.SIGHUP)]  # noqa: E731
+    with started("train.num_rounds=100000", preexec_fn=plain) as run:
+        next(line for line in run.stdout if line.startswith("round      1/"))
+        run.send_signal(number)
+        _, said = run.communicate(timeout=60)
+    assert run.returncode == 130
+    stopping, stopped = said.splitlines()
+    assert stopping == "stopping, with a checkpoint of the last finished round; Ctrl-C again to stop without"
+    assert stopped.startswith("stopped; rounds up to ")
+    assert read_summary(folder / "runs/tiny")["status"] == "stopped"
+
+
+def test_nohup_lets_a_run_go_on_after_sighup(folder):
+    with started("train.num_rounds=50", preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)) as run:
+        next(line for line in run.stdout if line.startswith("round  1/"))
+        run.send_signal(signal.SIGHUP)
+        run.communicate(timeout=60)
+    assert run.returncode == 0
+
+
 # Bad input -----------------------------------------------------------------------------------------------------------
 
 

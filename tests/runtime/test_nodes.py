@@ -21,11 +21,12 @@ import torch
 from ray.cluster_utils import Cluster
 
 from rayfed.engine import rounds, start
-from rayfed.errors import WorkersLost
+from rayfed.errors import InputError, WorkersLost
+from rayfed.job import RayOptions
 from rayfed.methods import Part, compose, fedavg, scaffold
 from rayfed.runtime import session
 from rayfed.runtime.dispatch import Dispatch
-from rayfed.runtime.session import Sites
+from rayfed.runtime.session import Sites, open_pool
 
 pytestmark = pytest.mark.slow
 
@@ -67,6 +68,36 @@ def once(file, action):
 def kill_raylet(cluster, node):
     """As if the machine had lost its power."""
     os.kill(node.all_processes["raylet"][0].process.pid, signal.SIGKILL)
+
+
+OTHER = {"ATEN_CPU_CAPABILITY": "default"}  # torch computes as on a CPU of another kind
+
+
+def test_actors_on_several_kinds_of_hardware_are_refused_or_allowed(several, make_site, played, pool_on):
+    several.add_node(num_cpus=1, env_vars=OTHER)
+    site = make_site(fedavg(), num_rounds=1)
+    differing = "on other hardware than the run, and would compute other bits: instructions is .*; .*--other-bits"
+    with pytest.raises(InputError, match=differing), pool_on(site, "mixed", actors=2):
+        pass
+    job = replace(site.job, ray=RayOptions(address=several.address, actors=2))
+    with open_pool(replace(site, job=job), other_bits=True) as pool:
+        played(site, pool)
+        assert len({kind["instructions"] for kind in pool.kinds()}) == 2
+
+
+def test_an_actor_that_joins_on_other_hardware_is_not_used(several, make_site, played, here, pool_on, caplog):
+    site = make_site(fedavg(), num_rounds=4)
+    expected = here(site)
+
+    def join(round):
+        if round.round == 1:
+            several.add_node(num_cpus=1, env_vars=OTHER)
+        while round.round == 3 and "it is not used" not in caplog.text:
+            pool._crew.wait([], 0.2)
+
+    with pool_on(site, "joins", actors="auto") as pool:
+        assert played(site, pool, join) == expected
+        assert len(pool.kinds()) == 1
 
 
 @pytest.mark.parametrize("loss", [Cluster.remove_node, kill_raylet])

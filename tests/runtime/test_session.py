@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import ray
 
-from rayfed.errors import InputError
+from rayfed.errors import InputError, WorkersLost
 from rayfed.job import RayOptions
 from rayfed.methods import fedavg, fedntd
 from rayfed.runtime import gpus, session
@@ -30,6 +30,43 @@ def rayfed_run(settings, **options):
 
 def named_actors(run):
     return sorted(name for name in ray.util.list_named_actors() if name.startswith(run))
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (
+            FileNotFoundError(2, "No such file", "/proc/x"),
+            InputError,
+            "No such file.*/proc/x'; HOME and TMPDIR must name",
+        ),
+        (OSError(28, "No space left on device", "/tmp/ray"), WorkersLost, "No space left on device.*; try again"),
+        (Exception("The current node timed out during startup.\nand more"), WorkersLost, "during startup.; try again"),
+        (ConnectionError(), WorkersLost, "ConnectionError; try again"),
+    ],
+)
+def test_a_ray_that_cannot_be_started_is_one_sentence(make_site, monkeypatch, error, kind, message):
+    def init(**options):
+        raise error
+
+    monkeypatch.setattr(session.ray, "init", init)
+    with (
+        pytest.raises(kind, match=rf"^Ray cannot be started here: .*{message}") as refused,
+        open_pool(make_site(fedavg())),
+    ):
+        pass
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["HOME", "TMPDIR"])
+def test_a_folder_that_ray_cannot_write_to_is_one_sentence(tmp_path, name):
+    environment = {key: value for key, value in os.environ.items() if key not in ("RAY_ADDRESS", "RAY_TMPDIR")}
+    settings = [f"output.path={tmp_path}", "train.clients_per_round=1", "ray.actors=1"]
+    done = rayfed_run(settings, env={**environment, name: "/proc/nowhere"}, cwd=QUICKSTART.parents[1])
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: Ray cannot be started here: [Errno 2]")
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.slow
