@@ -6,6 +6,7 @@ import logging
 import signal
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -148,18 +149,17 @@ def test_a_killed_run_leaves_readable_tables(folder):
     assert read_summary(path)["status"] == "running"
 
 
-def started(*settings, **options):
-    """`rayfed run` as a script, on its way: the job has begun."""
-    words = [word for setting in settings for word in ("-s", setting)]
-    run = subprocess.Popen(
-        [sys.executable, str(ROOT / "jobs/train.py"), "job.toml", *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **options,
-    )
-    assert run.stdout.readline().startswith("name")
-    return run
+@contextmanager
+def started(setting, **options):
+    """`rayfed run` as a script, on its way: it has printed its first line. Killed in the end."""
+    script = [sys.executable, str(ROOT / "jobs/train.py"), "job.toml", "-s", setting]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(script, **pipes, **options) as run:
+        try:
+            assert run.stdout.readline().startswith("name")
+            yield run
+        finally:
+            run.kill()
 
 
 def test_a_run_whose_output_nobody_reads_any_more_goes_on_and_its_log_has_every_line(folder):
