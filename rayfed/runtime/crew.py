@@ -81,8 +81,8 @@ class Crew:
     def start(self, count: int) -> None:
         """Create `count` actors, wait for the first, and a little for the others; log which are up.
 
-        Raises `RunFailed` where no actor can open the run, `InputError` where actors are on several kinds of hardware, and
-        `WorkersLost` as `wait` does.
+        Raises `RunFailed` where no actor can open the run, `WorkersLost` as `wait` does, and `InputError` where actors
+        are on several kinds of hardware.
         """
         started = latest = time.monotonic()
         heartbeat, up = Heartbeat(), 0
