@@ -18,7 +18,7 @@ def dataset(counts: list[int], groups: np.ndarray | None = None) -> Dataset:
     labels = np.random.default_rng(0).permutation(np.repeat(np.arange(len(counts)), counts))
     pixels = np.random.default_rng(1).integers(0, 256, (len(labels), 3, 4, 4), dtype=np.uint8)
     classes = tuple(f"class {c}" for c in range(len(counts)))
-    train = Samples(pixels, labels, classes, groups, () if groups is None else ("a", "b"))
+    train = Samples(pixels, labels, classes, groups)
     return Dataset(train, train.take(np.arange(5)))
 
 
