@@ -162,6 +162,7 @@ def started(setting, **options):
             run.kill()
 
 
+@pytest.mark.slow
 def test_a_run_whose_output_nobody_reads_any_more_goes_on_and_its_log_has_every_line(folder):
     with started("train.num_rounds=3") as run:  # as with `| head -1`
         run.stdout.close()
@@ -172,7 +173,9 @@ def test_a_run_whose_output_nobody_reads_any_more_goes_on_and_its_log_has_every_
     assert [f"round {number}/3" in log for number in range(4)] == [True] * 4
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGINT, signal.SIGHUP))]
+)
 def test_a_signal_stops_a_run_which_says_so_at_once(folder, number):
     plain = lambda: [signal.signal(each, signal.SIG_DFL) for each in (signal.SIGINT, signal.SIGHUP)]  # noqa: E731
     with started("train.num_rounds=100000", preexec_fn=plain) as run:
@@ -186,6 +189,7 @@ def test_a_signal_stops_a_run_which_says_so_at_once(folder, number):
     assert read_summary(folder / "runs/tiny")["status"] == "stopped"
 
 
+@pytest.mark.slow
 def test_nohup_lets_a_run_go_on_after_sighup(folder):
     with started("train.num_rounds=50", preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)) as run:
         next(line for line in run.stdout if line.startswith("round  1/"))

@@ -58,6 +58,7 @@ def test_a_run_of_version_1_continues_to_the_same_weights(stored, play, bits):
     torch.testing.assert_close(load_file(stored / "checkpoints/round-00004.safetensors"), fresh[4].weights, **near)
 
 
+@pytest.mark.slow
 def test_a_job_from_before_a_key_existed_continues_with_its_default(stored, tmp_path):
     for path in (stored / "checkpoints").glob("*.json"):
         manifest = json.loads(path.read_text())["checkpoint"]

@@ -178,7 +178,7 @@ def test_idle_actors_that_die_between_rounds_change_nothing(cluster, make_site, 
     assert len(set(killed)) == 8
 
 
-@pytest.mark.slow
+@pytest.mark.chaos  # the slow chaos test kills too; this one does so more often
 def test_a_process_killed_every_second_and_a_half_changes_nothing(cluster, make_site, here, on_ray):
     """And each client is in each round once: `bits` has all clients."""
 

@@ -136,6 +136,7 @@ def test_the_address_file_of_a_ray_that_is_gone_is_not_followed(tmp_path, short_
     assert "actors: 1 on " in done.stderr
 
 
+@pytest.mark.slow
 def test_nothing_of_a_run_stays_in_a_cluster_that_was_joined(cluster, make_site, on_ray):
     on_ray(make_site(fedntd(), num_rounds=1), 2)
     assert ray.is_initialized()
