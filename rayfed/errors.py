@@ -6,8 +6,10 @@
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 STOPPED = 130
+LONGEST = 200  # characters of a value in a message
 
 
 class InputError(ValueError):
@@ -86,12 +88,53 @@ class Restarted(RuntimeError):
     """Ray has restarted an actor, which has not opened the run again yet."""
 
 
-def did_you_mean(given: str, allowed: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the nearest valid name, and all valid names.
+def did_you_mean(given: str, allowed: Iterable[str], near: str = "") -> str:
+    """The end of a message about an unknown name: the nearest valid name, or `near`, and all valid names.
 
     >>> did_you_mean("fednt", ["fedavg", "fedntd"])
     "; did you mean 'fedntd'? (valid: fedavg, fedntd)"
     """
     allowed = sorted(allowed)
-    near = difflib.get_close_matches(given, allowed, n=1, cutoff=0.5)
-    return (f"; did you mean '{near[0]}'?" if near else "") + f" (valid: {', '.join(allowed) or 'none'})"
+    near = near or next(iter(difflib.get_close_matches(given.lower(), allowed, n=1, cutoff=0.5)), "")
+    return (f"; did you mean '{near}'?" if near else "") + f" (valid: {', '.join(allowed) or 'none'})"
+
+
+def cut(text: str, limit: int = 10_000) -> str:
+    """A text without its middle, if it has more than `limit` characters.
+
+    >>> cut("a" * 5 + "b" * 90 + "c" * 5, limit=10)
+    'aaaaa\\n... 90 characters are left out here ...\\nccccc'
+    """
+    if len(text) <= limit:
+        return text
+    half = limit // 2
+    return f"{text[:half]}\n... {len(text) - 2 * half:,} characters are left out here ...\n{text[-half:]}"
+
+
+def spelled(name: str, known: Iterable[str]) -> str:
+    """A name as `known` spells it, in upper or lower case; a name that is not among them as it is.
+
+    >>> spelled("FedNTD", ["fedavg", "fedntd"]), spelled("FedLMD-Tf", ["fedlmd_tf"]), spelled("Mine", ["fedavg"])
+    ('fedntd', 'fedlmd_tf', 'Mine')
+    """
+    return next((one for one in known if _plain(one) == _plain(name)), name)
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "-")
+
+
+def told(value: Any) -> str:
+    """A value for a message: shortened, and without an address in memory.
+
+    >>> told(object()), told(len), told("x" * 1000) == repr("x" * 200) + "..."
+    ('an object of the class builtins.object', 'builtins.len', True)
+    """
+    if hasattr(value, "__qualname__"):
+        return f"{value.__module__}.{value.__qualname__}"
+    if type(value).__repr__ is object.__repr__:  # type: ignore[comparison-overlap]
+        return f"an object of the class {told(type(value))}"
+    if isinstance(value, str) and len(value) > LONGEST:
+        return repr(value[:LONGEST]) + "..."
+    text = repr(value)
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."

@@ -97,6 +97,11 @@ def _read(given: Any) -> Grid:
             if not isinstance(name, str) or not NAME.fullmatch(name) or "/" in name:
                 raise InputError(f"{where}: name = {name!r}: give each a name of letters, digits and . _ + -")
         _refuse_twins([entry["name"] for entry in entries], where)
+    for entry in grid.setting:
+        for key, instead in {"seed": "grid.seeds", **({"method": "grid.method"} if grid.method else {})}.items():
+            if key in entry:
+                text = f"'{entry['name']}' gives a {key}, which {instead} gives to every run"
+                raise InputError(f"grid.setting: {text}; leave it out")
     for entry in grid.method:
         if set(entry) != {"name", "method"}:
             raise InputError(f"grid.method: '{entry['name']}' has {', '.join(entry)}; it takes a name and a method")

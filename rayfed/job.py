@@ -17,13 +17,15 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from rayfed.data.partition import shared_keys
 from rayfed.data.settings import SOURCES, Data
-from rayfed.errors import InputError
-from rayfed.values import Checked, Form, Ge, Gt, Le, Lt, PathMark, build, keys, named, table
+from rayfed.errors import InputError, did_you_mean, spelled, told
+from rayfed.values import Checked, Form, Ge, Gt, Le, Lt, PathMark, UnknownKey, build, keys, named, nearest, table
 
 Auto = Literal["auto"]
 DEADLINE_TEXT = "seconds after which a piece of work counts as hung; auto: ten times the longest so far, at least 300"
 NAMES = {"threads": "ray.num_cpus (as threads)"}  # of what a lineage calls otherwise than the job file
+WITH_NAME = ("method", "model", "data.partition")  # tables that a name may stand for
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}(/[A-Za-z0-9][A-Za-z0-9._+-]{0,199}){0,9}")  # a file's has 255
 
 
@@ -113,13 +115,16 @@ def _registry(function: str, value: Any) -> Any:
 
 
 METHOD = Form(partial(_registry, "read_method"), partial(_registry, "write_method"), "fedavg")
-MODEL = Form(
-    lambda given: Model(*named(given, "model", default="cnn")),
-    lambda model: {"name": model.name, **model.options},
-    default="cnn",
-    kinds={},
-)
-MODEL_TEXT = "cnn, lenet, resnet8, resnet10, resnet50, mobilenet, alexnet, or package.module:function, and its options"
+MODELS = ("cnn", "lenet", "resnet8", "resnet10", "resnet50", "mobilenet", "alexnet")
+
+
+def _read_model(given: Any) -> Model:
+    name, options = named(given, "model", default="cnn")
+    return Model(spelled(name, MODELS), options)
+
+
+MODEL = Form(_read_model, lambda model: {"name": model.name, **model.options}, default="cnn", kinds={})
+MODEL_TEXT = f"{', '.join(MODELS)}, or package.module:function, and its options"
 
 
 @dataclass(frozen=True)
@@ -212,10 +217,8 @@ def read_toml(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
         return dict(source)
     try:
         if Path(source).resolve().is_fifo():  # to open it would wait for a writer; the shell's <(...) has no such path
-            raise InputError(f"job file '{source}' is a named pipe; give a file")
-        return tomllib.loads(Path(source).read_text(encoding="utf-8"))
-    except InputError:
-        raise
+            raise OSError("it is a named pipe; give a file")
+        return tomllib.loads(Path(source).read_text(encoding="utf-8-sig"))  # some editors write a mark in front
     except FileNotFoundError:
         raise InputError(f"no job file '{source}'; jobs/quickstart.toml is an example") from None
     except (OSError, ValueError, RecursionError) as error:  # of TOML, of UTF-8, of a path with a zero byte
@@ -225,12 +228,15 @@ def read_toml(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
 def override(tables: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """The tables with single values replaced: `{"train.num_rounds": 2}`; a value that is a table replaces all of it.
 
-    Naming another partition or model drops the options of the one before, except those that every partition takes.
+    Naming another method, model or partition drops the options of the one before; of a partition, `num_clients` and
+    `seed` stay where the new rule has them too.
 
     >>> override({"train": {"lr": 0.1}}, {"train.num_rounds": 2})
     {'train': {'lr': 0.1, 'num_rounds': 2}}
     >>> override({"data": {"partition": {"name": "shards", "s": 2, "num_clients": 9}}}, {"data.partition.name": "iid"})
     {'data': {'partition': {'name': 'iid', 'num_clients': 9}}}
+    >>> override({"model": {"name": "cnn", "width": 3}}, {"model": "resnet8"})
+    {'model': {'name': 'resnet8'}}
     """
     try:
         result: dict[str, Any] = copy.deepcopy(dict(tables))
@@ -238,17 +244,23 @@ def override(tables: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[st
         raise InputError("the job's tables are nested too deeply") from None
     for dotted in sorted(overrides, key=lambda key: (key.count("."), not key.endswith(".name"))):  # names drop options
         *path, last = dotted.split(".")
-        inner = result
-        for step in path:
-            if isinstance(inner.get(step), str):
+        value, inner = overrides[dotted], result
+        for number, step in enumerate(path, start=1):
+            if isinstance(inner.get(step), str) and ".".join(path[:number]) in WITH_NAME:
                 inner[step] = {"name": inner[step]}  # the short form of such a table
             inner = inner.setdefault(step, {})
             if not isinstance(inner, dict):
-                raise InputError(f"'{dotted}' cannot be set: '{step}' is not a table")
-        if path and last == "name" and inner.get("name") != overrides[dotted]:
-            for option in [key for key in inner if key not in ("name", "num_clients", "seed")]:
-                del inner[option]
-        inner[last] = overrides[dotted]
+                raise InputError(f"'{dotted}' cannot be set: {step} = {told(inner)} is not a table")
+        place = dotted.removesuffix(".name")
+        known = inner if place != dotted else inner.get(last)
+        if isinstance(value, str) and place in WITH_NAME and isinstance(known, dict):
+            if str(known.get("name")).lower() != value.lower():
+                kept = shared_keys(value) if place == "data.partition" else set()
+                for option in known.keys() - kept - {"name"}:
+                    del known[option]
+            known["name"] = value
+        else:
+            inner[last] = value
     return result
 
 
@@ -273,4 +285,15 @@ def make_job(tables: Mapping[str, Any]) -> Job:
     """Checked values from a job's tables."""
     if "grid" in tables:
         raise InputError("this job file is a grid of runs: `rayfed run` runs them, `rayfed.grid.expand` makes its jobs")
-    return build(Job, tables, "")
+    data = tables.get("data")
+    partition = data.get("partition") if isinstance(data, Mapping) else None
+    if isinstance(partition, Mapping) and partition.get("seed") == "run":
+        tables = override(tables, {"data.partition.seed": tables.get("seed", 0)})
+    try:
+        return build(Job, tables, "")
+    except UnknownKey as error:
+        where, key, *valid = error.args
+        near = nearest(key, keys(Job))
+        if not near or where.startswith("method ") or near == f"{where}.{key}":  # a key of another partition
+            raise
+        raise InputError(f"{where or 'the job'}: unknown key '{key}'{did_you_mean(key, valid, near)}") from None

@@ -7,6 +7,7 @@ run in any process, in any order, and again.
 from __future__ import annotations
 
 import copy
+import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -17,19 +18,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rayfed.data.augment import prepare
+from rayfed.data.augment import prepare, refuse_too_small
 from rayfed.data.federation import Federation, open_federation
 from rayfed.data.samples import Samples
-from rayfed.errors import Diverged, InputError
+from rayfed.errors import Diverged, InputError, told
 from rayfed.isolation import isolated
 from rayfed.job import Job, Training
-from rayfed.methods.part import Method, Parts, Switch, defines, parts_at
+from rayfed.methods.part import Method, Part, Parts, Switch, defines, doubts, parts_at
 from rayfed.methods.views import Batch, ClientView, Fit, Frozen, ServerView, run_model
 from rayfed.models.registry import build_model
 from rayfed.seeds import Purpose, seed_of
-from rayfed.trees import Tree, to_device
+from rayfed.trees import Tree, dotted, leaves, to_device
 from rayfed.weights import Weights, parameters_of
 
+log = logging.getLogger(__name__)
 EVALUATION_BATCH = 250  # images per forward pass; a constant, since the batch size can change the last bits
 
 
@@ -87,6 +89,7 @@ class Evaluation:
 def open_site(job: Job) -> Site:
     """Load the data, deal it to the clients, build the model. Raises `InputError` for all that is wrong with a job."""
     federation = open_data(job)
+    refuse_too_small(*federation.image_shape[1:], job.data.augment)
     if job.train.clients_per_round > federation.num_clients:
         given = f"train.clients_per_round = {job.train.clients_per_round}"
         raise InputError(f"{given}: the partition has only {federation.num_clients} clients")
@@ -95,6 +98,8 @@ def open_site(job: Job) -> Site:
     _refuse_batches_of_one(job.train, federation, model)
     for part in all_parts(job.method):
         part.check(model)
+    for doubt in doubts(all_parts(job.method)):
+        log.warning("%s", doubt)
     model.to(memory_format=torch.channels_last)  # convolutions on CPUs: a third faster
     return Site(model, federation, job, torch.device("cpu"))
 
@@ -146,7 +151,7 @@ def train(site: Site, broadcast: Broadcast, client: int, memory: dict[str, Tree]
             )
         mean_loss = float(np.mean(losses))
         fit = Fit(model.eval(), model.state_dict(), len(losses), mean_loss)
-        reports = {part.slot: part.report(views[part.slot], local[part.slot], fit) for part in parts}
+        reports = {part.slot: _reported(part, part.report(views[part.slot], local[part.slot], fit)) for part in parts}
     summands = {slot: summand for slot, (summand, _) in reports.items() if summand is not None}
     kept = {slot: memory for slot, (_, memory) in reports.items() if memory is not None}
     return Reply(view.num_examples, mean_loss, time.perf_counter() - started, summands, kept)
@@ -221,13 +226,33 @@ def _descend(
     losses = []
     for index in batches(len(rows), training, rng):
         batch = Batch(images.augmented(index, rng), labels[index.to(site.device)], model, parameters, client)
-        terms = [part.loss(batch, local[part.slot]) for part in with_terms]
+        terms = [_term(part, part.loss(batch, local[part.slot])) for part in with_terms]
         loss = torch.stack([term for term in terms if term is not None]).sum()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())
     return torch.stack(losses).tolist()  # read once: each read of a loss would wait for the GPU
+
+
+def _term(part: Part, term: object) -> Tensor | None:
+    """A part's term of the loss, checked."""
+    if term is None or (isinstance(term, Tensor) and term.ndim == 0):
+        return term
+    what = f"a tensor of shape {tuple(term.shape)}" if isinstance(term, Tensor) else f"{told(term)}"
+    raise TypeError(f"{type(part).__name__}.loss gave {what}; it must give a scalar tensor, or None for no term")
+
+
+def _reported(part: Part, given: object) -> tuple[Tree, Tree]:
+    """What a part's `report` gave, checked; the summands are checked where they are added."""
+    name = f"{type(part).__name__}.report"
+    if not isinstance(given, tuple) or len(given) != 2:
+        raise TypeError(f"{name} gave {told(given)}; it must give two values, the summands and the memory")
+    for path, leaf in leaves(given[1]):
+        if not isinstance(leaf, Tensor | int | float | str | dict | list | tuple | None):
+            kept = "a memory is made of tensors, numbers and text"
+            raise TypeError(f"{name} gave a memory with {told(leaf)} at {dotted(path)}; {kept}")
+    return given
 
 
 def _view(site: Site, broadcast: Broadcast, client: int) -> ClientView:

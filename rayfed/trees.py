@@ -154,7 +154,7 @@ class OrderedSum:
 
 def _problem(path: Path, leaf: Any) -> str | None:
     """Why a leaf cannot be added to a sum."""
-    if not isinstance(leaf, Tensor | int | float) and leaf:
+    if not isinstance(leaf, Tensor | int | float | dict | list | tuple | None):  # of the containers, only empty ones
         return f"holds a {type(leaf).__name__}, which is neither a tensor nor a number,"
     numbers = [_weight(path) or 0, leaf if isinstance(leaf, int | float) else 0]
     finite = all(map(math.isfinite, numbers)) and (not isinstance(leaf, Tensor) or bool(torch.isfinite(leaf).all()))

@@ -11,31 +11,48 @@ Proximal(mu=1.0)
 >>> build(Proximal, {"nu": 0.1}, "method")
 Traceback (most recent call last):
     ...
-rayfed.errors.InputError: method: unknown key 'nu'; did you mean 'mu'? (valid: mu)
+rayfed.values.UnknownKey: method: unknown key 'nu'; did you mean 'mu'? (valid: mu)
 >>> Proximal(mu=-1)
 Traceback (most recent call last):
     ...
-rayfed.errors.InputError: Proximal.mu = -1: input should be greater than or equal to 0
+rayfed.errors.InputError: Proximal.mu = -1: give 0 or more
 """
 
+import difflib
 import functools
 import importlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from rayfed.errors import InputError, did_you_mean
+from rayfed.errors import InputError, did_you_mean, spelled, told
 
 __all__ = [
-    "Checked", "Form", "Ge", "Gt", "Le", "Lt", "PathMark", "build", "find", "keys", "name_in", "named", "sentence",
-    "table",
+    "Checked", "Form", "Ge", "Gt", "Le", "Lt", "PathMark", "UnknownKey", "build", "find", "keys", "name_in", "named",
+    "nearest", "sentence", "table",
 ]  # fmt: skip
 
 T = TypeVar("T")
 NEEDED = inspect.Parameter.empty  # in place of a default
+WANTED = {  # a kind of pydantic's errors: what to give
+    "greater_than_equal": "{ge:.10g} or more", "greater_than": "more than {gt:.10g}",
+    "less_than_equal": "{le:.10g} or less", "less_than": "less than {lt:.10g}", "finite_number": "a finite number",
+    "int_type": "a whole number", "float_type": "a number", "bool_type": "true or false", "string_type": "text",
+    "list_type": "a list", "dict_type": "a table", "literal_error": "{expected}", "is_instance_of": "a {class}",
+}  # fmt: skip
+
+
+class UnknownKey(InputError):
+    """A key that a table cannot have. Its arguments: the table's place, the key, and all valid keys."""
+
+    def __str__(self) -> str:
+        where, key, *valid = self.args
+        return f"{where or 'the job'}: unknown key '{key}'{did_you_mean(key, valid)}"
 
 
 class Checked:
@@ -86,7 +103,7 @@ def build(maker: Callable[..., T], values: Mapping[str, Any], where: str, **give
     valid = {name: p for name, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
     for key in values:
         if key in given or (key not in valid and not takes_any):
-            raise InputError(f"{where or 'the job'}: unknown key '{key}'{did_you_mean(str(key), valid)}")
+            raise UnknownKey(where, str(key), *valid)
     missing = [name for name, p in valid.items() if p.default is NEEDED and name not in values]
     if missing:
         raise InputError("\n".join(f"{_join(where, name)} is missing" for name in missing))
@@ -121,6 +138,28 @@ def keys(cls: type, prefix: str = "") -> Iterator[Key]:
             yield Key(name, default, sentence(cls, f.name), _mark(cls, f.name, PathMark) is not None)
 
 
+def nearest(given: str, known: Iterable[Key]) -> str:
+    """The key or the table that a wrong key probably means: by its last step, else by its meaning; '' if none is near.
+
+    >>> known = [Key("train.lr", 0.01, "learning rate of the first round"), Key("train.num_rounds", 20, "rounds")]
+    >>> nearest("lr", known), nearest("rounds", known), nearest("train.learning_rate", known), nearest("x", known)
+    ('train.lr', 'train.num_rounds', 'train.lr', '')
+    """
+    places: dict[str, str] = {}  # the last step of a key or a table: the whole of it
+    meant = ""
+    last = given.rpartition(".")[2].lower()
+    for key in known:
+        steps = key.name.split(".")
+        for end in range(1, len(steps) + 1):
+            places.setdefault(steps[end - 1], ".".join(steps[:end]))
+        if not meant and f" {last.replace('_', ' ')} " in f" {key.sentence} " and len(last) > 3:
+            meant = key.name
+    first = [name for name, place in places.items() if name == place and "." not in given]
+    near = [last] if last in places else difflib.get_close_matches(last, first, n=1, cutoff=0.75)
+    near = near or difflib.get_close_matches(last, places, n=1, cutoff=0.6)
+    return places[near[0]] if near else meant
+
+
 def sentence(cls: type, name: str) -> str:
     """The sentence in a field's annotation, or ''."""
     return _mark(cls, name, str) or ""
@@ -128,7 +167,7 @@ def sentence(cls: type, name: str) -> str:
 
 def find(name: str, known: Mapping[str, T], kind: str) -> T:
     """The value with this name: one of `known`, or an importable `package.module:attribute`. Raises `InputError`."""
-    if name in known:
+    if (name := spelled(name, known)) in known:
         return known[name]
     module, colon, attribute = name.partition(":")
     if not colon:
@@ -154,11 +193,11 @@ def name_in(known: Mapping[str, Any], value: Any) -> str:
 def named(given: Any, where: str, default: str | None = None) -> tuple[str, dict[str, Any]]:
     """The name and the options of `"name"` or `{name = "name", option = value, ...}`."""
     if not isinstance(given, str | Mapping):
-        raise InputError(f"{where} = {given!r}: give a name, or a table with a name")
+        raise InputError(f"{where} = {told(given)}: give a name, or a table with a name")
     options = {"name": given} if isinstance(given, str) else dict(given)
     name = options.pop("name", default)
     if not isinstance(name, str):
-        raise InputError(f"{where}: {given!r} has no name (such as {{name = '{default or 'fedntd'}'}})")
+        raise InputError(f"{where}: {told(given)} has no name (such as {{name = '{default or 'fedntd'}'}})")
     return name, options
 
 
@@ -170,8 +209,18 @@ def _read(maker: Callable[..., Any], name: str, value: Any, place: str) -> Any:
     if not (isinstance(hint, type) and issubclass(hint, Checked)) or isinstance(value, hint):
         return value
     if not isinstance(value, Mapping):
-        raise InputError(f"{place} = {value!r}: this is a table, [{place}]")
+        names = [f.name for f in fields(hint)]  # type: ignore[arg-type]
+        meant = next((name for name in names if _takes(hint, name, value)), None)  # `-s ray=off`
+        rather = f"; did you mean {place}.{meant} = {told(value)}?" if meant else ""
+        raise InputError(f"{place} = {told(value)}: this is a table, [{place}]{rather}")
     return build(hint, value, place)
+
+
+def _takes(cls: type, name: str, value: Any) -> bool:
+    """Whether a field has a check, which the value passes."""
+    with suppress(InputError):
+        return _adapter(cls, name) is not None and bool(_validated(cls, {name: value}, ""))
+    return False
 
 
 def _validated(maker: Callable[..., Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -184,7 +233,7 @@ def _validated(maker: Callable[..., Any], values: Mapping[str, Any], where: str)
             if adapter := _adapter(maker, name):
                 ready[name] = adapter.validate_python(value, strict=True)
         except ValidationError as error:
-            mistakes += [_explain(e, _join(where, name)) for e in error.errors()]
+            mistakes += _explain(error.errors(), _join(where, name))
     if mistakes:
         raise InputError("\n".join(mistakes))
     return ready
@@ -220,7 +269,22 @@ def _join(where: str, name: str) -> str:
     return f"{where}.{name}" if where else name
 
 
-def _explain(error: Any, where: str) -> str:
-    place = ".".join([where, *(str(step) for step in error["loc"])])
-    message = error["msg"][:1].lower() + error["msg"][1:]
-    return f"{place} = {error['input']!r}: {message.removeprefix('value error, ')}"
+def _explain(errors: Iterable[Any], where: str) -> list[str]:
+    """A line for each value that is wrong. For each type that a value may have, pydantic gives an error of its own."""
+    wanted: dict[str, list[str]] = {}
+    for error in errors:
+        place = ".".join([where, *(str(step) for step in error["loc"] if isinstance(step, int))])
+        form = WANTED.get(error["type"])
+        what = "give " + form.format(**error.get("ctx", {})) if form else error["msg"].removeprefix("Value error, ")
+        what += _unquoted(error["input"]) if error["type"] in ("int_type", "float_type", "bool_type") else ""
+        wanted.setdefault(f"{place} = {told(error['input'])}: ", []).append(what)
+    return [start + " or ".join(whats).replace(" or give ", " or ") for start, whats in wanted.items()]
+
+
+def _unquoted(value: Any) -> str:
+    """How to write a number that was given as text: in quotes, or not as TOML writes it (True, .5)."""
+    for text in (value, value.lower(), f"0{value}", f"{value}0") if isinstance(value, str) else ():
+        with suppress(tomllib.TOMLDecodeError, RecursionError):
+            if isinstance(tomllib.loads(f"x = {text}")["x"], int | float):
+                return f"; write it {'without quotes' if text == value else f'as {text}'}"
+    return ""

@@ -17,6 +17,7 @@ from torch import nn
 from rayfed import local, read_job
 from rayfed.cli.options import catalogue
 from rayfed.engine import rounds
+from rayfed.grid import expand
 from rayfed.job import Job, Training
 from rayfed.local import Site
 from rayfed.methods import RECIPES, Batch, read_method
@@ -111,6 +112,8 @@ def test_job_snippets_are_valid(path):
         given = tomllib.loads(text)
         if set(given) == {"method"}:
             read_method(given["method"])
+        elif "grid" in given:
+            assert len([cell.job() for cell in expand(given)]) == 8
         else:
             read_job(given)
 

@@ -12,8 +12,11 @@ import pytest
 from click.testing import CliRunner
 
 from rayfed.cli import main
+from rayfed.cli.status import progress
+from rayfed.data import sources
 from rayfed.errors import InputError, WorkersLost
 from rayfed.grid import Cell, as_csv, expand, tabulate
+from rayfed.job import read_job
 
 GRID = """
 name = "g"
@@ -90,12 +93,18 @@ def test_a_job_without_a_grid_is_one_run(tables):
     ("change", "overrides", "message"),
     [
         ({"seed": [0]}, {}, "grid: unknown key 'seed'; did you mean 'seeds'?"),
-        ({"seeds": [-1]}, {}, "grid.seeds.0 = -1: input should be greater than or equal to 0"),
+        ({"seeds": [-1]}, {}, "grid.seeds.0 = -1: give 0 or more"),
         ({"seeds": [1, 1]}, {}, "grid.seeds: 1 is listed 2 times"),
         ({"setting": [{"name": "a/b"}]}, {}, "grid.setting: name = 'a/b': give each a name"),
         ({"setting": [{"name": ".."}]}, {}, "grid.setting: name = '..': give each a name"),
         ({"setting": [{"train.lr": 1}]}, {}, "grid.setting: name = None: give each a name"),
         ({"setting": [{"name": "a"}, {"name": "a"}]}, {}, "grid.setting: 'a' is listed 2 times"),
+        (
+            {"setting": [{"name": "a", "seed": 1}]},
+            {},
+            "grid.setting: 'a' gives a seed, which grid.seeds gives",
+        ),
+        ({"setting": [{"name": "a", "method": "kd"}]}, {}, "'a' gives a method, which grid.method gives to every run"),
         ({"method": [{"name": "a"}]}, {}, "grid.method: 'a' has name; it takes a name and a method"),
         ({}, {"seed": 1}, "'seed' is given by this job's grid"),
         ({}, {"method": "fedavg"}, "'method' is given by this job's grid"),
@@ -112,6 +121,15 @@ def test_a_wrong_grid_is_refused(tables, change, overrides, message):
 def test_an_invalid_run_is_refused_by_its_name(tables):
     with pytest.raises(InputError, match="g/two/avg/seed-0: train: unknown key 'lrr'"):
         expand(tables, {"train.lrr": 1})[0].job()
+
+
+def test_partitions_follow_the_seeds_of_the_runs_when_asked(tables):
+    jobs = [cell.job() for cell in expand(tables, {"data.partition.seed": "run", "grid.seeds": [3, 4]})]
+    assert [job.data.partition.seed for job in jobs] == [3] * 4 + [4] * 4
+    assert jobs[0].table()["data"]["partition"]["seed"] == 3, "a run's own file has the number"
+    assert read_job({"name": "n"}, {"data.partition.seed": "run"}).data.partition.seed == 0
+    with pytest.raises(InputError, match=r"data.partition.seed = 'walk': give a whole number"):
+        read_job({"name": "n"}, {"data.partition.seed": "walk"})
 
 
 def summary(best: float, last: float, forgetting: float) -> dict:
@@ -158,12 +176,16 @@ def rayfed(*arguments: str):
 def test_a_grid_runs_what_is_not_done_and_prints_its_table(folder):
     result = rayfed("run", "grid.toml", "--only", "*/seed-0")
     assert result.exit_code == 0, result.output
-    assert "run 4 of 4" in result.stdout
+    lines = result.stdout.splitlines()
+    names = [f"g/{setting}/{method}/seed-0" for setting in ("two", "shards") for method in ("avg", "prox")]
+    assert [line.split()[:3] for line in lines[:4]] == [["run", f"{i}/4", name] for i, name in enumerate(names, 1)]
+    assert lines[3].endswith("  0:00:00 left")
+    assert progress(result.stdout) == ("run 4/4", lines[3].split()[4])
     assert "4 of 8 runs are done; mean ± deviation over seeds, in runs/g/table.csv:" in result.stdout
 
     result = rayfed("run", "grid.toml")
     assert "4 of 8 runs are done already\n" in result.stdout
-    assert "run 4 of 4" in result.stdout
+    assert "\nrun 4/4  g/shards/prox/seed-1  best 0." in result.stdout
     table = list(csv.DictReader((folder / "runs/g/table.csv").read_text().splitlines()))
     assert [(row["setting"], row["method"], row["seeds"]) for row in table] == [
         (setting, method, "2") for setting in ("two", "shards") for method in ("avg", "prox")
@@ -197,6 +219,7 @@ def test_the_other_runs_continue_after_one_run_fails(folder):
     result = rayfed("run", "grid.toml", "--only", "two/*/seed-0", "-s", diverges, "-s", "train.batch_size=1")
     assert result.exit_code == 1
     assert result.stderr.endswith("error: 1 of 2 runs failed:\ng/two/a/seed-0\n")
+    assert "run 1/2  g/two/a/seed-0  failed\n" in result.stdout
     assert json.loads((folder / "runs/g/two/b/seed-0/summary.json").read_text())["status"] == "done"
 
 
@@ -222,3 +245,23 @@ def test_bad_input_ends_a_grid_at_once(folder):
     assert result.exit_code == 2
     assert result.stderr.count("error:") == 1
     assert not (folder / "runs").exists()
+
+
+def test_list_checks_every_run(folder):
+    result = rayfed("run", "grid.toml", "--list", "-s", "train.momentum=2")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "error: g/two/avg/seed-0: train.momentum = 2: give less than 1" in result.stderr
+
+
+def test_a_grid_reads_its_data_once_and_its_table_has_no_blank_columns(folder, monkeypatch):
+    read, places = sources.read_files, []
+    monkeypatch.setattr(sources, "read_files", lambda data: places.append(data.source) or read(data))
+    text = GRID.partition("[[grid.setting]]")[0]
+    (folder / "seeds.toml").write_text(text + '[[grid.setting]]\nname = "x"\n"data.partition" = "shards"\n')
+    assert rayfed("run", "seeds.toml", "-s", "data.partition.seed=run").exit_code == 0
+    assert places == ["data"]
+    (folder / "seeds.toml").write_text(text)
+    result = rayfed("run", "seeds.toml", "-s", "name=seeds")
+    assert result.exit_code == 0, result.output
+    assert places == ["data"] * 2, "another command reads again"
+    assert [line.split()[0] for line in result.stdout.splitlines()[-2:]] == ["seeds", "2"]

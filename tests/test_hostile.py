@@ -1,6 +1,7 @@
 """Hostile input ends in one message: no crash, no endless wait, no full memory, and no code of it is run."""
 
 import ast
+import functools
 import io
 import json
 import os
@@ -10,21 +11,25 @@ import struct
 import subprocess
 import sys
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from PIL import Image
 
 import rayfed
 from rayfed.data import decode, samples
 from rayfed.data.settings import Data
 from rayfed.data.sources import load
-from rayfed.errors import InputError
+from rayfed.errors import InputError, RunFailed
 from rayfed.job import read_job, read_override
 from rayfed.local import open_site
+from rayfed.methods import Part, compose
 
 PACKAGE = Path(rayfed.__file__).parent
 LITTLE = 6 * 2**30  # bytes of address space for a process that reads a bomb
@@ -196,7 +201,7 @@ def test_more_images_than_memory_are_refused_before_memory_is_full(tmp_path, mon
     monkeypatch.setattr(decode, "MEMORY", 2 * 10**6)
     refuses(Data(path, test=path, size=128), "100 images of 3 x 128 x 128 take 4.9 MB")
     monkeypatch.undo()
-    with pytest.raises(InputError, match=r"Data.size = 1000000000: input should be less than or equal to 4096"):
+    with pytest.raises(InputError, match=r"Data.size = 1000000000: give 4096 or less"):
         Data(size=10**9)
 
 
@@ -218,6 +223,62 @@ def test_the_memory_of_a_process_is_what_its_control_groups_allow(tmp_path, own,
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"{limit}\n")
     assert decode._memory(tmp_path, tmp_path / "own") == (allowed or machine)
+
+
+def png_of_zeros(side: int) -> bytes:
+    """A PNG of one bit per pixel: a few bytes that unpack to many."""
+    rows = zlib.compress(b"\0" * (side // 8 + 1) * side, 9)
+    header = struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)
+    return SMALL[:8] + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+
+
+def test_many_small_files_that_claim_much_are_refused_by_their_first_header(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.parquet", [png_of_zeros(4096)] * 3000, [0, 1] * 1500)
+    monkeypatch.setattr(decode, "MEMORY", 2**33)
+    monkeypatch.setattr(decode, "decode", None)  # nothing is decoded
+    refuses(Data(path, test=path), "3,000 images of 1 x 4096 x 4096 take 50.3 GB, and this process may use 8.6 GB")
+
+
+@pytest.mark.parametrize("threads", [True, False])
+def test_large_images_are_decoded_one_at_a_time(monkeypatch, threads):
+    sizes = []
+    monkeypatch.setattr(decode, "_decode_block", lambda block, size: sizes.append(len(block)) or np.zeros((1, 1, 2, 2)))
+    decode.decode_all([("place", lambda: png_of_zeros(4096))] * 40, 40, threads=threads)
+    assert sizes == [1] * 40
+
+
+@pytest.mark.parametrize("dictionary", [True, False])
+def test_names_that_unpack_to_more_than_memory_are_refused(tmp_path, dictionary):
+    """A million rows with two labels of 100 kB: 105 GB, from a file of some kB."""
+    rows = 2**20 if dictionary else 2000
+    names = pa.DictionaryArray.from_arrays(pa.array(np.arange(rows) % 2, pa.int32()), ["x" * 10**5, "y" * 10**5])
+    table = pa.table({"image": pa.array([b""] * rows), "label": names if dictionary else names.cast(pa.string())})
+    pq.write_table(table, tmp_path / "a.parquet")
+    assert (tmp_path / "a.parquet").stat().st_size < 300_000
+    assert "column 'label' has a name of 100,000 bytes, more than the 1,000 allowed" in refused_with_little_memory(
+        str(tmp_path / "a.parquet")
+    )
+
+
+def test_long_names_that_are_stored_one_by_one_are_refused_by_their_footer(tmp_path):
+    names = pa.array([f"{i:05}" * 2000 for i in range(3000)])
+    pq.write_table(pa.table({"image": [SMALL] * 3000, "label": names}), tmp_path / "a.parquet", use_dictionary=False)
+    refuses(Data(str(tmp_path / "a.parquet")), "column 'label' takes 30.0 MB in 3,000 rows: is it the label")
+
+
+def test_lists_of_more_pixels_than_memory_are_refused_by_their_footer(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.parquet", pa.array([np.zeros(10_000, np.uint8)] * 200), [0, 1] * 100)
+    monkeypatch.setattr(decode, "MEMORY", 10**6)
+    refuses(Data(path, test=path), "200 images of 10000 take 2.0 MB, and this process may use 1.0 MB")
+
+
+def test_a_column_of_lists_is_no_client(tmp_path):
+    table = pa.table({"image": [SMALL] * 2, "label": [0, 1], "who": [[1], [2]]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    refuses(
+        Data(str(tmp_path / "a.parquet"), client="who", test_fraction=0.5),
+        "a.parquet, row 0: column 'who' is of type list<element: int64>; a client is a number or a name",
+    )
 
 
 # --- images
@@ -365,7 +426,7 @@ def test_an_override_that_is_too_deep_is_refused():
      "a\\b", "a b", "ä", "~", "-rf", "x" * 201, "/".join("x" * 11), 7, None],
 )  # fmt: skip
 def test_names_that_leave_the_folder_or_are_no_folder_name_are_refused(name):
-    message = "a job needs a name that can be a folder's" if isinstance(name, str) else "input should be a valid string"
+    message = "a job needs a name that can be a folder's" if isinstance(name, str) else "give text"
     with pytest.raises(InputError, match=re.escape(f"name = {name!r}: {message}")):
         read_job({"name": name})
     fine = "x" * 200 + "/A.b_c+d-1"
@@ -386,3 +447,72 @@ def test_a_job_with_large_but_valid_numbers_is_opened():
     training = open_site(read_job({"name": "n"}, many)).job.train
     assert training.num_rounds == 10**18
     assert np.isfinite(training.lr_at(10**18))
+
+
+def test_an_address_that_means_any_ray_here_is_refused_where_there_is_none(monkeypatch):
+    from ray._private import services
+
+    from rayfed.runtime import session
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(services, "find_gcs_addresses", functools.cache(lambda: []))
+    monkeypatch.setattr(services, "find_bootstrap_address", lambda folder: None)
+    message = r"^ray.address = 'auto': no Ray answers there \(.*\); start one with `ray start --head`, or leave"
+    with pytest.raises(InputError, match=message), session._joined("auto"):
+        pass
+
+
+# --- parts
+
+
+@dataclass(frozen=True)
+class Odd(Part):
+    hook: str
+    value: Any
+
+    def loss(self, batch, local):
+        return self.value if self.hook == "loss" else None
+
+    def report(self, client, local, fit):
+        return self.value if self.hook == "report" else (self.value, None) if self.hook == "sum" else (None, self.value)
+
+
+@pytest.mark.parametrize(
+    ("hook", "value", "message"),
+    [
+        ("loss", 0.5, "TypeError: Odd.loss gave 0.5; it must give a scalar tensor, or None for no term"),
+        ("loss", torch.ones(2), r"Odd.loss gave a tensor of shape \(2,\); it must give a scalar tensor"),
+        ("report", 3, "Odd.report gave 3; it must give two values, the summands and the memory"),
+        ("memory", {"a": np.ones(2)}, r"Odd.report gave a memory with array\(\[1., 1.\]\) at a; a memory is made of"),
+        ("memory", object(), "gave a memory with an object of the class builtins.object at the value"),
+        ("sum", {"a": np.ones(2)}, "its summand holds a ndarray, which is neither a tensor nor a number, at odd.a"),
+        ("sum", "", "its summand holds a str, which is neither a tensor nor a number, at odd"),
+    ],
+)
+def test_a_hook_that_gives_something_else_is_named(make_site, play, hook, value, message):
+    with pytest.raises(RunFailed, match=message):
+        play(make_site(compose(Odd(hook, value))))
+
+
+# --- the terminal
+
+
+def test_control_characters_in_the_names_of_classes_do_not_reach_the_terminal(tmp_path):
+    table = pa.table({"image": [SMALL] * 4, "label": ["\x1b[31mred\x1b[0m", "\x1b]0;title\x07"] * 2})
+    pq.write_table(table, tmp_path / "a.parquet")
+    (tmp_path / "job.toml").write_text('name = "n"\n[data]\nsource = "a.parquet"\ntest_fraction = 0.5\n')
+    run = [sys.executable, "-m", "rayfed"]
+    for words in (["data", "job.toml"], ["partition", "job.toml"], ["data", "job.toml", "-s", "data.client=\x1b[31mx"]):
+        done = subprocess.run(
+            [*run, *words, "-s", "data.partition.num_clients=1"], capture_output=True, text=True, cwd=tmp_path
+        )
+        assert "\x1b" not in done.stdout + done.stderr and "Traceback" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("words", ["status", "report runs/x", "keys", "methods"])
+def test_a_module_of_the_current_folder_is_not_run_in_place_of_pythons_own(tmp_path, words):
+    for name in ("html", "json", "tomllib", "fcntl", "click"):
+        (tmp_path / f"{name}.py").write_text("open('ran', 'w')")
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
+    subprocess.run([sys.executable, "-m", "rayfed", *words.split()], capture_output=True, cwd=tmp_path, env=environment)
+    assert not (tmp_path / "ran").exists()

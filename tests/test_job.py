@@ -13,9 +13,10 @@ from rayfed import Job
 from rayfed.data.partition import PARTITIONS
 from rayfed.errors import InputError
 from rayfed.grid import Grid
-from rayfed.job import Model, Output, RayOptions, Training, flat, make_job, override, read_job, read_override
+from rayfed.job import MODELS, Model, Output, RayOptions, Training, flat, make_job, override, read_job, read_override
 from rayfed.local import open_data
-from rayfed.methods import Proximal, fedavg, fedntd
+from rayfed.methods import Proximal, fedavg, fedlmd_tf, fedntd
+from rayfed.models.registry import MODELS as BUILDERS
 from rayfed.values import Ge, Key, keys
 
 QUICKSTART = Path(__file__).resolve().parents[1] / "jobs" / "quickstart.toml"
@@ -85,6 +86,57 @@ def test_another_partition_drops_the_options_of_the_one_before_in_any_order_of_o
     assert read_job(QUICKSTART, {"data.partition.name": "dirichlet"}) == read_job(QUICKSTART)
 
 
+def test_a_name_stands_for_a_table_in_any_spelling_and_keeps_what_the_new_table_has_too():
+    names = {"data.partition": "IID", "model": "ResNet8", "method": "FedLMD-Tf", "data.source": "CIFAR10"}
+    job = read_job(QUICKSTART, names)
+    assert job == read_job(QUICKSTART, {f"{key}.name": name for key, name in list(names.items())[:2]} | names)
+    assert job.data.partition == PARTITIONS["iid"](num_clients=20, seed=0)
+    assert (job.model, job.method, job.data.source) == (Model("resnet8"), fedlmd_tf(), "cifar10")
+    kept = {"data.partition.seed": 7, "data.partition.name": "Dirichlet"}
+    assert read_job(QUICKSTART, kept).data.partition == PARTITIONS["dirichlet"](alpha=0.3, num_clients=20, seed=7)
+    for key in ("data.partition", "data.partition.name"):
+        assert read_job(QUICKSTART, {key: "natural"}).data.partition == PARTITIONS["natural"]()
+    assert tuple(BUILDERS) == MODELS
+
+
+def test_a_folder_named_like_a_source_in_other_spelling_is_the_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("MNIST").mkdir()
+    assert read_job({"name": "n"}, {"data.source": "MNIST"}).data.source == "MNIST"
+    assert read_job({"name": "n"}, {"data.source": "Emnist"}).data.source == "emnist"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train.learning_rate": 1}, "train: unknown key 'learning_rate'; did you mean 'train.lr'?"),
+        ({"lr": 0.1}, "the job: unknown key 'lr'; did you mean 'train.lr'?"),
+        ({"epochs": 3}, "the job: unknown key 'epochs'; did you mean 'train.local_epochs'?"),
+        ({"train.num_clients": 3}, "unknown key 'num_clients'; did you mean 'data.partition.num_clients'?"),
+        ({"data.partition.s": 3}, "data.partition: unknown key 's' (valid: alpha, cap, "),
+        ({"zzz": 3}, "the job: unknown key 'zzz' (valid: data, "),
+        ({"ray": "off"}, "ray = 'off': this is a table, [ray]; did you mean ray.mode = 'off'?"),
+        ({"ray": "off", "ray.actors": 2}, "'ray.actors' cannot be set: ray = 'off' is not a table"),
+        ({"data": "cifar10"}, "data = 'cifar10': this is a table, [data]; did you mean data.source = 'cifar10'?"),
+        ({"data.augment": "all"}, "data.augment = 'all': this is a table, [data.augment]$"),
+        ({"train.lr": "0.1"}, "train.lr = '0.1': give a number; write it without quotes$"),
+        ({"train.lr": ".1"}, "train.lr = '.1': give a number; write it as 0.1$"),
+        ({"data.augment.flip": "True"}, "data.augment.flip = 'True': give true or false; write it as true$"),
+        ({"ray.actors": "x"}, "ray.actors = 'x': give 'auto' or a whole number$"),
+        ({"method": Job}, "method = rayfed.job.Job: give a name"),
+        ({"name": object()}, "name = an object of the class builtins.object: give text"),
+    ],
+)
+def test_a_message_says_what_was_probably_meant(changes, message):
+    with pytest.raises(InputError, match=re.escape(message).replace(r"\$", "$")):
+        read_job(QUICKSTART, changes)
+
+
+def test_a_byte_order_mark_in_front_of_a_job_is_ignored(tmp_path):
+    (tmp_path / "job.toml").write_bytes(b"\xef\xbb\xbf" + QUICKSTART.read_bytes())
+    assert read_job(tmp_path / "job.toml") == read_job(QUICKSTART)
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [
@@ -112,8 +164,7 @@ def test_an_override_without_key_or_value_is_refused(text):
 
 @pytest.mark.parametrize(
     ("seed", "message"),
-    [(-1, "input should be greater than or equal to 0")]
-    + [(seed, "input should be a valid integer") for seed in (1.5, "1", True)],
+    [(-1, "give 0 or more")] + [(seed, "give a whole number") for seed in (1.5, "1", True)],
 )
 def test_seeds_are_whole_numbers(seed, message):
     with pytest.raises(InputError, match=re.escape(f"seed = {seed!r}: {message}")):

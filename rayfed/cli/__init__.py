@@ -18,6 +18,8 @@ from rayfed.cli.guard import guarded
 from rayfed.cli.text import StderrHandler
 from rayfed.folder.log import logging_to
 
+WITH_JOB = ("run", "resume", "replay", "submit", "data", "partition", "methods")  # they may import the user's modules
+
 
 @click.group(
     cls=Commands,
@@ -44,8 +46,8 @@ def main(ctx: click.Context) -> None:
       rayfed keys ray                                      the keys of a job file that begin with ray
       rayfed completion bash >> ~/.bashrc                  complete job files, keys and methods
     """
-    if (here := os.getcwd()) not in sys.path:  # for the user's own methods and models; Ray tells its workers
-        sys.path.insert(0, here)
+    if ctx.invoked_subcommand in WITH_JOB and (here := os.getcwd()) not in sys.path:
+        sys.path.append(here)  # for the user's own methods and models; Ray tells its workers
     ctx.with_resource(logging_to(StderrHandler()))
 
 

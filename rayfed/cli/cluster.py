@@ -170,12 +170,12 @@ def refuse_twins(run: str, submissions: Sequence[Submission], address: str | Non
 
 def described(cells: Sequence[Cell], jobs: Sequence[Job], results: Path) -> dict[str, str]:
     """The description that the cluster keeps beside a submission."""
-    from rayfed.cli.display import method_text
+    from rayfed.methods.registry import describe
 
     hashes = [job.hash() for job in jobs]
     return {
         "rayfed_version": __version__,
-        "rayfed_method": f"a grid of {len(jobs)} runs" if cells[0].grid else method_text(jobs[0].method),
+        "rayfed_method": f"a grid of {len(jobs)} runs" if cells[0].grid else describe(jobs[0].method),
         "rayfed_job": hashlib.sha256("".join(hashes).encode()).hexdigest() if cells[0].grid else hashes[0],
         "rayfed_results": str(results),
     }

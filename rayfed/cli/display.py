@@ -1,6 +1,5 @@
 """A run on the screen: a bar on a terminal (standard error), elsewhere a line per round (standard output)."""
 
-import dataclasses
 import logging
 import math
 import sys
@@ -14,48 +13,67 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from rayfed.cli.text import aligned, shown
 from rayfed.data.federation import Federation
+from rayfed.data.partition import Rule, write_rule
 from rayfed.engine import Round
 from rayfed.experiment import Display
 from rayfed.job import Job, Training
 from rayfed.local import Site
-from rayfed.methods.part import Method, Switch
+from rayfed.methods.registry import describe
+
+BELOW_ZERO = "a negative forgetting: on average, a class is better now than in any round before"
 
 log = logging.getLogger(__name__)
 
 
 @contextmanager
-def follow() -> Iterator[Display]:
-    """A display for `rayfed.run`, for as long as the context lasts."""
+def follow(of_grid: str = "") -> Iterator[Display]:
+    """A display for `rayfed.run`, for as long as the context lasts.
+
+    `of_grid` is the number of a grid's run, such as "run 3/9": its bar has no header, and goes away at the end.
+    """
     if sys.stdout.isatty() and sys.stderr.isatty():
-        with bar_on(Console(stderr=True)) as progress:
-            yield Bar(progress)
+        with bar_on(Console(stderr=True), transient=bool(of_grid)) as progress:
+            yield Bar(progress, of_grid)
     else:
-        yield Lines()
+        yield Lines(quiet=bool(of_grid))
 
 
 class Lines(Display):
-    """A header, then a line for each round."""
+    """A header, then a line for each round; with `quiet` in the log only."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self._quiet, self._explained = quiet, False
 
     def start(self, site: Site) -> None:
         self._training = site.job.train
-        print(noted(header(site)), flush=True)
+        self._say(header(site))
 
     def round(self, round: Round) -> None:
-        print(noted(round_line(round, self._training)), flush=True)
+        self._say(round_line(round, self._training))
+        if round.forgetting < 0 and not self._explained:
+            self._say(f"({BELOW_ZERO})")
+            self._explained = True
+
+    def _say(self, text: str) -> None:
+        noted(text)
+        if not self._quiet:
+            print(text, flush=True)
 
 
 class Bar(Display):
     """A header, then a bar that moves with each client."""
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
+    def __init__(self, progress: Progress, of_grid: str = "") -> None:
+        self._progress, self._of_grid = progress, of_grid
 
     def start(self, site: Site) -> None:
-        print(noted(header(site)), flush=True)
+        text = noted(header(site))
+        if not self._of_grid:
+            print(text, flush=True)
         self._training = site.job.train
         self._total, self._round = self._training.num_rounds, 0
         empty: dict[str, Any] = {"round": 0, "clients": "", "figures": "starting"}
-        self._task = self._progress.add_task("", start=False, total=self._total, **empty)
+        self._task = self._progress.add_task(self._of_grid, start=False, total=self._total, **empty)
 
     def client(self, done: int, total: int) -> None:
         self._show(self._round + done / (total + 1), clients=f"clients {done}/{total}")  # + 1 for the server's work
@@ -80,12 +98,13 @@ def noted(text: str) -> str:
 def bar_on(console: Console, **options: Any) -> Progress:
     """An empty bar, with the columns that `Bar` fills."""
     return Progress(
-        TextColumn("round {task.fields[round]}/{task.total:.0f}"),
-        BarColumn(),
+        TextColumn("{task.description} round {task.fields[round]}/{task.total:.0f}"),
+        BarColumn(bar_width=None),  # what the words leave of the line
         TextColumn("{task.fields[clients]}"),
         TextColumn("{task.fields[figures]}"),
         TimeRemainingColumn(elapsed_when_finished=True),
         console=console,
+        expand=True,
         speed_estimate_period=math.inf,  # clients come in bursts: only the mean speed predicts the end
         **options,
     )
@@ -97,8 +116,8 @@ def header(site: Site) -> str:
     parameters = sum(parameter.numel() for parameter in site.model.parameters())
     lines = {
         "name": job.name,
-        "method": method_text(job.method),
-        "data": f"{job.data.source}: {images_text(federation)}; {brief(job.data.partition)}",
+        "method": describe(job.method),
+        "data": f"{job.data.source}: {images_text(federation)}; {partition_text(job.data.partition)}",
         "clients": f"{clients_text(federation)}; {job.train.clients_per_round} per round",
         "model": f"{job.model.name}, {parameters:,} parameters",
         "ray": ray_text(job),
@@ -115,7 +134,20 @@ def images_text(federation: Federation) -> str:
 def clients_text(federation: Federation) -> str:
     """The number of clients, and how many images they hold."""
     sizes = federation.partition.sizes
-    return f"{len(sizes):,} with {sizes.min():,} to {sizes.max():,} images each"
+    least, most = (f"{size:,}" for size in (sizes.min(), sizes.max()))
+    return f"{len(sizes):,} with {least if least == most else f'{least} to {most}'} images each"
+
+
+def partition_text(rule: Rule) -> str:
+    """A partition rule as a job file has it: shards s = 2, 50 clients."""
+    values = write_rule(rule)
+    name, num_clients, seed = values.pop("name"), values.pop("num_clients", None), values.pop("seed", 0)
+    defaults = {key: field.default for key, field in rule.__dataclass_fields__.items()}  # type: ignore[attr-defined]
+    first = next(iter(values), None)
+    words = [f"{key} = {value!r}" for key, value in values.items() if key == first or value != defaults[key]]
+    words += [f"{num_clients} clients"] if num_clients is not None else []
+    words += [f"seed = {seed}"] if seed else []
+    return ", ".join([" ".join([name, *words[: first is not None]]), *words[first is not None :]])
 
 
 def ray_text(job: Job) -> str:
@@ -140,26 +172,16 @@ def round_line(round: Round, training: Training) -> str:
     return "  ".join(words)
 
 
+def cell_text(summary: dict[str, Any]) -> str:
+    """How a run of a grid ended."""
+    best, last = (summary[which]["test_accuracy"] for which in ("best", "last"))
+    return f"best {best:.3f}  last {last:.3f}  forgetting {summary['last']['forgetting']:.3f}"
+
+
 def result_text(path: Path, summary: dict[str, Any]) -> str:
     """How a run ended, and where its results are."""
     line = "accuracy {test_accuracy:.3f}  forgetting {forgetting:.3f}  in round {round}"
-    return aligned([*((which, line.format(**summary[which])) for which in ("best", "last")), ("results", shown(path))])
-
-
-def method_text(method: Method) -> str:
-    """A method in a line: its parts, with the values that are not defaults."""
-    if isinstance(method, tuple):
-        return " + ".join(brief(part) for part in method)
-    if isinstance(method, Switch):
-        return f"{method_text(method.before)}; from round {method.at} on: {method_text(method.after)}"
-    return repr(method)
-
-
-def brief(value: Any) -> str:
-    """A dataclass with its values that are not defaults: Shards(s=5)."""
-    changed = [
-        f"{field.name}={getattr(value, field.name)!r}"
-        for field in dataclasses.fields(value)
-        if getattr(value, field.name) != field.default
-    ]
-    return type(value).__name__ + (f"({', '.join(changed)})" if changed else "")
+    rows = [(which, line.format(**summary[which])) for which in ("best", "last")]
+    if min(summary[which]["forgetting"] for which in ("best", "last")) < 0:
+        rows.append(("", f"({BELOW_ZERO})"))
+    return aligned([*rows, ("results", shown(path))])

@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from rayfed.errors import STOPPED, InputError
+from rayfed.cli.text import harmless
+from rayfed.errors import STOPPED, InputError, cut
 
 
 class Failure(click.ClickException):
@@ -19,7 +20,7 @@ class Failure(click.ClickException):
         self.exit_code = exit_code  # type: ignore[misc]
 
     def show(self, file: Any = None) -> None:
-        print(self.message, file=sys.stderr)
+        print(harmless(self.message), file=sys.stderr)
 
 
 @contextmanager
@@ -32,7 +33,7 @@ def failures() -> Iterator[None]:
     except KeyboardInterrupt as error:
         raise Failure("; ".join(["stopped", *getattr(error, "__notes__", [])]), STOPPED) from None
     except Exception as error:
-        raise Failure(f"error: {_explain(error)}", getattr(error, "exit_code", 1)) from None
+        raise Failure(cut(f"error: {_explain(error)}"), getattr(error, "exit_code", 1)) from None
 
 
 def _explain(error: Exception) -> str:

@@ -9,12 +9,37 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.shell_completion import CompletionItem
+from click.shell_completion import BashComplete, CompletionItem, add_completion_class
 
 if TYPE_CHECKING:
     from rayfed.job import Job
 
 Overrides = tuple[tuple[str, Any], ...]
+
+
+@add_completion_class
+class Bash(BashComplete):
+    """Completion after `=`, where bash begins a new word: here the word is whole, and its end is offered."""
+
+    source_template = BashComplete.source_template.replace(
+        "    return 0\n", "    [[ ${COMPREPLY[0]} == *= ]] && compopt -o nospace\n    return 0\n"
+    )
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        args, incomplete = super().get_completion_args()
+        words: list[str] = []
+        before = ""
+        for word in [*args, incomplete]:
+            if words and "=" in (word, before):
+                words[-1] += word
+            else:
+                words.append(word)
+            before = word
+        self._typed = words[-1][: words[-1].rfind("=") + 1] if words[-1] != incomplete else ""
+        return words[:-1], words[-1]
+
+    def format_completion(self, item: CompletionItem[Any]) -> str:
+        return f"{item.type},{item.value.removeprefix(self._typed)}"
 
 
 def complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
@@ -25,13 +50,18 @@ def complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) ->
 
 
 def complete_set(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """The job file's keys; where none of them fits, all keys."""
+    """The job file's keys; where none of them fits, all keys; after `=`, the names that a key can have."""
+    from rayfed.data.partition import PARTITIONS
+    from rayfed.data.settings import SOURCES
     from rayfed.errors import InputError
-    from rayfed.job import Job, flat, read_toml
+    from rayfed.job import MODELS, Job, flat, read_toml
     from rayfed.values import keys
 
-    if incomplete.startswith("method="):
-        return starting(incomplete, [f"method={entry['name']}" for entry in catalogue()])
+    key, equals, _ = incomplete.partition("=")
+    if equals:
+        methods = [entry["name"] for entry in catalogue()]
+        names = {"method": methods, "model": MODELS, "data.partition": PARTITIONS, "data.source": SOURCES}
+        return starting(incomplete, [f"{key}={name}" for name in names.get(key.removesuffix(".name"), ())])
     # Click does not parse a line that ends in -s: its words are all arguments.
     job = next((word for word in ctx.args if word.endswith(".toml")), "")
     try:

@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from rayfed.cli.options import Overrides, catalogue, complete_job, complete_method, job_argument, read_base, set_option
-from rayfed.cli.text import aligned, print_table, shown
-from rayfed.errors import InputError
+from rayfed.cli.text import aligned, harmless, print_table, shown
+from rayfed.errors import InputError, spelled
 
 MOST_CLIENTS = 50  # in the table of `partition`
 PICTURES = (".png", ".svg", ".pdf")
@@ -43,6 +43,7 @@ def methods(name: str | None) -> None:
 
 def describe(name: str) -> None:
     """Print the paper and the parameters of a method, of a part, or of a user's `package.module:Name`."""
+    name = spelled(name, [entry["name"] for entry in catalogue()])
     entry = next((entry for entry in catalogue() if entry["name"] == name), None)
     if entry is None:
         from rayfed.methods.registry import parameters  # brings torch
@@ -77,17 +78,22 @@ def keys(prefix: str) -> None:
       rayfed keys
       rayfed keys ray
       rayfed keys data.partition
+      rayfed keys grid
     """
     from rayfed import values
+    from rayfed.grid import Grid
     from rayfed.job import Job
 
     rules: dict[tuple[str, str, str], list[str]] = {}  # key, default and meaning: the partitions that have it
-    for key in values.keys(Job):
+    known = [*values.keys(Job), *values.keys(Grid, "grid")]
+    for key in known:
         if key.name.startswith(prefix):
             row = key.name, default_text(key.default), key.sentence
             rules.setdefault(row, []).extend([key.kind] if key.kind else [])
     if not rules:
-        raise InputError(f"no key begins with '{prefix}'; `rayfed keys` lists all")
+        near = values.nearest(prefix, known)
+        rather = f"; did you mean '{near}'?" if near else ";"
+        raise InputError(f"no key begins with '{prefix}'{rather} `rayfed keys` lists all")
     rows = [(*row[:2], f"{', '.join(kinds)}: {row[2]}" if kinds else row[2]) for row, kinds in rules.items()]
     print_table(["key", "default", "what"], rows)
 
@@ -108,7 +114,7 @@ def data(job: str | None, overrides: Overrides) -> None:
         rows = [(name, "yes" if is_here(name, root) else "no", what) for name, what in SOURCES.items()]
         print_table(["source", "here", "what"], rows)
         return
-    from rayfed.cli.display import brief, clients_text, images_text
+    from rayfed.cli.display import clients_text, images_text, partition_text
     from rayfed.local import open_data
 
     read = read_base(job, overrides)
@@ -120,7 +126,7 @@ def data(job: str | None, overrides: Overrides) -> None:
         "classes": f"{len(classes)}: {', '.join(classes[:20])}{', ...' if len(classes) > 20 else ''}",
         "mean": " ".join(f"{value:.4f}" for value in federation.mean),
         "deviation": " ".join(f"{value:.4f}" for value in federation.std),
-        "partition": brief(read.data.partition),
+        "partition": partition_text(read.data.partition),
         "clients": clients_text(federation),
     }
     print(aligned(list(facts.items())))
@@ -129,7 +135,7 @@ def data(job: str | None, overrides: Overrides) -> None:
 @click.command()
 @job_argument
 @set_option
-@click.option("-o", "--output", help="The picture: .png, .svg or .pdf; runs/NAME.partition.png if not given.")
+@click.option("-o", "--output", help="The picture: .png, .svg or .pdf; NAME.partition.png here if not given.")
 def partition(job: str, overrides: Overrides, output: str | None) -> None:
     """Show how many images of each class each client holds.
 
@@ -138,16 +144,15 @@ def partition(job: str, overrides: Overrides, output: str | None) -> None:
     import numpy as np
 
     from rayfed.cli.display import clients_text
-    from rayfed.folder.places import folder_of
     from rayfed.local import open_data
     from rayfed.report.figures import save_partition
 
     read = read_base(job, overrides)
-    path = Path(output) if output else folder_of(read).with_name(f"{Path(read.name).name}.partition.png")
+    path = Path(output or f"{Path(read.name).name}.partition.png")
     if path.suffix not in PICTURES:
         raise InputError(f"--output '{path}': pictures end in {', '.join(PICTURES)}")
     federation = open_data(read)
-    classes, num_clients = federation.train.classes, federation.num_clients
+    classes, num_clients = tuple(map(harmless, federation.train.classes)), federation.num_clients
     clients, labels, counts = federation.cells()
     table = np.zeros((min(num_clients, MOST_CLIENTS), len(classes)), dtype=np.int64)
     first = clients < MOST_CLIENTS

@@ -11,13 +11,14 @@ import click
 
 from rayfed.cli.cluster import address_option, hint
 from rayfed.cli.text import aligned, duration, print_table, shown
-from rayfed.errors import NoRay, Resumable
+from rayfed.errors import InputError, NoRay, Resumable
 from rayfed.folder.summary import read_summary, status_of
 from rayfed.runtime.address import connected
 from rayfed.runtime.jobs import Jobs, Submission
 
 ROUND = re.compile(r"^round +(\d+)/(\d+)  accuracy ([\d.]+)", re.MULTILINE)  # a line of `rayfed.cli.display.Lines`
-OF_GRID = re.compile(r"^run (\d+ of \d+)$", re.MULTILINE)
+CELL = re.compile(r"^(run \d+/\d+)  \S+ +best ([\d.]+)", re.MULTILINE)  # a line of a grid, for each of its runs
+RUN = ("run", "status", "round", "best accuracy", "last written")
 MOST = 30  # rows of a table
 LAST_LINES = 10  # of a log, for one submission
 
@@ -28,10 +29,13 @@ LAST_LINES = 10  # of a log, for one submission
 def status(name: str | None, address: str | None) -> None:
     """List submitted jobs and this folder's runs.
 
-    Or describe one submission: NAME is a run's name (of several submissions, the newest) or a submission id.
+    Or describe one: NAME is a run's name in this folder's runs, a run's name on the cluster (of several submissions,
+    the newest), or a submission id.
     """
     if name is not None:
-        with connected(address) as cluster:
+        if here := next((row for row in runs_in(Path("runs")) if row[0] == name), ()):
+            print(aligned(list(zip(RUN, here, strict=True))))
+        with suppress(*([InputError] if here else [])), connected(address) as cluster:  # it need not be submitted
             describe(cluster, cluster.find(name), address)
         return
     list_runs(Path("runs"))
@@ -84,7 +88,7 @@ def list_runs(root: Path) -> None:
     """Print a table of the runs in a folder, the last written first."""
     rows = runs_in(root)
     print(f"runs in {shown(root.absolute())}: " + (f"{len(rows):,}" if rows else "none"))
-    print_newest(["run", "status", "round", "best accuracy", "last written"], rows[:MOST], len(rows))
+    print_newest(RUN, rows[:MOST], len(rows))
 
 
 def print_newest(columns: Sequence[str], rows: Sequence[Sequence[str]], count: int) -> None:
@@ -115,16 +119,17 @@ def runs_in(root: Path) -> list[tuple[str, str, str, str, str]]:
 
 
 def progress(log: str) -> tuple[str, str]:
-    """The last round in a run's log, and the accuracy after it; for a grid, of the current run.
+    """The last round in a run's log, and the accuracy after it; for a grid, the last finished run, and its best.
 
-    >>> progress("run 2 of 9\\nround  4/12  accuracy 0.512  forgetting 0.100\\n")
-    ('4/12, run 2 of 9', '0.512')
+    >>> progress("round  4/12  accuracy 0.512  forgetting 0.100\\n")
+    ('4/12', '0.512')
+    >>> progress("run 2/9  g/iid/seed-0  best 0.512  last 0.500  forgetting 0.100  0:01:02 left\\n")
+    ('run 2/9', '0.512')
     """
-    rounds, runs = ROUND.findall(log), OF_GRID.findall(log)
-    if not rounds:
-        return "", ""
-    round, total, accuracy = rounds[-1]
-    return ", ".join([f"{round}/{total}", *(f"run {run}" for run in runs[-1:])]), accuracy
+    if cells := CELL.findall(log):
+        return cells[-1]
+    rounds = ROUND.findall(log)
+    return (f"{rounds[-1][0]}/{rounds[-1][1]}", rounds[-1][2]) if rounds else ("", "")
 
 
 def status_text(one: Submission) -> str:

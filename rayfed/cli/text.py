@@ -1,10 +1,23 @@
 """Words, tables and log lines on the screen."""
 
 import logging
+import re
 import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
+
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def harmless(text: str) -> str:
+    """A text without colours, and with other control characters spelled out: names in data may hold any.
+
+    >>> harmless("a\\x1b[31mred\\x1b]0;title\\x07")
+    'ared\\\\x1b]0;title\\\\x07'
+    """
+    return CONTROL.sub(lambda found: repr(found[0])[1:-1], COLOUR.sub("", text))
 
 
 class StderrHandler(logging.Handler):
@@ -14,7 +27,7 @@ class StderrHandler(logging.Handler):
         if getattr(record, "on_screen", False):
             return
         prefix = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
-        print(prefix + self.format(record), file=sys.stderr, flush=True)
+        print(harmless(prefix + self.format(record)), file=sys.stderr, flush=True)
 
 
 def duration(seconds: float) -> str:
@@ -28,12 +41,13 @@ def shown(path: Path) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], gap: str = "  ") -> str:
-    """Rows of words as lines of columns.
+    """Rows of words as lines of columns, without control characters.
 
     >>> print(aligned([("a", "1"), ("long", "2")]))
     a     1
     long  2
     """
+    rows = [[harmless(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(gap.join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
 
@@ -46,7 +60,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(*columns)
+    table = Table(*map(harmless, columns))
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(harmless, row))
     Console(markup=False, highlight=False).print(table)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import pdb  # noqa: T100
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from rayfed.cli.exits import Failure, failures
 from rayfed.cli.options import Overrides, job_argument, set_option
-from rayfed.cli.text import print_table, shown
+from rayfed.cli.text import duration, print_table, shown
 from rayfed.errors import InputError, Resumable, RunFailed
 
 if TYPE_CHECKING:
@@ -40,8 +41,8 @@ other_bits_option = click.option(
 def run(job: str, overrides: Overrides, force: bool, resume: bool, other_bits: bool, only: str, listed: bool) -> None:
     """Train the federation of a job file.
 
-    A job with a [grid] is many runs, one after the other: finished runs are skipped, a run that was begun continues,
-    and a failed run does not end the others. A table of settings and methods comes last.
+    A job with a [grid] is many runs, one after the other, with a line for each: finished runs are skipped, a run that
+    was begun continues, and a failed run does not end the others. A table of settings and methods comes last.
 
     \b
     Examples:
@@ -60,7 +61,7 @@ def run(job: str, overrides: Overrides, force: bool, resume: bool, other_bits: b
     if not chosen:
         raise InputError(f"--only '{only}': none of {len(cells)} runs matches, such as '{cells[0].name}'; see --list")
     if listed:
-        print("\n".join(cell.name for cell in chosen))
+        print("\n".join(cell.job().name for cell in chosen))
     elif chosen[0].grid:
         run_grid(cells, chosen, force, other_bits)
     else:
@@ -112,29 +113,36 @@ def replay(run: Path, round: int, client: int, debug: bool) -> None:
         if debug and isinstance(error, RunFailed):
             pdb.post_mortem((error.__cause__ or error).__traceback__)
         raise
-    print(f"client {client}, round {round}: {row.num_examples} images, loss {row.train_loss!r}, {row.seconds:.1f} s")
+    print(f"client {client}, round {round}: {row.num_examples} images, loss {row.train_loss:.4f}, {row.seconds:.1f} s")
     if recorded is not None:
-        print("the run recorded the same loss" if recorded == row.train_loss else f"the run recorded {recorded!r}")
+        other = f"the run recorded {recorded:.4f}, which is {abs(recorded - row.train_loss):.1g} apart"
+        print("the run recorded the same loss" if recorded == row.train_loss else other)
 
 
-def run_one(job: Job, force: bool, resume: bool, other_bits: bool) -> None:
-    """Run a job, showing its progress and its results."""
+def run_one(job: Job, force: bool, resume: bool, other_bits: bool, of_grid: str = "") -> dict[str, Any]:
+    """Run a job, showing its progress and its results; of a grid's run, only the progress. Gives the summary."""
     from rayfed import experiment
 
-    _shown(lambda display: experiment.run(job, force=force, resume=resume, other_bits=other_bits, display=display))
+    options: dict[str, Any] = {"force": force, "resume": resume, "other_bits": other_bits}
+    return _shown(lambda display: experiment.run(job, **options, display=display), of_grid)
 
 
-def _shown(train: Callable[[Display], Result]) -> None:
+def _shown(train: Callable[[Display], Result], of_grid: str = "") -> dict[str, Any]:
     from rayfed.cli.display import follow, result_text
     from rayfed.folder.summary import read_summary
 
-    with follow() as display:
+    with follow(of_grid) as display:
         result = train(display)
-    print(result_text(result.path, read_summary(result.path)))
+    summary = read_summary(result.path)
+    if not of_grid:
+        print(result_text(result.path, summary))
+    return summary
 
 
 def run_grid(cells: list[Cell], chosen: list[Cell], force: bool, other_bits: bool) -> None:
-    """Run the chosen cells that are not done; then show the results of all finished cells."""
+    """Run the chosen cells that are not done, with a line for each; then show the results of all finished cells."""
+    from rayfed.cli.display import cell_text
+    from rayfed.data.sources import reading_once
     from rayfed.folder.places import is_done
 
     jobs = [cell.job() for cell in chosen]
@@ -142,17 +150,23 @@ def run_grid(cells: list[Cell], chosen: list[Cell], force: bool, other_bits: boo
     if len(todo) < len(jobs):
         print(f"{len(jobs) - len(todo)} of {len(jobs)} runs are done already")
     failed: dict[str, int] = {}  # name -> exit code
+    started = time.monotonic()
     try:
-        for number, job in enumerate(todo, start=1):
-            print(f"\nrun {number} of {len(todo)}", flush=True)
-            try:
-                with failures():
-                    run_one(job, force, not force, other_bits)
-            except Failure as failure:
-                if failure.exit_code not in (1, Resumable.exit_code):
-                    raise
-                failure.show()
-                failed[job.name] = failure.exit_code
+        with reading_once():
+            for number, job in enumerate(todo, start=1):
+                label = f"run {number}/{len(todo)}"
+                line = f"{label}  {job.name.ljust(max(len(other.name) for other in todo))}"
+                try:
+                    with failures():
+                        summary = run_one(job, force, not force, other_bits, label)
+                    left = duration((time.monotonic() - started) / number * (len(todo) - number))
+                    print(f"{line}  {cell_text(summary)}  {left} left", flush=True)
+                except Failure as failure:
+                    if failure.exit_code not in (1, Resumable.exit_code):
+                        raise
+                    print(f"{line}  failed", flush=True)
+                    failure.show()
+                    failed[job.name] = failure.exit_code
     finally:
         show_results(cells)
     if failed:
@@ -177,8 +191,9 @@ def show_results(cells: list[Cell]) -> None:
     path = folder_of(replace(done[0][0].job(), name=cells[0].grid)) / "table.csv"
     write_text(path, as_csv(rows))
     print(f"\n{len(done)} of {len(cells)} runs are done; mean ± deviation over seeds, in {shown(path)}:")
+    listed = [key for key in ("setting", "method") if rows[0][key]]  # a grid of seeds alone has neither
     shown_rows = [
-        [row["setting"], row["method"], str(row["seeds"]), *(spread_text(row[f], row[f"{f}_spread"]) for f in FIGURES)]
+        [*(row[key] for key in listed), str(row["seeds"]), *(spread_text(row[f], row[f"{f}_spread"]) for f in FIGURES)]
         for row in rows
     ]
-    print_table(["setting", "method", "seeds", *(figure.replace("_", " ") for figure in FIGURES)], shown_rows)
+    print_table([*listed, "seeds", *(figure.replace("_", " ") for figure in FIGURES)], shown_rows)

@@ -83,13 +83,10 @@ class Batches:
 def prepare(images: Tensor, mean: Sequence[float], std: Sequence[float], augment: Augment | None = None) -> Batches:
     """Pad a client's images, uint8 (n, C, H, W) on any device, once, for all its batches of a round.
 
-    `mean` and `std` are per channel, of pixels in [0, 1]. Raises InputError if the images are too small to reflect.
+    `mean` and `std` are per channel, of pixels in [0, 1].
     """
     augment = augment or Augment()
     p = augment.crop
-    if p and augment.crop_padding == "reflect" and p >= min(images.shape[2:]):
-        size = f"{images.shape[2]} x {images.shape[3]} pixels"
-        raise InputError(f"augment.crop = {p}: images of {size} reflect at most {min(images.shape[2:]) - 1}")
     if p and augment.crop_padding == "reflect":
         # Reflection is not defined for bytes; halves hold 0..255 exactly.
         padded = F.pad(images.half(), (p, p, p, p), mode="reflect").to(torch.uint8)
@@ -98,6 +95,13 @@ def prepare(images: Tensor, mean: Sequence[float], std: Sequence[float], augment
     scale = torch.tensor([1 / (255 * s) for s in std], device=images.device).view(1, -1, 1, 1)
     shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], device=images.device).view(1, -1, 1, 1)
     return Batches(padded.contiguous(), scale, shift, augment)
+
+
+def refuse_too_small(height: int, width: int, augment: Augment) -> None:
+    """Raises InputError if images are too small to reflect as much as the crop asks for."""
+    if augment.crop_padding == "reflect" and augment.crop >= min(height, width):
+        most = f"images of {height} x {width} pixels reflect at most {min(height, width) - 1}"
+        raise InputError(f"data.augment.crop = {augment.crop}: {most}")
 
 
 def _cut_out(images: Tensor, y: Tensor, x: Tensor, side: int) -> Tensor:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from itertools import islice, repeat
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,7 +23,8 @@ MAX_PIXELS = 2**24  # of one encoded image; a few bytes can claim to unpack to g
 MAX_BYTES = 2**28  # of one encoded image
 GREY = {"1": "L", "L": "L", "LA": "L"}
 DEEP = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")  # more than 8 bits per channel
-BLOCK = 256  # images per task of a thread
+BLOCK = 256  # images per task of a thread, fewer if they are large
+BLOCK_BYTES = 2**24  # decoded bytes per task
 
 
 def _memory(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
@@ -64,13 +65,18 @@ def decode(data: bytes, size: int = 0) -> np.ndarray:
 def decode_all(images: Iterable[Encoded], count: int, size: int = 0, *, threads: bool = True) -> np.ndarray:
     """All `count` images as uint8 (count, C, H, W); grey ones among RGB ones become RGB.
 
-    Raises InputError, naming the image, if one cannot be decoded or differs in size.
+    Raises InputError, naming the image, if one cannot be decoded or differs in size; and, from the header of the first
+    image alone, if all of them do not fit in memory.
     """
+    images = iter(images)
+    shape = _announced(first := next(images), size)
+    has_room(count, shape)
+    blocks = _batched(chain([first], images), max(1, min(BLOCK, BLOCK_BYTES // math.prod(shape))))
     if not threads:
-        return gather((_decode_block(block, size) for block in _batched(images, BLOCK)), count)
+        return gather((_decode_block(block, size) for block in blocks), count)
     with ThreadPoolExecutor() as pool:
         # A few blocks at a time, so that few bytes wait to be decoded or copied out.
-        groups = _batched(_batched(images, BLOCK), 16)
+        groups = _batched(blocks, 16)
         return gather((block for group in groups for block in pool.map(_decode_block, group, repeat(size))), count)
 
 
@@ -80,10 +86,11 @@ def gather(blocks: Iterable[np.ndarray], count: int) -> np.ndarray:
     start = 0
     for block in blocks:
         if out is None:
-            _has_room(count, block.shape[1:])
+            has_room(count, block.shape[1:])
             out = np.empty((count, *block.shape[1:]), dtype=np.uint8)
         _refuse_another_size(f"rows from {start} on", block.shape[2:], out.shape[2:])
         if block.shape[1] > out.shape[1]:
+            has_room(count, block.shape[1:])
             out = np.repeat(out, block.shape[1], axis=1)
         out[start : start + len(block)] = block  # a grey block is broadcast over three channels
         start += len(block)
@@ -91,7 +98,15 @@ def gather(blocks: Iterable[np.ndarray], count: int) -> np.ndarray:
     return out
 
 
-def _has_room(count: int, shape: tuple[int, ...]) -> None:
+def _announced(image: Encoded, size: int) -> tuple[int, int, int]:
+    """The shape of an image after decoding, from its header; (1, 1, 1) where decoding will refuse it."""
+    with suppress(Exception), Image.open(io.BytesIO(image[1]() or b""), formats=FORMATS) as header:
+        if header.width * header.height <= MAX_PIXELS:
+            return 1 if header.mode in GREY else 3, size or header.height, size or header.width
+    return 1, 1, 1
+
+
+def has_room(count: int, shape: tuple[int, ...]) -> None:
     """Raises InputError for more images than fit in memory, before the system would kill a process for them."""
     needed = count * math.prod(shape)
     if needed > MEMORY:
@@ -104,7 +119,7 @@ def resize(images: np.ndarray, size: int) -> np.ndarray:
     """Images (N, C, H, W) scaled and cut at the centre to (N, C, size, size), as `decode` does."""
     if images.shape[2:] == (size, size):
         return images
-    _has_room(len(images), (images.shape[1], size, size))
+    has_room(len(images), (images.shape[1], size, size))
     planar = images[:, 0] if images.shape[1] == 1 else images.transpose(0, 2, 3, 1)
     fitted = [_channels_first(_fit(Image.fromarray(np.ascontiguousarray(image)), size)) for image in planar]
     return np.ascontiguousarray(np.stack(fitted))

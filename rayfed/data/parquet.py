@@ -8,6 +8,7 @@ Shapes: `N` rows, `C` channels, `H` x `W` pixels, `K` classes.
 
 import contextlib
 import json
+import logging
 import math
 from collections.abc import Callable, Iterator
 
@@ -17,13 +18,16 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs as pafs
 from pyarrow import types
+from rich.filesize import decimal
 
-from rayfed.data.decode import Encoded, decode_all, gather
+from rayfed.data.decode import BLOCK_BYTES, Encoded, decode_all, gather, has_room
 from rayfed.data.samples import Samples, few_classes, shortened
 from rayfed.data.settings import Data
 from rayfed.errors import InputError
 
+log = logging.getLogger(__name__)
 ROWS = 4096  # rows of images read at a time
+LONGEST = 1000  # bytes of a label's or a client's name: a few bytes of a file can stand for many long names
 SMALL = 4096  # bytes; the decoder of a smaller image hardly releases the interpreter, so threads only cost time
 Files = dict[str, pq.ParquetFile]  # by path
 Locate = Callable[[int], str]  # the file and row of the n-th row of all files, for messages
@@ -32,7 +36,7 @@ Locate = Callable[[int], str]  # the file and row of the n-th row of all files, 
 def read_parquet(fs: pafs.FileSystem, paths: list[str], data: Data, train: Samples | None) -> Samples:
     """All rows of all files. A test set is read with the classes of `train`. Raises InputError, with the place."""
     clients = "" if train else data.client
-    files = {path: _open(fs, path, [data.image, data.label, *([clients] if clients else [])]) for path in paths}
+    files = {path: _open(fs, path, data.image, [data.label, *([clients] if clients else [])]) for path in paths}
     ends = np.cumsum([file.metadata.num_rows for file in files.values()])
     if not ends[-1]:
         raise InputError(f"{paths[0]}: it has no rows")
@@ -47,7 +51,7 @@ def read_parquet(fs: pafs.FileSystem, paths: list[str], data: Data, train: Sampl
         raise InputError(f"{paths[0]}: its classes ({ours}) are not the training set's ({theirs})")
     column = _column(files, data.label, place)
     labels, classes = label_codes(column, train.classes if train else named, data.label, place)
-    groups = np.unique(_column(files, clients, place).to_numpy(), return_inverse=True)[1] if clients else None
+    groups = _group_codes(_column(files, clients, place), clients, place) if clients else None
     return Samples(_images(files, int(ends[-1]), data), labels, classes, groups)
 
 
@@ -67,23 +71,52 @@ def label_codes(
     column: pa.ChunkedArray, names: tuple[str, ...] | None, name: str, place: Locate
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Labels as int64 (N,) and the class names. `names` are the names known before, if any."""
-    if types.is_string(column.type) or types.is_large_string(column.type):
-        classes = names or tuple(sorted(column.unique().to_pylist()))
-        few_classes(len(classes), f"column '{name}'")
-        found = pc.index_in(column, pa.array(classes, column.type))
-        if found.null_count:
-            row = _first(pc.is_null(found))
-            raise InputError(f"{place(row)}: label '{column[row]}' is not one of the classes ({shortened(classes)})")
-        return found.to_numpy().astype(np.int64), classes
+    if types.is_dictionary(column.type):
+        codes, there = _name_codes(column)
+        few_classes(len(there), f"column '{name}'")
+        classes = names or there
+        label_of = {label: number for number, label in enumerate(classes)}
+        labels = np.array([label_of.get(label, -1) for label in there])[codes]
+        if len(unknown := np.flatnonzero(labels < 0)):
+            row = int(unknown[0])
+            text = f"label '{there[codes[row]]}' is not one of the classes ({shortened(classes)})"
+            raise InputError(f"{place(row)}: {text}")
+        return labels, classes
     if not types.is_integer(column.type):
         raise InputError(f"{place(0)}: column '{name}' is of type {column.type}; labels are whole numbers or text")
     labels = column.to_numpy().astype(np.int64)
     few_classes(len(names) if names else int(labels.max()) + 1, f"column '{name}'")
     classes = names or tuple(str(label) for label in range(int(labels.max()) + 1))
+    if not names and len(found := np.unique(labels)) < len(classes) and labels.min() >= 0:
+        log.warning(
+            "column '%s' has %d labels (%s), and the model gets %d classes, one for each number up to the largest; "
+            "number the labels 0, 1, 2, ..., or give names",
+            *(name, len(found), shortened(found.tolist()), len(classes)),
+        )
     if len(outside := np.flatnonzero((labels < 0) | (labels >= len(classes)))):
         row, last = int(outside[0]), len(classes) - 1
         raise InputError(f"{place(row)}: label {labels[row]} is outside 0..{last} ({shortened(classes)})")
     return labels, classes
+
+
+def _name_codes(column: pa.ChunkedArray) -> tuple[np.ndarray, tuple[str, ...]]:
+    """A column of names as codes, int64 (N,), and the names, sorted. No name is unpacked more than once."""
+    column = column.unify_dictionaries()
+    names = column.chunk(0).dictionary.to_pylist()
+    indices = np.concatenate([chunk.indices.to_numpy() for chunk in column.chunks])
+    used = sorted(np.unique(indices), key=names.__getitem__)
+    code_of = np.zeros(len(names), dtype=np.int64)
+    code_of[used] = np.arange(len(used))
+    return code_of[indices], tuple(names[index] for index in used)
+
+
+def _group_codes(column: pa.ChunkedArray, name: str, place: Locate) -> np.ndarray:
+    """A column's values, numbered in their sorted order, int64 (N,)."""
+    if types.is_dictionary(column.type):
+        return _name_codes(column)[0]
+    if types.is_nested(column.type):
+        raise InputError(f"{place(0)}: column '{name}' is of type {column.type}; a client is a number or a name")
+    return np.unique(column.to_numpy(), return_inverse=True)[1]
 
 
 def pixels(column: pa.Array, shape: tuple[int, ...], place: str) -> np.ndarray:
@@ -122,6 +155,7 @@ def _images(files: Files, count: int, data: Data) -> np.ndarray:
     kind = first.schema_arrow.field(data.image).type
     kind = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
     if _is_list(kind):
+        has_room(count, (_announced(files, data.image, "num_values") // count,))
         blocks = (pixels(column, tuple(data.shape), place) for _, place, column in _chunks(files, data.image))
         return np.ascontiguousarray(gather(blocks, count))
     if types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
@@ -146,20 +180,36 @@ def _chunks(files: Files, name: str) -> Iterator[tuple[int, str, pa.Array]]:
     for path, file in files.items():
         start = 0
         with _readable(path):
-            for batch in file.iter_batches(ROWS, columns=[name]):
+            for batch in file.iter_batches(_rows(file, name), columns=[name]):
                 if len(batch):
                     yield start, f"{path}, rows {start} to {start + len(batch) - 1}", batch.column(0)
                 start += len(batch)
 
 
-def _open(fs: pafs.FileSystem, path: str, columns: list[str]) -> pq.ParquetFile:
+def _announced(files: Files, name: str, figure: str) -> int:
+    """The sum of a figure over the chunks of a column, as the footers of the files say."""
+    groups = [file.metadata.row_group(i) for file in files.values() for i in range(file.metadata.num_row_groups)]
+    chunks = (group.column(i) for group in groups for i in range(group.num_columns))
+    return sum(getattr(chunk, figure) for chunk in chunks if chunk.path_in_schema.partition(".")[0] == name)
+
+
+def _rows(file: pq.ParquetFile, name: str) -> int:
+    """Rows of a column to read at a time: fewer where each of them has many values."""
+    per_row = _announced({"": file}, name, "num_values") // max(1, file.metadata.num_rows)
+    return max(1, min(ROWS, BLOCK_BYTES // max(1, per_row)))
+
+
+def _open(fs: pafs.FileSystem, path: str, image: str, names: list[str]) -> pq.ParquetFile:
     with _readable(path):
-        file = pq.ParquetFile(fs.open_input_file(path), pre_buffer=True)
-    for name in columns:
-        if name not in file.schema_arrow.names:
-            there = ", ".join(file.schema_arrow.names)
+        source = fs.open_input_file(path)
+        file = pq.ParquetFile(source)
+    schema = file.schema_arrow
+    for name in [image, *names]:
+        if name not in schema.names:
+            there = ", ".join(schema.names)
             raise InputError(f"{path}: no column '{name}'; it has {there} (data.image, data.label, data.client)")
-    return file
+    texts = [name for name in names if types.is_dictionary(_kind(schema.field(name).type))]
+    return pq.ParquetFile(source, metadata=file.metadata, pre_buffer=True, read_dictionary=texts)
 
 
 @contextlib.contextmanager
@@ -171,18 +221,31 @@ def _readable(path: str) -> Iterator[None]:
 
 
 def _column(files: Files, name: str, place: Locate) -> pa.ChunkedArray:
-    """One column of all files; dictionaries are unpacked, missing values refused."""
+    """One column of all files, names as dictionaries; missing values and names that are too long are refused."""
+    rows = sum(file.metadata.num_rows for file in files.values())
+    if (size := _announced(files, name, "total_uncompressed_size")) > max(BLOCK_BYTES, rows * LONGEST):
+        raise InputError(f"column '{name}' takes {decimal(size)} in {rows:,} rows: is it the label, or the client?")
     parts = []
     for path, file in files.items():
         with _readable(path):
-            parts.append(file.read(columns=[name]).column(0))
-    parts = [part.cast(part.type.value_type) if types.is_dictionary(part.type) else part for part in parts]
+            part = file.read(columns=[name]).column(0)
+            parts.append(part.cast(_kind(part.type)))
     if any(part.type != parts[0].type for part in parts):
         raise InputError(f"column '{name}' has different types in {next(iter(files))} and in the other files")
     column = pa.chunked_array([chunk for part in parts for chunk in part.chunks], parts[0].type)
+    for chunk in column.chunks if types.is_dictionary(column.type) else ():
+        longest = pc.max(pc.binary_length(chunk.dictionary)).as_py() or 0
+        if longest > LONGEST:
+            raise InputError(f"column '{name}' has a name of {longest:,} bytes, more than the {LONGEST:,} allowed")
     if column.null_count:
         raise InputError(f"{place(_first(pc.is_null(column)))}: no value in column '{name}'")
     return column
+
+
+def _kind(kind: pa.DataType) -> pa.DataType:
+    """The type in which a column is read: dictionaries of text, and the values of other dictionaries."""
+    value = kind.value_type if types.is_dictionary(kind) else kind
+    return pa.dictionary(pa.int32(), pa.string()) if types.is_string(value) or types.is_large_string(value) else value
 
 
 def _first(flags: pa.ChunkedArray) -> int:

@@ -17,13 +17,13 @@ from __future__ import annotations
 import hashlib
 import heapq
 import inspect
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Annotated, Any, Protocol
 
 import numpy as np
 from annotated_types import Ge, Le
 
-from rayfed.errors import InputError
+from rayfed.errors import InputError, told
 from rayfed.values import Checked, build, find, name_in, named, table
 
 PATIENCE = 5 * 10**8  # random numbers that a Dirichlet split may draw by default: about half a minute
@@ -79,7 +79,7 @@ class Iid(Checked):
     """Shuffled slices whose sizes differ by at most one image."""
 
     num_clients: Annotated[int, Ge(1), "number of clients"] = 10
-    seed: Annotated[int, Ge(0), "seed of the partition alone"] = 0
+    seed: Annotated[int, Ge(0), 'seed of the partition alone; "run": the seed of the run'] = 0
 
     def split(self, labels: np.ndarray, num_classes: int, groups: np.ndarray | None = None) -> Partition:
         self._refuse_too_many_clients(len(labels))
@@ -255,11 +255,23 @@ PARTITIONS: dict[str, type[Rule]] = {rule.__name__.lower(): rule for rule in (Ii
 def read_rule(given: Any) -> Rule:
     """The rule that `data.partition` says: a name, or a table with a name and the rule's values."""
     name, values = named(given, "data.partition", default="iid")
+    return build(_find(name), values, "data.partition")
+
+
+def shared_keys(name: str) -> set[str]:
+    """Of the keys `num_clients` and `seed`, those that a rule has; none for a rule that does not exist."""
+    try:
+        return {"num_clients", "seed"} & {f.name for f in fields(_find(name))}
+    except InputError:
+        return set()
+
+
+def _find(name: str) -> Any:
     rule: Any = find(name, PARTITIONS, "partition")
     usable = inspect.isclass(rule) and is_dataclass(rule) and callable(getattr(rule, "split", None))
     if not usable:
-        raise InputError(f"partition '{name}' is {rule!r}; it must be a frozen dataclass with a method `split`")
-    return build(rule, values, "data.partition")
+        raise InputError(f"partition '{name}' is {told(rule)}; it must be a frozen dataclass with a method `split`")
+    return rule
 
 
 def write_rule(rule: Rule) -> dict[str, Any]:

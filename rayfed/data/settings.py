@@ -1,11 +1,13 @@
 """The [data] table of a job file: which images, how to read and augment them, and how to deal them to clients."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Literal
 
 from annotated_types import Ge, Le, Lt
 
 from rayfed.data.partition import PARTITIONS, Iid, Rule, read_rule, write_rule
+from rayfed.errors import spelled
 from rayfed.values import Checked, Form, PathMark
 
 MINI = "fashion-mnist-mini"
@@ -52,3 +54,8 @@ class Data(Checked):
         Form(read_rule, write_rule, default="iid", kinds=PARTITIONS),
         f"the rule by which images are dealt: {', '.join(PARTITIONS)}, or package.module:Rule",
     ] = field(default_factory=Iid)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (known := spelled(self.source, SOURCES)) != self.source and not Path(self.source).exists():
+            object.__setattr__(self, "source", known)  # CIFAR10, where there is no folder of that name

@@ -10,6 +10,8 @@ image folders, on a local disk or on any file system that pyarrow reaches (s3://
 ('T-shirt/top', 'Trouser', 'Pullover')
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,9 @@ import numpy as np
 
 from rayfed.data.decode import resize
 from rayfed.data.files import exists, read_files
+from rayfed.data.partition import Iid
 from rayfed.data.samples import Dataset, Samples, hold_out
-from rayfed.data.settings import MINI, SOURCES, Data
+from rayfed.data.settings import MINI, SOURCES, Augment, Data
 from rayfed.errors import InputError, did_you_mean
 
 TORCHVISION = {  # our name: torchvision's class, and the folder in which it puts the set
@@ -31,8 +34,31 @@ TORCHVISION = {  # our name: torchvision's class, and the folder in which it put
 }
 
 
+_kept: list[tuple[Data, Dataset]] | None = None  # what was read in the context `reading_once`
+
+
+@contextmanager
+def reading_once() -> Iterator[None]:
+    """Within the context, `load` reads a source once, and keeps it: the runs of a grid share their data."""
+    global _kept
+    _kept = []
+    try:
+        yield
+    finally:
+        _kept = None
+
+
 def load(data: Data) -> Dataset:
     """Read a source whole, as uint8 arrays. Raises InputError for anything wrong with it, with the place."""
+    if _kept is None:
+        return _load(data)
+    what = replace(data, partition=Iid(), augment=Augment(), auxiliary_per_class=0)  # these do not change what is read
+    if not (same := [dataset for known, dataset in _kept if known == what]):
+        _kept.append((what, _load(data)))
+    return same[0] if same else _kept[-1][1]
+
+
+def _load(data: Data) -> Dataset:
     train: Samples
     test: Samples | None
     if data.test and data.source in SOURCES:

@@ -14,7 +14,7 @@ from typing import Any
 import tomli_w
 
 from rayfed.engine import Round, Workers
-from rayfed.errors import ClientFailed, InputError, KilledActors, RunFailed, Unwritable
+from rayfed.errors import ClientFailed, InputError, KilledActors, RunFailed, Unwritable, cut
 from rayfed.folder.checkpoint import Checkpoints, Saved, clear_checkpoints
 from rayfed.folder.owner import lock, owning
 from rayfed.folder.places import checkpoints_of, clear_results, folder_of, refuse_overwriting, refuse_unwritable
@@ -135,7 +135,7 @@ class Keeper:
             except (Unwritable, InputError, KeyboardInterrupt) as late:
                 ended = error or late  # the first error says more
             status = "done" if ended is None else "stopped" if isinstance(ended, KeyboardInterrupt) else "failed"
-            more: dict[str, Any] = {"error": f"{type(ended).__name__}: {ended}"} if ended else {}
+            more: dict[str, Any] = {"error": cut(f"{type(ended).__name__}: {ended}")} if ended else {}
             if isinstance(ended, KilledActors):
                 more["killed"] = [ended.what, ended.how, self._rows[-1]["round"] if self._rows else None]
                 if more["killed"] == self._before.get("killed"):

@@ -6,6 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from rayfed.errors import cut
+
+IN_LOG = 1_000_000  # characters of an error; the screen shows fewer
+
 
 class LogFile(logging.FileHandler):
     """A log file. It is silent where the disk is full: the run continues, and the screen has the same log."""
@@ -50,6 +54,10 @@ def logging_to_file() -> Iterator[Callable[[Path], None]]:
     try:
         with logging_to(kept):
             yield begin
+    except Exception as error:
+        text = cut(f"{type(error).__name__}: {error}", IN_LOG)
+        kept.handle(logging.makeLogRecord({"levelno": logging.ERROR, "levelname": "ERROR", "msg": text}))
+        raise
     finally:
         if kept.target is not None:
             kept.target.close()

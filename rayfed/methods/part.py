@@ -29,13 +29,13 @@ FedProx (Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 20
 
 import difflib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, is_dataclass
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from rayfed.errors import InputError
+from rayfed.errors import InputError, told
 from rayfed.methods.views import Batch, ClientView, Fit, ServerView, Step
 from rayfed.models.classifier import has_features
 from rayfed.trees import Tree
@@ -135,16 +135,35 @@ class Switch:
 switch = Switch  # as a verb, like `compose`
 
 
+def doubts(parts: Parts) -> Iterator[str]:
+    """A warning for each part of the user's that may be meant to replace the cross-entropy, but trains beside it.
+
+    Such a part is not of this package, its `loss` reads the labels, and its class leaves `slot` as it is.
+    """
+    supervisor = next((part for part in parts if part.slot == "supervise"), None)
+    for cls in dict.fromkeys(type(part) for part in parts if part is not supervisor):
+        code = getattr(cls.loss, "__code__", None)
+        ours = cls.__module__.partition(".")[0] == __name__.partition(".")[0]
+        if supervisor and code and not ours and "labels" in code.co_names and cls.slot == name_of(cls):
+            name, other = cls.__name__, type(supervisor).__name__
+            yield (
+                f"{name}.loss reads the labels, and {other} learns them too: both are trained. If {name} is meant to "
+                f'replace it, give its class the line slot = "supervise"; if both are meant, a slot of another name, '
+                f'such as slot = "my_{cls.slot}"'
+            )
+
+
 def arrange(parts: Parts) -> Parts:
     """Parts in the order in which their `update` runs. Raises `InputError` where two parts fill one slot."""
     taken: dict[str, Part] = {}
     for part in parts:
         if not isinstance(part, Part):
-            raise InputError(f"a method is made of parts; {part!r} is not a part")
+            rather = f", but {part.__name__}() is" if isinstance(part, type) and issubclass(part, Part) else ""
+            raise InputError(f"a method is made of parts; {told(part)} is not a part{rather}")
         if not is_dataclass(part):
-            raise InputError(f"{part!r} is not a dataclass; put @dataclass(frozen=True) above its class")
+            raise InputError(f"{told(part)} is not a dataclass; put @dataclass(frozen=True) above its class")
         if not any(defines(part, hook) for hook in HOOKS):
-            raise InputError(f"{part!r} has no hook, and would change nothing; the hooks are {', '.join(HOOKS)}")
+            raise InputError(f"{told(part)} has no hook, and would change nothing; the hooks are {', '.join(HOOKS)}")
         if part.slot in taken:
             both = f"{taken[part.slot]!r} and {part!r}"
             rather = "to combine two methods, add the second method's own part rather than its whole recipe"

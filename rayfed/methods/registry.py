@@ -8,9 +8,10 @@ list of `{until = 50, method = ...}` whose last entry has no `until`. A name is 
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
-from rayfed.errors import InputError
+from rayfed.errors import InputError, told
 from rayfed.methods import anchors, distill, features, recipes, server, supervise
 from rayfed.methods.part import Method, Part, Parts, Switch, name_of, switch
 from rayfed.values import build, find, name_in, named, sentence, table
@@ -33,7 +34,7 @@ def read_method(given: Any) -> Method:
     if isinstance(given, str | Mapping):
         given = [given]
     if not isinstance(given, list) or not given:
-        raise InputError(f"method = {given!r}: give a name, a table with a name, or a list of tables")
+        raise InputError(f"method = {told(given)}: give a name, a table with a name, or a list of tables")
     if any(isinstance(entry, Mapping) and "method" in entry for entry in given):
         return _read_switch(given)
     entries = [named(entry, "method") for entry in given]
@@ -47,7 +48,7 @@ def check_method(method: Any) -> None:
         check_method(method.after)
     elif not isinstance(method, tuple) or "average" not in {getattr(part, "slot", "") for part in method}:
         raise InputError(
-            f"method = {method!r}: not a method; make one with compose(...), fedntd() and the like, or switch"
+            f"method = {told(method)}: not a method; make one with compose(...), fedntd() and the like, or switch"
         )
 
 
@@ -58,7 +59,9 @@ def write_method(method: Method) -> Any:
         later = after if isinstance(method.after, Switch) else [{"method": after}]
         return [{"until": method.at - 1, "method": write_method(method.before)}, *later]
     if callable(method):
-        raise InputError(f"method = {method!r}: a job can hold parts, or a `switch` between them; no other function")
+        raise InputError(
+            f"method = {told(method)}: a job can hold parts, or a `switch` between them; no other function"
+        )
     return [{"name": name_in(PARTS, type(part)), **table(part)} for part in method]
 
 
@@ -81,8 +84,41 @@ def _read_switch(entries: list[Any]) -> Method:
 def _find(name: str) -> Callable[..., Part | Parts]:
     found: Any = find(name, {**RECIPES, **PARTS}, "method")
     if not callable(found) or (inspect.isclass(found) and not issubclass(found, Part)):
-        raise InputError(f"method '{name}' is {found!r}; it must be a Part, or a function that returns parts")
+        raise InputError(f"method '{name}' is {told(found)}; it must be a Part, or a function that returns parts")
     return found
+
+
+def describe(method: Method) -> str:
+    """A method in a line: by its recipe, else by its parts, with the values that are not defaults.
+
+    >>> describe(read_method({"name": "fedntd", "beta": 0.5})), describe(read_method(["fedntd", "proximal"]))
+    ('fedntd beta = 0.5', 'not_true_distill + proximal')
+    """
+    if isinstance(method, Switch):
+        return f"{describe(method.before)}; from round {method.at} on: {describe(method.after)}"
+    if not isinstance(method, tuple):
+        return told(method)
+    held = {f.name: getattr(part, f.name) for part in reversed(method) for f in dataclasses.fields(part)}  # type: ignore[arg-type]
+    found = []
+    for name, recipe in RECIPES.items():
+        defaults = _defaults(recipe)
+        given = {key: held[key] for key in defaults if key in held}
+        with suppress(InputError):  # the value is another recipe's, and out of range here
+            if recipe(**given) == method:
+                found.append(_line(name, given, defaults))
+    if found:
+        return min(found, key=len)  # fedlmd_tf, not fedlmd teacher = False
+    own = [part for part in method if part not in recipes.compose()]
+    return " + ".join(_line(name_in(PARTS, type(part)), table(part), _defaults(type(part))) for part in own)
+
+
+def _defaults(maker: Callable[..., Any]) -> dict[str, Any]:
+    return {name: parameter.default for name, parameter in inspect.signature(maker).parameters.items()}
+
+
+def _line(name: str, values: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
+    changed = [f"{key} = {value!r}" for key, value in values.items() if value != defaults[key]]
+    return " ".join([name, *([", ".join(changed)] if changed else [])])
 
 
 def parameters(name: str) -> list[tuple[str, Any, str]]:

@@ -9,7 +9,7 @@ from rich.filesize import decimal
 from torch import nn
 
 from rayfed.data.decode import MEMORY
-from rayfed.errors import InputError
+from rayfed.errors import InputError, told
 from rayfed.models.classifier import has_features
 from rayfed.models.convnets import cnn, lenet
 from rayfed.models.resnet import resnet8, resnet10, resnet50
@@ -49,7 +49,7 @@ def build_model(
         _refuse_too_large(name, {**given, **options})
     builder = find(name, MODELS, "model")
     if not callable(builder):
-        raise InputError(f"model '{name}' is {builder!r}; it must be a function that returns a torch.nn.Module")
+        raise InputError(f"model '{name}' is {told(builder)}; it must be a function that returns a torch.nn.Module")
     # Not torch.manual_seed, which would reset the generators of the GPUs as well.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)

@@ -75,7 +75,7 @@ def _knock(address: str) -> grpc.RpcError | None:
         return None  # an address for Ray's client, which has another server
     try:
         place = services.canonicalize_bootstrap_address(address)
-    except ValueError:
+    except (ValueError, ConnectionError):  # no such address; no Ray on this machine
         return None
     if place:
         try:

@@ -64,7 +64,7 @@ def test_the_error_names_the_variable_that_gave_the_address(folder, rayfed, monk
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["-s", "train.num_round=2"], "unknown key 'num_round'; did you mean 'num_rounds'?"),
+        (["-s", "train.num_round=2"], "unknown key 'num_round'; did you mean 'train.num_rounds'?"),
         (["-s", "train"], "'train': write an override as key.sub=value"),
         (["--address", "http://nobody.invalid", "-s", "method=fedntdd"], "did you mean 'fedntd'?"),
     ],
@@ -107,6 +107,14 @@ def test_status_shows_the_runs_of_this_folder(folder, rayfed, monkeypatch):
     assert lines[-1] == "no Ray answers on this machine, so there are no submitted jobs"
 
 
+def test_status_of_a_name_looks_at_the_runs_of_this_folder_first(folder, rayfed, cluster):
+    write_run(folder / "runs/other/tiny", "done")
+    ended = rayfed("status", "other/tiny", "--address", cluster.url)
+    assert ended.exit_code == 0, ended.output
+    assert [line.split()[0] for line in ended.stdout.splitlines()] == ["run", "status", "round", "best", "last"]
+    assert rayfed("status", "nothing", "--address", cluster.url).exit_code == 2
+
+
 def test_status_lists_the_newest_run_first(folder):
     for age, name in enumerate(("new", "old", "older")):
         write_run(folder / "runs" / name, "done")
@@ -130,7 +138,8 @@ def test_progress_reads_the_lines_of_a_run():
     assert progress("") == ("", "")
     assert progress(line(0)) == ("0/40", "0.000")
     assert progress(f"header\n{line(8)}{line(9)}{line(10)}error: a client failed\n") == ("10/40", "0.100")
-    assert progress(f"\nrun 1 of 3\n{line(40)}\nrun 2 of 3\n{line(7)}") == ("7/40, run 2 of 3", "0.070")
+    runs = "".join(f"run {i}/3  g/x/seed-{i}  best 0.{i}00  last 0.1  forgetting 0.0  0:00:09 left\n" for i in (1, 2))
+    assert progress(runs) == ("run 2/3", "0.200")
 
 
 # How a job ends ------------------------------------------------------------------------------------------------------

@@ -82,7 +82,8 @@ def test_a_crash_after_it_was_stopped_is_not_explained(start):
         "import atexit, os; me = os.getpid(); atexit.register(lambda: os.getpid() == me or os.kill(os.getpid(), 11)); "
     )
     run = start(
-        "print('ready', flush=True)\ntry: time.sleep(60)\nexcept KeyboardInterrupt: print('stopped', flush=True)", crash
+        "pass\ntry: print('ready', flush=True); time.sleep(60)\nexcept KeyboardInterrupt: print('stopped', flush=True)",
+        crash,
     )
     run.stdout.readline()
     run.send_signal(signal.SIGINT)

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.shell_completion import BashComplete
+from click.shell_completion import BashComplete, get_completion_class
 
 from rayfed import __version__
 from rayfed.cli import main
+from rayfed.cli.display import partition_text
 from rayfed.cli.options import catalogue
 from rayfed.data.partition import PARTITIONS
+from rayfed.grid import Grid
 from rayfed.job import flat, read_job, read_override
 from rayfed.methods.registry import PARTS, RECIPES
 
@@ -65,9 +67,10 @@ def test_keys_lists_every_key_with_a_valid_default(rayfed):
     assert result.exit_code == 0
     shown = {line.split()[0]: line.split()[1] for line in result.stdout.splitlines()[1:]}
     partitions = {f"data.partition.{field.name}" for rule in PARTITIONS.values() for field in fields(rule)}
-    assert set(shown) == {*flat(read_job({"name": "any"}).table()), *partitions, *NONE_BY_DEFAULT}
+    of_grid = {f"grid.{field.name}" for field in fields(Grid)}
+    assert set(shown) == {*flat(read_job({"name": "any"}).table()), *partitions, *NONE_BY_DEFAULT, *of_grid}
     for key, value in shown.items():
-        if value in ("(needed)", "(none)"):
+        if value in ("(needed)", "(none)") or key in of_grid:
             continue
         last = key.rpartition(".")[2]
         rule = "natural" if last == "column" else ONE_LETTER.get(last, "dirichlet")
@@ -83,7 +86,10 @@ def test_keys_with_a_prefix_lists_the_keys_that_begin_with_it(rayfed):
         "output.every",
         "output.every_seconds",
     ]
-    assert "no key begins with 'outputs'; `rayfed keys` lists all" in rayfed("keys", "outputs").stderr
+    for wrong, near in {"outputs": "output", "modle": "model", "lr": "train.lr", "gird": "grid"}.items():
+        message = f"error: no key begins with '{wrong}'; did you mean '{near}'? `rayfed keys` lists all\n"
+        assert rayfed("keys", wrong).stderr == message
+    assert "no key begins with 'xyz'; `rayfed keys` lists all" in rayfed("keys", "xyz").stderr
 
 
 def test_methods_lists_every_recipe_and_part(rayfed):
@@ -97,7 +103,7 @@ def test_methods_lists_every_recipe_and_part(rayfed):
 
 
 def test_methods_describes_one_method(rayfed):
-    lines = rayfed("methods", "fedprox").stdout.splitlines()
+    lines = rayfed("methods", "FedProx").stdout.splitlines()
     assert "FedProx (Li et al., MLSys 2020)" in lines[0]
     assert lines[-3].split()[:2] == ["mu", "0.01"]
     assert lines[-1] == "A client gets 1.0 and sends 1.0 times the model's size in a round."
@@ -136,17 +142,33 @@ def test_data_describes_the_data_of_a_job(folder, rayfed):
     result = rayfed("data", "job.toml", "-s", "data.partition.num_clients=5")
     assert result.exit_code == 0, result.output
     assert "images     40 + 20 of 1x4x4\nclasses    4: 0, 1, 2, 3\n" in result.stdout
-    assert "clients    5 with 8 to 8 images each" in result.stdout
+    assert "partition  iid, 5 clients\nclients    5 with 8 images each\n" in result.stdout
 
 
-def test_partition_prints_a_table_and_draws_a_figure_beside_the_runs(folder, rayfed):
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [
+        (PARTITIONS["shards"](s=2, num_clients=50), "shards s = 2, 50 clients"),
+        (
+            PARTITIONS["dirichlet"](alpha=0.3, min_size=1, seed=4),
+            "dirichlet alpha = 0.3, min_size = 1, 10 clients, seed = 4",
+        ),
+        (PARTITIONS["iid"](), "iid, 10 clients"),
+        (PARTITIONS["natural"](column="writer"), "natural column = 'writer'"),
+    ],
+)
+def test_a_partition_is_described_as_it_was_written(rule, text):
+    assert partition_text(rule) == text
+
+
+def test_partition_prints_a_table_and_draws_a_figure_in_the_current_folder(folder, rayfed):
     result = rayfed("partition", "job.toml")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert lines[0].split() == ["client", "0", "1", "2", "3", "total"]
     assert lines[5].split() == ["total", "10", "10", "10", "10", "40"]
-    assert (folder / "runs/tiny.partition.png").read_bytes().startswith(b"\x89PNG")
-    assert rayfed("run", "job.toml").exit_code == 0, "the figure does not block the run"
+    assert (folder / "tiny.partition.png").read_bytes().startswith(b"\x89PNG")
+    assert not (folder / "runs").exists()
 
 
 def test_partition_shortens_a_long_table_and_draws_to_a_given_file(folder, rayfed, write_images):
@@ -185,4 +207,39 @@ def test_completion_offers_job_files_keys_and_methods(folder):
     assert completions("run", "job.toml", "-s", "seed=1", "-s", "train.") == keys
     assert completions("run", "job.toml", "-s", "ray.num") == ["ray.num_cpus=", "ray.num_gpus="], "not in the file"
     assert completions("run", "job.toml", "-s", "method=fedn") == ["method=fedntd", "method=fednova"]
+    assert completions("run", "job.toml", "-s", "data.partition.name=s") == ["data.partition.name=shards"]
+    assert completions("run", "job.toml", "-s", "train.lr=") == []
     assert completions("methods", "fedpro") == ["fedprox", "fedproto"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("-s model = resnet5", "resnet50"),
+        ("-s data.source = cifar", "cifar10 cifar100"),
+        ("-s seed = 1 -s data.partition =", "iid shards dirichlet classes natural"),
+        ("-s data.partition=d", "data.partition=dirichlet"),  # where the user took = out of COMP_WORDBREAKS
+        ("-s train.lr_", "train.lr_decay="),
+    ],
+)
+def test_bash_which_cuts_words_at_equals_signs_gets_their_ends(typed, offered, monkeypatch):
+    words = ["rayfed", "run", "job.toml", *typed.split()]
+    monkeypatch.setenv("COMP_WORDS", "\n".join(words))
+    monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
+    shell = get_completion_class("bash")(main, {}, "rayfed", "_RAYFED_COMPLETE")
+    assert shell.complete().split("\n") == [f"plain,{word}" for word in offered.split()]
+
+
+@pytest.mark.slow
+def test_in_bash_a_value_is_completed_and_a_key_gets_no_space(folder):
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    script = """
+    eval "$(rayfed completion bash)"
+    compopt() { options=$2; }
+    COMP_WORDS=(rayfed run job.toml -s "$@"); COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+    _rayfed_completion rayfed; echo "${COMPREPLY[*]} $options"
+    """
+    for typed, offered in {("model", "=", "le"): "lenet ", ("train.lr_",): "train.lr_decay= nospace"}.items():
+        command = ["bash", "--norc", "-c", script, "bash", *typed]
+        done = subprocess.run(command, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=True)
+        assert done.stdout == f"{offered}\n"

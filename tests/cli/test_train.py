@@ -3,6 +3,7 @@
 import io
 import json
 import logging
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from rayfed import engine, run
+from rayfed import engine, metrics, run
 from rayfed.cli.display import Bar, bar_on
 from rayfed.folder.summary import read_summary
 from rayfed.folder.tables import read_table
@@ -37,9 +38,9 @@ def test_a_run_prints_a_header_a_line_per_round_and_where_the_results_are(folder
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert lines[0] == "name     tiny"
-    assert lines[1] == "method   Average + CrossEntropy + NotTrueDistill"
-    assert lines[2] == "data     data: 40 + 20 of 1x4x4; Iid(num_clients=4)"
-    assert lines[3] == "clients  4 with 10 to 10 images each; 2 per round"
+    assert lines[1] == "method   fedntd"
+    assert lines[2] == "data     data: 40 + 20 of 1x4x4; iid, 4 clients"
+    assert lines[3] == "clients  4 with 10 images each; 2 per round"
     assert lines[5] == "ray      off: in this process"
     assert [line.split("  ")[0] for line in lines[6:10]] == [f"round {r}/3" for r in range(4)]
     assert {"accuracy", "forgetting", "loss", "s"} <= set(lines[9].split())
@@ -62,6 +63,16 @@ def test_warnings_of_the_package_go_to_standard_error(folder, rayfed, monkeypatc
     assert "a thing" not in result.stdout
     assert (folder / "runs/tiny/log.txt").read_text().count("WARNING a thing") == 2
     assert not logging.getLogger("rayfed").handlers
+
+
+def test_an_own_loss_that_trains_beside_the_cross_entropy_is_warned_about_before_training(folder, rayfed):
+    loss = (
+        BROKEN.partition("    def ")[0] + "    def loss(self, batch, local):\n        return batch.labels.sum() * 0.0\n"
+    )
+    (folder / "my_loss.py").write_text(loss)
+    result = rayfed("run", "job.toml", "-s", "method=my_loss:Broken")
+    assert result.stderr.startswith("warning: Broken.loss reads the labels, and CrossEntropy learns them too")
+    assert (result.exit_code, result.stderr.count("\n")) == (0, 1)
 
 
 def test_force_replaces_the_results_of_a_run(folder, rayfed):
@@ -93,6 +104,39 @@ def test_a_failing_client_ends_the_run_with_its_traceback_and_code_1(folder, ray
     assert (summary["status"], summary["rounds"]) == ("failed", 1)
 
 
+def test_an_exception_of_50_mb_is_cut_in_the_middle(folder, rayfed):
+    (folder / "my_long.py").write_text(BROKEN.format(error="ValueError('x' * 50_000_000 + ' the end')"))
+    result = rayfed("run", "job.toml", "-s", "method=my_long:Broken")
+    assert result.exit_code == 1
+    assert "ValueError: xxx" in result.stderr and "characters are left out here" in result.stderr
+    assert "x the end\n" in result.stderr and "recorded in" in result.stderr
+    log, summary = (folder / "runs/tiny" / name for name in ("log.txt", "summary.json"))
+    assert len(result.stderr) < 11_000 < 900_000 < log.stat().st_size < 1_100_000
+    assert " ERROR ClientFailed: client " in log.read_text() and summary.stat().st_size < 12_000
+
+
+LOUD = """
+from dataclasses import dataclass
+from rayfed.methods import Part
+@dataclass(frozen=True)
+class Loud(Part):
+    def begin(self, client):
+        for line in range(50_000):
+            print("line", line)
+"""
+
+
+def test_hooks_that_print_much_are_shown_from_the_beginning_and_the_end(folder, rayfed):
+    (folder / "my_loud.py").write_text(LOUD)
+    result = rayfed("run", "job.toml", "-s", "method=my_loud:Loud", "-s", "train.num_rounds=1")
+    assert result.exit_code == 0
+    assert result.stdout.count("line 0\n") == result.stdout.count("line 49999\n") == 2, "two clients"
+    assert result.stdout.count(" lines more; it ends:\n") == 2 and "line 25000\n" not in result.output
+    assert len(result.output) < 2 * 12_000 + 2_000
+    log = (folder / "runs/tiny/log.txt").read_text()
+    assert "line 5000\n" in log and 400_000 < len(log) < 500_000
+
+
 def test_ctrl_c_ends_the_run_with_code_130_and_says_what_is_recorded(folder, rayfed):
     (folder / "my_stop.py").write_text(BROKEN.format(error="KeyboardInterrupt"))
     result = rayfed("run", "job.toml", "-s", "method=my_stop:Broken")
@@ -122,6 +166,29 @@ def test_on_a_terminal_a_bar_moves_with_each_client(folder):
     written = screen.getvalue()
     for words in ("round 0/2", "starting", "round 1/2", "clients 1/2", "accuracy 0.", "round 2/2", "0:00:0"):
         assert words in written, words
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_a_bar_is_one_line_of_the_terminal_and_80_columns_show_all_of_it(width):
+    screen = io.StringIO()
+    with bar_on(Console(file=screen, force_terminal=True, width=width)) as progress:
+        figures = "accuracy 0.123  forgetting -0.123"
+        progress.add_task("", total=200, round=100, clients="clients 10/10", figures=figures)
+        progress.refresh()
+    lines = re.split(r"[\r\n]", re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue()))
+    assert {len(line) for line in lines} == {0, width}
+    assert screen.getvalue().count("\n") == 1
+    shown = all(words in lines[-2] for words in ("round 100/200", "clients 10/10", figures, "-:--:--"))
+    assert shown or width < 80
+
+
+def test_a_negative_forgetting_is_explained_once_where_it_is_shown(folder, rayfed, monkeypatch):
+    monkeypatch.setattr(metrics, "forgetting_from", lambda peak, now: -0.25)
+    result = rayfed("run", "job.toml")
+    assert result.stdout.count("forgetting -0.250") == 4
+    lines = result.stdout.splitlines()
+    explained = "(a negative forgetting: on average, a class is better now than in any round before)"
+    assert [number for number, line in enumerate(lines) if line.strip() == explained] == [8, 12]
 
 
 def test_the_time_left_is_in_proportion_to_all_the_time_so_far():
@@ -226,14 +293,14 @@ def nothing(folder):
 
 
 BAD = {
-    "unknown key": (nothing, ["train.num_round=2"], "train: unknown key 'num_round'; did you mean 'num_rounds'?"),
+    "unknown key": (nothing, ["train.num_round=2"], "train: unknown key 'num_round'; did you mean 'train.num_rounds'?"),
     "unknown section": (nothing, ["trian.lr=2"], "the job: unknown key 'trian'; did you mean 'train'?"),
     "unknown method": (nothing, ["method=fednt"], "unknown method 'fednt'; did you mean 'fedntd'?"),
     "unknown model": (nothing, ["model.name=cn"], "unknown model 'cn'; did you mean 'cnn'?"),
     "unknown partition": (nothing, ["data.partition.name=shard"], "'shard'; did you mean 'shards'?"),
     "parameter of a method": (nothing, ['method={name="fedntd",tua=2}'], "unknown key 'tua'; did you mean 'tau'?"),
-    "out of range": (nothing, ["train.momentum=1"], "train.momentum = 1: input should be less than 1"),
-    "wrong type": (nothing, ["train.num_rounds=many"], "train.num_rounds = 'many': input should be a valid integer"),
+    "out of range": (nothing, ["train.momentum=1"], "train.momentum = 1: give less than 1"),
+    "wrong type": (nothing, ["train.num_rounds=many"], "train.num_rounds = 'many': give a whole number"),
     "not a table": (nothing, ["train=3"], "train = 3: this is a table, [train]"),
     "no override": (nothing, ["train.lr"], "'train.lr': write an override as key.sub=value"),
     "broken TOML": (write("job.toml", "name = "), [], "job file 'job.toml' cannot be read: Invalid value"),
@@ -247,6 +314,11 @@ BAD = {
         nothing,
         ['data.partition={name="dirichlet",alpha=0.01,num_clients=4,cap=false,max_draws=5}'],
         "dirichlet: none of 5 draws with alpha = 0.01 gave each of 4 clients min_size = 10",
+    ),
+    "reflected crop": (
+        nothing,
+        ["data.augment.crop=4", "data.augment.crop_padding=reflect"],
+        "data.augment.crop = 4: images of 4 x 4 pixels reflect at most 3",
     ),
     "image size": (nothing, ["model.name=alexnet"], "images of at least 15x15 pixels, not 4x4"),
     "large cohort": (nothing, ["train.clients_per_round=5"], "train.clients_per_round = 5: the partition has only 4"),

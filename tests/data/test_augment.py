@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayfed.data.augment import prepare
+from rayfed.data.augment import prepare, refuse_too_small
 from rayfed.data.settings import Augment
 from rayfed.errors import InputError
 
@@ -77,5 +77,7 @@ def test_plain_images_are_only_normalised_and_draw_nothing(a):
 
 
 def test_reflection_needs_images_larger_than_the_padding():
-    with pytest.raises(InputError, match=r"augment.crop = 4: images of 4 x 4 pixels reflect at most 3"):
-        prepare(images(1, 1, 4, 4), (0.0,), (1.0,), Augment(crop=4, crop_padding="reflect"))
+    with pytest.raises(InputError, match=r"^data.augment.crop = 4: images of 4 x 9 pixels reflect at most 3$"):
+        refuse_too_small(4, 9, Augment(crop=4, crop_padding="reflect"))
+    refuse_too_small(4, 4, Augment(crop=3, crop_padding="reflect"))
+    refuse_too_small(4, 4, Augment(crop=4))

@@ -10,7 +10,7 @@ from torch import nn
 
 from rayfed import methods as m
 from rayfed.errors import InputError
-from rayfed.methods.part import defines, name_of, parts_at
+from rayfed.methods.part import defines, doubts, name_of, parts_at
 from rayfed.methods.views import Frozen, run_model
 from rayfed.values import Ge
 from rayfed.weights import squared_distance, state_of
@@ -67,7 +67,7 @@ def test_compose_gives_the_same_for_grouped_parts():
         ([m.Average(), m.NormalizedAverage()], "two parts fill the slot 'average'"),
         ([m.Proximal(0.1), m.Proximal(0.2)], r"'proximal': Proximal\(mu=0.1\) and Proximal\(mu=0.2\); keep one"),
         ([m.fedntd(), m.fedlmd()], "add the second method's own part rather than its whole recipe"),
-        ([m.Proximal], "a method is made of parts; .*Proximal.* is not a part"),
+        ([m.Proximal], r"a method is made of parts; .*Proximal is not a part, but Proximal\(\) is"),
         (["fedntd"], "a method is made of parts"),
     ],
 )
@@ -79,12 +79,12 @@ def test_compose_refuses_with_a_message(parts, message):
 @pytest.mark.parametrize(
     ("part", "value", "message"),
     [
-        (m.Proximal, {"mu": -1.0}, r"Proximal.mu = -1.0: input should be greater than or equal to 0"),
-        (m.Proximal, {"mu": float("nan")}, "Proximal.mu = nan: input should be a finite number"),
-        (m.Distill, {"tau": 0.0}, r"Distill.tau = 0.0: input should be greater than 0"),
-        (m.NotTrueDistill, {"mix": 1.5}, r"NotTrueDistill.mix = 1.5: input should be less than or equal to 1"),
-        (m.NotTrueDistill, {"form": "l1"}, r"NotTrueDistill.form = 'l1': input should be 'kl' or 'mse'"),
-        (m.ServerMomentum, {"beta": 1.0}, r"ServerMomentum.beta = 1.0: input should be less than 1"),
+        (m.Proximal, {"mu": -1.0}, r"Proximal.mu = -1.0: give 0 or more"),
+        (m.Proximal, {"mu": float("nan")}, "Proximal.mu = nan: give a finite number"),
+        (m.Distill, {"tau": 0.0}, r"Distill.tau = 0.0: give more than 0"),
+        (m.NotTrueDistill, {"mix": 1.5}, r"NotTrueDistill.mix = 1.5: give 1 or less"),
+        (m.NotTrueDistill, {"form": "l1"}, r"NotTrueDistill.form = 'l1': give 'kl' or 'mse'"),
+        (m.ServerMomentum, {"beta": 1.0}, r"ServerMomentum.beta = 1.0: give less than 1"),
         (OwnProximal, {"mu": -1.0}, r"OwnProximal.mu = -1.0"),
     ],
 )
@@ -99,6 +99,33 @@ def test_a_part_that_is_not_a_dataclass_is_refused():
 
     with pytest.raises(InputError, match="is not a dataclass; put @dataclass"):
         m.compose(Bare())
+
+
+@dataclass(frozen=True)
+class Focal(m.Part):
+    def loss(self, batch, local):
+        return (batch.logits.softmax(1)[range(len(batch.labels)), batch.labels]).mean()
+
+
+@dataclass(frozen=True)
+class Meant(Focal):
+    slot: ClassVar[str] = "my_focal"
+
+
+@dataclass(frozen=True)
+class Instead(Focal):
+    slot: ClassVar[str] = "supervise"
+
+
+def test_an_own_loss_on_labels_beside_the_cross_entropy_is_said_once():
+    every = m.compose(*[m.PARTS[name]() for name in m.PARTS if m.PARTS[name].slot == name])  # many look at labels
+    for method in (every, m.compose(Meant()), m.compose(Instead()), m.compose(OwnProximal())):
+        assert list(doubts(method)) == []
+    for method in (m.compose(Focal()), m.compose(Focal(), m.RestrictedCrossEntropy()), m.compose(Focal()) * 2):
+        (said,) = doubts(method)
+        learns = type(next(part for part in method if part.slot == "supervise")).__name__
+        assert said.startswith(f"Focal.loss reads the labels, and {learns} learns them too: both are trained.")
+        assert 'slot = "supervise"' in said and 'slot = "my_focal"' in said
 
 
 # Slots, names, hooks.
