@@ -20,9 +20,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from click.testing import CliRunner
 from PIL import Image
 
 import rayfed
+from rayfed.cli import main
 from rayfed.data import decode, samples
 from rayfed.data.settings import Data
 from rayfed.data.sources import load
@@ -497,16 +499,14 @@ def test_a_hook_that_gives_something_else_is_named(make_site, play, hook, value,
 # --- the terminal
 
 
-def test_control_characters_in_the_names_of_classes_do_not_reach_the_terminal(tmp_path):
+def test_control_characters_in_the_names_of_classes_do_not_reach_the_terminal(tmp_path, monkeypatch):
     table = pa.table({"image": [SMALL] * 4, "label": ["\x1b[31mred\x1b[0m", "\x1b]0;title\x07"] * 2})
     pq.write_table(table, tmp_path / "a.parquet")
     (tmp_path / "job.toml").write_text('name = "n"\n[data]\nsource = "a.parquet"\ntest_fraction = 0.5\n')
-    run = [sys.executable, "-m", "rayfed"]
+    monkeypatch.chdir(tmp_path)
     for words in (["data", "job.toml"], ["partition", "job.toml"], ["data", "job.toml", "-s", "data.client=\x1b[31mx"]):
-        done = subprocess.run(
-            [*run, *words, "-s", "data.partition.num_clients=1"], capture_output=True, text=True, cwd=tmp_path
-        )
-        assert "\x1b" not in done.stdout + done.stderr and "Traceback" not in done.stderr, done.stderr
+        said = CliRunner().invoke(main, [*words, "-s", "data.partition.num_clients=1"]).output
+        assert said and "\x1b" not in said and "Traceback" not in said
 
 
 @pytest.mark.parametrize("words", ["status", "report runs/x", "keys", "methods"])

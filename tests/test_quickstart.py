@@ -29,10 +29,9 @@ def test_the_quickstart_learns_and_leaves_its_results(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["off", "on"])
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_a_run_between_two_rounds(tmp_path, mode, sent):
-    settings = ["model.name=lenet", "train.num_rounds=1000", f"ray.mode={mode}", f"output.path={tmp_path}"]
+def test_a_signal_stops_a_run_between_two_rounds(tmp_path, sent):
+    settings = ["model.name=lenet", "train.num_rounds=1000", f"output.path={tmp_path}"]
     command = [*COMMAND, *(word for setting in settings for word in ("-s", setting))]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     # A process that a shell started in the background ignores Ctrl-C, and so would its children.

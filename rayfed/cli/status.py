@@ -36,7 +36,10 @@ def status(name: str | None, address: str | None) -> None:
         if here := next((row for row in runs_in(Path("runs")) if row[0] == name), ()):
             print(aligned(list(zip(RUN, here, strict=True))))
         with suppress(*([InputError] if here else [])), connected(address) as cluster:  # it need not be submitted
-            describe(cluster, cluster.find(name), address)
+            found = cluster.find(name)
+            if here:
+                print(f"\nsubmitted to {cluster.address}:")
+            describe(cluster, found, address)
         return
     list_runs(Path("runs"))
     try:

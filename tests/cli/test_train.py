@@ -202,6 +202,7 @@ def test_the_time_left_is_in_proportion_to_all_the_time_so_far():
         assert progress.tasks[0].time_remaining == pytest.approx(90 / (9.5 / 40), rel=0.01)
 
 
+@pytest.mark.slow
 def test_a_killed_run_leaves_readable_tables(folder):
     """Here jobs/train.py starts the run, as it does in `ray job submit`."""
     script = [sys.executable, str(ROOT / "jobs/train.py"), "job.toml", "-s", "train.num_rounds=100000"]
@@ -240,9 +241,8 @@ def test_a_run_whose_output_nobody_reads_any_more_goes_on_and_its_log_has_every_
     assert [f"round {number}/3" in log for number in range(4)] == [True] * 4
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, *(pytest.param(n, marks=pytest.mark.slow) for n in (signal.SIGINT, signal.SIGHUP))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_a_run_which_says_so_at_once(folder, number):
     plain = lambda: [signal.signal(each, signal.SIG_DFL) for each in (signal.SIGINT, signal.SIGHUP)]  # noqa: E731
     with started("train.num_rounds=100000", preexec_fn=plain) as run:

@@ -34,6 +34,7 @@ def stored(tmp_path, monkeypatch, no_page):
     return shutil.copytree(STORED, tmp_path / "stored")
 
 
+@pytest.mark.slow
 def test_a_run_of_version_1_continues_to_the_same_weights(stored, play, bits):
     site = open_site(read_job(stored / "job.toml", {"train.num_rounds": 4}))
     weights = load_file(stored / "checkpoints/round-00002.safetensors")

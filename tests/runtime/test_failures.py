@@ -136,7 +136,8 @@ def pids(run):
             time.sleep(0.1)
 
 
-@pytest.mark.parametrize("what", ["SIGKILL", *(pytest.param(w, marks=pytest.mark.slow) for w in ("crash", "abort"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["SIGKILL", "crash", "abort"])
 def test_a_process_that_dies_in_training_changes_nothing(cluster, make_site, here, on_ray, folder, caplog, what):
     site = make_site(compose(scaffold(), Harm(what, folder, times=2)), clients_per_round=6)
     result = on_ray(site, 2)

@@ -71,7 +71,7 @@ actors = 1
 
 # Names and ids -------------------------------------------------------------------------------------------------------
 
-names = st.from_regex(NAME, fullmatch=True).filter(lambda name: len(name) < 60)
+names = st.from_regex(NAME.pattern.replace("199", "9"), fullmatch=True).filter(lambda name: len(name) < 60)
 
 
 @given(st.lists(names, max_size=6), names)
@@ -244,7 +244,7 @@ def test_a_job_is_submitted_followed_and_listed(at, tmp_path):
     accuracy = f"{summary(results)['last']['test_accuracy']:.3f}"
     assert ["papers/tiny", "done", "2/2", accuracy] in [row[:4] for row in rows if row[-1:] == ["papers-tiny"]]
     code, out, _ = ended(at("status", "papers/tiny"))
-    assert re.search(r"^method +Average \+ CrossEntropy$", out, re.M)
+    assert re.search(r"^method +fedavg$", out, re.M)
     assert f"results     {results}" in out and "round 2/2" in out
     _, log, _ = ended(at("logs", "papers/tiny"))
     assert (log, 0) == ended(at("logs", "papers-tiny", "-f"))[1::-1]
