@@ -5,11 +5,13 @@
 """
 
 import difflib
+import re
 from collections.abc import Iterable
 from typing import Any
 
 STOPPED = 130
 LONGEST = 200  # characters of a value in a message
+COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # of terminals
 
 
 class InputError(ValueError):
@@ -109,6 +111,11 @@ def cut(text: str, limit: int = 10_000) -> str:
         return text
     half = limit // 2
     return f"{text[:half]}\n... {len(text) - 2 * half:,} characters are left out here ...\n{text[-half:]}"
+
+
+def uncoloured(text: str) -> str:
+    """A text without a terminal's colours, such as those of Ray's tracebacks."""
+    return COLOURS.sub("", text)
 
 
 def spelled(name: str, known: Iterable[str]) -> str:

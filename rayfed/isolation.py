@@ -85,7 +85,7 @@ class Short:
         """Show the end of the output. The log has the rest from its beginning."""
         if self._last:
             self._stream.write(f"\n... output of {self._lines:,} lines more; it ends:\n{self._last}")
-            log.info("the output went on:\n%s", self._rest, extra={"on_screen": True})  # as much as is to be there
+            log.info("the output that is not shown:\n%s", self._rest, extra={"on_screen": True})  # in the log only
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

@@ -239,7 +239,7 @@ def _term(part: Part, term: object) -> Tensor | None:
     """A part's term of the loss, checked."""
     if term is None or (isinstance(term, Tensor) and term.ndim == 0):
         return term
-    what = f"a tensor of shape {tuple(term.shape)}" if isinstance(term, Tensor) else f"{told(term)}"
+    what = f"a tensor of shape {tuple(term.shape)}" if isinstance(term, Tensor) else told(term)
     raise TypeError(f"{type(part).__name__}.loss gave {what}; it must give a scalar tensor, or None for no term")
 
 

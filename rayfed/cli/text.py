@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 
-COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+from rayfed.errors import uncoloured
+
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
@@ -17,7 +18,7 @@ def harmless(text: str) -> str:
     >>> harmless("a\\x1b[31mred\\x1b]0;title\\x07")
     'ared\\\\x1b]0;title\\\\x07'
     """
-    return CONTROL.sub(lambda found: repr(found[0])[1:-1], COLOUR.sub("", text))
+    return CONTROL.sub(lambda found: repr(found[0])[1:-1], uncoloured(text))
 
 
 class StderrHandler(logging.Handler):

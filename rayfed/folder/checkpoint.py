@@ -30,7 +30,6 @@ import torch
 from rayfed.engine import Held, Kind, Round, Workers
 from rayfed.errors import InputError, Torn
 from rayfed.folder.places import lineage_of
-from rayfed.folder.provenance import hash_of, sources
 from rayfed.folder.storage import Folder
 from rayfed.job import Job, differences
 from rayfed.local import Evaluation, Site
@@ -126,20 +125,20 @@ class Saved:
 class Checkpoints:
     """Writes the checkpoints of a run. Call `follow` after each round, so that only changed memories are written.
 
-    `still_ours` raises an error where the folder has become another run's: nothing of that run's is touched.
+    `origin` has the hashes of the data and of the user's modules, as `provenance.environment` gives them; `still_ours`
+    raises an error where the folder has become another run's: nothing of that run's is touched.
     """
 
     def __init__(
         self,
         folder: Folder,
         job: Job,
-        data: str,
+        origin: Mapping[str, Any],
         saved: Saved | None = None,
         still_ours: Callable[[], None] = lambda: None,
     ) -> None:
-        self._folder, self._job, self._data, self._still_ours = folder, job, data, still_ours
+        self._folder, self._job, self._origin, self._still_ours = folder, job, origin, still_ours
         self._newest = saved
-        self._modules = {name: hash_of(source) for name, source in sources(job).items()}
         self._changed: set[int] = set()  # clients that have trained since the newest checkpoint
 
     @property
@@ -186,8 +185,8 @@ class Checkpoints:
                     name = f"client-{client:05d}-{beginning}.safetensors"
                     write(name, to_bytes(workers.recall(round.memories[client])))
                 memories[str(client)] = name
-            manifest = {"version": VERSIONS[-1], "round": round.round, "job": self._job.table(), "data": self._data}
-            manifest |= {"hardware": list(workers.kinds()), "modules": self._modules}
+            manifest = {"version": VERSIONS[-1], "round": round.round, "job": self._job.table()}
+            manifest |= {key: self._origin[key] for key in ("data", "modules")} | {"hardware": list(workers.kinds())}
             manifest |= {"memories": memories, "files": files}
             sealed = json.dumps({"checkpoint": manifest, "sha256": _digest(manifest)}, indent=1)
             self._folder.write(f"{beginning}.json", f"{sealed}\n".encode())

@@ -84,7 +84,7 @@ class Keeper:
         with writing_to(folder.place):
             # Checkpoints in the run's folder are under its lock.
             checks = [owned.enter_context(owning(folder))] if site.job.output.checkpoints else []
-            self._checkpoints = Checkpoints(folder, site.job, now["data"], saved, *checks)
+            self._checkpoints = Checkpoints(folder, site.job, now, saved, *checks)
             if saved is None:
                 clear_results(self.path)
                 clear_checkpoints(folder)

@@ -53,7 +53,7 @@ class ClientActor:
 
     def measure(self, sites: Mapping[str, ObjectRef]) -> int:
         """The GPU memory in bytes that this process takes for the largest client; 0 on a pretended GPU."""
-        device_given()
+        device_given()  # refuses a GPU that torch does not see
         return peak_bytes(_nearest(sites))
 
     @property

@@ -1,13 +1,9 @@
 """What an error of a call on an actor means: wrong input, a loss, or an exception of the work itself."""
 
-import re
-
 import torch
 from ray.exceptions import ObjectLostError, RayError, RayTaskError
 
 from rayfed.errors import InputError, Restarted
-
-COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # of Ray's tracebacks
 
 
 def cause_of(error: RayError) -> BaseException | None:
@@ -44,8 +40,3 @@ def is_gpu_fault(error: RayError) -> bool:
     if isinstance(cause, torch.OutOfMemoryError):
         return False
     return isinstance(cause, torch.AcceleratorError) or str(cause).startswith(("CUDA error", "cuDNN error"))
-
-
-def said_by(error: RayError) -> str:
-    """An error's text, without colours."""
-    return COLOURS.sub("", str(error))

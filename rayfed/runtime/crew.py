@@ -17,10 +17,10 @@ from ray import ObjectRef
 from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostError, RayError
 
 from rayfed.engine import Kind
-from rayfed.errors import InputError, RunFailed, WorkersLost
+from rayfed.errors import InputError, RunFailed, WorkersLost, uncoloured
 from rayfed.job import RayOptions, differences
 from rayfed.runtime.actors import ClientActor
-from rayfed.runtime.causes import lost_object, refuse_input, said_by
+from rayfed.runtime.causes import lost_object, refuse_input
 from rayfed.runtime.head import Head
 from rayfed.runtime.heartbeat import Heartbeat
 from rayfed.runtime.placement import Place, actor_text, capacity, nodes_text, places_text
@@ -208,7 +208,10 @@ class Crew:
                 self._failed(member, error)
 
     def _may_join(self, member: Member, kind: Kind) -> bool:
-        """Whether a member computes the same bits as the others. If not, it is given up, and no more are created."""
+        """Whether a member computes the same bits as the others. If not, it is given up, and no more are created.
+
+        Raises `WorkersLost` where no other member is left: in its place, Ray would start one there again and again.
+        """
         if kind not in self.kinds and self.kinds and not self.other_bits:
             differing = differences(self.kinds[0], kind, "with the others", "here")
             self._mixed = self._last_words = (
@@ -217,7 +220,9 @@ class Crew:
             log.warning("%s; it is not used", self._mixed)
             self._members.remove(member)
             ray.kill(member.actor)
-            self.most = max(1, len(self._members))
+            if not self._members:
+                raise WorkersLost(f"{self._mixed}; resume on hardware as before, or allow the other with --other-bits")
+            self.most = len(self._members)
             return False
         self.kinds += [kind] if kind not in self.kinds else []
         return True
@@ -231,7 +236,7 @@ class Crew:
         if member.failures < MAX_OPENINGS and not isinstance(error, ActorDiedError):
             self.open(member)
             return
-        self._last_words = said_by(error)
+        self._last_words = uncoloured(str(error))
         log.warning("%s could not open the run, and is given up: %s", member, self._last_words)
         self._members.remove(member)
         ray.kill(member.actor)

@@ -17,8 +17,8 @@ import torch
 from ray import ObjectRef
 from ray.exceptions import ObjectLostError, RayError
 
-from rayfed.errors import ClientFailed, KilledActors, RunFailed, WorkersLost
-from rayfed.runtime.causes import cause_of, is_gpu_fault, is_loss, lost_object, said_by
+from rayfed.errors import ClientFailed, KilledActors, RunFailed, WorkersLost, uncoloured
+from rayfed.runtime.causes import cause_of, is_gpu_fault, is_loss, lost_object
 from rayfed.runtime.crew import Crew, Member, named
 from rayfed.runtime.head import memory_was_full
 from rayfed.runtime.heartbeat import Heartbeat
@@ -140,8 +140,7 @@ class Dispatch:
                 continue
             references = self.calls[index].submit(member.actor)
             self._working[references[0]] = InFlight(index, member, references, time.monotonic())
-
-        self._waiting.extendleft(kept)
+        self._waiting.extendleft(reversed(kept))  # in their order
 
     def _member_for(self, index: int) -> Member | None:
         """An idle member; where a GPU has failed this call, on another node, or None while such a member is at work."""
@@ -233,7 +232,7 @@ def _failure(call: Call, member: Member, error: RayError) -> RunFailed:
     if isinstance(cause, RunFailed):
         return type(cause)(str(cause))
     node = member.place.node if member.place else "?"
-    text = f"{call.what} failed on {node} ({member.name}):\n{said_by(error)}"
+    text = f"{call.what} failed on {node} ({member.name}):\n{uncoloured(str(error))}"
     if isinstance(cause, torch.OutOfMemoryError):
         text += (
             "\nits actor has too little GPU memory: try a larger ray.num_gpus (auto measures the need), or a smaller "

@@ -28,7 +28,7 @@ METHODS = [
 
 
 def checkpoints(folder, site, saved=None):
-    return Checkpoints(Folder(str(folder)), site.job, site.federation.hash(), saved)
+    return Checkpoints(Folder(str(folder)), site.job, {"data": site.federation.hash(), "modules": {}}, saved)
 
 
 def save(folder, played, site, *numbers):

@@ -100,6 +100,20 @@ def test_an_actor_that_joins_on_other_hardware_is_not_used(several, make_site, p
         assert len(pool.kinds()) == 1
 
 
+def test_a_run_that_only_other_hardware_is_left_for_ends_and_can_be_resumed(a_cluster, make_site, played, pool_on):
+    with a_cluster(num_cpus=0) as cluster:
+        node = cluster.add_node(num_cpus=1)
+
+        def swap(round):
+            if round.round == 1:
+                cluster.add_node(num_cpus=1, env_vars=OTHER)
+                cluster.remove_node(node)
+
+        with pool_on(make_site(fedavg(), num_rounds=4), "swapped", actors=1) as pool:
+            with pytest.raises(WorkersLost, match=r"is on other hardware .*; resume on hardware as before"):
+                played(pool._site, pool, swap)
+
+
 @pytest.mark.parametrize("loss", [Cluster.remove_node, kill_raylet])
 def test_a_node_is_lost_with_its_work_and_the_memories_on_it(
     several, make_site, played, here, pool_on, tmp_path, caplog, loss
