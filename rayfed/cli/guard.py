@@ -14,13 +14,12 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, NoReturn
 
 from rayfed.errors import STOPPED, Resumable
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-HANDLED = (*PASSED_ON, signal.SIGTSTP)
+AWAITED = (*PASSED_ON, signal.SIGTSTP, signal.SIGCHLD)
 PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 AGAIN = 0.5  # seconds within which the same signal counts once: `timeout` sends it twice, to the process and its group
 
@@ -39,44 +38,32 @@ def guarded(arguments: Sequence[str]) -> None:
     """Continue in a child process, which ends with its parent. In the parent, this never returns."""
     _keep_streams()
     said, say = os.pipe()
-    signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)  # until the handlers are set
+    signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)  # they stay pending until `sigwait` takes them: none is missed
     child = os.fork()
     if child == 0:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # it ends with its parent
         os.setpgid(0, 0)  # or a terminal's Ctrl-C would reach it twice
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # it may still write to that terminal
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, AWAITED)
         atexit.register(os.write, say, b".")  # a process that ends without a message does not get here
         return
     os.close(say)
     sent: dict[int, float] = {}
-
-    def send(number: int) -> None:
-        with suppress(ProcessLookupError):  # it has ended meanwhile
-            os.kill(child, number)
-
-    def pass_on(number: int, frame: object) -> None:
-        if time.monotonic() > sent.get(number, 0.0) + AGAIN:
+    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0):
+        number = signal.sigwait(AWAITED)
+        if number == signal.SIGTSTP:  # Ctrl-Z: stop both, until the shell continues both
+            os.kill(child, signal.SIGSTOP)
+            os.kill(os.getpid(), signal.SIGSTOP)
+            os.kill(child, signal.SIGCONT)
+        elif number in PASSED_ON and time.monotonic() > sent.get(number, 0.0) + AGAIN:
             sent[number] = time.monotonic()
-            send(number)
-
-    def pause(number: int, frame: object) -> None:
-        """Ctrl-Z: stop both, until the shell continues both."""
-        send(signal.SIGSTOP)
-        os.kill(os.getpid(), signal.SIGSTOP)
-        send(signal.SIGCONT)
-
-    for number in PASSED_ON:
-        signal.signal(number, pass_on)
-    signal.signal(signal.SIGTSTP, pause)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
-    _, status = os.waitpid(child, 0)
+            os.kill(child, number)
     os.set_blocking(said, False)  # processes that outlive the child may hold the other end
     try:
         has_said = os.read(said, 1) != b""
     except BlockingIOError:
         has_said = False
-    code = os.waitstatus_to_exitcode(status)
+    code = os.waitstatus_to_exitcode(ended[1])
     if sent and has_said and code < 0:
         code = STOPPED  # it was stopped, said so, and crashed on its way out, as a Ray that was just starting may
     _end_as(code, has_said, arguments)
@@ -107,6 +94,7 @@ def _end_as(code: int, said: bool, arguments: Sequence[str]) -> NoReturn:
             print(f"{ended}\n{to_continue}", file=sys.stderr)
         if -code != signal.SIGKILL:
             signal.signal(-code, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {-code})
         os.kill(os.getpid(), -code)
         sys.exit(128 - code)  # where the signal is ignored here
     if not said:
