@@ -15,7 +15,7 @@ test: .venv/installed
 
 # What takes longer: every method on Ray, whole runs, several nodes.
 test-slow: .venv/installed
-	$(BIN)/pytest -m slow -n 2 --dist loadfile --durations=20
+	$(BIN)/pytest -m "slow and not chaos" -n 2 --dist loadfile --durations=20
 
 # Everything is installed at the versions in constraints.txt, which were tested together.
 .venv/installed: pyproject.toml constraints.txt

@@ -453,6 +453,7 @@ def everywhere(content, hostile):
             yield replaced
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hostile", [HOSTILE, [{HOSTILE: HOSTILE}]], ids=["text", "list"])
 def test_every_value_of_a_file_is_plain_text_or_refused(hostile, copy, monkeypatch, tmp_path):
     """Each value of job.toml, environment.json and summary.json, and each table of them, is a script, in turn."""

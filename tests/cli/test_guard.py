@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 CODE = "from rayfed.cli.guard import guarded; guarded(['run', 'a job.toml', '--force']); import ctypes, os, sys, time; "
 SLEEP = "print(os.getpid(), flush=True); time.sleep(60)"
 HOW_TO_CONTINUE = (

@@ -68,8 +68,9 @@ def losses(path):
     return read_table(path, "rounds").select(["round", "test_loss", "train_loss"]).to_pylist()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("lost", ["raylet", "gcs_server"])
+@pytest.mark.parametrize(
+    "lost", [pytest.param("raylet", marks=pytest.mark.chaos), pytest.param("gcs_server", marks=pytest.mark.slow)]
+)
 def test_a_run_that_loses_its_own_node_or_the_head_can_be_resumed(a_cluster, tmp_path, monkeypatch, lost):
     monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "20")  # Ray's default is a minute
     settings = [f"output.path={tmp_path}", "name=run", "method=scaffold", *SETTINGS]

@@ -74,6 +74,7 @@ actors = 1
 names = st.from_regex(NAME.pattern.replace("199", "9"), fullmatch=True).filter(lambda name: len(name) < 60)
 
 
+@pytest.mark.slow
 @given(st.lists(names, max_size=6), names)
 def test_an_id_is_new_and_can_be_part_of_a_url(before, name):
     taken = []
@@ -84,6 +85,7 @@ def test_an_id_is_new_and_can_be_part_of_a_url(before, name):
     assert taken[-1].startswith(re.sub(r"[/+]", "-", name))
 
 
+@pytest.mark.slow
 @given(st.lists(names, min_size=1, max_size=8), st.data())
 def test_a_submission_is_found_by_its_run_the_newest_first_and_by_its_id(runs, data):
     submissions = []

@@ -267,7 +267,9 @@ def node_at(address):
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ip"), reason="needs root and ip to make a network")
-@pytest.mark.parametrize("noticed", [True, False], ids=["noticed", "silent"])
+@pytest.mark.parametrize(
+    "noticed", [pytest.param(True, id="noticed", marks=pytest.mark.chaos), pytest.param(False, id="silent")]
+)
 def test_a_link_is_cut_and_healed(a_cluster, make_site, played, here, pool_on, tmp_path, caplog, noticed):
     """Either Ray notices that a node is gone, and gives it up; or our deadline comes first, and the node returns."""
     with two_machines(a_cluster, {} if noticed else PATIENT):
