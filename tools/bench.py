@@ -587,6 +587,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one turn of one round")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all rounds and figures to a file")
     given = parser.parse_args()
+    if min(given.processes, given.repeats) < 1:
+        parser.error("--processes and --repeats are 1 or more")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # contenders that are stopped must be ended
     if given.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("--device cuda: torch sees no GPU here")
