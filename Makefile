@@ -17,6 +17,10 @@ test: .venv/installed
 test-slow: .venv/installed
 	$(BIN)/pytest -m "slow and not chaos" -n 2 --dist loadfile --durations=20
 
+# Seconds per round beside other ways to do the same work, in about ten minutes; options: make bench ARGS="--workloads W1"
+bench: .venv/installed
+	$(BIN)/python tools/bench.py $(ARGS)
+
 # Everything is installed at the versions in constraints.txt, which were tested together.
 .venv/installed: pyproject.toml constraints.txt
 	@echo "setting up .venv (some minutes and 6 GB the first time)"
@@ -24,4 +28,4 @@ test-slow: .venv/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
 	touch $@
 
-.PHONY: demo test test-slow
+.PHONY: demo test test-slow bench

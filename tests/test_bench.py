@@ -1,0 +1,118 @@
+"""The benchmark's own arithmetic, and that its contenders do the same work. Nothing here asserts on seconds."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import rayfed
+from rayfed.models import build_model
+
+TOOL = Path(__file__).parents[1] / "tools/bench.py"
+MINI = Path(rayfed.__file__).parent / "data/fashion_mnist_mini"
+SMAPS = """\
+7f0000000000-7f0000100000 r-xp 00000000 08:01 42                         /usr/lib/libtorch.so
+Rss:                 100 kB
+Pss:                  25 kB
+Private_Dirty:        10 kB
+VmFlags: rd ex mr mw me
+7f0000200000-7f0000300000 rw-p 00000000 00:00 0                          [heap]
+Rss:                  60 kB
+Pss:                  50 kB
+Private_Dirty:        60 kB
+7f0000400000-7f0000500000 rw-s 00000000 00:01 7                          /dev/shm/plasma (deleted)
+Rss:                  40 kB
+Pss:                  20 kB
+Private_Dirty:         0 kB
+"""
+
+
+@pytest.fixture(scope="module")
+def bench():
+    spec = importlib.util.spec_from_file_location("bench", TOOL)
+    sys.modules["bench"] = tool = importlib.util.module_from_spec(spec)  # its dataclasses look for their module
+    spec.loader.exec_module(tool)
+    yield tool
+    del sys.modules["bench"]
+
+
+@pytest.fixture
+def entry(bench):
+    """Make an entry from the seconds of its rounds; two clients train for a second each in every round."""
+
+    def make(name, seconds, accuracy=0.5):
+        laps = [bench.Lap(number, accuracy, s, 0.75 * s, 2.0, 2) for number, s in enumerate(seconds)]
+        return bench.Entry(name, start=7.0, end=3.0, memory=512.0, laps=laps)
+
+    return make
+
+
+def test_a_round_is_compared_with_the_same_round_of_the_tuned_pool(bench, entry):
+    """The last three rounds count. The ratio is the median of ratios: rounds differ, as their clients do."""
+    ours, tuned = entry("ray", [9, 8, 99, 4, 20, 6]), entry("tuned", [9, 4, 9, 2, 16, 4])
+    line = bench.figures_of(ours, tuned, processes=2)
+    assert (line.round, line.ratio, line.first, line.start, line.end) == (6, 1.5, 8, 7.0, 3.0)
+    assert line.overhead == (0.75 * 6 * 2 - 2.0) / 2
+    assert bench.figures_of(ours, None, processes=2).ratio is None
+    table = bench.table_of([line, bench.figures_of(tuned, tuned, processes=2)])
+    assert len({len(row) for row in table.splitlines()}) == 1
+    assert "1.50" in table and "1.00" in table
+
+
+def test_accuracies_that_are_apart_are_seen(bench, entry):
+    assert bench.gap(entry("ray", [1, 1]), entry("tuned", [1, 1], accuracy=0.4)) == pytest.approx(0.1)
+
+
+def test_memory_counts_each_file_once_and_all_else_by_its_share(bench, tmp_path, monkeypatch):
+    found = dict(bench.mappings(SMAPS))
+    assert found["[heap]"] == {"Rss": 60, "Pss": 50, "Private_Dirty": 60}
+    monkeypatch.setattr(bench, "Path", lambda name: tmp_path / name.strip("/"))
+    for pid, pages in ((1, 100), (2, 80)):
+        (tmp_path / f"proc/{pid}").mkdir(parents=True)
+        (tmp_path / f"proc/{pid}/smaps").write_text(SMAPS.replace("100 kB", f"{pages} kB"))
+    assert bench.memory_of([1, 2, 3]) * 1024 == 2 * (10 + 50 + 20) + (100 - 10)  # process 3 has ended
+
+
+@pytest.mark.parametrize("name", ["W1", "W1b", "W2", "W3", "W3b"])
+def test_every_workload_is_a_valid_job(bench, name):
+    workload = bench.WORKLOADS[name]
+    job = rayfed.read_job(bench.job_table(workload, {"source": "mnist"}, 60_000, 7, 0.0))
+    assert job.data.partition.num_clients == (1000 if name == "W2" else 100)
+    assert bench.distils(job) == name.startswith("W3")
+
+
+def test_the_tuned_pools_model_is_the_same_function_of_one_vector(bench):
+    model = build_model("cnn", image_shape=(3, 12, 12), num_classes=10, seed=0)
+    images = torch.randn(4, 3, 12, 12)
+    flat = bench.Flat(model)
+    assert [type(layer).__name__ for layer in flat.model.features][:3] == ["Conv2d", "MaxPool2d", "ReLU"]
+    torch.testing.assert_close(flat.model(images), model(images))
+    other = bench.Flat(build_model("cnn", image_shape=(3, 12, 12), num_classes=10, seed=1))
+    other.values.copy_(flat.values)
+    assert torch.equal(other.model(images), flat.model(images))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("workload", "contenders"), [("W2", ["ray", "tuned", "here", "plain"]), ("W3", ["tuned", "here", "plain"])]
+)
+def test_all_contenders_do_the_same_work(tmp_path, workload, contenders):
+    """W2 on 600 images; W3, which needs more for its 100 clients, on the embedded ones."""
+    command = [TOOL, "--quick", "--workloads", workload, "--contenders", *contenders, "--json", tmp_path / "out.json"]
+    if workload == "W2":
+        for name, rows in (("train", 600), ("test", 200)):
+            pq.write_table(pq.read_table(MINI / f"{name}.parquet").slice(0, rows), tmp_path / f"{name}.parquet")
+        command += ["--data", tmp_path / "train.parquet", "--test", tmp_path / "test.parquet"]
+    run = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, timeout=280)
+    assert run.returncode == 0, run.stderr
+    lines = json.loads((tmp_path / "out.json").read_text())["workloads"][workload]["contenders"]
+    assert [line["contender"] for line in lines] == contenders
+    for laps in zip(*(line["laps"] for line in lines), strict=True):
+        assert len({(lap["number"], lap["clients"]) for lap in laps}) == 1
+        assert max(lap["accuracy"] for lap in laps) - min(lap["accuracy"] for lap in laps) <= 0.05
+    assert all(line["memory"] > 0 for line in lines)
