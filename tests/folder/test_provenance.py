@@ -127,7 +127,7 @@ def test_a_partition_that_has_changed_needs_leave_and_is_not_replayed(tables, ow
         again, recorded = rayfed.replay(path, round, client)
         assert again.train_loss == recorded
 
-    with pytest.raises(InputError, match=r"^the partition is not the one of round 1 of the run in .*; put back the rule"):
+    with pytest.raises(InputError, match=r"^the partition is not the one of round 1 of the run .*; put back the rule"):
         replay(1)
     rayfed.resume(path, {"train.num_rounds": 3}, other_bits=True)
     assert environment(path)["resumed"][-1]["other_bits"] == [PARTITION]
