@@ -10,6 +10,7 @@ import tomllib
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -17,6 +18,7 @@ from torch import nn
 from rayfed import local, read_job
 from rayfed.cli.options import catalogue
 from rayfed.engine import rounds
+from rayfed.errors import InputError
 from rayfed.grid import expand
 from rayfed.job import Job, Training
 from rayfed.local import Site
@@ -151,6 +153,18 @@ def test_an_own_model_gets_the_keyword_arguments_that_the_page_lists():
         assert site.federation.num_clients == 6 or site.model[1].out_features == 128
     site = local.open_site(read_job({"name": "line"}, {"model": "my_models:mlp"}))
     assert site.model[1].out_features == 64 and not has_features(site.model)
+
+
+@pytest.mark.usefixtures("modules")
+def test_the_pages_table_of_owners_deals_the_images_and_is_refused_where_the_server_keeps_some():
+    owners = np.arange(10_000) % 7
+    np.savetxt("owners.txt", owners, fmt="%d")
+    job = {"name": "owners", "data": {"partition": {"name": "my_owners:Owners"}}}
+    federation = local.open_data(read_job(job))
+    assert all(np.array_equal(federation.client(i), np.flatnonzero(owners == i)) for i in range(7))
+    for more in ({"method": "fedssd"}, {"data.auxiliary_per_class": 64}):
+        with pytest.raises(InputError, match=re.search(r"gets [\d,]+ labels but", prose(OWN))[0]):
+            local.open_data(read_job(job, more))
 
 
 def test_both_forms_of_a_method_that_changes_agree():

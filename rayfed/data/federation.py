@@ -136,7 +136,8 @@ def _split_own(rule: Rule, labels: np.ndarray, num_classes: int, groups: np.ndar
     n, indices, offsets = len(labels), np.asarray(dealt.indices), np.asarray(dealt.offsets)
     if len(indices) != n:
         kept = f": the server keeps {withheld:,} images as its auxiliary set" if withheld else ""
-        raise InputError(f"{name} gets {n:,} labels but deals {len(indices):,} images{kept}; deal each image once")
+        what = f"{name} gets {n:,} labels but deals {len(indices):,} images{kept}"
+        raise InputError(f"{what}; deal those whose labels it gets, each once")
     if indices.dtype.kind not in "iu" or offsets[0] != 0 or offsets[-1] != n or (np.diff(offsets) < 0).any():
         what = f"indices are whole numbers, and offsets grow from 0 to {n:,}"
         raise InputError(f"{name} gave a Partition that is none: its {what}; Partition.of_owners makes one")
