@@ -93,7 +93,7 @@ def run(
     `resume` the job continues if it was begun, so that the same call may be made again and again. `other_bits` allows
     hardware of several kinds, as in `resume`.
 
-    Nothing is printed, unless a `display` does; `rayfed.cli.display.follow` makes the display of the command.
+    Only warnings are printed, unless a `display` prints more; `rayfed.cli.display.follow` makes that of the command.
     """
     if force and resume:
         raise InputError("force begins the run again, and resume continues it: give one of the two")
