@@ -17,6 +17,7 @@ from rayfed.folder.checkpoint import Saved, newest
 from rayfed.folder.keeper import Keeper
 from rayfed.folder.log import logging_to_file
 from rayfed.folder.places import checkpoints_of, folder_of, is_begun, refuse_overwriting, refuse_unwritable
+from rayfed.folder.provenance import refuse_another_partition
 from rayfed.folder.storage import Folder
 from rayfed.folder.summary import summarise
 from rayfed.folder.tables import read_table
@@ -92,7 +93,7 @@ def run(
     `resume` the job continues if it was begun, so that the same call may be made again and again. `other_bits` allows
     hardware of several kinds, as in `resume`.
 
-    Nothing is printed, unless a `display` does; `rayfed.cli.display.follow` makes the display of the command.
+    Only warnings are printed, unless a `display` prints more; `rayfed.cli.display.follow` makes that of the command.
     """
     if force and resume:
         raise InputError("force begins the run again, and resume continues it: give one of the two")
@@ -120,8 +121,8 @@ def resume(
     `run` is its folder, or the folder or URI of its checkpoints. `overrides` may change where the work is done
     (`ray.*`), where results go (`output.*`), and how many rounds there are; a `method` that was made in Python and
     cannot be named in a job file is given again. Raises `InputError` where there is nothing to continue from, and where
-    the hardware or the code of the user's own modules is other than before: with `other_bits` the run continues all the
-    same, and `environment.json` notes it.
+    the hardware, the partition or the code of the user's own modules is other than before: with `other_bits` the run
+    continues all the same, and `environment.json` notes it.
     """
     job, saved = _find(run, overrides, method)
     return _train(job, display, saved, other_bits=other_bits)
@@ -141,6 +142,7 @@ def replay(run: str | Path, round: int, client: int, *, method: Method | None = 
     finished = max(read_table(folder_of(job), "rounds").column("round").to_pylist(), default=0)
     if round > finished + 1:  # the round after the last may have failed
         raise InputError(f"--round {round}: the run has {finished} finished rounds")
+    refuse_another_partition(folder_of(job), site, round)
     clients = cohort(job.seed, round, site.federation.num_clients, job.train.clients_per_round)
     if client not in clients:
         raise InputError(f"--client {client}: not in round {round}, which has {', '.join(map(str, clients))}")

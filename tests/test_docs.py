@@ -9,19 +9,24 @@ import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+import rayfed
 from rayfed import local, read_job
 from rayfed.cli.options import catalogue
 from rayfed.engine import rounds
+from rayfed.errors import InputError
 from rayfed.grid import expand
 from rayfed.job import Job, Training
 from rayfed.local import Site
 from rayfed.methods import RECIPES, Batch, read_method
-from rayfed.methods.registry import parameters
+from rayfed.methods.registry import describe, parameters
+from rayfed.methods.views import ClientView, Fit, Outputs, ServerView, Step
 from rayfed.models.classifier import Classifier, has_features
 from rayfed.runtime.here import Here
 from rayfed.trees import num_bytes
@@ -151,6 +156,45 @@ def test_an_own_model_gets_the_keyword_arguments_that_the_page_lists():
         assert site.federation.num_clients == 6 or site.model[1].out_features == 128
     site = local.open_site(read_job({"name": "line"}, {"model": "my_models:mlp"}))
     assert site.model[1].out_features == 64 and not has_features(site.model)
+
+
+@pytest.mark.usefixtures("modules")
+def test_the_pages_table_of_owners_deals_the_images_and_is_refused_where_the_server_keeps_some():
+    owners = np.arange(10_000) % 7
+    np.savetxt("owners.txt", owners, fmt="%d")
+    job = {"name": "owners", "data": {"partition": {"name": "my_owners:Owners"}}}
+    federation = local.open_data(read_job(job))
+    assert all(np.array_equal(federation.client(i), np.flatnonzero(owners == i)) for i in range(7))
+    for more in ({"method": "fedssd"}, {"data.auxiliary_per_class": 64}):
+        with pytest.raises(InputError, match=re.search(r"gets [\d,]+ labels but", prose(OWN))[0]):
+            local.open_data(read_job(job, more))
+
+
+@pytest.mark.usefixtures("modules")
+def test_the_overviews_loss_takes_the_place_of_the_cross_entropy():
+    (text,) = (text for text in snippets(OVERVIEW, "toml") if "my_focal" in text)
+    method = read_method(tomllib.loads(text)["method"])
+    assert describe(method) in " ".join(section(OVERVIEW, "A method of your own").split())
+    logits = torch.tensor([[2.0, 0.0], [0.0, 1.0]])
+    p = logits.softmax(dim=1)[:, 0]
+    found = method[-1].loss(SimpleNamespace(logits=logits, labels=torch.tensor([0, 0])), None)
+    torch.testing.assert_close(found, (-((1 - p) ** 2) * p.log()).mean())
+    training = {"num_rounds": 1, "clients_per_round": 2, "local_steps": 2}
+    job = {"name": "focal", "method": "my_focal:Focal", "model": "lenet", "train": training, "ray": {"mode": "off"}}
+    assert rayfed.run(job).rounds.num_rows == 2
+
+
+def test_the_overview_lists_all_that_hooks_are_given():
+    listed = {}
+    for objects, fields, *_ in table(section(OVERVIEW, "A method of your own")):
+        for name in objects.split(", "):
+            listed.setdefault(name.strip("`"), []).extend(re.findall(r"(\w+)(?:\(\w+\))?`", fields))
+    views = {"batch": Batch, "batch.teacher": Outputs, "client": ClientView, "server": ServerView}
+    views |= {"fit": Fit, "step": Step}
+    given = vars(Batch(None, None, None, None, None))
+    for name, cls in views.items():
+        there = {*dir(cls), *getattr(cls, "__dataclass_fields__", given)} - {"for_part"}
+        assert sorted(listed[name]) == sorted(field for field in there if not field.startswith("_")), name
 
 
 def test_both_forms_of_a_method_that_changes_agree():

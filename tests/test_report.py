@@ -372,6 +372,20 @@ def test_the_runs_of_a_grid_are_one_line_per_method(grid):
     assert classes == [["cat", "0.0%", "-41.7%"], ["dog", "-50.0%", "-91.7%"]]
 
 
+def test_a_grid_whose_seeds_have_their_own_partitions_shows_all_of_them(keeper, tmp_path):
+    partition = {"name": "dirichlet", "num_clients": 7, "min_size": 0, "seed": "run"}
+    for method in ("fedavg", "fedntd"):
+        for seed in (0, 1, 2):
+            data = {"partition": partition}
+            keep(keeper(name=f"g/{method}/seed-{seed}", seed=seed, method=method, data=data), [1, 1], [2, 2])
+    text = comparison_page([read_run(folder) for folder in find_runs(tmp_path / "g")])
+    assert "The runs have the same data, partitions, model, training and seeds" in text
+    cells = [row[4] for row in Page(text).rows if row[-1] == "cnn"]
+    assert len(cells) == 2 and all("seed = [0, 1, 2]" in cell and "alpha = 0.5" in cell for cell in cells)
+    alone = [read_run(tmp_path / f"g/{method}/seed-1") for method in ("fedavg", "fedntd")]
+    assert "the same data, partition, model" in (page := comparison_page(alone)) and "seed = 1" in page
+
+
 def test_a_comparison_says_what_differs(keeper, tmp_path):
     even, skewed = keeper(name="even", alpha=9.0), keeper(name="skewed", train={"lr": 0.5})
     folders = [str(keep(made, [1, 1], [2, 2])) for made in (even, skewed)]

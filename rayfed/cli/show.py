@@ -46,8 +46,10 @@ def describe(name: str) -> None:
     name = spelled(name, [entry["name"] for entry in catalogue()])
     entry = next((entry for entry in catalogue() if entry["name"] == name), None)
     if entry is None:
-        from rayfed.methods.registry import parameters  # brings torch
+        from rayfed.methods.registry import document, parameters  # brings torch
 
+        if text := document(name):
+            print(text, end="\n\n")
         taken = [(parameter, default_text(default), text) for parameter, default, text in parameters(name)]
         print_table(["parameter", "default", "what"], taken)
         return

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 other_bits_option = click.option(
     "--other-bits",
     is_flag=True,
-    help="Allow hardware of several kinds, and other code of yours than before: the bits will differ.",
+    help="Allow hardware of several kinds, and another partition or code of yours than before: the bits will differ.",
 )
 
 

@@ -9,11 +9,14 @@
 """
 
 import hashlib
+import inspect
+import traceback
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from rayfed.data.partition import Natural, Partition, Rule
+from rayfed.data.partition import PARTITIONS, Natural, Partition, Rule
 from rayfed.data.samples import Dataset, Samples
 from rayfed.data.settings import Data
 from rayfed.data.sources import load
@@ -92,22 +95,56 @@ def federate(dataset: Dataset, rule: Rule, *, auxiliary_per_class: int = 0) -> F
     """Deal a data set's training images to clients by a partition rule.
 
     `auxiliary_per_class` images of each class are first taken out for the server, with the partition's seed. Raises
-    InputError where a class has fewer, where a client would hold no image, or where the rule refuses the data.
+    InputError where a class has fewer, where a client would hold no image, where the rule refuses the data, or where a
+    user's rule fails, leaves images out, or deals one twice.
     """
     train = dataset.train
     auxiliary = _auxiliary(train, auxiliary_per_class, getattr(rule, "seed", 0))
     rest = np.setdiff1d(np.arange(len(train)), auxiliary, assume_unique=True)
     groups = None if train.groups is None else train.groups[rest]
-    dealt = rule.split(train.labels[rest], len(train.classes), groups)
-    if not isinstance(dealt, Partition):
-        raise InputError(f"data.partition: {rule!r} gave {type(dealt).__name__}; `split` must give a Partition")
+    given = train.labels[rest], len(train.classes), groups
+    dealt = rule.split(*given) if type(rule) in PARTITIONS.values() else _split_own(rule, *given, len(auxiliary))
     if len(empty := np.flatnonzero(dealt.sizes == 0)):
+        least = "set min_size = 1 or more, or " if hasattr(rule, "min_size") else ""
         raise InputError(
             f"data.partition: {len(empty)} of {dealt.num_clients} clients hold no image, such as client {empty[0]}, "
-            "and could not train; set min_size = 1 or more, or have fewer clients"
+            f"and could not train; {least}have fewer clients"
         )
     mean, std = pixel_moments(train.images)
     return Federation(train, dataset.test, Partition(rest[dealt.indices], dealt.offsets), mean, std, auxiliary)
+
+
+def _split_own(rule: Rule, labels: np.ndarray, num_classes: int, groups: np.ndarray | None, withheld: int) -> Partition:
+    """What a user's rule deals, checked; `InputError` in place of whatever it raises."""
+    name = f"data.partition: {type(rule).__qualname__}.split"
+    try:
+        inspect.signature(rule.split).bind(labels, num_classes, groups)
+    except TypeError as error:
+        how = "rayfed calls split(labels, num_classes, groups): write def split(self, labels, num_classes, groups=None)"
+        raise InputError(f"{name} cannot be called ({error}); {how}") from None
+    try:
+        dealt: Any = rule.split(labels, num_classes, groups)
+    except InputError:
+        raise
+    except Exception as error:  # the user's code may raise anything
+        at = traceback.extract_tb(error.__traceback__)[:2][-1]  # the first is ours, the second its `split`
+        text = f"{name} fails in {at.filename}, line {at.lineno}: {type(error).__name__}: {error}"
+        raise InputError(text) from error
+    if not isinstance(dealt, Partition):
+        must = "it must give a Partition, such as Partition.of_owners(...)"
+        raise InputError(f"{name} gave {type(dealt).__name__}; {must}")
+    n, indices, offsets = len(labels), np.asarray(dealt.indices), np.asarray(dealt.offsets)
+    if len(indices) != n:
+        kept = f": the server keeps {withheld:,} images as its auxiliary set" if withheld else ""
+        what = f"{name} gets {n:,} labels but deals {len(indices):,} images{kept}"
+        raise InputError(f"{what}; deal those whose labels it gets, each once")
+    if indices.dtype.kind not in "iu" or offsets[0] != 0 or offsets[-1] != n or (np.diff(offsets) < 0).any():
+        what = f"indices are whole numbers, and offsets grow from 0 to {n:,}"
+        raise InputError(f"{name} gave a Partition that is none: its {what}; Partition.of_owners makes one")
+    times = np.bincount(indices[(indices >= 0) & (indices < n)], minlength=n)
+    if len(wrong := np.flatnonzero(times != 1)):
+        raise InputError(f"{name} deals image {wrong[0]} {times[wrong[0]]} times; deal each image once")
+    return dealt
 
 
 def pixel_moments(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -39,8 +39,15 @@ class Partition:
 
     @classmethod
     def of_owners(cls, owners: np.ndarray, num_clients: int) -> Partition:
-        """From each image's client: `owners`, integers (n,) in 0..num_clients-1."""
-        sizes = np.bincount(owners, minlength=num_clients)
+        """From each image's client: `owners`, integers (n,) in 0..num_clients-1. Raises InputError for others."""
+        if (owners := np.asarray(owners)).ndim != 1 or owners.dtype.kind not in "biu":
+            given = f"{owners.dtype} of shape {owners.shape}"
+            raise InputError(f"Partition.of_owners: owners are {given}; give a whole number for each image (n,)")
+        for owner in (owners.min(initial=0), owners.max(initial=0)):
+            if not 0 <= owner < num_clients:
+                text = f"an owner is {owner}; with {num_clients} clients, owners are 0 to {num_clients - 1}"
+                raise InputError(f"Partition.of_owners: {text}")
+        sizes = np.bincount(owners.astype(np.int64), minlength=num_clients)
         return cls(np.argsort(owners, kind="stable"), np.concatenate([[0], np.cumsum(sizes)]))
 
     @property

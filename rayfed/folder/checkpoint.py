@@ -125,7 +125,7 @@ class Saved:
 class Checkpoints:
     """Writes the checkpoints of a run. Call `follow` after each round, so that only changed memories are written.
 
-    `origin` has the hashes of the data and of the user's modules, as `provenance.environment` gives them; `still_ours`
+    `origin` has the hashes of data, partition and modules, as `provenance.environment` gives them; `still_ours`
     raises an error where the folder has become another run's: nothing of that run's is touched.
     """
 
@@ -186,7 +186,8 @@ class Checkpoints:
                     write(name, to_bytes(workers.recall(round.memories[client])))
                 memories[str(client)] = name
             manifest = {"version": VERSIONS[-1], "round": round.round, "job": self._job.table()}
-            manifest |= {key: self._origin[key] for key in ("data", "modules")} | {"hardware": list(workers.kinds())}
+            manifest |= {key: self._origin[key] for key in ("data", "partition", "modules")}
+            manifest |= {"hardware": list(workers.kinds())}
             manifest |= {"memories": memories, "files": files}
             sealed = json.dumps({"checkpoint": manifest, "sha256": _digest(manifest)}, indent=1)
             self._folder.write(f"{beginning}.json", f"{sealed}\n".encode())

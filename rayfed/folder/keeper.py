@@ -25,6 +25,8 @@ from rayfed.folder.tables import RESULTS, read_table, replace_table, round_rows,
 from rayfed.local import Site
 from rayfed.weights import state_of
 
+PARTITION = "the partition has changed, and clients hold other images than before"
+
 log = logging.getLogger(__name__)
 
 
@@ -73,6 +75,8 @@ class Keeper:
         now, saved = environment(self._site, self._workers), self._saved
         work_left = saved is not None and saved.round < self._site.job.train.num_rounds
         differing = saved.other_bits(now["hardware"], now["modules"]) if saved is not None and work_left else []
+        if saved is not None and saved.manifest.get("partition", now["partition"]) != now["partition"]:
+            differing = [PARTITION, *differing]  # also where no work is left: the folder's table of it is written anew
         if differing and not self._other_bits:
             how = f"to allow it: rayfed resume {self.path} --other-bits"
             raise InputError(f"the run would continue to other bits: {'; '.join(differing)}; {how}")

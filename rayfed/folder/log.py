@@ -3,7 +3,7 @@
 import logging
 import logging.handlers
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from rayfed.errors import cut
@@ -42,7 +42,11 @@ def logging_to(handler: logging.Handler) -> Iterator[None]:
 
 @contextmanager
 def logging_to_file() -> Iterator[Callable[[Path], None]]:
-    """Collect the package's log. Call the yielded function with a run's folder to write all of it there."""
+    """Collect the package's log. Call the yielded function with a run's folder to write all of it there.
+
+    Warnings are shown, too, as Python shows those that no handler takes: by `logging.lastResort`, on standard error.
+    """
+    known, last = logging.getLogger("rayfed").hasHandlers(), logging.lastResort
     kept = logging.handlers.MemoryHandler(capacity=0, flushLevel=logging.NOTSET)
 
     def begin(path: Path) -> None:
@@ -52,7 +56,7 @@ def logging_to_file() -> Iterator[Callable[[Path], None]]:
         kept.flush()
 
     try:
-        with logging_to(kept):
+        with nullcontext() if known or last is None else logging_to(last), logging_to(kept):
             yield begin
     except Exception as error:
         text = cut(f"{type(error).__name__}: {error}", IN_LOG)

@@ -16,6 +16,8 @@ from types import ModuleType
 from typing import Any
 
 from rayfed.engine import Workers
+from rayfed.errors import InputError
+from rayfed.folder.summary import read_json
 from rayfed.job import Job
 from rayfed.local import Site, all_parts
 
@@ -57,6 +59,16 @@ def sources(job: Job) -> dict[str, bytes]:
             with suppress(SyntaxError):  # it has been changed since it was imported
                 named += [name for name in _imports(module, found[name]) if _is_users(name)]
     return found
+
+
+def refuse_another_partition(folder: Path, site: Site, round: int) -> None:
+    """Raises `InputError` where a run's clients held other images in a round than the site deals to them."""
+    began = read_json(folder / "environment.json")
+    parts = [began, *(part for part in began.get("resumed", []) if part["after_round"] < round)]
+    now = site.federation.partition.hash()
+    if parts[-1].get("partition", now) != now:
+        what = f"the partition is not the one of round {round} of the run in '{folder}': clients hold other images now"
+        raise InputError(f"{what}; put back the rule, or the file that it reads, as it was")
 
 
 def hash_of(source: bytes) -> str:

@@ -42,6 +42,7 @@ from rayfed.trees import Tree
 from rayfed.values import Checked
 from rayfed.weights import Weights
 
+ROLES = ("supervise", "average")  # slots that `compose` fills where no part does
 HOOKS = ("check", "init", "survey", "tell", "begin", "loss", "report", "update")
 
 Parts = tuple["Part", ...]
@@ -57,6 +58,11 @@ class Part(Checked):
     needs_features: ClassVar[bool] = False  # whether the model must have `features(x)` and `head(h)`
 
     def __init_subclass__(cls) -> None:
+        slot = str(vars(cls).get("slot"))  # None: inherited, or the class's name
+        near = difflib.get_close_matches(slot.lower(), ROLES, n=1, cutoff=0.8)
+        if near and slot not in ROLES and not slot.startswith("my_"):
+            text = f"did you mean '{near[0]}'? Else take a name that is less like it, such as 'my_{near[0]}'"
+            raise InputError(f"{cls.__name__}.slot = '{slot}': {text}")
         if not hasattr(cls, "slot"):
             cls.slot = name_of(cls)
         for name in (name for name, value in vars(cls).items() if callable(value) and not name.startswith("_")):

@@ -92,7 +92,7 @@ def describe(method: Method) -> str:
     """A method in a line: by its recipe, else by its parts, with the values that are not defaults.
 
     >>> describe(read_method({"name": "fedntd", "beta": 0.5})), describe(read_method(["fedntd", "proximal"]))
-    ('fedntd beta = 0.5', 'not_true_distill + proximal')
+    ('fedntd beta = 0.5', 'not_true_distill + proximal, with cross_entropy and average')
     """
     if isinstance(method, Switch):
         return f"{describe(method.before)}; from round {method.at} on: {describe(method.after)}"
@@ -108,8 +108,18 @@ def describe(method: Method) -> str:
                 found.append(_line(name, given, defaults))
     if found:
         return min(found, key=len)  # fedlmd_tf, not fedlmd teacher = False
-    own = [part for part in method if part not in recipes.compose()]
-    return " + ".join(_line(name_in(PARTS, type(part)), table(part), _defaults(type(part))) for part in own)
+    usual = [part for part in (supervise.CrossEntropy(), server.Average()) if part in method]
+    own = [part for part in method if part not in usual]
+    text = " + ".join(_line(name_in(PARTS, type(part)), table(part), _defaults(type(part))) for part in own)
+    return f"{text}, with {' and '.join(name_in(PARTS, type(part)) for part in usual)}" if usual else text
+
+
+def document(name: str) -> str:
+    """The docstring of a recipe or part; '' if it has none of its own."""
+    maker = _find(name)
+    text = inspect.getdoc(maker) or ""
+    made = text.startswith(f"{getattr(maker, '__name__', '')}(")  # by `dataclass`, from the fields
+    return "" if made or text == inspect.getdoc(Part) else text
 
 
 def _defaults(maker: Callable[..., Any]) -> dict[str, Any]:

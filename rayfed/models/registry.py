@@ -1,7 +1,9 @@
 """Models by name: those of this package, and any importable function."""
 
+import inspect
+import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -20,6 +22,9 @@ from rayfed.values import build, find
 Builder = Callable[..., nn.Module]
 Shape = tuple[int, int, int]
 NO_OPTIONS: Mapping[str, Any] = {}
+KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
+log = logging.getLogger(__name__)
 
 _BUILDERS = (cnn, lenet, resnet8, resnet10, resnet50, mobilenet, alexnet)
 MODELS: dict[str, Builder] = {builder.__name__: builder for builder in _BUILDERS}
@@ -59,7 +64,8 @@ def build_model(
             raise
         except Exception as error:
             call = ", ".join(f"{key}={value!r}" for key, value in {**given, **options}.items())
-            raise InputError(f"model '{name}': cannot be built from {call}: {_line(error)}") from error
+            why = "".join(_unlike_default(builder, options))
+            raise InputError(f"model '{name}': cannot be built from {call}: {_line(error)}{why}") from error
         if not isinstance(model, nn.Module):
             raise InputError(f"model '{name}': must return a torch.nn.Module, not {type(model).__name__}")
         _check_forward(name, model, image_shape, num_classes)
@@ -94,6 +100,9 @@ def _check_forward(name: str, model: nn.Module, image_shape: Shape, num_classes:
     shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
     if shape != (2, num_classes):
         raise InputError(f"model '{name}': logits of 2 images of {size} need the shape (2, {num_classes}), not {shape}")
+    if num_classes > 1 and (logits >= 0).all() and ((logits.sum(dim=1) - 1).abs() < 1e-4).all():
+        ends = "its outputs are all 0 or more and sum to 1 for each image"
+        log.warning("model '%s' seems to end in a softmax (%s); it must give logits: leave the softmax out", name, ends)
     if has_features(model):
         try:
             features = model.features(images)
@@ -104,6 +113,16 @@ def _check_forward(name: str, model: nn.Module, image_shape: Shape, num_classes:
             must = "features(images) must have the shape (B, D), and head of them must give the model's logits"
             raise InputError(f"model '{name}': {must}; features here: {tuple(features.shape)}")
     model.train()
+
+
+def _unlike_default(builder: Builder, options: Mapping[str, Any]) -> Iterator[str]:
+    """For each option of another type than its default: a clause of a message, which says so."""
+    for key, parameter in inspect.signature(builder).parameters.items():
+        kind, given = type(parameter.default), options.get(key)
+        if key in options and kind in KINDS and type(given) is not kind and (kind, type(given)) != (float, int):
+            quotes = "; numbers and true or false are written without quotes" if isinstance(given, str) else ""
+            was, default = KINDS.get(type(given), type(given).__name__), told(parameter.default)
+            yield f"; {key} = {told(given)} is {was}, and its default {default} is {KINDS[kind]}{quotes}"
 
 
 def _line(error: Exception) -> str:

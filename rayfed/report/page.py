@@ -107,6 +107,8 @@ def comparison_page(runs: Sequence[Run]) -> str:
         statuses=[listed(dict.fromkeys(run.status for run in group.runs)) for group in groups],
         target=percent(target),
         differences=_differences(groups),
+        partitions=[_partition_of(group) for group in groups],
+        several=any(len({run.environment.get("partition") for run in group.runs}) > 1 for group in groups),
         classes=_class_losses(groups),
     )
 
@@ -143,6 +145,13 @@ def _differences(groups: Sequence[Group]) -> list[tuple[str, str, str]]:
         if not explained and (inside or len({frozenset(of) for of in values.values()}) > 1):
             rows += [(key, value, listed(names)) for value, names in users.items()]
     return rows
+
+
+def _partition_of(group: Group) -> dict[str, Any]:
+    """The table [data.partition] of a group; where its runs have several values of a key (the seed), a list of them."""
+    tables = [run.job["data"]["partition"] for run in group.runs]
+    values = {key: [table.get(key) for table in tables] for key in tables[0]}
+    return {key: of if any(value != of[0] for value in of) else of[0] for key, of in values.items()}
 
 
 def _settings(run: Run) -> dict[str, str]:

@@ -115,6 +115,11 @@ def test_methods_describes_a_users_part(folder, rayfed):
         '@dataclass(frozen=True)\nclass Mine(Part):\n    mu: Annotated[float, "how much"] = 0.5\n'
     )
     assert rayfed("methods", "mine:Mine").stdout.splitlines()[1].split() == ["mu", "0.5", "how", "much"]
+    with (folder / "mine.py").open("a") as file:
+        file.write('@dataclass(frozen=True)\nclass Told(Mine):\n    """A term.\n\n    Where it is from."""\n')
+    sys.modules.pop("mine")
+    lines = rayfed("methods", "mine:Told").stdout.splitlines()
+    assert lines[:4] == ["A term.", "", "Where it is from.", ""] and lines[5].split()[:2] == ["mu", "0.5"]
 
 
 def test_methods_suggests_the_nearest_name(rayfed):

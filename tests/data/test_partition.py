@@ -239,5 +239,72 @@ def test_rules_that_a_job_cannot_have_are_refused(given, message):
 
 
 def test_a_rule_that_does_not_give_a_partition_is_refused():
-    with pytest.raises(InputError, match=r"^data.partition: Lists\(.*\) gave list; `split` must give a Partition$"):
+    with pytest.raises(InputError, match=r"^data.partition: Lists.split gave list; it must give a Partition, such as"):
         open_federation(job_with(f"{__name__}:Lists").data)
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A user's rule that goes wrong in one of many ways."""
+
+    how: str = ""
+    size: int = 10_000
+
+    def split(self, labels, num_classes, groups=None):
+        n = len(labels)
+        dealt = Partition.of_owners(np.arange(n) % 2, 2)
+        order, offsets = dealt.indices, dealt.offsets
+        return {
+            "whole": lambda: dealt,
+            "negative": lambda: Partition.of_owners(np.arange(n) - 1, n),
+            "large": lambda: Partition.of_owners(np.arange(n), n - 1),
+            "float": lambda: Partition.of_owners(np.zeros(n), 2),
+            "table": lambda: Partition.of_owners(np.arange(self.size) % 2, 2),
+            "fewer": lambda: Partition(order[1:], np.array([0, 10, n - 1])),
+            "twice": lambda: Partition(np.concatenate([order[:-1], order[:1]]), offsets),
+            "beyond": lambda: Partition(order + 1, offsets),
+            "offsets": lambda: Partition(order, np.array([0, n + 5, n])),
+            "floats": lambda: Partition(order / 1, offsets),
+            "empty": lambda: Partition.of_owners(np.zeros(n, int), 3),
+            "fails": lambda: np.split(labels, 3),
+        }[self.how]()
+
+
+@dataclass(frozen=True)
+class Short:
+    def split(self, labels):
+        return None
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("negative", "Partition.of_owners: an owner is -1; with 10000 clients, owners are 0 to 9999"),
+        ("large", "Partition.of_owners: an owner is 9999; with 9999 clients, owners are 0 to 9998"),
+        ("float", r"Partition.of_owners: owners are float64 of shape \(10000,\); give a whole number for each image"),
+        ("fewer", "data.partition: Wrong.split gets 10,000 labels but deals 9,999 images; deal those whose"),
+        ("twice", "data.partition: Wrong.split deals image 0 2 times; deal each image once"),
+        ("beyond", "data.partition: Wrong.split deals image 0 0 times; deal each image once"),
+        ("offsets", "data.partition: Wrong.split gave a Partition that is none: .* grow from 0 to 10,000"),
+        ("floats", "data.partition: Wrong.split gave a Partition that is none: its indices are whole numbers"),
+        ("empty", "data.partition: 2 of 3 clients hold no image, such as client 1, and could not train; have fewer"),
+        ("fails", r"data.partition: Wrong.split fails in .*test_partition.py, line \d+: ValueError: array split"),
+    ],
+)
+def test_a_users_rule_that_does_not_deal_each_image_once_is_refused(how, message):
+    assert open_federation(job_with({"name": f"{__name__}:Wrong", "how": "whole"}).data).num_clients == 2
+    with pytest.raises(InputError, match=f"^{message}"):
+        open_federation(job_with({"name": f"{__name__}:Wrong", "how": how}).data)
+
+
+def test_a_users_rule_with_another_signature_is_refused():
+    with pytest.raises(InputError, match=r"^data.partition: Short.split cannot be called \(too many .*write def split"):
+        open_federation(job_with(f"{__name__}:Short").data)
+
+
+def test_a_table_of_owners_for_images_that_the_server_keeps_is_refused():
+    data = job_with({"name": f"{__name__}:Wrong", "how": "table"}).data
+    assert open_federation(data).num_clients == 2
+    kept = "gets 9,360 labels but deals 10,000 images: the server keeps 640 images as its auxiliary set; deal those"
+    with pytest.raises(InputError, match=kept):
+        open_federation(data, auxiliary_per_class=64)

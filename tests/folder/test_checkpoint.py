@@ -28,7 +28,8 @@ METHODS = [
 
 
 def checkpoints(folder, site, saved=None):
-    return Checkpoints(Folder(str(folder)), site.job, {"data": site.federation.hash(), "modules": {}}, saved)
+    origin = {"data": site.federation.hash(), "partition": site.federation.partition.hash(), "modules": {}}
+    return Checkpoints(Folder(str(folder)), site.job, origin, saved)
 
 
 def save(folder, played, site, *numbers):

@@ -3,12 +3,18 @@
 import json
 import sys
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
 import rayfed
+from rayfed import experiment
 from rayfed.cli import main
 from rayfed.errors import InputError
+from rayfed.folder.checkpoint import newest
+from rayfed.folder.keeper import PARTITION
+from rayfed.folder.storage import Folder
+from rayfed.folder.tables import read_table
 from rayfed.runtime import worker
 
 pytestmark = pytest.mark.usefixtures("no_page")
@@ -21,6 +27,17 @@ from rayfed.methods import Part
 class Pull(Part):
     def loss(self, batch, local):
         return SCALE * batch.logits.square().mean()
+"""
+
+RULE = """
+from dataclasses import dataclass
+import numpy as np
+from rayfed.data.partition import Partition
+@dataclass(frozen=True)
+class Owners:
+    file: str
+    def split(self, labels, num_classes, groups=None):
+        return Partition.of_owners(np.loadtxt(self.file, dtype=int), 4)
 """
 
 
@@ -88,3 +105,38 @@ def test_modules_of_models_and_partitions_are_noted_and_libraries_only_where_nam
     own("my_rules", "from rayfed.data.partition import Iid\nfrom rayfed.models.convnets import lenet\n")
     tables |= {"method": "fedavg", "model": "my_rules:lenet"}
     assert set(environment(rayfed.run(tables, {"train.num_rounds": 1}).path)["modules"]) == {"my_rules"}
+
+
+def test_a_partition_that_has_changed_needs_leave_and_is_not_replayed(tables, own, tmp_path):
+    """A user's rule reads a file, which is no module."""
+    owners = np.arange(40) % 4
+    np.savetxt(tmp_path / "owners.txt", owners, fmt="%d")
+    own("my_rules", RULE)
+    rule = {"name": "my_rules:Owners", "file": str(tmp_path / "owners.txt")}
+    tables |= {"method": "fedavg", "data": {**tables["data"], "partition": rule}}
+    path = rayfed.run(tables, {"train.num_rounds": 2}).path
+    before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    np.savetxt(tmp_path / "owners.txt", 3 - owners, fmt="%d")
+    for more in ({}, {"train.num_rounds": 3}):
+        with pytest.raises(InputError, match=r"to other bits: the partition has changed, and clients .*--other-bits$"):
+            rayfed.resume(path, more)
+    assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
+
+    def replay(round):
+        client = next(row["client"] for row in read_table(path, "clients").to_pylist() if row["round"] == round)
+        again, recorded = rayfed.replay(path, round, client)
+        assert again.train_loss == recorded
+
+    with pytest.raises(InputError, match=r"^the partition is not the one of round 1 of the run .*; put back the rule"):
+        replay(1)
+    rayfed.resume(path, {"train.num_rounds": 3}, other_bits=True)
+    assert environment(path)["resumed"][-1]["other_bits"] == [PARTITION]
+    replay(3)
+    with pytest.raises(InputError, match="not the one of round 2"):
+        replay(2)
+    np.savetxt(tmp_path / "owners.txt", owners, fmt="%d")
+    replay(2)
+    saved = newest(Folder(str(path / "checkpoints")))
+    saved.manifest.pop("partition")  # as before it was noted
+    job = rayfed.read_job(path / "job.toml", {"train.num_rounds": 4})
+    assert experiment._train(job, None, saved, other_bits=False).rounds.num_rows == 5

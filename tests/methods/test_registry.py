@@ -122,9 +122,10 @@ def test_a_recipe_is_described_by_its_name(name):
     [
         ({"name": "fedntd", "beta": 0.5, "form": "mse"}, "fedntd beta = 0.5, form = 'mse'"),
         ({"name": "fedlsd", "beta": 0.25}, "fedlsd beta = 0.25"),
-        (["fedlmd", {"name": "proximal", "mu": 0.1}], "label_masked_distill + proximal mu = 0.1"),
+        (["kd", {"name": "proximal", "mu": 0.1}], "distill + proximal mu = 0.1, with cross_entropy and average"),
+        (["normalized_average", "restricted_cross_entropy"], "normalized_average + restricted_cross_entropy"),
         ([{"until": 5, "method": "fedavg"}, {"method": "kd"}], "fedavg; from round 6 on: kd"),
-        ({"name": "average", "by": "client"}, "average by = 'client'"),
+        ({"name": "average", "by": "client"}, "average by = 'client', with cross_entropy"),
     ],
     ids=str,
 )

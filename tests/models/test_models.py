@@ -213,6 +213,16 @@ class AsClass(nn.Sequential):
         super().__init__(linear(image_shape=image_shape, num_classes=num_classes))
 
 
+def hidden(*, image_shape, num_classes, width=8, drop=0.0):
+    inner = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(image_shape), width), nn.Dropout(drop))
+    return nn.Sequential(inner, nn.Linear(width, num_classes))
+
+
+def soft(*, image_shape, num_classes, last="softmax"):
+    ends = {"softmax": nn.Softmax(dim=1), "log_softmax": nn.LogSoftmax(dim=1), "relu": nn.ReLU()}
+    return nn.Sequential(linear(image_shape=image_shape, num_classes=num_classes).double(), ends[last])
+
+
 class Pair(nn.Module):
     def forward(self, x):
         return x, x
@@ -262,6 +272,8 @@ def test_a_users_function_gets_shape_classes_and_options():
         ("alexnet", {"drop_out": 0.1}, r"unknown key 'drop_out'; did you mean 'dropout'\? \(valid: dropout"),
         ("alexnet", {"dropout": 7}, "cannot be built from .*dropout=7: ValueError: dropout probability"),
         ("{here}:with_features", {}, "model '.*:with_features'.width is missing"),
+        ("{here}:hidden", {"width": "8"}, "= .8. is text, and its default 8 is a whole number; .* without quotes$"),
+        ("{here}:hidden", {"width": 8.5, "drop": 0}, "; width = 8.5 is a number, and its default 8 is a whole"),
         ("{here}:bad.raises", {}, r"cannot be built from image_shape=\(3, 32, 32\), num_classes=10: KeyError: 'depth'"),
         ("{here}:bad.not_a_model", {}, r"must return a torch.nn.Module, not str"),
         ("{here}:bad.too_few_logits", {}, r"need the shape \(2, 10\), not \(2, 9\)"),
@@ -304,6 +316,14 @@ def test_a_module_that_cannot_be_imported_is_refused_with_its_reason(tmp_path, m
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(InputError, match="^model 'failing:net': " + message.format(folder=tmp_path)):
         build_model("failing:net", image_shape=CIFAR, num_classes=10, seed=0)
+
+
+@pytest.mark.parametrize(("last", "doubted"), [("softmax", True), ("log_softmax", False), ("relu", False)])
+def test_a_model_that_ends_in_a_softmax_is_doubted(caplog, monkeypatch, last, doubted):
+    monkeypatch.setattr(nn.Flatten, "forward", lambda self, x: x.flatten(1).double())
+    own("soft", last=last)
+    assert ("seems to end in a softmax" in caplog.text) == doubted
+    assert ("it must give logits: leave the softmax out" in caplog.text) == doubted
 
 
 def test_a_model_with_features_needs_a_head_as_well():
