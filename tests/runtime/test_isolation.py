@@ -51,12 +51,12 @@ class Harm(Part):
 
 
 class Backwards(Here):
-    """Trains the last client first."""
+    """Trains the last task first."""
 
-    def call_each(self, broadcast, clients, memories):
+    def call_each(self, broadcast, tasks, memories):
         call = super().call_each
-        done = {client: next(call(broadcast, [client], memories)) for client in reversed(clients)}
-        yield from (done[client] for client in clients)
+        done = {task: next(call(broadcast, [task], memories)) for task in reversed(tasks)}
+        yield from (done[task] for task in tasks)
 
 
 @pytest.mark.parametrize("what", HARMS)
