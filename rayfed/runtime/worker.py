@@ -28,6 +28,7 @@ class Done:
     layout: Layout  # of each client's summands
     bytes_up: list[int]
     rows: list[ClientRow]  # none after a survey
+    remember: list[bool]  # whether a client has a memory: a handle does not show it
 
 
 def kind_of(device: torch.device) -> Kind:
@@ -67,7 +68,7 @@ class Worker:
             return local.survey(self.site, packed.map(unpack), client)
 
         layout, sizes, total = _summed(f"round {packed.round} (survey)", task, surveyed)
-        return Done(layout, sizes, []), total
+        return Done(layout, sizes, [], []), total
 
     def train(self, packed: Broadcast, task: Task, memories: Sequence[Packed | None]) -> tuple[Any, ...]:
         """A `Done`, the clients' summands, and the new memory of each client, None for a client that has none."""
@@ -86,7 +87,7 @@ class Worker:
             return reply.summands
 
         layout, sizes, total = _summed(f"round {packed.round}", task, trained)
-        return Done(layout, sizes, rows), total, *kept
+        return Done(layout, sizes, rows, [memory is not None for memory in kept]), total, *kept
 
     def evaluate(self, weights: Packed, start: int, stop: int) -> Evaluation:
         return local.evaluate(self.site, unpack(weights), start, stop)
@@ -148,7 +149,8 @@ class CohortWorkers(ABC):
         self, broadcast: Broadcast, tasks: Sequence[Task], memories: Mapping[int, Memory]
     ) -> Iterator[tuple[Summed, list[Arrival]]]:
         for done, summands, *kept in self.call_each(broadcast, tasks, memories):
-            arrivals = [Arrival(*each) for each in zip(done.rows, kept, done.bytes_up, strict=True)]
+            handles = [memory if there else None for memory, there in zip(kept, done.remember, strict=True)]
+            arrivals = [Arrival(*each) for each in zip(done.rows, handles, done.bytes_up, strict=True)]
             yield Summed(unpack(summands, copy=False), done.layout), arrivals
 
     def evaluate(self, weights: Weights) -> Evaluation:
