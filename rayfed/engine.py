@@ -3,31 +3,31 @@
     sample a cohort -> survey it -> tell it what the parts say -> train it -> add its summands -> update -> evaluate
 
 The `Workers` know where the work is done; the engine does not. Nothing depends on which client was ready first: the
-cohort is drawn from the seed, and its summands are added in its order.
+cohort is drawn from the seed and cut into tasks, a task's summands are added in its order, and so are the tasks' sums.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 
 from rayfed import metrics
-from rayfed.errors import RunFailed, Unlike
+from rayfed.errors import RunFailed, told
 from rayfed.isolation import isolated
 from rayfed.local import Broadcast, Evaluation, Site, server_view
-from rayfed.methods.part import Part, Parts, defines, parts_at
+from rayfed.methods.part import Part, Parts, defines, parts_at, refuse_unkept, two_values
 from rayfed.methods.views import Step
 from rayfed.seeds import Purpose, cohort, seed_of
-from rayfed.trees import OrderedSum, Packed, Tree, first_difference, num_bytes
+from rayfed.tasks import Summed, Task, add_up, cut
+from rayfed.trees import Packed, Tree, checked, copied, first_difference, num_bytes
 from rayfed.weights import Weights, parameters_of, state_of
 
 Memory = Any  # a handle to one client's memory: the workers make it and read it
 Kind = dict[str, str]  # of hardware, with its settings: two that are equal compute the same bits
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -51,15 +51,15 @@ class Arrival:
 
 
 class Workers(Protocol):
-    """The workers of a round, in this process or on Ray. Results come in the order of the cohort."""
+    """The workers of a round, in this process or on Ray. Results come in the order of the tasks."""
 
-    def survey(self, broadcast: Broadcast, clients: Sequence[int]) -> Iterator[tuple[dict[str, Tree], int]]:
-        """Each client's summands, and the bytes that they take."""
+    def survey(self, broadcast: Broadcast, tasks: Sequence[Task]) -> Iterator[tuple[Summed, list[int]]]:
+        """Each task's summands, and the bytes that each client sent."""
 
     def train(
-        self, broadcast: Broadcast, clients: Sequence[int], memories: Mapping[int, Memory]
-    ) -> Iterator[tuple[dict[str, Tree], Arrival]]:
-        """Each client's summands, and the rest of its reply."""
+        self, broadcast: Broadcast, tasks: Sequence[Task], memories: Mapping[int, Memory]
+    ) -> Iterator[tuple[Summed, list[Arrival]]]:
+        """Each task's summands, and the rest of each client's reply."""
 
     def evaluate(self, weights: Weights) -> Evaluation:
         """The weights on the whole test set."""
@@ -147,16 +147,18 @@ def play(site: Site, last: Round, workers: Workers, clients: Sequence[int] | Non
     broadcast, states = opening.broadcast, opening.states
     number, num_clients = broadcast.round, site.federation.num_clients
 
-    replies = workers.train(broadcast, opening.clients, last.memories)
-    total, found = add_up(f"round {number}", opening.clients, replies)
-    arrivals = dict(zip(opening.clients, found, strict=True))
+    replies = workers.train(broadcast, opening.tasks, last.memories)
+    total, found = add_up(f"round {number}", opening.tasks, replies)
+    arrivals = {arrival.row.client: arrival for arrival in found}
     memories = {client: memory for client, memory in last.memories.items() if client not in arrivals}
     memories |= {client: arrival.memory for client, arrival in arrivals.items() if arrival.memory is not None}
 
-    step = Step(last.weights, None, number, num_clients, frozenset(parameters_of(site.model)))
+    step = Step(copied(last.weights), None, number, num_clients, frozenset(parameters_of(site.model)))
     with isolated(seed_of(site.job.seed, Purpose.SERVER, number), site.device):
         for part in opening.parts:
-            states[part.slot], step = part.update(states[part.slot], total.get(part.slot), step)
+            given = part.update(states[part.slot], total.get(part.slot), step)
+            states[part.slot], step = two_values(part, "update", given, "state", "step")
+            _refuse_spoilt(f"round {number}, after {type(part).__name__}.update", step)
     if (difference := first_difference(step.averaged, last.weights)) is not None:
         raise RunFailed(f"round {number}: the average does not fit the model: {difference}")
     weights = {name: step.averaged[name] for name in last.weights}  # always in the model's order
@@ -170,7 +172,7 @@ def play(site: Site, last: Round, workers: Workers, clients: Sequence[int] | Non
         evaluation=evaluation,
         peak=np.fmax(last.peak, class_accuracy),
         forgetting=metrics.forgetting_from(last.peak, class_accuracy),
-        clients=tuple(arrival.row for arrival in arrivals.values()),
+        clients=tuple(arrivals[client].row for client in opening.clients),
         seconds=time.perf_counter() - started,
         bytes_down=num_bytes([broadcast.weights, broadcast.states, broadcast.payloads]) * len(opening.clients),
         bytes_up=opening.bytes_surveyed + sum(arrival.bytes_up for arrival in arrivals.values()),
@@ -182,6 +184,7 @@ class Opening:
     """A round up to its training: the clients in it, and the message to them."""
 
     clients: Sequence[int]
+    tasks: Sequence[Task]
     parts: Parts
     held: dict[str, Held]  # as the last round left them
     states: dict[str, Tree]  # slot -> state, once the parts have told
@@ -192,43 +195,28 @@ class Opening:
 def open_round(site: Site, last: Round, workers: Workers, clients: Sequence[int] | None = None) -> Opening:
     """Sample the cohort of the round after `last`, survey it, and let each part give the payload for it."""
     number, job = last.round + 1, site.job
-    parts, view, payloads = parts_at(job.method, number), server_view(site, number, last.weights), {}
+    parts, view, payloads = parts_at(job.method, number), server_view(site, number, copied(last.weights)), {}
     if clients is None:
         clients = cohort(job.seed, number, site.federation.num_clients, job.train.clients_per_round)
+    tasks = cut({client: site.federation.num_examples(client) for client in clients}, job.train)
     seed = seed_of(job.seed, Purpose.SERVER, number)
     with isolated(seed, site.device):
         held = {part.slot: _hold(part, last) for part in parts}
-    states = {slot: hold.state for slot, hold in held.items()}
+    # A copy, so that the last round stays as it was, and can be kept, where a hook writes to it and the round fails.
+    states = {slot: copied(hold.state) for slot, hold in held.items()}
 
     surveyors = {part.slot: states[part.slot] for part in parts if defines(part, "survey")}
     broadcast = Broadcast(number, last.weights, surveyors, {}, {slot: hold.since for slot, hold in held.items()})
-    replies = workers.survey(broadcast, clients) if surveyors else ()
-    surveyed, sizes = add_up(f"round {number} (survey)", clients if surveyors else (), replies)
+    replies = workers.survey(broadcast, tasks) if surveyors else ()
+    surveyed, sizes = add_up(f"round {number} (survey)", tasks if surveyors else (), replies)
 
     with isolated(seed, site.device):
         for part in parts:
-            states[part.slot], payload = part.tell(states[part.slot], view, surveyed.get(part.slot))
+            given = part.tell(states[part.slot], view, surveyed.get(part.slot))
+            states[part.slot], payload = two_values(part, "tell", given, "state", "payload")
             if payload is not None:
                 payloads[part.slot] = payload
-    return Opening(clients, parts, held, states, replace(broadcast, payloads=payloads), sum(sizes))
-
-
-def add_up(
-    stage: str, clients: Sequence[int], replies: Iterable[tuple[dict[str, Tree], T]]
-) -> tuple[dict[str, Tree], list[T]]:
-    """The clients' summands, checked and added up by slot; and the rest of each reply."""
-    total = OrderedSum()
-    rests: list[T] = []
-    for client, (summands, rest) in zip(clients, replies, strict=True):
-        try:
-            total.add(summands)  # and drop them: the driver never holds the updates of a whole cohort
-        except ValueError as error:
-            who = f"client {client}, {stage}: its summand"
-            if isinstance(error, Unlike) and len(rests) == 1:
-                who = f"client {clients[0]} or {client}, {stage}: one of their summands is odd; that of client {client}"
-            raise RunFailed(f"{who} {error}; nothing was averaged") from None
-        rests.append(rest)
-    return total.value or {}, rests
+    return Opening(clients, tasks, parts, held, states, replace(broadcast, payloads=payloads), sum(sizes))
 
 
 def _hold(part: Part, last: Round) -> Held:
@@ -236,4 +224,16 @@ def _hold(part: Part, last: Round) -> Held:
     before = last.held.get(part.slot)
     if before is not None and type(before.part) is type(part):
         return replace(before, part=part)
-    return Held(part, last.round + 1, part.init(last.weights))
+    state = part.init(copied(last.weights))
+    refuse_unkept(f"{type(part).__name__}.init", "state", state)
+    return Held(part, last.round + 1, state)
+
+
+def _refuse_spoilt(where: str, step: object) -> None:
+    """Raise `RunFailed` where an `update` gave no step, or weights that are no numbers."""
+    if not isinstance(step, Step):
+        raise RunFailed(f"{where}: it gave {told(step)} in place of the step")
+    try:
+        checked(step.proposed)
+    except ValueError as error:
+        raise RunFailed(f"{where}: the new global model {error}; the round is not recorded") from None

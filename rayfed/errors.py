@@ -137,7 +137,7 @@ def told(value: Any) -> str:
     >>> told(object()), told(len), told("x" * 1000) == repr("x" * 200) + "..."
     ('an object of the class builtins.object', 'builtins.len', True)
     """
-    if hasattr(value, "__qualname__"):
+    if hasattr(value, "__qualname__") and hasattr(value, "__module__"):  # a generator has no module
         return f"{value.__module__}.{value.__qualname__}"
     if type(value).__repr__ is object.__repr__:  # type: ignore[comparison-overlap]
         return f"an object of the class {told(type(value))}"

@@ -153,8 +153,7 @@ def replay(run: str | Path, round: int, client: int, *, method: Method | None = 
         while last.round < round - 1:
             last = engine.play(site, last, workers)
         opening = engine.open_round(site, last, workers)
-        replies = workers.train(opening.broadcast, [client], last.memories)
-        _, (arrival,) = engine.add_up(f"round {round}", [client], replies)
+        _, (arrival,) = next(workers.train(opening.broadcast, [(client,)], last.memories))
     rows = read_table(folder_of(job), "clients").to_pylist()
     return arrival.row, {(row["round"], row["client"]): row["train_loss"] for row in rows}.get((round, client))
 

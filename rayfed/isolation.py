@@ -59,6 +59,8 @@ def isolated(seed: int, device: torch.device) -> Iterator[None]:
             torch.cuda.manual_seed(seed)
         try:
             yield
+        except SystemExit as error:
+            raise RuntimeError(f"a hook has ended Python ({error!r}); it should raise an exception instead") from error
         finally:
             for (_, write), value in zip(SETTINGS, before, strict=True):
                 write(value)

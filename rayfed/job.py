@@ -45,7 +45,8 @@ class Training(Checked):
     clients_per_round: Annotated[int, Ge(1), "clients sampled each round"] = 5
     local_epochs: Annotated[int, Ge(1), "passes over a client's data in a round"] = 1
     local_steps: Annotated[int | None, Ge(1), "SGD steps in a round, in place of epochs"] = None
-    batch_size: Annotated[int, Ge(1), "images per step; the last batch of an epoch may be smaller"] = 50
+    batch_size: Annotated[int, Ge(1), Le(10**9), "images per step; the last batch of an epoch may be smaller"] = 50
+    task_images: Annotated[int, Ge(1), "images per task: an actor trains small clients one after the other"] = 500
     lr: Annotated[float, Gt(0), "learning rate of the first round"] = 0.01
     lr_decay: Annotated[float, Gt(0), Le(1), "factor of the learning rate from round to round"] = 1.0
     momentum: Annotated[float, Ge(0), Lt(1), "momentum of SGD"] = 0.0

@@ -24,11 +24,11 @@ from rayfed.data.samples import Samples
 from rayfed.errors import Diverged, InputError, told
 from rayfed.isolation import isolated
 from rayfed.job import Job, Training
-from rayfed.methods.part import Method, Part, Parts, Switch, defines, doubts, parts_at
+from rayfed.methods.part import Method, Part, Parts, Switch, defines, doubts, parts_at, two_values
 from rayfed.methods.views import Batch, ClientView, Fit, Frozen, ServerView, run_model
 from rayfed.models.registry import build_model
 from rayfed.seeds import Purpose, seed_of
-from rayfed.trees import Tree, dotted, leaves, to_device
+from rayfed.trees import Tree, to_device
 from rayfed.weights import Weights, parameters_of
 
 log = logging.getLogger(__name__)
@@ -151,7 +151,8 @@ def train(site: Site, broadcast: Broadcast, client: int, memory: dict[str, Tree]
             )
         mean_loss = float(np.mean(losses))
         fit = Fit(model.eval(), model.state_dict(), len(losses), mean_loss)
-        reports = {part.slot: _reported(part, part.report(views[part.slot], local[part.slot], fit)) for part in parts}
+        given = {part: part.report(views[part.slot], local[part.slot], fit) for part in parts}
+        reports = {part.slot: two_values(part, "report", given[part], "summands", "memory") for part in parts}
     summands = {slot: summand for slot, (summand, _) in reports.items() if summand is not None}
     kept = {slot: memory for slot, (_, memory) in reports.items() if memory is not None}
     return Reply(view.num_examples, mean_loss, time.perf_counter() - started, summands, kept)
@@ -241,18 +242,6 @@ def _term(part: Part, term: object) -> Tensor | None:
         return term
     what = f"a tensor of shape {tuple(term.shape)}" if isinstance(term, Tensor) else told(term)
     raise TypeError(f"{type(part).__name__}.loss gave {what}; it must give a scalar tensor, or None for no term")
-
-
-def _reported(part: Part, given: object) -> tuple[Tree, Tree]:
-    """What a part's `report` gave, checked; the summands are checked where they are added."""
-    name = f"{type(part).__name__}.report"
-    if not isinstance(given, tuple) or len(given) != 2:
-        raise TypeError(f"{name} gave {told(given)}; it must give two values, the summands and the memory")
-    for path, leaf in leaves(given[1]):
-        if not isinstance(leaf, Tensor | int | float | str | dict | list | tuple | None):
-            kept = "a memory is made of tensors, numbers and text"
-            raise TypeError(f"{name} gave a memory with {told(leaf)} at {dotted(path)}; {kept}")
-    return given
 
 
 def _view(site: Site, broadcast: Broadcast, client: int) -> ClientView:

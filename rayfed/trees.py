@@ -1,7 +1,7 @@
 """Trees: tensors and numbers, nested in dicts, lists and tuples. Parts exchange them.
 
 `leaves` takes a tree apart into pairs of a path and a leaf, and `tree_of` puts it together again. Everything else is
-built on these two functions: sizes, checks, ordered sums, the wire and the disk.
+built on these two functions: sizes, checks, ordered sums, the wire and the disk (folder/packing.py).
 
 >>> tree = {"count": 2, "weights": Scaled(2, {"w": torch.tensor([1.0])})}
 >>> [(dotted(path), leaf) for path, leaf in leaves(tree)]
@@ -10,14 +10,13 @@ built on these two functions: sizes, checks, ordered sums, the wire and the disk
 True
 """
 
-import json
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import safetensors.numpy
 import torch
 from torch import Tensor
 
@@ -25,6 +24,7 @@ from rayfed.errors import Unlike
 
 Tree = Any  # Tensor | int | float | bool | None | Scaled | dict[str, Tree] | list[Tree] | tuple[Tree, ...]
 Path = tuple[tuple[str, Any], ...]  # steps: ("dict", key), ("list", index), ("tuple", index) or ("scaled", weight)
+Layout = dict[Path, str]  # the kind of each leaf by its path, in which a `Scaled` may have any weight
 KINDS = {"dict": dict, "list": list, "tuple": tuple}
 
 
@@ -40,12 +40,17 @@ def leaves(tree: Tree, path: Path = ()) -> Iterator[tuple[Path, Any]]:
     """The path and the value of every leaf, in order. An empty dict, list or tuple is a leaf too."""
     if isinstance(tree, Scaled):
         yield from leaves(tree.values, (*path, ("scaled", tree.weight)))
-    elif isinstance(tree, Mapping | list | tuple) and tree:
+    elif is_container(tree) and tree:
         kind = "dict" if isinstance(tree, Mapping) else "list" if isinstance(tree, list) else "tuple"
         for key, item in tree.items() if isinstance(tree, Mapping) else enumerate(tree):
             yield from leaves(item, (*path, (kind, key)))
     else:
         yield path, tree
+
+
+def is_container(value: Any) -> bool:
+    """Whether a value is one that trees are made of; a named tuple is not, since a checkpoint would lose its names."""
+    return isinstance(value, Mapping) or type(value) in (list, tuple)
 
 
 def tree_of(pairs: Iterable[tuple[Path, Any]]) -> Tree:
@@ -67,6 +72,11 @@ def tree_of(pairs: Iterable[tuple[Path, Any]]) -> Tree:
 def tree_map(function: Callable[[Any], Any], tree: Tree) -> Tree:
     """The tree with `function` applied to each leaf."""
     return tree_of((path, function(leaf)) for path, leaf in leaves(tree))
+
+
+def copied(tree: Tree) -> Tree:
+    """The tree with containers and tensors of its own."""
+    return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, tree)
 
 
 def dotted(path: Path) -> str:
@@ -93,8 +103,7 @@ def first_difference(tree: Tree, example: Tree) -> str | None:
     return _difference(_layout(tree), _layout(example))
 
 
-def _layout(tree: Tree) -> dict[Path, str]:
-    """The kind of each leaf by its path, in which a `Scaled` may have any weight."""
+def _layout(tree: Tree) -> Layout:
     found = leaves(tree)
     return {tuple((k, None if k == "scaled" else key) for k, key in path): _describe(leaf) for path, leaf in found}
 
@@ -116,8 +125,16 @@ def _describe(leaf: Any) -> str:
     return "a number" if isinstance(leaf, int | float) else "None" if leaf is None else f"a {type(leaf).__name__}"
 
 
+def checked(summand: Tree) -> Layout:
+    """The layout of a summand. Raises ValueError, naming the place, for what cannot be added: a NaN, an infinity."""
+    for path, leaf in leaves(summand):
+        if (problem := _problem(path, leaf)) is not None:
+            raise ValueError(f"{problem} at {dotted(path)}")
+    return _layout(summand)
+
+
 class OrderedSum:
-    """Adds trees in the given order, in float64 (integers stay exact integers), and checks each tree.
+    """Adds trees in the given order, in float64; integers stay exact integers.
 
     The order is the caller's, so the bits of the sum do not depend on which client was ready first. The product of a
     float32 weight and a number of samples is exact in float64.
@@ -130,7 +147,7 @@ class OrderedSum:
     """
 
     def __init__(self) -> None:
-        self._layout: dict[Path, str] | None = None  # of the first summand
+        self.layout: Layout | None = None  # of each summand
         self._totals: dict[Path, Any] = {}
 
     @property
@@ -138,27 +155,34 @@ class OrderedSum:
         """The sum, without any `Scaled`; None before the first summand."""
         return tree_of(self._totals.items()) if self._totals else None
 
-    def add(self, summand: Tree) -> None:
-        """Raises ValueError, naming the place, for a NaN or an infinity; `Unlike` for another layout."""
-        found, layout = list(leaves(summand)), _layout(summand)
-        for path, leaf in found:
-            if (problem := _problem(path, leaf)) is not None:
-                raise ValueError(f"{problem} at {dotted(path)}")
-        if self._layout is not None and (difference := _difference(layout, self._layout)) is not None:
-            raise Unlike(f"is not like the summands before it: {difference}")
-        self._layout = layout
-        for path, leaf in found:
+    def add(self, summand: Tree, layout: Layout | None = None) -> None:
+        """Raises ValueError as `checked` does, and `Unlike` for another layout than before.
+
+        A summand that was checked elsewhere comes with its layout, and so does a sum, with that of its summands.
+        """
+        layout = checked(summand) if layout is None else layout
+        if self.layout is not None and (difference := _difference(layout, self.layout)) is not None:
+            raise Unlike(difference)
+        self.layout = layout
+        for path, leaf in leaves(summand):
             place = tuple(step for step in path if step[0] != "scaled")
             self._totals[place] = _plus(self._totals.get(place), leaf, _weight(path))
 
 
 def _problem(path: Path, leaf: Any) -> str | None:
     """Why a leaf cannot be added to a sum."""
-    if not isinstance(leaf, Tensor | int | float | dict | list | tuple | None):  # of the containers, only empty ones
+    if not (isinstance(leaf, Tensor | int | float | None) or is_container(leaf)):  # of the containers, only empty ones
         return f"holds a {type(leaf).__name__}, which is neither a tensor nor a number,"
+    if isinstance(leaf, Tensor) and (leaf.is_complex() or leaf.layout != torch.strided or leaf.is_quantized):
+        return f"holds a tensor ({leaf.dtype}, {leaf.layout}) that is neither of real numbers nor dense,"
     numbers = [_weight(path) or 0, leaf if isinstance(leaf, int | float) else 0]
-    finite = all(map(math.isfinite, numbers)) and (not isinstance(leaf, Tensor) or bool(torch.isfinite(leaf).all()))
+    finite = all(map(math.isfinite, numbers)) and (not isinstance(leaf, Tensor) or _is_finite(leaf))
     return None if finite else "holds a NaN or an infinity"
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """A sum is a tenth of the work; it is infinite too where finite values are too large."""
+    return bool(torch.isfinite(tensor.sum()) or torch.isfinite(tensor).all())
 
 
 def _weight(path: Path) -> float | None:
@@ -223,9 +247,9 @@ def pack(tree: Tree) -> Packed:
     return Packed(skeleton, {dtype: _joined(tensors).view(torch.uint8).numpy() for dtype, tensors in found.items()})
 
 
-def unpack(packed: Packed) -> Tree:
-    """The tree again, in memory of its own, so that its owner may change it."""
-    buffers = {dtype: _tensor(buffer, getattr(torch, dtype)) for dtype, buffer in packed.buffers.items()}
+def unpack(packed: Packed, *, copy: bool = True) -> Tree:
+    """The tree again, in memory of its own, so that its owner may change it; without a copy, for reading only."""
+    buffers = {dtype: _tensor(buffer, getattr(torch, dtype), copy) for dtype, buffer in packed.buffers.items()}
 
     def put(leaf: Any) -> Any:
         if not isinstance(leaf, Span):
@@ -235,55 +259,6 @@ def unpack(packed: Packed) -> Tree:
     return tree_of((path, put(leaf)) for path, leaf in packed.skeleton)
 
 
-def to_bytes(packed: Packed) -> bytes:
-    """A packed tree as the content of a safetensors file, with the skeleton as JSON in the file's metadata."""
-    skeleton = [[path, _to_json(leaf)] for path, leaf in packed.skeleton]
-    return safetensors.numpy.save(packed.buffers, metadata={"leaves": json.dumps(skeleton)})
-
-
-def from_bytes(content: bytes) -> Packed:
-    """The packed tree that `to_bytes` wrote. Raises ValueError where the content is something else."""
-    try:
-        buffers = safetensors.numpy.load(content)
-        size = int.from_bytes(content[:8], "little")
-        metadata = json.loads(content[8 : 8 + size])["__metadata__"]
-        if "tree" in metadata:
-            return Packed(list(leaves(_from_nested(json.loads(metadata["tree"])))), buffers)
-        skeleton = [(tuple(map(tuple, path)), _from_json(leaf)) for path, leaf in json.loads(metadata["leaves"])]
-        return Packed(skeleton, buffers)
-    except (safetensors.SafetensorError, LookupError, TypeError, ValueError) as error:
-        raise ValueError(f"this is not a packed tree: {error!r}") from error
-
-
-def _to_json(leaf: Any) -> Any:
-    """A leaf in JSON. A tensor or an empty container becomes a list that begins with its kind."""
-    if isinstance(leaf, Span):
-        return ["tensor", leaf.dtype, leaf.start, list(leaf.shape)]
-    return [type(leaf).__name__] if isinstance(leaf, dict | list | tuple) else leaf
-
-
-def _from_json(leaf: Any) -> Any:
-    if not isinstance(leaf, list):
-        return leaf
-    kind, *rest = leaf
-    return Span(rest[0], rest[1], tuple(rest[2])) if kind == "tensor" else KINDS[kind]()
-
-
-def _from_nested(plain: Any) -> Any:
-    """A skeleton of a version 1 checkpoint: nested, each node a table with its kind."""
-    if isinstance(plain, list):
-        return [_from_nested(item) for item in plain]
-    if not isinstance(plain, dict):
-        return plain
-    ((kind, value),) = plain.items()
-    if kind == "tensor":
-        return Span(value[0], value[1], tuple(value[2]))
-    if kind == "scaled":
-        return Scaled(value[0], _from_nested(value[1]))
-    items = {key: _from_nested(item) for key, item in value} if kind == "dict" else map(_from_nested, value)
-    return KINDS[kind](items)
-
-
 def _joined(tensors: list[Tensor]) -> Tensor:
     """Flat tensors, concatenated, on the CPU; tensors of one device are copied together."""
     if len({tensor.device for tensor in tensors}) > 1:
@@ -291,8 +266,12 @@ def _joined(tensors: list[Tensor]) -> Tensor:
     return torch.cat(tensors).cpu()
 
 
-def _tensor(buffer: np.ndarray, dtype: torch.dtype) -> Tensor:
-    """Bytes as a tensor (n,), copied: a buffer in Ray's object store is shared and must not be changed."""
+def _tensor(buffer: np.ndarray, dtype: torch.dtype, copy: bool) -> Tensor:
+    """Bytes as a tensor (n,). A buffer in Ray's object store is shared and must not be changed."""
+    if not copy:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns that the buffer must not be changed
+            return torch.from_numpy(buffer).view(dtype)
     tensor = torch.empty(buffer.nbytes // dtype.itemsize, dtype=dtype)
     tensor.view(torch.uint8).numpy()[:] = buffer
     return tensor

@@ -11,6 +11,7 @@ import torch
 from hypothesis import settings
 from torch import nn
 
+from rayfed import tasks
 from rayfed.data.federation import Federation, pixel_moments
 from rayfed.data.partition import Partition
 from rayfed.data.samples import Samples
@@ -41,6 +42,12 @@ def _samples(rng, labels):
     pattern = np.random.default_rng(7).integers(0, 180, (len(CLASSES), 1, 4, 4))  # the same for training and test
     images = pattern[labels] + rng.integers(0, 76, (len(labels), 1, 4, 4))
     return Samples(images.astype(np.uint8), labels, CLASSES)
+
+
+@pytest.fixture(autouse=True)
+def _small_cohorts_have_groups(monkeypatch):
+    """Cohorts of a few clients are cut into tasks of several clients too, as large cohorts are."""
+    monkeypatch.setattr(tasks, "TAPER", 2)
 
 
 @pytest.fixture(scope="session")

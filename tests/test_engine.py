@@ -1,5 +1,7 @@
 """The round engine: cohorts, rounds, what a round reports and what it refuses."""
 
+import sys
+from collections import namedtuple
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
@@ -10,13 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayfed import metrics
+from rayfed import tasks as module
 from rayfed.engine import play as play_round
 from rayfed.engine import rounds, start
-from rayfed.errors import Diverged, RunFailed
+from rayfed.errors import ClientFailed, Diverged, RunFailed
+from rayfed.job import Training
 from rayfed.methods import Part, Proximal, compose, fedavg, fedcsd, fedntd, moon, switch
 from rayfed.runtime.here import Here
 from rayfed.runtime.worker import CohortWorkers
 from rayfed.seeds import Purpose, cohort, seed_of
+from rayfed.tasks import cut
 from rayfed.trees import unpack
 from rayfed.weights import state_of
 
@@ -51,6 +56,52 @@ def test_seeds_differ_where_seed_round_client_or_purpose_differ(one, other):
     assert (a == b) == (one == other)
     assert 0 <= a < 2**63
     assert a != seed_of(one[0], Purpose.COHORT, *one[1:])
+
+
+# Tasks.
+
+sizes = st.dictionaries(st.integers(0, 10**6), st.integers(1, 2000), min_size=1, max_size=60)
+
+
+@given(sizes, st.integers(1, 3000), st.integers(1, 5), st.none() | st.integers(1, 40))
+def test_a_cohort_is_cut_into_tasks_the_longest_first(num_examples, task_images, epochs, steps):
+    training = Training(task_images=task_images, local_epochs=epochs, local_steps=steps)
+    tasks = cut(num_examples, training)
+    order = sorted(num_examples, key=lambda client: (-num_examples[client], client))
+    assert [client for task in tasks for client in task] == order
+    images = {c: steps * training.batch_size if steps else n * epochs for c, n in num_examples.items()}
+    left = sum(images.values())
+    for task in tasks:
+        work = sum(images[client] for client in task)
+        assert len(task) == 1 or work <= min(task_images, left / module.TAPER)
+        left -= work
+    assert cut(dict(reversed(num_examples.items())), training) == tasks
+
+
+def test_a_cohort_of_any_size_has_about_a_thousand_tasks_at_most(monkeypatch):
+    monkeypatch.undo()
+    for num_clients, num_examples in ((1000, 600), (10_000, 600), (100_000, 50)):
+        assert len(cut(dict.fromkeys(range(num_clients), num_examples), Training())) < 1200
+
+
+@dataclass(frozen=True)
+class Order(Part):
+    """Sends what depends on the order of additions, and the number 1."""
+
+    def report(self, client, local, fit):
+        return {"clients": 1, "x": torch.tensor([1e16, 1.0, -1e16, 3.0][client.id % 4], dtype=torch.float64)}, None
+
+    def update(self, state, total, step):
+        return total, step
+
+
+def test_summands_are_added_within_tasks_and_then_over_tasks(make_site, play, monkeypatch):
+    site = make_site(compose(Order()), counts=[[3, 3, 0, 0]] * 8, clients_per_round=8, num_rounds=1)
+    monkeypatch.setattr("rayfed.engine.cut", lambda sizes, training: [(0, 1, 2), (3,), (4, 5), (6, 7)])
+    x = [1e16, 1.0, -1e16, 3.0] * 2
+    expected = (((x[0] + x[1]) + x[2]) + x[3] + (x[4] + x[5])) + (x[6] + x[7])
+    total = play(site)[-1].held["order"].state
+    assert (total["clients"], total["x"].item()) == (8, expected)
 
 
 # A run.
@@ -176,8 +227,17 @@ def test_clients_forget_a_part_that_left_and_remember_one_that_stayed(make_site,
 
 SPOILT = {  # a summand where the others are {"x": [torch.zeros(2)]}, and the message; test_trees.py has more of them
     "nan": ({"x": [torch.tensor([1.0, float("nan")])]}, "holds a NaN or an infinity at spoiler.x.0"),
-    "dict": ({"x": {0: torch.zeros(2)}}, "is not like the summands before it: spoiler.x.0 is missing"),
-    "nothing": (None, "is not like the summands before it: spoiler.x.0 is missing"),
+    "infinity in a large tensor": ({"x": [torch.tensor([3e38, 3e38, float("inf")])]}, "holds a NaN or an infinity at"),
+    "complex": (
+        {"x": [torch.zeros(2) * 1j]},
+        "holds a tensor (torch.complex64, torch.strided) that is neither of",
+    ),
+    "sparse": (
+        {"x": [torch.zeros(2).to_sparse()]},
+        "holds a tensor (torch.float32, torch.sparse_coo) that is neither of",
+    ),
+    "dict": ({"x": {0: torch.zeros(2)}}, "spoiler.x.0 is missing"),
+    "nothing": (None, "spoiler.x.0 is missing"),
 }
 
 
@@ -204,19 +264,111 @@ class Spoiler(Part):
 @pytest.mark.parametrize("value", SPOILT)
 @pytest.mark.parametrize(("hook", "stage"), [("report", "round 2"), ("survey", "round 2 (survey)")])
 def test_a_summand_that_cannot_be_added_is_refused_with_client_round_and_place(hook, stage, value, make_site, play):
-    last = cohort(0, 2, 6, 4)[-1]
+    site = make_site(compose(Spoiler(hook, 5, value)))
+    order = sorted(cohort(0, 2, 6, 4), key=lambda client: (-site.federation.num_examples(client), client))
+    assert order == [0, 3, 5, 2], "of 12, 8, 7 and 1 images"
     with pytest.raises(RunFailed) as refused:
-        play(make_site(compose(Spoiler(hook, last, value))))
-    assert str(refused.value) == f"client {last}, {stage}: its summand {SPOILT[value][1]}; nothing was averaged"
+        play(site)
+    assert str(refused.value).endswith("; nothing was averaged")
+    if value in ("dict", "nothing"):  # of two summands that differ, either may be wrong
+        said = f"client 0 or 5, {stage}: one of their summands is odd; that of client 5 is not like that of client 0: "
+    else:
+        said = f"client 5, {stage}: its summand "
+    assert str(refused.value).startswith(said + SPOILT[value][1])
 
 
-def test_of_two_summands_that_differ_both_clients_are_named(make_site, play):
-    """The first of a cohort may be the odd client, and looks right until the second comes."""
-    first, second, *_ = cohort(0, 2, 6, 4)
-    with pytest.raises(RunFailed) as refused:
-        play(make_site(compose(Spoiler("report", first, "dict"))))
-    said = f"client {first} or {second}, round 2: one of their summands is odd; that of client {second} is not like"
+@dataclass(frozen=True)
+class Sloppy(Part):
+    """Gives the wrong thing from one hook."""
+
+    hook: str
+    gives: str
+
+    def init(self, weights):
+        return self._given("init", 0)
+
+    def tell(self, state, server, surveyed):
+        return self._given("tell", (state, None))
+
+    def update(self, state, total, step):
+        if self.gives == "nan":
+            return state, step.towards({name: tensor * float("nan") for name, tensor in step.averaged.items()})
+        return self._given("update", (state, step))
+
+    def _given(self, hook, right):
+        point = namedtuple("point", "x y")
+        wrong = {"one": 7, "set": {1}, "tuple": {(1, 2): 3}, "named": point(1, 2)}
+        if hook != self.hook:
+            return right
+        return wrong[self.gives] if hook == "init" or self.gives == "one" else (wrong[self.gives], right[1])
+
+
+@pytest.mark.parametrize(
+    ("hook", "gives", "said"),
+    [
+        ("tell", "one", "Sloppy.tell gave 7; it must give two values, the state and the payload"),
+        ("update", "one", "Sloppy.update gave 7; it must give two values, the state and the step"),
+        ("init", "set", "Sloppy.init gave a state with {1} at the value; a state is made of tensors, numbers and text"),
+        ("tell", "tuple", "Sloppy.tell gave a state with 3 at (1, 2); a state is made of"),
+        ("update", "named", "Sloppy.update gave a state with point(x=1, y=2) at the value"),
+        ("update", "nan", "round 1, after Sloppy.update: the new global model holds a NaN or an infinity at"),
+    ],
+)
+def test_what_a_servers_hook_gives_is_checked(hook, gives, said, make_site, play):
+    with pytest.raises((TypeError, RunFailed)) as refused:
+        play(make_site(compose(Sloppy(hook, gives))))
     assert str(refused.value).startswith(said)
+
+
+@dataclass(frozen=True)
+class InPlace(Part):
+    """Writes to the state and the weights that it is given."""
+
+    def init(self, weights):
+        return {"rounds": torch.zeros(()), "list": []}
+
+    def tell(self, state, server, surveyed):
+        state["rounds"].add_(1)
+        state["list"].append(server.round)
+        next(iter(server.weights.values())).mul_(2)
+        return state, None
+
+    def update(self, state, total, step):
+        next(iter(step.weights.values())).mul_(2)
+        state["rounds"].mul_(2)
+        return state, step
+
+
+def test_a_round_stays_as_it_was_when_a_hook_writes_to_what_it_is_given(make_site, bits):
+    site = make_site(compose(InPlace()))
+    first = start(site, Here(site))
+    second = play_round(site, first, Here(site))
+    before = bits(first), bits(second)
+    for _ in range(2):  # as after a stop
+        third = play_round(site, second, Here(site))
+        assert (bits(first), bits(second)) == before
+        assert (third.held["in_place"].state["rounds"], third.held["in_place"].state["list"]) == (6, [1, 2])
+
+
+@dataclass(frozen=True)
+class Quitting(Part):
+    """Ends Python, in a hook of the server or of a client."""
+
+    hook: str
+
+    def tell(self, state, server, surveyed):
+        return sys.exit() if self.hook == "tell" else (state, None)
+
+    def begin(self, client):
+        return sys.exit(0) if self.hook == "begin" and client.id == 2 else None
+
+
+def test_a_hook_that_ends_python_is_an_error(make_site, play):
+    with pytest.raises(RuntimeError, match="a hook has ended Python"):
+        play(make_site(compose(Quitting("tell"))))
+    with pytest.raises(ClientFailed, match=r"(?s)^client 2, round \d failed:.*a hook has ended Python") as failed:
+        play(make_site(compose(Quitting("begin"))))
+    assert failed.value.client == 2
 
 
 @dataclass(frozen=True)
@@ -236,6 +388,6 @@ def test_a_loss_that_diverges_ends_the_run_and_changes_no_earlier_round(make_sit
     wild = make_site(fedavg(), lr=1e30)
     first = start(wild, Here(wild))
     before = bits(first)
-    with pytest.raises(Diverged, match=rf"client {cohort(0, 1, 6, 4)[0]}, round 1, batch 2"):
+    with pytest.raises(Diverged, match=r"client \d, round 1, batch 2"):
         play_round(wild, first, Here(wild))
     assert bits(first) == before

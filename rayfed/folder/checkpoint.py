@@ -29,12 +29,13 @@ import torch
 
 from rayfed.engine import Held, Kind, Round, Workers
 from rayfed.errors import InputError, Torn
+from rayfed.folder.packing import from_bytes, to_bytes
 from rayfed.folder.places import lineage_of
 from rayfed.folder.storage import Folder
 from rayfed.job import Job, differences
 from rayfed.local import Evaluation, Site
 from rayfed.methods.part import parts_at
-from rayfed.trees import first_difference, from_bytes, num_bytes, pack, to_bytes, unpack
+from rayfed.trees import first_difference, num_bytes, pack, unpack
 from rayfed.weights import Weights, state_of
 
 log = logging.getLogger(__name__)

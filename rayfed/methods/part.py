@@ -38,7 +38,7 @@ from torch import Tensor, nn
 from rayfed.errors import InputError, told
 from rayfed.methods.views import Batch, ClientView, Fit, ServerView, Step
 from rayfed.models.classifier import has_features
-from rayfed.trees import Tree
+from rayfed.trees import Tree, dotted, is_container, leaves
 from rayfed.values import Checked
 from rayfed.weights import Weights
 
@@ -157,6 +157,26 @@ def doubts(parts: Parts) -> Iterator[str]:
                 f'replace it, give its class the line slot = "supervise"; if both are meant, a slot of another name, '
                 f'such as slot = "my_{cls.slot}"'
             )
+
+
+def two_values(part: Part, hook: str, given: object, *what: str) -> Any:
+    """What a hook gave, checked: two values, of which a state or a memory must fit into a checkpoint."""
+    name = f"{type(part).__name__}.{hook}"
+    if not isinstance(given, tuple) or len(given) != 2:
+        raise TypeError(f"{name} gave {told(given)}; it must give two values, the {what[0]} and the {what[1]}")
+    for kind, value in zip(what, given, strict=True):
+        if kind in ("state", "memory"):
+            refuse_unkept(name, kind, value)
+    return given
+
+
+def refuse_unkept(name: str, kind: str, tree: Tree) -> None:
+    """Raise TypeError where a state or a memory holds what a checkpoint would change, or cannot hold."""
+    for path, leaf in leaves(tree):
+        keys = all(type(key) in (str, int) for step, key in path if step == "dict")
+        if not keys or not (isinstance(leaf, Tensor | int | float | str | None) or is_container(leaf)):
+            made = "tensors, numbers and text, in lists, tuples, and dicts whose keys are text or integers"
+            raise TypeError(f"{name} gave a {kind} with {told(leaf)} at {dotted(path)}; a {kind} is made of {made}")
 
 
 def arrange(parts: Parts) -> Parts:

@@ -11,13 +11,14 @@ from rayfed.errors import Restarted
 from rayfed.local import Broadcast, Evaluation, Site
 from rayfed.runtime.gpus import device_given, memory_cap, peak_bytes
 from rayfed.runtime.placement import Place
-from rayfed.runtime.worker import Trained, Worker
+from rayfed.runtime.worker import Done, Worker
+from rayfed.tasks import Task
 from rayfed.trees import Packed
 
 
 @ray.remote
 class ClientActor:
-    """Serves any client of the run, client by client. Ray's dashboard shows the names of these methods."""
+    """Serves any client of the run, task by task. Ray's dashboard shows the names of these methods."""
 
     def __init__(self, name: str, threads: int, gpu_share: float) -> None:
         torch.set_num_threads(threads)  # Ray sets fewer; the number of threads can change the last bits
@@ -42,11 +43,13 @@ class ClientActor:
 
     # The fields of a `Broadcast` are separate arguments, so that Ray fetches each tree once per node.
 
-    def survey(self, client: int, *broadcast: Any) -> tuple[None, Packed]:
-        return self._worker.survey(Broadcast(*broadcast), client)
+    def survey(self, task: Task, *broadcast: Any) -> tuple[Done, Packed]:
+        return self._worker.survey(Broadcast(*broadcast), task)
 
-    def fit(self, client: int, memory: Packed | None, *broadcast: Any) -> tuple[Trained, Packed, Packed]:
-        return self._worker.train(Broadcast(*broadcast), client, memory)
+    def fit(self, task: Task, *broadcast_and_memories: Any) -> tuple[Any, ...]:
+        """The memories, one per client, are arguments and values of their own, so that each moves by reference."""
+        *broadcast, memories = *broadcast_and_memories[: -len(task)], broadcast_and_memories[-len(task) :]
+        return self._worker.train(Broadcast(*broadcast), task, memories)
 
     def evaluate(self, weights: Packed, start: int, stop: int) -> Evaluation:
         return self._worker.evaluate(weights, start, stop)

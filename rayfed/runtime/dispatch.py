@@ -1,8 +1,8 @@
 """A set of calls on a crew: which actor gets which call, in which order, for how long, and when a call is run again.
 
-The longest calls go first, so that no long call is left at the end. An actor has a single call in flight, because all
-calls that are queued on a dying actor would fail with it. Answers are given in the order of the calls, whatever the
-order in which they arrive, and each is fetched in that order too: no process ever holds the answers of a whole cohort.
+Calls are handed out in their order, the longest first, and their answers are given in that order too, whichever
+arrives first. So an answer waits only for those before it, and no process ever holds the answers of a whole cohort. An
+actor has a single call in flight, because all calls that are queued on a dying actor would fail with it.
 """
 
 import logging
@@ -22,10 +22,12 @@ from rayfed.runtime.causes import cause_of, is_gpu_fault, is_loss, lost_object
 from rayfed.runtime.crew import Crew, Member, named
 from rayfed.runtime.head import memory_was_full
 from rayfed.runtime.heartbeat import Heartbeat
+from rayfed.runtime.worker import at_client, what_of
+from rayfed.tasks import Task
 
 log = logging.getLogger(__name__)
 
-# The values of a call, in order: the first is small; the second is fetched later; the third stays a reference.
+# The values of a call, in order: the first is small; the second is fetched when its turn comes; others stay references.
 Answer = list[Any]
 
 FIRST_DEADLINE, LEAST_DEADLINE, SLOWER = 3600.0, 300.0, 10.0  # seconds, seconds, times the longest call so far
@@ -43,7 +45,7 @@ class Call:
     size: int
     submit: Callable[[Any], list[ObjectRef]]  # gives the references of an `Answer`
     missing: Callable[[ObjectLostError], None] = lambda error: None  # called when an object that it needs is lost
-    client: int | None = None
+    task: Task = ()  # the clients
     round: int | None = None
 
 
@@ -93,13 +95,13 @@ class Dispatch:
     retried: Callable[[], None]  # called when a lost call is run again
 
     def __post_init__(self) -> None:
-        self._waiting = deque(sorted(range(len(self.calls)), key=lambda i: -self.calls[i].size))
+        self._waiting = deque(range(len(self.calls)))
         self._working: dict[ObjectRef, InFlight] = {}
         self._finished: dict[int, tuple[InFlight, Answer]] = {}  # and not yet given out
         self._losses: Counter[int] = Counter()
         self._faulty: dict[int, str] = {}  # call -> the node whose GPU failed it; the call is tried on another, once
         self._heartbeat = Heartbeat()
-        self._home = ray.get_runtime_context().get_node_id()
+        self._clients_done = 0
 
     def answers(self) -> Iterator[Answer]:
         """Each call's answer, in the order of the calls.
@@ -109,6 +111,7 @@ class Dispatch:
         try:
             for turn in range(len(self.calls)):
                 self._heartbeat.progress()
+                self._step(0.0)  # while the caller used an answer, actors may have finished: no actor should be idle
                 while (answer := self._fetched(turn)) is None:
                     self._step()
                 yield answer
@@ -116,10 +119,11 @@ class Dispatch:
             for flight in self._working.values():  # an error has ended the round: their answers are not needed
                 self.crew.open(flight.member)
 
-    def _step(self) -> None:
-        """Wait for an event, and handle it."""
+    def _step(self, seconds: float | None = None) -> None:
+        """Wait for an event, and handle it; with `seconds` 0 only what has happened already."""
         self._hand_out()
-        for reference in self.crew.wait(list(self._working), self._until_something_is_due()):
+        seconds = self._until_something_is_due() if seconds is None else seconds
+        for reference in self.crew.wait(list(self._working), seconds):
             self._arrived(self._working.pop(reference))
         now = time.monotonic()
         for reference, flight in list(self._working.items()):
@@ -128,7 +132,7 @@ class Dispatch:
                 self.crew.open(flight.member, kill=True)
                 why = f"no answer from {flight.member} for {now - flight.since:.0f} s; it is killed"
                 self._run_again(flight, why, how="no answer")
-        self._hand_out()  # again: no actor should be idle while the caller uses an answer
+        self._hand_out()
         self._heartbeat.beat(lambda: named(self._awaited()))
 
     def _hand_out(self) -> None:
@@ -158,7 +162,8 @@ class Dispatch:
         seconds = time.monotonic() - flight.since
         try:
             first = ray.get(flight.references[0], timeout=FETCH_LIMIT)
-            third = [self._brought_home(flight)] if len(flight.references) > 2 else []
+            # The rest is brought to this node in the meantime: the sum for its turn, memories since a node may be lost.
+            ray.wait(flight.references[1:], num_returns=len(flight.references) - 1, timeout=0, fetch_local=True)
         except RayError as error:
             if gone := lost_object(error):
                 call.missing(gone)
@@ -179,9 +184,10 @@ class Dispatch:
             return
         self.crew.idle.append(member)
         self.deadline.took(call, seconds)
-        self._finished[flight.index] = flight, [first, *flight.references[1:2], *third]
+        self._finished[flight.index] = flight, [first, *flight.references[1:]]
         self._heartbeat.progress()
-        self.progress(len(self.calls) - len(self._waiting) - len(self._working), len(self.calls))
+        self._clients_done += len(call.task)
+        self.progress(self._clients_done, sum(len(call.task) for call in self.calls))
 
     def _fetched(self, turn: int) -> Answer | None:
         """The whole answer whose turn has come; None while it is not there."""
@@ -194,13 +200,6 @@ class Dispatch:
             self._run_again(flight, f"its reply was lost with {flight.member} ({type(error).__name__})", error)
             return None
 
-    def _brought_home(self, flight: InFlight) -> ObjectRef:
-        """A client's memory, moved to the node of this process: on any other node it could be lost."""
-        memory = flight.references[2]
-        if flight.member.node_id == self._home:
-            return memory
-        return ray.put(ray.get(memory, timeout=FETCH_LIMIT))
-
     def _run_again(self, flight: InFlight, why: str, error: RayError | None = None, how: str = "") -> None:
         """Put a lost call back; `how` it ended its actor, if it did. Raises `WorkersLost` after too many losses."""
         call = self.calls[flight.index]
@@ -210,7 +209,8 @@ class Dispatch:
                 f"{call.what}: lost {self._losses[flight.index]} times, and ray.max_retries = {self.max_retries}; "
                 f"the last time: {why}" + (f"\n{error}" if error else "") + (MORE_MEMORY if how == MEMORY else "")
             )
-            raise KilledActors(text, call.what, how, call.client, call.round) if how else WorkersLost(text)
+            client = call.task[0] if len(call.task) == 1 else None
+            raise KilledActors(text, call.what, how, client, call.round) if how else WorkersLost(text)
         log.warning("%s: %s; running it again", call.what, why)
         self.retried()
         self._heartbeat.progress()
@@ -232,10 +232,12 @@ def _failure(call: Call, member: Member, error: RayError) -> RunFailed:
     if isinstance(cause, RunFailed):
         return type(cause)(str(cause))
     node = member.place.node if member.place else "?"
-    text = f"{call.what} failed on {node} ({member.name}):\n{uncoloured(str(error))}"
+    client = at_client(cause, call.task)
+    what = call.what if client is None else what_of((client,), call.round or 0, survey=call.kind == "survey")
+    text = f"{what} failed on {node} ({member.name}):\n{uncoloured(str(error))}"
     if isinstance(cause, torch.OutOfMemoryError):
         text += (
             "\nits actor has too little GPU memory: try a larger ray.num_gpus (auto measures the need), or a smaller "
             "train.batch_size"
         )
-    return ClientFailed(text, call.client, call.round)
+    return ClientFailed(text, client, call.round)

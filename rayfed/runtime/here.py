@@ -10,7 +10,8 @@ import torch
 from rayfed.engine import Kind, Round
 from rayfed.errors import ClientFailed, RunFailed
 from rayfed.local import Broadcast, Evaluation, Site
-from rayfed.runtime.worker import CohortWorkers, Worker
+from rayfed.runtime.worker import CohortWorkers, Worker, at_client, what_of
+from rayfed.tasks import Task
 from rayfed.trees import Packed, pack
 from rayfed.weights import Weights
 
@@ -28,23 +29,24 @@ class Here(CohortWorkers):
         self.num_test = len(site.federation.test)
 
     def call_each(
-        self, broadcast: Broadcast, clients: Sequence[int], memories: Mapping[int, Packed] | None
+        self, broadcast: Broadcast, tasks: Sequence[Task], memories: Mapping[int, Packed] | None
     ) -> Iterator[Sequence[Any]]:
-        packed = broadcast.map(pack)
-        for done, client in enumerate(clients, start=1):
+        packed, done = broadcast.map(pack), 0
+        for task in tasks:
             try:
                 if memories is None:
-                    answer: Sequence[Any] = self._worker.survey(packed, client)
+                    answer: Sequence[Any] = self._worker.survey(packed, task)
                 else:
-                    answer = self._worker.train(packed, client, memories.get(client))
+                    answer = self._worker.train(packed, task, [memories.get(client) for client in task])
             except RunFailed:
                 raise
             except Exception as error:
-                what = f"client {client}, round {broadcast.round}" + (" (survey)" if memories is None else "")
+                client = at_client(error, task)
+                what = what_of((client,) if client is not None else task, broadcast.round, survey=memories is None)
                 text = f"{what} failed:\n{traceback.format_exc().rstrip()}"
                 raise ClientFailed(text, client, broadcast.round) from error
             if memories is not None:
-                self._progress(done, len(clients))
+                self._progress(done := done + len(task), sum(map(len, tasks)))
             yield answer
 
     def evaluate_pieces(self, weights: Weights, pieces: Sequence[tuple[int, int]]) -> Iterator[Evaluation]:

@@ -14,7 +14,8 @@ from rayfed.runtime.crew import Crew
 from rayfed.runtime.dispatch import FETCH_LIMIT, Call, Deadline, Dispatch
 from rayfed.runtime.gauges import Gauges
 from rayfed.runtime.here import Progress, no_progress
-from rayfed.runtime.worker import CohortWorkers
+from rayfed.runtime.worker import CohortWorkers, what_of
+from rayfed.tasks import Task
 from rayfed.trees import Packed, Tree, pack
 from rayfed.weights import Weights
 
@@ -32,31 +33,32 @@ class Pool(CohortWorkers):
         self.num_test = len(site.federation.test)
 
     def call_each(
-        self, broadcast: Broadcast, clients: Sequence[int], memories: Mapping[int, ObjectRef] | None
+        self, broadcast: Broadcast, tasks: Sequence[Task], memories: Mapping[int, ObjectRef] | None
     ) -> Iterator[Sequence[Any]]:
-        def call(client: int) -> Call:
-            memory = memories.get(client) if memories is not None else None
-            what = f"client {client}, round {broadcast.round}" + (" (survey)" if memories is None else "")
+        def call(task: Task) -> Call:
+            held = [memories.get(client) for client in task] if memories is not None else []
+            what = what_of(task, broadcast.round, survey=memories is None)
 
             def submit(actor: Any) -> list[ObjectRef]:
-                if memories is None:
-                    return actor.survey.options(num_returns=2).remote(client, *self._fields(broadcast))
-                return actor.fit.options(num_returns=3).remote(client, memory, *self._fields(broadcast))
+                method = actor.survey if memories is None else actor.fit
+                return method.options(num_returns=2 + len(held)).remote(task, *self._fields(broadcast), *held)
 
             def missing(error: ObjectLostError) -> None:
-                if memory is not None and error.object_ref_hex == memory.hex():
-                    lost = f"its memory of an earlier round is lost ({type(error).__name__})"
-                    raise WorkersLost(f"{what}: {lost}; `rayfed resume` continues from a checkpoint, to the same bits")
+                for client, memory in zip(task, held, strict=False):
+                    if memory is not None and error.object_ref_hex == memory.hex():
+                        lost = f"the memory of client {client} of an earlier round is lost ({type(error).__name__})"
+                        again = "`rayfed resume` continues from a checkpoint, to the same bits"
+                        raise WorkersLost(f"{what}: {lost}; {again}")
                 self._send_again(error)
 
-            kind, size = "survey" if memories is None else "fit", self._site.federation.num_examples(client)
-            return Call(kind, what, size, submit, missing, client, broadcast.round)
+            size = sum(self._site.federation.num_examples(client) for client in task)
+            return Call("survey" if memories is None else "fit", what, size, submit, missing, task, broadcast.round)
 
         def progress(done: int, total: int) -> None:
             self._progress(done, total)
             self._gauges.clients(done, total)
 
-        return self._answers([call(client) for client in clients], no_progress if memories is None else progress)
+        return self._answers([call(task) for task in tasks], no_progress if memories is None else progress)
 
     def evaluate_pieces(self, weights: Weights, pieces: Sequence[tuple[int, int]]) -> Iterator[Evaluation]:
         def call(start: int, stop: int) -> Call:

@@ -4,8 +4,9 @@ import copy
 import os
 import platform
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,11 +14,21 @@ import torch
 from rayfed import local
 from rayfed.engine import Arrival, ClientRow, Kind, Memory
 from rayfed.local import Broadcast, Evaluation, Site
-from rayfed.trees import Packed, Tree, pack, unpack
+from rayfed.tasks import Summed, Task, refusing
+from rayfed.trees import Layout, OrderedSum, Packed, Tree, checked, num_bytes, pack, unpack
 from rayfed.weights import Weights
 
 EVALUATION_CHUNK = 1000  # test images per piece of work: a constant, so that the sum of losses has a fixed order
-Trained = tuple[ClientRow, bool]  # a client's row, and whether it has a memory
+
+
+@dataclass(frozen=True, eq=False)
+class Done:
+    """A task's answer without its tensors; the lists have an item per client."""
+
+    layout: Layout  # of each client's summands
+    bytes_up: list[int]
+    rows: list[ClientRow]  # none after a survey
+    remember: list[bool]  # whether a client has a memory: a handle does not show it
 
 
 def kind_of(device: torch.device) -> Kind:
@@ -34,7 +45,7 @@ def kind_of(device: torch.device) -> Kind:
 
 
 class Worker:
-    """Serves any client of a site. A broadcast comes with packed trees; every call unpacks a copy of its own."""
+    """Serves any client of a site. A broadcast comes with packed trees; every client is given a copy of its own."""
 
     def __init__(self, site: Site, device: torch.device, node: str) -> None:
         if device.type == "cuda":
@@ -50,22 +61,69 @@ class Worker:
         self.kind = kind_of(device)
         self._node = node
 
-    def survey(self, packed: Broadcast, client: int) -> tuple[None, Packed]:
-        """The client's summands before training, as the second value, as in `train`."""
-        return None, pack(local.survey(self.site, packed.map(unpack), client))
+    def survey(self, packed: Broadcast, task: Task) -> tuple[Done, Packed]:
+        """The clients' summands before training."""
 
-    def train(self, packed: Broadcast, client: int, memory: Packed | None) -> tuple[Trained, Packed, Packed]:
-        """The client's row and whether it has a memory; its summands; its new memory."""
-        broadcast = packed.map(unpack)
-        kept: dict[str, Any] = unpack(memory) if memory else {"round": 0, "slots": {}}
-        # Only of parts that have been in force since the memory was written.
-        recalled = {slot: tree for slot, tree in kept["slots"].items() if broadcast.holds(slot, kept["round"])}
-        reply = local.train(self.site, broadcast, client, recalled)
-        row = ClientRow(client, reply.num_examples, reply.train_loss, reply.seconds, self._node)
-        return (row, bool(reply.memory)), pack(reply.summands), pack({"round": packed.round, "slots": reply.memory})
+        def surveyed(client: int) -> Tree:
+            return local.survey(self.site, packed.map(unpack), client)
+
+        layout, sizes, total = _summed(f"round {packed.round} (survey)", task, surveyed)
+        return Done(layout, sizes, [], []), total
+
+    def train(self, packed: Broadcast, task: Task, memories: Sequence[Packed | None]) -> tuple[Any, ...]:
+        """A `Done`, the clients' summands, and the new memory of each client, None for a client that has none."""
+        before = dict(zip(task, memories, strict=True))
+        rows: list[ClientRow] = []
+        kept: list[Packed | None] = []
+
+        def trained(client: int) -> Tree:
+            broadcast = packed.map(unpack)
+            memory: dict[str, Any] = unpack(found) if (found := before[client]) else {"round": 0, "slots": {}}
+            # Only of parts that have been in force since the memory was written.
+            recalled = {slot: tree for slot, tree in memory["slots"].items() if broadcast.holds(slot, memory["round"])}
+            reply = local.train(self.site, broadcast, client, recalled)
+            rows.append(ClientRow(client, reply.num_examples, reply.train_loss, reply.seconds, self._node))
+            kept.append(pack({"round": packed.round, "slots": reply.memory}) if reply.memory else None)
+            return reply.summands
+
+        layout, sizes, total = _summed(f"round {packed.round}", task, trained)
+        return Done(layout, sizes, rows, [memory is not None for memory in kept]), total, *kept
 
     def evaluate(self, weights: Packed, start: int, stop: int) -> Evaluation:
         return local.evaluate(self.site, unpack(weights), start, stop)
+
+
+def _summed(stage: str, task: Task, work: Callable[[int], Tree]) -> tuple[Layout, list[int], Packed]:
+    """The summands of a task's clients, checked: their layout, the bytes of each, and their sum.
+
+    A single client's summands stay as they are: in float32, where a sum has twice the bytes. An exception of a client's
+    work gets the client's number, `at_client`.
+    """
+    total, sizes = OrderedSum(), []
+    for client in task:
+        try:
+            summand = work(client)
+        except Exception as error:
+            with suppress(AttributeError):
+                error.at_client = client  # type: ignore[attr-defined]
+            raise
+        with refusing(stage, client, task[0]):
+            layout = checked(summand)
+            if len(task) > 1:
+                total.add(summand, layout)
+        sizes.append(num_bytes(summand))
+    return layout, sizes, pack(total.value if len(task) > 1 else summand)
+
+
+def at_client(error: BaseException | None, task: Task) -> int | None:
+    """The client of a task at which an exception was raised; None where nobody knows."""
+    return getattr(error, "at_client", task[0] if len(task) == 1 else None)
+
+
+def what_of(task: Task, round: int, *, survey: bool) -> str:
+    """A task in words, for messages."""
+    clients = f"client {task[0]}" if len(task) == 1 else f"{len(task)} clients ({', '.join(map(str, task))})"
+    return f"{clients}, round {round}" + (" (survey)" if survey else "")
 
 
 class CohortWorkers(ABC):
@@ -75,23 +133,25 @@ class CohortWorkers(ABC):
 
     @abstractmethod
     def call_each(
-        self, broadcast: Broadcast, clients: Sequence[int], memories: Mapping[int, Memory] | None
+        self, broadcast: Broadcast, tasks: Sequence[Task], memories: Mapping[int, Memory] | None
     ) -> Iterator[Sequence[Any]]:
-        """The values of `Worker.train` for each client, in order; with `memories` None, those of `Worker.survey`."""
+        """The values of `Worker.train` for each task, in order; with `memories` None, those of `Worker.survey`."""
 
     @abstractmethod
     def evaluate_pieces(self, weights: Weights, pieces: Sequence[tuple[int, int]]) -> Iterator[Evaluation]:
         """The weights on some ranges of the test set."""
 
-    def survey(self, broadcast: Broadcast, clients: Sequence[int]) -> Iterator[tuple[dict[str, Tree], int]]:
-        for _, summands, *_ in self.call_each(broadcast, clients, None):
-            yield unpack(summands), summands.num_bytes
+    def survey(self, broadcast: Broadcast, tasks: Sequence[Task]) -> Iterator[tuple[Summed, list[int]]]:
+        for done, summands in self.call_each(broadcast, tasks, None):
+            yield Summed(unpack(summands, copy=False), done.layout), done.bytes_up
 
     def train(
-        self, broadcast: Broadcast, clients: Sequence[int], memories: Mapping[int, Memory]
-    ) -> Iterator[tuple[dict[str, Tree], Arrival]]:
-        for (row, remembers), summands, memory in self.call_each(broadcast, clients, memories):
-            yield unpack(summands), Arrival(row, memory if remembers else None, summands.num_bytes)
+        self, broadcast: Broadcast, tasks: Sequence[Task], memories: Mapping[int, Memory]
+    ) -> Iterator[tuple[Summed, list[Arrival]]]:
+        for done, summands, *kept in self.call_each(broadcast, tasks, memories):
+            handles = [memory if there else None for memory, there in zip(kept, done.remember, strict=True)]
+            arrivals = [Arrival(*each) for each in zip(done.rows, handles, done.bytes_up, strict=True)]
+            yield Summed(unpack(summands, copy=False), done.layout), arrivals
 
     def evaluate(self, weights: Weights) -> Evaluation:
         starts = range(0, self.num_test, EVALUATION_CHUNK)

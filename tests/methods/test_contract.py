@@ -22,7 +22,8 @@ from rayfed.local import all_parts
 from rayfed.methods.part import Method, parts_at
 from rayfed.methods.views import Fit
 from rayfed.runtime.here import Here
-from rayfed.trees import Tree, pack, unpack
+from rayfed.tasks import Summed
+from rayfed.trees import OrderedSum, Tree, num_bytes, pack, unpack
 from rayfed.weights import Weights, state_of
 
 SETTING = {"norm": True, "augment": Augment(crop=1, flip=True, cutout=2), "local_epochs": 1}
@@ -93,36 +94,37 @@ class Recording(Here):
         super().__init__(site)
         self._site, self.trained = site, []
 
-    def train(self, broadcast, clients, memories):
+    def train(self, broadcast, tasks, memories):
         trained, fits = [], []
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(local, "Fit", lambda model, *rest: fits.append(state_of(model)) or Fit(model, *rest))
-            for client, arrival in zip(clients, super().train(broadcast, clients, memories), strict=True):
-                trained.append((client, fits.pop()))
-                yield arrival
+            for task, answer in zip(tasks, super().train(broadcast, tasks, memories), strict=True):
+                trained += zip(task, fits, strict=True)
+                fits.clear()
+                yield answer
         self.trained.append(trained)
 
 
 class Lost(Here):
-    """Runs the last client first and loses every result; a new worker with a pickled site then does the work again."""
+    """Runs the last task first and loses every result; a new worker with a pickled site then does the work again."""
 
     def __init__(self, site):
         super().__init__(site)
         self._pickled = ray.cloudpickle.dumps(site)
 
-    def survey(self, broadcast, clients):
-        yield from self._twice(clients, lambda workers, client: next(workers.survey(broadcast, [client])))
+    def survey(self, broadcast, tasks):
+        yield from self._twice(tasks, lambda workers, task: next(workers.survey(broadcast, [task])))
 
-    def train(self, broadcast, clients, memories):
-        yield from self._twice(clients, lambda workers, client: next(workers.train(broadcast, [client], memories)))
+    def train(self, broadcast, tasks, memories):
+        yield from self._twice(tasks, lambda workers, task: next(workers.train(broadcast, [task], memories)))
 
-    def _twice(self, clients, work):
+    def _twice(self, tasks, work):
         done = {}
-        for client in reversed(clients):
-            work(super(), client)
-            torch.rand(client + 1)  # no draw may depend on the state of the global generator
-            done[client] = work(Here(pickle.loads(self._pickled)), client)
-        yield from (done[client] for client in clients)
+        for task in reversed(tasks):
+            work(super(), task)
+            torch.rand(task[0] + 1)  # no draw may depend on the state of the global generator
+            done[task] = work(Here(pickle.loads(self._pickled)), task)
+        yield from (done[task] for task in tasks)
 
 
 class Unwrapped(Here):
@@ -132,23 +134,32 @@ class Unwrapped(Here):
         super().__init__(site)
         self._site, self._digest = site, digest
 
-    def survey(self, broadcast, clients):
+    def survey(self, broadcast, tasks):
         before = self._sent(broadcast)
-        for client in clients:
-            packed = pack(local.survey(self._site, broadcast, client))
+        for task in tasks:
+            summands = [local.survey(self._site, broadcast, client) for client in task]
             assert self._sent(broadcast) == before
-            yield unpack(packed), packed.num_bytes
+            yield self._summed(summands), [num_bytes(summand) for summand in summands]
 
-    def train(self, broadcast, clients, memories):
-        for client in clients:
-            memory = unpack(memories[client])["slots"] if client in memories else {}
-            before = self._sent(broadcast), self._digest(memory)
-            reply = local.train(self._site, broadcast, client, memory)
-            assert (self._sent(broadcast), self._digest(memory)) == before
-            packed = pack(reply.summands)
-            row = ClientRow(client, reply.num_examples, reply.train_loss, reply.seconds, "here")
-            memory = pack({"round": broadcast.round, "slots": reply.memory}) if reply.memory else None
-            yield unpack(packed), Arrival(row, memory, packed.num_bytes)
+    def train(self, broadcast, tasks, memories):
+        for task in tasks:
+            summands, arrivals = [], []
+            for client in task:
+                memory = unpack(memories[client])["slots"] if client in memories else {}
+                before = self._sent(broadcast), self._digest(memory)
+                reply = local.train(self._site, broadcast, client, memory)
+                assert (self._sent(broadcast), self._digest(memory)) == before
+                summands.append(unpack(pack(reply.summands)))
+                row = ClientRow(client, reply.num_examples, reply.train_loss, reply.seconds, "here")
+                memory = pack({"round": broadcast.round, "slots": reply.memory}) if reply.memory else None
+                arrivals.append(Arrival(row, memory, num_bytes(reply.summands)))
+            yield self._summed(summands), arrivals
+
+    def _summed(self, summands):
+        total = OrderedSum()
+        for summand in summands:
+            total.add(summand)
+        return Summed(total.value, total.layout)
 
     def _sent(self, broadcast):
         return self._digest([broadcast.weights, broadcast.states, broadcast.payloads])

@@ -1,0 +1,57 @@
+"""A packed tree as the content of a safetensors file, with its skeleton as JSON in the file's metadata."""
+
+import json
+from typing import Any
+
+import safetensors.numpy
+
+from rayfed.trees import KINDS, Packed, Scaled, Span, leaves
+
+
+def to_bytes(packed: Packed) -> bytes:
+    """A packed tree as the content of a safetensors file, with the skeleton as JSON in the file's metadata."""
+    skeleton = [[path, _to_json(leaf)] for path, leaf in packed.skeleton]
+    return safetensors.numpy.save(packed.buffers, metadata={"leaves": json.dumps(skeleton)})
+
+
+def from_bytes(content: bytes) -> Packed:
+    """The packed tree that `to_bytes` wrote. Raises ValueError where the content is something else."""
+    try:
+        buffers = safetensors.numpy.load(content)
+        size = int.from_bytes(content[:8], "little")
+        metadata = json.loads(content[8 : 8 + size])["__metadata__"]
+        if "tree" in metadata:
+            return Packed(list(leaves(_from_nested(json.loads(metadata["tree"])))), buffers)
+        skeleton = [(tuple(map(tuple, path)), _from_json(leaf)) for path, leaf in json.loads(metadata["leaves"])]
+        return Packed(skeleton, buffers)
+    except (safetensors.SafetensorError, LookupError, TypeError, ValueError) as error:
+        raise ValueError(f"this is not a packed tree: {error!r}") from error
+
+
+def _to_json(leaf: Any) -> Any:
+    """A leaf in JSON. A tensor or an empty container becomes a list that begins with its kind."""
+    if isinstance(leaf, Span):
+        return ["tensor", leaf.dtype, leaf.start, list(leaf.shape)]
+    return [type(leaf).__name__] if isinstance(leaf, dict | list | tuple) else leaf
+
+
+def _from_json(leaf: Any) -> Any:
+    if not isinstance(leaf, list):
+        return leaf
+    kind, *rest = leaf
+    return Span(rest[0], rest[1], tuple(rest[2])) if kind == "tensor" else KINDS[kind]()
+
+
+def _from_nested(plain: Any) -> Any:
+    """A skeleton of a version 1 checkpoint: nested, each node a table with its kind."""
+    if isinstance(plain, list):
+        return [_from_nested(item) for item in plain]
+    if not isinstance(plain, dict):
+        return plain
+    ((kind, value),) = plain.items()
+    if kind == "tensor":
+        return Span(value[0], value[1], tuple(value[2]))
+    if kind == "scaled":
+        return Scaled(value[0], _from_nested(value[1]))
+    items = {key: _from_nested(item) for key, item in value} if kind == "dict" else map(_from_nested, value)
+    return KINDS[kind](items)

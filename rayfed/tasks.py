@@ -1,0 +1,86 @@
+"""A round's work in tasks: how a cohort is cut into them, and how the summands of its clients are added up.
+
+The clients of a task are served by one worker, one after the other, which adds up their summands in that order. The
+engine adds up the tasks' sums in the order of the tasks. So neither the driver nor Ray's stores hold all updates of a
+cohort.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
+
+from rayfed.errors import RunFailed, Unlike
+from rayfed.job import Training
+from rayfed.trees import Layout, OrderedSum, Tree
+
+T = TypeVar("T")
+Task = tuple[int, ...]  # clients
+
+MOST_TASKS = 1000  # per round, roughly: more would make the driver's additions the limit of a large cluster
+TAPER = 8  # a task has at most this fraction of the work that is left
+
+
+@dataclass(frozen=True, eq=False)
+class Summed:
+    """The checked summands of a task, by slot: added up, or of a single client as they are."""
+
+    tree: dict[str, Tree]
+    layout: Layout  # of each client's summands
+
+
+def cut(num_examples: Mapping[int, int], training: Training) -> list[Task]:
+    """Cut a cohort, with each client's images, into tasks, the longest work first.
+
+    A task has up to `train.task_images` images of training, or more where a cohort would else have more than a thousand
+    tasks; a client with more than that is alone. Towards the end tasks become shorter, down to one client, so that
+    workers finish at about the same time. All this is a function of the job: no bit depends on the workers.
+
+    >>> cut({0: 300, 1: 40, 2: 40, 3: 900, 4: 40}, Training(task_images=400))
+    [(3,), (0,), (1,), (2,), (4,)]
+    >>> [len(task) for task in cut(dict.fromkeys(range(60), 60), Training(task_images=300))]
+    [5, 5, 5, 5, 5, 4, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]
+    """
+    steps, epochs = training.local_steps, training.local_epochs
+    images = {c: steps * training.batch_size if steps else n * epochs for c, n in num_examples.items()}
+    waiting = deque(sorted(num_examples, key=lambda client: (-num_examples[client], client)))
+    left = sum(images.values())
+    most, tasks = max(training.task_images, left / MOST_TASKS), []
+    while waiting:
+        room, task = min(most, left / TAPER), [waiting.popleft()]
+        left -= images[task[0]]
+        room -= images[task[0]]
+        while waiting and images[waiting[0]] <= room:
+            task.append(waiting.popleft())
+            left -= images[task[-1]]
+            room -= images[task[-1]]
+        tasks.append(tuple(task))
+    return tasks
+
+
+def add_up(
+    stage: str, tasks: Sequence[Task], replies: Iterable[tuple[Summed, list[T]]]
+) -> tuple[dict[str, Tree], list[T]]:
+    """The tasks' summands, added up by slot, and the rest of each client's reply."""
+    total = OrderedSum()
+    rests: list[T] = []
+    for task, (summed, found) in zip(tasks, replies, strict=True):
+        with refusing(stage, task[0], tasks[0][0]):
+            total.add(summed.tree, summed.layout)  # and drop them: the next are fetched only now
+        rests += found
+    return total.value or {}, rests
+
+
+@contextmanager
+def refusing(stage: str, client: int, first: int) -> Iterator[None]:
+    """Raise `RunFailed` with the client where its summand cannot be added to those from `first` on."""
+    try:
+        yield
+    except Unlike as error:
+        raise RunFailed(
+            f"client {first} or {client}, {stage}: one of their summands is odd; that of client {client} is not like "
+            f"that of client {first}: {error}; nothing was averaged"
+        ) from None
+    except ValueError as error:
+        raise RunFailed(f"client {client}, {stage}: its summand {error}; nothing was averaged") from None
