@@ -1,7 +1,7 @@
 """Trees: tensors and numbers, nested in dicts, lists and tuples. Parts exchange them.
 
 `leaves` takes a tree apart into pairs of a path and a leaf, and `tree_of` puts it together again. Everything else is
-built on these two functions: sizes, checks, ordered sums, the wire and the disk (folder/packing.py).
+built on these two functions: sizes, checks, ordered sums, the wire, and the disk (`rayfed/folder/packing.py`).
 
 >>> tree = {"count": 2, "weights": Scaled(2, {"w": torch.tensor([1.0])})}
 >>> [(dotted(path), leaf) for path, leaf in leaves(tree)]

@@ -12,7 +12,7 @@ so that any piece of the work can run anywhere, or twice. In the order in which 
     report(client, local, fit)         client, after training   -> summands, memory
     update(state, total, step)         server, after clients    -> state, step
 
-Summands are trees of tensors and numbers (`rayfed/trees.py`) that the engine adds in the order of the cohort.
+Summands are trees of tensors and numbers (`rayfed/trees.py`) that are added up in an order that the job fixes.
 
 FedProx (Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020, eq. 2), whole:
 
