@@ -197,6 +197,7 @@ class Dispatch:
         try:
             return [*answer[:1], *ray.get(answer[1:2], timeout=FETCH_LIMIT), *answer[2:]]
         except RayError as error:
+            self._clients_done -= len(self.calls[turn].task)
             self._run_again(flight, f"its reply was lost with {flight.member} ({type(error).__name__})", error)
             return None
 
