@@ -22,6 +22,7 @@ from rayfed.runtime.causes import cause_of, is_gpu_fault, is_loss, lost_object
 from rayfed.runtime.crew import Crew, Member, named
 from rayfed.runtime.head import memory_was_full
 from rayfed.runtime.heartbeat import Heartbeat
+from rayfed.runtime.signals import refuse_to_go_on
 from rayfed.runtime.worker import at_client, what_of
 from rayfed.tasks import Task
 
@@ -121,6 +122,7 @@ class Dispatch:
 
     def _step(self, seconds: float | None = None) -> None:
         """Wait for an event, and handle it; with `seconds` 0 only what has happened already."""
+        refuse_to_go_on()
         self._hand_out()
         seconds = self._until_something_is_due() if seconds is None else seconds
         for reference in self.crew.wait(list(self._working), seconds):

@@ -10,6 +10,7 @@ import torch
 from rayfed.engine import Kind, Round
 from rayfed.errors import ClientFailed, RunFailed
 from rayfed.local import Broadcast, Evaluation, Site
+from rayfed.runtime.signals import refuse_to_go_on
 from rayfed.runtime.worker import CohortWorkers, Worker, at_client, what_of
 from rayfed.tasks import Task
 from rayfed.trees import Packed, pack
@@ -33,6 +34,7 @@ class Here(CohortWorkers):
     ) -> Iterator[Sequence[Any]]:
         packed, done = broadcast.map(pack), 0
         for task in tasks:
+            refuse_to_go_on()
             try:
                 if memories is None:
                     answer: Sequence[Any] = self._worker.survey(packed, task)

@@ -11,16 +11,29 @@ log = logging.getLogger(__name__)
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+_asked: list[list[int]] = []  # the signals that came in each of the contexts
+
+
+def refuse_to_go_on() -> None:
+    """Raise KeyboardInterrupt where a run that was asked to stop still works, because Python has dropped the first."""
+    if any(_asked):
+        raise KeyboardInterrupt
+
+
 @contextmanager
 def stopping(words: str, *, at_the_end: bool = False) -> Iterator[None]:
     """Say `words` at once when such a signal comes, and raise KeyboardInterrupt, so that finished rounds are kept.
 
     With `at_the_end` it is raised when the context is left, or when a second signal comes.
+
+    Python drops an exception that is raised where a finaliser runs, or C code calls back: see `refuse_to_go_on`.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may handle signals
         return
     came: list[int] = []
+    if not at_the_end:
+        _asked.append(came)
 
     def stop(number: int, frame: object) -> None:
         came.append(number)
@@ -35,7 +48,13 @@ def stopping(words: str, *, at_the_end: bool = False) -> Iterator[None]:
         signal.signal(number, stop)
     try:
         yield
+    except Exception:
+        if came:  # it was to stop; what has failed on the way out says less
+            raise KeyboardInterrupt from None
+        raise
     finally:
+        if not at_the_end:
+            _asked.pop()
         for number in ours:
             signal.signal(number, before[number] or signal.SIG_DFL)  # None: it was not set from Python
     if at_the_end and came:
