@@ -17,7 +17,7 @@ from rayfed.errors import InputError, WorkersLost
 from rayfed.job import RayOptions
 from rayfed.methods import fedavg, fedntd
 from rayfed.runtime import gpus, session
-from rayfed.runtime.session import open_pool
+from rayfed.runtime.session import connected
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "jobs" / "quickstart.toml"
 
@@ -52,7 +52,7 @@ def test_a_ray_that_cannot_be_started_is_one_sentence(make_site, monkeypatch, er
     monkeypatch.setattr(session.ray, "init", init)
     with (
         pytest.raises(kind, match=rf"^Ray cannot be started here: .*{message}") as refused,
-        open_pool(make_site(fedavg())),
+        connected(make_site(fedavg()).job),
     ):
         pass
     assert "\n" not in str(refused.value)
@@ -119,7 +119,7 @@ def test_an_address_where_no_ray_answers_is_refused(make_site, monkeypatch):
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "1")
     with pytest.raises(InputError, match=r"ray.address = '127.0.0.1:1': no Ray answers there"):
-        with open_pool(make_site(fedavg(), ray=RayOptions(address="127.0.0.1:1"))):
+        with connected(make_site(fedavg(), ray=RayOptions(address="127.0.0.1:1")).job):
             pass
 
 
