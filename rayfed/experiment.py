@@ -170,23 +170,20 @@ def _train(
     with (
         logging_to_file() as begin_log,
         ExitStack() as at_the_end,
-        opened(job, partial(_checked_site, job, saved), on_ray=on_ray) as site,
+        opened(job, partial(_checked_site, job, saved), display.start, on_ray=on_ray) as site,
+        open_workers(site, display.client, on_ray=on_ray, other_bits=other_bits) as workers,
+        ExitStack() as once_closed,
+        Keeper(site, workers, saved, force=force, other_bits=other_bits) as keeper,
     ):
-        display.start(site)
-        with (
-            open_workers(site, display.client, on_ray=on_ray, other_bits=other_bits) as workers,
-            ExitStack() as once_closed,
-            Keeper(site, workers, saved, force=force, other_bits=other_bits) as keeper,
-        ):
-            begin_log(keeper.path)
-            # However the run ends: the page is written while Ray ends.
-            once_closed.callback(lambda: at_the_end.callback(aside(_write_page, keeper.path).result))
-            last = keeper.restored()
-            for round in engine.rounds(site, workers, last):
-                keeper.keep(last := round)
-                display.round(round)
-                if round.round == 1:
-                    aside(import_module, "rayfed.report.page")  # here, rather than at the end: it takes half a second
+        begin_log(keeper.path)
+        # However the run ends: the page is written while Ray ends.
+        once_closed.callback(lambda: at_the_end.callback(aside(_write_page, keeper.path).result))
+        last = keeper.restored()
+        for round in engine.rounds(site, workers, last):
+            keeper.keep(last := round)
+            display.round(round)
+            if round.round == 1:
+                aside(import_module, "rayfed.report.page")  # here, rather than at the end: it takes half a second
     assert last is not None, "there is always a round 0"
     return Result(keeper.path, read_table(keeper.path, "rounds"), last.weights)
 

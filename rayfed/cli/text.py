@@ -34,9 +34,8 @@ class StderrHandler(logging.Handler):
 
 @contextmanager
 def busy(words: str) -> Iterator[None]:
-    """Say at once what is being done: in a line; on a terminal by a spinner, for as long as the context lasts."""
+    """Words beside a spinner for as long as the context lasts, on a terminal."""
     if not sys.stderr.isatty():
-        print(words, file=sys.stderr, flush=True)
         yield
         return
     from rich.console import Console

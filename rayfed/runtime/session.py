@@ -30,10 +30,9 @@ from rayfed.runtime.signals import stopping
 
 log = logging.getLogger(__name__)
 
-# For a Ray that we start: its workers start with its node, before a driver is there, and import what actors need; freed
-# objects leave the store at once. (Ray's default is once per second, with which the store holds four times as much.)
+# For a Ray that we start: its workers import what actors need before there are actors, and freed objects leave the
+# store at once. (Ray's default is once per second, with which the store holds four times as much.)
 OUR_RAY = {
-    "RAY_enable_worker_prestart": "1",
     "RAY_preload_python_modules": "torch,rayfed.runtime.actors",
     "RAY_free_objects_period_milliseconds": "20",
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -122,6 +121,7 @@ def _started(options: RayOptions, name: str, clients_per_round: int) -> Iterator
     machine = {"CPU": float(len(os.sched_getaffinity(0))), "GPU": float(torch.cuda.device_count())}
     # Refuses a request that cannot fit, before anything is started.
     num_actors(without_absent_gpus(options, [machine]), [machine], clients_per_round)
+    log.info("starting Ray")
     ours = {key: value for key, value in OUR_RAY.items() if key not in os.environ}
     os.environ.update(ours)
     try:

@@ -1,7 +1,8 @@
 """A run's site, and workers for it: on Ray, which starts while the site is made, or in this process."""
 
-import logging
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from contextlib import contextmanager
 
 import torch
@@ -13,29 +14,31 @@ from rayfed.runtime.aside import aside
 from rayfed.runtime.here import Here, Progress, no_progress
 from rayfed.runtime.signals import stopping
 
-log = logging.getLogger(__name__)
-
+SOON = 2.0  # seconds in which small data are opened; importing Ray takes most of them
 KEEPING = "stopping, with a checkpoint of the last finished round; Ctrl-C again to stop without"
 
 
 @contextmanager
-def opened(job: Job, make: Callable[[], Site], *, on_ray: bool) -> Iterator[Site]:
+def opened(job: Job, make: Callable[[], Site], tell: Callable[[Site], None], *, on_ray: bool) -> Iterator[Site]:
     """The site that `make` gives; with `on_ray` Ray is started, or joined, at the same time, for the context.
 
-    What `make` refuses is raised once Ray has started, since a Ray that is half started cannot be stopped; if it is
-    refused before Ray itself is imported, nothing is started.
+    `tell` is given the site as soon as it is there. What `make` refuses soon is raised before anything is started; what
+    it refuses later, once Ray has started, since a Ray that is half started cannot be stopped.
     """
     if not on_ray:
-        yield make()
+        tell(site := make())
+        yield site
         return
-    log.info("opening the data, and %s", f"Ray at {job.ray.cluster}" if job.ray.cluster else "starting Ray")
-    making = aside(make)
+    making, soon = aside(make), time.monotonic() + SOON
     from rayfed.runtime.session import connected  # importing Ray takes a second
 
-    if making.done():
-        making.result()
+    if told := bool(wait([making], soon - time.monotonic()).done):
+        tell(making.result())
     with stopping("stopping"), connected(job):
-        yield making.result()
+        site = making.result()
+        if not told:
+            tell(site)
+        yield site
 
 
 @contextmanager
