@@ -5,6 +5,8 @@ import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,8 @@ from rayfed.folder.tables import read_table
 from rayfed.job import Job, read_job, read_toml
 from rayfed.local import Site, open_site
 from rayfed.methods.part import Method
-from rayfed.runtime.workers import open_workers
+from rayfed.runtime.aside import aside
+from rayfed.runtime.workers import open_workers, opened
 from rayfed.seeds import cohort
 from rayfed.weights import Weights
 
@@ -164,25 +167,33 @@ def _train(
     """Play a job's remaining rounds, and keep each round when it is finished."""
     display = display or Display()
     refuse_unwritable(job)
-    with logging_to_file() as begin_log:
-        site = open_site(job)
-        if saved is not None:
-            saved.refuse_another(site)
-        display.start(site)
-        on_ray = job.ray.mode == "on" and (saved is None or saved.round < job.train.num_rounds)  # there is work left
-        with (
-            open_workers(site, display.client, on_ray=on_ray, other_bits=other_bits) as workers,
-            ExitStack() as at_the_end,
-            Keeper(site, workers, saved, force=force, other_bits=other_bits) as keeper,
-        ):
-            begin_log(keeper.path)
-            at_the_end.callback(_write_page, keeper.path)  # however the run ends
-            last = keeper.restored()
-            for round in engine.rounds(site, workers, last):
-                keeper.keep(last := round)
-                display.round(round)
+    on_ray = job.ray.mode == "on" and (saved is None or saved.round < job.train.num_rounds)  # there is work left
+    with (
+        logging_to_file() as begin_log,
+        ExitStack() as at_the_end,
+        opened(job, partial(_checked_site, job, saved), display.start, on_ray=on_ray) as site,
+        open_workers(site, display.client, on_ray=on_ray, other_bits=other_bits) as workers,
+        ExitStack() as once_closed,
+        Keeper(site, workers, saved, force=force, other_bits=other_bits) as keeper,
+    ):
+        begin_log(keeper.path)
+        # However the run ends: the page is written while Ray ends.
+        once_closed.callback(lambda: at_the_end.callback(aside(_write_page, keeper.path).result))
+        last = keeper.restored()
+        for round in engine.rounds(site, workers, last):
+            keeper.keep(last := round)
+            display.round(round)
+            if round.round == 1:
+                aside(import_module, "rayfed.report.page")  # here, rather than at the end: it takes half a second
     assert last is not None, "there is always a round 0"
     return Result(keeper.path, read_table(keeper.path, "rounds"), last.weights)
+
+
+def _checked_site(job: Job, saved: Saved | None) -> Site:
+    site = open_site(job)
+    if saved is not None:
+        saved.refuse_another(site)
+    return site
 
 
 def _find(run: str | Path, overrides: Mapping[str, Any] | None, method: Method | None) -> tuple[Job, Saved]:

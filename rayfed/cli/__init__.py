@@ -4,6 +4,7 @@
 completion answer at once.
 """
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -76,4 +77,9 @@ def command(arguments: Sequence[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     if list(arguments[:1]) in (["run"], ["resume"]):
         guarded(arguments)
-    main(arguments, prog_name="rayfed")
+        if not sys.stderr.isatty():  # where a spinner turns
+            print("reading the job", file=sys.stderr, flush=True)
+    try:
+        main(arguments, prog_name="rayfed")
+    finally:
+        gc.freeze()  # or the interpreter would search all that torch has made, for half a second, before it ends

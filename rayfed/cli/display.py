@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.status import Status
 
 from rayfed.cli.text import aligned, shown
 from rayfed.data.federation import Federation
@@ -32,8 +33,13 @@ def follow(of_grid: str = "") -> Iterator[Display]:
     `of_grid` is the number of a grid's run, such as "run 3/9": its bar has no header, and goes away at the end.
     """
     if sys.stdout.isatty() and sys.stderr.isatty():
-        with bar_on(Console(stderr=True), transient=bool(of_grid)) as progress:
-            yield Bar(progress, of_grid)
+        console = Console(stderr=True)
+        progress = bar_on(console, transient=bool(of_grid))
+        try:
+            with console.status("starting") as spinner:
+                yield Bar(progress, of_grid, spinner)
+        finally:
+            progress.stop()
     else:
         yield Lines(quiet=bool(of_grid))
 
@@ -61,12 +67,15 @@ class Lines(Display):
 
 
 class Bar(Display):
-    """A header, then a bar that moves with each client."""
+    """A header, then a bar that moves with each client; before them, a spinner may turn."""
 
-    def __init__(self, progress: Progress, of_grid: str = "") -> None:
-        self._progress, self._of_grid = progress, of_grid
+    def __init__(self, progress: Progress, of_grid: str = "", spinner: Status | None = None) -> None:
+        self._progress, self._of_grid, self._spinner = progress, of_grid, spinner
 
     def start(self, site: Site) -> None:
+        if self._spinner is not None:
+            self._spinner.stop()
+        self._progress.start()
         text = noted(header(site))
         if not self._of_grid:
             print(text, flush=True)
@@ -98,6 +107,7 @@ def noted(text: str) -> str:
 def bar_on(console: Console, **options: Any) -> Progress:
     """An empty bar, with the columns that `Bar` fills."""
     return Progress(
+        SpinnerColumn(finished_text=""),
         TextColumn("{task.description} round {task.fields[round]}/{task.total:.0f}"),
         BarColumn(bar_width=None),  # what the words leave of the line
         TextColumn("{task.fields[clients]}"),

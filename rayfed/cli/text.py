@@ -3,7 +3,8 @@
 import logging
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
@@ -29,6 +30,18 @@ class StderrHandler(logging.Handler):
             return
         prefix = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
         print(harmless(prefix + self.format(record)), file=sys.stderr, flush=True)
+
+
+@contextmanager
+def busy(words: str) -> Iterator[None]:
+    """Words beside a spinner for as long as the context lasts, on a terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(words):
+        yield
 
 
 def duration(seconds: float) -> str:

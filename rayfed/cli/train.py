@@ -15,7 +15,7 @@ import click
 
 from rayfed.cli.exits import Failure, failures
 from rayfed.cli.options import Overrides, job_argument, set_option
-from rayfed.cli.text import duration, print_table, shown
+from rayfed.cli.text import busy, duration, print_table, shown
 from rayfed.errors import InputError, Resumable, RunFailed
 
 if TYPE_CHECKING:
@@ -51,21 +51,24 @@ def run(job: str, overrides: Overrides, force: bool, resume: bool, other_bits: b
       rayfed run jobs/papers/fedntd/table1.toml --only 'cifar10-shards-2/fed*/seed-0'
       rayfed run jobs/papers/fedntd/table1.toml -s grid.seeds=[0] -s train.num_rounds=50
     """
-    from rayfed.grid import expand
-    from rayfed.job import read_toml
-
     if force and resume:
         raise InputError("--force begins the run again, and --resume continues it: give one of the two")
-    cells = expand(read_toml(job), dict(overrides))
-    chosen = [cell for cell in cells if fnmatch(cell.name, only) or fnmatch(cell.name, f"*/{only}")]
-    if not chosen:
-        raise InputError(f"--only '{only}': none of {len(cells)} runs matches, such as '{cells[0].name}'; see --list")
+    with busy(f"reading {job}"):
+        from rayfed.grid import expand
+        from rayfed.job import read_toml
+
+        cells = expand(read_toml(job), dict(overrides))
+        chosen = [cell for cell in cells if fnmatch(cell.name, only) or fnmatch(cell.name, f"*/{only}")]
+        if not chosen:
+            none = f"none of {len(cells)} runs matches, such as '{cells[0].name}'; see --list"
+            raise InputError(f"--only '{only}': {none}")
+        jobs = [cell.job() for cell in chosen]  # the first brings torch
     if listed:
-        print("\n".join(cell.job().name for cell in chosen))
+        print("\n".join(job.name for job in jobs))
     elif chosen[0].grid:
-        run_grid(cells, chosen, force, other_bits)
+        run_grid(cells, jobs, force, other_bits)
     else:
-        run_one(chosen[0].job(), force, resume, other_bits)
+        run_one(jobs[0], force, resume, other_bits)
 
 
 @click.command()
@@ -85,7 +88,8 @@ def resume(run: str, overrides: Overrides, other_bits: bool) -> None:
       rayfed resume runs/quickstart -s train.num_rounds=50
       rayfed resume runs/quickstart -s ray.mode=off
     """
-    from rayfed import experiment
+    with busy(f"reading {run}"):
+        from rayfed import experiment
 
     _shown(lambda display: experiment.resume(run, dict(overrides), other_bits=other_bits, display=display))
 
@@ -139,13 +143,12 @@ def _shown(train: Callable[[Display], Result], of_grid: str = "") -> dict[str, A
     return summary
 
 
-def run_grid(cells: list[Cell], chosen: list[Cell], force: bool, other_bits: bool) -> None:
-    """Run the chosen cells that are not done, with a line for each; then show the results of all finished cells."""
+def run_grid(cells: list[Cell], jobs: list[Job], force: bool, other_bits: bool) -> None:
+    """Run the jobs, of chosen cells, that are not done, with a line for each; then show the results of all cells."""
     from rayfed.cli.display import cell_text
     from rayfed.data.sources import reading_once
     from rayfed.folder.places import is_done
 
-    jobs = [cell.job() for cell in chosen]
     todo = [job for job in jobs if force or not is_done(job)]
     if len(todo) < len(jobs):
         print(f"{len(jobs) - len(todo)} of {len(jobs)} runs are done already")

@@ -10,6 +10,7 @@ from dataclasses import replace
 import ray
 import torch
 from ray import ObjectRef
+from ray._private import worker as ray_worker
 from ray.exceptions import ObjectLostError, RayError
 from ray.job_config import JobConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -29,41 +30,51 @@ from rayfed.runtime.signals import stopping
 
 log = logging.getLogger(__name__)
 
-# For a Ray that we start: torch is imported in its workers, and freed objects leave the store at once. (Ray's default
-# is once per second, with which the store holds four times as much.)
+# For a Ray that we start: its workers import what actors need before there are actors, and freed objects leave the
+# store at once. (Ray's default is once per second, with which the store holds four times as much.)
 OUR_RAY = {
-    "RAY_preload_python_modules": "torch",
+    "RAY_preload_python_modules": "torch,rayfed.runtime.actors",
     "RAY_free_objects_period_milliseconds": "20",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 
 
 @contextmanager
+def connected(job: Job) -> Iterator[None]:
+    """A Ray that is started here for the context, or a Ray that is joined.
+
+    Not for a thread that ends earlier: Linux would end Ray's processes with the thread that started them.
+    """
+    options = job.ray
+    with _joined(options.cluster) if options.cluster else _started(options, job.name, job.train.clients_per_round):
+        yield
+
+
+@contextmanager
 def open_pool(site: Site, progress: Progress = no_progress, *, other_bits: bool = False) -> Iterator[Pool]:
-    """A pool of actors, on a Ray that is started here for the context, or on a Ray that is joined.
+    """A pool of actors, on the Ray that is connected.
 
     With `other_bits` the actors may be on several kinds of hardware.
     """
     options, name, cohort = site.job.ray, site.job.name, site.job.train.clients_per_round
-    with _joined(options.cluster) if options.cluster else _started(options, name, cohort):
-        head = Head()
-        options = without_absent_gpus(options, nodes := [*head.known().values()])
-        num_actors(options, nodes, cohort)  # a request that can never fit is refused before anything is measured
-        warn_of_idle_gpus(options, nodes)
-        sites = Sites(site, head)
-        if options.num_gpus == "auto":
-            probe = new_actor(replace(options, num_gpus=1.0), f"{name}/probe")
-            share = measure_share(probe, sites.references(None), head.known(), options.patience)
-            options = replace(options, num_gpus=share)
-        count = num_actors(options, [*head.known().values()], cohort)
-        most = cohort if options.actors == "auto" else options.actors
-        crew = Crew(options, name, sites.references, most, head, other_bits)
-        with closing(Gauges(name)) as gauges:
-            try:
-                crew.start(count)
-                yield Pool(crew, site, progress, gauges)
-            finally:
-                crew.end()
+    head = Head()
+    options = without_absent_gpus(options, nodes := [*head.known().values()])
+    num_actors(options, nodes, cohort)  # a request that can never fit is refused before anything is measured
+    warn_of_idle_gpus(options, nodes)
+    sites = Sites(site, head)
+    if options.num_gpus == "auto":
+        probe = new_actor(replace(options, num_gpus=1.0), f"{name}/probe")
+        share = measure_share(probe, sites.references(None), head.known(), options.patience)
+        options = replace(options, num_gpus=share)
+    count = num_actors(options, [*head.known().values()], cohort)
+    most = cohort if options.actors == "auto" else options.actors
+    crew = Crew(options, name, sites.references, most, head, other_bits)
+    with closing(Gauges(name)) as gauges:
+        try:
+            crew.start(count)
+            yield Pool(crew, site, progress, gauges)
+        finally:
+            crew.end()
 
 
 class Sites:
@@ -110,6 +121,7 @@ def _started(options: RayOptions, name: str, clients_per_round: int) -> Iterator
     machine = {"CPU": float(len(os.sched_getaffinity(0))), "GPU": float(torch.cuda.device_count())}
     # Refuses a request that cannot fit, before anything is started.
     num_actors(without_absent_gpus(options, [machine]), [machine], clients_per_round)
+    log.info("starting Ray")
     ours = {key: value for key, value in OUR_RAY.items() if key not in os.environ}
     os.environ.update(ours)
     try:
@@ -130,6 +142,8 @@ def _started(options: RayOptions, name: str, clients_per_round: int) -> Iterator
             log.info("Ray dashboard: http://%s", context.dashboard_url)
         yield
     finally:
+        if (node := ray_worker._global_node) is not None:
+            node.kill_monitor(check_alive=False)  # `shutdown` would wait a second for it
         ray.shutdown()
         for key in ours:
             os.environ.pop(key, None)

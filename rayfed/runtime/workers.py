@@ -1,32 +1,63 @@
-"""Workers for a run, on Ray or in this process."""
+"""A run's site, and workers for it: on Ray, which starts while the site is made, or in this process."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from contextlib import contextmanager
 
 import torch
 
 from rayfed.engine import Workers
+from rayfed.job import Job
 from rayfed.local import Site
+from rayfed.runtime.aside import aside
 from rayfed.runtime.here import Here, Progress, no_progress
 from rayfed.runtime.signals import stopping
 
+SOON = 2.0  # seconds in which small data are opened; importing Ray takes most of them
 KEEPING = "stopping, with a checkpoint of the last finished round; Ctrl-C again to stop without"
+
+
+@contextmanager
+def opened(job: Job, make: Callable[[], Site], tell: Callable[[Site], None], *, on_ray: bool) -> Iterator[Site]:
+    """The site that `make` gives; with `on_ray` Ray is started, or joined, at the same time, for the context.
+
+    `tell` is given the site as soon as it is there. What `make` refuses soon is raised before anything is started; what
+    it refuses later, once Ray has started, since a Ray that is half started cannot be stopped.
+    """
+    if not on_ray:
+        tell(site := make())
+        yield site
+        return
+    making, soon = aside(make), time.monotonic() + SOON
+    from rayfed.runtime.session import connected  # importing Ray takes a second
+
+    if told := bool(wait([making], soon - time.monotonic()).done):
+        tell(making.result())
+    with stopping("stopping"), connected(job):
+        site = making.result()
+        if not told:
+            tell(site)
+        yield site
 
 
 @contextmanager
 def open_workers(
     site: Site, progress: Progress = no_progress, *, on_ray: bool, other_bits: bool = False
 ) -> Iterator[Workers]:
-    """Workers for the site's job, for as long as the context lasts; with `other_bits` on several kinds of hardware."""
+    """Workers for the site's job, for the context; with `other_bits` on several kinds of hardware.
+
+    With `on_ray` Ray is connected already.
+    """
     job = site.job
     with threads(job.ray.threads):
         if not on_ray:
             with stopping(KEEPING):
                 yield Here(site, progress, gpu=job.ray.num_gpus != 0)
             return
-        from rayfed.runtime.session import open_pool  # importing Ray takes a second
+        from rayfed.runtime.session import open_pool
 
-        # The inner one once more, as Ray sets a handler of its own when it starts.
+        # Once more, as Ray sets a handler of its own when it starts.
         with stopping("stopping"), open_pool(site, progress, other_bits=other_bits) as pool, stopping(KEEPING):
             yield pool
 
