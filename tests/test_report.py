@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import tomli_w
 import torch
@@ -266,7 +267,8 @@ def test_an_unfinished_run_has_a_page(keeper):
 
 def test_the_last_round_may_lack_a_table(keeper):
     path = keep(keeper(), *([number, 3 - number] for number in range(4)))
-    (path / "classes.parquet" / "round-00003.parquet").unlink()
+    file = path / "classes.parquet/round-00000.parquet"
+    pq.write_table(pq.read_table(file, filters=[("round", "<", 3)]), file)
     run = read_run(path)
     assert len(run.rounds["round"]) == 4 and len(run.class_accuracy) == 3
     assert forgotten(run) == [ClassLoss("dog", 0.5, 1, 0.25, 0.25), ClassLoss("cat", 0.25, 1, 0.5, -0.25)]

@@ -3,11 +3,14 @@
     round-00020.json                    lists the files of the checkpoint, each with its hash; written last
     round-00020.safetensors             the global weights, by name
     round-00020.state.safetensors       the parts' states, and the figures that the next round is measured by
-    round-00020.<table>.parquet         the results so far
-    client-00007-round-00013.safetensors  a client's memory, written once after each time the client trained
+    round-00020.<table>.parquet         the results since the last full such file, which an earlier checkpoint wrote
+    round-00020.memories-000.shard      memories of clients that have trained since the checkpoint before
+    round-00020.memories.parquet        where the memory of each client lies: in these shards, and in earlier ones
 
 A checkpoint whose .json is there is complete, so a run that is killed at any moment has the checkpoint before. The
-newest two are kept. Random numbers need no place in it: they are a function of seed, round and client.
+newest two are kept, and all files that they name. Random numbers need no place in it: they are a function of seed,
+round and client. Versions 1 and 2 have a file for each memory, `client-00007-round-00013.safetensors`, and each
+checkpoint of them has all results.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import io
 import json
 import logging
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -31,7 +35,9 @@ from rayfed.engine import Held, Kind, Round, Workers
 from rayfed.errors import InputError, Torn
 from rayfed.folder.packing import from_bytes, to_bytes
 from rayfed.folder.places import lineage_of
+from rayfed.folder.shards import Index, Place, ahead, contents, fill, from_table, settled, to_table
 from rayfed.folder.storage import Folder
+from rayfed.folder.tables import RESULTS, ROWS, to_parquet
 from rayfed.job import Job, differences
 from rayfed.local import Evaluation, Site
 from rayfed.methods.part import parts_at
@@ -40,8 +46,8 @@ from rayfed.weights import Weights, state_of
 
 log = logging.getLogger(__name__)
 
-VERSIONS = (1, 2)  # that can be read; the last is written. Version 1 nested its trees differently
-OWN = re.compile(r"(round-\d{5,}(\.\w+)?|client-\d{5,}-round-\d{5,})\.(json|safetensors|parquet)")
+VERSIONS = (1, 2, 3)  # that can be read; the last is written. Version 1 nested its trees differently
+OWN = re.compile(r"(round-\d{5,}(\.[\w-]+)?|client-\d{5,}-round-\d{5,})\.(json|safetensors|parquet|shard)")
 PROBE = ".probe"
 MANIFEST = re.compile(r"round-(\d{5,})\.json")
 
@@ -64,7 +70,23 @@ class Saved:
 
     def table(self, name: str) -> pa.Table:
         """The results so far."""
-        return pq.read_table(io.BytesIO(self._read(f"{stem(self.round)}.{name}.parquet")))
+        parts = (self._read(f"{stem(last)}.{name}.parquet") for last, _ in self.parts(name))
+        return pa.concat_tables(pq.read_table(io.BytesIO(part)) for part in parts)
+
+    def parts(self, name: str) -> list[tuple[int, int]]:
+        """The files that hold a table: the last round in each, and its number of rows where that is known."""
+        return self.manifest["tables"][name] if "tables" in self.manifest else [(self.round, 0)]
+
+    def index(self) -> Index:
+        """Where the memories lie."""
+        if "memories" in self.manifest:  # of version 1 or 2
+            return {int(client): Place(name, 0, sys.maxsize) for client, name in self.manifest["memories"].items()}
+        name = f"{stem(self.round)}.memories.parquet"
+        return from_table(pq.read_table(io.BytesIO(self._read(name)))) if name in self.manifest["files"] else {}
+
+    def lends_to(self, folder: Folder) -> bool:
+        """Whether the next checkpoint in a folder may name files of this one."""
+        return self.manifest["version"] == VERSIONS[-1] and self.folder.place == folder.place
 
     def restore(self, site: Site, workers: Workers) -> Round:
         """The round as it was, to continue from. Raises `InputError` where it does not fit the site."""
@@ -73,15 +95,13 @@ class Saved:
         if (difference := first_difference(weights, order)) is not None:
             raise InputError(f"the checkpoint of round {self.round} is not of this model: {difference}")
         state = unpack(from_bytes(self._read(f"{stem(self.round)}.state.safetensors")))
+        memories = contents(self.index(), self._read)
         parts = {part.slot: part for part in parts_at(site.job.method, self.round)} if self.round else {}
         return Round(
             round=self.round,
             weights={name: weights[name] for name in order},  # in the model's order: sums over names depend on it
             held={slot: Held(parts[slot], held["since"], held["state"]) for slot, held in state["held"].items()},
-            memories={
-                int(client): workers.remember(from_bytes(self._read(name)))
-                for client, name in self.manifest["memories"].items()
-            },
+            memories={client: workers.remember(from_bytes(memory)) for client, memory in memories},
             evaluation=Evaluation(state["confusion"].numpy(), state["loss"]),
             peak=state["peak"].numpy(),
             forgetting=state["forgetting"],
@@ -140,6 +160,7 @@ class Checkpoints:
     ) -> None:
         self._folder, self._job, self._origin, self._still_ours = folder, job, origin, still_ours
         self._newest = saved
+        self._index = saved.index() if saved and saved.lends_to(folder) else {}
         self._changed: set[int] = set()  # clients that have trained since the newest checkpoint
 
     @property
@@ -156,40 +177,51 @@ class Checkpoints:
         """The memories of the round's clients have changed."""
         self._changed |= {row.client for row in round.clients}
 
-    def save(self, round: Round, workers: Workers, tables: Mapping[str, pa.Table]) -> None:
-        """Write the checkpoint of a round, unless it exists; keep the checkpoint before it, and delete older ones."""
+    def save(self, round: Round, workers: Workers, rows: Callable[[str, int], pa.Table]) -> None:
+        """Write the checkpoint of a round, unless it exists; keep the checkpoint before it, and delete older ones.
+
+        `rows` gives the rows of a table after a round. What the checkpoint before has, and still holds, is not written.
+        """
         if round.round == self.round:
             return
         self._still_ours()
         beginning, before, state = stem(round.round), self._newest, _state(round)
+        lender = before if before and before.lends_to(self._folder) else None
         written = [f"{beginning}.json"]  # first: it is deleted first if writing fails
         files: dict[str, str] = {}  # name -> hash
 
-        def write(name: str, content: bytes) -> None:
-            self._folder.write(name, content)
+        def write(name: str, *content: bytes) -> None:
+            self._folder.write(name, *content)
             written.append(name)
-            files[name] = hashlib.sha256(content).hexdigest()
+            digest = hashlib.sha256()
+            for piece in content:
+                digest.update(piece)
+            files[name] = digest.hexdigest()
 
         try:
             write(f"{beginning}.state.safetensors", to_bytes(pack(state)))
             weights = {name: tensor.contiguous() for name, tensor in round.weights.items()}
             write(f"{beginning}.safetensors", safetensors.torch.save(weights))
-            for name, table in tables.items():
-                pq.write_table(table, content := io.BytesIO())
-                write(f"{beginning}.{name}.parquet", content.getvalue())
-            memories: dict[str, str] = {}  # client -> the file that holds its memory
-            for client in sorted(round.memories):  # client by client: the driver never holds the memories of all
-                if before and client not in self._changed and str(client) in before.manifest["memories"]:
-                    name = before.manifest["memories"][str(client)]
-                    files[name] = before.manifest["files"][name]
-                else:
-                    name = f"client-{client:05d}-{beginning}.safetensors"
-                    write(name, to_bytes(workers.recall(round.memories[client])))
-                memories[str(client)] = name
+            tables, shared = {}, set()  # names of files that are lent
+            for name in RESULTS:
+                full = [(last, number) for last, number in (lender.parts(name) if lender else ()) if number >= ROWS]
+                rest = rows(name, full[-1][0] if full else -1)
+                write(f"{beginning}.{name}.parquet", to_parquet(rest))
+                tables[name] = [*full, (round.round, rest.num_rows)]
+                shared |= {f"{stem(last)}.{name}.parquet" for last, _ in full}
+            index = settled(self._index, round.memories.keys() - self._changed)
+            shared |= {place.shard for place in index.values()}
+            moving = sorted(round.memories.keys() - index.keys())
+            memories = ((client, to_bytes(workers.recall(round.memories[client]))) for client in moving)
+            for name, pieces, places in ahead(fill(beginning, memories)):
+                write(name, *pieces)
+                index |= places
+            if index:
+                write(f"{beginning}.memories.parquet", to_parquet(to_table(index)))
+            files |= {name: lender.manifest["files"][name] for name in sorted(shared)} if lender else {}
             manifest = {"version": VERSIONS[-1], "round": round.round, "job": self._job.table()}
             manifest |= {key: self._origin[key] for key in ("data", "partition", "modules")}
-            manifest |= {"hardware": list(workers.kinds())}
-            manifest |= {"memories": memories, "files": files}
+            manifest |= {"hardware": list(workers.kinds()), "tables": tables, "files": files}
             sealed = json.dumps({"checkpoint": manifest, "sha256": _digest(manifest)}, indent=1)
             self._folder.write(f"{beginning}.json", f"{sealed}\n".encode())
         except BaseException:  # the pieces of it would only fill the disk
@@ -197,7 +229,7 @@ class Checkpoints:
                 with suppress(OSError):
                     self._folder.delete(name)
             raise
-        self._newest, self._changed = Saved(self._folder, manifest), set()
+        self._newest, self._index, self._changed = Saved(self._folder, manifest), index, set()
         self._still_ours()
         _delete(self._folder, keep=self._newest.names | (before.names if before else set()))
 

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -168,7 +169,7 @@ class Keeper:
         """Write a checkpoint. Gives why it could not be written, and continues; '' if it was."""
         why = ""
         try:
-            self._checkpoints.save(round, self._workers, {name: read_table(self.path, name) for name in RESULTS})
+            self._checkpoints.save(round, self._workers, partial(read_table, self.path))
         except InputError:  # the folder has become another run's
             raise
         except Exception as error:

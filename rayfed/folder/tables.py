@@ -1,13 +1,22 @@
-"""The tables of a run as Parquet: rounds, clients and classes, to which each round adds a file, and the partition."""
+"""The tables of a run as Parquet: rounds, clients and classes, to which each round adds rows, and the partition.
+
+    rounds.parquet/round-00000.parquet  the rows of the rounds from 0 on
+    rounds.parquet/round-08192.parquet  and from 8192 on: a file that has `ROWS` rows is not touched again
+
+A round's rows are added by putting a longer file in the place of the last file. So thousands of rounds are one file,
+and each row is in one file at any moment: no reader finds it twice or misses it, and nothing has to be merged.
+"""
 
 from __future__ import annotations
 
-import shutil
+import io
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rayfed.folder.storage import whole
@@ -26,6 +35,7 @@ COLUMNS = {
 }
 SCHEMAS = {name: pa.schema(list(columns.items())) for name, columns in COLUMNS.items()}
 RESULTS = ("rounds", "clients", "classes")  # the tables to which each round adds rows
+ROWS = 2**13  # after which a file is full; a round replaces the last file, and so many rows cost as much as a few
 
 
 def round_rows(round: Round, classes: tuple[str, ...]) -> dict[str, list[dict[str, Any]]]:
@@ -43,15 +53,26 @@ def round_rows(round: Round, classes: tuple[str, ...]) -> dict[str, list[dict[st
 def write_round(path: Path, round: int, rows: dict[str, list[dict[str, Any]]]) -> None:
     """Add a round's rows to the tables in a run's folder. Adding the same round again changes nothing."""
     for name, table in rows.items():
-        _write_part(path / f"{name}.parquet", round, pa.Table.from_pylist(table, SCHEMAS[name]))
+        _append(path / f"{name}.parquet", round, pa.Table.from_pylist(table, SCHEMAS[name]))
 
 
 def replace_table(path: Path, name: str, round: int, table: pa.Table) -> None:
-    """Replace a table by a single file with all rows up to a round, from a checkpoint."""
+    """Give a table the rows of a checkpoint of this round, also where a power cut has damaged files.
+
+    File by file, so that a reader finds each row up to this round once at any time. Nothing goes through a link.
+    """
     folder = path / f"{name}.parquet"
-    if folder.exists():
-        shutil.rmtree(folder)  # the checkpoint stays, should this process die here
-    _write_part(folder, round, table)
+    if folder.is_symlink():
+        raise OSError(f"'{folder}' is a link")
+    folder.mkdir(exist_ok=True)
+    files = _files(folder)
+    for first in sorted(files, reverse=True):  # from the end, so that no reader finds a gap
+        if first > round:
+            files.pop(first).unlink()
+    files = files or {0: folder / _name(0)}
+    starts = [0, *list(files)[1:], round + 1]
+    for file, first, after in zip(files.values(), starts, starts[1:], strict=False):
+        _write(file, table.filter((pc.field("round") >= first) & (pc.field("round") < after)))
 
 
 def write_partition(path: Path, federation: Federation) -> None:
@@ -62,16 +83,59 @@ def write_partition(path: Path, federation: Federation) -> None:
     pq.write_table(table, path / "partition.parquet")
 
 
-def read_table(path: Path, name: str) -> pa.Table:
-    """A table of a run's folder by its name in `SCHEMAS`, in the order of the rounds; empty if there is none yet."""
-    if not (path / f"{name}.parquet").exists():
-        return SCHEMAS[name].empty_table()
-    return pq.read_table(path / f"{name}.parquet", schema=SCHEMAS[name]).combine_chunks()
+def read_table(path: Path, name: str, after: int = -1) -> pa.Table:
+    """A table of a run's folder by its name in `SCHEMAS`, in the order of the rounds; empty if there is none yet.
+
+    With `after`, only the rows of later rounds, and only the files that may have such rows are read.
+    """
+    place, schema = path / f"{name}.parquet", SCHEMAS[name]
+    if place.is_file():
+        return pq.read_table(place, schema=schema)
+    while files := _files(place):
+        ends = [*list(files)[1:], math.inf]  # the first round after each file
+        wanted = [file for file, end in zip(files.values(), ends, strict=True) if end > after + 1]
+        try:
+            found = pq.read_table(wanted, schema=schema).combine_chunks()
+        except FileNotFoundError:  # a run that was resumed has dropped the rounds after its checkpoint
+            if _files(place) == files:
+                raise
+        else:
+            return found.filter(pc.field("round") > after) if after >= 0 else found
+    return schema.empty_table()
 
 
-def _write_part(folder: Path, round: int, table: pa.Table) -> None:
-    if table.num_rows == 0 and folder.exists():
+def to_parquet(table: pa.Table) -> bytes:
+    """The content of a Parquet file."""
+    texts = [column.name for column in table.schema if column.type == TEXT]  # numbers in a dictionary cost more time
+    pq.write_table(table, content := io.BytesIO(), use_dictionary=texts)
+    return content.getvalue()
+
+
+def _files(folder: Path) -> dict[int, Path]:
+    """The files of a table by the first round in each, in order."""
+    found = folder.glob("round-*.parquet")
+    return dict(sorted((int(file.stem[6:]), file) for file in found if file.stem[6:].isdecimal()))
+
+
+def _append(folder: Path, round: int, rows: pa.Table) -> None:
+    files = _files(folder)
+    if files and rows.num_rows == 0:
         return
     folder.mkdir(exist_ok=True)
-    with whole(folder / f"round-{round:05d}.parquet") as aside:
-        pq.write_table(table, aside)
+    file = folder / _name(round)
+    if files:
+        last = [*files.values()][-1]
+        with pq.ParquetFile(last) as opened:
+            before = opened.read().filter(pc.field("round") < round)
+        if before.num_rows < ROWS:
+            file, rows = last, pa.concat_tables([before, rows])
+    _write(file, rows)
+
+
+def _name(round: int) -> str:
+    return f"round-{round:05d}.parquet"
+
+
+def _write(file: Path, table: pa.Table) -> None:
+    with whole(file) as aside:
+        aside.write_bytes(to_parquet(table))

@@ -181,7 +181,7 @@ def test_a_job_runs_on_two_nodes_and_leaves_nothing_behind(tmp_path, nodes, star
 def test_a_job_whose_time_is_up_stops_cleanly_and_can_be_resumed(tmp_path, nodes, start):
     run = tmp_path / "runs/quickstart"
     script = start("run", "jobs/quickstart.toml", "-s", "train.num_rounds=500", *TINY, "-s", "ray.actors=2")
-    wait_until(lambda: len(list(run.glob("rounds.parquet/*"))) > 2, script)
+    wait_until(lambda: len(read_table(run, "rounds")) > 2, script)
     script.terminate()
     assert script.wait(timeout=120) == 130, (tmp_path / "log.txt").read_text()
     assert_nothing_is_left(tmp_path, nodes)

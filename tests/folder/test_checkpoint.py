@@ -8,19 +8,26 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from pyarrow import fs as pafs
 
 from rayfed.engine import rounds
 from rayfed.errors import InputError
-from rayfed.folder import storage
+from rayfed.folder import checkpoint, shards, storage
 from rayfed.folder.checkpoint import Checkpoints, newest, stem
 from rayfed.folder.storage import Folder
+from rayfed.folder.tables import SCHEMAS
 from rayfed.job import RayOptions
 from rayfed.methods import RECIPES, fedavg, fedcsd, scaffold, switch
 from rayfed.runtime.here import Here
 
-TABLES = {name: pa.table({"round": [0]}) for name in ("rounds", "clients", "classes")}
+
+def rows(name, after):
+    """The results so far: none."""
+    return SCHEMAS[name].empty_table()
+
+
 METHODS = [
     pytest.param(switch(scaffold(), fedcsd(), at=3), 5, id="switch"),  # states, memories, payloads and surveys
     *(pytest.param(recipe(), 4, id=name, marks=pytest.mark.slow) for name, recipe in RECIPES.items()),
@@ -35,10 +42,12 @@ def checkpoints(folder, site, saved=None):
 def save(folder, played, site, *numbers):
     """Follow the played rounds, and write the checkpoints of the given numbers."""
     made = checkpoints(folder, site)
-    for round in played[: numbers[-1] + 1]:
+    for round in played:
+        if round.round > numbers[-1]:
+            break
         made.follow(round)
         if round.round in numbers:
-            made.save(round, Here(site), TABLES)
+            made.save(round, Here(site), rows)
     return made
 
 
@@ -84,9 +93,9 @@ def test_a_clients_memory_is_written_only_when_it_is_new(make_site, play, tmp_pa
     _, one, two = play(site)
     made = checkpoints(tmp_path, site)
     made.follow(one)
-    made.save(one, Here(site), TABLES)
-    kept = {path.name for path in tmp_path.glob("client-*")}
-    assert kept == {f"client-{row.client:05d}-round-00001.safetensors" for row in one.clients}
+    made.save(one, Here(site), rows)
+    (shard,) = tmp_path.glob("*.shard")
+    content = shard.read_bytes()
 
     class Counting(Here):
         recalled = 0
@@ -96,8 +105,10 @@ def test_a_clients_memory_is_written_only_when_it_is_new(make_site, play, tmp_pa
             return super().recall(memory)
 
     made.follow(two)
-    made.save(two, Counting(site), TABLES)
+    made.save(two, Counting(site), rows)
     assert Counting.recalled == 2 < len(two.memories)
+    assert shard.read_bytes() == content
+    assert set(newest(Folder(str(tmp_path))).names) >= {shard.name, "round-00002.memories-000.shard"}
 
 
 class Dies(Exception):
@@ -116,19 +127,24 @@ class Mortal(Folder):
         if self.left < 0:
             raise Dies
 
-    def write(self, name, content):
+    def write(self, name, *content):
         if self.left == 0:  # half of the content is on the disk, under its temporary name
             Path(self.place).mkdir(exist_ok=True)
-            (Path(self.place) / f".{name}.tmp").write_bytes(content[: len(content) // 2])
+            (Path(self.place) / f".{name}.tmp").write_bytes(b"".join(content)[: len(b"".join(content)) // 2])
         self._step()
-        super().write(name, content)
+        super().write(name, *content)
 
     def delete(self, name):
         self._step()
         super().delete(name)
 
 
-def test_a_kill_at_any_change_leaves_a_good_checkpoint(make_site, play, bits, tmp_path):
+@pytest.mark.parametrize("size", ["usual", "small"])
+def test_a_kill_at_any_change_leaves_a_good_checkpoint(make_site, play, bits, tmp_path, monkeypatch, size):
+    """With small shards and none that may be thin, each memory has a shard, or is moved to another."""
+    if size == "small":
+        monkeypatch.setattr(shards, "SHARD", 2000)
+        monkeypatch.setattr(shards, "THIN", 0)
     site = make_site(scaffold(), num_rounds=3)
     played = play(site)
     for changes in range(200):
@@ -137,21 +153,75 @@ def test_a_kill_at_any_change_leaves_a_good_checkpoint(make_site, play, bits, tm
         made.follow(played[2])
         made._folder = Mortal(str(place), changes)
         try:
-            made.save(played[2], Here(site), TABLES)
+            made.save(played[2], Here(site), rows)
         except Dies:
             saved = newest(Folder(str(place)))
             assert saved.round in (1, 2)
+            assert bits(saved.restore(site, Here(site)))["memories"] == bits(played[saved.round])["memories"]
             fresh = make_site(scaffold(), num_rounds=3)
             # Continue over the files of the dead process, as a new process would.
             again = checkpoints(place, fresh, saved)
             for round in rounds(fresh, Here(fresh), saved.restore(fresh, Here(fresh))):
                 again.follow(round)
-                again.save(round, Here(fresh), TABLES)
+                again.save(round, Here(fresh), rows)
             assert bits(round) == bits(played[3])
             assert newest(Folder(str(place))).round == 3
         else:
             break
     assert changes > 5  # it died at each of these changes
+
+
+def test_there_are_few_shards_however_many_rounds_wrote_some(make_site, play, bits, tmp_path, monkeypatch):
+    """A shard of which little is in use is not kept for the sake of it; what is in use is kept."""
+    monkeypatch.setattr(shards, "THIN", 2)
+    site = make_site(scaffold(), num_rounds=12, clients_per_round=1)
+    played, made = play(site), checkpoints(tmp_path, site)
+    for number, round in enumerate(played):
+        made.follow(round)
+        made.save(round, Here(site), rows)
+        saved = newest(Folder(str(tmp_path)))
+        assert bits(saved.restore(site, Here(site)))["memories"] == bits(round)["memories"]
+        assert len([name for name in saved.names if name.endswith(".shard")]) <= 2 + 1
+        if number % 3 == 2:  # as a new process would continue
+            made = checkpoints(tmp_path, site, saved)
+    assert len(round.memories) > 3, "so many shards there would be"
+    assert len(list(tmp_path.glob("*.shard"))) <= 2 * (2 + 1)
+
+
+def test_results_are_written_once(make_site, play, tmp_path, monkeypatch):
+    """A checkpoint adds to the full files of those before; a kill, or a file that is gone, is noticed as ever."""
+    monkeypatch.setattr(checkpoint, "ROWS", 3)
+    site = make_site(fedavg(), num_rounds=11)
+    everything = pa.table({"round": range(12)}, pa.schema([("round", pa.int64())]))
+    asked = []
+
+    def rows(name, after):
+        asked.append((name, after))
+        return everything.filter((pc.field("round") > after) & (pc.field("round") <= made.latest))
+
+    made = checkpoints(tmp_path, site)
+    for round in play(site):
+        made.latest = round.round
+        made.save(round, Here(site), rows)
+        saved = newest(Folder(str(tmp_path)))
+        assert saved.table("clients").column("round").to_pylist() == list(range(round.round + 1))
+    assert asked[-1] == ("classes", 8)
+    assert [last for last, _ in saved.parts("rounds")] == [2, 5, 8, 11]
+    assert {file.name for file in tmp_path.iterdir()} == saved.names | newest(Folder(str(tmp_path)), before=11).names
+    (tmp_path / "round-00005.clients.parquet").unlink()
+    with pytest.raises(InputError, match=r"(?s)round 11.*'round-00005.clients.parquet' is missing.*round 10"):
+        newest(Folder(str(tmp_path)))
+
+
+def test_a_checkpoint_elsewhere_needs_no_file_of_the_one_that_it_continues(make_site, play, bits, tmp_path):
+    site = make_site(scaffold(), num_rounds=2, clients_per_round=2)
+    _, one, two = play(site)
+    save(tmp_path / "old", [one], site, 1)
+    made = checkpoints(tmp_path / "new", site, newest(Folder(str(tmp_path / "old"))))
+    made.follow(two)
+    made.save(two, Here(site), rows)
+    shutil.rmtree(tmp_path / "old")
+    assert bits(newest(Folder(str(tmp_path / "new"))).restore(site, Here(site)))["memories"] == bits(two)["memories"]
 
 
 def test_any_damage_to_a_checkpoint_is_noticed(make_site, play, tmp_path, caplog):
@@ -176,6 +246,7 @@ def test_any_damage_to_a_checkpoint_is_noticed(make_site, play, tmp_path, caplog
                 (torn / path.name).write_bytes(content)
             caplog.clear()
             assert newest(Folder(str(torn))).round == 1, (path.name, tear)
+            assert path.name in caplog.text or (tear, path.suffix) == ("remove", ".json")
             if (tear, path.name) != ("remove", "round-00002.json"):  # without this file, no file names the checkpoint
                 assert "the checkpoint of round 2 cannot be used" in caplog.text
                 assert "the last good checkpoint is of round 1" in caplog.text
@@ -187,10 +258,10 @@ def test_an_unknown_version_is_skipped_and_is_an_error_if_no_other_is_left(make_
     save(tmp_path, play(site), site, 1, 2)
     for number in (2, 1):
         path = tmp_path / f"{stem(number)}.json"
-        path.write_text(path.read_text().replace('"version": 2', '"version": 99'))
+        path.write_text(path.read_text().replace('"version": 3', '"version": 99'))
         if number == 2:
             assert newest(Folder(str(tmp_path))).round == 1
-            assert "it has version 99, and this rayfed reads versions 1, 2" in caplog.text
+            assert "it has version 99, and this rayfed reads versions 1, 2, 3" in caplog.text
     with pytest.raises(InputError, match=r"(?s)version 99.*version 99.*holds no good checkpoint"):
         newest(Folder(str(tmp_path)))
 

@@ -1,4 +1,4 @@
-"""Runs of earlier versions of this package continue: `version-1` has checkpoints of version 1."""
+"""Runs of earlier versions of this package continue: `version-1` has checkpoints of version 1, `version-2` of 2."""
 
 import hashlib
 import json
@@ -23,19 +23,19 @@ from rayfed.job import read_job
 from rayfed.local import open_site
 from rayfed.runtime.here import Here
 
-STORED = Path(__file__).parent / "version-1"  # made by running old.toml in this folder
+STORED = Path(__file__).parent  # its folders were made by running the old.toml in them
 
 
-@pytest.fixture
-def stored(tmp_path, monkeypatch, no_page):
+@pytest.fixture(params=["version-1", "version-2"])
+def stored(request, tmp_path, monkeypatch, no_page):
     """A copy of the run, which ended after round 2."""
-    monkeypatch.syspath_prepend(STORED)  # the job's model is tiny:net
+    monkeypatch.syspath_prepend(STORED / request.param)  # the job's model is tiny:net
     monkeypatch.delitem(sys.modules, "tiny", raising=False)
-    return shutil.copytree(STORED, tmp_path / "stored")
+    return shutil.copytree(STORED / request.param, tmp_path / "stored")
 
 
 @pytest.mark.slow
-def test_a_run_of_version_1_continues_to_the_same_weights(stored, play, bits):
+def test_a_run_of_an_older_version_continues_to_the_same_weights(stored, play, bits):
     site = open_site(read_job(stored / "job.toml", {"train.num_rounds": 4}))
     weights = load_file(stored / "checkpoints/round-00002.safetensors")
     checkpoints = Folder(str(stored / "checkpoints"))
@@ -53,7 +53,7 @@ def test_a_run_of_version_1_continues_to_the_same_weights(stored, play, bits):
     if all(torch.equal(weights[name], tensor) for name, tensor in fresh[2].weights.items()):
         last, near = newest(checkpoints).restore(site, Here(site)), {"rtol": 0, "atol": 0}
         trained = {row.client for round in fresh[3:] for row in round.clients}
-        assert last.memories.keys() - trained, "files of version 1 belong to the new checkpoint too"
+        assert last.memories.keys() - trained, "memories of the older version belong to the new checkpoint too"
         for kept in ("weights", "states", "memories", "evaluation"):
             assert [bits(round)[kept] for round in (restored, last)] == [bits(fresh[number])[kept] for number in (2, 4)]
     torch.testing.assert_close(load_file(stored / "checkpoints/round-00004.safetensors"), fresh[4].weights, **near)

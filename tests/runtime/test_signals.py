@@ -6,7 +6,6 @@ import signal
 import pytest
 
 from rayfed.methods import fedavg
-from rayfed.runtime.here import Here
 from rayfed.runtime.signals import refuse_to_go_on, stopping
 
 
@@ -21,21 +20,25 @@ class Dropping:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_run_whose_interrupt_was_dropped_stops_before_its_next_task(make_site, play):
-    site = make_site(fedavg())
-    with pytest.raises(KeyboardInterrupt), stopping("stopping"):
-        with stopping("stopping"):
+    def run():
+        with stopping("stopping"), stopping("stopping"):
             refuse_to_go_on()
             Dropping()
-            play(site, Here(site))
-            raise AssertionError("all rounds were played")
+            play(make_site(fedavg()))
+
+    pytest.raises(KeyboardInterrupt, run)
     refuse_to_go_on()
     assert len(play(make_site(fedavg()))) == 4, "the next run is not stopped"
 
 
 def test_an_error_on_the_way_out_of_a_stopped_context_is_a_stop():
     """Else a start of Ray that fails because of the signal would be tried again by whoever resumes at code 75."""
-    with pytest.raises(KeyboardInterrupt), stopping("stopping", at_the_end=True):
-        os.kill(os.getpid(), signal.SIGTERM)
-        raise ConnectionError("Ray was told to end too")
-    with pytest.raises(ConnectionError), stopping("stopping"):
-        raise ConnectionError
+
+    def start(told_to_stop):
+        with stopping("stopping", at_the_end=True):
+            if told_to_stop:
+                os.kill(os.getpid(), signal.SIGTERM)
+            raise ConnectionError
+
+    pytest.raises(KeyboardInterrupt, start, True)
+    pytest.raises(ConnectionError, start, False)
