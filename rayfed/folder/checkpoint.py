@@ -9,8 +9,7 @@
 
 A checkpoint whose .json is there is complete, so a run that is killed at any moment has the checkpoint before. The
 newest two are kept, and all files that they name. Random numbers need no place in it: they are a function of seed,
-round and client. Versions 1 and 2 have a file for each memory, `client-00007-round-00013.safetensors`, and each
-checkpoint of them has all results.
+round and client. Checkpoints of versions 1 and 2 have a file for each memory, and all results in each.
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ def test_a_run_whose_interrupt_was_dropped_stops_before_its_next_task(make_site,
             Dropping()
             play(make_site(fedavg()))
 
-    pytest.raises(KeyboardInterrupt, run)
+    with pytest.raises(KeyboardInterrupt):
+        run()
     refuse_to_go_on()
     assert len(play(make_site(fedavg()))) == 4, "the next run is not stopped"
 
@@ -40,5 +41,7 @@ def test_an_error_on_the_way_out_of_a_stopped_context_is_a_stop():
                 os.kill(os.getpid(), signal.SIGTERM)
             raise ConnectionError
 
-    pytest.raises(KeyboardInterrupt, start, True)
-    pytest.raises(ConnectionError, start, False)
+    with pytest.raises(KeyboardInterrupt):
+        start(told_to_stop=True)
+    with pytest.raises(ConnectionError):
+        start(told_to_stop=False)
