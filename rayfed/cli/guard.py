@@ -64,8 +64,10 @@ def guarded(arguments: Sequence[str]) -> None:
     except BlockingIOError:
         has_said = False
     code = os.waitstatus_to_exitcode(ended[1])
-    if sent and has_said and code < 0:
-        code = STOPPED  # it was stopped, said so, and crashed on its way out, as a Ray that was just starting may
+    if -code in sent or (sent and has_said and code < 0):
+        # It had not begun; or it has said that it is stopped, and crashed on its way out, as a Ray that was just
+        # starting may.
+        code, has_said = STOPPED, True
     _end_as(code, has_said, arguments)
 
 

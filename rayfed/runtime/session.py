@@ -10,6 +10,7 @@ from dataclasses import replace
 import ray
 import torch
 from ray import ObjectRef
+from ray._private import utils as ray_utils
 from ray._private import worker as ray_worker
 from ray.exceptions import ObjectLostError, RayError
 from ray.job_config import JobConfig
@@ -130,6 +131,7 @@ def _started(options: RayOptions, name: str, clients_per_round: int) -> Iterator
             _explained(),
             trust.starting(),
             stopping("stopping, as soon as Ray has started; Ctrl-C again to stop now", at_the_end=True),
+            keeping_handlers(),
         ):
             context = ray.init(
                 address="local",  # a bare init would follow an old address file to a Ray that may be gone
@@ -147,6 +149,17 @@ def _started(options: RayOptions, name: str, clients_per_round: int) -> Iterator
         ray.shutdown()
         for key in ours:
             os.environ.pop(key, None)
+
+
+@contextmanager
+def keeping_handlers() -> Iterator[None]:
+    """`ray.init` sets a handler of SIGTERM that would end this process at once, with Ray half started: keep ours."""
+    before = ray_utils.set_sigterm_handler
+    ray_utils.set_sigterm_handler = lambda handler: None
+    try:
+        yield
+    finally:
+        ray_utils.set_sigterm_handler = before
 
 
 @contextmanager
@@ -170,7 +183,8 @@ def _joined(address: str) -> Iterator[None]:
     if not already:
         trust.joining(address)
         try:
-            context = ray.init(address=address, logging_level=logging.WARNING)
+            with keeping_handlers():
+                context = ray.init(address=address, logging_level=logging.WARNING)
         except (ConnectionError, RuntimeError, ValueError, RayError) as error:
             raise InputError(
                 f"ray.address = '{address}': no Ray answers there ({str(error).splitlines()[0]}); start one with "

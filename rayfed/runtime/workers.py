@@ -26,7 +26,8 @@ def opened(job: Job, make: Callable[[], Site], tell: Callable[[Site], None], *, 
     it refuses later, once Ray has started, since a Ray that is half started cannot be stopped.
     """
     if not on_ray:
-        tell(site := make())
+        with stopping("stopping"):
+            tell(site := make())
         yield site
         return
     making, soon = aside(make), time.monotonic() + SOON
@@ -57,7 +58,7 @@ def open_workers(
             return
         from rayfed.runtime.session import open_pool
 
-        # Once more, as Ray sets a handler of its own when it starts.
+        # Once more: when Ray is connected, its C++ handles SIGTERM, until a handler is set from Python again.
         with stopping("stopping"), open_pool(site, progress, other_bits=other_bits) as pool, stopping(KEEPING):
             yield pool
 

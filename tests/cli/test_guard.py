@@ -91,11 +91,11 @@ def test_a_crash_after_it_was_stopped_is_not_explained(start):
     assert (*run.communicate(timeout=60), run.returncode) == ("stopped\n", "", 130)
 
 
-def test_an_end_by_sigterm_is_not_explained(start):
+def test_a_stop_before_the_run_has_begun_is_a_stop_like_others(start):
     run = start(SLEEP)
     run.stdout.readline()
     run.terminate()
-    assert (*run.communicate(timeout=60), run.returncode) == ("", "", -signal.SIGTERM)
+    assert (*run.communicate(timeout=60), run.returncode) == ("", "", 130)
 
 
 def test_the_guarded_process_ends_with_its_parent(start):

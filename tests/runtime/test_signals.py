@@ -4,8 +4,10 @@ import os
 import signal
 
 import pytest
+from ray._private import utils as ray_utils
 
 from rayfed.methods import fedavg
+from rayfed.runtime.session import keeping_handlers
 from rayfed.runtime.signals import refuse_to_go_on, stopping
 
 
@@ -30,6 +32,14 @@ def test_a_run_whose_interrupt_was_dropped_stops_before_its_next_task(make_site,
         run()
     refuse_to_go_on()
     assert len(play(make_site(fedavg()))) == 4, "the next run is not stopped"
+
+
+def test_ray_does_not_replace_our_handler():
+    """Its own raises SystemExit at once, also while Ray is half started."""
+    before = signal.getsignal(signal.SIGTERM)
+    with keeping_handlers():
+        ray_utils.set_sigterm_handler(lambda number, frame: None)
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_an_error_on_the_way_out_of_a_stopped_context_is_a_stop():
