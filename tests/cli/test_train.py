@@ -250,7 +250,7 @@ def test_a_signal_stops_a_run_which_says_so_at_once(folder, number):
         run.send_signal(number)
         _, said = run.communicate(timeout=60)
     assert run.returncode == 130
-    stopping, stopped = said.splitlines()
+    _, stopping, stopped = said.splitlines()  # the first says that the job is read
     assert stopping == "stopping, with a checkpoint of the last finished round; Ctrl-C again to stop without"
     assert stopped.startswith("stopped; rounds up to ")
     assert read_summary(folder / "runs/tiny")["status"] == "stopped"
