@@ -18,8 +18,8 @@ from rayfed.trees import Layout, OrderedSum, Tree
 T = TypeVar("T")
 Task = tuple[int, ...]  # clients
 
-MOST_TASKS = 1000  # per round, roughly: more would make the driver's additions the limit of a large cluster
-TAPER = 8  # a task has at most this fraction of the work that is left
+MOST_TASKS = 2000  # per round, roughly: the sums of more would fill the driver's link (docs/scale.md)
+TAPER = 8  # a task has at most an eighth of the work that is left: at the end, few workers wait for the last
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,9 +33,9 @@ class Summed:
 def cut(num_examples: Mapping[int, int], training: Training) -> list[Task]:
     """Cut a cohort, with each client's images, into tasks, the longest work first.
 
-    A task has up to `train.task_images` images of training, or more where a cohort would else have more than a thousand
-    tasks; a client with more than that is alone. Towards the end tasks become shorter, down to one client, so that
-    workers finish at about the same time. All this is a function of the job: no bit depends on the workers.
+    A task has up to `train.task_images` images of training, or more where a cohort would else have more than 2,000 tasks;
+    a client with more than that is alone. Towards the end tasks become shorter, down to one client, so that workers
+    finish at about the same time. All this is a function of the job: no bit depends on the workers.
 
     >>> cut({0: 300, 1: 40, 2: 40, 3: 900, 4: 40}, Training(task_images=400))
     [(3,), (0,), (1,), (2,), (4,)]
