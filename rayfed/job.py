@@ -50,6 +50,7 @@ class Training(Checked):
     lr_decay: Annotated[float, Gt(0), Le(1), "factor of the learning rate from round to round"] = 1.0
     momentum: Annotated[float, Ge(0), Lt(1), "momentum of SGD"] = 0.0
     weight_decay: Annotated[float, Ge(0), "weight decay of SGD"] = 0.0
+    precision: Annotated[Literal["float32", "bf16"], "of forward passes, tests too; bf16: autocast"] = "float32"
 
     def lr_at(self, round: int) -> float:
         """The learning rate of round 1, 2, ..."""
