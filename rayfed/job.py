@@ -45,12 +45,13 @@ class Training(Checked):
     clients_per_round: Annotated[int, Ge(1), "clients sampled each round"] = 5
     local_epochs: Annotated[int, Ge(1), "passes over a client's data in a round"] = 1
     local_steps: Annotated[int | None, Ge(1), "SGD steps in a round, in place of epochs"] = None
-    batch_size: Annotated[int, Ge(1), Le(10**9), "images per step; the last batch of an epoch may be smaller"] = 50
+    batch_size: Annotated[int, Ge(1), Le(10**18), "images per step; the last batch of an epoch may be smaller"] = 50
     task_images: Annotated[int, Ge(1), "images per task: an actor trains small clients one after the other"] = 500
     lr: Annotated[float, Gt(0), "learning rate of the first round"] = 0.01
     lr_decay: Annotated[float, Gt(0), Le(1), "factor of the learning rate from round to round"] = 1.0
     momentum: Annotated[float, Ge(0), Lt(1), "momentum of SGD"] = 0.0
     weight_decay: Annotated[float, Ge(0), "weight decay of SGD"] = 0.0
+    precision: Annotated[Literal["float32", "bf16"], "of forward passes, tests too; bf16: autocast"] = "float32"
 
     def lr_at(self, round: int) -> float:
         """The learning rate of round 1, 2, ..."""
@@ -286,8 +287,7 @@ def make_job(tables: Mapping[str, Any]) -> Job:
     """Checked values from a job's tables."""
     if "grid" in tables:
         raise InputError("this job file is a grid of runs: `rayfed run` runs them, `rayfed.grid.expand` makes its jobs")
-    data = tables.get("data")
-    partition = data.get("partition") if isinstance(data, Mapping) else None
+    partition = data.get("partition") if isinstance(data := tables.get("data"), Mapping) else None
     if isinstance(partition, Mapping) and partition.get("seed") == "run":
         tables = override(tables, {"data.partition.seed": tables.get("seed", 0)})
     try:

@@ -33,9 +33,9 @@ class Summed:
 def cut(num_examples: Mapping[int, int], training: Training) -> list[Task]:
     """Cut a cohort, with each client's images, into tasks, the longest work first.
 
-    A task has up to `train.task_images` images of training, or more where a cohort would else have more than 2,000 tasks;
-    a client with more than that is alone. Towards the end tasks become shorter, down to one client, so that workers
-    finish at about the same time. All this is a function of the job: no bit depends on the workers.
+    A task has up to `train.task_images` images of training, or more where a cohort would else have more than 2,000
+    tasks; a client with more than that is alone. Towards the end tasks become shorter, down to one client, so that
+    workers finish at about the same time. All this is a function of the job: no bit depends on the workers.
 
     >>> cut({0: 300, 1: 40, 2: 40, 3: 900, 4: 40}, Training(task_images=400))
     [(3,), (0,), (1,), (2,), (4,)]

@@ -4,7 +4,9 @@
 averaged; only parameters have a gradient.
 """
 
+import copy
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +22,16 @@ def state_of(model: nn.Module) -> Weights:
 def parameters_of(model: nn.Module) -> Weights:
     """The model's own trainable parameters, live: a value computed from them has a gradient."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def with_weights(model: nn.Module, weights: Weights) -> nn.Module:
+    """A copy of a model in its memory layout, with these weights in place of its own."""
+    own = [parameter for name, parameter in model.named_parameters() if name in weights]
+    # Copied as empty tensors: to copy the values too would take as long again.
+    memo: dict[int, Any] = {id(p): type(p)(torch.empty_like(p.detach()), p.requires_grad) for p in own}
+    copied = copy.deepcopy(model, memo)
+    copied.load_state_dict(weights)
+    return copied
 
 
 def combine(function: Callable[..., Tensor], first: Mapping[str, Tensor], *others: Mapping[str, Tensor]) -> Weights:

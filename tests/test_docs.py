@@ -19,6 +19,7 @@ from torch import nn
 import rayfed
 from rayfed import local, read_job
 from rayfed.cli.options import catalogue
+from rayfed.data.settings import Augment, Data
 from rayfed.engine import rounds
 from rayfed.errors import InputError
 from rayfed.grid import expand
@@ -259,7 +260,8 @@ def test_cost_is_as_measured(name, make_federation, monkeypatch):
     layers = nn.Sequential(nn.Flatten(), nn.Linear(16, 256), nn.ReLU(), nn.Linear(256, 16), nn.ReLU())
     model, data = Classifier(layers, nn.Linear(16, 4)), make_federation()
     training = Training(num_rounds=7, clients_per_round=data.num_clients, local_steps=1, batch_size=5, lr=0.01)
-    site = Site(model, data, Job("cost", method=RECIPES[name](), train=training), torch.device("cpu"))
+    every_batch = Data(augment=Augment(flip=True))  # else a teacher runs once per round
+    site = Site(model, data, Job("cost", method=RECIPES[name](), data=every_batch, train=training), torch.device("cpu"))
     history = [(round, len(batches), len(runs), len(passes)) for round in rounds(site, Here(site))]
     (_, *before), (last, *now) = history[-2:]
     steps, in_batches, in_round = (after - earlier for earlier, after in zip(before, now, strict=True))

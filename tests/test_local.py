@@ -1,5 +1,6 @@
 """A client's work: its batches, what its hooks see, what training leaves behind, and what it refuses."""
 
+import copy
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -166,14 +167,20 @@ def test_the_teacher_stays_the_global_model_in_eval_mode(make_site):
     assert all(not torch.equal(moved[name], w) for name, w in broadcast.weights.items())
 
 
+FLIP, FEW = {"augment": Augment(flip=True)}, {"local_steps": 2}  # six batches without FEW
+
+
 @pytest.mark.parametrize(
-    ("method", "passes"),
-    [(fedavg(), 0), (fedntd(teacher=False), 0), (fedlmd(teacher=False), 0), (fedntd(), 6), (fedntd(mix=0.5), 6),
-     (compose(fedntd(), TeacherWatch()), 12)],
+    ("method", "setting", "passes"),
+    [(fedavg(), {}, 0), (fedntd(teacher=False), {}, 0), (fedlmd(teacher=False), {}, 0),
+     (fedntd(), FLIP, 6), (fedntd(mix=0.5), FLIP, 6), (compose(fedntd(), TeacherWatch()), FLIP, 12),
+     (fedntd(), {}, 1), (fedntd(mix=0.5), {}, 1), (compose(fedntd(), TeacherWatch()), {}, 7), (fedntd(), FEW, 2)],
     ids=repr,
 )  # fmt: skip
-def test_the_teacher_runs_once_per_batch_and_only_when_asked(method, passes, make_site, monkeypatch):
-    site, count = make_site(method), 0
+def test_the_teacher_runs_once_per_batch_or_once_without_augmentation_and_only_when_asked(
+    method, setting, passes, make_site, monkeypatch
+):
+    site, count = make_site(method, **setting), 0
     forward = type(site.model.head).forward
 
     def counting(self, x):
@@ -184,6 +191,49 @@ def test_the_teacher_runs_once_per_batch_and_only_when_asked(method, passes, mak
     monkeypatch.setattr(type(site.model.head), "forward", counting)
     trained(site)
     assert count == passes
+
+
+@dataclass(frozen=True)
+class OwnTeacher(Part):
+    """Its own teacher changes from batch to batch: what it says must never be taken from before."""
+
+    def begin(self, client):
+        return copy.deepcopy(client.global_model)
+
+    def loss(self, batch, teacher):
+        with torch.no_grad():
+            teacher.head.bias.add_(1.0)
+            expected = teacher(batch.images)
+        assert torch.equal(batch.outputs_of(teacher).logits, expected)
+        known = batch.teacher
+        torch.testing.assert_close(known.of_features, batch._client.global_model.features(batch.images))
+        return None
+
+
+@pytest.mark.parametrize("augment", [Augment(), Augment(crop=1)], ids=repr)
+def test_only_the_outputs_of_frozen_models_are_kept_for_later_batches(augment, make_site):
+    trained(make_site(compose(OwnTeacher()), norm=True, augment=augment))
+
+
+# Precision.
+
+
+def test_bf16_is_near_float32_and_leaves_weights_sums_and_losses_in_float32(make_site):
+    @dataclass(frozen=True)
+    class Watch(Part):
+        def loss(self, batch, local):
+            outputs = (batch.logits, batch.features, batch.teacher.logits, batch.teacher.of_features)
+            assert {tensor.dtype for tensor in outputs} == {torch.float32}
+            return None
+
+    full, half = (make_site(compose(fedntd(), Watch()), precision=precision) for precision in ("float32", "bf16"))
+    one, other = trained(full), trained(half)
+    assert {name: w.dtype for name, w in one.items()} == {name: w.dtype for name, w in other.items()}
+    torch.testing.assert_close(one, other, rtol=0.05, atol=0.05)
+    assert any(not torch.equal(one[name], other[name]) for name in one)
+    assert all(torch.equal(w, again) for w, again in zip(other.values(), trained(half).values(), strict=True))
+    losses = [evaluate(site, state_of(site.model), 0, 30).loss for site in (full, half)]
+    assert losses[0] == pytest.approx(losses[1], rel=0.01) and losses[0] != losses[1]
 
 
 # What training leaves behind.

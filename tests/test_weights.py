@@ -54,6 +54,23 @@ def test_state_is_a_copy_with_buffers_and_parameters_are_live():
     assert torch.equal(model[0].weight, state["0.weight"] + 1)
 
 
+def test_a_model_with_other_weights_is_a_copy_in_the_same_layout():
+    model = nn.Sequential(nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3), nn.Conv2d(3, 3, 1)).to(
+        memory_format=torch.channels_last
+    )
+    model[2].weight = nn.Parameter(torch.ones(3, 3, 1, 1), requires_grad=False)
+    model[2].bias = model[0].bias  # shared, and must stay so
+    model.register_buffer("own", torch.ones(1), persistent=False)
+    before, weights = w.state_of(model), {name: tensor + 1 for name, tensor in w.state_of(model).items()}
+    made = w.with_weights(model, weights)
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in made.state_dict().items())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert made[0].weight.is_contiguous(memory_format=torch.channels_last)
+    assert w.parameters_of(made).keys() == w.parameters_of(model).keys()
+    assert made[2].bias is made[0].bias is not model[0].bias
+    assert torch.equal(made.own, model.own) and made.own is not model.own
+
+
 def test_like_rounds_values_for_integers():
     example = {"x": torch.tensor([0, 0, 0, 0]), "y": torch.zeros(1, dtype=torch.float16)}
     cast = w.like({"x": torch.tensor([1.6, 2.4, -1.6, 2.5]), "y": torch.tensor([0.1])}, example)

@@ -47,7 +47,8 @@ class Batches:
 
     def augmented(self, rows: Tensor, generator: torch.Generator) -> Tensor:
         """The images `rows` (B,), augmented with draws from the CPU `generator`, float32 (B, C, H, W)."""
-        a = self.augment
+        if (a := self.augment).off:
+            return self.plain(rows)
         _, height, width = self.shape
         size = (len(rows),)
         off = torch.zeros(size, dtype=torch.int64)

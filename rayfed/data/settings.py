@@ -31,6 +31,11 @@ class Augment(Checked):
     flip: Annotated[bool, "mirror half of the images left to right"] = False
     cutout: Annotated[int, Ge(0), "side of the square that Cutout sets to 0 after normalisation; 0 is off"] = 0
 
+    @property
+    def off(self) -> bool:
+        """Whether an image is the same in every epoch."""
+        return not (self.crop or self.flip or self.cutout)
+
 
 @dataclass(frozen=True)
 class Data(Checked):

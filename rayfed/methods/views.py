@@ -5,7 +5,6 @@ Shapes: `B` batch, `C` classes, `D` features, images of `c` x `h` x `w`.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 from rayfed.models.classifier import has_features
 from rayfed.trees import Tree
-from rayfed.weights import Weights
+from rayfed.weights import Weights, with_weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +39,17 @@ def run_model(model: nn.Module, images: Tensor) -> Outputs:
     return Outputs(features, model.head(features))
 
 
+def run_in_bf16(model: nn.Module, images: Tensor) -> Outputs:
+    """A forward pass in bfloat16, where torch's autocast takes it for an operation; the outputs are float32."""
+    with torch.autocast(images.device.type, torch.bfloat16):
+        outputs = run_model(model, images)
+    return Outputs(None if outputs.features is None else outputs.features.float(), outputs.logits.float())
+
+
+Run = Callable[[nn.Module, Tensor], Outputs]
+RUNS: dict[str, Run] = {"float32": run_model, "bf16": run_in_bf16}  # by `train.precision`
+
+
 class Frozen:
     """Copies of the model with other weights, in eval mode and without gradients; one copy per weights."""
 
@@ -49,10 +59,33 @@ class Frozen:
 
     def __call__(self, weights: Weights) -> nn.Module:
         if id(weights) not in self._made:  # the copy keeps the weights alive, so that no other weights get their id
-            model = copy.deepcopy(self._model).eval().requires_grad_(False)
-            model.load_state_dict(weights)
+            model = with_weights(self._model, weights).eval().requires_grad_(False)
             self._made[id(weights)] = weights, model
         return self._made[id(weights)][1]
+
+    def __contains__(self, model: nn.Module) -> bool:
+        """Whether a model is one of these copies."""
+        return any(model is made for _, made in self._made.values())
+
+
+class Known:
+    """The outputs of frozen models on all samples of a client: each model runs once, when it is first asked for."""
+
+    def __init__(self, client: View) -> None:
+        self._client = client
+        self._outputs: dict[nn.Module, Outputs] = {}
+
+    def __call__(self, rows: Tensor, model: nn.Module) -> Outputs | None:
+        """The outputs on some samples; None of a model that a part made itself, which may change."""
+        if model not in self._client.frozen:
+            return None
+        if model not in self._outputs:
+            made = [outputs for outputs, _ in self._client.outputs(model)]
+            features = [outputs.features for outputs in made if outputs.features is not None]
+            logits = torch.cat([outputs.logits for outputs in made])
+            self._outputs[model] = Outputs(torch.cat(features) if features else None, logits)
+        known = self._outputs[model]
+        return Outputs(None if known.features is None else known.features[rows], known.logits[rows])
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +96,8 @@ class View:
     weights: Weights  # the round's global model
     num_classes: int
     num_clients: int  # of the population
-    frozen: Callable[[Weights], nn.Module]  # a model with these weights, in eval mode, that takes no gradient
+    frozen: Frozen  # called with weights: a model with them, in eval mode, that takes no gradient
+    run: Run  # a forward pass, in the job's precision
     samples: Callable[..., Iterator[tuple[Tensor, Tensor]]]  # un-augmented batches of a size, always in the same order
 
     @property
@@ -75,7 +109,7 @@ class View:
         """A frozen model's outputs on all `samples`, with their labels, batch by batch."""
         with torch.no_grad():
             for images, labels in self.samples():
-                yield run_model(model, images), labels
+                yield self.run(model, images), labels
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,17 +141,26 @@ class ClientView(View):
 class Batch:
     """One batch in training. Lazy: a model runs on it only when a part asks, and at most once."""
 
-    def __init__(self, images: Tensor, labels: Tensor, model: nn.Module, parameters: Weights, client: View) -> None:
+    def __init__(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        model: nn.Module,
+        parameters: Weights,
+        client: View,
+        known: Callable[[nn.Module], Outputs | None] | None = None,
+    ) -> None:
         self.images = images  # (B, c, h, w), augmented and normalised
         self.labels = labels  # (B,)
         self.parameters = parameters  # of the model in training, live
         self.model = model
         self._client = client
+        self._known = known  # what is known of a frozen model before it is run on the batch
         self._frozen: dict[nn.Module, Outputs] = {}
 
     @cached_property
     def _outputs(self) -> Outputs:
-        return run_model(self.model, self.images)
+        return self._client.run(self.model, self.images)
 
     @property
     def logits(self) -> Tensor:
@@ -138,7 +181,7 @@ class Batch:
         """A frozen model on this batch."""
         if model not in self._frozen:
             with torch.no_grad():
-                self._frozen[model] = run_model(model, self.images)
+                self._frozen[model] = (self._known and self._known(model)) or self._client.run(model, self.images)
         return self._frozen[model]
 
 

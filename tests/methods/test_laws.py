@@ -161,7 +161,8 @@ def sgd(site, client, weights, round):
     model.train()
     images, labels = of_client(site, client)
     lr = training.lr * training.lr_decay ** (round - 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr, training.momentum, weight_decay=training.weight_decay)
+    decay = training.weight_decay
+    optimizer = torch.optim.SGD(model.parameters(), lr, training.momentum, weight_decay=decay, fused=True)
     rng = torch.Generator().manual_seed(seed_of(site.job.seed, Purpose.CLIENT, round, client))
     losses = []
     for index in batches(len(labels), training, rng):

@@ -254,6 +254,7 @@ class Counting(nn.Module):
 class View:
     """The part of a client's view that a batch needs."""
 
+    run = staticmethod(run_model)
     global_model: nn.Module = field(default_factory=Counting)
 
 

@@ -1,5 +1,6 @@
 """Models: sizes and shapes, equality with torchvision's models, seeded weights, and messages about bad input."""
 
+import copy
 import functools
 import hashlib
 import math
@@ -149,6 +150,21 @@ def test_a_model_takes_every_size_from_its_smallest(smallest, extra, channels, n
     shape = (channels, side + extra[0], side + extra[1])
     model = build_model(name, image_shape=shape, num_classes=num_classes, seed=0)
     assert model(images(shape, count=3)).shape == (3, num_classes)
+
+
+@pytest.mark.parametrize("name", ["cnn", "lenet"])
+def test_relu_after_the_pool_is_relu_before_it_to_the_bit(name):
+    """In value and gradient, also where a whole window is negative, or its largest values are equal."""
+    model = build_model(name, image_shape=(1, 28, 28), num_classes=10, seed=0)
+    before = copy.deepcopy(model)
+    for i, layer in enumerate(list(before.features)):
+        if isinstance(layer, nn.MaxPool2d):
+            before.features[i], before.features[i + 1] = before.features[i + 1], layer
+    x = images((1, 28, 28), count=8).round()
+    for net in (model, before):
+        net(x).square().sum().backward()
+    assert torch.equal(model(x), before(x))
+    assert all(torch.equal(p.grad, q.grad) for p, q in zip(model.parameters(), before.parameters(), strict=True))
 
 
 # Weights from a seed.
