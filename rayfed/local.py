@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -233,7 +233,7 @@ def _descend(
         known_here = partial(known, at) if known else None
         batch = Batch(images.augmented(index, rng), labels[at], model, parameters, client, known_here)
         terms = [_term(part, part.loss(batch, local[part.slot])) for part in with_terms]
-        loss = torch.stack([term for term in terms if term is not None]).sum()
+        loss = reduce(torch.add, (term for term in terms if term is not None))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -62,7 +62,14 @@ def test_the_hash_covers_every_key_that_changes_the_results():
     job = read_job(QUICKSTART)
     for same in ({"name": "other"}, {"output.path": "x"}, {"ray.mode": "off"}, {"ray.actors": 3}):
         assert read_job(QUICKSTART, same).hash() == job.hash(), same
-    other = {"seed": 1, "train.lr": 0.1, "data.partition.seed": 1, "method": "fedavg", "ray.num_cpus": 2}
+    other = {
+        "train.precision": "bf16",
+        "seed": 1,
+        "train.lr": 0.1,
+        "data.partition.seed": 1,
+        "method": "fedavg",
+        "ray.num_cpus": 2,
+    }
     for key, value in other.items():
         assert read_job(QUICKSTART, {key: value}).hash() != job.hash(), key
 
@@ -109,6 +116,7 @@ def test_a_folder_named_like_a_source_in_other_spelling_is_the_folder(tmp_path, 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"train.precision": "fp16"}, "train.precision = 'fp16': give 'float32' or 'bf16'"),
         ({"train.learning_rate": 1}, "train: unknown key 'learning_rate'; did you mean 'train.lr'?"),
         ({"lr": 0.1}, "the job: unknown key 'lr'; did you mean 'train.lr'?"),
         ({"epochs": 3}, "the job: unknown key 'epochs'; did you mean 'train.local_epochs'?"),
