@@ -142,7 +142,7 @@ def replay(run: str | Path, round: int, client: int, *, method: Method | None = 
     site = open_site(job)
     if round < 1:
         raise InputError(f"--round {round}: the first round is 1")
-    finished = max(read_table(folder_of(job), "rounds").column("round").to_pylist(), default=0)
+    finished = max((row["round"] for row in _rows(job, "rounds")), default=0)
     if round > finished + 1:  # the round after the last may have failed
         raise InputError(f"--round {round}: the run has {finished} finished rounds")
     refuse_another_partition(folder_of(job), site, round)
@@ -157,8 +157,17 @@ def replay(run: str | Path, round: int, client: int, *, method: Method | None = 
             last = engine.play(site, last, workers)
         opening = engine.open_round(site, last, workers)
         _, (arrival,) = next(workers.train(opening.broadcast, [(client,)], last.memories))
-    rows = read_table(folder_of(job), "clients").to_pylist()
-    return arrival.row, {(row["round"], row["client"]): row["train_loss"] for row in rows}.get((round, client))
+    rows = {(row["round"], row["client"]): row["train_loss"] for row in _rows(job, "clients")}
+    return arrival.row, rows.get((round, client))
+
+
+def _rows(job: Job, name: str) -> list[dict[str, Any]]:
+    """The rows of a table that a run has recorded."""
+    try:
+        return read_table(folder_of(job), name).to_pylist()
+    except pa.ArrowInvalid as error:
+        again = "`rayfed resume` writes them again from the checkpoint"
+        raise InputError(f"the recorded {name} in {folder_of(job)} cannot be read ({error}); {again}") from None
 
 
 def _train(

@@ -149,7 +149,8 @@ def _decode_block(images: list[Encoded], size: int) -> np.ndarray:
         try:
             decoded.append(decode(data, size))
         except Exception as error:  # Pillow's decoders raise nearly anything on damaged bytes
-            raise InputError(f"{place}: cannot be decoded as an image ({error})") from None
+            why = str(error).partition(" <_io.")[0]  # without an address in memory
+            raise InputError(f"{place}: cannot be decoded as an image ({why})") from None
         _refuse_another_size(place, decoded[-1].shape[1:], decoded[0].shape[1:])
     if len({image.shape[0] for image in decoded}) > 1:
         decoded = [np.broadcast_to(image, (3, *image.shape[1:])) for image in decoded]

@@ -14,6 +14,7 @@ import torch
 from rayfed import local
 from rayfed.engine import Arrival, ClientRow, Kind, Memory
 from rayfed.local import Broadcast, Evaluation, Site
+from rayfed.methods.part import parts_at
 from rayfed.tasks import Summed, Task, refusing
 from rayfed.trees import Layout, OrderedSum, Packed, Tree, checked, num_bytes, pack, unpack
 from rayfed.weights import Weights
@@ -45,7 +46,7 @@ def kind_of(device: torch.device) -> Kind:
 
 
 class Worker:
-    """Serves any client of a site. A broadcast comes with packed trees; every client is given a copy of its own."""
+    """Serves any client of a site. A broadcast comes with packed trees."""
 
     def __init__(self, site: Site, device: torch.device, node: str) -> None:
         if device.type == "cuda":
@@ -63,21 +64,22 @@ class Worker:
 
     def survey(self, packed: Broadcast, task: Task) -> tuple[Done, Packed]:
         """The clients' summands before training."""
+        broadcast = self._unpacker(packed)
 
         def surveyed(client: int) -> Tree:
-            return local.survey(self.site, packed.map(unpack), client)
+            return local.survey(self.site, broadcast(), client)
 
         layout, sizes, total = _summed(f"round {packed.round} (survey)", task, surveyed)
         return Done(layout, sizes, [], []), total
 
     def train(self, packed: Broadcast, task: Task, memories: Sequence[Packed | None]) -> tuple[Any, ...]:
         """A `Done`, the clients' summands, and the new memory of each client, None for a client that has none."""
-        before = dict(zip(task, memories, strict=True))
+        unpacked, before = self._unpacker(packed), dict(zip(task, memories, strict=True))
         rows: list[ClientRow] = []
         kept: list[Packed | None] = []
 
         def trained(client: int) -> Tree:
-            broadcast = packed.map(unpack)
+            broadcast = unpacked()
             memory: dict[str, Any] = unpack(found) if (found := before[client]) else {"round": 0, "slots": {}}
             # Only of parts that have been in force since the memory was written.
             recalled = {slot: tree for slot, tree in memory["slots"].items() if broadcast.holds(slot, memory["round"])}
@@ -88,6 +90,18 @@ class Worker:
 
         layout, sizes, total = _summed(f"round {packed.round}", task, trained)
         return Done(layout, sizes, rows, [memory is not None for memory in kept]), total, *kept
+
+    def _unpacker(self, packed: Broadcast) -> Callable[[], Broadcast]:
+        """Gives each client of a task its broadcast.
+
+        It is a copy of its own where there is a part of the user's, which may write to it. The parts of this package do
+        not, as tests/methods/test_contract.py checks.
+        """
+        parts = parts_at(self.site.job.method, packed.round)
+        if not all(type(part).__module__.startswith("rayfed.") for part in parts):
+            return lambda: packed.map(unpack)
+        once = packed.map(unpack)
+        return lambda: once
 
     def evaluate(self, weights: Packed, start: int, stop: int) -> Evaluation:
         return local.evaluate(self.site, unpack(weights), start, stop)
