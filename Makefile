@@ -11,11 +11,11 @@ test: .venv/installed
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n 2 --dist worksteal
 
 # What takes longer: every method on Ray, whole runs, several nodes.
 test-slow: .venv/installed
-	$(BIN)/pytest -m "slow and not chaos" -n 2 --dist loadfile --durations=20
+	$(BIN)/pytest -m "slow and not chaos" -n 3 --dist worksteal --durations=20
 
 # Seconds per round beside other ways to do the same work, in about ten minutes; options: make bench ARGS="--workloads W1"
 bench: .venv/installed

@@ -4,6 +4,8 @@ Labels are skewed, classes are missing, one client has a single sample, one is b
 """
 
 import hashlib
+import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,10 +14,11 @@ from hypothesis import settings
 from torch import nn
 
 from rayfed import tasks
+from rayfed.data import sources
 from rayfed.data.federation import Federation, pixel_moments
-from rayfed.data.partition import Partition
+from rayfed.data.partition import Iid, Partition
 from rayfed.data.samples import Samples
-from rayfed.data.settings import Augment, Data
+from rayfed.data.settings import MINI, Augment, Data
 from rayfed.engine import rounds
 from rayfed.job import Job, RayOptions, Training
 from rayfed.local import Site
@@ -23,6 +26,7 @@ from rayfed.models.classifier import Classifier
 from rayfed.runtime.here import Here
 from rayfed.trees import pack, unpack
 
+os.environ["RAY_worker_niceness"] = "0"  # beside other tests, nicer actors would wait for minutes
 settings.register_profile("rayfed", deadline=None)  # a busy machine is no failure
 settings.load_profile("rayfed")
 torch.set_num_threads(1)  # more threads could change the last bits of a sum, and tests may run side by side
@@ -42,6 +46,23 @@ def _samples(rng, labels):
     pattern = np.random.default_rng(7).integers(0, 180, (len(CLASSES), 1, 4, 4))  # the same for training and test
     images = pattern[labels] + rng.integers(0, 76, (len(labels), 1, 4, 4))
     return Samples(images.astype(np.uint8), labels, CLASSES)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _embedded_images_are_decoded_once():
+    read, known = sources._load, {}
+
+    def load(data):
+        if data.source != MINI:
+            return read(data)
+        key = repr(replace(data, partition=Iid(), augment=Augment(), auxiliary_per_class=0))
+        if key not in known:
+            known[key] = read(data)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources, "_load", load)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -89,6 +89,7 @@ def test_losses_import_only_torch(name):
     assert {module for module in foreign if not module.startswith(("torch", "rayfed.losses"))} == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("modules", "kept_out"),
     [
