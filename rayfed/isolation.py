@@ -24,6 +24,10 @@ def _attribute(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any]
     return lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
 
 
+def _flushes_denormals() -> bool:
+    return float(torch.tensor(1e-40) * 1.0) == 0.0  # torch does not tell
+
+
 # How each setting is read and written.
 SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (torch.get_num_threads, torch.set_num_threads),
@@ -38,14 +42,18 @@ SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     *(_attribute(torch.backends.cudnn, name) for name in ("enabled", "benchmark", "deterministic")),
     (lambda: torch.is_autocast_enabled("cpu"), lambda on: torch.set_autocast_enabled("cpu", on)),
     (lambda: torch.is_autocast_enabled("cuda"), lambda on: torch.set_autocast_enabled("cuda", on)),
+    (_flushes_denormals, torch.set_flush_denormal),
     (random.getstate, random.setstate),
     (np.random.get_state, np.random.set_state),
 )
 
 
 @contextmanager
-def isolated(seed: int, device: torch.device) -> Iterator[None]:
+def isolated(seed: int, device: torch.device, *, flush: bool = False) -> Iterator[None]:
     """Python's, NumPy's and torch's generators are seeded; they and torch's settings are restored at the end.
+
+    With `flush`, denormal numbers (below 1e-38) become zero: a processor takes many times as long for them, and the
+    gradients of a client with few classes are soon so small. torch sets that for the calling thread alone.
 
     Of what is printed meanwhile, the beginning and the end are shown.
     """
@@ -54,6 +62,7 @@ def isolated(seed: int, device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng(devices), short_of(sys.stdout, redirect_stdout), short_of(sys.stderr, redirect_stderr):
         random.seed(seed)
         np.random.seed(seed % 2**32)
+        torch.set_flush_denormal(flush)
         torch.default_generator.manual_seed(seed)  # torch.manual_seed takes a millisecond: it asks every kind of device
         if devices:
             torch.cuda.manual_seed(seed)

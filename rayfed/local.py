@@ -6,7 +6,6 @@ run in any process, in any order, and again.
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
 import time
@@ -27,7 +26,7 @@ from rayfed.isolation import isolated
 from rayfed.job import Job, Training
 from rayfed.methods.part import Method, Part, Parts, Switch, defines, doubts, parts_at, two_values
 from rayfed.methods.views import RUNS, Batch, ClientView, Fit, Frozen, Known, ServerView
-from rayfed.models.registry import build_model
+from rayfed.models.registry import build_model, refuse_batches_of_one
 from rayfed.seeds import Purpose, seed_of
 from rayfed.trees import Tree, to_device
 from rayfed.weights import Weights, parameters_of, with_weights
@@ -66,6 +65,23 @@ class Broadcast:
         return replace(self, **{name: function(getattr(self, name)) for name in ("weights", "states", "payloads")})
 
 
+class Desk:
+    """What a worker serves clients with: a round's broadcast, on the site's device, and the models for it."""
+
+    def __init__(self, site: Site, broadcast: Broadcast) -> None:
+        self.site, self.broadcast = site, broadcast.map(partial(to_device, device=site.device))
+        self.frozen = Frozen(site.model)
+        self._model: nn.Module | None = None
+
+    def model(self) -> nn.Module:
+        """The model with the round's weights, which the next client will train again."""
+        if self._model is None:
+            self._model = with_weights(self.site.model, self.broadcast.weights)
+        else:
+            self._model.load_state_dict(self.broadcast.weights)
+        return self._model
+
+
 @dataclass(frozen=True, eq=False)
 class Reply:
     """A client's answer after training."""
@@ -97,7 +113,7 @@ def open_site(job: Job) -> Site:
         raise InputError(f"{given}: the partition has only {federation.num_clients} clients")
     shape, classes, seed = federation.image_shape, federation.num_classes, seed_of(job.seed, Purpose.MODEL)
     model = build_model(job.model.name, job.model.options, image_shape=shape, num_classes=classes, seed=seed)
-    _refuse_batches_of_one(job.train, federation, model)
+    refuse_batches_of_one(model, shape, federation.partition.sizes, job.train.batch_size)
     for part in all_parts(job.method):
         part.check(model)
     for doubt in doubts(all_parts(job.method)):
@@ -119,31 +135,32 @@ def all_parts(method: Method) -> Parts:
     return method if isinstance(method, tuple) else ()
 
 
-def survey(site: Site, broadcast: Broadcast, client: int) -> dict[str, Tree]:
+def survey(desk: Desk, client: int) -> dict[str, Tree]:
     """The summands of the parts that survey, by slot."""
-    parts, broadcast = parts_at(site.job.method, broadcast.round), broadcast.map(partial(to_device, device=site.device))
-    view = _view(site, broadcast, client)
+    site, broadcast, view = desk.site, desk.broadcast, _view(desk, client)
+    parts = parts_at(site.job.method, broadcast.round)
     surveyors = [part for part in parts if defines(part, "survey")]
-    with isolated(seed_of(site.job.seed, Purpose.CLIENT, broadcast.round, client), site.device):
+    seed, flush = seed_of(site.job.seed, Purpose.CLIENT, broadcast.round, client), site.job.ray.threads == 1
+    with isolated(seed, site.device, flush=flush):
         return {part.slot: part.survey(view.for_part(part.slot, broadcast.states, {}, {})) for part in surveyors}
 
 
-def train(site: Site, broadcast: Broadcast, client: int, memory: dict[str, Tree]) -> Reply:
+def train(desk: Desk, client: int, memory: dict[str, Tree]) -> Reply:
     """One client's round: local SGD from the global weights on the sum of all parts' terms.
 
     `memory` is by slot, as the client's last reply gave it. Raises `Diverged` with method, client, round and batch when
-    a loss is NaN or infinite.
+    a loss is NaN or infinite. The reply may hold the desk's model itself: use it before the next client is served.
     """
     started = time.perf_counter()
-    parts, broadcast = parts_at(site.job.method, broadcast.round), broadcast.map(partial(to_device, device=site.device))
-    memory = to_device(memory, site.device)
+    site, broadcast = desk.site, desk.broadcast
+    parts, memory = parts_at(site.job.method, broadcast.round), to_device(memory, site.device)
     seed = seed_of(site.job.seed, Purpose.CLIENT, broadcast.round, client)
     rng = torch.Generator().manual_seed(seed)
-    with isolated(seed, site.device):
-        view = _view(site, broadcast, client)
+    with isolated(seed, site.device, flush=site.job.ray.threads == 1):  # with several threads, one alone would flush
+        view = _view(desk, client)
         views = {p.slot: view.for_part(p.slot, broadcast.states, broadcast.payloads, memory) for p in parts}
         local = {part.slot: part.begin(views[part.slot]) for part in parts}
-        model = with_weights(site.model, view.weights)  # a copy: a part may freeze it or change its modules
+        model = desk.model()
         losses = _descend(site, model, view, parts, local, rng)
         if (bad := next((i for i, loss in enumerate(losses) if not np.isfinite(loss)), None)) is not None:
             raise Diverged(
@@ -189,28 +206,6 @@ def batches(num_examples: int, training: Training, rng: torch.Generator) -> Iter
         yield order[start : start + training.batch_size]
 
 
-def _refuse_batches_of_one(training: Training, federation: Federation, model: nn.Module) -> None:
-    """Raises `InputError` where a client's last batch is a single image, and the model (BatchNorm) cannot take that."""
-
-    def alone(batch_size: int) -> list[int]:
-        sizes = federation.partition.sizes
-        return [client for client in range(len(sizes)) if sizes[client] % batch_size == 1 % batch_size]
-
-    if not (clients := alone(training.batch_size)):
-        return
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            copy.deepcopy(model).train()(torch.zeros(1, *federation.image_shape))
-    except Exception as error:
-        near = sorted(range(2, 2 * training.batch_size + 10), key=lambda size: abs(size - training.batch_size))
-        fits = next((size for size in near if not alone(size)), None)
-        raise InputError(
-            f"train.batch_size = {training.batch_size}: one of client {clients[0]}'s images would be alone in its last "
-            f"batch, and this model cannot be trained on a single image ({error}); "
-            + (f"with train.batch_size = {fits} no image is alone" if fits else "give another model")
-        ) from None
-
-
 def _descend(
     site: Site, model: nn.Module, client: ClientView, parts: Parts, local: dict[str, Tree], rng: torch.Generator
 ) -> list[float]:
@@ -249,10 +244,11 @@ def _term(part: Part, term: object) -> Tensor | None:
     raise TypeError(f"{type(part).__name__}.loss gave {what}; it must give a scalar tensor, or None for no term")
 
 
-def _view(site: Site, broadcast: Broadcast, client: int) -> ClientView:
+def _view(desk: Desk, client: int) -> ClientView:
+    site, broadcast = desk.site, desk.broadcast
     data, training = site.federation, site.job.train
     return ClientView(
-        **_common_view(site, broadcast.round, broadcast.weights, data.client(client)),
+        **_common_view(site, broadcast.round, broadcast.weights, data.client(client), desk.frozen),
         id=client,
         num_examples=data.num_examples(client),
         label_counts=torch.from_numpy(data.label_counts(client)).to(site.device),
@@ -264,15 +260,15 @@ def _view(site: Site, broadcast: Broadcast, client: int) -> ClientView:
 
 def server_view(site: Site, round: int, weights: Weights) -> ServerView:
     """The view of a part's `tell`; its samples are the auxiliary set."""
-    return ServerView(**_common_view(site, round, weights, site.federation.auxiliary))
+    return ServerView(**_common_view(site, round, weights, site.federation.auxiliary, Frozen(site.model)))
 
 
-def _common_view(site: Site, round: int, weights: Weights, rows: np.ndarray) -> dict[str, Any]:
+def _common_view(site: Site, round: int, weights: Weights, rows: np.ndarray, frozen: Frozen) -> dict[str, Any]:
     """The fields of a `View` whose samples are some rows of the training set."""
     data = site.federation
     return {
         **{"round": round, "weights": weights, "num_classes": data.num_classes, "num_clients": data.num_clients},
-        **{"frozen": Frozen(site.model), "run": RUNS[site.job.train.precision]},
+        **{"frozen": frozen, "run": RUNS[site.job.train.precision]},
         **{"samples": partial(_plain_batches, site, data.train, rows)},
     }
 

@@ -20,8 +20,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayfed.errors import Unlike
-
 Tree = Any  # Tensor | int | float | bool | None | Scaled | dict[str, Tree] | list[Tree] | tuple[Tree, ...]
 Path = tuple[tuple[str, Any], ...]  # steps: ("dict", key), ("list", index), ("tuple", index) or ("scaled", weight)
 Layout = dict[Path, str]  # the kind of each leaf by its path, in which a `Scaled` may have any weight
@@ -100,15 +98,17 @@ def first_difference(tree: Tree, example: Tree) -> str | None:
     >>> first_difference({"w": torch.ones(2)}, {"w": torch.ones(3)})
     'w is float32 (2,), not float32 (3,)'
     """
-    return _difference(_layout(tree), _layout(example))
+    return difference(layout_of(tree), layout_of(example))
 
 
-def _layout(tree: Tree) -> Layout:
+def layout_of(tree: Tree) -> Layout:
+    """The kind of each leaf."""
     found = leaves(tree)
     return {tuple((k, None if k == "scaled" else key) for k, key in path): _describe(leaf) for path, leaf in found}
 
 
-def _difference(given: Mapping[Path, str], usual: Mapping[Path, str]) -> str | None:
+def difference(given: Mapping[Path, str], usual: Mapping[Path, str]) -> str | None:
+    """Where a layout is not the usual one, in words; None if they are the same."""
     if (absent := next((path for path in usual if path not in given), None)) is not None:
         return f"{dotted(absent)} is missing"
     for path, kind in given.items():
@@ -130,43 +130,7 @@ def checked(summand: Tree) -> Layout:
     for path, leaf in leaves(summand):
         if (problem := _problem(path, leaf)) is not None:
             raise ValueError(f"{problem} at {dotted(path)}")
-    return _layout(summand)
-
-
-class OrderedSum:
-    """Adds trees in the given order, in float64; integers stay exact integers.
-
-    The order is the caller's, so the bits of the sum do not depend on which client was ready first. The product of a
-    float32 weight and a number of samples is exact in float64.
-
-    >>> total = OrderedSum()
-    >>> total.add({"n": 2, "w": Scaled(2, torch.tensor([1.0]))})
-    >>> total.add({"n": 1, "w": Scaled(1, torch.tensor([4.0]))})
-    >>> total.value
-    {'n': 3, 'w': tensor([6.], dtype=torch.float64)}
-    """
-
-    def __init__(self) -> None:
-        self.layout: Layout | None = None  # of each summand
-        self._totals: dict[Path, Any] = {}
-
-    @property
-    def value(self) -> Tree:
-        """The sum, without any `Scaled`; None before the first summand."""
-        return tree_of(self._totals.items()) if self._totals else None
-
-    def add(self, summand: Tree, layout: Layout | None = None) -> None:
-        """Raises ValueError as `checked` does, and `Unlike` for another layout than before.
-
-        A summand that was checked elsewhere comes with its layout, and so does a sum, with that of its summands.
-        """
-        layout = checked(summand) if layout is None else layout
-        if self.layout is not None and (difference := _difference(layout, self.layout)) is not None:
-            raise Unlike(difference)
-        self.layout = layout
-        for path, leaf in leaves(summand):
-            place = tuple(step for step in path if step[0] != "scaled")
-            self._totals[place] = _plus(self._totals.get(place), leaf, _weight(path))
+    return layout_of(summand)
 
 
 def _problem(path: Path, leaf: Any) -> str | None:
@@ -175,7 +139,7 @@ def _problem(path: Path, leaf: Any) -> str | None:
         return f"holds a {type(leaf).__name__}, which is neither a tensor nor a number,"
     if isinstance(leaf, Tensor) and (leaf.is_complex() or leaf.layout != torch.strided or leaf.is_quantized):
         return f"holds a tensor ({leaf.dtype}, {leaf.layout}) that is neither of real numbers nor dense,"
-    numbers = [_weight(path) or 0, leaf if isinstance(leaf, int | float) else 0]
+    numbers = [weight_of(path) or 0, leaf if isinstance(leaf, int | float) else 0]
     finite = all(map(math.isfinite, numbers)) and (not isinstance(leaf, Tensor) or _is_finite(leaf))
     return None if finite else "holds a NaN or an infinity"
 
@@ -185,22 +149,10 @@ def _is_finite(tensor: Tensor) -> bool:
     return bool(torch.isfinite(tensor.sum()) or torch.isfinite(tensor).all())
 
 
-def _weight(path: Path) -> float | None:
+def weight_of(path: Path) -> float | None:
+    """How many times a leaf counts in a sum; None where it is in no `Scaled`."""
     weights = [weight for kind, weight in path if kind == "scaled"]
     return math.prod(weights) if weights else None
-
-
-def _plus(total: Any, leaf: Any, weight: float | None) -> Any:
-    """`total + weight * leaf`, in place where `total` is a tensor. The first tensor of a sum is copied."""
-    factor = 1 if weight is None else weight
-    if isinstance(total, Tensor):
-        return total.add_(leaf.to(total.dtype), alpha=factor)
-    if isinstance(leaf, Tensor):
-        integer = weight is None and not leaf.is_floating_point()
-        return leaf.to(torch.int64 if integer else torch.float64, copy=True) * factor
-    if isinstance(leaf, int | float):
-        return leaf * factor if total is None else total + leaf * factor
-    return leaf
 
 
 @dataclass(frozen=True)
@@ -244,7 +196,7 @@ def pack(tree: Tree) -> Packed:
         return Span(dtype, start, tuple(leaf.shape))
 
     skeleton = [(path, take(leaf)) for path, leaf in leaves(tree)]
-    return Packed(skeleton, {dtype: _joined(tensors).view(torch.uint8).numpy() for dtype, tensors in found.items()})
+    return Packed(skeleton, {dtype: bytes_of(_joined(tensors)) for dtype, tensors in found.items()})
 
 
 def unpack(packed: Packed, *, copy: bool = True) -> Tree:
@@ -252,18 +204,26 @@ def unpack(packed: Packed, *, copy: bool = True) -> Tree:
     buffers = {dtype: _tensor(buffer, getattr(torch, dtype), copy) for dtype, buffer in packed.buffers.items()}
 
     def put(leaf: Any) -> Any:
-        if not isinstance(leaf, Span):
-            return leaf
-        return buffers[leaf.dtype][leaf.start : leaf.start + math.prod(leaf.shape)].view(leaf.shape)
+        return within(buffers[leaf.dtype], leaf) if isinstance(leaf, Span) else leaf
 
     return tree_of((path, put(leaf)) for path, leaf in packed.skeleton)
 
 
 def _joined(tensors: list[Tensor]) -> Tensor:
-    """Flat tensors, concatenated, on the CPU; tensors of one device are copied together."""
+    """Flat tensors, concatenated; tensors of one device are copied together."""
     if len({tensor.device for tensor in tensors}) > 1:
         tensors = [tensor.cpu() for tensor in tensors]
-    return torch.cat(tensors).cpu()
+    return torch.cat(tensors)
+
+
+def bytes_of(buffer: Tensor) -> np.ndarray:
+    """A flat tensor on the wire."""
+    return buffer.cpu().view(torch.uint8).numpy()
+
+
+def within(buffer: Tensor, span: Span) -> Tensor:
+    """The tensor of a span, as a view of the buffer."""
+    return buffer[span.start : span.start + math.prod(span.shape)].view(span.shape)
 
 
 def _tensor(buffer: np.ndarray, dtype: torch.dtype, copy: bool) -> Tensor:

@@ -26,7 +26,7 @@ from rayfed.models.classifier import Classifier
 from rayfed.runtime.here import Here
 from rayfed.trees import pack, unpack
 
-os.environ["RAY_worker_niceness"] = "0"  # beside other tests, nicer actors would wait for minutes
+os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  (beside other tests, nicer actors would wait for minutes)
 settings.register_profile("rayfed", deadline=None)  # a busy machine is no failure
 settings.load_profile("rayfed")
 torch.set_num_threads(1)  # more threads could change the last bits of a sum, and tests may run side by side

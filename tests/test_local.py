@@ -13,8 +13,8 @@ from torch import nn
 from rayfed import local
 from rayfed.data.settings import Augment
 from rayfed.errors import Diverged, InputError
-from rayfed.job import Job, Training
-from rayfed.local import Broadcast, batches, evaluate, open_site, server_view, survey, train
+from rayfed.job import Job, RayOptions, Training
+from rayfed.local import Broadcast, Desk, batches, evaluate, open_site, server_view, survey, train
 from rayfed.methods import CrossEntropy, NotTrueDistill, Part, Proximal, compose, fedavg, fedlmd, fedntd
 from rayfed.weights import state_of
 
@@ -27,8 +27,35 @@ def broadcast_of(site, round=1):
 
 def trained(site, broadcast=None, client=CLIENT):
     """The client's state after training."""
-    reply = train(site, broadcast or broadcast_of(site), client, {})
+    reply = train(Desk(site, broadcast or broadcast_of(site)), client, {})
     return {name: w.clone() for name, w in reply.summands["average"]["weights"].values.items()}
+
+
+def test_denormal_numbers_are_zero_in_training_with_one_thread(make_site):
+    """With several threads, torch would set it for one of them alone."""
+
+    def product(threads):
+        site = make_site(compose(Tiny()), ray=RayOptions(num_cpus=threads), local_steps=1)
+        return train(Desk(site, broadcast_of(site)), CLIENT, {}).memory["tiny"]
+
+    assert product(1) == 0.0 and product(2) == pytest.approx(1e-40, rel=1e-3)
+    assert float(torch.tensor(1e-40) * 1.0) != 0.0  # as before
+
+
+@dataclass(frozen=True)
+class Tiny(Part):
+    """Remembers a denormal number that it has computed."""
+
+    def report(self, client, local, fit):
+        return None, float(torch.tensor(1e-40) * 1.0)
+
+
+def test_a_desk_serves_one_client_as_a_new_desk_would(make_site, digest):
+    site = make_site(fedntd(), norm=True, augment=Augment(flip=True))
+    shared = Desk(site, broadcast_of(site))
+    for client in (1, 4, 1):
+        replies = [train(desk, client, {}) for desk in (shared, Desk(site, broadcast_of(site)))]
+        assert digest(replies[0].summands) == digest(replies[1].summands)
 
 
 # Batches.
@@ -92,8 +119,8 @@ class Spy(Part):
 def test_hooks_run_in_order_and_see_their_client(make_site):
     site = make_site(compose(Spy()), local_epochs=1, norm=True, augment=Augment(flip=True, cutout=2))
     broadcast = replace(broadcast_of(site, 2), states={"spy": "state"}, payloads={"spy": "payload"})
-    assert survey(site, broadcast, CLIENT) == {"spy": {"n": 11}}  # only of parts that survey
-    reply = train(site, broadcast, CLIENT, {"spy": "before", "other": "not for it"})
+    assert survey(Desk(site, broadcast), CLIENT) == {"spy": {"n": 11}}  # only of parts that survey
+    reply = train(Desk(site, broadcast), CLIENT, {"spy": "before", "other": "not for it"})
     assert [name for name, _ in SEEN] == ["survey", "begin", "loss", "loss", "loss", "report"]
     assert [value for name, value in SEEN if name == "loss"] == [(size, "local", True, True) for size in (5, 5, 1)]
     assert SEEN[-1][1] == ("local", 3, reply.train_loss, False, True)
@@ -129,7 +156,7 @@ def test_the_loss_is_the_sum_of_all_terms(make_site):
 
     def loss(*parts):
         site = make_site(compose(*parts), local_steps=1, batch_size=100)
-        return train(site, broadcast_of(site), CLIENT, {}).train_loss
+        return train(Desk(site, broadcast_of(site)), CLIENT, {}).train_loss
 
     plain, term = loss(), loss(CrossEntropy(weight=0.0), NotTrueDistill(teacher=False))
     assert plain > 0 and term > 0

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from rayfed import trees
 from rayfed.folder.packing import from_bytes, to_bytes
-from rayfed.trees import OrderedSum, Scaled, leaves, pack, tree_map, unpack
+from rayfed.tasks import OrderedSum
+from rayfed.trees import Scaled, leaves, pack, tree_map, unpack
 
 DTYPES = [
     torch.float16, torch.bfloat16, torch.float32, torch.float64,

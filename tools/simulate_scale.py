@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from rayfed.job import Training
-from rayfed.tasks import cut
-from rayfed.trees import OrderedSum, Scaled, checked
+from rayfed.tasks import OrderedSum, cut
+from rayfed.trees import Scaled, checked
 
 MB, GBIT = 1e6, 1e9 / 8
 

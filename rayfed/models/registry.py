@@ -1,11 +1,13 @@
 """Models by name: those of this package, and any importable function."""
 
+import copy
 import inspect
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from rich.filesize import decimal
 from torch import nn
@@ -70,6 +72,30 @@ def build_model(
             raise InputError(f"model '{name}': must return a torch.nn.Module, not {type(model).__name__}")
         _check_forward(name, model, image_shape, num_classes)
     return model
+
+
+def refuse_batches_of_one(model: nn.Module, image_shape: Shape, sizes: np.ndarray, batch_size: int) -> None:
+    """Raises `InputError` where the model (BatchNorm) cannot be trained on one image, and a client's last batch is one.
+
+    `sizes` has the number of each client's images.
+    """
+
+    def alone(batch_size: int) -> list[int]:
+        return [client for client in range(len(sizes)) if sizes[client] % batch_size == 1 % batch_size]
+
+    if not (clients := alone(batch_size)):
+        return
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            copy.deepcopy(model).train()(torch.zeros(1, *image_shape))
+    except Exception as error:
+        near = sorted(range(2, 2 * batch_size + 10), key=lambda size: abs(size - batch_size))
+        fits = next((size for size in near if not alone(size)), None)
+        raise InputError(
+            f"train.batch_size = {batch_size}: one of client {clients[0]}'s images would be alone in its last "
+            f"batch, and this model cannot be trained on a single image ({error}); "
+            + (f"with train.batch_size = {fits} no image is alone" if fits else "give another model")
+        ) from None
 
 
 def _refuse_too_large(name: str, given: dict[str, Any]) -> None:

@@ -13,10 +13,10 @@ import torch
 
 from rayfed import local
 from rayfed.engine import Arrival, ClientRow, Kind, Memory
-from rayfed.local import Broadcast, Evaluation, Site
+from rayfed.local import Broadcast, Desk, Evaluation, Site
 from rayfed.methods.part import parts_at
-from rayfed.tasks import Summed, Task, refusing
-from rayfed.trees import Layout, OrderedSum, Packed, Tree, checked, num_bytes, pack, unpack
+from rayfed.tasks import OrderedSum, Summed, Task, refusing
+from rayfed.trees import Layout, Packed, Tree, checked, num_bytes, pack, unpack
 from rayfed.weights import Weights
 
 EVALUATION_CHUNK = 1000  # test images per piece of work: a constant, so that the sum of losses has a fixed order
@@ -64,26 +64,25 @@ class Worker:
 
     def survey(self, packed: Broadcast, task: Task) -> tuple[Done, Packed]:
         """The clients' summands before training."""
-        broadcast = self._unpacker(packed)
+        desk = self._desks(packed)
 
         def surveyed(client: int) -> Tree:
-            return local.survey(self.site, broadcast(), client)
+            return local.survey(desk(), client)
 
         layout, sizes, total = _summed(f"round {packed.round} (survey)", task, surveyed)
         return Done(layout, sizes, [], []), total
 
     def train(self, packed: Broadcast, task: Task, memories: Sequence[Packed | None]) -> tuple[Any, ...]:
         """A `Done`, the clients' summands, and the new memory of each client, None for a client that has none."""
-        unpacked, before = self._unpacker(packed), dict(zip(task, memories, strict=True))
+        desk, before = self._desks(packed), dict(zip(task, memories, strict=True))
         rows: list[ClientRow] = []
         kept: list[Packed | None] = []
 
         def trained(client: int) -> Tree:
-            broadcast = unpacked()
             memory: dict[str, Any] = unpack(found) if (found := before[client]) else {"round": 0, "slots": {}}
             # Only of parts that have been in force since the memory was written.
-            recalled = {slot: tree for slot, tree in memory["slots"].items() if broadcast.holds(slot, memory["round"])}
-            reply = local.train(self.site, broadcast, client, recalled)
+            recalled = {slot: tree for slot, tree in memory["slots"].items() if packed.holds(slot, memory["round"])}
+            reply = local.train(desk(), client, recalled)
             rows.append(ClientRow(client, reply.num_examples, reply.train_loss, reply.seconds, self._node))
             kept.append(pack({"round": packed.round, "slots": reply.memory}) if reply.memory else None)
             return reply.summands
@@ -91,17 +90,17 @@ class Worker:
         layout, sizes, total = _summed(f"round {packed.round}", task, trained)
         return Done(layout, sizes, rows, [memory is not None for memory in kept]), total, *kept
 
-    def _unpacker(self, packed: Broadcast) -> Callable[[], Broadcast]:
-        """Gives each client of a task its broadcast.
+    def _desks(self, packed: Broadcast) -> Callable[[], Desk]:
+        """Gives each client of a task its desk.
 
-        It is a copy of its own where there is a part of the user's, which may write to it. The parts of this package do
-        not, as tests/methods/test_contract.py checks.
+        Where there is a part of the user's, which may write to anything on it, each client has a desk of its own. The
+        parts of this package leave it as it was, as tests/methods/test_contract.py checks.
         """
         parts = parts_at(self.site.job.method, packed.round)
         if not all(type(part).__module__.startswith("rayfed.") for part in parts):
-            return lambda: packed.map(unpack)
-        once = packed.map(unpack)
-        return lambda: once
+            return lambda: Desk(self.site, packed.map(unpack))
+        shared = Desk(self.site, packed.map(unpack))
+        return lambda: shared
 
     def evaluate(self, weights: Packed, start: int, stop: int) -> Evaluation:
         return local.evaluate(self.site, unpack(weights), start, stop)
@@ -126,7 +125,7 @@ def _summed(stage: str, task: Task, work: Callable[[int], Tree]) -> tuple[Layout
             if len(task) > 1:
                 total.add(summand, layout)
         sizes.append(num_bytes(summand))
-    return layout, sizes, pack(total.value if len(task) > 1 else summand)
+    return layout, sizes, total.packed() if len(task) > 1 else pack(summand)
 
 
 def at_client(error: BaseException | None, task: Task) -> int | None:

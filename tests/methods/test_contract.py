@@ -22,8 +22,8 @@ from rayfed.local import all_parts
 from rayfed.methods.part import Method, parts_at
 from rayfed.methods.views import Fit
 from rayfed.runtime.here import Here
-from rayfed.tasks import Summed
-from rayfed.trees import OrderedSum, Tree, num_bytes, pack, unpack
+from rayfed.tasks import OrderedSum, Summed
+from rayfed.trees import Tree, num_bytes, pack, unpack
 from rayfed.weights import Weights, state_of
 
 SETTING = {"norm": True, "augment": Augment(crop=1, flip=True, cutout=2), "local_epochs": 1}
@@ -137,7 +137,7 @@ class Unwrapped(Here):
     def survey(self, broadcast, tasks):
         before = self._sent(broadcast)
         for task in tasks:
-            summands = [local.survey(self._site, broadcast, client) for client in task]
+            summands = [local.survey(local.Desk(self._site, broadcast), client) for client in task]
             assert self._sent(broadcast) == before
             yield self._summed(summands), [num_bytes(summand) for summand in summands]
 
@@ -147,7 +147,7 @@ class Unwrapped(Here):
             for client in task:
                 memory = unpack(memories[client])["slots"] if client in memories else {}
                 before = self._sent(broadcast), self._digest(memory)
-                reply = local.train(self._site, broadcast, client, memory)
+                reply = local.train(local.Desk(self._site, broadcast), client, memory)
                 assert (self._sent(broadcast), self._digest(memory)) == before
                 summands.append(unpack(pack(reply.summands)))
                 row = ClientRow(client, reply.num_examples, reply.train_loss, reply.seconds, "here")

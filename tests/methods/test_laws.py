@@ -12,12 +12,13 @@ import torch.nn.functional as F
 from rayfed import engine, losses
 from rayfed import methods as m
 from rayfed.data.augment import prepare
-from rayfed.local import Broadcast, batches, server_view, survey
+from rayfed.local import Broadcast, Desk, batches, server_view, survey
 from rayfed.methods.anchors import momentum_corrected_steps
 from rayfed.methods.views import Outputs
 from rayfed.runtime.here import Here
 from rayfed.seeds import Purpose, seed_of
-from rayfed.trees import OrderedSum, Scaled, unpack
+from rayfed.tasks import OrderedSum
+from rayfed.trees import Scaled, unpack
 from rayfed.weights import state_of
 
 EVEN = [[5, 2, 1, 0], [1, 1, 3, 3], [2, 2, 2, 2], [0, 0, 1, 7], [4, 4, 0, 0], [3, 1, 4, 0]]  # eight samples per client
@@ -391,7 +392,7 @@ def test_fedcsds_prototypes_are_the_mean_logits_of_the_teacher_over_the_cohort(m
     weights, total = state_of(site.model), OrderedSum()
     view, cohort = server_view(site, 1, weights), [0, 2, 4]
     for client in cohort:
-        total.add(survey(site, Broadcast(1, weights, {part.slot: weights}, {}, {}), client))
+        total.add(survey(Desk(site, Broadcast(1, weights, {part.slot: weights}, {}, {})), client))
     _, prototypes = part.tell(weights, view, total.value[part.slot])
     images, labels = (torch.cat(column) for column in zip(*(of_client(site, client) for client in cohort), strict=True))
     logits = view.global_model(images)
