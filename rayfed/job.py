@@ -266,23 +266,6 @@ def override(tables: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[st
     return result
 
 
-def read_override(text: str) -> tuple[str, Any]:
-    """`key.sub=value` from the command line; the value as TOML writes it, quotes around a word may be left out.
-
-    >>> read_override("train.lr=0.1"), read_override("method=fedavg")
-    (('train.lr', 0.1), ('method', 'fedavg'))
-    """
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise InputError(f"'{text}': write an override as key.sub=value, such as train.num_rounds=2")
-    try:
-        return key.strip(), tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        return key.strip(), value.strip()
-    except RecursionError:
-        raise InputError(f"'{key.strip()}': the value's lists are nested too deeply") from None
-
-
 def make_job(tables: Mapping[str, Any]) -> Job:
     """Checked values from a job's tables."""
     if "grid" in tables:

@@ -10,10 +10,11 @@ import pytest
 import tomli_w
 
 from rayfed import Job
+from rayfed.cli.options import read_override
 from rayfed.data.partition import PARTITIONS
 from rayfed.errors import InputError
 from rayfed.grid import Grid
-from rayfed.job import MODELS, Model, Output, RayOptions, Training, flat, make_job, override, read_job, read_override
+from rayfed.job import MODELS, Model, Output, RayOptions, Training, flat, make_job, override, read_job
 from rayfed.local import open_data
 from rayfed.methods import Proximal, fedavg, fedlmd_tf, fedntd
 from rayfed.models.registry import MODELS as BUILDERS

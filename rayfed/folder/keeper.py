@@ -16,10 +16,11 @@ import tomli_w
 
 from rayfed.engine import Round, Workers
 from rayfed.errors import ClientFailed, InputError, KilledActors, RunFailed, Unwritable, cut
-from rayfed.folder.checkpoint import Checkpoints, Saved, clear_checkpoints
+from rayfed.folder.checkpoint import Checkpoints, clear_checkpoints
 from rayfed.folder.owner import lock, owning
 from rayfed.folder.places import checkpoints_of, clear_results, folder_of, refuse_overwriting, refuse_unwritable
 from rayfed.folder.provenance import environment, hash_of, sources
+from rayfed.folder.saved import Saved
 from rayfed.folder.storage import write_bytes, write_text, writing_to
 from rayfed.folder.summary import read_json, read_summary, summarise
 from rayfed.folder.tables import RESULTS, read_table, replace_table, round_rows, write_partition, write_round

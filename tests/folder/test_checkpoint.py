@@ -15,7 +15,8 @@ from pyarrow import fs as pafs
 from rayfed.engine import rounds
 from rayfed.errors import InputError
 from rayfed.folder import checkpoint, shards, storage
-from rayfed.folder.checkpoint import Checkpoints, newest, stem
+from rayfed.folder.checkpoint import Checkpoints
+from rayfed.folder.saved import newest, stem
 from rayfed.folder.storage import Folder
 from rayfed.folder.tables import SCHEMAS
 from rayfed.job import RayOptions
