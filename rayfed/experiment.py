@@ -176,7 +176,7 @@ def _train(
     """Play a job's remaining rounds, and keep each round when it is finished."""
     display = display or Display()
     refuse_unwritable(job)
-    on_ray = job.ray.mode == "on" and (saved is None or saved.round < job.train.num_rounds)  # there is work left
+    on_ray = job.ray.mode == "on" and (saved is None or saved.leaves_work(job))
     with (
         logging_to_file() as begin_log,
         ExitStack() as at_the_end,

@@ -52,10 +52,15 @@ class Training(Checked):
     momentum: Annotated[float, Ge(0), Lt(1), "momentum of SGD"] = 0.0
     weight_decay: Annotated[float, Ge(0), "weight decay of SGD"] = 0.0
     precision: Annotated[Literal["float32", "bf16"], "of forward passes, tests too; bf16: autocast"] = "float32"
+    eval_every: Annotated[int, Ge(1), Le(10**18), "rounds from one test of the model to the next; the last has one"] = 1
 
     def lr_at(self, round: int) -> float:
         """The learning rate of round 1, 2, ..."""
         return self.lr * self.lr_decay ** (round - 1)
+
+    def evaluates(self, round: int) -> bool:
+        """Whether the global model is evaluated after a round: after each `eval_every`-th, and after the last."""
+        return round % self.eval_every == 0 or round >= self.num_rounds
 
 
 @dataclass(frozen=True)

@@ -116,6 +116,7 @@ class Checkpoints:
                 write(f"{beginning}.memories.parquet", to_parquet(to_table(index)))
             files |= {name: lender.manifest["files"][name] for name in sorted(shared)} if lender else {}
             manifest = {"version": VERSIONS[-1], "round": round.round, "job": self._job.table()}
+            manifest |= {"evaluated": round.evaluation is not None}
             manifest |= {key: self._origin[key] for key in ("data", "partition", "modules")}
             manifest |= {"hardware": list(workers.kinds()), "tables": tables, "files": files}
             sealed = json.dumps({"checkpoint": manifest, "sha256": digest_of(manifest)}, indent=1)
@@ -142,10 +143,11 @@ def _delete(folder: Folder, keep: set[str]) -> None:
 
 
 def _state(round: Round) -> dict[str, Any]:
+    found = round.evaluation
     return {
         "held": {slot: {"since": held.since, "state": held.state} for slot, held in round.held.items()},
-        "confusion": torch.tensor(round.evaluation.confusion),  # copied: an array that comes from Ray is read-only
-        "loss": round.evaluation.loss,
+        "confusion": torch.tensor(found.confusion) if found else None,  # copied: an array from Ray is read-only
+        "loss": found.loss if found else None,
         "peak": torch.tensor(round.peak),
         "forgetting": round.forgetting,
     }

@@ -22,7 +22,7 @@ from rayfed.folder.packing import from_bytes
 from rayfed.folder.places import lineage_of
 from rayfed.folder.shards import Index, Place, contents, from_table
 from rayfed.folder.storage import Folder
-from rayfed.job import differences
+from rayfed.job import Job, differences
 from rayfed.local import Evaluation, Site
 from rayfed.methods.part import parts_at
 from rayfed.trees import first_difference, unpack
@@ -66,6 +66,10 @@ class Saved:
         name = f"{stem(self.round)}.memories.parquet"
         return from_table(pq.read_table(io.BytesIO(self._read(name)))) if name in self.manifest["files"] else {}
 
+    def leaves_work(self, job: Job) -> bool:
+        """Whether anything of a job is left to do: later rounds, or the evaluation of this one, its last."""
+        return self.round < job.train.num_rounds or not self.manifest.get("evaluated", True)
+
     def lends_to(self, folder: Folder) -> bool:
         """Whether the next checkpoint in a folder may name files of this one."""
         return self.manifest["version"] == VERSIONS[-1] and self.folder.place == folder.place
@@ -78,13 +82,14 @@ class Saved:
             raise InputError(f"the checkpoint of round {self.round} is not of this model: {difference}")
         state = unpack(from_bytes(self._read(f"{stem(self.round)}.state.safetensors")))
         memories = contents(self.index(), self._read)
+        known = state["confusion"] is not None  # a round may be without evaluation
         parts = {part.slot: part for part in parts_at(site.job.method, self.round)} if self.round else {}
         return Round(
             round=self.round,
             weights={name: weights[name] for name in order},  # in the model's order: sums over names depend on it
             held={slot: Held(parts[slot], held["since"], held["state"]) for slot, held in state["held"].items()},
             memories={client: workers.remember(from_bytes(memory)) for client, memory in memories},
-            evaluation=Evaluation(state["confusion"].numpy(), state["loss"]),
+            evaluation=Evaluation(state["confusion"].numpy(), state["loss"]) if known else None,
             peak=state["peak"].numpy(),
             forgetting=state["forgetting"],
         )
