@@ -52,7 +52,7 @@ class Training(Checked):
     momentum: Annotated[float, Ge(0), Lt(1), "momentum of SGD"] = 0.0
     weight_decay: Annotated[float, Ge(0), "weight decay of SGD"] = 0.0
     precision: Annotated[Literal["float32", "bf16"], "of forward passes, tests too; bf16: autocast"] = "float32"
-    eval_every: Annotated[int, Ge(1), Le(10**18), "rounds from one test of the model to the next; the last has one"] = 1
+    eval_every: Annotated[int, Ge(1), Le(10**18), "rounds from one evaluation to the next; the last has one too"] = 1
 
     def lr_at(self, round: int) -> float:
         """The learning rate of round 1, 2, ..."""
