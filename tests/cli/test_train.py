@@ -202,10 +202,10 @@ def test_a_bar_is_one_line_of_the_terminal_and_80_columns_show_all_of_it(width):
 def test_a_negative_forgetting_is_explained_once_where_it_is_shown(folder, rayfed, monkeypatch):
     monkeypatch.setattr(metrics, "forgetting_from", lambda peak, now: -0.25)
     result = rayfed("run", "job.toml")
-    assert result.stdout.count("forgetting -0.250") == 4
+    assert result.stdout.count("forgetting -0.250") == 5
     lines = result.stdout.splitlines()
     explained = "(a negative forgetting: on average, a class is better now than in any evaluated round before)"
-    assert [number for number, line in enumerate(lines) if line.strip() == explained] == [8, 12]
+    assert [number for number, line in enumerate(lines) if line.strip() == explained] == [7, 12]
 
 
 def test_the_time_left_is_in_proportion_to_all_the_time_so_far():
