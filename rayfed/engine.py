@@ -2,6 +2,8 @@
 
     sample a cohort -> survey it -> tell it what the parts say -> train it -> add its summands -> update -> evaluate
 
+Only some rounds are evaluated where `train.eval_every` says so; nothing in training depends on it.
+
 The `Workers` know where the work is done; the engine does not. Nothing depends on which client was ready first: the
 cohort is drawn from the seed and cut into tasks, a task's summands are added in its order, and so are the tasks' sums.
 """
@@ -94,21 +96,21 @@ class Round:
     weights: Weights
     held: dict[str, Held]  # slot -> the part in force, with its state on the server
     memories: Mapping[int, Memory]  # client -> handle, of the clients that have a memory
-    evaluation: Evaluation
-    peak: np.ndarray  # (C,) the best accuracy of each class in rounds 1 to this round
-    forgetting: float
+    evaluation: Evaluation | None  # None in a round that is not evaluated, as are all numbers that come from it
+    peak: np.ndarray  # (C,) the best accuracy of each class so far, in the rounds that `evaluated` counts
+    forgetting: float | None
     clients: tuple[ClientRow, ...] = ()
     seconds: float = 0.0
     bytes_down: int = 0
     bytes_up: int = 0
 
     @property
-    def test_accuracy(self) -> float:
-        return metrics.accuracy(self.evaluation.confusion)
+    def test_accuracy(self) -> float | None:
+        return metrics.accuracy(self.evaluation.confusion) if self.evaluation else None
 
     @property
-    def test_loss(self) -> float:
-        return self.evaluation.loss / int(self.evaluation.confusion.sum())
+    def test_loss(self) -> float | None:
+        return self.evaluation.loss / int(self.evaluation.confusion.sum()) if self.evaluation else None
 
     @property
     def train_loss(self) -> float | None:
@@ -117,32 +119,63 @@ class Round:
         return sum(row.train_loss * row.num_examples for row in self.clients) / examples if examples else None
 
     @property
-    def class_accuracy(self) -> np.ndarray:
+    def class_accuracy(self) -> np.ndarray | None:
         """(C,)"""
-        return metrics.class_accuracy(self.evaluation.confusion)
+        return metrics.class_accuracy(self.evaluation.confusion) if self.evaluation else None
 
 
 def start(site: Site, workers: Workers) -> Round:
     """Round 0: the initial model, evaluated."""
-    # Its accuracies are no peak: an untrained model may know a class by chance, which no training has forgotten.
-    no_peak, weights = np.full(site.federation.num_classes, np.nan), state_of(site.model)
-    return Round(0, weights, {}, {}, workers.evaluate(weights), no_peak, 0.0)
+    no_peak = np.full(site.federation.num_classes, np.nan)
+    return evaluated(site, Round(0, state_of(site.model), {}, {}, None, no_peak, None), workers)
 
 
 def rounds(site: Site, workers: Workers, last: Round | None = None) -> Iterator[Round]:
-    """The rounds after `last` up to `train.num_rounds`; without `last`, all rounds, the initial model first."""
+    """The rounds after `last` up to `train.num_rounds`; without `last`, all rounds, the initial model first.
+
+    `last` itself comes again, evaluated, where it is the last round now, and was not when it was played.
+    """
     if last is None:
         yield (last := start(site, workers))
+    elif last.evaluation is None and site.job.train.evaluates(last.round):
+        yield (last := evaluated(site, last, workers))
     while last.round < site.job.train.num_rounds:
         yield (last := play(site, last, workers))
 
 
 def play(site: Site, last: Round, workers: Workers, clients: Sequence[int] | None = None) -> Round:
-    """The round after `last`, with its cohort or with the given clients.
+    """The round after `last`, with its cohort or with the given clients, evaluated if that is due.
 
     Raises `RunFailed`, naming client and place, where an update cannot be averaged.
     """
     started = time.perf_counter()
+    round = evaluated(site, _train(site, last, workers, clients), workers)
+    return replace(round, seconds=time.perf_counter() - started)
+
+
+def evaluated(site: Site, round: Round, workers: Workers) -> Round:
+    """A round with the evaluation of its weights, if one is due after it.
+
+    Its class accuracies count as a peak only where `train.eval_every` asks for them. The extra evaluation after the
+    last round does not count, so that a run that is extended has the forgetting of a run that never stopped. Nor does
+    round 0: an untrained model may know a class by chance, which no training has forgotten.
+    """
+    training, number = site.job.train, round.round
+    if not training.evaluates(number):
+        return round
+    evaluation = workers.evaluate(round.weights)
+    class_accuracy = metrics.class_accuracy(evaluation.confusion)
+    counts = number > 0 and number % training.eval_every == 0
+    return replace(
+        round,
+        evaluation=evaluation,
+        peak=np.fmax(round.peak, class_accuracy) if counts else round.peak,
+        forgetting=metrics.forgetting_from(round.peak, class_accuracy),
+    )
+
+
+def _train(site: Site, last: Round, workers: Workers, clients: Sequence[int] | None) -> Round:
+    """The round after `last`, not evaluated."""
     opening = open_round(site, last, workers, clients)
     broadcast, states = opening.broadcast, opening.states
     number, num_clients = broadcast.round, site.federation.num_clients
@@ -162,18 +195,15 @@ def play(site: Site, last: Round, workers: Workers, clients: Sequence[int] | Non
     if (difference := first_difference(step.averaged, last.weights)) is not None:
         raise RunFailed(f"round {number}: the average does not fit the model: {difference}")
     weights = {name: step.averaged[name] for name in last.weights}  # always in the model's order
-    evaluation = workers.evaluate(weights)
-    class_accuracy = metrics.class_accuracy(evaluation.confusion)
     return Round(
         round=number,
         weights=weights,
         held={slot: replace(hold, state=states[slot]) for slot, hold in opening.held.items()},
         memories=memories,
-        evaluation=evaluation,
-        peak=np.fmax(last.peak, class_accuracy),
-        forgetting=metrics.forgetting_from(last.peak, class_accuracy),
+        evaluation=None,
+        peak=last.peak,
+        forgetting=None,
         clients=tuple(arrivals[client].row for client in opening.clients),
-        seconds=time.perf_counter() - started,
         bytes_down=num_bytes([broadcast.weights, broadcast.states, broadcast.payloads]) * len(opening.clients),
         bytes_up=opening.bytes_surveyed + sum(arrival.bytes_up for arrival in arrivals.values()),
     )

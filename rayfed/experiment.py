@@ -15,11 +15,11 @@ import pyarrow as pa
 from rayfed import engine
 from rayfed.engine import ClientRow, Round
 from rayfed.errors import InputError
-from rayfed.folder.checkpoint import Saved, newest
 from rayfed.folder.keeper import Keeper
 from rayfed.folder.log import logging_to_file
 from rayfed.folder.places import checkpoints_of, folder_of, is_begun, refuse_overwriting, refuse_unwritable
 from rayfed.folder.provenance import refuse_another_partition
+from rayfed.folder.saved import Saved, newest
 from rayfed.folder.storage import Folder
 from rayfed.folder.summary import summarise
 from rayfed.folder.tables import read_table
@@ -176,7 +176,7 @@ def _train(
     """Play a job's remaining rounds, and keep each round when it is finished."""
     display = display or Display()
     refuse_unwritable(job)
-    on_ray = job.ray.mode == "on" and (saved is None or saved.round < job.train.num_rounds)  # there is work left
+    on_ray = job.ray.mode == "on" and (saved is None or saved.leaves_work(job))
     with (
         logging_to_file() as begin_log,
         ExitStack() as at_the_end,

@@ -52,10 +52,15 @@ class Training(Checked):
     momentum: Annotated[float, Ge(0), Lt(1), "momentum of SGD"] = 0.0
     weight_decay: Annotated[float, Ge(0), "weight decay of SGD"] = 0.0
     precision: Annotated[Literal["float32", "bf16"], "of forward passes, tests too; bf16: autocast"] = "float32"
+    eval_every: Annotated[int, Ge(1), Le(10**18), "rounds from one evaluation to the next; the last has one too"] = 1
 
     def lr_at(self, round: int) -> float:
         """The learning rate of round 1, 2, ..."""
         return self.lr * self.lr_decay ** (round - 1)
+
+    def evaluates(self, round: int) -> bool:
+        """Whether the global model is evaluated after a round: after each `eval_every`-th, and after the last."""
+        return round % self.eval_every == 0 or round >= self.num_rounds
 
 
 @dataclass(frozen=True)
@@ -264,23 +269,6 @@ def override(tables: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[st
         else:
             inner[last] = value
     return result
-
-
-def read_override(text: str) -> tuple[str, Any]:
-    """`key.sub=value` from the command line; the value as TOML writes it, quotes around a word may be left out.
-
-    >>> read_override("train.lr=0.1"), read_override("method=fedavg")
-    (('train.lr', 0.1), ('method', 'fedavg'))
-    """
-    key, equals, value = text.partition("=")
-    if not equals or not key.strip():
-        raise InputError(f"'{text}': write an override as key.sub=value, such as train.num_rounds=2")
-    try:
-        return key.strip(), tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
-        return key.strip(), value.strip()
-    except RecursionError:
-        raise InputError(f"'{key.strip()}': the value's lists are nested too deeply") from None
 
 
 def make_job(tables: Mapping[str, Any]) -> Job:

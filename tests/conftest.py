@@ -143,7 +143,9 @@ def bits(digest):
             "weights": digest(round.weights),
             "states": {slot: digest(hold.state) for slot, hold in round.held.items()},
             "memories": {client: digest(unpack(packed)) for client, packed in round.memories.items()},
-            "evaluation": (round.evaluation.confusion.tolist(), round.evaluation.loss, round.forgetting),
+            "evaluation": round.evaluation and (round.evaluation.confusion.tolist(), round.evaluation.loss),
+            "forgetting": round.forgetting,
+            "peak": digest(torch.tensor(round.peak)),
             "clients": [(row.client, row.num_examples, row.train_loss) for row in round.clients],
             "bytes": (round.bytes_down, round.bytes_up),
         }

@@ -17,7 +17,8 @@ from rayfed.engine import play as play_round
 from rayfed.engine import rounds, start
 from rayfed.errors import ClientFailed, Diverged, RunFailed
 from rayfed.job import Training
-from rayfed.methods import Part, Proximal, compose, fedavg, fedcsd, fedntd, moon, switch
+from rayfed.local import Evaluation
+from rayfed.methods import Part, Proximal, compose, fedavg, fedcsd, fedntd, moon, scaffold, switch
 from rayfed.runtime.here import Here
 from rayfed.runtime.worker import CohortWorkers
 from rayfed.seeds import Purpose, cohort, seed_of
@@ -159,6 +160,60 @@ def test_a_round_is_evaluated_with_its_own_weights(make_site, play):
     history = np.array([round.class_accuracy for round in run[1:]])
     np.testing.assert_array_equal(run[-1].peak, history.max(axis=0))
     assert run[-1].forgetting == pytest.approx(metrics.forgetting(history))
+
+
+def figures(round):
+    return [round.test_accuracy, round.test_loss, round.class_accuracy, round.forgetting]
+
+
+def test_rounds_without_evaluation_train_the_same_bits(make_site, play, bits):
+    often, seldom = (play(make_site(scaffold(), num_rounds=7, eval_every=k, norm=True)) for k in (1, 3))
+    measured = {"evaluation", "forgetting", "peak"}
+    for one, other in zip(often, seldom, strict=True):
+        assert {k: v for k, v in bits(one).items() if k not in measured}.items() <= bits(other).items()
+    assert [round.round for round in seldom if round.evaluation] == [0, 3, 6, 7]
+    for one, other in zip(often, seldom, strict=True):
+        if other.evaluation:
+            assert bits(other)["evaluation"] == bits(one)["evaluation"]
+        else:
+            assert figures(other) == [None] * 4
+    assert [round.round for round in play(make_site(fedavg(), eval_every=10**18)) if round.evaluation] == [0, 3]
+
+
+def test_forgetting_looks_back_at_every_kth_round_only(make_site, play):
+    run = play(make_site(fedntd(), num_rounds=8, eval_every=3))
+    history = [run[number].class_accuracy for number in (3, 6)]
+    np.testing.assert_array_equal(run[8].peak, np.max(history, axis=0))
+    assert (run[0].forgetting, run[3].forgetting) == (0.0, 0.0)
+    for earlier, number in ((1, 6), (2, 8)):
+        assert run[number].forgetting == metrics.forgetting(np.array([*history[:earlier], run[number].class_accuracy]))
+
+
+def test_a_longer_run_does_not_depend_on_the_extra_evaluation_at_its_old_end(make_site, play, bits, monkeypatch):
+    """Even where the model was perfect at the old end, which would be a peak of every class."""
+    undisturbed = play(make_site(scaffold(), num_rounds=8, eval_every=3))
+    site = make_site(scaffold(), num_rounds=4, eval_every=3)
+    short = rounds(site, Here(site))
+    before = [next(short) for _ in range(4)]
+    assert [bits(round) for round in before] == [bits(round) for round in undisturbed[:4]]
+    with monkeypatch.context() as patch:
+        patch.setattr(Here, "evaluate", lambda *_: Evaluation(np.eye(4, dtype=np.int64), 0.0))
+        (end,) = short
+    assert (end.round, end.test_accuracy) == (4, 1.0)
+    site = make_site(scaffold(), num_rounds=8, eval_every=3)
+    later = [*rounds(site, Here(site), end)]
+    assert [round.round for round in later if round.evaluation] == [6, 8]
+    assert [bits(round) for round in later] == [bits(round) for round in undisturbed[5:]]
+
+
+def test_a_round_that_becomes_the_last_is_evaluated_then(make_site, play, bits):
+    long, short = (play(make_site(scaffold(), num_rounds=number, eval_every=3)) for number in (7, 5))
+    assert long[5].evaluation is None
+    for num_rounds in (5, 4):
+        site = make_site(scaffold(), num_rounds=num_rounds, eval_every=3)
+        (again,) = rounds(site, Here(site), long[5])
+        assert bits(again) == bits(short[5])
+        assert [*rounds(site, Here(site), again)] == []
 
 
 @given(st.integers(1, 5000))

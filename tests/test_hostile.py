@@ -25,11 +25,12 @@ from PIL import Image
 
 import rayfed
 from rayfed.cli import main
+from rayfed.cli.options import read_override
 from rayfed.data import decode, samples
 from rayfed.data.settings import Data
 from rayfed.data.sources import load
 from rayfed.errors import InputError, RunFailed
-from rayfed.job import read_job, read_override
+from rayfed.job import read_job
 from rayfed.local import open_site
 from rayfed.methods import Part, compose
 

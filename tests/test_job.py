@@ -10,10 +10,11 @@ import pytest
 import tomli_w
 
 from rayfed import Job
+from rayfed.cli.options import read_override
 from rayfed.data.partition import PARTITIONS
 from rayfed.errors import InputError
 from rayfed.grid import Grid
-from rayfed.job import MODELS, Model, Output, RayOptions, Training, flat, make_job, override, read_job, read_override
+from rayfed.job import MODELS, Model, Output, RayOptions, Training, flat, make_job, override, read_job
 from rayfed.local import open_data
 from rayfed.methods import Proximal, fedavg, fedlmd_tf, fedntd
 from rayfed.models.registry import MODELS as BUILDERS
@@ -64,6 +65,7 @@ def test_the_hash_covers_every_key_that_changes_the_results():
         assert read_job(QUICKSTART, same).hash() == job.hash(), same
     other = {
         "train.precision": "bf16",
+        "train.eval_every": 2,  # forgetting depends on it
         "seed": 1,
         "train.lr": 0.1,
         "data.partition.seed": 1,
@@ -116,6 +118,8 @@ def test_a_folder_named_like_a_source_in_other_spelling_is_the_folder(tmp_path, 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"train.eval_every": 0}, "train.eval_every = 0: give 1 or more$"),
+        ({"train.eval_every": 2.0}, "train.eval_every = 2.0: give a whole number$"),
         ({"train.precision": "fp16"}, "train.precision = 'fp16': give 'float32' or 'bf16'"),
         ({"train.learning_rate": 1}, "train: unknown key 'learning_rate'; did you mean 'train.lr'?"),
         ({"lr": 0.1}, "the job: unknown key 'lr'; did you mean 'train.lr'?"),

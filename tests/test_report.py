@@ -126,11 +126,13 @@ def keep(keeper, *history, error=None):
 
 
 def a_round(number, right):
-    """A round after which the model recognises `right[c]` of the 4 test images of class `c`."""
+    """A round after which the model recognises `right[c]` of the 4 test images of class `c`; None: not evaluated."""
+    clients = (ClientRow(number % 5, 10, 1 / number, 0.5, HOSTILE), ClientRow(5, 30, 2.0, 1.5, "b")) if number else ()
+    if right is None:
+        return Round(number, {}, {}, {}, None, np.ones(2), None, clients)
     confusion = np.zeros((len(right), len(right)), np.int64)
     for c, count in enumerate(right):
         confusion[c, c], confusion[c, c - 1] = count, 4 - count
-    clients = (ClientRow(number % 5, 10, 1 / number, 0.5, HOSTILE), ClientRow(5, 30, 2.0, 1.5, "b")) if number else ()
     return Round(number, {}, {}, {}, Evaluation(confusion, 8.0), np.ones(len(right)), 0.1, clients)
 
 
@@ -278,11 +280,61 @@ def test_the_last_round_may_lack_a_table(keeper):
 def test_a_class_without_test_images_has_no_numbers(keeper):
     run = read_run(keep(keeper(("cat", "dog", "elk"))))
     history = np.array([[1.0, 1.0, np.nan], [0.9, 0.0, np.nan], [0.2, 0.5, np.nan], [0.3, 0.6, np.nan]])
-    run = replace(run, classes=("cat", "dog", "elk"), class_accuracy=history)
+    run = replace(run, classes=("cat", "dog", "elk"), class_rounds=np.arange(4), class_accuracy=history)
     losses = forgotten(run)
     assert [(loss.name, loss.peak_round, loss.peak) for loss in losses[:2]] == [("cat", 1, 0.9), ("dog", 2, 0.5)]
     assert [round(loss.lost, 6) for loss in losses[:2]] == [0.6, -0.1]
     assert losses[2].name == "elk" and ["elk", "n/a", "1", "n/a", "n/a", ""] in Page(run_page(run)).rows
+
+
+ONLY_SOME = "Only some rounds were evaluated"
+
+
+def test_the_page_of_a_run_with_rounds_that_were_not_evaluated(keeper, result):
+    """Round 3 was the last of a shorter run: its accuracies are shown, but are no peak."""
+    history = [[0, 0], None, [3, 1], [4, 4], [1, 2], None]
+    path = keep(keeper(train={"eval_every": 2, "num_rounds": 6}), *history, error=KeyboardInterrupt())
+    run, text = read_run(path), write_report(path).read_text()
+    assert forgotten(run) == [ClassLoss("cat", 0.75, 2, 0.25, 0.5), ClassLoss("dog", 0.25, 2, 0.5, -0.25)]
+    found = Page(text)
+    assert found.tiles == found.tiles | {"best accuracy": "100.0%", "last accuracy": "37.5%", "rounds": "5"}
+    assert re.findall(r"<small>(round \d)</small>", text) == ["round 3", "round 4", "round 4"]
+    assert re.findall(r"<title>(round \d: [\d.]+%)</title>", text)[:4] == [
+        *("round 0: 0.0%", "round 2: 50.0%", "round 3: 100.0%", "round 4: 37.5%")
+    ]
+    losses = re.findall(r"<title>round (\d): [\d.]+</title>", text)
+    assert losses == [*"0234", *"12345"], "of the test, and of training"
+    ticks = figures.class_accuracy.__wrapped__(run).axes[0].xaxis.get_major_formatter()
+    assert [ticks(place, 0) for place in (1.0, 2.0, 3.0, 4.0)] == ["2", "3", "4", ""]
+    assert text.count(ONLY_SOME) == 1 and ONLY_SOME not in (result.path / "report.html").read_text()
+    assert comparison_page([run, run]).count(ONLY_SOME) == 1
+
+
+def test_a_point_of_several_runs_needs_all_of_them(keeper, tmp_path):
+    histories = [[0, 0], None, [2, 2], None, [4, 4]], [[0, 0], None, [0, 0], [1, 1], [2, 2]]
+    for seed, history in enumerate(histories):
+        keep(keeper(name=f"g/seed-{seed}", seed=seed, train={"eval_every": 2}), *history)
+    text = comparison_page([read_run(folder) for folder in find_runs(tmp_path / "g")])
+    points = re.findall(r"<title>round (\d): ([\d.]+)% \(", text)
+    assert points[:3] == [("0", "0.0"), ("2", "25.0"), ("4", "75.0")]
+    assert "a round that some of them did not evaluate has no point" in text
+    head, row = Page(text).rows[:2]
+    told = dict(zip(head, row, strict=True))
+    assert (told["last accuracy"], told["rounds to target"]) == ("75.0 ± 35.4%", "4, never")
+
+
+def test_a_seldom_evaluated_run_has_the_forgetting_of_its_tables(tables, result):
+    seldom = {"name": "seldom", "train.num_rounds": 5, "train.eval_every": 2, "train.local_steps": 2}
+    found = rayfed.run(tables, seldom)
+    rows = found.rounds.to_pylist()
+    assert [row["round"] for row in rows if row["test_loss"] is not None] == [0, 2, 4, 5]
+    losses = forgotten(read_run(found.path))
+    assert {loss.peak_round for loss in losses} <= {2, 4}
+    assert np.mean([loss.lost for loss in losses]) == pytest.approx(rows[5]["forgetting"])
+    assert f"forgetting {rows[5]['forgetting']:.1%}, in round 5" in repr(found)
+    assert ONLY_SOME in found._repr_html_() and ONLY_SOME not in result._repr_html_()
+    page = comparison_page([read_run(result.path), read_run(found.path)])
+    assert ["train.eval_every", "2", "seldom"] in Page(page).rows
 
 
 def test_many_clients_share_the_columns_of_the_figure(keeper):

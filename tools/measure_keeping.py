@@ -25,9 +25,9 @@ from rayfed.data.federation import federate
 from rayfed.data.partition import Iid
 from rayfed.data.samples import Dataset, Samples
 from rayfed.engine import ClientRow, Round
-from rayfed.folder.checkpoint import newest
 from rayfed.folder.keeper import Keeper
 from rayfed.folder.places import checkpoints_of
+from rayfed.folder.saved import newest
 from rayfed.folder.tables import RESULTS, read_table
 from rayfed.job import make_job
 from rayfed.local import Evaluation, Site

@@ -14,7 +14,7 @@ import click
 
 from rayfed import __version__
 from rayfed.cli.exits import Failure
-from rayfed.cli.options import job_argument, settings_option
+from rayfed.cli.options import job_argument, read_override, settings_option
 from rayfed.cli.text import aligned
 from rayfed.errors import STOPPED, InputError, Resumable
 from rayfed.runtime.address import connected, is_here
@@ -67,7 +67,7 @@ def submit(
     from rayfed.folder.places import refuse_overwriting
     from rayfed.folder.provenance import COMMIT, commit
     from rayfed.grid import expand
-    from rayfed.job import read_override, read_toml
+    from rayfed.job import read_toml
 
     root = Path.cwd()
     if not Path(job).resolve().is_relative_to(root.resolve()):

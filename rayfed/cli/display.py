@@ -21,7 +21,7 @@ from rayfed.job import Job, Training
 from rayfed.local import Site
 from rayfed.methods.registry import describe
 
-BELOW_ZERO = "a negative forgetting: on average, a class is better now than in any round before"
+BELOW_ZERO = "a negative forgetting: on average, a class is better now than in any evaluated round before"
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Lines(Display):
 
     def round(self, round: Round) -> None:
         self._say(round_line(round, self._training))
-        if round.forgetting < 0 and not self._explained:
+        if (round.forgetting or 0) < 0 and not self._explained:
             self._say(f"({BELOW_ZERO})")
             self._explained = True
 
@@ -80,7 +80,7 @@ class Bar(Display):
         if not self._of_grid:
             print(text, flush=True)
         self._training = site.job.train
-        self._total, self._round = self._training.num_rounds, 0
+        self._total, self._round, self._evaluated = self._training.num_rounds, 0, "not evaluated"
         empty: dict[str, Any] = {"round": 0, "clients": "", "figures": "starting"}
         self._task = self._progress.add_task(self._of_grid, start=False, total=self._total, **empty)
 
@@ -91,7 +91,10 @@ class Bar(Display):
         self._round = round.round
         noted(round_line(round, self._training))
         self._progress.start_task(self._task)  # the first time only: the time counts from the end of round 0
-        figures = f"accuracy {round.test_accuracy:.3f}  forgetting {round.forgetting:.3f}"
+        figures = self._evaluated
+        if round.test_accuracy is not None:
+            figures = figures_text(round)
+            self._evaluated = f"accuracy {round.test_accuracy:.3f} in round {round.round}"
         self._show(round.round, round=min(round.round + 1, self._total), clients="", figures=figures)
 
     def _show(self, completed: float, **fields: Any) -> None:
@@ -174,12 +177,18 @@ def round_line(round: Round, training: Training) -> str:
     total, loss = training.num_rounds, round.train_loss
     words = [
         f"round {round.round:{len(str(total))}}/{total}",
-        f"accuracy {round.test_accuracy:.3f}",
-        f"forgetting {round.forgetting:.3f}",
+        figures_text(round),
         *([f"loss {loss:.3f}"] if loss is not None else []),
         *([f"{round.seconds:.1f} s"] if round.round else []),
     ]
     return "  ".join(words)
+
+
+def figures_text(round: Round) -> str:
+    """The figures of a round's evaluation."""
+    if round.test_accuracy is None:
+        return "not evaluated"
+    return f"accuracy {round.test_accuracy:.3f}  forgetting {round.forgetting:.3f}"
 
 
 def cell_text(summary: dict[str, Any]) -> str:

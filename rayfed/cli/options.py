@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import tomllib
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.shell_completion import BashComplete, CompletionItem, add_completion_class
+
+from rayfed.errors import InputError
 
 if TYPE_CHECKING:
     from rayfed.job import Job
@@ -53,7 +56,6 @@ def complete_set(ctx: click.Context, param: click.Parameter, incomplete: str) ->
     """The job file's keys; where none of them fits, all keys; after `=`, the names that a key can have."""
     from rayfed.data.partition import PARTITIONS
     from rayfed.data.settings import SOURCES
-    from rayfed.errors import InputError
     from rayfed.job import MODELS, Job, flat, read_toml
     from rayfed.values import keys
 
@@ -90,9 +92,24 @@ def catalogue() -> list[dict[str, Any]]:
 
 def read_overrides(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> Overrides:
     """The values of `--set`."""
-    from rayfed.job import read_override
-
     return tuple(map(read_override, given))
+
+
+def read_override(text: str) -> tuple[str, Any]:
+    """`key.sub=value` from the command line; the value as TOML writes it, quotes around a word may be left out.
+
+    >>> read_override("train.lr=0.1"), read_override("method=fedavg")
+    (('train.lr', 0.1), ('method', 'fedavg'))
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise InputError(f"'{text}': write an override as key.sub=value, such as train.num_rounds=2")
+    try:
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()
+    except RecursionError:
+        raise InputError(f"'{key.strip()}': the value's lists are nested too deeply") from None
 
 
 job_argument = click.argument("job", shell_complete=complete_job)

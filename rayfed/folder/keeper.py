@@ -8,18 +8,20 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any
 
 import tomli_w
 
-from rayfed.engine import Round, Workers
+from rayfed.engine import ClientRow, Round, Workers
 from rayfed.errors import ClientFailed, InputError, KilledActors, RunFailed, Unwritable, cut
-from rayfed.folder.checkpoint import Checkpoints, Saved, clear_checkpoints
+from rayfed.folder.checkpoint import Checkpoints, clear_checkpoints
 from rayfed.folder.owner import lock, owning
 from rayfed.folder.places import checkpoints_of, clear_results, folder_of, refuse_overwriting, refuse_unwritable
 from rayfed.folder.provenance import environment, hash_of, sources
+from rayfed.folder.saved import Saved
 from rayfed.folder.storage import write_bytes, write_text, writing_to
 from rayfed.folder.summary import read_json, read_summary, summarise
 from rayfed.folder.tables import RESULTS, read_table, replace_table, round_rows, write_partition, write_round
@@ -74,7 +76,7 @@ class Keeper:
     def _origin(self) -> dict[str, Any]:
         """What the results come from. Raises `InputError` where the run began with something else."""
         now, saved = environment(self._site, self._workers), self._saved
-        work_left = saved is not None and saved.round < self._site.job.train.num_rounds
+        work_left = saved is not None and saved.leaves_work(self._site.job)
         differing = saved.other_bits(now["hardware"], now["modules"]) if saved is not None and work_left else []
         if saved is not None and saved.manifest.get("partition", now["partition"]) != now["partition"]:
             differing = [PARTITION, *differing]  # also where no work is left: the folder's table of it is written anew
@@ -112,9 +114,12 @@ class Keeper:
         """The round of the checkpoint to continue from; None for a new run."""
         if self._saved is None:
             return None
-        done = self._saved.round >= self._site.job.train.num_rounds
-        log.info("already at round %d" if done else "continuing after round %d", self._saved.round)
-        return self._saved.restore(self._site, self._workers)
+        work_left, number = self._saved.leaves_work(self._site.job), self._saved.round
+        log.info("continuing after round %d" if work_left else "already at round %d", number)
+        clients = read_table(self.path, "clients", after=number - 1).drop_columns("round").to_pylist()
+        costs = {key: self._rows[-1][key] for key in ("seconds", "bytes_down", "bytes_up")}
+        last = self._saved.restore(self._site, self._workers)
+        return replace(last, clients=tuple(ClientRow(**row) for row in clients), **costs)
 
     def keep(self, round: Round) -> None:
         """Write a finished round's rows, and a checkpoint when one is due. Raises `Unwritable`."""

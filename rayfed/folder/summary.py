@@ -11,14 +11,18 @@ log = logging.getLogger(__name__)
 
 
 def summarise(rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    """Best and last round of a run, and its cost, from the rows of `rounds.parquet`; papers report best or last."""
+    """Best and last evaluated round of a run, and its cost, from the rows of `rounds.parquet`.
+
+    Papers report best or last.
+    """
     if not rounds:
         return {"rounds": 0}
-    trained = [row for row in rounds if row["round"]] or rounds  # the initial model's accuracy is chance
-    best, last = max(trained, key=lambda row: row["test_accuracy"]), rounds[-1]
+    evaluated = [row for row in rounds if row["test_accuracy"] is not None]
+    trained = [row for row in evaluated if row["round"]] or evaluated  # the initial model's accuracy is chance
+    best, last = max(trained, key=lambda row: row["test_accuracy"]), evaluated[-1]
     shown = ("round", "test_accuracy", "test_loss", "forgetting")
     return {
-        "rounds": last["round"],
+        "rounds": rounds[-1]["round"],
         "best": {key: best[key] for key in shown},
         "last": {key: last[key] for key in shown},
         **{key: sum(row[key] for row in rounds) for key in ("seconds", "bytes_down", "bytes_up")},

@@ -40,12 +40,12 @@ ROWS = 2**13  # after which a file is full; a round replaces the last file, and 
 
 def round_rows(round: Round, classes: tuple[str, ...]) -> dict[str, list[dict[str, Any]]]:
     """The rows that one round adds to each table."""
+    accuracies = () if round.class_accuracy is None else zip(classes, round.class_accuracy, strict=True)
     return {
         "rounds": [{column: getattr(round, column) for column in COLUMNS["rounds"]}],
         "clients": [{"round": round.round, **asdict(client)} for client in round.clients],
         "classes": [
-            {"round": round.round, "class": name, "accuracy": float(accuracy)}
-            for name, accuracy in zip(classes, round.class_accuracy, strict=True)
+            {"round": round.round, "class": name, "accuracy": float(accuracy)} for name, accuracy in accuracies
         ],
     }
 

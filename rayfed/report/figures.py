@@ -66,10 +66,15 @@ def forgetting(groups: Sequence[Group]) -> Figure:
 
 @svg
 def class_accuracy(run: Run) -> Figure:
-    """Class accuracy by round, classes downwards. Without round 0: what an untrained model says is nothing learnt."""
+    """Class accuracy by round, classes downwards, a column for each evaluated round.
+
+    Without round 0: what an untrained model says is nothing learnt.
+    """
     extent = (0.5, len(run.class_accuracy) - 0.5)
     figure, axes = heat_map(100 * run.class_accuracy[1:].T, run.classes, extent, "viridis", "accuracy (%)", top=100)
     label(axes, "Class accuracy", "round", "class")
+    numbers: dict[float, int] = dict(enumerate(run.class_rounds))  # by column
+    axes.xaxis.set_major_formatter(lambda place, _: str(numbers.get(place, "")))
     return figure
 
 
@@ -148,15 +153,19 @@ def curves(
 ) -> list[End]:
     """A column by round, from the round `first` on: a line for each group, the first one in the look of `number`.
 
-    Of several runs, the mean, in a band from the lowest to the highest run.
+    Of several runs, the mean, in a band from the lowest to the highest run. A round has a point where all runs of the
+    group were evaluated.
     """
     ends = []
     for n, (group, name) in enumerate(zip(groups, shorten(groups), strict=True), start=number):
-        values = np.stack([finite(run.rounds[column][first:]) * factor for run in group.runs])  # (runs, T)
-        rounds, middle = np.arange(first, first + values.shape[1]), values.mean(axis=0)
+        there = np.all([run.evaluated | (column == "train_loss") for run in group.runs], axis=0)
+        rounds = first + np.flatnonzero(there[first:])
+        values = np.stack([finite(run.rounds[column][rounds]) * factor for run in group.runs])  # (runs, points)
+        middle = values.mean(axis=0)
         lowest, highest = values.min(axis=0), values.max(axis=0)
         colour, dashes = COLOURS[n % len(COLOURS)], DASHES[n // len(COLOURS) % len(DASHES)]
-        (line,) = axes.plot(rounds, middle, color=colour, marker="." if len(rounds) <= 40 else "")
+        points = "." if len(rounds) <= 40 or not there.all() else ""  # a line alone would look measured all along
+        (line,) = axes.plot(rounds, middle, color=colour, marker=points)
         if dashes:
             line.set_dashes([float(length) for length in dashes.split()])
         if len(values) > 1:

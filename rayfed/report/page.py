@@ -24,6 +24,10 @@ from rayfed.report.svg import look
 
 MOST_ROWS = 50  # of a table of classes or clients
 FORGETTING = "The accuracy lost since each class's best earlier round, on average. Below 0, this round is the best yet."
+NOT_ALL = (
+    " Only some rounds were evaluated, each with a point; the lines between points show no measurement. "
+    "Forgetting looks back at multiples of train.eval_every only."
+)
 COSTS = ("seconds", "bytes_down", "bytes_up")
 HASHES = {"hash of the data": "data", "hash of the partition": "partition"}  # and their keys in environment.json
 VARIED = ("seed", "data.partition.seed", "hash of the partition")  # may differ between the runs of a group
@@ -78,6 +82,7 @@ def run_page(run: Run) -> str:
     return TEMPLATES.get_template("run.html").render(
         run=run,
         headline=_headline(run),
+        not_all=_not_all([run]),
         classes=[[c.name, peaks[c.name], c.peak_round, percent(c.last), percent(c.lost), bar(c.lost)] for c in shown],
         more_classes=more,
         partition=_partition(run),
@@ -90,7 +95,7 @@ def card(folder: Path) -> str:
     """A run for a notebook: its numbers, and its accuracy by round. Raises `InputError`."""
     with _shown(folder):
         run = read_run(folder)
-        return TEMPLATES.get_template("card.html").render(run=run, headline=_headline(run))
+        return TEMPLATES.get_template("card.html").render(run=run, headline=_headline(run), not_all=_not_all([run]))
 
 
 def comparison_page(runs: Sequence[Run]) -> str:
@@ -106,6 +111,7 @@ def comparison_page(runs: Sequence[Run]) -> str:
         numbers=[_numbers(group, target) for group in groups],
         statuses=[listed(dict.fromkeys(run.status for run in group.runs)) for group in groups],
         target=percent(target),
+        not_all=_not_all(runs),
         differences=_differences(groups),
         partitions=[_partition_of(group) for group in groups],
         several=any(len({run.environment.get("partition") for run in group.runs}) > 1 for group in groups),
@@ -173,13 +179,19 @@ def _class_losses(groups: Sequence[Group]) -> list[list[Any]]:
     return [[name, *(cell.format(bar(lost), percent(lost)) for lost in means[name])] for name in worst]
 
 
+def _not_all(runs: Iterable[Run]) -> str:
+    """What to know about rounds without evaluation; '' where there is none."""
+    return NOT_ALL if any(not run.evaluated.all() for run in runs) else ""
+
+
 def _headline(run: Run) -> list[tuple[str, str, str]]:
     """Name, value and note of the numbers that sum up a run."""
     total, best, last = run.summary, run.summary.get("best", {}), run.summary.get("last", {})
+    at = f"round {last['round']}" if last and last["round"] < total["rounds"] else ""
     return [
         ("best accuracy", percent(best.get("test_accuracy")), f"round {best['round']}" if best else ""),
-        ("last accuracy", percent(last.get("test_accuracy")), ""),
-        ("forgetting", percent(last.get("forgetting")), ""),
+        ("last accuracy", percent(last.get("test_accuracy")), at),
+        ("forgetting", percent(last.get("forgetting")), at),
         ("rounds", f"{total['rounds']:,}", f"of {run.job['train']['num_rounds']:,}"),
         ("time", str(timedelta(seconds=int(total.get("seconds", 0)))), ""),
         ("sent to clients", size(total.get("bytes_down", 0)), ""),

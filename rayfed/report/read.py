@@ -1,6 +1,7 @@
 """A run, read back from its folder to be shown.
 
-A run that was killed has left less; whatever is missing is empty. Shapes: `T` rounds, `C` classes, `N` clients.
+A run that was killed has left less; whatever is missing is empty. Shapes: `T` rounds, `E` of them evaluated, beside
+round 0; `C` classes, `N` clients.
 """
 
 import re
@@ -31,16 +32,22 @@ class Run:
     error: str
     environment: dict[str, Any]
     summary: dict[str, Any]  # of the rounds that are there
-    rounds: Columns  # a value per round, round 0 first: (T + 1,)
+    rounds: Columns  # a value per round, round 0 first: (T + 1,); nan where it was not evaluated
+    evaluated: np.ndarray  # (T + 1,) whether a round was evaluated
     clients: Columns  # a value per client of each round
     classes: tuple[str, ...]
-    class_accuracy: np.ndarray  # (T + 1, C)
+    class_rounds: np.ndarray  # (E + 1,) the rounds of `class_accuracy`
+    class_accuracy: np.ndarray  # (E + 1, C)
     partition: Columns  # a value per client and class that the client holds; `class` is an index
     num_clients: int
 
     @property
     def name(self) -> str:
         return self.job["name"]
+
+    @property
+    def eval_every(self) -> int:
+        return self.job["train"].get("eval_every", 1)
 
 
 class Group(NamedTuple):
@@ -55,9 +62,9 @@ class ClassLoss(NamedTuple):
     """How much of a class was forgotten. The mean of `lost` is the run's forgetting (`metrics.forgetting`)."""
 
     name: str
-    peak: float  # its best accuracy before the last round
+    peak: float  # its best accuracy in the rounds before that count (`engine.evaluated`)
     peak_round: int
-    last: float
+    last: float  # in the last evaluated round
     lost: float
 
 
@@ -116,8 +123,10 @@ def read_run(folder: Path) -> Run:
         environment=read_json(folder / "environment.json"),
         summary=summarise(rounds.to_pylist()),
         rounds=_columns(folder, "rounds"),
+        evaluated=rounds["test_accuracy"].is_valid().to_numpy(),
         clients=_columns(folder, "clients"),
         classes=names,
+        class_rounds=classes["round"][:: max(num_classes, 1)],
         class_accuracy=classes["accuracy"].reshape(-1, max(num_classes, 1)),
         partition=partition,
         # The last clients may hold nothing, and a partition by a column of the data has no number in the job.
@@ -126,13 +135,15 @@ def read_run(folder: Path) -> Run:
 
 
 def forgotten(run: Run) -> list[ClassLoss]:
-    """The accuracy that each class has lost, the largest loss first; empty before there are two rounds of training."""
-    earlier, last = run.class_accuracy[1:-1], run.class_accuracy[-1:]
+    """The accuracy that each class has lost, the largest loss first; empty where no earlier round counts."""
+    before = run.class_rounds[:-1]
+    counting = np.flatnonzero((before > 0) & (before % run.eval_every == 0))
+    earlier, last = run.class_accuracy[counting], run.class_accuracy[-1:]
     if not len(earlier):
         return []
     best = np.where(np.isnan(earlier), -np.inf, earlier).argmax(axis=0)
     peaks = np.take_along_axis(earlier, best[None], axis=0)
-    columns = (values.ravel().tolist() for values in (peaks, best + 1, last, peaks - last))
+    columns = (values.ravel().tolist() for values in (peaks, before[counting[best]], last, peaks - last))
     losses = map(ClassLoss, run.classes, *columns)
     return sorted(losses, key=lambda loss: -np.nan_to_num(loss.lost, nan=-np.inf))
 

@@ -17,9 +17,9 @@ REFRESH = 3.0  # seconds
 
 SERIES = {
     "rayfed_round": "the last finished round; 0 is the initial model",
-    "rayfed_test_accuracy": "of the global model, on the whole test set",
-    "rayfed_test_loss": "of the global model, on the whole test set",
-    "rayfed_forgetting": "each class's best accuracy in an earlier round minus its accuracy now, averaged over classes",
+    "rayfed_test_accuracy": "of the global model, on the whole test set, after the last evaluated round",
+    "rayfed_test_loss": "of the global model, on the whole test set, after the last evaluated round",
+    "rayfed_forgetting": "each class's best accuracy in earlier evaluated rounds minus its last, averaged over classes",
     "rayfed_round_seconds": "duration of the last finished round",
     "rayfed_bytes_down": "sent to clients, in all rounds since this driver began",
     "rayfed_bytes_up": "sent by clients, in all rounds since this driver began",
@@ -46,7 +46,7 @@ class Gauges:
         threading.Thread(target=self._refresh, name="rayfed-gauges", daemon=True).start()
 
     def round(self, round: Round) -> None:
-        """A round is finished."""
+        """A round is finished. If it was not evaluated, the figures of the last evaluated round stay."""
         self._show(
             rayfed_round=round.round,
             rayfed_test_accuracy=round.test_accuracy,
@@ -74,9 +74,9 @@ class Gauges:
         while not self._closed.wait(REFRESH):
             self._show()
 
-    def _show(self, **changed: float) -> None:
+    def _show(self, **changed: float | None) -> None:
         with self._lock:
-            self._values |= changed
+            self._values |= {name: value for name, value in changed.items() if value is not None}
             try:
                 for name, value in self._values.items():
                     if not self._closed.is_set():

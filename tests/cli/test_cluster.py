@@ -138,6 +138,11 @@ def test_progress_reads_the_lines_of_a_run():
     assert progress("") == ("", "")
     assert progress(line(0)) == ("0/40", "0.000")
     assert progress(f"header\n{line(8)}{line(9)}{line(10)}error: a client failed\n") == ("10/40", "0.100")
+    unknown = [SimpleNamespace(round=n, test_accuracy=None, train_loss=1.0, seconds=1.0) for n in (11, 12)]
+    lines = [round_line(round, Training(num_rounds=40)) + "\n" for round in unknown]
+    assert lines[0] == "round 11/40  not evaluated  loss 1.000  1.0 s\n"
+    assert progress(line(10) + "".join(lines)) == ("12/40", "0.100 in round 10")
+    assert progress(lines[0]) == ("11/40", ""), "a resumed run"
     runs = "".join(f"run {i}/3  g/x/seed-{i}  best 0.{i}00  last 0.1  forgetting 0.0  0:00:09 left\n" for i in (1, 2))
     assert progress(runs) == ("run 2/3", "0.200")
 

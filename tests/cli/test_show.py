@@ -14,10 +14,10 @@ from click.shell_completion import BashComplete, get_completion_class
 from rayfed import __version__
 from rayfed.cli import main
 from rayfed.cli.display import partition_text
-from rayfed.cli.options import catalogue
+from rayfed.cli.options import catalogue, read_override
 from rayfed.data.partition import PARTITIONS
 from rayfed.grid import Grid
-from rayfed.job import flat, read_job, read_override
+from rayfed.job import flat, read_job
 from rayfed.methods.registry import PARTS, RECIPES
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,6 +1,7 @@
 """The command `rayfed run`: its output and exit codes; bad input changes nothing."""
 
 import io
+import itertools
 import json
 import logging
 import re
@@ -168,6 +169,22 @@ def test_on_a_terminal_a_bar_moves_with_each_client(folder):
         assert words in written, words
 
 
+def test_rounds_that_are_not_evaluated_say_so(folder, rayfed):
+    result = rayfed("run", "job.toml", "-s", "train.num_rounds=4", "-s", "train.eval_every=3")
+    assert result.exit_code == 0, result.output
+    lines = [line for line in result.stdout.splitlines() if line.startswith("round ")]
+    assert [line.split("  ")[1].split()[0] for line in lines] == ["accuracy", "not", "not", "accuracy", "accuracy"]
+    assert "round 1/4  not evaluated  loss " in (folder / "runs/tiny/log.txt").read_text()
+    assert result.stdout.splitlines()[-2].endswith("in round 4")
+
+    screen, seldom = io.StringIO(), {"name": "bar", "train.num_rounds": 4, "train.eval_every": 3}
+    with bar_on(Console(file=screen, force_terminal=True, width=100)) as progress:
+        run("job.toml", seldom, display=Bar(progress))
+    shown = re.findall(r"(accuracy [\d.]+  forgetting|accuracy [\d.]+ in round \d)", screen.getvalue())
+    ends = [end for end, _ in itertools.groupby(text.split()[-1] for text in shown)]
+    assert ends == ["forgetting", "0", "forgetting"]
+
+
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_a_bar_is_one_line_of_the_terminal_and_80_columns_show_all_of_it(width):
     screen = io.StringIO()
@@ -185,10 +202,10 @@ def test_a_bar_is_one_line_of_the_terminal_and_80_columns_show_all_of_it(width):
 def test_a_negative_forgetting_is_explained_once_where_it_is_shown(folder, rayfed, monkeypatch):
     monkeypatch.setattr(metrics, "forgetting_from", lambda peak, now: -0.25)
     result = rayfed("run", "job.toml")
-    assert result.stdout.count("forgetting -0.250") == 4
+    assert result.stdout.count("forgetting -0.250") == 5
     lines = result.stdout.splitlines()
-    explained = "(a negative forgetting: on average, a class is better now than in any round before)"
-    assert [number for number, line in enumerate(lines) if line.strip() == explained] == [8, 12]
+    explained = "(a negative forgetting: on average, a class is better now than in any evaluated round before)"
+    assert [number for number, line in enumerate(lines) if line.strip() == explained] == [7, 12]
 
 
 def test_the_time_left_is_in_proportion_to_all_the_time_so_far():

@@ -15,7 +15,8 @@ from pyarrow import fs as pafs
 from rayfed.engine import rounds
 from rayfed.errors import InputError
 from rayfed.folder import checkpoint, shards, storage
-from rayfed.folder.checkpoint import Checkpoints, newest, stem
+from rayfed.folder.checkpoint import Checkpoints
+from rayfed.folder.saved import newest, stem
 from rayfed.folder.storage import Folder
 from rayfed.folder.tables import SCHEMAS
 from rayfed.job import RayOptions
@@ -64,6 +65,22 @@ def test_every_method_continues_from_every_round_with_the_same_bits(
         on_disk = {key: value for key, value in bits(played[number]).items() if key not in ("clients", "bytes")}
         assert {key: bits(last)[key] for key in on_disk} == on_disk
         assert [bits(r) for r in rounds(fresh, Here(fresh), last)] == [bits(r) for r in played[number + 1 :]]
+
+
+def test_a_round_without_evaluation_is_restored_and_says_what_is_left_to_do(make_site, play, bits, tmp_path):
+    def site(num_rounds):
+        return make_site(scaffold(), num_rounds=num_rounds, eval_every=3)
+
+    played = play(site(7))
+    save(tmp_path, played, site(7), 3, 4)
+    for number, is_evaluated in ((3, True), (4, False)):
+        saved = newest(Folder(str(tmp_path)), before=number + 1)
+        last = saved.restore(site(7), Here(site(7)))
+        assert (last.evaluation is not None) == is_evaluated
+        later = rounds(site(7), Here(site(7)), last)
+        assert [bits(round) for round in later] == [bits(round) for round in played[number + 1 :]]
+        assert saved.leaves_work(site(7).job)
+        assert saved.leaves_work(site(number).job) == (not is_evaluated), "its last round is evaluated"
 
 
 def test_read_only_arrays_are_saved(make_site, play, tmp_path):

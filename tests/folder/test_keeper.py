@@ -41,12 +41,13 @@ def site(tmp_path):
     return Site(nn.Linear(1, 1), federation, job, torch.device("cpu"))
 
 
-def a_round(number: int, right: int = 3) -> Round:
-    """A round after which `right` of 4 cats and all 4 dogs are recognised."""
-    evaluation = Evaluation(np.array([[right, 4 - right], [0, 4]]), 8.0)
+def a_round(number: int, right: int | None = 3) -> Round:
+    """A round after which `right` of 4 cats and all 4 dogs are recognised; None: it is not evaluated."""
+    evaluation = None if right is None else Evaluation(np.array([[right, 4 - right], [0, 4]]), 8.0)
     clients = (ClientRow(0, 10, 1.0, 0.5, "here"), ClientRow(3, 30, 2.0, 0.5, "there")) if number else ()
     costs = {"seconds": 1.5 if number else 0.0, "bytes_down": 100 * number, "bytes_up": 10 * number}
-    return Round(number, {"w": torch.ones(1) * number}, {}, {}, evaluation, np.ones(2), 0.125, clients, **costs)
+    forgetting = None if right is None else 0.125
+    return Round(number, {"w": torch.ones(1) * number}, {}, {}, evaluation, np.ones(2), forgetting, clients, **costs)
 
 
 def keep(site, *rounds, force=False):
@@ -81,6 +82,22 @@ def test_the_tables_have_a_row_per_round_client_and_class(site):
         {"round": 0, "class": "cat", "accuracy": 0.75},
         {"round": 0, "class": "dog", "accuracy": 1.0},
     ]
+
+
+def test_a_round_without_evaluation_has_no_figures_and_no_classes(site):
+    path = keep(site, a_round(0), a_round(1, 4), a_round(2, None), a_round(3, 2), a_round(4, None))
+    rounds = read_table(path, "rounds")
+    for column in ("test_accuracy", "test_loss", "forgetting"):
+        assert [value is None for value in rounds.column(column).to_pylist()] == [False, False, True, False, True]
+    assert all(rounds.column(column).null_count == 0 for column in ("round", "seconds", "bytes_down", "bytes_up"))
+    assert rounds.column("train_loss").to_pylist() == [None, *[1.75] * 4]
+    assert read_table(path, "classes").column("round").to_pylist() == [0, 0, 1, 1, 3, 3]
+    assert read_table(path, "clients").column("round").to_pylist() == [1, 1, 2, 2, 3, 3, 4, 4]
+    summary = read_summary(path)
+    assert (summary["rounds"], summary["best"]["round"], summary["last"]["round"]) == (4, 1, 3)
+    assert summary["last"]["test_accuracy"] == 0.75
+    only_first = read_summary(keep(site, a_round(0), a_round(1, None), force=True))
+    assert (only_first["rounds"], only_first["best"]["round"], only_first["last"]["round"]) == (1, 0, 0)
 
 
 def test_any_parquet_reader_reads_the_rounds_in_order(site):

@@ -11,8 +11,8 @@ import rayfed
 from rayfed import experiment
 from rayfed.cli import main
 from rayfed.errors import InputError
-from rayfed.folder.checkpoint import newest
 from rayfed.folder.keeper import PARTITION
+from rayfed.folder.saved import newest
 from rayfed.folder.storage import Folder
 from rayfed.folder.tables import read_table
 from rayfed.runtime import worker

@@ -100,6 +100,52 @@ def test_rounds_added_later_have_the_same_results(tables, tmp_path, whole, place
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.glob("[rm]*/*")} == {"runs/whole", place}
 
 
+@pytest.fixture
+def seldom(tables):
+    """The job of a run that is evaluated after rounds 0, 3, 6, ... and its last."""
+    tables["train"]["eval_every"] = 3
+    return tables
+
+
+@pytest.mark.parametrize("round", [3, 4, 5])
+def test_a_run_that_is_seldom_evaluated_continues_to_the_same_results(seldom, whole, stops, round):
+    method = stops(round)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            rayfed.run(seldom, method=method, resume=True)
+    result = rayfed.run(seldom, method=method, resume=True)
+    assert outcome(result) == whole
+    accuracy = result.rounds.column("test_accuracy").to_pylist()
+    assert [number for number, value in enumerate(accuracy) if value is not None] == [0, 3, 5]
+
+
+def test_a_longer_run_has_one_evaluation_more_and_nothing_else_differs(seldom, whole):
+    """The last round of the shorter run stays evaluated."""
+    path = rayfed.run(seldom, {"train.num_rounds": 4}).path
+    rows, weights = outcome(rayfed.resume(path, {"train.num_rounds": 5}))
+    extra = [row for row in rows if row["round"] == 4 and ("test_loss" in row or "class" in row)]
+    assert [row.get("test_loss", row.get("accuracy")) is not None for row in extra] == [True] * 3
+    without = {id(extra[0]): {**extra[0], "test_accuracy": None, "test_loss": None, "forgetting": None}}
+    assert ([without.get(id(row), row) for row in rows if row not in extra[1:]], weights) == whole
+
+
+def test_a_round_that_becomes_the_last_is_evaluated_when_the_run_is_resumed(seldom, tmp_path, stops):
+    method, path = stops(5), tmp_path / "runs/run"
+    with pytest.raises(KeyboardInterrupt):
+        rayfed.run(seldom, method=method)
+    assert read_summary(path)["last"]["round"] == 3
+    short = rayfed.resume(path, {"train.num_rounds": 4}, method=method)
+    assert outcome(short) == outcome(rayfed.run(seldom, {"name": "short", "train.num_rounds": 4}))
+    assert (read_summary(path)["status"], read_summary(path)["last"]["round"]) == ("done", 4)
+
+
+def test_how_often_a_run_is_evaluated_belongs_to_it(seldom):
+    """Forgetting depends on it: a table must not hold two kinds."""
+    path = rayfed.run(seldom, {"train.num_rounds": 1}).path
+    with pytest.raises(InputError, match=r"belongs to another job: train\.eval_every is 3 there, 1 here"):
+        rayfed.resume(path, {"train.eval_every": 1})
+
+
 def test_run_with_resume_begins_and_continues_a_run(tables, whole, stops):
     method = stops(4)
     for _ in range(2):

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 import rayfed
 from rayfed.cli import main
 from rayfed.errors import InputError
-from rayfed.folder.checkpoint import newest
+from rayfed.folder.saved import newest
 from rayfed.folder.storage import Folder
 from rayfed.folder.summary import read_summary
 from rayfed.folder.tables import read_table

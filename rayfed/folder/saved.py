@@ -1,0 +1,177 @@
+"""Reading checkpoints: `checkpoint.py` writes them, and says which files they have."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import logging
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import safetensors.torch
+
+from rayfed.engine import Held, Kind, Round, Workers
+from rayfed.errors import InputError, Torn
+from rayfed.folder.packing import from_bytes
+from rayfed.folder.places import lineage_of
+from rayfed.folder.shards import Index, Place, contents, from_table
+from rayfed.folder.storage import Folder
+from rayfed.job import Job, differences
+from rayfed.local import Evaluation, Site
+from rayfed.methods.part import parts_at
+from rayfed.trees import first_difference, unpack
+from rayfed.weights import state_of
+
+log = logging.getLogger(__name__)
+
+VERSIONS = (1, 2, 3)  # that can be read; the last is written. Version 1 nested its trees differently
+MANIFEST = re.compile(r"round-(\d{5,})\.json")
+
+
+@dataclass(frozen=True, eq=False)
+class Saved:
+    """A whole checkpoint: every file is there, and has the hash that its manifest notes."""
+
+    folder: Folder
+    manifest: dict[str, Any]
+
+    @property
+    def round(self) -> int:
+        return self.manifest["round"]
+
+    @property
+    def names(self) -> set[str]:
+        """The names of its files."""
+        return {f"{stem(self.round)}.json", *self.manifest["files"]}
+
+    def table(self, name: str) -> pa.Table:
+        """The results so far."""
+        parts = (self._read(f"{stem(last)}.{name}.parquet") for last, _ in self.parts(name))
+        return pa.concat_tables(pq.read_table(io.BytesIO(part)) for part in parts)
+
+    def parts(self, name: str) -> list[tuple[int, int]]:
+        """The files that hold a table: the last round in each, and its number of rows where that is known."""
+        return self.manifest["tables"][name] if "tables" in self.manifest else [(self.round, 0)]
+
+    def index(self) -> Index:
+        """Where the memories lie."""
+        if "memories" in self.manifest:  # of version 1 or 2
+            return {int(client): Place(name, 0, sys.maxsize) for client, name in self.manifest["memories"].items()}
+        name = f"{stem(self.round)}.memories.parquet"
+        return from_table(pq.read_table(io.BytesIO(self._read(name)))) if name in self.manifest["files"] else {}
+
+    def leaves_work(self, job: Job) -> bool:
+        """Whether anything of a job is left to do: later rounds, or the evaluation of this one, its last."""
+        return self.round < job.train.num_rounds or not self.manifest.get("evaluated", True)
+
+    def lends_to(self, folder: Folder) -> bool:
+        """Whether the next checkpoint in a folder may name files of this one."""
+        return self.manifest["version"] == VERSIONS[-1] and self.folder.place == folder.place
+
+    def restore(self, site: Site, workers: Workers) -> Round:
+        """The round as it was, to continue from. Raises `InputError` where it does not fit the site."""
+        order = state_of(site.model)
+        weights = safetensors.torch.load(self._read(f"{stem(self.round)}.safetensors"))
+        if (difference := first_difference(weights, order)) is not None:
+            raise InputError(f"the checkpoint of round {self.round} is not of this model: {difference}")
+        state = unpack(from_bytes(self._read(f"{stem(self.round)}.state.safetensors")))
+        memories = contents(self.index(), self._read)
+        known = state["confusion"] is not None  # a round may be without evaluation
+        parts = {part.slot: part for part in parts_at(site.job.method, self.round)} if self.round else {}
+        return Round(
+            round=self.round,
+            weights={name: weights[name] for name in order},  # in the model's order: sums over names depend on it
+            held={slot: Held(parts[slot], held["since"], held["state"]) for slot, held in state["held"].items()},
+            memories={client: workers.remember(from_bytes(memory)) for client, memory in memories},
+            evaluation=Evaluation(state["confusion"].numpy(), state["loss"]) if known else None,
+            peak=state["peak"].numpy(),
+            forgetting=state["forgetting"],
+        )
+
+    def check(self) -> Saved:
+        """Raises `Torn` where a file is missing or not as it was written."""
+        for name in self.manifest["files"]:
+            self._read(name)
+        return self
+
+    def refuse_another(self, site: Site) -> None:
+        """Raises `InputError`, naming the differences, where this is not a checkpoint of the site's job on its data."""
+        differing = differences(lineage_of(self.manifest["job"]), site.job.lineage())
+        if not differing and self.manifest["data"] != site.federation.hash():
+            differing = ["the images or labels have changed since"]
+        if differing:
+            what = f"the checkpoint of round {self.round} in '{self.folder.place}'"
+            raise InputError(f"{what} belongs to another job: {'; '.join(differing)}")
+
+    def other_bits(self, kinds: Sequence[Kind], modules: Mapping[str, str]) -> list[str]:
+        """Why the run would continue to other bits: hardware of another kind, or modules with other hashes, in words.
+
+        A checkpoint from before these were noted says nothing.
+        """
+        known: list[Kind] = self.manifest.get("hardware", kinds)
+        found = [differences(known[0], kind) for kind in kinds if known and kind not in known]
+        code: dict[str, str] = self.manifest.get("modules", modules)
+        changed = [name for name in sorted({*code, *modules}) if code.get(name) != modules.get(name)]
+        return [*(line for lines in found for line in lines), *(f"the module {name} has changed" for name in changed)]
+
+    def _read(self, name: str) -> bytes:
+        try:
+            content = self.folder.read(name)
+        except FileNotFoundError:
+            raise Torn(f"'{name}' is missing") from None
+        if hashlib.sha256(content).hexdigest() != self.manifest["files"].get(name):
+            raise Torn(f"'{name}' is not as it was written")
+        return content
+
+
+def newest(folder: Folder, before: int | None = None) -> Saved | None:
+    """The newest whole checkpoint, of those before a round if one is given; None where there is none at all.
+
+    A torn checkpoint, or one of an unknown version, is passed over with a warning. Raises `InputError` where no other
+    checkpoint is left.
+    """
+    found = sorted((int(match[1]) for name in folder.names() if (match := MANIFEST.fullmatch(name))), reverse=True)
+    refused = []
+    for number in (number for number in found if before is None or number < before):
+        try:
+            saved = Saved(folder, _read_manifest(folder, f"{stem(number)}.json")).check()
+        except Torn as error:
+            refused.append(f"the checkpoint of round {number} cannot be used: {error}")
+            continue
+        for refusal in refused:
+            log.warning("%s; the last good checkpoint is of round %d", refusal, number)
+        return saved
+    if refused:
+        raise InputError("\n".join([*refused, f"'{folder.place}' holds no good checkpoint"]))
+    return None
+
+
+def stem(round: int) -> str:
+    """The beginning of the names of a round's files."""
+    return f"round-{round:05d}"
+
+
+def _read_manifest(folder: Folder, name: str) -> dict[str, Any]:
+    """Raises `Torn`."""
+    try:
+        sealed = json.loads(folder.read(name))
+        manifest, digest = sealed["checkpoint"], sealed["sha256"]
+        version = manifest["version"]
+    except (ValueError, KeyError, TypeError):
+        raise Torn(f"'{name}' is not as it was written") from None
+    if version not in VERSIONS:
+        raise Torn(f"it has version {version}, and this rayfed reads versions {', '.join(map(str, VERSIONS))}")
+    if digest != digest_of(manifest):
+        raise Torn(f"'{name}' is not as it was written")
+    return manifest
+
+
+def digest_of(manifest: dict[str, Any]) -> str:
+    """The SHA-256 that a manifest is sealed with."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
