@@ -76,6 +76,8 @@ class Saved:
 
     def restore(self, site: Site, workers: Workers) -> Round:
         """The round as it was, to continue from. Raises `InputError` where it does not fit the site."""
+        if self.manifest["version"] < VERSIONS[-1]:
+            log.warning("the checkpoint is of an earlier rayfed, which rounded otherwise: later rounds get other bits")
         order = state_of(site.model)
         weights = safetensors.torch.load(self._read(f"{stem(self.round)}.safetensors"))
         if (difference := first_difference(weights, order)) is not None:

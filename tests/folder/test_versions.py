@@ -34,6 +34,11 @@ def stored(request, tmp_path, monkeypatch, no_page):
     return shutil.copytree(STORED / request.param, tmp_path / "stored")
 
 
+def test_a_run_of_an_older_version_continues_with_a_warning(stored, caplog):
+    rayfed.resume(stored, {"train.num_rounds": 3, "ray.mode": "off"}, other_bits=True)
+    assert "the checkpoint is of an earlier rayfed" in caplog.text
+
+
 @pytest.mark.slow
 def test_a_run_of_an_older_version_continues_to_the_same_weights(stored, play, bits):
     site = open_site(read_job(stored / "job.toml", {"train.num_rounds": 4}))
