@@ -1,6 +1,6 @@
 """The actor that does the clients' work. It imports torch and this package, but not torchvision, which is slow."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 import ray
@@ -8,7 +8,7 @@ import torch
 from ray import ObjectRef
 
 from rayfed.errors import Restarted
-from rayfed.local import Broadcast, Evaluation, Site
+from rayfed.local import Broadcast, Evaluation
 from rayfed.runtime.gpus import device_given, memory_cap, peak_bytes
 from rayfed.runtime.placement import Place
 from rayfed.runtime.worker import Done, Worker
@@ -29,16 +29,21 @@ class ClientActor:
     def __repr__(self) -> str:
         return self._name
 
-    def open(self, sites: Mapping[str, ObjectRef]) -> Place:
+    def where(self) -> str:
+        """Ray's id of the node on which this actor is."""
+        return ray.get_runtime_context().get_node_id()
+
+    def open(self, site: Sequence[ObjectRef]) -> Place:
         """Open the run, and say where this actor is. A restarted actor must open the run again.
 
-        `sites` has the run's site for each node, or for all nodes under "". It is no argument of the constructor: Ray
-        cannot restart an actor whose constructor has arguments in the object store.
+        `site` is the reference to the run's site, in a list, so that this method waits for the data, not the actor's
+        queue. It is no argument of the constructor: Ray cannot restart an actor whose constructor has arguments in the
+        object store.
         """
         if (device := device_given()).type == "cuda":
             torch.cuda.set_per_process_memory_fraction(memory_cap(self._gpu_share))
         node, context = ray.util.get_node_ip_address(), ray.get_runtime_context()
-        self._opened = Worker(_nearest(sites), device, node)
+        self._opened = Worker(ray.get(site[0]), device, node)
         return Place(node, context.get_node_id(), str(device), context.get_worker_id(), self._opened.kind)
 
     # The fields of a `Broadcast` are separate arguments, so that Ray fetches each tree once per node.
@@ -54,18 +59,13 @@ class ClientActor:
     def evaluate(self, weights: Packed, start: int, stop: int) -> Evaluation:
         return self._worker.evaluate(weights, start, stop)
 
-    def measure(self, sites: Mapping[str, ObjectRef]) -> int:
+    def measure(self, site: Sequence[ObjectRef]) -> int:
         """The GPU memory in bytes that this process takes for the largest client; 0 on a pretended GPU."""
         device_given()  # refuses a GPU that torch does not see
-        return peak_bytes(_nearest(sites))
+        return peak_bytes(ray.get(site[0]))
 
     @property
     def _worker(self) -> Worker:
         if self._opened is None:
             raise Restarted(f"{self._name} was restarted, and has not been opened again")
         return self._opened
-
-
-def _nearest(sites: Mapping[str, ObjectRef]) -> Site:
-    """The run's site, read in place: each node has one copy of the data."""
-    return ray.get(sites.get(ray.get_runtime_context().get_node_id()) or next(iter(sites.values())))

@@ -8,7 +8,7 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from rayfed.errors import InputError, RunFailed, WorkersLost, uncoloured
 from rayfed.job import RayOptions, differences
 from rayfed.runtime.actors import ClientActor
 from rayfed.runtime.causes import lost_object, refuse_input
-from rayfed.runtime.head import Head
+from rayfed.runtime.head import HEAD_LIMIT, Head
 from rayfed.runtime.heartbeat import Heartbeat
 from rayfed.runtime.placement import Place, actor_text, capacity, nodes_text, places_text
 
@@ -31,6 +31,7 @@ MAX_OPENINGS = 3  # times in a row that an actor may fail to open the run
 PAUSE = 0.1  # seconds, at least, before an actor is asked again; mostly Ray itself takes a second to refuse
 UP_LIMIT = 180.0  # seconds in which an actor's process must come up; afterwards it is restarted
 DATA_LIMIT = 3600.0  # seconds in which an actor that is up must have the data, which its node may have to load first
+LOOK = 5.0  # seconds after which a run that works looks for new nodes again
 LATE = 30.0  # seconds without another actor after which a run starts with those that are up
 NAMED = 5  # awaited actors or pieces of work that a line names
 
@@ -41,15 +42,11 @@ class Member:
 
     name: str
     actor: Any
+    node_id: str = ""  # Ray's id of the node on which it last came up
     place: Place | None = None  # where it last opened the run
     asked: float = 0.0  # when it was last asked whether it is up, or to open the run
     up: bool = False  # its process is up, and opens the run
     failures: int = 0  # to open the run, in a row
-
-    @property
-    def node_id(self) -> str:
-        """Ray's id of the node on which it last opened the run; '' before."""
-        return self.place.node_id if self.place else ""
 
     def __str__(self) -> str:
         return self.name + (f" on {self.place.node}" if self.place else "")
@@ -61,7 +58,7 @@ class Crew:
 
     options: RayOptions
     run: str
-    share: Callable[[ObjectLostError | None], Mapping[str, ObjectRef]]  # gives the sites; after a loss, new ones
+    site_at: Callable[[str, ObjectLostError | None], ObjectRef]  # the site for a node; a new one if it was lost
     most: int  # actors, however large the cluster is
     head: Head
     other_bits: bool = False  # actors may be on several kinds of hardware
@@ -74,6 +71,7 @@ class Crew:
         self._refused: list[Member] = []  # by Ray, a moment ago: they are to be asked again
         self._members: list[Member] = []
         self._numbers = itertools.count()
+        self._look_at = 0.0  # when to look for new nodes again
         self._alone_since: float | None = None  # since when there has been no actor to work on
         self._patience = max(self.options.patience, UP_LIMIT)  # seconds; at first, processes must come up
         self._last_words = ""  # of the last actor that was given up
@@ -100,7 +98,7 @@ class Crew:
         places = [member.place for member in self.idle if member.place is not None]
         log.info("%s; up after %.1f s", places_text(places), time.monotonic() - started)
         if up < len(self._members):
-            late = "the others join when the cluster has room for them, which other jobs may hold now (`ray status`)"
+            late = "the others join when the cluster has room: other jobs hold it, or nodes are starting (`ray status`)"
             log.warning("the run starts with %d of %d actors; %s", up, len(self._members), late)
         self._patience = self.options.patience
 
@@ -111,11 +109,12 @@ class Crew:
         if kill:
             ray.kill(member.actor, no_restart=False)  # returns at once, even if the actor cannot be reached
         member.up = False
-        self._ask(member, member.actor.__ray_ready__)
+        self._ask(member, member.actor.where)
 
     def wait(self, working: Sequence[ObjectRef], seconds: float) -> list[ObjectRef]:
         """Wait at most `seconds` until a working call ends, or a member comes up. Gives the calls that have ended.
 
+        New nodes that come meanwhile get members, too.
         Raises `WorkersLost` when there has been no actor to work on for `ray.patience` seconds, at first for three
         minutes at least. An actor that is up and gets the data counts as an actor.
         """
@@ -129,6 +128,10 @@ class Crew:
             self.open(member)
         if self._refused:
             seconds = min(seconds, PAUSE)
+        if now >= self._look_at:
+            self._look_at = now + LOOK
+            self.grow(0.0)
+        seconds = min(seconds, self._look_at - now)
         if working or self.idle or any(member.up for member in self.opening.values()):
             self._alone_since = None
         else:
@@ -146,9 +149,9 @@ class Crew:
         self._answered([reference for reference in ready if reference in self.opening])
         return [reference for reference in ready if reference in working]
 
-    def grow(self) -> None:
-        """Create more actors where the cluster has room for them."""
-        if (found := self.head.nodes()) is None:
+    def grow(self, seconds: float = HEAD_LIMIT) -> None:
+        """Create more actors where the cluster has room for them, if the head answers in `seconds` (`Head.nodes`)."""
+        if (found := self.head.nodes(seconds)) is None:
             return
         nodes = [*found.values()]
         more = min(self.most, capacity(self.options, nodes)) - len(self._members)
@@ -192,8 +195,8 @@ class Crew:
             try:
                 answer = ray.get(reference)
                 if not member.up:
-                    member.up = True
-                    self._ask(member, member.actor.open, self.share(None))
+                    member.up, member.node_id = True, answer
+                    self._ask(member, member.actor.open, [self.site_at(answer, None)])
                     continue
                 member.place, member.failures = answer, 0
                 if not self._may_join(member, member.place.kind):
@@ -231,7 +234,7 @@ class Crew:
         """A member has failed to open the run: ask it again, or give it up."""
         refuse_input(error)
         if gone := lost_object(error):
-            self.share(gone)
+            self.site_at(member.node_id, gone)
         member.failures += 1
         if member.failures < MAX_OPENINGS and not isinstance(error, ActorDiedError):
             self.open(member)

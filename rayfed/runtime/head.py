@@ -76,20 +76,26 @@ class Head:
             raise WorkersLost("the head of the cluster does not answer; try again once `ray status` shows its nodes")
         return self._known
 
-    def nodes(self) -> dict[str, Resources] | None:
-        """As the function `nodes`; None if the head fails, or while it has not answered for `HEAD_LIMIT` seconds."""
+    def nodes(self, seconds: float = HEAD_LIMIT) -> dict[str, Resources] | None:
+        """As the function `nodes`; None if the head fails, or has not answered `seconds` from now.
+
+        With `seconds` 0 it gives the answer to the call before. The head is silent after `HEAD_LIMIT` seconds.
+        """
         now = time.monotonic()
         if self._asked is None:
             self._asked, self._answers = now, _ask(nodes)
+        silent_at = self._asked + HEAD_LIMIT
         answer: dict[str, Resources] | Exception | None = None
         with suppress(Empty):
-            answer = self._answers.get(timeout=max(0.0, self._asked + HEAD_LIMIT - now))
+            answer = self._answers.get(timeout=max(0.0, min(seconds, silent_at - now)))
             self._asked = None
         if isinstance(answer, dict):
             if self.silent:
                 log.warning("the head of the cluster is back")
             self.silent, self._known = False, answer
             return answer
+        if answer is None and time.monotonic() < silent_at:
+            return None
         if not self.silent:
             log.warning(
                 "the head of the cluster %s; the run continues, with a checkpoint after each round; Ray would end it "

@@ -38,14 +38,17 @@ def capacity(options: RayOptions, nodes: Sequence[Resources]) -> int:
 
 
 def num_actors(options: RayOptions, nodes: Sequence[Resources], clients_per_round: int) -> int:
-    """The number of actors to start. Raises `InputError`, with the largest number that fits, for a larger request."""
+    """The number of actors to start. Raises `InputError`, with the largest number that fits, for a larger request.
+
+    Until an actor's part of a GPU is measured, a number is refused only where not a single actor fits.
+    """
     fit = capacity(options, nodes)
     if fit == 0:
         what = f"no actor with {actor_text(options)} fits: {nodes_text(nodes)}"
         raise InputError(f"{what}; ask for less with ray.num_cpus and ray.num_gpus")
     if options.actors == "auto":
         return min(fit, clients_per_round)
-    if options.actors > fit:
+    if options.actors > fit and options.num_gpus != "auto":
         raise InputError(
             f"ray.actors = {options.actors}, each with {actor_text(options)}: {nodes_text(nodes)}, so at most {fit} "
             "fit; ask for fewer actors, or for smaller actors (ray.num_cpus = 0.5 lets two share a CPU)"

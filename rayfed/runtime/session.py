@@ -3,7 +3,7 @@
 import errno
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 
@@ -20,6 +20,7 @@ from rayfed.errors import InputError, WorkersLost
 from rayfed.job import Job, RayOptions
 from rayfed.local import Site, open_site
 from rayfed.runtime import OWNER, trust
+from rayfed.runtime.autoscaler import room
 from rayfed.runtime.crew import Crew, new_actor
 from rayfed.runtime.gauges import Gauges
 from rayfed.runtime.gpus import measure_share, warn_of_idle_gpus, without_absent_gpus
@@ -60,44 +61,41 @@ def open_pool(site: Site, progress: Progress = no_progress, *, other_bits: bool 
     options, name, cohort = site.job.ray, site.job.name, site.job.train.clients_per_round
     head = Head()
     options = without_absent_gpus(options, nodes := [*head.known().values()])
-    num_actors(options, nodes, cohort)  # a request that can never fit is refused before anything is measured
     warn_of_idle_gpus(options, nodes)
-    sites = Sites(site, head)
+    sites = Sites(site)
     if options.num_gpus == "auto":
+        num_actors(options, nodes, cohort)  # where not a single actor fits, that is refused before anything is measured
         probe = new_actor(replace(options, num_gpus=1.0), f"{name}/probe")
-        share = measure_share(probe, sites.references(None), head.known(), options.patience)
-        options = replace(options, num_gpus=share)
-    count = num_actors(options, [*head.known().values()], cohort)
+        options = replace(options, num_gpus=measure_share(probe, sites.at, head.known(), options.patience))
     most = cohort if options.actors == "auto" else options.actors
-    crew = Crew(options, name, sites.references, most, head, other_bits)
+    crew = Crew(options, name, sites.at, most, head, other_bits)
     with closing(Gauges(name)) as gauges:
         try:
-            crew.start(count)
+            with room(options, [*head.known().values()], cohort) as count:
+                crew.start(count)
             yield Pool(crew, site, progress, gauges)
         finally:
             crew.end()
 
 
 class Sites:
-    """The run's site in Ray's object store: one copy per node, which actors read in place.
+    """The run's site in Ray's object store: one copy per node, which its actors read in place.
 
     This process sends it once to each node; or each node makes it (`ray.data`), and its data are compared with ours.
     """
 
-    def __init__(self, site: Site, head: Head) -> None:
-        self._site, self._head = site, head
+    def __init__(self, site: Site) -> None:
+        self._site = site
         self._hash = site.federation.hash() if site.job.ray.data == "storage" else ""
-        self._made: dict[str, ObjectRef] = {}
+        self._made: dict[str, ObjectRef] = {}  # by node; or a single reference, for all nodes
 
-    def references(self, lost: ObjectLostError | None) -> Mapping[str, ObjectRef]:
-        """The site by node, or for all nodes under "". After a loss, all copies are made again."""
-        if lost is not None:
-            self._made.clear()
-        if not self._hash:
-            self._made = self._made or {"": ray.put(self._site)}
-        else:
-            self._made = {node: self._made.get(node) or self._made_on(node) for node in self._head.known()}
-        return self._made
+    def at(self, node: str, lost: ObjectLostError | None = None) -> ObjectRef:
+        """The site for the actors of a node; a new one if this is the object that was lost."""
+        key = node if self._hash else ""
+        known = self._made.get(key)
+        if known is None or (lost is not None and lost.object_ref_hex == known.hex()):
+            self._made[key] = self._made_on(node) if self._hash else ray.put(self._site)
+        return self._made[key]
 
     def _made_on(self, node: str) -> ObjectRef:
         on_node = NodeAffinitySchedulingStrategy(node, soft=True)  # on another node if Ray must make it again

@@ -11,6 +11,7 @@ from rayfed.engine import Workers
 from rayfed.job import Job
 from rayfed.local import Site
 from rayfed.runtime.aside import aside
+from rayfed.runtime.heartbeat import result
 from rayfed.runtime.here import Here, Progress, no_progress
 from rayfed.runtime.signals import stopping
 
@@ -36,7 +37,7 @@ def opened(job: Job, make: Callable[[], Site], tell: Callable[[Site], None], *, 
     if told := bool(wait([making], soon - time.monotonic()).done):
         tell(making.result())
     with stopping("stopping"), connected(job):
-        site = making.result()
+        site = result(making, "the data, which this process opens")
         if not told:
             tell(site)
         yield site

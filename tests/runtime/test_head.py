@@ -39,6 +39,24 @@ def test_a_silent_head_is_not_asked_again_until_it_answers(monkeypatch, caplog):
     assert len(asked) == 2, "once while it was silent, and once more"
 
 
+def test_a_head_is_asked_without_waiting(monkeypatch):
+    answer, asked = threading.Event(), []
+
+    def nodes():
+        asked.append(answer.wait(60))
+        return {"a": {"CPU": 1.0}}
+
+    monkeypatch.setattr(head, "nodes", nodes)
+    asking = Head()
+    assert [asking.nodes(0.0), asking.nodes(0.0), asking.silent] == [None, None, False]
+    answer.set()
+    assert (asking.nodes(), asked) == ({"a": {"CPU": 1.0}}, [True]), "the answer to the first question"
+    answer.clear()
+    monkeypatch.setattr(head, "HEAD_LIMIT", 0.0)
+    assert [asking.nodes(0.0), asking.silent] == [None, True], "it has had its time"
+    answer.set()
+
+
 def test_a_head_that_fails_is_asked_again(monkeypatch, caplog):
     answers = [OSError("no route"), OSError("no route"), {}]
 

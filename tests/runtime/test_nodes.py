@@ -25,6 +25,7 @@ from rayfed.errors import InputError, WorkersLost
 from rayfed.job import RayOptions
 from rayfed.methods import Part, compose, fedavg, scaffold
 from rayfed.runtime import session
+from rayfed.runtime.crew import Crew
 from rayfed.runtime.dispatch import Dispatch
 from rayfed.runtime.session import Sites, open_pool
 
@@ -159,8 +160,8 @@ def test_lost_objects_are_made_again_or_named(several, make_site, play, bits, po
         return np.zeros(10**6)
 
     class LostSites(Sites):
-        def __init__(self, site, head):
-            super().__init__(site, head)
+        def __init__(self, site):
+            super().__init__(site)
             self._made = {"": lost}
 
     node = several.add_node(num_cpus=0, resources={"far": 1})
@@ -218,6 +219,48 @@ def test_the_pool_grows_and_shrinks_with_the_cluster(several, make_site, played,
         assert played(site, pool, change) == expected
     assert sizes == [1, 1, 2, 1, 1, 2, 2]
     assert "actors: 1 on " in caplog.text and "with room for 1 more" in caplog.text and "is back" in caplog.text
+
+
+@dataclass(frozen=True)
+class Meet(Part):
+    """Waits at a client until clients have begun on two nodes."""
+
+    folder: str
+
+    def begin(self, client):
+        Path(self.folder, ray.get_runtime_context().get_node_id()).touch()
+        for _ in range(900):
+            if len([*Path(self.folder).iterdir()]) == 2:
+                return
+            time.sleep(0.1)
+        raise TimeoutError("no client has begun on a second node")
+
+
+def opened(site, job):
+    """Stands for `open_site`, which would open the data that the job names."""
+    return site
+
+
+def test_a_node_that_comes_during_a_round_works_in_it_and_reads_the_data_itself(
+    several, make_site, played, here, pool_on, tmp_path, monkeypatch
+):
+    site = make_site(compose(scaffold(), Meet(str(tmp_path))), clients_per_round=6, num_rounds=1)
+    (stands_in := tmp_path / "another node").touch()
+    expected = here(site)
+    stands_in.unlink()
+    (first := tmp_path / several.head_node.node_id).unlink()
+    added = []
+
+    def wait(self, working, seconds, wait=Crew.wait):
+        if first.exists() and not added:
+            added.append(several.add_node(num_cpus=1))  # in this thread, as it sets signal handlers
+        return wait(self, working, seconds)
+
+    monkeypatch.setattr(Crew, "wait", wait)
+    monkeypatch.setattr(session, "open_site", partial(opened, site))
+    with pool_on(site, "meet", data="storage") as pool:
+        assert played(site, pool) == expected
+        assert pool._crew.site_at.__self__._made.keys() == {node.name for node in tmp_path.iterdir()}
 
 
 def test_a_run_without_any_actor_left_ends_with_a_message(a_cluster, make_site, played, pool_on):

@@ -47,6 +47,12 @@ def test_too_many_actors_are_refused_with_the_number_that_fits():
         num_actors(RayOptions(num_gpus=2), TWO_NODES, clients_per_round=10)
 
 
+def test_a_number_of_actors_on_gpus_is_not_refused_before_their_part_of_a_gpu_is_measured():
+    assert num_actors(RayOptions(actors=4, num_gpus="auto"), TWO_NODES, clients_per_round=4) == 4
+    with pytest.raises(InputError, match=r"no actor with 1 CPU and 1 GPU fits"):
+        num_actors(RayOptions(actors=4, num_gpus="auto"), [{"CPU": 2.0}], clients_per_round=4)
+
+
 def test_actors_are_counted_by_node_and_device():
     places = [Place("10.0.0.1", "a", "cuda:0")] * 2 + [Place("10.0.0.1", "a", "cpu"), Place("10.0.0.2", "b", "cpu")]
     assert places_text(places) == "actors: 1 on 10.0.0.1 (cpu), 2 on 10.0.0.1 (cuda:0), 1 on 10.0.0.2 (cpu)"

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import ray
+from ray.exceptions import ObjectLostError
 
 from rayfed.errors import InputError, WorkersLost
 from rayfed.job import RayOptions
@@ -299,6 +300,21 @@ def test_each_node_can_read_the_data_itself(cluster, make_site, here, on_ray, mo
     site = make_site(fedntd(), num_rounds=2)
     monkeypatch.setattr(session, "open_site", partial(opened, site))
     assert on_ray(site, 2, data="storage") == here(site)
+
+
+@pytest.mark.parametrize("data", ["store", "storage"])
+def test_an_actor_gets_one_reference_to_the_data_and_another_only_once_it_is_lost(make_site, monkeypatch, data):
+    new = map(ray.ObjectRef, (bytes([number]) * 28 for number in range(9)))
+    monkeypatch.setattr(session.ray, "put", lambda site: next(new))
+    monkeypatch.setattr(session.Sites, "_made_on", lambda sites, node: next(new))
+    sites = session.Sites(make_site(fedavg(), ray=RayOptions(data=data)))
+    here, there = sites.at("here"), sites.at("there")
+    assert (here == there) == (data == "store"), "a copy of this process, or of each node"
+    lost = ObjectLostError(here.hex(), None, "")
+    again = sites.at("here", lost)
+    assert again != here
+    assert sites.at("here") == sites.at("here", lost) == again, "several actors report the same loss"
+    assert (sites.at("there") == again) == (data == "store")
 
 
 @pytest.mark.slow

@@ -1,6 +1,8 @@
 """No wait is silent, and none is longer than it must be: for actors, for a GPU, for the data."""
 
+import threading
 import time
+from concurrent.futures import Future
 from functools import partial
 
 import pytest
@@ -103,11 +105,18 @@ def test_an_actor_that_waits_for_its_data_is_not_restarted(a_cluster, make_site,
     assert "to come up" not in caplog.text.partition("to get the data")[2]
 
 
+def test_data_that_this_process_opens_are_waited_for_with_a_heartbeat(caplog):
+    future = Future()
+    threading.Timer(1.0, future.set_result, ["data"]).start()
+    assert heartbeat.result(future, "the data") == "data"
+    assert "s; waiting for the data" in caplog.text
+
+
 def test_an_actor_that_is_not_there_yet_delays_no_other(monkeypatch):
     def refuse(reference):
         raise ActorUnavailableError("it is being restarted", None)
 
-    waiting = crew.Crew(RayOptions(), "run", lambda lost: {}, 1, Head())
+    waiting = crew.Crew(RayOptions(), "run", lambda node, lost: None, 1, Head())
     monkeypatch.setattr(crew.ray, "get", refuse)
     monkeypatch.setattr(crew.time, "sleep", None)  # answers of other actors would wait
     waiting.opening = {"reference": crew.Member("actor-0", None)}
