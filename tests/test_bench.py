@@ -64,6 +64,12 @@ def test_a_round_is_compared_with_the_same_round_of_the_tuned_pool(bench, entry)
     assert "1.50" in table and "1.00" in table
 
 
+def test_contenders_that_are_pools_race_in_each_size(bench):
+    assert bench.entrants(["ray", "here"], [4]) == {"ray": 4, "here": 1}
+    assert bench.entrants(["tuned", "here"], [1, 8]) == {"tuned x1": 1, "tuned x8": 8, "here": 1}
+    assert all(bench.kind_of(name) in bench.CONTENDERS for name in bench.entrants(bench.CONTENDERS, [1, 2]))
+
+
 def test_accuracies_that_are_apart_are_seen(bench, entry):
     assert bench.gap(entry("ray", [1, 1]), entry("tuned", [1, 1], accuracy=0.4)) == pytest.approx(0.1)
 
@@ -86,13 +92,15 @@ def test_every_workload_is_a_valid_job(bench, name):
     assert bench.distils(job) == name.startswith("W3")
 
 
-def test_the_tuned_pools_model_is_the_same_function_of_one_vector(bench):
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_the_tuned_pools_model_is_the_same_function_of_one_vector(bench, channels_last):
     model = build_model("cnn", image_shape=(3, 12, 12), num_classes=10, seed=0)
     images = torch.randn(4, 3, 12, 12)
-    flat = bench.Flat(model)
+    flat = bench.Flat(model, channels_last=channels_last)
     assert [type(layer).__name__ for layer in flat.model.features][:3] == ["Conv2d", "MaxPool2d", "ReLU"]
     torch.testing.assert_close(flat.model(images), model(images))
-    other = bench.Flat(build_model("cnn", image_shape=(3, 12, 12), num_classes=10, seed=1))
+    another = build_model("cnn", image_shape=(3, 12, 12), num_classes=10, seed=1)
+    other = bench.Flat(another, channels_last=channels_last).to("cpu")
     other.values.copy_(flat.values)
     assert torch.equal(other.model(images), flat.model(images))
 
@@ -102,12 +110,15 @@ def test_the_tuned_pools_model_is_the_same_function_of_one_vector(bench):
     ("workload", "contenders"), [("W2", ["ray", "tuned", "here", "plain"]), ("W3", ["tuned", "here", "plain"])]
 )
 def test_all_contenders_do_the_same_work(tmp_path, workload, contenders):
-    """W2 on 600 images; W3, which needs more for its 100 clients, on the embedded ones."""
+    """W2 on 600 images; W3, which needs more for its 100 clients, on the embedded ones, with pools of two sizes."""
     command = [TOOL, "--quick", "--workloads", workload, "--contenders", *contenders, "--json", tmp_path / "out.json"]
     if workload == "W2":
         for name, rows in (("train", 600), ("test", 200)):
             pq.write_table(pq.read_table(MINI / f"{name}.parquet").slice(0, rows), tmp_path / f"{name}.parquet")
         command += ["--data", tmp_path / "train.parquet", "--test", tmp_path / "test.parquet"]
+    else:
+        command += ["--processes", "1", "2"]
+        contenders = ["tuned x1", "tuned x2", *contenders[1:]]
     run = subprocess.run([sys.executable, *map(str, command)], capture_output=True, text=True, timeout=280)
     assert run.returncode == 0, run.stderr
     lines = json.loads((tmp_path / "out.json").read_text())["workloads"][workload]["contenders"]
