@@ -40,6 +40,7 @@ SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
         lambda before: torch.use_deterministic_algorithms(before[0], warn_only=before[1]),
     ),
     *(_attribute(torch.backends.cudnn, name) for name in ("enabled", "benchmark", "deterministic")),
+    *(_attribute(getattr(torch.backends.cudnn, name), "fp32_precision") for name in ("conv", "rnn")),
     (lambda: torch.is_autocast_enabled("cpu"), lambda on: torch.set_autocast_enabled("cpu", on)),
     (lambda: torch.is_autocast_enabled("cuda"), lambda on: torch.set_autocast_enabled("cuda", on)),
     (_flushes_denormals, torch.set_flush_denormal),

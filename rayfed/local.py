@@ -224,7 +224,7 @@ def _descend(
     known = Known(client) if site.job.data.augment.off and all_used else None
     losses = []
     for index in batches(len(rows), training, rng):
-        at = index.to(site.device)
+        at = index.to(site.device, non_blocking=True)  # else each step would wait for the GPU
         known_here = partial(known, at) if known else None
         batch = Batch(images.augmented(index, rng), labels[at], model, parameters, client, known_here)
         terms = [_term(part, part.loss(batch, local[part.slot])) for part in with_terms]

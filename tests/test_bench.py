@@ -63,6 +63,12 @@ def test_a_round_is_compared_with_the_same_round_of_the_tuned_pool(bench, entry)
     assert "1.50" in table and "1.00" in table
 
 
+def test_contenders_that_are_pools_race_in_each_size(bench):
+    assert bench.entrants(["ray", "here"], [4]) == {"ray": 4, "here": 1}
+    assert bench.entrants(["tuned", "here"], [1, 8]) == {"tuned x1": 1, "tuned x8": 8, "here": 1}
+    assert all(bench.kind_of(name) in bench.CONTENDERS for name in bench.entrants(bench.CONTENDERS, [1, 2]))
+
+
 def test_accuracies_that_are_apart_are_seen(bench, entry):
     assert bench.gap(entry("ray", [1, 1]), entry("tuned", [1, 1], accuracy=0.4)) == pytest.approx(0.1)
 
@@ -85,13 +91,15 @@ def test_every_workload_is_a_valid_job(bench, name):
     assert bench.distils(job) == name.startswith("W3")
 
 
-def test_the_tuned_pools_model_is_the_same_function_of_one_vector(bench):
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_the_tuned_pools_model_is_the_same_function_of_one_vector(bench, channels_last):
     model = build_model("cnn", image_shape=(3, 12, 12), num_classes=10, seed=0)
     images = torch.randn(4, 3, 12, 12)
-    flat = bench.Flat(model)
+    flat = bench.Flat(model, channels_last=channels_last)
     assert [type(layer).__name__ for layer in flat.model.features][:3] == ["Conv2d", "MaxPool2d", "ReLU"]
     torch.testing.assert_close(flat.model(images), model(images))
-    other = bench.Flat(build_model("cnn", image_shape=(3, 12, 12), num_classes=10, seed=1))
+    another = build_model("cnn", image_shape=(3, 12, 12), num_classes=10, seed=1)
+    other = bench.Flat(another, channels_last=channels_last).to("cpu")
     other.values.copy_(flat.values)
     assert torch.equal(other.model(images), flat.model(images))
 

@@ -2,6 +2,7 @@
 
     make bench                                                  # all workloads on the embedded images
     python tools/bench.py --workloads W1 W2 --data train.parquet --test test.parquet --json speed.json
+    python tools/bench.py --device cuda --processes 1 2 4 8 --contenders ray tuned compiled graphs here plain
 
 All contenders of a workload are alive at the same time, each in a process of its own, and take turns: a block of rounds
 each, in an order that rotates. A round is compared with the same round of the others, which has the same clients.
@@ -27,6 +28,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import date
+from functools import partial
 from itertools import pairwise
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -166,20 +168,25 @@ def plain(table: Mapping[str, Any], pace: Pace, processes: int) -> None:
         pace.lap(number, (guesses == test_labels).double().mean().item(), seconds)
 
 
-def tuned(table: Mapping[str, Any], pace: Pace, processes: int) -> None:
-    """Plain torch in a pool of processes with all that is known to pay: see docs/speed.md."""
+def tuned(table: Mapping[str, Any], pace: Pace, processes: int, how: str = "eager") -> None:
+    """Plain torch in a pool of processes with all that is known to pay: see docs/speed.md.
+
+    `how` it runs the model: "eager", "compiled" by torch, or full batches as CUDA "graphs".
+    """
     job = rayfed.read_job(table)
     torch.set_num_threads(1)  # before the fork: each process of the pool computes with one thread
     site = open_site(job)
     data, pool, fork = site.federation, [], multiprocessing.get_context("fork")
     size = sum(parameter.numel() for parameter in site.model.parameters())
     weights, sums = shared(torch.float32, size), shared(torch.float64, processes, size)
-    weights.copy_(Flat(site.model).values)
+    layout = device_of(job).type == "cpu"  # channels_last is faster on CPUs, slower on GPUs in float32
+    weights.copy_(Flat(site.model, channels_last=layout).values)
     turn = fork.Value("q", 0)  # the next client of the round, or the next test images
     held = tensors(data)  # normalised once; the processes read these pages in place
     for total in sums:
         link, theirs = fork.Pipe()
-        fork.Process(target=tuned_process, args=(theirs, job, site.model, data, held, weights, total, turn)).start()
+        start = (theirs, job, site.model, data, held, weights, total, turn, how)
+        fork.Process(target=tuned_process, args=start).start()
         pool.append(link)
 
     def everywhere(*message: Any) -> list[Any]:
@@ -201,11 +208,14 @@ def tuned(table: Mapping[str, Any], pace: Pace, processes: int) -> None:
 
 def tuned_process(
     link: Connection, job: Job, model: nn.Module, data: Federation, held: Sequence[Tensor], weights: Tensor,
-    total: Tensor, turn: Any,
+    total: Tensor, turn: Any, how: str,
 ) -> None:  # fmt: skip
-    device, cuda = device_of(job), job.ray.num_gpus != 0
-    images, labels, test_images, test_labels = (tensor.to(device) for tensor in held) if cuda else held
-    student, frozen = Flat(model, device), Flat(model, device)  # `frozen` is the round's global model
+    device = device_of(job)
+    images, labels, test_images, test_labels = (tensor.to(device) for tensor in held)
+    # `frozen` is the round's global model.
+    student, frozen = (Flat(model, channels_last=device.type == "cpu").to(device) for _ in range(2))
+    run = torch.compile(student.model) if how == "compiled" else student.model
+    graph: list[Callable[..., None]] = []  # the step on a full batch, once there is one
     frozen.model.eval().requires_grad_(False)
     optimizer = torch.optim.SGD(student.model.parameters(), job.train.lr, job.train.momentum, fused=True)
 
@@ -217,24 +227,30 @@ def tuned_process(
                 return
             yield mine
 
+    def step(x: Tensor, y: Tensor, told: Tensor | None = None) -> None:
+        logits = run(x)
+        loss = cross_entropy(logits, y)
+        if told is not None:
+            loss = loss + not_true_distill(logits, told, y, tau=1.0)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
     def train(number: int, client: int) -> float:
-        began = time.perf_counter()
-        student.values.copy_(frozen.values)
-        optimizer.state.clear()  # momentum starts at zero
+        began, full = time.perf_counter(), job.train.batch_size
         rows = torch.from_numpy(data.client(client)).to(device)
-        x, y = images[rows], labels[rows]
+        own = [images[rows], labels[rows]]
         if distils(job):
             with torch.inference_mode():  # once for all epochs
-                told = torch.cat([frozen.model(some) for some in x.split(SMALL)])
+                own.append(torch.cat([frozen.model(some) for some in own[0].split(SMALL)]))
+        if how == "graphs" and not graph and len(rows) >= full:
+            graph.append(as_graph(step, [tensor[:full] for tensor in own]))
+        student.values.copy_(frozen.values)
+        for state in optimizer.state.values():
+            state["momentum_buffer"].zero_()
         for index in batches_of(job, number, client, len(rows)):
-            index = index.to(device)
-            logits = student.model(x[index])
-            loss = cross_entropy(logits, y[index])
-            if distils(job):
-                loss = loss + not_true_distill(logits, told[index], y[index], tau=1.0)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+            index = index.to(device, non_blocking=True)
+            (graph[0] if graph and len(index) == full else step)(*(tensor[index] for tensor in own))
         total.add_(student.values.cpu(), alpha=len(rows))  # into float64
         return time.perf_counter() - began
 
@@ -253,22 +269,47 @@ def tuned_process(
             link.send([int(right)])
 
 
+def as_graph(step: Callable[..., None], examples: Sequence[Tensor]) -> Callable[..., None]:
+    """A step as a CUDA graph, for batches of the examples' size. To make it changes the weights."""
+    inputs, aside = [tensor.clone() for tensor in examples], torch.cuda.Stream()
+    aside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(aside):  # libraries and momentum get their memory before the capture
+        for _ in range(3):
+            step(*inputs)
+    torch.cuda.current_stream().wait_stream(aside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step(*inputs)
+
+    def replay(*batch: Tensor) -> None:
+        for tensor, value in zip(inputs, batch, strict=True):
+            tensor.copy_(value)
+        graph.replay()
+
+    return replay
+
+
 class Flat:
-    """A copy of the model whose parameters are views of one vector, so that weights are copied and added at once."""
+    """A copy of the model whose parameters are views of one vector, so that weights are copied and added at once.
 
-    def __init__(self, model: nn.Module, device: torch.device | str = "cpu") -> None:
-        self.model = pooled_first(model).to(device)
-        layout = "cuda" not in str(device)  # channels_last is faster on CPUs, slower on GPUs in float32
+    The vector's order depends on the layout, so all copies of a pool have the same layout.
+    """
+
+    def __init__(self, model: nn.Module, *, channels_last: bool = True) -> None:
+        self.model, self._layout = pooled_first(model), channels_last
+        self.values = torch.cat([self._ordered(p.detach()).reshape(-1) for p in self.model.parameters()])
+        self.to("cpu")
+
+    def to(self, device: torch.device | str) -> Flat:
+        self.values, self.model = self.values.to(device), self.model.to(device)
         parameters = list(self.model.parameters())
-        self.values = torch.cat([_ordered(p.detach(), layout).reshape(-1) for p in parameters])
-        pieces = self.values.split([p.numel() for p in parameters])
-        for p, piece in zip(parameters, pieces, strict=True):
-            shape = _ordered(p, layout).shape
-            p.data = piece.view(shape).permute(0, 3, 1, 2) if layout and p.ndim == 4 else piece.view(shape)
+        for p, piece in zip(parameters, self.values.split([p.numel() for p in parameters]), strict=True):
+            values = piece.view(self._ordered(p).shape)
+            p.data = values.permute(0, 3, 1, 2) if self._layout and p.ndim == 4 else values
+        return self
 
-
-def _ordered(tensor: Tensor, layout: bool) -> Tensor:
-    return tensor.permute(0, 2, 3, 1) if layout and tensor.ndim == 4 else tensor
+    def _ordered(self, tensor: Tensor) -> Tensor:
+        return tensor.permute(0, 2, 3, 1) if self._layout and tensor.ndim == 4 else tensor
 
 
 def pooled_first(model: Any) -> nn.Module:
@@ -287,9 +328,27 @@ CONTENDERS: dict[str, Callable[[Mapping[str, Any], Pace, int], None]] = {
     "tuned": tuned,
     "here": in_process,
     "plain": plain,
+    "compiled": partial(tuned, how="compiled"),
+    "graphs": partial(tuned, how="graphs"),
 }
-# Huge pages for torch's allocator; it reads this when it starts.
-ENVIRONMENT = {"tuned": {"THP_MEM_ALLOC_ENABLE": "1"}}
+USUAL = ["ray", "tuned", "here", "plain"]
+ALONE = {"here", "plain"}  # a single process
+POOLS = {"tuned", "compiled", "graphs"}
+
+
+def entrants(names: Sequence[str], counts: Sequence[int]) -> dict[str, int]:
+    """The contenders with their numbers of processes; with several counts, each pool in each size: `tuned x4`."""
+    one = len(counts) == 1
+    return {
+        name if one or name in ALONE else f"{name} x{count}": 1 if name in ALONE else count
+        for name in names
+        for count in counts
+    }
+
+
+def kind_of(entrant: str) -> str:
+    """The contender that an entrant is."""
+    return entrant.partition(" ")[0]
 
 
 # What all contenders have in common: data, cohorts, batches.
@@ -356,7 +415,8 @@ class Runner:
         self._link, theirs = spawn.Pipe()
         self._process = spawn.Process(target=contend, args=(name, table, theirs, processes))
         before, began = dict(os.environ), time.perf_counter()
-        os.environ.update(ENVIRONMENT.get(name, {}))
+        if kind_of(name) in POOLS:
+            os.environ["THP_MEM_ALLOC_ENABLE"] = "1"  # huge pages for torch's allocator; it reads this when it starts
         try:
             self._process.start()
         finally:
@@ -418,16 +478,18 @@ class Runner:
 
 
 def contend(name: str, table: Mapping[str, Any], link: Connection, processes: int) -> None:
-    """The main function of a contender's process."""
+    """The main function of a contender's process. All processes of a contender share a GPU."""
     with tempfile.TemporaryDirectory() as folder:
-        CONTENDERS[name]({**table, "output": {**table["output"], "path": folder}}, Pace(link), processes)
+        gpus = table["ray"]["num_gpus"] / processes
+        own = {**table, "ray": {"num_gpus": gpus}, "output": {**table["output"], "path": folder}}
+        CONTENDERS[kind_of(name)](own, Pace(link), processes)
 
 
-def race(table: Mapping[str, Any], names: Sequence[str], processes: int, block: int, repeats: int) -> list[Entry]:
+def race(table: Mapping[str, Any], sizes: Mapping[str, int], block: int, repeats: int) -> list[Entry]:
     """All contenders of a workload: `repeats` turns of `block` rounds each, after rounds 1 and 2."""
     runners: list[Runner] = []
     try:
-        for name in names:
+        for name, processes in sizes.items():
             runners.append(Runner(name, table, processes))
             runners[-1].play(1)
             runners[-1].play(1, watch=True)
@@ -551,7 +613,7 @@ def table_of(lines: Sequence[Figures]) -> str:
 
 
 def job_table(workload: Workload, data: Mapping[str, Any], num_images: int, rounds: int, gpus: float) -> dict[str, Any]:
-    """The job that all contenders of a workload run."""
+    """The job that all contenders of a workload run; `gpus` for all processes of a contender."""
     if workload.small:
         num_clients, per_round, rule = num_images // 60, 100, "iid"
     else:
@@ -578,17 +640,20 @@ def machine(device: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), metavar="W")
-    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS), metavar="NAME")
+    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=USUAL, metavar="NAME")
     parser.add_argument("--data", default=MINI, help="what a job's data.source may be (default: %(default)s)")
     parser.add_argument("--test", default="", help="file of the test set, where --data has none")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="actors, and processes of the tuned pool")
+    how_many = "actors, and processes of the tuned pool; several numbers for several sizes of both"
+    parser.add_argument("--processes", type=int, nargs="+", default=[os.cpu_count()], metavar="N", help=how_many)
     parser.add_argument("--repeats", type=int, default=3, help="turns of each contender (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="one turn of one round")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all rounds and figures to a file")
     given = parser.parse_args()
-    if min(given.processes, given.repeats) < 1:
+    if min(*given.processes, given.repeats) < 1:
         parser.error("--processes and --repeats are 1 or more")
+    if given.device == "cpu" and "graphs" in given.contenders:
+        parser.error("--contenders graphs: CUDA graphs need --device cuda")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # contenders that are stopped must be ended
     if given.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("--device cuda: torch sees no GPU here")
@@ -597,20 +662,19 @@ def main() -> None:
         num_images = len(load(Data(**data)).train)
     except InputError as error:
         raise SystemExit(f"--data: {error}") from None
-    gpus = 1 / given.processes if given.device == "cuda" else 0.0
+    sizes, gpus = entrants(given.contenders, given.processes), 1.0 if given.device == "cuda" else 0.0
     told, wrong = machine(given.device), []
-    print(f"{told}\n{given.data}: {num_images:,} images; {given.processes} processes\n")
+    print(f"{told}\n{given.data}: {num_images:,} images; {', '.join(map(str, given.processes))} processes\n")
     results: dict[str, Any] = {"machine": told, "data": data, "processes": given.processes, "workloads": {}}
     for name in given.workloads:
         workload = WORKLOADS[name]
         block, repeats = (1, 1) if given.quick else (workload.block, given.repeats)
         table, began = job_table(workload, data, num_images, COUNTED - 1 + block * repeats, gpus), time.perf_counter()
-        entries = race(table, given.contenders, given.processes, block, repeats)
+        entries = race(table, sizes, block, repeats)
         by_name = {entry.name: entry for entry in entries}
-        lines = [
-            figures_of(entry, by_name.get("tuned"), 1 if entry.name in ("here", "plain") else given.processes)
-            for entry in entries
-        ]
+        tuned_pools = {sizes[name]: by_name[name] for name in sizes if kind_of(name) == "tuned"}
+        first = next(iter(tuned_pools.values()), None)  # for contenders of a single process
+        lines = [figures_of(entry, tuned_pools.get(sizes[entry.name], first), sizes[entry.name]) for entry in entries]
         seconds = time.perf_counter() - began
         print(f"{name}: {workload.title}; {block * repeats} rounds, {seconds:.0f} s\n\n{table_of(lines)}\n", flush=True)
         for entry in entries[1:]:

@@ -43,7 +43,8 @@ class Batches:
         """The images `rows` (B,), normalised only, float32 (B, C, H, W)."""
         _, height, width = self.shape
         p = self.augment.crop
-        return self._normalised(self.padded[rows.to(self.padded.device), :, p : p + height, p : p + width])
+        rows = rows.to(self.padded.device, non_blocking=True)
+        return self._normalised(self.padded[rows, :, p : p + height, p : p + width])
 
     def augmented(self, rows: Tensor, generator: torch.Generator) -> Tensor:
         """The images `rows` (B,), augmented with draws from the CPU `generator`, float32 (B, C, H, W)."""

@@ -4,7 +4,9 @@ Where the shorter side is below `SMALL` pixels, the first convolution keeps the 
 stem would leave nothing to pool, and MobileNet's a single pixel. Larger images get torchvision's network unchanged.
 """
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import adaptive_avg_pool1d
 
 from rayfed.errors import InputError
 from rayfed.models.classifier import Classifier
@@ -37,4 +39,20 @@ def alexnet(*, image_shape: tuple[int, int, int], num_classes: int, dropout: flo
     net = torchvision_alexnet(num_classes=num_classes, dropout=dropout)
     net.features[0] = stem
     *hidden, head = net.classifier
-    return Classifier(nn.Sequential(net.features, net.avgpool, nn.Flatten(), *hidden), head=head)
+    return Classifier(nn.Sequential(net.features, Pool(net.avgpool.output_size), nn.Flatten(), *hidden), head=head)
+
+
+class Pool(nn.AdaptiveAvgPool2d):
+    """Average pooling to (height, width) with the same bits every time, even on GPUs, where torch's gradients vary."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return pooled(x, *self.output_size) if x.is_cuda else super().forward(x)  # type: ignore[misc]
+
+
+def pooled(x: Tensor, height: int, width: int) -> Tensor:
+    """`adaptive_avg_pool2d` as products of matrices: (B, c, h, w) to (B, c, height, width)."""
+    rows, columns = (
+        adaptive_avg_pool1d(torch.eye(before, dtype=x.dtype, device=x.device), after)  # (before, after)
+        for before, after in zip(x.shape[2:], (height, width), strict=True)
+    )
+    return rows.T @ x @ columns

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import ray
-import torch
 from ray import ObjectRef
 from ray.exceptions import ObjectLostError, RayError
 
@@ -237,10 +236,4 @@ def _failure(call: Call, member: Member, error: RayError) -> RunFailed:
     node = member.place.node if member.place else "?"
     client = at_client(cause, call.task)
     what = call.what if client is None else what_of((client,), call.round or 0, survey=call.kind == "survey")
-    text = f"{what} failed on {node} ({member.name}):\n{uncoloured(str(error))}"
-    if isinstance(cause, torch.OutOfMemoryError):
-        text += (
-            "\nits actor has too little GPU memory: try a larger ray.num_gpus (auto measures the need), or a smaller "
-            "train.batch_size"
-        )
-    return ClientFailed(text, client, call.round)
+    return ClientFailed(f"{what} failed on {node} ({member.name}):\n{uncoloured(str(error))}", client, call.round)

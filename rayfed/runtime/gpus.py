@@ -38,13 +38,6 @@ def without_absent_gpus(options: RayOptions, nodes: Sequence[Resources]) -> RayO
     return options
 
 
-def warn_of_idle_gpus(options: RayOptions, nodes: Sequence[Resources]) -> None:
-    """Log a warning where nodes have GPUs, and the actors are given none."""
-    gpus = sum(node.get("GPU", 0) for node in nodes)
-    if gpus and options.num_gpus == 0:
-        log.warning("ray.num_gpus = 0, so clients train on CPUs, and %g GPU stay idle; 'auto' would use them", gpus)
-
-
 def device_given() -> torch.device:
     """The device that Ray has given this process, to which Ray shows only its own GPUs.
 
@@ -156,7 +149,7 @@ def rehearse(site: Site) -> Round:
     return last
 
 
-@ray.remote(num_cpus=0)
+@ray.remote(num_cpus=0, max_calls=1)  # its process ends, and leaves nothing on the GPUs
 def _gpu_bytes() -> list[int]:
     """The memory of each GPU of a node."""
     return [torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count())]

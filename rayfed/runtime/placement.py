@@ -1,5 +1,6 @@
 """The number of actors that fit on the nodes of a cluster; and actors and nodes in words."""
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -9,6 +10,7 @@ from rayfed.errors import InputError
 from rayfed.job import RayOptions
 
 Resources = dict[str, float]
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,21 @@ def num_actors(options: RayOptions, nodes: Sequence[Resources], clients_per_roun
             "fit; ask for fewer actors, or for smaller actors (ray.num_cpus = 0.5 lets two share a CPU)"
         )
     return options.actors
+
+
+def warn_of_idle_gpus(options: RayOptions, nodes: Sequence[Resources]) -> None:
+    """Log a warning where nodes have GPUs that no actor is given, or where actors are given GPUs that they do not use.
+
+    A number of GPUs that no node has is refused on Ray; in this process, where a job from elsewhere may be replayed, it
+    is a warning.
+    """
+    gpus, asked = sum(node.get("GPU", 0) for node in nodes), options.num_gpus
+    if gpus and asked == 0:
+        log.warning("ray.num_gpus = 0, so clients train on CPUs, and %g GPU stay idle; 'auto' would use them", gpus)
+    elif not gpus and asked not in (0, "auto"):
+        log.warning("ray.num_gpus = %g, but torch sees no GPU here: this process trains on its CPU", asked)
+    elif asked != "auto" and asked > 1:
+        log.warning("ray.num_gpus = %g, but a client trains on one of its actor's GPUs; 1 would use all of them", asked)
 
 
 def actor_text(options: RayOptions) -> str:

@@ -23,10 +23,10 @@ from rayfed.runtime import OWNER, trust
 from rayfed.runtime.autoscaler import room
 from rayfed.runtime.crew import Crew, new_actor
 from rayfed.runtime.gauges import Gauges
-from rayfed.runtime.gpus import measure_share, warn_of_idle_gpus, without_absent_gpus
+from rayfed.runtime.gpus import measure_share, without_absent_gpus
 from rayfed.runtime.head import Head
 from rayfed.runtime.here import Progress, no_progress
-from rayfed.runtime.placement import num_actors
+from rayfed.runtime.placement import num_actors, warn_of_idle_gpus
 from rayfed.runtime.pool import Pool
 from rayfed.runtime.signals import stopping
 

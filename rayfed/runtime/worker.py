@@ -3,10 +3,12 @@
 import copy
 import os
 import platform
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +22,17 @@ from rayfed.trees import Layout, Packed, Tree, checked, num_bytes, pack, unpack
 from rayfed.weights import Weights
 
 EVALUATION_CHUNK = 1000  # test images per piece of work: a constant, so that the sum of losses has a fixed order
+# What to do about errors of CUDA's, by a pattern in their text.
+ADVICE = {
+    "does not have a deterministic implementation": (
+        "on a GPU this operation gives other bits each time, so rayfed refuses it: put another in its place, in the "
+        "model or the part (docs/gpu.md names some), or train on CPUs with ray.num_gpus = 0"
+    ),
+    "CUDA out of memory|CUDA error: out of memory|_ALLOC_FAILED": (
+        "its actor has too little GPU memory: try a larger ray.num_gpus (auto measures the need), or a smaller "
+        "train.batch_size"
+    ),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,15 +58,41 @@ def kind_of(device: torch.device) -> Kind:
     return {"device": device.type, "instructions": instructions, **settings}
 
 
+def make_cuda_repeatable() -> None:
+    """Set CUDA, in this process, to give the same bits every time, and float32 where float32 is asked for.
+
+    What has no such form is an error, with `ADVICE`. Memory that torch leaves unset is filled, as is torch's default.
+    """
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # read when cuBLAS is first used; another size, other bits
+    torch.use_deterministic_algorithms(True)
+    backends: Any = torch.backends
+    backends.cudnn.benchmark = False  # it would choose by time, so differently each time
+    # TF32 keeps 10 bits of 23, and is torch's default in convolutions. torch has two sets of switches for it: the newer
+    # overrules the older, but raises an error where they disagree.
+    backends.cudnn.allow_tf32 = False
+    torch.set_float32_matmul_precision("highest")
+    for operations in (backends.cudnn.conv, backends.cudnn.rnn, backends.cuda.matmul):
+        operations.fp32_precision = "ieee"
+
+
+@contextmanager
+def advising() -> Iterator[None]:
+    """An error of CUDA's in the context comes with a note: what to do next."""
+    try:
+        yield
+    except Exception as error:
+        for pattern, advice in ADVICE.items():
+            if re.search(pattern, str(error)):
+                error.add_note(advice)
+        raise
+
+
 class Worker:
     """Serves any client of a site. A broadcast comes with packed trees."""
 
     def __init__(self, site: Site, device: torch.device, node: str) -> None:
         if device.type == "cuda":
-            # CUDA's means to give the same bits every time; cuBLAS reads its variable when it is first used.
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-            torch.use_deterministic_algorithms(True, warn_only=True)
-            torch.backends.cudnn.benchmark = False
+            make_cuda_repeatable()
         if device != site.device:
             # The layout that is faster on CPUs is slower on GPUs, in float32.
             model = copy.deepcopy(site.model).to(device).to(memory_format=torch.contiguous_format)
@@ -103,7 +142,8 @@ class Worker:
         return lambda: shared
 
     def evaluate(self, weights: Packed, start: int, stop: int) -> Evaluation:
-        return local.evaluate(self.site, unpack(weights), start, stop)
+        with advising():
+            return local.evaluate(self.site, unpack(weights), start, stop)
 
 
 def _summed(stage: str, task: Task, work: Callable[[int], Tree]) -> tuple[Layout, list[int], Packed]:
@@ -115,7 +155,8 @@ def _summed(stage: str, task: Task, work: Callable[[int], Tree]) -> tuple[Layout
     total, sizes = OrderedSum(), []
     for client in task:
         try:
-            summand = work(client)
+            with advising():
+                summand = work(client)
         except Exception as error:
             with suppress(AttributeError):
                 error.at_client = client  # type: ignore[attr-defined]

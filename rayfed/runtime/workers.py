@@ -13,6 +13,7 @@ from rayfed.local import Site
 from rayfed.runtime.aside import aside
 from rayfed.runtime.heartbeat import result
 from rayfed.runtime.here import Here, Progress, no_progress
+from rayfed.runtime.placement import warn_of_idle_gpus
 from rayfed.runtime.signals import stopping
 
 SOON = 2.0  # seconds in which small data are opened; importing Ray takes most of them
@@ -54,6 +55,7 @@ def open_workers(
     job = site.job
     with threads(job.ray.threads):
         if not on_ray:
+            warn_of_idle_gpus(job.ray, [{"GPU": torch.cuda.device_count()}])
             with stopping(KEEPING):
                 yield Here(site, progress, gpu=job.ray.num_gpus != 0)
             return

@@ -18,6 +18,7 @@ from torchvision.models import alexnet, mobilenet_v2, resnet
 from rayfed.errors import InputError
 from rayfed.job import Job
 from rayfed.models import MODELS, Classifier, build_model, has_features
+from rayfed.models.vision import pooled
 from rayfed.runtime.workers import threads
 from rayfed.values import keys
 
@@ -128,6 +129,17 @@ def test_for_large_images_the_model_is_torchvisions(name, theirs):
     office = (3, 224, 224)
     ours = build_model(name, image_shape=office, num_classes=10, seed=0)
     assert same_function(ours, theirs(num_classes=10), office)
+
+
+@given(st.tuples(*[st.integers(1, 13)] * 2), st.tuples(*[st.integers(1, 7)] * 2))
+def test_the_pool_for_gpus_is_torchs(before, after):
+    """Values and gradients; on a GPU torch's own gradients would differ in their last bits each time."""
+    rng = torch.Generator().manual_seed(0)
+    x = torch.rand(2, 3, *before, dtype=torch.float64, generator=rng, requires_grad=True)
+    ours, theirs = pooled(x, *after), nn.functional.adaptive_avg_pool2d(x, after)
+    torch.testing.assert_close(ours, theirs)
+    weight = torch.rand(ours.shape, dtype=torch.float64, generator=rng)
+    torch.testing.assert_close(*(torch.autograd.grad((y * weight).sum(), x)[0] for y in (ours, theirs)))
 
 
 def test_dropout_has_the_place_that_torchvision_gives_it():

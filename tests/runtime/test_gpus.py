@@ -1,12 +1,17 @@
 """How a GPU is shared by the actors on it: for any sizes, and as far as no GPU is needed."""
 
+import os
+from dataclasses import dataclass
+
 import pytest
+import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rayfed.errors import InputError
+from rayfed.errors import ClientFailed, InputError
+from rayfed.isolation import isolated
 from rayfed.job import RayOptions
-from rayfed.methods import fedavg, scaffold
+from rayfed.methods import Part, compose, fedavg, scaffold
 from rayfed.methods.part import Switch
 from rayfed.runtime.gpus import (
     GPU_PART,
@@ -17,6 +22,8 @@ from rayfed.runtime.gpus import (
     share_as_measured,
     without_absent_gpus,
 )
+from rayfed.runtime.here import Here
+from rayfed.runtime.worker import make_cuda_repeatable
 
 GIB = 2**30
 
@@ -58,3 +65,64 @@ def test_the_largest_client_is_rehearsed_in_the_first_and_the_last_round(make_si
     assert [row.num_examples for row in last.clients] == [max(sizes)]
     assert len(last.memories) == 1, "scaffold is the method of the last round"
     assert peak_bytes(site) == 0, "there is no GPU to measure"
+
+
+@pytest.mark.parametrize("newer", [False, True])
+def test_cuda_is_set_to_the_same_bits_and_to_float32_whatever_the_user_set_before(monkeypatch, newer):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")
+    backends = torch.backends
+    with isolated(0, torch.device("cpu")):
+        torch.set_float32_matmul_precision("high")
+        backends.cudnn.benchmark = True
+        if newer:  # torch's newer switches, of which the older know nothing
+            monkeypatch.setattr(backends, "fp32_precision", "tf32")
+            backends.cuda.matmul.fp32_precision = "tf32"
+        make_cuda_repeatable()
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+        assert torch.are_deterministic_algorithms_enabled()
+        assert not torch.is_deterministic_algorithms_warn_only_enabled()
+        assert not backends.cudnn.benchmark and not backends.cudnn.allow_tf32
+        operations = (backends.cudnn.conv, backends.cudnn.rnn, backends.cuda.matmul)
+        assert [operation.fp32_precision for operation in operations] == ["ieee"] * 3
+        assert torch.get_float32_matmul_precision() == "highest"
+
+
+@dataclass(frozen=True)
+class Throws(Part):
+    """A client's work ends with an error of CUDA's, as torch words it."""
+
+    error: str
+
+    def begin(self, client):
+        raise RuntimeError(self.error)
+
+
+@pytest.mark.parametrize(
+    ("error", "advice"),
+    [
+        (
+            "adaptive_avg_pool2d_backward_cuda does not have a deterministic implementation, but",
+            "put another in",
+        ),
+        ("CUDA out of memory. Tried to allocate 2.00 GiB", "try a larger ray.num_gpus"),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "try a larger ray.num_gpus"),
+        ("CUDA error: device-side assert triggered", None),
+    ],
+)
+def test_an_error_of_cudas_comes_with_advice(make_site, play, error, advice):
+    with pytest.raises(ClientFailed) as caught:
+        play(make_site(compose(Throws(error))))
+    said = str(caught.value)
+    assert error in said
+    assert advice in said if advice else said.endswith(error)
+
+
+def test_evaluation_gives_advice_too(make_site, monkeypatch):
+    def evaluate(*given):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    workers = Here(make_site(fedavg()))
+    monkeypatch.setattr("rayfed.local.evaluate", evaluate)
+    with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory") as caught:
+        workers.evaluate({})
+    assert any("ray.num_gpus" in note for note in caught.value.__notes__)

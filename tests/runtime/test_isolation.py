@@ -23,6 +23,7 @@ HARMS = {
     "device": lambda model: torch.set_default_device("meta"),
     "gradients": lambda model: torch.set_grad_enabled(False),
     "precision": lambda model: torch.set_float32_matmul_precision("medium"),
+    "TF32": lambda model: setattr(torch.backends.cudnn.conv, "fp32_precision", "ieee"),
     "determinism": lambda model: torch.use_deterministic_algorithms(True),
     "autocast": lambda model: torch.set_autocast_enabled("cpu", True),
     "generators": lambda model: (torch.rand(7), np.random.rand(7), random.random()),

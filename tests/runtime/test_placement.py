@@ -4,7 +4,7 @@ import pytest
 
 from rayfed.errors import InputError
 from rayfed.job import RayOptions
-from rayfed.runtime.placement import Place, capacity, num_actors, places_text
+from rayfed.runtime.placement import Place, capacity, num_actors, places_text, warn_of_idle_gpus
 
 TWO_NODES = [{"CPU": 4.0, "GPU": 1.0}, {"CPU": 2.0}]
 
@@ -51,6 +51,21 @@ def test_a_number_of_actors_on_gpus_is_not_refused_before_their_part_of_a_gpu_is
     assert num_actors(RayOptions(actors=4, num_gpus="auto"), TWO_NODES, clients_per_round=4) == 4
     with pytest.raises(InputError, match=r"no actor with 1 CPU and 1 GPU fits"):
         num_actors(RayOptions(actors=4, num_gpus="auto"), [{"CPU": 2.0}], clients_per_round=4)
+
+
+@pytest.mark.parametrize(
+    ("asked", "gpus", "warning"),
+    [
+        (0, [0, 2], "clients train on CPUs, and 2 GPU stay idle"),
+        (2, [0, 2], "a client trains on one of its actor's GPUs"),
+        (0.5, [0, 0], "torch sees no GPU here"),
+        *[(asked, [0, 2], "") for asked in (0.5, 1, "auto")],
+        *[(asked, [0, 0], "") for asked in (0, "auto")],
+    ],
+)
+def test_gpus_that_are_asked_for_and_idle_or_absent_are_warned_about(caplog, asked, gpus, warning):
+    warn_of_idle_gpus(RayOptions(num_gpus=asked), [{"CPU": 4.0, "GPU": float(count)} for count in gpus])
+    assert warning in caplog.text and bool(warning) == bool(caplog.text)
 
 
 def test_actors_are_counted_by_node_and_device():

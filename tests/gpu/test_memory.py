@@ -1,0 +1,45 @@
+"""Actors share a GPU's memory: as measured, under caps, and after one has asked for too much."""
+
+import gc
+
+import pytest
+import torch
+
+from rayfed.engine import rounds
+from rayfed.runtime.gpus import memory_cap, share_as_measured
+from rayfed.runtime.here import Here
+
+# A thread of torch's that uses cuBLAS first makes the context itself, and warns of it.
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")]
+MANY = 6  # processes at most
+
+
+def test_as_many_clients_as_were_measured_fit_side_by_side_under_their_caps(card, make_table, begin):
+    table = make_table("scaffold", "resnet10", num_rounds=3)
+    total, needed = torch.cuda.get_device_properties(card).total_memory, begin("peak", table)()
+    share = share_as_measured(needed, [total])
+    alone = begin("train", table)()
+    assert 0 < alone["peak"] <= needed
+    side_by_side = [begin("train", table, cap=memory_cap(share)) for _ in range(min(MANY, round(1 / share)))]
+    assert [answer()["digest"] for answer in side_by_side] == [alone["digest"]] * len(side_by_side)
+
+
+def test_a_process_works_on_after_it_has_asked_for_too_much(card, make_job_site, train, bits):
+    site = make_job_site("fedavg")
+    expected = bits(train(site))
+    total = torch.cuda.get_device_properties(card).total_memory
+    torch.cuda.set_per_process_memory_fraction(memory_cap(0.5))
+    try:
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(int(0.5 * total), dtype=torch.uint8, device=card)
+        assert bits(train(site)) == expected
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def test_a_workers_memory_does_not_grow_with_the_rounds(card, make_job_site):
+    site, taken = make_job_site("scaffold", num_rounds=8), []
+    for _ in rounds(site, Here(site, gpu=True)):
+        gc.collect()
+        taken.append(torch.cuda.memory_allocated())
+    assert taken[-1] == taken[3], taken
