@@ -31,7 +31,7 @@ def sgd(parameters: Weights, lr: float, momentum: float, weight_decay: float) ->
     That class imports torch's compiler, which takes 90 MB and two seconds in each process.
     """
     buffers: dict[Tensor, Tensor | None] = {}  # parameter -> its momentum
-    options = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "dampening": 0.0}
+    options: dict[str, Any] = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "dampening": 0.0}
 
     def step(loss: Tensor) -> None:
         for p in parameters.values():
