@@ -29,7 +29,7 @@ from rayfed.methods.views import RUNS, Batch, ClientView, Fit, Frozen, Known, Se
 from rayfed.models.registry import build_model, refuse_batches_of_one
 from rayfed.seeds import Purpose, seed_of
 from rayfed.trees import Tree, to_device
-from rayfed.weights import Weights, parameters_of, with_weights
+from rayfed.weights import Weights, parameters_of, sgd, with_weights
 
 log = logging.getLogger(__name__)
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages, from torch's first allocation on: a step is 5 % faster
@@ -216,8 +216,7 @@ def _descend(
     images = prepare(pixels, data.mean, data.std, site.job.data.augment)
     labels = torch.from_numpy(data.train.labels[rows]).to(site.device)
     parameters = parameters_of(model.train())
-    lr, decay = training.lr_at(client.round), training.weight_decay
-    optimizer = torch.optim.SGD(parameters.values(), lr, training.momentum, weight_decay=decay, fused=True)
+    step = sgd(parameters, training.lr_at(client.round), training.momentum, training.weight_decay)
     with_terms = [part for part in parts if defines(part, "loss")]
     # Without augmentation, a teacher says the same of an image in every epoch. It is not asked for images never used.
     all_used = training.local_steps is None or training.local_steps * training.batch_size >= len(rows)
@@ -229,9 +228,7 @@ def _descend(
         batch = Batch(images.augmented(index, rng), labels[at], model, parameters, client, known_here)
         terms = [_term(part, part.loss(batch, local[part.slot])) for part in with_terms]
         loss = reduce(torch.add, (term for term in terms if term is not None))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        step(loss)
         losses.append(loss.detach())
     return torch.stack(losses).tolist()  # read once: each read of a loss would wait for the GPU
 

@@ -2,6 +2,7 @@
 
 import math
 
+import pytest
 import torch
 from torch import nn
 
@@ -76,3 +77,28 @@ def test_like_rounds_values_for_integers():
     cast = w.like({"x": torch.tensor([1.6, 2.4, -1.6, 2.5]), "y": torch.tensor([0.1])}, example)
     assert cast["x"].tolist() == [2, 2, -2, 2]
     assert (cast["x"].dtype, cast["y"].dtype) == (torch.int64, torch.float16)
+
+
+@pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.9, 0.0), (0.0, 0.01), (0.9, 0.01)])
+def test_sgd_is_torchs_bit_for_bit(momentum, decay):
+    def trained(steps_of):
+        torch.manual_seed(0)
+        model = nn.ModuleDict({"used": nn.Linear(40, 30), "unused": nn.Linear(2, 2)})
+        step = steps_of(model)
+        for _ in range(4):
+            step(model["used"](torch.randn(8, 40)).square().mean())
+        return model.state_dict()
+
+    def theirs(model):
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum, weight_decay=decay, fused=True)
+
+        def step(loss):
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+        return step
+
+    expected = trained(theirs)
+    found = trained(lambda model: w.sgd(w.parameters_of(model), 0.1, momentum, decay))
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())

@@ -2,10 +2,11 @@
 
 import errno
 import logging
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import ray
 import torch
@@ -78,6 +79,21 @@ def open_pool(site: Site, progress: Progress = no_progress, *, other_bits: bool 
             crew.end()
 
 
+@dataclass(frozen=True, eq=False)
+class Stored(Site):
+    """A site whose arrays lie in Ray's store, where this process reads them in place, as the actors of its node do."""
+
+    reference: ObjectRef
+
+
+def stored(site: Site) -> Site:
+    """Put the site into the store, unless nodes make theirs. Who drops `site` for the result keeps no second copy."""
+    if site.job.ray.data == "storage":
+        return site
+    reference = ray.put(site)
+    return Stored(site.model, ray.get(reference).federation, site.job, site.device, reference)
+
+
 class Sites:
     """The run's site in Ray's object store: one copy per node, which its actors read in place.
 
@@ -87,7 +103,8 @@ class Sites:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._hash = site.federation.hash() if site.job.ray.data == "storage" else ""
-        self._made: dict[str, ObjectRef] = {}  # by node; or a single reference, for all nodes
+        # By node; or a single reference, for all nodes.
+        self._made: dict[str, ObjectRef] = {"": site.reference} if isinstance(site, Stored) else {}
 
     def at(self, node: str, lost: ObjectLostError | None = None) -> ObjectRef:
         """The site for the actors of a node; a new one if this is the object that was lost."""
@@ -118,8 +135,11 @@ def _make_site(make: Callable[[Job], Site], job: Job, expected: str) -> Site:
 def _started(options: RayOptions, name: str, clients_per_round: int) -> Iterator[None]:
     """A Ray on this machine, for as long as the context lasts."""
     machine = {"CPU": float(len(os.sched_getaffinity(0))), "GPU": float(torch.cuda.device_count())}
+    options = without_absent_gpus(options, [machine])
     # Refuses a request that cannot fit, before anything is started.
-    num_actors(without_absent_gpus(options, [machine]), [machine], clients_per_round)
+    count = num_actors(options, [machine], clients_per_round)
+    if options.num_gpus != "auto":  # Ray starts a process for each CPU that it is given, with torch: 320 MB
+        machine["CPU"] = math.ceil(count * options.num_cpus)
     log.info("starting Ray")
     ours = {key: value for key, value in OUR_RAY.items() if key not in os.environ}
     os.environ.update(ours)

@@ -24,8 +24,9 @@ KEEPING = "stopping, with a checkpoint of the last finished round; Ctrl-C again 
 def opened(job: Job, make: Callable[[], Site], tell: Callable[[Site], None], *, on_ray: bool) -> Iterator[Site]:
     """The site that `make` gives; with `on_ray` Ray is started, or joined, at the same time, for the context.
 
-    `tell` is given the site as soon as it is there. What `make` refuses soon is raised before anything is started; what
-    it refuses later, once Ray has started, since a Ray that is half started cannot be stopped.
+    On Ray, its data lie in Ray's store, where actors read them too. `tell` is given the site as soon as it is there.
+    What `make` refuses soon is raised before anything is started; what it refuses later, once Ray has started, since a
+    Ray that is half started cannot be stopped.
     """
     if not on_ray:
         with stopping("stopping"):
@@ -33,7 +34,7 @@ def opened(job: Job, make: Callable[[], Site], tell: Callable[[Site], None], *, 
         yield site
         return
     making, soon = aside(make), time.monotonic() + SOON
-    from rayfed.runtime.session import connected  # importing Ray takes a second
+    from rayfed.runtime.session import connected, stored  # importing Ray takes a second
 
     if told := bool(wait([making], soon - time.monotonic()).done):
         tell(making.result())
@@ -41,6 +42,8 @@ def opened(job: Job, make: Callable[[], Site], tell: Callable[[Site], None], *, 
         site = result(making, "the data, which this process opens")
         if not told:
             tell(site)
+        site = stored(site)
+        del making  # with this process's own copy of the data
         yield site
 
 

@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +14,29 @@ import torch
 from ray._private.internal_api import memory_summary
 
 from rayfed.engine import rounds
+from rayfed.local import Site
 from rayfed.methods import Part, compose, scaffold
+from rayfed.runtime.session import stored
 
 pytestmark = pytest.mark.slow
 
 GIB = 2**30
+
+
+def test_the_driver_has_no_copy_of_the_data_and_no_actor_has_torchs_compiler(
+    cluster, make_site, played, here, pool_on, monkeypatch
+):
+    site, put, puts = make_site(scaffold(), norm=True), ray.put, []
+    expected = here(site)
+    shared = stored(site)
+    assert not any(array.flags.owndata for array in (shared.federation.train.images, shared.federation.test.images))
+    monkeypatch.setattr(ray, "put", lambda value: puts.append(type(value)) or put(value))
+    with pool_on(shared, "lean", actors=1) as pool:
+        assert played(shared, pool) == expected
+        compiler = {"torch._dynamo", "torch._inductor", "sympy", "triton"}  # 80 MB
+        (member,) = pool._crew.idle
+        assert not ray.get(member.actor.__ray_call__.remote(lambda self: compiler & set(sys.modules)))
+    assert puts and not any(issubclass(kind, Site) for kind in puts)
 
 
 def memory():

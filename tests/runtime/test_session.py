@@ -72,6 +72,7 @@ def test_the_data_are_told_about_at_once_and_ray_starts_meanwhile(monkeypatch, m
     events, ray_is_up = [], threading.Event()
     monkeypatch.setattr(workers, "SOON", soon)
     monkeypatch.setattr(session, "connected", partial(a_ray, events, ray_is_up))
+    monkeypatch.setattr(session, "stored", lambda site: site)
     site = make_site(fedavg())
 
     def make():
