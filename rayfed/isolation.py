@@ -24,6 +24,15 @@ def _attribute(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any]
     return lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
 
 
+def _deterministic() -> tuple[bool, bool]:
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def _set_deterministic(before: tuple[bool, bool]) -> None:
+    if before != _deterministic():  # to set it imports torch's compiler, which takes seconds
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
 # How each setting is read and written.
 SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (torch.get_num_threads, torch.set_num_threads),
@@ -31,10 +40,7 @@ SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (torch.get_default_device, lambda device: torch.set_default_device(None if device.type == "cpu" else device)),
     (torch.is_grad_enabled, torch.set_grad_enabled),
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
-    (
-        lambda: (torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()),
-        lambda before: torch.use_deterministic_algorithms(before[0], warn_only=before[1]),
-    ),
+    (_deterministic, _set_deterministic),
     *(_attribute(torch.backends.cudnn, name) for name in ("enabled", "benchmark", "deterministic")),
     (lambda: torch.is_autocast_enabled("cpu"), lambda on: torch.set_autocast_enabled("cpu", on)),
     (lambda: torch.is_autocast_enabled("cuda"), lambda on: torch.set_autocast_enabled("cuda", on)),

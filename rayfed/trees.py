@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from rayfed.errors import Unlike
+from rayfed.runtime.profile import timed
 
 Tree = Any  # Tensor | int | float | bool | None | Scaled | dict[str, Tree] | list[Tree] | tuple[Tree, ...]
 Path = tuple[tuple[str, Any], ...]  # steps: ("dict", key), ("list", index), ("tuple", index) or ("scaled", weight)
@@ -125,6 +126,7 @@ def _describe(leaf: Any) -> str:
     return "a number" if isinstance(leaf, int | float) else "None" if leaf is None else f"a {type(leaf).__name__}"
 
 
+@timed("fold")
 def checked(summand: Tree) -> Layout:
     """The layout of a summand. Raises ValueError, naming the place, for what cannot be added: a NaN, an infinity."""
     for path, leaf in leaves(summand):
@@ -155,6 +157,7 @@ class OrderedSum:
         """The sum, without any `Scaled`; None before the first summand."""
         return tree_of(self._totals.items()) if self._totals else None
 
+    @timed("fold")
     def add(self, summand: Tree, layout: Layout | None = None) -> None:
         """Raises ValueError as `checked` does, and `Unlike` for another layout than before.
 
@@ -229,6 +232,7 @@ class Packed:
         return sum(buffer.nbytes for buffer in self.buffers.values())
 
 
+@timed("wire")
 def pack(tree: Tree) -> Packed:
     """Copy a tree's tensors, in order, into one buffer per dtype. Tensors may live on any device."""
     found: dict[str, list[Tensor]] = {}
@@ -247,6 +251,7 @@ def pack(tree: Tree) -> Packed:
     return Packed(skeleton, {dtype: _joined(tensors).view(torch.uint8).numpy() for dtype, tensors in found.items()})
 
 
+@timed("wire")
 def unpack(packed: Packed, *, copy: bool = True) -> Tree:
     """The tree again, in memory of its own, so that its owner may change it; without a copy, for reading only."""
     buffers = {dtype: _tensor(buffer, getattr(torch, dtype), copy) for dtype, buffer in packed.buffers.items()}

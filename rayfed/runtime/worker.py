@@ -15,6 +15,7 @@ from rayfed import local
 from rayfed.engine import Arrival, ClientRow, Kind, Memory
 from rayfed.local import Broadcast, Evaluation, Site
 from rayfed.methods.part import parts_at
+from rayfed.runtime.profile import span
 from rayfed.tasks import Summed, Task, refusing
 from rayfed.trees import Layout, OrderedSum, Packed, Tree, checked, num_bytes, pack, unpack
 from rayfed.weights import Weights
@@ -67,7 +68,9 @@ class Worker:
         broadcast = self._unpacker(packed)
 
         def surveyed(client: int) -> Tree:
-            return local.survey(self.site, broadcast(), client)
+            message = broadcast()
+            with span("survey", f"client {client}, round {packed.round}"):
+                return local.survey(self.site, message, client)
 
         layout, sizes, total = _summed(f"round {packed.round} (survey)", task, surveyed)
         return Done(layout, sizes, [], []), total
@@ -83,7 +86,8 @@ class Worker:
             memory: dict[str, Any] = unpack(found) if (found := before[client]) else {"round": 0, "slots": {}}
             # Only of parts that have been in force since the memory was written.
             recalled = {slot: tree for slot, tree in memory["slots"].items() if broadcast.holds(slot, memory["round"])}
-            reply = local.train(self.site, broadcast, client, recalled)
+            with span("train", f"client {client}, round {packed.round}"):
+                reply = local.train(self.site, broadcast, client, recalled)
             rows.append(ClientRow(client, reply.num_examples, reply.train_loss, reply.seconds, self._node))
             kept.append(pack({"round": packed.round, "slots": reply.memory}) if reply.memory else None)
             return reply.summands
@@ -104,7 +108,9 @@ class Worker:
         return lambda: once
 
     def evaluate(self, weights: Packed, start: int, stop: int) -> Evaluation:
-        return local.evaluate(self.site, unpack(weights), start, stop)
+        tensors = unpack(weights)
+        with span("evaluate", f"test images {start} to {stop}"):
+            return local.evaluate(self.site, tensors, start, stop)
 
 
 def _summed(stage: str, task: Task, work: Callable[[int], Tree]) -> tuple[Layout, list[int], Packed]:

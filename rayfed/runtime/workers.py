@@ -12,6 +12,7 @@ from rayfed.job import Job
 from rayfed.local import Site
 from rayfed.runtime.aside import aside
 from rayfed.runtime.here import Here, Progress, no_progress
+from rayfed.runtime.profile import span
 from rayfed.runtime.signals import stopping
 
 SOON = 2.0  # seconds in which small data are opened; importing Ray takes most of them
@@ -31,12 +32,16 @@ def opened(job: Job, make: Callable[[], Site], tell: Callable[[Site], None], *, 
         yield site
         return
     making, soon = aside(make), time.monotonic() + SOON
-    from rayfed.runtime.session import connected  # importing Ray takes a second
+    with span("imports", "Ray"):
+        from rayfed.runtime.session import connected  # importing Ray takes a second
 
-    if told := bool(wait([making], soon - time.monotonic()).done):
+    with span("waiting: data"):
+        told = bool(wait([making], soon - time.monotonic()).done)
+    if told:
         tell(making.result())
     with stopping("stopping"), connected(job):
-        site = making.result()
+        with span("waiting: data"):
+            site = making.result()
         if not told:
             tell(site)
         yield site
