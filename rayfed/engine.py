@@ -23,6 +23,7 @@ from rayfed.isolation import isolated
 from rayfed.local import Broadcast, Evaluation, Site, server_view
 from rayfed.methods.part import Part, Parts, defines, parts_at, refuse_unkept, two_values
 from rayfed.methods.views import Step
+from rayfed.runtime.profile import timed
 from rayfed.seeds import Purpose, cohort, seed_of
 from rayfed.tasks import Summed, Task, add_up, cut
 from rayfed.trees import Packed, Tree, checked, copied, first_difference, num_bytes
@@ -124,6 +125,7 @@ class Round:
         return metrics.class_accuracy(self.evaluation.confusion) if self.evaluation else None
 
 
+@timed("server")
 def start(site: Site, workers: Workers) -> Round:
     """Round 0: the initial model, evaluated."""
     no_peak = np.full(site.federation.num_classes, np.nan)
@@ -143,6 +145,7 @@ def rounds(site: Site, workers: Workers, last: Round | None = None) -> Iterator[
         yield (last := play(site, last, workers))
 
 
+@timed("server")
 def play(site: Site, last: Round, workers: Workers, clients: Sequence[int] | None = None) -> Round:
     """The round after `last`, with its cohort or with the given clients, evaluated if that is due.
 

@@ -27,6 +27,7 @@ from rayfed.job import Job, read_job, read_toml
 from rayfed.local import Site, open_site
 from rayfed.methods.part import Method
 from rayfed.runtime.aside import aside
+from rayfed.runtime.profile import profile, span, timed
 from rayfed.runtime.workers import open_workers, opened
 from rayfed.seeds import cohort
 from rayfed.weights import Weights
@@ -186,18 +187,29 @@ def _train(
         Keeper(site, workers, saved, force=force, other_bits=other_bits) as keeper,
     ):
         begin_log(keeper.path)
+        if profiled := profile():
+            profiled.write_to(keeper.path)
         # However the run ends: the page is written while Ray ends.
-        once_closed.callback(lambda: at_the_end.callback(aside(_write_page, keeper.path).result))
-        last = keeper.restored()
+        once_closed.callback(
+            lambda: at_the_end.callback(timed("waiting: page")(aside(_write_page, keeper.path).result))
+        )
+        if (last := keeper.restored()) is not None and profiled:
+            profiled.finished(last.round)
         for round in engine.rounds(site, workers, last):
             keeper.keep(last := round)
-            display.round(round)
+            with span("display"):
+                display.round(round)
+            if profiled:
+                profiled.finished(round.round)
             if round.round == 1:
-                aside(import_module, "rayfed.report.page")  # here, rather than at the end: it takes half a second
+                aside(
+                    timed("imports")(import_module), "rayfed.report.page"
+                )  # here, rather than at the end: it takes half a second
     assert last is not None, "there is always a round 0"
     return Result(keeper.path, read_table(keeper.path, "rounds"), last.weights)
 
 
+@timed("data, model")
 def _checked_site(job: Job, saved: Saved | None) -> Site:
     site = open_site(job)
     if saved is not None:
@@ -240,6 +252,7 @@ def _read(tables: Mapping[str, Any], overrides: Mapping[str, Any] | None, method
     return replace(read_job({**tables, "method": "fedavg"}, overrides), method=method)
 
 
+@timed("page")
 def _write_page(path: Path) -> None:
     """Write the run's page. A run does not fail where its page cannot be made."""
     try:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from rayfed.errors import RunFailed, Unlike
 from rayfed.job import Training
+from rayfed.runtime.profile import timed
 from rayfed.trees import (
     Layout,
     Packed,
@@ -106,6 +107,7 @@ class OrderedSum:
         skeleton = [(path, self._spans.get(path, total)) for path, total in self._totals.items()]
         return Packed(skeleton, {dtype: bytes_of(buffer) for dtype, buffer in self._buffers.items()})
 
+    @timed("fold")
     def add(self, summand: Tree, layout: Layout | None = None) -> None:
         """Raises ValueError as `checked` does, and `Unlike` for another layout than before.
 

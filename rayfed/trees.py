@@ -20,6 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rayfed.runtime.profile import timed
+
 Tree = Any  # Tensor | int | float | bool | None | Scaled | dict[str, Tree] | list[Tree] | tuple[Tree, ...]
 Path = tuple[tuple[str, Any], ...]  # steps: ("dict", key), ("list", index), ("tuple", index) or ("scaled", weight)
 Layout = dict[Path, str]  # the kind of each leaf by its path, in which a `Scaled` may have any weight
@@ -125,6 +127,7 @@ def _describe(leaf: Any) -> str:
     return "a number" if isinstance(leaf, int | float) else "None" if leaf is None else f"a {type(leaf).__name__}"
 
 
+@timed("fold")
 def checked(summand: Tree) -> Layout:
     """The layout of a summand. Raises ValueError, naming the place, for what cannot be added: a NaN, an infinity."""
     for path, leaf in leaves(summand):
@@ -181,6 +184,7 @@ class Packed:
         return sum(buffer.nbytes for buffer in self.buffers.values())
 
 
+@timed("wire")
 def pack(tree: Tree) -> Packed:
     """Copy a tree's tensors, in order, into one buffer per dtype. Tensors may live on any device."""
     found: dict[str, list[Tensor]] = {}
@@ -199,6 +203,7 @@ def pack(tree: Tree) -> Packed:
     return Packed(skeleton, {dtype: bytes_of(_joined(tensors)) for dtype, tensors in found.items()})
 
 
+@timed("wire")
 def unpack(packed: Packed, *, copy: bool = True) -> Tree:
     """The tree again, in memory of its own, so that its owner may change it; without a copy, for reading only."""
     buffers = {dtype: _tensor(buffer, getattr(torch, dtype), copy) for dtype, buffer in packed.buffers.items()}

@@ -12,7 +12,7 @@ import rayfed
 
 PACKAGE = Path(rayfed.__file__).parent
 LAYERS = [
-    ["errors", "seeds", "isolation"],
+    ["errors", "seeds", "isolation", "runtime.profile"],
     ["values", "trees", "weights", "metrics", "losses"],
     ["data", "models"],
     ["methods.views"],
@@ -109,3 +109,10 @@ def test_an_import_does_not_load_heavy_modules(modules, kept_out):
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=PACKAGE.parent
     )
     assert done.stdout.split() == []
+
+
+def test_seeding_and_restoring_torch_does_not_import_its_compiler():
+    """Nearly 900 modules, which `torch.use_deterministic_algorithms` imports even where nothing changes."""
+    script = "import sys, torch; from rayfed.isolation import isolated\n"
+    script += "with isolated(0, torch.device('cpu')): pass\nassert 'torch._dynamo' not in sys.modules"
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=PACKAGE.parent)

@@ -15,8 +15,10 @@ import click
 
 from rayfed.cli.exits import Failure, failures
 from rayfed.cli.options import Overrides, job_argument, set_option
+from rayfed.cli.profile import profile_option
 from rayfed.cli.text import busy, duration, print_table, shown
 from rayfed.errors import InputError, Resumable, RunFailed
+from rayfed.runtime.profile import profile, span
 
 if TYPE_CHECKING:
     from rayfed.experiment import Display, Result
@@ -36,6 +38,7 @@ other_bits_option = click.option(
 @click.option("--force", is_flag=True, help="Replace the results of an earlier run.")
 @click.option("--resume", is_flag=True, help="Continue the run if it was begun; else begin it.")
 @other_bits_option
+@profile_option
 @click.option("--only", metavar="PATTERN", default="*", help="Of a grid, the runs whose names match: '*/fedntd/*'.")
 @click.option("--list", "listed", is_flag=True, help="List the runs and do nothing.")
 def run(job: str, overrides: Overrides, force: bool, resume: bool, other_bits: bool, only: str, listed: bool) -> None:
@@ -53,7 +56,7 @@ def run(job: str, overrides: Overrides, force: bool, resume: bool, other_bits: b
     """
     if force and resume:
         raise InputError("--force begins the run again, and --resume continues it: give one of the two")
-    with busy(f"reading {job}"):
+    with busy(f"reading {job}"), span("imports", "and the job file"):
         from rayfed.grid import expand
         from rayfed.job import read_toml
 
@@ -65,6 +68,8 @@ def run(job: str, overrides: Overrides, force: bool, resume: bool, other_bits: b
         jobs = [cell.job() for cell in chosen]  # the first brings torch
     if listed:
         print("\n".join(job.name for job in jobs))
+    elif profile() and len(jobs) > 1:
+        raise InputError(f"--profile is of a single run: choose one of the {len(jobs)} with --only '{jobs[0].name}'")
     elif chosen[0].grid:
         run_grid(cells, jobs, force, other_bits)
     else:
@@ -75,6 +80,7 @@ def run(job: str, overrides: Overrides, force: bool, resume: bool, other_bits: b
 @click.argument("run", metavar="RUN")
 @set_option
 @other_bits_option
+@profile_option
 def resume(run: str, overrides: Overrides, other_bits: bool) -> None:
     """Continue a run that was stopped, or killed.
 
@@ -88,7 +94,7 @@ def resume(run: str, overrides: Overrides, other_bits: bool) -> None:
       rayfed resume runs/quickstart -s train.num_rounds=50
       rayfed resume runs/quickstart -s ray.mode=off
     """
-    with busy(f"reading {run}"):
+    with busy(f"reading {run}"), span("imports"):
         from rayfed import experiment
 
     _shown(lambda display: experiment.resume(run, dict(overrides), other_bits=other_bits, display=display))
@@ -125,14 +131,16 @@ def replay(run: Path, round: int, client: int, debug: bool) -> None:
 
 def run_one(job: Job, force: bool, resume: bool, other_bits: bool, of_grid: str = "") -> dict[str, Any]:
     """Run a job, showing its progress and its results; of a grid's run, only the progress. Gives the summary."""
-    from rayfed import experiment
+    with span("imports"):
+        from rayfed import experiment
 
     options: dict[str, Any] = {"force": force, "resume": resume, "other_bits": other_bits}
     return _shown(lambda display: experiment.run(job, **options, display=display), of_grid)
 
 
 def _shown(train: Callable[[Display], Result], of_grid: str = "") -> dict[str, Any]:
-    from rayfed.cli.display import follow, result_text
+    with span("imports"):
+        from rayfed.cli.display import follow, result_text
     from rayfed.folder.summary import read_summary
 
     with follow(of_grid) as display:

@@ -26,6 +26,7 @@ from rayfed.folder.storage import write_bytes, write_text, writing_to
 from rayfed.folder.summary import read_json, read_summary, summarise
 from rayfed.folder.tables import RESULTS, read_table, replace_table, round_rows, write_partition, write_round
 from rayfed.local import Site
+from rayfed.runtime.profile import timed
 from rayfed.weights import state_of
 
 PARTITION = "the partition has changed, and clients hold other images than before"
@@ -59,6 +60,7 @@ class Keeper:
         self._rows: list[dict[str, Any]] = []  # of `rounds`
         self._last: Round | None = None  # that was given to `keep`
 
+    @timed("run's folder")
     def __enter__(self) -> Keeper:
         refuse_unwritable(self._site.job)
         if self._saved is None:
@@ -110,6 +112,7 @@ class Keeper:
         self._summarise("running")
         self._tried = time.monotonic()
 
+    @timed("checkpoint")
     def restored(self) -> Round | None:
         """The round of the checkpoint to continue from; None for a new run."""
         if self._saved is None:
@@ -133,6 +136,7 @@ class Keeper:
         output = self._site.job.output
         return round == 1 or round % output.every == 0 or time.monotonic() >= self._tried + output.every_seconds
 
+    @timed("tables")
     def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         with self._owned:
             ended = error
@@ -160,6 +164,7 @@ class Keeper:
             if ended is not error and ended is not None:
                 raise ended from None
 
+    @timed("tables")
     def _record(self, round: Round) -> None:
         rows = round_rows(round, self._site.federation.train.classes)
         try:
@@ -170,6 +175,7 @@ class Keeper:
             raise Unwritable(f"the results of round {round.round} cannot be written to {self.path}: {error}") from None
         self._checkpoints.follow(round)
 
+    @timed("checkpoint")
     def _checkpoint(self, round: Round) -> str:
         """Write a checkpoint. Gives why it could not be written, and continues; '' if it was."""
         why = ""

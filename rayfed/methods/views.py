@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.models.classifier import has_features
+from rayfed.runtime.profile import span
 from rayfed.trees import Tree
 from rayfed.weights import Weights, with_weights
 
@@ -109,7 +110,9 @@ class View:
         """A frozen model's outputs on all `samples`, with their labels, batch by batch."""
         with torch.no_grad():
             for images, labels in self.samples():
-                yield self.run(model, images), labels
+                with span("teacher", on=images.device):
+                    outputs = self.run(model, images)
+                yield outputs, labels
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,8 +183,11 @@ class Batch:
     def outputs_of(self, model: nn.Module) -> Outputs:
         """A frozen model on this batch."""
         if model not in self._frozen:
-            with torch.no_grad():
-                self._frozen[model] = (self._known and self._known(model)) or self._client.run(model, self.images)
+            known = self._known and self._known(model)
+            if known is None:
+                with torch.no_grad(), span("teacher", on=self.images.device):
+                    known = self._client.run(model, self.images)
+            self._frozen[model] = known
         return self._frozen[model]
 
 

@@ -11,6 +11,7 @@ from rayfed.errors import Restarted
 from rayfed.local import Broadcast, Evaluation
 from rayfed.runtime.gpus import device_given, memory_cap, peak_bytes
 from rayfed.runtime.placement import Place
+from rayfed.runtime.profile import answer, measure
 from rayfed.runtime.worker import Done, Worker
 from rayfed.tasks import Task
 from rayfed.trees import Packed
@@ -33,13 +34,14 @@ class ClientActor:
         """Ray's id of the node on which this actor is."""
         return ray.get_runtime_context().get_node_id()
 
-    def open(self, site: Sequence[ObjectRef]) -> Place:
+    def open(self, site: Sequence[ObjectRef], profiled: bool = False) -> Place:
         """Open the run, and say where this actor is. A restarted actor must open the run again.
 
         `site` is the reference to the run's site, in a list, so that this method waits for the data, not the actor's
         queue. It is no argument of the constructor: Ray cannot restart an actor whose constructor has arguments in the
         object store.
         """
+        measure(profiled)
         if (device := device_given()).type == "cuda":
             torch.cuda.set_per_process_memory_fraction(memory_cap(self._gpu_share))
         node, context = ray.util.get_node_ip_address(), ray.get_runtime_context()
@@ -49,15 +51,15 @@ class ClientActor:
     # The fields of a `Broadcast` are separate arguments, so that Ray fetches each tree once per node.
 
     def survey(self, task: Task, *broadcast: Any) -> tuple[Done, Packed]:
-        return self._worker.survey(Broadcast(*broadcast), task)
+        return answer(self._worker.survey, Broadcast(*broadcast), task)
 
     def fit(self, task: Task, *broadcast_and_memories: Any) -> tuple[Any, ...]:
         """The memories, one per client, are arguments and values of their own, so that each moves by reference."""
         *broadcast, memories = *broadcast_and_memories[: -len(task)], broadcast_and_memories[-len(task) :]
-        return self._worker.train(Broadcast(*broadcast), task, memories)
+        return answer(self._worker.train, Broadcast(*broadcast), task, memories)
 
     def evaluate(self, weights: Packed, start: int, stop: int) -> Evaluation:
-        return self._worker.evaluate(weights, start, stop)
+        return answer(self._worker.evaluate, weights, start, stop)
 
     def measure(self, site: Sequence[ObjectRef]) -> int:
         """The GPU memory in bytes that this process takes for the largest client; 0 on a pretended GPU."""

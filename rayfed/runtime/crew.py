@@ -24,6 +24,7 @@ from rayfed.runtime.causes import lost_object, refuse_input
 from rayfed.runtime.head import HEAD_LIMIT, Head
 from rayfed.runtime.heartbeat import Heartbeat
 from rayfed.runtime.placement import Place, actor_text, capacity, nodes_text, places_text
+from rayfed.runtime.profile import profile, timed
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ class Crew:
         self._patience = max(self.options.patience, UP_LIMIT)  # seconds; at first, processes must come up
         self._last_words = ""  # of the last actor that was given up
 
+    @timed("actors up")
     def start(self, count: int) -> None:
         """Create `count` actors, wait for the first, and a little for the others; log which are up.
 
@@ -169,6 +171,7 @@ class Crew:
         """Whether Ray may soon end this process, and the run with it."""
         return self.head.silent
 
+    @timed("end of Ray")
     def end(self) -> None:
         """Kill all actors at once."""
         for member in self._members:
@@ -194,9 +197,11 @@ class Crew:
             known = member.place is not None
             try:
                 answer = ray.get(reference)
+                if profiled := profile():
+                    profiled.came_up(member.name, member.asked, opened=member.up)
                 if not member.up:
                     member.up, member.node_id = True, answer
-                    self._ask(member, member.actor.open, [self.site_at(answer, None)])
+                    self._ask(member, member.actor.open, [self.site_at(answer, None)], profile() is not None)
                     continue
                 member.place, member.failures = answer, 0
                 if not self._may_join(member, member.place.kind):

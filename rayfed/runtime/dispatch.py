@@ -21,6 +21,7 @@ from rayfed.runtime.causes import cause_of, is_gpu_fault, is_loss, lost_object
 from rayfed.runtime.crew import Crew, Member, named
 from rayfed.runtime.head import memory_was_full
 from rayfed.runtime.heartbeat import Heartbeat
+from rayfed.runtime.profile import profile, received, span
 from rayfed.runtime.signals import refuse_to_go_on
 from rayfed.runtime.worker import at_client, what_of
 from rayfed.tasks import Task
@@ -111,9 +112,10 @@ class Dispatch:
         try:
             for turn in range(len(self.calls)):
                 self._heartbeat.progress()
-                self._step(0.0)  # while the caller used an answer, actors may have finished: no actor should be idle
-                while (answer := self._fetched(turn)) is None:
-                    self._step()
+                with span(f"waiting: {self.calls[turn].kind}"):
+                    self._step(0.0)  # while the caller used an answer, actors may have finished: none should be idle
+                    while (answer := self._fetched(turn)) is None:
+                        self._step()
                 yield answer
         finally:
             for flight in self._working.values():  # an error has ended the round: their answers are not needed
@@ -131,6 +133,8 @@ class Dispatch:
             if now >= flight.since + self.deadline.seconds(self.calls[flight.index]):
                 del self._working[reference]  # a late answer is ignored
                 self.crew.open(flight.member, kill=True)
+                if profiled := profile():
+                    profiled.call(flight.member.name, self.calls[flight.index].what, flight.since, None)
                 why = f"no answer from {flight.member} for {now - flight.since:.0f} s; it is killed"
                 self._run_again(flight, why, how="no answer")
         self._hand_out()
@@ -163,9 +167,12 @@ class Dispatch:
         seconds = time.monotonic() - flight.since
         try:
             first = ray.get(flight.references[0], timeout=FETCH_LIMIT)
+            first = received(first, member.name, call.what, flight.since)
             # The rest is brought to this node in the meantime: the sum for its turn, memories since a node may be lost.
             ray.wait(flight.references[1:], num_returns=len(flight.references) - 1, timeout=0, fetch_local=True)
         except RayError as error:
+            if profiled := profile():
+                profiled.call(member.name, call.what, flight.since, None)
             if gone := lost_object(error):
                 call.missing(gone)
                 self.crew.idle.append(member)
@@ -196,7 +203,8 @@ class Dispatch:
             return None
         flight, answer = self._finished.pop(turn)
         try:
-            return [*answer[:1], *ray.get(answer[1:2], timeout=FETCH_LIMIT), *answer[2:]]
+            with span("wire", f"fetch {self.calls[turn].what}"):
+                return [*answer[:1], *ray.get(answer[1:2], timeout=FETCH_LIMIT), *answer[2:]]
         except RayError as error:
             self._clients_done -= len(self.calls[turn].task)
             self._run_again(flight, f"its reply was lost with {flight.member} ({type(error).__name__})", error)

@@ -14,6 +14,7 @@ from rayfed.runtime.crew import Crew
 from rayfed.runtime.dispatch import FETCH_LIMIT, Call, Deadline, Dispatch
 from rayfed.runtime.gauges import Gauges
 from rayfed.runtime.here import Progress, no_progress
+from rayfed.runtime.profile import timed
 from rayfed.runtime.worker import CohortWorkers, what_of
 from rayfed.tasks import Task
 from rayfed.trees import Packed, Tree, pack
@@ -52,7 +53,7 @@ class Pool(CohortWorkers):
                 self._send_again(error)
 
             size = sum(self._site.federation.num_examples(client) for client in task)
-            return Call("survey" if memories is None else "fit", what, size, submit, missing, task, broadcast.round)
+            return Call("survey" if memories is None else "train", what, size, submit, missing, task, broadcast.round)
 
         def progress(done: int, total: int) -> None:
             self._progress(done, total)
@@ -79,6 +80,7 @@ class Pool(CohortWorkers):
     def kinds(self) -> list[Kind]:
         return list(self._crew.kinds)
 
+    @timed("the cluster")
     def finished(self, round: Round) -> bool:
         self._gauges.round(round)
         self._crew.grow()
@@ -93,6 +95,7 @@ class Pool(CohortWorkers):
         trees = (self._put(key, getattr(broadcast, key)) for key in ("weights", "states", "payloads"))
         return (broadcast.round, *trees, broadcast.since)
 
+    @timed("wire")
     def _put(self, name: str, tree: Tree) -> ObjectRef:
         """One object per node for all its actors. A tree that has not changed since the last time is not sent again."""
         if name not in self._sent or self._sent[name][0] is not tree:

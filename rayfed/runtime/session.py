@@ -29,6 +29,7 @@ from rayfed.runtime.head import Head
 from rayfed.runtime.here import Progress, no_progress
 from rayfed.runtime.placement import num_actors, warn_of_idle_gpus
 from rayfed.runtime.pool import Pool
+from rayfed.runtime.profile import span
 from rayfed.runtime.signals import stopping
 
 log = logging.getLogger(__name__)
@@ -150,6 +151,7 @@ def _started(options: RayOptions, name: str, clients_per_round: int) -> Iterator
             trust.starting(),
             stopping("stopping, as soon as Ray has started; Ctrl-C again to stop now", at_the_end=True),
             keeping_handlers(),
+            span("start of Ray"),
         ):
             context = ray.init(
                 address="local",  # a bare init would follow an old address file to a Ray that may be gone
@@ -164,7 +166,8 @@ def _started(options: RayOptions, name: str, clients_per_round: int) -> Iterator
     finally:
         if (node := ray_worker._global_node) is not None:
             node.kill_monitor(check_alive=False)  # `shutdown` would wait a second for it
-        ray.shutdown()
+        with span("end of Ray"):
+            ray.shutdown()
         for key in ours:
             os.environ.pop(key, None)
 
@@ -201,7 +204,7 @@ def _joined(address: str) -> Iterator[None]:
     if not already:
         trust.joining(address)
         try:
-            with keeping_handlers():
+            with keeping_handlers(), span("start of Ray"):
                 context = ray.init(address=address, logging_level=logging.WARNING)
         except (ConnectionError, RuntimeError, ValueError, RayError) as error:
             raise InputError(

@@ -17,6 +17,7 @@ from rayfed import local
 from rayfed.engine import Arrival, ClientRow, Kind, Memory
 from rayfed.local import Broadcast, Desk, Evaluation, Site
 from rayfed.methods.part import parts_at
+from rayfed.runtime.profile import span
 from rayfed.tasks import OrderedSum, Summed, Task, refusing
 from rayfed.trees import Layout, Packed, Tree, checked, num_bytes, pack, unpack
 from rayfed.weights import Weights
@@ -106,7 +107,9 @@ class Worker:
         desk = self._desks(packed)
 
         def surveyed(client: int) -> Tree:
-            return local.survey(desk(), client)
+            its_desk = desk()
+            with span("survey", f"client {client}, round {packed.round}"):
+                return local.survey(its_desk, client)
 
         layout, sizes, total = _summed(f"round {packed.round} (survey)", task, surveyed)
         return Done(layout, sizes, [], []), total
@@ -121,7 +124,9 @@ class Worker:
             memory: dict[str, Any] = unpack(found) if (found := before[client]) else {"round": 0, "slots": {}}
             # Only of parts that have been in force since the memory was written.
             recalled = {slot: tree for slot, tree in memory["slots"].items() if packed.holds(slot, memory["round"])}
-            reply = local.train(desk(), client, recalled)
+            its_desk = desk()
+            with span("train", f"client {client}, round {packed.round}"):
+                reply = local.train(its_desk, client, recalled)
             rows.append(ClientRow(client, reply.num_examples, reply.train_loss, reply.seconds, self._node))
             kept.append(pack({"round": packed.round, "slots": reply.memory}) if reply.memory else None)
             return reply.summands
@@ -142,8 +147,9 @@ class Worker:
         return lambda: shared
 
     def evaluate(self, weights: Packed, start: int, stop: int) -> Evaluation:
-        with advising():
-            return local.evaluate(self.site, unpack(weights), start, stop)
+        tensors = unpack(weights)
+        with advising(), span("evaluate", f"test images {start} to {stop}"):
+            return local.evaluate(self.site, tensors, start, stop)
 
 
 def _summed(stage: str, task: Task, work: Callable[[int], Tree]) -> tuple[Layout, list[int], Packed]:

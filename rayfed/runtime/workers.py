@@ -14,6 +14,7 @@ from rayfed.runtime.aside import aside
 from rayfed.runtime.heartbeat import result
 from rayfed.runtime.here import Here, Progress, no_progress
 from rayfed.runtime.placement import warn_of_idle_gpus
+from rayfed.runtime.profile import span
 from rayfed.runtime.signals import stopping
 
 SOON = 2.0  # seconds in which small data are opened; importing Ray takes most of them
@@ -34,12 +35,16 @@ def opened(job: Job, make: Callable[[], Site], tell: Callable[[Site], None], *, 
         yield site
         return
     making, soon = aside(make), time.monotonic() + SOON
-    from rayfed.runtime.session import connected, stored  # importing Ray takes a second
+    with span("imports", "Ray"):
+        from rayfed.runtime.session import connected, stored  # importing Ray takes a second
 
-    if told := bool(wait([making], soon - time.monotonic()).done):
+    with span("waiting: data"):
+        told = bool(wait([making], soon - time.monotonic()).done)
+    if told:
         tell(making.result())
     with stopping("stopping"), connected(job):
-        site = result(making, "the data, which this process opens")
+        with span("waiting: data"):
+            site = result(making, "the data, which this process opens")
         if not told:
             tell(site)
         site = stored(site)

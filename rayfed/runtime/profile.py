@@ -1,0 +1,300 @@
+"""Where the time of a run goes: spans, measured where the work is done, added up as a table and drawn as a trace.
+
+While no profile is open, a span costs one `if`. An actor sends its spans along with its answer.
+
+Each process measures with its own monotonic clock, so durations are right on every node. The driver places an actor's
+spans by the wall clocks of the two nodes. Where these differ so much that work would begin before it was submitted, or
+end after its answer arrived, the spans are moved to fit.
+"""
+
+import functools
+import json
+import logging
+import sys
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+FILE = "profile.json"  # in the run's folder
+MOST = 1_000_000  # spans in the file, some 100 MB: those after them are only added up
+AT_ONCE = 1000  # spans that may wait to be written
+DRIVER, BESIDE, ACTORS = "driver", "beside it", "actors"  # who spends time: the run's own thread, its others, actors
+ON_THE_WAY, LOST, IDLE = "on the way", "lost", "idle"
+
+log = logging.getLogger(__name__)
+
+
+class Span(NamedTuple):
+    """Some work that is done, in seconds of its process's monotonic clock."""
+
+    step: str
+    about: str
+    start: float
+    seconds: float
+    own: float  # of them, those outside of the spans within this one
+
+
+class _Thread(threading.local):
+    inner = 0.0  # seconds of the spans that have ended within the one that is open
+
+
+_thread, _nothing = _Thread(), nullcontext()
+_keep: Callable[[Span], None] | None = None  # what is done with a span; None: nothing is measured
+_profile: "Profile | None" = None  # that is open in this process, the driver
+
+
+def span(step: str, about: str = "", on: Any = None) -> AbstractContextManager[None]:
+    """Measure what is done in the context, if there is a profile. Do not `yield` from a generator within it.
+
+    A step is a row of the table; `about` says in the trace what it was done to; `on` is the device that computes it.
+    """
+    return _nothing if _keep is None else _measured(_keep, step, about, on)
+
+
+def timed(step: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Decorate a function: each call of it is a span."""
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            with span(step):
+                return function(*args, **kwargs)
+
+        return call
+
+    return decorate
+
+
+@contextmanager
+def _measured(keep: Callable[[Span], None], step: str, about: str, on: Any) -> Iterator[None]:
+    def now() -> float:
+        if on is not None and on.type == "cuda":  # which works on after its calls have returned
+            sys.modules["torch"].cuda.synchronize(on)
+        return time.monotonic()
+
+    outer, _thread.inner = _thread.inner, 0.0
+    start = now()
+    try:
+        yield
+    finally:
+        seconds = now() - start
+        keep(Span(step, about, start, seconds, seconds - _thread.inner))
+        _thread.inner = outer + seconds
+
+
+# On an actor ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """An actor's answer, with the spans of its work."""
+
+    value: Any
+    spans: list[Span]
+    start: float
+    end: float
+    offset: float  # of the wall clock from the monotonic clock
+
+
+_spans: list[Span] = []
+
+
+def measure(on: bool) -> None:
+    """Let this process, an actor's, send the spans of its work with each answer, or none."""
+    global _keep
+    _keep = _spans.append if on else None
+
+
+def answer(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Any:
+    """What an actor answers: the work's values, the first of them as a `Measured` if the driver has a profile.
+
+    No decorator of the actor's methods: Ray would pickle it with this module's globals, and the actor have two of each.
+    """
+    if _keep is None:
+        return work(*args, **kwargs)
+    _spans.clear()  # of a call that failed
+    start = time.monotonic()
+    values = work(*args, **kwargs)
+    first, *rest = values if isinstance(values, tuple) else (values,)
+    measured = Measured(first, list(_spans), start, time.monotonic(), _offset())
+    return (measured, *rest) if rest else measured
+
+
+def _offset() -> float:
+    return time.time() - time.monotonic()
+
+
+# On the driver --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Phase:
+    """The start of a run, its first round, its other rounds, or its end."""
+
+    start: float
+    rounds: list[int] = field(default_factory=list)  # the first and the last in it; none of start and end
+    wall: float = 0.0  # seconds
+    seconds: dict[tuple[str, str], float] = field(default_factory=lambda: defaultdict(float))  # who, step -> own
+
+
+class Profile:
+    """The spans of a run: added up by phase as they come, and written to the run's folder."""
+
+    def __init__(self, began: float | None = None) -> None:
+        """`began` is where the table begins, on the monotonic clock: now, or when the command was started."""
+        self.began = time.monotonic() if began is None else began
+        self.phases: list[Phase] = []  # that have ended
+        self.idle: dict[str, float] = defaultdict(
+            float
+        )  # actor -> seconds without a call, since it first opened the run
+        self.path: Path | None = None  # of the trace
+        self._now = Phase(self.began)
+        self._up: dict[str, float] = {}  # actor -> when it first opened the run
+        self._lock = threading.RLock()
+        self._driver = threading.get_ident()
+        self._rows: dict[str | int, int] = {}  # actor, or thread beside the driver's -> its row in the trace
+        self._lines: list[str] = []  # not yet written
+        self._count = 0
+
+    def write_to(self, folder: Path) -> None:
+        """The run's folder is there, and gets the trace, from the beginning on."""
+        with self._lock:
+            self.path = folder / FILE
+            self._write('[\n{"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "rayfed"}}', "w")
+            self._flush()
+
+    def add(self, span: Span) -> None:
+        """Something was done in this process."""
+        with self._lock:
+            here = threading.get_ident()
+            who, row = (DRIVER, DRIVER) if here == self._driver else (BESIDE, here)
+            self._now.seconds[who, span.step] += span.own
+            self._draw(row, span.step, f"{span.step} {span.about}", span.start, span.seconds)
+
+    def call(self, actor: str, about: str, since: float, answer: Measured | None) -> None:
+        """A call has ended: an answer is there, or the actor is lost."""
+        now = time.monotonic()
+        if answer is not None:
+            since = min(since, now - (answer.end - answer.start))  # it may begin before the driver has noted when
+        with self._lock:
+            self.idle[actor] -= now - since
+            if answer is None:
+                self._now.seconds[ACTORS, LOST] += now - since
+                self._draw(actor, LOST, f"{LOST}: {about}", since, now - since)
+                return
+            self._now.seconds[ACTORS, ON_THE_WAY] += now - since - sum(span.own for span in answer.spans)
+            self._draw(actor, ON_THE_WAY, f"call: {about}", since, now - since)
+            shift = min(max(answer.offset - _offset(), since - answer.start), now - answer.end)
+            for step, words, start, seconds, own in answer.spans:
+                self._now.seconds[ACTORS, step] += own
+                self._draw(actor, step, f"{step} {words}", start + shift, seconds)
+
+    def came_up(self, actor: str, since: float, *, opened: bool) -> None:
+        """An actor's process is up, or has opened the run."""
+        now = time.monotonic()
+        with self._lock:
+            self._draw(actor, "start", "open the run" if opened else "come up", since, now - since)
+            if opened:
+                self._up.setdefault(actor, now)
+
+    def finished(self, round: int) -> None:
+        """A round is finished and recorded, or restored: the first ends the start."""
+        with self._lock:
+            if self.phases:
+                self._now.rounds = [round, round]
+            self._end_phase()
+            self._event({"name": f"end of round {round}", "ph": "i", "s": "g"}, time.monotonic(), DRIVER)
+            self._flush()
+
+    def close(self) -> None:
+        """The run has ended, and the table is whole."""
+        with self._lock:
+            self._end_phase()
+            self._flush()
+            self._write("\n]\n")
+
+    def _end_phase(self) -> None:
+        now, phase = time.monotonic(), self._now
+        phase.wall = now - phase.start
+        if self._up:
+            phase.seconds[ACTORS, IDLE] -= sum(seconds for (who, _), seconds in phase.seconds.items() if who == ACTORS)
+        for actor, since in self._up.items():
+            there = now - max(phase.start, since)
+            self.idle[actor] += there
+            phase.seconds[ACTORS, IDLE] += there
+        if phase.rounds and len(self.phases) > 2:
+            others = self.phases[-1]
+            others.rounds[1] = phase.rounds[1]
+            others.wall += phase.wall
+            for key, seconds in phase.seconds.items():
+                others.seconds[key] += seconds
+        else:
+            self.phases.append(phase)
+        self._now = Phase(now)
+
+    def _draw(self, row: str | int, step: str, name: str, start: float, seconds: float) -> None:
+        self._event({"name": name.rstrip(), "cat": step, "ph": "X", "dur": round(seconds * 1e6, 3)}, start, row)
+
+    def _event(self, event: dict[str, Any], at: float, row: str | int) -> None:
+        """Add an event of the Trace Event Format, with its time in microseconds from the beginning on."""
+        if self._count >= MOST:
+            return
+        if row not in self._rows:
+            self._rows[row] = len(self._rows) + 1
+            name = row if isinstance(row, str) else BESIDE
+            self._event({"name": "thread_name", "ph": "M", "args": {"name": name}}, at, row)
+        place = {"ts": round((at - self.began) * 1e6, 3), "pid": 1, "tid": self._rows[row]}
+        self._lines.append(json.dumps({**event, **place}))
+        self._count += 1
+        if len(self._lines) >= AT_ONCE:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Write whole lines: the file of a killed run lacks the last bracket, but has no half of an event."""
+        if self.path is not None:  # else they wait until the run has a folder
+            self._write("".join(f",\n{line}" for line in self._lines))
+            self._lines.clear()
+
+    def _write(self, text: str, mode: str = "a") -> None:
+        try:
+            if self.path is not None:
+                with self.path.open(mode) as file:
+                    file.write(text)
+        except OSError as error:
+            log.warning("the trace ends here, as %s cannot be written: %s", self.path, error)
+            self._count = MOST
+
+
+def profile() -> Profile | None:
+    """The profile that is open in this process, the driver."""
+    return _profile
+
+
+def received(answer: Any, actor: str, about: str, since: float) -> Any:
+    """The value of an actor's answer to a call; its spans go into the profile."""
+    if not isinstance(answer, Measured):
+        return answer
+    if _profile is not None:
+        _profile.call(actor, about, since, answer)
+    return answer.value
+
+
+@contextmanager
+def profiling(began: float | None = None) -> Iterator[Profile]:
+    """Profile the run in the context; the table is whole when the context has ended."""
+    global _keep, _profile
+    opened = Profile(began)
+    _keep, _profile = opened.add, opened
+    try:
+        yield opened
+    finally:
+        _keep = _profile = None
+        opened.close()
