@@ -3,6 +3,7 @@
 import logging
 import os
 from collections.abc import Mapping
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -190,9 +191,7 @@ def _train(
         if profiled := profile():
             profiled.write_to(keeper.path)
         # However the run ends: the page is written while Ray ends.
-        once_closed.callback(
-            lambda: at_the_end.callback(timed("waiting: page")(aside(_write_page, keeper.path).result))
-        )
+        once_closed.callback(lambda: at_the_end.callback(_result, aside(_write_page, keeper.path)))
         if (last := keeper.restored()) is not None and profiled:
             profiled.finished(last.round)
         for round in engine.rounds(site, workers, last):
@@ -201,10 +200,8 @@ def _train(
                 display.round(round)
             if profiled:
                 profiled.finished(round.round)
-            if round.round == 1:
-                aside(
-                    timed("imports")(import_module), "rayfed.report.page"
-                )  # here, rather than at the end: it takes half a second
+            if round.round == 1:  # rather than at the end: it takes half a second
+                aside(timed("imports")(import_module), "rayfed.report.page")
     assert last is not None, "there is always a round 0"
     return Result(keeper.path, read_table(keeper.path, "rounds"), last.weights)
 
@@ -250,6 +247,11 @@ def _read(tables: Mapping[str, Any], overrides: Mapping[str, Any] | None, method
     if method is None:
         return read_job(tables, overrides)
     return replace(read_job({**tables, "method": "fedavg"}, overrides), method=method)
+
+
+@timed("waiting: page")
+def _result(page: Future[None]) -> None:
+    page.result()
 
 
 @timed("page")

@@ -10,6 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import Any
@@ -70,8 +71,12 @@ class Desk:
 
     def __init__(self, site: Site, broadcast: Broadcast) -> None:
         self.site, self.broadcast = site, broadcast.map(partial(to_device, device=site.device))
-        self.frozen = Frozen(site.model)
+        self._frozen = Frozen(site.model)
         self._model: nn.Module | None = None
+
+    def frozen(self) -> Frozen:
+        """Frozen copies for the next client: the global model's is kept, those of one client alone are dropped."""
+        return self._frozen.only(self.broadcast.weights)
 
     def model(self) -> nn.Module:
         """The model with the round's weights, which the next client will train again."""
@@ -140,8 +145,7 @@ def survey(desk: Desk, client: int) -> dict[str, Tree]:
     site, broadcast, view = desk.site, desk.broadcast, _view(desk, client)
     parts = parts_at(site.job.method, broadcast.round)
     surveyors = [part for part in parts if defines(part, "survey")]
-    seed, flush = seed_of(site.job.seed, Purpose.CLIENT, broadcast.round, client), site.job.ray.threads == 1
-    with isolated(seed, site.device, flush=flush):
+    with _isolated(site, seed_of(site.job.seed, Purpose.CLIENT, broadcast.round, client)):
         return {part.slot: part.survey(view.for_part(part.slot, broadcast.states, {}, {})) for part in surveyors}
 
 
@@ -156,7 +160,7 @@ def train(desk: Desk, client: int, memory: dict[str, Tree]) -> Reply:
     parts, memory = parts_at(site.job.method, broadcast.round), to_device(memory, site.device)
     seed = seed_of(site.job.seed, Purpose.CLIENT, broadcast.round, client)
     rng = torch.Generator().manual_seed(seed)
-    with isolated(seed, site.device, flush=site.job.ray.threads == 1):  # with several threads, one alone would flush
+    with _isolated(site, seed):
         view = _view(desk, client)
         views = {p.slot: view.for_part(p.slot, broadcast.states, broadcast.payloads, memory) for p in parts}
         local = {part.slot: part.begin(views[part.slot]) for part in parts}
@@ -174,6 +178,10 @@ def train(desk: Desk, client: int, memory: dict[str, Tree]) -> Reply:
     summands = {slot: summand for slot, (summand, _) in reports.items() if summand is not None}
     kept = {slot: memory for slot, (_, memory) in reports.items() if memory is not None}
     return Reply(view.num_examples, mean_loss, time.perf_counter() - started, summands, kept)
+
+
+def _isolated(site: Site, seed: int) -> AbstractContextManager[None]:
+    return isolated(seed, site.device, flush=site.job.ray.threads == 1)  # of several threads, only one would flush
 
 
 def evaluate(site: Site, weights: Weights, start: int, stop: int) -> Evaluation:
@@ -245,7 +253,7 @@ def _view(desk: Desk, client: int) -> ClientView:
     site, broadcast = desk.site, desk.broadcast
     data, training = site.federation, site.job.train
     return ClientView(
-        **_common_view(site, broadcast.round, broadcast.weights, data.client(client), desk.frozen),
+        **_common_view(site, broadcast.round, broadcast.weights, data.client(client), desk.frozen()),
         id=client,
         num_examples=data.num_examples(client),
         label_counts=torch.from_numpy(data.label_counts(client)).to(site.device),

@@ -30,7 +30,7 @@ from rayfed.trees import (
     tree_of,
     weight_of,
     within,
-)  # fmt: skip
+)
 
 T = TypeVar("T")
 Task = tuple[int, ...]  # clients

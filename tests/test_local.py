@@ -15,7 +15,7 @@ from rayfed.data.settings import Augment
 from rayfed.errors import Diverged, InputError
 from rayfed.job import Job, RayOptions, Training
 from rayfed.local import Broadcast, Desk, batches, evaluate, open_site, server_view, survey, train
-from rayfed.methods import CrossEntropy, NotTrueDistill, Part, Proximal, compose, fedavg, fedlmd, fedntd
+from rayfed.methods import CrossEntropy, NotTrueDistill, Part, Proximal, compose, fedavg, fedlmd, fedntd, moon
 from rayfed.weights import state_of
 
 CLIENT = 1  # [0, 8, 1, 2] samples: 5, 5 and 1 of them in a batch
@@ -56,6 +56,16 @@ def test_a_desk_serves_one_client_as_a_new_desk_would(make_site, digest):
     for client in (1, 4, 1):
         replies = [train(desk, client, {}) for desk in (shared, Desk(site, broadcast_of(site)))]
         assert digest(replies[0].summands) == digest(replies[1].summands)
+
+
+def test_a_desk_keeps_no_copy_that_a_single_client_asked_for(make_site):
+    """MOON asks for each client's own last model: a task of many clients would fill the memory."""
+    site = make_site(moon(), batch_size=100)
+    desk, sizes = Desk(site, broadcast_of(site)), []
+    for client in range(6):
+        train(desk, client, {"model_contrast": state_of(site.model)})
+        sizes.append(len(desk._frozen._made))
+    assert sizes == [2] * 6
 
 
 # Batches.

@@ -16,16 +16,8 @@ from rayfed.job import Job, differences, read_job, read_toml
 # Everything that a run writes. job.toml, by which a folder is known as a run's, goes last when it is cleared.
 OWN = (
     *(f"{name}.parquet" for name in SCHEMAS),
-    *(
-        "environment.json",
-        "checkpoints",
-        "modules",
-        "summary.json",
-        "log.txt",
-        "profile.json",
-        "report.html",
-        "job.toml",
-    ),
+    *("environment.json", "checkpoints", "modules", "summary.json"),
+    *("log.txt", "profile.json", "report.html", "job.toml"),
 )
 OTHERWISE = "give --force to replace them, or give the job another name"
 

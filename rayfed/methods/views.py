@@ -64,6 +64,11 @@ class Frozen:
             self._made[id(weights)] = weights, model
         return self._made[id(weights)][1]
 
+    def only(self, weights: Weights) -> Frozen:
+        """This, without the copies of all other weights."""
+        self._made = {key: made for key, made in self._made.items() if key == id(weights)}
+        return self
+
     def __contains__(self, model: nn.Module) -> bool:
         """Whether a model is one of these copies."""
         return any(model is made for _, made in self._made.values())

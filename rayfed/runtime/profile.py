@@ -152,9 +152,8 @@ class Profile:
         """`began` is where the table begins, on the monotonic clock: now, or when the command was started."""
         self.began = time.monotonic() if began is None else began
         self.phases: list[Phase] = []  # that have ended
-        self.idle: dict[str, float] = defaultdict(
-            float
-        )  # actor -> seconds without a call, since it first opened the run
+        # Actor -> seconds without a call, since it first opened the run.
+        self.idle: dict[str, float] = defaultdict(float)
         self.path: Path | None = None  # of the trace
         self._now = Phase(self.began)
         self._up: dict[str, float] = {}  # actor -> when it first opened the run
