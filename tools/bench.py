@@ -211,6 +211,7 @@ def tuned_process(
     total: Tensor, turn: Any, how: str,
 ) -> None:  # fmt: skip
     device = device_of(job)
+    torch.set_flush_denormal(True)  # of the thread that computes: gradients soon are so small, and slow
     images, labels, test_images, test_labels = (tensor.to(device) for tensor in held)
     # `frozen` is the round's global model.
     student, frozen = (Flat(model, channels_last=device.type == "cpu").to(device) for _ in range(2))
