@@ -176,9 +176,8 @@ def train(desk: Desk, client: int, memory: dict[str, Tree]) -> Reply:
     return Reply(view.num_examples, mean_loss, time.perf_counter() - started, summands, kept)
 
 
-def evaluate(site: Site, weights: Weights, start: int, stop: int) -> Evaluation:
-    """A model on the test images `start` to `stop`."""
-    model = with_weights(site.model, weights).eval()
+def evaluate(site: Site, model: nn.Module, start: int, stop: int) -> Evaluation:
+    """A model, in eval mode and on the site's device, on the test images `start` to `stop`."""
     test, classes = site.federation.test, site.federation.num_classes
     confusion, loss = torch.zeros(classes * classes, dtype=torch.int64), 0.0
     rows, run = np.arange(start, min(stop, len(test.labels))), RUNS[site.job.train.precision]
