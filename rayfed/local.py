@@ -184,9 +184,8 @@ def _isolated(site: Site, seed: int) -> AbstractContextManager[None]:
     return isolated(seed, site.device, flush=site.job.ray.threads == 1)  # of several threads, only one would flush
 
 
-def evaluate(site: Site, weights: Weights, start: int, stop: int) -> Evaluation:
-    """A model on the test images `start` to `stop`."""
-    model = with_weights(site.model, weights).eval()
+def evaluate(site: Site, model: nn.Module, start: int, stop: int) -> Evaluation:
+    """A model, in eval mode and on the site's device, on the test images `start` to `stop`."""
     test, classes = site.federation.test, site.federation.num_classes
     confusion, loss = torch.zeros(classes * classes, dtype=torch.int64), 0.0
     rows, run = np.arange(start, min(stop, len(test.labels))), RUNS[site.job.train.precision]

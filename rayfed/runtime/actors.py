@@ -58,8 +58,8 @@ class ClientActor:
         *broadcast, memories = *broadcast_and_memories[: -len(task)], broadcast_and_memories[-len(task) :]
         return answer(self._worker.train, Broadcast(*broadcast), task, memories)
 
-    def evaluate(self, weights: Packed, start: int, stop: int) -> Evaluation:
-        return answer(self._worker.evaluate, weights, start, stop)
+    def evaluate(self, weights: Packed, pieces: Sequence[tuple[int, int]]) -> list[Evaluation]:
+        return answer(self._worker.evaluate, weights, pieces)
 
     def measure(self, site: Sequence[ObjectRef]) -> int:
         """The GPU memory in bytes that this process takes for the largest client; 0 on a pretended GPU."""

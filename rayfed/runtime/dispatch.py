@@ -168,8 +168,6 @@ class Dispatch:
         try:
             first = ray.get(flight.references[0], timeout=FETCH_LIMIT)
             first = received(first, member.name, call.what, flight.since)
-            # The rest is brought to this node in the meantime: the sum for its turn, memories since a node may be lost.
-            ray.wait(flight.references[1:], num_returns=len(flight.references) - 1, timeout=0, fetch_local=True)
         except RayError as error:
             if profiled := profile():
                 profiled.call(member.name, call.what, flight.since, None)
@@ -191,8 +189,11 @@ class Dispatch:
                 raise _failure(call, member, error) from None
             return
         self.crew.idle.append(member)
+        self._hand_out()  # first of all: the member waits for it
         self.deadline.took(call, seconds)
-        self._finished[flight.index] = flight, [first, *flight.references[1:]]
+        self._finished[flight.index] = flight, [first, *(rest := flight.references[1:])]
+        # The rest is brought to this node in the meantime: the sum for its turn, memories since a node may be lost.
+        ray.wait(rest, num_returns=len(rest), timeout=0, fetch_local=True)
         self._heartbeat.progress()
         self._clients_done += len(call.task)
         self.progress(self._clients_done, sum(len(call.task) for call in self.calls))

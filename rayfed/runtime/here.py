@@ -52,8 +52,7 @@ class Here(CohortWorkers):
             yield answer
 
     def evaluate_pieces(self, weights: Weights, pieces: Sequence[tuple[int, int]]) -> Iterator[Evaluation]:
-        packed = pack(weights)
-        return (self._worker.evaluate(packed, start, stop) for start, stop in pieces)
+        return iter(self._worker.evaluate(pack(weights), pieces))
 
     def recall(self, memory: Packed) -> Packed:
         return memory

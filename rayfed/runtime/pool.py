@@ -1,6 +1,7 @@
 """The work of a round on the actors of a crew: the messages to them, and their answers."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import ray
@@ -20,6 +21,8 @@ from rayfed.tasks import Task
 from rayfed.trees import Packed, Tree, pack
 from rayfed.weights import Weights
 
+SMALL = 10_000  # bytes
+
 
 class Pool(CohortWorkers):
     """`Workers` on a crew that has come up."""
@@ -30,7 +33,7 @@ class Pool(CohortWorkers):
         self._deadline = Deadline(site.job.ray.deadline)
         self._progress = progress
         self._gauges = gauges
-        self._sent: dict[str, tuple[Tree, ObjectRef]] = {}
+        self._sent: dict[str, tuple[Tree, ObjectRef | Packed]] = {}
         self.num_test = len(site.federation.test)
 
     def call_each(
@@ -62,14 +65,19 @@ class Pool(CohortWorkers):
         return self._answers([call(task) for task in tasks], no_progress if memories is None else progress)
 
     def evaluate_pieces(self, weights: Weights, pieces: Sequence[tuple[int, int]]) -> Iterator[Evaluation]:
-        def call(start: int, stop: int) -> Call:
+        def call(some: Sequence[tuple[int, int]]) -> Call:
             def submit(actor: Any) -> list[ObjectRef]:
-                return [actor.evaluate.remote(self._put("weights", weights), start, stop)]
+                return [actor.evaluate.remote(self._put("weights", weights), some)]
 
+            start, stop = some[0][0], some[-1][1]
             what = f"evaluation of test images {start} to {stop}"
             return Call("evaluate", what, stop - start, submit, self._send_again)
 
-        return (first for first, *_ in self._answers([call(*piece) for piece in pieces]))
+        # Two calls per actor: each call costs a hundredth of a second, and the second ones make up for slow actors.
+        count = min(len(pieces), 2 * max(1, len(self._crew.idle)))
+        ends = [-(-len(pieces) * i // count) for i in range(count + 1)]
+        calls = [call(pieces[start:end]) for start, end in pairwise(ends)]
+        return (piece for done, *_ in self._answers(calls) for piece in done)
 
     def recall(self, memory: ObjectRef) -> Packed:
         return ray.get(memory, timeout=FETCH_LIMIT)
@@ -96,10 +104,14 @@ class Pool(CohortWorkers):
         return (broadcast.round, *trees, broadcast.since)
 
     @timed("wire")
-    def _put(self, name: str, tree: Tree) -> ObjectRef:
-        """One object per node for all its actors. A tree that has not changed since the last time is not sent again."""
+    def _put(self, name: str, tree: Tree) -> ObjectRef | Packed:
+        """One object per node for all its actors. A tree that has not changed since the last time is not sent again.
+
+        A small one goes along with each call: to fetch an object from the store takes a millisecond.
+        """
         if name not in self._sent or self._sent[name][0] is not tree:
-            self._sent[name] = tree, ray.put(pack(tree))
+            packed = pack(tree)
+            self._sent[name] = tree, packed if packed.num_bytes < SMALL else ray.put(packed)
         return self._sent[name][1]
 
     def _send_again(self, error: ObjectLostError) -> None:

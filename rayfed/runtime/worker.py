@@ -8,9 +8,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
 from rayfed import local
 from rayfed.engine import Arrival, ClientRow, Kind, Memory
@@ -19,7 +21,7 @@ from rayfed.methods.part import parts_at
 from rayfed.runtime.profile import span
 from rayfed.tasks import OrderedSum, Summed, Task, refusing
 from rayfed.trees import Layout, Packed, Tree, checked, num_bytes, pack, unpack
-from rayfed.weights import Weights
+from rayfed.weights import Weights, with_weights
 
 EVALUATION_CHUNK = 1000  # test images per piece of work: a constant, so that the sum of losses has a fixed order
 # What to do about errors of CUDA's, by a pattern in their text.
@@ -142,13 +144,18 @@ class Worker:
         parts = parts_at(self.site.job.method, packed.round)
         if not all(type(part).__module__.startswith("rayfed.") for part in parts):
             return lambda: Desk(self.site, packed.map(unpack))
-        shared = Desk(self.site, packed.map(unpack))
+        shared = Desk(self.site, packed.map(partial(unpack, copy=False)))
         return lambda: shared
 
-    def evaluate(self, weights: Packed, start: int, stop: int) -> Evaluation:
-        tensors = unpack(weights)
-        with advising(), span("evaluate", f"test images {start} to {stop}"):
-            return local.evaluate(self.site, tensors, start, stop)
+    def evaluate(self, weights: Packed, pieces: Sequence[tuple[int, int]]) -> list[Evaluation]:
+        """The weights on some ranges of the test set, each by itself."""
+        with advising():
+            model = with_weights(self.site.model, unpack(weights, copy=False)).eval()
+            return [self._evaluate(model, start, stop) for start, stop in pieces]
+
+    def _evaluate(self, model: nn.Module, start: int, stop: int) -> Evaluation:
+        with span("evaluate", f"test images {start} to {stop}"):
+            return local.evaluate(self.site, model, start, stop)
 
 
 def _summed(stage: str, task: Task, work: Callable[[int], Tree]) -> tuple[Layout, list[int], Packed]:

@@ -24,6 +24,7 @@ from rayfed.runtime.gpus import (
 )
 from rayfed.runtime.here import Here
 from rayfed.runtime.worker import make_cuda_repeatable
+from rayfed.weights import state_of
 
 GIB = 2**30
 
@@ -121,8 +122,8 @@ def test_evaluation_gives_advice_too(make_site, monkeypatch):
     def evaluate(*given):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    workers = Here(make_site(fedavg()))
+    workers = Here(site := make_site(fedavg()))
     monkeypatch.setattr("rayfed.local.evaluate", evaluate)
     with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory") as caught:
-        workers.evaluate({})
+        workers.evaluate(state_of(site.model))
     assert any("ray.num_gpus" in note for note in caught.value.__notes__)
