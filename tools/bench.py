@@ -419,6 +419,7 @@ class Runner:
         before, began = dict(os.environ), time.perf_counter()
         if kind_of(name) in POOLS:
             os.environ["THP_MEM_ALLOC_ENABLE"] = "1"  # huge pages for torch's allocator; it reads this when it starts
+            os.environ |= {"MALLOC_TRIM_THRESHOLD_": "500000000", "MALLOC_MMAP_THRESHOLD_": str(2**25)}  # no page twice
         try:
             self._process.start()
         finally:

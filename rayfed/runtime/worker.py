@@ -1,6 +1,7 @@
 """A worker serves a site in packed values: the same work and the same wire on an actor and in this process."""
 
 import copy
+import ctypes
 import os
 import platform
 import re
@@ -24,6 +25,7 @@ from rayfed.trees import Layout, Packed, Tree, checked, num_bytes, pack, unpack
 from rayfed.weights import Weights, with_weights
 
 EVALUATION_CHUNK = 1000  # test images per piece of work: a constant, so that the sum of losses has a fixed order
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # as glibc's malloc.h numbers them
 # What to do about errors of CUDA's, by a pattern in their text.
 ADVICE = {
     "does not have a deterministic implementation": (
@@ -77,6 +79,14 @@ def make_cuda_repeatable() -> None:
         operations.fp32_precision = "ieee"
 
 
+def keep_freed_memory() -> None:
+    """Let this process keep what torch frees: to have it from the kernel again slows evaluation by 15 %."""
+    if platform.libc_ver()[0] == "glibc":
+        of_c = ctypes.CDLL(None)
+        of_c.mallopt(M_TRIM_THRESHOLD, 2**27)  # bytes, at the end of the heap
+        of_c.mallopt(M_MMAP_THRESHOLD, 2**25)  # the most that glibc takes
+
+
 @contextmanager
 def advising() -> Iterator[None]:
     """An error of CUDA's in the context comes with a note: what to do next."""
@@ -93,6 +103,7 @@ class Worker:
     """Serves any client of a site. A broadcast comes with packed trees."""
 
     def __init__(self, site: Site, device: torch.device, node: str) -> None:
+        keep_freed_memory()
         if device.type == "cuda":
             make_cuda_repeatable()
         if device != site.device:
