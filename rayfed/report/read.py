@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from rayfed.errors import InputError
 from rayfed.folder.summary import read_json, read_summary, status_of, summarise
@@ -110,10 +112,12 @@ def read_run(folder: Path) -> Run:
     job_text = (folder / "job.toml").read_text()
     rounds, classes = read_table(folder, "rounds"), _columns(folder, "classes")
     num_classes = int((classes["round"] == 0).sum())
-    partition = _columns(folder, "partition")
-    names = tuple(dict.fromkeys([*classes["class"][:num_classes], *partition["class"]]))
-    number = {name: i for i, name in enumerate(names)}
-    partition["class"] = np.array([number[name] for name in partition["class"]], dtype=np.int64)
+    dealt = read_table(folder, "partition")
+    held = dealt.column("class")  # in Arrow, as a million names in Python would take 60 MB
+    names = tuple(dict.fromkeys([*classes["class"][:num_classes], *pc.unique(held).to_pylist()]))
+    columns = {**dict(zip(dealt.column_names, dealt.columns, strict=True)), "class": pc.index_in(held, pa.array(names))}
+    partition = {name: column.cast(pa.int32()).to_numpy() for name, column in columns.items()}
+    del dealt, held, columns
     return Run(
         folder=folder,
         job=job,
