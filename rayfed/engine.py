@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -42,6 +42,7 @@ class ClientRow:
     train_loss: float
     seconds: float
     node: str
+    notes: Mapping[str, float] = field(default_factory=dict)  # as in `local.Reply`
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,8 +25,8 @@ from rayfed.data.samples import Samples
 from rayfed.errors import Diverged, InputError, told
 from rayfed.isolation import isolated
 from rayfed.job import Job, Training
-from rayfed.methods.part import Method, Part, Parts, Switch, defines, doubts, parts_at, two_values
-from rayfed.methods.views import RUNS, Batch, ClientView, Fit, Frozen, Known, ServerView
+from rayfed.methods.part import Method, Part, Parts, Switch, defines, doubts, parts_at, term_of, two_values
+from rayfed.methods.views import RUNS, Batch, ClientView, Fit, Frozen, Known, Notes, ServerView
 from rayfed.models.registry import build_model, refuse_batches_of_one
 from rayfed.seeds import Purpose, seed_of
 from rayfed.trees import Tree, to_device
@@ -93,6 +93,7 @@ class Reply:
 
     num_examples: int
     train_loss: float  # mean over the steps
+    notes: dict[str, float]  # each part's term of the loss, and what parts noted: means over the steps that have them
     seconds: float
     summands: dict[str, Tree]  # slot -> the part's report
     memory: dict[str, Tree]  # slot -> the part's memory of this client
@@ -165,7 +166,7 @@ def train(desk: Desk, client: int, memory: dict[str, Tree]) -> Reply:
         views = {p.slot: view.for_part(p.slot, broadcast.states, broadcast.payloads, memory) for p in parts}
         local = {part.slot: part.begin(views[part.slot]) for part in parts}
         model = desk.model()
-        losses = _descend(site, model, view, parts, local, rng)
+        losses, notes = _descend(site, model, view, parts, local, rng)
         if (bad := next((i for i, loss in enumerate(losses) if not np.isfinite(loss)), None)) is not None:
             raise Diverged(
                 f"the loss became {losses[bad]} at client {client}, round {broadcast.round}, batch {bad + 1} "
@@ -177,7 +178,7 @@ def train(desk: Desk, client: int, memory: dict[str, Tree]) -> Reply:
         reports = {part.slot: two_values(part, "report", values, "summands", "memory") for part, values in given}
     summands = {slot: summand for slot, (summand, _) in reports.items() if summand is not None}
     kept = {slot: memory for slot, (_, memory) in reports.items() if memory is not None}
-    return Reply(view.num_examples, mean_loss, time.perf_counter() - started, summands, kept)
+    return Reply(view.num_examples, mean_loss, notes, time.perf_counter() - started, summands, kept)
 
 
 def _isolated(site: Site, seed: int) -> AbstractContextManager[None]:
@@ -215,8 +216,8 @@ def batches(num_examples: int, training: Training, rng: torch.Generator) -> Iter
 
 def _descend(
     site: Site, model: nn.Module, client: ClientView, parts: Parts, local: dict[str, Tree], rng: torch.Generator
-) -> list[float]:
-    """SGD in place on the model; the loss of every step."""
+) -> tuple[list[float], dict[str, float]]:
+    """SGD in place on the model: the loss of every step, and the means of the notes."""
     data, training = site.federation, site.job.train
     rows = data.client(client.id)
     pixels = torch.from_numpy(data.train.images[rows]).to(site.device)
@@ -228,16 +229,19 @@ def _descend(
     # Without augmentation, a teacher says the same of an image in every epoch. It is not asked for images never used.
     all_used = training.local_steps is None or training.local_steps * training.batch_size >= len(rows)
     known = Known(client) if site.job.data.augment.off and all_used else None
-    losses = []
+    losses, notes = [], Notes()
     for index in batches(len(rows), training, rng):
         at = index.to(site.device, non_blocking=True)  # else each step would wait for the GPU
         known_here = partial(known, at) if known else None
-        batch = Batch(images.augmented(index, rng), labels[at], model, parameters, client, known_here)
-        terms = [_term(part, part.loss(batch, local[part.slot])) for part in with_terms]
-        loss = reduce(torch.add, (term for term in terms if term is not None))
+        batch = Batch(images.augmented(index, rng), labels[at], model, parameters, client, known_here, notes)
+        terms = {part.slot: _term(part, part.loss(batch, local[part.slot])) for part in with_terms}
+        loss = reduce(torch.add, (term for term in terms.values() if term is not None))
         step(loss)
         losses.append(loss.detach())
-    return torch.stack(losses).tolist()  # read once: each read of a loss would wait for the GPU
+        for part in with_terms:
+            if (term := terms[part.slot]) is not None:
+                notes(f"loss.{term_of(part)}", term)
+    return torch.stack(losses).tolist(), notes.means()  # read once: each read of a loss would wait for the GPU
 
 
 def _term(part: Part, term: object) -> Tensor | None:

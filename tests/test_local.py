@@ -16,6 +16,7 @@ from rayfed.errors import Diverged, InputError
 from rayfed.job import Job, RayOptions, Training
 from rayfed.local import Broadcast, Desk, batches, evaluate, open_site, server_view, survey, train
 from rayfed.methods import CrossEntropy, NotTrueDistill, Part, Proximal, compose, fedavg, fedlmd, fedntd, moon
+from rayfed.methods.views import Notes
 from rayfed.weights import state_of
 
 CLIENT = 1  # [0, 8, 1, 2] samples: 5, 5 and 1 of them in a batch
@@ -179,6 +180,18 @@ def test_the_loss_is_the_sum_of_all_terms(make_site):
 
 
 @dataclass(frozen=True)
+class Noting(Part):
+    """Notes a number of some batches, and has a term in the smaller batches alone."""
+
+    def loss(self, batch, local):
+        if len(batch.labels) == 5:
+            batch.note("full", torch.tensor(2.0, requires_grad=True))
+            return None
+        batch.note("size", len(batch.labels))
+        return 3.0 + 0.0 * batch.logits.sum()
+
+
+@dataclass(frozen=True)
 class TeacherWatch(Part):
     """Fails unless the teacher is the round's global model, frozen and in eval mode."""
 
@@ -195,6 +208,37 @@ class TeacherWatch(Part):
             alone = teacher(batch.images[:1])
         torch.testing.assert_close(batch.teacher.logits[:1], alone)
         return None
+
+
+def test_notes_are_means_over_the_steps_that_have_them(make_site):
+    site = make_site(compose(Noting()), local_epochs=2)  # batches of 5, 5 and 1
+    reply = train(Desk(site, broadcast_of(site)), CLIENT, {})
+    assert reply.notes.keys() == {"loss.cross_entropy", "loss.noting", "full", "size"}
+    assert (reply.notes["full"], reply.notes["size"], reply.notes["loss.noting"]) == (2.0, 1.0, 3.0)
+    assert reply.train_loss == pytest.approx(reply.notes["loss.cross_entropy"] + 3.0 / 3, rel=1e-6)
+
+
+@dataclass(frozen=True)
+class Silent(Noting):
+    """The same without a note."""
+
+    def loss(self, batch, local):
+        return None if len(batch.labels) == 5 else 3.0 + 0.0 * batch.logits.sum()
+
+
+def test_notes_leave_the_training_as_it_is(make_site, digest):
+    one, other = (trained(make_site(compose(part), local_epochs=2)) for part in (Noting(), Silent()))
+    assert digest(one) == digest(other)
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [(torch.ones(2), r"a tensor of shape \(2,\)"), ("0.5", "0.5"), (None, "None")],
+    ids=["tensor", "text", "none"],
+)
+def test_only_a_number_can_be_noted(value, told):
+    with pytest.raises(TypeError, match=rf"batch.note\('mask', ...\) got .*{told}.*; give a number"):
+        Notes()("mask", value)
 
 
 def test_the_teacher_stays_the_global_model_in_eval_mode(make_site):

@@ -35,7 +35,7 @@ from rayfed.local import Evaluation, Site, open_data
 from rayfed.methods import Part
 from rayfed.report import figures, page, read
 from rayfed.report.page import comparison_page, run_page, write_comparison, write_report
-from rayfed.report.read import ClassLoss, find_runs, forgotten, grouped, read_run
+from rayfed.report.read import ClassLoss, find_runs, forgotten, grouped, noted, read_run
 from rayfed.report.svg import STYLE
 from rayfed.runtime.here import Here
 
@@ -486,6 +486,22 @@ def test_a_run_that_no_process_writes_to_is_not_called_running(keeper):
     path = keep(made, [1, 1])
     (path / "summary.json").write_text('{"status": "running"}')
     assert '<span class="status killed">killed, or running elsewhere</span>' in run_page(read_run(path))
+
+
+def test_the_terms_of_the_loss_are_drawn_weighted_by_images(keeper):
+    """Two clients with 10 and 30 images in round 1; in round 2 a client has no such term, as in a run of before."""
+    run = read_run(keep(keeper(), [1, 1], [2, 2], [3, 3]))
+    columns = {"round": [1, 1, 2, 2], "num_examples": [10, 30, 10, 30]}
+    notes = [[("loss.a", 1.0), ("b", 7.0)], [("loss.a", 3.0)], [("loss.a", 5.0)], None]
+    clients = {key: np.array(values) for key, values in columns.items()} | {"notes": np.array(notes, dtype=object)}
+    found = noted(replace(run, clients=clients))
+    assert {name: [list(of) for of in line] for name, line in found.items()} == {
+        "loss.a": [[1, 2], [2.5, 5.0]],
+        "b": [[1], [7.0]],
+    }
+    axes = figures.terms.__wrapped__(replace(run, clients=clients)).axes[0]
+    (line,) = axes.lines
+    assert line.get_ydata().tolist() == [2.5, 5.0]
 
 
 def test_a_negative_loss_is_drawn_whole(keeper):

@@ -120,9 +120,10 @@ class Keeper:
         work_left, number = self._saved.leaves_work(self._site.job), self._saved.round
         log.info("continuing after round %d" if work_left else "already at round %d", number)
         clients = read_table(self.path, "clients", after=number - 1).drop_columns("round").to_pylist()
+        rows = [ClientRow(**{**row, "notes": dict(row["notes"] or ())}) for row in clients]  # an old run has none
         costs = {key: self._rows[-1][key] for key in ("seconds", "bytes_down", "bytes_up")}
         last = self._saved.restore(self._site, self._workers)
-        return replace(last, clients=tuple(ClientRow(**row) for row in clients), **costs)
+        return replace(last, clients=tuple(rows), **costs)
 
     def keep(self, round: Round) -> None:
         """Write a finished round's rows, and a checkpoint when one is due. Raises `Unwritable`."""

@@ -22,6 +22,7 @@ from rayfed.folder.packing import from_bytes
 from rayfed.folder.places import lineage_of
 from rayfed.folder.shards import Index, Place, contents, from_table
 from rayfed.folder.storage import Folder
+from rayfed.folder.tables import SCHEMAS
 from rayfed.job import Job, differences
 from rayfed.local import Evaluation, Site
 from rayfed.methods.part import parts_at
@@ -51,9 +52,10 @@ class Saved:
         return {f"{stem(self.round)}.json", *self.manifest["files"]}
 
     def table(self, name: str) -> pa.Table:
-        """The results so far."""
+        """The results so far; a column that an older run did not have is null."""
         parts = (self._read(f"{stem(last)}.{name}.parquet") for last, _ in self.parts(name))
-        return pa.concat_tables(pq.read_table(io.BytesIO(part)) for part in parts)
+        tables = [SCHEMAS[name].empty_table(), *(pq.read_table(io.BytesIO(part)) for part in parts)]
+        return pa.concat_tables(tables, promote_options="default")
 
     def parts(self, name: str) -> list[tuple[int, int]]:
         """The files that hold a table: the last round in each, and its number of rows where that is known."""

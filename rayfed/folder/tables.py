@@ -25,11 +25,11 @@ if TYPE_CHECKING:  # these bring torch, which a reader of tables does not need
     from rayfed.data.federation import Federation
     from rayfed.engine import Round
 
-INT, FLOAT, TEXT = pa.int64(), pa.float64(), pa.string()
+INT, FLOAT, TEXT, NOTES = pa.int64(), pa.float64(), pa.string(), pa.map_(pa.string(), pa.float64())
 FIGURES = ("test_accuracy", "test_loss", "forgetting", "train_loss", "seconds")
 COLUMNS = {
     "rounds": {"round": INT, **dict.fromkeys(FIGURES, FLOAT), "bytes_down": INT, "bytes_up": INT},
-    "clients": dict(round=INT, client=INT, num_examples=INT, train_loss=FLOAT, seconds=FLOAT, node=TEXT),
+    "clients": dict(round=INT, client=INT, num_examples=INT, train_loss=FLOAT, seconds=FLOAT, node=TEXT, notes=NOTES),
     "classes": {"round": INT, "class": TEXT, "accuracy": FLOAT},
     "partition": {"client": INT, "class": TEXT, "count": INT},
 }
@@ -43,7 +43,7 @@ def round_rows(round: Round, classes: tuple[str, ...]) -> dict[str, list[dict[st
     accuracies = () if round.class_accuracy is None else zip(classes, round.class_accuracy, strict=True)
     return {
         "rounds": [{column: getattr(round, column) for column in COLUMNS["rounds"]}],
-        "clients": [{"round": round.round, **asdict(client)} for client in round.clients],
+        "clients": [{"round": round.round, **asdict(row), "notes": [*row.notes.items()]} for row in round.clients],
         "classes": [
             {"round": round.round, "class": name, "accuracy": float(accuracy)} for name, accuracy in accuracies
         ],

@@ -110,6 +110,11 @@ def name_of(cls: type) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
 
 
+def term_of(part: Part) -> str:
+    """The name of a part's term of the loss: its slot, which no other part has, or in a common slot its class."""
+    return name_of(type(part)) if part.slot in ROLES else part.slot
+
+
 def defines(part: Part, hook: str) -> bool:
     """Whether a part has a hook of its own; the engine skips the others."""
     return getattr(type(part), hook) is not getattr(Part, hook)

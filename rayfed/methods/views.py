@@ -12,6 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from rayfed.errors import told
 from rayfed.models.classifier import has_features
 from rayfed.runtime.profile import span
 from rayfed.trees import Tree
@@ -146,6 +147,32 @@ class ClientView(View):
         return replace(self, state=states.get(slot), payload=payloads.get(slot), memory=memory.get(slot))
 
 
+class Notes:
+    """Numbers that parts record while a client trains; they change nothing in the training.
+
+    >>> note = Notes()
+    >>> note("mask_rate", 0.5), note("mask_rate", torch.tensor(1.0))
+    (None, None)
+    >>> note.means()
+    {'mask_rate': 0.75}
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[str, list[Tensor]] = {}
+
+    def __call__(self, name: str, value: Tensor | float) -> None:
+        """Raises TypeError for anything but a number."""
+        if not isinstance(value, Tensor | int | float) or (isinstance(value, Tensor) and value.ndim):
+            given = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else told(value)
+            raise TypeError(f"batch.note('{name}', ...) got {given}; give a number, such as a mean over the batch")
+        number = value.detach() if isinstance(value, Tensor) else torch.tensor(value)
+        self._values.setdefault(name, []).append(number.double())
+
+    def means(self) -> dict[str, float]:
+        """Of each name, over the batches that noted it. To be read at the end: each read waits for the GPU."""
+        return {name: float(torch.stack(values).mean()) for name, values in self._values.items()}
+
+
 class Batch:
     """One batch in training. Lazy: a model runs on it only when a part asks, and at most once."""
 
@@ -157,6 +184,7 @@ class Batch:
         parameters: Weights,
         client: View,
         known: Callable[[nn.Module], Outputs | None] | None = None,
+        notes: Notes | None = None,
     ) -> None:
         self.images = images  # (B, c, h, w), augmented and normalised
         self.labels = labels  # (B,)
@@ -165,6 +193,7 @@ class Batch:
         self._client = client
         self._known = known  # what is known of a frozen model before it is run on the batch
         self._frozen: dict[nn.Module, Outputs] = {}
+        self.note = notes or Notes()
 
     @cached_property
     def _outputs(self) -> Outputs:

@@ -14,7 +14,7 @@ from matplotlib.colors import Colormap, LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from rayfed.report.read import Columns, Group, Run, shorten
+from rayfed.report.read import Columns, Group, Run, noted, shorten
 from rayfed.report.svg import COLOURS, DASHES, INK, STYLE, svg, title_points
 
 COUNTS = LinearSegmentedColormap.from_list("counts", ["#2b8cd62e", "#2b8cd6ff"])  # the page shines through it
@@ -103,6 +103,20 @@ def training_loss(run: Run) -> Figure:
     """The sampled clients' losses by round."""
     figure, axes = panel("Training loss", "mean loss per step (nats)")
     spread_of(axes, run.clients["round"], finite(run.clients["train_loss"]))
+    return figure
+
+
+@svg
+def terms(run: Run) -> Figure:
+    """The mean of each part's term of the loss by round, over the clients' images."""
+    found = {name.removeprefix("loss."): line for name, line in noted(run).items() if name.startswith("loss.")}
+    figure, axes = panel("Terms of the loss", "mean per step (nats)", len(found))
+    ends = []
+    for n, (name, (rounds, means)) in enumerate(found.items()):
+        colour = COLOURS[n % len(COLOURS)]
+        axes.plot(rounds, finite(means), color=colour, marker="." if len(rounds) <= 40 else "")
+        ends += [End(rounds[-1], means[-1], name, colour)] if np.isfinite(means[-1]) else []
+    name_ends(axes, ends)
     return figure
 
 

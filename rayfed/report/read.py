@@ -152,6 +152,22 @@ def forgotten(run: Run) -> list[ClassLoss]:
     return sorted(losses, key=lambda loss: -np.nan_to_num(loss.lost, nan=-np.inf))
 
 
+def noted(run: Run) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """By the name of a note: the rounds that have it, and its mean over their clients, weighted by their images."""
+    found: dict[str, dict[int, list[tuple[float, int]]]] = {}
+    for round, images, notes in zip(*(run.clients[key] for key in ("round", "num_examples", "notes")), strict=True):
+        for name, value in notes or ():  # an old run has none
+            found.setdefault(name, {}).setdefault(round, []).append((value, images))
+    means = {name: {round: np.array(of).T for round, of in rounds.items()} for name, rounds in found.items()}
+    return {
+        name: (
+            np.array([*rounds]),
+            np.array([np.average(values, weights=images) for values, images in rounds.values()]),
+        )
+        for name, rounds in means.items()
+    }
+
+
 def _columns(folder: Path, name: str) -> Columns:
     """A table's columns; empty columns of a table that was never written."""
     table = read_table(folder, name)

@@ -139,7 +139,8 @@ class Worker:
             its_desk = desk()
             with span("train", f"client {client}, round {packed.round}"):
                 reply = local.train(its_desk, client, recalled)
-            rows.append(ClientRow(client, reply.num_examples, reply.train_loss, reply.seconds, self._node))
+            figures = reply.num_examples, reply.train_loss, reply.seconds, self._node, reply.notes
+            rows.append(ClientRow(client, *figures))
             kept.append(pack({"round": packed.round, "slots": reply.memory}) if reply.memory else None)
             return reply.summands
 

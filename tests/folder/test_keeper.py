@@ -32,6 +32,8 @@ from rayfed.local import Evaluation, Site
 from rayfed.methods import RECIPES, Part
 from rayfed.runtime.here import Here
 
+NOTES = {"loss.cross_entropy": 1.5, "loss.tiny": 0.5}
+
 
 @pytest.fixture
 def site(tmp_path):
@@ -44,7 +46,7 @@ def site(tmp_path):
 def a_round(number: int, right: int | None = 3) -> Round:
     """A round after which `right` of 4 cats and all 4 dogs are recognised; None: it is not evaluated."""
     evaluation = None if right is None else Evaluation(np.array([[right, 4 - right], [0, 4]]), 8.0)
-    clients = (ClientRow(0, 10, 1.0, 0.5, "here"), ClientRow(3, 30, 2.0, 0.5, "there")) if number else ()
+    clients = (ClientRow(0, 10, 1.0, 0.5, "here"), ClientRow(3, 30, 2.0, 0.5, "there", NOTES)) if number else ()
     costs = {"seconds": 1.5 if number else 0.0, "bytes_down": 100 * number, "bytes_up": 10 * number}
     forgetting = None if right is None else 0.125
     return Round(number, {"w": torch.ones(1) * number}, {}, {}, evaluation, np.ones(2), forgetting, clients, **costs)
@@ -75,8 +77,11 @@ def test_the_tables_have_a_row_per_round_client_and_class(site):
     assert [row["train_loss"] for row in rounds] == [None, 1.75, 1.75]
     assert len(clients) == 4
     assert clients[:2] == [
-        {"round": 1, "client": 0, "num_examples": 10, "train_loss": 1.0, "seconds": 0.5, "node": "here"},
-        {"round": 1, "client": 3, "num_examples": 30, "train_loss": 2.0, "seconds": 0.5, "node": "there"},
+        {"round": 1, "client": 0, "num_examples": 10, "train_loss": 1.0, "seconds": 0.5, "node": "here", "notes": []},
+        {
+            **{"round": 1, "client": 3, "num_examples": 30, "train_loss": 2.0, "seconds": 0.5, "node": "there"},
+            "notes": [("loss.cross_entropy", 1.5), ("loss.tiny", 0.5)],
+        },
     ]
     assert classes[:2] == [
         {"round": 0, "class": "cat", "accuracy": 0.75},

@@ -12,7 +12,7 @@ import pytest
 from rayfed.folder import tables
 from rayfed.folder.tables import SCHEMAS, read_table, replace_table, write_round
 
-ROWS = dict.fromkeys(SCHEMAS["clients"].names, 0) | {"node": "here"}
+ROWS = dict.fromkeys(SCHEMAS["clients"].names, 0) | {"node": "here", "notes": []}
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from click.testing import CliRunner
@@ -21,6 +22,7 @@ from rayfed.folder.summary import read_summary
 from rayfed.folder.tables import read_table
 from rayfed.job import read_job
 from rayfed.local import open_site
+from rayfed.report.page import write_report
 from rayfed.runtime.here import Here
 
 STORED = Path(__file__).parent  # its folders were made by running the old.toml in them
@@ -37,6 +39,10 @@ def stored(request, tmp_path, monkeypatch, no_page):
 def test_a_run_of_an_older_version_continues_with_a_warning(stored, caplog):
     rayfed.resume(stored, {"train.num_rounds": 3, "ray.mode": "off"}, other_bits=True)
     assert "the checkpoint is of an earlier rayfed" in caplog.text
+    rows = read_table(stored, "clients").to_pylist()
+    assert {row["round"]: row["notes"] is None for row in rows} == {1: True, 2: True, 3: False}
+    assert pq.read_table(stored / "clients.parquet").to_pylist() == rows  # any reader finds all columns
+    write_report(stored)
 
 
 @pytest.mark.slow

@@ -226,6 +226,16 @@ def test_a_client_with_a_single_sample_takes_part(method, make_site, play):
 
 
 @every_method
+def test_the_terms_add_up_to_the_training_loss(method, make_site):
+    site = make_site(method, **SETTING, num_rounds=3)
+    for round in list(rounds(site, Here(site)))[1:]:
+        for row in round.clients:
+            # A term that some steps lack counts as a mean over the others, which no recipe has within a client's round.
+            terms = [value for name, value in row.notes.items() if name.startswith("loss.")]
+            assert terms and sum(terms) == pytest.approx(row.train_loss, rel=1e-5, abs=1e-5)
+
+
+@every_method
 def test_buffers_are_the_mean_of_the_clients_buffers(method, reference, make_site):
     """For every method BatchNorm's statistics are plain means, and its counts stay whole numbers."""
     site = make_site(method, **SETTING)
