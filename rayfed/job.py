@@ -24,6 +24,7 @@ from rayfed.values import Checked, Form, Ge, Gt, Le, Lt, PathMark, UnknownKey, b
 
 Auto = Literal["auto"]
 DEADLINE_TEXT = "seconds after which a piece of work counts as hung; auto: ten times the longest so far, at least 300"
+MEASURE = ("measure", "measure_every", "measure_images")  # keys that change no bit of the training
 NAMES = {"threads": "ray.num_cpus (as threads)"}  # of what a lineage calls otherwise than the job file
 WITH_NAME = ("method", "model", "data.partition")  # tables that a name may stand for
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}(/[A-Za-z0-9][A-Za-z0-9._+-]{0,199}){0,9}")  # a file's has 255
@@ -148,6 +149,11 @@ class Job(Checked):
     train: Training = field(default_factory=Training)
     ray: RayOptions = field(default_factory=RayOptions)
     output: Output = field(default_factory=Output)
+    measure: Annotated[list[Literal["local", "drift"]], "of each client's model, as notes in clients.parquet"] = field(
+        default_factory=list
+    )
+    measure_every: Annotated[int, Ge(1), "rounds from one measure to the next"] = 1
+    measure_images: Annotated[int, Ge(0), "test images to measure on, drawn once by the seed; 0: all"] = 2000
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -166,7 +172,7 @@ class Job(Checked):
 
     def lineage(self) -> dict[str, Any]:
         """Everything that the numbers of a round depend on: not where work is done or results go, nor `num_rounds`."""
-        kept = {key: value for key, value in self.table().items() if key not in ("name", "ray", "output")}
+        kept = {key: value for key, value in self.table().items() if key not in ("name", "ray", "output", *MEASURE)}
         kept["train"].pop("num_rounds")
         return json.loads(json.dumps({**kept, "threads": self.ray.threads}))  # as it is read back from a checkpoint
 

@@ -22,10 +22,11 @@ from torch import Tensor, nn
 from rayfed.data.augment import prepare, refuse_too_small
 from rayfed.data.federation import Federation, open_federation
 from rayfed.data.samples import Samples
-from rayfed.errors import Diverged, InputError, told
+from rayfed.errors import Diverged, InputError
 from rayfed.isolation import isolated
 from rayfed.job import Job, Training
-from rayfed.methods.part import Method, Part, Parts, Switch, defines, doubts, parts_at, term_of, two_values
+from rayfed.methods.measures import Seen, measured, sampled, see
+from rayfed.methods.part import Method, Parts, Switch, a_term, defines, doubts, parts_at, term_of, two_values
 from rayfed.methods.views import RUNS, Batch, ClientView, Fit, Frozen, Known, Notes, ServerView
 from rayfed.models.registry import build_model, refuse_batches_of_one
 from rayfed.seeds import Purpose, seed_of
@@ -73,6 +74,7 @@ class Desk:
         self.site, self.broadcast = site, broadcast.map(partial(to_device, device=site.device))
         self._frozen = Frozen(site.model)
         self._model: nn.Module | None = None
+        self._before: Seen | None = None  # the global model on the sampled test images
 
     def frozen(self) -> Frozen:
         """Frozen copies for the next client: the global model's is kept, those of one client alone are dropped."""
@@ -85,6 +87,18 @@ class Desk:
         else:
             self._model.load_state_dict(self.broadcast.weights)
         return self._model
+
+    def measured(self, client: ClientView, fit: Fit) -> dict[str, float]:
+        """The measures that the job asks for in this round, of a client's model."""
+        job, test = self.site.job, self.site.federation.test
+        if not job.measure or client.round % job.measure_every:
+            return {}
+        rows = sampled(len(test), job.measure_images, seed_of(job.seed, Purpose.MEASURE))
+        images = partial(_plain_batches, self.site, test, rows)
+        if self._before is None:
+            self._before = see(client.run, self._frozen(client.weights), client.weights, images())
+        after = see(client.run, fit.model.eval(), fit.weights, images())
+        return measured(job.measure, self._before, after, client.label_counts.cpu().numpy() / client.num_examples)
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,7 +192,8 @@ def train(desk: Desk, client: int, memory: dict[str, Tree]) -> Reply:
         reports = {part.slot: two_values(part, "report", values, "summands", "memory") for part, values in given}
     summands = {slot: summand for slot, (summand, _) in reports.items() if summand is not None}
     kept = {slot: memory for slot, (_, memory) in reports.items() if memory is not None}
-    return Reply(view.num_examples, mean_loss, notes, time.perf_counter() - started, summands, kept)
+    seconds = time.perf_counter() - started
+    return Reply(view.num_examples, mean_loss, notes | desk.measured(view, fit), seconds, summands, kept)
 
 
 def _isolated(site: Site, seed: int) -> AbstractContextManager[None]:
@@ -234,7 +249,7 @@ def _descend(
         at = index.to(site.device, non_blocking=True)  # else each step would wait for the GPU
         known_here = partial(known, at) if known else None
         batch = Batch(images.augmented(index, rng), labels[at], model, parameters, client, known_here, notes)
-        terms = {part.slot: _term(part, part.loss(batch, local[part.slot])) for part in with_terms}
+        terms = {part.slot: a_term(part, part.loss(batch, local[part.slot])) for part in with_terms}
         loss = reduce(torch.add, (term for term in terms.values() if term is not None))
         step(loss)
         losses.append(loss.detach())
@@ -242,14 +257,6 @@ def _descend(
             if (term := terms[part.slot]) is not None:
                 notes(f"loss.{term_of(part)}", term)
     return torch.stack(losses).tolist(), notes.means()  # read once: each read of a loss would wait for the GPU
-
-
-def _term(part: Part, term: object) -> Tensor | None:
-    """A part's term of the loss, checked."""
-    if term is None or (isinstance(term, Tensor) and term.ndim == 0):
-        return term
-    what = f"a tensor of shape {tuple(term.shape)}" if isinstance(term, Tensor) else told(term)
-    raise TypeError(f"{type(part).__name__}.loss gave {what}; it must give a scalar tensor, or None for no term")
 
 
 def _view(desk: Desk, client: int) -> ClientView:

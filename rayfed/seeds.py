@@ -12,6 +12,7 @@ class Purpose(IntEnum):
     COHORT = 1
     CLIENT = 2
     SERVER = 3
+    MEASURE = 4
 
 
 def seed_of(seed: int, purpose: Purpose, *place: int) -> int:

@@ -146,7 +146,7 @@ def bits(digest):
             "evaluation": round.evaluation and (round.evaluation.confusion.tolist(), round.evaluation.loss),
             "forgetting": round.forgetting,
             "peak": digest(torch.tensor(round.peak)),
-            "clients": [(row.client, row.num_examples, row.train_loss) for row in round.clients],
+            "clients": [(row.client, row.num_examples, row.train_loss, row.notes) for row in round.clients],
             "bytes": (round.bytes_down, round.bytes_up),
         }
 

@@ -499,7 +499,7 @@ def test_the_terms_of_the_loss_are_drawn_weighted_by_images(keeper):
         "loss.a": [[1, 2], [2.5, 5.0]],
         "b": [[1], [7.0]],
     }
-    axes = figures.terms.__wrapped__(replace(run, clients=clients)).axes[0]
+    axes = figures.notes.__wrapped__(replace(run, clients=clients), "loss.", "Terms", "nats").axes[0]
     (line,) = axes.lines
     assert line.get_ydata().tolist() == [2.5, 5.0]
 

@@ -164,6 +164,14 @@ def doubts(parts: Parts) -> Iterator[str]:
             )
 
 
+def a_term(part: Part, term: object) -> Tensor | None:
+    """A part's term of the loss, checked."""
+    if term is None or (isinstance(term, Tensor) and term.ndim == 0):
+        return term
+    what = f"a tensor of shape {tuple(term.shape)}" if isinstance(term, Tensor) else told(term)
+    raise TypeError(f"{type(part).__name__}.loss gave {what}; it must give a scalar tensor, or None for no term")
+
+
 def two_values(part: Part, hook: str, given: object, *what: str) -> Any:
     """What a hook gave, checked: two values, of which a state or a memory must fit into a checkpoint."""
     name = f"{type(part).__name__}.{hook}"

@@ -107,14 +107,14 @@ def training_loss(run: Run) -> Figure:
 
 
 @svg
-def terms(run: Run) -> Figure:
-    """The mean of each part's term of the loss by round, over the clients' images."""
-    found = {name.removeprefix("loss."): line for name, line in noted(run).items() if name.startswith("loss.")}
-    figure, axes = panel("Terms of the loss", "mean per step (nats)", len(found))
+def notes(run: Run, beginning: str, title: str, unit: str, factor: float = 1) -> Figure:
+    """The notes whose names have this beginning, by round: means over the clients' images."""
+    found = {name.removeprefix(beginning): line for name, line in noted(run).items() if name.startswith(beginning)}
+    figure, axes = panel(title, unit, len(found))
     ends = []
     for n, (name, (rounds, means)) in enumerate(found.items()):
-        colour = COLOURS[n % len(COLOURS)]
-        axes.plot(rounds, finite(means), color=colour, marker="." if len(rounds) <= 40 else "")
+        colour, means = COLOURS[n % len(COLOURS)], factor * finite(means)
+        axes.plot(rounds, means, color=colour, marker="." if len(rounds) <= 40 else "")
         ends += [End(rounds[-1], means[-1], name, colour)] if np.isfinite(means[-1]) else []
     name_ends(axes, ends)
     return figure
