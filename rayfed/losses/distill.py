@@ -124,7 +124,14 @@ def selective_distill(
 
 
 def prototype_similarity_distill(
-    logits: Tensor, teacher_logits: Tensor, labels: Tensor, prototypes: Tensor | None, *, tau: float, mask: Mask
+    logits: Tensor,
+    teacher_logits: Tensor,
+    labels: Tensor,
+    prototypes: Tensor | None,
+    *,
+    tau: float,
+    mask: Mask,
+    released: bool = False,
 ) -> Tensor:
     """Distillation from a teacher whose logits are scaled by the student's similarity to each class's prototype.
 
@@ -133,18 +140,23 @@ def prototype_similarity_distill(
     teacher as it is. `delta = softmax_c(cos(z, P_c))` is part of the target, so no gradient goes through it.
     `mask` drops samples on which the raw teacher is poor: it keeps samples whose label has a probability above `1/C`
     (`adaptive`), or the largest (`forcible`). The mean is over the whole batch, dropped samples included.
+
+    `released` follows the authors' code (IAMJackYan/FedCSD) in three points: delta has a gradient; the loss is the KL
+    divergence, whose entropy of the target counts because of that gradient; the mask looks at the scaled logits.
     """
     teacher_logits = teacher_logits.detach().to(logits)
     target = teacher_logits
     if prototypes is not None:
-        similarity = F.cosine_similarity(logits.detach()[:, None, :], prototypes.detach().to(logits)[None, :, :], dim=2)
+        student = logits if released else logits.detach()
+        similarity = F.cosine_similarity(student[:, None, :], prototypes.detach().to(logits)[None, :, :], dim=2)
         target = F.softmax(similarity, dim=1) * teacher_logits
-    loss = _soft_cross_entropy(logits, target, tau)  # (B,)
+    loss = (_divergence if released else _soft_cross_entropy)(logits, target, tau)  # (B,)
+    judged = target.detach() if released else teacher_logits
     if mask == "adaptive":
-        p_label = F.softmax(teacher_logits, dim=1).gather(1, labels[:, None])[:, 0]
+        p_label = F.softmax(judged, dim=1).gather(1, labels[:, None])[:, 0]
         loss = loss * (p_label > 1 / logits.shape[1])
     elif mask == "forcible":
-        loss = loss * (teacher_logits.argmax(dim=1) == labels)
+        loss = loss * (judged.argmax(dim=1) == labels)
     return loss.mean()
 
 
@@ -158,3 +170,9 @@ def _soft_cross_entropy(logits: Tensor, teacher_logits: Tensor, tau: float) -> T
     """`-tau^2 sum_k softmax(teacher / tau)_k log softmax(student / tau)_k` of each sample: (B,)."""
     target = F.softmax(teacher_logits.detach().to(logits) / tau, dim=1)
     return -(tau**2) * (target * F.log_softmax(logits / tau, dim=1)).sum(dim=1)
+
+
+def _divergence(logits: Tensor, target_logits: Tensor, tau: float) -> Tensor:
+    """`tau^2 KL(softmax(target / tau) || softmax(student / tau))` of each sample, (B,); the target takes a gradient."""
+    student, target = F.log_softmax(logits / tau, dim=1), F.log_softmax(target_logits / tau, dim=1)
+    return tau**2 * (target.exp() * (target - student)).sum(dim=1)

@@ -4,13 +4,14 @@ The teacher is the round's global model, unless a part says otherwise.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from rayfed import losses, metrics
+from rayfed.errors import InputError
 from rayfed.methods.part import Part
 from rayfed.methods.views import Batch, ClientView, ServerView, Step
 from rayfed.trees import Tree
@@ -117,6 +118,9 @@ class PrototypeSimilarityDistill(Part):
     it is sent to the sampled clients, which return its logits summed by class; the prototypes are the means. The
     defaults are for CIFAR-100 and FEMNIST; Office-Caltech-10 has `mu = 0.5, tau = 4`. Each ingredient can be turned off
     (Tables III, IV).
+
+    `released` follows the authors' code (IAMJackYan/FedCSD) where it differs: `(1 - mu) CE`, the KL divergence with a
+    gradient through the similarity, the mask on the scaled logits, and each client's prototypes from its own samples.
     """
 
     mu: Annotated[float, Ge(0), "weight of the distillation; 0 is FedAvg"] = 0.001
@@ -124,36 +128,53 @@ class PrototypeSimilarityDistill(Part):
     mask: Annotated[Literal["adaptive", "forcible", "none"], MASK] = "adaptive"
     similarity: Annotated[bool, "scale the teacher's logits by similarity to the prototypes"] = True
     decay: Annotated[float, Ge(0), Lt(1), "moving average of the teacher; 0: the last global model"] = 0.9
+    released: Annotated[bool, "the authors' code where it differs from their paper"] = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.released and self.mu > 1:
+            text = "the released code weighs the cross-entropy by 1 - mu; take mu from 0 to 1, or released = false"
+            raise InputError(f"prototype_similarity_distill: mu = {self.mu}, released = true: {text}")
 
     def init(self, weights: Weights) -> Weights | None:
         return weights if self.decay else None  # None: the teacher is the global model, which is sent anyway
 
     def survey(self, client: ClientView) -> Tree:
-        if not self.similarity:
-            return None
-        sums = torch.zeros(client.num_classes, client.num_classes, dtype=torch.float64)
-        for outputs, labels in client.outputs(self._teacher(client)):
-            sums.index_add_(0, labels.cpu(), outputs.logits.double().cpu())
-        return {"sums": sums, "counts": client.label_counts}
+        return self._sums(client) if self.similarity and not self.released else None
 
     def tell(self, teacher: Weights | None, server: ServerView, surveyed: Tree) -> tuple[Weights | None, Tensor | None]:
-        if surveyed is None:
-            return teacher, None
-        return teacher, (surveyed["sums"] / surveyed["counts"].clamp(min=1)[:, None]).float()
+        return teacher, None if surveyed is None else self._means(surveyed)
 
     def begin(self, client: ClientView) -> tuple[nn.Module, Tensor | None]:
+        if self.similarity and self.released:
+            return self._teacher(client), self._means(self._sums(client)).to(client.label_counts.device)
         return self._teacher(client), client.payload
 
     def loss(self, batch: Batch, local: tuple[nn.Module, Tensor | None]) -> Tensor:
         teacher, prototypes = local
         given = batch.logits, batch.outputs_of(teacher).logits, batch.labels, prototypes
-        return self.mu * losses.prototype_similarity_distill(*given, tau=self.tau, mask=self.mask)
+        options: dict[str, Any] = {"tau": self.tau, "mask": self.mask, "released": self.released}
+        term = self.mu * losses.prototype_similarity_distill(*given, **options)
+        # The slot `supervise` adds a whole CE; less mu of it, the sum is the code's (1 - mu) CE + mu L.
+        return term - self.mu * losses.cross_entropy(batch.logits, batch.labels) if self.released else term
 
     def update(self, teacher: Weights | None, total: None, step: Step) -> tuple[Weights | None, Step]:
         if teacher is None:
             return None, step
         average = combine(lambda t, w: self.decay * t.double() + (1 - self.decay) * w.double(), teacher, step.averaged)
         return like(average, teacher), step
+
+    def _sums(self, client: ClientView) -> dict[str, Tensor]:
+        """The teacher's logits on the client's samples, summed by class (C, C), and the samples of each class (C,)."""
+        sums = torch.zeros(client.num_classes, client.num_classes, dtype=torch.float64)
+        for outputs, labels in client.outputs(self._teacher(client)):
+            sums.index_add_(0, labels.cpu(), outputs.logits.double().cpu())
+        return {"sums": sums, "counts": client.label_counts}
+
+    @staticmethod
+    def _means(summed: Tree) -> Tensor:
+        """The prototypes (C, C): a class without samples has a zero row."""
+        return (summed["sums"] / summed["counts"].cpu().clamp(min=1)[:, None]).float()
 
     def _teacher(self, client: ClientView) -> nn.Module:
         return client.frozen(client.weights if client.state is None else client.state)

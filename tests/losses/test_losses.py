@@ -93,6 +93,14 @@ def fedcsd(z, t, y, *, mask, prototypes=PROTOTYPES, seen=None):
     return kept * soft_ce(z, delta * t, 2)
 
 
+def fedcsd_released(z, t, y, *, mask, prototypes=PROTOTYPES):
+    """As train_ours.py of IAMJackYan/FedCSD has it: delta moves with `z`, KL, and the mask on the refined logits."""
+    delta = 1 if prototypes is None else softmax(np.array([cosine(z, p) for p in prototypes.numpy()]))
+    refined = delta * t
+    kept = {"adaptive": softmax(refined)[y] > 1 / C, "forcible": refined.argmax() == y, "none": True}[mask]
+    return kept * kl(z, refined, 2)
+
+
 def moon(z, t, y):
     return -log_softmax(np.array([cosine(z, t), cosine(z, t[::-1])]) / 0.5)[0]
 
@@ -114,11 +122,12 @@ class Case:
         return self.call(z, t, y, **self.constants)
 
 
-def csd(mask):
+def csd(mask, released=False):
     def call(z, t, y, prototypes):
-        return losses.prototype_similarity_distill(z, t, y, prototypes, tau=2.0, mask=mask)
+        return losses.prototype_similarity_distill(z, t, y, prototypes, tau=2.0, mask=mask, released=released)
 
-    return Case(call, partial(fedcsd, mask=mask), {"prototypes": PROTOTYPES}, sees_student=True)
+    formula = partial(fedcsd_released if released else fedcsd, mask=mask)
+    return Case(call, formula, {"prototypes": PROTOTYPES}, sees_student=not released)
 
 
 def ssd(inside):
@@ -153,6 +162,13 @@ CASES = {
     "prototype_similarity_distill, no prototypes": Case(
         lambda z, t, y: losses.prototype_similarity_distill(z, t, y, None, tau=2.0, mask="adaptive"),
         partial(fedcsd, mask="adaptive", prototypes=None),
+    ),
+    "prototype_similarity_distill, released": csd("adaptive", released=True),
+    "prototype_similarity_distill, released, forcible": csd("forcible", released=True),
+    "prototype_similarity_distill, released, no mask": csd("none", released=True),
+    "prototype_similarity_distill, released, no prototypes": Case(
+        lambda z, t, y: losses.prototype_similarity_distill(z, t, y, None, tau=2.0, mask="adaptive", released=True),
+        partial(fedcsd_released, mask="adaptive", prototypes=None),
     ),
     "model_contrast": Case(lambda z, t, y: losses.model_contrast(z, t, t.flip(1), tau=0.5), moon),
     "prototype_distance": Case(
@@ -322,6 +338,43 @@ def test_cosine_with_a_zero_vector_is_zero():
         cosines = [0.0 if zero in (0, 1) else 1.0, 0.0 if zero in (0, 2) else 1.0]
         expected = -log_softmax(np.array(cosines) / 0.5)[0]
         assert losses.model_contrast(*h, tau=0.5).item() == pytest.approx(expected)
+
+
+def refined_target(z, t, prototypes, tau):
+    """FedCSD's target (B, C), read off the loss: its gradient on the student's logits is `tau (p - target) / B`."""
+    y = torch.zeros(len(z), dtype=torch.int64)
+    slope = gradient(lambda z: losses.prototype_similarity_distill(z, t, y, prototypes, tau=tau, mask="none"), z)
+    return (z / tau).softmax(dim=1) - slope * len(z) / tau
+
+
+@few
+@given(
+    num_classes=st.integers(2, 100),
+    size=st.floats(0.1, 30),
+    tau=st.floats(0.5, 20),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_fedcsds_target_is_near_uniform_by_the_bound_on_its_page(num_classes, size, tau, seed):
+    """`|C t_c - 1| <= e^(s B / tau) - 1` for teacher's logits in [-B, B].
+
+    Any two entries of delta, a softmax over [-1, 1], sum to at most `s = 2 / (2 + (C - 2) e^-2)`, so two refined logits
+    are at most `s B / tau` apart.
+    """
+    rng = torch.Generator().manual_seed(seed)
+    z, prototypes = (torch.randn(n, num_classes, dtype=torch.float64, generator=rng) for n in (8, num_classes))
+    t = size * (2 * torch.rand(8, num_classes, dtype=torch.float64, generator=rng) - 1)
+    # The worst case: the student lies on the first prototype and opposite to all others, the teacher at both ends.
+    z[0] = prototypes[0]
+    worst = -prototypes[:1].repeat(num_classes, 1)
+    worst[0] = prototypes[0]
+    ends = torch.full((1, num_classes), -size, dtype=torch.float64)
+    ends[0, 0] = size
+    bound = math.expm1(2 / (2 + (num_classes - 2) * math.exp(-2)) * size / tau)
+    for target in (refined_target(z, t, prototypes, tau), refined_target(z[:1], ends, worst, tau)):
+        deviation = (num_classes * target - 1).abs().max().item()
+        assert deviation <= bound + 1e-9
+    if bound < 1:
+        assert deviation > bound / 4  # in the worst case: the bound is not a loose one
 
 
 @pytest.mark.parametrize("soft", [False, True])

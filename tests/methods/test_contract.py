@@ -75,6 +75,7 @@ METHODS: dict[str, Method] = {name: recipe() for name, recipe in m.RECIPES.items
     "fedlmd-tf, then fedlmd": m.switch(m.fedlmd(teacher=False), m.fedlmd(), at=3),
     "three in a row": m.switch(m.switch(m.fedntd(), m.moon(), at=2), m.scaffold(), at=3),
     "fedcsd, plain": m.fedcsd(similarity=False, mask="none", decay=0.0),
+    "fedcsd, released": m.fedcsd(mu=0.1, released=True),
     "fedgkd, two teachers": m.fedgkd(buffer=2),
     "scaffold + moon": m.compose(m.scaffold(), m.moon()[-1]),
     "everything": m.compose(Everything()),

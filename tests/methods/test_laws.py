@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from rayfed import engine, losses
 from rayfed import methods as m
 from rayfed.data.augment import prepare
+from rayfed.errors import InputError
 from rayfed.local import Broadcast, Desk, batches, server_view, survey
 from rayfed.methods.anchors import momentum_corrected_steps
 from rayfed.methods.views import Outputs
@@ -74,7 +75,8 @@ def test_every_part_has_its_neutral_values_here():
 
 
 BIT_FOR_BIT = [m.fedavgm(beta=0.0), m.fedprox(mu=0.0), m.fedrs(alpha=1.0), m.fedrs(alpha=1.0, soft=True)]
-NEUTRAL_METHODS = [*BIT_FOR_BIT, *(m.compose(part(**zero)) for part, zero in NEUTRAL.items() if zero)]
+RELEASED = m.fedcsd(mu=0.0, released=True)
+NEUTRAL_METHODS = [*BIT_FOR_BIT, RELEASED, *(m.compose(part(**zero)) for part, zero in NEUTRAL.items() if zero)]
 
 
 @pytest.mark.parametrize("method", NEUTRAL_METHODS, ids=repr)
@@ -128,6 +130,7 @@ DIFFERENT = {  # the same pairs in other settings: so the settings do not make a
     "prototypes": (m.fedproto(), m.fedavg()),
     "past teachers": (m.fedgkd(beta=1.0), m.kd()),
     "velocity": (m.fedavgm(), m.fedavg()),
+    "the released FedCSD": (m.fedcsd(mu=0.1, released=True), m.fedcsd(mu=0.1)),
     "a switch": (m.switch(m.fedntd(), m.fedavg(), at=2), m.fedntd()),
 }
 
@@ -259,6 +262,35 @@ def test_terms_on_a_batch_are_those_of_the_papers(case):
     client.frozen, client.outputs = lambda weights: weights, lambda model: [(outputs[model], LABELS)]
     batch = SimpleNamespace(logits=Z, features=H, labels=LABELS, teacher=PRESENT, outputs_of=outputs.__getitem__)
     torch.testing.assert_close(part.loss(batch, part.begin(client)), term)
+
+
+def test_the_released_fedcsd_is_the_objective_of_the_authors_code():
+    """`(1 - mu) CE + mu mean(mask KL)`, value and gradient, written here again; prototypes are the client's own."""
+    teacher, labels, mu, tau = OLD.double(), LABELS.clamp(max=2), 0.3, 2.0  # the client has no sample of class 3
+    client = SimpleNamespace(weights="now", state="past", payload=None, num_classes=4)
+    client.label_counts = torch.bincount(labels, minlength=4)
+    client.frozen, client.outputs = lambda weights: weights, lambda model: [(Outputs(None, teacher), labels)]
+    z = Z.double().requires_grad_()
+    batch = SimpleNamespace(logits=z, labels=labels, outputs_of={"past": Outputs(None, teacher)}.__getitem__)
+    method = m.fedcsd(mu=mu, tau=tau, released=True)
+    assert method[-1].survey(client) is None  # no message before training
+    total = sum(part.loss(batch, part.begin(client)) for part in method if part.slot != "average")
+
+    means = torch.stack([teacher[labels == c].sum(dim=0) / max(1, (labels == c).sum()) for c in range(4)])
+    refined = (F.normalize(z) @ F.normalize(means).T).softmax(dim=1) * teacher
+    kept = refined.softmax(dim=1)[range(6), labels] > 1 / 4
+    assert 0 < kept.sum() < 6
+    target, student = (refined / tau).softmax(dim=1), (z / tau).log_softmax(dim=1)
+    divergence = tau**2 * F.kl_div(student, target, reduction="none").sum(dim=1)
+    expected = (1 - mu) * F.cross_entropy(z, labels) + mu * (kept * divergence).mean()
+    for found, right in ((total, expected), (*torch.autograd.grad(total, z), *torch.autograd.grad(expected, z))):
+        torch.testing.assert_close(found, right, rtol=1e-6, atol=1e-7)  # the part's prototypes are in float32
+
+
+def test_the_released_fedcsd_has_no_negative_cross_entropy():
+    with pytest.raises(InputError, match=r"released = true: the released code .* take mu from 0 to 1"):
+        m.fedcsd(mu=2.0, released=True)
+    m.fedcsd(mu=2.0)
 
 
 # Terms on parameters, by their gradients.
