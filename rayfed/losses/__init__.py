@@ -10,7 +10,7 @@ does not depend on the temperature. This package needs torch and nothing else.
 from rayfed.losses.classify import cross_entropy, restricted_cross_entropy
 from rayfed.losses.distill import (
     class_adaptive_distill, class_adaptive_weights, distill, label_masked_distill, majority_labels, not_true_distill,
-    not_true_squared_error, prototype_similarity_distill, selective_distill, squared_error,
+    not_true_squared_error, prototype_similarity_distill, selective_distill, squared_error, trusted,
 )
 from rayfed.losses.represent import model_contrast, prototype_distance
 
@@ -18,4 +18,5 @@ __all__ = [
     "class_adaptive_distill", "class_adaptive_weights", "cross_entropy", "distill", "label_masked_distill",
     "majority_labels", "model_contrast", "not_true_distill", "not_true_squared_error", "prototype_distance",
     "prototype_similarity_distill", "restricted_cross_entropy", "selective_distill", "squared_error",
+    "trusted",
 ]

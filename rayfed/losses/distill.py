@@ -151,13 +151,16 @@ def prototype_similarity_distill(
         similarity = F.cosine_similarity(student[:, None, :], prototypes.detach().to(logits)[None, :, :], dim=2)
         target = F.softmax(similarity, dim=1) * teacher_logits
     loss = (_divergence if released else _soft_cross_entropy)(logits, target, tau)  # (B,)
-    judged = target.detach() if released else teacher_logits
+    return (loss * trusted(target.detach() if released else teacher_logits, labels, mask)).mean()
+
+
+def trusted(teacher_logits: Tensor, labels: Tensor, mask: Mask) -> Tensor:
+    """The samples on which FedCSD's mask keeps the teacher, bool (B,)."""
     if mask == "adaptive":
-        p_label = F.softmax(judged, dim=1).gather(1, labels[:, None])[:, 0]
-        loss = loss * (p_label > 1 / logits.shape[1])
-    elif mask == "forcible":
-        loss = loss * (judged.argmax(dim=1) == labels)
-    return loss.mean()
+        return F.softmax(teacher_logits, dim=1).gather(1, labels[:, None])[:, 0] > 1 / teacher_logits.shape[1]
+    if mask == "forcible":
+        return teacher_logits.argmax(dim=1) == labels
+    return torch.ones_like(labels, dtype=torch.bool)
 
 
 def _not_true_classes(logits: Tensor, labels: Tensor) -> Tensor:

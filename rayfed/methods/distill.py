@@ -153,6 +153,10 @@ class PrototypeSimilarityDistill(Part):
     def loss(self, batch: Batch, local: tuple[nn.Module, Tensor | None]) -> Tensor:
         teacher, prototypes = local
         given = batch.logits, batch.outputs_of(teacher).logits, batch.labels, prototypes
+        # Fig. 5 draws their ratio. The released code's mask looks at other logits.
+        masks = {} if self.released else {"filtered": self.mask, "teacher_wrong": "forcible"}
+        for name, mask in masks.items():
+            batch.note(name, 1 - losses.trusted(*given[1:3], mask).float().mean())
         options: dict[str, Any] = {"tau": self.tau, "mask": self.mask, "released": self.released}
         term = self.mu * losses.prototype_similarity_distill(*given, **options)
         # The slot `supervise` adds a whole CE; less mu of it, the sum is the code's (1 - mu) CE + mu L.

@@ -201,7 +201,7 @@ def gradient(function, z):
 
 
 def test_every_loss_has_a_formula_here():
-    measures = {"majority_labels", "class_adaptive_weights"}
+    measures = {"majority_labels", "class_adaptive_weights", "trusted"}
     assert {name.split(",")[0] for name in CASES} | measures == set(losses.__all__)
 
 

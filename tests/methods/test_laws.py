@@ -15,7 +15,7 @@ from rayfed.data.augment import prepare
 from rayfed.errors import InputError
 from rayfed.local import Broadcast, Desk, batches, server_view, survey
 from rayfed.methods.anchors import momentum_corrected_steps
-from rayfed.methods.views import Outputs
+from rayfed.methods.views import Notes, Outputs
 from rayfed.runtime.here import Here
 from rayfed.seeds import Purpose, seed_of
 from rayfed.tasks import OrderedSum
@@ -261,7 +261,19 @@ def test_terms_on_a_batch_are_those_of_the_papers(case):
     outputs = {"now": PRESENT, "past": PAST}
     client.frozen, client.outputs = lambda weights: weights, lambda model: [(outputs[model], LABELS)]
     batch = SimpleNamespace(logits=Z, features=H, labels=LABELS, teacher=PRESENT, outputs_of=outputs.__getitem__)
+    batch.note = Notes()
     torch.testing.assert_close(part.loss(batch, part.begin(client)), term)
+
+
+def test_fedcsd_notes_the_share_of_samples_on_which_the_teacher_is_wrong_and_of_those_that_its_mask_drops():
+    """Four samples of four classes: sure and right; unsure, with the label second; below 1/4; surely wrong."""
+    teacher = torch.tensor([[9.0, 0, 0, 0], [2.0, 2.5, 0, 0], [1.0, 1.0, 0.9, 1.0], [0, 9.0, 0, 0]])
+    labels = torch.tensor([0, 0, 2, 2])
+    batch = SimpleNamespace(logits=torch.zeros(4, 4), labels=labels, outputs_of={0: Outputs(None, teacher)}.__getitem__)
+    for mask, filtered in (("adaptive", 0.5), ("forcible", 0.75), ("none", 0.0)):
+        batch.note = Notes()
+        m.PrototypeSimilarityDistill(mask=mask).loss(batch, (0, None))
+        assert batch.note.means() == {"filtered": filtered, "teacher_wrong": 0.75}
 
 
 def test_the_released_fedcsd_is_the_objective_of_the_authors_code():
