@@ -43,6 +43,7 @@ def main(ctx: click.Context) -> None:
       rayfed status                                        submitted jobs, and the runs of this folder
       rayfed partition jobs/quickstart.toml                the images of each class at each client
       rayfed report runs/fedavg runs/fedntd                compare runs on a page
+      rayfed table runs/fedavg runs/fedntd                 their numbers, and differences
       rayfed methods fedntd                                a method's paper and parameters
       rayfed keys ray                                      the keys of a job file that begin with ray
       rayfed completion bash >> ~/.bashrc                  complete job files, keys and methods
@@ -68,7 +69,7 @@ def completion(shell: str) -> None:
 
 
 runs = (train.run, train.resume, train.replay, cluster.submit, status.status, cluster.logs, cluster.stop)
-for each in (*runs, show.methods, show.keys, show.data, show.partition, show.report):
+for each in (*runs, show.methods, show.keys, show.data, show.partition, show.report, show.table):
     main.add_command(each)
 
 

@@ -1,7 +1,8 @@
-"""Commands that show: methods, keys, data, partition, report."""
+"""Commands that show: methods, keys, data, partition, report, table."""
 
 import inspect
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -200,3 +201,40 @@ def report(runs: tuple[Path, ...], output: Path | None) -> None:
     else:
         path = write_comparison(folders, output or (Path("compare.html") if len(runs) > 1 else runs[0] / "report.html"))
     print(f"page in {shown(path)}")
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
+@click.option("--paper", metavar="PAPER/TABLE", help="Beside a paper's numbers, such as fedntd/table1.")
+@click.option("--of", type=click.Choice(["last", "best", "last_10"]), default="last", help="Accuracy to compare; last.")
+@click.option("--format", "form", type=click.Choice(["text", "md", "latex", "csv"]), default="text", help="text")
+def table(runs: tuple[Path, ...], paper: str | None, of: str, form: str) -> None:
+    """Print runs as a table, as papers do: means over seeds, and differences from the first run.
+
+    A difference is the mean over pairs of runs with the same data, partition and seed; from three pairs on with a 95 %
+    bootstrap interval, and marked where that leaves 0 out. Runs of other data or partitions have a first run of their
+    own. With --paper, the grid's numbers from jobs/papers stand beside ours, and what our runs did otherwise is named.
+
+    \b
+    Examples:
+      rayfed table runs/comparison-mnist                    all runs of a grid
+      rayfed table runs/fedavg runs/fedntd --of best --format latex
+      rayfed table runs/fedntd-table1 --paper fedntd/table1
+    """
+    from rayfed.report import table as tables
+    from rayfed.report.read import find_runs, read_run
+
+    read = None if paper is None else tables.read_paper(paper)
+    folders = list(dict.fromkeys(folder for run in runs for folder in find_runs(run)))
+    found = tables.rows([read_run(folder) for folder in folders], of)
+    if form == "csv":
+        print(tables.as_csv(found, read))
+        return
+    head, lines, notes = tables.cells_of(found, read, form)
+    lines = [[harmless(cell) for cell in line] for line in lines]
+    if form == "text":
+        print_table(head, lines)
+    else:
+        print((tables.markdown if form == "md" else tables.latex)(head, lines))
+    for note in notes:
+        print(harmless(note), file=sys.stderr)

@@ -16,7 +16,7 @@ from rich.filesize import decimal as size
 from rayfed.errors import InputError
 from rayfed.folder.storage import write_text
 from rayfed.grid import spread
-from rayfed.job import flat
+from rayfed.job import MEASURE, flat
 from rayfed.metrics import rounds_to_target
 from rayfed.report import figures
 from rayfed.report.read import Group, Run, forgotten, grouped, read_run, shorten
@@ -162,7 +162,9 @@ def _partition_of(group: Group) -> dict[str, Any]:
 
 def _settings(run: Run) -> dict[str, str]:
     """Whatever two runs may differ in; not the method, which is shown beside, nor what changes no numbers."""
-    job = flat({key: value for key, value in run.job.items() if key not in ("name", "method", "ray", "output")})
+    job = flat(
+        {key: value for key, value in run.job.items() if key not in ("name", "method", "ray", "output", *MEASURE)}
+    )
     hashes = {name: run.environment.get(key, "unknown") for name, key in HASHES.items()}
     return {key: str(value)[:64] for key, value in {**job, **hashes}.items()}
 
