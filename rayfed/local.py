@@ -143,7 +143,7 @@ def open_site(job: Job) -> Site:
 
 
 def open_data(job: Job) -> Federation:
-    """The job's data, dealt to clients, after the server has taken its images."""
+    """The job's data, dealt to clients, less the images that the server takes from them."""
     wanted = (part.auxiliary_per_class for part in all_parts(job.method))
     return open_federation(job.data, auxiliary_per_class=max(wanted, default=0))
 

@@ -82,7 +82,7 @@ def make_federation():
         test = _samples(rng, rng.integers(0, len(CLASSES), 30))
         dealt = Partition.of_owners(np.repeat(np.arange(len(counts)), counts.sum(axis=1)), len(counts))
         mean, std = pixel_moments(train.images)
-        return Federation(train, test, dealt, mean, std, auxiliary=np.arange(counts.sum(), len(train)))
+        return Federation(train, test, dealt, dealt, mean, std, auxiliary=np.arange(counts.sum(), len(train)))
 
     return make
 

@@ -21,7 +21,6 @@ from rayfed import local, read_job
 from rayfed.cli.options import catalogue
 from rayfed.data.settings import Augment, Data
 from rayfed.engine import rounds
-from rayfed.errors import InputError
 from rayfed.grid import expand
 from rayfed.job import Job, Training
 from rayfed.local import Site
@@ -160,15 +159,16 @@ def test_an_own_model_gets_the_keyword_arguments_that_the_page_lists():
 
 
 @pytest.mark.usefixtures("modules")
-def test_the_pages_table_of_owners_deals_the_images_and_is_refused_where_the_server_keeps_some():
+def test_the_pages_table_of_owners_deals_the_images_also_where_the_server_keeps_some():
     owners = np.arange(10_000) % 7
     np.savetxt("owners.txt", owners, fmt="%d")
     job = {"name": "owners", "data": {"partition": {"name": "my_owners:Owners"}}}
     federation = local.open_data(read_job(job))
     assert all(np.array_equal(federation.client(i), np.flatnonzero(owners == i)) for i in range(7))
     for more in ({"method": "fedssd"}, {"data.auxiliary_per_class": 64}):
-        with pytest.raises(InputError, match=re.search(r"gets [\d,]+ labels but", prose(OWN))[0]):
-            local.open_data(read_job(job, more))
+        less = local.open_data(read_job(job, more))
+        assert len(less.auxiliary) == 640
+        assert all(set(less.client(i)) == set(federation.client(i)) - set(less.auxiliary) for i in range(7))
 
 
 @pytest.mark.usefixtures("modules")

@@ -45,7 +45,7 @@ def cost(method: Method) -> tuple[float, float]:
     images, labels = rng.integers(0, 256, (12, 1, 4, 4), dtype=np.uint8), np.arange(12) % 2
     samples = Samples(images, labels, ("a", "b"))
     dealt = Iid(num_clients=CLIENTS).split(labels, 2)
-    federation = Federation(samples, samples, dealt, (0.5,), (0.5,), auxiliary=np.arange(2))
+    federation = Federation(samples, samples, dealt, dealt, (0.5,), (0.5,), auxiliary=np.arange(2))
     with torch.random.fork_rng(devices=[]):
         hidden = [nn.Flatten(), nn.Linear(16, 512), nn.ReLU(), nn.Linear(512, 16), nn.ReLU()]
         model = Classifier(nn.Sequential(*hidden), nn.Linear(16, 2))

@@ -32,10 +32,11 @@ class Federation:
 
     train: Samples
     test: Samples
-    partition: Partition
+    partition: Partition  # what the clients hold: what was dealt, less the auxiliary set
+    dealt: Partition  # what the rule dealt, all of `train`; its hash is noted as the run's partition
     mean: tuple[float, ...]  # per channel, of all training pixels, in [0, 1]
     std: tuple[float, ...]
-    auxiliary: np.ndarray  # int64, sorted: held out for the server; empty unless asked for
+    auxiliary: np.ndarray  # int64, sorted: withdrawn from the clients for the server; empty unless asked for
 
     @property
     def num_clients(self) -> int:
@@ -92,29 +93,28 @@ def open_federation(data: Data, *, auxiliary_per_class: int = 0) -> Federation:
 
 
 def federate(dataset: Dataset, rule: Rule, *, auxiliary_per_class: int = 0) -> Federation:
-    """Deal a data set's training images to clients by a partition rule.
+    """Deal a data set's training images to clients by a partition rule, then withdraw the server's auxiliary set.
 
-    `auxiliary_per_class` images of each class are first taken out for the server, with the partition's seed. Raises
-    InputError where a class has fewer, where a client would hold no image, where the rule refuses the data, or where a
-    user's rule fails, leaves images out, or deals one twice.
+    `auxiliary_per_class` images of each class are withdrawn evenly from those who hold it, with the partition's seed;
+    who holds the others does not depend on it. Raises InputError where a class has fewer, where a client would hold no
+    image, where the rule refuses the data, or where a user's rule fails, leaves images out, or deals one twice.
     """
     train = dataset.train
-    auxiliary = _auxiliary(train, auxiliary_per_class, getattr(rule, "seed", 0))
-    rest = np.setdiff1d(np.arange(len(train)), auxiliary, assume_unique=True)
-    groups = None if train.groups is None else train.groups[rest]
-    given = train.labels[rest], len(train.classes), groups
-    dealt = rule.split(*given) if type(rule) in PARTITIONS.values() else _split_own(rule, *given, len(auxiliary))
+    given = train.labels, len(train.classes), train.groups
+    dealt = rule.split(*given) if type(rule) in PARTITIONS.values() else _split_own(rule, *given)
     if len(empty := np.flatnonzero(dealt.sizes == 0)):
         least = "set min_size = 1 or more, or " if hasattr(rule, "min_size") else ""
         raise InputError(
             f"data.partition: {len(empty)} of {dealt.num_clients} clients hold no image, such as client {empty[0]}, "
             f"and could not train; {least}have fewer clients"
         )
+    dealt = Partition(np.asarray(dealt.indices, dtype=np.int64), np.asarray(dealt.offsets, dtype=np.int64))
+    partition, auxiliary = _withdraw(dealt, train, auxiliary_per_class, getattr(rule, "seed", 0))
     mean, std = pixel_moments(train.images)
-    return Federation(train, dataset.test, Partition(rest[dealt.indices], dealt.offsets), mean, std, auxiliary)
+    return Federation(train, dataset.test, partition, dealt, mean, std, auxiliary)
 
 
-def _split_own(rule: Rule, labels: np.ndarray, num_classes: int, groups: np.ndarray | None, withheld: int) -> Partition:
+def _split_own(rule: Rule, labels: np.ndarray, num_classes: int, groups: np.ndarray | None) -> Partition:
     """What a user's rule deals, checked; `InputError` in place of whatever it raises."""
     name = f"data.partition: {type(rule).__qualname__}.split"
     try:
@@ -122,8 +122,8 @@ def _split_own(rule: Rule, labels: np.ndarray, num_classes: int, groups: np.ndar
     except TypeError as error:
         how = "rayfed calls split(labels, num_classes, groups): write def split(self, labels, num_classes, groups=None)"
         raise InputError(f"{name} cannot be called ({error}); {how}") from None
-    try:
-        dealt: Any = rule.split(labels, num_classes, groups)
+    try:  # with copies, as it may write to them
+        dealt: Any = rule.split(labels.copy(), num_classes, None if groups is None else groups.copy())
     except InputError:
         raise
     except Exception as error:  # the user's code may raise anything
@@ -135,8 +135,7 @@ def _split_own(rule: Rule, labels: np.ndarray, num_classes: int, groups: np.ndar
         raise InputError(f"{name} gave {type(dealt).__name__}; {must}")
     n, indices, offsets = len(labels), np.asarray(dealt.indices), np.asarray(dealt.offsets)
     if len(indices) != n:
-        kept = f": the server keeps {withheld:,} images as its auxiliary set" if withheld else ""
-        what = f"{name} gets {n:,} labels but deals {len(indices):,} images{kept}"
+        what = f"{name} gets {n:,} labels but deals {len(indices):,} images"
         raise InputError(f"{what}; deal those whose labels it gets, each once")
     if indices.dtype.kind not in "iu" or offsets[0] != 0 or offsets[-1] != n or (np.diff(offsets) < 0).any():
         what = f"indices are whole numbers, and offsets grow from 0 to {n:,}"
@@ -169,14 +168,34 @@ def pixel_moments(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, .
     return mean, tuple((v**0.5 / count / 255) or 1.0 for v in spread)
 
 
-def _auxiliary(train: Samples, per_class: int, seed: int) -> np.ndarray:
-    """The sorted indices of `per_class` images of each class."""
-    rng = np.random.default_rng([seed, 1])  # a stream of its own: asking for it changes no other draw
-    chosen = []
-    for label, name in enumerate(train.classes if per_class else ()):
-        members = np.flatnonzero(train.labels == label)
-        if len(members) < per_class:
-            text = f"an auxiliary set of {per_class} images per class"
-            raise InputError(f"{text} cannot be taken: class '{name}' has {len(members)} images")
-        chosen.append(rng.choice(members, per_class, replace=False))
-    return np.sort(np.concatenate(chosen)) if chosen else np.empty(0, dtype=np.int64)
+def _withdraw(dealt: Partition, train: Samples, per_class: int, seed: int) -> tuple[Partition, np.ndarray]:
+    """What the clients keep, and the sorted indices of the `per_class` images of each class that they give up.
+
+    The holders of a class give one image after another in turns, so they give as many, or one more or fewer; except who
+    has no more of it, or only one image left of all, which it keeps.
+    """
+    if not per_class:
+        return dealt, np.empty(0, dtype=np.int64)
+    rng = np.random.default_rng([seed, 1])  # a stream of its own
+    owners, labels = np.repeat(np.arange(dealt.num_clients), dealt.sizes), train.labels[dealt.indices]
+    left, kept = dealt.sizes, np.ones(len(labels), dtype=bool)
+    counts = np.bincount(labels, minlength=len(train.classes))
+    for label in np.argsort(counts, kind="stable"):  # the rarest first, as it has the fewest to choose from
+        what = f"an auxiliary set of {per_class} images per class cannot be taken"
+        name, count = train.classes[label], counts[label]
+        if count < per_class:
+            raise InputError(f"{what}: class '{name}' has {count} images, and no more can be taken of any class")
+        members = rng.permutation(np.flatnonzero(labels == label))
+        order = np.argsort(owners[members], kind="stable")
+        by_owner = owners[members[order]]
+        turns = np.empty_like(order)  # 0 for the first image that its owner would give, 1 for the second, ...
+        turns[order] = np.arange(len(order)) - np.searchsorted(by_owner, by_owner)
+        spare = np.flatnonzero(turns < left[owners[members]] - 1)
+        if len(spare) < per_class:
+            only = f"of class '{name}', clients can give up only {len(spare)} of {count} images, as each must keep one"
+            raise InputError(f"{what}: {only}; take fewer, or have fewer clients")
+        given = members[spare[np.argsort(turns[spare], kind="stable")[:per_class]]]
+        kept[given] = False
+        left = left - np.bincount(owners[given], minlength=dealt.num_clients)
+    offsets = np.concatenate([[0], np.cumsum(left)])
+    return Partition(dealt.indices[kept], offsets), np.sort(dealt.indices[~kept])

@@ -35,7 +35,7 @@ def environment(site: Site, workers: Workers) -> dict[str, Any]:
         "commit": commit(),
         "job": site.job.hash(),
         "data": site.federation.hash(),
-        "partition": site.federation.partition.hash(),
+        "partition": site.federation.dealt.hash(),
         "hardware": list(workers.kinds()),
         "modules": {name: hash_of(source) for name, source in sources(site.job).items()},
     }
@@ -65,7 +65,7 @@ def refuse_another_partition(folder: Path, site: Site, round: int) -> None:
     """Raises `InputError` where a run's clients held other images in a round than the site deals to them."""
     began = read_json(folder / "environment.json")
     parts = [began, *(part for part in began.get("resumed", []) if part["after_round"] < round)]
-    now = site.federation.partition.hash()
+    now = site.federation.dealt.hash()
     if parts[-1].get("partition", now) != now:
         what = f"the partition is not the one of round {round} of the run in '{folder}': clients hold other images now"
         raise InputError(f"{what}; put back the rule, or the file that it reads, as it was")

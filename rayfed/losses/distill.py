@@ -108,12 +108,12 @@ def class_adaptive_distill(
 def selective_distill(
     logits: Tensor, teacher_logits: Tensor, labels: Tensor, credibility: Tensor, *, m_max: float, inside_norm: bool
 ) -> Tensor:
-    """`sum_k (M_k (zt_k - z_k))^2`: logits held to the teacher's where it is credible.
+    """`sum_k M_k (zt_k - z_k)^2`: logits held to the teacher's where it is credible.
 
     He et al., "Learning Critically: Selective Self-Distillation in Federated Learning on Non-IID Data" (IEEE Trans. Big
     Data, 2022), eq. 2 to 6. `credibility` (C,) is the teacher's on each class, M_class; on a sample it is
-    `1 - sqrt(1 - p_y)`; `M = m_max * max(0, M_class * M_sample - 0.1)`. Read literally, M is squared with the gap;
-    `inside_norm=False` weighs the squared gap instead.
+    `1 - sqrt(1 - p_y)`; `M = m_max * max(0, M_class * M_sample - 0.1)`. Eq. 3 prints `(M_k (zt_k - z_k))^2`, which
+    `inside_norm=True` gives; at the paper's `m_max` that is FedAvg.
     """
     teacher_logits = teacher_logits.detach().to(logits)
     p_label = F.softmax(teacher_logits, dim=1).gather(1, labels[:, None])  # (B, 1)

@@ -62,6 +62,7 @@ def test_auxiliary_images_belong_to_no_client(rule):
     again = federate(data, rule, auxiliary_per_class=3)
     assert np.array_equal(again.auxiliary, federation.auxiliary)
     assert again.partition.hash() == federation.partition.hash()
+    assert federation.dealt.hash() == federate(data, rule).dealt.hash()
 
 
 def test_an_auxiliary_set_that_cannot_be_taken_is_refused():

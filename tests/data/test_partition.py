@@ -6,11 +6,12 @@ from typing import Annotated
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from rayfed.data.federation import open_federation
+from rayfed.data.federation import Federation, federate, open_federation
 from rayfed.data.partition import PARTITIONS, Classes, Dirichlet, Iid, Natural, Partition, Shards
+from rayfed.data.samples import Dataset, Samples
 from rayfed.errors import InputError
 from rayfed.job import read_job
 from rayfed.values import Ge
@@ -68,6 +69,93 @@ def test_every_rule_deals_each_image_to_one_client_and_is_repeatable(case):
     assert all(np.all(np.diff(client) > 0) for client in clients)
     assert partition.indices.dtype == partition.offsets.dtype == np.int64
     assert partition.hash() == rule.split(labels, num_classes, groups).hash()
+
+
+def opened(rule: object, labels: np.ndarray, per_class: int) -> Federation:
+    """A federation of black pictures with these labels, of three natural clients."""
+    pixels, groups = np.zeros((len(labels), 1, 1, 1), dtype=np.uint8), np.arange(len(labels)) % 3
+    train = Samples(pixels, labels, tuple(map(str, range(labels.max() + 1))), groups)
+    return federate(Dataset(train, train), rule, auxiliary_per_class=per_class)
+
+
+@few
+@given(splits(), st.integers(1, 6))
+def test_an_auxiliary_set_is_withdrawn_from_what_every_rule_deals_evenly_within_a_class(case, per_class):
+    rule, labels, _ = case
+    labels = np.unique(labels, return_inverse=True)[1]  # no class without images, of which none could be taken
+    try:
+        whole = opened(rule, labels, 0)
+        less = opened(rule, labels, per_class)
+    except InputError:
+        assume(False)
+    num_classes, n = labels.max() + 1, whole.num_clients
+    assert np.bincount(labels[less.auxiliary], minlength=num_classes).tolist() == [per_class] * num_classes
+    for i in range(n):
+        assert np.array_equal(less.client(i), np.setdiff1d(whole.client(i), less.auxiliary))
+    assert less.dealt.hash() == whole.dealt.hash() == whole.partition.hash() != less.partition.hash()
+    assert less.partition.sizes.min() >= 1
+    had = table(whole.partition, labels, num_classes)
+    lost = had - table(less.partition, labels, num_classes)
+    for held, gone in zip(had.T, lost.T, strict=True):
+        assert np.ptp(gone[held >= gone.max()]) <= 1
+        fewer = held < gone.max()
+        assert np.all(gone[fewer] >= held[fewer] - 1)  # all of it, or all but the client's last image
+    assert np.array_equal(opened(rule, labels, per_class).auxiliary, less.auxiliary)
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A user's rule: the clients, image by image."""
+
+    owners: tuple[int, ...]
+    seed: int = 0
+
+    def split(self, labels, num_classes, groups=None):
+        return Partition.of_owners(np.array(self.owners), max(self.owners) + 1)
+
+
+@pytest.mark.parametrize(
+    ("owners", "labels", "per_class", "lost"),
+    [
+        ([0, 0, 0, 0, 0, 1, 2, 2, 2], [0, 0, 0, 0, 0, 0, 0, 0, 1], 1, None),  # client 2 gives the one of class 1
+        ([0, 0, 0, 0, 0, 1, 2, 2, 2, 0], [0, 0, 0, 0, 0, 0, 0, 0, 1, 1], 2, [2, 0, 2]),
+        # Client 1 keeps its only image; 0 and 2 give two each in turns, then 0 a third one.
+        ([0, 0, 0, 0, 0, 1, 2, 2, 2], [0, 0, 0, 0, 0, 0, 0, 0, 0], 4, [2, 0, 2]),
+        ([0, 0, 0, 0, 0, 1, 2, 2, 2], [0, 0, 0, 0, 0, 0, 0, 0, 0], 5, [3, 0, 2]),
+        # Both images of class 1 go; so client 0 must keep that of class 0, and client 1 gives up two.
+        ([0, 0, 1, 1, 1, 1], [0, 1, 1, 0, 0, 0], 2, [1, 3]),
+    ],
+)
+def test_withdrawals_by_hand(owners, labels, per_class, lost):
+    for seed in range(20):
+        rule = Listed(tuple(owners), seed)
+        whole, less = (opened(rule, np.array(labels), count) for count in (0, per_class))
+        found = whole.partition.sizes - less.partition.sizes
+        assert found.sum() == per_class * (max(labels) + 1)
+        assert less.partition.sizes.min() >= 1
+        assert lost is None or found.tolist() == lost
+
+
+def test_which_images_are_withdrawn_follows_the_partitions_seed():
+    sets = {tuple(opened(Iid(10, seed), CIFAR, 3).auxiliary) for seed in (0, 0, 1)}
+    assert len(sets) == 2
+
+
+@pytest.mark.parametrize(
+    ("owners", "labels", "per_class", "message"),
+    [
+        (
+            [0, 0, 1, 1],
+            [0, 0, 0, 1],
+            2,
+            "of 2 images per class cannot be taken: class '1' has 1 images, and no more can",
+        ),
+        ([0, 1, 2, 2], [0, 0, 0, 0], 2, "of class '0', clients can give up only 1 of 4 images, as each must keep one"),
+    ],
+)
+def test_withdrawals_that_cannot_be_are_refused(owners, labels, per_class, message):
+    with pytest.raises(InputError, match=message):
+        opened(Listed(tuple(owners)), np.array(labels), per_class)
 
 
 @pytest.mark.parametrize("rule", [Iid, Shards, Dirichlet, Classes])
@@ -302,9 +390,20 @@ def test_a_users_rule_with_another_signature_is_refused():
         open_federation(job_with(f"{__name__}:Short").data)
 
 
-def test_a_table_of_owners_for_images_that_the_server_keeps_is_refused():
+def test_a_users_rule_may_write_to_the_labels():
+    @dataclass(frozen=True)
+    class Sorting:
+        def split(self, labels, num_classes, groups=None):
+            labels.sort()
+            return Partition.of_owners(labels % 2, 2)
+
+    labels = np.array([2, 0, 1])
+    assert opened(Sorting(), labels, 0).train.labels.tolist() == [2, 0, 1]
+
+
+def test_a_users_rule_gets_all_labels_where_the_server_keeps_some_images():
     data = job_with({"name": f"{__name__}:Wrong", "how": "table"}).data
-    assert open_federation(data).num_clients == 2
-    kept = "gets 9,360 labels but deals 10,000 images: the server keeps 640 images as its auxiliary set; deal those"
-    with pytest.raises(InputError, match=kept):
-        open_federation(data, auxiliary_per_class=64)
+    whole, less = open_federation(data), open_federation(data, auxiliary_per_class=64)
+    assert (len(whole.partition.indices), len(less.partition.indices)) == (10_000, 9_360)
+    for i in range(2):
+        assert np.array_equal(less.client(i), np.setdiff1d(whole.client(i), less.auxiliary))

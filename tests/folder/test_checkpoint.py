@@ -36,7 +36,7 @@ METHODS = [
 
 
 def checkpoints(folder, site, saved=None):
-    origin = {"data": site.federation.hash(), "partition": site.federation.partition.hash(), "modules": {}}
+    origin = {"data": site.federation.hash(), "partition": site.federation.dealt.hash(), "modules": {}}
     return Checkpoints(Folder(str(folder)), site.job, origin, saved)
 
 

@@ -171,7 +171,7 @@ def test_the_environment_names_versions_and_hashes(site):
     assert found["packages"]["torch"] == importlib.metadata.version("torch")
     assert found["job"] == site.job.hash()
     assert found["data"] == site.federation.hash()
-    assert found["partition"] == site.federation.partition.hash()
+    assert found["partition"] == site.federation.dealt.hash()
 
 
 def test_force_replaces_a_run_and_no_other_files(site):

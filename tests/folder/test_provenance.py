@@ -107,6 +107,21 @@ def test_modules_of_models_and_partitions_are_noted_and_libraries_only_where_nam
     assert set(environment(rayfed.run(tables, {"train.num_rounds": 1}).path)["modules"]) == {"my_rules"}
 
 
+def test_the_noted_partition_is_what_was_dealt_before_an_auxiliary_set_was_withdrawn(tables):
+    plain, less = (
+        rayfed.run({**tables, "name": f"with-{count}", "method": "fedavg"}, {"data.auxiliary_per_class": count}).path
+        for count in (0, 2)
+    )
+    assert environment(plain)["partition"] == environment(less)["partition"]
+    held = [sum(row["count"] for row in read_table(path, "partition").to_pylist()) for path in (plain, less)]
+    assert held == [40, 36]
+    client = next(row["client"] for row in read_table(less, "clients").to_pylist() if row["round"] == 1)
+    again, recorded = rayfed.replay(less, 1, client)
+    assert again.train_loss == recorded
+    with pytest.raises(InputError, match=r"auxiliary_per_class"):  # the job tells one set from another
+        rayfed.resume(less, {"train.num_rounds": 9, "data.auxiliary_per_class": 1})
+
+
 def test_a_partition_that_has_changed_needs_leave_and_is_not_replayed(tables, own, tmp_path):
     """A user's rule reads a file, which is no module."""
     owners = np.arange(40) % 4

@@ -234,12 +234,8 @@ ON_A_BATCH = [  # part, the term; the payload, where the part has one
     ),
     (m.LabelMaskedDistill(0.5, 2.0), 0.5 * losses.label_masked_distill(Z, T, LABELS, MAJORITY, tau=2.0)),
     (m.LabelMaskedDistill(teacher=False), losses.label_masked_distill(Z, 0 * T, LABELS, MAJORITY, tau=1.0)),
-    (m.SelectiveDistill(0.5), losses.selective_distill(Z, T, LABELS, TRUST, m_max=0.5, inside_norm=True), TRUST),
-    (
-        m.SelectiveDistill(0.5, False),
-        losses.selective_distill(Z, T, LABELS, TRUST, m_max=0.5, inside_norm=False),
-        TRUST,
-    ),
+    (m.SelectiveDistill(0.5), losses.selective_distill(Z, T, LABELS, TRUST, m_max=0.5, inside_norm=False), TRUST),
+    (m.SelectiveDistill(0.5, True), losses.selective_distill(Z, T, LABELS, TRUST, m_max=0.5, inside_norm=True), TRUST),
     (
         m.PrototypeSimilarityDistill(0.5, 2.0, "forcible"),
         0.5 * losses.prototype_similarity_distill(Z, OLD, LABELS, CENTRES, tau=2.0, mask="forcible"),
@@ -454,6 +450,23 @@ def test_fedssd_measures_the_global_model_on_the_auxiliary_set(make_site):
         rates[label, prediction] += 0.5  # two of each class
     expected = [rates[k, k] * (1 - max(rates[j, k] for j in range(4) if j != k)) for k in range(4)]
     assert part.tell(None, view, None)[1].tolist() == pytest.approx(expected)
+
+
+def test_fedssds_default_is_not_fedavg():
+    """The term's gradient on random logits is a part of the cross-entropy's; with `inside_norm` it is about 1e-5."""
+    generator = torch.Generator().manual_seed(0)
+    teacher = 2 * torch.randn(256, 10, generator=generator, dtype=torch.float64)
+    logits = teacher + torch.randn(256, 10, generator=generator, dtype=torch.float64)
+    labels = torch.randint(0, 10, (256,), generator=generator)
+    batch = SimpleNamespace(logits=logits.requires_grad_(), labels=labels, teacher=Outputs(teacher, teacher))
+
+    def strength(part):
+        terms = part.loss(batch, torch.full((10,), 0.8)), losses.cross_entropy(logits, labels)
+        term, cross_entropy = (torch.autograd.grad(loss, logits)[0].norm().item() for loss in terms)
+        return term / cross_entropy
+
+    assert strength(m.fedssd()[-1]) == pytest.approx(3.7e-3, rel=0.05)
+    assert strength(m.fedssd(inside_norm=True)[-1]) == pytest.approx(1.4e-5, rel=0.05)
 
 
 def test_moon_remembers_the_model_that_a_client_has_trained(states):
