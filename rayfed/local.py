@@ -283,6 +283,7 @@ def _common_view(site: Site, round: int, weights: Weights, rows: np.ndarray, fro
     data = site.federation
     return {
         **{"round": round, "weights": weights, "num_classes": data.num_classes, "num_clients": data.num_clients},
+        "mean_examples": len(data.partition.indices) / data.num_clients,
         **{"frozen": frozen, "run": RUNS[site.job.train.precision]},
         **{"samples": partial(_plain_batches, site, data.train, rows)},
     }

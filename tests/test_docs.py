@@ -24,7 +24,7 @@ from rayfed.engine import rounds
 from rayfed.grid import expand
 from rayfed.job import Job, Training
 from rayfed.local import Site
-from rayfed.methods import RECIPES, Batch, read_method
+from rayfed.methods import RECIPES, Average, Batch, DynamicRegularizer, NormalizedAverage, read_method
 from rayfed.methods.registry import describe, parameters
 from rayfed.methods.views import ClientView, Fit, Outputs, ServerView, Step
 from rayfed.models.classifier import Classifier, has_features
@@ -232,6 +232,14 @@ def test_the_overview_has_the_costs_of_each_page():
         assert link == f"[`{name}`]({name}.md)"
         assert len(idea.split()) <= 10
         assert [cost] == table(section(PAGES[name], "Cost"))
+
+
+def test_the_overview_says_which_methods_average_uniformly():
+    told = re.search(r"`(\w+)` and `(\w+)` take the\s+uniform mean", section(OVERVIEW, "How the models are averaged"))
+    averages = {name: next(part for part in recipe() if part.slot == "average") for name, recipe in RECIPES.items()}
+    assert averages.pop(told[1]) == Average(by="client")
+    assert isinstance(averages.pop(told[2]), DynamicRegularizer)
+    assert set(averages.values()) == {Average(by="samples"), NormalizedAverage()}
 
 
 @every_page

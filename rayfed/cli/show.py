@@ -209,11 +209,12 @@ def report(runs: tuple[Path, ...], output: Path | None) -> None:
 @click.option("--of", type=click.Choice(["last", "best", "last_10"]), default="last", help="Accuracy to compare; last.")
 @click.option("--format", "form", type=click.Choice(["text", "md", "latex", "csv"]), default="text", help="text")
 def table(runs: tuple[Path, ...], paper: str | None, of: str, form: str) -> None:
-    """Print runs as a table, as papers do: means over seeds, and differences from the first run.
+    """Print the numbers of runs as a table.
 
-    A difference is the mean over pairs of runs with the same data, partition and seed; from three pairs on with a 95 %
-    bootstrap interval, and marked where that leaves 0 out. Runs of other data or partitions have a first run of their
-    own. With --paper, the grid's numbers from jobs/papers stand beside ours, and what our runs did otherwise is named.
+    As papers do: means over seeds, and differences from the first run. A difference is the mean over pairs of runs with
+    the same data, partition, seed and number of rounds; from three pairs on it has a 95 % bootstrap interval, and is
+    marked where that leaves 0 out. A run without such a pair is the first of its own. With --paper, the numbers from
+    jobs/papers stand beside ours, and what our runs did otherwise is named.
 
     \b
     Examples:

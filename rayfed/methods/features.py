@@ -1,7 +1,8 @@
 """Parts that use the penultimate features. They need a model with `features` and `head`."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,21 +13,34 @@ from rayfed.methods.part import Part
 from rayfed.methods.views import Batch, ClientView, Fit, ServerView, Step
 from rayfed.trees import Tree
 from rayfed.values import Ge, Gt, Le
+from rayfed.weights import Weights
 
 
 @dataclass(frozen=True)
 class ModelContrast(Part):
     """Features pulled towards the global model's, away from the client's last model's. MOON (Li et al., CVPR 2021).
 
-    Equation 3, on penultimate features, without a projection head. A client that has not trained before has no term.
+    Equation 3, on penultimate features; the projection head is an option of the model (`project`). A client that has
+    not trained before has no term, or is pushed away from the job's initial model, as in FedNTD's code. Not from the
+    round's global model: both cosines would be the same, and the gradient 0.
     """
 
     needs_features: ClassVar[bool] = True
     mu: Annotated[float, Ge(0), "weight of the contrast; 0 is FedAvg"] = 1.0
     tau: Annotated[float, Gt(0), "temperature"] = 0.5
+    first: Annotated[
+        Literal["none", "initial"], "what stands for the last model of a client that has none: nothing, or round 0's"
+    ] = "none"
+
+    def init(self, weights: Weights) -> Weights | None:
+        return weights if self.first == "initial" else None
+
+    def tell(self, initial: Weights | None, server: ServerView, surveyed: None) -> tuple[Tree, Tree]:
+        return initial, initial
 
     def begin(self, client: ClientView) -> nn.Module | None:
-        return None if client.memory is None else client.frozen(client.memory)
+        previous = client.payload if client.memory is None else client.memory
+        return None if previous is None else client.frozen(previous)
 
     def loss(self, batch: Batch, previous: nn.Module | None) -> Tensor | None:
         if previous is None:
@@ -78,32 +92,57 @@ class Prototypes(Part):
 
 @dataclass(frozen=True)
 class SlimAlign(Part):
-    """The last block kept as smooth as a slimmed copy of itself. FedAlign (Mendieta et al., CVPR 2022), eq. 3-5.
+    """The last stage kept as smooth as a slimmed copy of itself. FedAlign (Mendieta et al., CVPR 2022), eq. 3-5.
 
-    The slimmed block shares the block's weights and keeps the first `width` of every layer's channels. For both blocks,
-    the spectral norm of the matrix between input and output features stands for the Lipschitz constant; the slimmed
-    block's norm is pulled to the full block's. The authors' code scales the gap to the cross-entropy and clips
-    gradients; we divide the gap by the full norm, which needs neither. FedNTD compares with it in its Table 13.
+    The slimmed stage shares the stage's weights and keeps the first `width` of the channels of its input and of every
+    layer. For both stages, the spectral norm of the matrix between input and output features stands for the Lipschitz
+    constant; the slimmed stage's norm is pulled to the full stage's. The authors' code scales the gap to the
+    cross-entropy and clips gradients; we divide the gap by the full norm, which needs neither. FedNTD compares with it
+    in its Table 13.
     """
 
     needs_features: ClassVar[bool] = True
     mu: Annotated[float, Ge(0), "weight of the term; 0 is FedAvg"] = 0.45
-    width: Annotated[float, Gt(0), Le(1), "share of the channels that the slimmed block keeps"] = 0.25
+    width: Annotated[float, Gt(0), Le(1), "share of the channels that the slimmed stage keeps"] = 0.25
 
     def check(self, model: nn.Module) -> None:
         super().check(model)
         if not isinstance(model.features, nn.Sequential) or not any(list(m.parameters()) for m in model.features):
-            raise InputError(f"{self!r} needs a model whose `features` is an nn.Sequential, to find its last block")
+            raise InputError(f"{self!r} needs a model whose `features` is an nn.Sequential, to find its last stage")
 
     def loss(self, batch: Batch, local: None) -> Tensor:
-        layers = list(batch.model.features)  # type: ignore[arg-type]
-        last = max(i for i, layer in enumerate(layers) if list(layer.parameters()))
         with torch.no_grad():
-            inputs = _apart(nn.Sequential(*layers[:last]), batch.images)
-            full = _spectral_norm(inputs, _apart(layers[last], inputs))
-        slim = _spectral_norm(inputs, _slimmed(layers[last], inputs, self.width))
+            stage, inputs, outputs = _last_stage(batch.model.features, batch.images)  # type: ignore[arg-type]
+            full, narrow = _spectral_norm(inputs, outputs), _cut(inputs, self.width)
+        slim = _spectral_norm(narrow, _slimmed(stage, narrow, self.width))
         # Divided by the full norm: features have no common scale, and with the plain gap `cnn` and `lenet` diverged.
         return self.mu * ((slim - full) / full.clamp(min=1e-6)).square().mean()
+
+
+def _last_stage(features: nn.Module, images: Tensor) -> tuple[nn.Sequential, Tensor, Tensor]:
+    """The last stage of `features`, with its input and its output on some images.
+
+    A stage begins with the layer that changes the shape, and ends before the next one that does. The last one counts
+    that has parameters: the blocks of a residual network's last resolution, `cnn`'s hidden layer with its ReLU.
+    """
+    layers, values = list(_layers(features)), [images]
+    for layer in layers:
+        values.append(_apart(layer, values[-1]))
+    changes = [i for i in range(len(layers)) if values[i].shape != values[i + 1].shape]
+    trained = [i for i, layer in enumerate(layers) if list(layer.parameters())]
+    start = max((i for i in changes if i <= trained[-1]), default=0)
+    start = start if start in trained else start + 1  # a pool goes before the stage
+    end = min((i for i in changes if i > trained[-1]), default=len(layers))
+    return nn.Sequential(*layers[start:end]), values[start], values[end]
+
+
+def _layers(module: nn.Module) -> Iterator[nn.Module]:
+    """The layers of a sequence, and of the sequences in it, in order, without dropout: two passes would drop others."""
+    if type(module).forward is nn.Sequential.forward:
+        for layer in module.children():
+            yield from _layers(layer)
+    elif not isinstance(module, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
+        yield module
 
 
 def _apart(module: nn.Module, x: Tensor) -> Tensor:
@@ -112,21 +151,24 @@ def _apart(module: nn.Module, x: Tensor) -> Tensor:
     return torch.func.functional_call(module, buffers, (x,))
 
 
-def _slimmed(block: nn.Module, x: Tensor, width: float) -> Tensor:
-    """The block with only the first `width` of each layer's channels; the others are zero, as if cut."""
+def _cut(x: Tensor, width: float) -> Tensor:
+    """`x`, (B, c, ...), with only the first `width` of its channels; the others are zero, as if cut."""
+    mask = torch.arange(x.shape[1], device=x.device) < max(1, round(width * x.shape[1]))
+    return x * mask.view(1, -1, *[1] * (x.dim() - 2))
 
-    def keep(module: nn.Module, inputs: object, output: Tensor) -> Tensor:
-        kept = max(1, round(width * output.shape[1]))
-        mask = torch.arange(output.shape[1], device=output.device) < kept
-        return output * mask.view(1, -1, *[1] * (output.dim() - 2))
 
+def _slimmed(stage: nn.Module, x: Tensor, width: float) -> Tensor:
+    """The stage with only the first `width` of each layer's channels.
+
+    From an input that is cut as well, a shortcut that is the identity carries only these channels.
+    """
     hooks = [
-        layer.register_forward_hook(keep)
-        for layer in block.modules()
+        layer.register_forward_hook(lambda module, inputs, output: _cut(output, width))
+        for layer in stage.modules()
         if isinstance(layer, nn.Linear | nn.Conv2d | nn.BatchNorm2d)
     ]
     try:
-        return _apart(block, x)
+        return _apart(stage, x)
     finally:
         for hook in hooks:
             hook.remove()
@@ -145,7 +187,7 @@ def _spectral_norm(inputs: Tensor, outputs: Tensor, iterations: int = 10) -> Ten
         return a @ (b.transpose(1, 2) @ v) / a.shape[2]
 
     with torch.no_grad():
-        v = torch.ones(len(b), b.shape[1], 1, device=b.device)  # (B, c_out, 1)
+        v = torch.ones(len(b), b.shape[1], 1, dtype=b.dtype, device=b.device)  # (B, c_out, 1)
         for _ in range(iterations):
             v = nn.functional.normalize(b @ (a.transpose(1, 2) @ apply(v)), dim=1)
     return apply(v).flatten(1).norm(dim=1)

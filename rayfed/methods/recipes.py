@@ -8,7 +8,7 @@
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import ParamSpec, get_type_hints
+from typing import Literal, ParamSpec, get_type_hints
 
 from rayfed.methods import anchors, distill, features, server, supervise
 from rayfed.methods.part import Part, Parts, arrange
@@ -78,7 +78,13 @@ fedrs = recipe(supervise.RestrictedCrossEntropy)  # Li and Zhan, KDD 2021
 moon = recipe(features.ModelContrast)  # Li et al., CVPR 2021
 fedproto = recipe(features.Prototypes)  # Tan et al., AAAI 2022, on top of averaging
 fedcurv = recipe(anchors.Curvature)  # Shoham et al., 2019
-scaffold = recipe(anchors.ControlVariates)  # Karimireddy et al., ICML 2020
+
+
+def scaffold(by: Literal["client", "samples"] = "client") -> Parts:
+    """Control variates and a uniform mean (Karimireddy et al., ICML 2020), algorithm 1; FedNTD's code: by samples."""
+    return compose(server.Average(by), anchors.ControlVariates())
+
+
 fednova = recipe(server.NormalizedAverage)  # Wang et al., NeurIPS 2020
 feddyn = recipe(server.DynamicRegularizer)  # Acar et al., ICLR 2021
 fedalign = recipe(features.SlimAlign)  # Mendieta et al., CVPR 2022

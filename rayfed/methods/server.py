@@ -67,26 +67,29 @@ class NormalizedAverage(Part):
 class DynamicRegularizer(Part):
     """`-<g_i, w_local> + alpha / 2 ||w_local - w||^2`, and a corrected mean. FedDyn (Acar et al., ICLR 2021).
 
-    Algorithm 1. The part is an average of its own, the uniform mean of the sampled clients.
+    Algorithm 1. The part is an average of its own, the uniform mean of the sampled clients. With `by_size` a client's
+    alpha is divided by its number of samples over the mean number, as in the authors' code; the server's stays.
     """
 
     slot: ClassVar[str] = "average"
     order: ClassVar[int] = 0
     alpha: Annotated[float, Gt(0), "strength of the regulariser"] = 0.01
+    by_size: Annotated[bool, "divide a client's alpha by its number of samples over the clients' mean"] = False
 
-    def begin(self, client: ClientView) -> tuple[Weights, Weights | None]:
-        return client.weights, client.memory
+    def begin(self, client: ClientView) -> tuple[float, Weights, Weights | None]:
+        alpha = self.alpha * client.mean_examples / client.num_examples if self.by_size else self.alpha
+        return alpha, client.weights, client.memory
 
-    def loss(self, batch: Batch, local: tuple[Weights, Weights | None]) -> Tensor:
-        anchor, g = local
-        near = self.alpha / 2 * squared_distance(batch.parameters, anchor)
+    def loss(self, batch: Batch, local: tuple[float, Weights, Weights | None]) -> Tensor:
+        alpha, anchor, g = local
+        near = alpha / 2 * squared_distance(batch.parameters, anchor)
         return near if g is None else near - dot(batch.parameters, g)
 
-    def report(self, client: ClientView, local: tuple[Weights, Weights | None], fit: Fit) -> tuple[Tree, Weights]:
+    def report(self, client: ClientView, local: tuple[float, Weights, Weights | None], fit: Fit) -> tuple[Tree, Tree]:
         """`g_i <- g_i - alpha (w_local - w)`."""
-        anchor, g = local
+        alpha, anchor, g = local
         moved = subtract(combine(Tensor.detach, parameters_of(fit.model)), anchor)
-        memory = scale(moved, -self.alpha) if g is None else add(g, moved, alpha=-self.alpha)
+        memory = scale(moved, -alpha) if g is None else add(g, moved, alpha=-alpha)
         return {"clients": 1, "weights": Scaled(1, fit.weights)}, memory
 
     def update(self, h: Weights | None, total: Tree, step: Step) -> tuple[Weights, Step]:

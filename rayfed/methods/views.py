@@ -103,6 +103,7 @@ class View:
     weights: Weights  # the round's global model
     num_classes: int
     num_clients: int  # of the population
+    mean_examples: float  # images per client, over the population
     frozen: Frozen  # called with weights: a model with them, in eval mode, that takes no gradient
     run: Run  # a forward pass, in the job's precision
     samples: Callable[..., Iterator[tuple[Tensor, Tensor]]]  # un-augmented batches of a size, always in the same order

@@ -78,6 +78,9 @@ METHODS: dict[str, Method] = {name: recipe() for name, recipe in m.RECIPES.items
     "fedcsd, released": m.fedcsd(mu=0.1, released=True),
     "fedgkd, two teachers": m.fedgkd(buffer=2),
     "scaffold + moon": m.compose(m.scaffold(), m.moon()[-1]),
+    "scaffold by samples": m.scaffold(by="samples"),
+    "moon from the initial model": m.moon(first="initial"),
+    "feddyn by size": m.feddyn(by_size=True),
     "everything": m.compose(Everything()),
 }
 every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)

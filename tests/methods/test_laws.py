@@ -104,8 +104,12 @@ EQUAL = {
         m.kd(beta=0.5, tau=2.0),
         {},
     ),
-    "a fresh SCAFFOLD is FedAvg": (m.scaffold(), m.fedavg(), {"num_rounds": 1}),
+    "a fresh SCAFFOLD is a uniform mean": (m.scaffold(), m.compose(m.Average(by="client")), {"num_rounds": 1}),
+    "a fresh SCAFFOLD by samples is FedAvg": (m.scaffold(by="samples"), m.fedavg(), {"num_rounds": 1}),
+    "SCAFFOLD's two averages of clients of one size": (m.scaffold(), m.scaffold(by="samples"), {"counts": EVEN}),
     "MOON without a past is FedAvg": (m.moon(), m.fedavg(), {"num_rounds": 1}),
+    "MOON's contrast of a model with itself is constant": (m.moon(5.0, first="initial"), m.fedavg(), {"num_rounds": 1}),
+    "FedDyn by the size of clients of one size": (m.feddyn(by_size=True), m.feddyn(), {"counts": EVEN}),
     "FedCurv without a past is FedAvg": (m.fedcurv(), m.fedavg(), {"num_rounds": 1}),
     "FedProto without prototypes is FedAvg": (m.fedproto(), m.fedavg(), {"num_rounds": 1}),
     "FedGKD without a teacher is FedAvg": (m.fedgkd(), m.fedavg(), {"num_rounds": 1}),
@@ -124,8 +128,11 @@ DIFFERENT = {  # the same pairs in other settings: so the settings do not make a
     "absent classes": (m.fedrs(alpha=0.1), m.fedavg()),
     "unequal steps": (m.fednova(), m.fedavg()),
     "unequal sizes": (m.compose(m.Average(by="client")), m.fedavg()),
-    "control variates with a past": (m.scaffold(), m.fedavg()),
+    "control variates with a past": (m.scaffold(by="samples"), m.fedavg()),
+    "SCAFFOLD's two averages": (m.scaffold(), m.scaffold(by="samples")),
     "a contrast with a past": (m.moon(mu=5.0), m.fedavg()),
+    "a contrast with the initial model": (m.moon(mu=5.0), m.moon(mu=5.0, first="initial")),
+    "FedDyn by size": (m.feddyn(0.1, by_size=True), m.feddyn(0.1)),
     "curvature with a past": (m.fedcurv(), m.fedavg()),
     "prototypes": (m.fedproto(), m.fedavg()),
     "past teachers": (m.fedgkd(beta=1.0), m.kd()),
@@ -301,6 +308,16 @@ def test_the_released_fedcsd_has_no_negative_cross_entropy():
     m.fedcsd(mu=2.0)
 
 
+@pytest.mark.parametrize(("first", "expected"), [("none", None), ("initial", losses.model_contrast)])
+def test_a_client_that_has_not_trained_is_pushed_away_from_the_initial_model_or_not_at_all(first, expected):
+    part = m.ModelContrast(0.5, 0.2, first)
+    state, payload = part.tell(part.init("past"), None, None)
+    client = SimpleNamespace(payload=payload, memory=None, frozen=lambda weights: weights)
+    batch = SimpleNamespace(features=H, teacher=PRESENT, outputs_of={"past": PAST}.__getitem__)
+    found, term = part.loss(batch, part.begin(client)), expected and 0.5 * expected(H, H_GLOBAL, H_OLD, tau=0.2)
+    assert (found is None and state is None) if term is None else torch.equal(found, term)
+
+
 # Terms on parameters, by their gradients.
 
 W, ANCHOR, P, Q, R, S = (
@@ -319,12 +336,14 @@ ON_PARAMETERS = {  # part, the client's payload, its memory, the gradient of its
     "control variates, new client": (m.ControlVariates(), {"x": P}, None, P),
     "feddyn": (m.DynamicRegularizer(alpha=0.2), None, {"x": P}, -P + 0.2 * (W - ANCHOR)),
     "feddyn, new client": (m.DynamicRegularizer(alpha=0.2), None, None, 0.2 * (W - ANCHOR)),
+    "feddyn, by size": (m.DynamicRegularizer(0.2, by_size=True), None, {"x": P}, -P + 0.2 / (3 / 12) * (W - ANCHOR)),
 }
 
 
 @pytest.mark.parametrize(("part", "payload", "memory", "gradient"), ON_PARAMETERS.values(), ids=ON_PARAMETERS)
 def test_terms_on_parameters_have_the_gradients_of_the_papers(part, payload, memory, gradient):
-    local = part.begin(SimpleNamespace(weights={"x": ANCHOR}, payload=payload, memory=memory))
+    client = SimpleNamespace(weights={"x": ANCHOR}, payload=payload, memory=memory, num_examples=3, mean_examples=12.0)
+    local = part.begin(client)
     x = W.clone().requires_grad_()
     (found,) = torch.autograd.grad(part.loss(SimpleNamespace(parameters={"x": x}), local), x)
     torch.testing.assert_close(found, gradient)
@@ -403,15 +422,24 @@ def test_a_method_that_comes_back_starts_afresh_on_server_and_clients(make_site,
     assert run[6].held[slot].since == 4
 
 
-def test_feddyns_h_is_the_mean_of_all_clients_g_i_and_corrects_the_weights(make_site, states):
-    """`g_i` moves by `-alpha (w_local - w)`, which gives `w_local`; the weights are their mean less `h / alpha`."""
-    weights, before = state_of(make_site(m.feddyn()).model), {}
-    for round, h, own in states(m.feddyn(alpha=0.1), "average", num_rounds=4):
+@pytest.mark.parametrize("by_size", [False, True])
+def test_feddyns_h_is_the_mean_of_all_clients_g_i_and_corrects_the_weights(by_size, make_site, states):
+    """`g_i` moves by `-alpha_i (w_local - w)`, which gives `w_local`; the weights are their mean less `h / alpha`.
+
+    By size `alpha_i = alpha / (n_i / mean n)`, and `h` is the mean of `g_i n_i / mean n`: its alpha is not divided.
+    """
+    site = make_site(m.feddyn())
+    sizes = np.array([site.federation.num_examples(client) for client in range(6)])
+    share = sizes / sizes.mean() if by_size else np.ones(6)
+    weights, before = state_of(site.model), {}
+    for round, h, own in states(m.feddyn(alpha=0.1, by_size=by_size), "average", num_rounds=4):
         for name in h:
-            torch.testing.assert_close(h[name], sum(g[name].double() for g in own.values()) / 6, rtol=1e-5, atol=1e-6)
-            moved = [own[row.client][name] - before.get(row.client, {}).get(name, 0.0) for row in round.clients]
+            mean = sum(g[name].double() * share[client] for client, g in own.items()) / 6
+            torch.testing.assert_close(h[name], mean, rtol=1e-5, atol=1e-6)
+            cohort = [row.client for row in round.clients]
+            moved = [share[i] * (own[i][name] - before.get(i, {}).get(name, 0.0)) for i in cohort]
             mean = weights[name] - sum(moved) / len(moved) / 0.1
-            torch.testing.assert_close(round.weights[name], mean - h[name].float() / 0.1, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(round.weights[name], (mean - h[name] / 0.1).float(), rtol=1e-4, atol=1e-5)
         weights, before = round.weights, own
 
 

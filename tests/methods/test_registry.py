@@ -126,6 +126,7 @@ def test_a_recipe_is_described_by_its_name(name):
         (["normalized_average", "restricted_cross_entropy"], "normalized_average + restricted_cross_entropy"),
         ([{"until": 5, "method": "fedavg"}, {"method": "kd"}], "fedavg; from round 6 on: kd"),
         ({"name": "average", "by": "client"}, "average by = 'client', with cross_entropy"),
+        ("control_variates", "scaffold by = 'samples'"),
     ],
     ids=str,
 )

@@ -216,6 +216,30 @@ def test_building_a_model_leaves_batchnorms_statistics_at_their_start():
     assert not any(norm.running_mean.any() or norm.num_batches_tracked for norm in norms)
 
 
+# A projection head.
+
+
+@pytest.mark.parametrize("name", ["cnn", "lenet", "resnet8", "mobilenet"])
+def test_a_projection_head_is_two_layers_between_the_same_features_and_a_new_head(name):
+    plain, model = (
+        build_model(name, options, image_shape=CIFAR, num_classes=10, seed=0).eval() for options in ({}, {"project": 7})
+    )
+    x, base = images(CIFAR), plain.features(images(CIFAR))
+    first, relu, second = model.features[-3:]
+    assert (first.weight.shape, second.weight.shape) == ((WIDTHS[name], WIDTHS[name]), (7, WIDTHS[name]))
+    by_hand = (base @ first.weight.T + first.bias).clamp(min=0) @ second.weight.T + second.bias
+    torch.testing.assert_close(model.features(x), by_hand)
+    assert isinstance(relu, nn.ReLU) and model(x).shape == (2, 10)
+    assert [type(layer) for layer in model.head.modules()] == [type(layer) for layer in plain.head.modules()]
+
+
+def test_no_projection_head_is_the_same_model_and_a_wrong_one_is_refused():
+    assert digest(build_model("cnn", {"project": 0}, image_shape=CIFAR, num_classes=10, seed=0)) == digest(built("cnn"))
+    for wrong in (-1, 2.5, True, "7"):
+        with pytest.raises(InputError, match=rf"model 'cnn'.project = .*{wrong}.*: give a whole number, 0 or more"):
+            build_model("cnn", {"project": wrong}, image_shape=CIFAR, num_classes=10, seed=0)
+
+
 # Models of the user.
 
 
