@@ -154,7 +154,7 @@ class Unwrapped(Here):
                 reply = local.train(local.Desk(self._site, broadcast), client, memory)
                 assert (self._sent(broadcast), self._digest(memory)) == before
                 summands.append(unpack(pack(reply.summands)))
-                row = ClientRow(client, reply.num_examples, reply.train_loss, reply.seconds, "here")
+                row = ClientRow(client, reply.num_examples, reply.train_loss, reply.seconds, "here", reply.notes)
                 memory = pack({"round": broadcast.round, "slots": reply.memory}) if reply.memory else None
                 arrivals.append(Arrival(row, memory, num_bytes(reply.summands)))
             yield self._summed(summands), arrivals
