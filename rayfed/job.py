@@ -24,6 +24,7 @@ from rayfed.values import Checked, Form, Ge, Gt, Le, Lt, PathMark, UnknownKey, b
 
 Auto = Literal["auto"]
 DEADLINE_TEXT = "seconds after which a piece of work counts as hung; auto: ten times the longest so far, at least 300"
+MEASURE_TEXT = "local, drift: numbers of each client's model, as notes in clients.parquet"
 MEASURE = ("measure", "measure_every", "measure_images")  # keys that change no bit of the training
 NAMES = {"threads": "ray.num_cpus (as threads)"}  # of what a lineage calls otherwise than the job file
 WITH_NAME = ("method", "model", "data.partition")  # tables that a name may stand for
@@ -149,9 +150,7 @@ class Job(Checked):
     train: Training = field(default_factory=Training)
     ray: RayOptions = field(default_factory=RayOptions)
     output: Output = field(default_factory=Output)
-    measure: Annotated[list[Literal["local", "drift"]], "of each client's model, as notes in clients.parquet"] = field(
-        default_factory=list
-    )
+    measure: Annotated[list[Literal["local", "drift"]], MEASURE_TEXT] = field(default_factory=list)
     measure_every: Annotated[int, Ge(1), "rounds from one measure to the next"] = 1
     measure_images: Annotated[int, Ge(0), "test images to measure on, drawn once by the seed; 0: all"] = 2000
 
@@ -161,6 +160,8 @@ class Job(Checked):
             form = "letters, digits and . _ + -, beginning with a letter or digit; / may divide it into parts"
             raise InputError(f"name = {self.name!r}: a job needs a name that can be a folder's: {form} of 200 at most")
         _registry("check_method", self.method)
+        if len({*self.measure}) < len(self.measure):
+            raise InputError(f"measure = {self.measure}: give each measure once")
         for key, path in self.places().items() if self.ray.data == "storage" else ():
             if key.startswith("data.") and is_relative(path):
                 text = "with ray.data = 'storage' every node reads it, so give an absolute path"

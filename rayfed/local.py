@@ -26,7 +26,7 @@ from rayfed.errors import Diverged, InputError
 from rayfed.isolation import isolated
 from rayfed.job import Job, Training
 from rayfed.methods.measures import Seen, measured, sampled, see
-from rayfed.methods.part import Method, Parts, Switch, a_term, defines, doubts, parts_at, term_of, two_values
+from rayfed.methods.part import Method, Parts, Switch, a_term, defines, doubts, names_of_terms, parts_at, two_values
 from rayfed.methods.views import RUNS, Batch, ClientView, Fit, Frozen, Known, Notes, ServerView
 from rayfed.models.registry import build_model, refuse_batches_of_one
 from rayfed.seeds import Purpose, seed_of
@@ -74,7 +74,7 @@ class Desk:
         self.site, self.broadcast = site, broadcast.map(partial(to_device, device=site.device))
         self._frozen = Frozen(site.model)
         self._model: nn.Module | None = None
-        self._before: Seen | None = None  # the global model on the sampled test images
+        self._seen: list[Seen] = []  # the global model on the sampled test images, once it is measured
 
     def frozen(self) -> Frozen:
         """Frozen copies for the next client: the global model's is kept, those of one client alone are dropped."""
@@ -94,11 +94,9 @@ class Desk:
         if not job.measure or client.round % job.measure_every:
             return {}
         rows = sampled(len(test), job.measure_images, seed_of(job.seed, Purpose.MEASURE))
-        images = partial(_plain_batches, self.site, test, rows)
-        if self._before is None:
-            self._before = see(client.run, self._frozen(client.weights), client.weights, images())
-        after = see(client.run, fit.model.eval(), fit.weights, images())
-        return measured(job.measure, self._before, after, client.label_counts.cpu().numpy() / client.num_examples)
+        on = partial(see, client.run, lambda: _plain_batches(self.site, test, rows))
+        p = client.label_counts.cpu().numpy() / client.num_examples
+        return measured(job.measure, on, self._frozen(client.weights), fit.model.eval(), self._seen, p)
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,6 +239,7 @@ def _descend(
     parameters = parameters_of(model.train())
     step = sgd(parameters, training.lr_at(client.round), training.momentum, training.weight_decay)
     with_terms = [part for part in parts if defines(part, "loss")]
+    names = names_of_terms(with_terms)
     # Without augmentation, a teacher says the same of an image in every epoch. It is not asked for images never used.
     all_used = training.local_steps is None or training.local_steps * training.batch_size >= len(rows)
     known = Known(client) if site.job.data.augment.off and all_used else None
@@ -253,9 +252,9 @@ def _descend(
         loss = reduce(torch.add, (term for term in terms.values() if term is not None))
         step(loss)
         losses.append(loss.detach())
-        for part in with_terms:
-            if (term := terms[part.slot]) is not None:
-                notes(f"loss.{term_of(part)}", term)
+        for slot, term in terms.items():
+            if term is not None:
+                notes.add(f"loss.{names[slot]}", term)
     return torch.stack(losses).tolist(), notes.means()  # read once: each read of a loss would wait for the GPU
 
 

@@ -16,6 +16,7 @@ from rayfed.errors import Diverged, InputError
 from rayfed.job import Job, RayOptions, Training
 from rayfed.local import Broadcast, Desk, batches, evaluate, open_site, server_view, survey, train
 from rayfed.methods import CrossEntropy, NotTrueDistill, Part, Proximal, compose, fedavg, fedlmd, fedntd, moon
+from rayfed.methods.part import names_of_terms
 from rayfed.methods.views import Notes
 from rayfed.weights import state_of
 
@@ -231,14 +232,42 @@ def test_notes_leave_the_training_as_it_is(make_site, digest):
     assert digest(one) == digest(other)
 
 
-@pytest.mark.parametrize(
-    ("value", "told"),
-    [(torch.ones(2), r"a tensor of shape \(2,\)"), ("0.5", "0.5"), (None, "None")],
-    ids=["tensor", "text", "none"],
-)
+BAD_VALUES = {
+    "a vector": (torch.ones(2), r"a tensor \(torch.float32, \(2,\)\)"),
+    "a complex number": (torch.tensor(1j), r"a tensor \(torch.complex64"),
+    "text": ("0.5", "0.5"),
+    "nothing": (None, "None"),
+}
+
+
+@pytest.mark.parametrize(("value", "told"), BAD_VALUES.values(), ids=BAD_VALUES)
 def test_only_a_number_can_be_noted(value, told):
     with pytest.raises(TypeError, match=rf"batch.note\('mask', ...\) got .*{told}.*; give a number"):
         Notes()("mask", value)
+
+
+@pytest.mark.parametrize("name", [3, "", "a\nb", "\ud800", "x" * 101, "loss.mine", "local.after", "drift.x"], ids=repr)
+def test_a_name_that_cannot_be_recorded_or_is_rayfeds_own_is_refused(name):
+    with pytest.raises(
+        TypeError, match=r"batch.note\(.*: a name has 1 to 100 printable characters that do not begin with"
+    ):
+        Notes()(name, 1.0)
+
+
+def test_every_kind_of_number_is_noted_as_it_is_then():
+    note, counter = Notes(), torch.zeros((), dtype=torch.float64)
+    for value in (np.float32(0.5), np.int64(2), 10**30, True):
+        note(f"a {type(value).__name__}", value)
+    for _ in range(2):
+        counter += 1
+        note("counter", counter)
+    assert note.means() == {"a float32": 0.5, "a int64": 2.0, "a int": 1e30, "a bool": 1.0, "counter": 1.5}
+
+
+def test_terms_of_two_classes_with_one_name_are_kept_apart():
+    one, other = (type("Focal", (Part,), {"slot": slot}) for slot in ("supervise", "focal"))
+    assert names_of_terms([one(), other()]) == {"supervise": "supervise", "focal": "focal"}
+    assert names_of_terms([one(), Proximal()]) == {"supervise": "focal", "proximal": "proximal"}
 
 
 def test_the_teacher_stays_the_global_model_in_eval_mode(make_site):

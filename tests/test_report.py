@@ -29,13 +29,13 @@ from rayfed.engine import ClientRow, Round
 from rayfed.errors import InputError
 from rayfed.folder.keeper import Keeper
 from rayfed.folder.places import folder_of
-from rayfed.folder.tables import read_table
+from rayfed.folder.tables import read_table, write_round
 from rayfed.job import make_job, read_toml
 from rayfed.local import Evaluation, Site, open_data
 from rayfed.methods import Part
 from rayfed.report import figures, page, read
 from rayfed.report.page import comparison_page, run_page, write_comparison, write_report
-from rayfed.report.read import ClassLoss, find_runs, forgotten, grouped, noted, read_run
+from rayfed.report.read import ClassLoss, find_runs, forgotten, grouped, read_run
 from rayfed.report.svg import STYLE
 from rayfed.runtime.here import Here
 
@@ -488,20 +488,28 @@ def test_a_run_that_no_process_writes_to_is_not_called_running(keeper):
     assert '<span class="status killed">killed, or running elsewhere</span>' in run_page(read_run(path))
 
 
-def test_the_terms_of_the_loss_are_drawn_weighted_by_images(keeper):
-    """Two clients with 10 and 30 images in round 1; in round 2 a client has no such term, as in a run of before."""
-    run = read_run(keep(keeper(), [1, 1], [2, 2], [3, 3]))
-    columns = {"round": [1, 1, 2, 2], "num_examples": [10, 30, 10, 30]}
-    notes = [[("loss.a", 1.0), ("b", 7.0)], [("loss.a", 3.0)], [("loss.a", 5.0)], None]
-    clients = {key: np.array(values) for key, values in columns.items()} | {"notes": np.array(notes, dtype=object)}
-    found = noted(replace(run, clients=clients))
-    assert {name: [list(of) for of in line] for name, line in found.items()} == {
-        "loss.a": [[1, 2], [2.5, 5.0]],
-        "b": [[1], [7.0]],
-    }
-    axes = figures.notes.__wrapped__(replace(run, clients=clients), "loss.", "Terms", "nats").axes[0]
-    (line,) = axes.lines
-    assert line.get_ydata().tolist() == [2.5, 5.0]
+def test_notes_are_drawn_as_means_over_images_where_there_are_any(keeper):
+    """Clients with 10 and 30 images; a NaN, of a class without test images, does not count."""
+    path = keep(keeper(), [1, 1], [2, 2], [3, 3])
+    row = {"round": 1, "client": 0, "num_examples": 10, "train_loss": 1.0, "seconds": 0.5, "node": "a"}
+    nan = float("nan")
+    for round, pair in {
+        1: ([("loss.a", 1.0), ("loss.b", 7.0)], [("loss.a", 3.0), ("loss.b", nan)]),
+        2: ([("loss.a", 5.0), ("local.after.accuracy", nan)], []),
+    }.items():
+        of_both = zip((10, 30), pair, strict=True)
+        rows = [{**row, "round": round, "num_examples": images, "notes": notes} for images, notes in of_both]
+        write_round(path, round, {"clients": rows})
+    run = read_run(path)
+    found = {name: [list(of) for of in line] for name, line in run.notes.items()}
+    assert found.pop("local.after.accuracy")[0] == [2]
+    assert found == {"loss.a": [[1, 2], [2.5, 5.0]], "loss.b": [[1], [7.0]]}
+    axes = figures.notes.__wrapped__(run, "loss.", "Terms", "nats").axes[0]
+    assert [line.get_ydata().tolist() for line in axes.lines] == [[2.5, 5.0], [7.0]]
+    assert "Terms of the loss" in run_page(run) and "Local models" in run_page(run)
+    for name in ("clients.parquet", "classes.parquet", "partition.parquet"):  # what is missing is empty
+        shutil.rmtree(path / name) if (path / name).is_dir() else (path / name).unlink()
+        assert "Terms of the loss" not in run_page(read_run(path))
 
 
 def test_a_negative_loss_is_drawn_whole(keeper):

@@ -86,7 +86,7 @@ def resume(run: str, overrides: Overrides, other_bits: bool) -> None:
 
     From its newest whole checkpoint, up to train.num_rounds, to the same bits as a run that never stopped. RUN is the
     run's folder, or the folder or URI of its checkpoints. Options may change where the work is done (ray.*), where
-    results go (output.*), and the number of rounds.
+    results go (output.*), the number of rounds, and what is measured at clients.
 
     \b
     Examples:

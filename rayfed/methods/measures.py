@@ -22,9 +22,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, eq=False)
 class Seen:
-    """A model, and its outputs on the sampled test images."""
+    """A model's parameters, and its outputs on the sampled test images."""
 
-    weights: Weights
+    parameters: Weights
     labels: np.ndarray  # int64 (N,)
     logits: np.ndarray  # float32 (N, C)
     features: np.ndarray | None  # float32 (N, D); None where the model has none
@@ -43,24 +43,24 @@ def sampled(total: int, wanted: int, seed: int) -> np.ndarray:
     return np.sort(np.random.default_rng(seed).choice(rows, wanted, replace=False))
 
 
-def see(run: Run, model: nn.Module, weights: Weights, batches: Iterable[tuple[Tensor, Tensor]]) -> Seen:
-    """A model in eval mode, with its weights, on batches of images and labels."""
+def see(run: Run, batches: Callable[[], Iterable[tuple[Tensor, Tensor]]], model: nn.Module) -> Seen:
+    """A model in eval mode on batches of images and labels."""
     labels, logits, features = [], [], []
     with torch.no_grad():
-        for images, answers in batches:
+        for images, answers in batches():
             outputs = run(model, images)
-            labels.append(answers)
-            logits.append(outputs.logits)
-            features += [] if outputs.features is None else [outputs.features]
-    joined = [torch.cat(each).cpu().numpy() if each else None for each in (labels, logits, features)]
-    return Seen(weights, *joined)  # type: ignore[arg-type]
+            labels.append(answers.cpu())
+            logits.append(outputs.logits.cpu())
+            features += [] if outputs.features is None else [outputs.features.cpu()]
+    joined = [torch.cat(each).numpy() if each else None for each in (labels, logits, features)]
+    return Seen(dict(model.named_parameters()), *joined)  # type: ignore[arg-type]
 
 
 Measure = Callable[[Seen, Seen, np.ndarray], Iterator[tuple[str, float]]]
 
 
 def local(before: Seen, after: Seen, p: np.ndarray) -> Iterator[tuple[str, float]]:
-    """Accuracy on all classes, on the client's, and on the others, before and after (FedNTD 2.2, eq. 6 and 7).
+    """Accuracy, weighted as the client's labels, and as their reverse, before and after (FedNTD 2.2, eq. 6 and 7).
 
     `in_local` is also FedNTD's personalised accuracy (appendices H and I).
     """
@@ -72,17 +72,14 @@ def local(before: Seen, after: Seen, p: np.ndarray) -> Iterator[tuple[str, float
 
 
 def drift(before: Seen, after: Seen, p: np.ndarray) -> Iterator[tuple[str, float]]:
-    """How far a client has moved: in weights, in all and by layer; from its labels; in logits and features.
+    """How far a client has moved: in parameters, in all and by layer; from its labels; in logits and features.
 
     FedNTD section 5 (Fig. 8, Table 2 for the last features), FedCSD Fig. 1b.
     """
     layers: dict[str, list[float]] = {}
-    for name, tensor in before.weights.items():
-        if tensor.is_floating_point():
-            moved = metrics.weight_divergence(
-                *(of[name].detach().flatten().cpu().numpy() for of in (before.weights, after.weights))
-            )
-            layers.setdefault(name.rpartition(".")[0] or name, []).append(moved)
+    for name in before.parameters:
+        of_both = (seen.parameters[name].detach().flatten().cpu().numpy() for seen in (before, after))
+        layers.setdefault(name.rpartition(".")[0] or name, []).append(metrics.weight_divergence(*of_both))
     yield "divergence", float(np.linalg.norm([moved for layer in layers.values() for moved in layer]))
     for layer, moves in layers.items():
         yield f"divergence.{layer}", float(np.linalg.norm(moves))
@@ -97,20 +94,31 @@ def drift(before: Seen, after: Seen, p: np.ndarray) -> Iterator[tuple[str, float
 MEASURES: dict[str, Measure] = {"local": local, "drift": drift}
 
 
-def measured(names: Sequence[str], before: Seen, after: Seen, p: np.ndarray) -> dict[str, float]:
+def measured(
+    names: Sequence[str],
+    on: Callable[[nn.Module], Seen],
+    before: nn.Module,
+    after: nn.Module,
+    known: list[Seen],
+    p: np.ndarray,
+) -> dict[str, float]:
     """The measures' numbers, `local.after.accuracy` and so on; `p` (C,) is the client's label distribution.
 
+    `on` shows a model the images. `known` holds what the model before has seen, or is empty, and gets it.
     A measure that fails leaves its numbers out, with a warning: it does not end a run.
     """
     found: dict[str, float] = {}
-    for name in names:
-        try:
-            found |= {f"{name}.{key}": value for key, value in MEASURES[name](before, after, p)}
-        except Exception as error:
-            _warn(name, f"{type(error).__name__}: {error}")
+    failing = " and ".join(names)
+    try:
+        known[:] = known or [on(before)]
+        both = known[0], on(after)
+        for failing in names:
+            found |= {f"{failing}.{key}": value for key, value in MEASURES[failing](*both, p)}
+    except Exception as error:
+        _warn(failing, f"{type(error).__name__}: {error}")
     return found
 
 
 @functools.cache  # once in a process
 def _warn(name: str, why: str) -> None:
-    log.warning("the measure '%s' fails, and is left out: %s", name, why)
+    log.warning("measure = %s fails, and is left out: %s", name, why)

@@ -29,7 +29,7 @@ FedProx (Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 20
 
 import difflib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, is_dataclass
 from typing import Any, ClassVar
 
@@ -110,9 +110,10 @@ def name_of(cls: type) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
 
 
-def term_of(part: Part) -> str:
-    """The name of a part's term of the loss: its slot, which no other part has, or in a common slot its class."""
-    return name_of(type(part)) if part.slot in ROLES else part.slot
+def names_of_terms(parts: Sequence[Part]) -> dict[str, str]:
+    """By slot, the name of a part's term of the loss: the slot, or in a common slot the class, if no other has it."""
+    names = {part.slot: name_of(type(part)) if part.slot in ROLES else part.slot for part in parts}
+    return names if len({*names.values()}) == len(names) else {slot: slot for slot in names}
 
 
 def defines(part: Part, hook: str) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from numbers import Real
 
 import torch
 from torch import Tensor, nn
@@ -148,6 +149,9 @@ class ClientView(View):
         return replace(self, state=states.get(slot), payload=payloads.get(slot), memory=memory.get(slot))
 
 
+RESERVED = ("loss.", "local.", "drift.")  # beginnings of the names of terms and measures
+
+
 class Notes:
     """Numbers that parts record while a client trains; they change nothing in the training.
 
@@ -162,16 +166,26 @@ class Notes:
         self._values: dict[str, list[Tensor]] = {}
 
     def __call__(self, name: str, value: Tensor | float) -> None:
-        """Raises TypeError for anything but a number."""
-        if not isinstance(value, Tensor | int | float) or (isinstance(value, Tensor) and value.ndim):
-            given = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else told(value)
+        """Raises TypeError for a name or a value that cannot be recorded."""
+        if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= 100 or name.startswith(RESERVED):
+            form = f"1 to 100 printable characters that do not begin with {', '.join(RESERVED)}, which are rayfed's own"
+            raise TypeError(f"batch.note({told(name)}, ...): a name has {form}")
+        if not isinstance(value, Tensor | Real) or (isinstance(value, Tensor) and (value.ndim or value.is_complex())):
+            given = f"a tensor ({value.dtype}, {tuple(value.shape)})" if isinstance(value, Tensor) else told(value)
             raise TypeError(f"batch.note('{name}', ...) got {given}; give a number, such as a mean over the batch")
-        number = value.detach() if isinstance(value, Tensor) else torch.tensor(value)
-        self._values.setdefault(name, []).append(number.double())
+        self.add(name, value)
+
+    def add(self, name: str, value: Tensor | Real) -> None:
+        """A number of any name, such as a part's term of the loss."""
+        number = value.detach() if isinstance(value, Tensor) else torch.tensor(float(value), dtype=torch.float64)
+        self._values.setdefault(name, []).append(number.to(torch.float64, copy=True))  # its owner may change it
 
     def means(self) -> dict[str, float]:
         """Of each name, over the batches that noted it. To be read at the end: each read waits for the GPU."""
-        return {name: float(torch.stack(values).mean()) for name, values in self._values.items()}
+        return {
+            name: float(torch.stack([value.to(values[-1].device, non_blocking=True) for value in values]).mean())
+            for name, values in self._values.items()
+        }
 
 
 class Batch:

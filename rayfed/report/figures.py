@@ -14,7 +14,7 @@ from matplotlib.colors import Colormap, LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from rayfed.report.read import Columns, Group, Run, noted, shorten
+from rayfed.report.read import Columns, Group, Run, shorten
 from rayfed.report.svg import COLOURS, DASHES, INK, STYLE, svg, title_points
 
 COUNTS = LinearSegmentedColormap.from_list("counts", ["#2b8cd62e", "#2b8cd6ff"])  # the page shines through it
@@ -109,7 +109,7 @@ def training_loss(run: Run) -> Figure:
 @svg
 def notes(run: Run, beginning: str, title: str, unit: str, factor: float = 1) -> Figure:
     """The notes whose names have this beginning, by round: means over the clients' images."""
-    found = {name.removeprefix(beginning): line for name, line in noted(run).items() if name.startswith(beginning)}
+    found = {name.removeprefix(beginning): line for name, line in run.notes.items() if name.startswith(beginning)}
     figure, axes = panel(title, unit, len(found))
     ends = []
     for n, (name, (rounds, means)) in enumerate(found.items()):

@@ -11,16 +11,20 @@ from rayfed.engine import rounds
 from rayfed.errors import InputError
 from rayfed.job import read_job
 from rayfed.methods import fedavg, measures, scaffold
-from rayfed.methods.measures import Seen, measured, sampled
+from rayfed.methods.measures import Seen, sampled
 from rayfed.runtime.here import Here
 
 LABELS = np.array([0, 0, 1, 1])
 
 
+def measured(names, before, after, p):
+    """`measures.measured`, of models that have seen the images."""
+    return measures.measured(names, {1: before, 2: after}.__getitem__, 1, 2, [], p)
+
+
 def seen(predictions, weights=(0.0, 0.0), features=None):
     """A model that predicts these classes, surely."""
     named = {"a.w": torch.tensor([weights[0]]), "a.b": torch.tensor([0.0]), "head.w": torch.tensor([weights[1]])}
-    named["a.count"] = torch.tensor(3)
     return Seen(named, LABELS, 10.0 * np.eye(2)[predictions], features)
 
 
@@ -93,15 +97,15 @@ def test_a_measure_leaves_no_trace_in_the_training(method, make_site, play, bits
 
 def test_before_is_the_global_model_and_after_the_clients_own(make_site, play):
     """On all test images, with one client per round: its model becomes the global model."""
-    last, *others = play(with_measures(make_site(fedavg(), clients_per_round=1)))
+    last, *others = play(site := with_measures(make_site(fedavg(), clients_per_round=1, norm=True)))
+    parameters = dict(site.model.named_parameters())
     for round in others:
         (row,) = round.clients
         assert row.notes["local.before.accuracy"] == pytest.approx(last.test_accuracy)
         assert row.notes["local.after.accuracy"] == pytest.approx(round.test_accuracy)
         moved = sum(
             (round.weights[name] - last.weights[name]).double().square().sum()
-            for name in round.weights
-            if round.weights[name].is_floating_point()
+            for name in parameters  # not BatchNorm's statistics
         )
         assert row.notes["drift.divergence"] == pytest.approx(float(moved.sqrt()), rel=1e-6)
         last = round
@@ -117,14 +121,32 @@ def test_a_measure_that_fails_warns_once_and_the_run_goes_on(make_site, monkeypa
     with caplog.at_level(logging.WARNING):
         *_, last = rounds(site, Here(site))
     assert [r.getMessage() for r in caplog.records] == [
-        "the measure 'drift' fails, and is left out: ValueError: no such layer"
+        "measure = drift fails, and is left out: ValueError: no such layer"
     ]
     assert all("local.after.accuracy" in row.notes for row in last.clients)
+
+
+def test_a_model_that_cannot_be_shown_the_images_does_not_end_the_run(make_site, monkeypatch, caplog):
+    def full(*given):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    measures._warn.cache_clear()
+    monkeypatch.setattr(measures, "Seen", full)
+    site = with_measures(make_site(fedavg()))
+    with caplog.at_level(logging.WARNING):
+        *_, last = rounds(site, Here(site))
+    (record,) = caplog.records
+    assert (
+        "measure = local and drift fails, and is left out: OutOfMemoryError: CUDA out of memory" in record.getMessage()
+    )
+    assert last.round == 3 and all(row.notes.keys() == {"loss.cross_entropy"} for row in last.clients)
 
 
 def test_an_unknown_measure_is_refused_and_the_keys_are_no_part_of_the_lineage():
     with pytest.raises(InputError, match=r"measure.*'locale'.*local"):
         read_job({"name": "x", "measure": ["locale"]})
+    with pytest.raises(InputError, match="give each measure once"):
+        read_job({"name": "x", "measure": ["local", "local"]})
     for key, value in {"measure_every": 0, "measure_images": -1}.items():
         with pytest.raises(InputError, match=rf"{key} = {value}"):
             read_job({"name": "x", key: value})
