@@ -70,11 +70,11 @@ class Broadcast:
 class Desk:
     """What a worker serves clients with: a round's broadcast, on the site's device, and the models for it."""
 
-    def __init__(self, site: Site, broadcast: Broadcast) -> None:
+    def __init__(self, site: Site, broadcast: Broadcast, seen: list[Seen] | None = None) -> None:
         self.site, self.broadcast = site, broadcast.map(partial(to_device, device=site.device))
         self._frozen = Frozen(site.model)
         self._model: nn.Module | None = None
-        self._seen: list[Seen] = []  # the global model on the sampled test images, once it is measured
+        self._seen = [] if seen is None else seen  # the global model on the sampled test images, once it is measured
 
     def frozen(self) -> Frozen:
         """Frozen copies for the next client: the global model's is kept, those of one client alone are dropped."""

@@ -18,6 +18,7 @@ from torch import nn
 from rayfed import local
 from rayfed.engine import Arrival, ClientRow, Kind, Memory
 from rayfed.local import Broadcast, Desk, Evaluation, Site
+from rayfed.methods.measures import Seen
 from rayfed.methods.part import parts_at
 from rayfed.runtime.profile import span
 from rayfed.tasks import OrderedSum, Summed, Task, refusing
@@ -113,6 +114,7 @@ class Worker:
         self.site = site
         self.kind = kind_of(device)
         self._node = node
+        self._seen: tuple[int, list[Seen]] = 0, []  # in a round, what measures need of its global model
 
     def survey(self, packed: Broadcast, task: Task) -> tuple[Done, Packed]:
         """The clients' summands before training."""
@@ -154,9 +156,11 @@ class Worker:
         parts of this package leave it as it was, as tests/methods/test_contract.py checks.
         """
         parts = parts_at(self.site.job.method, packed.round)
+        if packed.round != self._seen[0]:
+            self._seen = packed.round, []
         if not all(type(part).__module__.startswith("rayfed.") for part in parts):
-            return lambda: Desk(self.site, packed.map(unpack))
-        shared = Desk(self.site, packed.map(partial(unpack, copy=False)))
+            return lambda: Desk(self.site, packed.map(unpack), self._seen[1])
+        shared = Desk(self.site, packed.map(partial(unpack, copy=False)), self._seen[1])
         return lambda: shared
 
     def evaluate(self, weights: Packed, pieces: Sequence[tuple[int, int]]) -> list[Evaluation]:

@@ -152,3 +152,12 @@ def test_an_unknown_measure_is_refused_and_the_keys_are_no_part_of_the_lineage()
             read_job({"name": "x", key: value})
     plain, other = read_job({"name": "x"}), read_job({"name": "x", "measure": ["local"], "measure_every": 7})
     assert plain.lineage() == other.lineage() and plain.hash() == other.hash()
+
+
+def test_a_worker_shows_the_images_to_the_global_model_once_per_round(make_site, play, monkeypatch):
+    shown = []
+    monkeypatch.setattr(
+        "rayfed.local.see", lambda run, batches, model: shown.append(model) or measures.see(run, batches, model)
+    )
+    play(with_measures(make_site(fedavg(), task_images=1)))  # each client is a task of its own
+    assert len(shown) == 3 * (4 + 1)
