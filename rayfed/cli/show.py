@@ -207,7 +207,13 @@ def report(runs: tuple[Path, ...], output: Path | None) -> None:
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
 @click.option("--paper", metavar="PAPER/TABLE", help="Beside a paper's numbers, such as fedntd/table1.")
 @click.option("--of", type=click.Choice(["last", "best", "last_10"]), default="last", help="Accuracy to compare; last.")
-@click.option("--format", "form", type=click.Choice(["text", "md", "latex", "csv"]), default="text", help="text")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "md", "latex", "csv"]),
+    default="text",
+    help="Form of the table; text.",
+)
 def table(runs: tuple[Path, ...], paper: str | None, of: str, form: str) -> None:
     """Print the numbers of runs as a table.
 

@@ -7,7 +7,7 @@ only the method, or whatever else their jobs say, differs between them.
 import csv
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 
 from rayfed.errors import InputError, did_you_mean
 from rayfed.grid import Cell, expand, spread
-from rayfed.job import differences, read_toml
+from rayfed.job import MEASURE, differences, read_toml
 from rayfed.report.read import SEED, Group, Run, grouped, shorten
 
 LAST = 10  # evaluated rounds in the mean of the last
@@ -131,18 +131,14 @@ class Paper:
         name = SEED.sub("", run.name)
         if name not in self.cells:
             return [], []
-        meant = flat_job(self.cells[name].job().table())
-        return self.numbers.get(name, []), differences(meant, flat_job(run.job), "in the grid", "here")
+        meant = protocol(self.cells[name].job().table())
+        return self.numbers.get(name, []), differences(meant, protocol(run.job), "in the grid", "here")
 
 
-def flat_job(table: dict[str, Any]) -> dict[str, Any]:
-    """What a number depends on, but for the seed and where the images lie."""
-    kept = {key: dict(value) if isinstance(value, dict) else value for key, value in table.items()}
-    for key in ("name", "seed", "ray", "output", "measure", "measure_every", "measure_images"):
-        kept.pop(key, None)
-    for key in ("source", "test"):
-        kept["data"].pop(key, None)
-    return kept
+def protocol(job: dict[str, Any]) -> dict[str, Any]:
+    """What a number depends on in a job's tables, but for the seed and where the images lie."""
+    kept = {key: value for key, value in job.items() if key not in ("name", "seed", "ray", "output", *MEASURE)}
+    return {**kept, "data": {key: value for key, value in job["data"].items() if key not in ("source", "test")}}
 
 
 def read_paper(name: str, folder: Path = PAPERS) -> Paper:
@@ -167,7 +163,12 @@ def read_paper(name: str, folder: Path = PAPERS) -> Paper:
 
 # As text --------------------------------------------------------------------------------------------------------------
 
-HEADS = {"best": "best (%)", "last": "last (%)", "last_10": f"mean of last {LAST} (%)", "forgetting": "forgetting"}
+HEADS = {
+    "best": "best (%)",
+    "last": "last (%)",
+    "last_10": f"mean of last {LAST} at most (%)",
+    "forgetting": "forgetting",
+}
 MARKS = {"text": "{}*", "md": "**{}**", "latex": r"\textbf{{{}}}"}  # of a difference that is sure
 
 
@@ -175,7 +176,7 @@ def cells_of(found: Sequence[Row], paper: Paper | None, form: str) -> tuple[list
     """The head, the rows, and notes to be printed below them."""
     head = ["run", "seeds", "rounds", *HEADS.values(), "difference (points)"]
     head += ["paper's accuracy (%)", "ours less theirs", "paper's forgetting"] if paper else []
-    made, notes = [], []
+    made, notes, known = [], [], False
     for row in found:
         played, wanted = row.runs[0].summary["rounds"], row.runs[0].job["train"]["num_rounds"]
         line = [row.name, str(len(row.runs)), str(played) if played == wanted else f"{played} of {wanted}"]
@@ -183,22 +184,23 @@ def cells_of(found: Sequence[Row], paper: Paper | None, form: str) -> tuple[list
         line += [_gap(row.difference, form)]
         if paper:
             theirs, differing = paper.of(row.runs[0])
-            accuracy = next((number for number in theirs if number.metric == "test_accuracy"), None)
-            forgetting = next((number for number in theirs if number.metric == "forgetting"), None)
-            stat = accuracy.stat or "last" if accuracy else "last"
-            line += [
-                _theirs(accuracy, 2, stat),
-                "" if accuracy is None else f"{row.figures[stat][0] - accuracy.value:+.2f}",
-            ]
-            line += [_theirs(forgetting, 2)]
+            known |= bool(theirs)
+            line += _beside(row, {number.metric: number for number in theirs})
             notes += [f"{row.name}: {difference}" for difference in differing]
             notes += [f"{row.name}: the paper's {number.metric} is {number.note}" for number in theirs if number.note]
         made.append(line)
-    if paper and not any(paper.of(row.runs[0])[0] for row in found):
-        notes.append(
-            f"the paper has no number for these runs; its grid's runs have names such as {next(iter(paper.cells))}"
-        )
+    if paper and not known:
+        notes.append(f"the paper has no number for these runs; its grid's runs are named as {next(iter(paper.cells))}")
     return head, made, notes
+
+
+def _beside(row: Row, theirs: Mapping[str, Theirs]) -> list[str]:
+    """The paper's accuracy, ours less theirs, and the paper's forgetting; '' where it has no such number."""
+    accuracy, forgetting = theirs.get("test_accuracy"), theirs.get("forgetting")
+    if accuracy is None:
+        return ["", "", _theirs(forgetting)]
+    gap = row.figures[accuracy.stat or "last"][0] - accuracy.value
+    return [f"{_theirs(accuracy)} ({accuracy.stat or 'round not said'})", f"{gap:+.2f}", _theirs(forgetting)]
 
 
 def _stat(stat: Stat, digits: int) -> str:
@@ -215,11 +217,8 @@ def _gap(difference: Difference | None, form: str) -> str:
     return MARKS[form].format(text) if difference.sure else text
 
 
-def _theirs(number: Theirs | None, digits: int, stat: str = "") -> str:
-    if number is None:
-        return ""
-    given = None if np.isnan(number.spread) else number.spread
-    return _stat((number.value, given), digits) + (f" ({stat})" if stat else "")
+def _theirs(number: Theirs | None) -> str:
+    return "" if number is None else _stat((number.value, None if np.isnan(number.spread) else number.spread), 2)
 
 
 def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
