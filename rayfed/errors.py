@@ -6,6 +6,7 @@
 
 import difflib
 import re
+import traceback
 from collections.abc import Iterable
 from typing import Any
 
@@ -99,6 +100,20 @@ def did_you_mean(given: str, allowed: Iterable[str], near: str = "") -> str:
     allowed = sorted(allowed)
     near = near or next(iter(difflib.get_close_matches(given.lower(), allowed, n=1, cutoff=0.5)), "")
     return (f"; did you mean '{near}'?" if near else "") + f" (valid: {', '.join(allowed) or 'none'})"
+
+
+def explained(error: Exception) -> str:
+    """The message of a command that an error ends.
+
+    An error of this package says everything; any other error needs its traceback.
+    """
+    if isinstance(error, InputError):
+        text = str(error)
+    elif type(error).__module__.partition(".")[0] == "rayfed":
+        text = "\n".join([str(error), *getattr(error, "__notes__", [])])  # where the results so far are
+    else:
+        text = "the run failed\n" + "".join(traceback.format_exception(error)).rstrip()
+    return cut(f"error: {text}")
 
 
 def cut(text: str, limit: int = 10_000) -> str:

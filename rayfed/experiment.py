@@ -106,11 +106,19 @@ def run(
         job = _read(job.table(), overrides, method or job.method)
     else:
         job = _read(read_toml(job), overrides, method)
+    return run_checked(job, display, force=force, resume=resume, other_bits=other_bits)
+
+
+def run_checked(
+    job: Job, display: Display | None, *, force: bool, resume: bool, other_bits: bool, on_ray: bool = True
+) -> Result:
+    """Begin a checked job, or continue it; without `on_ray` in this process, whatever the job says."""
+    options: dict[str, Any] = {"other_bits": other_bits, "on_ray": on_ray and job.ray.mode == "on"}
     saved = newest(checkpoints_of(job)) if resume else None
     if resume and (is_begun(job) or saved):  # where only the checkpoints are left, they are enough
-        return _train(job, display, saved, force=True, other_bits=other_bits)
+        return _train(job, display, saved, force=True, **options)
     refuse_overwriting(job, force)
-    return _train(job, display, force=force, other_bits=other_bits)
+    return _train(job, display, force=force, **options)
 
 
 def resume(
@@ -130,7 +138,7 @@ def resume(
     continues all the same, and `environment.json` notes it.
     """
     job, saved = _find(run, overrides, method)
-    return _train(job, display, saved, other_bits=other_bits)
+    return _train(job, display, saved, other_bits=other_bits, on_ray=job.ray.mode == "on")
 
 
 def replay(run: str | Path, round: int, client: int, *, method: Method | None = None) -> tuple[ClientRow, float | None]:
@@ -173,12 +181,18 @@ def _rows(job: Job, name: str) -> list[dict[str, Any]]:
 
 
 def _train(
-    job: Job, display: Display | None, saved: Saved | None = None, *, force: bool = False, other_bits: bool
+    job: Job,
+    display: Display | None,
+    saved: Saved | None = None,
+    *,
+    force: bool = False,
+    other_bits: bool,
+    on_ray: bool,
 ) -> Result:
     """Play a job's remaining rounds, and keep each round when it is finished."""
     display = display or Display()
     refuse_unwritable(job)
-    on_ray = job.ray.mode == "on" and (saved is None or saved.leaves_work(job))
+    on_ray = on_ray and (saved is None or saved.leaves_work(job))
     with (
         logging_to_file() as begin_log,
         ExitStack() as at_the_end,

@@ -60,6 +60,15 @@ class Cell:
             raise InputError(f"{self.name}: {error}" if self.grid else str(error)) from None
 
 
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended: the exit code and the message that its command would have ended with."""
+
+    job: Job
+    exit_code: int = 0
+    message: str = ""
+
+
 def expand(tables: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> list[Cell]:
     """The runs that a job file stands for, seed by seed; a single run if it has no `[grid]`.
 

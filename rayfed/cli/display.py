@@ -3,7 +3,7 @@
 import logging
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from rayfed.cli.text import aligned, shown
 from rayfed.data.federation import Federation
 from rayfed.data.partition import Rule, write_rule
 from rayfed.engine import Round
-from rayfed.experiment import Display
+from rayfed.experiment import Display, Result
+from rayfed.folder.summary import read_summary
 from rayfed.job import Job, Training
 from rayfed.local import Site
 from rayfed.methods.registry import describe
@@ -42,6 +43,14 @@ def follow(of_grid: str = "") -> Iterator[Display]:
             progress.stop()
     else:
         yield Lines(quiet=bool(of_grid))
+
+
+def on_screen(train: Callable[..., Result], of_grid: str = "") -> None:
+    """Train, showing the progress and the results; of a grid's run, only the progress."""
+    with follow(of_grid) as display:
+        result = train(display=display)
+    if not of_grid:
+        print(result_text(result.path, read_summary(result.path)))
 
 
 class Lines(Display):
@@ -120,6 +129,21 @@ def bar_on(console: Console, **options: Any) -> Progress:
         expand=True,
         speed_estimate_period=math.inf,  # clients come in bursts: only the mean speed predicts the end
         **options,
+    )
+
+
+def grid_bar() -> Progress:
+    """Empty bars of runs that go on at once."""
+    return Progress(
+        SpinnerColumn(finished_text=""),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+        TextColumn("{task.fields[figures]}"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        speed_estimate_period=math.inf,
+        transient=True,
     )
 
 

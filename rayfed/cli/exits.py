@@ -1,7 +1,6 @@
 """The end of the command: exit code 0, or a message and the error's exit code."""
 
 import sys
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 import click
 
 from rayfed.cli.text import harmless
-from rayfed.errors import STOPPED, InputError, cut
+from rayfed.errors import STOPPED, explained
 
 
 class Failure(click.ClickException):
@@ -33,16 +32,7 @@ def failures() -> Iterator[None]:
     except KeyboardInterrupt as error:
         raise Failure("; ".join(["stopped", *getattr(error, "__notes__", [])]), STOPPED) from None
     except Exception as error:
-        raise Failure(cut(f"error: {_explain(error)}"), getattr(error, "exit_code", 1)) from None
-
-
-def _explain(error: Exception) -> str:
-    """The message for an error. An error of this package says everything; any other error needs its traceback."""
-    if isinstance(error, InputError):
-        return str(error)
-    if type(error).__module__.partition(".")[0] == "rayfed":
-        return "\n".join([str(error), *getattr(error, "__notes__", [])])  # where the results so far are
-    return "the run failed\n" + "".join(traceback.format_exception(error)).rstrip()
+        raise Failure(explained(error), getattr(error, "exit_code", 1)) from None
 
 
 class Commands(click.Group):

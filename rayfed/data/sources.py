@@ -10,7 +10,7 @@ image folders, on a local disk or on any file system that pyarrow reaches (s3://
 ('T-shirt/top', 'Trouser', 'Pullover')
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -38,10 +38,13 @@ _kept: list[tuple[Data, Dataset]] | None = None  # what was read in the context 
 
 
 @contextmanager
-def reading_once() -> Iterator[None]:
-    """Within the context, `load` reads a source once, and keeps it: the runs of a grid share their data."""
+def reading_once(known: Iterable[tuple[Data, Dataset]] = ()) -> Iterator[None]:
+    """Within the context, `load` reads a source once, and keeps it: the runs of a grid share their data.
+
+    It reads nothing of what is `known` already.
+    """
     global _kept
-    _kept = []
+    _kept = [(_what_is_read(data), dataset) for data, dataset in known]
     try:
         yield
     finally:
@@ -52,10 +55,15 @@ def load(data: Data) -> Dataset:
     """Read a source whole, as uint8 arrays. Raises InputError for anything wrong with it, with the place."""
     if _kept is None:
         return _load(data)
-    what = replace(data, partition=Iid(), augment=Augment(), auxiliary_per_class=0)  # these do not change what is read
+    what = _what_is_read(data)
     if not (same := [dataset for known, dataset in _kept if known == what]):
         _kept.append((what, _load(data)))
     return same[0] if same else _kept[-1][1]
+
+
+def _what_is_read(data: Data) -> Data:
+    """The data without what does not change the arrays that are read."""
+    return replace(data, partition=Iid(), augment=Augment(), auxiliary_per_class=0)
 
 
 def _load(data: Data) -> Dataset:

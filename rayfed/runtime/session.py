@@ -27,7 +27,7 @@ from rayfed.runtime.gauges import Gauges
 from rayfed.runtime.gpus import measure_share, without_absent_gpus
 from rayfed.runtime.head import Head
 from rayfed.runtime.here import Progress, no_progress
-from rayfed.runtime.placement import num_actors, warn_of_idle_gpus
+from rayfed.runtime.placement import Resources, num_actors, warn_of_idle_gpus
 from rayfed.runtime.pool import Pool
 from rayfed.runtime.profile import span
 from rayfed.runtime.signals import stopping
@@ -44,14 +44,18 @@ OUR_RAY = {
 
 
 @contextmanager
-def connected(job: Job) -> Iterator[None]:
-    """A Ray that is started here for the context, or a Ray that is joined.
+def connected(options: RayOptions, name: str, most: int) -> Iterator[None]:
+    """A Ray that is started here for the context, with room for `most` actors, or a Ray that is joined.
 
     Not for a thread that ends earlier: Linux would end Ray's processes with the thread that started them.
     """
-    options = job.ray
-    with _joined(options.cluster) if options.cluster else _started(options, job.name, job.train.clients_per_round):
+    with _joined(options.cluster) if options.cluster else _started(options, name, most):
         yield
+
+
+def machine() -> Resources:
+    """What a Ray that is started here would have."""
+    return {"CPU": float(len(os.sched_getaffinity(0))), "GPU": float(torch.cuda.device_count())}
 
 
 @contextmanager
@@ -133,14 +137,14 @@ def _make_site(make: Callable[[Job], Site], job: Job, expected: str) -> Site:
 
 
 @contextmanager
-def _started(options: RayOptions, name: str, clients_per_round: int) -> Iterator[None]:
+def _started(options: RayOptions, name: str, most: int) -> Iterator[None]:
     """A Ray on this machine, for as long as the context lasts."""
-    machine = {"CPU": float(len(os.sched_getaffinity(0))), "GPU": float(torch.cuda.device_count())}
-    options = without_absent_gpus(options, [machine])
+    here = machine()
+    options = without_absent_gpus(options, [here])
     # Refuses a request that cannot fit, before anything is started.
-    count = num_actors(options, [machine], clients_per_round)
+    count = num_actors(options, [here], most)
     if options.num_gpus != "auto":  # Ray starts a process for each CPU that it is given, with torch: 320 MB
-        machine["CPU"] = math.ceil(count * options.num_cpus)
+        here["CPU"] = math.ceil(count * options.num_cpus)
     log.info("starting Ray")
     ours = {key: value for key, value in OUR_RAY.items() if key not in os.environ}
     os.environ.update(ours)
@@ -155,8 +159,8 @@ def _started(options: RayOptions, name: str, clients_per_round: int) -> Iterator
         ):
             context = ray.init(
                 address="local",  # a bare init would follow an old address file to a Ray that may be gone
-                num_cpus=int(machine["CPU"]),
-                num_gpus=int(machine["GPU"]),
+                num_cpus=int(here["CPU"]),
+                num_gpus=int(here["GPU"]),
                 job_config=JobConfig(metadata={OWNER: name}),
                 logging_level=logging.WARNING,
             )

@@ -42,7 +42,7 @@ def opened(job: Job, make: Callable[[], Site], tell: Callable[[Site], None], *, 
         told = bool(wait([making], soon - time.monotonic()).done)
     if told:
         tell(making.result())
-    with stopping("stopping"), connected(job):
+    with stopping("stopping"), connected(job.ray, job.name, job.train.clients_per_round):
         with span("waiting: data"):
             site = result(making, "the data, which this process opens")
         if not told:

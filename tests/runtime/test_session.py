@@ -55,7 +55,7 @@ def test_a_ray_that_cannot_be_started_is_one_sentence(make_site, monkeypatch, er
     monkeypatch.setattr(session.ray, "init", init)
     with (
         pytest.raises(kind, match=rf"^Ray cannot be started here: .*{message}") as refused,
-        connected(make_site(fedavg()).job),
+        connected(RayOptions(), "t", 2),
     ):
         pass
     assert "\n" not in str(refused.value)
@@ -102,7 +102,7 @@ def test_data_that_are_refused_while_ray_starts_end_it(monkeypatch, make_site, s
 
 
 @contextmanager
-def a_ray(events, is_up, job):
+def a_ray(events, is_up, *_):
     """Stands for `connected`."""
     events.append("Ray starts")
     is_up.set()
@@ -208,7 +208,7 @@ def test_an_address_where_no_ray_answers_is_refused(make_site, monkeypatch):
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "1")
     with pytest.raises(InputError, match=r"ray.address = '127.0.0.1:1': no Ray answers there"):
-        with connected(make_site(fedavg(), ray=RayOptions(address="127.0.0.1:1")).job):
+        with connected(RayOptions(address="127.0.0.1:1"), "t", 2):
             pass
 
 

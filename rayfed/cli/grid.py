@@ -1,0 +1,125 @@
+"""The runs of a grid, many at once or one after the other, with a line for each; then their table."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+
+from rich.progress import TaskID
+
+from rayfed import experiment
+from rayfed.cli.display import Lines, cell_text, grid_bar, on_screen
+from rayfed.cli.exits import Failure, failures
+from rayfed.cli.text import duration, print_table, shown
+from rayfed.data.sources import reading_once
+from rayfed.errors import InputError, Resumable
+from rayfed.folder.places import folder_of, is_done
+from rayfed.folder.storage import write_text
+from rayfed.folder.summary import read_summary
+from rayfed.grid import FIGURES, Cell, Ended, as_csv, spread_text, tabulate
+from rayfed.job import Job
+from rayfed.many import run_many
+
+FAILED = (1, Resumable.exit_code)  # exit codes of a run that does not end the others
+
+
+def run_grid(cells: list[Cell], jobs: list[Job], force: bool, other_bits: bool) -> None:
+    """Run the jobs, of chosen cells, that are not done, with a line for each; then show the results of all cells."""
+    todo = [job for job in jobs if force or not is_done(job)]
+    if len(todo) < len(jobs):
+        print(f"{len(jobs) - len(todo)} of {len(jobs)} runs are done already", flush=True)
+    width = max((len(job.name) for job in todo), default=0)
+    failed: dict[str, int] = {}  # name -> exit code
+    started = time.monotonic()
+    try:
+        for number, ended in enumerate(_ended(todo, force, other_bits), start=1):
+            name, code = ended.job.name, ended.exit_code
+            line = f"run {number}/{len(todo)}  {name.ljust(width)}"
+            if code == 0:
+                left = duration((time.monotonic() - started) / number * (len(todo) - number))
+                print(f"{line}  {cell_text(read_summary(folder_of(ended.job)))}  {left} left", flush=True)
+                continue
+            failure = Failure(ended.message, code)
+            if code not in FAILED:
+                raise failure
+            print(f"{line}  failed", flush=True)
+            failure.show()
+            failed[name] = code
+    finally:
+        show_results(cells)
+    if failed:
+        raise Failure("\n".join([f"error: {len(failed)} of {len(todo)} runs failed:", *failed]), min(failed.values()))
+
+
+def _ended(todo: Sequence[Job], force: bool, other_bits: bool) -> Iterator[Ended]:
+    """The runs as they end: many at once, or one after the other."""
+    one_by_one = True
+    with watching(len(todo)) as watch:
+        logged = partial(Lines, quiet=True)
+        for ended in run_many(todo, watch, force=force, other_bits=other_bits, display=logged):
+            one_by_one = False
+            yield ended
+    with reading_once():
+        for number, job in enumerate(todo if one_by_one else (), start=1):
+            run = partial(experiment.run, job, force=force, resume=not force, other_bits=other_bits)
+            try:
+                with failures():
+                    on_screen(run, f"run {number}/{len(todo)}")
+            except Failure as failure:
+                yield Ended(job, failure.exit_code, failure.message)
+            else:
+                yield Ended(job)
+
+
+@contextmanager
+def watching(total: int) -> Iterator[Callable[[Sequence[Job]], None]]:
+    """On a terminal, bars: one of all runs, and one for each run that is under way."""
+    if not (sys.stdout.isatty() and sys.stderr.isatty()):
+        yield lambda jobs: None
+        return
+    with grid_bar() as progress:
+        bars: dict[str, TaskID] = {}
+        runs = None
+        seen: set[str] = set()
+
+        def watch(jobs: Sequence[Job]) -> None:
+            nonlocal runs
+            if runs is None:
+                runs = progress.add_task("runs", total=total, figures="")
+            for name in bars.keys() - {job.name for job in jobs}:
+                progress.remove_task(bars.pop(name))
+            for job in jobs:
+                seen.add(job.name)
+                if job.name not in bars:
+                    bars[job.name] = progress.add_task(job.name, total=job.train.num_rounds, figures="starting")
+                summary = read_summary(folder_of(job))
+                if "last" in summary:
+                    progress.update(bars[job.name], completed=summary["rounds"], figures=cell_text(summary))
+            progress.update(runs, completed=len(seen) - len(jobs))
+
+        yield watch
+
+
+def show_results(cells: list[Cell]) -> None:
+    """Print the table of a grid's finished cells, and write it beside them."""
+    done = []
+    for cell in cells:
+        with suppress(InputError):  # a cell that was not chosen may be invalid
+            if is_done(job := cell.job()):
+                done.append((cell, read_summary(folder_of(job))))
+    if not done:
+        return
+    rows = tabulate(done)
+    path = folder_of(replace(done[0][0].job(), name=cells[0].grid)) / "table.csv"
+    write_text(path, as_csv(rows))
+    print(f"\n{len(done)} of {len(cells)} runs are done; mean ± deviation over seeds, in {shown(path)}:")
+    listed = [key for key in ("setting", "method") if rows[0][key]]  # a grid of seeds alone has neither
+    shown_rows = [
+        [*(row[key] for key in listed), str(row["seeds"]), *(spread_text(row[f], row[f"{f}_spread"]) for f in FIGURES)]
+        for row in rows
+    ]
+    print_table([*listed, "seeds", *(figure.replace("_", " ") for figure in FIGURES)], shown_rows)

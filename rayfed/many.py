@@ -1,0 +1,43 @@
+"""Many runs at once on Ray, such as those of a grid: each is a task of one process, and has the same bits as alone."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+from rayfed.data.sources import load, reading_once
+from rayfed.experiment import Display, run_checked
+from rayfed.grid import Ended
+from rayfed.job import Job
+from rayfed.runtime.signals import stopping
+
+STOPPING = "stopping the runs, each with a checkpoint of its last finished round; Ctrl-C again to stop without"
+
+
+def run_many(
+    jobs: Sequence[Job],
+    watch: Callable[[Sequence[Job]], None] = lambda jobs: None,
+    *,
+    force: bool = False,
+    other_bits: bool = False,
+    display: Callable[[], Display] = Display,
+) -> Iterator[Ended]:
+    """Run jobs, as many at once as there is room for, and give each as it ends.
+
+    Each continues where it was begun, or begins again with `force`. `watch` is told, each second, which are under way;
+    each has a `display` in its own process.
+    Gives nothing where they would be done sooner one after the other (`connected_for_many`).
+    """
+    if not jobs or jobs[0].ray.mode == "off":
+        return
+    from rayfed.runtime.slots import connected_for_many, in_slots  # importing Ray takes a second
+
+    with connected_for_many(jobs) as at_once:
+        if not at_once:
+            return
+        play = partial(_play_here, other_bits=other_bits, display=display)
+        # Once more than in `connected_for_many`: when Ray is connected, its C++ handles SIGTERM.
+        with reading_once(), stopping(STOPPING):
+            yield from in_slots(jobs, play, lambda job: load(job.data), watch, force=force)
+
+
+def _play_here(job: Job, force: bool, other_bits: bool, display: Callable[[], Display]) -> None:
+    run_checked(job, display(), force=force, resume=not force, other_bits=other_bits, on_ray=False)

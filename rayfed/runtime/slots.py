@@ -1,0 +1,238 @@
+"""Many runs at once, each in a Ray task with the resources of one actor: a run has the same bits in any process.
+
+A run writes its own folder, from where its task is, so a task works only on nodes that see that folder: it looks for a
+mark there, and a node without it gets no more tasks. A task that is lost goes on elsewhere from the run's checkpoint.
+"""
+
+import logging
+import os
+import signal
+import uuid
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+from ray import ObjectRef
+from ray.exceptions import RayError, TaskCancelledError
+
+from rayfed.data.samples import Dataset
+from rayfed.data.sources import reading_once
+from rayfed.errors import STOPPED, InputError, WorkersLost, explained
+from rayfed.folder.owner import is_locked
+from rayfed.folder.places import folder_of
+from rayfed.grid import Ended
+from rayfed.job import Job
+from rayfed.runtime.gpus import device_given, memory_cap, without_absent_gpus
+from rayfed.runtime.head import Head
+from rayfed.runtime.heartbeat import Heartbeat
+from rayfed.runtime.placement import Resources, capacity
+from rayfed.runtime.session import connected, machine
+
+log = logging.getLogger(__name__)
+
+TICK = 1.0  # seconds from one look at the running runs to the next
+LAST_WORDS = 60.0  # seconds in which a run that is stopped must have written its checkpoint
+
+Play = Callable[[Job, bool], None]  # runs a job in this process; with True it begins again
+
+
+@contextmanager
+def connected_for_many(jobs: Sequence[Job]) -> Iterator[bool]:
+    """A Ray for many runs at once, for the context; False where one after the other, on all actors, is faster.
+
+    It is faster where there are fewer runs than a single run could have actors.
+    """
+    options = jobs[0].ray
+    if any(job.ray != options for job in jobs):
+        yield False
+    elif options.cluster:
+        with connected(options, jobs[0].name, len(jobs)):
+            yield _pays(jobs, [*Head().known().values()])
+    elif pays := _pays(jobs, [machine()]):
+        with connected(options, jobs[0].name, len(jobs)):
+            yield pays
+    else:
+        yield False
+
+
+def _pays(jobs: Sequence[Job], nodes: Sequence[Resources]) -> bool:
+    slots = _room(jobs[0], nodes)
+    return slots > 1 and len(jobs) >= min(slots, *(job.train.clients_per_round for job in jobs))
+
+
+def _room(job: Job, nodes: Sequence[Resources]) -> int:
+    """How many runs may be under way at once; 0 where not a single run fits."""
+    fit = capacity(without_absent_gpus(job.ray, nodes), nodes)
+    return fit if job.ray.actors == "auto" or not fit else job.ray.actors
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """A task that did nothing, since its node does not see the folder of the results."""
+
+    node_id: str
+    node: str
+
+
+def in_slots(
+    jobs: Sequence[Job],
+    play: Play,
+    data_of: Callable[[Job], Dataset],
+    watch: Callable[[Sequence[Job]], None],
+    *,
+    force: bool = False,
+) -> Iterator[Ended]:
+    """Run jobs on the Ray that is connected, in their order, as many at once as there is room for; each as it ends.
+
+    `data_of` gives what a job reads, once for all jobs that read the same; `watch` is told, each second, which runs are
+    under way. Where the iteration is left early, runs that are under way stop with a checkpoint. Raises `WorkersLost`
+    where no node sees the folder of the results.
+    """
+    with _marked(jobs) as mark, ExitStack() as at_the_end:
+        slots = Slots(play, data_of, mark, force)
+        at_the_end.callback(slots.stop)
+        waiting, heartbeat = deque(jobs), Heartbeat()
+        while waiting or slots.running:
+            while waiting and slots.has_room(waiting[0]):
+                slots.begin(waiting.popleft())
+            watch(under_way := [job for job in slots.running.values() if is_locked(folder_of(job))])
+            if under_way:
+                heartbeat.progress()
+            heartbeat.beat(lambda: "a run to begin, and for room for it on the cluster (`ray status`)")
+            for ended in slots.ended():
+                heartbeat.progress()
+                yield ended
+
+
+class Slots:
+    """Runs under way on a cluster."""
+
+    def __init__(self, play: Play, data_of: Callable[[Job], Dataset], mark: str, force: bool) -> None:
+        self.running: dict[ObjectRef, Job] = {}
+        self._play, self._data_of, self._mark, self._force = play, data_of, mark, force
+        self._head, self._blind = Head(), dict[str, str]()  # nodes that do not see the folder: Ray's id -> address
+        self._lost: Counter[str] = Counter()  # how often each run's task was lost
+        self._stored: list[tuple[Dataset, ObjectRef]] = []
+
+    def has_room(self, job: Job) -> bool:
+        """Whether another run is to be begun; a cluster may grow or shrink."""
+        nodes = [resources for node, resources in self._head.known().items() if node not in self._blind]
+        return len(self.running) < max(1, _room(job, nodes))
+
+    def begin(self, job: Job) -> None:
+        """Send a run to a node that sees its folder."""
+        options = without_absent_gpus(job.ray, [*self._head.known().values()])
+        where = {"label_selector": {"ray.io/node-id": f"!in({','.join(self._blind)})"}} if self._blind else {}
+        needs: dict[str, Any] = {"num_cpus": options.num_cpus, "num_gpus": options.gpu_share, "max_retries": 0}
+        again = self._force and not self._lost[job.name]
+        task = _play_in_slot.options(name=job.name, **needs, **where)
+        self.running[task.remote(self._play, job, os.getcwd(), _place_of(job, self._mark), self._data(job), again)] = (
+            job
+        )
+
+    def ended(self) -> Iterator[Ended]:
+        """The runs that have ended since the last time, after a second at most; lost runs are begun again."""
+        done, _ = ray.wait([*self.running], num_returns=len(self.running), timeout=0) if self.running else ([], [])
+        if not done and self.running:
+            done, _ = ray.wait([*self.running], timeout=TICK)
+        for reference in done:
+            job = self.running.pop(reference)
+            try:
+                answer = ray.get(reference)
+            except RayError as error:
+                answer = self._again(job, str(error).strip().partition("\n")[0])
+            if isinstance(answer, Ended) and answer.exit_code == STOPPED:  # not by us
+                answer = self._again(job, "a signal has stopped it")
+            if isinstance(answer, Elsewhere):
+                self._leave_out(answer, job)
+                self.begin(job)
+            elif answer is not None:
+                yield answer
+
+    def _again(self, job: Job, why: str) -> Ended | None:
+        """Begin a run again whose process was lost. Gives its end where that has happened too often."""
+        self._lost[job.name] += 1
+        times = self._lost[job.name]
+        if times > job.ray.max_retries:
+            text = f"error: the process of the run was lost {times} times, the last time: {why}"
+            return Ended(job, WorkersLost.exit_code, text)
+        log.warning(
+            "the process of %s is lost (%s); the run continues from its last checkpoint, attempt %d of %d",
+            *(job.name, why, times + 1, job.ray.max_retries + 1),
+        )
+        self.begin(job)
+        return None
+
+    def _leave_out(self, found: Elsewhere, job: Job) -> None:
+        path = job.output.path
+        self._blind[found.node_id] = found.node
+        if not set(self._head.known()) - {*self._blind}:
+            raise WorkersLost(f"no node of the cluster sees '{path}': set output.path to a folder that nodes share")
+        log.warning(
+            "node %s does not see '%s', so no run goes there; to use it, set output.path to a folder that nodes share",
+            *(found.node, path),
+        )
+
+    def _data(self, job: Job) -> ObjectRef | None:
+        """The job's data in Ray's store, where the runs of a node read them in place."""
+        if job.ray.data == "storage":
+            return None
+        dataset = self._data_of(job)
+        known = next((reference for kept, reference in self._stored if kept is dataset), None)
+        if known is None:
+            self._stored.append((dataset, known := ray.put(dataset)))
+        return known
+
+    def stop(self) -> None:
+        """Stop the runs that are under way, each with a checkpoint."""
+        for reference in self.running:
+            ray.cancel(reference)
+        if self.running:
+            ray.wait([*self.running], num_returns=len(self.running), timeout=LAST_WORDS)
+
+
+@ray.remote
+def _play_in_slot(
+    play: Play, job: Job, folder: str, mark: Path, dataset: Dataset | None, again: bool
+) -> Ended | Elsewhere:
+    if not mark.exists():
+        return Elsewhere(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address())
+    with suppress(OSError):
+        os.chdir(folder)  # the command's: paths in the job may be relative to it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # where it is ignored, `ray.cancel` does nothing
+    try:
+        if device_given().type == "cuda":
+            torch.cuda.set_per_process_memory_fraction(memory_cap(job.ray.gpu_share))
+        with reading_once([(job.data, dataset)] if dataset is not None else []):
+            play(job, again)
+    except (KeyboardInterrupt, TaskCancelledError):
+        return Ended(job, STOPPED, "stopped")
+    except Exception as error:
+        return Ended(job, getattr(error, "exit_code", 1), explained(error))
+    return Ended(job)
+
+
+@contextmanager
+def _marked(jobs: Sequence[Job]) -> Iterator[str]:
+    """A file in each folder of results, by which a node shows that it sees the folder. Yields its name."""
+    mark = f".{uuid.uuid4().hex}"
+    places = {_place_of(job, mark) for job in jobs}
+    try:
+        for place in places:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.touch()
+        yield mark
+    except OSError as error:
+        raise InputError(f"results cannot be written: {error}") from None
+    finally:
+        for place in places:
+            place.unlink(missing_ok=True)
+
+
+def _place_of(job: Job, mark: str) -> Path:
+    return Path(job.output.path).expanduser().absolute() / mark
