@@ -1,13 +1,16 @@
 """A grid: one job file that stands for many runs, and the table of their results.
 
-A `[grid]` table lists seeds, settings (dotted overrides with a name) and methods; each combination is one run, named
-`<name>/<setting>/<method>/seed-<seed>`. A setting or method that is not listed is no part of the name.
+A `[grid]` table lists seeds, settings (dotted overrides with a name), methods, and values of single keys; each
+combination is one run, named `<name>/<setting>/<method>/<key>-<value>/seed-<seed>`. What is not listed is no part of
+the name.
 
 >>> tables = {"name": "t", "grid": {"seeds": [0, 1], "method": [{"name": "avg", "method": "fedavg"}]}}
 >>> [cell.name for cell in expand(tables)]
 ['t/avg/seed-0', 't/avg/seed-1']
 >>> expand(tables, {"train.lr": 0.1})[1].tables
 {'name': 't/avg/seed-1', 'method': 'fedavg', 'seed': 1, 'train': {'lr': 0.1}}
+>>> [cell.name for cell in expand({"name": "t", "grid": {"train.lr": [0.01, 0.1], "method": ["fedavg"]}})]
+['t/fedavg/lr-0.01/seed-0', 't/fedavg/lr-0.1/seed-0']
 """
 
 import csv
@@ -19,8 +22,8 @@ from itertools import product
 from statistics import mean, stdev
 from typing import Annotated, Any
 
-from rayfed.errors import InputError
-from rayfed.job import NAME, Job, make_job, override
+from rayfed.errors import InputError, told
+from rayfed.job import NAME, Job, flat, make_job, override
 from rayfed.values import Checked, Ge, build
 
 FIGURES = {  # of a grid's table: where each stands in a run's summary
@@ -80,26 +83,41 @@ def expand(tables: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
     tables = override(tables, of_grid)
     if "grid" not in tables:
         return [Cell(override(tables, others))]
-    grid = _read(tables.pop("grid"))
-    for key, listed in (("seed", grid.seeds), ("method", grid.method)):
-        if listed and key in others:
-            raise InputError(f"'{key}' is given by this job's grid; use grid.seeds=[...], or choose runs with --only")
+    grid, values = _read(tables.pop("grid"))
+    for key, own in _given(grid, values).items():
+        if key in others:
+            raise InputError(f"'{key}' is given by this job's grid; use {own}=[...], or choose runs with --only")
     base = override(tables, others)
     cells = []
-    for seed, setting, method in product(
-        grid.seeds or [base.get("seed", 0)], grid.setting or [{}], grid.method or [{}]
-    ):
-        changes = {key: value for key, value in (setting | method | {"seed": seed}).items() if key != "name"}
-        steps = [str(base.get("name", "")), *(entry["name"] for entry in (setting, method) if entry), f"seed-{seed}"]
+    seeds = grid.seeds or [base.get("seed", 0)]
+    for seed, *chosen in product(seeds, grid.setting or [{}], grid.method or [{}], *values.values()):
+        changes = {key: value for entry in (*chosen, {"seed": seed}) for key, value in entry.items() if key != "name"}
+        steps = [str(base.get("name", "")), *(entry["name"] for entry in chosen if entry), f"seed-{seed}"]
+        setting, method, *_ = chosen
         cell = override(override(tables, changes), others) | {"name": "/".join(steps)}
         cells.append(Cell(cell, steps[0], setting.get("name", ""), method.get("name", "")))
     return cells
 
 
-def _read(given: Any) -> Grid:
+Values = dict[str, list[dict[str, Any]]]  # dotted key -> each of its values as a table, with a name
+
+
+def _given(grid: Grid, values: Values) -> dict[str, str]:
+    """The keys of a job that the grid gives to each run, and the grid's own keys for them."""
+    listed = {"seed": grid.seeds, "method": grid.method, **values}
+    return {key: "grid.seeds" if key == "seed" else f"grid.{key}" for key, found in listed.items() if found}
+
+
+def _read(given: Any) -> tuple[Grid, Values]:
     if not isinstance(given, Mapping):
         raise InputError(f"grid = {given!r}: this is a table, [grid]")
-    grid = build(Grid, given, "grid")
+    own = {key: value for key, value in given.items() if key in ("seeds", "setting", "method")}
+    keys = flat({key: value for key, value in given.items() if key not in own})
+    lists = {key: value for key, value in keys.items() if "." in key or key == "model"}
+    if isinstance(method := own.get("method"), list):
+        own["method"] = [{"name": one, "method": one} if isinstance(one, str) else one for one in method]
+    grid = build(Grid, {**own, **{key: value for key, value in keys.items() if key not in lists}}, "grid")
+    values = _named_values(lists)
     for where, entries in (("grid.setting", grid.setting), ("grid.method", grid.method)):
         for entry in entries:
             name = entry.get("name")
@@ -107,7 +125,7 @@ def _read(given: Any) -> Grid:
                 raise InputError(f"{where}: name = {name!r}: give each a name of letters, digits and . _ + -")
         _refuse_twins([entry["name"] for entry in entries], where)
     for entry in grid.setting:
-        for key, instead in {"seed": "grid.seeds", **({"method": "grid.method"} if grid.method else {})}.items():
+        for key, instead in {"seed": "grid.seeds", **_given(grid, values)}.items():
             if key in entry:
                 text = f"'{entry['name']}' gives a {key}, which {instead} gives to every run"
                 raise InputError(f"grid.setting: {text}; leave it out")
@@ -115,13 +133,37 @@ def _read(given: Any) -> Grid:
         if set(entry) != {"name", "method"}:
             raise InputError(f"grid.method: '{entry['name']}' has {', '.join(entry)}; it takes a name and a method")
     _refuse_twins(grid.seeds, "grid.seeds")
-    return grid
+    return grid, values
+
+
+def _named_values(lists: Mapping[str, Any]) -> Values:
+    """Each value with a name: the last step of its key, or the whole key if two end alike, and the value."""
+    ends = Counter(key.rpartition(".")[2] for key in lists)
+    found: Values = {}
+    for key, values in lists.items():
+        if not isinstance(values, list) or not values:
+            raise InputError(
+                f"grid: '{key}' = {told(values)}: give a list of values, such as \"train.lr\" = [0.01, 0.1]"
+            )
+        _refuse_twins(values, f"grid: '{key}'")
+        end = key.rpartition(".")[2]
+        entries = [{"name": f"{end if ends[end] == 1 else key}-{_text(value)}", key: value} for value in values]
+        for entry in entries:
+            if not NAME.fullmatch(entry["name"]) or "/" in entry["name"]:
+                text = f"{told(entry[key])} cannot be part of a run's name"
+                raise InputError(f"grid: '{key}': {text}; give it as [[grid.setting]], with a name")
+        found[key] = entries
+    return found
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _refuse_twins(names: list[Any], where: str) -> None:
-    for name, count in Counter(names).items():
-        if count > 1:
-            raise InputError(f"{where}: {name!r} is listed {count} times")
+    for name in names:  # not hashed: a value may be anything
+        if names.count(name) > 1:
+            raise InputError(f"{where}: {name!r} is listed {names.count(name)} times")
 
 
 def spread(values: Sequence[float]) -> tuple[float, float | None]:

@@ -145,14 +145,14 @@ class Slots:
             try:
                 answer = ray.get(reference)
             except RayError as error:
-                answer = self._again(job, str(error).strip().partition("\n")[0])
-            if isinstance(answer, Ended) and answer.exit_code == STOPPED:  # not by us
-                answer = self._again(job, "a signal has stopped it")
+                answer = STOPPED, str(error).strip().partition("\n")[0]
             if isinstance(answer, Elsewhere):
                 self._leave_out(answer, job)
                 self.begin(job)
-            elif answer is not None:
-                yield answer
+            elif answer[0] != STOPPED:
+                yield Ended(job, *answer)
+            elif end := self._again(job, answer[1]):
+                yield end
 
     def _again(self, job: Job, why: str) -> Ended | None:
         """Begin a run again whose process was lost. Gives its end where that has happened too often."""
@@ -199,7 +199,8 @@ class Slots:
 @ray.remote
 def _play_in_slot(
     play: Play, job: Job, folder: str, mark: Path, dataset: Dataset | None, again: bool
-) -> Ended | Elsewhere:
+) -> tuple[int, str] | Elsewhere:
+    """The exit code and the message that the run's command would have ended with."""
     if not mark.exists():
         return Elsewhere(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address())
     with suppress(OSError):
@@ -211,10 +212,10 @@ def _play_in_slot(
         with reading_once([(job.data, dataset)] if dataset is not None else []):
             play(job, again)
     except (KeyboardInterrupt, TaskCancelledError):
-        return Ended(job, STOPPED, "stopped")
+        return STOPPED, "a signal has stopped it"
     except Exception as error:
-        return Ended(job, getattr(error, "exit_code", 1), explained(error))
-    return Ended(job)
+        return getattr(error, "exit_code", 1), explained(error)
+    return 0, ""
 
 
 @contextmanager
@@ -226,12 +227,14 @@ def _marked(jobs: Sequence[Job]) -> Iterator[str]:
         for place in places:
             place.parent.mkdir(parents=True, exist_ok=True)
             place.touch()
-        yield mark
     except OSError as error:
         raise InputError(f"results cannot be written: {error}") from None
+    try:
+        yield mark
     finally:
         for place in places:
-            place.unlink(missing_ok=True)
+            with suppress(OSError):
+                place.unlink()
 
 
 def _place_of(job: Job, mark: str) -> Path:

@@ -1,0 +1,217 @@
+"""Many runs at once, each a task of one process: their bits, and what the end of a process, node or driver does."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import ray
+
+import rayfed
+from rayfed.errors import InputError, WorkersLost
+from rayfed.folder.places import folder_of
+from rayfed.folder.saved import newest
+from rayfed.folder.storage import Folder
+from rayfed.folder.summary import read_summary
+from rayfed.folder.tables import read_table
+from rayfed.grid import expand
+from rayfed.job import read_job
+from rayfed.many import run_many
+from rayfed.methods import Part, compose, fedavg
+from rayfed.runtime import slots
+
+pytestmark = pytest.mark.slow
+
+
+@dataclass(frozen=True)
+class Dies(Part):
+    """Ends its process in a round, as often as `times` says; the length of a file counts."""
+
+    file: str
+    times: int
+    how: int = signal.SIGKILL
+
+    def begin(self, client):
+        file = Path(self.file)
+        if client.round == 2 and (seen := file.read_text() if file.exists() else "").count("x") < self.times:
+            file.write_text(seen + "x")
+            os.kill(os.getpid(), self.how)
+            time.sleep(60)
+
+
+@pytest.fixture
+def tables(tmp_path, monkeypatch):
+    """A grid of four runs on 64 random images, written below a folder of the test's own."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    (tmp_path / "data").mkdir()
+    for split in ("train", "test"):
+        images = pa.array(list(rng.integers(0, 256, (64, 784), np.uint8)))
+        pq.write_table(pa.table({"image": images, "label": np.arange(64) % 4}), tmp_path / f"data/{split}.parquet")
+    return {
+        "name": "g",
+        "data": {"source": "data", "partition": {"name": "shards", "s": 2, "num_clients": 8}},
+        "model": "lenet",
+        "train": {"num_rounds": 3, "clients_per_round": 3, "lr": 0.05},
+        "grid": {"seeds": [0, 1], "method": ["fedavg", "scaffold"]},
+    }
+
+
+def jobs_of(tables, **overrides):
+    return [cell.job() for cell in expand(tables, {key.replace("__", "."): value for key, value in overrides.items()})]
+
+
+@pytest.fixture
+def jobs(tables, cluster):
+    return jobs_of(tables, ray__address=ray.get_runtime_context().gcs_address)
+
+
+def outcome(job):
+    """All that a run has found, but for its times and places."""
+    tables = [read_table(folder_of(job), name).to_pylist() for name in ("rounds", "clients", "classes")]
+    rows = [{key: value for key, value in row.items() if key not in ("seconds", "node")} for t in tables for row in t]
+    return rows, (folder_of(job) / f"checkpoints/round-{job.train.num_rounds:05d}.safetensors").read_bytes()
+
+
+def alone(job):
+    """The same run in this process."""
+    rayfed.run(job, {"ray.mode": "off", "output.path": "alone"}, force=True)
+    return outcome(read_job(job.table(), {"output.path": "alone"}))
+
+
+def codes(ended):
+    return {one.job.name: one.exit_code for one in ended}
+
+
+def test_runs_at_once_have_the_bits_of_each_run_alone(jobs):
+    seen = set()
+    ended = list(run_many(jobs, lambda under_way: seen.update(job.name for job in under_way)))
+    assert codes(ended) == {job.name: 0 for job in jobs}
+    assert [outcome(job) for job in jobs] == [alone(job) for job in jobs]
+    assert [read_summary(folder_of(job))["status"] for job in jobs] == ["done"] * 4
+    assert not [path for path in Path("runs").iterdir() if path.name.startswith(".")], "no mark is left"
+    assert read_job(folder_of(jobs[0]) / "job.toml") == jobs[0]
+    log = (folder_of(jobs[0]) / "log.txt").exists()
+    assert not log, "without a display, nothing is said"
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_a_run_whose_process_ends_continues_from_its_checkpoint(jobs, tmp_path, caplog, how):
+    dying = rayfed.experiment._read(jobs[0].table(), None, compose(fedavg(), Dies(str(tmp_path / "times"), 2, how)))
+    assert codes(run_many([dying, *jobs[1:]])) == {job.name: 0 for job in jobs}
+    assert (tmp_path / "times").read_text() == "xx"
+    assert outcome(dying) == alone(jobs[0])
+    assert f"the process of {dying.name} is lost" in caplog.text
+    assert "continues from its last checkpoint, attempt 3 of 4" in caplog.text
+
+
+def test_a_run_whose_process_always_ends_fails_and_the_others_do_not(jobs, tmp_path):
+    dying = rayfed.experiment._read(
+        jobs[0].table(), {"ray.max_retries": 1}, compose(fedavg(), Dies(str(tmp_path / "times"), 9))
+    )
+    others = [read_job(job.table(), {"ray.max_retries": 1}) for job in jobs[1:]]
+    ended = list(run_many([dying, *others]))
+    assert codes(ended) == {job.name: 75 if job is dying else 0 for job in (dying, *others)}
+    assert "the process of the run was lost 2 times" in next(one.message for one in ended if one.exit_code)
+
+
+def test_a_run_that_fails_says_why_as_its_command_would(jobs):
+    diverging = read_job(jobs[0].table(), {"train.lr": 1e30})
+    ended = list(run_many([diverging, *jobs[1:]]))
+    assert codes(ended) == {job.name: int(job is diverging) for job in (diverging, *jobs[1:])}
+    message = next(one.message for one in ended if one.exit_code)
+    assert message.startswith("error: the loss became ")
+    assert "rounds up to 1 are recorded in" in message
+
+
+def test_wrong_input_is_a_message_too(jobs):
+    wrong = read_job(jobs[0].table(), {"train.clients_per_round": 9})
+    [code] = {one.exit_code for one in run_many([wrong, *jobs[1:]]) if one.job is wrong}
+    assert code == 2
+
+
+def test_fewer_runs_than_actors_are_left_to_be_done_one_after_the_other(jobs):
+    assert list(run_many(jobs[:2])) == [], "a cohort of 3 has more actors"
+    assert not Path("runs").exists()
+    assert list(run_many([read_job(job.table(), {"ray.mode": "off"}) for job in jobs])) == []
+    assert list(run_many([jobs[0], read_job(jobs[1].table(), {"ray.num_cpus": 2.0}), *jobs[2:]])) == []
+
+
+def test_runs_that_are_left_stop_with_a_checkpoint(tables, cluster):
+    jobs = jobs_of(tables, ray__address=ray.get_runtime_context().gcs_address, train__num_rounds=10_000)
+    begun = lambda: [job for job in jobs if read_summary(folder_of(job)).get("rounds", 0) > 1]  # noqa: E731
+
+    def watch(under_way):
+        if len(begun()) == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        list(run_many(jobs, watch))
+    for job in jobs:
+        summary = read_summary(folder_of(job))
+        assert summary["status"] == "stopped"
+        assert newest(Folder(str(folder_of(job) / "checkpoints"))).round == summary["rounds"]
+
+
+def test_a_node_that_does_not_see_the_results_gets_no_runs(tables, a_cluster, tmp_path, caplog):
+    """A node whose mount of the folder is another: a tmpfs, in a namespace of its own."""
+    if os.geteuid() or subprocess.run(["unshare", "-m", "true"], check=False).returncode:
+        pytest.skip("needs the right to mount")
+    with a_cluster(num_cpus=2) as cluster:
+        start = f"{Path(sys.executable).parent / 'ray'} start --address={cluster.address} --num-cpus=2 --block"
+        command = ["unshare", "-m", "sh", "-c", f"mount -t tmpfs none {tmp_path} && exec {start}"]
+        other = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, cwd="/")
+        try:
+            while len([node for node in ray.nodes() if node["Alive"]]) < 2:
+                assert other.poll() is None
+                time.sleep(0.2)
+            jobs = jobs_of(tables, ray__address=cluster.address)
+            assert codes(run_many(jobs)) == {job.name: 0 for job in jobs}
+            assert "does not see 'runs', so no run goes there; to use it, set output.path" in caplog.text
+        finally:
+            os.killpg(other.pid, signal.SIGTERM)
+            other.wait(30)
+
+
+def test_where_no_node_sees_the_results_that_is_said(jobs, monkeypatch):
+    monkeypatch.setattr(slots, "_marked", lambda jobs: nullcontext("no such file"))
+    with pytest.raises(WorkersLost, match="no node of the cluster sees 'runs'"):
+        list(run_many(jobs))
+
+
+def test_results_that_cannot_be_written_are_refused(jobs):
+    Path("runs").touch()
+    with pytest.raises(InputError, match="results cannot be written"):
+        list(run_many(jobs))
+
+
+def test_a_grid_whose_command_was_killed_goes_on_when_it_is_given_again(tables, tmp_path):
+    """With a Ray of its own, which ends with the command."""
+    import tomli_w
+
+    tables["train"]["num_rounds"], tables["ray"] = 40, {"actors": 2}
+    Path("g.toml").write_text(tomli_w.dumps(tables))
+    command = [sys.executable, "-m", "rayfed", "run", "g.toml"]
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+    runs = [folder_of(job) for job in jobs_of(tables)]
+    while not any(read_summary(run).get("rounds", 0) > 2 for run in runs):
+        assert first.poll() is None
+        time.sleep(0.1)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    assert not all(read_summary(run).get("status") == "done" for run in runs)
+    again = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert again.stdout.count("  best 0.") == 4, again.stdout
+    assert [outcome(job) for job in jobs_of(tables)] == [alone(job) for job in jobs_of(tables)]
+    assert json.loads((runs[0] / "environment.json").read_text())["resumed"]
+    shutil.rmtree("runs")
