@@ -107,7 +107,7 @@ def test_shards_of_the_papers_grids_give_clients_of_one_size_up_to_a_percent():
             job = cell.job()
             if cell.method == "fednova" and isinstance(job.data.partition, Shards):
                 classes = 100 if job.data.source == "cifar100" else 10
-                n = {"mnist": 60_000, "data/cinic10": 90_000}.get(job.data.source, 50_000)
+                n = {"mnist": 60_000, "cinic10": 90_000}.get(job.data.source, 50_000)
                 seen.add((job.data.partition, classes, n))
     assert len(seen) == 7
     for partition, classes, n in seen:
