@@ -89,8 +89,7 @@ def _common(place: str, files: list[Path]) -> str:
         return str(files[0])
     folder = Path(os.path.commonpath([file.parent for file in files]))
     names = [file.relative_to(folder).as_posix() for file in files]
-    if len(parts := sorted({name.partition("/")[0] for name in names if "/" in name})) and not all(
-        SPLIT.match(name) for name in names
-    ):
-        raise InputError(f"'{place}': its Parquet files lie in several folders ({shortened(parts)}); name one of them")
+    inner = sorted({name.partition("/")[0] for name in names if "/" in name})
+    if inner and not all(SPLIT.match(name) for name in names):
+        raise InputError(f"'{place}': its Parquet files lie in several folders ({shortened(inner)}); name one of them")
     return str(folder)
