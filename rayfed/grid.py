@@ -1,8 +1,8 @@
 """A grid: one job file that stands for many runs, and the table of their results.
 
-A `[grid]` table lists seeds, settings (dotted overrides with a name), methods, and values of single keys; each
-combination is one run, named `<name>/<setting>/<method>/<key>-<value>/seed-<seed>`. What is not listed is no part of
-the name.
+A `[grid]` table lists seeds, settings (a name and dotted overrides), methods (a name, a method, and overrides for that
+method alone), and values of single keys. Each combination is one run, named
+`<name>/<setting>/<method>/<key>-<value>/seed-<seed>`; what is not listed is no part of the name.
 
 >>> tables = {"name": "t", "grid": {"seeds": [0, 1], "method": [{"name": "avg", "method": "fedavg"}]}}
 >>> [cell.name for cell in expand(tables)]
@@ -39,7 +39,9 @@ class Grid(Checked):
 
     seeds: Annotated[list[Annotated[int, Ge(0)]], "seeds of the runs; empty: the job's"] = field(default_factory=list)
     setting: Annotated[list[dict[str, Any]], "each with a name and dotted overrides"] = field(default_factory=list)
-    method: Annotated[list[dict[str, Any]], "methods, each with a name and a method"] = field(default_factory=list)
+    method: Annotated[list[dict[str, Any]], "methods, each with a name, a method and dotted overrides"] = field(
+        default_factory=list
+    )
 
 
 @dataclass(frozen=True)
@@ -130,8 +132,14 @@ def _read(given: Any) -> tuple[Grid, Values]:
                 text = f"'{entry['name']}' gives a {key}, which {instead} gives to every run"
                 raise InputError(f"grid.setting: {text}; leave it out")
     for entry in grid.method:
-        if set(entry) != {"name", "method"}:
-            raise InputError(f"grid.method: '{entry['name']}' has {', '.join(entry)}; it takes a name and a method")
+        if "method" not in entry or "seed" in entry:
+            ours = "it takes a name and a method, and keys of the job other than seed"
+            raise InputError(f"grid.method: '{entry['name']}' has {', '.join(entry)}; {ours}")
+        others = [(f"the setting '{setting['name']}'", setting) for setting in grid.setting]
+        for what, other in (*others, ("the grid's lists of values", values)):
+            if both := other.keys() & entry.keys() - {"name"}:
+                text = f"'{entry['name']}' and {what} both give {', '.join(sorted(both))}"
+                raise InputError(f"grid.method: {text}; leave it out of one of the two")
     _refuse_twins(grid.seeds, "grid.seeds")
     return grid, values
 

@@ -124,7 +124,7 @@ def _registry(function: str, value: Any) -> Any:
 
 
 METHOD = Form(partial(_registry, "read_method"), partial(_registry, "write_method"), "fedavg")
-MODELS = ("cnn", "lenet", "resnet8", "resnet10", "resnet50", "mobilenet", "alexnet")
+MODELS = ("cnn", "lenet", "resnet8", "resnet10", "resnet50", "resnet56", "mobilenet", "alexnet")
 
 
 def _read_model(given: Any) -> Model:

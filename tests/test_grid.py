@@ -106,6 +106,16 @@ def test_a_job_without_a_grid_is_one_run(tables):
         ),
         ({"setting": [{"name": "a", "method": "kd"}]}, {}, "'a' gives a method, which grid.method gives to every run"),
         ({"method": [{"name": "a"}]}, {}, "grid.method: 'a' has name; it takes a name and a method"),
+        (
+            {"method": [{"name": "a", "method": "kd", "seed": 1}]},
+            {},
+            "and a method, and keys of the job other than seed",
+        ),
+        (
+            {"setting": [{"name": "s", "train.lr": 1}], "method": [{"name": "a", "method": "kd", "train.lr": 2}]},
+            {},
+            "grid.method: 'a' and the setting 's' both give train.lr; leave it out of one of the two",
+        ),
         ({}, {"seed": 1}, "'seed' is given by this job's grid"),
         ({}, {"method": "fedavg"}, "'method' is given by this job's grid"),
         ({}, {"grid": 3}, "grid = 3: this is a table, [grid]"),
@@ -116,6 +126,13 @@ def test_a_wrong_grid_is_refused(tables, change, overrides, message):
     with pytest.raises(InputError) as refused:
         expand(tables, overrides)
     assert message in str(refused.value)
+
+
+def test_a_method_may_have_keys_of_its_own(tables):
+    tables["grid"]["method"].append({"name": "moon", "method": "moon", "model.project": 256})
+    jobs = {cell.method: cell.job() for cell in expand(tables)}
+    assert jobs.pop("moon").model.options == {"project": 256}
+    assert [job.model.options for job in jobs.values()] == [{}, {}]
 
 
 def test_an_invalid_run_is_refused_by_its_name(tables):

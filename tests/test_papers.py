@@ -107,12 +107,43 @@ def test_shards_of_the_papers_grids_give_clients_of_one_size_up_to_a_percent():
             job = cell.job()
             if cell.method == "fednova" and isinstance(job.data.partition, Shards):
                 classes = 100 if job.data.source == "cifar100" else 10
-                n = {"mnist": 60_000, "data/cinic10": 90_000}.get(job.data.source, 50_000)
+                n = {"mnist": 60_000, "cinic10": 90_000}.get(job.data.source, 50_000)
                 seen.add((job.data.partition, classes, n))
     assert len(seen) == 7
     for partition, classes, n in seen:
         sizes = partition.split(np.arange(n) % classes, classes).sizes
         assert np.ptp(sizes) <= 0.01 * sizes.mean()
+
+
+def hashes(grid: str) -> dict[str, str]:
+    """The hash of each run of seed 0, by setting and method."""
+    cells = expand(tomllib.loads((PAPERS / f"{grid}.toml").read_text()), {"grid.seeds": [0]})
+    return {f"{cell.setting}/{cell.method}": cell.job().hash() for cell in cells}
+
+
+@pytest.mark.parametrize(
+    ("figure", "runs", "table"),
+    [
+        ("fedntd/fig15", "cifar10-shards-2/fedavg cifar10-shards-2/fedntd", "fedntd/table1"),
+        ("fedntd/fig15", "cifar10-dirichlet-0.1/fedavg cifar10-dirichlet-0.1/fedntd", "fedntd/table1"),
+        ("fedlmd/fig7", "epochs-5/fedavg epochs-5/fedntd epochs-5/fedlmd epochs-5/fedlmd-tf", "fedlmd/table3"),
+        ("fedlmd/fig9", "cifar10-dirichlet-0.05/fedlmd cifar10-dirichlet-0.05/fedlmd-tf", "fedlmd/table3"),
+        ("fedlmd/fig9", "cifar10-dirichlet-0.05/fedntd", "fedlmd/table3"),
+        ("fedssd/fig9", "epochs-10/fedavg epochs-10/moon epochs-10/fedcad epochs-10/fedssd", "fedssd/table1-cifar10"),
+        ("fedcsd/fig3", "cifar100-dirichlet-0.5/fedcsd", "fedcsd/table3"),
+        ("fedcsd/fig4", "cifar100-dirichlet-0.5/decay-0 cifar100-dirichlet-0.5/decay-0.9", "fedcsd/table3"),
+    ],
+)
+def test_a_figure_that_varies_one_thing_has_the_runs_of_its_table_where_it_does_not(figure, runs, table):
+    ours, theirs = hashes(figure), set(hashes(table).values())
+    assert [run for run in runs.split() if ours[run] not in theirs] == []
+
+
+def test_moon_alone_has_a_projection_head_and_only_in_fedssd():
+    for grid in GRIDS:
+        for cell in expand(tomllib.loads(grid.read_text())):
+            head = {"project": 256} if (grid.parent.name, cell.method) == ("fedssd", "moon") else {}
+            assert {k: v for k, v in cell.job().model.options.items() if k == "project"} == head, cell.name
 
 
 def test_the_index_names_every_file():

@@ -18,6 +18,9 @@ SOURCES = {
     "emnist": "112,800 + 18,800 grey 28x28, 47 digits and letters (balanced); by torchvision, downloaded once (562 MB)",
     "cifar10": "50,000 + 10,000 RGB 32x32, 10 classes of objects; by torchvision, downloaded once (170 MB)",
     "cifar100": "50,000 + 10,000 RGB 32x32, 100 classes of objects; by torchvision, downloaded once (169 MB)",
+    "cinic10": "90,000 + 90,000 RGB 32x32, CIFAR-10's classes; CC BY 4.0; from the hub, downloaded once (771 MB)",
+    "tiny-imagenet": "100,000 + 10,000 RGB 64x64, 200 classes of objects; from the hub, downloaded once (161 MB)",
+    "femnist": "814,277 of 28x28, 62 digits and letters, writer_id; BSD; no test set; from the hub, downloaded once",
 }
 """The named sources, with a line about each, as `rayfed data` lists them."""
 
@@ -41,7 +44,9 @@ class Augment(Checked):
 class Data(Checked):
     """A federation's data. The fields from `test` to `shape` are for files; named sources need none of them."""
 
-    source: Annotated[str, PathMark(), "a named source (`rayfed data` lists them), or a path or URI"] = MINI
+    source: Annotated[str, PathMark(), "a named source (`rayfed data` lists them), or a path or URI (s3://, hf://)"] = (
+        MINI
+    )
     root: Annotated[str, PathMark(), "folder of the downloaded sources"] = "~/.cache/rayfed/data"
     split: Annotated[Literal["balanced", "byclass", "bymerge", "letters", "digits", "mnist"], "of EMNIST"] = "balanced"
     auxiliary_per_class: Annotated[int, Ge(0), "images of each class for the server; a method may ask for more"] = 0

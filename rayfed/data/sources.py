@@ -1,7 +1,8 @@
 """The source of the images: `load` turns the [data] table of a job into arrays.
 
 A source is a known name (`SOURCES`) or the path or URI of a Parquet file, a folder of Parquet files or a tree of
-image folders, on a local disk or on any file system that pyarrow reaches (s3://, gs://, hdfs://).
+image folders, on a local disk, on any file system that pyarrow reaches (s3://, gs://, hdfs://), or at the Hugging Face
+hub (hf://).
 
 >>> data = load(Data("fashion-mnist-mini"))
 >>> data.train.images.shape, data.train.images.dtype, data.test.images.shape
@@ -20,6 +21,7 @@ import numpy as np
 
 from rayfed.data.decode import resize
 from rayfed.data.files import exists, read_files
+from rayfed.data.hub import HUB, fetch, is_at_hub, is_downloaded
 from rayfed.data.partition import Iid
 from rayfed.data.samples import Dataset, Samples, hold_out
 from rayfed.data.settings import MINI, SOURCES, Augment, Data
@@ -69,14 +71,14 @@ def _what_is_read(data: Data) -> Data:
 def _load(data: Data) -> Dataset:
     train: Samples
     test: Samples | None
-    if data.test and data.source in SOURCES:
+    if data.test and data.source in SOURCES and data.source not in HUB:
         raise InputError(f"data.test = '{data.test}': the source '{data.source}' has a test set of its own")
     if data.source == MINI:
         train, test = read_files(Data(str(Path(__file__).parent / "fashion_mnist_mini")))
-    elif data.source in SOURCES:
+    elif data.source in TORCHVISION:
         train, test = read_download(data.source, data.root, data.split)
-    elif exists(data.source):
-        train, test = read_files(data)
+    elif is_at_hub(data.source) or exists(data.source):
+        train, test = read_files(fetch(data))
     elif any(mark in data.source for mark in "/\\."):
         raise InputError(f"data.source = '{data.source}': no such file or folder")
     else:
@@ -102,7 +104,9 @@ def read_download(name: str, root: str, split: str) -> tuple[Samples, Samples]:
 
 
 def is_here(name: str, root: str) -> bool:
-    """Whether a set lies in `root` where torchvision puts it. Sets other than torchvision's are always here."""
+    """Whether a set lies in `root`, where torchvision or the hub puts it. Another set is always here."""
+    if name in HUB:
+        return is_downloaded(name, root)
     return name not in TORCHVISION or (Path(root).expanduser() / TORCHVISION[name][1]).is_dir()
 
 

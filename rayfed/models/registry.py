@@ -17,7 +17,7 @@ from rayfed.errors import InputError, told
 from rayfed.models.classifier import has_features
 from rayfed.models.convnets import cnn, lenet
 from rayfed.models.projection import with_projection
-from rayfed.models.resnet import resnet8, resnet10, resnet50
+from rayfed.models.resnet import resnet8, resnet10, resnet50, resnet56
 from rayfed.models.vision import alexnet, mobilenet
 from rayfed.values import build, find
 
@@ -29,7 +29,7 @@ KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "
 
 log = logging.getLogger(__name__)
 
-_BUILDERS = (cnn, lenet, resnet8, resnet10, resnet50, mobilenet, alexnet)
+_BUILDERS = (cnn, lenet, resnet8, resnet10, resnet50, resnet56, mobilenet, alexnet)
 MODELS: dict[str, Builder] = {builder.__name__: with_projection(builder) for builder in _BUILDERS}
 
 

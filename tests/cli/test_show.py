@@ -139,7 +139,7 @@ def test_data_lists_the_sources_and_whether_they_are_on_this_machine(folder, ray
     (folder / "MNIST/raw").mkdir(parents=True)
     result = rayfed("data", "-s", f"data.root={folder}")
     here = {line.split()[0]: line.split()[1] for line in result.stdout.splitlines()[1:]}
-    absent = ("fashion-mnist", "emnist", "cifar10", "cifar100")
+    absent = ("fashion-mnist", "emnist", "cifar10", "cifar100", "cinic10", "tiny-imagenet", "femnist")
     assert here == {"fashion-mnist-mini": "yes", "mnist": "yes", **dict.fromkeys(absent, "no")}
 
 
@@ -220,7 +220,7 @@ def test_completion_offers_job_files_keys_and_methods(folder):
 @pytest.mark.parametrize(
     ("typed", "offered"),
     [
-        ("-s model = resnet5", "resnet50"),
+        ("-s model = resnet5", "resnet50 resnet56"),
         ("-s data.source = cifar", "cifar10 cifar100"),
         ("-s seed = 1 -s data.partition =", "iid shards dirichlet classes natural"),
         ("-s data.partition=d", "data.partition=dirichlet"),  # where the user took = out of COMP_WORDBREAKS

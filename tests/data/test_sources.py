@@ -15,6 +15,7 @@ from pyarrow import fs as pafs
 
 from rayfed.data import files, sources
 from rayfed.data.decode import MAX_PIXELS, decode
+from rayfed.data.hub import HUB
 from rayfed.data.settings import SOURCES, Augment, Data
 from rayfed.data.sources import load
 from rayfed.errors import InputError
@@ -433,7 +434,7 @@ def test_a_table_of_a_job_becomes_settings():
         build(Data, {"test_fraction": 1}, where="data")
     with pytest.raises(InputError, match=r"data.augment.crop_padding = 'mirror': give 'zero' or 'reflect'"):
         build(Data, {"augment": {"crop_padding": "mirror"}}, where="data")
-    assert set(SOURCES) == {"fashion-mnist-mini", *sources.TORCHVISION}
+    assert set(SOURCES) == {"fashion-mnist-mini", *sources.TORCHVISION, *HUB}
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="no ../shared/data next to the repository")

@@ -10,7 +10,7 @@ from torch import nn
 from rayfed import methods as m
 from rayfed.methods.features import _cut, _last_stage, _slimmed
 from rayfed.models import build_model
-from rayfed.models.resnet import Residual, _basic
+from rayfed.models.resnet import Residual, _basic, _padded
 
 X = torch.rand(6, 3, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
@@ -54,6 +54,16 @@ def test_the_slimmed_stage_is_the_stage_cut_by_hand_from_its_input_on_shortcuts_
     assert not slim[:, 8:].any()
 
 
+def test_a_shortcut_that_adds_zeros_is_cut_as_by_hand():
+    torch.manual_seed(0)
+    stage = nn.Sequential(_padded(8, 16, 2), _padded(16, 16, 1)).double()
+    x, narrow = torch.rand(6, 8, 8, 8, dtype=torch.float64), cut_by_hand(stage)
+    narrow[0].shortcut.channels //= 2
+    slim = _slimmed(stage, _cut(x, 0.5), 0.5)
+    torch.testing.assert_close(slim[:, :8], narrow(x[:, :4]))
+    assert not slim[:, 8:].any()
+
+
 def test_the_term_and_its_gradient_are_those_of_the_stage_cut_by_hand_with_an_exact_norm(features):
     model = SimpleNamespace(features=features)
     ours = m.SlimAlign(mu=0.3, width=0.5).loss(SimpleNamespace(model=model, images=X), None)
@@ -92,6 +102,8 @@ def test_at_full_width_the_two_stages_are_the_same(features):
         ("alexnet", {}, [nn.Linear, nn.ReLU, nn.Linear, nn.ReLU]),
         ("resnet8", {}, [Residual]),
         ("resnet50", {}, [Residual, Residual, Residual]),
+        ("resnet56", {}, [Residual] * 9),
+        ("resnet56", {"bottleneck": True}, [Residual] * 6),
         ("mobilenet", {}, [nn.Conv2d, nn.BatchNorm2d, nn.ReLU6]),
     ],
 )

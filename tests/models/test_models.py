@@ -18,6 +18,7 @@ from torchvision.models import alexnet, mobilenet_v2, resnet
 from rayfed.errors import InputError
 from rayfed.job import Job
 from rayfed.models import MODELS, Classifier, build_model, has_features
+from rayfed.models.resnet import Pad
 from rayfed.models.vision import pooled
 from rayfed.runtime.workers import threads
 from rayfed.values import keys
@@ -47,6 +48,7 @@ def digest(model):
         ("resnet8", CIFAR, 78_042),
         ("resnet10", CIFAR, 4_903_242),
         ("resnet50", CIFAR, 23_520_842),
+        ("resnet56", CIFAR, 853_018),
         ("mobilenet", CIFAR, 2_236_682),
         ("alexnet", CIFAR, 57_023_306),
     ],
@@ -55,7 +57,8 @@ def test_parameter_counts(name, image_shape, parameters):
     assert sum(parameter.numel() for parameter in built(name, image_shape).parameters()) == parameters
 
 
-WIDTHS = {"cnn": 512, "lenet": 84, "resnet8": 64, "resnet10": 512, "resnet50": 2048, "mobilenet": 1280, "alexnet": 4096}
+RESNETS = {"resnet8": 64, "resnet10": 512, "resnet50": 2048, "resnet56": 64}
+WIDTHS = {"cnn": 512, "lenet": 84, **RESNETS, "mobilenet": 1280, "alexnet": 4096}
 
 
 @pytest.mark.parametrize("image_shape", [CIFAR, MNIST])
@@ -96,6 +99,7 @@ def test_every_model_is_listed_and_described():
         ("resnet10", CIFAR, (512, 4, 4)),
         ("resnet10", MNIST, (512, 4, 4)),
         ("resnet50", CIFAR, (2048, 4, 4)),
+        ("resnet56", CIFAR, (64, 8, 8)),
         ("mobilenet", CIFAR, (1280, 2, 2)),
     ],
 )
@@ -122,6 +126,44 @@ def test_resnets_are_torchvisions_with_a_small_stem(name, block, depths):
     theirs = resnet.ResNet(block, depths, num_classes=10)
     theirs.conv1, theirs.maxpool = nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.Identity()
     assert same_function(build_model(name, image_shape=CIFAR, num_classes=10, seed=0), theirs, CIFAR)
+
+
+def test_resnet56_has_the_parameters_of_the_paper_counted_by_hand():
+    """0.85 million (He et al., CVPR 2016, Table 6): shortcuts have none."""
+
+    def convolution(inputs, outputs):
+        return inputs * outputs * 9 + 2 * outputs  # 3x3 without bias, and BatchNorm's weight and bias
+
+    first = convolution(3, 16) + 18 * convolution(16, 16)
+    later = sum(convolution(width // 2, width) + 17 * convolution(width, width) for width in (32, 64))
+    assert first + later + 64 * 10 + 10 == 853_018 == sum(p.numel() for p in built("resnet56").parameters())
+    layers = [m for m in built("resnet56").modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    assert len(layers) == 56
+
+
+def test_resnet56_with_bottlenecks_has_56_layers_too_and_the_parameters_counted_by_hand():
+    model = build_model("resnet56", {"bottleneck": True}, image_shape=CIFAR, num_classes=10, seed=0)
+
+    def block(inputs, outputs):
+        inner = outputs // 4
+        return inputs * inner + 9 * inner * inner + inner * outputs + 2 * (2 * inner + outputs)
+
+    def stage(inputs, outputs):
+        return block(inputs, outputs) + inputs * outputs + 2 * outputs + 5 * block(outputs, outputs)
+
+    stages = stage(16, 64) + stage(64, 128) + stage(128, 256)
+    by_hand = 3 * 16 * 9 + 2 * 16 + stages + 256 * 10 + 10
+    assert by_hand == sum(p.numel() for p in model.parameters()) == 591_322
+    shortcuts = [m for name, m in model.named_modules() if "shortcut" in name and isinstance(m, nn.Conv2d)]
+    assert len([m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)]) - len(shortcuts) == 56
+
+
+def test_a_shortcut_without_parameters_keeps_every_other_pixel_and_adds_channels_of_zeros():
+    x = images((2, 5, 4))
+    y = Pad(3, 2)(x)
+    assert y.shape == (2, 5, 3, 2)
+    assert torch.equal(y[:, :2], x[:, :, [0, 2, 4]][..., [0, 2]]) and not y[:, 2:].any()
+    assert torch.equal(Pad(0, 1)(x), x)
 
 
 @pytest.mark.parametrize(("name", "theirs"), [("alexnet", alexnet), ("mobilenet", mobilenet_v2)])
