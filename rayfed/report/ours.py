@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from rayfed import metrics
@@ -108,18 +109,22 @@ def _local_class_accuracy(run: Run, number: Theirs, baseline: Run | None, stat: 
         return Ours(math.nan, f"the paper's client has {len(CLIENT)} classes, this run {len(run.classes)}")
     far = np.abs(held / np.maximum(held.sum(axis=1, keepdims=True), 1) - CLIENT).sum(axis=1)
     client = int(far.argmin())
-    table = read_table(run.folder, "confusions")
-    table = table.filter(pc.field("client") == client)
-    if not table.num_rows:
-        text = 'measure = ["confusion"], with measure_clients empty or with this client, records it'
-        return Ours(math.nan, f"the accuracy of client {client} by class was not measured: {text}")
-    number_of = {name: index for index, name in enumerate(run.classes)}
+    if (run.folder / "confusions.parquet").exists():
+        table = read_table(run.folder, "confusions").filter(pc.field("client") == client)
+        if table.num_rows:
+            return _of_client(run, table, client, far[client], int(k))
+    text = 'measure = ["confusion"], with measure_clients empty or with this client, records it'
+    return Ours(math.nan, f"the accuracy of client {client} by class was not measured: {text}")
+
+
+def _of_client(run: Run, table: pa.Table, client: int, far: float, k: int) -> Ours:
+    index = {name: number for number, name in enumerate(run.classes)}
     last = pc.max(table["round"]).as_py()
     confusion = np.zeros((len(run.classes),) * 2)
     for cell in table.filter(pc.field("round") == last).to_pylist():
-        confusion[number_of[cell["class"]], number_of[cell["predicted"]]] += cell["count"]
+        confusion[index[cell["class"]], index[cell["predicted"]]] += cell["count"]
     text = f"of client {client} after round {last}; its shares of the classes are nearest to the paper's"
-    return Ours(100 * float(metrics.class_accuracy(confusion)[int(k)]), f"{text} (L1 distance {far[client]:.2f})")
+    return Ours(100 * float(metrics.class_accuracy(confusion)[k]), f"{text} (L1 distance {far:.2f})")
 
 
 def _alignment(run: Run, number: Theirs, baseline: Run | None, stat: str, which: str) -> Ours:
@@ -140,9 +145,8 @@ def _domain(run: Run, number: Theirs, baseline: Run | None, stat: str, domain: s
     if not values:
         has = ", ".join(name.removeprefix("domain.") for name in found) or "none"
         return Ours(math.nan, f"there is no accuracy by domain for it; the run's test images have these domains: {has}")
-    return Ours(
-        100 * float(np.mean(values)), "" if number.stat else "the paper does not say of which round; ours is the last"
-    )
+    unsaid = "" if number.stat else "the paper does not say of which round; ours is the last"
+    return Ours(100 * float(np.mean(values)), unsaid)
 
 
 def _last_notes(run: Run, table: str, prefix: str) -> list[dict[str, float]]:

@@ -90,21 +90,29 @@ def sheet(runs: Sequence[Run], paper: Paper, of: str = "last") -> Sheet:
     if not known:
         names = f"its runs are named as {next(iter(paper.cells))}, this one {plain(found[0].runs[0])}"
         raise InputError(f"none of the runs is of the paper's grid: {names}")
+    known.sort(key=lambda row: [*paper.cells].index(plain(row.runs[0])))
     lines: list[list[str]] = []
     records: list[dict[str, Any]] = []
     numbered: dict[str, int] = {}
-    others = [f"{row.name} is not of the paper's grid" for row in found if row not in known]
     for row in known:
-        numbers = paper.numbers[plain(row.runs[0])]
-        others += [] if numbers else [f"{row.name}: the paper has no number for it"]
-        about = [*paper.unlike(row.runs[0]), *remarks(row)]
-        for number in numbers:
+        unlike = paper.unlike(row.runs[0])
+        about = [*(["other than the paper's grid: " + "; ".join(unlike)] if unlike else []), *remarks(row)]
+        for number in paper.numbers[plain(row.runs[0])]:
             stat, notes = _ours(row, number, evaluated, paper, of)
-            notes = [*([f"paper: {number.note}"] if number.note else []), *notes, *about]
-            marks = ", ".join(str(numbered.setdefault(note, len(numbered) + 1)) for note in notes)
-            lines.append([row.name, str(len(row.runs)), rounds_text(row), *_cells(number, stat), marks])
+            notes = [*about, *notes, *([f"paper: {number.note}"] if number.note else [])]
+            marks = sorted(numbered.setdefault(note, len(numbered) + 1) for note in notes)
+            cells = [row.name, str(len(row.runs)), rounds_text(row), *_cells(number, stat)]
+            lines.append([*cells, ", ".join(map(str, marks))])
             records.append(_record(row, number, stat, notes))
-    return Sheet(HEAD, lines, [f"{mark}. {note}" for note, mark in numbered.items()] + others + left_out(runs), records)
+    if not lines:
+        raise InputError(f"the paper prints no number for {', '.join(row.name for row in known)}")
+    below = [f"{mark}. {note}" for note, mark in numbered.items()]
+    for text, named in (
+        ("the paper prints no number for", [row.name for row in known if not paper.numbers[plain(row.runs[0])]]),
+        ("not of the paper's grid:", [row.name for row in found if row not in known]),
+    ):
+        below += [f"{text} {', '.join(named)}"] if named else []
+    return Sheet(HEAD, lines, below + left_out(runs), records)
 
 
 def _ours(row: Row, number: Theirs, runs: Sequence[Run], paper: Paper, of: str) -> tuple[Stat | None, list[str]]:
