@@ -276,3 +276,48 @@ def test_the_command_prints_every_form(made, tmp_path):
     assert (first["difference"], float(second["difference"]), second["difference_from"]) == ("", 0.0, "")
     assert f"{float(first['last']):.2f}" == accuracy
     assert CliRunner().invoke(main, ["table", str(tmp_path / "none")]).exit_code == 2
+
+
+def test_the_command_says_what_it_cannot_show(made, tmp_path):
+    def printed(*arguments):
+        done = CliRunner().invoke(main, ["table", *map(str, arguments)])
+        return done.exit_code, done.output
+
+    for target in ("50", "0", "-1", "nan"):
+        code, text = printed(made.folder, "--target", target)
+        assert code == 2 and "as a fraction of 1, such as 0.5" in text
+    code, text = printed(made.folder, "--target", "0.5", "--paper", "fedntd/table1")
+    assert code == 2 and "--target is for a table without --paper" in text
+    code, text = printed(made.folder, "--paper", "fedntd/table1")
+    assert code == 2 and "none of the runs is of the paper's grid" in text
+    (tmp_path / "begun").mkdir()
+    shutil.copy(made.folder / "job.toml", tmp_path / "begun")
+    assert "no evaluated round yet" in printed(tmp_path)[1]
+    code, text = printed(tmp_path, made.folder, made.folder / ".." / made.folder.name)  # twice, by two paths
+    assert code == 0 and len(text.splitlines()) == 4  # the head, a row, and a note after an empty line
+    assert "begun is left out: no round has been evaluated yet" in text
+    (tmp_path / "begun" / "job.toml").write_text("name = 'mine'")
+    assert "begun' cannot be read, as a file in it is not as a run wrote it: KeyError('data')" in printed(tmp_path)[1]
+
+
+def test_the_command_prints_a_papers_table_in_every_form(made, tmp_path):
+    text = (made.folder / "job.toml").read_text()
+    for method in ("fedavg", "fedlmd"):
+        folder = shutil.copytree(made.folder, tmp_path / method / "seed-0")
+        name = f"fedlmd-table3/mnist-shards-2/{method}/seed-0"
+        (folder / "job.toml").write_text(text.replace('name = "a"', f'name = "{name}"', 1))
+    best = 100 * made.rounds["test_accuracy"][1]
+    for form in ("text", "md", "latex", "csv"):
+        done = CliRunner().invoke(main, ["table", str(tmp_path), "--paper", "fedlmd/table3", "--format", form])
+        assert done.exit_code == 0, done.output
+        assert "train.num_rounds is 200 in the grid, 1 here" in done.output
+    records = [*csv.DictReader(io.StringIO(done.stdout))]
+    with (PAPERS / "fedlmd" / "results.csv").open(newline="") as file:
+        found = [row for row in csv.DictReader(file) if (row["grid"], row["setting"]) == ("table3", "mnist-shards-2")]
+    theirs = [row for method in ("fedavg", "fedlmd") for row in found if row["method"] == method]
+    assert [(row["run"], row["metric"], row["paper"]) for row in records] == [
+        (row["method"], row["metric"], row["value"]) for row in theirs
+    ]
+    assert [row["metric"] for row in records] == ["test_accuracy", "speed_up"] * 2
+    assert float(records[0]["ours"]) == pytest.approx(best) and float(records[1]["ours"]) == 1.0
+    assert float(records[2]["difference"]) == pytest.approx(best - float(theirs[2]["value"]))

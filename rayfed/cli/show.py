@@ -252,11 +252,19 @@ def print_paper(runs: Iterable[Path], name: str, form: str = "text", of: str = "
 
 
 def read_runs(folders: Iterable[Path]) -> "list[Run]":
-    """The runs in these folders, each once."""
+    """The runs in these folders, each once. Raises `InputError` for a run with a damaged file."""
     from rayfed.report.read import find_runs, read_run
 
-    found = {run.resolve(): run for folder in folders for run in find_runs(folder)}
-    return [read_run(run) for run in found.values()]
+    runs = []
+    for folder in {run.resolve(): run for folder in folders for run in find_runs(folder)}.values():
+        try:
+            runs.append(read_run(folder))
+        except InputError:
+            raise
+        except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
+            what = f"'{folder}' cannot be read, as a file in it is not as a run wrote it: {error!r}"
+            raise InputError(f"{what}; put that file back, or leave this run out") from error
+    return runs
 
 
 def print_sheet(sheet: "Sheet", form: str) -> None:
