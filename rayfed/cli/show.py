@@ -255,14 +255,15 @@ def read_runs(folders: Iterable[Path]) -> "list[Run]":
     """The runs in these folders, each once. Raises `InputError` for a run with a damaged file."""
     from rayfed.report.read import find_runs, read_run
 
+    found = {path.resolve(): path for folder in folders for path in find_runs(folder)}
     runs = []
-    for folder in {run.resolve(): run for folder in folders for run in find_runs(folder)}.values():
+    for path in found.values():
         try:
-            runs.append(read_run(folder))
+            runs.append(read_run(path))
         except InputError:
             raise
         except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
-            what = f"'{folder}' cannot be read, as a file in it is not as a run wrote it: {error!r}"
+            what = f"'{path}' cannot be read, as a file in it is not as a run wrote it: {error!r}"
             raise InputError(f"{what}; put that file back, or leave this run out") from error
     return runs
 
