@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 import shutil
 from collections import Counter
 from dataclasses import replace
@@ -175,6 +176,29 @@ def test_no_character_of_a_name_is_latex_and_csv_keeps_them_all():
     )
     assert latex(made).endswith("\n% a note") and markdown(made).endswith("\n\na note")
     assert [*csv.DictReader(io.StringIO(as_csv(made)))] == [{"run": name, "x": "1.0"}]
+
+
+def test_the_example_in_the_documentation_is_such_a_table():
+    text = (PAPERS.parents[1] / "docs" / "results.md").read_text()
+    printed, notes = re.search(r"```text\n(run +seeds .*?)\n\n(.*?)```", text, re.DOTALL).groups()
+    head, *lines = printed.splitlines()
+    starts = [head.index(name) for name in of_papers.HEAD]
+    assert head.split() == of_papers.HEAD
+    numbers = read_paper("fedlmd/table3").numbers
+    seen = []
+    for line in lines:
+        cells = [line[start:end].strip() for start, end in zip(starts, [*starts[1:], None], strict=True)]
+        cell = dict(zip(of_papers.HEAD, cells, strict=True))
+        metric = re.split("[ ,]", cell["metric"])[0]
+        theirs = {number.metric: number for number in numbers[f"fedlmd-table3/mnist-shards-2/{cell['run']}"]}[metric]
+        assert cell["paper"] == theirs.value
+        assert bool(cell["ours"]) == bool(cell["difference"])
+        if cell["ours"]:
+            assert float(cell["difference"]) == pytest.approx(float(cell["ours"]) - float(theirs.value), abs=0.0101)
+        seen.append((cell["run"], metric))
+    of_run = ("test_accuracy", "speed_up")
+    assert seen == [(name, metric) for name in ("fedavg", "fedntd", "fedlmd") for metric in of_run]
+    assert notes.startswith("1. other than the paper's grid: ")
 
 
 @pytest.fixture

@@ -159,6 +159,11 @@ def sheet(runs: Sequence[Run], form: str, of: str = "last", target: float | None
         lines.append(line)
         records.append(record)
     notes = [f"{row.name}: {note}" for row in found for note in remarks(row)]
+    for row in found:
+        if row.difference and len(row.pairs) < len(row.runs):
+            notes.append(
+                f"{row.name}: {len(row.pairs)} of its {len(row.runs)} runs have a pair in {row.difference.reference}"
+            )
     if len(every := sorted({run.eval_every for row in found for run in row.runs})) > 1:
         listed = " and ".join(map(str, every))
         notes.append(f"train.eval_every is {listed}: best, the mean of the last and forgetting depend on it")
@@ -182,8 +187,6 @@ def remarks(row: Row) -> list[str]:
     if row.behind:
         names = ", ".join(f"{run.folder} ({run.summary['rounds']})" for run in row.behind)
         notes.append(f"runs with fewer rounds are left out: {names}")
-    if row.difference and row.difference.pairs < len(row.runs):
-        notes.append(f"{row.difference.pairs} of its {len(row.runs)} runs have a pair in {row.difference.reference}")
     return notes
 
 
