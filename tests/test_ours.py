@@ -98,7 +98,7 @@ def test_a_classs_accuracy_is_that_of_the_named_round(path):
     assert taken(run, "class_accuracy_3", note="global model after round 5").value == pytest.approx(13.0)
     assert taken(run, "class_accuracy_3").value == pytest.approx(23.0)
     missed = taken(run, "class_accuracy_3", note="global model after round 7")
-    assert math.isnan(missed.value) and missed.note == "there is no accuracy of class 3 after round 7"
+    assert math.isnan(missed.value) and missed.note == "there is no accuracy of this class after round 7"
     assert math.isnan(taken(run, "class_accuracy_12").value)
 
 

@@ -97,7 +97,7 @@ def _class_accuracy(run: Run, number: Theirs, baseline: Run | None, stat: str, k
     wanted = int(named[1]) if named else int(run.class_rounds[-1])
     place = np.flatnonzero(run.class_rounds == wanted)
     if not len(place) or int(k) >= len(run.classes):
-        return Ours(math.nan, f"there is no accuracy of class {k} after round {wanted}")
+        return Ours(math.nan, f"there is no accuracy of this class after round {wanted}")
     return Ours(100 * float(run.class_accuracy[place[0], int(k)]))
 
 
