@@ -2,8 +2,11 @@
 
 import csv
 import io
+import re
 import shutil
+from collections import Counter
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,9 +17,13 @@ from hypothesis import strategies as st
 import rayfed
 from rayfed.cli import main
 from rayfed.errors import InputError
+from rayfed.report import papers as of_papers
+from rayfed.report.forms import Sheet, as_csv, latex, markdown
+from rayfed.report.papers import coverage, read_paper
 from rayfed.report.read import read_run
-from rayfed.report.table import Difference, cells_of, interval, latex, markdown, read_paper, rows
+from rayfed.report.table import Difference, interval, rows, sheet
 
+PAPERS = Path(__file__).resolve().parents[1] / "jobs" / "papers"
 TINY = {"model.name": "lenet", "train.num_rounds": 1, "train.clients_per_round": 2, "train.local_steps": 1}
 
 
@@ -61,14 +68,78 @@ def test_figures_and_differences_by_hand(run):
     assert best.mean == pytest.approx(10.0) and best.interval == pytest.approx((10.0, 10.0))
 
 
-def test_only_runs_of_the_same_partition_seed_and_rounds_are_compared(run):
+def test_only_runs_of_the_same_partition_seed_and_rounds_are_compared_and_the_table_says_why_not(run):
     one = run("x/one", 0, 0.5)
-    assert [row.difference for row in rows([one, run("x/two", 1, 0.6)])] == [None, None]
-    assert [row.difference for row in rows([one, run("x/two", 0, 0.6, partition="q")])] == [None, None]
-    assert [row.difference for row in rows([one, run("x/two", 0, 0.6, 0.7)])] == [None, None]
-    third = rows([one, run("y/one", 0, 0.5, partition="q"), run("y/two", 0, 0.6, partition="q")])[2]
+    for other, why in (
+        (run("x/two", 1, 0.6), "other seed"),
+        (run("x/two", 0, 0.6, partition="q"), "other partition"),
+        (run("x/two", 0, 0.6, 0.7), "other number of rounds"),
+        (run("x/two", 1, 0.6, partition="q"), "other partition, seed"),
+    ):
+        first, second = rows([one, other])
+        assert (first.difference, second.difference) == (None, None)
+        assert (first.unlike, second.unlike) == ("", why)
+        made = sheet([one, other], "text")
+        assert [line[made.head.index("difference (points)")] for line in made.lines] == ["", why]
+    both = [run("x/one", 0, 0.5), run("x/one", 1, 0.5, partition="q")]
+    crossed = [run("x/two", 1, 0.5), run("x/two", 0, 0.5, partition="q")]
+    assert rows([*both, *crossed])[1].unlike == "other pairs of partition and seed"
+
+
+def test_a_difference_names_its_reference_where_there_are_several(run):
+    runs = [run("x/one", 0, 0.5), run("y/one", 0, 0.5, partition="q"), run("y/two", 0, 0.6, partition="q")]
+    third = rows(runs)[2]
     assert third.difference == Difference("y/one", 1, pytest.approx(10.0), None)
     assert not third.difference.sure  # one pair says nothing about chance
+    made = sheet(runs, "text")
+    assert [line[-2:] for line in made.lines] == [["", ""], ["other partition", ""], ["+10.00", "y/one"]]
+    assert "from" not in sheet(runs[1:], "text").head
+    assert [record["reference"] for record in made.records] == [None, None, "y/one"]
+
+
+def test_runs_that_do_not_count_as_they_seem_are_named(run):
+    one = [run("x/one", seed, 0.5, 0.6) for seed in (0, 1)]
+    two = [run("x/two", 0, 0.5, 0.6), run("x/two", 1, 0.5), run("x/two", 2, 0.5, 0.6)]
+    two[2] = replace(two[2], job={**two[2].job, "train": {**two[2].job["train"], "lr": 7.0, "eval_every": 2}})
+    waiting = replace(run("x/three", 0), evaluated=np.array([True]))
+    made = sheet([*one, *two, waiting], "text")
+    text = "\n".join(made.notes)
+    lr = two[0].job["train"]["lr"]
+    assert f"two: its runs differ in more than their seeds: train.lr is {lr} in one run, 7.0 in another" in text
+    assert f"two: runs with fewer rounds are left out: {two[1].folder} (1)" in text
+    assert "two: 1 of its 2 runs have a pair in one" in text
+    assert "train.eval_every is 1 and 2:" in text
+    assert f"{waiting.folder} is left out: no round has been evaluated yet" in text
+    assert len(made.notes) == 6 and [line[0] for line in made.lines] == ["one", "two"]  # eval_every is also in the job
+    assert sheet(one, "text").notes == []
+
+
+def test_the_same_run_as_two_seeds_is_refused(run):
+    one, copied = run("x/one", 0, 0.5), run("x/one", 0, 0.5)
+    copied = replace(copied, folder=copied.folder.with_name("seed-7"), job={**one.job, "name": "x/one/seed-7"})
+    with pytest.raises(InputError, match="would count as two seeds although they are one; give only one"):
+        rows([one, copied])
+
+
+def test_rounds_to_a_target_by_hand(run):
+    one = [run("x/one", 0, 0.2, 0.3, 0.5, 0.5), run("x/one", 1, 0.1, 0.5, 0.6, 0.2)]
+    two = [run("x/two", 0, 0.5, 0.1, 0.1, 0.1), run("x/two", 1, 0.4, 0.4, 0.4, 0.5)]
+    missed = [run("x/six", 0, 0.5, 0.1, 0.1, 0.1), run("x/six", 1, 0.4, 0.4, 0.4, 0.4)]
+    made = sheet([*one, *two, *missed], "text", target=0.5)
+    assert made.head[-2:] == ["rounds to 50 %", "speed-up"]
+    cells = [line[-2:] for line in made.lines]
+    assert cells[0] == ["2.5 ± 0.7", ""]  # rounds 3 and 2
+    assert cells[1] == ["2.5 ± 2.1", "1.75 ± 1.77"]  # rounds 1 and 4, so 3 times and half as fast
+    assert cells[2] == ["reached by 1 of 2", ""]
+    assert sheet(one, "text", target=0.9).lines[0][-2:] == ["not reached", ""]
+    assert [record["rounds_to_target"] for record in made.records] == [2.5, 2.5, None]
+    assert [record["speed_up"] for record in made.records] == [None, 1.75, None]
+
+
+def test_a_round_that_was_not_evaluated_reaches_no_target(run):
+    evaluated = np.array([True, False, True])
+    seen = replace(run("x", 0, np.nan, 0.5), evaluated=evaluated)
+    assert sheet([seen], "text", target=0.4).lines[0][-2] == "2.0"
 
 
 @given(st.lists(st.floats(-50, 50), min_size=3, max_size=12))
@@ -87,15 +158,47 @@ def test_a_run_without_an_evaluated_round_is_refused(run):
 
 
 def test_forms_mark_what_is_sure_and_escape_names(run):
-    one = [run("x/a_b|c", seed, 0.2) for seed in range(3)]
-    two = [run("x/d%", seed, 0.3) for seed in range(3)]
-    found = rows([*one, *two])
-    assert cells_of(found, None, "text")[1][1][-1] == "+10.00 [+10.00, +10.00]*"
-    md = markdown(*cells_of(found, None, "md")[:2])
+    runs = [run(f"x/{name}", seed, last) for name, last in (("a_b|c", 0.2), ("d%", 0.3)) for seed in range(3)]
+    assert sheet(runs, "text").lines[1][-1] == "+10.00 [+10.00, +10.00]*"
+    md = markdown(sheet(runs, "md"))
     assert "| a_b\\|c | 3 |" in md and md.splitlines()[-1].endswith("| **+10.00 [+10.00, +10.00]** |")
-    tex = latex(*cells_of(found, None, "latex")[:2])
+    tex = latex(sheet(runs, "latex"))
     assert r"a\_b|c & 3" in tex and r"d\% & 3" in tex and r"\textbf{+10.00 [+10.00, +10.00]}" in tex
     assert all(line.count("&") == tex.splitlines()[2].count("&") for line in tex.splitlines() if "&" in line)
+
+
+def test_no_character_of_a_name_is_latex_and_csv_keeps_them_all():
+    name = 'a\\b&c%d$e#f_g{h}~^ü,"|'
+    made = Sheet(["run", "x (%)"], [[name, "1.00 ± 0.50"]], ["a note"], [{"run": name, "x": 1.0}])
+    assert latex(made).splitlines()[4] == (
+        r"a\textbackslash{}b\&c\%d\$e\#f\_g\{h\}\textasciitilde{}\textasciicircum{}ü,"
+        r""""| & 1.00 $\pm$ 0.50 \\"""
+    )
+    assert latex(made).endswith("\n% a note") and markdown(made).endswith("\n\na note")
+    assert [*csv.DictReader(io.StringIO(as_csv(made)))] == [{"run": name, "x": "1.0"}]
+
+
+def test_the_example_in_the_documentation_is_such_a_table():
+    text = (PAPERS.parents[1] / "docs" / "results.md").read_text()
+    printed, notes = re.search(r"```text\n(run +seeds .*?)\n\n(.*?)```", text, re.DOTALL).groups()
+    head, *lines = printed.splitlines()
+    starts = [head.index(name) for name in of_papers.HEAD]
+    assert head.split() == of_papers.HEAD
+    numbers = read_paper("fedlmd/table3").numbers
+    seen = []
+    for line in lines:
+        cells = [line[start:end].strip() for start, end in zip(starts, [*starts[1:], None], strict=True)]
+        cell = dict(zip(of_papers.HEAD, cells, strict=True))
+        metric = re.split("[ ,]", cell["metric"])[0]
+        theirs = {number.metric: number for number in numbers[f"fedlmd-table3/mnist-shards-2/{cell['run']}"]}[metric]
+        assert cell["paper"] == theirs.value
+        assert bool(cell["ours"]) == bool(cell["difference"])
+        if cell["ours"]:
+            assert float(cell["difference"]) == pytest.approx(float(cell["ours"]) - float(theirs.value), abs=0.0101)
+        seen.append((cell["run"], metric))
+    of_run = ("test_accuracy", "speed_up")
+    assert seen == [(name, metric) for name in ("fedavg", "fedntd", "fedlmd") for metric in of_run]
+    assert notes.startswith("1. other than the paper's grid: ")
 
 
 @pytest.fixture
@@ -120,26 +223,66 @@ def papers(tmp_path):
     return tmp_path / "papers"
 
 
-def test_the_papers_numbers_stand_beside_ours_and_other_protocols_are_named(run, papers):
+def lines_of(made):
+    return [dict(zip(made.head, line, strict=True)) for line in made.lines]
+
+
+def test_each_number_of_the_paper_has_a_line_and_other_protocols_are_named(run, papers):
     paper = read_paper("fedx/table1", papers)
-    ours = [run(f"fedx-table1/{method}", 0, 0.5) for method in ("fedavg", "fedntd")]
-    ours = [replace(each, job={**each.job, "train": {**each.job["train"], "lr": 0.03}}) for each in ours]
-    head, (avg, ntd), notes = cells_of(rows(ours), paper, "text")
-    assert dict(zip(head, avg, strict=True))["paper's accuracy (%)"] == "40.50 ± 1.25 (last)"
-    assert dict(zip(head, avg, strict=True))["ours less theirs"] == "+9.50"
-    assert dict(zip(head, avg, strict=True))["paper's forgetting"] == "0.50"
-    assert ntd[-3:] == ["", "", ""]
-    assert "fedavg: train.lr is 0.5 in the grid, 0.03 here" in notes
-    assert "fedavg: the paper's forgetting is doubtful: a slip" in notes
-    *_, notes = cells_of(rows([run("other", 0, 0.5)]), paper, "text")
-    assert any("fedx-table1/fedavg" in note and "no number for these runs" in note for note in notes)
+    ours = [run(f"fedx-table1/{method}", 0, 0.5) for method in ("fedntd", "fedavg")]
+    changed = {"train": {**ours[0].job["train"], "lr": 0.03}, "data": {**ours[0].job["data"], "source": "images"}}
+    ours = [replace(each, job={**each.job, **changed}) for each in ours]
+    made = of_papers.sheet([*ours, run("other", 0, 0.5)], paper)
+    accuracy, forgetting = lines_of(made)
+    assert (accuracy["run"], accuracy["metric"]) == ("fedx-table1/fedavg", "test_accuracy, last (%)")
+    assert (accuracy["ours"], accuracy["paper"], accuracy["difference"]) == ("50.00", "40.5 ± 1.25", "+9.50")
+    assert (forgetting["ours"], forgetting["paper"], forgetting["difference"]) == ("0.250", "0.5", "-0.250")
+    assert (accuracy["notes"], forgetting["notes"]) == ("1", "1, 2")
+    assert made.notes[0].startswith("1. other than the paper's grid: ") and made.notes[0].count("train.lr is") == 1
+    assert "train.lr is 0.5 in the grid, 0.03 here" in made.notes[0] and "data.source is" in made.notes[0]
+    assert made.notes[1:] == [
+        "2. paper: doubtful: a slip",
+        "the paper prints no number for fedx-table1/fedntd",
+        "not of the paper's grid: other",
+    ]
+    assert made.records[0]["difference"] == pytest.approx(9.5) and "doubtful" in made.records[1]["notes"]
+
+
+def test_a_table_without_a_number_of_the_paper_is_refused(run, papers):
+    paper = read_paper("fedx/table1", papers)
+    with pytest.raises(InputError, match="named as fedx-table1/fedavg, this one other"):
+        of_papers.sheet([run("other", 0, 0.5)], paper)
+    with pytest.raises(InputError, match="prints no number for fedx-table1/fedntd"):
+        of_papers.sheet([run("fedx-table1/fedntd", 0, 0.5)], paper)
 
 
 def test_an_unknown_paper_is_refused_with_the_nearest_name(papers):
-    with pytest.raises(InputError, match=r"fedx/tabel1: there is no such grid; did you mean 'fedx/table1'"):
-        read_paper("fedx/tabel1", papers)
+    for name in ("fedx/tabel1", "../papers/fedx/table1", "fedx/table1.toml"):
+        with pytest.raises(InputError, match=r"there is no such grid; did you mean 'fedx/table1'"):
+            read_paper(name, papers)
     with pytest.raises(InputError, match="the grids are sought in"):
         read_paper("fedx/table1", papers / "away")
+
+
+def test_papers_are_found_from_any_folder_and_first_in_the_current(papers, monkeypatch):
+    monkeypatch.chdir(papers)
+    assert "fedntd/table1" in of_papers.grids()
+    (papers / "jobs").mkdir()
+    (papers / "jobs" / "papers").symlink_to(papers)
+    assert [*of_papers.grids()] == ["fedx/table1"]
+
+
+def test_nearly_all_numbers_of_the_papers_have_a_run_and_a_measure_and_the_others_are_listed():
+    found = coverage()
+    lines = [line for path in PAPERS.glob("*/results.csv") for line in path.read_text().splitlines()[1:]]
+    assert len(found) == len(lines) == 973
+    without = [(name, number, reason) for name, number, reason in found if reason]
+    assert len(found) - len(without) >= 900
+    index = (PAPERS / "README.md").read_text().partition("## Numbers that no run gives\n")[2].partition("\n## ")[0]
+    assert f"{len(found) - len(without)} of the {len(found)} numbers" in index
+    for (grid, metric, reason), count in Counter((name, number.metric, why) for name, number, why in without).items():
+        assert f"| `{grid}.toml` | `{metric}` | {count} | {reason} |" in index
+    assert index.count("\n| `") == len({(name, number.metric, reason) for name, number, reason in without})
 
 
 def test_the_command_prints_every_form(made, tmp_path):
@@ -157,3 +300,48 @@ def test_the_command_prints_every_form(made, tmp_path):
     assert (first["difference"], float(second["difference"]), second["difference_from"]) == ("", 0.0, "")
     assert f"{float(first['last']):.2f}" == accuracy
     assert CliRunner().invoke(main, ["table", str(tmp_path / "none")]).exit_code == 2
+
+
+def test_the_command_says_what_it_cannot_show(made, tmp_path):
+    def printed(*arguments):
+        done = CliRunner().invoke(main, ["table", *map(str, arguments)])
+        return done.exit_code, done.output
+
+    for target in ("50", "0", "-1", "nan"):
+        code, text = printed(made.folder, "--target", target)
+        assert code == 2 and "as a fraction of 1, such as 0.5" in text
+    code, text = printed(made.folder, "--target", "0.5", "--paper", "fedntd/table1")
+    assert code == 2 and "--target is for a table without --paper" in text
+    code, text = printed(made.folder, "--paper", "fedntd/table1")
+    assert code == 2 and "none of the runs is of the paper's grid" in text
+    (tmp_path / "begun").mkdir()
+    shutil.copy(made.folder / "job.toml", tmp_path / "begun")
+    assert "no evaluated round yet" in printed(tmp_path)[1]
+    code, text = printed(tmp_path, made.folder, made.folder / ".." / made.folder.name)  # twice, by two paths
+    assert code == 0 and len(text.splitlines()) == 4  # the head, a row, and a note after an empty line
+    assert "begun is left out: no round has been evaluated yet" in text
+    (tmp_path / "begun" / "job.toml").write_text("name = 'mine'")
+    assert "begun' cannot be read, as a file in it is not as a run wrote it: KeyError('data')" in printed(tmp_path)[1]
+
+
+def test_the_command_prints_a_papers_table_in_every_form(made, tmp_path):
+    text = (made.folder / "job.toml").read_text()
+    for method in ("fedavg", "fedlmd"):
+        folder = shutil.copytree(made.folder, tmp_path / method / "seed-0")
+        name = f"fedlmd-table3/mnist-shards-2/{method}/seed-0"
+        (folder / "job.toml").write_text(text.replace('name = "a"', f'name = "{name}"', 1))
+    best = 100 * made.rounds["test_accuracy"][1]
+    for form in ("text", "md", "latex", "csv"):
+        done = CliRunner().invoke(main, ["table", str(tmp_path), "--paper", "fedlmd/table3", "--format", form])
+        assert done.exit_code == 0, done.output
+        assert "train.num_rounds is 200 in the grid, 1 here" in done.output
+    records = [*csv.DictReader(io.StringIO(done.stdout))]
+    with (PAPERS / "fedlmd" / "results.csv").open(newline="") as file:
+        found = [row for row in csv.DictReader(file) if (row["grid"], row["setting"]) == ("table3", "mnist-shards-2")]
+    theirs = [row for method in ("fedavg", "fedlmd") for row in found if row["method"] == method]
+    assert [(row["run"], row["metric"], row["paper"]) for row in records] == [
+        (row["method"], row["metric"], row["value"]) for row in theirs
+    ]
+    assert [row["metric"] for row in records] == ["test_accuracy", "speed_up"] * 2
+    assert float(records[0]["ours"]) == pytest.approx(best) and float(records[1]["ours"]) == 1.0
+    assert float(records[2]["difference"]) == pytest.approx(best - float(theirs[2]["value"]))

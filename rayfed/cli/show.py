@@ -3,8 +3,9 @@
 import inspect
 import json
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,6 +13,11 @@ from rayfed.cli.options import Overrides, catalogue, complete_job, complete_meth
 from rayfed.cli.text import aligned, harmless, print_table, shown
 from rayfed.errors import InputError, spelled
 
+if TYPE_CHECKING:
+    from rayfed.report.forms import Sheet
+    from rayfed.report.read import Run
+
+FORMS = ("text", "md", "latex", "csv")
 MOST_CLIENTS = 50  # in the table of `partition`
 PICTURES = (".png", ".svg", ".pdf")
 
@@ -207,41 +213,71 @@ def report(runs: tuple[Path, ...], output: Path | None) -> None:
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
 @click.option("--paper", metavar="PAPER/TABLE", help="Beside a paper's numbers, such as fedntd/table1.")
 @click.option("--of", type=click.Choice(["last", "best", "last_10"]), default="last", help="Accuracy to compare; last.")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["text", "md", "latex", "csv"]),
-    default="text",
-    help="Form of the table; text.",
-)
-def table(runs: tuple[Path, ...], paper: str | None, of: str, form: str) -> None:
+@click.option("--target", type=float, help="Also the rounds to this accuracy, such as 0.5, and the speed-up.")
+@click.option("--format", "form", type=click.Choice(FORMS), default="text", help="Form of the table; text.")
+def table(runs: tuple[Path, ...], paper: str | None, of: str, target: float | None, form: str) -> None:
     """Print the numbers of runs as a table.
 
     As papers do: means over seeds, and differences from the first run. A difference is the mean over pairs of runs with
     the same data, partition, seed and number of rounds; from three pairs on it has a 95 % bootstrap interval, and is
-    marked where that leaves 0 out. A run without such a pair is the first of its own. With --paper, the numbers from
-    jobs/papers stand beside ours, and what our runs did otherwise is named.
+    marked where that leaves 0 out. A run without such a pair is the first of its own, and the table says what it has
+    other than the first run. With --paper, each number of the paper's table in jobs/papers has a line of its own, with
+    ours beside it, and notes say what our runs did otherwise.
 
     \b
     Examples:
       rayfed table runs/comparison-mnist                    all runs of a grid
       rayfed table runs/fedavg runs/fedntd --of best --format latex
+      rayfed table runs/fedavg runs/fedntd --target 0.5     rounds to 50 %
       rayfed table runs/fedntd-table1 --paper fedntd/table1
     """
-    from rayfed.report import table as tables
+    from rayfed.report.table import sheet
+
+    if paper is not None and target is not None:
+        raise InputError("--target is for a table without --paper: a paper's numbers have the paper's target")
+    if target is not None and not 0 < target <= 1:
+        raise InputError(f"--target {target:g}: give an accuracy as a fraction of 1, such as 0.5 for 50 %")
+    if paper is not None:
+        print_paper(runs, paper, form, of)
+    else:
+        print_sheet(sheet(read_runs(runs), form, of, target), form)
+
+
+def print_paper(runs: Iterable[Path], name: str, form: str = "text", of: str = "last") -> None:
+    """Print a paper's table, such as fedntd/table1, beside the runs in these folders; `form` is one of `FORMS`."""
+    from rayfed.report.papers import read_paper, sheet
+
+    paper = read_paper(name)
+    print_sheet(sheet(read_runs(runs), paper, of), form)
+
+
+def read_runs(folders: Iterable[Path]) -> "list[Run]":
+    """The runs in these folders, each once. Raises `InputError` for a run with a damaged file."""
     from rayfed.report.read import find_runs, read_run
 
-    read = None if paper is None else tables.read_paper(paper)
-    folders = list(dict.fromkeys(folder for run in runs for folder in find_runs(run)))
-    found = tables.rows([read_run(folder) for folder in folders], of)
+    found = {path.resolve(): path for folder in folders for path in find_runs(folder)}
+    runs = []
+    for path in found.values():
+        try:
+            runs.append(read_run(path))
+        except InputError:
+            raise
+        except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
+            what = f"'{path}' cannot be read, as a file in it is not as a run wrote it: {error!r}"
+            raise InputError(f"{what}; put that file back, or leave this run out") from error
+    return runs
+
+
+def print_sheet(sheet: "Sheet", form: str) -> None:
+    """Print a table and its notes; beside comma-separated values, the notes go to standard error."""
+    from rayfed.report import forms
+
     if form == "csv":
-        print(tables.as_csv(found, read))
-        return
-    head, lines, notes = tables.cells_of(found, read, form)
-    lines = [[harmless(cell) for cell in line] for line in lines]
-    if form == "text":
-        print_table(head, lines)
+        print(forms.as_csv(sheet))
+        print(*map(harmless, sheet.notes), sep="\n", end="\n" if sheet.notes else "", file=sys.stderr)
+    elif form == "text":
+        print_table(sheet.head, sheet.lines)
+        print(*map(harmless, ["", *sheet.notes] if sheet.notes else []), sep="\n", end="\n" if sheet.notes else "")
     else:
-        print((tables.markdown if form == "md" else tables.latex)(head, lines))
-    for note in notes:
-        print(harmless(note), file=sys.stderr)
+        clean = sheet._replace(lines=[[harmless(cell) for cell in line] for line in sheet.lines])
+        print((forms.markdown if form == "md" else forms.latex)(clean._replace(notes=[*map(harmless, sheet.notes)])))

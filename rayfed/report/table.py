@@ -1,30 +1,33 @@
-"""Runs as a table, as papers print it: means over seeds, paired differences from the first run, the paper's numbers.
+"""Runs as a table, as papers print it: means over seeds, and paired differences from the first run.
 
 Accuracies are in percent. Two runs are a pair if they have the same data, partition, seed and number of rounds, so that
 only the method, or whatever else their jobs say, differs between them.
 """
 
-import csv
-import io
-import re
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rayfed.errors import InputError, did_you_mean
-from rayfed.grid import Cell, expand, spread
-from rayfed.job import MEASURE, differences, read_toml
-from rayfed.report.read import SEED, Group, Run, grouped, shorten
+from rayfed import metrics
+from rayfed.errors import InputError
+from rayfed.grid import spread
+from rayfed.job import MEASURE, differences
+from rayfed.report.forms import MARKS, Sheet, Stat, stat_text
+from rayfed.report.read import Run, grouped, shorten
 
 LAST = 10  # evaluated rounds in the mean of the last
 RESAMPLES = 10_000
 FEWEST = 3  # pairs for which an interval says anything
-PAPERS = Path("jobs/papers")
-
-Stat = tuple[float, float | None]  # a mean, and the sample standard deviation if there are several values
+PAIR = ("data", "partition", "seed", "number of rounds")  # what the two runs of a pair have in common
+HEADS = {
+    "best": "best (%)",
+    "last": "last (%)",
+    "last_10": f"mean of last {LAST} at most (%)",
+    "forgetting": "forgetting",
+}
 
 
 @dataclass(frozen=True)
@@ -48,46 +51,70 @@ class Row:
 
     name: str
     runs: Sequence[Run]
+    behind: Sequence[Run]  # with fewer rounds, so that they do not count
     figures: dict[str, Stat]  # best, last, last_10, forgetting
+    pairs: Sequence[tuple[Run, Run]]  # of the reference's runs and these; empty for a reference
     difference: Difference | None  # None for a reference
+    unlike: str  # of a reference that is not the first row: in what it differs, so that they are not compared
 
 
 def rows(runs: Sequence[Run], of: str = "last") -> list[Row]:
     """A row for each group; the difference `of` "best", "last" or "last_10" is from the first group that has its pairs.
 
-    Raises `InputError` for a run without an evaluated round.
+    Runs without an evaluated round are left out. Raises `InputError` if no other is there, and for two runs in a group
+    that are a pair: they would count as two seeds.
     """
-    groups = grouped(runs)
+    groups = grouped([run for run in runs if run.evaluated[1:].any()])
+    if not groups:
+        raise InputError(f"'{runs[0].folder}' has no evaluated round yet, so there is nothing to put into a table")
     made: list[Row] = []
     for name, group in zip(shorten(groups), groups, strict=True):
-        for run in group.runs:
-            if not (run.evaluated[1:]).any():
-                raise InputError(f"'{run.folder}' has no evaluated round yet, so there is nothing to put into a table")
-        figures = {key: spread([_figures(run)[key] for run in group.runs]) for key in _figures(group.runs[0])}
-        found = (_difference(row, group, of) for row in made if row.difference is None)
-        made.append(Row(name, group.runs, figures, next((difference for difference in found if difference), None)))
+        _refuse_twins(group.runs)
+        known = {key: spread([figures(run)[key] for run in group.runs]) for key in HEADS}
+        references = [(row, found) for row in made if not row.pairs and (found := _pairs(row.runs, group.runs))]
+        pairs: list[tuple[Run, Run]] = []
+        difference, unlike = None, ""
+        if references:
+            reference, pairs = references[0]
+            gaps = [figures(run)[of] - figures(other)[of] for other, run in pairs]
+            difference = Difference(reference.name, len(gaps), float(np.mean(gaps)), interval(gaps))
+        elif made:
+            unlike = _unlike(made[0].runs, group.runs)
+        made.append(Row(name, group.runs, group.behind, known, pairs, difference, unlike))
     return made
 
 
-def _figures(run: Run) -> dict[str, float]:
+def figures(run: Run) -> dict[str, float]:
+    """The numbers of an evaluated run by their keys in `HEADS`."""
     accuracy = 100 * run.rounds["test_accuracy"][run.evaluated][1:]
     last = float(np.mean(accuracy[-LAST:]))
     forgetting = float(run.rounds["forgetting"][run.evaluated][-1])
     return {"best": float(accuracy.max()), "last": float(accuracy[-1]), "last_10": last, "forgetting": forgetting}
 
 
-def _pair(run: Run) -> tuple[Any, ...]:
-    """What the two runs of a pair have in common."""
-    return run.job.get("seed", 0), *map(run.environment.get, ("data", "partition")), run.summary["rounds"]
+def pair_of(run: Run) -> tuple[Any, ...]:
+    """The values of `PAIR`."""
+    return *map(run.environment.get, ("data", "partition")), run.job.get("seed", 0), run.summary["rounds"]
 
 
-def _difference(reference: Row, group: Group, of: str) -> Difference | None:
-    known = {_pair(run): run for run in reference.runs}
-    pairs = [(known[_pair(run)], run) for run in group.runs if _pair(run) in known]
-    if not pairs:
-        return None
-    gaps = [_figures(run)[of] - _figures(other)[of] for other, run in pairs]
-    return Difference(reference.name, len(gaps), float(np.mean(gaps)), interval(gaps))
+def _pairs(reference: Sequence[Run], runs: Sequence[Run]) -> list[tuple[Run, Run]]:
+    known = {pair_of(run): run for run in reference}
+    return [(known[pair_of(run)], run) for run in runs if pair_of(run) in known]
+
+
+def _refuse_twins(runs: Sequence[Run]) -> None:
+    known: dict[tuple[Any, ...], Run] = {}
+    for run in runs:
+        other = known.setdefault(pair_of(run), run)
+        if other is not run:
+            text = "so they would count as two seeds although they are one; give only one of them"
+            raise InputError(f"'{other.folder}' and '{run.folder}' have the same {', '.join(PAIR)}, {text}")
+
+
+def _unlike(reference: Sequence[Run], runs: Sequence[Run]) -> str:
+    both = zip(PAIR, zip(*map(pair_of, reference), strict=True), zip(*map(pair_of, runs), strict=True), strict=True)
+    found = [name for name, theirs, ours in both if not {*theirs} & {*ours}]
+    return f"other {', '.join(found) or 'pairs of partition and seed'}"
 
 
 def interval(values: Sequence[float]) -> tuple[float, float] | None:
@@ -105,164 +132,113 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
     return float(low), float(high)
 
 
-# Beside a paper -------------------------------------------------------------------------------------------------------
+# As text --------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Theirs:
-    """A paper's number for a row: accuracy in percent, or forgetting."""
+def sheet(runs: Sequence[Run], form: str, of: str = "last", target: float | None = None) -> Sheet:
+    """The `rows` of runs in the form "text", "md", "latex" or "csv".
 
-    metric: str
-    value: float
-    spread: float  # nan where it gives none
-    stat: str  # of which round: best, last, or blank where the paper does not say
-    note: str
-
-
-@dataclass(frozen=True)
-class Paper:
-    """A table of a paper: its grid, and its numbers, by the name of a cell without the seed."""
-
-    cells: dict[str, Cell]
-    numbers: dict[str, list[Theirs]]
-
-    def of(self, run: Run) -> tuple[list[Theirs], list[str]]:
-        """The paper's numbers for a run, and how the run differs from the grid; nothing for a run of another grid."""
-        name = SEED.sub("", run.name)
-        if name not in self.cells:
-            return [], []
-        meant = protocol(self.cells[name].job().table())
-        return self.numbers.get(name, []), differences(meant, protocol(run.job), "in the grid", "here")
+    With a `target`, a fraction of 1, also the rounds to this accuracy, and how many times sooner than the reference.
+    """
+    found = rows(runs, of)
+    several = sum(not row.pairs for row in found) > 1
+    head = ["run", "seeds", "rounds", *HEADS.values(), "difference (points)", *(["from"] if several else [])]
+    head += [] if target is None else [f"rounds to {100 * target:g} %", "speed-up"]
+    lines, records = [], []
+    for row in found:
+        line = [row.name, str(len(row.runs)), rounds_text(row)]
+        line += [stat_text(row.figures[key], 3 if key == "forgetting" else 2) for key in HEADS]
+        line += [_gap(row, form), *([row.difference.reference if row.difference else ""] if several else [])]
+        record = _record(row)
+        if target is not None:
+            reached, faster = _to_target(row, target)
+            line += [_reached(reached), stat_text(spread(faster), 2) if faster else ""]
+            record |= {"reached": sum(each is not None for each in reached)}
+            record |= {"rounds_to_target": None if None in reached else spread(reached)[0]}  # type: ignore[arg-type]
+            record |= {"speed_up": spread(faster)[0] if faster else None}
+        lines.append(line)
+        records.append(record)
+    notes = [f"{row.name}: {note}" for row in found for note in remarks(row)]
+    for row in found:
+        if row.difference and len(row.pairs) < len(row.runs):
+            notes.append(
+                f"{row.name}: {len(row.pairs)} of its {len(row.runs)} runs have a pair in {row.difference.reference}"
+            )
+    if len(every := sorted({run.eval_every for row in found for run in row.runs})) > 1:
+        listed = " and ".join(map(str, every))
+        notes.append(f"train.eval_every is {listed}: best, the mean of the last and forgetting depend on it")
+    return Sheet(head, lines, notes + left_out(runs), records)
 
 
 def protocol(job: dict[str, Any]) -> dict[str, Any]:
-    """What a number depends on in a job's tables, but for the seed and where the images lie."""
+    """What a number depends on in a job's tables, but for the seed."""
     kept = {key: value for key, value in job.items() if key not in ("name", "seed", "ray", "output", *MEASURE)}
-    return {**kept, "data": {key: value for key, value in job["data"].items() if key not in ("source", "test")}}
+    return {**kept, "data": {key: value for key, value in job["data"].items() if key != "root"}}
 
 
-def read_paper(name: str, folder: Path = PAPERS) -> Paper:
-    """A table of a paper, such as fedntd/table1. Raises `InputError` where `folder` has no such grid."""
-    path = folder / f"{name}.toml"
-    if not path.is_file():
-        known = sorted(str(file.relative_to(folder).with_suffix("")) for file in folder.glob("*/*.toml"))
-        where = f"; the grids are sought in {folder}, below the current folder" if not known else ""
-        raise InputError(f"--paper {name}: there is no such grid{did_you_mean(name, known, '')}{where}")
-    cells = {SEED.sub("", cell.name): cell for cell in expand(read_toml(path))}
-    numbers: dict[str, list[Theirs]] = {}
-    with (path.parent / "results.csv").open(newline="") as file:
-        found = [line for line in csv.DictReader(file) if line["grid"] == path.stem]
-    for name, cell in cells.items():
-        numbers[name] = [
-            Theirs(line["metric"], float(line["value"]), float(line["spread"] or "nan"), line["stat"], line["note"])
-            for line in found
-            if (line["setting"], line["method"]) == (cell.setting, cell.method)
-        ]
-    return Paper(cells, numbers)
+def remarks(row: Row) -> list[str]:
+    """What the numbers of a row do not say."""
+    jobs = [copy.deepcopy(protocol(run.job)) for run in row.runs]
+    for job in jobs:
+        job["train"].pop("num_rounds")  # runs of a row have played equally many
+        job["data"]["partition"].pop("seed", None)
+    mixed = [text for job in jobs[1:] for text in differences(jobs[0], job, "in one run", "in another")]
+    notes = [f"its runs differ in more than their seeds: {text}" for text in dict.fromkeys(mixed)]
+    if row.behind:
+        names = ", ".join(f"{run.folder} ({run.summary['rounds']})" for run in row.behind)
+        notes.append(f"runs with fewer rounds are left out: {names}")
+    return notes
 
 
-# As text --------------------------------------------------------------------------------------------------------------
-
-HEADS = {
-    "best": "best (%)",
-    "last": "last (%)",
-    "last_10": f"mean of last {LAST} at most (%)",
-    "forgetting": "forgetting",
-}
-MARKS = {"text": "{}*", "md": "**{}**", "latex": r"\textbf{{{}}}"}  # of a difference that is sure
+def left_out(runs: Sequence[Run]) -> list[str]:
+    """Names the runs that have no row."""
+    return [f"{run.folder} is left out: no round has been evaluated yet" for run in runs if not run.evaluated[1:].any()]
 
 
-def cells_of(found: Sequence[Row], paper: Paper | None, form: str) -> tuple[list[str], list[list[str]], list[str]]:
-    """The head, the rows, and notes to be printed below them."""
-    head = ["run", "seeds", "rounds", *HEADS.values(), "difference (points)"]
-    head += ["paper's accuracy (%)", "ours less theirs", "paper's forgetting"] if paper else []
-    made, notes, known = [], [], False
-    for row in found:
-        played, wanted = row.runs[0].summary["rounds"], row.runs[0].job["train"]["num_rounds"]
-        line = [row.name, str(len(row.runs)), str(played) if played == wanted else f"{played} of {wanted}"]
-        line += [_stat(row.figures[key], 3 if key == "forgetting" else 2) for key in HEADS]
-        line += [_gap(row.difference, form)]
-        if paper:
-            theirs, differing = paper.of(row.runs[0])
-            known |= bool(theirs)
-            line += _beside(row, {number.metric: number for number in theirs})
-            notes += [f"{row.name}: {difference}" for difference in differing]
-            notes += [f"{row.name}: the paper's {number.metric} is {number.note}" for number in theirs if number.note]
-        made.append(line)
-    if paper and not known:
-        notes.append(f"the paper has no number for these runs; its grid's runs are named as {next(iter(paper.cells))}")
-    return head, made, notes
+def rounds_text(row: Row) -> str:
+    """The rounds that a row's runs have played, and how many they should play if these are more."""
+    played, wanted = row.runs[0].summary["rounds"], row.runs[0].job["train"]["num_rounds"]
+    return str(played) if played == wanted else f"{played} of {wanted}"
 
 
-def _beside(row: Row, theirs: Mapping[str, Theirs]) -> list[str]:
-    """The paper's accuracy, ours less theirs, and the paper's forgetting; '' where it has no such number."""
-    accuracy, forgetting = theirs.get("test_accuracy"), theirs.get("forgetting")
-    if accuracy is None:
-        return ["", "", _theirs(forgetting)]
-    gap = row.figures[accuracy.stat or "last"][0] - accuracy.value
-    return [f"{_theirs(accuracy)} ({accuracy.stat or 'round not said'})", f"{gap:+.2f}", _theirs(forgetting)]
+def accuracies(run: Run) -> np.ndarray:
+    """The accuracies (T,) after rounds 1 to T; nan, which reaches no target, where there was no evaluation."""
+    return run.rounds["test_accuracy"][1:]
 
 
-def _stat(stat: Stat, digits: int) -> str:
-    mean, deviation = stat
-    return f"{mean:.{digits}f}" + ("" if deviation is None else f" ± {deviation:.{digits}f}")
+def _to_target(row: Row, target: float) -> tuple[list[int | None], list[float]]:
+    """The first evaluated round with this accuracy for each run, and each pair's speed-up, unless one has none."""
+    reached = [metrics.rounds_to_target(accuracies(run), target) for run in row.runs]
+    faster = [metrics.speed_up(accuracies(run), accuracies(other), target) for other, run in row.pairs]
+    return reached, [] if None in faster else faster  # type: ignore[return-value]
 
 
-def _gap(difference: Difference | None, form: str) -> str:
-    if difference is None:
-        return ""
-    text = f"{difference.mean:+.2f}"
-    if difference.interval is not None:
-        text += f" [{difference.interval[0]:+.2f}, {difference.interval[1]:+.2f}]"
-    return MARKS[form].format(text) if difference.sure else text
+def _reached(rounds: Sequence[int | None]) -> str:
+    there = [number for number in rounds if number is not None]
+    if len(there) < len(rounds):
+        return f"reached by {len(there)} of {len(rounds)}" if there else "not reached"
+    return stat_text(spread(there), 1)
 
 
-def _theirs(number: Theirs | None) -> str:
-    return "" if number is None else _stat((number.value, None if np.isnan(number.spread) else number.spread), 2)
+def _gap(row: Row, form: str) -> str:
+    if row.difference is None:
+        return row.unlike
+    text = f"{row.difference.mean:+.2f}"
+    if row.difference.interval is not None:
+        text += f" [{row.difference.interval[0]:+.2f}, {row.difference.interval[1]:+.2f}]"
+    return MARKS[form].format(text) if row.difference.sure else text
 
 
-def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown."""
-    escaped = [[cell.replace("|", "\\|") for cell in line] for line in lines]
-    rule = ["---", *["---:"] * (len(head) - 1)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *escaped))
-
-
-def latex(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    """A table in LaTeX, for the package booktabs."""
-    rows = [" & ".join(_tex(cell) for cell in line) + r" \\" for line in (head, *lines)]
-    begin = rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}"
-    return "\n".join([begin, r"\toprule", rows[0], r"\midrule", *rows[1:], r"\bottomrule", r"\end{tabular}"])
-
-
-def _tex(cell: str) -> str:
-    bold = cell.startswith(r"\textbf{")
-    escaped = cell if bold else re.sub(r"([&%$#_{}])", r"\\\1", cell)
-    return escaped.replace("±", r"$\pm$")
-
-
-def as_csv(found: Sequence[Row], paper: Paper | None) -> str:
-    """Comma-separated values: plain numbers, each in a column of its own."""
-    table = []
-    for row in found:
-        line: dict[str, Any] = {"run": row.name, "seeds": len(row.runs), "rounds": row.runs[0].summary["rounds"]}
-        for key, (mean, deviation) in row.figures.items():
-            line |= {key: mean, f"{key}_spread": deviation}
-        gap = row.difference
-        low, high = gap.interval if gap and gap.interval else (None, None)
-        line |= {
-            "difference": gap and gap.mean,
-            "difference_from": low,
-            "difference_to": high,
-            "pairs": gap and gap.pairs,
-        }
-        if paper:
-            numbers = {number.metric: number for number in paper.of(row.runs[0])[0]}
-            for metric in ("test_accuracy", "forgetting"):
-                line |= {f"paper_{metric}": numbers[metric].value if metric in numbers else None}
-        table.append(line)
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(table[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(table)
-    return text.getvalue().rstrip("\n")
+def _record(row: Row) -> dict[str, Any]:
+    record: dict[str, Any] = {"run": row.name, "seeds": len(row.runs), "rounds": row.runs[0].summary["rounds"]}
+    for key, (mean, deviation) in row.figures.items():
+        record |= {key: mean, f"{key}_spread": deviation}
+    gap = row.difference
+    low, high = gap.interval if gap and gap.interval else (None, None)
+    return record | {
+        "difference": gap and gap.mean,
+        "difference_from": low,
+        "difference_to": high,
+        "pairs": gap and gap.pairs,
+        "reference": gap and gap.reference,
+    }

@@ -1,0 +1,177 @@
+"""How each kind of number in a paper is taken from a run: by hand, from tables written by hand."""
+
+import math
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import rayfed
+from rayfed.folder import tables
+from rayfed.folder.tables import NOTES, SCHEMAS
+from rayfed.report.ours import CLIENT, Theirs, ours, without
+from rayfed.report.papers import coverage
+from rayfed.report.read import read_run
+
+TINY = {"model.name": "lenet", "train.num_rounds": 1, "train.clients_per_round": 2, "train.local_steps": 1}
+CONFUSIONS = {"round": pa.int64(), "client": pa.int64(), "class": pa.string(), "predicted": pa.string()}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    return rayfed.run("jobs/quickstart.toml", {**TINY, "name": "a", "ray.mode": "off", "output.path": str(folder)}).path
+
+
+@pytest.fixture
+def folder(path, tmp_path, monkeypatch):
+    """A run's folder, to be given other tables."""
+    if "notes" not in SCHEMAS["rounds"].names:
+        monkeypatch.setitem(tables.SCHEMAS, "rounds", SCHEMAS["rounds"].append(pa.field("notes", NOTES)))
+    monkeypatch.setitem(tables.SCHEMAS, "confusions", pa.schema([*CONFUSIONS.items(), ("count", pa.int64())]))
+    return shutil.copytree(path, tmp_path / "run")
+
+
+def write(folder, name, rows):
+    shutil.rmtree(folder / f"{name}.parquet", ignore_errors=True)
+    pq.write_table(pa.Table.from_pylist(rows, tables.SCHEMAS[name]), folder / f"{name}.parquet")
+
+
+def with_accuracies(path, *accuracies):
+    """A run with these accuracies after rounds 1, 2, ..., not evaluated where they are nan."""
+    run, count = read_run(path), len(accuracies) + 1
+    rounds = {
+        "round": np.arange(count),
+        "test_accuracy": np.array([0.1, *accuracies]),
+        "forgetting": np.full(count, 0.2),
+    }
+    return replace(run, rounds=rounds, evaluated=~np.isnan(rounds["test_accuracy"]))
+
+
+def number(metric, stat="", note=""):
+    return Theirs(metric, "1.0", "", stat, note)
+
+
+def taken(run, metric, baseline=None, of="last", **more):
+    return ours(run, number(metric, **more), baseline, of)
+
+
+def test_accuracy_is_that_of_the_round_which_the_paper_names(path):
+    run = with_accuracies(path, 0.2, 0.6, 0.4)
+    assert taken(run, "test_accuracy", stat="best") == (60.0, "")
+    assert taken(run, "test_accuracy", stat="last") == (40.0, "")
+    assert taken(run, "test_accuracy", stat="last_10").value == pytest.approx(40.0)
+    unsaid = taken(run, "test_accuracy", of="best")
+    assert unsaid == (60.0, "the paper does not say of which round; ours is the best")
+    assert taken(run, "forgetting", stat="last") == (0.2, "")
+
+
+def test_rounds_and_speed_up_are_to_fedavgs_last_and_best_accuracy(path):
+    fedavg = with_accuracies(path, 0.2, 0.3, 0.5, 0.6, 0.55, 0.4)
+    run = with_accuracies(path, 0.35, 0.45, 0.7, 0.1, 0.1, 0.1)
+    assert taken(run, "rounds_to_target", fedavg) == (2, "")  # 0.4
+    assert taken(fedavg, "rounds_to_target", fedavg) == (6, "")  # the number of its rounds, as FedSSD prints it
+    assert taken(run, "speed_up", fedavg).value == pytest.approx(4 / 3)  # 0.6
+    assert taken(fedavg, "speed_up", fedavg).value == 1.0
+    late = with_accuracies(path, 0.1, 0.1)
+    assert math.isnan(taken(late, "rounds_to_target", fedavg).value)
+    assert taken(late, "rounds_to_target", fedavg).note == "FedAvg's last accuracy, 40.00 %, is not reached"
+    assert taken(late, "speed_up", fedavg).note == "FedAvg's best accuracy, 60.00 %, is not reached"
+    for metric in ("rounds_to_target", "speed_up"):
+        lacking = taken(run, metric)
+        assert math.isnan(lacking.value) and "needs the run of fedavg" in lacking.note
+
+
+def test_only_evaluated_rounds_reach_a_target(path):
+    fedavg = with_accuracies(path, np.nan, 0.3, np.nan, 0.5)
+    run = with_accuracies(path, np.nan, 0.6, np.nan, 0.6)
+    assert taken(run, "rounds_to_target", fedavg).value == 2
+    assert taken(run, "speed_up", fedavg).value == 2.0
+
+
+def test_a_classs_accuracy_is_that_of_the_named_round(path):
+    by_class = np.arange(30).reshape(3, 10) / 100
+    run = replace(read_run(path), class_rounds=np.array([0, 5, 10]), class_accuracy=by_class)
+    assert taken(run, "class_accuracy_3", note="global model after round 5").value == pytest.approx(13.0)
+    assert taken(run, "class_accuracy_3").value == pytest.approx(23.0)
+    missed = taken(run, "class_accuracy_3", note="global model after round 7")
+    assert math.isnan(missed.value) and missed.note == "there is no accuracy of this class after round 7"
+    assert math.isnan(taken(run, "class_accuracy_12").value)
+
+
+def test_a_clients_accuracy_is_that_of_the_client_whose_shares_are_nearest_to_the_papers(folder):
+    run = read_run(folder)
+    held = np.stack([np.full(10, 50), np.round(CLIENT * 300), np.round(CLIENT[::-1] * 300)]).astype(int)
+    clients, labels = np.nonzero(held)
+    partition = {"client": clients, "class": labels, "count": held[clients, labels]}
+    run = replace(run, partition=partition, num_clients=3)
+    asked = taken(run, "local_class_accuracy_4")
+    assert math.isnan(asked.value) and "client 1 by class was not measured" in asked.note
+
+    def cell(round, client, label, predicted, count):
+        names = {"class": run.classes[label], "predicted": run.classes[predicted]}
+        return {"round": round, "client": client, **names, "count": count}
+
+    right = [cell(2, 1, 4, 4, 30), cell(2, 1, 4, 7, 10), cell(2, 1, 7, 4, 5)]
+    others = [cell(1, 1, 4, 4, 1), cell(2, 0, 4, 4, 9), cell(2, None, 4, 9, 9), cell(2, 2, 4, 8, 3)]
+    write(folder, "confusions", [*others, *right])
+    measured = taken(run, "local_class_accuracy_4")
+    assert measured.value == pytest.approx(75.0)  # 30 of 40
+    assert measured.note.startswith("of client 1 after round 2; ") and "(L1 distance 0.0" in measured.note
+    assert taken(run, "local_class_accuracy_7").value == 0.0
+    assert math.isnan(taken(run, "local_class_accuracy_0").value)  # no test image of it was measured
+    write(folder, "confusions", others[1:])
+    assert "was not measured" in taken(run, "local_class_accuracy_4").note
+
+
+def write_notes(folder, rounds, clients):
+    """Notes of rounds as `{round: notes}` and of clients as `[(round, notes)]`; clients hold 10, 20, ... images."""
+    empty = dict.fromkeys(SCHEMAS["rounds"].names, 0)
+    write(folder, "rounds", [{**empty, "round": round, "notes": [*notes.items()]} for round, notes in rounds.items()])
+    rows = [(number, round, notes) for number, (round, notes) in enumerate(clients)]
+    held = [{"round": round, "client": k, "num_examples": 10 * k + 10, "notes": [*n.items()]} for k, round, n in rows]
+    write(folder, "clients", held)
+
+
+def test_alignment_is_that_of_the_last_measured_round(folder):
+    run = read_run(folder)
+    for metric in ("alignment_fc512_local", "alignment_fc512_global"):
+        lacking = taken(run, metric)
+        assert math.isnan(lacking.value) and 'measure = ["drift"]' in lacking.note
+    locals = [(2, {"drift.alignment": 0.5}), (2, {"drift.alignment": 0.25, "drift.alignment.fc9": 1.0})]
+    later = [(1, {"drift.alignment": 0.1}), *locals, (3, {"loss.cross_entropy": 1.0})]
+    write_notes(
+        folder, {0: {}, 1: {"drift.alignment.features": 0.9}, 2: {"drift.alignment.features": 0.8}, 3: {}}, later
+    )
+    assert taken(run, "alignment_fc512_local").value == pytest.approx(0.375)  # a plain mean over clients
+    assert taken(run, "alignment_fc512_global").value == pytest.approx(0.8)
+    write_notes(folder, {1: {"drift.alignment.a": 0.9, "drift.alignment.b": 0.8}}, [])
+    ambiguous = taken(run, "alignment_fc512_global")
+    assert math.isnan(ambiguous.value) and ambiguous.note.endswith("the run has drift.alignment.a, drift.alignment.b")
+    assert "width 128" in taken(run, "alignment_fc128_local").note
+
+
+def test_domains_have_their_accuracy_and_a_plain_mean(folder):
+    run = read_run(folder)
+    assert taken(run, "test_accuracy_dslr").note.endswith("have these domains: none")
+    write_notes(folder, {0: {"domain.DSLR": 0.1}, 1: {"domain.DSLR": 0.5, "domain.amazon": 0.25}, 2: {}}, [])
+    assert taken(run, "test_accuracy_dslr", stat="last") == (50.0, "")
+    assert taken(run, "test_accuracy_mean").value == pytest.approx(37.5)
+    assert "does not say of which round" in taken(run, "test_accuracy_mean").note
+    assert taken(run, "test_accuracy_webcam").note.endswith("have these domains: dslr, amazon")
+
+
+def test_a_run_without_these_tables_has_no_number_and_says_why(path):
+    """Every kind of number in the papers: either a number, or a reason."""
+    run = read_run(path)
+    for metric in {number.metric for _, number, _ in coverage()}:
+        found = taken(run, metric, run)
+        assert not math.isnan(found.value) or found.note, metric
+
+
+def test_an_unknown_metric_has_a_reason(path):
+    assert without("beauty") == "'beauty' is not a measure of rayfed"
+    assert taken(read_run(path), "beauty").note == "'beauty' is not a measure of rayfed"
