@@ -1,4 +1,4 @@
-"""A grid: one job file that stands for many runs, and the table of their results.
+"""A grid: one job file that stands for many runs.
 
 A `[grid]` table lists seeds, settings (a name and dotted overrides), methods (a name, a method, and overrides for that
 method alone), and values of single keys. Each combination is one run, named
@@ -13,10 +13,8 @@ method alone), and values of single keys. Each combination is one run, named
 ['t/fedavg/lr-0.01/seed-0', 't/fedavg/lr-0.1/seed-0']
 """
 
-import csv
-import io
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from statistics import mean, stdev
@@ -25,12 +23,6 @@ from typing import Annotated, Any
 from rayfed.errors import InputError, told
 from rayfed.job import NAME, Job, flat, make_job, override
 from rayfed.values import Checked, Ge, build
-
-FIGURES = {  # of a grid's table: where each stands in a run's summary
-    "best_accuracy": ("best", "test_accuracy"),
-    "last_accuracy": ("last", "test_accuracy"),
-    "forgetting": ("last", "forgetting"),
-}
 
 
 @dataclass(frozen=True)
@@ -177,37 +169,3 @@ def _refuse_twins(names: list[Any], where: str) -> None:
 def spread(values: Sequence[float]) -> tuple[float, float | None]:
     """The mean, and the sample standard deviation; None for a single value."""
     return mean(values), stdev(values) if len(values) > 1 else None
-
-
-def spread_text(mean: float, deviation: float | None) -> str:
-    """
-    >>> spread_text(*spread([0.5, 0.7])), spread_text(*spread([0.5]))
-    ('0.600 ± 0.141', '0.500')
-    """
-    return f"{mean:.3f}" + ("" if deviation is None else f" ± {deviation:.3f}")
-
-
-def tabulate(done: Iterable[tuple[Cell, Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """A row for each setting and method among finished cells, each cell given with its run's summary.
-
-    Over the seeds, `FIGURES` have their mean, and their deviation as `<figure>_spread`.
-    """
-    found: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
-    for cell, summary in done:
-        found.setdefault((cell.setting, cell.method), []).append(summary)
-    rows = []
-    for (setting, method), summaries in found.items():
-        row: dict[str, Any] = {"setting": setting, "method": method, "seeds": len(summaries)}
-        for figure, (when, key) in FIGURES.items():
-            row[figure], row[f"{figure}_spread"] = spread([summary[when][key] for summary in summaries])
-        rows.append(row)
-    return rows
-
-
-def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows of `tabulate` as comma-separated values."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()

@@ -15,7 +15,7 @@ from rayfed.cli import main
 from rayfed.cli.status import progress
 from rayfed.data import sources
 from rayfed.errors import InputError, WorkersLost
-from rayfed.grid import Cell, as_csv, expand, tabulate
+from rayfed.grid import Cell, expand
 from rayfed.job import read_job
 
 GRID = """
@@ -119,6 +119,17 @@ def test_a_job_without_a_grid_is_one_run(tables):
         ({}, {"seed": 1}, "'seed' is given by this job's grid"),
         ({}, {"method": "fedavg"}, "'method' is given by this job's grid"),
         ({}, {"grid": 3}, "grid = 3: this is a table, [grid]"),
+        ({"train.lr": 0.1}, {}, "grid: 'train.lr' = 0.1: give a list of values, such as"),
+        ({"train.lr": []}, {}, "grid: 'train.lr' = []: give a list of values, such as"),
+        ({"train.lr": [0.1, 0.1]}, {}, "grid: 'train.lr': 0.1 is listed 2 times"),
+        ({"train.lr": [0.1]}, {"train.lr": 1.0}, "'train.lr' is given by this job's grid; use grid.train.lr=[...]"),
+        ({"data.source": ["a/b"]}, {}, "grid: 'data.source': 'a/b' cannot be part of a run's name; give it as"),
+        ({"setting": [{"name": "a", "train.lr": 1}], "train.lr": [1]}, {}, "which grid.train.lr gives to every run"),
+        (
+            {"method": [{"name": "a", "method": "kd", "train.lr": 1}], "train.lr": [1]},
+            {},
+            "'a' and the grid's lists of values both give train.lr",
+        ),
     ],
 )
 def test_a_wrong_grid_is_refused(tables, change, overrides, message):
@@ -135,6 +146,30 @@ def test_a_method_may_have_keys_of_its_own(tables):
     assert [job.model.options for job in jobs.values()] == [{}, {}]
 
 
+def test_lists_of_values_are_combined_and_named_by_the_end_of_their_key(tables):
+    lists = {"seeds": [0], "method": ["fedavg", "fedntd"], "train": {"lr": [0.1, 1e-5]}, "data.augment.flip": [True]}
+    cells = expand(tables | {"grid": lists})
+    assert [cell.name for cell in cells] == [
+        f"g/{method}/lr-{lr}/flip-true/seed-0" for method in ("fedavg", "fedntd") for lr in ("0.1", "1e-05")
+    ]
+    assert [cell.job().train.lr for cell in cells] == [0.1, 1e-5] * 2
+    assert all(cell.job().data.augment.flip for cell in cells)
+    assert cells[2].job().method == expand(tables | {"grid": {}, "method": "fedntd"})[0].job().method
+    both = {"train.momentum": [0.0], "method.momentum": [0.5]}
+    names = [cell.name for cell in expand(tables | {"method": "fedavgm", "grid": both})]
+    assert names == ["g/train.momentum-0.0/method.momentum-0.5/seed-0"], "keys that end alike are whole"
+    assert [c.tables["model"] for c in expand(tables | {"grid": {"model": ["cnn", "lenet"]}})] == [
+        {"name": "cnn"},
+        {"name": "lenet"},
+    ]
+
+
+def test_the_command_line_gives_lists_of_values(tables):
+    del tables["grid"]
+    cells = expand(tables, {"grid.train.lr": [0.1, 0.2], "grid.seeds": [3]})
+    assert [cell.name for cell in cells] == ["g/lr-0.1/seed-3", "g/lr-0.2/seed-3"]
+
+
 def test_an_invalid_run_is_refused_by_its_name(tables):
     with pytest.raises(InputError, match="g/two/avg/seed-0: train: unknown key 'lrr'"):
         expand(tables, {"train.lrr": 1})[0].job()
@@ -147,27 +182,6 @@ def test_partitions_follow_the_seeds_of_the_runs_when_asked(tables):
     assert read_job({"name": "n"}, {"data.partition.seed": "run"}).data.partition.seed == 0
     with pytest.raises(InputError, match=r"data.partition.seed = 'walk': give a whole number"):
         read_job({"name": "n"}, {"data.partition.seed": "walk"})
-
-
-def summary(best: float, last: float, forgetting: float) -> dict:
-    return {"best": {"test_accuracy": best}, "last": {"test_accuracy": last, "forgetting": forgetting}}
-
-
-def test_the_table_has_means_and_deviations_over_seeds(tables):
-    cells = [cell for cell in expand(tables) if cell.setting == "two"]  # avg, prox, avg, prox
-    found = [summary(0.5, 0.4, 0.1), summary(0.9, 0.8, 0.0), summary(0.7, 0.6, 0.3)]
-    rows = tabulate(zip(cells, found, strict=False))
-    assert [(row["setting"], row["method"], row["seeds"]) for row in rows] == [("two", "avg", 2), ("two", "prox", 1)]
-    assert rows[0]["best_accuracy"] == pytest.approx(0.6)
-    assert rows[0]["best_accuracy_spread"] == pytest.approx(0.02**0.5)
-    assert (rows[1]["last_accuracy"], rows[1]["last_accuracy_spread"]) == (0.8, None)
-    lines = list(csv.DictReader(as_csv(rows).splitlines()))
-    assert list(lines[0]) == [
-        *("setting", "method", "seeds", "best_accuracy", "best_accuracy_spread"),
-        *("last_accuracy", "last_accuracy_spread", "forgetting", "forgetting_spread"),
-    ]
-    assert float(lines[0]["forgetting"]) == pytest.approx(0.2)
-    assert lines[1]["forgetting_spread"] == ""
 
 
 # The command ---------------------------------------------------------------------------------------------------------
@@ -190,7 +204,7 @@ def rayfed(*arguments: str):
     return CliRunner().invoke(main, arguments)
 
 
-def test_a_grid_runs_what_is_not_done_and_prints_its_table(folder):
+def test_a_grid_runs_what_is_not_done_and_prints_its_table(folder, tables):
     result = rayfed("run", "grid.toml", "--only", "*/seed-0")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
@@ -204,16 +218,16 @@ def test_a_grid_runs_what_is_not_done_and_prints_its_table(folder):
     assert "4 of 8 runs are done already\n" in result.stdout
     assert "\nrun 4/4  g/shards/prox/seed-1  best 0." in result.stdout
     table = list(csv.DictReader((folder / "runs/g/table.csv").read_text().splitlines()))
-    assert [(row["setting"], row["method"], row["seeds"]) for row in table] == [
-        (setting, method, "2") for setting in ("two", "shards") for method in ("avg", "prox")
+    assert [(row["run"], row["seeds"]) for row in table] == [
+        (f"{setting}/{method}", "2") for setting in ("two", "shards") for method in ("avg", "prox")
     ]
-    last = result.stdout.splitlines()[-1].split()
-    assert last[:3] == ["shards", "prox", "2"]
-    assert last[3] == f"{float(table[-1]['best_accuracy']):.3f}"
+    text = result.stdout.partition("runs/g/table.csv:\n")[2]
+    folders = [f"runs/{cell.name}" for cell in expand(tables)]
+    assert text == rayfed("table", *folders).stdout, "the table is that of `rayfed table`"
 
     result = rayfed("run", "grid.toml")
     assert "8 of 8 runs are done already" in result.stdout
-    assert "\nrun " not in result.stdout
+    assert "\nrun 1/" not in result.stdout
 
 
 def test_a_grid_repeats_unfinished_runs_and_refuses_another_grids_folders(folder):
@@ -281,4 +295,47 @@ def test_a_grid_reads_its_data_once_and_its_table_has_no_blank_columns(folder, m
     result = rayfed("run", "seeds.toml", "-s", "name=seeds")
     assert result.exit_code == 0, result.output
     assert places == ["data"] * 2, "another command reads again"
-    assert [line.split()[0] for line in result.stdout.splitlines()[-2:]] == ["seeds", "2"]
+    assert [line.split()[:2] for line in result.stdout.splitlines()[-2:]] == [["run", "seeds"], ["seeds", "2"]]
+
+
+# A paper's table -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def paper(folder):
+    """The grid as the table `p/t` of a paper, which prints a number for two of its four rows."""
+    (folder / "jobs/papers/p").mkdir(parents=True)
+    (folder / "jobs/papers/p/t.toml").write_text(GRID)
+    (folder / "jobs/papers/p/results.csv").write_text(
+        "table,grid,setting,method,metric,value,spread,stat,note\n"
+        "Table 1,t,two,avg,test_accuracy,50,0.5,last,\n"
+        "Table 1,t,two,prox,forgetting,0.25,,last,\n"
+    )
+    return folder
+
+
+def test_a_papers_table_is_run_and_printed_beside_the_papers_numbers(paper):
+    result = rayfed("reproduce", "p/t", "--rows", "two/*", "-s", "train.lr=0.05")
+    assert result.exit_code == 0, result.output
+    lines = result.stdout.splitlines()
+    assert [line.split()[:2] for line in lines[:4]] == [["run", f"{number}/4"] for number in (1, 2, 3, 4)]
+    summaries = [json.loads((paper / f"runs/g/two/avg/seed-{seed}/summary.json").read_text()) for seed in (0, 1)]
+    ours = np.mean([100 * summary["last"]["test_accuracy"] for summary in summaries])
+    row = next(line.split() for line in lines if line.startswith("avg"))
+    assert row[:6] == ["avg", "2", "1", "test_accuracy,", "last", "(%)"]
+    assert f"{ours:.2f}" in row
+    assert f"{ours - 50:+.2f}" in row
+    assert "train.lr is 0.01 in the grid, 0.05 here" in result.stdout
+    assert rayfed("reproduce", "p/t", "--rows", "two/*", "-s", "train.lr=0.05").stdout.startswith(
+        "4 of 4 runs are done"
+    )
+
+
+def test_a_papers_table_is_listed_and_a_wrong_name_is_refused(paper):
+    listed = rayfed("reproduce", "p/t", "--rows", "*/seed-1", "--list")
+    assert listed.stdout.splitlines() == [cell.name for cell in expand(tomllib.loads(GRID)) if cell.tables["seed"]]
+    wrong = rayfed("reproduce", "p/tt")
+    assert (wrong.exit_code, "'p/tt': there is no such grid; did you mean 'p/t'?" in wrong.stderr) == (2, True)
+    none = rayfed("reproduce", "p/t", "--rows", "fedntd")
+    assert (none.exit_code, "--rows 'fedntd': none of 8 runs matches" in none.stderr) == (2, True)
+    assert not (paper / "runs").exists()

@@ -19,7 +19,16 @@ from rayfed.cli.guard import guarded
 from rayfed.cli.text import StderrHandler
 from rayfed.folder.log import logging_to
 
-WITH_JOB = ("run", "resume", "replay", "submit", "data", "partition", "methods")  # they may import the user's modules
+WITH_JOB = (
+    "run",
+    "reproduce",
+    "resume",
+    "replay",
+    "submit",
+    "data",
+    "partition",
+    "methods",
+)  # they may import the user's modules
 
 
 @click.group(
@@ -44,6 +53,7 @@ def main(ctx: click.Context) -> None:
       rayfed partition jobs/quickstart.toml                the images of each class at each client
       rayfed report runs/fedavg runs/fedntd                compare runs on a page
       rayfed table runs/fedavg runs/fedntd                 their numbers, and differences
+      rayfed reproduce fedntd/table1 --list                the runs of a paper's table
       rayfed methods fedntd                                a method's paper and parameters
       rayfed keys ray                                      the keys of a job file that begin with ray
       rayfed completion bash >> ~/.bashrc                  complete job files, keys and methods
@@ -68,7 +78,16 @@ def completion(shell: str) -> None:
         print(script(main, {}, "rayfed", "_RAYFED_COMPLETE").source())
 
 
-runs = (train.run, train.resume, train.replay, cluster.submit, status.status, cluster.logs, cluster.stop)
+runs = (
+    train.run,
+    train.reproduce,
+    train.resume,
+    train.replay,
+    cluster.submit,
+    status.status,
+    cluster.logs,
+    cluster.stop,
+)
 for each in (*runs, show.methods, show.keys, show.data, show.partition, show.report, show.table):
     main.add_command(each)
 
@@ -76,7 +95,7 @@ for each in (*runs, show.methods, show.keys, show.data, show.partition, show.rep
 def command(arguments: Sequence[str] | None = None) -> None:
     """The command as it is typed: `main`, with a parent process that watches a training."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    if list(arguments[:1]) in (["run"], ["resume"]):
+    if list(arguments[:1]) in (["run"], ["reproduce"], ["resume"]):
         guarded(arguments)
         if not sys.stderr.isatty():  # where a spinner turns
             print("reading the job", file=sys.stderr, flush=True)

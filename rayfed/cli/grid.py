@@ -14,21 +14,30 @@ from rich.progress import TaskID
 from rayfed import experiment
 from rayfed.cli.display import Lines, cell_text, grid_bar, on_screen
 from rayfed.cli.exits import Failure, failures
-from rayfed.cli.text import duration, print_table, shown
+from rayfed.cli.show import print_sheet, read_runs
+from rayfed.cli.text import duration, shown
 from rayfed.data.sources import reading_once
 from rayfed.errors import InputError, Resumable
 from rayfed.folder.places import folder_of, is_done
 from rayfed.folder.storage import write_text
 from rayfed.folder.summary import read_summary
-from rayfed.grid import FIGURES, Cell, Ended, as_csv, spread_text, tabulate
+from rayfed.grid import Cell, Ended
 from rayfed.job import Job
 from rayfed.many import run_many
+from rayfed.report.forms import as_csv
+from rayfed.report.table import sheet
 
 FAILED = (1, Resumable.exit_code)  # exit codes of a run that does not end the others
 
 
-def run_grid(cells: list[Cell], jobs: list[Job], force: bool, other_bits: bool) -> None:
-    """Run the jobs, of chosen cells, that are not done, with a line for each; then show the results of all cells."""
+def run_grid(
+    cells: list[Cell],
+    jobs: list[Job],
+    force: bool,
+    other_bits: bool,
+    show: Callable[[list[Cell]], None] | None = None,
+) -> None:
+    """Run the jobs, of chosen cells, that are not done, with a line for each; then `show` the results of all cells."""
     todo = [job for job in jobs if force or not is_done(job)]
     if len(todo) < len(jobs):
         print(f"{len(jobs) - len(todo)} of {len(jobs)} runs are done already", flush=True)
@@ -50,7 +59,7 @@ def run_grid(cells: list[Cell], jobs: list[Job], force: bool, other_bits: bool) 
             failure.show()
             failed[name] = code
     finally:
-        show_results(cells)
+        (show or show_results)(cells)
     if failed:
         raise Failure("\n".join([f"error: {len(failed)} of {len(todo)} runs failed:", *failed]), min(failed.values()))
 
@@ -106,20 +115,20 @@ def watching(total: int) -> Iterator[Callable[[Sequence[Job]], None]]:
 
 def show_results(cells: list[Cell]) -> None:
     """Print the table of a grid's finished cells, and write it beside them."""
+    if not (done := finished(cells)):
+        return
+    found = sheet(read_runs(map(folder_of, done)), "text")
+    path = folder_of(replace(done[0], name=cells[0].grid)) / "table.csv"
+    write_text(path, as_csv(found) + "\n")
+    print(f"\n{len(done)} of {len(cells)} runs are done; mean ± deviation over seeds, in {shown(path)}:")
+    print_sheet(found, "text")
+
+
+def finished(cells: list[Cell]) -> list[Job]:
+    """The jobs of the cells that are done."""
     done = []
     for cell in cells:
         with suppress(InputError):  # a cell that was not chosen may be invalid
             if is_done(job := cell.job()):
-                done.append((cell, read_summary(folder_of(job))))
-    if not done:
-        return
-    rows = tabulate(done)
-    path = folder_of(replace(done[0][0].job(), name=cells[0].grid)) / "table.csv"
-    write_text(path, as_csv(rows))
-    print(f"\n{len(done)} of {len(cells)} runs are done; mean ± deviation over seeds, in {shown(path)}:")
-    listed = [key for key in ("setting", "method") if rows[0][key]]  # a grid of seeds alone has neither
-    shown_rows = [
-        [*(row[key] for key in listed), str(row["seeds"]), *(spread_text(row[f], row[f"{f}_spread"]) for f in FIGURES)]
-        for row in rows
-    ]
-    print_table([*listed, "seeds", *(figure.replace("_", " ") for figure in FIGURES)], shown_rows)
+                done.append(job)
+    return done

@@ -78,6 +78,13 @@ def complete_method(ctx: click.Context, param: click.Parameter, incomplete: str)
     return starting(incomplete, [entry["name"] for entry in catalogue()])
 
 
+def complete_paper(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """The papers' tables."""
+    from rayfed.report.papers import grids
+
+    return starting(incomplete, [*grids()])
+
+
 def starting(incomplete: str, words: list[str]) -> list[str]:
     return [word for word in words if word.startswith(incomplete)]
 

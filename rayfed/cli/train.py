@@ -1,4 +1,4 @@
-"""Commands that train: run, resume, replay."""
+"""Commands that train: run, reproduce, resume, replay."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rayfed.cli.options import Overrides, job_argument, set_option
+from rayfed.cli.options import Overrides, complete_paper, job_argument, set_option
 from rayfed.cli.profile import profile_option
 from rayfed.cli.text import busy
 from rayfed.errors import InputError, RunFailed
 from rayfed.runtime.profile import profile, span
 
 if TYPE_CHECKING:
-    pass
+    from rayfed.grid import Cell
 
 other_bits_option = click.option(
     "--other-bits",
@@ -55,10 +55,7 @@ def run(job: str, overrides: Overrides, force: bool, resume: bool, other_bits: b
         from rayfed.job import read_toml
 
         cells = expand(read_toml(job), dict(overrides))
-        chosen = [cell for cell in cells if fnmatch(cell.name, only) or fnmatch(cell.name, f"*/{only}")]
-        if not chosen:
-            none = f"none of {len(cells)} runs matches, such as '{cells[0].name}'; see --list"
-            raise InputError(f"--only '{only}': {none}")
+        chosen = matching(cells, only, "--only")
         jobs = [cell.job() for cell in chosen]  # the first brings torch
     if listed:
         print("\n".join(job.name for job in jobs))
@@ -74,6 +71,56 @@ def run(job: str, overrides: Overrides, force: bool, resume: bool, other_bits: b
             from rayfed.cli.display import on_screen
 
         on_screen(partial(experiment.run, jobs[0], force=force, resume=resume, other_bits=other_bits))
+
+
+def matching(cells: list[Cell], pattern: str, option: str) -> list[Cell]:
+    """The cells whose names match. Raises `InputError` if none does."""
+    found = [cell for cell in cells if fnmatch(cell.name, pattern) or fnmatch(cell.name, f"*/{pattern}")]
+    if not found:
+        none = f"none of {len(cells)} runs matches, such as '{cells[0].name}'; see --list"
+        raise InputError(f"{option} '{pattern}': {none}")
+    return found
+
+
+@click.command()
+@click.argument("table", metavar="PAPER/TABLE", shell_complete=complete_paper)
+@set_option
+@click.option("--rows", metavar="PATTERN", default="*", help="The runs whose names match: 'cifar10-shards-2/*'.")
+@other_bits_option
+@click.option("--list", "listed", is_flag=True, help="List the runs and do nothing.")
+def reproduce(table: str, overrides: Overrides, rows: str, other_bits: bool, listed: bool) -> None:
+    """Run what a paper's table needs, and print it.
+
+    Our numbers beside the paper's. The table is a grid in jobs/papers, in the paper's protocol: up to hundreds of runs
+    at full size, so see --list, and choose with --rows. Runs that are done are not run again, and runs that were begun
+    continue, so the command may be stopped and given again. What -s changes in the protocol is named below the table.
+
+    \b
+    Examples:
+      rayfed reproduce fedntd/table1 --list
+      rayfed reproduce fedntd/table1 --rows 'cifar10-shards-2/fed*/seed-0'
+      rayfed reproduce fedntd/table1 --rows 'mnist-shards-2/*' -s grid.seeds=[0] -s train.num_rounds=20
+    """
+    with busy(f"reading {table}"):
+        from rayfed.grid import expand
+        from rayfed.job import read_toml
+        from rayfed.report.papers import grid_of
+
+        chosen = matching(expand(read_toml(grid_of(table)), dict(overrides)), rows, "--rows")
+        jobs = [cell.job() for cell in chosen]
+    if listed:
+        print("\n".join(job.name for job in jobs))
+        return
+    from rayfed.cli.grid import finished, run_grid
+    from rayfed.cli.show import print_paper
+    from rayfed.folder.places import folder_of
+
+    def show(cells: list[Cell]) -> None:
+        if done := finished(cells):
+            print()
+            print_paper(map(folder_of, done), table)
+
+    run_grid(chosen, jobs, False, other_bits, show)
 
 
 @click.command()

@@ -52,13 +52,18 @@ def grids(folder: Path | None = None) -> dict[str, Path]:
     return {str(file.relative_to(folder).with_suffix("")): file for file in sorted(folder.glob("*/*.toml"))}
 
 
-def read_paper(name: str, folder: Path | None = None) -> Paper:
-    """A table of a paper, such as fedntd/table1. Raises `InputError` where `grids` has no such name."""
+def grid_of(name: str, folder: Path | None = None) -> Path:
+    """The job file of a paper's table. Raises `InputError` where `grids` has no such name."""
     known = grids(folder)
     if name not in known:
         text = "; the grids are sought in jobs/papers, below the current folder or in the repository of rayfed"
-        raise InputError(f"--paper {name}: there is no such grid{did_you_mean(name, known)}{'' if known else text}")
-    path = known[name]
+        raise InputError(f"'{name}': there is no such grid{did_you_mean(name, known)}{'' if known else text}")
+    return known[name]
+
+
+def read_paper(name: str, folder: Path | None = None) -> Paper:
+    """A table of a paper, such as fedntd/table1. Raises `InputError` where `grids` has no such name."""
+    path = grid_of(name, folder)
     cells = {SEED.sub("", cell.name): cell for cell in expand(read_toml(path))}
     with (path.parent / "results.csv").open(newline="", encoding="utf-8") as file:
         found = [line for line in csv.DictReader(file) if line["grid"] == path.stem]
