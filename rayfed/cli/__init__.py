@@ -13,13 +13,22 @@ import click
 from click.shell_completion import get_completion_class
 
 from rayfed import __version__
-from rayfed.cli import cluster, show, status, train
+from rayfed.cli import cluster, figure, show, status, train
 from rayfed.cli.exits import Commands
 from rayfed.cli.guard import guarded
 from rayfed.cli.text import StderrHandler
 from rayfed.folder.log import logging_to
 
-WITH_JOB = ("run", "resume", "replay", "submit", "data", "partition", "methods")  # they may import the user's modules
+WITH_JOB = (
+    "run",
+    "resume",
+    "replay",
+    "submit",
+    "data",
+    "partition",
+    "methods",
+    "figure",
+)  # they may import the user's modules
 
 
 @click.group(
@@ -44,6 +53,7 @@ def main(ctx: click.Context) -> None:
       rayfed partition jobs/quickstart.toml                the images of each class at each client
       rayfed report runs/fedavg runs/fedntd                compare runs on a page
       rayfed table runs/fedavg runs/fedntd                 their numbers, and differences
+      rayfed figure local runs/fedavg runs/fedntd          a figure as the papers have it
       rayfed methods fedntd                                a method's paper and parameters
       rayfed keys ray                                      the keys of a job file that begin with ray
       rayfed completion bash >> ~/.bashrc                  complete job files, keys and methods
@@ -69,7 +79,7 @@ def completion(shell: str) -> None:
 
 
 runs = (train.run, train.resume, train.replay, cluster.submit, status.status, cluster.logs, cluster.stop)
-for each in (*runs, show.methods, show.keys, show.data, show.partition, show.report, show.table):
+for each in (*runs, show.methods, show.keys, show.data, show.partition, show.report, show.table, figure.figure):
     main.add_command(each)
 
 

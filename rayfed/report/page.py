@@ -39,7 +39,7 @@ TEMPLATES.filters["toml"] = lambda value: json.dumps(value, ensure_ascii=False, 
 
 def write_report(folder: Path, path: Path | None = None) -> Path:
     """Make a run's page from its folder alone: `report.html` in it, or `path`. Raises `InputError`."""
-    with _shown(folder):
+    with legible(folder):
         page = run_page(read_run(folder))
     write_text(path := path or folder / "report.html", page)
     return path
@@ -49,17 +49,17 @@ def write_comparison(folders: Sequence[Path], path: Path) -> Path:
     """Make the page of several runs. The others are compared with the first. Raises `InputError`."""
     runs = []
     for folder in folders:
-        with _shown(folder):
+        with legible(folder):
             runs.append(read_run(folder))
-    with _shown(*folders):
+    with legible(*folders):
         page = comparison_page(runs)
     write_text(path, page)
     return path
 
 
 @contextmanager
-def _shown(*folders: Path) -> Iterator[None]:
-    """`InputError` in place of whatever a damaged file raises."""
+def legible(*folders: Path) -> Iterator[None]:
+    """`InputError` in place of whatever a damaged file raises while it is read and shown."""
     try:
         yield
     except InputError:
@@ -93,7 +93,7 @@ def run_page(run: Run) -> str:
 
 def card(folder: Path) -> str:
     """A run for a notebook: its numbers, and its accuracy by round. Raises `InputError`."""
-    with _shown(folder):
+    with legible(folder):
         run = read_run(folder)
         return TEMPLATES.get_template("card.html").render(run=run, headline=_headline(run), not_all=_not_all([run]))
 
