@@ -97,7 +97,7 @@ def figure(
 
 def draw_figure(kind: Kind, runs: Sequence[Path], path: Path, round: int | None, clients: Sequence[int]) -> None:
     from rayfed.report.page import legible
-    from rayfed.report.panels import save
+    from rayfed.report.panels import save, single
     from rayfed.report.read import find_runs, read_run
 
     folders = list(dict.fromkeys(folder for run in runs for folder in find_runs(run)))
@@ -112,5 +112,6 @@ def draw_figure(kind: Kind, runs: Sequence[Path], path: Path, round: int | None,
     from rayfed.report.features import Trained
 
     with busy("drawing"):
-        models = [Trained(run.name, *last_model(run.folder, round)) for run in read]
+        shown = single(read, "a checkpoint")
+        models = [Trained(name, *last_model(run.folder, round)) for name, run in shown.items()]
         save(draw, path, models)

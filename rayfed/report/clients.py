@@ -15,7 +15,7 @@ from rayfed.errors import InputError
 from rayfed.report.figures import WIDTH
 from rayfed.report.panels import MARKERS, apart, headline, in_rows, legend, line, panels
 from rayfed.report.read import Columns, Group, Run, of_clients
-from rayfed.report.svg import COLOURS
+from rayfed.report.svg import COLOURS, INK
 
 WHEN = {"before": "before (the global model)", "after": "after (the clients' models)"}
 WHERE = {"in_local": "own classes (in-local)", "out_local": "other classes (out-local)"}
@@ -81,7 +81,7 @@ def bars(axes: Axes, x: np.ndarray, heights: np.ndarray, deviations: np.ndarray,
         if when == "before"
         else {"facecolor": COLOURS[1], "edgecolor": COLOURS[1]}
     )
-    errors = {"elinewidth": 1.0, "ecolor": "#4d4d4d", "capsize": 2}
+    errors = {"elinewidth": 1.0, "ecolor": INK, "capsize": 2}
     axes.bar(x, heights, 0.38, yerr=deviations, label=label, error_kw=errors, linewidth=0.8, **look)
 
 
@@ -168,7 +168,7 @@ def outlying(values: np.ndarray) -> float:
 def scatter(axes: Axes, number: int, rounds: np.ndarray, x: np.ndarray, y: np.ndarray) -> None:
     """Points that are the more opaque the later their round."""
     first, last = rounds.min(), rounds.max()
-    opacity = FAINTEST + (1 - FAINTEST) * (rounds - first) / max(last - first, 1)
+    opacity = np.interp(rounds, [first, last], [FAINTEST, 1.0]) if last > first else 1.0
     look: dict[str, Any] = {"color": COLOURS[number], "marker": MARKERS[number], "s": 14, "linewidths": 0}
     axes.scatter(x, y, alpha=opacity, rasterized=len(x) > MOST_PATHS, **look)
 

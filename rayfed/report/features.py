@@ -20,7 +20,7 @@ from rayfed.errors import InputError
 from rayfed.local import EVALUATION_BATCH, Site
 from rayfed.methods.measures import sampled, see
 from rayfed.methods.views import RUNS
-from rayfed.report.panels import MARKERS, MOST_PANELS, bar_of, in_rows, legend, looks, panels, shortened
+from rayfed.report.panels import MARKERS, bar_of, in_rows, legend, looks, panels, shortened
 from rayfed.report.svg import COLOURS
 from rayfed.seeds import Purpose, seed_of
 from rayfed.weights import Weights, add, state_of, with_weights, zeros_like
@@ -43,7 +43,7 @@ class Trained:
 
     @property
     def title(self) -> str:
-        return f"{shortened(self.name)}, round {self.round}"
+        return f"{self.name}, round {self.round}"
 
     def rows(self, images: int) -> np.ndarray:
         """The test images to draw: those that the job's measures would take."""
@@ -72,7 +72,6 @@ def tsne(models: Sequence[Trained]) -> Figure:
     Each model has a map of its own: only who is whose neighbour can be compared, not places. Of global models only:
     a run keeps no clients' models.
     """
-    refuse_many(models)
     planes = [(embedded(features), labels) for features, labels in (trained.features() for trained in models)]
     figure, axes = in_rows("Features of test images (t-SNE)", len(models), 4.2 if len(models) < 3 else 3.2)
     for place, trained, (plane, labels) in zip(axes.flat, models, planes, strict=False):
@@ -100,7 +99,6 @@ def hypersphere(models: Sequence[Trained]) -> Figure:
     Only of a model with two features, which `project = 2` gives: a projection of more would not be what its head sees.
     FedNTD normalises features in the network; here they are normalised to be drawn.
     """
-    refuse_many(models)
     seen = [trained.features() for trained in models]
     for trained, (features, _) in zip(models, seen, strict=True):
         if features.shape[1] != 2:
@@ -114,11 +112,15 @@ def hypersphere(models: Sequence[Trained]) -> Figure:
         classes = trained.site.federation.train.classes
         rings = (1 + 0.07 * labels)[:, None]
         by_class(circle, rings * np.stack([np.cos(angles), np.sin(angles)], axis=1), labels, classes)
-        circle.set(title=trained.title, xlabel="feature 1 / length", ylabel="feature 2 / length", aspect="equal")
+        circle.set(title=trained.title, xlabel="direction of the features\n(a ring for each class)", aspect="equal")
+        circle.set(xticks=[], yticks=[])
         grid = np.linspace(-np.pi, np.pi, 361)
         for c in [c for c in range(min(len(classes), CLASSES)) if (labels == c).any()]:
             look = {**looks(c), "markevery": (c * 4, 40), "markersize": 4}
-            curve.plot(np.degrees(grid), density(angles[labels == c], grid), **look)
+            height = density(angles[labels == c], grid)
+            curve.plot(np.degrees(grid), height, **look)
+            top = np.degrees(grid[height.argmax()]), height.max()
+            curve.annotate(shortened(classes[c]), top, (0, 4), textcoords="offset points", ha="center")
         curve.set(title="density of each class", xlabel="angle (degrees)", ylabel="density (per radian)")
         curve.set_xticks(range(-180, 181, 90))
     name_all(figure, axes, models)
@@ -138,7 +140,6 @@ def landscape(models: Sequence[Trained]) -> Figure:
     FedNTD's Fig. 14b is along the Hessian's eigenvectors, which are another pair in each model; here the same random
     pair is scaled to each model's filters, so that models can be compared.
     """
-    refuse_many(models)
     steps = np.linspace(-REACH, REACH, STEPS)
     losses = [around(trained, steps) for trained in models]
     known = np.concatenate([loss[np.isfinite(loss)] for loss in losses])
@@ -208,8 +209,3 @@ def name_all(figure: Figure, axes: np.ndarray, models: Sequence[Trained]) -> Non
     if number > CLASSES:
         figure.supxlabel(f"the first {CLASSES} of {number} classes", fontsize="small")
     legend(figure, axes.flat[0])
-
-
-def refuse_many(models: Sequence[Trained]) -> None:
-    if len(models) > MOST_PANELS:
-        raise InputError(f"{len(models)} runs do not fit into one figure; give up to {MOST_PANELS}")

@@ -166,7 +166,7 @@ def draw_confusion(place: Any, matrix: Array, classes: Sequence[str]) -> Any:
         return drawn
     place.set_xticks(range(len(classes)), [shortened(name) for name in classes], rotation=90)
     place.tick_params(axis="x", length=0)
-    for true, predicted in np.argwhere(np.nan_to_num(rates) >= 0.5):
+    for true, predicted in np.argwhere(np.nan_to_num(rates) >= 1):
         colour = "white" if rates[true, predicted] > 45 else "black"
         text = {"ha": "center", "va": "center", "fontsize": 6, "color": colour}
         place.text(predicted, true, f"{rates[true, predicted]:.0f}", **text)
