@@ -5,6 +5,7 @@ import re
 import shutil
 import sys
 from dataclasses import replace
+from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
@@ -35,7 +36,7 @@ from rayfed.report.svg import STYLE
 from rayfed.weights import state_of
 
 HOSTILE = ("<script>alert(1)</script>", "$x_{", "\u72ac \U0001f415", "a" * 60)
-FROM_TABLES = {name: kind for name, kind in KINDS.items() if kind.module != "features"}
+FROM_TABLES = {name: kind for name, kind in KINDS.items() if not kind.of_checkpoints}
 
 
 @pytest.fixture(scope="module")
@@ -283,7 +284,7 @@ def test_names_are_text_in_every_figure(kind, full, tmp_path):
     words = [element.text for element in ElementTree.fromstring(text).iter() if element.text]
     assert "<script" not in text and "<b>" not in text
     assert any("<b>$y$" in word for word in words), "a name is text, and not a formula"
-    if KINDS[kind].module == "global_model" and kind != "consistency":
+    if kind in ("forgetting", "confusion", "counts"):
         assert HOSTILE[1] in words and HOSTILE[2] in words
     with Image.open(tmp_path / "a.png") as picture:
         assert picture.width == 1350
@@ -433,6 +434,12 @@ def test_the_command_lists_the_kinds_and_refuses_in_words(folders, tmp_path):
         assert (done.exit_code, words in done.stderr) == (2 if words else 0, True), done.stderr
 
 
+def test_the_documentation_has_the_kinds_and_their_papers():
+    text = (Path(__file__).parents[1] / "docs/figures.md").read_text()
+    rows = re.findall(r"^\| `([\w-]+)` \| .*? \| (.*?) \|", text, re.MULTILINE)
+    assert rows == [(name, kind.papers) for name, kind in KINDS.items()]
+
+
 def test_a_damaged_table_is_one_message(copy, tmp_path):
     (copy / "clients.parquet/round-00000.parquet").write_bytes(b"PAR1")
     done = figure("local", copy, "-o", tmp_path / "a.svg")
@@ -444,8 +451,12 @@ def test_more_runs_than_fit_are_refused(runs):
         clients.local(runs[:1] * 7)
 
 
-def test_the_summary_is_json_and_the_metrics_agree(runs):
-    """The forgetting in a panel's title is the run's."""
+def test_runs_whose_shortened_names_are_the_same_are_numbered(runs):
+    long = [replace(run, job={**run.job, "name": f"{number}-{'x' * 40}"}) for number, run in enumerate(runs)]
+    assert [*apart(long)] == [f"{number}: …{'x' * 23}" for number in (1, 2)]
+
+
+def test_the_title_of_a_panel_has_the_runs_forgetting(runs):
     summary = json.loads((runs[0].folder / "summary.json").read_text())
     (place, *_) = drawn(global_model.forgetting, runs[:1]).axes
     assert place.get_title(loc="left") == f"fedavg: {100 * summary['last']['forgetting']:.1f} points at the end"

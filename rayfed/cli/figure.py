@@ -16,34 +16,31 @@ from rayfed.errors import InputError, did_you_mean
 
 
 class Kind(NamedTuple):
-    """A kind of figure: the module and function that draw it, a sentence, and the figures that it redraws."""
+    """A kind of figure: the function in `rayfed.report` that draws it, a sentence, and the figures that it redraws."""
 
-    module: str
-    function: str
+    drawn_by: str
     what: str
     papers: str
     takes: Sequence[str] = ()  # of --round and --client
 
+    @property
+    def of_checkpoints(self) -> bool:
+        """Whether it draws models, not tables."""
+        return self.drawn_by.startswith("features:")
 
-ON_CHECKPOINT = "features"  # the module that draws models, not tables
+
+ROUND, BOTH = ["round"], ["round", "client"]
 KINDS = {
-    "forgetting": Kind("global_model", "forgetting", "accuracy that each class has lost, by round", "FedNTD 2"),
-    "consistency": Kind(
-        "global_model", "consistency", "cosine of class accuracies of one round and the next", "FedNTD 2b"
-    ),
-    "local": Kind("clients", "local", "accuracy before and after local training, by round", "FedCAD 1, FedSSD 2 and 7"),
-    "in-out": Kind("clients", "in_out", "the same on a client's own and on other classes", "FedNTD 4 and 6", ["round"]),
-    "divergence": Kind("clients", "divergence", "distances of weights and of label distributions", "FedNTD 8"),
-    "confusion": Kind(
-        *("global_model", "confusion", "confusion matrices, global and of clients"),
-        *("FedSSD 4, FedCAD 2", ["round", "client"]),
-    ),
-    "counts": Kind("global_model", "counts", "classes that clients hold and that the model predicts", "FedLMD 2"),
-    "tsne": Kind("features", "tsne", "features of test images in a plane, by t-SNE", "FedNTD 21, FedCSD 7", ["round"]),
-    "hypersphere": Kind("features", "hypersphere", "two features of test images on a circle", "FedNTD 18", ["round"]),
-    "landscape": Kind(
-        "features", "landscape", "loss around the weights, two random directions", "FedNTD 14b", ["round"]
-    ),
+    "forgetting": Kind("global_model:forgetting", "accuracy that each class has lost, by round", "FedNTD 2"),
+    "consistency": Kind("global_model:consistency", "cosine of class accuracies, round after round", "FedNTD 2b"),
+    "local": Kind("clients:local", "accuracy before and after local training", "FedCAD 1, FedSSD 2 and 7"),
+    "in-out": Kind("clients:in_out", "the same on a client's own and on other classes", "FedNTD 4 and 6", ROUND),
+    "divergence": Kind("clients:divergence", "distances of weights and of label distributions", "FedNTD 8"),
+    "confusion": Kind("global_model:confusion", "confusion matrices, global and clients'", "FedSSD 4, FedCAD 2", BOTH),
+    "counts": Kind("global_model:counts", "classes that clients hold and that the model predicts", "FedLMD 2"),
+    "tsne": Kind("features:tsne", "features of test images in a plane, by t-SNE", "FedNTD 21, FedCSD 7", ROUND),
+    "hypersphere": Kind("features:hypersphere", "two features of test images on a circle", "FedNTD 18", ROUND),
+    "landscape": Kind("features:landscape", "loss around the weights, in two directions", "FedNTD 14b", ROUND),
 }
 
 
@@ -55,9 +52,7 @@ def complete_kind(ctx: click.Context, param: click.Parameter, incomplete: str) -
 @click.argument("kind", required=False, shell_complete=complete_kind)
 @click.argument("runs", nargs=-1, metavar="RUN...", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The picture: .svg, .png or .pdf; KIND.svg here.")
-@click.option(
-    "--round", type=int, help="The round: confusion, in-out, and those of a checkpoint; the last if not given."
-)
+@click.option("--round", type=int, help="The round of in-out, confusion and of a checkpoint; the last, if not given.")
 @click.option("--client", "clients", type=int, multiple=True, help="A client, of confusion. May be given often.")
 def figure(
     kind: str | None, runs: tuple[Path, ...], output: Path | None, round: int | None, clients: tuple[int, ...]
@@ -101,10 +96,11 @@ def draw_figure(kind: Kind, runs: Sequence[Path], path: Path, round: int | None,
     from rayfed.report.read import find_runs, read_run
 
     folders = list(dict.fromkeys(folder for run in runs for folder in find_runs(run)))
-    draw = getattr(import_module(f"rayfed.report.{kind.module}"), kind.function)
+    module, _, function = kind.drawn_by.partition(":")
+    draw = getattr(import_module(f"rayfed.report.{module}"), function)
     with legible(*folders):
         read = [read_run(folder) for folder in folders]
-        if kind.module != ON_CHECKPOINT:
+        if not kind.of_checkpoints:
             options = {"round": round} if "round" in kind.takes else {}
             save(draw, path, read, **options, **({"clients": clients} if "client" in kind.takes else {}))
             return

@@ -147,13 +147,14 @@ def landscape(models: Sequence[Trained]) -> Figure:
     levels = np.geomspace(low, high * 1.0001, 13)
     figure, axes = in_rows("Loss around the weights", len(models), 3.6 if len(models) < 3 else 3.0)
     for place, trained, loss in zip(axes.flat, models, losses, strict=False):
+        inks = ["white"] * 6 + ["black"] * 7  # on dark and on light
         options = {"levels": levels, "norm": LogNorm(low, high * 1.0001)}
         drawn = place.contourf(steps, steps, np.ma.masked_invalid(loss), cmap="cividis", **options)
-        lines = place.contour(steps, steps, np.ma.masked_invalid(loss), colors="black", linewidths=0.5, **options)
+        lines = place.contour(steps, steps, np.ma.masked_invalid(loss), colors=inks, linewidths=0.6, **options)
         place.clabel(lines, fmt=lambda value: f"{value:.2g}", fontsize=6)
         place.plot(0, 0, "+", color="white", markersize=9, markeredgewidth=1.5)
         place.set(title=trained.title, xlabel="direction 1 (filter norms)", ylabel="direction 2 (filter norms)")
-        place.set(aspect="equal")
+        place.set(aspect="equal", xticks=np.linspace(-REACH, REACH, 5), yticks=np.linspace(-REACH, REACH, 5))
         place.grid(False)
     bar_of(figure, drawn, axes, "mean loss per image (nats)", format="%.2g", ticks=levels[::2])
     return figure

@@ -1,6 +1,7 @@
 """Panels of a figure of its own: runs side by side with shared axes, in looks that differ in grey too, and its file."""
 
 import logging
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from rayfed.report.read import Group, Run, grouped, shorten
 from rayfed.report.svg import COLOURS, METADATA, STYLE
 
 log = logging.getLogger(__name__)
+GLYPH = "Glyph .* missing"
 MARKERS = ("o", "s", "^", "D", "v", "X", "P")  # with six colours, 42 looks
 LINES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 1.5, 1.5, 1.5)))
 MOST_PANELS = 6  # side by side
@@ -33,11 +35,11 @@ def save(draw: Callable[..., Figure], path: Path, *args: Any, **kwargs: Any) -> 
     """
     options = {"svg.hashsalt": draw.__name__}
     with style.context(["default", STYLE, options]), warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
+        warnings.filterwarnings("always", GLYPH)
         figure = draw(*args, **kwargs)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150, metadata=METADATAS.get(path.suffix))
-    if path.suffix != ".svg" and any("missing from" in str(each.message) for each in warned):
+    if path.suffix != ".svg" and any(re.match(GLYPH, str(each.message)) for each in warned):
         log.warning("a name has letters that the font lacks: they are boxes; an .svg file shows them")
 
 
@@ -46,7 +48,10 @@ def apart(runs: Sequence[Run]) -> dict[str, Group]:
     groups = grouped(runs)
     if len(groups) > MOST_PANELS:
         raise InputError(f"{len(groups)} runs do not fit into one figure; give up to {MOST_PANELS}")
-    return dict(zip(map(shortened, shorten(groups)), groups, strict=True))
+    names = [shortened(name) for name in shorten(groups)]
+    if len({*names}) < len(names):
+        names = [f"{number}: {name}" for number, name in enumerate(names, start=1)]  # in the order given
+    return dict(zip(names, groups, strict=True))
 
 
 def single(runs: Sequence[Run], what: str) -> dict[str, Run]:
