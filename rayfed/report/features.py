@@ -20,7 +20,8 @@ from rayfed.errors import InputError
 from rayfed.local import EVALUATION_BATCH, Site
 from rayfed.methods.measures import sampled, see
 from rayfed.methods.views import RUNS
-from rayfed.report.panels import MARKERS, bar_of, in_rows, legend, looks, panels, shortened
+from rayfed.report.figures import WIDTH
+from rayfed.report.panels import MARKERS, SQUARE, bar_of, in_rows, legend, looks, panels, shortened
 from rayfed.report.svg import COLOURS
 from rayfed.seeds import Purpose, seed_of
 from rayfed.weights import Weights, add, state_of, with_weights, zeros_like
@@ -73,7 +74,7 @@ def tsne(models: Sequence[Trained]) -> Figure:
     a run keeps no clients' models.
     """
     planes = [(embedded(features), labels) for features, labels in (trained.features() for trained in models)]
-    figure, axes = in_rows("Features of test images (t-SNE)", len(models), 4.2 if len(models) < 3 else 3.2)
+    figure, axes = squares("Features of test images (t-SNE)", len(models))
     for place, trained, (plane, labels) in zip(axes.flat, models, planes, strict=False):
         by_class(place, plane, labels, trained.site.federation.train.classes)
         place.set(title=trained.title, xticks=[], yticks=[], xlabel="t-SNE 1 (no unit)", ylabel="t-SNE 2 (no unit)")
@@ -145,7 +146,7 @@ def landscape(models: Sequence[Trained]) -> Figure:
     known = np.concatenate([loss[np.isfinite(loss)] for loss in losses])
     low, high = max(known.min(initial=np.inf), 1e-6), max(known.max(initial=0), 1e-5)
     levels = np.geomspace(low, high * 1.0001, 13)
-    figure, axes = in_rows("Loss around the weights", len(models), 3.6 if len(models) < 3 else 3.0)
+    figure, axes = squares("Loss around the weights", len(models))
     for place, trained, loss in zip(axes.flat, models, losses, strict=False):
         inks = ["white"] * 6 + ["black"] * 7  # on dark and on light
         options = {"levels": levels, "norm": LogNorm(low, high * 1.0001)}
@@ -194,6 +195,11 @@ def by_class(axes: Axes, points: np.ndarray, labels: np.ndarray, classes: Sequen
         axes.scatter(
             own[:, 0], own[:, 1], alpha=0.7, linewidths=0, rasterized=True, label=shortened(classes[c]), **look
         )
+
+
+def squares(title: str, count: int) -> tuple[Figure, np.ndarray]:
+    """Panels whose axes are as long as each other."""
+    return in_rows(title, count, 4.0 if count < 3 else 3.0, width=SQUARE if count == 1 else WIDTH)
 
 
 def name_clouds(axes: Axes, points: np.ndarray, labels: np.ndarray, classes: Sequence[str]) -> None:

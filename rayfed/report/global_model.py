@@ -13,8 +13,10 @@ from matplotlib.figure import Figure
 
 from rayfed import metrics
 from rayfed.errors import InputError
+from rayfed.report.figures import WIDTH
 from rayfed.report.panels import (
     SHARES,
+    SQUARE,
     apart,
     bar_of,
     cells,
@@ -102,8 +104,9 @@ def confusion(runs: Sequence[Run], round: int | None = None, clients: Sequence[i
     shown = single(runs, "a confusion matrix")
     found = {name: matrices(run, round, clients) for name, run in shown.items()}
     columns = max(len(matrices) for _, matrices in found.values())
-    side = 9.0 / columns
-    figure, axes = panels("Confusion of classes", len(shown), columns, min(side + 0.35, 5.0))
+    side = WIDTH / columns
+    size = {"height": min(side + 0.35, 5.0), "width": SQUARE + 0.6 if columns == 1 else WIDTH}
+    figure, axes = panels("Confusion of classes", len(shown), columns, **size)
     for places, (name, (number, of_run)) in zip(axes, found.items(), strict=True):
         run = shown[name]
         for place in places[len(of_run) :]:

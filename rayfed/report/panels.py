@@ -24,6 +24,7 @@ GLYPH = "Glyph .* missing"
 MARKERS = ("o", "s", "^", "D", "v", "X", "P")  # with six colours, 42 looks
 LINES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 1.5, 1.5, 1.5)))
 MOST_PANELS = 6  # side by side
+SQUARE = 5.0  # inches, the width of a single square panel
 SHARES = LinearSegmentedColormap.from_list("shares", ["#ffffff", "#56b4e9", "#0072b2", "#00233a"])  # ever darker
 METADATAS = {".svg": METADATA, ".pdf": {"CreationDate": None}}  # the same bytes for the same numbers
 
@@ -68,9 +69,11 @@ def shortened(name: str) -> str:
     return name if len(name) <= LONGEST_NAME else f"…{name[1 - LONGEST_NAME :]}"
 
 
-def panels(title: str, rows: int, columns: int, height: float, **options: Any) -> tuple[Figure, np.ndarray]:
-    """A titled figure over the page's width with rows of panels, and their axes (rows, columns)."""
-    figure = Figure(figsize=(WIDTH, rows * height + 0.5))
+def panels(
+    title: str, rows: int, columns: int, height: float, width: float = WIDTH, **options: Any
+) -> tuple[Figure, np.ndarray]:
+    """A titled figure, as wide as the page or less, with rows of panels, and their axes (rows, columns)."""
+    figure = Figure(figsize=(width, rows * height + 0.5))
     axes = figure.subplots(rows, columns, squeeze=False, **options)
     headline(figure, title)
     return figure, axes
