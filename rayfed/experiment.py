@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from torch import nn
 
 from rayfed import engine
 from rayfed.engine import ClientRow, Round
@@ -31,7 +32,7 @@ from rayfed.runtime.aside import aside
 from rayfed.runtime.profile import profile, span, timed
 from rayfed.runtime.workers import open_workers, opened
 from rayfed.seeds import cohort
-from rayfed.weights import Weights
+from rayfed.weights import Weights, with_weights
 
 log = logging.getLogger(__name__)
 
@@ -169,6 +170,23 @@ def replay(run: str | Path, round: int, client: int, *, method: Method | None = 
         _, (arrival,) = next(workers.train(opening.broadcast, [(client,)], last.memories))
     rows = {(row["round"], row["client"]): row["train_loss"] for row in _rows(job, "clients")}
     return arrival.row, rows.get((round, client))
+
+
+def last_model(run: str | Path, round: int | None = None) -> tuple[Site, int, nn.Module]:
+    """A run's site, and the round and the global model, in eval mode, of its newest checkpoint, or that of a `round`.
+
+    Raises `InputError` where there is no such checkpoint, or the job's data have changed.
+    """
+    if (job := _job_of(run, None, None)) is None:
+        raise InputError(f"'{run}' is not the folder of a run")
+    saved = newest(checkpoints_of(job), before=None if round is None else round + 1)
+    if saved is None or (round is not None and saved.round != round):
+        kept = f"; the newest before it is of round {saved.round}" if saved else ""
+        which = "no checkpoint" if round is None else f"no checkpoint of round {round}{kept}"
+        raise InputError(f"'{run}' holds {which}; a run keeps the newest two")
+    site = open_site(job)
+    saved.refuse_another(site)
+    return site, saved.round, with_weights(site.model, saved.weights(site)).eval()
 
 
 def _rows(job: Job, name: str) -> list[dict[str, Any]]:

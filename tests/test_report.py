@@ -495,14 +495,14 @@ def test_notes_are_drawn_as_means_over_images_where_there_are_any(keeper):
     nan = float("nan")
     for round, pair in {
         1: ([("loss.a", 1.0), ("loss.b", 7.0)], [("loss.a", 3.0), ("loss.b", nan)]),
-        2: ([("loss.a", 5.0), ("local.after.accuracy", nan)], []),
+        2: ([("loss.a", 5.0), ("local.before.accuracy", 0.5), ("local.after.accuracy", nan)], []),
     }.items():
         of_both = zip((10, 30), pair, strict=True)
         rows = [{**row, "round": round, "num_examples": images, "notes": notes} for images, notes in of_both]
         write_round(path, round, {"clients": rows})
     run = read_run(path)
     found = {name: [list(of) for of in line] for name, line in run.notes.items()}
-    assert found.pop("local.after.accuracy")[0] == [2]
+    assert found.pop("local.after.accuracy")[0] == found.pop("local.before.accuracy")[0] == [2]
     assert found == {"loss.a": [[1, 2], [2.5, 5.0]], "loss.b": [[1], [7.0]]}
     axes = figures.notes.__wrapped__(run, "loss.", "Terms", "nats").axes[0]
     assert [line.get_ydata().tolist() for line in axes.lines] == [[2.5, 5.0], [7.0]]

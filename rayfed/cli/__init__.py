@@ -13,7 +13,7 @@ import click
 from click.shell_completion import get_completion_class
 
 from rayfed import __version__
-from rayfed.cli import cluster, show, status, train
+from rayfed.cli import cluster, figure, show, status, train
 from rayfed.cli.exits import Commands
 from rayfed.cli.guard import guarded
 from rayfed.cli.text import StderrHandler
@@ -28,6 +28,7 @@ WITH_JOB = (
     "data",
     "partition",
     "methods",
+    "figure",
 )  # they may import the user's modules
 
 
@@ -54,6 +55,7 @@ def main(ctx: click.Context) -> None:
       rayfed report runs/fedavg runs/fedntd                compare runs on a page
       rayfed table runs/fedavg runs/fedntd                 their numbers, and differences
       rayfed reproduce fedntd/table1 --list                the runs of a paper's table
+      rayfed figure local runs/fedavg runs/fedntd          a figure as the papers have it
       rayfed methods fedntd                                a method's paper and parameters
       rayfed keys ray                                      the keys of a job file that begin with ray
       rayfed completion bash >> ~/.bashrc                  complete job files, keys and methods
@@ -78,17 +80,10 @@ def completion(shell: str) -> None:
         print(script(main, {}, "rayfed", "_RAYFED_COMPLETE").source())
 
 
-runs = (
-    train.run,
-    train.reproduce,
-    train.resume,
-    train.replay,
-    cluster.submit,
-    status.status,
-    cluster.logs,
-    cluster.stop,
-)
-for each in (*runs, show.methods, show.keys, show.data, show.partition, show.report, show.table):
+training = (train.run, train.reproduce, train.resume, train.replay)
+submitted = (cluster.submit, status.status, cluster.logs, cluster.stop)
+shown = (show.methods, show.keys, show.data, show.partition, show.report, show.table, figure.figure)
+for each in (*training, *submitted, *shown):
     main.add_command(each)
 
 

@@ -27,7 +27,7 @@ from rayfed.job import Job, differences
 from rayfed.local import Evaluation, Site
 from rayfed.methods.part import parts_at
 from rayfed.trees import first_difference, unpack
-from rayfed.weights import state_of
+from rayfed.weights import Weights, state_of
 
 log = logging.getLogger(__name__)
 
@@ -80,23 +80,27 @@ class Saved:
         """The round as it was, to continue from. Raises `InputError` where it does not fit the site."""
         if self.manifest["version"] < VERSIONS[-1]:
             log.warning("the checkpoint is of an earlier rayfed, which rounded otherwise: later rounds get other bits")
-        order = state_of(site.model)
-        weights = safetensors.torch.load(self._read(f"{stem(self.round)}.safetensors"))
-        if (difference := first_difference(weights, order)) is not None:
-            raise InputError(f"the checkpoint of round {self.round} is not of this model: {difference}")
         state = unpack(from_bytes(self._read(f"{stem(self.round)}.state.safetensors")))
         memories = contents(self.index(), self._read)
         known = state["confusion"] is not None  # a round may be without evaluation
         parts = {part.slot: part for part in parts_at(site.job.method, self.round)} if self.round else {}
         return Round(
             round=self.round,
-            weights={name: weights[name] for name in order},  # in the model's order: sums over names depend on it
+            weights=self.weights(site),
             held={slot: Held(parts[slot], held["since"], held["state"]) for slot, held in state["held"].items()},
             memories={client: workers.remember(from_bytes(memory)) for client, memory in memories},
             evaluation=Evaluation(state["confusion"].numpy(), state["loss"]) if known else None,
             peak=state["peak"].numpy(),
             forgetting=state["forgetting"],
         )
+
+    def weights(self, site: Site) -> Weights:
+        """The global model's weights. Raises `InputError` where they do not fit the site's model."""
+        order = state_of(site.model)
+        weights = safetensors.torch.load(self._read(f"{stem(self.round)}.safetensors"))
+        if (difference := first_difference(weights, order)) is not None:
+            raise InputError(f"the checkpoint of round {self.round} is not of this model: {difference}")
+        return {name: weights[name] for name in order}  # in the model's order: sums over names depend on it
 
     def check(self) -> Saved:
         """Raises `Torn` where a file is missing or not as it was written."""

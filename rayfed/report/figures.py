@@ -107,13 +107,13 @@ def training_loss(run: Run) -> Figure:
 
 
 @svg
-def notes(run: Run, beginning: str, title: str, unit: str, factor: float = 1) -> Figure:
+def notes(run: Run, beginning: str, title: str, unit: str) -> Figure:
     """The notes whose names have this beginning, by round: means over the clients' images."""
     found = {name.removeprefix(beginning): line for name, line in run.notes.items() if name.startswith(beginning)}
     figure, axes = panel(title, unit, len(found))
     ends = []
     for n, (name, (rounds, means)) in enumerate(found.items()):
-        colour, means = COLOURS[n % len(COLOURS)], factor * finite(means)
+        colour, means = COLOURS[n % len(COLOURS)], finite(means)
         axes.plot(rounds, means, color=colour, marker="." if len(rounds) <= 40 else "")
         ends += [End(rounds[-1], means[-1], name, colour)] if np.isfinite(means[-1]) else []
     name_ends(axes, ends)

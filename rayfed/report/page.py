@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,9 @@ from rayfed.grid import spread
 from rayfed.job import MEASURE, flat
 from rayfed.metrics import rounds_to_target
 from rayfed.report import figures
+from rayfed.report.clients import divergence, in_out, local
 from rayfed.report.read import Group, Run, forgotten, grouped, read_run, shorten
-from rayfed.report.svg import look
+from rayfed.report.svg import look, svg
 
 MOST_ROWS = 50  # of a table of classes or clients
 FORGETTING = "The accuracy lost since each class's best earlier round, on average. Below 0, this round is the best yet."
@@ -28,7 +29,15 @@ NOT_ALL = (
     " Only some rounds were evaluated, each with a point; the lines between points show no measurement. "
     "Forgetting looks back at multiples of train.eval_every only."
 )
+LOCAL_MODELS = {  # figures of what a job has measured, with their captions
+    local: "The global model and the clients' models after training, on test images of all classes.",
+    in_out: "On test images distributed as the client's labels (in-local), and as their reverse (out-local).",
+    divergence: "Each point is a client in a round, the darker the later. Weight divergence: how far its training "
+    "moved the parameters. Distribution distance: of the global model's class accuracies, scaled to sum to 1, from "
+    "the client's labels.",
+}
 COSTS = ("seconds", "bytes_down", "bytes_up")
+MEASURED = ("local.", "drift.")  # beginnings of notes
 HASHES = {"hash of the data": "data", "hash of the partition": "partition"}  # and their keys in environment.json
 VARIED = ("seed", "data.partition.seed", "hash of the partition")  # may differ between the runs of a group
 STRICT: Any = {"autoescape": True, "undefined": StrictUndefined}
@@ -39,7 +48,7 @@ TEMPLATES.filters["toml"] = lambda value: json.dumps(value, ensure_ascii=False, 
 
 def write_report(folder: Path, path: Path | None = None) -> Path:
     """Make a run's page from its folder alone: `report.html` in it, or `path`. Raises `InputError`."""
-    with _shown(folder):
+    with legible(folder):
         page = run_page(read_run(folder))
     write_text(path := path or folder / "report.html", page)
     return path
@@ -49,17 +58,17 @@ def write_comparison(folders: Sequence[Path], path: Path) -> Path:
     """Make the page of several runs. The others are compared with the first. Raises `InputError`."""
     runs = []
     for folder in folders:
-        with _shown(folder):
+        with legible(folder):
             runs.append(read_run(folder))
-    with _shown(*folders):
+    with legible(*folders):
         page = comparison_page(runs)
     write_text(path, page)
     return path
 
 
 @contextmanager
-def _shown(*folders: Path) -> Iterator[None]:
-    """`InputError` in place of whatever a damaged file raises."""
+def legible(*folders: Path) -> Iterator[None]:
+    """`InputError` in place of whatever a damaged file raises while it is read and shown."""
     try:
         yield
     except InputError:
@@ -87,13 +96,14 @@ def run_page(run: Run) -> str:
         more_classes=more,
         partition=_partition(run),
         clients=_clients(run),
+        local_models=_local_models(run),
         environment=list({**{k: v for k, v in run.environment.items() if k != "packages"}, **packages}.items()),
     )
 
 
 def card(folder: Path) -> str:
     """A run for a notebook: its numbers, and its accuracy by round. Raises `InputError`."""
-    with _shown(folder):
+    with legible(folder):
         run = read_run(folder)
         return TEMPLATES.get_template("card.html").render(run=run, headline=_headline(run), not_all=_not_all([run]))
 
@@ -228,6 +238,15 @@ def _clients(run: Run) -> dict[str, Any]:
         "title": "All clients" if len(rows) == len(ids) else f"The {len(rows)} slowest clients",
         "rows": rows,
     }
+
+
+def _local_models(run: Run) -> list[tuple[Markup, str]]:
+    """The figures of measured clients that the run has numbers for, with their captions."""
+    found = []
+    for draw, caption in LOCAL_MODELS.items() if any(name.startswith(MEASURED) for name in run.notes) else ():
+        with suppress(InputError):  # it says what is missing
+            found.append((svg(draw)([run]), caption))
+    return found
 
 
 def bar(share: float) -> Markup:

@@ -14,13 +14,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from rayfed.errors import InputError
 from rayfed.folder.summary import read_json, read_summary, status_of, summarise
-from rayfed.folder.tables import read_table
+from rayfed.folder.tables import INT, SCHEMAS, TEXT, read_table
 from rayfed.job import read_toml
 
 Columns = dict[str, np.ndarray]
+FURTHER = {  # what figures read beside the columns of `SCHEMAS`
+    "confusions": pa.schema(dict(round=INT, client=INT, predicted=TEXT, count=INT) | {"class": TEXT}),
+    "classes": pa.schema([*SCHEMAS["classes"], pa.field("seen", INT), pa.field("predicted", INT)]),
+}
 SEED = re.compile(r"[/._+-]?seed-?\d+$")
 
 
@@ -188,6 +193,49 @@ def noted(folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         rounds.append(row["round"])
         means.append(row["sum_sum"] / row["images_sum"] if row["images_sum"] else np.nan)
     return {name: (np.array(rounds), np.array(means)) for name, (rounds, means) in found.items()}
+
+
+def of_clients(folder: Path, *names: str) -> Columns:
+    """The notes of these names with round and client: a value per client of each round that has all of them."""
+    table = read_table(folder, "clients")
+    there = pc.is_valid(table.column("round"))
+    for name in names:
+        found = pc.map_lookup(table.column("notes"), name, "first")
+        table, there = table.append_column(name, found), pc.and_(there, pc.is_valid(found))
+    return {name: column.to_numpy() for name, column in _named(table.filter(there), "round", "client", *names)}
+
+
+def confusions(run: Run) -> Columns:
+    """A value per cell of the confusion matrices: round, client (-1: the global model), class, predicted and count.
+
+    Classes are indices.
+    """
+    table = _further(run.folder, "confusions")
+    columns = dict(_named(table, "round", "client", "class", "predicted", "count"))
+    columns["client"] = pc.fill_null(columns["client"], -1)
+    for name in ("class", "predicted"):
+        columns[name] = pc.index_in(columns[name], pa.array(run.classes, pa.string()))
+    return {name: column.to_numpy() for name, column in columns.items()}
+
+
+def counted(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The evaluated rounds (E,) after round 0 with counts; images of their clients, and predictions, (E, C) each."""
+    table = _further(run.folder, "classes")
+    number = max(len(run.class_accuracy[0]) if len(run.class_accuracy) else 0, 1)
+    rounds = table.column("round").to_numpy()[::number]
+    seen, predicted = (table.column(name).to_numpy().reshape(-1, number) for name in ("seen", "predicted"))
+    there = (rounds > 0) & np.isfinite(seen + predicted).all(axis=1)
+    return rounds[there], seen[there], predicted[there]
+
+
+def _named(table: pa.Table, *names: str) -> list[tuple[str, pa.ChunkedArray]]:
+    return [(name, table.column(name)) for name in names]
+
+
+def _further(folder: Path, name: str) -> pa.Table:
+    """A table with the columns of `FURTHER`, null where an older run has not written them; empty if there is none."""
+    place = folder / f"{name}.parquet"
+    return pq.read_table(place, schema=FURTHER[name]) if place.exists() else FURTHER[name].empty_table()
 
 
 def _columns(folder: Path, name: str) -> Columns:

@@ -48,7 +48,9 @@ def imported_by(*words, **variables):
     return {name.partition(".")[0] for name in lines}, ended.stdout
 
 
-@pytest.mark.parametrize("line", ["--help", "run --help", "methods", "methods fedntd", "keys", "status --address URL"])
+@pytest.mark.parametrize(
+    "line", ["--help", "run --help", "methods", "methods fedntd", "keys", "figure", "status --address URL"]
+)
 def test_a_command_that_only_shows_imports_nothing_heavy(line, folder, cluster):
     modules, shown = imported_by(*line.replace("URL", cluster.url).split())
     assert shown and "rayfed" in modules
@@ -215,6 +217,7 @@ def test_completion_offers_job_files_keys_and_methods(folder):
     assert completions("run", "job.toml", "-s", "data.partition.name=s") == ["data.partition.name=shards"]
     assert completions("run", "job.toml", "-s", "train.lr=") == []
     assert completions("methods", "fedpro") == ["fedprox", "fedproto"]
+    assert completions("figure", "con") == ["consistency", "confusion"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,209 @@
+"""Figures of the clients' models beside the global model, from the notes of `measure = ["local", "drift"]`.
+
+Each is a function of runs. Raises `InputError` where a run lacks what is to be drawn. `M` clients of measured rounds.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from rayfed import metrics
+from rayfed.errors import InputError
+from rayfed.report.figures import WIDTH
+from rayfed.report.panels import MARKERS, apart, headline, in_rows, legend, line, panels
+from rayfed.report.read import Columns, Group, Run, of_clients
+from rayfed.report.svg import COLOURS, INK
+
+WHEN = {"before": "before (the global model)", "after": "after (the clients' models)"}
+WHERE = {"in_local": "own classes (in-local)", "out_local": "other classes (out-local)"}
+BARS = 5  # rounds, from the first to the last that was measured
+SPREAD = "mean and standard deviation of the round's clients"
+FAINTEST = 0.2  # opacity of the first round's points
+MOST_PATHS = 300  # points that are drawn one by one in an SVG; more become a picture in it
+
+
+class Spread(NamedTuple):
+    """The clients' values round by round."""
+
+    rounds: np.ndarray
+    mean: np.ndarray
+    deviation: np.ndarray  # of the population
+
+
+def local(runs: Sequence[Run]) -> Figure:
+    """The accuracy on all classes before and after local training, by round (FedCAD Fig. 1, FedSSD Fig. 2 and 7)."""
+    groups = apart(runs)
+    figure, axes = in_rows(f"Local models: {SPREAD}", len(groups), 3.0, sharex=True, sharey=True)
+    for place, (name, group) in zip(axes.flat, groups.items(), strict=False):
+        found = noted(group, "local", *(f"local.{when}.accuracy" for when in WHEN))
+        for number, (when, words) in enumerate(WHEN.items()):
+            rounds, mean, deviation = spread(found, f"local.{when}.accuracy", 100)
+            line(place, number, rounds, mean, mean - deviation, mean + deviation, words)
+        place.set(title=name, xlabel="round", ylim=(0, 100))
+    for place in axes[:, 0]:
+        place.set_ylabel("accuracy, all classes (%)")
+    legend(figure, axes[0, 0])
+    return figure
+
+
+def in_out(runs: Sequence[Run], round: int | None = None) -> Figure:
+    """The accuracy on a client's own and on other classes before and after local training (FedNTD Fig. 4 and 6).
+
+    In up to five rounds, or in one `round`; a row for each run.
+    """
+    groups = apart(runs)
+    figure, axes = panels(f"Learnt and forgotten: {SPREAD}", len(groups), 2, 2.4, sharey=True)
+    for places, (name, group) in zip(axes, groups.items(), strict=True):
+        found = noted(group, "local", *(f"local.{when}.{where}" for when in WHEN for where in WHERE))
+        chosen = rounds_of(group, found["round"], round)
+        for place, (where, words) in zip(places, WHERE.items(), strict=True):
+            for side, (when, label) in zip((-0.2, 0.2), WHEN.items(), strict=True):
+                values = spread(found, f"local.{when}.{where}", 100)
+                rows = np.searchsorted(values.rounds, chosen)
+                bars(place, np.arange(len(chosen)) + side, values.mean[rows], values.deviation[rows], when, label)
+            place.set_xticks(range(len(chosen)), map(str, chosen))
+            place.set(title=f"{name}: {words}", ylim=(0, 100))
+            place.grid(False, axis="x")
+        places[0].set_ylabel("accuracy (%)")
+    for place in axes[-1]:
+        place.set_xlabel("round")
+    legend(figure, axes[0, 0])
+    return figure
+
+
+def bars(axes: Axes, x: np.ndarray, heights: np.ndarray, deviations: np.ndarray, when: str, label: str) -> None:
+    """Pale, hatched bars of before; full ones of after."""
+    look: dict[str, Any] = (
+        {"facecolor": "#a9cbe3", "edgecolor": COLOURS[0], "hatch": "///"}
+        if when == "before"
+        else {"facecolor": COLOURS[1], "edgecolor": COLOURS[1]}
+    )
+    errors = {"elinewidth": 1.0, "ecolor": INK, "capsize": 2}
+    axes.bar(x, heights, 0.38, yerr=deviations, label=label, error_kw=errors, linewidth=0.8, **look)
+
+
+def rounds_of(group: Group, rounds: np.ndarray, round: int | None) -> np.ndarray:
+    """The measured rounds to draw: the given one, or up to five from the first to the last."""
+    there = np.unique(rounds)
+    if round is None:
+        return there[np.unique(np.linspace(0, len(there) - 1, BARS).round().astype(int))]
+    if round not in there:
+        last = f"; the measured round before it is {there[there < round].max()}" if (there < round).any() else ""
+        raise InputError(f"--round {round}: the clients of '{group.runs[0].folder}' were not measured in it{last}")
+    return np.array([round])
+
+
+def divergence(runs: Sequence[Run]) -> Figure:
+    """How far clients move in weights, against how far the global model is from their labels (FedNTD Fig. 8 a-d).
+
+    A panel of points for each run, with their correlation, and both distances by round.
+    """
+    names = {"distance": "distribution distance (L1)", "drift.divergence": "weight divergence (L2)"}
+    groups = apart(runs)
+    found = {name: drifts(group) for name, group in groups.items()}
+    figure = Figure(figsize=(WIDTH, 6.4))
+    headline(figure, f"Drift of the local models: {SPREAD}")
+    above, below = figure.subfigures(2, 1, squeeze=False)[:, 0]
+    scatters = above.subplots(1, len(groups), squeeze=False, sharex=True, sharey=True)[0]
+    lines = below.subplots(1, 2)
+    top = outlying(np.concatenate([columns["drift.divergence"] for columns in found.values()]))
+    for number, (place, (name, columns)) in enumerate(zip(scatters, found.items(), strict=True)):
+        x, y = (columns[note] for note in names)
+        scatter(place, number, columns["round"], x, y)
+        beyond = f"; {(y > top).sum()} points are higher, up to {y.max():.3g}" if (y > top).any() else ""
+        place.set(title=f"{name}: {correlation(x, y)}", xlabel=names["distance"] + beyond, ylim=(0, top))
+        for axes, (note, words) in zip(lines, names.items(), strict=True):
+            rounds, mean, deviation = spread(columns, note)
+            line(axes, number, rounds, mean, np.maximum(mean - deviation, 0), mean + deviation, name)
+            axes.set(title=words.partition(" (")[0].capitalize(), xlabel="round", ylabel=words)
+    for axes in lines:
+        axes.set_ylim(bottom=0)
+    scatters[0].set_ylabel(names["drift.divergence"])
+    legend(below, lines[0])
+    return figure
+
+
+def drifts(group: Group) -> Columns:
+    """Round, client and `drift.divergence` of the measured clients (M,), and the `distance` of the global model.
+
+    That of its class accuracies on all test images, before the clients trained, from a client's labels. The note
+    `drift.distribution_distance` is another: of the client's own model, after its training. A client counts only if
+    the round before was evaluated.
+    """
+    of_runs = []
+    for run in group.runs:
+        columns = noted(group._replace(runs=[run]), "drift", "drift.divergence")
+        accuracy = dict(zip(run.class_rounds.tolist(), run.class_accuracy, strict=True))
+        labels = shares(run, columns["client"])
+        pairs = zip(columns["round"].tolist(), labels, strict=True)
+        unknown = np.full(len(run.classes), np.nan)
+        distance = [metrics.distribution_distance(accuracy.get(number - 1, unknown), p) for number, p in pairs]
+        known = np.isfinite(distance) & np.isfinite(columns["drift.divergence"])
+        if not known.any():
+            what = "no round with measured clients comes after an evaluated round, so nothing can be compared"
+            raise InputError(f"'{run.folder}': {what}: put eval_every = 1 into its job's [train] and run it again")
+        of_runs.append({key: column[known] for key, column in (columns | {"distance": np.array(distance)}).items()})
+    return {key: np.concatenate([columns[key] for columns in of_runs]) for key in of_runs[0]}
+
+
+def shares(run: Run, clients: np.ndarray) -> np.ndarray:
+    """The label distribution (M, C) of each client."""
+    chosen, index = np.unique(clients, return_inverse=True)
+    rows = np.flatnonzero(np.isin(run.partition["client"], chosen))
+    counts = np.zeros((len(chosen), len(run.classes)))
+    at = np.searchsorted(chosen, run.partition["client"][rows])
+    np.add.at(counts, (at, run.partition["class"][rows]), run.partition["count"][rows])
+    return (counts / np.maximum(counts.sum(axis=1, keepdims=True), 1))[index]
+
+
+def outlying(values: np.ndarray) -> float:
+    """The top of an axis: all values, or where a hundredth of them would squeeze the others together, without those."""
+    usual = 1.3 * float(np.percentile(values, 99))
+    return max(1.05 * float(values.max()) if values.max() < 2 * usual else usual, 1e-9)
+
+
+def scatter(axes: Axes, number: int, rounds: np.ndarray, x: np.ndarray, y: np.ndarray) -> None:
+    """Points that are the more opaque the later their round."""
+    first, last = rounds.min(), rounds.max()
+    opacity = np.interp(rounds, [first, last], [FAINTEST, 1.0]) if last > first else 1.0
+    look: dict[str, Any] = {"color": COLOURS[number], "marker": MARKERS[number], "s": 14, "linewidths": 0}
+    axes.scatter(x, y, alpha=opacity, rasterized=len(x) > MOST_PATHS, **look)
+
+
+def correlation(x: np.ndarray, y: np.ndarray) -> str:
+    """Spearman's, in words: of ranks, as a few early clients may move a hundred times as far as all others."""
+    known = len(x) > 1 and np.ptp(x) > 0 and np.ptp(y) > 0
+    return f"rank correlation {np.corrcoef(ranks(x), ranks(y))[0, 1]:.2f}" if known else "no correlation known"
+
+
+def ranks(values: np.ndarray) -> np.ndarray:
+    """
+    >>> ranks(np.array([5.0, 7.0, 5.0, 1.0]))
+    array([1.5, 3. , 1.5, 0. ])
+    """
+    _, index, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts + 1) / 2)[index]
+
+
+def noted(group: Group, measure: str, *names: str) -> Columns:
+    """The notes of the clients of all runs of a group, `round` and each name: (M,). Raises `InputError` for none."""
+    of_runs = [of_clients(run.folder, *names) for run in group.runs]
+    for run, columns in zip(group.runs, of_runs, strict=True):
+        if not len(columns["round"]):
+            key = f'measure = ["{measure}"]'
+            raise InputError(f"'{run.folder}' has no numbers of local models: put {key} into its job and run it again")
+    return {name: np.concatenate([columns[name] for columns in of_runs]) for name in of_runs[0]}
+
+
+def spread(columns: Columns, name: str, factor: float = 1) -> Spread:
+    """Mean and standard deviation over the clients of each round; a client without the number does not count."""
+    rounds, index = np.unique(columns["round"], return_inverse=True)
+    known = np.isfinite(columns[name])
+    index, values = index[known], factor * columns[name][known]
+    counts = np.bincount(index, minlength=len(rounds))
+    counts = np.where(counts, counts, np.nan)
+    mean = np.bincount(index, values, len(rounds)) / counts
+    return Spread(rounds, mean, np.sqrt(np.bincount(index, (values - mean[index]) ** 2, len(rounds)) / counts))

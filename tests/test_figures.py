@@ -1,0 +1,463 @@
+"""The papers' figures: their numbers are those of the tables, names stay text, and what is missing is refused."""
+
+import json
+import re
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from click.testing import CliRunner
+from matplotlib import style
+from PIL import Image
+from torch import nn
+
+import rayfed
+from rayfed import metrics
+from rayfed.cli import main
+from rayfed.cli.figure import KINDS
+from rayfed.errors import InputError
+from rayfed.experiment import last_model
+from rayfed.folder.tables import read_table
+from rayfed.report import clients, features, global_model
+from rayfed.report.clients import drifts, ranks, shares, spread
+from rayfed.report.features import Trained, around, density, direction
+from rayfed.report.global_model import cosines, lost_of, matrices
+from rayfed.report.page import run_page
+from rayfed.report.panels import apart, save
+from rayfed.report.read import of_clients, read_run
+from rayfed.report.svg import STYLE
+from rayfed.weights import state_of
+
+HOSTILE = ("<script>alert(1)</script>", "$x_{", "\u72ac \U0001f415", "a" * 60)
+FROM_TABLES = {name: kind for name, kind in KINDS.items() if not kind.of_checkpoints}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Two methods on two-dimensional features, with all measures, evaluated in every round."""
+    path = tmp_path_factory.mktemp("runs")
+    job = {
+        "data": {"partition": {"name": "shards", "s": 2, "num_clients": 6}},
+        "model": {"name": "lenet", "project": 2},
+        "train": {"num_rounds": 4, "clients_per_round": 3, "local_steps": 4, "lr": 0.05},
+        "ray": {"mode": "off"},
+        "output": {"path": str(path)},
+        "measure": ["local", "drift"],
+        "measure_images": 200,
+    }
+    return [rayfed.run({**job, "name": name, "method": name}).path for name in ("fedavg", "fedntd")]
+
+
+@pytest.fixture
+def runs(folders):
+    return [read_run(folder) for folder in folders]
+
+
+@pytest.fixture
+def copy(folders, tmp_path):
+    """A copy of the first run's folder that a test may change."""
+    return shutil.copytree(folders[0], tmp_path / "copy")
+
+
+@pytest.fixture
+def full(copy):
+    """A run with the tables of `measure = ["confusion"]` and with counts: class c is taken for c and for c + 1."""
+    run = read_run(copy)
+    table = read_table(copy, "classes").to_pydict()
+    number = len(run.classes)
+    table["seen"] = [0 if round == 0 else 10 * round for round in table["round"]]
+    table["predicted"] = list(range(number)) * (len(table["round"]) // number)
+    write(copy / "classes.parquet", table)
+    rows = []
+    for round, client in ((2, None), (2, 1), (4, None), (4, 0), (4, 5)):
+        for c, name in enumerate(run.classes):
+            rows.append((round, client, name, name, 3))
+            rows.append((round, client, name, run.classes[(c + 1) % number], 1 if client is None else 9))
+    columns = zip(*rows, strict=True)
+    names = ("round", "client", "class", "predicted", "count")
+    write(copy / "confusions.parquet", dict(zip(names, map(list, columns), strict=True)))
+    return copy
+
+
+def write(folder, table):
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    pq.write_table(pa.table(table), folder / "round-00000.parquet")
+
+
+def drawn(draw, *args, **kwargs):
+    """The figure, laid out as it is saved."""
+    with style.context(["default", STYLE]):
+        figure = draw(*args, **kwargs)
+        figure.draw_without_rendering()
+    return figure
+
+
+def figure(*arguments):
+    return CliRunner().invoke(main, ["figure", *map(str, arguments)])
+
+
+def test_the_mean_of_what_classes_have_lost_is_the_forgetting(runs):
+    for run in runs:
+        rounds, lost = lost_of(run)
+        assert rounds.tolist() == [2, 3, 4]
+        np.testing.assert_allclose(lost.mean(axis=1), 100 * run.rounds["forgetting"][rounds], atol=1e-9)
+
+
+def test_only_rounds_that_count_are_peaks(runs):
+    accuracy = np.array([[0.9, 0.9], [0.5, 0.1], [0.7, 0.3], [0.4, 0.6]])
+    run = replace(runs[0], classes=("a", "b"), class_rounds=np.array([0, 2, 3, 4]), class_accuracy=accuracy)
+    every_second = replace(run, job={**run.job, "train": {**run.job["train"], "eval_every": 2}})
+    assert [lost_of(each)[1][-1].round(6).tolist() for each in (run, every_second)] == [[30, -30], [10, -50]]
+
+
+def test_consistency_is_the_cosine_with_the_evaluated_round_before(runs):
+    rounds, values = cosines(runs[0])
+    a, b = runs[0].class_accuracy[[3, 4]]
+    assert rounds.tolist() == [2, 3, 4]
+    assert values[-1] == pytest.approx(a @ b / np.sqrt((a @ a) * (b @ b)))
+    still = replace(runs[0], class_accuracy=np.tile(runs[0].class_accuracy[4], (5, 1)))
+    np.testing.assert_allclose(cosines(still)[1], 1)
+
+
+def test_bands_are_means_and_deviations_over_the_clients_of_a_round():
+    columns = {"round": np.array([7, 5, 5, 5, 9]), "x": np.array([3.0, 1.0, 2.0, np.nan, np.nan])}
+    found = spread(columns, "x", 10)
+    assert found.rounds.tolist() == [5, 7, 9]
+    np.testing.assert_allclose(found.mean, [15, 30, np.nan])
+    np.testing.assert_allclose(found.deviation, [5, 0, np.nan])
+
+
+def test_a_line_of_local_models_is_the_mean_of_the_notes(runs):
+    axes = drawn(clients.local, runs).axes
+    assert [place.get_title(loc="left") for place in axes] == ["fedavg", "fedntd"]
+    assert axes[0].get_ylim() == axes[1].get_ylim()
+    for place, run in zip(axes, runs, strict=True):
+        rows = read_table(run.folder, "clients").to_pylist()
+        for line, when in zip(place.lines, ("before", "after"), strict=True):
+            means = [
+                100 * np.mean([dict(row["notes"])[f"local.{when}.accuracy"] for row in rows if row["round"] == number])
+                for number in (1, 2, 3, 4)
+            ]
+            np.testing.assert_allclose(line.get_ydata(), means)
+
+
+def test_bars_are_the_notes_of_a_round(runs):
+    axes = drawn(clients.in_out, runs[:1], 3).axes
+    found = of_clients(runs[0].folder, "local.before.out_local", "local.after.out_local")
+    heights = [bar.get_height() for bar in axes[1].patches]
+    rows = found["round"] == 3
+    expected = [100 * found[f"local.{when}.out_local"][rows].mean() for when in ("before", "after")]
+    np.testing.assert_allclose(heights, expected)
+    faces = [bar.get_facecolor() for bar in axes[1].patches]
+    assert faces[0] != faces[1] and axes[1].patches[0].get_hatch() and not axes[1].patches[1].get_hatch()
+    with pytest.raises(InputError, match=r"--round 9: the clients of .* were not measured in it; .* before it is 4"):
+        clients.in_out(runs, 9)
+
+
+def test_the_distance_of_distributions_is_that_of_the_model_which_the_client_was_sent(runs):
+    """FedNTD's A_G is the global model's; the partition and the class accuracies of the round before give it."""
+    run, (_, group) = runs[0], next(iter(apart(runs[:1]).items()))
+    found = drifts(group)
+    partition = read_table(run.folder, "partition").to_pylist()
+    accuracy = read_table(run.folder, "classes").to_pylist()
+    assert len(found["round"]) == 12
+    for number, client, distance in zip(found["round"], found["client"], found["distance"], strict=True):
+        p = {row["class"]: row["count"] for row in partition if row["client"] == client}
+        of_round = [row for row in accuracy if row["round"] == number - 1]
+        total = sum(row["accuracy"] for row in of_round)
+        expected = sum(abs(row["accuracy"] / total - p.get(row["class"], 0) / sum(p.values())) for row in of_round)
+        assert distance == pytest.approx(expected)
+    np.testing.assert_allclose(shares(run, np.array([3, 0, 3])).sum(axis=1), 1)
+
+
+def test_a_client_whose_round_before_was_not_evaluated_is_no_point(runs):
+    run = replace(
+        runs[0], class_rounds=runs[0].class_rounds[[0, 2, 4]], class_accuracy=runs[0].class_accuracy[[0, 2, 4]]
+    )
+    (group,) = apart([run]).values()
+    assert set(drifts(group)["round"]) == {1, 3}
+    none = replace(run, class_rounds=run.class_rounds[-1:], class_accuracy=run.class_accuracy[-1:])
+    with pytest.raises(InputError, match="put eval_every = 1"):
+        clients.divergence([none])
+
+
+def test_later_points_are_more_opaque_and_few_far_points_do_not_squeeze_the_others(runs):
+    axes = drawn(clients.divergence, runs).axes
+    opacity, (first, *_, last) = axes[0].collections[0].get_alpha(), drifts(apart(runs[:1])["fedavg"])["round"]
+    assert (opacity.min(), opacity.max(), first, last) == (clients.FAINTEST, 1, 1, 4)
+    assert "rank correlation" in axes[0].get_title(loc="left")
+    values = np.array([1.0] * 500 + [2.0, 90.0])
+    assert 1 < clients.outlying(values) < 3 and clients.outlying(values[:-1]) == pytest.approx(2.1)
+
+
+def test_ranks_are_those_of_a_sorted_list_with_ties_in_the_middle():
+    values = np.random.default_rng(0).integers(0, 9, 50).astype(float)
+    expected = [np.mean(np.flatnonzero(np.sort(values) == value)) for value in values]
+    np.testing.assert_allclose(ranks(values), expected)
+    assert clients.correlation(values, np.exp(values)) == "rank correlation 1.00"
+    assert clients.correlation(values, -values) == "rank correlation -1.00"
+    assert clients.correlation(values, np.ones(50)) == "no correlation known"
+
+
+def test_runs_that_differ_in_their_seed_are_one_panel(folders, tmp_path):
+    both = []
+    for seed, folder in enumerate(folders):
+        path = shutil.copytree(folder, tmp_path / f"grid/x/seed-{seed}")
+        text = (path / "job.toml").read_text()
+        (path / "job.toml").write_text(text.replace(f'name = "{folder.name}"', f'name = "grid/x/seed-{seed}"', 1))
+        both.append(read_run(path))
+    (place,) = drawn(clients.local, both).axes
+    of_each = [spread(of_clients(run.folder, "local.after.accuracy"), "local.after.accuracy", 100).mean for run in both]
+    np.testing.assert_allclose(place.lines[1].get_ydata(), np.mean(of_each, axis=0))
+    assert figure("local", tmp_path / "grid", "-o", tmp_path / "a.svg").exit_code == 0
+    for kind in ("forgetting", "confusion", "counts", "tsne"):
+        done = figure(kind, tmp_path / "grid")
+        assert (done.exit_code, "has several seeds" in done.stderr) == (2, True), done.stderr
+
+
+def test_a_confusion_matrix_is_that_of_the_table(full):
+    run = read_run(full)
+    number, found = matrices(run, None, ())
+    assert (number, [*found]) == (4, [None, 0, 5])
+    expected = 3 * np.eye(10) + np.roll(np.eye(10), 1, axis=1)
+    np.testing.assert_array_equal(found[None], expected)
+    np.testing.assert_array_equal(found[5], 3 * np.eye(10) + 9 * np.roll(np.eye(10), 1, axis=1))
+    assert [*matrices(run, 2, (1,))[1]] == [None, 1]
+    axes = drawn(global_model.confusion, [run], clients=[5]).axes
+    assert [place.get_title(loc="left").partition("\n")[2] for place in axes[:2]] == ["global model", "client 5"]
+    assert axes[0].images[0].get_array()[0, 0] == pytest.approx(75)
+    bold = {text.get_text() for text in axes[1].get_yticklabels() if text.get_fontweight() == "bold"}
+    partition = read_table(full, "partition").to_pylist()
+    assert bold == {row["class"] for row in partition if row["client"] == 5}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--round", "3"], "--round 3: .* has confusion matrices of rounds 2, 4"),
+        (["--client", "1"], "--client 1: round 4 of .* has confusion matrices of clients 0, 5"),
+        (["--round", "2", "--client", "5"], "--client 5: round 2 of .* has confusion matrices of client 1"),
+    ],
+)
+def test_a_matrix_that_is_not_there_is_refused(options, words, full, tmp_path):
+    done = figure("confusion", full, *options, "-o", tmp_path / "a.svg")
+    assert done.exit_code == 2 and re.search(words, done.stderr)
+    assert not (tmp_path / "a.svg").exists()
+
+
+def test_counts_are_shares_of_a_round(full):
+    axes = drawn(global_model.counts, [read_run(full)]).axes
+    seen, predicted = (place.collections[0].get_array() for place in axes[:2])
+    np.testing.assert_allclose(seen, 10)
+    np.testing.assert_allclose(predicted[:, 0], 100 * np.arange(10) / 45)
+    assert axes[0].get_xlim() == (0.5, 4.5)
+
+
+@pytest.mark.parametrize("kind", FROM_TABLES)
+def test_names_are_text_in_every_figure(kind, full, tmp_path):
+    """Of a class and a run, in SVG, and in PNG where the font has not every letter."""
+    run = read_run(full)
+    names = (*HOSTILE, *run.classes[4:])
+    for table in ("classes", "partition", "confusions"):
+        columns = pq.read_table(full / f"{table}.parquet").to_pydict()
+        for column in {"class", "predicted"} & columns.keys() - ({"predicted"} if table == "classes" else set()):
+            columns[column] = [dict(zip(run.classes, names, strict=True))[name] for name in columns[column]]
+        shutil.rmtree(full / f"{table}.parquet") if (full / f"{table}.parquet").is_dir() else None
+        if table == "partition":
+            pq.write_table(pa.table(columns), full / "partition.parquet")
+        else:
+            write(full / f"{table}.parquet", columns)
+    job = (full / "job.toml").read_text()
+    (full / "job.toml").write_text(job.replace('name = "fedavg"', "name = '<b>$y$'", 1))
+    for suffix in (".svg", ".png"):
+        done = figure(kind, full, "-o", tmp_path / f"a{suffix}")
+        assert done.exit_code == 0, done.stderr
+    text = (tmp_path / "a.svg").read_text()
+    words = [element.text for element in ElementTree.fromstring(text).iter() if element.text]
+    assert "<script" not in text and "<b>" not in text
+    assert any("<b>$y$" in word for word in words), "a name is text, and not a formula"
+    if kind in ("forgetting", "confusion", "counts"):
+        assert HOSTILE[1] in words and HOSTILE[2] in words
+    with Image.open(tmp_path / "a.png") as picture:
+        assert picture.width == 1350
+
+
+def test_a_letter_that_the_font_lacks_is_told(copy, tmp_path):
+    job = (copy / "job.toml").read_text()
+    (copy / "job.toml").write_text(job.replace('name = "fedavg"', 'name = "\u72ac"', 1))
+    assert "they are boxes; an .svg file shows them" in figure("local", copy, "-o", tmp_path / "a.png").stderr
+    assert figure("local", copy, "-o", tmp_path / "a.svg").stderr == ""
+
+
+def test_the_same_numbers_are_the_same_bytes(runs, tmp_path):
+    for suffix in (".svg", ".pdf"):
+        paths = [tmp_path / f"{name}{suffix}" for name in "ab"]
+        for path in paths:
+            save(clients.in_out, path, runs)
+        assert paths[0].read_bytes() == paths[1].read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("forgetting", "has no two evaluated rounds after round 0"),
+        ("consistency", "has no two evaluated rounds after round 0"),
+        ("local", 'put measure = ["local"] into its job and run it again'),
+        ("in-out", 'put measure = ["local"] into its job and run it again'),
+        ("divergence", 'put measure = ["drift"] into its job and run it again'),
+        ("confusion", 'put measure = ["confusion"] into its job and run it again'),
+        ("counts", "run it again with this rayfed"),
+        ("hypersphere", 'put model = { name = "lenet", project = 2 } into its job and run it again'),
+    ],
+)
+def test_a_run_without_the_numbers_is_refused(kind, words, folders, tmp_path):
+    job = {**rayfed.read_job(folders[0] / "job.toml").table(), "name": "bare", "measure": []}
+    job |= {"output": {"path": str(tmp_path)}, "model": "lenet"}
+    path = rayfed.run(job, {"train.num_rounds": 1, "train.local_steps": 1}).path
+    done = figure(kind, path, "-o", tmp_path / "a.svg")
+    assert (done.exit_code, words in done.stderr, done.stderr.count("\n")) == (2, True, 1), done.stderr
+    assert not (tmp_path / "a.svg").exists()
+
+
+def test_a_checkpoint_that_is_not_there_is_refused(folders, tmp_path):
+    done = figure("landscape", folders[0], "--round", 3, "-o", tmp_path / "a.svg")
+    assert (
+        "holds no checkpoint of round 3; the newest before it is of round 1; a run keeps the newest two" in done.stderr
+    )
+    shutil.copytree(folders[0], tmp_path / "bare", ignore=shutil.ignore_patterns("checkpoints"))
+    assert "'hypersphere'" not in (done := figure("hypersphere", tmp_path / "bare")).stderr
+    assert "holds no checkpoint; a run keeps the newest two" in done.stderr
+
+
+@pytest.fixture
+def trained(folders):
+    return Trained("fedavg", *last_model(folders[0]))
+
+
+def test_a_checkpoints_model_is_the_runs_last(trained, folders):
+    job = rayfed.read_job(folders[0] / "job.toml")
+    weights = rayfed.resume(folders[0]).weights
+    assert trained.round == job.train.num_rounds
+    assert all(torch.equal(weights[name], tensor) for name, tensor in state_of(trained.model).items())
+
+
+def test_a_density_on_the_circle_is_one_in_all_and_goes_round():
+    angles = np.array([np.pi, -np.pi + 0.01, 0.5])
+    grid = np.linspace(-np.pi, np.pi, 2001)[:-1]
+    found = density(angles, grid)
+    assert found.mean() * 2 * np.pi == pytest.approx(1)
+    np.testing.assert_allclose(density(angles + 0.3, grid + 0.3), found)
+    assert density(angles, np.array([-np.pi]))[0] == pytest.approx(density(angles, np.array([np.pi]))[0])
+
+
+def test_a_direction_has_the_length_of_each_filter(trained):
+    weights = state_of(trained.model)
+    found = direction(weights, trained.model, 0)
+    for name, tensor in weights.items():
+        if tensor.ndim > 1:
+            norms = [of.flatten(1).norm(dim=1) for of in (found[name], tensor)]
+            torch.testing.assert_close(*norms)
+        else:
+            assert not found[name].any()
+    other = direction(weights, trained.model, 1)
+    assert not any(torch.equal(found[name], other[name]) for name in found if found[name].any())
+
+
+def test_the_loss_at_the_weights_is_that_of_an_evaluation(trained, monkeypatch):
+    monkeypatch.setattr(features, "LANDSCAPE_IMAGES", 0)  # all
+    losses = around(trained, np.array([-0.5, 0.0, 0.5]))
+    last = rayfed.resume(trained.site.job.output.path + "/fedavg").rounds.to_pylist()[-1]
+    assert losses[1, 1] == pytest.approx(last["test_loss"], rel=1e-5)
+    assert losses.shape == (3, 3) and (losses != losses[1, 1]).sum() == 8
+
+
+def test_figures_of_checkpoints_are_drawn(folders, tmp_path, monkeypatch):
+    monkeypatch.setattr(features, "STEPS", 3)
+    for kind in ("hypersphere", "landscape"):
+        done = figure(kind, *folders, "-o", tmp_path / f"{kind}.svg")
+        assert done.exit_code == 0, done.stderr
+        text = (tmp_path / f"{kind}.svg").read_text()
+        assert "fedavg, round 4" in text and "fedntd, round 4" in text and "mathdefault" not in text
+
+
+def test_a_tsne_is_drawn(folders, tmp_path, monkeypatch):
+    pytest.importorskip("sklearn")
+    monkeypatch.setattr(features, "IMAGES", 60)
+    done = figure("tsne", *folders, "-o", tmp_path / "a.svg")
+    assert done.exit_code == 0, done.stderr
+    assert "t-SNE 1 (no unit)" in (tmp_path / "a.svg").read_text()
+
+
+def test_without_scikit_learn_the_command_that_installs_it_is_told(folders, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
+    done = figure("tsne", folders[0], "-o", tmp_path / "a.svg")
+    assert done.stderr == "error: t-SNE needs scikit-learn: pip install 'rayfed-distill[figures]'\n"
+
+
+def test_a_model_without_features_is_refused(trained):
+    with pytest.raises(InputError, match="gives no features"):
+        replace(trained, model=nn.Sequential(nn.Flatten(), nn.Linear(784, 10))).features()
+
+
+def test_the_page_draws_what_was_measured(runs, copy):
+    text = run_page(runs[0])
+    for words in ("Local models: mean", "Learnt and forgotten", "Drift of the local models", "weight divergence (L2)"):
+        assert f">{words}" in text
+    table = read_table(copy, "clients")
+    rows = [{**row, "notes": [note for note in row["notes"] if note[0][:5] == "loss."]} for row in table.to_pylist()]
+    pq.write_table(pa.Table.from_pylist(rows, table.schema), copy / "clients.parquet/round-00000.parquet")
+    text = run_page(read_run(copy))
+    assert "Learnt and forgotten" not in text and "Drift of" not in text and "Training loss" in text
+
+
+def test_the_command_lists_the_kinds_and_refuses_in_words(folders, tmp_path):
+    listed = figure().stdout
+    assert all(f"\n{kind} " in listed for kind in KINDS) and "FedNTD 8" in listed
+    for arguments, words in (
+        (["locl", folders[0]], "no figure 'locl'; did you mean 'local'?"),
+        (["local"], "rayfed figure local: name the folder of a run, or several"),
+        (["local", folders[0], "-o", "a.gif"], "--output 'a.gif': pictures end in .png, .svg, .pdf"),
+        (["local", folders[0], "--round", 3], "--round: 'local' has no use for it; in-out and confusion and tsne and"),
+        (["in-out", folders[0], "--client", 3], "--client: 'in-out' has no use for it; confusion has"),
+        (["local", tmp_path], "is not the folder of a run"),
+        (["local", *[folders[0].parent / "fedavg", folders[1]] * 9], ""),
+    ):
+        done = figure(*arguments, *([] if "-o" in arguments else ["-o", tmp_path / "a.svg"]))
+        assert (done.exit_code, words in done.stderr) == (2 if words else 0, True), done.stderr
+
+
+def test_the_documentation_has_the_kinds_and_their_papers():
+    text = (Path(__file__).parents[1] / "docs/figures.md").read_text()
+    rows = re.findall(r"^\| `([\w-]+)` \| .*? \| (.*?) \|", text, re.MULTILINE)
+    assert rows == [(name, kind.papers) for name, kind in KINDS.items()]
+
+
+def test_a_damaged_table_is_one_message(copy, tmp_path):
+    (copy / "clients.parquet/round-00000.parquet").write_bytes(b"PAR1")
+    done = figure("local", copy, "-o", tmp_path / "a.svg")
+    assert (done.exit_code, "cannot be shown" in done.stderr, done.stderr.count("\n")) == (2, True, 1)
+
+
+def test_more_runs_than_fit_are_refused(runs):
+    with pytest.raises(InputError, match="7 runs do not fit into one figure; give up to 6"):
+        clients.local(runs[:1] * 7)
+
+
+def test_runs_whose_shortened_names_are_the_same_are_numbered(runs):
+    long = [replace(run, job={**run.job, "name": f"{number}-{'x' * 40}"}) for number, run in enumerate(runs)]
+    assert [*apart(long)] == [f"{number}: …{'x' * 23}" for number in (1, 2)]
+
+
+def test_the_title_of_a_panel_has_the_runs_forgetting(runs):
+    summary = json.loads((runs[0].folder / "summary.json").read_text())
+    (place, *_) = drawn(global_model.forgetting, runs[:1]).axes
+    assert place.get_title(loc="left") == f"fedavg: {100 * summary['last']['forgetting']:.1f} points at the end"
+    assert summary["last"]["forgetting"] == pytest.approx(metrics.forgetting(runs[0].class_accuracy[1:]))
