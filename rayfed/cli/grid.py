@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -45,26 +45,30 @@ def run_grid(
     failed: dict[str, int] = {}  # name -> exit code
     started = time.monotonic()
     try:
-        for number, ended in enumerate(_ended(todo, force, other_bits), start=1):
-            name, code = ended.job.name, ended.exit_code
-            line = f"run {number}/{len(todo)}  {name.ljust(width)}"
-            if code == 0:
-                left = duration((time.monotonic() - started) / number * (len(todo) - number))
-                print(f"{line}  {cell_text(read_summary(folder_of(ended.job)))}  {left} left", flush=True)
-                continue
-            failure = Failure(ended.message, code)
-            if code not in FAILED:
-                raise failure
-            print(f"{line}  failed", flush=True)
-            failure.show()
-            failed[name] = code
+        with closing(_ended(todo, force, other_bits)) as all_ended:
+            for number, ended in enumerate(all_ended, start=1):
+                name, code = ended.job.name, ended.exit_code
+                line = f"run {number}/{len(todo)}  {name.ljust(width)}"
+                if code == 0:
+                    left = duration((time.monotonic() - started) / number * (len(todo) - number))
+                    print(f"{line}  {cell_text(read_summary(folder_of(ended.job)))}  {left} left", flush=True)
+                    continue
+                failure = Failure(ended.message, code)
+                if code not in FAILED:
+                    raise failure
+                print(f"{line}  failed", flush=True)
+                failure.show()
+                failed[name] = code
+    except KeyboardInterrupt as error:
+        error.__notes__ = ["the same command, without --force, continues where the runs stopped"]
+        raise
     finally:
         (show or show_results)(cells)
     if failed:
         raise Failure("\n".join([f"error: {len(failed)} of {len(todo)} runs failed:", *failed]), min(failed.values()))
 
 
-def _ended(todo: Sequence[Job], force: bool, other_bits: bool) -> Iterator[Ended]:
+def _ended(todo: Sequence[Job], force: bool, other_bits: bool) -> Generator[Ended]:
     """The runs as they end: many at once, or one after the other."""
     one_by_one = True
     with watching(len(todo)) as watch:

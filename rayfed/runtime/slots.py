@@ -129,17 +129,15 @@ class Slots:
         options = without_absent_gpus(job.ray, [*self._head.known().values()])
         where = {"label_selector": {"ray.io/node-id": f"!in({','.join(self._blind)})"}} if self._blind else {}
         needs: dict[str, Any] = {"num_cpus": options.num_cpus, "num_gpus": options.gpu_share, "max_retries": 0}
-        again = self._force and not self._lost[job.name]
         task = _play_in_slot.options(name=job.name, **needs, **where)
-        self.running[task.remote(self._play, job, os.getcwd(), _place_of(job, self._mark), self._data(job), again)] = (
-            job
-        )
+        again = self._force and not self._lost[job.name]
+        what = self._play, job, os.getcwd(), _place_of(job, self._mark), self._data(job), again
+        self.running[task.remote(*what)] = job
 
     def ended(self) -> Iterator[Ended]:
         """The runs that have ended since the last time, after a second at most; lost runs are begun again."""
-        done, _ = ray.wait([*self.running], num_returns=len(self.running), timeout=0) if self.running else ([], [])
-        if not done and self.running:
-            done, _ = ray.wait([*self.running], timeout=TICK)
+        ray.wait([*self.running], timeout=TICK)
+        done, _ = ray.wait([*self.running], num_returns=len(self.running), timeout=0)
         for reference in done:
             job = self.running.pop(reference)
             try:
