@@ -54,6 +54,11 @@ class Result:
         """A row per class and round."""
         return read_table(self.path, "classes")
 
+    @property
+    def confusions(self) -> pa.Table:
+        """With `measure = ["confusion"]`: a row per round, client (null: global model), class and predicted class."""
+        return read_table(self.path, "confusions")
+
     def __repr__(self) -> str:
         told = summarise(self.rounds.to_pylist())
         line = "accuracy {test_accuracy:.1%}, forgetting {forgetting:.1%}, in round {round}"
