@@ -28,7 +28,6 @@ from rayfed.weights import Weights, with_weights
 
 EVALUATION_CHUNK = 1000  # test images per piece of work: a constant, so that the sum of losses has a fixed order
 Look = Literal["evaluation", "activations"]
-LOOKS: dict[Look, Callable[..., Any]] = {"evaluation": local.evaluate, "activations": local.activations}
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # as glibc's malloc.h numbers them
 # What to do about errors of CUDA's, by a pattern in their text.
 ADVICE = {
@@ -177,7 +176,8 @@ class Worker:
 
     def _evaluate(self, model: nn.Module, start: int, stop: int, look: Look) -> Any:
         with span("evaluate", f"{look} of test images {start} to {stop}"):
-            return LOOKS[look](self.site, model, start, stop)
+            work = local.evaluate if look == "evaluation" else local.activations
+            return work(self.site, model, start, stop)
 
 
 def _summed(stage: str, task: Task, work: Callable[[int], Tree]) -> tuple[Layout, list[int], Packed]:
