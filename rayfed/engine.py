@@ -21,6 +21,8 @@ from rayfed import metrics
 from rayfed.errors import RunFailed, told
 from rayfed.isolation import isolated
 from rayfed.local import Broadcast, Evaluation, Site, server_view
+from rayfed.methods import measures
+from rayfed.methods.measures import UPDATES, Activations
 from rayfed.methods.part import Part, Parts, defines, parts_at, refuse_unkept, two_values
 from rayfed.methods.views import Step
 from rayfed.runtime.profile import timed
@@ -52,6 +54,7 @@ class Arrival:
     row: ClientRow
     memory: Memory
     bytes_up: int
+    confusion: np.ndarray | None = None  # as in `local.Reply`
 
 
 class Workers(Protocol):
@@ -67,6 +70,9 @@ class Workers(Protocol):
 
     def evaluate(self, weights: Weights) -> Evaluation:
         """The weights on the whole test set."""
+
+    def activations(self, weights: Weights) -> Activations | None:
+        """What the weights' measured layers say of the classes, on the sampled test images; None where that fails."""
 
     def recall(self, memory: Memory) -> Packed:
         """The memory behind a handle, on its way into a checkpoint."""
@@ -105,6 +111,8 @@ class Round:
     seconds: float = 0.0
     bytes_down: int = 0
     bytes_up: int = 0
+    notes: Mapping[str, float] = field(default_factory=dict)  # numbers of no single client
+    confusions: Mapping[int, np.ndarray] = field(default_factory=dict)  # client -> int64 (C, C), where measured
 
     @property
     def test_accuracy(self) -> float | None:
@@ -169,12 +177,14 @@ def evaluated(site: Site, round: Round, workers: Workers) -> Round:
         return round
     evaluation = workers.evaluate(round.weights)
     class_accuracy = metrics.class_accuracy(evaluation.confusion)
+    by_domain = zip(site.federation.test.domain_names, *evaluation.domains.tolist(), strict=True)
     counts = number > 0 and number % training.eval_every == 0
     return replace(
         round,
         evaluation=evaluation,
         peak=np.fmax(round.peak, class_accuracy) if counts else round.peak,
         forgetting=metrics.forgetting_from(round.peak, class_accuracy),
+        notes={**round.notes, **{f"domain.{name}": right / images for name, right, images in by_domain if images}},
     )
 
 
@@ -189,6 +199,7 @@ def _train(site: Site, last: Round, workers: Workers, clients: Sequence[int] | N
     arrivals = {arrival.row.client: arrival for arrival in found}
     memories = {client: memory for client, memory in last.memories.items() if client not in arrivals}
     memories |= {client: arrival.memory for client, arrival in arrivals.items() if arrival.memory is not None}
+    notes = measures.of_round(total.pop(UPDATES, None), len(found))
 
     step = Step(copied(last.weights), None, number, num_clients, frozenset(parameters_of(site.model)))
     with isolated(seed_of(site.job.seed, Purpose.SERVER, number), site.device):
@@ -199,6 +210,10 @@ def _train(site: Site, last: Round, workers: Workers, clients: Sequence[int] | N
     if (difference := first_difference(step.averaged, last.weights)) is not None:
         raise RunFailed(f"round {number}: the average does not fit the model: {difference}")
     weights = {name: step.averaged[name] for name in last.weights}  # always in the model's order
+    if "drift" in site.job.measures(number):
+        before, after = workers.activations(last.weights), workers.activations(weights)
+        if before is not None and after is not None:
+            notes |= {f"drift.{key}": value for key, value in measures.aligned(before, after)}
     return Round(
         round=number,
         weights=weights,
@@ -210,6 +225,8 @@ def _train(site: Site, last: Round, workers: Workers, clients: Sequence[int] | N
         clients=tuple(arrivals[client].row for client in opening.clients),
         bytes_down=num_bytes([broadcast.weights, broadcast.states, broadcast.payloads]) * len(opening.clients),
         bytes_up=opening.bytes_surveyed + sum(arrival.bytes_up for arrival in arrivals.values()),
+        notes=notes,
+        confusions={client: one for client in opening.clients if (one := arrivals[client].confusion) is not None},
     )
 
 

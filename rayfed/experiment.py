@@ -55,6 +55,11 @@ class Result:
         """A row per class and round."""
         return read_table(self.path, "classes")
 
+    @property
+    def confusions(self) -> pa.Table:
+        """With `measure = ["confusion"]`: a row per round, client (null: global model), class and predicted class."""
+        return read_table(self.path, "confusions")
+
     def __repr__(self) -> str:
         told = summarise(self.rounds.to_pylist())
         line = "accuracy {test_accuracy:.1%}, forgetting {forgetting:.1%}, in round {round}"
@@ -139,7 +144,7 @@ def resume(
     continues all the same, and `environment.json` notes it.
     """
     job, saved = _find(run, overrides, method)
-    return _train(job, display, saved, other_bits=other_bits, on_ray=job.ray.mode == "on")
+    return _train(job, display, saved, force=False, other_bits=other_bits, on_ray=job.ray.mode == "on")
 
 
 def replay(run: str | Path, round: int, client: int, *, method: Method | None = None) -> tuple[ClientRow, float | None]:
@@ -199,13 +204,7 @@ def _rows(job: Job, name: str) -> list[dict[str, Any]]:
 
 
 def _train(
-    job: Job,
-    display: Display | None,
-    saved: Saved | None = None,
-    *,
-    force: bool = False,
-    other_bits: bool,
-    on_ray: bool,
+    job: Job, display: Display | None, saved: Saved | None = None, *, force: bool, other_bits: bool, on_ray: bool
 ) -> Result:
     """Play a job's remaining rounds, and keep each round when it is finished."""
     display = display or Display()

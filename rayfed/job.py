@@ -11,21 +11,21 @@ import math
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from rayfed.data.partition import shared_keys
-from rayfed.data.settings import SOURCES, Data
+from rayfed.data.settings import SOURCES, Data, is_relative
 from rayfed.errors import InputError, did_you_mean, spelled, told
 from rayfed.values import Checked, Form, Ge, Gt, Le, Lt, PathMark, UnknownKey, build, keys, named, nearest, table
 
 Auto = Literal["auto"]
 DEADLINE_TEXT = "seconds after which a piece of work counts as hung; auto: ten times the longest so far, at least 300"
-MEASURE_TEXT = "local, drift: numbers of each client's model, as notes in clients.parquet"
-MEASURE = ("measure", "measure_every", "measure_images")  # keys that change no bit of the training
+MEASURE_TEXT = "local, drift: notes in clients.parquet and rounds.parquet; confusion: confusions.parquet"
+MEASURE = ("measure", "measure_every", "measure_images", "measure_layers", "measure_clients")  # change no trained bit
 NAMES = {"threads": "ray.num_cpus (as threads)"}  # of what a lineage calls otherwise than the job file
 WITH_NAME = ("method", "model", "data.partition")  # tables that a name may stand for
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}(/[A-Za-z0-9][A-Za-z0-9._+-]{0,199}){0,9}")  # a file's has 255
@@ -150,9 +150,11 @@ class Job(Checked):
     train: Training = field(default_factory=Training)
     ray: RayOptions = field(default_factory=RayOptions)
     output: Output = field(default_factory=Output)
-    measure: Annotated[list[Literal["local", "drift"]], MEASURE_TEXT] = field(default_factory=list)
+    measure: Annotated[list[Literal["local", "drift", "confusion"]], MEASURE_TEXT] = field(default_factory=list)
     measure_every: Annotated[int, Ge(1), "rounds from one measure to the next"] = 1
     measure_images: Annotated[int, Ge(0), "test images to measure on, drawn once by the seed; 0: all"] = 2000
+    measure_layers: Annotated[list[str], "layers that drift aligns; none: features"] = field(default_factory=list)
+    measure_clients: Annotated[list[int], "clients to measure; none: all of a round"] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -160,12 +162,19 @@ class Job(Checked):
             form = "letters, digits and . _ + -, beginning with a letter or digit; / may divide it into parts"
             raise InputError(f"name = {self.name!r}: a job needs a name that can be a folder's: {form} of 200 at most")
         _registry("check_method", self.method)
-        if len({*self.measure}) < len(self.measure):
-            raise InputError(f"measure = {self.measure}: give each measure once")
+        for key in ("measure", "measure_layers", "measure_clients"):
+            if len({*(given := getattr(self, key))}) < len(given):
+                raise InputError(f"{key} = {given}: give each {key.removeprefix('measure_').rstrip('s')} once")
+        if self.measure_layers and "drift" not in self.measure:
+            raise InputError(f"measure_layers = {self.measure_layers}: add 'drift' to measure, which aligns them")
         for key, path in self.places().items() if self.ray.data == "storage" else ():
             if key.startswith("data.") and is_relative(path):
                 text = "with ray.data = 'storage' every node reads it, so give an absolute path"
                 raise InputError(f"{key} = '{path}': {text}")
+
+    def measures(self, round: int) -> Sequence[str]:
+        """What is measured in a round."""
+        return () if round % self.measure_every else self.measure
 
     def table(self) -> dict[str, Any]:
         """The job with every default filled in, as `read_job` reads it."""
@@ -174,7 +183,7 @@ class Job(Checked):
     def lineage(self) -> dict[str, Any]:
         """Everything that the numbers of a round depend on: not where work is done or results go, nor `num_rounds`."""
         kept = {key: value for key, value in self.table().items() if key not in ("name", "ray", "output", *MEASURE)}
-        kept["train"].pop("num_rounds")
+        del kept["train"]["num_rounds"], kept["data"]["domain"]  # a domain is measured, too
         return json.loads(json.dumps({**kept, "threads": self.ray.threads}))  # as it is read back from a checkpoint
 
     def hash(self) -> str:
@@ -187,11 +196,6 @@ class Job(Checked):
         named = flat(self.table())
         found = {key.name: named.get(key.name, "") for key in keys(type(self)) if key.is_path}
         return {key: path for key, path in found.items() if path and path not in SOURCES}
-
-
-def is_relative(path: str) -> bool:
-    """Whether a path means another place in another folder: neither /runs, nor ~/runs, nor s3://bucket/runs."""
-    return "://" not in path and not path.startswith(("/", "~"))
 
 
 def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

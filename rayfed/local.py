@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from typing import Any
 
@@ -19,14 +19,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rayfed import metrics
 from rayfed.data.augment import prepare, refuse_too_small
 from rayfed.data.federation import Federation, open_federation
-from rayfed.data.samples import Samples
 from rayfed.errors import Diverged, InputError
 from rayfed.isolation import isolated
 from rayfed.job import Job, Training
-from rayfed.methods.measures import Seen, measured, sampled, see
-from rayfed.methods.part import Method, Parts, Switch, a_term, defines, doubts, names_of_terms, parts_at, two_values
+from rayfed.methods import measures
+from rayfed.methods.measures import Activations, Seen
+from rayfed.methods.part import Parts, a_term, all_parts, defines, doubts, names_of_terms, parts_at, two_values
 from rayfed.methods.views import RUNS, Batch, ClientView, Fit, Frozen, Known, Notes, ServerView
 from rayfed.models.registry import build_model, refuse_batches_of_one
 from rayfed.seeds import Purpose, seed_of
@@ -35,7 +36,6 @@ from rayfed.weights import Weights, parameters_of, sgd, with_weights
 
 log = logging.getLogger(__name__)
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages, from torch's first allocation on: a step is 5 % faster
-EVALUATION_BATCH = 250  # images per forward pass; a constant, since the batch size can change the last bits
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,15 +88,15 @@ class Desk:
             self._model.load_state_dict(self.broadcast.weights)
         return self._model
 
-    def measured(self, client: ClientView, fit: Fit) -> dict[str, float]:
-        """The measures that the job asks for in this round, of a client's model."""
-        job, test = self.site.job, self.site.federation.test
-        if not job.measure or client.round % job.measure_every:
-            return {}
-        rows = sampled(len(test), job.measure_images, seed_of(job.seed, Purpose.MEASURE))
-        on = partial(see, client.run, lambda: _plain_batches(self.site, test, rows))
+    def measured(self, client: ClientView, fit: Fit) -> tuple[dict[str, float], np.ndarray | None, Tree]:
+        """What the job measures in this round at a client: notes, its model's confusion, a summand of the updates."""
+        names = self.site.job.measures(client.round)
+        update = measures.summand(client.weights, fit.model) if "drift" in names else None
+        if not names or client.id not in (self.site.job.measure_clients or (client.id,)):
+            return {}, None, update
         p = client.label_counts.cpu().numpy() / client.num_examples
-        return measured(job.measure, on, self._frozen(client.weights), fit.model.eval(), self._seen, p)
+        before, after = self._frozen(client.weights), fit.model.eval()
+        return *measures.measured(names, partial(_see, self.site), before, after, self._seen, p), update
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,6 +109,8 @@ class Reply:
     seconds: float
     summands: dict[str, Tree]  # slot -> the part's report
     memory: dict[str, Tree]  # slot -> the part's memory of this client
+    confusion: np.ndarray | None  # int64 (C, C), of the client's model on the sampled test images, if it is measured
+    update: Tree  # `measures.summand`, if it is measured
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,9 +119,10 @@ class Evaluation:
 
     confusion: np.ndarray  # int64 (C, C), rows true, columns predicted
     loss: float  # summed over the images
+    domains: np.ndarray = field(default_factory=lambda: np.zeros((2, 0), np.int64))  # by domain: right answers, images
 
     def __add__(self, other: Evaluation) -> Evaluation:
-        return Evaluation(self.confusion + other.confusion, self.loss + other.loss)
+        return Evaluation(self.confusion + other.confusion, self.loss + other.loss, self.domains + other.domains)
 
 
 def open_site(job: Job) -> Site:
@@ -132,6 +135,7 @@ def open_site(job: Job) -> Site:
     shape, classes, seed = federation.image_shape, federation.num_classes, seed_of(job.seed, Purpose.MODEL)
     model = build_model(job.model.name, job.model.options, image_shape=shape, num_classes=classes, seed=seed)
     refuse_batches_of_one(model, shape, federation.partition.sizes, job.train.batch_size)
+    measures.refuse_absent(job.measure_layers, model, shape, job.measure_clients, federation.num_clients)
     for part in all_parts(job.method):
         part.check(model)
     for doubt in doubts(all_parts(job.method)):
@@ -146,18 +150,10 @@ def open_data(job: Job) -> Federation:
     return open_federation(job.data, auxiliary_per_class=max(wanted, default=0))
 
 
-def all_parts(method: Method) -> Parts:
-    """Every part that a method has in any round."""
-    if isinstance(method, Switch):
-        return all_parts(method.before) + all_parts(method.after)
-    return method if isinstance(method, tuple) else ()
-
-
 def survey(desk: Desk, client: int) -> dict[str, Tree]:
     """The summands of the parts that survey, by slot."""
     site, broadcast, view = desk.site, desk.broadcast, _view(desk, client)
-    parts = parts_at(site.job.method, broadcast.round)
-    surveyors = [part for part in parts if defines(part, "survey")]
+    surveyors = [part for part in parts_at(site.job.method, broadcast.round) if defines(part, "survey")]
     with _isolated(site, seed_of(site.job.seed, Purpose.CLIENT, broadcast.round, client)):
         return {part.slot: part.survey(view.for_part(part.slot, broadcast.states, {}, {})) for part in surveyors}
 
@@ -191,7 +187,8 @@ def train(desk: Desk, client: int, memory: dict[str, Tree]) -> Reply:
     summands = {slot: summand for slot, (summand, _) in reports.items() if summand is not None}
     kept = {slot: memory for slot, (_, memory) in reports.items() if memory is not None}
     seconds = time.perf_counter() - started
-    return Reply(view.num_examples, mean_loss, notes | desk.measured(view, fit), seconds, summands, kept)
+    numbers, confusion, update = desk.measured(view, fit)
+    return Reply(view.num_examples, mean_loss, notes | numbers, seconds, summands, kept, confusion, update)
 
 
 def _isolated(site: Site, seed: int) -> AbstractContextManager[None]:
@@ -200,16 +197,31 @@ def _isolated(site: Site, seed: int) -> AbstractContextManager[None]:
 
 def evaluate(site: Site, model: nn.Module, start: int, stop: int) -> Evaluation:
     """A model, in eval mode and on the site's device, on the test images `start` to `stop`."""
-    test, classes = site.federation.test, site.federation.num_classes
-    confusion, loss = torch.zeros(classes * classes, dtype=torch.int64), 0.0
+    test, loss, found = site.federation.test, 0.0, []
     rows, run = np.arange(start, min(stop, len(test.labels))), RUNS[site.job.train.precision]
     with torch.no_grad():
-        for images, labels in _plain_batches(site, test, rows):
+        for images, labels in site.federation.batches(test, rows, site.device):
             logits = run(model, images).logits
             loss += float(nn.functional.cross_entropy(logits, labels, reduction="sum"))
-            pairs = labels * classes + logits.argmax(dim=1)
-            confusion += torch.bincount(pairs, minlength=classes * classes).cpu()
-    return Evaluation(confusion.view(classes, classes).numpy(), loss)
+            found.append(logits.argmax(dim=1).cpu())
+    truth, answers = test.labels[rows], torch.cat(found).numpy()
+    domains = np.stack([test.by_domain(rows[truth == answers]), test.by_domain(rows)])
+    return Evaluation(metrics.confusion_matrix(truth, answers, site.federation.num_classes), loss, domains)
+
+
+def activations(site: Site, model: nn.Module, start: int, stop: int) -> Activations | None:
+    """What a model's measured layers say of the classes, on some of the sampled test images; None where it fails."""
+    return measures.or_warn("drift", lambda: _see(site, model, slice(start, stop)).activations)
+
+
+def sample(site: Site) -> np.ndarray:
+    """The test images to measure on."""
+    return measures.sampled(len(site.federation.test), site.job.measure_images, seed_of(site.job.seed, Purpose.MEASURE))
+
+
+def _see(site: Site, model: nn.Module, some: slice = slice(None)) -> Seen:
+    batches = site.federation.batches(site.federation.test, sample(site)[some], site.device)
+    return measures.see(RUNS[site.job.train.precision], site.job.measure_layers, batches, model)
 
 
 def batches(num_examples: int, training: Training, rng: torch.Generator) -> Iterator[Tensor]:
@@ -284,16 +296,5 @@ def _common_view(site: Site, round: int, weights: Weights, rows: np.ndarray, fro
         **{"round": round, "weights": weights, "num_classes": data.num_classes, "num_clients": data.num_clients},
         "mean_examples": len(data.partition.indices) / data.num_clients,
         **{"frozen": frozen, "run": RUNS[site.job.train.precision]},
-        **{"samples": partial(_plain_batches, site, data.train, rows)},
+        **{"samples": partial(data.batches, data.train, rows, site.device)},
     }
-
-
-def _plain_batches(
-    site: Site, samples: Samples, rows: np.ndarray, size: int = EVALUATION_BATCH
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Normalised images and labels of some rows, in order, without augmentation."""
-    for start in range(0, len(rows), size):
-        some = samples.take(rows[start : start + size])
-        pixels = torch.from_numpy(some.images).to(site.device)
-        images = prepare(pixels, site.federation.mean, site.federation.std)
-        yield images.plain(torch.arange(len(some))), torch.from_numpy(some.labels).to(site.device)

@@ -154,32 +154,35 @@ def distribution_distance(class_accuracy: Array, p: Array) -> float:
     return float(np.abs(known / total - p).sum()) if total > 0 else math.nan
 
 
-def gradient_diversity(updates: Array) -> float:
-    """The mean squared length of the clients' updates (K, P) over that of their mean (FedNTD eq. 8).
+def gradient_diversity(total: Array, squares: float, clients: int) -> float:
+    """The mean squared length of the updates of K `clients` over that of their mean (FedNTD eq. 8).
 
-    1 where all agree, K where they are orthogonal and of one length, infinite where they cancel. FedNTD's measure
-    is on gradients; an update is the sum of a client's steps.
+    `total` (P,) is the sum of the updates, `squares` that of their squared lengths. 1 where all agree, K where they are
+    orthogonal and of one length, infinite where they cancel. FedNTD's measure is on gradients; an update is the sum of
+    a client's steps. nan where no client has moved.
 
-    >>> gradient_diversity(np.array([[1.0, 0.0], [0.0, 1.0]]))
+    >>> updates = np.array([[1.0, 0.0], [0.0, 1.0]])
+    >>> gradient_diversity(updates.sum(axis=0), squares=np.square(updates).sum(), clients=2)
     2.0
     """
-    updates = _float64(updates)
-    together = np.square(updates.mean(axis=0)).sum()
-    return float(np.square(updates).sum(axis=1).mean() / together) if together > 0 else math.inf
+    if squares == 0:
+        return math.nan
+    together = np.square(_float64(total)).sum()
+    return float(clients * squares / together) if together > 0 else math.inf
 
 
-def mean_pairwise_cosine(updates: Array) -> float:
-    """The cosine of the clients' updates (K, P), averaged over all pairs of two clients; nan for a single one.
+def mean_pairwise_cosine(units: Array, moved: int, clients: int) -> float:
+    """The cosine of the updates of K `clients`, averaged over all pairs of two clients; nan for a single one.
 
-    From -1 / (K - 1), where they cancel, to 1, where they have one direction. An update of 0 has a cosine of 0.
+    `units` (P,) is the sum of the updates scaled to length 1, of the `moved` clients whose update is not 0: that has a
+    cosine of 0. From -1 / (K - 1), where the updates cancel, to 1, where they have one direction.
 
-    >>> mean_pairwise_cosine(np.array([[2.0, 0.0], [0.0, 3.0], [1.0, 0.0]])).__round__(6)
+    >>> units = np.array([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
+    >>> mean_pairwise_cosine(units.sum(axis=0), moved=3, clients=3).__round__(6)
     0.333333
     """
-    clients = len(updates)
-    units = _units(_float64(updates))
     # The square of the sum of units holds every pair twice, and each unit with itself.
-    pairs = np.square(units.sum(axis=0)).sum() - np.square(units).sum()
+    pairs = np.square(_float64(units)).sum() - moved
     return float(pairs / (clients * (clients - 1))) if clients > 1 else math.nan
 
 
@@ -193,33 +196,28 @@ def feature_distance(features: Array, local_features: Array) -> float:
     return float(np.linalg.norm(_float64(local_features) - _float64(features), axis=1).mean())
 
 
-def class_preference(features: Array, labels: Array) -> Array:
-    """For each feature, the class (D,) on which it is largest on average over samples (N, D) (FedNTD eq. 19).
+def class_sums(outputs: Array, labels: Array, num_classes: int) -> NDArray[np.float64]:
+    """The outputs (N, D) of neurons, summed over the samples of each class, (C, D); sums of batches add up."""
+    return np.stack([outputs[labels == c].sum(axis=0, dtype=np.float64) for c in range(num_classes)])
 
-    FedNTD's equation has the sum over the class; its text, and classes of unequal size, ask for the mean.
 
-    >>> class_preference(np.array([[1.0, 0.0], [3.0, 1.0], [0.0, 2.0]]), labels=np.array([0, 0, 1]))
+def class_preference(sums: Array, counts: Array) -> Array:
+    """For each neuron, the class (D,) on which it is largest on average (FedNTD appendix M, eq. 19).
+
+    `sums` are `class_sums` over `counts` (C,) samples. FedNTD's equation has the sum over the class; its text, and
+    classes of unequal size, ask for the mean. A class without samples is preferred by no neuron.
+
+    >>> outputs, labels = np.array([[1.0, 0.0], [3.0, 1.0], [0.0, 2.0]]), np.array([0, 0, 1])
+    >>> class_preference(class_sums(outputs, labels, 2), np.bincount(labels))
     array([0, 1])
     """
-    classes = np.unique(labels)
-    means = [_float64(features[labels == c]).mean(axis=0) for c in classes]
-    return classes[np.argmax(means, axis=0)]
+    known = np.flatnonzero(counts)
+    return known[np.argmax(sums[known] / counts[known, None], axis=0)]
 
 
 def alignment(preference: Array, other: Array) -> float:
-    """The share of the features (D,) that prefer the same class in two models (FedNTD section 5.1, Table 2)."""
+    """The share of the neurons (D,) that prefer the same class in two models (FedNTD section 5.1, Table 2)."""
     return float((preference == other).mean())
-
-
-def linear_cka(features: Array, other: Array) -> float:
-    """How alike two representations (N, D) and (N, D') of the same samples are, from 0 to 1.
-
-    Rotations, shifts and a common scale do not change it, so it compares models that order the same features
-    differently (Kornblith et al., ICML 2019, eq. 3 with linear kernels). nan if a representation is constant.
-    """
-    x, y = (_float64(h) - _float64(h).mean(axis=0) for h in (features, other))
-    scale = np.linalg.norm(x.T @ x) * np.linalg.norm(y.T @ y)
-    return float(np.linalg.norm(y.T @ x) ** 2 / scale) if scale > 0 else math.nan
 
 
 def _units(vectors: Array) -> Array:

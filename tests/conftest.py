@@ -148,6 +148,8 @@ def bits(digest):
             "peak": digest(torch.tensor(round.peak)),
             "clients": [(row.client, row.num_examples, row.train_loss, row.notes) for row in round.clients],
             "bytes": (round.bytes_down, round.bytes_up),
+            "notes": dict(round.notes),
+            "confusions": {client: counts.tolist() for client, counts in round.confusions.items()},
         }
 
     return bits

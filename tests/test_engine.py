@@ -219,7 +219,7 @@ def test_a_round_that_becomes_the_last_is_evaluated_then(make_site, play, bits):
 @given(st.integers(1, 5000))
 def test_the_pieces_of_an_evaluation_cover_the_test_set_once_and_in_order(num_test):
     """With a list of images in place of each evaluation, the sum is the list of all images."""
-    workers = SimpleNamespace(num_test=num_test, evaluate_pieces=lambda _, pieces: [[*range(*p)] for p in pieces])
+    workers = SimpleNamespace(num_test=num_test, evaluate_pieces=lambda _, pieces, look: [[*range(*p)] for p in pieces])
     assert CohortWorkers.evaluate(workers, weights={}) == [*range(num_test)]
 
 

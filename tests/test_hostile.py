@@ -280,7 +280,7 @@ def test_a_column_of_lists_is_no_client(tmp_path):
     pq.write_table(table, tmp_path / "a.parquet")
     refuses(
         Data(str(tmp_path / "a.parquet"), client="who", test_fraction=0.5),
-        "a.parquet, row 0: column 'who' is of type list<element: int64>; a client is a number or a name",
+        "a.parquet, row 0: column 'who' is of type list<element: int64>; a client, or a domain, is a number or a name",
     )
 
 

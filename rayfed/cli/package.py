@@ -18,8 +18,9 @@ from tempfile import TemporaryDirectory
 from rich.filesize import decimal
 
 import rayfed
+from rayfed.data.settings import is_relative
 from rayfed.errors import InputError
-from rayfed.job import Job, is_relative
+from rayfed.job import Job
 
 LIMIT = 100 * 2**20  # bytes; Ray refuses larger uploads without a reason
 PACKAGE = Path(rayfed.__file__).parent

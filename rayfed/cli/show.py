@@ -138,6 +138,8 @@ def data(job: str | None, overrides: Overrides) -> None:
         "partition": partition_text(read.data.partition),
         "clients": clients_text(federation),
     }
+    if names := federation.test.domain_names:
+        facts["domains"] = f"{len(names)} in the test set: {', '.join(names[:20])}{', ...' if len(names) > 20 else ''}"
     print(aligned(list(facts.items())))
 
 

@@ -11,16 +11,22 @@
 import hashlib
 import inspect
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from rayfed.data.augment import prepare
 from rayfed.data.partition import PARTITIONS, Natural, Partition, Rule
 from rayfed.data.samples import Dataset, Samples
 from rayfed.data.settings import Data
 from rayfed.data.sources import load
 from rayfed.errors import InputError
+
+EVALUATION_BATCH = 250  # images per forward pass; a constant, since the batch size can change the last bits
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +67,15 @@ class Federation:
     def label_counts(self, i: int) -> np.ndarray:
         """The number of images of each class that client `i` holds, int64 (K,)."""
         return np.bincount(self.train.labels[self.client(i)], minlength=self.num_classes)
+
+    def batches(
+        self, samples: Samples, rows: np.ndarray, device: torch.device, size: int = EVALUATION_BATCH
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Normalised images and labels of some rows of `train` or `test`, in order, without augmentation."""
+        for start in range(0, len(rows), size):
+            some = samples.take(rows[start : start + size])
+            images = prepare(torch.from_numpy(some.images).to(device), self.mean, self.std)
+            yield images.plain(torch.arange(len(some))), torch.from_numpy(some.labels).to(device)
 
     def cells(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The filled cells of clients by classes: the client, the class, the number of images, each int64 (cells,)."""

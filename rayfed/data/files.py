@@ -8,6 +8,7 @@ import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import TypeVar
 
 import pyarrow as pa
@@ -51,13 +52,16 @@ def exists(path: str) -> bool:
 def read_files(data: Data) -> tuple[Samples, Samples | None]:
     """The training set and, if there is one, the test set, from `data.source` and `data.test`."""
     fs, splits = find_splits(data.source)
-    train = _read(fs, splits.get("train") or splits[""], data, None)
+    files = splits.get("train") or splits[""]
+    there = fs
     if data.test:
         if not exists(data.test):
             raise InputError(f"data.test = '{data.test}': no such file or folder")
-        fs, splits = find_splits(data.test)
+        there, splits = find_splits(data.test)
     held = splits.get("test") or splits.get("val") or (splits[""] if data.test else None)
-    return train, _read(fs, held, data, train) if held else None
+    # Domains are of test images, of which the training set has some only where part of it is held out.
+    train = _read(fs, files, replace(data, domain="") if held else data, None)
+    return train, _read(there, held, data, train) if held else None
 
 
 def find_splits(path: str) -> tuple[pafs.FileSystem, dict[str, list[str]]]:
@@ -102,5 +106,5 @@ def _walk(folder: str, above: tuple[str, ...] = ()) -> Iterator[str]:
 def _read(fs: pafs.FileSystem, files: list[str], data: Data, train: Samples | None) -> Samples:
     """One split. A test set is read with the classes of its training set."""
     if files[0].lower().endswith(SUFFIXES):
-        return read_tree(fs, files, bool(data.client), data.size, train)
+        return read_tree(fs, files, data, train)
     return read_parquet(fs, files, data, train)

@@ -1,7 +1,7 @@
-"""A tree of image folders: an image's class is the folder that holds it, its client the folder above that.
+"""A tree of image folders: an image's class is the folder that holds it, its client or domain the folder above that.
 
 Examples: `train/cat/1.png` (CINIC-10), `train/n01443537/images/1.JPEG` (Tiny-ImageNet; a folder called `images` is
-skipped) and `amazon/backpack/1.jpg` (Office-Caltech-10, whose clients are domains).
+skipped) and `amazon/backpack/1.jpg` (Office-Caltech-10, whose clients are its domains).
 """
 
 import functools
@@ -11,14 +11,15 @@ import numpy as np
 from pyarrow import fs as pafs
 
 from rayfed.data.decode import MAX_BYTES, decode_all
-from rayfed.data.samples import Samples, few_classes, shortened
+from rayfed.data.samples import Samples, few_classes, few_domains, shortened
+from rayfed.data.settings import Data
 from rayfed.errors import InputError
 
 ANNOTATIONS = "val_annotations.txt"  # Tiny-ImageNet's classes of its `val` images, which lie in one folder
 
 
-def read_tree(fs: pafs.FileSystem, files: list[str], clients: bool, size: int, train: Samples | None) -> Samples:
-    """Image files as samples, with clients as groups if asked for. A test set's classes must be among `train`'s."""
+def read_tree(fs: pafs.FileSystem, files: list[str], data: Data, train: Samples | None) -> Samples:
+    """Image files as samples, with clients and domains if asked for. A test set's classes must be among `train`'s."""
     folders = [posixpath.dirname(file).removesuffix("/images") for file in files]
     names = [posixpath.basename(folder) for folder in folders]
     for folder in sorted(set(folders)):
@@ -36,12 +37,13 @@ def read_tree(fs: pafs.FileSystem, files: list[str], clients: bool, size: int, t
                 f"{file}: its folder '{name}' is not one of the training set's classes ({shortened(classes)}); "
                 "if another split is the labelled one, name its folder with data.test"
             )
-    images = decode_all(((file, functools.partial(_bytes, fs, file)) for file in files), len(files), size)
+    above = [posixpath.basename(posixpath.dirname(folder)) for folder in folders]
+    found, codes = np.unique(above, return_inverse=True)
+    domains, domain_names = (codes, tuple(map(str, found))) if data.domain else (None, ())
+    few_domains(domain_names, data.domain)
+    images = decode_all(((file, functools.partial(_bytes, fs, file)) for file in files), len(files), data.size)
     labels = np.array([code[name] for name in names], dtype=np.int64)
-    if not clients or train:
-        return Samples(images, labels, classes)
-    owners = [posixpath.basename(posixpath.dirname(folder)) for folder in folders]
-    return Samples(images, labels, classes, np.unique(owners, return_inverse=True)[1])
+    return Samples(images, labels, classes, codes if data.client and not train else None, domains, domain_names)
 
 
 def _annotations(fs: pafs.FileSystem, folder: str) -> dict[str, str]:

@@ -21,7 +21,7 @@ from pyarrow import types
 from rich.filesize import decimal
 
 from rayfed.data.decode import BLOCK_BYTES, Encoded, decode_all, gather, has_room
-from rayfed.data.samples import Samples, few_classes, shortened
+from rayfed.data.samples import Samples, few_classes, few_domains, shortened
 from rayfed.data.settings import Data
 from rayfed.errors import InputError
 
@@ -36,7 +36,8 @@ Locate = Callable[[int], str]  # the file and row of the n-th row of all files, 
 def read_parquet(fs: pafs.FileSystem, paths: list[str], data: Data, train: Samples | None) -> Samples:
     """All rows of all files. A test set is read with the classes of `train`. Raises InputError, with the place."""
     clients = "" if train else data.client
-    files = {path: _open(fs, path, data.image, [data.label, *([clients] if clients else [])]) for path in paths}
+    columns = [*filter(None, dict.fromkeys([data.label, clients, data.domain]))]
+    files = {path: _open(fs, path, data.image, columns) for path in paths}
     ends = np.cumsum([file.metadata.num_rows for file in files.values()])
     if not ends[-1]:
         raise InputError(f"{paths[0]}: it has no rows")
@@ -51,8 +52,10 @@ def read_parquet(fs: pafs.FileSystem, paths: list[str], data: Data, train: Sampl
         raise InputError(f"{paths[0]}: its classes ({ours}) are not the training set's ({theirs})")
     column = _column(files, data.label, place)
     labels, classes = label_codes(column, train.classes if train else named, data.label, place)
-    groups = _group_codes(_column(files, clients, place), clients, place) if clients else None
-    return Samples(_images(files, int(ends[-1]), data), labels, classes, groups)
+    groups = _group_codes(_column(files, clients, place), clients, place)[0] if clients else None
+    domains, names = _group_codes(_column(files, data.domain, place), data.domain, place) if data.domain else (None, ())
+    few_domains(names, data.domain)
+    return Samples(_images(files, int(ends[-1]), data), labels, classes, groups, domains, names)
 
 
 def class_names(schema: pa.Schema, label: str) -> tuple[str, ...] | None:
@@ -110,13 +113,16 @@ def _name_codes(column: pa.ChunkedArray) -> tuple[np.ndarray, tuple[str, ...]]:
     return code_of[indices], tuple(names[index] for index in used)
 
 
-def _group_codes(column: pa.ChunkedArray, name: str, place: Locate) -> np.ndarray:
-    """A column's values, numbered in their sorted order, int64 (N,)."""
+def _group_codes(column: pa.ChunkedArray, name: str, place: Locate) -> tuple[np.ndarray, tuple[str, ...]]:
+    """A column's values, numbered in their sorted order, int64 (N,), and their names."""
     if types.is_dictionary(column.type):
-        return _name_codes(column)[0]
+        return _name_codes(column)
     if types.is_nested(column.type):
-        raise InputError(f"{place(0)}: column '{name}' is of type {column.type}; a client is a number or a name")
-    return np.unique(column.to_numpy(), return_inverse=True)[1]
+        raise InputError(
+            f"{place(0)}: column '{name}' is of type {column.type}; a client, or a domain, is a number or a name"
+        )
+    values, codes = np.unique(column.to_numpy(), return_inverse=True)
+    return codes, tuple(map(str, values))
 
 
 def pixels(column: pa.Array, shape: tuple[int, ...], place: str) -> np.ndarray:
@@ -207,7 +213,9 @@ def _open(fs: pafs.FileSystem, path: str, image: str, names: list[str]) -> pq.Pa
     for name in [image, *names]:
         if name not in schema.names:
             there = ", ".join(schema.names)
-            raise InputError(f"{path}: no column '{name}'; it has {there} (data.image, data.label, data.client)")
+            raise InputError(
+                f"{path}: no column '{name}'; it has {there} (data.image, data.label, data.client, data.domain)"
+            )
     texts = [name for name in names if types.is_dictionary(_kind(schema.field(name).type))]
     return pq.ParquetFile(source, metadata=file.metadata, pre_buffer=True, read_dictionary=texts)
 

@@ -13,6 +13,7 @@ import numpy as np
 from rayfed.errors import InputError
 
 MAX_CLASSES = 2**15  # the counts of each pair of classes take 8 GiB then
+MAX_DOMAINS = 1000
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,6 +24,8 @@ class Samples:
     labels: np.ndarray  # int64 (N,), 0..K-1
     classes: tuple[str, ...]  # the K class names, in label order
     groups: np.ndarray | None = None  # int64 (N,): each row's natural client, numbered by sorted name
+    domains: np.ndarray | None = None  # int64 (N,): each row's domain, numbered as in `domain_names`
+    domain_names: tuple[str, ...] = ()  # sorted
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -35,8 +38,13 @@ class Samples:
 
     def take(self, rows: np.ndarray) -> Samples:
         """A copy with these rows only."""
-        groups = None if self.groups is None else self.groups[rows]
-        return Samples(self.images[rows], self.labels[rows], self.classes, groups)
+        groups, domains = (None if each is None else each[rows] for each in (self.groups, self.domains))
+        return Samples(self.images[rows], self.labels[rows], self.classes, groups, domains, self.domain_names)
+
+    def by_domain(self, rows: np.ndarray) -> np.ndarray:
+        """How many of these rows each domain has, int64 (domains,); (0,) where the set has no domains."""
+        found = np.empty(0, dtype=np.int64) if self.domains is None else self.domains[rows]
+        return np.bincount(found, minlength=len(self.domain_names))
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +70,13 @@ def few_classes(num_classes: int, where: str) -> None:
     """Raises InputError for too many classes: the label column may hold something else."""
     if num_classes > MAX_CLASSES:
         raise InputError(f"{where}: {num_classes:,} classes, more than the {MAX_CLASSES:,} allowed; is it the label?")
+
+
+def few_domains(names: Sequence[str], column: str) -> None:
+    """Raises InputError for too many domains: each has a note in every row of `rounds.parquet`."""
+    if len(names) > MAX_DOMAINS:
+        too_many = f"{len(names):,} domains, more than the {MAX_DOMAINS:,} allowed"
+        raise InputError(f"data.domain = '{column}': {too_many}; each has an accuracy of its own in every round")
 
 
 def hold_out(samples: Samples, fraction: float, seed: int) -> Dataset:

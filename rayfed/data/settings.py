@@ -57,6 +57,7 @@ class Data(Checked):
     image: Annotated[str, "column of the images: encoded bytes, {bytes, path} structs or lists of pixels"] = "image"
     label: Annotated[str, "column of the labels: numbers from 0 or names"] = "label"
     client: Annotated[str, "column of the natural clients; in image trees, a name for the folders above classes"] = ""
+    domain: Annotated[str, "column of the test images' domains, as data.client; each has an accuracy of its own"] = ""
     shape: Annotated[list[int], "shape of images in flat lists: [C, H, W] or [H, W, C]"] = field(default_factory=list)
     augment: Augment = field(default_factory=Augment)
     partition: Annotated[
@@ -69,3 +70,8 @@ class Data(Checked):
         super().__post_init__()
         if (known := spelled(self.source, SOURCES)) != self.source and not Path(self.source).exists():
             object.__setattr__(self, "source", known)  # CIFAR10, where there is no folder of that name
+
+
+def is_relative(path: str) -> bool:
+    """Whether a path means another place in another folder: neither /runs, nor ~/runs, nor s3://bucket/runs."""
+    return "://" not in path and not path.startswith(("/", "~"))

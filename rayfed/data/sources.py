@@ -85,6 +85,8 @@ def _load(data: Data) -> Dataset:
         raise InputError(f"data.source = '{data.source}': no such source or file{did_you_mean(data.source, SOURCES)}")
     if data.client and train.groups is None:
         raise InputError(f"data.client = '{data.client}': the source '{data.source}' has no such column")
+    if data.domain and (test or train).domains is None:
+        raise InputError(f"data.domain = '{data.domain}': the source '{data.source}' has no such column")
     if data.test_fraction and test is not None:
         raise InputError(f"data.test_fraction = {data.test_fraction}: there is a test set already; set one of the two")
     if test is None and not data.test_fraction:

@@ -102,6 +102,8 @@ class Checkpoints:
             for name in RESULTS:
                 full = [(last, number) for last, number in (lender.parts(name) if lender else ()) if number >= ROWS]
                 rest = rows(name, full[-1][0] if full else -1)
+                if not rest.num_rows and not full:
+                    continue  # a table that not all runs have
                 write(f"{beginning}.{name}.parquet", to_parquet(rest))
                 tables[name] = [*full, (round.round, rest.num_rows)]
                 shared |= {f"{stem(last)}.{name}.parquet" for last, _ in full}

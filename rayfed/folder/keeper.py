@@ -24,7 +24,15 @@ from rayfed.folder.provenance import environment, hash_of, sources
 from rayfed.folder.saved import Saved
 from rayfed.folder.storage import write_bytes, write_text, writing_to
 from rayfed.folder.summary import read_json, read_summary, summarise
-from rayfed.folder.tables import RESULTS, read_table, replace_table, round_rows, write_partition, write_round
+from rayfed.folder.tables import (
+    RESULTS,
+    confusions_of,
+    read_table,
+    replace_table,
+    round_rows,
+    write_partition,
+    write_round,
+)
 from rayfed.local import Site
 from rayfed.runtime.profile import timed
 from rayfed.weights import state_of
@@ -122,8 +130,10 @@ class Keeper:
         clients = read_table(self.path, "clients", after=number - 1).drop_columns("round").to_pylist()
         rows = [ClientRow(**{**row, "notes": dict(row["notes"] or ())}) for row in clients]  # an old run has none
         costs = {key: self._rows[-1][key] for key in ("seconds", "bytes_down", "bytes_up")}
+        costs["notes"] = dict(self._rows[-1]["notes"] or ())
+        confusions = confusions_of(self.path, number, self._site.federation.train.classes)
         last = self._saved.restore(self._site, self._workers)
-        return replace(last, clients=tuple(rows), **costs)
+        return replace(last, clients=tuple(rows), confusions=confusions, **costs)
 
     def keep(self, round: Round) -> None:
         """Write a finished round's rows, and a checkpoint when one is due. Raises `Unwritable`."""
@@ -167,7 +177,7 @@ class Keeper:
 
     @timed("tables")
     def _record(self, round: Round) -> None:
-        rows = round_rows(round, self._site.federation.train.classes)
+        rows = round_rows(round, self._site)
         try:
             write_round(self.path, round.round, rows)
             self._rows = [row for row in self._rows if row["round"] < round.round] + rows["rounds"]

@@ -19,7 +19,8 @@ from rayfed.engine import Workers
 from rayfed.errors import InputError
 from rayfed.folder.summary import read_json
 from rayfed.job import Job
-from rayfed.local import Site, all_parts
+from rayfed.local import Site
+from rayfed.methods.part import all_parts
 
 COMMIT = "RAYFED_COMMIT"
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))

@@ -59,7 +59,9 @@ class Saved:
 
     def parts(self, name: str) -> list[tuple[int, int]]:
         """The files that hold a table: the last round in each, and its number of rows where that is known."""
-        return self.manifest["tables"][name] if "tables" in self.manifest else [(self.round, 0)]
+        if "tables" in self.manifest:
+            return self.manifest["tables"].get(name, [])
+        return [(self.round, 0)] if f"{stem(self.round)}.{name}.parquet" in self.names else []  # of version 1 or 2
 
     def index(self) -> Index:
         """Where the memories lie."""

@@ -1,4 +1,4 @@
-"""The tables of a run as Parquet: rounds, clients and classes, to which each round adds rows, and the partition.
+"""The tables of a run as Parquet: the partition, and rounds, clients, classes, confusions, where each round adds rows.
 
     rounds.parquet/round-00000.parquet  the rows of the rounds from 0 on
     rounds.parquet/round-08192.parquet  and from 8192 on: a file that has `ROWS` rows is not touched again
@@ -11,43 +11,81 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from rayfed import metrics
 from rayfed.folder.storage import whole
 
 if TYPE_CHECKING:  # these bring torch, which a reader of tables does not need
     from rayfed.data.federation import Federation
     from rayfed.engine import Round
+    from rayfed.local import Site
 
 INT, FLOAT, TEXT, NOTES = pa.int64(), pa.float64(), pa.string(), pa.map_(pa.string(), pa.float64())
 FIGURES = ("test_accuracy", "test_loss", "forgetting", "train_loss", "seconds")
 COLUMNS = {
-    "rounds": {"round": INT, **dict.fromkeys(FIGURES, FLOAT), "bytes_down": INT, "bytes_up": INT},
+    "rounds": {"round": INT, **dict.fromkeys(FIGURES, FLOAT), "bytes_down": INT, "bytes_up": INT, "notes": NOTES},
     "clients": dict(round=INT, client=INT, num_examples=INT, train_loss=FLOAT, seconds=FLOAT, node=TEXT, notes=NOTES),
-    "classes": {"round": INT, "class": TEXT, "accuracy": FLOAT},
+    "classes": {"round": INT, "class": TEXT, "accuracy": FLOAT, "seen": INT, "predicted": INT},
+    "confusions": {"round": INT, "client": INT, "class": TEXT, "predicted": TEXT, "count": INT},
     "partition": {"client": INT, "class": TEXT, "count": INT},
 }
 SCHEMAS = {name: pa.schema(list(columns.items())) for name, columns in COLUMNS.items()}
-RESULTS = ("rounds", "clients", "classes")  # the tables to which each round adds rows
+RESULTS = ("rounds", "clients", "classes", "confusions")  # the tables to which each round adds rows
 ROWS = 2**13  # after which a file is full; a round replaces the last file, and so many rows cost as much as a few
 
 
-def round_rows(round: Round, classes: tuple[str, ...]) -> dict[str, list[dict[str, Any]]]:
-    """The rows that one round adds to each table."""
-    accuracies = () if round.class_accuracy is None else zip(classes, round.class_accuracy, strict=True)
-    return {
-        "rounds": [{column: getattr(round, column) for column in COLUMNS["rounds"]}],
-        "clients": [{"round": round.round, **asdict(row), "notes": [*row.notes.items()]} for row in round.clients],
-        "classes": [
-            {"round": round.round, "class": name, "accuracy": float(accuracy)} for name, accuracy in accuracies
+def round_rows(round: Round, site: Site) -> dict[str, list[dict[str, Any]]]:
+    """The rows that one round adds to each table. There is a table of confusions only where they are measured."""
+    classes, number = site.federation.train.classes, round.round
+    found = {
+        "rounds": [
+            {**{column: getattr(round, column) for column in COLUMNS["rounds"]}, "notes": [*round.notes.items()]}
         ],
+        "clients": [{"round": number, **asdict(row), "notes": [*row.notes.items()]} for row in round.clients],
+        "classes": [{"round": number, **row} for row in _of_classes(round, site)],
     }
+    matrices: list[tuple[int | None, np.ndarray]] = [*round.confusions.items()]
+    if round.evaluation is not None and "confusion" in site.job.measures(number):
+        matrices = [(None, round.evaluation.confusion), *matrices]
+    if matrices:
+        found["confusions"] = [
+            dict(zip(COLUMNS["confusions"], (number, client, classes[c], classes[k], int(counts[c, k])), strict=True))
+            for client, counts in matrices
+            for c, k in np.argwhere(counts)
+        ]
+    return found
+
+
+def _of_classes(round: Round, site: Site) -> Iterator[dict[str, Any]]:
+    """A row per class of an evaluated round."""
+    if (evaluation := round.evaluation) is None:
+        return
+    seen = np.zeros(site.federation.num_classes, dtype=np.int64)
+    for row in round.clients:
+        seen += site.federation.label_counts(row.client)
+    columns = metrics.class_accuracy(evaluation.confusion), seen, evaluation.confusion.sum(axis=0)
+    for name, accuracy, images, times in zip(site.federation.train.classes, *columns, strict=True):
+        yield {"class": name, "accuracy": float(accuracy), "seen": int(images), "predicted": int(times)}
+
+
+def confusions_of(path: Path, round: int, classes: tuple[str, ...]) -> dict[int, np.ndarray]:
+    """The clients' confusions (C, C) in a round, as `round_rows` wrote them."""
+    code = {name: number for number, name in enumerate(classes)}
+    found: dict[int, np.ndarray] = {}
+    for row in read_table(path, "confusions", after=round - 1).to_pylist():
+        if row["round"] == round and row["client"] is not None:
+            matrix = found.setdefault(row["client"], np.zeros((len(classes), len(classes)), dtype=np.int64))
+            matrix[code[row["class"]], code[row["predicted"]]] = row["count"]
+    return found
 
 
 def write_round(path: Path, round: int, rows: dict[str, list[dict[str, Any]]]) -> None:
@@ -64,6 +102,8 @@ def replace_table(path: Path, name: str, round: int, table: pa.Table) -> None:
     folder = path / f"{name}.parquet"
     if folder.is_symlink():
         raise OSError(f"'{folder}' is a link")
+    if not table.num_rows and not folder.exists():
+        return  # a table that not all runs have
     folder.mkdir(exist_ok=True)
     files = _files(folder)
     for first in sorted(files, reverse=True):  # from the end, so that no reader finds a gap

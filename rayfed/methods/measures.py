@@ -1,12 +1,18 @@
-"""What can be measured of a client's model beside its loss: numbers by name, which become notes of the client's round.
+"""What can be measured of a run beside its loss: of a client's model, and of a round's updates together.
 
-A measure compares the global model before a client's training with the client's model after it, on a sample of the test
-images. It changes nothing in the training. `N` images, `C` classes, `D` features.
+Measures of a client compare the global model before its training with the client's model after it, on a sample of the
+test images; their numbers become notes of the client's round. Measures of a round become notes of the round. None of
+them changes the training. `N` images, `C` classes, `D` features or neurons, `P` parameters.
 """
 
+from __future__ import annotations
+
+import copy
 import functools
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,10 +20,27 @@ import torch
 from torch import Tensor, nn
 
 from rayfed import metrics
-from rayfed.methods.views import Run
+from rayfed.errors import InputError, did_you_mean
+from rayfed.methods.views import Run, run_model
+from rayfed.trees import Scaled, Tree
 from rayfed.weights import Weights
 
+FEATURES = ""  # in place of a layer's name: the features before the head
+UPDATES = "updates, to be measured"  # the slot of `summand`: beside those of the parts, and none of them
+
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class Activations:
+    """What the neurons of some layers say of each class, summed over images; two of them add up."""
+
+    sums: dict[str, np.ndarray]  # layer -> float64 (C, D)
+    counts: np.ndarray  # int64 (C,): the images
+
+    def __add__(self, other: Activations) -> Activations:
+        sums = {layer: both + other.sums[layer] for layer, both in self.sums.items()}
+        return Activations(sums, self.counts + other.counts)
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,11 +51,18 @@ class Seen:
     labels: np.ndarray  # int64 (N,)
     logits: np.ndarray  # float32 (N, C)
     features: np.ndarray | None  # float32 (N, D); None where the model has none
+    layers: dict[str, np.ndarray]  # the chosen layers' outputs, float32 (N, D); by default the features, if any
 
     @functools.cached_property
     def confusion(self) -> np.ndarray:
         """(C, C)"""
         return metrics.confusion_matrix(self.labels, self.logits.argmax(axis=1), self.logits.shape[1])
+
+    @functools.cached_property
+    def activations(self) -> Activations:
+        classes = self.logits.shape[1]
+        sums = {layer: metrics.class_sums(found, self.labels, classes) for layer, found in self.layers.items()}
+        return Activations(sums, np.bincount(self.labels, minlength=classes))
 
 
 def sampled(total: int, wanted: int, seed: int) -> np.ndarray:
@@ -43,17 +73,63 @@ def sampled(total: int, wanted: int, seed: int) -> np.ndarray:
     return np.sort(np.random.default_rng(seed).choice(rows, wanted, replace=False))
 
 
-def see(run: Run, batches: Callable[[], Iterable[tuple[Tensor, Tensor]]], model: nn.Module) -> Seen:
-    """A model in eval mode on batches of images and labels."""
+def see(run: Run, layers: Sequence[str], batches: Iterable[tuple[Tensor, Tensor]], model: nn.Module) -> Seen:
+    """A model in eval mode on batches of images and labels; `layers` are names of its modules."""
     labels, logits, features = [], [], []
-    with torch.no_grad():
-        for images, answers in batches():
+    with torch.no_grad(), _outputs(model, layers) as found:
+        for images, answers in batches:
             outputs = run(model, images)
             labels.append(answers.cpu())
             logits.append(outputs.logits.cpu())
             features += [] if outputs.features is None else [outputs.features.cpu()]
+    for layer, given in found.items():
+        if len(given) != len(labels):
+            raise ValueError(f"the layer '{layer}' gave {len(given)} outputs in {len(labels)} forward passes")
     joined = [torch.cat(each).numpy() if each else None for each in (labels, logits, features)]
-    return Seen(dict(model.named_parameters()), *joined)  # type: ignore[arg-type]
+    chosen = {layer: torch.cat(given).numpy() for layer, given in found.items()}
+    if not layers and joined[-1] is not None:
+        chosen = {FEATURES: joined[-1]}
+    return Seen(dict(model.named_parameters()), *joined, chosen)  # type: ignore[arg-type,call-arg]
+
+
+@contextmanager
+def _outputs(model: nn.Module, layers: Sequence[str]) -> Iterator[dict[str, list[Tensor]]]:
+    """What layers give while the context lasts, (N, D) per forward pass. A map (N, D, h, w) counts as its mean."""
+    found: dict[str, list[Tensor]] = {layer: [] for layer in layers}
+
+    def keep(layer: str, module: nn.Module, inputs: object, output: object) -> None:
+        if not isinstance(output, Tensor) or output.ndim < 2:
+            raise ValueError(f"the layer '{layer}' gives no tensor with a dimension of images and one of neurons")
+        values = output.float().flatten(2).mean(dim=2) if output.ndim > 2 else output
+        found[layer].append(values.to("cpu", torch.float32, copy=True))  # the next layer may write to it, as ReLU can
+
+    hooks = [model.get_submodule(layer).register_forward_hook(functools.partial(keep, layer)) for layer in layers]
+    try:
+        yield found
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def refuse_absent(
+    layers: Sequence[str],
+    model: nn.Module,
+    image_shape: tuple[int, int, int],
+    clients: Sequence[int],
+    num_clients: int,
+) -> None:
+    """Raises `InputError` for a layer or a client that is not there, and for a layer that cannot be measured."""
+    if absent := [client for client in clients if not 0 <= client < num_clients]:
+        raise InputError(f"measure_clients: there is no client {absent[0]}; the clients are 0 to {num_clients - 1}")
+    names = [name for name, _ in model.named_modules() if name]
+    for layer in layers:
+        if layer not in names:
+            raise InputError(f"measure_layers: the model has no layer '{layer}'{did_you_mean(layer, names)}")
+        two = [(torch.zeros(2, *image_shape), torch.zeros(2, dtype=torch.int64))]
+        try:
+            see(run_model, [layer], two, copy.deepcopy(model).eval())
+        except Exception as error:  # the user's module may raise anything
+            raise InputError(f"measure_layers = ['{layer}']: {error}; choose another layer") from error
 
 
 Measure = Callable[[Seen, Seen, np.ndarray], Iterator[tuple[str, float]]]
@@ -74,7 +150,7 @@ def local(before: Seen, after: Seen, p: np.ndarray) -> Iterator[tuple[str, float
 def drift(before: Seen, after: Seen, p: np.ndarray) -> Iterator[tuple[str, float]]:
     """How far a client has moved: in parameters, in all and by layer; from its labels; in logits and features.
 
-    FedNTD section 5 (Fig. 8, Table 2 for the last features), FedCSD Fig. 1b.
+    FedNTD section 5 (Fig. 8, Table 2), FedCSD Fig. 1b.
     """
     layers: dict[str, list[float]] = {}
     for name in before.parameters:
@@ -87,11 +163,17 @@ def drift(before: Seen, after: Seen, p: np.ndarray) -> Iterator[tuple[str, float
     yield "logit_distance", metrics.feature_distance(before.logits, after.logits)
     if before.features is not None and after.features is not None:
         yield "feature_distance", metrics.feature_distance(before.features, after.features)
-        preferred = (metrics.class_preference(seen.features, seen.labels) for seen in (before, after))  # type: ignore[arg-type]
-        yield "alignment", metrics.alignment(*preferred)
+    yield from aligned(before.activations, after.activations)
 
 
-MEASURES: dict[str, Measure] = {"local": local, "drift": drift}
+def aligned(before: Activations, after: Activations) -> Iterator[tuple[str, float]]:
+    """By layer, the share of neurons that prefer the same class in both models (FedNTD section 5.1, appendix M)."""
+    for layer in before.sums:
+        of_both = (metrics.class_preference(found.sums[layer], found.counts) for found in (before, after))
+        yield "alignment" if layer == FEATURES else f"alignment.{layer}", metrics.alignment(*of_both)
+
+
+MEASURES: dict[str, Measure] = {"local": local, "drift": drift}  # and confusion, which is no note
 
 
 def measured(
@@ -101,22 +183,70 @@ def measured(
     after: nn.Module,
     known: list[Seen],
     p: np.ndarray,
-) -> dict[str, float]:
-    """The measures' numbers, `local.after.accuracy` and so on; `p` (C,) is the client's label distribution.
+) -> tuple[dict[str, float], np.ndarray | None]:
+    """The measures' numbers, `local.after.accuracy` and so on, and the confusion (C, C) of the model after, if asked.
 
-    `on` shows a model the images. `known` holds what the model before has seen, or is empty, and gets it.
-    A measure that fails leaves its numbers out, with a warning: it does not end a run.
+    `on` shows a model the images; `p` (C,) is the client's label distribution. `known` holds what the model before has
+    seen, or is empty, and gets it. A measure that fails is left out, with a warning: it does not end a run.
     """
     found: dict[str, float] = {}
-    failing = " and ".join(names)
+    confusion, failing = None, " and ".join(names)
     try:
-        known[:] = known or [on(before)]
-        both = known[0], on(after)
-        for failing in names:
-            found |= {f"{failing}.{key}": value for key, value in MEASURES[failing](*both, p)}
+        seen = on(after)
+        if "confusion" in names:
+            confusion = seen.confusion
+        for name in (name for name in names if name in MEASURES):
+            known[:] = known or [on(before)]
+            failing = name
+            found |= {f"{name}.{key}": value for key, value in MEASURES[name](known[0], seen, p)}
     except Exception as error:
-        _warn(failing, f"{type(error).__name__}: {error}")
-    return found
+        _failed(failing, error)
+    return found, confusion
+
+
+def summand(before: Weights, after: nn.Module) -> Tree:
+    """A client's update, for `of_round`: as it is, scaled to length 1, and its squared length; parameters only.
+
+    Where this fails, it is a summand of zeros, as summands must be alike, with a warning.
+    """
+    parameters = dict(after.named_parameters())
+    try:
+        update = torch.cat([(p.detach() - before[name]).flatten() for name, p in parameters.items()])
+        length = float(torch.linalg.vector_norm(update, dtype=torch.float64))
+        if not math.isfinite(length):
+            raise ValueError("an update is not finite")
+        clients = 1
+    except Exception as error:
+        _failed("drift", error)
+        update = torch.cat([torch.zeros(p.numel(), dtype=p.dtype) for p in parameters.values()])
+        clients, length = 0, 0.0
+    unit = Scaled(1 / length if length else 0.0, update)
+    return {"clients": clients, "moved": int(length > 0), "squares": length**2, "updates": update, "units": unit}
+
+
+def of_round(total: Tree, clients: int) -> dict[str, float]:
+    """How much the updates of a round's clients agree, from the total of their summands; nothing if one has failed.
+
+    FedNTD section 2.3, eq. 8. Every client counts once, whatever its number of images.
+    """
+    if total is None or total["clients"] < clients:
+        return {}
+    diversity = metrics.gradient_diversity(total["updates"].numpy(), total["squares"], clients)
+    cosine = metrics.mean_pairwise_cosine(total["units"].numpy(), total["moved"], clients)
+    return {"drift.gradient_diversity": diversity, "drift.update_cosine": cosine}
+
+
+def or_warn(name: str, work: Callable[[], Activations]) -> Activations | None:
+    """What `work` gives; None, with a warning, where it fails."""
+    try:
+        return work()
+    except Exception as error:
+        _failed(name, error)
+        return None
+
+
+def _failed(name: str, error: Exception) -> None:
+    _warn(name, f"{type(error).__name__}: {error}")
 
 
 @functools.cache  # once in a process

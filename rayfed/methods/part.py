@@ -147,6 +147,13 @@ class Switch:
 switch = Switch  # as a verb, like `compose`
 
 
+def all_parts(method: Method) -> Parts:
+    """Every part that a method has in any round."""
+    if isinstance(method, Switch):
+        return all_parts(method.before) + all_parts(method.after)
+    return method if isinstance(method, tuple) else ()
+
+
 def doubts(parts: Parts) -> Iterator[str]:
     """A warning for each part of the user's that may be meant to replace the cross-entropy, but trains beside it.
 

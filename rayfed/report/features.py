@@ -15,9 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.patheffects import Normal, Stroke
 from torch import Tensor, nn
 
-from rayfed.data.augment import prepare
 from rayfed.errors import InputError
-from rayfed.local import EVALUATION_BATCH, Site
+from rayfed.local import Site
 from rayfed.methods.measures import sampled, see
 from rayfed.methods.views import RUNS
 from rayfed.report.figures import WIDTH
@@ -46,25 +45,18 @@ class Trained:
     def title(self) -> str:
         return f"{self.name}, round {self.round}"
 
-    def rows(self, images: int) -> np.ndarray:
-        """The test images to draw: those that the job's measures would take."""
-        job = self.site.job
-        return sampled(len(self.site.federation.test), images, seed_of(job.seed, Purpose.MEASURE))
+    def batches(self, images: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Test images, those that the job's measures would take, as the evaluation has them, and their labels."""
+        federation, seed = self.site.federation, seed_of(self.site.job.seed, Purpose.MEASURE)
+        rows = sampled(len(federation.test), images, seed)
+        return federation.batches(federation.test, rows, self.site.device)
 
     def features(self) -> tuple[np.ndarray, np.ndarray]:
         """Features (N, D) and labels (N,). Raises `InputError` for a model that gives none."""
-        seen = see(RUNS[self.site.job.train.precision], lambda: batches(self.site, self.rows(IMAGES)), self.model)
+        seen = see(RUNS[self.site.job.train.precision], (), self.batches(IMAGES), self.model)
         if seen.features is None:
             raise InputError(f"the model of '{self.name}' gives no features: it has no `features` and `head`")
         return seen.features, seen.labels
-
-
-def batches(site: Site, rows: np.ndarray) -> Iterator[tuple[Tensor, Tensor]]:
-    """Test images as the evaluation has them, and their labels."""
-    for start in range(0, len(rows), EVALUATION_BATCH):
-        some = site.federation.test.take(rows[start : start + EVALUATION_BATCH])
-        images = prepare(torch.from_numpy(some.images), site.federation.mean, site.federation.std)
-        yield images.plain(torch.arange(len(some))), torch.from_numpy(some.labels)
 
 
 def tsne(models: Sequence[Trained]) -> Figure:
@@ -165,12 +157,12 @@ def around(trained: Trained, steps: np.ndarray) -> np.ndarray:
     """The mean cross-entropy (G, G) of the test images at the weights plus steps along two directions."""
     start = state_of(trained.model)
     first, second = (direction(start, trained.model, seed) for seed in (0, 1))
-    known = [*batches(trained.site, trained.rows(LANDSCAPE_IMAGES))]
+    known = [*trained.batches(LANDSCAPE_IMAGES)]
     model, run = with_weights(trained.model, start).eval(), RUNS[trained.site.job.train.precision]
     losses = np.empty((len(steps), len(steps)))
     for row, column in np.ndindex(losses.shape):
         model.load_state_dict(add(add(start, first, float(steps[column])), second, float(steps[row])))
-        seen = see(run, lambda: known, model)
+        seen = see(run, (), known, model)
         logits, labels = torch.from_numpy(seen.logits), torch.from_numpy(seen.labels)
         losses[row, column] = nn.functional.cross_entropy(logits, labels)
     return losses

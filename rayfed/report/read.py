@@ -14,18 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from rayfed.errors import InputError
 from rayfed.folder.summary import read_json, read_summary, status_of, summarise
-from rayfed.folder.tables import INT, SCHEMAS, TEXT, read_table
+from rayfed.folder.tables import read_table
 from rayfed.job import read_toml
 
 Columns = dict[str, np.ndarray]
-FURTHER = {  # what figures read beside the columns of `SCHEMAS`
-    "confusions": pa.schema(dict(round=INT, client=INT, predicted=TEXT, count=INT) | {"class": TEXT}),
-    "classes": pa.schema([*SCHEMAS["classes"], pa.field("seen", INT), pa.field("predicted", INT)]),
-}
 SEED = re.compile(r"[/._+-]?seed-?\d+$")
 
 
@@ -210,7 +205,7 @@ def confusions(run: Run) -> Columns:
 
     Classes are indices.
     """
-    table = _further(run.folder, "confusions")
+    table = read_table(run.folder, "confusions")
     columns = dict(_named(table, "round", "client", "class", "predicted", "count"))
     columns["client"] = pc.fill_null(columns["client"], -1)
     for name in ("class", "predicted"):
@@ -220,7 +215,7 @@ def confusions(run: Run) -> Columns:
 
 def counted(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The evaluated rounds (E,) after round 0 with counts; images of their clients, and predictions, (E, C) each."""
-    table = _further(run.folder, "classes")
+    table = read_table(run.folder, "classes")
     number = max(len(run.class_accuracy[0]) if len(run.class_accuracy) else 0, 1)
     rounds = table.column("round").to_numpy()[::number]
     seen, predicted = (table.column(name).to_numpy().reshape(-1, number) for name in ("seen", "predicted"))
@@ -230,12 +225,6 @@ def counted(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def _named(table: pa.Table, *names: str) -> list[tuple[str, pa.ChunkedArray]]:
     return [(name, table.column(name)) for name in names]
-
-
-def _further(folder: Path, name: str) -> pa.Table:
-    """A table with the columns of `FURTHER`, null where an older run has not written them; empty if there is none."""
-    place = folder / f"{name}.parquet"
-    return pq.read_table(place, schema=FURTHER[name]) if place.exists() else FURTHER[name].empty_table()
 
 
 def _columns(folder: Path, name: str) -> Columns:

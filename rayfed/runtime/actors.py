@@ -8,11 +8,11 @@ import torch
 from ray import ObjectRef
 
 from rayfed.errors import Restarted
-from rayfed.local import Broadcast, Evaluation
+from rayfed.local import Broadcast
 from rayfed.runtime.gpus import device_given, memory_cap, peak_bytes
 from rayfed.runtime.placement import Place
 from rayfed.runtime.profile import answer, measure
-from rayfed.runtime.worker import Done, Worker
+from rayfed.runtime.worker import Done, Look, Worker
 from rayfed.tasks import Task
 from rayfed.trees import Packed
 
@@ -58,8 +58,8 @@ class ClientActor:
         *broadcast, memories = *broadcast_and_memories[: -len(task)], broadcast_and_memories[-len(task) :]
         return answer(self._worker.train, Broadcast(*broadcast), task, memories)
 
-    def evaluate(self, weights: Packed, pieces: Sequence[tuple[int, int]]) -> list[Evaluation]:
-        return answer(self._worker.evaluate, weights, pieces)
+    def evaluate(self, weights: Packed, pieces: Sequence[tuple[int, int]], look: Look) -> list[Any]:
+        return answer(self._worker.evaluate, weights, pieces, look)
 
     def measure(self, site: Sequence[ObjectRef]) -> int:
         """The GPU memory in bytes that this process takes for the largest client; 0 on a pretended GPU."""

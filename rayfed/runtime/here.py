@@ -9,9 +9,9 @@ import torch
 
 from rayfed.engine import Kind, Round
 from rayfed.errors import ClientFailed, RunFailed
-from rayfed.local import Broadcast, Evaluation, Site
+from rayfed.local import Broadcast, Site, sample
 from rayfed.runtime.signals import refuse_to_go_on
-from rayfed.runtime.worker import CohortWorkers, Worker, at_client, what_of
+from rayfed.runtime.worker import CohortWorkers, Look, Worker, at_client, what_of
 from rayfed.tasks import Task
 from rayfed.trees import Packed, pack
 from rayfed.weights import Weights
@@ -27,7 +27,7 @@ class Here(CohortWorkers):
         device = torch.device("cuda:0" if gpu and torch.cuda.is_available() else "cpu")
         self._worker = Worker(site, device, platform.node())
         self._progress = progress
-        self.num_test = len(site.federation.test)
+        self.num_test, self.num_sampled = len(site.federation.test), len(sample(site))
 
     def call_each(
         self, broadcast: Broadcast, tasks: Sequence[Task], memories: Mapping[int, Packed] | None
@@ -51,8 +51,8 @@ class Here(CohortWorkers):
                 self._progress(done := done + len(task), sum(map(len, tasks)))
             yield answer
 
-    def evaluate_pieces(self, weights: Weights, pieces: Sequence[tuple[int, int]]) -> Iterator[Evaluation]:
-        return iter(self._worker.evaluate(pack(weights), pieces))
+    def evaluate_pieces(self, weights: Weights, pieces: Sequence[tuple[int, int]], look: Look) -> Iterator[Any]:
+        return iter(self._worker.evaluate(pack(weights), pieces, look))
 
     def recall(self, memory: Packed) -> Packed:
         return memory

@@ -10,13 +10,13 @@ from ray.exceptions import ObjectLostError
 
 from rayfed.engine import Kind, Round
 from rayfed.errors import WorkersLost
-from rayfed.local import Broadcast, Evaluation, Site
+from rayfed.local import Broadcast, Site, sample
 from rayfed.runtime.crew import Crew
 from rayfed.runtime.dispatch import FETCH_LIMIT, Call, Deadline, Dispatch
 from rayfed.runtime.gauges import Gauges
 from rayfed.runtime.here import Progress, no_progress
 from rayfed.runtime.profile import timed
-from rayfed.runtime.worker import CohortWorkers, what_of
+from rayfed.runtime.worker import CohortWorkers, Look, what_of
 from rayfed.tasks import Task
 from rayfed.trees import Packed, Tree, pack
 from rayfed.weights import Weights
@@ -34,7 +34,7 @@ class Pool(CohortWorkers):
         self._progress = progress
         self._gauges = gauges
         self._sent: dict[str, tuple[Tree, ObjectRef | Packed]] = {}
-        self.num_test = len(site.federation.test)
+        self.num_test, self.num_sampled = len(site.federation.test), len(sample(site))
 
     def call_each(
         self, broadcast: Broadcast, tasks: Sequence[Task], memories: Mapping[int, ObjectRef] | None
@@ -64,13 +64,13 @@ class Pool(CohortWorkers):
 
         return self._answers([call(task) for task in tasks], no_progress if memories is None else progress)
 
-    def evaluate_pieces(self, weights: Weights, pieces: Sequence[tuple[int, int]]) -> Iterator[Evaluation]:
+    def evaluate_pieces(self, weights: Weights, pieces: Sequence[tuple[int, int]], look: Look) -> Iterator[Any]:
         def call(some: Sequence[tuple[int, int]]) -> Call:
             def submit(actor: Any) -> list[ObjectRef]:
-                return [actor.evaluate.remote(self._put("weights", weights), some)]
+                return [actor.evaluate.remote(self._put("weights", weights), some, look)]
 
             start, stop = some[0][0], some[-1][1]
-            what = f"evaluation of test images {start} to {stop}"
+            what = f"{look} of test images {start} to {stop}"
             return Call("evaluate", what, stop - start, submit, self._send_again)
 
         # Two calls per actor: each call costs a hundredth of a second, and the second ones make up for slow actors.

@@ -10,15 +10,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import nn
 
 from rayfed import local
 from rayfed.engine import Arrival, ClientRow, Kind, Memory
 from rayfed.local import Broadcast, Desk, Evaluation, Site
-from rayfed.methods.measures import Seen
+from rayfed.methods.measures import UPDATES, Activations, Seen
 from rayfed.methods.part import parts_at
 from rayfed.runtime.profile import span
 from rayfed.tasks import OrderedSum, Summed, Task, refusing
@@ -26,6 +27,7 @@ from rayfed.trees import Layout, Packed, Tree, checked, num_bytes, pack, unpack
 from rayfed.weights import Weights, with_weights
 
 EVALUATION_CHUNK = 1000  # test images per piece of work: a constant, so that the sum of losses has a fixed order
+Look = Literal["evaluation", "activations"]
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # as glibc's malloc.h numbers them
 # What to do about errors of CUDA's, by a pattern in their text.
 ADVICE = {
@@ -47,6 +49,7 @@ class Done:
     layout: Layout  # of each client's summands
     bytes_up: list[int]
     rows: list[ClientRow]  # none after a survey
+    confusions: list[np.ndarray | None]  # as in `Arrival`
     remember: list[bool]  # whether a client has a memory: a handle does not show it
 
 
@@ -126,12 +129,13 @@ class Worker:
                 return local.survey(its_desk, client)
 
         layout, sizes, total = _summed(f"round {packed.round} (survey)", task, surveyed)
-        return Done(layout, sizes, [], []), total
+        return Done(layout, sizes, [], [], []), total
 
     def train(self, packed: Broadcast, task: Task, memories: Sequence[Packed | None]) -> tuple[Any, ...]:
         """A `Done`, the clients' summands, and the new memory of each client, None for a client that has none."""
         desk, before = self._desks(packed), dict(zip(task, memories, strict=True))
         rows: list[ClientRow] = []
+        confusions: list[np.ndarray | None] = []
         kept: list[Packed | None] = []
 
         def trained(client: int) -> Tree:
@@ -143,11 +147,12 @@ class Worker:
                 reply = local.train(its_desk, client, recalled)
             figures = reply.num_examples, reply.train_loss, reply.seconds, self._node, reply.notes
             rows.append(ClientRow(client, *figures))
+            confusions.append(reply.confusion)
             kept.append(pack({"round": packed.round, "slots": reply.memory}) if reply.memory else None)
-            return reply.summands
+            return reply.summands if reply.update is None else {**reply.summands, UPDATES: reply.update}
 
         layout, sizes, total = _summed(f"round {packed.round}", task, trained)
-        return Done(layout, sizes, rows, [memory is not None for memory in kept]), total, *kept
+        return Done(layout, sizes, rows, confusions, [memory is not None for memory in kept]), total, *kept
 
     def _desks(self, packed: Broadcast) -> Callable[[], Desk]:
         """Gives each client of a task its desk.
@@ -163,19 +168,20 @@ class Worker:
         shared = Desk(self.site, packed.map(partial(unpack, copy=False)), self._seen[1])
         return lambda: shared
 
-    def evaluate(self, weights: Packed, pieces: Sequence[tuple[int, int]]) -> list[Evaluation]:
-        """The weights on some ranges of the test set, each by itself."""
+    def evaluate(self, weights: Packed, pieces: Sequence[tuple[int, int]], look: Look) -> list[Any]:
+        """What a look at the weights gives for some ranges of test images, each by itself."""
         with advising():
             model = with_weights(self.site.model, unpack(weights, copy=False)).eval()
-            return [self._evaluate(model, start, stop) for start, stop in pieces]
+            return [self._evaluate(model, start, stop, look) for start, stop in pieces]
 
-    def _evaluate(self, model: nn.Module, start: int, stop: int) -> Evaluation:
-        with span("evaluate", f"test images {start} to {stop}"):
-            return local.evaluate(self.site, model, start, stop)
+    def _evaluate(self, model: nn.Module, start: int, stop: int, look: Look) -> Any:
+        with span("evaluate", f"{look} of test images {start} to {stop}"):
+            work = local.evaluate if look == "evaluation" else local.activations
+            return work(self.site, model, start, stop)
 
 
 def _summed(stage: str, task: Task, work: Callable[[int], Tree]) -> tuple[Layout, list[int], Packed]:
-    """The summands of a task's clients, checked: their layout, the bytes of each, and their sum.
+    """The summands of a task's clients, checked: their layout, the bytes of the parts' in each, and their sum.
 
     A single client's summands stay as they are: in float32, where a sum has twice the bytes. An exception of a client's
     work gets the client's number, `at_client`.
@@ -193,7 +199,7 @@ def _summed(stage: str, task: Task, work: Callable[[int], Tree]) -> tuple[Layout
             layout = checked(summand)
             if len(task) > 1:
                 total.add(summand, layout)
-        sizes.append(num_bytes(summand))
+        sizes.append(num_bytes(summand) - num_bytes(summand.get(UPDATES)))
     return layout, sizes, total.packed() if len(task) > 1 else pack(summand)
 
 
@@ -212,6 +218,7 @@ class CohortWorkers(ABC):
     """`Workers` without the way in which a `Worker` is called: in this process, or on an actor."""
 
     num_test: int  # images
+    num_sampled: int  # of them, to measure on
 
     @abstractmethod
     def call_each(
@@ -220,8 +227,8 @@ class CohortWorkers(ABC):
         """The values of `Worker.train` for each task, in order; with `memories` None, those of `Worker.survey`."""
 
     @abstractmethod
-    def evaluate_pieces(self, weights: Weights, pieces: Sequence[tuple[int, int]]) -> Iterator[Evaluation]:
-        """The weights on some ranges of the test set."""
+    def evaluate_pieces(self, weights: Weights, pieces: Sequence[tuple[int, int]], look: Look) -> Iterator[Any]:
+        """The values of `Worker.evaluate`."""
 
     def survey(self, broadcast: Broadcast, tasks: Sequence[Task]) -> Iterator[tuple[Summed, list[int]]]:
         for done, summands in self.call_each(broadcast, tasks, None):
@@ -232,11 +239,19 @@ class CohortWorkers(ABC):
     ) -> Iterator[tuple[Summed, list[Arrival]]]:
         for done, summands, *kept in self.call_each(broadcast, tasks, memories):
             handles = [memory if there else None for memory, there in zip(kept, done.remember, strict=True)]
-            arrivals = [Arrival(*each) for each in zip(done.rows, handles, done.bytes_up, strict=True)]
+            each = zip(done.rows, handles, done.bytes_up, done.confusions, strict=True)
+            arrivals = [Arrival(*fields) for fields in each]
             yield Summed(unpack(summands, copy=False), done.layout), arrivals
 
     def evaluate(self, weights: Weights) -> Evaluation:
-        starts = range(0, self.num_test, EVALUATION_CHUNK)
-        pieces = [(start, min(start + EVALUATION_CHUNK, self.num_test)) for start in starts]
-        first, *rest = self.evaluate_pieces(weights, pieces)
+        first, *rest = self.evaluate_pieces(weights, pieces_of(self.num_test), "evaluation")
         return sum(rest, first)
+
+    def activations(self, weights: Weights) -> Activations | None:
+        found = [*self.evaluate_pieces(weights, pieces_of(self.num_sampled), "activations")]
+        return None if None in found else sum(found[1:], found[0])
+
+
+def pieces_of(images: int) -> list[tuple[int, int]]:
+    """Ranges of test images, each for a piece of work."""
+    return [(start, min(start + EVALUATION_CHUNK, images)) for start in range(0, images, EVALUATION_CHUNK)]

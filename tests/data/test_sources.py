@@ -269,6 +269,38 @@ def test_a_client_column_becomes_groups(tmp_path):
     refuses(Data(client="writer"), "data.client = 'writer': the source 'fashion-mnist-mini' has no such column")
 
 
+def test_a_domain_column_names_the_domains_of_the_test_images(tmp_path):
+    images = [encode(image) for image in pixels(6)]
+    labels, columns = [0, 1] * 3, {"site": ["b", "a", "c", "a", "b", "b"], "year": [9, 10, 9, 10, 8, 9]}
+    marked = write(tmp_path / "marked.parquet", images, labels, **columns)
+    plain = write(tmp_path / "plain.parquet", images, labels)
+    data = load(Data(plain, test=marked, domain="site"))
+    assert (data.test.domains.tolist(), data.test.domain_names) == ([1, 0, 2, 0, 1, 1], ("a", "b", "c"))
+    assert data.train.domains is data.train.groups is None, "the column is read where it is needed"
+    assert data.test.by_domain(np.array([1, 3, 5])).tolist() == [2, 1, 0]
+    assert load(Data(plain, test=marked, domain="year")).test.domain_names == ("8", "9", "10")
+    without = load(Data(plain, test=marked)).test
+    assert without.domains is None and without.by_domain(np.arange(6)).shape == (0,)
+
+    held = load(Data(marked, domain="site", client="year", test_fraction=0.4))
+    rows = [next(i for i in range(6) if np.array_equal(pixels(6)[i], image)) for image in held.test.images]
+    assert [held.test.domain_names[code] for code in held.test.domains] == [columns["site"][row] for row in rows]
+    assert held.train.groups is not None and len(held.test) == 2
+
+    refuses(
+        Data(marked, test=plain, domain="site"), "plain.parquet: no column 'site'; it has image, label .*data.domain"
+    )
+    refuses(Data(domain="site"), "data.domain = 'site': the source 'fashion-mnist-mini' has no such column")
+
+
+def test_a_column_of_very_many_domains_is_refused(tmp_path):
+    images = [encode(image) for image in pixels(1001)]
+    path = write(tmp_path / "a.parquet", images, [0] * 1001, writer=list(range(1001)))
+    refuses(
+        Data(path, test=path, domain="writer"), "data.domain = 'writer': 1,001 domains, more than the 1,000 allowed"
+    )
+
+
 def test_columns_can_have_other_names(tmp_path):
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"img": [encode(i) for i in pixels(2)], "fine.label": [0, 1]}), path)
@@ -362,6 +394,12 @@ def test_folders_above_the_classes_can_be_clients(tmp_path):
     data = load(Data(str(tmp_path), client="domain", test_fraction=0.5))
     assert data.train.classes == ("bag", "mug")
     assert len(data.train) == 4 and set(data.train.groups.tolist()) == {0, 1}
+    assert data.test.domains is None
+    data = load(Data(str(tmp_path), domain="any name", test_fraction=0.5))
+    assert data.train.groups is None and data.test.domain_names == ("amazon", "webcam")
+    of_amazon = [i for i in range(8) if i % 4 < 2]
+    for image, code in zip(data.test.images, data.test.domains, strict=True):
+        assert (code == 0) == any(np.array_equal(image, pixels(8)[i]) for i in of_amazon)
 
 
 # --- sizes and modes

@@ -26,7 +26,7 @@ from rayfed.folder.checkpoint import Checkpoints
 from rayfed.folder.keeper import Keeper
 from rayfed.folder.places import folder_of, is_begun, is_done
 from rayfed.folder.summary import read_summary
-from rayfed.folder.tables import SCHEMAS, read_table
+from rayfed.folder.tables import SCHEMAS, confusions_of, read_table
 from rayfed.job import make_job, read_job
 from rayfed.local import Evaluation, Site
 from rayfed.methods import RECIPES, Part
@@ -39,7 +39,7 @@ NOTES = {"loss.cross_entropy": 1.5, "loss.tiny": 0.5}
 def site(tmp_path):
     job = make_job({"name": "group/one", "output": {"path": str(tmp_path / "runs")}, "ray": {"mode": "off"}})
     samples = Samples(np.zeros((8, 1, 4, 4), np.uint8), np.arange(8) % 2, ("cat", "dog"))
-    federation = federate(Dataset(samples, samples), Iid(num_clients=2))
+    federation = federate(Dataset(samples, samples), Iid(num_clients=4))
     return Site(nn.Linear(1, 1), federation, job, torch.device("cpu"))
 
 
@@ -49,7 +49,9 @@ def a_round(number: int, right: int | None = 3) -> Round:
     clients = (ClientRow(0, 10, 1.0, 0.5, "here"), ClientRow(3, 30, 2.0, 0.5, "there", NOTES)) if number else ()
     costs = {"seconds": 1.5 if number else 0.0, "bytes_down": 100 * number, "bytes_up": 10 * number}
     forgetting = None if right is None else 0.125
-    return Round(number, {"w": torch.ones(1) * number}, {}, {}, evaluation, np.ones(2), forgetting, clients, **costs)
+    notes = {"drift.update_cosine": 0.5} if number else {}
+    weights = {"w": torch.ones(1) * number}
+    return Round(number, weights, {}, {}, evaluation, np.ones(2), forgetting, clients, **costs, notes=notes)
 
 
 def keep(site, *rounds, force=False):
@@ -73,7 +75,9 @@ def test_the_tables_have_a_row_per_round_client_and_class(site):
     rounds, clients, classes = (read_table(path, name).to_pylist() for name in ("rounds", "clients", "classes"))
     assert {name: read_table(path, name).schema for name in SCHEMAS} == SCHEMAS
     measured = {"test_accuracy": 7 / 8, "test_loss": 1.0, "forgetting": 0.125, "train_loss": 1.75}
-    assert rounds[1] == {"round": 1, **measured, "seconds": 1.5, "bytes_down": 100, "bytes_up": 10}
+    costs = {"seconds": 1.5, "bytes_down": 100, "bytes_up": 10}
+    assert rounds[1] == {"round": 1, **measured, **costs, "notes": [("drift.update_cosine", 0.5)]}
+    assert [row["notes"] for row in rounds[::2]] == [[], [("drift.update_cosine", 0.5)]]
     assert [row["train_loss"] for row in rounds] == [None, 1.75, 1.75]
     assert len(clients) == 4
     assert clients[:2] == [
@@ -83,10 +87,37 @@ def test_the_tables_have_a_row_per_round_client_and_class(site):
             "notes": [("loss.cross_entropy", 1.5), ("loss.tiny", 0.5)],
         },
     ]
-    assert classes[:2] == [
-        {"round": 0, "class": "cat", "accuracy": 0.75},
-        {"round": 0, "class": "dog", "accuracy": 1.0},
+    held = sum(site.federation.label_counts(client) for client in (0, 3)).tolist()
+    assert sum(held) == 4, "of the clients 0 and 3, two images each"
+    assert classes[:4] == [
+        {"round": 0, "class": "cat", "accuracy": 0.75, "seen": 0, "predicted": 3},
+        {"round": 0, "class": "dog", "accuracy": 1.0, "seen": 0, "predicted": 5},
+        {"round": 1, "class": "cat", "accuracy": 0.75, "seen": held[0], "predicted": 3},
+        {"round": 1, "class": "dog", "accuracy": 1.0, "seen": held[1], "predicted": 5},
     ]
+
+
+def test_confusions_have_a_row_per_cell_that_is_not_empty(site):
+    site = with_job(site, measure=["confusion"], measure_every=2)
+    confusions = {3: np.array([[0, 2], [1, 1]])}
+    path = keep(site, a_round(0), a_round(1), replace(a_round(2), confusions=confusions), a_round(4, None))
+    table = read_table(path, "confusions")
+    assert table.schema == SCHEMAS["confusions"]
+    of_the_global = [("cat", "cat", 3), ("cat", "dog", 1), ("dog", "dog", 4)]
+    of_client_3 = [("cat", "dog", 2), ("dog", "cat", 1), ("dog", "dog", 1)]
+    assert [tuple(row.values()) for row in table.to_pylist()] == [
+        *((0, None, *cell) for cell in of_the_global),
+        *((2, None, *cell) for cell in of_the_global),
+        *((2, 3, *cell) for cell in of_client_3),
+    ], "rounds 0 and 2 are measured and evaluated"
+    assert confusions_of(path, 2, ("cat", "dog"))[3].tolist() == confusions[3].tolist()
+    assert confusions_of(path, 1, ("cat", "dog")) == confusions_of(path, 0, ("cat", "dog")) == {}
+
+
+def test_a_run_without_confusions_has_no_table_of_them(site):
+    path = keep(site, *map(a_round, range(3)))
+    assert not (path / "confusions.parquet").exists() and read_table(path, "confusions").num_rows == 0
+    assert not [name for name in contents(path) if "confusions" in name]
 
 
 def test_a_round_without_evaluation_has_no_figures_and_no_classes(site):

@@ -9,10 +9,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
@@ -26,6 +28,7 @@ from rayfed.folder.storage import Folder
 from rayfed.folder.summary import read_summary
 from rayfed.folder.tables import read_table
 from rayfed.job import make_job
+from rayfed.local import open_data
 from rayfed.methods import Part, compose, scaffold
 
 pytestmark = pytest.mark.usefixtures("no_page")
@@ -63,7 +66,8 @@ def files(folder):
 
 def outcome(result):
     """The rows of all tables without durations, and the bytes of the weights."""
-    rows = [row for table in (result.rounds, result.clients, result.classes) for row in table.to_pylist()]
+    tables = result.rounds, result.clients, result.classes, result.confusions
+    rows = [row for table in tables for row in table.to_pylist()]
     numbers = [{column: value for column, value in row.items() if column != "seconds"} for row in rows]
     return numbers, {name: tensor.numpy().tobytes() for name, tensor in result.weights.items()}
 
@@ -117,6 +121,79 @@ def test_a_run_that_is_seldom_evaluated_continues_to_the_same_results(seldom, wh
     assert outcome(result) == whole
     accuracy = result.rounds.column("test_accuracy").to_pylist()
     assert [number for number, value in enumerate(accuracy) if value is not None] == [0, 3, 5]
+
+
+@pytest.fixture
+def measured(seldom):
+    """The same, measured in every way; the classes count as domains too."""
+    seldom["data"]["domain"] = "label"
+    chosen = {"measure_images": 7, "measure_layers": ["features.0"], "measure_clients": [0, 1]}
+    return {**seldom, "measure": ["local", "drift", "confusion"], **chosen}
+
+
+@pytest.mark.parametrize("round", [1, 3, 4, 5])
+def test_a_run_that_is_measured_continues_to_the_same_numbers(measured, stops, round):
+    whole, method = rayfed.run({**measured, "name": "whole"}), stops(round)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            rayfed.run(measured, method=method, resume=True)
+    result = rayfed.run(measured, method=method, resume=True)
+    assert outcome(result) == outcome(whole)
+    notes = [dict(notes) for notes in result.rounds.column("notes").to_pylist()]
+    drift = {"drift.gradient_diversity", "drift.update_cosine", "drift.alignment.features.0"}
+    domains = {"domain.0", "domain.1"}
+    assert [found.keys() for found in notes] == [domains, drift, drift, drift | domains, drift, drift | domains]
+    for row in result.classes.to_pylist():
+        assert row["accuracy"] == notes[row["round"]][f"domain.{row['class']}"]
+
+
+def test_a_measured_round_that_becomes_the_last_keeps_its_confusions(measured, tmp_path, stops):
+    """It is recorded again, with its evaluation, in another process than it was measured in."""
+    method = stops(5)
+    with pytest.raises(KeyboardInterrupt):
+        rayfed.run(measured, method=method)
+    short = rayfed.resume(tmp_path / "runs/run", {"train.num_rounds": 4}, method=method)
+    assert outcome(short) == outcome(rayfed.run(measured, {"name": "short", "train.num_rounds": 4}))
+    assert {row["client"] for row in short.confusions.to_pylist() if row["round"] == 4} > {None}
+
+
+def test_what_is_measured_may_change_when_a_run_is_resumed(measured):
+    """Neither the keys of measures nor data.domain are of the run's lineage."""
+    keys = {key: value for key, value in measured.items() if key.startswith("measure")}
+    plain = {key: value for key, value in measured.items() if key not in keys}
+    plain["data"] = {**plain["data"], "domain": ""}
+    path = rayfed.run(plain, {"train.num_rounds": 2}).path
+    result = rayfed.resume(path, {**keys, "data.domain": "label", "train.num_rounds": 5})
+    notes = [dict(notes) for notes in result.rounds.column("notes").to_pylist()]
+    assert [bool(found) for found in notes] == [False, False, False, True, True, True]
+    assert set(result.confusions.column("round").to_pylist()) == {3, 4, 5}
+    assert outcome(result)[1] == outcome(rayfed.run({**plain, "name": "plain"}))[1]
+
+
+def test_the_numbers_of_a_measured_run_are_counts_of_its_own_data(measured):
+    """Of classes, what the clients of the round hold and what is predicted; of confusions, the images."""
+    result = rayfed.run(measured)
+    federation = open_data(make_job(measured))
+    cohorts = {}
+    for row in result.clients.to_pylist():
+        cohorts.setdefault(row["round"], []).append(row["client"])
+    for number in {row["round"] for row in result.classes.to_pylist()}:
+        rows = [row for row in result.classes.to_pylist() if row["round"] == number]
+        assert sum(row["predicted"] for row in rows) == len(federation.test)
+        held = np.zeros(2, dtype=int)
+        for client in cohorts.get(number, []):
+            held += np.bincount(federation.train.labels[federation.client(client)], minlength=2)
+        assert [row["seen"] for row in rows] == held.tolist()
+    images = Counter()
+    for row in result.confusions.to_pylist():
+        images[row["round"], row["client"]] += row["count"]
+    clients = {(number, client) for number, cohort in cohorts.items() for client in cohort if client in (0, 1)}
+    assert images == {**dict.fromkeys(clients, 7), **{(number, None): len(federation.test) for number in (0, 3, 5)}}
+    predicted = Counter()
+    for row in result.confusions.to_pylist():
+        if row["client"] is None:
+            predicted[row["round"], row["predicted"]] += row["count"]
+    assert all(predicted[row["round"], row["class"]] == row["predicted"] for row in result.classes.to_pylist())
 
 
 def test_a_longer_run_has_one_evaluation_more_and_nothing_else_differs(seldom, whole):

@@ -18,8 +18,7 @@ from rayfed import local
 from rayfed import methods as m
 from rayfed.data.settings import Augment
 from rayfed.engine import Arrival, ClientRow, Round, rounds
-from rayfed.local import all_parts
-from rayfed.methods.part import Method, parts_at
+from rayfed.methods.part import Method, all_parts, parts_at
 from rayfed.methods.views import Fit
 from rayfed.runtime.here import Here
 from rayfed.tasks import OrderedSum, Summed

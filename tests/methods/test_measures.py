@@ -1,5 +1,6 @@
 """Measures of the clients' models: by hand, against the engine's evaluation, and without a trace in the training."""
 
+import itertools
 import logging
 from dataclasses import replace
 
@@ -7,25 +8,31 @@ import numpy as np
 import pytest
 import torch
 
-from rayfed.engine import rounds
+from rayfed.engine import open_round, rounds
 from rayfed.errors import InputError
 from rayfed.job import read_job
-from rayfed.methods import fedavg, measures, scaffold
+from rayfed.local import open_site
+from rayfed.methods import RECIPES, fedavg, measures
 from rayfed.methods.measures import Seen, sampled
+from rayfed.methods.views import run_model
 from rayfed.runtime.here import Here
+from rayfed.weights import with_weights
 
 LABELS = np.array([0, 0, 1, 1])
+MEASURED = {"measure": ["drift"], "measure_every": 7, "measure_layers": ["head"], "measure_clients": [1]}
 
 
 def measured(names, before, after, p):
     """`measures.measured`, of models that have seen the images."""
-    return measures.measured(names, {1: before, 2: after}.__getitem__, 1, 2, [], p)
+    notes, confusion = measures.measured(names, {1: before, 2: after}.__getitem__, 1, 2, [], p)
+    assert confusion is None
+    return notes
 
 
 def seen(predictions, weights=(0.0, 0.0), features=None):
     """A model that predicts these classes, surely."""
     named = {"a.w": torch.tensor([weights[0]]), "a.b": torch.tensor([0.0]), "head.w": torch.tensor([weights[1]])}
-    return Seen(named, LABELS, 10.0 * np.eye(2)[predictions], features)
+    return Seen(named, LABELS, 10.0 * np.eye(2)[predictions], features, {} if features is None else {"": features})
 
 
 def test_local_by_hand():
@@ -79,20 +86,137 @@ def test_a_sample_is_fixed_by_the_seed(total, wanted, count):
 
 
 def with_measures(site, **changes):
-    return replace(site, job=replace(site.job, measure=["local", "drift"], measure_images=0, **changes))
+    """The site, measured in every way on all test images."""
+    changes = {"measure": ["local", "drift", "confusion"], "measure_images": 0, **changes}
+    return replace(site, job=replace(site.job, **changes))
 
 
-@pytest.mark.parametrize("method", [fedavg(), scaffold()], ids=["fedavg", "scaffold"])
-def test_a_measure_leaves_no_trace_in_the_training(method, make_site, play, bits):
-    site = make_site(method, norm=True)
-    plain, with_them = (play(each) for each in (site, with_measures(site, measure_every=2)))
+def without_measures(round):
+    """A round as if nothing had been measured."""
+    rows = (
+        replace(row, notes={k: v for k, v in row.notes.items() if not k.startswith(("local.", "drift."))})
+        for row in round.clients
+    )
+    return replace(round, clients=tuple(rows), notes={}, confusions={})
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "fedcsd", "moon", "fednova"])
+def test_a_measure_leaves_no_trace_in_the_training(name, make_site, play, bits):
+    """Not in weights, states, memories, surveys, losses, evaluations, nor in the bytes of the method."""
+    site = make_site(RECIPES[name](), norm=True)
+    chosen = {"measure_every": 2, "measure_layers": ["features.0", "head"], "measure_clients": [0, 1, 2]}
+    plain, with_them = (play(each) for each in (site, with_measures(site, **chosen)))
     for one, other in zip(plain, with_them, strict=True):
-        without = tuple(
-            replace(row, notes={k: v for k, v in row.notes.items() if k.startswith("loss.")}) for row in other.clients
+        assert bits(one) == bits(without_measures(other))
+        measured_here = {row.client: "local.after.accuracy" in row.notes for row in other.clients}
+        assert measured_here == {client: other.round == 2 and client < 3 for client in measured_here}
+        assert other.confusions.keys() == {client for client, here in measured_here.items() if here}
+        assert bool(other.notes) == (other.round == 2)
+
+
+def states_after_training(site, last):
+    """What each client of the round after `last` has trained, each in a task of its own: float64 (K, P)."""
+    workers = Here(site)
+    opening = open_round(site, last, workers)
+    names = dict(site.model.named_parameters())
+    found = {}
+    for client in opening.clients:
+        [(summed, _)] = workers.train(opening.broadcast, [(client,)], {})
+        found[client] = summed.tree["average"]["weights"].values
+    return names, found
+
+
+def test_the_agreement_of_updates_is_that_of_the_clients_own_weights(make_site, play):
+    """With BatchNorm, whose statistics are no parameters, and tasks of one and of several clients."""
+    site = make_site(fedavg(), norm=True)
+    last, *others = play(with_measures(site))
+    for round in others:
+        names, states = states_after_training(site, last)
+        updates = np.array(
+            [
+                np.concatenate([(state[n].double() - last.weights[n].double()).flatten().numpy() for n in names])
+                for state in states.values()
+            ]
         )
-        assert bits(one) == bits(replace(other, clients=without))
-        measured_here = [any(not name.startswith("loss.") for name in row.notes) for row in other.clients]
-        assert measured_here == [other.round % 2 == 0] * len(other.clients)
+        mean = updates.mean(axis=0)
+        assert round.notes["drift.gradient_diversity"] == pytest.approx(
+            np.mean([u @ u for u in updates]) / (mean @ mean), rel=1e-5
+        )
+        pairs = [u @ v / np.sqrt((u @ u) * (v @ v)) for u, v in itertools.combinations(updates, 2)]
+        assert round.notes["drift.update_cosine"] == pytest.approx(np.mean(pairs), abs=1e-6)
+        last = round
+
+
+def preferred(site, weights, layer):
+    """The class on which each neuron is largest on average, computed without hooks, image by image."""
+    model = with_weights(site.model, weights).eval()
+    data = site.federation
+    found = [[] for _ in data.train.classes]
+    with torch.no_grad():
+        for row in range(len(data.test)):
+            [(image, label)] = data.batches(data.test, np.array([row]), site.device)
+            outputs = {"": model.features(image), "features.0": model.features[0](image).mean(dim=(2, 3))}
+            found[int(label)].append(outputs[layer][0].double().numpy())
+    return np.argmax([np.mean(outputs, axis=0) for outputs in found], axis=0)
+
+
+@pytest.mark.parametrize("layer", ["", "features.0"])
+def test_alignment_of_the_global_model_and_of_clients_by_layer(make_site, play, layer):
+    """A map counts as its mean over space. The only client of a round becomes the global model."""
+    site = make_site(fedavg(), clients_per_round=1, norm=True, num_rounds=4)
+    key = f"drift.alignment.{layer}" if layer else "drift.alignment"
+    last, *others = play(with_measures(site, measure_layers=[layer] if layer else []))
+    shares = []
+    for round in others:
+        share = float((preferred(site, last.weights, layer) == preferred(site, round.weights, layer)).mean())
+        assert round.notes[key] == round.clients[0].notes[key] == share
+        assert [name for name in round.notes if "alignment" in name] == [key]
+        shares.append(share)
+        last = round
+    assert min(shares) < 1
+
+
+def test_a_confusion_is_of_the_measured_images_and_gives_the_numbers_of_local(make_site, play):
+    site = with_measures(make_site(fedavg(), norm=True), measure_images=20)
+    for round in play(site)[1:]:
+        assert round.confusions.keys() == {row.client for row in round.clients}
+        for row in round.clients:
+            confusion = round.confusions[row.client]
+            assert confusion.sum() == 20
+            share = site.federation.label_counts(row.client) / row.num_examples
+            there = confusion.sum(axis=1) > 0
+            by_class = confusion.diagonal()[there] / confusion.sum(axis=1)[there]
+            found = {
+                "accuracy": confusion.trace() / 20,
+                "in_local": (by_class * share[there]).sum() / share[there].sum(),
+                "out_local": (by_class * (1 - share[there])).sum() / (1 - share[there]).sum(),
+            }
+            assert {key: row.notes[f"local.after.{key}"] for key in found} == pytest.approx(found)
+
+
+def test_confusion_alone_shows_no_images_to_the_global_model(make_site, play, monkeypatch):
+    shown, see = [], measures.see
+    monkeypatch.setattr("rayfed.methods.measures.see", lambda *given: shown.append(given[-1]) or see(*given))
+    rounds = play(with_measures(make_site(fedavg()), measure=["confusion"]))
+    assert len(shown) == sum(len(round.clients) for round in rounds)
+    assert not any(round.notes for round in rounds)
+
+
+def test_domains_have_the_accuracy_of_their_own_test_images(make_site, play, bits):
+    site = make_site(fedavg())
+    test, names = site.federation.test, ("amazon", "none", "webcam")
+    domains = np.where(np.arange(len(test)) % 3, 2, 0)
+    marked = replace(test, domains=domains, domain_names=names)
+    apart = replace(site, federation=replace(site.federation, test=marked))
+    for plain, round in zip(play(site), play(apart), strict=True):
+        assert bits(plain) == bits(replace(round, notes={}))
+        assert round.notes.keys() == {"domain.amazon", "domain.webcam"}, "a domain without test images has no accuracy"
+        for code, name in ((0, "amazon"), (2, "webcam")):
+            only = replace(site, federation=replace(site.federation, test=test.take(np.flatnonzero(domains == code))))
+            own = Here(only).evaluate(round.weights).confusion
+            assert round.notes[f"domain.{name}"] == own.trace() / own.sum()
+        shares = round.notes["domain.amazon"] * 10 + round.notes["domain.webcam"] * 20
+        assert shares / 30 == pytest.approx(round.test_accuracy)
 
 
 def test_before_is_the_global_model_and_after_the_clients_own(make_site, play):
@@ -135,29 +259,91 @@ def test_a_model_that_cannot_be_shown_the_images_does_not_end_the_run(make_site,
     site = with_measures(make_site(fedavg()))
     with caplog.at_level(logging.WARNING):
         *_, last = rounds(site, Here(site))
-    (record,) = caplog.records
-    assert (
-        "measure = local and drift fails, and is left out: OutOfMemoryError: CUDA out of memory" in record.getMessage()
-    )
+    text = "fails, and is left out: OutOfMemoryError: CUDA out of memory"
+    of_clients, of_the_round = (record.getMessage() for record in caplog.records)
+    assert (of_clients, of_the_round) == (f"measure = local and drift and confusion {text}", f"measure = drift {text}")
     assert last.round == 3 and all(row.notes.keys() == {"loss.cross_entropy"} for row in last.clients)
+    assert last.notes.keys() == {"drift.gradient_diversity", "drift.update_cosine"} and not last.confusions
+
+
+def test_an_update_that_cannot_be_measured_leaves_out_the_numbers_of_the_round(make_site, monkeypatch, caplog):
+    measures._warn.cache_clear()
+    summand = measures.summand
+    monkeypatch.setattr("rayfed.methods.measures.summand", lambda w, m: summand({} if next(turn) == 5 else w, m))
+    turn, site = itertools.count(), with_measures(make_site(fedavg(), norm=True))
+    with caplog.at_level(logging.WARNING):
+        found = [round.notes.keys() for round in rounds(site, Here(site))][1:]
+    assert [record.getMessage() for record in caplog.records] == [
+        "measure = drift fails, and is left out: KeyError: 'features.0.weight'"
+    ]
+    with_all = {"drift.gradient_diversity", "drift.update_cosine", "drift.alignment"}
+    assert found == [with_all, {"drift.alignment"}, with_all], "the sixth client is of the second round"
 
 
 def test_an_unknown_measure_is_refused_and_the_keys_are_no_part_of_the_lineage():
     with pytest.raises(InputError, match=r"measure.*'locale'.*local"):
         read_job({"name": "x", "measure": ["locale"]})
-    with pytest.raises(InputError, match="give each measure once"):
-        read_job({"name": "x", "measure": ["local", "local"]})
+    for key, value in {"measure": ["local", "local"], "measure_clients": [3, 3], "measure_layers": ["a", "a"]}.items():
+        with pytest.raises(InputError, match=rf"{key} = .*: give each (measure|client|layer) once"):
+            read_job({"name": "x", key: value})
+    with pytest.raises(InputError, match=r"measure_layers = \['head'\]: add 'drift' to measure, which aligns them"):
+        read_job({"name": "x", "measure": ["local"], "measure_layers": ["head"]})
     for key, value in {"measure_every": 0, "measure_images": -1}.items():
         with pytest.raises(InputError, match=rf"{key} = {value}"):
             read_job({"name": "x", key: value})
-    plain, other = read_job({"name": "x"}), read_job({"name": "x", "measure": ["local"], "measure_every": 7})
+    plain, other = read_job({"name": "x"}), read_job({"name": "x", "data": {"domain": "d"}, **MEASURED})
     assert plain.lineage() == other.lineage() and plain.hash() == other.hash()
 
 
 def test_a_worker_shows_the_images_to_the_global_model_once_per_round(make_site, play, monkeypatch):
-    shown = []
-    monkeypatch.setattr(
-        "rayfed.local.see", lambda run, batches, model: shown.append(model) or measures.see(run, batches, model)
-    )
+    shown, see = [], measures.see
+    monkeypatch.setattr("rayfed.methods.measures.see", lambda *given: shown.append(given[-1]) or see(*given))
     play(with_measures(make_site(fedavg(), task_images=1)))  # each client is a task of its own
-    assert len(shown) == 3 * (4 + 1)
+    assert len(shown) == 3 * (4 + 1 + 2), "and before and after each round, for the round's alignment"
+
+
+def test_layers_and_clients_that_are_not_there_are_refused_before_anything_runs():
+    job = {"name": "x", "model": "cnn", "measure": ["drift"], "data": {"partition": {"name": "iid", "num_clients": 9}}}
+    refusals = {
+        "measure_layers: the model has no layer 'feature.7'; did you mean 'features.7'. .valid: features, features.0": (
+            {"measure_layers": ["features.7", "feature.7"]}
+        ),
+        "measure_clients: there is no client 9; the clients are 0 to 8": {"measure_clients": [8, 9]},
+        "measure_clients: there is no client -1": {"measure_clients": [-1]},
+    }
+    for message, given in refusals.items():
+        with pytest.raises(InputError, match=message):
+            open_site(read_job({**job, **given}))
+    open_site(read_job({**job, "measure_layers": ["features", "features.0", "head"], "measure_clients": [0, 8]}))
+
+
+class Odd(torch.nn.Module):
+    """With layers that cannot be measured."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.unused, self.twice = torch.nn.Linear(4, 2), torch.nn.Linear(1, 1), torch.nn.ReLU()
+        self.pair = torch.nn.MaxPool1d(1, return_indices=True)
+
+    def forward(self, x):
+        return self.net(self.twice(self.twice(self.pair(x.flatten(1))[0])))
+
+
+@pytest.mark.parametrize(
+    ("layer", "why"),
+    {"unused": "gave 0 outputs in 1 forward", "twice": "gave 2 outputs", "pair": "gives no tensor"}.items(),
+)
+def test_a_layer_without_one_output_per_forward_pass_is_refused(layer, why):
+    with pytest.raises(InputError, match=rf"measure_layers = \['{layer}'\]: the layer '{layer}' {why}"):
+        measures.refuse_absent([layer], Odd(), (1, 2, 2), [], 1)
+    measures.refuse_absent(["net"], Odd(), (1, 2, 2), [], 1)
+
+
+def test_a_layers_output_is_as_it_was_before_a_later_layer_writes_to_it():
+    net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(inplace=True), torch.nn.Linear(8, 2))
+    x = torch.rand(5, 4, generator=torch.Generator().manual_seed(0))
+    seen = measures.see(run_model, ["0", "1"], [(x, torch.tensor([0, 1, 0, 1, 0]))], net)
+    np.testing.assert_array_equal(seen.layers["0"], net[0](x).detach().numpy())
+    np.testing.assert_array_equal(seen.layers["1"], net[0](x).relu().detach().numpy())
+    assert seen.layers["0"].min() < 0 and seen.activations.counts.tolist() == [3, 2]
+    assert not any(module._forward_hooks for module in net.modules())

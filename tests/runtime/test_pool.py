@@ -1,6 +1,6 @@
 """Work on Ray gives the same bits as work in this process, with any number of actors."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -30,6 +30,16 @@ class Vandal(Part):
 def test_same_bits_on_ray(cluster, make_site, here, on_ray):
     site = make_site(scaffold(), norm=True)
     assert on_ray(site, 2) == here(site)
+
+
+@pytest.mark.parametrize("actors", [1, 2])
+def test_measures_are_the_same_numbers_on_ray(cluster, make_site, here, on_ray, actors):
+    site = make_site(scaffold(), norm=True)
+    chosen = {"measure_images": 25, "measure_every": 2, "measure_layers": ["features.0", "head"]}
+    site = replace(site, job=replace(site.job, measure=["local", "drift", "confusion"], **chosen))
+    assert on_ray(site, actors) == (rounds := here(site))
+    assert [len(round["notes"]) for round in rounds] == [0, 0, 4, 0]
+    assert [len(round["confusions"]) for round in rounds] == [0, 0, 4, 0]
 
 
 @pytest.mark.slow
