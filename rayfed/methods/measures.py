@@ -148,7 +148,9 @@ def local(before: Seen, after: Seen, p: np.ndarray) -> Iterator[tuple[str, float
 
 
 def drift(before: Seen, after: Seen, p: np.ndarray) -> Iterator[tuple[str, float]]:
-    """How far a client has moved: in parameters, in all and by layer; from its labels; in logits and features.
+    """How far a client has moved: in parameters, in all and by layer, in logits and features.
+
+    And how far its labels are from what the global model knows: the distance that, for FedNTD, makes it move.
 
     FedNTD section 5 (Fig. 8, Table 2), FedCSD Fig. 1b.
     """
@@ -159,7 +161,7 @@ def drift(before: Seen, after: Seen, p: np.ndarray) -> Iterator[tuple[str, float
     yield "divergence", float(np.linalg.norm([moved for layer in layers.values() for moved in layer]))
     for layer, moves in layers.items():
         yield f"divergence.{layer}", float(np.linalg.norm(moves))
-    yield "distribution_distance", metrics.distribution_distance(metrics.class_accuracy(after.confusion), p)
+    yield "distribution_distance", metrics.distribution_distance(metrics.class_accuracy(before.confusion), p)
     yield "logit_distance", metrics.feature_distance(before.logits, after.logits)
     if before.features is not None and after.features is not None:
         yield "feature_distance", metrics.feature_distance(before.features, after.features)

@@ -10,7 +10,6 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from rayfed import metrics
 from rayfed.errors import InputError
 from rayfed.report.figures import WIDTH
 from rayfed.report.panels import MARKERS, apart, headline, in_rows, legend, line, panels
@@ -19,6 +18,10 @@ from rayfed.report.svg import COLOURS, INK
 
 WHEN = {"before": "before (the global model)", "after": "after (the clients' models)"}
 WHERE = {"in_local": "own classes (in-local)", "out_local": "other classes (out-local)"}
+DISTANCES = {
+    "drift.distribution_distance": "distribution distance (L1)",
+    "drift.divergence": "weight divergence (L2)",
+}
 BARS = 5  # rounds, from the first to the last that was measured
 SPREAD = "mean and standard deviation of the round's clients"
 FAINTEST = 0.2  # opacity of the first round's points
@@ -101,7 +104,6 @@ def divergence(runs: Sequence[Run]) -> Figure:
 
     A panel of points for each run, with their correlation, and both distances by round.
     """
-    names = {"distance": "distribution distance (L1)", "drift.divergence": "weight divergence (L2)"}
     groups = apart(runs)
     found = {name: drifts(group) for name, group in groups.items()}
     figure = Figure(figsize=(WIDTH, 6.4))
@@ -111,52 +113,26 @@ def divergence(runs: Sequence[Run]) -> Figure:
     lines = below.subplots(1, 2)
     top = outlying(np.concatenate([columns["drift.divergence"] for columns in found.values()]))
     for number, (place, (name, columns)) in enumerate(zip(scatters, found.items(), strict=True)):
-        x, y = (columns[note] for note in names)
+        x, y = (columns[note] for note in DISTANCES)
         scatter(place, number, columns["round"], x, y)
         beyond = f"; {(y > top).sum()} points are higher, up to {y.max():.3g}" if (y > top).any() else ""
-        place.set(title=f"{name}: {correlation(x, y)}", xlabel=names["distance"] + beyond, ylim=(0, top))
-        for axes, (note, words) in zip(lines, names.items(), strict=True):
+        place.set(title=f"{name}: {correlation(x, y)}", xlabel=next(iter(DISTANCES.values())) + beyond, ylim=(0, top))
+        for axes, (note, words) in zip(lines, DISTANCES.items(), strict=True):
             rounds, mean, deviation = spread(columns, note)
             line(axes, number, rounds, mean, np.maximum(mean - deviation, 0), mean + deviation, name)
             axes.set(title=words.partition(" (")[0].capitalize(), xlabel="round", ylabel=words)
     for axes in lines:
         axes.set_ylim(bottom=0)
-    scatters[0].set_ylabel(names["drift.divergence"])
+    scatters[0].set_ylabel(DISTANCES["drift.divergence"])
     legend(below, lines[0])
     return figure
 
 
 def drifts(group: Group) -> Columns:
-    """Round, client and `drift.divergence` of the measured clients (M,), and the `distance` of the global model.
-
-    That of its class accuracies on all test images, before the clients trained, from a client's labels. The note
-    `drift.distribution_distance` is another: of the client's own model, after its training. A client counts only if
-    the round before was evaluated.
-    """
-    of_runs = []
-    for run in group.runs:
-        columns = noted(group._replace(runs=[run]), "drift", "drift.divergence")
-        accuracy = dict(zip(run.class_rounds.tolist(), run.class_accuracy, strict=True))
-        labels = shares(run, columns["client"])
-        pairs = zip(columns["round"].tolist(), labels, strict=True)
-        unknown = np.full(len(run.classes), np.nan)
-        distance = [metrics.distribution_distance(accuracy.get(number - 1, unknown), p) for number, p in pairs]
-        known = np.isfinite(distance) & np.isfinite(columns["drift.divergence"])
-        if not known.any():
-            what = "no round with measured clients comes after an evaluated round, so nothing can be compared"
-            raise InputError(f"'{run.folder}': {what}: put eval_every = 1 into its job's [train] and run it again")
-        of_runs.append({key: column[known] for key, column in (columns | {"distance": np.array(distance)}).items()})
-    return {key: np.concatenate([columns[key] for columns in of_runs]) for key in of_runs[0]}
-
-
-def shares(run: Run, clients: np.ndarray) -> np.ndarray:
-    """The label distribution (M, C) of each client."""
-    chosen, index = np.unique(clients, return_inverse=True)
-    rows = np.flatnonzero(np.isin(run.partition["client"], chosen))
-    counts = np.zeros((len(chosen), len(run.classes)))
-    at = np.searchsorted(chosen, run.partition["client"][rows])
-    np.add.at(counts, (at, run.partition["class"][rows]), run.partition["count"][rows])
-    return (counts / np.maximum(counts.sum(axis=1, keepdims=True), 1))[index]
+    """Round, and the notes of `DISTANCES`, of the measured clients (M,) that have both."""
+    columns = noted(group, "drift", *DISTANCES)
+    known = np.all([np.isfinite(columns[name]) for name in DISTANCES], axis=0)
+    return {key: column[known] for key, column in columns.items()}
 
 
 def outlying(values: np.ndarray) -> float:

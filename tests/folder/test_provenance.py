@@ -154,4 +154,4 @@ def test_a_partition_that_has_changed_needs_leave_and_is_not_replayed(tables, ow
     saved = newest(Folder(str(path / "checkpoints")))
     saved.manifest.pop("partition")  # as before it was noted
     job = rayfed.read_job(path / "job.toml", {"train.num_rounds": 4})
-    assert experiment._train(job, None, saved, other_bits=False).rounds.num_rows == 5
+    assert experiment._train(job, None, saved, force=False, other_bits=False, on_ray=False).rounds.num_rows == 5

@@ -51,7 +51,7 @@ def test_drift_by_hand():
     one = np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 2.0], [0.0, 2.0]])
     other = one + np.array([3.0, 4.0])  # each feature is still largest on the same class
     found = measured(
-        ["drift"], seen([0, 0, 1, 1], features=one), seen([0, 0, 1, 0], (3.0, 4.0), other), np.array([1.0, 0.0])
+        ["drift"], seen([0, 0, 1, 0], features=one), seen([0, 0, 1, 1], (3.0, 4.0), other), np.array([1.0, 0.0])
     )
     assert found == pytest.approx(
         {
@@ -64,7 +64,7 @@ def test_drift_by_hand():
             "drift.alignment": 1.0,
         }
     )
-    without = measured(["drift"], seen([0, 0, 1, 1]), seen([0, 0, 1, 0]), np.array([1.0, 0.0]))
+    without = measured(["drift"], seen([0, 0, 1, 0]), seen([0, 0, 1, 1]), np.array([1.0, 0.0]))
     assert without.keys() == found.keys() - {"drift.feature_distance", "drift.alignment"}
 
 
