@@ -196,6 +196,7 @@ def test_a_diverged_seed_is_told_and_has_no_pair():
     assert [line.partition("]")[0] for line in lines] == ["| [fedntd", "| [fedavg", "| [fedlmd"]
     assert lines[0].split(" | ")[1:3] == ["66.5 ± 12.7", "**+2.0 [+1.0, +3.0]**"]
     assert lines[1].startswith("| [fedavg](methods/fedavg.md) (1 of 4 diverged) | 60.0 ± 10.0 |  |")
+    assert tool.tables(records).endswith("which flatters their methods.")
     (none,) = (line for line in tool.tables([*records, *four("moon", None)]).splitlines() if "moon" in line)
     assert none == "| [moon](methods/moon.md) (1 of 1 diverged) |  |  |  |  |  |"
 

@@ -76,9 +76,9 @@ class Record(NamedTuple):
 # From runs ------------------------------------------------------------------------------------------------------------
 
 
-def played(job_file: Any, runs: Path, **overrides: Any) -> Iterator[tuple[Cell, Run | None]]:
+def played(job_file: str | Path | Mapping[str, Any], runs: Path) -> Iterator[tuple[Cell, Run | None]]:
     """The runs of a grid, None where one diverged. `InputError` for a run that is not done, or is another job's."""
-    for cell in expand(read_toml(job_file), {**overrides, "output.path": str(runs)}):
+    for cell in expand(read_toml(job_file), {"output.path": str(runs)}):
         done = is_done(job := cell.job())
         run = read_run(folder_of(job)) if (folder_of(job) / "job.toml").is_file() else None
         if not done and not (run and run.error.startswith("Diverged")):
@@ -121,16 +121,16 @@ def read_records(file: Path) -> list[Record]:
 # The best of the tuning -----------------------------------------------------------------------------------------------
 
 
-def chosen(job_file: Any, runs: Path, **overrides: Any) -> dict[str, str]:
+def chosen(job_file: str | Path | Mapping[str, Any], runs: Path) -> dict[str, str]:
     """For each setting its `grid.method`, a line per method: the try with the highest mean of the last rounds.
 
     The numbers of all tries stand above it. Of equals the first is taken, which is the middle of the grid.
     """
     entries = {entry["name"]: entry for entry in read_toml(job_file)["grid"]["method"]}
     tries: dict[str, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
-    for cell, run in played(job_file, runs, **overrides):
-        found = figures(run)["last_10"] if run else float("-inf")
-        tries[cell.setting][cell.method.partition("+")[0]][cell.method] = found
+    for cell, run in played(job_file, runs):
+        accuracy = figures(run)["last_10"] if run else float("-inf")
+        tries[cell.setting][cell.method.partition("+")[0]][cell.method] = accuracy
     text = {}
     for setting, methods in tries.items():
         lines = []
@@ -223,10 +223,12 @@ def tables(records: Sequence[Record]) -> str:
         names = [MEASURES[first], "difference from FedAvg", *(MEASURES[key] for key in shown[1:])]
         text += [f"### MNIST, {title}", "", f"| method | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
         text += [*sorted(means, key=means.__getitem__, reverse=True), ""]
-    pairs = [(each.last, each.forgetting) for each in records if each.last is not None]
+    pairs = [each[-2:] for each in records if each.last is not None]
     if len(pairs) > 1:
-        correlation = np.corrcoef(pairs, rowvar=False)[0, 1]
+        correlation = np.corrcoef(np.array(pairs, float), rowvar=False)[0, 1]
         text.append(f"Over all runs, forgetting has a correlation of {correlation:.2f} with the last round.")
+    if any(each.best is None for each in records):
+        text += ["", "Runs that diverged are in no mean and no pair, which flatters their methods."]
     return "\n".join(text).rstrip()
 
 
@@ -234,7 +236,8 @@ def put_tables(page: str, records: Sequence[Record]) -> str:
     """The page with its tables made anew."""
     for name, text in {"claims": claims(records), "tables": tables(records)}.items():
         between = rf"(?<=<!-- {name} -->\n).*?(?=<!-- end of {name} -->)"
-        page = re.sub(between, lambda _, text=text: f"\n{text}\n\n", page, flags=re.DOTALL)
+        before, *after = re.split(between, page, flags=re.DOTALL)
+        page = f"\n{text}\n\n".join([before, *after])
     return page
 
 
