@@ -61,7 +61,7 @@ def test_figures_and_differences_by_hand(run):
     assert first.figures["last"] == (pytest.approx(20.0), pytest.approx(10.0))
     assert first.figures["best"] == (pytest.approx(50.0), pytest.approx(0.0, abs=1e-9))
     assert first.figures["last_10"][0] == pytest.approx((50 + 20) / 2)
-    assert first.figures["forgetting"] == (0.25, 0.0)
+    assert first.figures["forgetting"] == (25.0, 0.0)
     assert (second.difference.reference, second.difference.pairs) == ("one", 3)
     assert second.difference.mean == pytest.approx(20.0) and not second.difference.sure
     half = 4.303 * 10.0 / np.sqrt(3)  # Student's t with two degrees of freedom
@@ -91,7 +91,7 @@ def test_only_runs_of_the_same_partition_seed_and_rounds_are_compared_and_the_ta
         assert (first.difference, second.difference) == (None, None)
         assert (first.unlike, second.unlike) == ("", why)
         made = sheet([one, other], "text")
-        assert [line[made.head.index("difference (points)")] for line in made.lines] == ["", why]
+        assert [line[made.head.index("difference in last (points)")] for line in made.lines] == ["", why]
     both = [run("x/one", 0, 0.5), run("x/one", 1, 0.5, partition="q")]
     crossed = [run("x/two", 1, 0.5), run("x/two", 0, 0.5, partition="q")]
     assert rows([*both, *crossed])[1].unlike == "other pairs of partition and seed"
@@ -217,7 +217,7 @@ def test_the_example_in_the_documentation_is_such_a_table():
         cells = [line[start:end].strip() for start, end in zip(starts, [*starts[1:], None], strict=True)]
         cell = dict(zip(of_papers.HEAD, cells, strict=True))
         metric = re.split("[ ,]", cell["metric"])[0]
-        theirs = {number.metric: number for number in numbers[f"fedlmd-table3/mnist-shards-2/{cell['run']}"]}[metric]
+        theirs = {number.metric: number for number in numbers[f"mnist-shards-2/{cell['run']}"]}[metric]
         assert cell["paper"] == theirs.value
         assert bool(cell["ours"]) == bool(cell["difference"])
         if cell["ours"]:

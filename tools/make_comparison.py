@@ -92,7 +92,6 @@ def record(setting: str, method: str, seed: int, run: Run | None) -> Record:
     if run is None:
         return Record(setting, method, seed, None, None, None, None)
     known = figures(run)
-    known["forgetting"] *= 100
     return Record(setting, method, seed, **known)
 
 

@@ -20,7 +20,7 @@ from rayfed.job import MEASURE, differences
 from rayfed.report.forms import MARKS, Sheet, Stat, stat_text
 from rayfed.report.read import Group, Run, grouped, shorten
 
-LAST = 10  # evaluated rounds in the mean of the last
+LAST = 10  # evaluated rounds, at most, in the mean of the last
 T = (  # 97.5 % points of Student's t with 1, 2, ... degrees of freedom
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131),
     *(2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
@@ -29,8 +29,8 @@ PAIR = ("data", "partition", "seed", "number of rounds")  # what the two runs of
 HEADS = {
     "best": "best (%)",
     "last": "last (%)",
-    "last_10": f"mean of last {LAST} at most (%)",
-    "forgetting": "forgetting",
+    "last_10": f"mean of last {LAST} (%)",
+    "forgetting": "forgetting (%)",
 }
 
 
@@ -99,7 +99,7 @@ def figures(run: Run) -> dict[str, float]:
     """The numbers of an evaluated run by their keys in `HEADS`."""
     accuracy = 100 * run.rounds["test_accuracy"][run.evaluated][1:]
     last = float(np.mean(accuracy[-LAST:]))
-    forgetting = float(run.rounds["forgetting"][run.evaluated][-1])
+    forgetting = 100 * float(run.rounds["forgetting"][run.evaluated][-1])
     return {"best": float(accuracy.max()), "last": float(accuracy[-1]), "last_10": last, "forgetting": forgetting}
 
 
@@ -154,12 +154,19 @@ def sheet(runs: Sequence[Run], form: str, of: str = "last", target: float | None
     """
     found = rows(runs, of, first)
     several = sum(not row.pairs for row in found) > 1
-    head = ["run", "seeds", "rounds", *HEADS.values(), "difference (points)", *(["from"] if several else [])]
+    head = [
+        "run",
+        "seeds",
+        "rounds",
+        *HEADS.values(),
+        f"difference in {of.replace('_', ' ')} (points)",
+        *(["from"] if several else []),
+    ]
     head += [] if target is None else [f"rounds to {100 * target:g} %", "speed-up"]
     lines, records = [], []
     for row in found:
         line = [row.name, str(len(row.runs)), rounds_text(row)]
-        line += [stat_text(row.figures[key], 3 if key == "forgetting" else 2) for key in HEADS]
+        line += [stat_text(row.figures[key], 2) for key in HEADS]
         line += [_gap(row, form), *([row.difference.reference if row.difference else ""] if several else [])]
         record = _record(row)
         if target is not None:
