@@ -107,13 +107,17 @@ class ServerMomentum(Part):
     """`v <- beta v + (w - w_avg)`, `w <- w - v`, on parameters. FedAvgM (Hsu et al., 2019).
 
     Buffers have no momentum: they are the average's. The velocity is float64, so that `w - (w - w_avg)` is `w_avg`.
+    With `nesterov` the new weights are a step ahead, `w_avg - beta v`: clients train where momentum will take the
+    model, as in FedACG (Kim et al., CVPR 2024, algorithm 1), whose `m` is `-v`.
     """
 
     order: ClassVar[int] = 1
     beta: Annotated[float, Ge(0), Lt(1), "how much of the last step is kept; 0 is FedAvg"] = 0.9
+    nesterov: Annotated[bool, "go on from the average by the velocity, times beta"] = False
 
     def update(self, velocity: Weights | None, total: None, step: Step) -> tuple[Weights, Step]:
         before = step.parameters(step.weights)
         change = combine(lambda old, new: old.double() - new.double(), before, step.averaged)
         velocity = change if velocity is None else add(scale(velocity, self.beta), change)
-        return velocity, step.towards({**step.averaged, **like(subtract(before, velocity), before)})
+        moved = add(change, velocity, alpha=self.beta) if self.nesterov else velocity
+        return velocity, step.towards({**step.averaged, **like(subtract(before, moved), before)})
