@@ -8,9 +8,10 @@ from rayfed.methods.distill import (
 )
 from rayfed.methods.features import ModelContrast, Prototypes, SlimAlign
 from rayfed.methods.part import Method, Part, Parts, switch
+from rayfed.methods.personal import LocalHead, LocalNorm
 from rayfed.methods.recipes import (
-    compose, fedacg, fedadagrad, fedadam, fedalign, fedavg, fedavgm, fedcad, fedcsd, fedcurv, feddyn, fedexp,
-    fedgkd, fedlmd, fedlmd_tf, fedlsd, fednova, fedntd, fedproto, fedprox, fedrs, fedssd, fedyogi, kd,
+    compose, fedacg, fedadagrad, fedadam, fedalign, fedavg, fedavgm, fedbn, fedcad, fedcsd, fedcurv, feddyn, fedexp,
+    fedgkd, fedlmd, fedlmd_tf, fedlsd, fednova, fedntd, fedper, fedproto, fedprox, fedrs, fedssd, fedyogi, kd,
     label_smoothing, moon, scaffold,
 )
 from rayfed.methods.registry import PARTS, RECIPES, read_method, write_method
@@ -21,10 +22,11 @@ from rayfed.methods.views import Batch, ClientView, Fit, ServerView, Step
 __all__ = [
     "PARTS", "RECIPES", "AdaptiveStep", "Average", "Batch", "ClassAdaptiveDistill", "ClientView", "ControlVariates",
     "CrossEntropy", "Curvature", "Distill", "DynamicRegularizer", "ExtrapolatedAverage", "Fit",
-    "LabelMaskedDistill", "Method", "ModelContrast", "NormalizedAverage", "NotTrueDistill", "Part", "Parts",
-    "PastTeachersDistill", "PrototypeSimilarityDistill", "Prototypes", "Proximal", "RestrictedCrossEntropy",
-    "SelectiveDistill", "ServerMomentum", "ServerView", "SlimAlign", "Step", "compose", "fedacg", "fedadagrad",
-    "fedadam", "fedalign", "fedavg", "fedavgm", "fedcad", "fedcsd", "fedcurv", "feddyn", "fedexp", "fedgkd",
-    "fedlmd", "fedlmd_tf", "fedlsd", "fednova", "fedntd", "fedproto", "fedprox", "fedrs", "fedssd", "fedyogi", "kd",
-    "label_smoothing", "moon", "read_method", "scaffold", "switch", "write_method",
+    "LabelMaskedDistill", "LocalHead", "LocalNorm", "Method", "ModelContrast", "NormalizedAverage",
+    "NotTrueDistill", "Part", "Parts", "PastTeachersDistill", "PrototypeSimilarityDistill", "Prototypes",
+    "Proximal", "RestrictedCrossEntropy", "SelectiveDistill", "ServerMomentum", "ServerView", "SlimAlign", "Step",
+    "compose", "fedacg", "fedadagrad", "fedadam", "fedalign", "fedavg", "fedavgm", "fedbn", "fedcad", "fedcsd",
+    "fedcurv", "feddyn", "fedexp", "fedgkd", "fedlmd", "fedlmd_tf", "fedlsd", "fednova", "fedntd", "fedper",
+    "fedproto", "fedprox", "fedrs", "fedssd", "fedyogi", "kd", "label_smoothing", "moon", "read_method", "scaffold",
+    "switch", "write_method",
 ]

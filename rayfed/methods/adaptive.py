@@ -12,7 +12,7 @@ from rayfed.methods.server import Average
 from rayfed.methods.views import ClientView, Fit, Step
 from rayfed.trees import Tree
 from rayfed.values import Ge, Gt, Lt
-from rayfed.weights import Weights, add, combine, like, parameters_of, scale, squared_distance, zeros_like
+from rayfed.weights import Weights, add, combine, like, scale, squared_distance, zeros_like
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class ExtrapolatedAverage(Part):
 
     def report(self, client: ClientView, local: None, fit: Fit) -> tuple[Tree, None]:
         summand, _ = Average(self.by).report(client, None, fit)
-        trained = combine(lambda w: w.detach().double(), parameters_of(fit.model))
+        trained = combine(lambda w: w.detach().double(), fit.parameters)
         return {**summand, "squares": summand["weight"] * float(squared_distance(trained, client.weights))}, None
 
     def update(self, state: None, total: Tree, step: Step) -> tuple[None, Step]:

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Literal, ParamSpec, get_type_hints
 
-from rayfed.methods import adaptive, anchors, distill, features, server, supervise
+from rayfed.methods import adaptive, anchors, distill, features, personal, server, supervise
 from rayfed.methods.part import Part, Parts, arrange
 
 P = ParamSpec("P")
@@ -111,3 +111,7 @@ fedexp = recipe(adaptive.ExtrapolatedAverage)  # Jhunjhunwala et al., ICLR 2023
 def fedacg(beta: float = 0.85, mu: float = 0.002) -> Parts:
     """Clients start a step of momentum ahead, and are pulled to that point (Kim et al., CVPR 2024), algorithm 1."""
     return compose(server.ServerMomentum(beta, nesterov=True), anchors.Proximal(mu))
+
+
+fedbn = recipe(personal.LocalNorm)  # Li et al., ICLR 2021
+fedper = recipe(personal.LocalHead)  # Arivazhagan et al., 2019

@@ -10,7 +10,7 @@ from rayfed.methods.part import Part
 from rayfed.methods.views import Batch, ClientView, Fit, Step
 from rayfed.trees import Scaled, Tree
 from rayfed.values import Ge, Gt, Lt
-from rayfed.weights import Weights, add, combine, dot, like, parameters_of, scale, squared_distance, subtract
+from rayfed.weights import Weights, add, combine, dot, like, scale, squared_distance, subtract
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class NormalizedAverage(Part):
 
     def report(self, client: ClientView, local: None, fit: Fit) -> tuple[Tree, None]:
         n, a = client.num_examples, momentum_corrected_steps(fit.steps, client.momentum)
-        parameters = parameters_of(fit.model)
+        parameters = fit.parameters
         buffers = {name: tensor for name, tensor in fit.weights.items() if name not in parameters}
         counts = {"n": n, "na": n * a, "n/a": n / a}
         return {**counts, "parameters": Scaled(n / a, parameters), "buffers": Scaled(n, buffers)}, None
@@ -88,7 +88,7 @@ class DynamicRegularizer(Part):
     def report(self, client: ClientView, local: tuple[float, Weights, Weights | None], fit: Fit) -> tuple[Tree, Tree]:
         """`g_i <- g_i - alpha (w_local - w)`."""
         alpha, anchor, g = local
-        moved = subtract(combine(Tensor.detach, parameters_of(fit.model)), anchor)
+        moved = subtract(combine(Tensor.detach, fit.parameters), anchor)
         memory = scale(moved, -alpha) if g is None else add(g, moved, alpha=-alpha)
         return {"clients": 1, "weights": Scaled(1, fit.weights)}, memory
 

@@ -37,6 +37,8 @@ NEUTRAL = {
     m.DynamicRegularizer: None,
     m.ExtrapolatedAverage: {"epsilon": 1e12},
     m.LabelMaskedDistill: {"beta": 0.0},
+    m.LocalHead: None,
+    m.LocalNorm: None,
     m.ModelContrast: {"mu": 0.0},
     m.NormalizedAverage: None,
     m.NotTrueDistill: {"beta": 0.0},
