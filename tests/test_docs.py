@@ -292,7 +292,7 @@ def test_cost_is_as_measured(name, make_federation, monkeypatch):
     entry = next(entry for entry in catalogue() if entry["name"] == name)
     assert [float(entry["down"]), float(entry["up"])] == stated[2:4]
     for cell, number in zip(cells[2:], measured[2:], strict=True):
-        assert bool(re.search(r"\+|less", cell)) == (number != round(number)), "a small term is stated where there is one"
+        assert bool(re.search(r"\+|less", cell)) == (number != round(number)), "small terms are stated"
 
 
 def test_the_comparisons_tables_are_made_from_its_results():
