@@ -98,9 +98,7 @@ class Desk:
             return {}, None, update
         p = client.label_counts.cpu().numpy() / client.num_examples
         before, after = client.global_model, fit.model.eval()
-        seen = (
-            self._seen if client.weights is self.broadcast.weights else []
-        )  # a client's own entries: seen by no other
+        seen = self._seen if client.weights is self.broadcast.weights else []  # not of another client's own entries
         return *measures.measured(names, partial(_see, self.site), before, after, seen, p), update
 
 

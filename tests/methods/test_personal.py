@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -133,6 +134,23 @@ class Looks(m.Part):
         return {"clients": 1}, None
 
 
+@dataclass(frozen=True)
+class Moves(m.Part):
+    """Moves every entry of the new weights by 1, and sees before that which were moved by an average."""
+
+    order: ClassVar[int] = 1
+
+    def update(self, state, total, step):
+        assert all(torch.equal(step.averaged[name], step.weights[name]) for name in HEAD)
+        return state, step.towards({name: w + 1 for name, w in step.averaged.items()})
+
+
+def test_no_part_moves_what_stays_in_the_global_model(make_site, play):
+    moved, plain = (play(make_site(m.compose(m.fedper(), *more), num_rounds=1))[1] for more in ([Moves()], []))
+    for name, w in plain.weights.items():
+        assert torch.equal(moved.weights[name], w if name in HEAD else w + 1)
+
+
 def test_parts_see_nothing_of_what_stays(make_site, play):
     assert len(play(make_site(m.compose(m.fedper(), Looks()), norm=True))) == 4
 
@@ -144,6 +162,17 @@ def test_a_teacher_has_the_clients_own_entries(make_site, play):
     taught = play(make_site(m.compose(m.fedper(), m.Distill(beta=5.0)), **single))[-1]
     for one, other in ((alone.weights, taught.weights), [own_of(run, "local_head") for run in (alone, taught)]):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_every_frozen_model_at_a_client_has_its_own_entries(make_site):
+    """Also one that the server has sent, as FedGKD's teacher, or that lacks them, as MOON's last model."""
+    site, own = make_site(m.fedper()), {"head.weight": torch.ones(4, 16), "head.bias": torch.ones(4)}
+    sent = {name: w + 2 for name, w in state_of(site.model).items()}
+    client = local._view(local.Desk(site, local.Broadcast(1, state_of(site.model), {}, {}, {})), 0, own)
+    for weights in (sent, shared({"local_head": frozenset(HEAD)}, sent), client.weights):
+        made = client.frozen(weights).state_dict()
+        assert all(torch.equal(made[name], w) for name, w in ({**weights, **own}).items())
+    assert client.frozen(client.weights) is client.global_model
 
 
 def test_measures_compare_the_clients_own_models(make_site, play):
