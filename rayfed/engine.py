@@ -20,11 +20,13 @@ import numpy as np
 from rayfed import metrics
 from rayfed.errors import RunFailed, told
 from rayfed.isolation import isolated
-from rayfed.local import Broadcast, Evaluation, Site, server_view
+from rayfed.local import Broadcast, Site, server_view
 from rayfed.methods import measures
 from rayfed.methods.measures import UPDATES, Activations
 from rayfed.methods.part import Part, Parts, defines, parts_at, refuse_unkept, two_values
+from rayfed.methods.personal import local_names, put_back, shared
 from rayfed.methods.views import Step
+from rayfed.metrics import Evaluation
 from rayfed.runtime.profile import timed
 from rayfed.seeds import Purpose, cohort, seed_of
 from rayfed.tasks import Summed, Task, add_up, cut
@@ -201,12 +203,16 @@ def _train(site: Site, last: Round, workers: Workers, clients: Sequence[int] | N
     memories |= {client: arrival.memory for client, arrival in arrivals.items() if arrival.memory is not None}
     notes = measures.of_round(total.pop(UPDATES, None), len(found))
 
-    step = Step(copied(last.weights), None, number, num_clients, frozenset(parameters_of(site.model)))
+    stay = local_names(opening.parts, site.model)
+    trainable = frozenset(shared(stay, parameters_of(site.model)))
+    step = Step(copied(last.weights), None, number, num_clients, trainable)
     with isolated(seed_of(site.job.seed, Purpose.SERVER, number), site.device):
         for part in opening.parts:
             given = part.update(states[part.slot], total.get(part.slot), step)
             states[part.slot], step = two_values(part, "update", given, "state", "step")
             _refuse_spoilt(f"round {number}, after {type(part).__name__}.update", step)
+            if stay and step.proposed is not None:
+                step = step.towards(put_back(stay, step.proposed, step.weights))
     if (difference := first_difference(step.averaged, last.weights)) is not None:
         raise RunFailed(f"round {number}: the average does not fit the model: {difference}")
     weights = {name: step.averaged[name] for name in last.weights}  # always in the model's order

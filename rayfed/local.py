@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from typing import Any
 
@@ -28,7 +28,9 @@ from rayfed.job import Job, Training
 from rayfed.methods import measures
 from rayfed.methods.measures import Activations, Seen
 from rayfed.methods.part import Parts, a_term, all_parts, defines, doubts, names_of_terms, parts_at, two_values
+from rayfed.methods.personal import doubts_of_local, local_names, recalled, refuse_misplaced, remembered, shared
 from rayfed.methods.views import RUNS, Batch, ClientView, Fit, Frozen, Known, Notes, ServerView
+from rayfed.metrics import Evaluation
 from rayfed.models.registry import build_model, refuse_batches_of_one
 from rayfed.seeds import Purpose, seed_of
 from rayfed.trees import Tree, to_device
@@ -76,16 +78,16 @@ class Desk:
         self._model: nn.Module | None = None
         self._seen = [] if seen is None else seen  # the global model on the sampled test images, once it is measured
 
-    def frozen(self) -> Frozen:
+    def frozen(self, own: Weights) -> Frozen:
         """Frozen copies for the next client: the global model's is kept, those of one client alone are dropped."""
-        return self._frozen.only(self.broadcast.weights)
+        return Frozen(self.site.model, own) if own else self._frozen.only(self.broadcast.weights)
 
-    def model(self) -> nn.Module:
-        """The model with the round's weights, which the next client will train again."""
+    def model(self, weights: Weights) -> nn.Module:
+        """The model with these weights, which the next client will train again."""
         if self._model is None:
-            self._model = with_weights(self.site.model, self.broadcast.weights)
+            self._model = with_weights(self.site.model, weights)
         else:
-            self._model.load_state_dict(self.broadcast.weights)
+            self._model.load_state_dict(weights)
         return self._model
 
     def measured(self, client: ClientView, fit: Fit) -> tuple[dict[str, float], np.ndarray | None, Tree]:
@@ -95,8 +97,9 @@ class Desk:
         if not names or client.id not in (self.site.job.measure_clients or (client.id,)):
             return {}, None, update
         p = client.label_counts.cpu().numpy() / client.num_examples
-        before, after = self._frozen(client.weights), fit.model.eval()
-        return *measures.measured(names, partial(_see, self.site), before, after, self._seen, p), update
+        before, after = client.global_model, fit.model.eval()
+        seen = self._seen if client.weights is self.broadcast.weights else []  # not of another client's own entries
+        return *measures.measured(names, partial(_see, self.site), before, after, seen, p), update
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,18 +116,6 @@ class Reply:
     update: Tree  # `measures.summand`, if it is measured
 
 
-@dataclass(frozen=True, eq=False)
-class Evaluation:
-    """Counts on some test images; two of them add up."""
-
-    confusion: np.ndarray  # int64 (C, C), rows true, columns predicted
-    loss: float  # summed over the images
-    domains: np.ndarray = field(default_factory=lambda: np.zeros((2, 0), np.int64))  # by domain: right answers, images
-
-    def __add__(self, other: Evaluation) -> Evaluation:
-        return Evaluation(self.confusion + other.confusion, self.loss + other.loss, self.domains + other.domains)
-
-
 def open_site(job: Job) -> Site:
     """Load the data, deal it to the clients, build the model. Raises `InputError` for all that is wrong with a job."""
     federation = open_data(job)
@@ -138,7 +129,8 @@ def open_site(job: Job) -> Site:
     measures.refuse_absent(job.measure_layers, model, shape, job.measure_clients, federation.num_clients)
     for part in all_parts(job.method):
         part.check(model)
-    for doubt in doubts(all_parts(job.method)):
+    refuse_misplaced(job.method, model)
+    for doubt in (*doubts(all_parts(job.method)), *doubts_of_local(job.method, model)):
         log.warning("%s", doubt)
     model.to(memory_format=torch.channels_last)  # convolutions on CPUs: a third faster
     return Site(model, federation, job, torch.device("cpu"))
@@ -152,7 +144,7 @@ def open_data(job: Job) -> Federation:
 
 def survey(desk: Desk, client: int) -> dict[str, Tree]:
     """The summands of the parts that survey, by slot."""
-    site, broadcast, view = desk.site, desk.broadcast, _view(desk, client)
+    site, broadcast, view = desk.site, desk.broadcast, _view(desk, client, {})
     surveyors = [part for part in parts_at(site.job.method, broadcast.round) if defines(part, "survey")]
     with _isolated(site, seed_of(site.job.seed, Purpose.CLIENT, broadcast.round, client)):
         return {part.slot: part.survey(view.for_part(part.slot, broadcast.states, {}, {})) for part in surveyors}
@@ -169,11 +161,12 @@ def train(desk: Desk, client: int, memory: dict[str, Tree]) -> Reply:
     parts, memory = parts_at(site.job.method, broadcast.round), to_device(memory, site.device)
     seed = seed_of(site.job.seed, Purpose.CLIENT, broadcast.round, client)
     rng = torch.Generator().manual_seed(seed)
+    stay = local_names(parts, site.model)
     with _isolated(site, seed):
-        view = _view(desk, client)
+        view = _view(desk, client, recalled(stay, memory))
         views = {p.slot: view.for_part(p.slot, broadcast.states, broadcast.payloads, memory) for p in parts}
         local = {part.slot: part.begin(views[part.slot]) for part in parts}
-        model = desk.model()
+        model = desk.model(view.weights)
         losses, notes = _descend(site, model, view, parts, local, rng)
         if (bad := next((i for i, loss in enumerate(losses) if not np.isfinite(loss)), None)) is not None:
             raise Diverged(
@@ -181,11 +174,12 @@ def train(desk: Desk, client: int, memory: dict[str, Tree]) -> Reply:
                 f"of {len(losses)}, with the method {' + '.join(map(repr, parts))}; try a smaller train.lr"
             )
         mean_loss = float(np.mean(losses))
-        fit = Fit(model.eval(), model.state_dict(), len(losses), mean_loss)
+        fit = Fit(model.eval(), shared(stay, model.state_dict()), len(losses), mean_loss)
         given = [(part, part.report(views[part.slot], local[part.slot], fit)) for part in parts]
         reports = {part.slot: two_values(part, "report", values, "summands", "memory") for part, values in given}
     summands = {slot: summand for slot, (summand, _) in reports.items() if summand is not None}
     kept = {slot: memory for slot, (_, memory) in reports.items() if memory is not None}
+    kept = remembered(stay, model.state_dict(), kept)
     seconds = time.perf_counter() - started
     numbers, confusion, update = desk.measured(view, fit)
     return Reply(view.num_examples, mean_loss, notes | numbers, seconds, summands, kept, confusion, update)
@@ -250,6 +244,7 @@ def _descend(
     labels = torch.from_numpy(data.train.labels[rows]).to(site.device)
     parameters = parameters_of(model.train())
     step = sgd(parameters, training.lr_at(client.round), training.momentum, training.weight_decay)
+    parameters = shared(local_names(parts, model), parameters)
     with_terms = [part for part in parts if defines(part, "loss")]
     names = names_of_terms(with_terms)
     # Without augmentation, a teacher says the same of an image in every epoch. It is not asked for images never used.
@@ -270,11 +265,13 @@ def _descend(
     return torch.stack(losses).tolist(), notes.means()  # read once: each read of a loss would wait for the GPU
 
 
-def _view(desk: Desk, client: int) -> ClientView:
+def _view(desk: Desk, client: int, own: Weights) -> ClientView:
+    """A client's view; `own` are the entries that have stayed there since it last trained."""
     site, broadcast = desk.site, desk.broadcast
     data, training = site.federation, site.job.train
+    weights = {**broadcast.weights, **own} if own else broadcast.weights
     return ClientView(
-        **_common_view(site, broadcast.round, broadcast.weights, data.client(client), desk.frozen()),
+        **_common_view(site, broadcast.round, weights, data.client(client), desk.frozen(own)),
         id=client,
         num_examples=data.num_examples(client),
         label_counts=torch.from_numpy(data.label_counts(client)).to(site.device),

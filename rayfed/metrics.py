@@ -14,12 +14,25 @@ array([[1, 1],
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """Counts on some test images; two of them add up."""
+
+    confusion: Array  # int64 (C, C), rows true, columns predicted
+    loss: float  # summed over the images
+    domains: Array = field(default_factory=lambda: np.zeros((2, 0), np.int64))  # by domain: right answers, images
+
+    def __add__(self, other: "Evaluation") -> "Evaluation":
+        return Evaluation(self.confusion + other.confusion, self.loss + other.loss, self.domains + other.domains)
 
 
 def confusion_matrix(labels: Array, predictions: Array, num_classes: int) -> NDArray[np.int64]:

@@ -17,8 +17,8 @@ from rayfed.engine import play as play_round
 from rayfed.engine import rounds, start
 from rayfed.errors import ClientFailed, Diverged, RunFailed
 from rayfed.job import Training
-from rayfed.local import Evaluation
 from rayfed.methods import Part, Proximal, compose, fedavg, fedcsd, fedntd, moon, scaffold, switch
+from rayfed.metrics import Evaluation
 from rayfed.runtime.here import Here
 from rayfed.runtime.worker import CohortWorkers
 from rayfed.seeds import Purpose, cohort, seed_of

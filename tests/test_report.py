@@ -31,8 +31,9 @@ from rayfed.folder.keeper import Keeper
 from rayfed.folder.places import folder_of
 from rayfed.folder.tables import read_table, write_round
 from rayfed.job import make_job, read_toml
-from rayfed.local import Evaluation, Site, open_data
+from rayfed.local import Site, open_data
 from rayfed.methods import Part
+from rayfed.metrics import Evaluation
 from rayfed.report import figures, page, read
 from rayfed.report.page import comparison_page, run_page, write_comparison, write_report
 from rayfed.report.read import ClassLoss, find_runs, forgotten, grouped, read_run

@@ -30,7 +30,8 @@ from rayfed.folder.places import checkpoints_of
 from rayfed.folder.saved import newest
 from rayfed.folder.tables import RESULTS, read_table
 from rayfed.job import make_job
-from rayfed.local import Evaluation, Site
+from rayfed.local import Site
+from rayfed.metrics import Evaluation
 from rayfed.runtime.here import Here
 from rayfed.trees import pack
 

@@ -24,8 +24,9 @@ from rayfed.folder.shards import Index, Place, contents, from_table
 from rayfed.folder.storage import Folder
 from rayfed.folder.tables import SCHEMAS
 from rayfed.job import Job, differences
-from rayfed.local import Evaluation, Site
+from rayfed.local import Site
 from rayfed.methods.part import parts_at
+from rayfed.metrics import Evaluation
 from rayfed.trees import first_difference, unpack
 from rayfed.weights import Weights, state_of
 

@@ -11,7 +11,7 @@ from rayfed.methods.part import Part
 from rayfed.methods.views import Batch, ClientView, Fit, ServerView, Step, run_model
 from rayfed.trees import Tree
 from rayfed.values import Ge
-from rayfed.weights import Weights, add, combine, dot, parameters_of, scale, squared_distance, subtract, zeros_like
+from rayfed.weights import Weights, add, combine, dot, scale, squared_distance, subtract, zeros_like
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Curvature(Part):
         return self.strength * torch.stack([term.sum() for term in pull.values()]).sum()
 
     def report(self, client: ClientView, local: Tree, fit: Fit) -> tuple[Tree, Tree]:
-        parameters = parameters_of(fit.model)
+        parameters = fit.parameters
         u = zeros_like(combine(Tensor.detach, parameters))
         for images, labels in client.samples(client.batch_size):
             loss = cross_entropy(run_model(fit.model, images).logits, labels)
@@ -103,7 +103,7 @@ class ControlVariates(Part):
     def report(self, client: ClientView, correction: Weights | None, fit: Fit) -> tuple[Weights, Weights]:
         """`c_i <- c_i - c + (w - w_local) / (K lr)`; the server gets the change."""
         course = client.lr * momentum_corrected_steps(fit.steps, client.momentum)
-        parameters = combine(Tensor.detach, parameters_of(fit.model))
+        parameters = combine(Tensor.detach, fit.parameters)
         own = combine(lambda local, w: (w - local) / course, parameters, client.weights)
         if correction is not None:
             own = subtract(own, correction)

@@ -29,7 +29,7 @@ FedProx (Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 20
 
 import difflib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, is_dataclass
 from typing import Any, ClassVar
 
@@ -43,7 +43,7 @@ from rayfed.values import Checked
 from rayfed.weights import Weights
 
 ROLES = ("supervise", "average")  # slots that `compose` fills where no part does
-HOOKS = ("check", "init", "survey", "tell", "begin", "loss", "report", "update")
+HOOKS = ("check", "local_names", "init", "survey", "tell", "begin", "loss", "report", "update")
 
 Parts = tuple["Part", ...]
 Method = Parts | Callable[[int], Parts]  # a tuple of parts, or a function of the round (1, 2, ...) that gives one
@@ -75,6 +75,14 @@ class Part(Checked):
         if self.needs_features and not has_features(model):
             text = "looks at features, and this model has none"
             raise InputError(f"{self!r} {text}: the model needs the methods `features(x)` and `head(h)`")
+
+    def local_names(self, model: nn.Module) -> Collection[str]:
+        """Names of entries of a model's state that stay at each client: its next training begins with its own.
+
+        They are not sent, no term on `batch.parameters` has them, and in the global model they stay as at the start,
+        which is where a client begins. Such a part has no other memory.
+        """
+        return ()
 
     def init(self, weights: Weights) -> Tree:
         """The server's state before the first round, from the initial weights."""
@@ -147,11 +155,16 @@ class Switch:
 switch = Switch  # as a verb, like `compose`
 
 
+def in_turn(method: Method) -> tuple[Parts, ...]:
+    """The parts that a method has in any round, those in force together in one tuple."""
+    if isinstance(method, Switch):
+        return in_turn(method.before) + in_turn(method.after)
+    return (method,) if isinstance(method, tuple) else ()
+
+
 def all_parts(method: Method) -> Parts:
     """Every part that a method has in any round."""
-    if isinstance(method, Switch):
-        return all_parts(method.before) + all_parts(method.after)
-    return method if isinstance(method, tuple) else ()
+    return sum(in_turn(method), ())
 
 
 def doubts(parts: Parts) -> Iterator[str]:

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Literal, ParamSpec, get_type_hints
 
-from rayfed.methods import anchors, distill, features, server, supervise
+from rayfed.methods import adaptive, anchors, distill, features, personal, server, supervise
 from rayfed.methods.part import Part, Parts, arrange
 
 P = ParamSpec("P")
@@ -88,3 +88,30 @@ def scaffold(by: Literal["client", "samples"] = "client") -> Parts:
 fednova = recipe(server.NormalizedAverage)  # Wang et al., NeurIPS 2020
 feddyn = recipe(server.DynamicRegularizer)  # Acar et al., ICLR 2021
 fedalign = recipe(features.SlimAlign)  # Mendieta et al., CVPR 2022
+
+
+def fedadam(lr: float = 0.1, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Parts:
+    """Adam on the server, along the clients' mean update (Reddi et al., ICLR 2021), algorithm 2."""
+    return compose(adaptive.AdaptiveStep("adam", lr, beta1, beta2, tau))
+
+
+def fedyogi(lr: float = 0.1, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Parts:
+    """Yogi on the server, whose squares change slowly (Reddi et al., ICLR 2021), algorithm 2."""
+    return compose(adaptive.AdaptiveStep("yogi", lr, beta1, beta2, tau))
+
+
+def fedadagrad(lr: float = 0.1, tau: float = 1e-3) -> Parts:
+    """Adagrad on the server, without momentum (Reddi et al., ICLR 2021), algorithm 2."""
+    return compose(adaptive.AdaptiveStep("adagrad", lr, beta1=0.0, beta2=0.0, tau=tau))
+
+
+fedexp = recipe(adaptive.ExtrapolatedAverage)  # Jhunjhunwala et al., ICLR 2023
+
+
+def fedacg(beta: float = 0.85, mu: float = 0.002) -> Parts:
+    """Clients start a step of momentum ahead, and are pulled to that point (Kim et al., CVPR 2024), algorithm 1."""
+    return compose(server.ServerMomentum(beta, nesterov=True), anchors.Proximal(mu))
+
+
+fedbn = recipe(personal.LocalNorm)  # Li et al., ICLR 2021
+fedper = recipe(personal.LocalHead)  # Arivazhagan et al., 2019

@@ -10,7 +10,7 @@ from rayfed.methods.part import Part
 from rayfed.methods.views import Batch, ClientView, Fit, Step
 from rayfed.trees import Scaled, Tree
 from rayfed.values import Ge, Gt, Lt
-from rayfed.weights import Weights, add, combine, dot, like, parameters_of, scale, squared_distance, subtract
+from rayfed.weights import Weights, add, combine, dot, like, scale, squared_distance, subtract
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class NormalizedAverage(Part):
 
     def report(self, client: ClientView, local: None, fit: Fit) -> tuple[Tree, None]:
         n, a = client.num_examples, momentum_corrected_steps(fit.steps, client.momentum)
-        parameters = parameters_of(fit.model)
+        parameters = fit.parameters
         buffers = {name: tensor for name, tensor in fit.weights.items() if name not in parameters}
         counts = {"n": n, "na": n * a, "n/a": n / a}
         return {**counts, "parameters": Scaled(n / a, parameters), "buffers": Scaled(n, buffers)}, None
@@ -88,7 +88,7 @@ class DynamicRegularizer(Part):
     def report(self, client: ClientView, local: tuple[float, Weights, Weights | None], fit: Fit) -> tuple[Tree, Tree]:
         """`g_i <- g_i - alpha (w_local - w)`."""
         alpha, anchor, g = local
-        moved = subtract(combine(Tensor.detach, parameters_of(fit.model)), anchor)
+        moved = subtract(combine(Tensor.detach, fit.parameters), anchor)
         memory = scale(moved, -alpha) if g is None else add(g, moved, alpha=-alpha)
         return {"clients": 1, "weights": Scaled(1, fit.weights)}, memory
 
@@ -107,13 +107,17 @@ class ServerMomentum(Part):
     """`v <- beta v + (w - w_avg)`, `w <- w - v`, on parameters. FedAvgM (Hsu et al., 2019).
 
     Buffers have no momentum: they are the average's. The velocity is float64, so that `w - (w - w_avg)` is `w_avg`.
+    With `nesterov` the new weights are a step ahead, `w_avg - beta v`: clients train where momentum will take the
+    model, as in FedACG (Kim et al., CVPR 2024, algorithm 1), whose `m` is `-v`.
     """
 
     order: ClassVar[int] = 1
     beta: Annotated[float, Ge(0), Lt(1), "how much of the last step is kept; 0 is FedAvg"] = 0.9
+    nesterov: Annotated[bool, "go on from the average by the velocity, times beta"] = False
 
     def update(self, velocity: Weights | None, total: None, step: Step) -> tuple[Weights, Step]:
         before = step.parameters(step.weights)
         change = combine(lambda old, new: old.double() - new.double(), before, step.averaged)
         velocity = change if velocity is None else add(scale(velocity, self.beta), change)
-        return velocity, step.towards({**step.averaged, **like(subtract(before, velocity), before)})
+        moved = add(change, velocity, alpha=self.beta) if self.nesterov else velocity
+        return velocity, step.towards({**step.averaged, **like(subtract(before, moved), before)})

@@ -17,7 +17,7 @@ from rayfed.errors import told
 from rayfed.models.classifier import has_features
 from rayfed.runtime.profile import span
 from rayfed.trees import Tree
-from rayfed.weights import Weights, with_weights
+from rayfed.weights import Weights, parameters_of, with_weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,15 +54,18 @@ RUNS: dict[str, Run] = {"float32": run_model, "bf16": run_in_bf16}  # by `train.
 
 
 class Frozen:
-    """Copies of the model with other weights, in eval mode and without gradients; one copy per weights."""
+    """Copies of the model with other weights, in eval mode and without gradients; one copy per weights.
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
+    Entries that stay at a client, `own`, are in each copy the client's, whatever the weights say.
+    """
+
+    def __init__(self, model: nn.Module, own: Weights | None = None) -> None:
+        self._model, self._own = model, own or {}
         self._made: dict[int, tuple[Weights, nn.Module]] = {}
 
     def __call__(self, weights: Weights) -> nn.Module:
         if id(weights) not in self._made:  # the copy keeps the weights alive, so that no other weights get their id
-            model = with_weights(self._model, weights).eval().requires_grad_(False)
+            model = with_weights(self._model, {**weights, **self._own}).eval().requires_grad_(False)
             self._made[id(weights)] = weights, model
         return self._made[id(weights)][1]
 
@@ -101,7 +104,7 @@ class View:
     """The round as a hook sees it, on the server or on a client. Do not write to anything in it."""
 
     round: int  # 1 is the first
-    weights: Weights  # the round's global model
+    weights: Weights  # the round's global model; at a client with entries of its own, with these
     num_classes: int
     num_clients: int  # of the population
     mean_examples: float  # images per client, over the population
@@ -203,7 +206,7 @@ class Batch:
     ) -> None:
         self.images = images  # (B, c, h, w), augmented and normalised
         self.labels = labels  # (B,)
-        self.parameters = parameters  # of the model in training, live
+        self.parameters = parameters  # of the model in training, live, less those that stay at the client
         self.model = model
         self._client = client
         self._known = known  # what is known of a frozen model before it is run on the batch
@@ -245,9 +248,14 @@ class Fit:
     """The outcome of a client's local training."""
 
     model: nn.Module  # as trained, in eval mode; its parameters take gradients
-    weights: Weights  # its state, parameters and buffers, live: report them as they are, and do not write to them
+    weights: Weights  # its state less what stays at the client, live: report it as it is, and do not write to it
     steps: int  # SGD steps taken
     loss: float  # mean over the steps
+
+    @property
+    def parameters(self) -> Weights:
+        """The trainable parameters among the weights, live, with gradients."""
+        return {name: p for name, p in parameters_of(self.model).items() if name in self.weights}
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,7 +266,7 @@ class Step:
     proposed: Weights | None
     round: int
     num_clients: int  # of the population
-    trainable: frozenset[str]  # the names in `weights` that are parameters; the others are buffers
+    trainable: frozenset[str]  # the parameters in `weights`; the others are buffers, or stay at the clients
 
     @property
     def averaged(self) -> Weights:

@@ -18,9 +18,10 @@ from torch import nn
 
 from rayfed import local
 from rayfed.engine import Arrival, ClientRow, Kind, Memory
-from rayfed.local import Broadcast, Desk, Evaluation, Site
+from rayfed.local import Broadcast, Desk, Site
 from rayfed.methods.measures import UPDATES, Activations, Seen
 from rayfed.methods.part import parts_at
+from rayfed.metrics import Evaluation
 from rayfed.runtime.profile import span
 from rayfed.tasks import OrderedSum, Summed, Task, refusing
 from rayfed.trees import Layout, Packed, Tree, checked, num_bytes, pack, unpack

@@ -28,8 +28,9 @@ from rayfed.folder.places import folder_of, is_begun, is_done
 from rayfed.folder.summary import read_summary
 from rayfed.folder.tables import SCHEMAS, confusions_of, read_table
 from rayfed.job import make_job, read_job
-from rayfed.local import Evaluation, Site
+from rayfed.local import Site
 from rayfed.methods import RECIPES, Part
+from rayfed.metrics import Evaluation
 from rayfed.runtime.here import Here
 
 NOTES = {"loss.cross_entropy": 1.5, "loss.tiny": 0.5}

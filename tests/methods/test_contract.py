@@ -80,6 +80,14 @@ METHODS: dict[str, Method] = {name: recipe() for name, recipe in m.RECIPES.items
     "scaffold by samples": m.scaffold(by="samples"),
     "moon from the initial model": m.moon(first="initial"),
     "feddyn by size": m.feddyn(by_size=True),
+    "fedexp, uniform": m.fedexp(by="client"),
+    "fedexp with control variates": m.compose(m.fedexp(), m.ControlVariates()),
+    "fedacg + fedadam": m.compose(m.fedacg(), m.AdaptiveStep()),
+    "fedbn + fedper + fedntd": m.compose(m.fedbn(), m.LocalHead(), m.NotTrueDistill()),
+    "fedbn + moon + fednova": m.compose(m.LocalNorm(), m.moon()[-1], m.NormalizedAverage()),
+    "fedper + scaffold + adam": m.compose(m.LocalHead(), m.scaffold(), m.AdaptiveStep()),
+    "fedper + feddyn + momentum": m.compose(m.LocalHead(), m.feddyn(), m.ServerMomentum()),
+    "fedbn + fedexp + fedgkd + fedcurv": m.compose(m.fedexp(), m.LocalNorm(), m.fedgkd()[-1], m.Curvature()),
     "everything": m.compose(Everything()),
 }
 every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
@@ -240,13 +248,17 @@ def test_the_terms_add_up_to_the_training_loss(method, make_site):
 
 @every_method
 def test_buffers_are_the_mean_of_the_clients_buffers(method, reference, make_site):
-    """For every method BatchNorm's statistics are plain means, and its counts stay whole numbers."""
+    """For every method BatchNorm's statistics are plain means, if not local, and its counts stay whole numbers."""
     site = make_site(method, **SETTING)
     for round, trained in zip(reference.rounds[1:], reference.trained, strict=True):
         (average,) = (part for part in parts_at(method, round.round) if part.slot == "average")
-        uniform = isinstance(average, m.DynamicRegularizer) or average == m.Average(by="client")
+        uniform = isinstance(average, m.DynamicRegularizer) or getattr(average, "by", "") == "client"
         sizes = np.array([1 if uniform else site.federation.num_examples(client) for client, _ in trained])
+        stay = {name for part in parts_at(method, round.round) for name in part.local_names(site.model)}
         for name, buffer in site.model.named_buffers():
+            if name in stay:  # at each client, and in the global model as at the start
+                assert torch.equal(round.weights[name], buffer)
+                continue
             values = np.array([state[name].double().numpy() for _, state in trained])
             mean = np.tensordot(sizes, values, axes=1) / sizes.sum()
             assert round.weights[name].dtype == buffer.dtype

@@ -27,6 +27,7 @@ BALANCED = [[2, 2, 2, 2]] * 6
 
 # The values with which a part does nothing; None where a part has no such values, and has a law of its own below.
 NEUTRAL = {
+    m.AdaptiveStep: None,
     m.Average: {"by": "samples"},
     m.ClassAdaptiveDistill: {"low": 0.0, "high": 0.0},
     m.ControlVariates: None,
@@ -34,7 +35,10 @@ NEUTRAL = {
     m.Curvature: {"strength": 0.0},
     m.Distill: {"beta": 0.0},
     m.DynamicRegularizer: None,
+    m.ExtrapolatedAverage: {"epsilon": 1e12},
     m.LabelMaskedDistill: {"beta": 0.0},
+    m.LocalHead: None,
+    m.LocalNorm: None,
     m.ModelContrast: {"mu": 0.0},
     m.NormalizedAverage: None,
     m.NotTrueDistill: {"beta": 0.0},
@@ -114,6 +118,15 @@ EQUAL = {
     "FedProto without prototypes is FedAvg": (m.fedproto(), m.fedavg(), {"num_rounds": 1}),
     "FedGKD without a teacher is FedAvg": (m.fedgkd(), m.fedavg(), {"num_rounds": 1}),
     "the first velocity is the whole step": (m.fedavgm(), m.fedavg(), {"num_rounds": 1}),
+    "FedAdam with a large tau takes FedAvg's step, at first": (
+        m.fedadam(lr=100 * (1 + 0.99**0.5), beta1=0.0, tau=100.0),
+        m.fedavg(),
+        {"num_rounds": 1, "norm": True},
+    ),
+    "FedYogi with a large tau is FedAvg": (m.fedyogi(lr=200.0, beta1=0.0, tau=100.0), m.fedavg(), {"norm": True}),
+    "FedAdagrad with a large tau is FedAvg": (m.fedadagrad(lr=200.0, tau=100.0), m.fedavg(), {"norm": True}),
+    "FedExP of a single client is FedAvg": (m.fedexp(epsilon=1e-9), m.fedavg(), {"clients_per_round": 1}),
+    "FedACG without momentum is FedProx": (m.fedacg(beta=0.0, mu=0.5), m.fedprox(mu=0.5), {"norm": True}),
     "a switch to the same method changes nothing": (m.switch(m.fedntd(), m.fedntd(), at=2), m.fedntd(), {}),
 }
 
@@ -137,6 +150,10 @@ DIFFERENT = {  # the same pairs in other settings: so the settings do not make a
     "prototypes": (m.fedproto(), m.fedavg()),
     "past teachers": (m.fedgkd(beta=1.0), m.kd()),
     "velocity": (m.fedavgm(), m.fedavg()),
+    "adaptive steps": (m.fedadam(), m.fedyogi()),
+    "adaptive steps without decay": (m.fedadagrad(), m.fedyogi(beta1=0.0)),
+    "extrapolation": (m.fedexp(), m.fedavg()),
+    "a step ahead": (m.fedavgm(beta=0.85), m.fedacg(mu=0.0)),
     "the released FedCSD": (m.fedcsd(mu=0.1, released=True), m.fedcsd(mu=0.1)),
     "a switch": (m.switch(m.fedntd(), m.fedavg(), at=2), m.fedntd()),
 }
@@ -536,6 +553,81 @@ def test_the_servers_velocity_follows_its_formula(make_site, play):
                 torch.testing.assert_close(w, (before.weights[name].double() - velocity[name]).float())
             else:
                 assert torch.equal(w, averaged.weights[name])  # running statistics have no momentum
+
+
+def test_fedacgs_clients_start_from_their_last_mean_and_the_momentum_of_all_means(make_site, play):
+    """`m <- beta m + (mean - x)`, `x <- mean + beta m`, and `mean` is the model that the paper evaluates."""
+    run = play(make_site(m.fedacg(beta=0.5, mu=0.1), norm=True))
+    site, momentum = make_site(m.fedprox(mu=0.1), norm=True), 0.0
+    for before, after in pairwise(run):
+        means = engine.play(site, replace(before, held={}), Here(site)).weights
+        moved = {
+            name: means[name].double() - before.weights[name].double() for name, _ in site.model.named_parameters()
+        }
+        momentum = {name: 0.5 * (momentum[name] if momentum else 0.0) + step for name, step in moved.items()}
+        for name, w in after.weights.items():
+            expected = means[name] + 0.5 * momentum[name] if name in momentum else means[name]
+            torch.testing.assert_close(w, expected.to(w.dtype), rtol=1e-6, atol=1e-7)
+            if name in momentum:
+                kept = -after.held["server_momentum"].state[name]
+                torch.testing.assert_close(kept, momentum[name], rtol=1e-6, atol=1e-7)
+
+
+def follow(rule, v, d):
+    """The paper's three rules, for a number."""
+    if rule == "adagrad":
+        return v + d * d
+    return 0.75 * v + 0.25 * d * d if rule == "adam" else v - 0.25 * d * d * np.sign(v - d * d)
+
+
+@pytest.mark.parametrize("rule", ["adam", "yogi", "adagrad"])
+def test_an_adaptive_step_follows_its_formula(rule):
+    """Three rounds of two parameters and a buffer, number by number; the second update makes Yogi's `v` shrink."""
+    beta1, beta2, lr, tau = (0.0, 0.0, 0.2, 0.5) if rule == "adagrad" else (0.5, 0.75, 0.2, 0.5)
+    part, state = m.AdaptiveStep(rule, lr, beta1, beta2, tau), None
+    w, first, second = [1.0, -2.0], [0.0, 0.0], [tau**2, tau**2]
+    for updates in ([0.3, -2.0], [0.1, 0.5], [-1.0, 0.0]):
+        weights = {"w": torch.tensor(w, dtype=torch.float64), "buffer": torch.tensor(1.0)}
+        averaged = {"w": weights["w"] + torch.tensor(updates, dtype=torch.float64), "buffer": torch.tensor(7.0)}
+        state, step = part.update(state, None, m.Step(weights, averaged, 1, 2, frozenset({"w"})))
+        first = [beta1 * m + (1 - beta1) * d for m, d in zip(first, updates, strict=True)]
+        second = [follow(rule, v, d) for v, d in zip(second, updates, strict=True)]
+        w = [x + lr * m / (v**0.5 + tau) for x, m, v in zip(w, first, second, strict=True)]
+        assert step.averaged["w"].tolist() == pytest.approx(w)
+        assert step.averaged["buffer"] == 7  # running statistics are the average's
+        assert state["m"]["w"].tolist() == pytest.approx(first) and state["v"]["w"].tolist() == pytest.approx(second)
+
+
+def test_adagrad_refuses_a_decay_of_its_squares():
+    with pytest.raises(InputError, match=r"beta2 = 0.99: adagrad adds up all squares; give beta2 = 0"):
+        m.AdaptiveStep("adagrad")
+
+
+@pytest.mark.parametrize("by", ["samples", "client"])
+@pytest.mark.parametrize(
+    ("updates", "eta"),
+    [
+        ([[3.0, 4.0], [3.0, 4.0]], 1.0),  # clients that agree: half of the length, so at least 1
+        ([[3.0, 0.0], [0.0, 4.0]], 1.0),  # (9 + 16) / 2 / 2 over (9 + 16) / 4: the border
+        ([[3.0, 1.0], [-1.0, 1.0]], 12 / 2 / 2 / 2.001),  # they cancel in one direction
+        ([[2.0, 0.0], [-2.0, 0.0]], 4 / 2 / 1e-3),  # they cancel: only epsilon holds eta down
+    ],
+    ids=["equal", "at right angles", "opposed in part", "opposed"],
+)
+def test_fedexp_goes_on_by_eta_which_is_at_least_1(by, updates, eta):
+    """By hand, for two clients of equal size, so that both weights agree; the summands go through the part's report."""
+    part, total = m.ExtrapolatedAverage(by=by), OrderedSum()
+    weights = {"weight": torch.tensor([[1.0, -1.0]]), "running": torch.tensor([0.0])}
+    for update in updates:
+        model = torch.nn.Linear(2, 1, bias=False)
+        model.register_buffer("running", torch.tensor([update[0]]))
+        model.weight.data = weights["weight"] + torch.tensor([update])
+        client = SimpleNamespace(num_examples=5, weights=weights)
+        total.add(part.report(client, None, m.Fit(model, model.state_dict(), 1, 0.0))[0])
+    _, step = part.update(None, total.value, m.Step(weights, None, 1, 2, frozenset({"weight"})))
+    mean = torch.tensor(updates).mean(dim=0)
+    torch.testing.assert_close(step.averaged["weight"], weights["weight"] + eta * mean)
+    assert step.averaged["running"] == mean[0]
 
 
 @pytest.mark.parametrize("sizes", [(1, 1), (1, 7), (7, 1)], ids=str)

@@ -1,0 +1,81 @@
+"""Parts that set the length of the server's step from what the clients' updates are like."""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from rayfed.errors import InputError
+from rayfed.methods.part import Part
+from rayfed.methods.server import Average
+from rayfed.methods.views import ClientView, Fit, Step
+from rayfed.trees import Tree
+from rayfed.values import Ge, Gt, Lt
+from rayfed.weights import Weights, add, combine, like, scale, squared_distance, zeros_like
+
+
+@dataclass(frozen=True)
+class AdaptiveStep(Part):
+    """A step of Adam, Yogi or Adagrad along the clients' mean update. Reddi et al. (ICLR 2021), algorithm 2.
+
+    `m <- beta1 m + (1 - beta1) d` with `d = w_avg - w`, and `w <- w + lr m / (sqrt(v) + tau)`, on parameters. `v` is of
+    the squares of `d`, begins with `tau^2`, the least that the paper allows, and is not corrected for that, nor is `m`.
+    Buffers are the average's. `m` and `v` are float64.
+    """
+
+    order: ClassVar[int] = 1
+    rule: Annotated[Literal["adam", "yogi", "adagrad"], "how v follows the squares"] = "adam"
+    lr: Annotated[float, Gt(0), "the server's learning rate (eta)"] = 0.1
+    beta1: Annotated[float, Ge(0), Lt(1), "how much of the last direction is kept"] = 0.9
+    beta2: Annotated[float, Ge(0), Lt(1), "how much of the last squares is kept; adagrad keeps all, and takes 0"] = 0.99
+    tau: Annotated[float, Gt(0), "how large an update must be for the step to adapt to it"] = 1e-3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.rule == "adagrad" and self.beta2:
+            raise InputError(f"adaptive_step: beta2 = {self.beta2}: adagrad adds up all squares; give beta2 = 0")
+
+    def update(self, state: dict[str, Weights] | None, total: None, step: Step) -> tuple[Tree, Step]:
+        before = combine(Tensor.double, step.parameters(step.weights))
+        update = combine(lambda w, averaged: averaged.double() - w, before, step.averaged)
+        zeros = zeros_like(before)
+        state = state or {"m": zeros, "v": combine(lambda x: x + self.tau**2, zeros)}
+        m = add(scale(state["m"], self.beta1), update, alpha=1 - self.beta1)
+        v = combine(self._follow, state["v"], combine(torch.square, update))
+        moved = combine(lambda w, m, v: w + self.lr * m / (v.sqrt() + self.tau), before, m, v)
+        return {"m": m, "v": v}, step.towards({**step.averaged, **like(moved, step.weights)})
+
+    def _follow(self, v: Tensor, square: Tensor) -> Tensor:
+        if self.rule == "adagrad":
+            return v + square
+        if self.rule == "yogi":
+            return v - (1 - self.beta2) * square * (v - square).sign()
+        return self.beta2 * v + (1 - self.beta2) * square
+
+
+@dataclass(frozen=True)
+class ExtrapolatedAverage(Part):
+    """A mean from which the server goes on, the further the less the clients agree. FedExP (Jhunjhunwala et al., 2023).
+
+    ICLR 2023, eq. 5: `w <- w + eta d` with `d = w_avg - w`, and `eta` half of the clients' mean `||w_k - w||^2` over
+    `||d||^2 + epsilon`, but at least 1. Means are weighted as the average is. Buffers are the average's.
+    """
+
+    slot: ClassVar[str] = "average"
+    order: ClassVar[int] = 0
+    epsilon: Annotated[float, Gt(0), "holds eta down where the mean update is small; large values are FedAvg"] = 1e-3
+    by: Annotated[Literal["samples", "client"], "what a client's weight is: its number of samples, or 1"] = "samples"
+
+    def report(self, client: ClientView, local: None, fit: Fit) -> tuple[Tree, None]:
+        summand, _ = Average(self.by).report(client, None, fit)
+        trained = combine(lambda w: w.detach().double(), fit.parameters)
+        return {**summand, "squares": summand["weight"] * float(squared_distance(trained, client.weights))}, None
+
+    def update(self, state: None, total: Tree, step: Step) -> tuple[None, Step]:
+        _, step = Average(self.by).update(None, total, step)
+        before = combine(Tensor.double, step.parameters(step.weights))
+        update = combine(lambda w, locals: locals / total["weight"] - w, before, total["weights"])
+        length = float(squared_distance(update, zeros_like(update)))
+        eta = max(1.0, total["squares"] / total["weight"] / 2 / (length + self.epsilon))
+        return None, step.towards({**step.averaged, **like(add(before, update, alpha=eta), step.weights)})

@@ -1,0 +1,101 @@
+"""Entries of a model's state that stay at each client, so that every client has a model of its own, and who has them.
+
+A part says which entries stay: its `local_names`. They are kept as its memory of a client.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from rayfed.errors import InputError
+from rayfed.methods.part import Method, Part, Parts, all_parts, defines, in_turn
+from rayfed.trees import Tree
+from rayfed.weights import Weights
+
+Local = Mapping[str, frozenset[str]]  # slot of a part -> the entries that it leaves at the clients
+
+
+@dataclass(frozen=True)
+class LocalNorm(Part):
+    """BatchNorm's parameters and statistics stay at each client. FedBN (Li et al., ICLR 2021), algorithm 1."""
+
+    def check(self, model: nn.Module) -> None:
+        if not self.local_names(model):
+            raise InputError("local_norm: the model has no BatchNorm layer, so nothing would stay at the clients")
+
+    def local_names(self, model: nn.Module) -> Collection[str]:
+        return _entries(model, (module for module in model.modules() if isinstance(module, _BatchNorm)))
+
+
+@dataclass(frozen=True)
+class LocalHead(Part):
+    """The head stays at each client; all other layers are averaged. FedPer (Arivazhagan et al., 2019), algorithm 1."""
+
+    def check(self, model: nn.Module) -> None:
+        if not self.local_names(model):
+            raise InputError("local_head: the model has no module `head`, so nothing would stay at the clients")
+
+    def local_names(self, model: nn.Module) -> Collection[str]:
+        head = getattr(model, "head", None)
+        return _entries(model, [head]) if isinstance(head, nn.Module) else []
+
+
+def _entries(model: nn.Module, some: Iterable[nn.Module]) -> list[str]:
+    """The names of some modules' parameters and buffers in the model's state."""
+    inside = {id(module) for one in some for module in one.modules()}
+    owners = {name for name, module in model.named_modules(remove_duplicate=False) if id(module) in inside}
+    return [name for name in model.state_dict() if name.rpartition(".")[0] in owners]
+
+
+def local_names(parts: Parts, model: nn.Module) -> Local:
+    """The entries of a model's state that stay at each client."""
+    return {part.slot: frozenset(part.local_names(model)) for part in parts if defines(part, "local_names")}
+
+
+def shared(local: Local, weights: Weights) -> Weights:
+    """Some weights without those that stay at each client."""
+    return {name: w for name, w in weights.items() if not any(name in names for names in local.values())}
+
+
+def put_back(local: Local, proposed: Weights, weights: Weights) -> Weights:
+    """The proposed weights, in which what stays at each client is as in the other weights."""
+    return {**proposed, **{name: weights[name] for names in local.values() for name in names}}
+
+
+def recalled(local: Local, memory: Mapping[str, Tree]) -> Weights:
+    """A client's own entries, out of its memory by slot; empty before its first training."""
+    return {name: tensor for slot in local for name, tensor in memory.get(slot, {}).items()}
+
+
+def remembered(local: Local, state: Mapping[str, Tensor], memory: dict[str, Tree]) -> dict[str, Tree]:
+    """A client's memory by slot, with its own entries. Raises TypeError where a part has another memory besides."""
+    if both := sorted(local.keys() & memory.keys()):
+        raise TypeError(f"the part '{both[0]}' has local names, and so no other memory; keep that in a second part")
+    return memory | {slot: {name: w for name, w in state.items() if name in names} for slot, names in local.items()}
+
+
+def refuse_misplaced(method: Method, model: nn.Module) -> None:
+    """Raise `InputError` where the entries that stay at the clients make no sense with the rest of a method."""
+    first, *others = [local_names(parts, model) for parts in in_turn(method)] or [{}]
+    if any(local != first for local in others):
+        raise InputError("a method that changes in time must leave the same entries at the clients in all rounds")
+    for slot, names in first.items():
+        if unknown := sorted(names - model.state_dict().keys()):
+            raise InputError(f"{slot}: local_names gives '{unknown[0]}', and the model's state has no such entry")
+    if first and not any(p.requires_grad for p in shared(first, dict(model.named_parameters())).values()):
+        raise InputError(f"{' and '.join(first)}: all parameters would stay at the clients, and none would be averaged")
+    for part in all_parts(method) if first else ():
+        if defines(part, "survey") or part.auxiliary_per_class:
+            why = f"with {' and '.join(first)} some entries of that model are never trained; remove one of these parts"
+            raise InputError(f"{part!r} needs what the global model says before the clients train, and {why}")
+
+
+def doubts_of_local(method: Method, model: nn.Module) -> Iterator[str]:
+    """A warning that the global model's accuracy is not what such a method is for."""
+    if slots := local_names(all_parts(method), model):
+        yield (
+            f"with {' and '.join(slots)} each client has a model of its own, and some entries of the global model are "
+            "never trained: test_accuracy says little; measure = ['local'] records the accuracy of the clients' models"
+        )

@@ -1,0 +1,271 @@
+"""Entries that stay at each client: whose they are, what is sent, and what teachers and measures see of them."""
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from rayfed import local
+from rayfed import methods as m
+from rayfed.data.augment import prepare
+from rayfed.engine import open_round
+from rayfed.errors import InputError
+from rayfed.local import batches
+from rayfed.methods.personal import doubts_of_local, local_names, refuse_misplaced, shared
+from rayfed.runtime.here import Here
+from rayfed.seeds import Purpose, seed_of
+from rayfed.trees import num_bytes, unpack
+from rayfed.weights import state_of, with_weights
+
+HEAD = {"head.weight", "head.bias"}
+NORM = {f"features.1.{name}" for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")}
+
+
+def own_of(round, slot):
+    """By client, the entries that stay there after a round."""
+    return {client: unpack(packed)["slots"][slot] for client, packed in round.memories.items()}
+
+
+def test_the_names_are_those_of_all_entries_of_the_modules(make_model):
+    model = make_model(norm=True)
+    assert local_names((m.LocalNorm(), m.Average(), m.LocalHead()), model) == {"local_norm": NORM, "local_head": HEAD}
+    twice = nn.Sequential(model.features[1], nn.Sequential(model.features[1]))  # one layer, under two names
+    assert set(m.LocalNorm().local_names(twice)) == set(twice.state_dict())
+
+
+@pytest.mark.parametrize(("method", "slot", "names"), [(m.fedbn, "local_norm", NORM), (m.fedper, "local_head", HEAD)])
+def test_a_client_alone_has_fedavgs_model_in_two_pieces(method, slot, names, make_site, play):
+    """Bit for bit: what the others would average away is the only difference between the methods."""
+    alone = {"counts": [[12, 13, 9, 8]], "clients_per_round": 1, "norm": True}
+    for ours, fedavg in zip(
+        play(make_site(method(), **alone))[1:], play(make_site(m.fedavg(), **alone))[1:], strict=True
+    ):
+        own = own_of(ours, slot)[0]
+        assert own.keys() == names
+        for name, w in fedavg.weights.items():
+            assert torch.equal(own[name] if name in names else ours.weights[name], w)
+
+
+def trained(site, client, weights, round):
+    """One client's round in plain torch, from the given weights."""
+    data, training, model = site.federation, site.job.train, with_weights(site.model, weights).train()
+    rows = data.client(client)
+    images = prepare(torch.from_numpy(data.train.images[rows]), data.mean, data.std).plain(torch.arange(len(rows)))
+    labels = torch.from_numpy(data.train.labels[rows])
+    lr = training.lr * training.lr_decay ** (round - 1)
+    optimizer = torch.optim.SGD(
+        model.parameters(), lr, training.momentum, weight_decay=training.weight_decay, fused=True
+    )
+    for index in batches(len(rows), training, torch.Generator().manual_seed(seed_of(0, Purpose.CLIENT, round, client))):
+        optimizer.zero_grad()
+        F.cross_entropy(model(images[index]), labels[index]).backward()
+        optimizer.step()
+    return state_of(model)
+
+
+def test_a_round_of_fedper_is_the_mean_of_plain_sgd_from_each_clients_own_head(make_site, play):
+    """A client that was not sampled before begins with the initial head, and one that is not sampled keeps its own."""
+    site, heads = make_site(m.fedper()), {}
+    run = play(site)
+    for before, after in pairwise(run):
+        cohort = [row.client for row in after.clients]
+        found = {i: trained(site, i, before.weights | heads.get(i, {}), after.round) for i in cohort}
+        sizes = np.array([site.federation.num_examples(client) for client in cohort])
+        for name, w in after.weights.items():
+            if name in HEAD:
+                assert torch.equal(w, run[0].weights[name])
+                continue
+            mean = (
+                np.tensordot(sizes, np.array([found[i][name].double().numpy() for i in cohort]), axes=1) / sizes.sum()
+            )
+            np.testing.assert_array_equal(w.numpy(), mean.astype(np.float32))
+        heads |= {client: {name: state[name] for name in HEAD} for client, state in found.items()}
+        kept = own_of(after, "local_head")
+        assert kept.keys() == heads.keys()
+        assert all(torch.equal(kept[i][name], heads[i][name]) for i in kept for name in HEAD)
+    assert len(heads) > len(run[1].clients) and len(heads) < 3 * 4  # some came later, some came back
+
+
+EVERY_KIND = [
+    m.fedper(),
+    m.compose(m.LocalHead(), m.NormalizedAverage()),
+    m.compose(m.LocalHead(), m.feddyn()),
+    m.compose(m.LocalHead(), m.fedexp(), m.Proximal(10.0), m.ServerMomentum(), m.AdaptiveStep()),
+]
+
+
+@pytest.mark.parametrize("method", EVERY_KIND, ids=repr)
+def test_nothing_that_stays_is_sent_up_or_moved_in_the_global_model(method, make_site, play):
+    run = play(make_site(method, norm=True))
+    for round in run[1:]:
+        assert all(torch.equal(round.weights[name], run[0].weights[name]) for name in HEAD)
+        sent = num_bytes({name: w for name, w in round.weights.items() if name not in HEAD})
+        assert round.bytes_up == len(round.clients) * sent
+
+
+@pytest.mark.parametrize("method", [m.scaffold(), m.compose(m.Curvature())], ids=repr)
+def test_what_clients_tell_of_their_parameters_has_none_that_stay(method, make_site, play):
+    for round in play(make_site(m.compose(m.LocalHead(), method)))[1:]:
+        states = [round.held[slot].state for slot in round.held if round.held[slot].state is not None]
+        named = states[0].get("u", states[0])
+        assert named.keys() == {"features.0.weight", "features.0.bias"}
+
+
+@dataclass(frozen=True)
+class Looks(m.Part):
+    """Sees that a part is not given what stays at the client."""
+
+    def loss(self, batch, local):
+        assert batch.parameters.keys() == {
+            "features.0.weight",
+            "features.0.bias",
+            "features.1.weight",
+            "features.1.bias",
+        }
+
+    def report(self, client, local, fit):
+        assert fit.parameters.keys() == {name for name in fit.weights if name.endswith(("weight", "bias"))}
+        assert fit.weights.keys() == fit.model.state_dict().keys() - HEAD
+        return {"clients": 1}, None
+
+
+@dataclass(frozen=True)
+class Moves(m.Part):
+    """Moves every entry of the new weights by 1, and sees before that which were moved by an average."""
+
+    order: ClassVar[int] = 1
+
+    def update(self, state, total, step):
+        assert all(torch.equal(step.averaged[name], step.weights[name]) for name in HEAD)
+        return state, step.towards({name: w + 1 for name, w in step.averaged.items()})
+
+
+def test_no_part_moves_what_stays_in_the_global_model(make_site, play):
+    moved, plain = (play(make_site(m.compose(m.fedper(), *more), num_rounds=1))[1] for more in ([Moves()], []))
+    for name, w in plain.weights.items():
+        assert torch.equal(moved.weights[name], w if name in HEAD else w + 1)
+
+
+def test_parts_see_nothing_of_what_stays(make_site, play):
+    assert len(play(make_site(m.compose(m.fedper(), Looks()), norm=True))) == 4
+
+
+def test_a_teacher_has_the_clients_own_entries(make_site, play):
+    """Before the first step it says what the student says, so that one step with a teacher is one without."""
+    single = {"local_steps": 1, "batch_size": 20, "clients_per_round": 6, "num_rounds": 3, "lr_decay": 1.0}
+    alone = play(make_site(m.fedper(), **single))[-1]
+    taught = play(make_site(m.compose(m.fedper(), m.Distill(beta=5.0)), **single))[-1]
+    for one, other in ((alone.weights, taught.weights), [own_of(run, "local_head") for run in (alone, taught)]):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_every_frozen_model_at_a_client_has_its_own_entries(make_site):
+    """Also one that the server has sent, as FedGKD's teacher, or that lacks them, as MOON's last model."""
+    site, own = make_site(m.fedper()), {"head.weight": torch.ones(4, 16), "head.bias": torch.ones(4)}
+    sent = {name: w + 2 for name, w in state_of(site.model).items()}
+    client = local._view(local.Desk(site, local.Broadcast(1, state_of(site.model), {}, {}, {})), 0, own)
+    for weights in (sent, shared({"local_head": frozenset(HEAD)}, sent), client.weights):
+        made = client.frozen(weights).state_dict()
+        assert all(torch.equal(made[name], w) for name, w in ({**weights, **own}).items())
+    assert client.frozen(client.weights) is client.global_model
+
+
+def test_measures_compare_the_clients_own_models(make_site, play):
+    """`local.before` of a client that returns is of the round's model with the entries it has kept."""
+    site = make_site(m.fedper(), num_rounds=2, clients_per_round=6)
+    site = replace(site, job=replace(site.job, measure=["local"], measure_images=0))
+    _, first, second = play(site)
+    heads, after = own_of(first, "local_head"), own_of(second, "local_head")
+    for row in second.clients:
+        before = local.evaluate(site, with_weights(site.model, first.weights | heads[row.client]).eval(), 0, 30)
+        assert row.notes["local.before.accuracy"] == np.trace(before.confusion) / 30
+        its = trained(site, row.client, first.weights | heads[row.client], 2)
+        assert all(torch.equal(its[name], after[row.client][name]) for name in HEAD)
+        own = local.evaluate(site, with_weights(site.model, its).eval(), 0, 30)
+        assert row.notes["local.after.accuracy"] == np.trace(own.confusion) / 30
+    assert len({row.notes["local.before.accuracy"] for row in second.clients}) > 1
+
+
+def test_a_client_is_served_the_global_model_after_one_with_its_own_entries(make_site, play):
+    """One desk serves both: no entry of the first may be left in the second."""
+    site = make_site(m.fedper(), clients_per_round=3)
+    last = play(site)[1]
+    opening = open_round(site, last, Here(site), clients=[0, 1, 2, 3, 4, 5])
+    once = {}
+    for tasks in ([(0, 1, 2, 3, 4, 5)], [(5,), (4,), (3,), (2,), (1,), (0,)]):
+        for _, arrivals in Here(site).train(opening.broadcast, tasks, last.memories):
+            for arrival in arrivals:
+                own = unpack(arrival.memory)["slots"]["local_head"]
+                for name, w in once.setdefault(arrival.row.client, own).items():
+                    assert torch.equal(w, own[name])
+    assert len(once) == 6 and len(last.memories) == 3
+
+
+# What is refused.
+
+
+@dataclass(frozen=True)
+class Stays(m.Part):
+    names: tuple[str, ...] = ()
+    memory: bool = False
+
+    def local_names(self, model):
+        return self.names
+
+    def report(self, client, local, fit):
+        return None, 1 if self.memory else None
+
+
+BODY = ("features.0.weight", "features.0.bias", "head.weight", "head.bias")
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (m.switch(m.fedper(), m.fedavg(), at=2), "must leave the same entries at the clients in all rounds"),
+        (m.compose(Stays(("head.wait",))), "stays: local_names gives 'head.wait', and the model's state has no such"),
+        (m.compose(Stays(BODY)), "stays: all parameters would stay at the clients, and none would be averaged"),
+        (m.compose(m.fedper(), m.fedcsd()[-1]), "PrototypeSimilarityDistill.* needs what the global model says before"),
+        (m.compose(m.fedper(), m.fedssd()[-1]), "with local_head some entries of that model are never trained; remove"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_makes_no_sense_with_local_entries_is_refused(method, message, make_model):
+    with pytest.raises(InputError, match=message):
+        refuse_misplaced(method, make_model())
+
+
+def test_what_makes_sense_is_not_refused_but_the_global_accuracy_is_warned_of(make_model):
+    for method in (
+        m.fedavg(),
+        m.fedcsd(),
+        m.fedper(),
+        m.switch(m.fedper(), m.compose(m.fedper(), m.fedntd()[-1]), at=2),
+    ):
+        refuse_misplaced(method, make_model())
+    assert not list(doubts_of_local(m.fedavg(), make_model()))
+    (said,) = doubts_of_local(m.compose(m.fedper(), m.LocalNorm()), make_model(norm=True))
+    assert said.startswith("with local_head and local_norm each client has a model of its own")
+
+
+@pytest.mark.parametrize(("part", "lacks"), [(m.LocalNorm(), "BatchNorm layer"), (m.LocalHead(), "module `head`")])
+def test_a_part_that_would_leave_nothing_at_the_clients_is_refused(part, lacks):
+    with pytest.raises(InputError, match=f"the model has no {lacks}, so nothing would stay"):
+        part.check(nn.Sequential(nn.Flatten(), nn.Linear(16, 4)))
+
+
+def test_a_part_with_local_names_has_no_other_memory(make_site, play):
+    with pytest.raises(Exception, match="the part 'stays' has local names, and so no other memory"):
+        play(make_site(m.compose(Stays(tuple(HEAD), memory=True))))
+
+
+def test_shared_and_local_entries_are_the_whole(make_model):
+    state = state_of(make_model(norm=True))
+    names = local_names((m.LocalNorm(), m.LocalHead()), make_model(norm=True))
+    assert shared(names, state).keys() == state.keys() - NORM - HEAD
+    assert shared({}, state) == state
