@@ -2,26 +2,32 @@
 
 # fmt: off
 from rayfed.methods.anchors import ControlVariates, Curvature, Proximal
+from rayfed.methods.calibrate import AdjustedCrossEntropy, CalibratedCrossEntropy, LogitSuppression
 from rayfed.methods.distill import (
     Distill, LabelMaskedDistill, NotTrueDistill, PastTeachersDistill, PrototypeSimilarityDistill, SelectiveDistill,
+    VacantClassDistill,
 )
-from rayfed.methods.features import ModelContrast, Prototypes, SlimAlign
+from rayfed.methods.features import Decorrelation, ModelContrast, Prototypes, SlimAlign
 from rayfed.methods.part import Method, Part, Parts, switch
 from rayfed.methods.recipes import (
-    compose, fedalign, fedavg, fedavgm, fedcad, fedcsd, fedcurv, feddyn, fedgkd, fedlmd, fedlmd_tf, fedlsd, fednova,
-    fedntd, fedproto, fedprox, fedrs, fedssd, kd, label_smoothing, moon, scaffold,
+    compose, fedalign, fedavg, fedavgm, fedcad, fedcsd, fedcurv, feddecorr, feddyn, fedgkd, fedlc, fedlmd, fedlmd_tf,
+    fedlsd, fednova, fedntd, fedproto, fedprox, fedrs, fedsam, fedsol, fedssd, fedvls, kd, label_smoothing, moon,
+    scaffold,
 )
 from rayfed.methods.registry import PARTS, RECIPES, read_method, write_method
 from rayfed.methods.server import Average, DynamicRegularizer, NormalizedAverage, ServerMomentum
+from rayfed.methods.sharpness import ProximalPerturbation, SharpnessAware
 from rayfed.methods.supervise import ClassAdaptiveDistill, CrossEntropy, RestrictedCrossEntropy
 from rayfed.methods.views import Batch, ClientView, Fit, ServerView, Step
 
 __all__ = [
-    "PARTS", "RECIPES", "Average", "Batch", "ClassAdaptiveDistill", "ClientView", "ControlVariates", "CrossEntropy",
-    "Curvature", "Distill", "DynamicRegularizer", "Fit", "LabelMaskedDistill", "Method", "ModelContrast",
-    "NormalizedAverage", "NotTrueDistill", "Part", "Parts", "PastTeachersDistill", "PrototypeSimilarityDistill",
-    "Prototypes", "Proximal", "RestrictedCrossEntropy", "SelectiveDistill", "ServerMomentum", "ServerView",
-    "SlimAlign", "Step", "compose", "fedalign", "fedavg", "fedavgm", "fedcad", "fedcsd", "fedcurv", "feddyn",
-    "fedgkd", "fedlmd", "fedlmd_tf", "fedlsd", "fednova", "fedntd", "fedproto", "fedprox", "fedrs", "fedssd", "kd",
-    "label_smoothing", "moon", "read_method", "scaffold", "switch", "write_method",
+    "PARTS", "RECIPES", "AdjustedCrossEntropy", "Average", "Batch", "CalibratedCrossEntropy", "ClassAdaptiveDistill",
+    "ClientView", "ControlVariates", "CrossEntropy", "Curvature", "Decorrelation", "Distill", "DynamicRegularizer",
+    "Fit", "LabelMaskedDistill", "LogitSuppression", "Method", "ModelContrast", "NormalizedAverage", "NotTrueDistill",
+    "Part", "Parts", "PastTeachersDistill", "PrototypeSimilarityDistill", "Prototypes", "Proximal",
+    "ProximalPerturbation", "RestrictedCrossEntropy", "SelectiveDistill", "ServerMomentum", "ServerView",
+    "SharpnessAware", "SlimAlign", "Step", "VacantClassDistill", "compose", "fedalign", "fedavg", "fedavgm", "fedcad",
+    "fedcsd", "fedcurv", "feddecorr", "feddyn", "fedgkd", "fedlc", "fedlmd", "fedlmd_tf", "fedlsd", "fednova",
+    "fedntd", "fedproto", "fedprox", "fedrs", "fedsam", "fedsol", "fedssd", "fedvls", "kd", "label_smoothing", "moon",
+    "read_method", "scaffold", "switch", "write_method",
 ]

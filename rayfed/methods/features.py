@@ -91,6 +91,21 @@ class Prototypes(Part):
 
 
 @dataclass(frozen=True)
+class Decorrelation(Part):
+    """Features kept from correlating with each other over a batch. FedDecorr (Shi et al., ICLR 2023).
+
+    The factor is that of the authors' code, `rayfed.losses.decorrelation`: with batches of 64 it is 62 times that of
+    the paper's formula, and the default weight belongs to it.
+    """
+
+    needs_features: ClassVar[bool] = True
+    beta: Annotated[float, Ge(0), "weight of the term; 0 is FedAvg"] = 0.1
+
+    def loss(self, batch: Batch, local: None) -> Tensor:
+        return self.beta * losses.decorrelation(batch.features)
+
+
+@dataclass(frozen=True)
 class SlimAlign(Part):
     """The last stage kept as smooth as a slimmed copy of itself. FedAlign (Mendieta et al., CVPR 2022), eq. 3-5.
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from rayfed.errors import InputError, told
-from rayfed.methods import anchors, distill, features, recipes, server, supervise
+from rayfed.methods import anchors, calibrate, distill, features, recipes, server, sharpness, supervise
 from rayfed.methods.part import Method, Part, Parts, Switch, name_of, switch
 from rayfed.values import build, find, name_in, named, sentence, table
 
@@ -23,7 +23,7 @@ RECIPES: dict[str, Callable[..., Parts]] = {
 }
 PARTS: dict[str, type[Part]] = {
     name_of(cls): cls
-    for module in (supervise, distill, features, anchors, server)
+    for module in (supervise, calibrate, distill, features, sharpness, anchors, server)
     for cls in vars(module).values()
     if inspect.isclass(cls) and issubclass(cls, Part) and cls.__module__ == module.__name__
 }

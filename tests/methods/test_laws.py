@@ -27,14 +27,18 @@ BALANCED = [[2, 2, 2, 2]] * 6
 
 # The values with which a part does nothing; None where a part has no such values, and has a law of its own below.
 NEUTRAL = {
+    m.AdjustedCrossEntropy: None,
     m.Average: {"by": "samples"},
+    m.CalibratedCrossEntropy: {"tau": 0.0},
     m.ClassAdaptiveDistill: {"low": 0.0, "high": 0.0},
     m.ControlVariates: None,
     m.CrossEntropy: {"weight": 1.0, "smoothing": 0.0},
     m.Curvature: {"strength": 0.0},
+    m.Decorrelation: {"beta": 0.0},
     m.Distill: {"beta": 0.0},
     m.DynamicRegularizer: None,
     m.LabelMaskedDistill: {"beta": 0.0},
+    m.LogitSuppression: {"strength": 0.0},
     m.ModelContrast: {"mu": 0.0},
     m.NormalizedAverage: None,
     m.NotTrueDistill: {"beta": 0.0},
@@ -42,10 +46,13 @@ NEUTRAL = {
     m.PrototypeSimilarityDistill: {"mu": 0.0},
     m.Prototypes: {"mu": 0.0},
     m.Proximal: {"mu": 0.0},
+    m.ProximalPerturbation: {"rho": 0.0},
     m.RestrictedCrossEntropy: {"alpha": 1.0},
     m.SelectiveDistill: {"m_max": 0.0},
     m.ServerMomentum: {"beta": 0.0},
+    m.SharpnessAware: {"rho": 0.0},
     m.SlimAlign: {"mu": 0.0},
+    m.VacantClassDistill: {"beta": 0.0},
 }
 
 
@@ -74,7 +81,7 @@ def test_every_part_has_its_neutral_values_here():
     assert set(m.PARTS.values()) == set(NEUTRAL)
 
 
-BIT_FOR_BIT = [m.fedavgm(beta=0.0), m.fedprox(mu=0.0), m.fedrs(alpha=1.0), m.fedrs(alpha=1.0, soft=True)]
+BIT_FOR_BIT = [m.fedavgm(beta=0.0), m.fedprox(mu=0.0), m.fedrs(alpha=1.0), m.fedrs(alpha=1.0, soft=True), m.fedlc(0.0)]
 RELEASED = m.fedcsd(mu=0.0, released=True)
 NEUTRAL_METHODS = [*BIT_FOR_BIT, RELEASED, *(m.compose(part(**zero)) for part, zero in NEUTRAL.items() if zero)]
 
@@ -98,6 +105,9 @@ EQUAL = {
     "FedNova with a given number of steps is FedAvg": (m.fednova(), m.fedavg(), {"local_steps": 3, "norm": True}),
     "FedNTD without its share is KD": (m.fedntd(mix=0.0, tau=2.0), m.kd(tau=2.0), {}),
     "FedRS with all classes held is FedAvg": (m.fedrs(alpha=0.1), m.fedavg(), {"counts": BALANCED}),
+    "FedLC with even counts is FedAvg": (m.fedlc(tau=2.0), m.fedavg(), {"counts": BALANCED}),
+    "adjusted logits with even counts are plain": (m.fedvls(0.0, 0.0), m.fedavg(), {"counts": BALANCED}),
+    "FedVLS distils vacant classes only": (m.fedvls(beta=5.0), m.fedvls(beta=0.0), {"counts": BALANCED}),
     "clients of one size weigh the same": (m.compose(m.Average(by="client")), m.fedavg(), {"counts": EVEN}),
     "FedCSD without mask, similarity and decay is KD": (
         m.fedcsd(mu=0.5, tau=2.0, mask="none", similarity=False, decay=0.0),
@@ -126,6 +136,13 @@ def test_two_methods_are_equal(one, other, setting, final):
 DIFFERENT = {  # the same pairs in other settings: so the settings do not make all methods equal
     "majority labels": (m.fedlmd(tau=2.0), m.fedntd(tau=2.0)),
     "absent classes": (m.fedrs(alpha=0.1), m.fedavg()),
+    "margins": (m.fedlc(), m.fedavg()),
+    "adjusted logits": (m.fedvls(0.0, 0.0), m.fedavg()),
+    "vacant classes": (m.fedvls(5.0), m.fedvls(0.0)),
+    "suppressed logits": (m.fedvls(strength=1.0), m.fedvls(strength=0.0)),
+    "correlated features": (m.feddecorr(1.0), m.fedavg()),
+    "sharpness": (m.fedsam(0.5), m.fedavg()),
+    "a perturbation": (m.fedsol(), m.fedavg()),
     "unequal steps": (m.fednova(), m.fedavg()),
     "unequal sizes": (m.compose(m.Average(by="client")), m.fedavg()),
     "control variates with a past": (m.scaffold(by="samples"), m.fedavg()),
@@ -150,7 +167,7 @@ def test_two_methods_are_different(one, other, final):
 def test_the_first_step_of_a_round_is_that_of_fedavg(final):
     """Before the first step, student and teacher are the same model."""
     single = {"local_steps": 1, "batch_size": 20, "num_rounds": 1}
-    for method in (m.kd(), m.fedntd(), m.compose(m.Proximal(10.0)), m.fedssd(m_max=1.0)):
+    for method in (m.kd(), m.fedntd(), m.compose(m.Proximal(10.0)), m.fedssd(m_max=1.0), m.fedsol()):
         assert_same(final(method, **single), final(m.fedavg(), **single))
 
 
@@ -229,6 +246,10 @@ ON_A_BATCH = [  # part, the term; the payload, where the part has one
     (m.CrossEntropy(0.5, 0.1), 0.5 * losses.cross_entropy(Z, LABELS, smoothing=0.1)),
     (m.RestrictedCrossEntropy(0.3), losses.restricted_cross_entropy(Z, LABELS, COUNTED, alpha=0.3)),
     (m.RestrictedCrossEntropy(0.3, True), losses.restricted_cross_entropy(Z, LABELS, COUNTED, alpha=0.3, soft=True)),
+    (m.CalibratedCrossEntropy(0.3), losses.calibrated_cross_entropy(Z, LABELS, COUNTED, tau=0.3)),
+    (m.AdjustedCrossEntropy(), losses.adjusted_cross_entropy(Z, LABELS, COUNTED)),
+    (m.LogitSuppression(0.3), 0.3 * losses.logit_suppression(Z, LABELS, COUNTED)),
+    (m.Decorrelation(0.3), 0.3 * losses.decorrelation(H)),
     (m.ClassAdaptiveDistill(0.2, 0.7, 2.0), losses.class_adaptive_distill(Z, T, LABELS, CLASS_WEIGHTS, tau=2.0)),
     (m.Distill(0.5, 2.0), 0.5 * losses.distill(Z, T, tau=2.0)),
     (m.Distill(0.5, form="mse"), 0.5 * losses.squared_error(Z, T)),
