@@ -54,8 +54,8 @@ def logit_suppression(logits: Tensor, labels: Tensor, label_counts: Tensor) -> T
     """The logits of each class pushed down on samples of other classes, classes weighed by their shares `p`.
 
     `sum_c p_c log(mean_i exp([y_i != c] (z_ic - log p_c - log C)))`. Guo et al., "Exploring Vacant Classes in
-    Label-Skewed Federated Learning" (AAAI 2025), as their code has it. Unlike most losses it is no mean over samples:
-    the mean over the batch is inside the logarithm.
+    Label-Skewed Federated Learning" (AAAI 2025), as their code has it; their Algorithm 1 has the indicator outside the
+    exponential, and does not shift the logits. It is no mean over samples: that is inside the logarithm.
     """
     counts = label_counts.to(logits)
     even = logits - _log_shares(counts) - math.log(len(counts))  # (B, C): as if classes were equally frequent

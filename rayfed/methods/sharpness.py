@@ -26,7 +26,7 @@ class SharpnessAware(Part):
     """
 
     slot: ClassVar[str] = "supervise"
-    rho: Annotated[float, Ge(0), "length of the step to the other weights; 0 is FedAvg"] = 0.05
+    rho: Annotated[float, Ge(0), "length of the step to the other weights; 0 is FedAvg"] = 0.1
 
     def begin(self, client: ClientView) -> Run:
         return client.run
