@@ -16,12 +16,12 @@ from rayfed.losses.distill import (
     not_true_squared_error, prototype_similarity_distill, selective_distill, squared_error, trusted,
     vacant_class_distill,
 )
-from rayfed.losses.represent import decorrelation, model_contrast, prototype_distance
+from rayfed.losses.represent import decorrelation, model_contrast, prototype_contrast, prototype_distance
 
 __all__ = [
     "adjusted_cross_entropy", "calibrated_cross_entropy", "class_adaptive_distill", "class_adaptive_weights",
     "cross_entropy", "decorrelation", "distill", "label_masked_distill", "logit_suppression", "majority_labels",
-    "model_contrast", "not_true_distill", "not_true_squared_error", "prototype_distance",
-    "prototype_similarity_distill", "restricted_cross_entropy", "selective_distill", "squared_error",
-    "trusted", "vacant_class_distill",
+    "model_contrast", "not_true_distill", "not_true_squared_error", "prototype_contrast",
+    "prototype_distance", "prototype_similarity_distill", "restricted_cross_entropy", "selective_distill",
+    "squared_error", "trusted", "vacant_class_distill",
 ]

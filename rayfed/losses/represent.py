@@ -25,6 +25,16 @@ def prototype_distance(features: Tensor, labels: Tensor, prototypes: Tensor, kno
     return (squared * known.detach().to(features)[labels]).mean()
 
 
+def prototype_contrast(features: Tensor, labels: Tensor, prototypes: Tensor) -> Tensor:
+    """Cross-entropy of the cosines of features to all prototypes, (C, D): each feature nearest to its label's.
+
+    Mu et al., "FedProc: Prototypical Contrastive Federated Learning on Non-IID Data" (FGCS 2023), as their code has it:
+    no temperature; a class without a prototype has a zero row, and cosine 0.
+    """
+    rows = prototypes.detach().to(features)
+    return F.cross_entropy(F.cosine_similarity(features[:, None, :], rows[None, :, :], dim=2), labels)
+
+
 def decorrelation(features: Tensor) -> Tensor:
     """Mean squared correlation of two features over the batch, times `(B - 1)^2 / B`; 0 for a batch of one.
 

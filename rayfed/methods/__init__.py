@@ -7,12 +7,12 @@ from rayfed.methods.distill import (
     Distill, LabelMaskedDistill, NotTrueDistill, PastTeachersDistill, PrototypeSimilarityDistill, SelectiveDistill,
     VacantClassDistill,
 )
-from rayfed.methods.features import Decorrelation, ModelContrast, Prototypes, SlimAlign
+from rayfed.methods.features import Decorrelation, ModelContrast, PrototypeContrast, Prototypes, SlimAlign
 from rayfed.methods.part import Method, Part, Parts, switch
 from rayfed.methods.recipes import (
     compose, fedalign, fedavg, fedavgm, fedcad, fedcsd, fedcurv, feddecorr, feddyn, fedgkd, fedlc, fedlmd, fedlmd_tf,
-    fedlsd, fednova, fedntd, fedproto, fedprox, fedrs, fedsam, fedsol, fedssd, fedvls, kd, label_smoothing, moon,
-    scaffold,
+    fedlsd, fednova, fedntd, fedproc, fedproto, fedprox, fedrs, fedsam, fedsol, fedssd, fedvls, kd, label_smoothing,
+    moon, scaffold,
 )
 from rayfed.methods.registry import PARTS, RECIPES, read_method, write_method
 from rayfed.methods.server import Average, DynamicRegularizer, NormalizedAverage, ServerMomentum
@@ -24,10 +24,10 @@ __all__ = [
     "PARTS", "RECIPES", "AdjustedCrossEntropy", "Average", "Batch", "CalibratedCrossEntropy", "ClassAdaptiveDistill",
     "ClientView", "ControlVariates", "CrossEntropy", "Curvature", "Decorrelation", "Distill", "DynamicRegularizer",
     "Fit", "LabelMaskedDistill", "LogitSuppression", "Method", "ModelContrast", "NormalizedAverage", "NotTrueDistill",
-    "Part", "Parts", "PastTeachersDistill", "PrototypeSimilarityDistill", "Prototypes", "Proximal",
-    "ProximalPerturbation", "RestrictedCrossEntropy", "SelectiveDistill", "ServerMomentum", "ServerView",
+    "Part", "Parts", "PastTeachersDistill", "PrototypeContrast", "PrototypeSimilarityDistill", "Prototypes",
+    "Proximal", "ProximalPerturbation", "RestrictedCrossEntropy", "SelectiveDistill", "ServerMomentum", "ServerView",
     "SharpnessAware", "SlimAlign", "Step", "VacantClassDistill", "compose", "fedalign", "fedavg", "fedavgm", "fedcad",
     "fedcsd", "fedcurv", "feddecorr", "feddyn", "fedgkd", "fedlc", "fedlmd", "fedlmd_tf", "fedlsd", "fednova",
-    "fedntd", "fedproto", "fedprox", "fedrs", "fedsam", "fedsol", "fedssd", "fedvls", "kd", "label_smoothing", "moon",
-    "read_method", "scaffold", "switch", "write_method",
+    "fedntd", "fedproc", "fedproto", "fedprox", "fedrs", "fedsam", "fedsol", "fedssd", "fedvls", "kd",
+    "label_smoothing", "moon", "read_method", "scaffold", "switch", "write_method",
 ]

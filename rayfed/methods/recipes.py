@@ -89,6 +89,7 @@ fedproto = recipe(features.Prototypes)  # Tan et al., AAAI 2022, on top of avera
 feddecorr = recipe(features.Decorrelation)  # Shi et al., ICLR 2023
 fedsam = recipe(sharpness.SharpnessAware)  # Qu et al., ICML 2022
 fedsol = recipe(sharpness.ProximalPerturbation)  # Lee et al., CVPR 2024
+fedproc = recipe(features.PrototypeContrast)  # Mu et al., FGCS 2023
 fedcurv = recipe(anchors.Curvature)  # Shoham et al., 2019
 
 

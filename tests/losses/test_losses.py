@@ -119,6 +119,10 @@ def moon(z, t, y):
     return -log_softmax(np.array([cosine(z, t), cosine(z, t[::-1])]) / 0.5)[0]
 
 
+def fedproc(z, t, y):
+    return -log_softmax(np.array([cosine(z, p) for p in PROTOTYPES.numpy()]))[y]
+
+
 def fedproto(z, t, y):
     return KNOWN[y].item() * np.mean((z - PROTOTYPES[y].numpy()) ** 2)
 
@@ -188,6 +192,9 @@ CASES = {
         partial(fedcsd_released, mask="adaptive", prototypes=None),
     ),
     "model_contrast": Case(lambda z, t, y: losses.model_contrast(z, t, t.flip(1), tau=0.5), moon),
+    "prototype_contrast": Case(
+        lambda z, t, y, prototypes: losses.prototype_contrast(z, y, prototypes), fedproc, {"prototypes": PROTOTYPES}
+    ),
     "prototype_distance": Case(
         lambda z, t, y, prototypes: losses.prototype_distance(z, y, prototypes, KNOWN),
         fedproto,

@@ -43,6 +43,7 @@ NEUTRAL = {
     m.NormalizedAverage: None,
     m.NotTrueDistill: {"beta": 0.0},
     m.PastTeachersDistill: {"beta": 0.0},
+    m.PrototypeContrast: {"rounds": 1},
     m.PrototypeSimilarityDistill: {"mu": 0.0},
     m.Prototypes: {"mu": 0.0},
     m.Proximal: {"mu": 0.0},
@@ -122,6 +123,7 @@ EQUAL = {
     "FedDyn by the size of clients of one size": (m.feddyn(by_size=True), m.feddyn(), {"counts": EVEN}),
     "FedCurv without a past is FedAvg": (m.fedcurv(), m.fedavg(), {"num_rounds": 1}),
     "FedProto without prototypes is FedAvg": (m.fedproto(), m.fedavg(), {"num_rounds": 1}),
+    "FedProc without prototypes is FedAvg": (m.fedproc(), m.fedavg(), {"num_rounds": 1}),
     "FedGKD without a teacher is FedAvg": (m.fedgkd(), m.fedavg(), {"num_rounds": 1}),
     "the first velocity is the whole step": (m.fedavgm(), m.fedavg(), {"num_rounds": 1}),
     "a switch to the same method changes nothing": (m.switch(m.fedntd(), m.fedntd(), at=2), m.fedntd(), {}),
@@ -152,6 +154,7 @@ DIFFERENT = {  # the same pairs in other settings: so the settings do not make a
     "FedDyn by size": (m.feddyn(0.1, by_size=True), m.feddyn(0.1)),
     "curvature with a past": (m.fedcurv(), m.fedavg()),
     "prototypes": (m.fedproto(), m.fedavg()),
+    "contrasted prototypes": (m.fedproc(), m.fedavg()),
     "past teachers": (m.fedgkd(beta=1.0), m.kd()),
     "velocity": (m.fedavgm(), m.fedavg()),
     "the released FedCSD": (m.fedcsd(mu=0.1, released=True), m.fedcsd(mu=0.1)),
@@ -272,6 +275,11 @@ ON_A_BATCH = [  # part, the term; the payload, where the part has one
     (m.PastTeachersDistill(0.5, 2.0), 0.5 * losses.distill(Z, OLD, tau=2.0), {"teacher": "past"}),
     (m.PastTeachersDistill(0.5, 2.0), 0.5 * losses.distill(Z, T, tau=2.0), {"teacher": None}),
     (m.ModelContrast(0.5, 0.2), 0.5 * losses.model_contrast(H, H_GLOBAL, H_OLD, tau=0.2)),
+    (
+        m.PrototypeContrast(4),  # in round 2
+        0.25 * losses.cross_entropy(Z, LABELS) + 0.75 * losses.prototype_contrast(H, LABELS, CENTRES),
+        CENTRES,
+    ),
     (m.Prototypes(0.5), 0.5 * losses.prototype_distance(H, LABELS, CENTRES, KNOWN), {"means": CENTRES, "known": KNOWN}),
 ]
 
@@ -281,6 +289,7 @@ def test_terms_on_a_batch_are_those_of_the_papers(case):
     """Strings stand for models: "now" for the round's model, "past" for the one in the state and in the memory."""
     part, term, *payload = case
     client = SimpleNamespace(weights="now", state="past", memory="past", payload=payload[0] if payload else None)
+    client.round = 2
     client.num_classes, client.label_counts, client.global_model = 4, COUNTED, "now"
     outputs = {"now": PRESENT, "past": PAST}
     client.frozen, client.outputs = lambda weights: weights, lambda model: [(outputs[model], LABELS)]
@@ -464,12 +473,13 @@ def test_feddyns_h_is_the_mean_of_all_clients_g_i_and_corrects_the_weights(by_si
         weights, before = round.weights, own
 
 
-def test_fedprotos_prototypes_are_the_mean_features_of_the_trained_model(make_site, states):
+@pytest.mark.parametrize(("method", "slot"), [(m.fedproto(), "prototypes"), (m.fedproc(), "supervise")])
+def test_the_prototypes_are_the_mean_features_of_the_trained_model(method, slot, make_site, states):
     alone = {"counts": [[3, 4, 0, 2]], "clients_per_round": 1, "num_rounds": 1, "norm": True}
-    site = make_site(m.fedproto(), **alone)
+    site = make_site(method, **alone)
     view = server_view(site, 1, {})
     images, labels = of_client(site, 0)
-    for round, prototypes, _ in states(m.fedproto(), "prototypes", **alone):
+    for round, prototypes, _ in states(method, slot, **alone):
         features = view.frozen(round.weights).features(images)
         assert prototypes["known"].tolist() == [True, True, False, True]
         for c in (0, 1, 3):
