@@ -24,6 +24,9 @@ from rayfed.errors import InputError, told
 from rayfed.job import NAME, Job, flat, make_job, override
 from rayfed.values import Checked, Ge, build
 
+OWN = ("seeds", "setting", "method")  # keys of the grid itself
+SECTIONS = ("data", "train", "ray", "output")  # of a job: tables of which a grid changes single keys
+
 
 @dataclass(frozen=True)
 class Grid(Checked):
@@ -82,15 +85,27 @@ def expand(tables: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
         if key in others:
             raise InputError(f"'{key}' is given by this job's grid; use {own}=[...], or choose runs with --only")
     base = override(tables, others)
-    cells = []
+    if not base.get("name"):
+        raise InputError('a grid needs a name, for the folder of its runs: name = "search" at the top of the file')
+    cells: list[Cell] = []
     seeds = grid.seeds or [base.get("seed", 0)]
     for seed, *chosen in product(seeds, grid.setting or [{}], grid.method or [{}], *values.values()):
         changes = {key: value for entry in (*chosen, {"seed": seed}) for key, value in entry.items() if key != "name"}
-        steps = [str(base.get("name", "")), *(entry["name"] for entry in chosen if entry), f"seed-{seed}"]
+        steps = [str(base["name"]), *(entry["name"] for entry in chosen if entry), f"seed-{seed}"]
         setting, method, *_ = chosen
         cell = override(override(tables, changes), others) | {"name": "/".join(steps)}
         cells.append(Cell(cell, steps[0], setting.get("name", ""), method.get("name", "")))
+    _refuse_same(cells)
     return cells
+
+
+def _refuse_same(cells: list[Cell]) -> None:
+    known: dict[str, Cell] = {}
+    for cell in cells:
+        other = known.setdefault(repr(sorted(flat({**cell.tables, "name": ""}).items(), key=str)), cell)
+        if other is not cell:
+            text = "the same job under two names; leave out what makes them the same, or one of the two"
+            raise InputError(f"grid: '{other.name}' and '{cell.name}' are {text}")
 
 
 Values = dict[str, list[dict[str, Any]]]  # dotted key -> each of its values as a table, with a name
@@ -105,18 +120,17 @@ def _given(grid: Grid, values: Values) -> dict[str, str]:
 def _read(given: Any) -> tuple[Grid, Values]:
     if not isinstance(given, Mapping):
         raise InputError(f"grid = {given!r}: this is a table, [grid]")
-    own = {key: value for key, value in given.items() if key in ("seeds", "setting", "method")}
+    own = {key: _entries(value) for key, value in given.items() if key in OWN and not isinstance(value, Mapping)}
     keys = flat({key: value for key, value in given.items() if key not in own})
     lists = {key: value for key, value in keys.items() if "." in key or key == "model"}
-    if isinstance(method := own.get("method"), list):
-        own["method"] = [{"name": one, "method": one} if isinstance(one, str) else one for one in method]
     grid = build(Grid, {**own, **{key: value for key, value in keys.items() if key not in lists}}, "grid")
     values = _named_values(lists)
     for where, entries in (("grid.setting", grid.setting), ("grid.method", grid.method)):
         for entry in entries:
             name = entry.get("name")
             if not isinstance(name, str) or not NAME.fullmatch(name) or "/" in name:
-                raise InputError(f"{where}: name = {name!r}: give each a name of letters, digits and . _ + -")
+                what = "a table without a name" if name is None else f"name = {name!r}"
+                raise InputError(f"{where}: {what}: give each a name of letters, digits and . _ + -")
         _refuse_twins([entry["name"] for entry in entries], where)
     for entry in grid.setting:
         for key, instead in {"seed": "grid.seeds", **_given(grid, values)}.items():
@@ -134,6 +148,29 @@ def _read(given: Any) -> tuple[Grid, Values]:
                 raise InputError(f"grid.method: {text}; leave it out of one of the two")
     _refuse_twins(grid.seeds, "grid.seeds")
     return grid, values
+
+
+def _entries(listed: Any) -> Any:
+    """The entries of a list with the name of a method as a table, and with keys that TOML has read as inner tables."""
+    return [_entry(one) for one in listed] if isinstance(listed, list) else listed
+
+
+def _entry(given: Any) -> Any:
+    if isinstance(given, str):
+        return {"name": given, "method": given}
+    if not isinstance(given, Mapping):
+        return given
+    inner = {key: value for key, value in given.items() if key in SECTIONS and isinstance(value, Mapping)}
+    return {key: value for key, value in given.items() if key not in inner} | _dotted(inner)
+
+
+def _dotted(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """As `flat`, but a table with a name, such as a partition, stays whole."""
+    found: dict[str, Any] = {}
+    for key, value in tables.items():
+        whole = not isinstance(value, Mapping) or "name" in value
+        found |= {f"{prefix}{key}": value} if whole else _dotted(value, f"{prefix}{key}.")
+    return found
 
 
 def _named_values(lists: Mapping[str, Any]) -> Values:

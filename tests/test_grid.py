@@ -97,7 +97,7 @@ def test_a_job_without_a_grid_is_one_run(tables):
         ({"seeds": [1, 1]}, {}, "grid.seeds: 1 is listed 2 times"),
         ({"setting": [{"name": "a/b"}]}, {}, "grid.setting: name = 'a/b': give each a name"),
         ({"setting": [{"name": ".."}]}, {}, "grid.setting: name = '..': give each a name"),
-        ({"setting": [{"train.lr": 1}]}, {}, "grid.setting: name = None: give each a name"),
+        ({"setting": [{"train.lr": 1}]}, {}, "grid.setting: a table without a name: give each a name"),
         ({"setting": [{"name": "a"}, {"name": "a"}]}, {}, "grid.setting: 'a' is listed 2 times"),
         (
             {"setting": [{"name": "a", "seed": 1}]},
@@ -119,6 +119,12 @@ def test_a_job_without_a_grid_is_one_run(tables):
         ({}, {"seed": 1}, "'seed' is given by this job's grid"),
         ({}, {"method": "fedavg"}, "'method' is given by this job's grid"),
         ({}, {"grid": 3}, "grid = 3: this is a table, [grid]"),
+        ({}, {"name": ""}, "a grid needs a name, for the folder of its runs"),
+        (
+            {"setting": [{"name": "a", "train.lr": 1}, {"name": "b", "train.lr": 2}], "method": []},
+            {"train.lr": 3},
+            "'g/a/seed-0' and 'g/b/seed-0' are the same job under two names",
+        ),
         ({"train.lr": 0.1}, {}, "grid: 'train.lr' = 0.1: give a list of values, such as"),
         ({"train.lr": []}, {}, "grid: 'train.lr' = []: give a list of values, such as"),
         ({"train.lr": [0.1, 0.1]}, {}, "grid: 'train.lr': 0.1 is listed 2 times"),
@@ -164,10 +170,23 @@ def test_lists_of_values_are_combined_and_named_by_the_end_of_their_key(tables):
     ]
 
 
+def test_keys_without_quotes_change_single_values_too(tables):
+    """TOML reads `train.lr = 0.1` as a table; it must not replace all of [train]."""
+    tables["grid"] = tomllib.loads('[[setting]]\nname = "a"\ntrain.lr = 0.5\ndata.partition.s = 3\n')
+    tables["data"]["partition"] = {"name": "shards", "s": 2, "num_clients": 2}
+    (cell,) = expand(tables)
+    assert cell.tables["train"] == {**tables["train"], "lr": 0.5}
+    assert cell.tables["data"] == {"source": "data", "partition": {"name": "shards", "s": 3, "num_clients": 2}}
+    tables["grid"] = tomllib.loads('[[setting]]\nname = "a"\ndata.partition = { name = "iid", num_clients = 4 }\n')
+    assert expand(tables)[0].tables["data"]["partition"] == {"name": "iid", "num_clients": 4}
+
+
 def test_the_command_line_gives_lists_of_values(tables):
     del tables["grid"]
     cells = expand(tables, {"grid.train.lr": [0.1, 0.2], "grid.seeds": [3]})
     assert [cell.name for cell in cells] == ["g/lr-0.1/seed-3", "g/lr-0.2/seed-3"]
+    tables["method"] = "fedntd"
+    assert expand(tables, {"grid.method.beta": [0.5]})[0].name == "g/beta-0.5/seed-0"
 
 
 def test_an_invalid_run_is_refused_by_its_name(tables):
@@ -212,10 +231,10 @@ def test_a_grid_runs_what_is_not_done_and_prints_its_table(folder, tables):
     assert [line.split()[:3] for line in lines[:4]] == [["run", f"{i}/4", name] for i, name in enumerate(names, 1)]
     assert lines[3].endswith("  0:00:00 left")
     assert progress(result.stdout) == ("run 4/4", lines[3].split()[4])
-    assert "4 of 8 runs are done; mean ± deviation over seeds, in runs/g/table.csv:" in result.stdout
+    assert "4 of 8 runs done; mean ± deviation over seeds, in runs/g/table.csv:" in result.stdout
 
     result = rayfed("run", "grid.toml")
-    assert "4 of 8 runs are done already\n" in result.stdout
+    assert "4 of 8 runs done already\n" in result.stdout
     assert "\nrun 4/4  g/shards/prox/seed-1  best 0." in result.stdout
     table = list(csv.DictReader((folder / "runs/g/table.csv").read_text().splitlines()))
     assert [(row["run"], row["seeds"]) for row in table] == [
@@ -226,7 +245,7 @@ def test_a_grid_runs_what_is_not_done_and_prints_its_table(folder, tables):
     assert text == rayfed("table", *folders).stdout, "the table is that of `rayfed table`"
 
     result = rayfed("run", "grid.toml")
-    assert "8 of 8 runs are done already" in result.stdout
+    assert "8 of 8 runs done already" in result.stdout
     assert "\nrun 1/" not in result.stdout
 
 
@@ -235,7 +254,7 @@ def test_a_grid_repeats_unfinished_runs_and_refuses_another_grids_folders(folder
     path = folder / "runs/g/two/avg/seed-1/summary.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"status": "running"}))
     result = rayfed("run", "grid.toml", "--only", "two/avg/*")
-    assert "1 of 2 runs are done already" in result.stdout
+    assert "1 of 2 runs done already" in result.stdout
     assert json.loads(path.read_text())["status"] == "done"
 
     result = rayfed("run", "grid.toml", "-s", "train.lr=0.5")
@@ -326,9 +345,7 @@ def test_a_papers_table_is_run_and_printed_beside_the_papers_numbers(paper):
     assert f"{ours:.2f}" in row
     assert f"{ours - 50:+.2f}" in row
     assert "train.lr is 0.01 in the grid, 0.05 here" in result.stdout
-    assert rayfed("reproduce", "p/t", "--rows", "two/*", "-s", "train.lr=0.05").stdout.startswith(
-        "4 of 4 runs are done"
-    )
+    assert rayfed("reproduce", "p/t", "--rows", "two/*", "-s", "train.lr=0.05").stdout.startswith("4 of 4 runs done")
 
 
 def test_a_papers_table_is_listed_and_a_wrong_name_is_refused(paper):

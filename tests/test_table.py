@@ -2,6 +2,7 @@
 
 import csv
 import io
+import math
 import re
 import shutil
 from collections import Counter
@@ -21,7 +22,7 @@ from rayfed.report import papers as of_papers
 from rayfed.report.forms import Sheet, as_csv, latex, markdown
 from rayfed.report.papers import coverage, read_paper
 from rayfed.report.read import read_run
-from rayfed.report.table import Difference, interval, rows, sheet
+from rayfed.report.table import Difference, T, interval, rows, sheet
 
 PAPERS = Path(__file__).resolve().parents[1] / "jobs" / "papers"
 TINY = {"model.name": "lenet", "train.num_rounds": 1, "train.clients_per_round": 2, "train.local_steps": 1}
@@ -60,12 +61,22 @@ def test_figures_and_differences_by_hand(run):
     assert first.figures["last"] == (pytest.approx(20.0), pytest.approx(10.0))
     assert first.figures["best"] == (pytest.approx(50.0), pytest.approx(0.0, abs=1e-9))
     assert first.figures["last_10"][0] == pytest.approx((50 + 20) / 2)
-    assert first.figures["forgetting"] == (0.25, 0.0)
+    assert first.figures["forgetting"] == (25.0, 0.0)
     assert (second.difference.reference, second.difference.pairs) == ("one", 3)
-    assert second.difference.mean == pytest.approx(20.0) and second.difference.sure
-    assert 10.0 <= second.difference.interval[0] < 20.0 < second.difference.interval[1] <= 30.0
+    assert second.difference.mean == pytest.approx(20.0) and not second.difference.sure
+    half = 4.303 * 10.0 / np.sqrt(3)  # Student's t with two degrees of freedom
+    assert second.difference.interval == pytest.approx((20.0 - half, 20.0 + half))
     best = rows([*one, *two], "best")[1].difference
     assert best.mean == pytest.approx(10.0) and best.interval == pytest.approx((10.0, 10.0))
+
+
+def test_the_run_to_compare_with_is_named_by_the_end_of_its_name(run):
+    runs = [run(f"g/{setting}/{method}", 0, 0.5) for setting in ("x", "y") for method in ("moon", "fedavg")]
+    found = rows(runs, first="fedavg")
+    assert [row.name for row in found] == ["x/fedavg", "y/fedavg", "x/moon", "y/moon"]
+    assert next(row.name for row in rows(runs, first="y/moon")) == "y/moon"
+    with pytest.raises(InputError, match="--from fedvg: no run has this name; did you mean 'y/fedavg'"):
+        rows(runs, first="fedvg")
 
 
 def test_only_runs_of_the_same_partition_seed_and_rounds_are_compared_and_the_table_says_why_not(run):
@@ -80,7 +91,7 @@ def test_only_runs_of_the_same_partition_seed_and_rounds_are_compared_and_the_ta
         assert (first.difference, second.difference) == (None, None)
         assert (first.unlike, second.unlike) == ("", why)
         made = sheet([one, other], "text")
-        assert [line[made.head.index("difference (points)")] for line in made.lines] == ["", why]
+        assert [line[made.head.index("difference in last (points)")] for line in made.lines] == ["", why]
     both = [run("x/one", 0, 0.5), run("x/one", 1, 0.5, partition="q")]
     crossed = [run("x/two", 1, 0.5), run("x/two", 0, 0.5, partition="q")]
     assert rows([*both, *crossed])[1].unlike == "other pairs of partition and seed"
@@ -142,13 +153,29 @@ def test_a_round_that_was_not_evaluated_reaches_no_target(run):
     assert sheet([seen], "text", target=0.4).lines[0][-2] == "2.0"
 
 
-@given(st.lists(st.floats(-50, 50), min_size=3, max_size=12))
-def test_an_interval_is_within_the_values_around_their_mean_and_moves_with_them(values):
+@given(st.lists(st.floats(-50, 50), min_size=2, max_size=12))
+def test_an_interval_is_around_the_mean_and_moves_with_the_values(values):
     low, high = interval(values)
-    assert min(values) - 1e-9 <= low <= np.mean(values) + 1e-9 and np.mean(values) - 1e-9 <= high <= max(values) + 1e-9
+    assert (low + high) / 2 == pytest.approx(np.mean(values), abs=1e-9) and low <= high
     moved = interval([value + 7.0 for value in values])
     assert moved == pytest.approx((low + 7.0, high + 7.0))
-    assert interval(values) == (low, high)
+
+
+def test_the_points_of_students_t_hold_95_percent():
+    """The density, integrated numerically."""
+    for free in (*range(1, 31), 31, 45, 200):
+        t = T[free - 1] if free <= len(T) else 1.96 + 2.4 / free
+        x = np.linspace(-t, t, 100_001)
+        log_scale = math.lgamma((free + 1) / 2) - math.lgamma(free / 2) - math.log(free * math.pi) / 2
+        density = math.exp(log_scale) * (1 + x**2 / free) ** (-(free + 1) / 2)
+        assert np.trapezoid(density, x) == pytest.approx(0.95, abs=3e-4)
+
+
+@pytest.mark.parametrize("pairs", [3, 6])
+def test_where_nothing_differs_the_interval_leaves_0_out_in_one_of_twenty_cases(pairs):
+    drawn = np.random.default_rng(0).normal(size=(4000, pairs))
+    sure = [Difference("a", pairs, float(one.mean()), interval(one.tolist())).sure for one in drawn]
+    assert np.mean(sure) == pytest.approx(0.05, abs=0.012)
 
 
 def test_a_run_without_an_evaluated_round_is_refused(run):
@@ -190,7 +217,7 @@ def test_the_example_in_the_documentation_is_such_a_table():
         cells = [line[start:end].strip() for start, end in zip(starts, [*starts[1:], None], strict=True)]
         cell = dict(zip(of_papers.HEAD, cells, strict=True))
         metric = re.split("[ ,]", cell["metric"])[0]
-        theirs = {number.metric: number for number in numbers[f"fedlmd-table3/mnist-shards-2/{cell['run']}"]}[metric]
+        theirs = {number.metric: number for number in numbers[f"mnist-shards-2/{cell['run']}"]}[metric]
         assert cell["paper"] == theirs.value
         assert bool(cell["ours"]) == bool(cell["difference"])
         if cell["ours"]:

@@ -1,148 +1,293 @@
-"""Remake docs/comparison.md's tables and the figures of docs/methods from the runs of jobs/comparison.
+"""The comparison of all methods on MNIST: from finished runs to job files, tables and figures.
 
-python tools/make_comparison.py runs     # the folder that holds comparison-mnist/ and comparison-cifar10/
+python tools/make_comparison.py best runs     # runs of mnist-tune.toml: the best values, into the other job files
+python tools/make_comparison.py page runs     # runs of those: docs/comparison/results.csv, docs/comparison.md, figures
+python tools/make_comparison.py page          # the page's tables alone, from results.csv
+
+`runs` is the folder in which the runs are (`output.path`). No number of the page's tables is typed by hand.
 """
 
 from __future__ import annotations
 
 import csv
+import json
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib import style
 from matplotlib.figure import Figure
 
-from rayfed.folder.summary import read_summary
-from rayfed.folder.tables import read_table
-from rayfed.grid import expand, spread
+from rayfed.errors import InputError
+from rayfed.folder.places import folder_of, is_done
+from rayfed.grid import Cell, expand, spread
 from rayfed.job import read_toml
+from rayfed.report.forms import stat_text
+from rayfed.report.read import Run, read_run
 from rayfed.report.svg import COLOURS, METADATA, STYLE
+from rayfed.report.table import LAST, Difference, figures, interval
 
 ROOT = Path(__file__).resolve().parents[1]
+TUNING = ROOT / "jobs/comparison/mnist-tune.toml"
 PAGE = ROOT / "docs/comparison.md"
 RESULTS = ROOT / "docs/comparison/results.csv"
 FIGURES = ROOT / "docs/methods/figures"
-DATA = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
 SETTINGS = {"shards-2": "shards 2", "dirichlet-0.1": "Dirichlet 0.1"}
-MEASURES = ("best", "last", "forgetting")
+REPORTED = {setting: ROOT / f"jobs/comparison/mnist-{setting}.toml" for setting in SETTINGS}
+MEASURES = {
+    "last_10": f"mean of last {LAST} rounds",
+    "best": "best round",
+    "last": "last round",
+    "forgetting": "forgetting",
+}
+BASELINE = "fedavg"
+CLAIMS = [  # the first method is ahead of the second, according to the paper
+    ("fedntd", "fedavg", "FedNTD, Table 1"),
+    ("fedlmd", "fedavg", "FedLMD, Table 3"),
+    ("fedcad", "fedavg", "FedCAD, Fig. 1"),
+    ("fedssd", "fedavg", "FedSSD, Table 1"),
+    ("fedcsd", "fedavg", "FedCSD, Table I"),
+    ("fedntd", "kd", "FedNTD, Table 12"),
+    ("fedlmd", "fedntd", "FedLMD, Tables 1 and 3"),
+    ("fedlmd", "fedlmd_tf", "FedLMD, Tables 1 and 2"),
+    ("fedlmd_tf", "label_smoothing", "FedLMD, Table 2"),
+    ("fedcad", "fedlsd", "FedCAD, Fig. 1"),
+    ("fedssd", "fedcad", "FedSSD, Table 1"),
+    ("fedcsd", "fedgkd", "FedCSD, Table I"),
+]
 
 
-class Run(NamedTuple):
-    """One finished run; accuracies and forgetting as fractions, forgetting after the last round."""
+class Record(NamedTuple):
+    """A run's numbers in percent; None where it diverged, and where the run was made before the measure."""
 
-    data: str
     setting: str
     method: str
     seed: int
-    best: float
-    last: float
-    forgetting: float
+    last_10: float | None
+    best: float | None
+    last: float | None
+    forgetting: float | None
 
 
-def finished(results: Path) -> tuple[list[Run], dict[tuple[str, str, str], list[np.ndarray]]]:
-    """All runs that are done; and for each data set, setting and method the curves (2, T) of its seeds."""
-    runs, curves = [], defaultdict(list)
-    for data in DATA:
-        for cell in expand(read_toml(ROOT / f"jobs/comparison/{data}.toml"), {"output.path": str(results)}):
-            path = results / cell.name
-            if (summary := read_summary(path)).get("status") != "done":
-                continue
-            best, last = (summary[which]["test_accuracy"] for which in ("best", "last"))
-            seed = int(cell.tables["seed"])
-            runs.append(Run(data, cell.setting, cell.method, seed, best, last, summary["last"]["forgetting"]))
-            rounds = read_table(path, "rounds")
-            curve = [rounds[column].to_numpy()[1:] for column in ("test_accuracy", "forgetting")]
-            curves[data, cell.setting, cell.method].append(np.stack(curve))
-    return runs, curves
+# From runs ------------------------------------------------------------------------------------------------------------
 
 
-def tables(runs: list[Run]) -> str:
-    """A table for each data set, in percent: mean and deviation over the seeds, the best mean of each column bold."""
-    text = []
-    for data, title in DATA.items():
-        cells = defaultdict(list)
-        for run in runs:
-            if run.data == data:
-                for measure in MEASURES:
-                    cells[run.method, run.setting, measure].append(100 * getattr(run, measure))
-        columns = [(setting, measure) for setting in SETTINGS for measure in MEASURES]
-        methods = list(dict.fromkeys(method for method, _, _ in cells))
-        best = {
-            (setting, measure): (min if measure == "forgetting" else max)(
-                spread(cells[method, setting, measure])[0] for method in methods
+def played(job_file: str | Path | Mapping[str, Any], runs: Path) -> Iterator[tuple[Cell, Run | None]]:
+    """The runs of a grid, None where one diverged. `InputError` for a run that is not done, or is another job's."""
+    for cell in expand(read_toml(job_file), {"output.path": str(runs)}):
+        done = is_done(job := cell.job())
+        run = read_run(folder_of(job)) if (folder_of(job) / "job.toml").is_file() else None
+        if not done and not (run and run.error.startswith("Diverged")):
+            raise InputError(
+                f"'{folder_of(job)}' is not done: {run.status if run else 'not begun'}; give `rayfed run` again"
             )
-            for setting, measure in columns
-        }
-        names = [f"{SETTINGS[setting]}: {measure}" for setting, measure in columns]
-        text += [f"### {title}", "", f"| method | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
-        for method in methods:
-            shown = []
-            for setting, measure in columns:
-                average, deviation = spread(cells[method, setting, measure])
-                number = f"{average:.1f} ± {deviation:.1f}"
-                shown.append(f"**{number}**" if average == best[setting, measure] else number)
-            text.append(f"| [{method}](methods/{method}.md) | {' | '.join(shown)} |")
-        text.append("")
-    return "\n".join(text)
+        yield cell, run if done else None
 
 
-def put_tables(page: str, runs: list[Run]) -> str:
-    """The page with its tables made anew."""
-    return re.sub(
-        r"(?<=<!-- tables -->\n).*?(?=<!-- end of tables -->)", lambda _: f"\n{tables(runs)}\n", page, flags=re.DOTALL
-    )
+def record(setting: str, method: str, seed: int, run: Run | None) -> Record:
+    if run is None:
+        return Record(setting, method, seed, None, None, None, None)
+    known = figures(run)
+    return Record(setting, method, seed, **known)
 
 
-def read_runs(file: Path) -> list[Run]:
-    """What `write_runs` wrote."""
+def write_records(records: Sequence[Record], file: Path) -> None:
+    rows = [["" if value is None else f"{value:.4f}" for value in each[3:]] for each in records]
+    with file.open("w", newline="") as stream:
+        csv.writer(stream, lineterminator="\n").writerows(
+            [Record._fields, *([*each[:3], *row] for each, row in zip(records, rows, strict=True))]
+        )
+
+
+def read_records(file: Path) -> list[Record]:
+    """What `write_records` wrote."""
     rows = csv.DictReader(file.read_text().splitlines())
     return [
-        Run(row["data"], row["setting"], row["method"], int(row["seed"]), *(float(row[key]) for key in MEASURES))
+        Record(
+            row["setting"],
+            row["method"],
+            int(row["seed"]),
+            *(float(row[key]) if row[key] else None for key in MEASURES),
+        )
         for row in rows
     ]
 
 
-def write_runs(runs: list[Run], file: Path) -> None:
-    with file.open("w", newline="") as stream:
-        csv.writer(stream, lineterminator="\n").writerows([Run._fields, *runs])
+# The best of the tuning -----------------------------------------------------------------------------------------------
 
 
-def draw(method: str, curves: Mapping[tuple[str, str, str], list[np.ndarray]], path: Path) -> None:
-    """A method beside FedAvg: accuracy above, forgetting below; lines are means, bands go from seed to seed."""
+def chosen(job_file: str | Path | Mapping[str, Any], runs: Path) -> dict[str, str]:
+    """For each setting its `grid.method`, a line per method: the try with the highest mean of the last rounds.
+
+    The numbers of all tries stand above it. Of equals the first is taken, which is the middle of the grid.
+    """
+    entries = {entry["name"]: entry for entry in read_toml(job_file)["grid"]["method"]}
+    tries: dict[str, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
+    for cell, run in played(job_file, runs):
+        accuracy = figures(run)["last_10"] if run else float("-inf")
+        tries[cell.setting][cell.method.partition("+")[0]][cell.method] = accuracy
+    text = {}
+    for setting, methods in tries.items():
+        lines = []
+        for method, found in methods.items():
+            best = max(found, key=found.__getitem__)
+            if found[best] == float("-inf"):
+                raise InputError(f"{setting}: all tries of {method} diverged; give it lower rates in {job_file}")
+            tried = ((name.partition("+")[2] or "middle", number) for name, number in found.items())
+            numbers = ", ".join(
+                f"{name} {number:.1f}" if np.isfinite(number) else f"{name} diverged" for name, number in tried
+            )
+            lines += [f"  # {numbers}", f"  {inline({**entries[best], 'name': method})},"]
+        text[setting] = "\n".join(["method = [", *lines, "]"]) + "\n"
+    return text
+
+
+def inline(value: Any) -> str:
+    """A value of TOML on one line.
+
+    >>> inline({"name": "a", "train.lr": 0.02})
+    '{ name = "a", "train.lr" = 0.02 }'
+    """
+    if isinstance(value, Mapping):
+        pairs = (f"{key if key.isidentifier() else json.dumps(key)} = {inline(each)}" for key, each in value.items())
+        return f"{{ {', '.join(pairs)} }}"
+    return json.dumps(value)
+
+
+def put_methods(job: str, methods: str) -> str:
+    """A job file with another `grid.method`."""
+    return re.sub(r"^method = \[\n.*?^\]\n", lambda _: methods, job, flags=re.DOTALL | re.MULTILINE)
+
+
+# The page -------------------------------------------------------------------------------------------------------------
+
+
+def headline(records: Sequence[Record]) -> str:
+    """The measure that methods are compared by: the best round where the runs have no mean of the last rounds."""
+    return "best" if all(record.last_10 is None for record in records) else "last_10"
+
+
+def difference(records: Sequence[Record], setting: str, method: str, reference: str) -> Difference:
+    """Over the seeds for which neither run diverged; as `rayfed.report.table.rows` has it."""
+    measure = headline(records)
+    known: dict[str, dict[int, float]] = defaultdict(dict)
+    for each in records:
+        if each.setting == setting and (value := getattr(each, measure)) is not None:
+            known[each.method][each.seed] = value
+    gaps = [value - known[reference][seed] for seed, value in known[method].items() if seed in known[reference]]
+    return Difference(reference, len(gaps), float(np.mean(gaps)) if gaps else float("nan"), interval(gaps))
+
+
+def told(gap: Difference) -> str:
+    """A difference with its interval, bold where the interval leaves 0 out."""
+    text = f"{gap.mean:+.1f}" if gap.pairs else ""
+    if gap.interval is not None:
+        text += f" [{gap.interval[0]:+.1f}, {gap.interval[1]:+.1f}]"
+    return f"**{text}**" if gap.sure else text
+
+
+def link(method: str) -> str:
+    return f"[{method}](methods/{method}.md)"
+
+
+def claims(records: Sequence[Record]) -> str:
+    """What the papers say of two methods, and the difference in our runs."""
+    lines = [f"| claim | paper | {' | '.join(SETTINGS.values())} |", "|---" * (2 + len(SETTINGS)) + "|"]
+    for method, reference, paper in CLAIMS:
+        gaps = (told(difference(records, setting, method, reference)) for setting in SETTINGS)
+        lines.append(f"| {link(method)} over {link(reference)} | {paper} | {' | '.join(gaps)} |")
+    return "\n".join(lines)
+
+
+def tables(records: Sequence[Record]) -> str:
+    """A table for each setting, the highest mean first."""
+    text = []
+    first = headline(records)
+    shown = [first, *(key for key in MEASURES if key not in (first, "last_10"))]
+    for setting, title in SETTINGS.items():
+        means = {}
+        of_setting = [each for each in records if each.setting == setting]
+        for method in dict.fromkeys(each.method for each in of_setting):
+            found = [each for each in of_setting if each.method == method]
+            done = [each for each in found if each.best is not None]
+            cells = [stat_text(spread([getattr(each, key) for each in done]), 1) if done else "" for key in shown]
+            gap = "" if method == BASELINE else told(difference(records, setting, method, BASELINE))
+            lost = f" ({len(found) - len(done)} of {len(found)} diverged)" if len(done) < len(found) else ""
+            mean = spread([getattr(each, first) for each in done])[0] if done else float("-inf")
+            means[f"| {link(method)}{lost} | {' | '.join([cells[0], gap, *cells[1:]])} |"] = mean
+        names = [MEASURES[first], "difference from FedAvg", *(MEASURES[key] for key in shown[1:])]
+        text += [f"### MNIST, {title}", "", f"| method | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
+        text += [*sorted(means, key=means.__getitem__, reverse=True), ""]
+    pairs = [each[-2:] for each in records if each.last is not None]
+    if len(pairs) > 1:
+        correlation = np.corrcoef(np.array(pairs, float), rowvar=False)[0, 1]
+        text.append(f"Over all runs, forgetting has a correlation of {correlation:.2f} with the last round.")
+    if any(each.best is None for each in records):
+        text += ["", "Runs that diverged are in no mean and no pair, which flatters their methods."]
+    return "\n".join(text).rstrip()
+
+
+def put_tables(page: str, records: Sequence[Record]) -> str:
+    """The page with its tables made anew."""
+    for name, text in {"claims": claims(records), "tables": tables(records)}.items():
+        between = rf"(?<=<!-- {name} -->\n).*?(?=<!-- end of {name} -->)"
+        before, *after = re.split(between, page, flags=re.DOTALL)
+        page = f"\n{text}\n\n".join([before, *after])
+    return page
+
+
+def draw(method: str, curves: Mapping[tuple[str, str], Sequence[np.ndarray]], path: Path) -> None:
+    """A method beside FedAvg: accuracy above, forgetting below; lines are means, bands go from seed to seed.
+
+    `curves`: of each setting and method the curves (2, T) of its seeds, as fractions.
+    """
     look = {"svg.hashsalt": method, "font.size": 8, "axes.titleweight": "normal"}
     with style.context(["default", STYLE, look]):
-        figure = Figure(figsize=(9.0, 3.8))
-        axes = figure.subplots(2, 4, sharex="col")
-        for column, (data, setting) in enumerate((data, setting) for data in DATA for setting in SETTINGS):
-            for left, right in axes[:, column - 1 : column + 1] if column % 2 else ():  # of one data set
-                right.sharey(left)
-                right.tick_params(labelleft=False)
-            for name, colour in {"fedavg": "#888888", method: COLOURS[0]}.items():
-                seeds = 100 * np.stack(curves[data, setting, name])  # (seeds, 2, T), percent
+        figure = Figure(figsize=(6.5, 3.8))
+        axes = figure.subplots(2, len(SETTINGS), sharex=True, sharey="row", squeeze=False)
+        for column, (setting, title) in enumerate(SETTINGS.items()):
+            for name, colour in {BASELINE: "#888888", method: COLOURS[0]}.items():
+                seeds = 100 * np.stack(curves[setting, name])  # (seeds, 2, T), percent
                 rounds = np.arange(1, seeds.shape[2] + 1)
                 for row in range(2):
                     low, high = seeds[:, row].min(axis=0), seeds[:, row].max(axis=0)
                     axes[row, column].fill_between(rounds, low, high, color=colour, alpha=0.2, linewidth=0)
                     axes[row, column].plot(rounds, seeds[:, row].mean(axis=0), color=colour, label=name)
-            axes[0, column].set_title(f"{DATA[data]}, {SETTINGS[setting]}")
+            axes[0, column].set_title(f"MNIST, {title}")
             axes[1, column].set_xlabel("round")
         axes[0, 0].set_ylabel("test accuracy (%)")
         axes[1, 0].set_ylabel("forgetting (%)")
         axes[0, 0].legend()
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, format="svg", metadata=METADATA)
     path.write_text(re.sub(r"[ \t]+$", "", path.read_text().replace("#010203", "#333333"), flags=re.MULTILINE))
 
 
+def main(command: str = "", runs: str = "") -> None:
+    if command == "best" and runs:
+        for setting, methods in chosen(TUNING, Path(runs).expanduser()).items():
+            REPORTED[setting].write_text(put_methods(REPORTED[setting].read_text(), methods))
+            print(f"{REPORTED[setting].relative_to(ROOT)}\n{methods}")
+    elif command == "page":
+        if runs:
+            records, curves = [], defaultdict(list)
+            for setting, file in REPORTED.items():
+                for cell, run in played(file, Path(runs).expanduser()):
+                    records.append(record(setting, cell.method, cell.tables["seed"], run))
+                    if run:
+                        curve = [run.rounds[column][1:] for column in ("test_accuracy", "forgetting")]
+                        curves[setting, cell.method].append(np.stack(curve))
+            write_records(records, RESULTS)
+            for method in dict.fromkeys(each.method for each in records):
+                draw(method, curves, FIGURES / f"{method}.svg")
+        PAGE.write_text(put_tables(PAGE.read_text(), read_records(RESULTS)))
+    else:
+        sys.exit(__doc__)
+
+
 if __name__ == "__main__":
-    runs, curves = finished(Path(sys.argv[1]).expanduser())
-    write_runs(runs, RESULTS)
-    PAGE.write_text(put_tables(PAGE.read_text(), runs))
-    for method in dict.fromkeys(run.method for run in runs):
-        draw(method, curves, FIGURES / f"{method}.svg")
-    print(f"{len(runs)} runs in {PAGE.name} and {RESULTS.name}")
+    main(*sys.argv[1:])

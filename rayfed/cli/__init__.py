@@ -92,7 +92,7 @@ def command(arguments: Sequence[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     if list(arguments[:1]) in (["run"], ["reproduce"], ["resume"]):
         guarded(arguments)
-        if not sys.stderr.isatty():  # where a spinner turns
+        if not sys.stderr.isatty() and not {"-h", "--help"} & {*arguments}:  # on a terminal, a spinner turns
             print("reading the job", file=sys.stderr, flush=True)
     try:
         main(arguments, prog_name="rayfed")

@@ -59,7 +59,7 @@ def submit(
     Examples:
       rayfed submit jobs/quickstart.toml --follow
       rayfed submit jobs/quickstart.toml --address http://127.0.0.1:8265 -s output.path=/shared/runs
-      rayfed submit jobs/comparison/mnist.toml -s grid.seeds=[0] --exclude notes
+      rayfed submit jobs/comparison/mnist-shards-2.toml -s grid.seeds=[0] --exclude notes
     """
     from rich.filesize import decimal
 

@@ -14,10 +14,10 @@ from rich.progress import TaskID
 from rayfed import experiment
 from rayfed.cli.display import Lines, cell_text, grid_bar, on_screen
 from rayfed.cli.exits import Failure, failures
-from rayfed.cli.show import print_sheet, read_runs
+from rayfed.cli.show import print_paper, print_sheet, read_runs
 from rayfed.cli.text import duration, shown
 from rayfed.data.sources import reading_once
-from rayfed.errors import InputError, Resumable
+from rayfed.errors import STOPPED, InputError, Resumable
 from rayfed.folder.places import folder_of, is_done
 from rayfed.folder.storage import write_text
 from rayfed.folder.summary import read_summary
@@ -25,6 +25,7 @@ from rayfed.grid import Cell, Ended
 from rayfed.job import Job
 from rayfed.many import run_many
 from rayfed.report.forms import as_csv
+from rayfed.report.papers import plain, read_paper
 from rayfed.report.table import sheet
 
 FAILED = (1, Resumable.exit_code)  # exit codes of a run that does not end the others
@@ -40,7 +41,7 @@ def run_grid(
     """Run the jobs, of chosen cells, that are not done, with a line for each; then `show` the results of all cells."""
     todo = [job for job in jobs if force or not is_done(job)]
     if len(todo) < len(jobs):
-        print(f"{len(jobs) - len(todo)} of {len(jobs)} runs are done already", flush=True)
+        print(f"{len(jobs) - len(todo)} of {len(jobs)} runs done already", flush=True)
     width = max((len(job.name) for job in todo), default=0)
     failed: dict[str, int] = {}  # name -> exit code
     started = time.monotonic()
@@ -53,6 +54,8 @@ def run_grid(
                     left = duration((time.monotonic() - started) / number * (len(todo) - number))
                     print(f"{line}  {cell_text(read_summary(folder_of(ended.job)))}  {left} left", flush=True)
                     continue
+                if code == STOPPED:
+                    raise KeyboardInterrupt
                 failure = Failure(ended.message, code)
                 if code not in FAILED:
                     raise failure
@@ -124,8 +127,19 @@ def show_results(cells: list[Cell]) -> None:
     found = sheet(read_runs(map(folder_of, done)), "text")
     path = folder_of(replace(done[0], name=cells[0].grid)) / "table.csv"
     write_text(path, as_csv(found) + "\n")
-    print(f"\n{len(done)} of {len(cells)} runs are done; mean ± deviation over seeds, in {shown(path)}:")
+    print(f"\n{len(done)} of {len(cells)} runs done; mean ± deviation over seeds, in {shown(path)}:")
     print_sheet(found, "text")
+
+
+def show_beside(table: str, cells: list[Cell]) -> None:
+    """Print a paper's table beside the finished cells; only their own table where the paper prints no number."""
+    paper = read_paper(table)
+    if not any(paper.numbers[name] for name in {plain(cell.name) for cell in cells} & paper.numbers.keys()):
+        show_results(cells)
+        print(f"\nthe paper prints no number for {'this run' if len(cells) == 1 else 'these runs'}")
+    elif done := finished(cells):
+        print()
+        print_paper(map(folder_of, done), table)
 
 
 def finished(cells: list[Cell]) -> list[Job]:

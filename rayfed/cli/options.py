@@ -113,7 +113,10 @@ def read_override(text: str) -> tuple[str, Any]:
         raise InputError(f"'{text}': write an override as key.sub=value, such as train.num_rounds=2")
     try:
         return key.strip(), tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+    except tomllib.TOMLDecodeError as error:
+        if value.strip().startswith(("[", "{")):
+            how = """write it as TOML, with quotes around words: 'grid.method=["fedavg", "fedntd"]'"""
+            raise InputError(f"'{text}': the list or table cannot be read ({error}); {how}") from None
         return key.strip(), value.strip()
     except RecursionError:
         raise InputError(f"'{key.strip()}': the value's lists are nested too deeply") from None

@@ -215,34 +215,36 @@ def report(runs: tuple[Path, ...], output: Path | None) -> None:
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
 @click.option("--paper", metavar="PAPER/TABLE", help="Beside a paper's numbers, such as fedntd/table1.")
 @click.option("--of", type=click.Choice(["last", "best", "last_10"]), default="last", help="Accuracy to compare; last.")
+@click.option("--from", "first", metavar="NAME", default="", help="The run to compare with, such as fedavg; the first.")
 @click.option("--target", type=float, help="Also the rounds to this accuracy, such as 0.5, and the speed-up.")
 @click.option("--format", "form", type=click.Choice(FORMS), default="text", help="Form of the table; text.")
-def table(runs: tuple[Path, ...], paper: str | None, of: str, target: float | None, form: str) -> None:
+def table(runs: tuple[Path, ...], paper: str | None, of: str, first: str, target: float | None, form: str) -> None:
     """Print the numbers of runs as a table.
 
-    As papers do: means over seeds, and differences from the first run. A difference is the mean over pairs of runs with
-    the same data, partition, seed and number of rounds; from three pairs on it has a 95 % bootstrap interval, and is
-    marked where that leaves 0 out. A run without such a pair is the first of its own, and the table says what it has
-    other than the first run. With --paper, each number of the paper's table in jobs/papers has a line of its own, with
-    ours beside it, and notes say what our runs did otherwise.
+    As papers do: means over seeds, and differences from the first run, or from those that --from names. A difference is
+    the mean over pairs of runs with the same data, partition, seed and number of rounds; it has a 95 % interval by
+    Student's t, and is marked where that leaves 0 out. A run without such a pair is the first of its own, and the table
+    says what it has other than the first run. With --paper, each number of the paper's table in jobs/papers has a line
+    of its own, with ours beside it, and notes say what our runs did otherwise.
 
     \b
     Examples:
-      rayfed table runs/comparison-mnist                    all runs of a grid
+      rayfed table runs/comparison-mnist --from fedavg      all runs of a grid
       rayfed table runs/fedavg runs/fedntd --of best --format latex
       rayfed table runs/fedavg runs/fedntd --target 0.5     rounds to 50 %
       rayfed table runs/fedntd-table1 --paper fedntd/table1
     """
     from rayfed.report.table import sheet
 
-    if paper is not None and target is not None:
-        raise InputError("--target is for a table without --paper: a paper's numbers have the paper's target")
+    if paper is not None and (target is not None or first):
+        name, own = ("--from", "FedAvg") if target is None else ("--target", "the paper's target")
+        raise InputError(f"{name} is for a table without --paper: a paper's numbers have {own}")
     if target is not None and not 0 < target <= 1:
         raise InputError(f"--target {target:g}: give an accuracy as a fraction of 1, such as 0.5 for 50 %")
     if paper is not None:
         print_paper(runs, paper, form, of)
     else:
-        print_sheet(sheet(read_runs(runs), form, of, target), form)
+        print_sheet(sheet(read_runs(runs), form, of, target, first), form)
 
 
 def print_paper(runs: Iterable[Path], name: str, form: str = "text", of: str = "last") -> None:

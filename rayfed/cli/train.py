@@ -86,9 +86,10 @@ def matching(cells: list[Cell], pattern: str, option: str) -> list[Cell]:
 @click.argument("table", metavar="PAPER/TABLE", shell_complete=complete_paper)
 @set_option
 @click.option("--rows", metavar="PATTERN", default="*", help="The runs whose names match: 'cifar10-shards-2/*'.")
+@click.option("--force", is_flag=True, help="Begin the runs again, in place of their earlier results.")
 @other_bits_option
 @click.option("--list", "listed", is_flag=True, help="List the runs and do nothing.")
-def reproduce(table: str, overrides: Overrides, rows: str, other_bits: bool, listed: bool) -> None:
+def reproduce(table: str, overrides: Overrides, rows: str, force: bool, other_bits: bool, listed: bool) -> None:
     """Run what a paper's table needs, and print it.
 
     Our numbers beside the paper's. The table is a grid in jobs/papers, in the paper's protocol: up to hundreds of runs
@@ -99,7 +100,7 @@ def reproduce(table: str, overrides: Overrides, rows: str, other_bits: bool, lis
     Examples:
       rayfed reproduce fedntd/table1 --list
       rayfed reproduce fedntd/table1 --rows 'cifar10-shards-2/fed*/seed-0'
-      rayfed reproduce fedntd/table1 --rows 'mnist-shards-2/*' -s grid.seeds=[0] -s train.num_rounds=20
+      rayfed reproduce fedntd/table1 --rows 'mnist-shards-2/*' -s name=try -s grid.seeds=[0] -s train.num_rounds=2
     """
     with busy(f"reading {table}"):
         from rayfed.grid import expand
@@ -111,16 +112,9 @@ def reproduce(table: str, overrides: Overrides, rows: str, other_bits: bool, lis
     if listed:
         print("\n".join(job.name for job in jobs))
         return
-    from rayfed.cli.grid import finished, run_grid
-    from rayfed.cli.show import print_paper
-    from rayfed.folder.places import folder_of
+    from rayfed.cli.grid import run_grid, show_beside
 
-    def show(cells: list[Cell]) -> None:
-        if done := finished(cells):
-            print()
-            print_paper(map(folder_of, done), table)
-
-    run_grid(chosen, jobs, False, other_bits, show)
+    run_grid(chosen, jobs, force, other_bits, partial(show_beside, table))
 
 
 @click.command()

@@ -40,11 +40,16 @@ def fetch(data: Data) -> Data:
     """
     place, label = HUB.get(data.source, (data.source, data.label))
     label = label if data.label == Data.label else data.label
-    return replace(data, source=_fetch(place, data.root), test=_fetch(data.test, data.root), label=label)
+    given = "" if place == data.source else f"data.source = '{data.source}': "
+    source, test = _fetch(place, data.root, given), _fetch(data.test, data.root)
+    return replace(data, source=source, test=test, label=label)
 
 
-def _fetch(place: str, root: str) -> str:
-    """The local path of a place, downloaded if it is not in `root`; a path that is not at the hub stays as it is."""
+def _fetch(place: str, root: str, given: str = "") -> str:
+    """The local path of a place, downloaded if it is not in `root`; a path that is not at the hub stays as it is.
+
+    Messages begin with what was `given`.
+    """
     if not place.startswith("hf://"):
         return place
     if not (match := PLACE.fullmatch(place)):
@@ -54,7 +59,8 @@ def _fetch(place: str, root: str) -> str:
         from huggingface_hub import snapshot_download
     except ImportError as error:
         raise InputError(
-            f"'{place}': it needs huggingface_hub, which cannot be imported ({error}): pip install rayfed-distill[hf]"
+            f"{given}'{place}' needs huggingface_hub, which cannot be imported ({error}): "
+            "pip install 'rayfed-distill[hf]'"
         ) from None
     repository, revision, path = match[1], unquote(match[2] or "main"), match[3] or ""
     patterns = [path] if path.endswith(PARQUET) else [f"{path}/*{end}".removeprefix("/") for end in PARQUET]
@@ -69,8 +75,8 @@ def _fetch(place: str, root: str) -> str:
                 return _common(place, files)
             reason = "there is no Parquet file at that place"
     raise InputError(
-        f"'{place}': {_cache(root)} has no copy, and the download failed ({reason}). Either run once where there is a "
-        "network and copy that folder here, or give the path of Parquet files that you have"
+        f"{given}'{place}': {_cache(root)} has no copy, and the download failed ({reason}). Either run once where "
+        "there is a network and copy that folder here, or give the path of Parquet files that you have"
     )
 
 

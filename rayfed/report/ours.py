@@ -59,7 +59,9 @@ def without(metric: str) -> str:
 
 def _figure(run: Run, number: Theirs, baseline: Run | None, stat: str) -> Ours:
     unsaid = "" if number.stat else f"the paper does not say of which round; ours is the {stat.replace('_', ' ')}"
-    return Ours(figures(run)["forgetting" if number.metric == "forgetting" else stat], unsaid)
+    if number.metric == "forgetting":
+        return Ours(figures(run)["forgetting"] / 100, unsaid)
+    return Ours(figures(run)[stat], unsaid)
 
 
 def _rounds_to_target(run: Run, number: Theirs, baseline: Run | None, stat: str) -> Ours:

@@ -27,19 +27,21 @@ class Paper:
 
     def unlike(self, run: Run) -> list[str]:
         """How a run of the grid differs from it."""
-        return differences(protocol(self.cells[plain(run)].job().table()), protocol(run.job), "in the grid", "here")
+        return differences(
+            protocol(self.cells[plain(run.name)].job().table()), protocol(run.job), "in the grid", "here"
+        )
 
     def baseline(self, run: Run, runs: Sequence[Run]) -> Run | None:
         """The run of FedAvg in the same setting, of the same data, partition, seed and number of rounds."""
-        meant = self.cells[plain(run)].setting, BASELINE
-        cells = [self.cells.get(plain(other)) for other in runs]
+        meant = self.cells[plain(run.name)].setting, BASELINE
+        cells = [self.cells.get(plain(other.name)) for other in runs]
         same = (other for other, cell in zip(runs, cells, strict=True) if cell and (cell.setting, cell.method) == meant)
         return next((other for other in same if pair_of(other) == pair_of(run)), None)
 
 
-def plain(run: Run) -> str:
-    """A run's name without the seed."""
-    return SEED.sub("", run.name)
+def plain(name: str) -> str:
+    """A run's name without the grid's own name, which may be changed, and without the seed."""
+    return SEED.sub("", name).partition("/")[2]
 
 
 def grids(folder: Path | None = None) -> dict[str, Path]:
@@ -64,7 +66,7 @@ def grid_of(name: str, folder: Path | None = None) -> Path:
 def read_paper(name: str, folder: Path | None = None) -> Paper:
     """A table of a paper, such as fedntd/table1. Raises `InputError` where `grids` has no such name."""
     path = grid_of(name, folder)
-    cells = {SEED.sub("", cell.name): cell for cell in expand(read_toml(path))}
+    cells = {plain(cell.name): cell for cell in expand(read_toml(path))}
     with (path.parent / "results.csv").open(newline="", encoding="utf-8") as file:
         found = [line for line in csv.DictReader(file) if line["grid"] == path.stem]
     numbers = {
@@ -91,18 +93,19 @@ def sheet(runs: Sequence[Run], paper: Paper, of: str = "last") -> Sheet:
     """
     found = rows(runs, of)
     evaluated = [run for row in found for run in (*row.runs, *row.behind)]
-    known = [row for row in found if plain(row.runs[0]) in paper.cells]
+    known = [row for row in found if plain(row.runs[0].name) in paper.cells]
     if not known:
-        names = f"its runs are named as {next(iter(paper.cells))}, this one {plain(found[0].runs[0])}"
+        theirs, ours = next(iter(paper.cells.values())).name, found[0].runs[0].name
+        names = f"its runs are named as {SEED.sub('', theirs)}, this one {SEED.sub('', ours)}"
         raise InputError(f"none of the runs is of the paper's grid: {names}")
-    known.sort(key=lambda row: [*paper.cells].index(plain(row.runs[0])))
+    known.sort(key=lambda row: [*paper.cells].index(plain(row.runs[0].name)))
     lines: list[list[str]] = []
     records: list[dict[str, Any]] = []
     numbered: dict[str, int] = {}
     for row in known:
         unlike = paper.unlike(row.runs[0])
         about = [*(["other than the paper's grid: " + "; ".join(unlike)] if unlike else []), *remarks(row)]
-        for number in paper.numbers[plain(row.runs[0])]:
+        for number in paper.numbers[plain(row.runs[0].name)]:
             stat, notes = _ours(row, number, evaluated, paper, of)
             notes = [*about, *notes, *([f"paper: {number.note}"] if number.note else [])]
             marks = sorted(numbered.setdefault(note, len(numbered) + 1) for note in notes)
@@ -113,7 +116,7 @@ def sheet(runs: Sequence[Run], paper: Paper, of: str = "last") -> Sheet:
         raise InputError(f"the paper prints no number for {', '.join(row.name for row in known)}")
     below = [f"{mark}. {note}" for note, mark in numbered.items()]
     for text, named in (
-        ("the paper prints no number for", [row.name for row in known if not paper.numbers[plain(row.runs[0])]]),
+        ("the paper prints no number for", [row.name for row in known if not paper.numbers[plain(row.runs[0].name)]]),
         ("not of the paper's grid:", [row.name for row in found if row not in known]),
     ):
         below += [f"{text} {', '.join(named)}"] if named else []

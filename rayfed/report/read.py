@@ -81,8 +81,8 @@ def find_runs(folder: Path) -> list[Path]:
     if (folder / "job.toml").is_file():
         return [folder]
     if found := [file.parent for file in folder.rglob("job.toml")]:
-        number = re.compile("([0-9]+)")  # seed-10 comes after seed-2
-        return sorted(found, key=lambda run: [int(p) if p.isdecimal() else p for p in number.split(str(run))])
+        number = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:e-?[0-9]+)?)")  # seed-10 comes after seed-2, lr-0.1 after lr-1e-05
+        return sorted(found, key=lambda run: [float(p) if n % 2 else p for n, p in enumerate(number.split(str(run)))])
     raise InputError(f"'{folder}' is not the folder of a run: it holds no job.toml, nor does any folder in it")
 
 

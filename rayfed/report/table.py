@@ -5,34 +5,38 @@ only the method, or whatever else their jobs say, differs between them.
 """
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
 
 from rayfed import metrics
-from rayfed.errors import InputError
+from rayfed.errors import InputError, did_you_mean
 from rayfed.grid import spread
 from rayfed.job import MEASURE, differences
 from rayfed.report.forms import MARKS, Sheet, Stat, stat_text
-from rayfed.report.read import Run, grouped, shorten
+from rayfed.report.read import Group, Run, grouped, shorten
 
-LAST = 10  # evaluated rounds in the mean of the last
-RESAMPLES = 10_000
-FEWEST = 3  # pairs for which an interval says anything
+LAST = 10  # evaluated rounds, at most, in the mean of the last
+T = (  # 97.5 % points of Student's t with 1, 2, ... degrees of freedom
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131),
+    *(2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
 PAIR = ("data", "partition", "seed", "number of rounds")  # what the two runs of a pair have in common
 HEADS = {
     "best": "best (%)",
     "last": "last (%)",
-    "last_10": f"mean of last {LAST} at most (%)",
-    "forgetting": "forgetting",
+    "last_10": f"mean of last {LAST} (%)",
+    "forgetting": "forgetting (%)",
 }
 
 
 @dataclass(frozen=True)
 class Difference:
-    """From the reference, in points of accuracy: the mean over pairs, and its 95 % interval from 3 pairs on."""
+    """From the reference, in points of accuracy: the mean over pairs, and its 95 % interval from 2 pairs on."""
 
     reference: str
     pairs: int
@@ -58,17 +62,18 @@ class Row:
     unlike: str  # of a reference that is not the first row: in what it differs, so that they are not compared
 
 
-def rows(runs: Sequence[Run], of: str = "last") -> list[Row]:
+def rows(runs: Sequence[Run], of: str = "last", first: str = "") -> list[Row]:
     """A row for each group; the difference `of` "best", "last" or "last_10" is from the first group that has its pairs.
 
-    Runs without an evaluated round are left out. Raises `InputError` if no other is there, and for two runs in a group
-    that are a pair: they would count as two seeds.
+    `first` is the name, or the end of the name, of the groups that come first, such as fedavg. Runs without an
+    evaluated round are left out. Raises `InputError` if no other is there, for a `first` that no group has, and for two
+    runs in a group that are a pair: they would count as two seeds.
     """
     groups = grouped([run for run in runs if run.evaluated[1:].any()])
     if not groups:
         raise InputError(f"'{runs[0].folder}' has no evaluated round yet, so there is nothing to put into a table")
     made: list[Row] = []
-    for name, group in zip(shorten(groups), groups, strict=True):
+    for name, group in _ordered(dict(zip(shorten(groups), groups, strict=True)), first):
         _refuse_twins(group.runs)
         known = {key: spread([figures(run)[key] for run in group.runs]) for key in HEADS}
         references = [(row, found) for row in made if not row.pairs and (found := _pairs(row.runs, group.runs))]
@@ -84,11 +89,17 @@ def rows(runs: Sequence[Run], of: str = "last") -> list[Row]:
     return made
 
 
+def _ordered(groups: dict[str, Group], first: str) -> list[tuple[str, Group]]:
+    if first and not any(f"/{name}".endswith(f"/{first}") for name in groups):
+        raise InputError(f"--from {first}: no run has this name{did_you_mean(first, groups)}")
+    return sorted(groups.items(), key=lambda item: not f"/{item[0]}".endswith(f"/{first}"))
+
+
 def figures(run: Run) -> dict[str, float]:
     """The numbers of an evaluated run by their keys in `HEADS`."""
     accuracy = 100 * run.rounds["test_accuracy"][run.evaluated][1:]
     last = float(np.mean(accuracy[-LAST:]))
-    forgetting = float(run.rounds["forgetting"][run.evaluated][-1])
+    forgetting = 100 * float(run.rounds["forgetting"][run.evaluated][-1])
     return {"best": float(accuracy.max()), "last": float(accuracy[-1]), "last_10": last, "forgetting": forgetting}
 
 
@@ -118,36 +129,44 @@ def _unlike(reference: Sequence[Run], runs: Sequence[Run]) -> str:
 
 
 def interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """A 95 % interval of the mean: percentiles of means of values drawn again with replacement (bootstrap).
+    """A 95 % interval of the mean by Student's t; None for a single value.
 
-    None for fewer than three values.
+    Not by the bootstrap, which is too narrow for a few values: where nothing differs, its interval leaves 0 out in 27 %
+    of cases with three normal values, and in 15 % with six. This one does so in 5 %.
 
-    >>> interval([1.0, 1.0, 1.0]), interval([1.0, 2.0])
-    ((1.0, 1.0), None)
+    >>> interval([1.0, 2.0, 3.0]), interval([1.0])
+    ((-0.4843..., 4.4843...), None)
     """
-    if len(values) < FEWEST:
+    free = len(values) - 1
+    if free < 1:
         return None
-    drawn = np.random.default_rng(0).integers(0, len(values), (RESAMPLES, len(values)))
-    low, high = np.percentile(np.asarray(values)[drawn].mean(axis=1), [2.5, 97.5])
-    return float(low), float(high)
+    half = (T[free - 1] if free <= len(T) else 1.96 + 2.4 / free) * stdev(values) / math.sqrt(len(values))
+    return fmean(values) - half, fmean(values) + half
 
 
 # As text --------------------------------------------------------------------------------------------------------------
 
 
-def sheet(runs: Sequence[Run], form: str, of: str = "last", target: float | None = None) -> Sheet:
+def sheet(runs: Sequence[Run], form: str, of: str = "last", target: float | None = None, first: str = "") -> Sheet:
     """The `rows` of runs in the form "text", "md", "latex" or "csv".
 
     With a `target`, a fraction of 1, also the rounds to this accuracy, and how many times sooner than the reference.
     """
-    found = rows(runs, of)
+    found = rows(runs, of, first)
     several = sum(not row.pairs for row in found) > 1
-    head = ["run", "seeds", "rounds", *HEADS.values(), "difference (points)", *(["from"] if several else [])]
+    head = [
+        "run",
+        "seeds",
+        "rounds",
+        *HEADS.values(),
+        f"difference in {of.replace('_', ' ')} (points)",
+        *(["from"] if several else []),
+    ]
     head += [] if target is None else [f"rounds to {100 * target:g} %", "speed-up"]
     lines, records = [], []
     for row in found:
         line = [row.name, str(len(row.runs)), rounds_text(row)]
-        line += [stat_text(row.figures[key], 3 if key == "forgetting" else 2) for key in HEADS]
+        line += [stat_text(row.figures[key], 2) for key in HEADS]
         line += [_gap(row, form), *([row.difference.reference if row.difference else ""] if several else [])]
         record = _record(row)
         if target is not None:

@@ -204,7 +204,9 @@ def test_without_a_network_a_copy_is_read_and_a_missing_one_is_refused(server, t
 
 def test_without_huggingface_hub_the_message_says_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(InputError, match=r"'hf://datasets/a/b': it needs huggingface_hub.*rayfed-distill\[hf\]$"):
+    with pytest.raises(
+        InputError, match=r"'hf://datasets/a/b' needs huggingface_hub.*pip install 'rayfed-distill\[hf\]'$"
+    ):
         load(Data("hf://datasets/a/b", root=str(tmp_path)))
 
 

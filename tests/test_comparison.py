@@ -1,0 +1,223 @@
+"""The comparison on MNIST: its job files are fair, its choice and its tables are those of the runs."""
+
+import importlib.util
+import itertools
+import math
+import tomllib
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tomli_w
+
+import rayfed
+from rayfed.errors import Diverged, InputError
+from rayfed.grid import expand
+from rayfed.job import read_toml
+from rayfed.methods import RECIPES
+from rayfed.methods.registry import parameters
+from rayfed.report.read import read_run
+from rayfed.report.table import protocol, rows
+
+ROOT = Path(__file__).resolve().parents[1]
+spec = importlib.util.spec_from_file_location("make_comparison", ROOT / "tools" / "make_comparison.py")
+tool = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(tool)
+
+PAGES = {name: (ROOT / f"docs/methods/{name}.md").read_text() for name in RECIPES}
+COMPARED = [name for name, text in PAGES.items() if "## Seen\n\nNot in the comparison yet." not in text]
+BOUNDED = {"fedavgm", "fedrs", "fedlsd", "fedcad"}  # a third and three times would leave the range
+TINY = {
+    "name": "tiny",
+    "data": {"source": "fashion-mnist-mini", "partition": {"name": "shards", "s": 2, "num_clients": 20, "seed": "run"}},
+    "model": {"name": "lenet"},
+    "train": {"num_rounds": 2, "clients_per_round": 2, "local_steps": 8, "lr": 0.05, "momentum": 0.9},
+    "ray": {"mode": "off"},
+}
+SETTINGS = [{"name": "shards-2"}, {"name": "dirichlet-0.1", "data.partition.num_clients": 10}]
+TRIES = [
+    {"name": "fedavg", "method": "fedavg"},
+    {"name": "fedavg+lr-1e9", "method": "fedavg", "train.lr": 1e9},  # diverges
+    {"name": "fedlmd", "method": "fedlmd"},
+    {"name": "fedlmd+beta-0.3", "method": {"name": "fedlmd", "beta": 0.3}},
+]
+TUNING = {**TINY, "grid": {"seeds": [9], "setting": SETTINGS, "method": TRIES}}
+REPORTED = {**TINY, "grid": {"seeds": [0, 1, 2], "setting": SETTINGS[:1], "method": ["fedavg", "fedntd", "fedlmd"]}}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """The tiny tuning and the tiny comparison."""
+    path = tmp_path_factory.mktemp("runs")
+    for tables, of in ((TUNING, "tune"), (REPORTED, "all")):
+        for cell in expand({**tables, "name": of}, {"output.path": str(path)}):
+            diverges = cell.method == "fedavg+lr-1e9"
+            with pytest.raises(Diverged, match="the loss became") if diverges else nullcontext():
+                rayfed.run(cell.tables)
+    return path
+
+
+@pytest.fixture(scope="module")
+def records(runs):
+    found = tool.played({**REPORTED, "name": "all"}, runs)
+    return [tool.record(cell.setting, cell.method, cell.tables["seed"], run) for cell, run in found]
+
+
+def test_every_method_has_the_same_tries():
+    tables = read_toml(tool.TUNING)
+    by_method = {}
+    for entry in tables["grid"]["method"]:
+        by_method.setdefault(entry["name"].partition("+")[0], []).append(entry)
+    assert set(by_method) == set(COMPARED)
+    for name, (middle, *others) in by_method.items():
+        assert middle["name"] == name and middle["train.lr"] == 0.02
+        assert [(each["method"], each["train.lr"]) for each in others[:2]] == [
+            (middle["method"], lr) for lr in (0.007, 0.06)
+        ]
+        strengths = [middle["method"], *(each["method"] for each in others[2:])]
+        assert len(strengths) == (3 if any(isinstance(default, float) for _, default, _ in parameters(name)) else 1)
+        if len(strengths) == 3:
+            key = others[2]["name"].partition("+")[2].rpartition("-")[0]
+            ratios = [each[key] / middle["method"][key] for each in strengths]
+            assert ratios[0] == 1 and ratios[1] < 1
+            assert ratios == pytest.approx([1, 1 / 3, 3], rel=0.12) or name in BOUNDED
+    seeds = {seed for file in tool.REPORTED.values() for seed in read_toml(file)["grid"]["seeds"]}
+    assert len(seeds) == 6 and not seeds & {*tables["grid"]["seeds"]}
+    assert len(expand(tables)) <= 220
+
+
+def test_the_reported_runs_are_tries_of_the_tuning_on_other_seeds():
+    def told(cell):
+        job = protocol(cell.job().table())
+        return cell.method.partition("+")[0], job
+
+    tried = [(cell.setting, *told(cell)) for cell in expand(read_toml(tool.TUNING), {"grid.seeds": [0]})]
+    for setting, file in tool.REPORTED.items():
+        cells = [cell for cell in expand(read_toml(file)) if cell.tables["seed"] == 0]
+        assert sorted(cell.method for cell in cells) == sorted(COMPARED)
+        assert all((setting, *told(cell)) in tried for cell in cells)
+        assert cells[0].name == f"comparison-mnist/{setting}/fedavg/seed-0"
+
+
+@pytest.mark.slow
+def test_the_best_try_of_each_method_is_chosen_per_setting(runs):
+    tables = {**TUNING, "name": "tune"}
+    last = {
+        (cell.setting, cell.method): run and tool.figures(run)["last_10"] for cell, run in tool.played(tables, runs)
+    }
+    for setting, text in tool.chosen(tables, runs).items():
+        # What was written is a job file again, with the best try of each method under the method's name.
+        written = tool.put_methods('seeds = [0]\nmethod = [\n  # old\n  { name = "old" },\n]\nx = 1\n', text)
+        assert (
+            "old" not in written
+            and written.startswith("seeds = [0]\nmethod = [\n  # middle ")
+            and written.endswith("]\nx = 1\n")
+        )
+        assert "lr-1e9 diverged" in written
+        found = tomllib.loads(written)["method"]
+        assert [entry["name"] for entry in found] == ["fedavg", "fedlmd"]
+        for entry in found:
+            tries = {name: number or -math.inf for (of, name), number in last.items() if of == setting}
+            own = {name: number for name, number in tries.items() if name.partition("+")[0] == entry["name"]}
+            best = next(each for each in TRIES if each["name"] == max(own, key=own.get))
+            assert entry == {**best, "name": entry["name"]}
+
+
+@pytest.mark.slow
+def test_runs_that_are_not_there_are_refused(runs):
+    with pytest.raises(
+        InputError, match=r"tiny/shards-2/fedavg/seed-9' is not done: not begun; give `rayfed run` again"
+    ):
+        tool.chosen(TUNING, runs)
+    with pytest.raises(InputError, match=r"train\.lr"):  # the folder is another job's
+        tool.chosen({**TUNING, "name": "tune", "train": {**TINY["train"], "lr": 0.02}}, runs)
+
+
+@pytest.mark.slow
+def test_the_commands_write_what_the_runs_say(runs, records, tmp_path, monkeypatch):
+    methods = "".join(f"  {tool.inline({'name': name, 'method': name})},\n" for name in ("fedavg", "fedntd", "fedlmd"))
+    grid = f"[grid]\nseeds = [0, 1, 2]\nmethod = [\n{methods}]\n"
+    files = {setting: tmp_path / f"{setting}.toml" for setting in tool.SETTINGS}
+    for setting, file in files.items():
+        file.write_text(tomli_w.dumps({**TINY, "name": f"all/{setting}"}) + grid)
+    page = tmp_path / "page.md"
+    page.write_text(tool.put_tables(tool.PAGE.read_text(), []))
+    places = {"TUNING": {**TUNING, "name": "tune"}, "PAGE": page, "FIGURES": tmp_path, "ROOT": tmp_path}
+    places |= {"REPORTED": {"shards-2": files["shards-2"]}, "RESULTS": tmp_path / "results.csv"}
+    for name, place in {**places, "SETTINGS": {"shards-2": "shards 2"}, "CLAIMS": tool.CLAIMS[:2]}.items():
+        monkeypatch.setattr(tool, name, place)
+
+    tool.main("page", str(runs))
+    assert {each[:3] for each in tool.read_records(tool.RESULTS)} == {each[:3] for each in records}
+    assert tool.put_tables(page.read_text(), tool.read_records(tool.RESULTS)) == page.read_text()
+    assert page.read_text().count("| mean of last 10 rounds | difference from FedAvg | best round |") == 1
+    assert sorted(path.stem for path in tmp_path.glob("*.svg")) == ["fedavg", "fedlmd", "fedntd"]
+
+    monkeypatch.setattr(tool, "REPORTED", files)
+    tool.main("best", str(runs))
+    for setting, text in tool.chosen(tool.TUNING, runs).items():
+        assert text in files[setting].read_text()
+        assert len(expand(read_toml(files[setting]))) == 6
+    with pytest.raises(SystemExit, match=r"make_comparison\.py best runs"):
+        tool.main("best")
+
+
+@pytest.mark.slow
+def test_differences_are_those_of_rayfed_table(runs, records):
+    methods = "fedavg", "fedntd", "fedlmd"
+    folders = [runs / f"all/shards-2/{method}/seed-{seed}" for method in methods for seed in range(3)]
+    baseline, *others = rows(list(map(read_run, folders)), of="last_10")
+    assert [row.name for row in others] == ["fedntd", "fedlmd"]
+    for row in others:
+        gap = tool.difference(records, "shards-2", row.name, baseline.name)
+        assert (gap.reference, gap.pairs) == ("fedavg", 3)
+        assert (gap.mean, *gap.interval) == pytest.approx((row.difference.mean, *row.difference.interval))
+
+
+@pytest.mark.slow
+def test_records_are_read_as_written(records, tmp_path):
+    lost = tool.record("shards-2", "fedntd", 3, None)
+    tool.write_records([*records, lost], tmp_path / "results.csv")
+    *read, last = tool.read_records(tmp_path / "results.csv")
+    assert last == lost
+    for one, two in zip(read, records, strict=True):
+        assert one[:3] == two[:3] and one[3:] == pytest.approx(two[3:], abs=1e-4)
+
+
+def test_a_diverged_seed_is_told_and_has_no_pair():
+    def four(method, *values):
+        return [tool.Record("shards-2", method, seed, *[value] * 4) for seed, value in enumerate(values)]
+
+    records = [*four("fedavg", 50.0, 60.0, 70.0, None), *four("fedntd", 51.0, 62.0, 73.0, 80.0)]
+    records += four("fedlmd", 40.0, 50.0, 40.0, None)
+    assert tool.headline(records) == "last_10"
+    gap = tool.difference(records, "shards-2", "fedntd", "fedavg")
+    assert (gap.pairs, gap.mean, gap.sure) == (3, 2.0, False)
+    assert gap.interval == pytest.approx((2.0 - 2.484, 2.0 + 2.484), abs=1e-3)
+    lines = [line for line in tool.tables(records).splitlines() if line.startswith("| [")]
+    assert [line.partition("]")[0] for line in lines] == ["| [fedntd", "| [fedavg", "| [fedlmd"]
+    assert lines[0].split(" | ")[1:3] == ["66.5 ± 12.7", "+2.0 [-0.5, +4.5]"]
+    assert lines[1].startswith("| [fedavg](methods/fedavg.md) (1 of 4 diverged) | 60.0 ± 10.0 |  |")
+    assert tool.tables(records).endswith("which flatters their methods.")
+    (none,) = (line for line in tool.tables([*records, *four("moon", None)]).splitlines() if "moon" in line)
+    assert none == "| [moon](methods/moon.md) (1 of 1 diverged) |  |  |  |  |  |"
+
+
+def test_the_pages_tables_are_made_from_its_results():
+    """No number was typed by hand, and every method, setting and seed is there."""
+    records = tool.read_records(tool.RESULTS)
+    page = tool.PAGE.read_text()
+    assert tool.put_tables(page, records) == page
+    seeds = {record.seed for record in records}
+    cells = {(record.setting, record.method, record.seed) for record in records}
+    assert cells == set(itertools.product(tool.SETTINGS, RECIPES, seeds))
+    assert len(records) == len(cells) and len(seeds) >= 3
+
+
+def test_a_figure_has_a_column_per_setting(tmp_path):
+    curves = {(setting, method): [np.full((2, 5), 0.5)] * 3 for setting in tool.SETTINGS for method in ("fedavg", "kd")}
+    tool.draw("kd", curves, tmp_path / "kd.svg")
+    text = (tmp_path / "kd.svg").read_text()
+    assert text.count('<g id="axes_') == 4
+    assert "MNIST, shards 2" in text and "MNIST, Dirichlet 0.1" in text and "CIFAR" not in text
