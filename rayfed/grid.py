@@ -185,6 +185,7 @@ def _named_values(lists: Mapping[str, Any]) -> Values:
         _refuse_twins(values, f"grid: '{key}'")
         end = key.rpartition(".")[2]
         entries = [{"name": f"{end if ends[end] == 1 else key}-{_text(value)}", key: value} for value in values]
+        _refuse_twins([entry["name"] for entry in entries], f"grid: '{key}'")
         for entry in entries:
             if not NAME.fullmatch(entry["name"]) or "/" in entry["name"]:
                 text = f"{told(entry[key])} cannot be part of a run's name"

@@ -212,17 +212,13 @@ def differences(there: Mapping[str, Any], here: Mapping[str, Any], *places: str)
     >>> differences({"train": {"lr": 0.1}, "seed": 0}, {"train": {"lr": 0.2}, "seed": 0})
     ['train.lr is 0.1 there, 0.2 here']
     """
-    before, now = flat(there), flat(here)
+    before, now = ({key: value for key, value in flat(each).items() if value != ""} for each in (there, here))
     at, at_now = places or ("there", "here")
     return [
-        f"{NAMES.get(key, key)} is {_set(before, key)} {at}, {_set(now, key)} {at_now}"
+        f"{NAMES.get(key, key)} is {before.get(key, 'not set')} {at}, {now.get(key, 'not set')} {at_now}"
         for key in sorted({*before, *now})
         if before.get(key) != now.get(key)
     ]
-
-
-def _set(flat: Mapping[str, Any], key: str) -> Any:
-    return "not set" if flat.get(key, "") == "" else flat[key]
 
 
 def read_job(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Job:

@@ -5,6 +5,7 @@ from functools import partial
 
 from rayfed.data.sources import load, reading_once
 from rayfed.experiment import Display, run_checked
+from rayfed.folder.checkpoint import start_over
 from rayfed.grid import Ended
 from rayfed.job import Job
 from rayfed.runtime.signals import stopping
@@ -33,11 +34,14 @@ def run_many(
     with connected_for_many(jobs) as at_once:
         if not at_once:
             return
+        if force:
+            for job in jobs:
+                start_over(job)
         play = partial(_play_here, other_bits=other_bits, display=display)
         # Once more than in `connected_for_many`: when Ray is connected, its C++ handles SIGTERM.
         with reading_once(), stopping(STOPPING):
-            yield from in_slots(jobs, play, lambda job: load(job.data), watch, force=force)
+            yield from in_slots(jobs, play, lambda job: load(job.data), watch)
 
 
-def _play_here(job: Job, force: bool, other_bits: bool, display: Callable[[], Display]) -> None:
-    run_checked(job, display(), force=force, resume=not force, other_bits=other_bits, on_ray=False)
+def _play_here(job: Job, other_bits: bool, display: Callable[[], Display]) -> None:
+    run_checked(job, display(), force=False, resume=True, other_bits=other_bits, on_ray=False)

@@ -28,7 +28,7 @@ from rayfed.report.forms import as_csv
 from rayfed.report.papers import plain, read_paper
 from rayfed.report.table import sheet
 
-FAILED = (1, Resumable.exit_code)  # exit codes of a run that does not end the others
+FAILED = (1, InputError.exit_code, Resumable.exit_code)  # exit codes of a run that does not end the others
 
 
 def run_grid(
@@ -57,7 +57,7 @@ def run_grid(
                 if code == STOPPED:
                     raise KeyboardInterrupt
                 failure = Failure(ended.message, code)
-                if code not in FAILED:
+                if code not in FAILED or (code == InputError.exit_code and number == 1):  # likely to be all runs' fault
                     raise failure
                 print(f"{line}  failed", flush=True)
                 failure.show()
@@ -66,7 +66,10 @@ def run_grid(
         error.__notes__ = ["the same command, without --force, continues where the runs stopped"]
         raise
     finally:
-        (show or show_results)(cells)
+        try:
+            (show or show_results)(cells)
+        except InputError as error:  # how the runs ended is worth more
+            print(f"warning: there is no table: {error}", file=sys.stderr)
     if failed:
         raise Failure("\n".join([f"error: {len(failed)} of {len(todo)} runs failed:", *failed]), min(failed.values()))
 

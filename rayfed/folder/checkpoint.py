@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -26,7 +27,9 @@ import safetensors.torch
 import torch
 
 from rayfed.engine import Round, Workers
+from rayfed.folder.owner import lock
 from rayfed.folder.packing import to_bytes
+from rayfed.folder.places import checkpoints_of, clear_results, folder_of, refuse_overwriting
 from rayfed.folder.saved import VERSIONS, Saved, digest_of, stem
 from rayfed.folder.shards import ahead, fill, settled, to_table
 from rayfed.folder.storage import Folder
@@ -136,6 +139,18 @@ class Checkpoints:
 def clear_checkpoints(folder: Folder) -> None:
     """Remove all checkpoints from a folder, and nothing else that is in it."""
     _delete(folder, keep=set())
+
+
+def start_over(job: Job) -> None:
+    """Remove what an earlier run has left. Raises `InputError` where another job's files are, or a run goes on."""
+    refuse_overwriting(job, force=True)
+    if (path := folder_of(job)).exists():
+        file = lock(path)
+        try:
+            clear_checkpoints(checkpoints_of(job))
+            clear_results(path)
+        finally:
+            os.close(file)
 
 
 def _delete(folder: Folder, keep: set[str]) -> None:

@@ -19,6 +19,7 @@ OWN = (
     *("environment.json", "checkpoints", "modules", "summary.json"),
     *("log.txt", "profile.json", "report.html", "job.toml"),
 )
+BEFORE_BEGIN = {LOCK, "checkpoints", "modules"}  # what a run leaves that ends before it has its job.toml
 OTHERWISE = "give --force to replace them, or give the job another name"
 
 
@@ -57,7 +58,7 @@ def refuse_overwriting(job: Job, force: bool) -> None:
     if not force and (place := checkpoints_of(job)).place != str(path / "checkpoints") and place.names():
         what = f"'{place.place}' holds checkpoints of a run of this name"
         raise InputError(f"{what}; {OTHERWISE}, or resume the run: rayfed resume {place.place}")
-    if not path.exists() or not {file.name for file in path.iterdir()} - {LOCK}:
+    if not path.exists() or not {file.name for file in path.iterdir()} - BEFORE_BEGIN:
         return
     if not (path / "job.toml").is_file():
         raise InputError(f"'{path}' exists and is not a rayfed run; give the job another name or output.path")

@@ -132,6 +132,9 @@ def drifts(group: Group) -> Columns:
     """Round, and the notes of `DISTANCES`, of the measured clients (M,) that have both."""
     columns = noted(group, "drift", *DISTANCES)
     known = np.all([np.isfinite(columns[name]) for name in DISTANCES], axis=0)
+    if not known.any():
+        text = "no measured round has a distribution distance: the global model is right on none of the images"
+        raise InputError(f"'{group.runs[0].folder}': {text}; measure more with a larger measure_images")
     return {key: column[known] for key, column in columns.items()}
 
 

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 TICK = 1.0  # seconds from one look at the running runs to the next
 LAST_WORDS = 60.0  # seconds in which a run that is stopped must have written its checkpoint
 
-Play = Callable[[Job, bool], None]  # runs a job in this process; with True it begins again
+Play = Callable[[Job], None]  # runs a job in this process, from its checkpoint on if it has one
 
 
 @contextmanager
@@ -84,8 +84,6 @@ def in_slots(
     play: Play,
     data_of: Callable[[Job], Dataset],
     watch: Callable[[Sequence[Job]], None],
-    *,
-    force: bool = False,
 ) -> Iterator[Ended]:
     """Run jobs on the Ray that is connected, in their order, as many at once as there is room for; each as it ends.
 
@@ -94,7 +92,7 @@ def in_slots(
     where no node sees the folder of the results.
     """
     with _marked(jobs) as mark, ExitStack() as at_the_end:
-        slots = Slots(play, data_of, mark, force)
+        slots = Slots(play, data_of, mark)
         at_the_end.callback(slots.stop)
         waiting, heartbeat = deque(jobs), Heartbeat()
         while waiting or slots.running:
@@ -112,9 +110,9 @@ def in_slots(
 class Slots:
     """Runs under way on a cluster."""
 
-    def __init__(self, play: Play, data_of: Callable[[Job], Dataset], mark: str, force: bool) -> None:
+    def __init__(self, play: Play, data_of: Callable[[Job], Dataset], mark: str) -> None:
         self.running: dict[ObjectRef, Job] = {}
-        self._play, self._data_of, self._mark, self._force = play, data_of, mark, force
+        self._play, self._data_of, self._mark = play, data_of, mark
         self._head, self._blind = Head(), dict[str, str]()  # nodes that do not see the folder: Ray's id -> address
         self._lost: Counter[str] = Counter()  # how often each run's task was lost
         self._stored: list[tuple[Dataset, ObjectRef]] = []
@@ -130,9 +128,8 @@ class Slots:
         where = {"label_selector": {"ray.io/node-id": f"!in({','.join(self._blind)})"}} if self._blind else {}
         needs: dict[str, Any] = {"num_cpus": options.num_cpus, "num_gpus": options.gpu_share, "max_retries": 0}
         task = _play_in_slot.options(name=job.name, **needs, **where)
-        again = self._force and not self._lost[job.name]
-        what = self._play, job, os.getcwd(), _place_of(job, self._mark), self._data(job), again
-        self.running[task.remote(*what)] = job
+        place = _place_of(job, self._mark)
+        self.running[task.remote(self._play, job, os.getcwd(), place, self._data(job))] = job
 
     def ended(self) -> Iterator[Ended]:
         """The runs that have ended since the last time, after a second at most; lost runs are begun again."""
@@ -196,7 +193,7 @@ class Slots:
 
 @ray.remote
 def _play_in_slot(
-    play: Play, job: Job, folder: str, mark: Path, dataset: Dataset | None, again: bool
+    play: Play, job: Job, folder: str, mark: Path, dataset: Dataset | None
 ) -> tuple[int, str] | Elsewhere:
     """The exit code and the message that the run's command would have ended with."""
     if not mark.exists():
@@ -208,7 +205,7 @@ def _play_in_slot(
         if device_given().type == "cuda":
             torch.cuda.set_per_process_memory_fraction(memory_cap(job.ray.gpu_share))
         with reading_once([(job.data, dataset)] if dataset is not None else []):
-            play(job, again)
+            play(job)
     except (KeyboardInterrupt, TaskCancelledError):
         return STOPPED, "a signal has stopped it"
     except Exception as error:
@@ -219,7 +216,7 @@ def _play_in_slot(
 @contextmanager
 def _marked(jobs: Sequence[Job]) -> Iterator[str]:
     """A file in each folder of results, by which a node shows that it sees the folder. Yields its name."""
-    mark = f".{uuid.uuid4().hex}"
+    mark = f".rayfed-{uuid.uuid4().hex}"
     places = {_place_of(job, mark) for job in jobs}
     try:
         for place in places:
