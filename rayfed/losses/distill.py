@@ -78,6 +78,15 @@ def label_masked_distill(
     return tau**2 * divergence.sum(dim=1).mean()
 
 
+def vacant_class_distill(logits: Tensor, teacher_logits: Tensor, vacant: Tensor) -> Tensor:
+    """`distill` over the classes that a client has no sample of, given by their indices `vacant`, (V,), V > 0.
+
+    Guo et al., "Exploring Vacant Classes in Label-Skewed Federated Learning" (AAAI 2025), their vacant-class
+    distillation; no temperature. The other logits have no gradient.
+    """
+    return distill(logits[:, vacant], teacher_logits[:, vacant], tau=1.0)
+
+
 def class_adaptive_weights(
     teacher_logits: Tensor, labels: Tensor, num_classes: int, *, low: float, high: float, tau: float
 ) -> Tensor:

@@ -23,3 +23,30 @@ def prototype_distance(features: Tensor, labels: Tensor, prototypes: Tensor, kno
     """
     squared = (features - prototypes.detach().to(features)[labels]).square().mean(dim=1)
     return (squared * known.detach().to(features)[labels]).mean()
+
+
+def prototype_contrast(features: Tensor, labels: Tensor, prototypes: Tensor) -> Tensor:
+    """Cross-entropy of the cosines of features to all prototypes, (C, D): each feature nearest to its label's.
+
+    Mu et al., "FedProc: Prototypical Contrastive Federated Learning on Non-IID Data" (FGCS 2023), as their code has it:
+    no temperature; a class without a prototype has a zero row, and cosine 0.
+    """
+    rows = prototypes.detach().to(features)
+    return F.cross_entropy(F.cosine_similarity(features[:, None, :], rows[None, :, :], dim=2), labels)
+
+
+def decorrelation(features: Tensor) -> Tensor:
+    """Mean squared correlation of two features over the batch, times `(B - 1)^2 / B`; 0 for a batch of one.
+
+    Shi et al., "Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous Federated Learning" (ICLR
+    2023). The paper's term is the squared Frobenius norm of the correlation matrix over D^2; the factor is that of the
+    authors' code (bytedance/FedDecorr), with which they chose their weight, and which leaves out the constant diagonal.
+    A feature that is the same on the whole batch correlates with none.
+    """
+    size, width = features.shape
+    if size == 1 or width == 1:
+        return 0.0 * features.sum()
+    centred = features - features.mean(dim=0)
+    scaled = centred / (centred.square().sum(dim=0) / (size - 1) + 1e-8).sqrt()  # (B, D)
+    products = scaled.T @ scaled  # (D, D), of the correlations times B - 1
+    return (products.square().sum() - products.diagonal().square().sum()) / (width * (width - 1) * size)

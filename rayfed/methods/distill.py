@@ -86,6 +86,24 @@ class LabelMaskedDistill(Part):
 
 
 @dataclass(frozen=True)
+class VacantClassDistill(Part):
+    """Distillation over the classes that the client lacks. FedVLS (Guo et al., AAAI 2025).
+
+    A client that lacks fewer than two classes has no term: a softmax over a single class is constant.
+    """
+
+    beta: Beta = 0.1
+
+    def begin(self, client: ClientView) -> Tensor:
+        return (client.label_counts == 0).nonzero()[:, 0]
+
+    def loss(self, batch: Batch, vacant: Tensor) -> Tensor | None:
+        if len(vacant) < 2:
+            return None
+        return self.beta * losses.vacant_class_distill(batch.logits, batch.teacher.logits, vacant)
+
+
+@dataclass(frozen=True)
 class SelectiveDistill(Part):
     """Logits held to the teacher's where it is credible, by class and by sample. FedSSD (He et al., 2022), eq. 2-6.
 

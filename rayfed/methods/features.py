@@ -73,21 +73,78 @@ class Prototypes(Part):
         return self.mu * distance
 
     def report(self, client: ClientView, local: Tree, fit: Fit) -> tuple[Tree, None]:
-        sums = []
-        for outputs, labels in client.outputs(fit.model):
-            features = outputs.of_features.double()  # (B, D)
-            zeros = features.new_zeros(client.num_classes, features.shape[1])
-            sums.append(zeros.index_add_(0, labels, features))  # (C, D)
-        return {"sums": torch.stack(sums).sum(dim=0), "counts": client.label_counts}, None
+        return _sums_by_class(client, fit.model), None
 
     def update(self, prototypes: Tree, total: Tree, step: Step) -> tuple[Tree, Step]:
-        counts = total["counts"]
-        means = (total["sums"] / counts.clamp(min=1)[:, None]).float()
-        known = counts > 0
-        if prototypes is not None:
-            means = torch.where(known[:, None], means, prototypes["means"])
-            known = known | prototypes["known"]
-        return {"means": means, "known": known}, step
+        return _means_by_class(total, prototypes), step
+
+
+@dataclass(frozen=True)
+class PrototypeContrast(Part):
+    """Features contrasted with the prototypes of all classes, then cross-entropy. FedProc (Mu et al., FGCS 2023).
+
+    `a CE + (1 - a) contrast`, where `a` grows from 0 to 1 over `rounds` rounds. The prototypes are those of
+    `Prototypes`; round 1 has none, and trains on cross-entropy alone, as in the authors' code (MuXutong/FedProc).
+    """
+
+    slot: ClassVar[str] = "supervise"
+    needs_features: ClassVar[bool] = True
+    rounds: Annotated[int, Ge(1), "rounds after which cross-entropy is alone; 1 is FedAvg"] = 100
+
+    def tell(self, prototypes: Tree, server: ServerView, surveyed: None) -> tuple[Tree, Tree]:
+        return prototypes, None if prototypes is None else prototypes["means"]
+
+    def begin(self, client: ClientView) -> tuple[Tensor | None, float]:
+        return client.payload, min(1.0, (client.round - 1) / self.rounds)
+
+    def loss(self, batch: Batch, local: tuple[Tensor | None, float]) -> Tensor:
+        prototypes, share = local
+        hard = losses.cross_entropy(batch.logits, batch.labels)
+        if prototypes is None or share == 1:
+            return hard
+        return share * hard + (1 - share) * losses.prototype_contrast(batch.features, batch.labels, prototypes)
+
+    def report(self, client: ClientView, local: object, fit: Fit) -> tuple[Tree, None]:
+        return _sums_by_class(client, fit.model), None
+
+    def update(self, prototypes: Tree, total: Tree, step: Step) -> tuple[Tree, Step]:
+        return _means_by_class(total, prototypes), step
+
+
+def _sums_by_class(client: ClientView, model: nn.Module) -> Tree:
+    """A model's features on the client's samples, summed by class (C, D), and the samples of each class (C,)."""
+    sums = []
+    for outputs, labels in client.outputs(model):
+        features = outputs.of_features.double()  # (B, D)
+        zeros = features.new_zeros(client.num_classes, features.shape[1])
+        sums.append(zeros.index_add_(0, labels, features))  # (C, D)
+    return {"sums": torch.stack(sums).sum(dim=0), "counts": client.label_counts}
+
+
+def _means_by_class(total: Tree, before: Tree) -> Tree:
+    """The prototypes, mean features of each class (C, D), those before where it has no samples; and which are known."""
+    counts = total["counts"]
+    means = (total["sums"] / counts.clamp(min=1)[:, None]).float()
+    known = counts > 0
+    if before is not None:
+        means = torch.where(known[:, None], means, before["means"])
+        known = known | before["known"]
+    return {"means": means, "known": known}
+
+
+@dataclass(frozen=True)
+class Decorrelation(Part):
+    """Features kept from correlating with each other over a batch. FedDecorr (Shi et al., ICLR 2023).
+
+    The factor is that of the authors' code, `rayfed.losses.decorrelation`: with batches of 64 it is 62 times that of
+    the paper's formula, and the default weight belongs to it.
+    """
+
+    needs_features: ClassVar[bool] = True
+    beta: Annotated[float, Ge(0), "weight of the term; 0 is FedAvg"] = 0.1
+
+    def loss(self, batch: Batch, local: None) -> Tensor:
+        return self.beta * losses.decorrelation(batch.features)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Literal, ParamSpec, get_type_hints
 
-from rayfed.methods import adaptive, anchors, distill, features, personal, server, supervise
+from rayfed.methods import adaptive, anchors, calibrate, distill, features, personal, server, sharpness, supervise
 from rayfed.methods.part import Part, Parts, arrange
 
 P = ParamSpec("P")
@@ -74,9 +74,22 @@ def label_smoothing(smoothing: float = 0.1) -> Parts:
 
 
 fedgkd = recipe(distill.PastTeachersDistill)  # Yao et al., 2021
+
+
+def fedvls(beta: float = 0.1, strength: float = 0.005) -> Parts:
+    """Adjusted logits, vacant classes distilled, the logits of others pushed down (Guo et al., AAAI 2025)."""
+    parts = distill.VacantClassDistill(beta), calibrate.LogitSuppression(strength)
+    return compose(calibrate.AdjustedCrossEntropy(), parts)
+
+
 fedrs = recipe(supervise.RestrictedCrossEntropy)  # Li and Zhan, KDD 2021
+fedlc = recipe(calibrate.CalibratedCrossEntropy)  # Zhang et al., ICML 2022
 moon = recipe(features.ModelContrast)  # Li et al., CVPR 2021
 fedproto = recipe(features.Prototypes)  # Tan et al., AAAI 2022, on top of averaging
+feddecorr = recipe(features.Decorrelation)  # Shi et al., ICLR 2023
+fedsam = recipe(sharpness.SharpnessAware)  # Qu et al., ICML 2022
+fedsol = recipe(sharpness.ProximalPerturbation)  # Lee et al., CVPR 2024
+fedproc = recipe(features.PrototypeContrast)  # Mu et al., FGCS 2023
 fedcurv = recipe(anchors.Curvature)  # Shoham et al., 2019
 
 

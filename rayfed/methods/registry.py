@@ -12,7 +12,18 @@ from contextlib import suppress
 from typing import Any
 
 from rayfed.errors import InputError, told
-from rayfed.methods import adaptive, anchors, distill, features, personal, recipes, server, supervise
+from rayfed.methods import (
+    adaptive,
+    anchors,
+    calibrate,
+    distill,
+    features,
+    personal,
+    recipes,
+    server,
+    sharpness,
+    supervise,
+)
 from rayfed.methods.part import Method, Part, Parts, Switch, name_of, switch
 from rayfed.values import build, find, name_in, named, sentence, table
 
@@ -23,7 +34,7 @@ RECIPES: dict[str, Callable[..., Parts]] = {
 }
 PARTS: dict[str, type[Part]] = {
     name_of(cls): cls
-    for module in (supervise, distill, features, anchors, server, adaptive, personal)
+    for module in (supervise, calibrate, distill, features, sharpness, anchors, server, adaptive, personal)
     for cls in vars(module).values()
     if inspect.isclass(cls) and issubclass(cls, Part) and cls.__module__ == module.__name__
 }

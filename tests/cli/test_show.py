@@ -216,7 +216,7 @@ def test_completion_offers_job_files_keys_and_methods(folder):
     assert completions("run", "job.toml", "-s", "method=fedn") == ["method=fedntd", "method=fednova"]
     assert completions("run", "job.toml", "-s", "data.partition.name=s") == ["data.partition.name=shards"]
     assert completions("run", "job.toml", "-s", "train.lr=") == []
-    assert completions("methods", "fedpro") == ["fedprox", "fedproto"]
+    assert completions("methods", "fedpro") == ["fedprox", "fedproto", "fedproc"]
     assert completions("figure", "con") == ["consistency", "confusion"]
 
 

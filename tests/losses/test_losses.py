@@ -16,6 +16,8 @@ from rayfed import losses
 
 C = 5
 COUNTS = torch.tensor([7, 2, 0, 1, 3])  # n / C = 2.6, so classes 0 and 4 are the majority
+HELD = torch.tensor([7, 2, 1, 1, 3])  # the client has samples of every class
+VACANT = torch.tensor([1, 2, 4])
 MAJORITY = torch.tensor([True, False, False, False, True])
 WEIGHTS = torch.tensor([0.3, 0.25, 0.5, 0.0, 1.0], dtype=torch.float64)  # of classes, where a loss takes them
 PROTOTYPES = torch.from_numpy(np.random.default_rng(1).normal(size=(C, C)))
@@ -57,6 +59,18 @@ def kl(z, t, tau):
 def fedrs(z, t, y, *, soft):
     held = COUNTS.numpy() / COUNTS.max().item() if soft else COUNTS.numpy() > 0
     return -log_softmax(z * (0.5 + 0.5 * held))[y]
+
+
+def fedlc(z, t, y):
+    return -log_softmax(z - 2 / np.sqrt(np.sqrt(HELD.numpy())))[y]
+
+
+def adjusted(z, t, y):
+    return -log_softmax(z + np.log(COUNTS.numpy() / 13 + 1e-9))[y]
+
+
+def vacant(z, t, y):
+    return kl(z[VACANT.numpy()], t[VACANT.numpy()], 1)
 
 
 def fedntd(z, t, y):
@@ -105,6 +119,10 @@ def moon(z, t, y):
     return -log_softmax(np.array([cosine(z, t), cosine(z, t[::-1])]) / 0.5)[0]
 
 
+def fedproc(z, t, y):
+    return -log_softmax(np.array([cosine(z, p) for p in PROTOTYPES.numpy()]))[y]
+
+
 def fedproto(z, t, y):
     return KNOWN[y].item() * np.mean((z - PROTOTYPES[y].numpy()) ** 2)
 
@@ -148,11 +166,14 @@ CASES = {
     "restricted_cross_entropy, soft": Case(
         lambda z, t, y: losses.restricted_cross_entropy(z, y, COUNTS, alpha=0.5, soft=True), partial(fedrs, soft=True)
     ),
+    "calibrated_cross_entropy": Case(lambda z, t, y: losses.calibrated_cross_entropy(z, y, HELD, tau=2.0), fedlc),
+    "adjusted_cross_entropy": Case(lambda z, t, y: losses.adjusted_cross_entropy(z, y, COUNTS), adjusted),
     "distill": Case(lambda z, t, y: losses.distill(z, t, tau=2.0), lambda z, t, y: kl(z, t, 2)),
     "squared_error": Case(lambda z, t, y: losses.squared_error(z, t), lambda z, t, y: ((z - t) ** 2).sum()),
     "not_true_distill": Case(partial(losses.not_true_distill, tau=2.0), fedntd),
     "not_true_squared_error": Case(losses.not_true_squared_error, fedntd_mse),
     "label_masked_distill": Case(partial(losses.label_masked_distill, tau=2.0), fedlmd, {"majority": MAJORITY}),
+    "vacant_class_distill": Case(lambda z, t, y: losses.vacant_class_distill(z, t, VACANT), vacant),
     "class_adaptive_distill": Case(partial(losses.class_adaptive_distill, tau=2.0), fedcad, {"class_weights": WEIGHTS}),
     "selective_distill": ssd(inside=True),
     "selective_distill, outside": ssd(inside=False),
@@ -171,6 +192,9 @@ CASES = {
         partial(fedcsd_released, mask="adaptive", prototypes=None),
     ),
     "model_contrast": Case(lambda z, t, y: losses.model_contrast(z, t, t.flip(1), tau=0.5), moon),
+    "prototype_contrast": Case(
+        lambda z, t, y, prototypes: losses.prototype_contrast(z, y, prototypes), fedproc, {"prototypes": PROTOTYPES}
+    ),
     "prototype_distance": Case(
         lambda z, t, y, prototypes: losses.prototype_distance(z, y, prototypes, KNOWN),
         fedproto,
@@ -202,7 +226,8 @@ def gradient(function, z):
 
 def test_every_loss_has_a_formula_here():
     measures = {"majority_labels", "class_adaptive_weights", "trusted"}
-    assert {name.split(",")[0] for name in CASES} | measures == set(losses.__all__)
+    of_the_batch = {"decorrelation", "logit_suppression"}  # in test_of_the_batch.py
+    assert {name.split(",")[0] for name in CASES} | measures | of_the_batch == set(losses.__all__)
 
 
 # Value and gradient.
@@ -389,3 +414,30 @@ def test_restricted_softmax_hides_an_absent_class_only():
     z, _, _ = some(1)
     seen = gradient(lambda z: losses.restricted_cross_entropy(z, torch.tensor([0]), COUNTS, alpha=0.0), z)[0]
     assert (seen == 0).tolist() == (COUNTS == 0).tolist()
+
+
+def test_a_class_that_a_client_lacks_is_not_in_the_calibrated_softmax():
+    z, _, _ = some(2)
+    y = torch.tensor([0, 4])
+    calibrated = partial(losses.calibrated_cross_entropy, labels=y, label_counts=COUNTS, tau=0.1)
+    kept = (COUNTS > 0).nonzero()[:, 0]  # classes 0, 1, 3, 4
+    alone = losses.calibrated_cross_entropy(z[:, kept], torch.tensor([0, 3]), COUNTS[kept], tau=0.1)
+    torch.testing.assert_close(calibrated(z), alone)
+    found = gradient(calibrated, z)
+    assert (found[:, COUNTS == 0] == 0).all() and (found[:, kept] != 0).all()
+
+
+def test_the_calibrated_loss_at_zero_is_cross_entropy_bit_for_bit():
+    z, _, y = some()
+    assert torch.equal(losses.calibrated_cross_entropy(z, y, COUNTS, tau=0.0), losses.cross_entropy(z, y))
+
+
+def test_a_rare_label_needs_the_larger_logit():
+    """Where all logits are equal, the calibrated loss of the rarest label is the highest; equal counts have no say."""
+    z = torch.zeros(5, C, dtype=torch.float64)
+    by_label = [losses.calibrated_cross_entropy(z[:1], torch.tensor([c]), HELD, tau=1.0).item() for c in range(C)]
+    assert np.argsort(by_label).tolist() == np.argsort(-HELD.numpy(), kind="stable").tolist()
+    even = torch.full((C,), 7)
+    z, _, y = some()
+    for loss in (partial(losses.calibrated_cross_entropy, tau=3.0), losses.adjusted_cross_entropy):
+        torch.testing.assert_close(loss(z, y, even), losses.cross_entropy(z, y))

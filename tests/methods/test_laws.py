@@ -28,28 +28,36 @@ BALANCED = [[2, 2, 2, 2]] * 6
 # The values with which a part does nothing; None where a part has no such values, and has a law of its own below.
 NEUTRAL = {
     m.AdaptiveStep: None,
+    m.AdjustedCrossEntropy: None,
     m.Average: {"by": "samples"},
+    m.CalibratedCrossEntropy: {"tau": 0.0},
     m.ClassAdaptiveDistill: {"low": 0.0, "high": 0.0},
     m.ControlVariates: None,
     m.CrossEntropy: {"weight": 1.0, "smoothing": 0.0},
     m.Curvature: {"strength": 0.0},
+    m.Decorrelation: {"beta": 0.0},
     m.Distill: {"beta": 0.0},
     m.DynamicRegularizer: None,
     m.ExtrapolatedAverage: {"epsilon": 1e12},
     m.LabelMaskedDistill: {"beta": 0.0},
     m.LocalHead: None,
     m.LocalNorm: None,
+    m.LogitSuppression: {"strength": 0.0},
     m.ModelContrast: {"mu": 0.0},
     m.NormalizedAverage: None,
     m.NotTrueDistill: {"beta": 0.0},
     m.PastTeachersDistill: {"beta": 0.0},
+    m.PrototypeContrast: {"rounds": 1},
     m.PrototypeSimilarityDistill: {"mu": 0.0},
     m.Prototypes: {"mu": 0.0},
     m.Proximal: {"mu": 0.0},
+    m.ProximalPerturbation: {"rho": 0.0},
     m.RestrictedCrossEntropy: {"alpha": 1.0},
     m.SelectiveDistill: {"m_max": 0.0},
     m.ServerMomentum: {"beta": 0.0},
+    m.SharpnessAware: {"rho": 0.0},
     m.SlimAlign: {"mu": 0.0},
+    m.VacantClassDistill: {"beta": 0.0},
 }
 
 
@@ -78,7 +86,7 @@ def test_every_part_has_its_neutral_values_here():
     assert set(m.PARTS.values()) == set(NEUTRAL)
 
 
-BIT_FOR_BIT = [m.fedavgm(beta=0.0), m.fedprox(mu=0.0), m.fedrs(alpha=1.0), m.fedrs(alpha=1.0, soft=True)]
+BIT_FOR_BIT = [m.fedavgm(beta=0.0), m.fedprox(mu=0.0), m.fedrs(alpha=1.0), m.fedrs(alpha=1.0, soft=True), m.fedlc(0.0)]
 RELEASED = m.fedcsd(mu=0.0, released=True)
 NEUTRAL_METHODS = [*BIT_FOR_BIT, RELEASED, *(m.compose(part(**zero)) for part, zero in NEUTRAL.items() if zero)]
 
@@ -102,6 +110,9 @@ EQUAL = {
     "FedNova with a given number of steps is FedAvg": (m.fednova(), m.fedavg(), {"local_steps": 3, "norm": True}),
     "FedNTD without its share is KD": (m.fedntd(mix=0.0, tau=2.0), m.kd(tau=2.0), {}),
     "FedRS with all classes held is FedAvg": (m.fedrs(alpha=0.1), m.fedavg(), {"counts": BALANCED}),
+    "FedLC with even counts is FedAvg": (m.fedlc(tau=2.0), m.fedavg(), {"counts": BALANCED}),
+    "adjusted logits with even counts are plain": (m.fedvls(0.0, 0.0), m.fedavg(), {"counts": BALANCED}),
+    "FedVLS distils vacant classes only": (m.fedvls(beta=5.0), m.fedvls(beta=0.0), {"counts": BALANCED}),
     "clients of one size weigh the same": (m.compose(m.Average(by="client")), m.fedavg(), {"counts": EVEN}),
     "FedCSD without mask, similarity and decay is KD": (
         m.fedcsd(mu=0.5, tau=2.0, mask="none", similarity=False, decay=0.0),
@@ -116,6 +127,7 @@ EQUAL = {
     "FedDyn by the size of clients of one size": (m.feddyn(by_size=True), m.feddyn(), {"counts": EVEN}),
     "FedCurv without a past is FedAvg": (m.fedcurv(), m.fedavg(), {"num_rounds": 1}),
     "FedProto without prototypes is FedAvg": (m.fedproto(), m.fedavg(), {"num_rounds": 1}),
+    "FedProc without prototypes is FedAvg": (m.fedproc(), m.fedavg(), {"num_rounds": 1}),
     "FedGKD without a teacher is FedAvg": (m.fedgkd(), m.fedavg(), {"num_rounds": 1}),
     "the first velocity is the whole step": (m.fedavgm(), m.fedavg(), {"num_rounds": 1}),
     "FedAdam with a large tau takes FedAvg's step, at first": (
@@ -139,6 +151,13 @@ def test_two_methods_are_equal(one, other, setting, final):
 DIFFERENT = {  # the same pairs in other settings: so the settings do not make all methods equal
     "majority labels": (m.fedlmd(tau=2.0), m.fedntd(tau=2.0)),
     "absent classes": (m.fedrs(alpha=0.1), m.fedavg()),
+    "margins": (m.fedlc(), m.fedavg()),
+    "adjusted logits": (m.fedvls(0.0, 0.0), m.fedavg()),
+    "vacant classes": (m.fedvls(5.0), m.fedvls(0.0)),
+    "suppressed logits": (m.fedvls(strength=1.0), m.fedvls(strength=0.0)),
+    "correlated features": (m.feddecorr(1.0), m.fedavg()),
+    "sharpness": (m.fedsam(0.5), m.fedavg()),
+    "a perturbation": (m.fedsol(), m.fedavg()),
     "unequal steps": (m.fednova(), m.fedavg()),
     "unequal sizes": (m.compose(m.Average(by="client")), m.fedavg()),
     "control variates with a past": (m.scaffold(by="samples"), m.fedavg()),
@@ -148,6 +167,7 @@ DIFFERENT = {  # the same pairs in other settings: so the settings do not make a
     "FedDyn by size": (m.feddyn(0.1, by_size=True), m.feddyn(0.1)),
     "curvature with a past": (m.fedcurv(), m.fedavg()),
     "prototypes": (m.fedproto(), m.fedavg()),
+    "contrasted prototypes": (m.fedproc(), m.fedavg()),
     "past teachers": (m.fedgkd(beta=1.0), m.kd()),
     "velocity": (m.fedavgm(), m.fedavg()),
     "adaptive steps": (m.fedadam(), m.fedyogi()),
@@ -167,7 +187,7 @@ def test_two_methods_are_different(one, other, final):
 def test_the_first_step_of_a_round_is_that_of_fedavg(final):
     """Before the first step, student and teacher are the same model."""
     single = {"local_steps": 1, "batch_size": 20, "num_rounds": 1}
-    for method in (m.kd(), m.fedntd(), m.compose(m.Proximal(10.0)), m.fedssd(m_max=1.0)):
+    for method in (m.kd(), m.fedntd(), m.compose(m.Proximal(10.0)), m.fedssd(m_max=1.0), m.fedsol()):
         assert_same(final(method, **single), final(m.fedavg(), **single))
 
 
@@ -246,6 +266,10 @@ ON_A_BATCH = [  # part, the term; the payload, where the part has one
     (m.CrossEntropy(0.5, 0.1), 0.5 * losses.cross_entropy(Z, LABELS, smoothing=0.1)),
     (m.RestrictedCrossEntropy(0.3), losses.restricted_cross_entropy(Z, LABELS, COUNTED, alpha=0.3)),
     (m.RestrictedCrossEntropy(0.3, True), losses.restricted_cross_entropy(Z, LABELS, COUNTED, alpha=0.3, soft=True)),
+    (m.CalibratedCrossEntropy(0.3), losses.calibrated_cross_entropy(Z, LABELS, COUNTED, tau=0.3)),
+    (m.AdjustedCrossEntropy(), losses.adjusted_cross_entropy(Z, LABELS, COUNTED)),
+    (m.LogitSuppression(0.3), 0.3 * losses.logit_suppression(Z, LABELS, COUNTED)),
+    (m.Decorrelation(0.3), 0.3 * losses.decorrelation(H)),
     (m.ClassAdaptiveDistill(0.2, 0.7, 2.0), losses.class_adaptive_distill(Z, T, LABELS, CLASS_WEIGHTS, tau=2.0)),
     (m.Distill(0.5, 2.0), 0.5 * losses.distill(Z, T, tau=2.0)),
     (m.Distill(0.5, form="mse"), 0.5 * losses.squared_error(Z, T)),
@@ -268,6 +292,11 @@ ON_A_BATCH = [  # part, the term; the payload, where the part has one
     (m.PastTeachersDistill(0.5, 2.0), 0.5 * losses.distill(Z, OLD, tau=2.0), {"teacher": "past"}),
     (m.PastTeachersDistill(0.5, 2.0), 0.5 * losses.distill(Z, T, tau=2.0), {"teacher": None}),
     (m.ModelContrast(0.5, 0.2), 0.5 * losses.model_contrast(H, H_GLOBAL, H_OLD, tau=0.2)),
+    (
+        m.PrototypeContrast(4),  # in round 2
+        0.25 * losses.cross_entropy(Z, LABELS) + 0.75 * losses.prototype_contrast(H, LABELS, CENTRES),
+        CENTRES,
+    ),
     (m.Prototypes(0.5), 0.5 * losses.prototype_distance(H, LABELS, CENTRES, KNOWN), {"means": CENTRES, "known": KNOWN}),
 ]
 
@@ -277,6 +306,7 @@ def test_terms_on_a_batch_are_those_of_the_papers(case):
     """Strings stand for models: "now" for the round's model, "past" for the one in the state and in the memory."""
     part, term, *payload = case
     client = SimpleNamespace(weights="now", state="past", memory="past", payload=payload[0] if payload else None)
+    client.round = 2
     client.num_classes, client.label_counts, client.global_model = 4, COUNTED, "now"
     outputs = {"now": PRESENT, "past": PAST}
     client.frozen, client.outputs = lambda weights: weights, lambda model: [(outputs[model], LABELS)]
@@ -460,12 +490,13 @@ def test_feddyns_h_is_the_mean_of_all_clients_g_i_and_corrects_the_weights(by_si
         weights, before = round.weights, own
 
 
-def test_fedprotos_prototypes_are_the_mean_features_of_the_trained_model(make_site, states):
+@pytest.mark.parametrize(("method", "slot"), [(m.fedproto(), "prototypes"), (m.fedproc(), "supervise")])
+def test_the_prototypes_are_the_mean_features_of_the_trained_model(method, slot, make_site, states):
     alone = {"counts": [[3, 4, 0, 2]], "clients_per_round": 1, "num_rounds": 1, "norm": True}
-    site = make_site(m.fedproto(), **alone)
+    site = make_site(method, **alone)
     view = server_view(site, 1, {})
     images, labels = of_client(site, 0)
-    for round, prototypes, _ in states(m.fedproto(), "prototypes", **alone):
+    for round, prototypes, _ in states(method, slot, **alone):
         features = view.frozen(round.weights).features(images)
         assert prototypes["known"].tolist() == [True, True, False, True]
         for c in (0, 1, 3):

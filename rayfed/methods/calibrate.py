@@ -1,0 +1,55 @@
+"""Parts that correct the logits for the classes of which a client has many, few or no samples."""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from torch import Tensor
+
+from rayfed import losses
+from rayfed.methods.part import Part
+from rayfed.methods.views import Batch, ClientView
+from rayfed.values import Ge
+
+
+@dataclass(frozen=True)
+class CalibratedCrossEntropy(Part):
+    """Cross-entropy with a margin of `tau * n_c^(-1/4)` taken from each logit. FedLC (Zhang et al., ICML 2022).
+
+    A class that the client lacks is not in the softmax. The paper leaves the label out of the softmax's denominator, a
+    loss without a lower bound; we do not, as others' code does not. The default is its value in FedVLS's Table 10.
+    """
+
+    slot: ClassVar[str] = "supervise"
+    tau: Annotated[float, Ge(0), "factor of the margins; 0 is FedAvg"] = 0.5
+
+    def begin(self, client: ClientView) -> Tensor:
+        return client.label_counts
+
+    def loss(self, batch: Batch, counts: Tensor) -> Tensor:
+        return losses.calibrated_cross_entropy(batch.logits, batch.labels, counts, tau=self.tau)
+
+
+@dataclass(frozen=True)
+class AdjustedCrossEntropy(Part):
+    """Cross-entropy with logits shifted by the log of each class's share (Menon et al., ICLR 2021); in FedVLS."""
+
+    slot: ClassVar[str] = "supervise"
+
+    def begin(self, client: ClientView) -> Tensor:
+        return client.label_counts
+
+    def loss(self, batch: Batch, counts: Tensor) -> Tensor:
+        return losses.adjusted_cross_entropy(batch.logits, batch.labels, counts)
+
+
+@dataclass(frozen=True)
+class LogitSuppression(Part):
+    """The logits of a class pushed down on samples of other classes. FedVLS (Guo et al., AAAI 2025), as its code."""
+
+    strength: Annotated[float, Ge(0), "weight of the suppression of logits"] = 0.005
+
+    def begin(self, client: ClientView) -> Tensor:
+        return client.label_counts
+
+    def loss(self, batch: Batch, counts: Tensor) -> Tensor:
+        return self.strength * losses.logit_suppression(batch.logits, batch.labels, counts)

@@ -1,0 +1,100 @@
+"""Parts that take the gradient of the cross-entropy at other weights, near those in training.
+
+The gradient enters as a linear term of the loss, so it passes through SGD like any other; the value of the term stays
+that of the loss at the weights in training.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from rayfed import losses
+from rayfed.methods.part import Part
+from rayfed.methods.views import Batch, ClientView, Outputs, Run
+from rayfed.values import Ge, Gt
+from rayfed.weights import Weights, combine, dot
+
+
+@dataclass(frozen=True)
+class SharpnessAware(Part):
+    """Cross-entropy with its gradient at the weights where it is highest nearby. FedSAM (Qu et al., ICML 2022).
+
+    Also Caldarola et al., ECCV 2022. A step of length `rho` along the gradient, then the gradient there, on the same
+    batch. BatchNorm's running statistics count the pass at the weights in training alone.
+    """
+
+    slot: ClassVar[str] = "supervise"
+    rho: Annotated[float, Ge(0), "length of the step to the other weights; 0 is FedAvg"] = 0.1
+
+    def begin(self, client: ClientView) -> Run:
+        return client.run
+
+    def loss(self, batch: Batch, run: Run) -> Tensor:
+        loss = losses.cross_entropy(batch.logits, batch.labels)
+        return _with_gradient_at(_ascent(loss, batch.parameters, self.rho), loss, batch, run) if self.rho else loss
+
+
+@dataclass(frozen=True)
+class ProximalPerturbation(Part):
+    """Cross-entropy with its gradient at weights that are further from the teacher's logits. FedSOL (CVPR 2024).
+
+    Lee et al. The step is along the gradient of the divergence from the global model's softmax, scaled by how far each
+    weight has moved from the global one (`_moved`), as the authors' code does it: Lee-Gihun/FedSOL, `fedsol_adaptive`.
+    """
+
+    slot: ClassVar[str] = "supervise"
+    rho: Annotated[float, Ge(0), "length of the step to the other weights; 0 is FedAvg"] = 1.0
+    tau: Annotated[float, Gt(0), "temperature of both softmaxes"] = 3.0
+
+    def begin(self, client: ClientView) -> tuple[Run, Weights]:
+        return client.run, client.weights
+
+    def loss(self, batch: Batch, local: tuple[Run, Weights]) -> Tensor:
+        run, anchor = local
+        loss = losses.cross_entropy(batch.logits, batch.labels)
+        if not self.rho:
+            return loss
+        divergence = losses.distill(batch.logits, batch.teacher.logits, tau=self.tau)
+        step = _ascent(divergence, batch.parameters, self.rho)
+        step = combine(lambda e, w, w_global: e * _moved(w.detach(), w_global), step, batch.parameters, anchor)
+        return _with_gradient_at(step, loss, batch, run)
+
+
+class _Runner(nn.Module):
+    """A forward pass as a module, so that `functional_call` can give it other weights."""
+
+    def __init__(self, model: nn.Module, run: Run) -> None:
+        super().__init__()
+        self.model, self._run = model, run
+
+    def forward(self, images: Tensor) -> Outputs:
+        return self._run(self.model, images)
+
+
+def _ascent(loss: Tensor, parameters: Weights, rho: float) -> Weights:
+    """A step of length `rho` along the gradient of a loss; its graph is kept, as other terms need it."""
+    found = torch.autograd.grad(loss, list(parameters.values()), retain_graph=True, materialize_grads=True)
+    gradient = dict(zip(parameters, found, strict=True))
+    norm = dot(gradient, gradient).sqrt() + 1e-12
+    return combine(lambda g: rho / norm * g, gradient)
+
+
+def _with_gradient_at(step: Weights, loss: Tensor, batch: Batch, run: Run) -> Tensor:
+    """The value of a loss, with the gradient that the batch's cross-entropy has a step away."""
+    there = combine(lambda w, e: (w.detach() + e).requires_grad_(), batch.parameters, step)
+    # The pass updates copies of the buffers: BatchNorm's running statistics must count each batch once.
+    values = there | {name: buffer.clone() for name, buffer in batch.model.named_buffers()}
+    named = {f"model.{name}": value for name, value in values.items()}
+    outputs: Outputs = torch.func.functional_call(_Runner(batch.model, run), named, (batch.images,))
+    found = torch.autograd.grad(
+        losses.cross_entropy(outputs.logits, batch.labels), list(there.values()), allow_unused=True
+    )
+    linear = dot({name: g for name, g in zip(there, found, strict=True) if g is not None}, batch.parameters)
+    return loss.detach() + (linear - linear.detach())
+
+
+def _moved(w: Tensor, w_global: Tensor) -> Tensor:
+    """How far each weight has moved, (n, ...), scaled so that the norm over the first dimension is 1, or 0."""
+    return nn.functional.normalize((w - w_global).abs(), dim=0)
