@@ -117,7 +117,7 @@ def confusion(runs: Sequence[Run], round: int | None = None, clients: Sequence[i
     size = {"height": side + names + 0.65, "width": columns * (side + names + 0.2) + 1.0}
     title, measured = "Confusion of classes", [len(there) for *_, there in found.values()]
     if not clients and max(measured) > CLIENTS:
-        title += f": the global model, and the first {CLIENTS} of the {span(measured)} clients measured in the round"
+        title += f": of the {span(measured)} clients measured in the round, the first {CLIENTS}"
     figure, axes = panels(title, len(shown) * -(-most // columns), columns, **size)
     for places, (name, (number, of_run, _)) in zip(axes.reshape(len(shown), -1), found.items(), strict=True):
         run = shown[name]
