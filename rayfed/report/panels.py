@@ -161,6 +161,7 @@ def name_classes(axes: Axes, classes: Sequence[str], inches: float) -> None:
 
 def bar_of(figure: Figure, shown: Any, axes: np.ndarray, unit: str, **options: Any) -> None:
     """The scale of a figure's colours, which all its panels share."""
-    bar = figure.colorbar(shown, ax=[*axes.flat], label=unit, pad=0.02, aspect=25, **options)
+    thin = 5 * figure.get_figheight()  # a fifth of an inch wide, however high
+    bar = figure.colorbar(shown, ax=[*axes.flat], label=unit, pad=0.02, aspect=thin, **options)
     bar.outline.set_visible(False)
     bar.minorticks_off()
