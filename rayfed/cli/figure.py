@@ -12,7 +12,7 @@ import click
 from rayfed.cli.options import starting
 from rayfed.cli.show import PICTURES
 from rayfed.cli.text import aligned, busy, shown
-from rayfed.errors import InputError, did_you_mean
+from rayfed.errors import InputError
 
 
 class Kind(NamedTuple):
@@ -52,8 +52,20 @@ def complete_kind(ctx: click.Context, param: click.Parameter, incomplete: str) -
 @click.argument("kind", required=False, shell_complete=complete_kind)
 @click.argument("runs", nargs=-1, metavar="RUN...", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The picture: .svg, .png or .pdf; KIND.svg here.")
-@click.option("--round", type=int, help="The round of in-out, confusion and of a checkpoint; the last, if not given.")
-@click.option("--client", "clients", type=int, multiple=True, help="A client, of confusion. May be given often.")
+@click.option(
+    "--round",
+    type=int,
+    help="A measured round, of in-out and confusion, or the round of a checkpoint. If not given: the last; of in-out, "
+    "up to five rounds.",
+)
+@click.option(
+    "--client",
+    "clients",
+    type=int,
+    multiple=True,
+    help="A client, of confusion; may be given often. If not given: the three with the lowest numbers, of those "
+    "measured in the round.",
+)
 def figure(
     kind: str | None, runs: tuple[Path, ...], output: Path | None, round: int | None, clients: tuple[int, ...]
 ) -> None:
@@ -61,7 +73,7 @@ def figure(
 
     Without a KIND, lists the kinds, each with the paper's figure that it redraws. Several runs, or the folder of a
     grid, stand side by side. In consistency, local, in-out and divergence, runs whose names end in seed-0, seed-1, ...
-    are one.
+    are one; the other kinds draw one run per panel, and refuse several seeds of it.
 
     \b
     Examples:
@@ -74,18 +86,23 @@ def figure(
         print(aligned(rows))
         return
     if kind not in KINDS:
-        raise InputError(f"no figure '{kind}'{did_you_mean(kind, [*KINDS])}")
+        given = [kind, *map(str, runs)]
+        meant = next((word for word in given if word in KINDS), "local")
+        folders = " ".join(word for word in given if word not in KINDS)
+        order = f"; the kind comes first: rayfed figure {meant} {folders}" if Path(kind).is_dir() else ""
+        raise InputError(f"no kind of figure '{kind}'{order} (valid: {', '.join(KINDS)})")
     if not runs:
         raise InputError(f"rayfed figure {kind}: name the folder of a run, or several")
     path = output or Path(f"{kind}.svg")
     if path.suffix not in PICTURES:
         raise InputError(f"--output '{path}': pictures end in {', '.join(PICTURES)}")
     chosen = KINDS[kind]
-    given: dict[str, Any] = {"round": round, "client": clients}
-    for name, value in given.items():
+    options: dict[str, Any] = {"round": round, "client": clients}
+    for name, value in options.items():
         if value not in (None, ()) and name not in chosen.takes:
-            which = " and ".join(other for other, each in KINDS.items() if name in each.takes)
-            raise InputError(f"--{name}: '{kind}' has no use for it; {which} has")
+            *others, last = (other for other, each in KINDS.items() if name in each.takes)
+            which = f"{', '.join(others)} and {last} have" if others else f"{last} has"
+            raise InputError(f"--{name}: '{kind}' has no use for it; {which}")
     draw_figure(chosen, runs, path, round, clients)
     print(f"figure in {shown(path)}")
 
@@ -105,9 +122,13 @@ def draw_figure(kind: Kind, runs: Sequence[Path], path: Path, round: int | None,
             save(draw, path, read, **options, **({"clients": clients} if "client" in kind.takes else {}))
             return
     from rayfed.experiment import last_model
-    from rayfed.report.features import Trained
+    from rayfed.report.features import REFUSALS, Trained
+
+    with legible(*folders):
+        shown = single(read, "a checkpoint")
+        if function in REFUSALS:
+            REFUSALS[function](shown)
 
     with busy("drawing"):
-        shown = single(read, "a checkpoint")
         models = [Trained(name, *last_model(run.folder, round)) for name, run in shown.items()]
         save(draw, path, models)

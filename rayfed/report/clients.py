@@ -11,9 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rayfed.errors import InputError
-from rayfed.report.figures import WIDTH
-from rayfed.report.panels import MARKERS, apart, headline, in_rows, legend, line, panels
-from rayfed.report.read import Columns, Group, Run, of_clients
+from rayfed.report.panels import MARKERS, apart, headline, in_rows, legend, line, panels, span, wide
+from rayfed.report.read import Columns, Group, Run, counted, of_clients
 from rayfed.report.svg import COLOURS, INK
 
 WHEN = {"before": "before (the global model)", "after": "after (the clients' models)"}
@@ -23,7 +22,7 @@ DISTANCES = {
     "drift.divergence": "weight divergence (L2)",
 }
 BARS = 5  # rounds, from the first to the last that was measured
-SPREAD = "mean and standard deviation of the round's clients"
+MOST = {"drift.distribution_distance": 2.0}  # that there can be
 FAINTEST = 0.2  # opacity of the first round's points
 MOST_PATHS = 300  # points that are drawn one by one in an SVG; more become a picture in it
 
@@ -35,16 +34,23 @@ class Spread(NamedTuple):
     mean: np.ndarray
     deviation: np.ndarray  # of the population
 
+    def band(self, most: float) -> tuple[np.ndarray, np.ndarray]:
+        """A standard deviation below and above the mean, within what the values can be, 0 to `most`."""
+        return np.maximum(self.mean - self.deviation, 0), np.minimum(self.mean + self.deviation, most)
+
 
 def local(runs: Sequence[Run]) -> Figure:
     """The accuracy on all classes before and after local training, by round (FedCAD Fig. 1, FedSSD Fig. 2 and 7)."""
     groups = apart(runs)
-    figure, axes = in_rows(f"Local models: {SPREAD}", len(groups), 3.0, sharex=True, sharey=True)
-    for place, (name, group) in zip(axes.flat, groups.items(), strict=False):
-        found = noted(group, "local", *(f"local.{when}.accuracy" for when in WHEN))
+    found = {
+        name: noted(group, "local", *(f"local.{when}.accuracy" for when in WHEN)) for name, group in groups.items()
+    }
+    title = f"Local models: {of_whom(runs, found)}"
+    figure, axes = in_rows(title, len(groups), 3.0, sharex=True, sharey=True)
+    for place, (name, columns) in zip(axes.flat, found.items(), strict=False):
         for number, (when, words) in enumerate(WHEN.items()):
-            rounds, mean, deviation = spread(found, f"local.{when}.accuracy", 100)
-            line(place, number, rounds, mean, mean - deviation, mean + deviation, words)
+            values = spread(columns, f"local.{when}.accuracy", 100)
+            line(place, number, values.rounds, values.mean, *values.band(100), words)
         place.set(title=name, xlabel="round", ylim=(0, 100))
     for place in axes[:, 0]:
         place.set_ylabel("accuracy, all classes (%)")
@@ -58,17 +64,20 @@ def in_out(runs: Sequence[Run], round: int | None = None) -> Figure:
     In up to five rounds, or in one `round`; a row for each run.
     """
     groups = apart(runs)
-    figure, axes = panels(f"Learnt and forgotten: {SPREAD}", len(groups), 2, 2.4, sharey=True)
+    notes = [f"local.{when}.{where}" for when in WHEN for where in WHERE]
+    found = {name: noted(group, "local", *notes) for name, group in groups.items()}
+    figure, axes = panels(f"Learnt and forgotten: {of_whom(runs, found)}", len(groups), 2, 2.5, sharey=True)
     for places, (name, group) in zip(axes, groups.items(), strict=True):
-        found = noted(group, "local", *(f"local.{when}.{where}" for when in WHEN for where in WHERE))
-        chosen = rounds_of(group, found["round"], round)
+        chosen = rounds_of(group, found[name]["round"], round)
         for place, (where, words) in zip(places, WHERE.items(), strict=True):
             for side, (when, label) in zip((-0.2, 0.2), WHEN.items(), strict=True):
-                values = spread(found, f"local.{when}.{where}", 100)
+                values = spread(found[name], f"local.{when}.{where}", 100)
                 rows = np.searchsorted(values.rounds, chosen)
-                bars(place, np.arange(len(chosen)) + side, values.mean[rows], values.deviation[rows], when, label)
+                low, high = values.band(100)
+                ends = np.stack([values.mean - low, high - values.mean])[:, rows]
+                bars(place, np.arange(len(chosen)) + side, values.mean[rows], ends, when, label)
             place.set_xticks(range(len(chosen)), map(str, chosen))
-            place.set(title=f"{name}: {words}", ylim=(0, 100))
+            place.set(title=f"{name}\n{words}", ylim=(0, 100))
             place.grid(False, axis="x")
         places[0].set_ylabel("accuracy (%)")
     for place in axes[-1]:
@@ -77,15 +86,32 @@ def in_out(runs: Sequence[Run], round: int | None = None) -> Figure:
     return figure
 
 
-def bars(axes: Axes, x: np.ndarray, heights: np.ndarray, deviations: np.ndarray, when: str, label: str) -> None:
-    """Pale, hatched bars of before; full ones of after."""
+def of_whom(runs: Sequence[Run], found: dict[str, Columns]) -> str:
+    """The end of a title: of how many clients a round's numbers are, and on how many test images."""
+    counts = np.concatenate([np.unique(columns["round"], return_counts=True)[1] for columns in found.values()])
+    images = [measured_on(run) for run in runs]
+    on = f"on {span(images)} test images" if all(images) else "on test images"
+    if counts.max() == 1:
+        return f"n = 1 client per round, {on}"
+    return f"mean and standard deviation of n = {span(counts)} clients per round,\n{on}"
+
+
+def measured_on(run: Run) -> int:
+    """The test images that a run's clients were measured on; 0 of a run so old that its tables do not tell."""
+    _, _, predicted = counted(run)
+    total = int(predicted[0].sum()) if len(predicted) else 0
+    return min(run.job.get("measure_images") or total, total)
+
+
+def bars(axes: Axes, x: np.ndarray, heights: np.ndarray, ends: np.ndarray, when: str, label: str) -> None:
+    """Pale, hatched bars of before; full ones of after. `ends` (2, bars) go down and up from the heights."""
     look: dict[str, Any] = (
         {"facecolor": "#a9cbe3", "edgecolor": COLOURS[0], "hatch": "///"}
         if when == "before"
         else {"facecolor": COLOURS[1], "edgecolor": COLOURS[1]}
     )
-    errors = {"elinewidth": 1.0, "ecolor": INK, "capsize": 2}
-    axes.bar(x, heights, 0.38, yerr=deviations, label=label, error_kw=errors, linewidth=0.8, **look)
+    errors = {"elinewidth": 1.0, "ecolor": INK, "capsize": 2, "clip_on": False}  # a cap may lie on the axes' edge
+    axes.bar(x, heights, 0.38, yerr=ends if ends.any() else None, label=label, error_kw=errors, linewidth=0.8, **look)
 
 
 def rounds_of(group: Group, rounds: np.ndarray, round: int | None) -> np.ndarray:
@@ -102,12 +128,12 @@ def rounds_of(group: Group, rounds: np.ndarray, round: int | None) -> np.ndarray
 def divergence(runs: Sequence[Run]) -> Figure:
     """How far clients move in weights, against how far the global model is from their labels (FedNTD Fig. 8 a-d).
 
-    A panel of points for each run, with their correlation, and both distances by round.
+    A panel of points for each run, with their correlation, and both distances by round. A point is a client in a round.
     """
     groups = apart(runs)
     found = {name: drifts(group) for name, group in groups.items()}
-    figure = Figure(figsize=(WIDTH, 6.4))
-    headline(figure, f"Drift of the local models: {SPREAD}")
+    figure = Figure(figsize=(wide(len(groups)), 6.9))
+    headline(figure, f"Drift of the local models: {of_whom(runs, found)}")
     above, below = figure.subfigures(2, 1, squeeze=False)[:, 0]
     scatters = above.subplots(1, len(groups), squeeze=False, sharex=True, sharey=True)[0]
     lines = below.subplots(1, 2)
@@ -115,14 +141,17 @@ def divergence(runs: Sequence[Run]) -> Figure:
     for number, (place, (name, columns)) in enumerate(zip(scatters, found.items(), strict=True)):
         x, y = (columns[note] for note in DISTANCES)
         scatter(place, number, columns["round"], x, y)
-        beyond = f"; {(y > top).sum()} points are higher, up to {y.max():.3g}" if (y > top).any() else ""
-        place.set(title=f"{name}: {correlation(x, y)}", xlabel=next(iter(DISTANCES.values())) + beyond, ylim=(0, top))
+        beyond = f"{(y > top).sum()} points are higher, up to {y.max():.3g}" if (y > top).any() else ""
+        place.set(title=f"{name}\n{correlation(x, y)}", xlabel=beyond, ylim=(0, top))
         for axes, (note, words) in zip(lines, DISTANCES.items(), strict=True):
-            rounds, mean, deviation = spread(columns, note)
-            line(axes, number, rounds, mean, np.maximum(mean - deviation, 0), mean + deviation, name)
+            values = spread(columns, note)
+            line(axes, number, values.rounds, values.mean, *values.band(MOST.get(note, np.inf)), name)
             axes.set(title=words.partition(" (")[0].capitalize(), xlabel="round", ylabel=words)
     for axes in lines:
         axes.set_ylim(bottom=0)
+    above.supxlabel(
+        f"{DISTANCES['drift.distribution_distance']}; the darker a point, the later its round", fontsize="medium"
+    )
     scatters[0].set_ylabel(DISTANCES["drift.divergence"])
     legend(below, lines[0])
     return figure

@@ -3,7 +3,7 @@
 Each is a function of models that stand side by side. `N` images, `C` classes, `D` features, `G` steps to a side.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
+from matplotlib.patches import Circle
 from matplotlib.patheffects import Normal, Stroke
 from torch import Tensor, nn
 
@@ -21,14 +22,16 @@ from rayfed.methods.measures import sampled, see
 from rayfed.methods.views import RUNS
 from rayfed.report.figures import WIDTH
 from rayfed.report.panels import MARKERS, SQUARE, bar_of, in_rows, legend, looks, panels, shortened
-from rayfed.report.svg import COLOURS
+from rayfed.report.read import Run
+from rayfed.report.svg import COLOURS, INK
 from rayfed.seeds import Purpose, seed_of
 from rayfed.weights import Weights, add, state_of, with_weights, zeros_like
 
 IMAGES = 1000  # of the test set: t-SNE takes some ten seconds
 CLASSES = 20  # that can be told apart
 KERNEL = 0.1  # radians, the width of the density's kernel
-STEPS, REACH = 11, 1.0  # of the loss landscape: to a side, and its half, in lengths of the weights
+RING = 0.05  # radii, between the rings of two classes
+STEPS, REACH = 21, 1.0  # of the loss landscape: to a side, and its half, in lengths of the weights
 LANDSCAPE_IMAGES = 500  # the loss is taken STEPS^2 times
 
 
@@ -43,7 +46,7 @@ class Trained:
 
     @property
     def title(self) -> str:
-        return f"{self.name}, round {self.round}"
+        return f"{self.name}\nround {self.round}"
 
     def batches(self, images: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Test images, those that the job's measures would take, as the evaluation has them, and their labels."""
@@ -72,16 +75,22 @@ def tsne(models: Sequence[Trained]) -> Figure:
         place.set(title=trained.title, xticks=[], yticks=[], xlabel="t-SNE 1 (no unit)", ylabel="t-SNE 2 (no unit)")
         place.set_aspect("equal", adjustable="datalim")
         name_clouds(place, plane, labels, trained.site.federation.train.classes)
-    name_all(figure, axes, models)
+    name_all(figure, axes.flat[0], models)
     return figure
 
 
-def embedded(features: np.ndarray) -> np.ndarray:
-    """Features (N, D) in a plane (N, 2) (van der Maaten and Hinton, JMLR 2008). Raises `InputError`."""
+def refuse_without_sklearn(runs: Mapping[str, Run]) -> None:
+    """Raises `InputError`: before the data are opened, which takes seconds."""
     try:
-        from sklearn.manifold import TSNE
+        import sklearn.manifold  # noqa: F401
     except ImportError:
         raise InputError("t-SNE needs scikit-learn: pip install 'rayfed-distill[figures]'") from None
+
+
+def embedded(features: np.ndarray) -> np.ndarray:
+    """Features (N, D) in a plane (N, 2) (van der Maaten and Hinton, JMLR 2008)."""
+    from sklearn.manifold import TSNE
+
     perplexity = min(30.0, (len(features) - 1) / 3)
     return TSNE(init="pca", perplexity=perplexity, random_state=0, n_jobs=1).fit_transform(features)
 
@@ -95,29 +104,46 @@ def hypersphere(models: Sequence[Trained]) -> Figure:
     seen = [trained.features() for trained in models]
     for trained, (features, _) in zip(models, seen, strict=True):
         if features.shape[1] != 2:
-            model = f'model = {{ name = "{trained.site.job.model.name}", project = 2 }}'
-            what = f"the model of '{trained.name}' has {features.shape[1]} features, and a circle shows two"
-            raise InputError(f"{what}: put {model} into its job and run it again")
-    options = {"width_ratios": [1, 1.8]}
-    figure, axes = panels("Features of test images on the unit circle", len(models), 2, 3.4, gridspec_kw=options)
+            raise not_two(trained.name, trained.site.job.model.name)
+    options = {"width_ratios": [1, 1.4]}
+    figure, axes = panels("Features of test images on the unit circle", len(models), 2, 3.9, gridspec_kw=options)
     for (circle, curve), trained, (features, labels) in zip(axes, models, seen, strict=True):
         angles = np.arctan2(features[:, 1], features[:, 0])
         classes = trained.site.federation.train.classes
-        rings = (1 + 0.07 * labels)[:, None]
+        rings = (1 + RING * (1 + labels))[:, None]
+        edge = 1 + RING * (min(len(classes), CLASSES) + 1)
+        circle.add_patch(Circle((0, 0), 1, fill=False, edgecolor=INK, linewidth=0.8))
         by_class(circle, rings * np.stack([np.cos(angles), np.sin(angles)], axis=1), labels, classes)
-        circle.set(title=trained.title, xlabel="direction of the features\n(a ring for each class)", aspect="equal")
-        circle.set(xticks=[], yticks=[])
+        circle.set(
+            title=trained.title, xlabel="direction of the features (the\nunit circle, and a ring for each class)"
+        )
+        circle.set(xticks=[], yticks=[], xlim=(-edge, edge), ylim=(-edge, edge), aspect="equal")
+        circle.spines[:].set_visible(False)
         grid = np.linspace(-np.pi, np.pi, 361)
         for c in [c for c in range(min(len(classes), CLASSES)) if (labels == c).any()]:
             look = {**looks(c), "markevery": (c * 4, 40), "markersize": 4}
-            height = density(angles[labels == c], grid)
-            curve.plot(np.degrees(grid), height, **look)
-            top = np.degrees(grid[height.argmax()]), height.max()
-            curve.annotate(shortened(classes[c]), top, (0, 4), textcoords="offset points", ha="center")
+            curve.plot(np.degrees(grid), density(angles[labels == c], grid), label=shortened(classes[c]), **look)
         curve.set(title="density of each class", xlabel="angle (degrees)", ylabel="density (per radian)")
         curve.set_xticks(range(-180, 181, 90))
-    name_all(figure, axes, models)
+    name_all(figure, axes[0, 1], models)
     return figure
+
+
+def refuse_other_features(runs: Mapping[str, Run]) -> None:
+    """Raises `InputError` for a model of rayfed's without `project = 2`: before the data are opened."""
+    for name, run in runs.items():
+        model = run.job["model"]
+        if ":" not in model["name"] and model.get("project") != 2:  # a model of the user's may have two by itself
+            raise not_two(name, model["name"])
+
+
+def not_two(run: str, model: str) -> InputError:
+    wanted = f'model = {{ name = "{model}", project = 2 }}'
+    what = f"a circle shows two features, and the model of '{run}' has another number"
+    return InputError(f"{what}: put {wanted} into its job and run it again")
+
+
+REFUSALS = {"tsne": refuse_without_sklearn, "hypersphere": refuse_other_features}  # before the data are opened
 
 
 def density(angles: np.ndarray, at: np.ndarray) -> np.ndarray:
@@ -144,13 +170,25 @@ def landscape(models: Sequence[Trained]) -> Figure:
         options = {"levels": levels, "norm": LogNorm(low, high * 1.0001)}
         drawn = place.contourf(steps, steps, np.ma.masked_invalid(loss), cmap="cividis", **options)
         lines = place.contour(steps, steps, np.ma.masked_invalid(loss), colors=inks, linewidths=0.6, **options)
-        place.clabel(lines, fmt=lambda value: f"{value:.2g}", fontsize=6)
+        for text in place.clabel(lines, fmt=two_digits, fontsize=6, inline=False, colors="white"):
+            text.set(path_effects=[Stroke(linewidth=1.5, foreground="black"), Normal()])
+            if max(map(abs, text.get_position())) > 0.9 * REACH:  # the edge would cut it
+                text.remove()
         place.plot(0, 0, "+", color="white", markersize=9, markeredgewidth=1.5)
         place.set(title=trained.title, xlabel="direction 1 (filter norms)", ylabel="direction 2 (filter norms)")
         place.set(aspect="equal", xticks=np.linspace(-REACH, REACH, 5), yticks=np.linspace(-REACH, REACH, 5))
         place.grid(False)
-    bar_of(figure, drawn, axes, "mean loss per image (nats)", format="%.2g", ticks=levels[::2])
+    options = {"format": lambda value, _: two_digits(value), "ticks": levels[::2]}
+    bar_of(figure, drawn, axes, "mean loss per image (nats, steps of equal ratio)", **options)
     return figure
+
+
+def two_digits(value: float) -> str:
+    """
+    >>> two_digits(2.04), two_digits(0.0501), two_digits(123.4)
+    ('2.0', '0.050', '120')
+    """
+    return np.format_float_positional(value, 2, unique=False, fractional=False, trim="k").removesuffix(".")
 
 
 def around(trained: Trained, steps: np.ndarray) -> np.ndarray:
@@ -202,9 +240,9 @@ def name_clouds(axes: Axes, points: np.ndarray, labels: np.ndarray, classes: Seq
         axes.text(x, y, shortened(classes[c]), ha="center", va="center", fontweight="bold", path_effects=halo)
 
 
-def name_all(figure: Figure, axes: np.ndarray, models: Sequence[Trained]) -> None:
-    """The legend of the classes, which says which are drawn."""
+def name_all(figure: Figure, axes: Axes, models: Sequence[Trained]) -> None:
+    """The legend of the classes, as a panel has them, which says which are drawn."""
     number = max(len(trained.site.federation.train.classes) for trained in models)
     if number > CLASSES:
         figure.supxlabel(f"the first {CLASSES} of {number} classes", fontsize="small")
-    legend(figure, axes.flat[0])
+    legend(figure, axes)

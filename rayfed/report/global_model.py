@@ -13,25 +13,29 @@ from matplotlib.figure import Figure
 
 from rayfed import metrics
 from rayfed.errors import InputError
-from rayfed.report.figures import WIDTH
+from rayfed.report.figures import NAMED
 from rayfed.report.panels import (
+    LETTER,
     SHARES,
-    SQUARE,
     apart,
     bar_of,
     cells,
+    high,
     legend,
     line,
     name_classes,
     panels,
     shortened,
     single,
+    span,
+    wide,
 )
 from rayfed.report.read import Run, confusions, counted
 
 Array = np.ndarray
 FEW = 12  # classes whose numbers fit into a confusion matrix
 CLIENTS = 3  # confusion matrices, where none are named
+ABREAST = 4  # confusion matrices in a row
 
 
 def forgetting(runs: Sequence[Run]) -> Figure:
@@ -42,11 +46,12 @@ def forgetting(runs: Sequence[Run]) -> Figure:
     shown = single(runs, "a heat map")
     lost = {name: lost_of(run) for name, run in shown.items()}
     top = max(float(np.nanmax(points, initial=1.0)) for _, points in lost.values())
-    height = min(max(0.2 * max(len(run.classes) for run in shown.values()), 1.8), 7.0) + 0.5
-    figure, axes = panels("Forgetting by class", 1, len(shown), height, sharex=True, sharey=same_classes(shown))
+    inches = high(most_classes(shown), 1.8, 7.0)
+    options = {"sharex": True, "sharey": same_classes(shown), "width": wide(len(shown))}
+    figure, axes = panels("Forgetting by class", 1, len(shown), inches + 0.7, **options)
     for place, (name, run) in zip(axes.flat, shown.items(), strict=True):
-        drawn = cells(place, *lost[name], run.classes, top)
-        place.set(title=f"{name}: {100 * run.summary['last']['forgetting']:.1f} points at the end", xlabel="round")
+        drawn = cells(place, *lost[name], run.classes, top, inches)
+        place.set(title=f"{name}\n{100 * run.summary['last']['forgetting']:.1f} points at the end", xlabel="round")
     axes[0, 0].set_ylabel("class")
     bar_of(figure, drawn, axes, "accuracy lost since its peak (points)")
     return figure
@@ -99,32 +104,42 @@ def cosines(run: Run) -> tuple[Array, Array]:
 def confusion(runs: Sequence[Run], round: int | None = None, clients: Sequence[int] = ()) -> Figure:
     """Confusion matrices of the global model and of trained clients' models (FedSSD Fig. 4, FedCAD Fig. 2).
 
-    A row for each run, in `round`, or the last measured one; of the `clients`, or of the round's first three.
+    Each run begins a row, in `round`, or the last measured one; of the `clients`, or of the three of the measured ones
+    with the lowest numbers, which the title then says.
     """
     shown = single(runs, "a confusion matrix")
     found = {name: matrices(run, round, clients) for name, run in shown.items()}
-    columns = max(len(matrices) for _, matrices in found.values())
-    side = WIDTH / columns
-    size = {"height": min(side + 0.35, 5.0), "width": SQUARE + 0.6 if columns == 1 else WIDTH}
-    figure, axes = panels("Confusion of classes", len(shown), columns, **size)
-    for places, (name, (number, of_run)) in zip(axes, found.items(), strict=True):
+    most = max(len(of_run) for _, of_run, _ in found.values())
+    columns, number_of_classes = min(most, ABREAST), most_classes(shown)
+    side = high(number_of_classes, 2.0, 4.0)
+    names = LETTER * max(len(shortened(name)) for run in shown.values() for name in run.classes)
+    names = names if number_of_classes <= NAMED else 0.3
+    size = {"height": side + names + 0.65, "width": columns * (side + names + 0.2) + 1.0}
+    title, measured = "Confusion of classes", [len(there) for *_, there in found.values()]
+    if not clients and max(measured) > CLIENTS:
+        title += f": of the {span(measured)} clients measured in the round, the first {CLIENTS}"
+    figure, axes = panels(title, len(shown) * -(-most // columns), columns, **size)
+    for places, (name, (number, of_run, _)) in zip(axes.reshape(len(shown), -1), found.items(), strict=True):
         run = shown[name]
         for place in places[len(of_run) :]:
             place.set_axis_off()
         for place, (client, matrix) in zip(places, of_run.items(), strict=False):
-            drawn = draw_confusion(place, matrix, run.classes)
-            place.set_title(f"{name}, round {number}:\n" + ("global model" if client is None else f"client {client}"))
+            drawn = draw_confusion(place, matrix, run.classes, side)
+            model = "global model" if client is None else f"client {client}"
+            place.set(title=f"{name}\n{model}, round {number}", xlabel="predicted class")
             for text, held in zip(place.get_yticklabels(), held_by(run, client), strict=False):
                 text.set_fontweight("bold" if held else "normal")
-        places[0].set_ylabel("true class (bold: the client's)")
-    for place in axes[-1]:
-        place.set_xlabel("predicted class")
+    for place in axes[:, 0]:
+        place.set_ylabel("true class (bold: the client's)")
     bar_of(figure, drawn, axes, "share of the true class (%)")
     return figure
 
 
-def matrices(run: Run, round: int | None, clients: Sequence[int]) -> tuple[int, dict[int | None, Array]]:
-    """The round, and the matrices (C, C) of the global model (None) and of clients in it, as far as they are there."""
+def matrices(run: Run, round: int | None, clients: Sequence[int]) -> tuple[int, dict[int | None, Array], Array]:
+    """The round, the matrices (C, C) of the global model (None) and of clients in it, and its measured clients.
+
+    The global model has none in a round that was not evaluated.
+    """
     table = confusions(run)
     again = 'put measure = ["confusion"] into its job and run it again'
     if not len(table["round"]):
@@ -135,17 +150,18 @@ def matrices(run: Run, round: int | None, clients: Sequence[int]) -> tuple[int, 
     if round not in there:
         raise InputError(f"--round {round}: '{run.folder}' has confusion matrices of {told(there, 'round')}")
     of_round = table["round"] == round
-    measured = np.unique(table["client"][of_round])
+    there = np.unique(table["client"][of_round])
+    measured = there[there >= 0]
     if absent := [client for client in clients if client not in measured]:
-        has = told(measured[measured >= 0], "client")
+        has = told(measured, "client")
         raise InputError(f"--client {absent[0]}: round {round} of '{run.folder}' has confusion matrices of {has}")
-    wanted = [-1, *clients] if clients else [-1, *measured[measured >= 0][:CLIENTS].tolist()]
+    wanted = [-1, *(clients or measured[:CLIENTS].tolist())]
     matrix = np.zeros((len(wanted), len(run.classes), len(run.classes)))
     for n, client in enumerate(wanted):
         rows = of_round & (table["client"] == client)
         matrix[n][table["class"][rows], table["predicted"][rows]] = table["count"][rows]
     found = zip(wanted, matrix, strict=True)
-    return round, {None if client < 0 else client: counts for client, counts in found if client in measured}
+    return round, {None if client < 0 else client: counts for client, counts in found if client in there}, measured
 
 
 def told(numbers: Array, what: str) -> str:
@@ -159,17 +175,17 @@ def told(numbers: Array, what: str) -> str:
     return f"{what}s {', '.join(shown)}"
 
 
-def draw_confusion(place: Any, matrix: Array, classes: Sequence[str]) -> Any:
-    """A confusion matrix (C, C) as percentages of its rows, with numbers where they fit."""
+def draw_confusion(place: Any, matrix: Array, classes: Sequence[str], inches: float) -> Any:
+    """A confusion matrix (C, C) as percentages of its rows, with those from 0.5 on as numbers, where they fit."""
     rates = 100 * metrics.row_normalised(matrix)
     drawn = place.imshow(rates, cmap=SHARES, vmin=0, vmax=100, interpolation="none")
     place.grid(False)
-    name_classes(place, classes)
+    name_classes(place, classes, inches)
     if len(classes) > FEW:
         return drawn
     place.set_xticks(range(len(classes)), [shortened(name) for name in classes], rotation=90)
     place.tick_params(axis="x", length=0)
-    for true, predicted in np.argwhere(np.nan_to_num(rates) >= 1):
+    for true, predicted in np.argwhere(np.nan_to_num(rates) > 0.5):
         colour = "white" if rates[true, predicted] > 45 else "black"
         text = {"ha": "center", "va": "center", "fontsize": 6, "color": colour}
         place.text(predicted, true, f"{rates[true, predicted]:.0f}", **text)
@@ -191,16 +207,17 @@ def counts(runs: Sequence[Run]) -> Figure:
             raise InputError(f"'{shown[name].folder}' has no counts of classes: run it again with this rayfed")
     shares = {name: [rates(part) for part in parts] for name, (_, *parts) in found.items()}
     top = max(float(np.nanmax(part, initial=1.0)) for parts in shares.values() for part in parts)
-    height = min(max(0.2 * max(len(run.classes) for run in shown.values()), 1.8), 4.0) + 0.4
-    figure, axes = panels("Classes seen and predicted", 2, len(shown), height, sharex=True, sharey=same_classes(shown))
+    inches = high(most_classes(shown), 1.8, 4.0)
+    options = {"sharex": True, "sharey": same_classes(shown), "width": wide(len(shown))}
+    figure, axes = panels("Classes seen and predicted", 2, len(shown), inches + 0.6, **options)
     for column, (name, run) in zip(axes.T, shown.items(), strict=True):
         for place, part, what in zip(column, shares[name], ("images of the clients", "predictions"), strict=True):
-            drawn = cells(place, found[name][0], part, run.classes, top)
-            place.set_title(f"{name}: {what}")
+            drawn = cells(place, found[name][0], part, run.classes, top, inches)
+            place.set_title(f"{name}\n{what}")
         column[1].set_xlabel("round")
     for place in axes[:, 0]:
         place.set_ylabel("class")
-    bar_of(figure, drawn, axes, "share of the round's images, of its predictions (%)")
+    bar_of(figure, drawn, axes, "share (%)")
     return figure
 
 
@@ -208,6 +225,10 @@ def rates(counts: Array) -> Array:
     """Counts (E, C) in percent of each round; nan where a round has none."""
     totals = counts.sum(axis=1, keepdims=True)
     return np.divide(100 * counts, totals, out=np.full(counts.shape, np.nan), where=totals > 0)
+
+
+def most_classes(shown: dict[str, Run]) -> int:
+    return max(len(run.classes) for run in shown.values())
 
 
 def same_classes(shown: dict[str, Run]) -> bool:

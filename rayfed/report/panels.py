@@ -3,7 +3,7 @@
 import logging
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from rayfed.errors import InputError
-from rayfed.report.figures import LONGEST_NAME, NAMED, WIDTH
+from rayfed.report.figures import LETTERS, LONGEST_NAME, NAMED, WIDTH
 from rayfed.report.read import Group, Run, grouped, shorten
 from rayfed.report.svg import COLOURS, METADATA, STYLE
 
@@ -25,6 +25,9 @@ MARKERS = ("o", "s", "^", "D", "v", "X", "P")  # with six colours, 42 looks
 LINES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 1.5, 1.5, 1.5)))
 MOST_PANELS = 6  # side by side
 SQUARE = 5.0  # inches, the width of a single square panel
+NARROWEST = 2.3  # inches that a panel needs for its title
+LETTER = 0.078  # inches, the width of one, on average
+ROW = 0.2  # inches that the name of a class takes
 SHARES = LinearSegmentedColormap.from_list("shares", ["#ffffff", "#56b4e9", "#0072b2", "#00233a"])  # ever darker
 METADATAS = {".svg": METADATA, ".pdf": {"CreationDate": None}}  # the same bytes for the same numbers
 
@@ -60,7 +63,8 @@ def single(runs: Sequence[Run], what: str) -> dict[str, Run]:
     groups = apart(runs)
     for name, group in groups.items():
         if len(group.runs) + len(group.behind) > 1:
-            raise InputError(f"'{name}' has several seeds, and {what} is of one run: give the folder of one of them")
+            runs_of_name = f"'{name}' has several seeds, and {what} is of one run"
+            raise InputError(f"{runs_of_name}: give the folder of one of them, such as {group.runs[0].folder}")
     return {name: group.runs[0] for name, group in groups.items()}
 
 
@@ -72,8 +76,8 @@ def shortened(name: str) -> str:
 def panels(
     title: str, rows: int, columns: int, height: float, width: float = WIDTH, **options: Any
 ) -> tuple[Figure, np.ndarray]:
-    """A titled figure, as wide as the page or less, with rows of panels, and their axes (rows, columns)."""
-    figure = Figure(figsize=(width, rows * height + 0.5))
+    """A titled figure with rows of panels, as wide as the page by default, and their axes (rows, columns)."""
+    figure = Figure(figsize=(width, rows * height + 0.5 + 0.17 * title.count("\n")))
     axes = figure.subplots(rows, columns, squeeze=False, **options)
     headline(figure, title)
     return figure, axes
@@ -88,13 +92,30 @@ def in_rows(title: str, count: int, height: float, **options: Any) -> tuple[Figu
     return figure, axes
 
 
+def wide(columns: int) -> float:
+    """The width of a figure, in inches, whose panels all have room for their titles; no less than the page's."""
+    return max(WIDTH, columns * NARROWEST + 1.8)  # class names at the left, a scale of colours at the right
+
+
 def headline(figure: Figure, title: str) -> None:
     figure.suptitle(title, x=0.01, ha="left", fontsize="large", fontweight="bold")
 
 
-def legend(figure: Figure, axes: Axes, columns: int = 6) -> None:
-    """The legend of a panel's looks, below the figure, for all panels."""
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=columns)
+def legend(figure: Figure, axes: Axes) -> None:
+    """The legend of a panel's looks, below the figure, for all panels, in as many columns as the names fit into."""
+    handles, names = axes.get_legend_handles_labels()
+    column = 0.7 + LETTER * max(map(len, names), default=0)  # inches, with the line beside the name
+    columns = min(max(int(figure.bbox.width / figure.dpi / column), 1), 6)
+    figure.legend(handles, names, loc="outside lower center", ncols=columns, handlelength=3.2)
+
+
+def span(numbers: Iterable[int]) -> str:
+    """
+    >>> span([6, 6]), span([1000, 3])
+    ('6', '3 to 1,000')
+    """
+    low, high = min(numbers := [*numbers]), max(numbers)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def looks(number: int) -> dict[str, Any]:
@@ -113,7 +134,12 @@ def line(
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-def cells(axes: Axes, rounds: np.ndarray, values: np.ndarray, classes: Sequence[str], top: float) -> Any:
+def high(number: int, least: float, most: float) -> float:
+    """Inches for the names of a number of classes, one below the other."""
+    return min(max(ROW * number, least), most)
+
+
+def cells(axes: Axes, rounds: np.ndarray, values: np.ndarray, classes: Sequence[str], top: float, inches: float) -> Any:
     """A heat map of values (rounds, C) from 0 to `top`; each round reaches half-way to those beside it."""
     ends = np.concatenate([[rounds[0] - 0.5], (rounds[1:] + rounds[:-1]) / 2, [rounds[-1] + 0.5]])
     rows = np.arange(len(classes) + 1) - 0.5
@@ -121,19 +147,21 @@ def cells(axes: Axes, rounds: np.ndarray, values: np.ndarray, classes: Sequence[
     axes.set_ylim(len(classes) - 0.5, -0.5)
     axes.grid(False)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    name_classes(axes, classes)
+    name_classes(axes, classes, inches)
     return shown
 
 
-def name_classes(axes: Axes, classes: Sequence[str]) -> None:
-    """The names of classes down the vertical axis, where they fit."""
+def name_classes(axes: Axes, classes: Sequence[str], inches: float) -> None:
+    """The names of classes down the vertical axis, of so many inches, in letters so small that they do not touch."""
     if len(classes) <= NAMED:
-        axes.set_yticks(range(len(classes)), [shortened(name) for name in classes])
+        size = min(LETTERS, 0.85 * 72 * inches / len(classes))
+        axes.set_yticks(range(len(classes)), [shortened(name) for name in classes], fontsize=size)
     axes.tick_params(axis="y", length=0)
 
 
 def bar_of(figure: Figure, shown: Any, axes: np.ndarray, unit: str, **options: Any) -> None:
     """The scale of a figure's colours, which all its panels share."""
-    bar = figure.colorbar(shown, ax=[*axes.flat], label=unit, pad=0.02, aspect=25, **options)
+    thin = 5 * figure.get_figheight()  # a fifth of an inch wide, however high
+    bar = figure.colorbar(shown, ax=[*axes.flat], label=unit, pad=0.02, aspect=thin, **options)
     bar.outline.set_visible(False)
     bar.minorticks_off()
