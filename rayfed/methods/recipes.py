@@ -2,7 +2,7 @@
 
 >>> from rayfed.methods import Proximal, ServerMomentum, compose
 >>> compose(fedlmd(), Proximal(mu=0.01), ServerMomentum(beta=0.9))  # doctest: +NORMALIZE_WHITESPACE
-(Average(by='samples'), ServerMomentum(beta=0.9), CrossEntropy(weight=1.0, smoothing=0.0),
+(Average(by='samples'), ServerMomentum(beta=0.9, nesterov=False), CrossEntropy(weight=1.0, smoothing=0.0),
  LabelMaskedDistill(beta=1.0, tau=1.0, teacher=True), Proximal(mu=0.01))
 """
 
