@@ -97,9 +97,12 @@ class Desk:
         if not names or client.id not in (self.site.job.measure_clients or (client.id,)):
             return {}, None, update
         p = client.label_counts.cpu().numpy() / client.num_examples
-        before, after = client.global_model, fit.model.eval()
         seen = self._seen if client.weights is self.broadcast.weights else []  # not of another client's own entries
-        return *measures.measured(names, partial(_see, self.site), before, after, seen, p), update
+
+        def on(weights: Weights) -> Seen:  # by a copy: a forward pass may change a buffer, which is to be averaged
+            return _see(self.site, with_weights(self.site.model, weights).eval())
+
+        return *measures.measured(names, on, client.weights, fit.model.state_dict(), seen, p), update
 
 
 @dataclass(frozen=True, eq=False)

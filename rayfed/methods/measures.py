@@ -180,16 +180,17 @@ MEASURES: dict[str, Measure] = {"local": local, "drift": drift}  # and confusion
 
 def measured(
     names: Sequence[str],
-    on: Callable[[nn.Module], Seen],
-    before: nn.Module,
-    after: nn.Module,
+    on: Callable[[Weights], Seen],
+    before: Weights,
+    after: Weights,
     known: list[Seen],
     p: np.ndarray,
 ) -> tuple[dict[str, float], np.ndarray | None]:
     """The measures' numbers, `local.after.accuracy` and so on, and the confusion (C, C) of the model after, if asked.
 
-    `on` shows a model the images; `p` (C,) is the client's label distribution. `known` holds what the model before has
-    seen, or is empty, and gets it. A measure that fails is left out, with a warning: it does not end a run.
+    `on` shows a model with some weights the images; `p` (C,) is the client's label distribution. `known` holds what the
+    model before has seen, or is empty, and gets it. A measure that fails is left out, with a warning: it does not end a
+    run.
     """
     found: dict[str, float] = {}
     confusion, failing = None, " and ".join(names)

@@ -1,5 +1,6 @@
 """Measures of the clients' models: by hand, against the engine's evaluation, and without a trace in the training."""
 
+import copy
 import itertools
 import logging
 from dataclasses import replace
@@ -7,14 +8,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from rayfed.engine import open_round, rounds
 from rayfed.errors import InputError
 from rayfed.job import read_job
 from rayfed.local import open_site
-from rayfed.methods import RECIPES, fedavg, measures
+from rayfed.methods import RECIPES, fedavg, fedntd, measures
 from rayfed.methods.measures import Seen, sampled
 from rayfed.methods.views import run_model
+from rayfed.models.classifier import Classifier
 from rayfed.runtime.here import Here
 from rayfed.weights import with_weights
 
@@ -112,6 +115,27 @@ def test_a_measure_leaves_no_trace_in_the_training(name, make_site, play, bits):
         assert measured_here == {client: other.round == 2 and client < 3 for client in measured_here}
         assert other.confusions.keys() == {client for client, here in measured_here.items() if here}
         assert bool(other.notes) == (other.round == 2)
+
+
+class Restless(nn.Module):
+    """A layer with a buffer that every forward pass changes, in training and in evaluation."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x):
+        self.mean.mul_(0.9).add_(0.1 * x.detach().mean(dim=(0, 2, 3)))
+        return x - self.mean[:, None, None]
+
+
+@pytest.mark.parametrize("method", [fedavg(), fedntd()])
+def test_a_buffer_that_every_forward_pass_changes_is_not_changed_by_a_measure(method, make_site, play, bits):
+    site = make_site(method)
+    layers = nn.Sequential(nn.Conv2d(1, 4, 3), Restless(), nn.ReLU(), nn.Flatten())
+    site = replace(site, model=Classifier(layers, nn.Linear(16, 4)))
+    plain, with_them = (play(replace(each, model=copy.deepcopy(site.model))) for each in (site, with_measures(site)))
+    assert [bits(round) for round in plain] == [bits(without_measures(round)) for round in with_them]
 
 
 def states_after_training(site, last):
