@@ -1,6 +1,6 @@
 """The round engine: a generator that yields each round when it is finished. Its callers log, keep and stop.
 
-    sample a cohort -> survey it -> tell it what the parts say -> train it -> add its summands -> update -> evaluate
+    draw a cohort -> survey it -> tell it what the parts say -> train it -> add its summands -> update -> evaluate
 
 Only some rounds are evaluated where `train.eval_every` says so; nothing in training depends on it.
 
@@ -10,29 +10,32 @@ cohort is drawn from the seed and cut into tasks, a task's summands are added in
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from rayfed import metrics
-from rayfed.errors import RunFailed, told
+from rayfed.clients.cohort import Cohort, cohort_at
+from rayfed.errors import RunFailed
 from rayfed.isolation import isolated
 from rayfed.local import Broadcast, Site, server_view
 from rayfed.methods import measures
 from rayfed.methods.measures import UPDATES, Activations
-from rayfed.methods.part import Part, Parts, defines, parts_at, refuse_unkept, two_values
+from rayfed.methods.part import Held, Parts, defines, in_force, parts_at, refuse_spoilt, two_values
 from rayfed.methods.personal import local_names, put_back, shared
 from rayfed.methods.views import Step
 from rayfed.metrics import Evaluation
 from rayfed.runtime.profile import timed
-from rayfed.seeds import Purpose, cohort, seed_of
+from rayfed.seeds import Purpose, seed_of
 from rayfed.tasks import Summed, Task, add_up, cut
-from rayfed.trees import Packed, Tree, checked, copied, first_difference, num_bytes
-from rayfed.weights import Weights, parameters_of, state_of
+from rayfed.trees import Packed, Tree, copied, first_difference, num_bytes
+from rayfed.weights import Weights, parameters_of, state, state_of
 
+log = logging.getLogger(__name__)
 Memory = Any  # a handle to one client's memory: the workers make it and read it
 Kind = dict[str, str]  # of hardware, with its settings: two that are equal compute the same bits
 
@@ -90,15 +93,6 @@ class Workers(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
-    """A part in force, its first round in force without a break, and its state."""
-
-    part: Part
-    since: int
-    state: Tree
-
-
-@dataclass(frozen=True, eq=False)
 class Round:
     """A finished round, with all that the next round needs."""
 
@@ -143,22 +137,25 @@ def start(site: Site, workers: Workers) -> Round:
     return evaluated(site, Round(0, state_of(site.model), {}, {}, None, no_peak, None), workers)
 
 
-def rounds(site: Site, workers: Workers, last: Round | None = None) -> Iterator[Round]:
+def rounds(
+    site: Site, workers: Workers, last: Round | None = None, is_over: Callable[[], object] = lambda: False
+) -> Iterator[Round]:
     """The rounds after `last` up to `train.num_rounds`; without `last`, all rounds, the initial model first.
 
-    `last` itself comes again, evaluated, where it is the last round now, and was not when it was played.
+    `last` itself comes again, evaluated, where it is the last round now, and was not when it was played. `is_over`
+    says before each round whether the run ends here.
     """
     if last is None:
         yield (last := start(site, workers))
     elif last.evaluation is None and site.job.train.evaluates(last.round):
         yield (last := evaluated(site, last, workers))
-    while last.round < site.job.train.num_rounds:
+    while last.round < site.job.train.num_rounds and not is_over():
         yield (last := play(site, last, workers))
 
 
 @timed("server")
 def play(site: Site, last: Round, workers: Workers, clients: Sequence[int] | None = None) -> Round:
-    """The round after `last`, with its cohort or with the given clients, evaluated if that is due.
+    """The round after `last`, with its cohort or with the given clients, which all train; evaluated if that is due.
 
     Raises `RunFailed`, naming client and place, where an update cannot be averaged.
     """
@@ -180,7 +177,7 @@ def evaluated(site: Site, round: Round, workers: Workers) -> Round:
     evaluation = workers.evaluate(round.weights)
     class_accuracy = metrics.class_accuracy(evaluation.confusion)
     by_domain = zip(site.federation.test.domain_names, *evaluation.domains.tolist(), strict=True)
-    counts = number > 0 and number % training.eval_every == 0
+    counts = training.counts(number)
     return replace(
         round,
         evaluation=evaluation,
@@ -194,7 +191,21 @@ def _train(site: Site, last: Round, workers: Workers, clients: Sequence[int] | N
     """The round after `last`, not evaluated."""
     opening = open_round(site, last, workers, clients)
     broadcast, states = opening.broadcast, opening.states
-    number, num_clients = broadcast.round, site.federation.num_clients
+    number, num_clients, cohort = broadcast.round, site.federation.num_clients, opening.cohort
+    played = Round(
+        round=number,
+        weights=last.weights,
+        held=opening.held,
+        memories=last.memories,
+        evaluation=None,
+        peak=last.peak,
+        forgetting=None,
+        bytes_down=num_bytes([broadcast.weights, broadcast.states, broadcast.payloads]) * len(cohort.chosen),
+        notes=cohort.notes,
+    )
+    if not cohort.answered:
+        log.warning("round %d is empty, and the model stays as it was: %s", number, cohort)
+        return played
 
     replies = workers.train(broadcast, opening.tasks, last.memories)
     total, found = add_up(f"round {number}", opening.tasks, replies)
@@ -210,7 +221,7 @@ def _train(site: Site, last: Round, workers: Workers, clients: Sequence[int] | N
         for part in opening.parts:
             given = part.update(states[part.slot], total.get(part.slot), step)
             states[part.slot], step = two_values(part, "update", given, "state", "step")
-            _refuse_spoilt(f"round {number}, after {type(part).__name__}.update", step)
+            refuse_spoilt(f"round {number}, after {type(part).__name__}.update", step)
             if stay and step.proposed is not None:
                 step = step.towards(put_back(stay, step.proposed, step.weights))
     if (difference := first_difference(step.averaged, last.weights)) is not None:
@@ -220,19 +231,15 @@ def _train(site: Site, last: Round, workers: Workers, clients: Sequence[int] | N
         before, after = workers.activations(last.weights), workers.activations(weights)
         if before is not None and after is not None:
             notes |= {f"drift.{key}": value for key, value in measures.aligned(before, after)}
-    return Round(
-        round=number,
+    return replace(
+        played,
         weights=weights,
         held={slot: replace(hold, state=states[slot]) for slot, hold in opening.held.items()},
         memories=memories,
-        evaluation=None,
-        peak=last.peak,
-        forgetting=None,
-        clients=tuple(arrivals[client].row for client in opening.clients),
-        bytes_down=num_bytes([broadcast.weights, broadcast.states, broadcast.payloads]) * len(opening.clients),
+        clients=tuple(arrivals[client].row for client in cohort.answered),
         bytes_up=opening.bytes_surveyed + sum(arrival.bytes_up for arrival in arrivals.values()),
-        notes=notes,
-        confusions={client: one for client in opening.clients if (one := arrivals[client].confusion) is not None},
+        notes={**cohort.notes, **notes},
+        confusions={client: one for client in cohort.answered if (one := arrivals[client].confusion) is not None},
     )
 
 
@@ -240,7 +247,7 @@ def _train(site: Site, last: Round, workers: Workers, clients: Sequence[int] | N
 class Opening:
     """A round up to its training: the clients in it, and the message to them."""
 
-    clients: Sequence[int]
+    cohort: Cohort
     tasks: Sequence[Task]
     parts: Parts
     held: dict[str, Held]  # as the last round left them
@@ -250,18 +257,21 @@ class Opening:
 
 
 def open_round(site: Site, last: Round, workers: Workers, clients: Sequence[int] | None = None) -> Opening:
-    """Sample the cohort of the round after `last`, survey it, and let each part give the payload for it."""
+    """Draw the cohort of the round after `last`, survey it, and let each part give the payload for it.
+
+    Where no client of the cohort answers, no hook is called but `init`.
+    """
     number, job = last.round + 1, site.job
     parts, view, payloads = parts_at(job.method, number), server_view(site, number, copied(last.weights)), {}
-    if clients is None:
-        clients = cohort(job.seed, number, site.federation.num_clients, job.train.clients_per_round)
-    tasks = cut({client: site.federation.num_examples(client) for client in clients}, job.train)
+    cohort = cohort_of(site, number) if clients is None else Cohort(clients, clients)
+    tasks = cut({client: site.federation.num_examples(client) for client in cohort.answered}, job.train)
     seed = seed_of(job.seed, Purpose.SERVER, number)
     with isolated(seed, site.device):
-        held = {part.slot: _hold(part, last) for part in parts}
+        held = {part.slot: in_force(part, last.held.get(part.slot), number, last.weights) for part in parts}
     # A copy, so that the last round stays as it was, and can be kept, where a hook writes to it and the round fails.
     states = {slot: copied(hold.state) for slot, hold in held.items()}
 
+    parts = parts if tasks else ()
     surveyors = {part.slot: states[part.slot] for part in parts if defines(part, "survey")}
     broadcast = Broadcast(number, last.weights, surveyors, {}, {slot: hold.since for slot, hold in held.items()})
     replies = workers.survey(broadcast, tasks) if surveyors else ()
@@ -273,24 +283,11 @@ def open_round(site: Site, last: Round, workers: Workers, clients: Sequence[int]
             states[part.slot], payload = two_values(part, "tell", given, "state", "payload")
             if payload is not None:
                 payloads[part.slot] = payload
-    return Opening(clients, tasks, parts, held, states, replace(broadcast, payloads=payloads), sum(sizes))
+    return Opening(cohort, tasks, parts, held, states, replace(broadcast, payloads=payloads), sum(sizes))
 
 
-def _hold(part: Part, last: Round) -> Held:
-    """A part with its state from the round before. A part that was not in force then starts from `init`."""
-    before = last.held.get(part.slot)
-    if before is not None and type(before.part) is type(part):
-        return replace(before, part=part)
-    state = part.init(copied(last.weights))
-    refuse_unkept(f"{type(part).__name__}.init", "state", state)
-    return Held(part, last.round + 1, state)
-
-
-def _refuse_spoilt(where: str, step: object) -> None:
-    """Raise `RunFailed` where an `update` gave no step, or weights that are no numbers."""
-    if not isinstance(step, Step):
-        raise RunFailed(f"{where}: it gave {told(step)} in place of the step")
-    try:
-        checked(step.proposed)
-    except ValueError as error:
-        raise RunFailed(f"{where}: the new global model {error}; the round is not recorded") from None
+def cohort_of(site: Site, round: int) -> Cohort:
+    """The clients of a round, as the seed and the settings have it."""
+    job, data = site.job, site.federation
+    model = num_bytes(state(site.model))
+    return cohort_at(round, job.seed, job.clients, job.train, site.trace, data.partition.sizes, model)

@@ -7,7 +7,6 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +27,11 @@ from rayfed.folder.tables import read_table
 from rayfed.job import Job, read_job, read_toml
 from rayfed.local import Site, open_site
 from rayfed.methods.part import Method
+from rayfed.report.trackers import tracking
 from rayfed.runtime.aside import aside
 from rayfed.runtime.profile import profile, span, timed
 from rayfed.runtime.workers import open_workers, opened
-from rayfed.seeds import cohort
-from rayfed.weights import Weights, with_weights
+from rayfed.weights import Weights, whole, with_weights
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +42,7 @@ class Result:
 
     path: Path  # its folder
     rounds: pa.Table  # a row per round, round 0 first
-    weights: Weights  # of the last global model
+    weights: Weights  # of the last global model, with what is frozen in it
 
     @property
     def clients(self) -> pa.Table:
@@ -68,7 +67,7 @@ class Result:
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the numbers, and the accuracy by round."""
-        from rayfed.report.page import card  # brings matplotlib
+        from rayfed.report.page import card  # brings jinja2
 
         return card(self.path)
 
@@ -78,6 +77,9 @@ class Display:
 
     def start(self, site: Site) -> None:
         """Everything is checked; workers are about to be started."""
+
+    def ready(self, resumed: bool) -> None:
+        """The workers have started. A resumed run now reads its checkpoint; a new one evaluates its initial model."""
 
     def client(self, done: int, total: int) -> None:
         """A client of the round has trained."""
@@ -138,7 +140,8 @@ def resume(
     """Continue a run from its newest checkpoint, up to `train.num_rounds`, to the bits of a run that never stopped.
 
     `run` is its folder, or the folder or URI of its checkpoints. `overrides` may change where the work is done
-    (`ray.*`), where results go (`output.*`), and how many rounds there are; a `method` that was made in Python and
+    (`ray.*`), where results go (`output.*`, `track`), what is measured (`measure*`, `data.domain`), how many rounds
+    there are and when they end early (`train.num_rounds`, `train.patience`); a `method` that was made in Python and
     cannot be named in a job file is given again. Raises `InputError` where there is nothing to continue from, and where
     the hardware, the partition or the code of the user's own modules is other than before: with `other_bits` the run
     continues all the same, and `environment.json` notes it.
@@ -162,9 +165,7 @@ def replay(run: str | Path, round: int, client: int, *, method: Method | None = 
     if round > finished + 1:  # the round after the last may have failed
         raise InputError(f"--round {round}: the run has {finished} finished rounds")
     refuse_another_partition(folder_of(job), site, round)
-    clients = cohort(job.seed, round, site.federation.num_clients, job.train.clients_per_round)
-    if client not in clients:
-        raise InputError(f"--client {client}: not in round {round}, which has {', '.join(map(str, clients))}")
+    engine.cohort_of(site, round).refuse_absent(client, round)
     with open_workers(site, on_ray=False) as workers:
         if saved := newest(checkpoints_of(job), before=round):
             saved.refuse_another(site)
@@ -212,6 +213,7 @@ def _train(
     on_ray = on_ray and (saved is None or saved.leaves_work(job))
     with (
         logging_to_file() as begin_log,
+        tracking(job) as recorded,
         ExitStack() as at_the_end,
         opened(job, partial(_checked_site, job, saved), display.start, on_ray=on_ray) as site,
         open_workers(site, display.client, on_ray=on_ray, other_bits=other_bits) as workers,
@@ -223,18 +225,18 @@ def _train(
             profiled.write_to(keeper.path)
         # However the run ends: the page is written while Ray ends.
         once_closed.callback(lambda: at_the_end.callback(_result, aside(_write_page, keeper.path)))
+        display.ready(resumed=saved is not None)
         if (last := keeper.restored()) is not None and profiled:
             profiled.finished(last.round)
-        for round in engine.rounds(site, workers, last):
+        for round in engine.rounds(site, workers, last, keeper.early_end):
             keeper.keep(last := round)
+            recorded(round.round)
             with span("display"):
                 display.round(round)
             if profiled:
                 profiled.finished(round.round)
-            if round.round == 1:  # rather than at the end: it takes half a second
-                aside(timed("imports")(import_module), "rayfed.report.page")
     assert last is not None, "there is always a round 0"
-    return Result(keeper.path, read_table(keeper.path, "rounds"), last.weights)
+    return Result(keeper.path, read_table(keeper.path, "rounds"), whole(site.model, last.weights))
 
 
 @timed("data, model")
@@ -289,7 +291,7 @@ def _result(page: Future[None]) -> None:
 def _write_page(path: Path) -> None:
     """Write the run's page. A run does not fail where its page cannot be made."""
     try:
-        from rayfed.report.page import write_report  # brings matplotlib, which nothing before this needs
+        from rayfed.report.page import write_report  # brings jinja2, which nothing before this needs
 
         write_report(path)
     except Exception as error:

@@ -25,7 +25,7 @@ from rayfed.job import NAME, Job, flat, make_job, override
 from rayfed.values import Checked, Ge, build
 
 OWN = ("seeds", "setting", "method")  # keys of the grid itself
-SECTIONS = ("data", "train", "ray", "output")  # of a job: tables of which a grid changes single keys
+SECTIONS = ("data", "train", "clients", "ray", "output")  # of a job: tables of which a grid changes single keys
 
 
 @dataclass(frozen=True)

@@ -17,52 +17,22 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from rayfed.clients.participation import Participation
+from rayfed.clients.settings import Training
 from rayfed.data.partition import shared_keys
-from rayfed.data.settings import SOURCES, Data, is_relative
-from rayfed.errors import InputError, did_you_mean, spelled, told
-from rayfed.values import Checked, Form, Ge, Gt, Le, Lt, PathMark, UnknownKey, build, keys, named, nearest, table
+from rayfed.data.settings import BEYOND_IMAGES, SOURCES, Data, is_relative
+from rayfed.errors import InputError, did_you_mean, told
+from rayfed.models.settings import MODEL, MODEL_TEXT, Model
+from rayfed.values import Checked, Form, Ge, Gt, PathMark, UnknownKey, build, keys, nearest, table
 
 Auto = Literal["auto"]
 DEADLINE_TEXT = "seconds after which a piece of work counts as hung; auto: ten times the longest so far, at least 300"
+TRACK_TEXT = "tensorboard, wandb, mlflow: where to send the curves, too; each an extra of the package"
 MEASURE_TEXT = "local, drift: notes in clients.parquet and rounds.parquet; confusion: confusions.parquet"
-MEASURE = ("measure", "measure_every", "measure_images", "measure_layers", "measure_clients")  # change no trained bit
+MEASURE = ("measure", "measure_every", "measure_images", "measure_layers", "measure_clients", "track")  # change no bits
 NAMES = {"threads": "ray.num_cpus (as threads)"}  # of what a lineage calls otherwise than the job file
-WITH_NAME = ("method", "model", "data.partition")  # tables that a name may stand for
+WITH_NAME = ("method", "model", "data.partition", "train.schedule")  # tables that a name may stand for
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}(/[A-Za-z0-9][A-Za-z0-9._+-]{0,199}){0,9}")  # a file's has 255
-
-
-@dataclass(frozen=True)
-class Model(Checked):
-    """The [model] table: a name, and the options of that model."""
-
-    name: str = "cnn"
-    options: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Training(Checked):
-    """The rounds, and a client's SGD in one round. Momentum starts at zero in every round."""
-
-    num_rounds: Annotated[int, Ge(1), "rounds to train"] = 20
-    clients_per_round: Annotated[int, Ge(1), "clients sampled each round"] = 5
-    local_epochs: Annotated[int, Ge(1), "passes over a client's data in a round"] = 1
-    local_steps: Annotated[int | None, Ge(1), "SGD steps in a round, in place of epochs"] = None
-    batch_size: Annotated[int, Ge(1), Le(10**18), "images per step; the last batch of an epoch may be smaller"] = 50
-    task_images: Annotated[int, Ge(1), "images per task: an actor trains small clients one after the other"] = 500
-    lr: Annotated[float, Gt(0), "learning rate of the first round"] = 0.01
-    lr_decay: Annotated[float, Gt(0), Le(1), "factor of the learning rate from round to round"] = 1.0
-    momentum: Annotated[float, Ge(0), Lt(1), "momentum of SGD"] = 0.0
-    weight_decay: Annotated[float, Ge(0), "weight decay of SGD"] = 0.0
-    precision: Annotated[Literal["float32", "bf16"], "of forward passes, tests too; bf16: autocast"] = "float32"
-    eval_every: Annotated[int, Ge(1), Le(10**18), "rounds from one evaluation to the next; the last has one too"] = 1
-
-    def lr_at(self, round: int) -> float:
-        """The learning rate of round 1, 2, ..."""
-        return self.lr * self.lr_decay ** (round - 1)
-
-    def evaluates(self, round: int) -> bool:
-        """Whether the global model is evaluated after a round: after each `eval_every`-th, and after the last."""
-        return round % self.eval_every == 0 or round >= self.num_rounds
 
 
 @dataclass(frozen=True)
@@ -116,24 +86,14 @@ class Output(Checked):
     every_seconds: Annotated[float, Gt(0), "seconds after which a checkpoint is written in any case"] = 60.0
 
 
-def _registry(function: str, value: Any) -> Any:
+def _registry(function: str, *values: Any) -> Any:
     """A function of the methods' registry, imported when used: it brings torch, which a list of keys does not need."""
     from rayfed.methods import registry
 
-    return getattr(registry, function)(value)
+    return getattr(registry, function)(*values)
 
 
 METHOD = Form(partial(_registry, "read_method"), partial(_registry, "write_method"), "fedavg")
-MODELS = ("cnn", "lenet", "resnet8", "resnet10", "resnet50", "resnet56", "mobilenet", "alexnet")
-
-
-def _read_model(given: Any) -> Model:
-    name, options = named(given, "model", default="cnn")
-    return Model(spelled(name, MODELS), options)
-
-
-MODEL = Form(_read_model, lambda model: {"name": model.name, **model.options}, default="cnn", kinds={})
-MODEL_TEXT = f"{', '.join(MODELS)}, or package.module:function, and its options"
 
 
 @dataclass(frozen=True)
@@ -148,8 +108,10 @@ class Job(Checked):
     data: Data = field(default_factory=Data)
     model: Annotated[Model, MODEL, MODEL_TEXT] = field(default_factory=Model)
     train: Training = field(default_factory=Training)
+    clients: Participation = field(default_factory=Participation)
     ray: RayOptions = field(default_factory=RayOptions)
     output: Output = field(default_factory=Output)
+    track: Annotated[list[Literal["tensorboard", "wandb", "mlflow"]], TRACK_TEXT] = field(default_factory=list)
     measure: Annotated[list[Literal["local", "drift", "confusion"]], MEASURE_TEXT] = field(default_factory=list)
     measure_every: Annotated[int, Ge(1), "rounds from one measure to the next"] = 1
     measure_images: Annotated[int, Ge(0), "test images to measure on, drawn once by the seed; 0: all"] = 2000
@@ -161,14 +123,14 @@ class Job(Checked):
         if not NAME.fullmatch(self.name):
             form = "letters, digits and . _ + -, beginning with a letter or digit; / may divide it into parts"
             raise InputError(f"name = {self.name!r}: a job needs a name that can be a folder's: {form} of 200 at most")
-        _registry("check_method", self.method)
+        _registry("check_method", self.method, self.train.optimizer)
         for key in ("measure", "measure_layers", "measure_clients"):
             if len({*(given := getattr(self, key))}) < len(given):
                 raise InputError(f"{key} = {given}: give each {key.removeprefix('measure_').rstrip('s')} once")
         if self.measure_layers and "drift" not in self.measure:
             raise InputError(f"measure_layers = {self.measure_layers}: add 'drift' to measure, which aligns them")
         for key, path in self.places().items() if self.ray.data == "storage" else ():
-            if key.startswith("data.") and is_relative(path):
+            if not key.startswith("output.") and is_relative(path):
                 text = "with ray.data = 'storage' every node reads it, so give an absolute path"
                 raise InputError(f"{key} = '{path}': {text}")
 
@@ -181,21 +143,41 @@ class Job(Checked):
         return table(self)
 
     def lineage(self) -> dict[str, Any]:
-        """Everything that the numbers of a round depend on: not where work is done or results go, nor `num_rounds`."""
+        """Everything that the numbers of a round depend on: not where work is done or results go, nor when it ends."""
         kept = {key: value for key, value in self.table().items() if key not in ("name", "ray", "output", *MEASURE)}
-        del kept["train"]["num_rounds"], kept["data"]["domain"]  # a domain is measured, too
+        for key in ("num_rounds", "patience"):
+            del kept["train"][key]
+        del kept["data"]["domain"]  # it is measured, too
+        for section, usual in _newer().items():  # so that a job keeps the hash that it had before there were these keys
+            kept[section] = {k: v for k, v in kept[section].items() if k not in usual or v != usual[k]}
+        kept = {key: value for key, value in kept.items() if value != {}}
         return json.loads(json.dumps({**kept, "threads": self.ray.threads}))  # as it is read back from a checkpoint
 
     def hash(self) -> str:
         """SHA-256 of everything that the results depend on."""
-        content = json.dumps([self.lineage(), self.train.num_rounds], sort_keys=True)
-        return hashlib.sha256(content.encode()).hexdigest()
+        ends = [self.train.num_rounds, *([self.train.patience] if self.train.patience else [])]
+        return hashlib.sha256(json.dumps([self.lineage(), *ends], sort_keys=True).encode()).hexdigest()
 
     def places(self) -> dict[str, str]:
         """The paths in the job, by their dotted keys. The name of a known source is not a path."""
         named = flat(self.table())
         found = {key.name: named.get(key.name, "") for key in keys(type(self)) if key.is_path}
         return {key: path for key, path in found.items() if path and path not in SOURCES}
+
+
+def _newer() -> dict[str, dict[str, Any]]:
+    """The keys that jobs once had not, with their defaults, by section."""
+    training, data = table(Training()), table(Data())
+    return {
+        "data": {key: data[key] for key in BEYOND_IMAGES},
+        "train": {key: training[key] for key in ("optimizer", "schedule", "clip", "patience")},
+        "clients": table(Participation()),
+    }
+
+
+def completed(tables: Mapping[str, Any]) -> dict[str, Any]:
+    """A resolved job's tables, which may be older than some keys, with all keys: so jobs of any age compare."""
+    return {**tables, **{section: {**usual, **tables.get(section, {})} for section, usual in _newer().items()}}
 
 
 def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -255,12 +237,17 @@ def override(tables: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[st
     {'data': {'partition': {'name': 'iid', 'num_clients': 9}}}
     >>> override({"model": {"name": "cnn", "width": 3}}, {"model": "resnet8"})
     {'model': {'name': 'resnet8'}}
+
+    Options come after names; of `model` and `model.name`, the later one in `overrides` counts.
+
+    >>> override({}, {"model.width": 3, "model.name": "cnn", "model": "lenet"})
+    {'model': {'name': 'lenet', 'width': 3}}
     """
     try:
         result: dict[str, Any] = copy.deepcopy(dict(tables))
     except RecursionError:  # a dotted key in a file may have any number of steps
         raise InputError("the job's tables are nested too deeply") from None
-    for dotted in sorted(overrides, key=lambda key: (key.count("."), not key.endswith(".name"))):  # names drop options
+    for dotted in sorted(overrides, key=_rank):  # names drop options
         *path, last = dotted.split(".")
         value, inner = overrides[dotted], result
         for number, step in enumerate(path, start=1):
@@ -280,6 +267,13 @@ def override(tables: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[st
         else:
             inner[last] = value
     return result
+
+
+def _rank(dotted: str) -> tuple[int, bool]:
+    """Of an override: outer tables come first, and names before what stands beside them."""
+    place = dotted.removesuffix(".name")
+    short = place != dotted and place in WITH_NAME  # `model.name = "cnn"` is `model = "cnn"`
+    return (place if short else dotted).count("."), not dotted.endswith(".name") and dotted not in WITH_NAME
 
 
 def make_job(tables: Mapping[str, Any]) -> Job:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial, reduce
@@ -17,24 +17,29 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from rayfed import metrics
+from rayfed.clients.batches import batches
+from rayfed.clients.optimizers import stepper
+from rayfed.clients.trace import Trace, open_trace
 from rayfed.data.augment import prepare, refuse_too_small
 from rayfed.data.federation import Federation, open_federation
+from rayfed.data.inputs import Images
 from rayfed.errors import Diverged, InputError
 from rayfed.isolation import isolated
-from rayfed.job import Job, Training
+from rayfed.job import Job
 from rayfed.methods import measures
 from rayfed.methods.measures import Activations, Seen
 from rayfed.methods.part import Parts, a_term, all_parts, defines, doubts, names_of_terms, parts_at, two_values
 from rayfed.methods.personal import doubts_of_local, local_names, recalled, refuse_misplaced, remembered, shared
 from rayfed.methods.views import RUNS, Batch, ClientView, Fit, Frozen, Known, Notes, ServerView
 from rayfed.metrics import Evaluation
+from rayfed.models.adapt import adapt
 from rayfed.models.registry import build_model, refuse_batches_of_one
 from rayfed.seeds import Purpose, seed_of
 from rayfed.trees import Tree, to_device
-from rayfed.weights import Weights, parameters_of, sgd, with_weights
+from rayfed.weights import Weights, in_training, load, parameters_of, state, with_weights
 
 log = logging.getLogger(__name__)
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages, from torch's first allocation on: a step is 5 % faster
@@ -48,6 +53,7 @@ class Site:
     federation: Federation
     job: Job
     device: torch.device
+    trace: Trace | None = None  # of which clients are there in which round
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +93,7 @@ class Desk:
         if self._model is None:
             self._model = with_weights(self.site.model, weights)
         else:
-            self._model.load_state_dict(weights)
+            load(self._model, weights)
         return self._model
 
     def measured(self, client: ClientView, fit: Fit) -> tuple[dict[str, float], np.ndarray | None, Tree]:
@@ -102,7 +108,7 @@ class Desk:
         def on(weights: Weights) -> Seen:  # by a copy: a forward pass may change a buffer, which is to be averaged
             return _see(self.site, with_weights(self.site.model, weights).eval())
 
-        return *measures.measured(names, on, client.weights, fit.model.state_dict(), seen, p), update
+        return *measures.measured(names, on, client.weights, state(fit.model), seen, p), update
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,21 +128,25 @@ class Reply:
 def open_site(job: Job) -> Site:
     """Load the data, deal it to the clients, build the model. Raises `InputError` for all that is wrong with a job."""
     federation = open_data(job)
-    refuse_too_small(*federation.image_shape[1:], job.data.augment)
-    if job.train.clients_per_round > federation.num_clients:
+    if isinstance(inputs := federation.inputs, Images):
+        refuse_too_small(*inputs.image_shape[1:], job.data.augment)
+    if job.clients.chosen(job.train.clients_per_round) > federation.num_clients:
         given = f"train.clients_per_round = {job.train.clients_per_round}"
+        given += f", clients.oversample = {job.clients.oversample}" if job.clients.oversample > 1 else ""
         raise InputError(f"{given}: the partition has only {federation.num_clients} clients")
-    shape, classes, seed = federation.image_shape, federation.num_classes, seed_of(job.seed, Purpose.MODEL)
-    model = build_model(job.model.name, job.model.options, image_shape=shape, num_classes=classes, seed=seed)
-    refuse_batches_of_one(model, shape, federation.partition.sizes, job.train.batch_size)
-    measures.refuse_absent(job.measure_layers, model, shape, job.measure_clients, federation.num_clients)
+    trace = open_trace(job.clients, federation.num_clients, job.train.num_rounds)
+    sizes, seed = {**inputs._asdict(), "num_classes": federation.num_classes}, seed_of(job.seed, Purpose.MODEL)
+    model = build_model(job.model.name, job.model.options, **sizes, seed=seed)
+    adapt(model, job.model.adapt, seed_of(job.seed, Purpose.MODEL, 1))
+    refuse_batches_of_one(model, inputs, federation.partition.sizes, job.train.batch_size)
+    measures.refuse_absent(job.measure_layers, model, inputs, job.measure_clients, federation.num_clients)
     for part in all_parts(job.method):
         part.check(model)
     refuse_misplaced(job.method, model)
     for doubt in (*doubts(all_parts(job.method)), *doubts_of_local(job.method, model)):
         log.warning("%s", doubt)
     model.to(memory_format=torch.channels_last)  # convolutions on CPUs: a third faster
-    return Site(model, federation, job, torch.device("cpu"))
+    return Site(model, federation, job, torch.device("cpu"), trace)
 
 
 def open_data(job: Job) -> Federation:
@@ -154,7 +164,7 @@ def survey(desk: Desk, client: int) -> dict[str, Tree]:
 
 
 def train(desk: Desk, client: int, memory: dict[str, Tree]) -> Reply:
-    """One client's round: local SGD from the global weights on the sum of all parts' terms.
+    """One client's round: local steps from the global weights on the sum of all parts' terms.
 
     `memory` is by slot, as the client's last reply gave it. Raises `Diverged` with method, client, round and batch when
     a loss is NaN or infinite. The reply may hold the desk's model itself: use it before the next client is served.
@@ -177,12 +187,13 @@ def train(desk: Desk, client: int, memory: dict[str, Tree]) -> Reply:
                 f"of {len(losses)}, with the method {' + '.join(map(repr, parts))}; try a smaller train.lr"
             )
         mean_loss = float(np.mean(losses))
-        fit = Fit(model.eval(), shared(stay, model.state_dict()), len(losses), mean_loss)
+        trained = state(model.eval())
+        fit = Fit(model, shared(stay, trained), len(losses), mean_loss)
         given = [(part, part.report(views[part.slot], local[part.slot], fit)) for part in parts]
         reports = {part.slot: two_values(part, "report", values, "summands", "memory") for part, values in given}
     summands = {slot: summand for slot, (summand, _) in reports.items() if summand is not None}
     kept = {slot: memory for slot, (_, memory) in reports.items() if memory is not None}
-    kept = remembered(stay, model.state_dict(), kept)
+    kept = remembered(stay, trained, kept)
     seconds = time.perf_counter() - started
     numbers, confusion, update = desk.measured(view, fit)
     return Reply(view.num_examples, mean_loss, notes | numbers, seconds, summands, kept, confusion, update)
@@ -221,37 +232,22 @@ def _see(site: Site, model: nn.Module, some: slice = slice(None)) -> Seen:
     return measures.see(RUNS[site.job.train.precision], site.job.measure_layers, batches, model)
 
 
-def batches(num_examples: int, training: Training, rng: torch.Generator) -> Iterator[Tensor]:
-    """Indices of each step's batch: shuffled again in every epoch; the last, smaller batch is kept.
-
-    >>> [b.tolist() for b in batches(3, Training(batch_size=2), torch.Generator().manual_seed(0))]
-    [[2, 0], [1]]
-    """
-    per_epoch = -(-num_examples // training.batch_size)
-    steps = training.local_steps or per_epoch * training.local_epochs
-    for step in range(steps):
-        if step % per_epoch == 0:
-            order = torch.randperm(num_examples, generator=rng)
-        start = step % per_epoch * training.batch_size
-        yield order[start : start + training.batch_size]
-
-
 def _descend(
     site: Site, model: nn.Module, client: ClientView, parts: Parts, local: dict[str, Tree], rng: torch.Generator
 ) -> tuple[list[float], dict[str, float]]:
-    """SGD in place on the model: the loss of every step, and the means of the notes."""
+    """The optimizer's steps, in place on the model: the loss of every step, and the means of the notes."""
     data, training = site.federation, site.job.train
     rows = data.client(client.id)
     pixels = torch.from_numpy(data.train.images[rows]).to(site.device)
     images = prepare(pixels, data.mean, data.std, site.job.data.augment)
     labels = torch.from_numpy(data.train.labels[rows]).to(site.device)
-    parameters = parameters_of(model.train())
-    step = sgd(parameters, training.lr_at(client.round), training.momentum, training.weight_decay)
+    parameters = parameters_of(in_training(model))
+    step = stepper(parameters, training, client.round)
     parameters = shared(local_names(parts, model), parameters)
     with_terms = [part for part in parts if defines(part, "loss")]
     names = names_of_terms(with_terms)
     # Without augmentation, a teacher says the same of an image in every epoch. It is not asked for images never used.
-    all_used = training.local_steps is None or training.local_steps * training.batch_size >= len(rows)
+    all_used = training.steps(len(rows)) * training.batch_size >= len(rows)
     known = Known(client) if site.job.data.augment.off and all_used else None
     losses, notes = [], Notes()
     for index in batches(len(rows), training, rng):
@@ -281,6 +277,7 @@ def _view(desk: Desk, client: int, own: Weights) -> ClientView:
         lr=training.lr_at(broadcast.round),
         momentum=training.momentum,
         batch_size=training.batch_size,
+        steps=training.steps(data.num_examples(client)),
     )
 
 

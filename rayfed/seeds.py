@@ -13,6 +13,9 @@ class Purpose(IntEnum):
     CLIENT = 2
     SERVER = 3
     MEASURE = 4
+    AVAILABLE = 5
+    ANSWER = 6
+    SPEED = 7
 
 
 def seed_of(seed: int, purpose: Purpose, *place: int) -> int:
@@ -22,6 +25,15 @@ def seed_of(seed: int, purpose: Purpose, *place: int) -> int:
     True
     """
     return int(np.random.SeedSequence([seed, purpose, *place]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def chances(seed: int, purpose: Purpose, round: int, num_clients: int) -> np.ndarray:
+    """A number in [0, 1) for each client in a round, float64 (N,): a client's does not depend on the other clients.
+
+    >>> chances(0, Purpose.ANSWER, 1, 2).tolist() == chances(0, Purpose.ANSWER, 1, 1000)[:2].tolist()
+    True
+    """
+    return np.random.default_rng(seed_of(seed, purpose, round)).random(num_clients)
 
 
 def cohort(seed: int, round: int, num_clients: int, size: int) -> list[int]:

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from rayfed.clients.settings import Training
 from rayfed.errors import RunFailed, Unlike
-from rayfed.job import Training
 from rayfed.runtime.profile import timed
 from rayfed.trees import (
     Layout,

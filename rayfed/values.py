@@ -104,9 +104,9 @@ def build(maker: Callable[..., T], values: Mapping[str, Any], where: str, **give
     for key in values:
         if key in given or (key not in valid and not takes_any):
             raise UnknownKey(where, str(key), *valid)
-    missing = [name for name, p in valid.items() if p.default is NEEDED and name not in values]
-    if missing:
-        raise InputError("\n".join(f"{_join(where, name)} is missing" for name in missing))
+    if missing := [name for name, p in valid.items() if p.default is NEEDED and name not in values]:
+        texts = {_join(where, name): sentence(maker, name) for name in missing}
+        raise InputError("\n".join(f"{key} is missing{text and ': ' + text}" for key, text in texts.items()))
     ready = {name: _read(maker, name, value, _join(where, name)) for name, value in values.items()}
     return maker(**given, **_validated(maker, ready, where))
 
@@ -160,7 +160,7 @@ def nearest(given: str, known: Iterable[Key]) -> str:
     return places[near[0]] if near else meant
 
 
-def sentence(cls: type, name: str) -> str:
+def sentence(cls: Callable[..., Any], name: str) -> str:
     """The sentence in a field's annotation, or ''."""
     return _mark(cls, name, str) or ""
 
@@ -277,8 +277,16 @@ def _explain(errors: Iterable[Any], where: str) -> list[str]:
         form = WANTED.get(error["type"])
         what = "give " + form.format(**error.get("ctx", {})) if form else error["msg"].removeprefix("Value error, ")
         what += _unquoted(error["input"]) if error["type"] in ("int_type", "float_type", "bool_type") else ""
+        what += _nearest(error["input"], error["ctx"]["expected"]) if error["type"] == "literal_error" else ""
+        what += f", such as [{told(error['input'])}]" if error["type"] == "list_type" else ""
         wanted.setdefault(f"{place} = {told(error['input'])}: ", []).append(what)
     return [start + " or ".join(whats).replace(" or give ", " or ") for start, whats in wanted.items()]
+
+
+def _nearest(given: Any, names: str) -> str:
+    """Which of the 'names' in a text the given one probably means."""
+    near = difflib.get_close_matches(str(given).lower(), names.split("'")[1::2], n=1)
+    return f"; did you mean '{near[0]}'?" if near else ""
 
 
 def _unquoted(value: Any) -> str:

@@ -1,7 +1,7 @@
 """Model weights as plain values: a dict from name to tensor, and its arithmetic, name by name.
 
-`Weights` holds a model's whole state: parameters and buffers (BatchNorm's running statistics). Both are sent and
-averaged; only parameters have a gradient.
+`Weights` holds a model's state: parameters and buffers (BatchNorm's running statistics). Both are sent and averaged;
+only parameters have a gradient. What is frozen is not among them: it is the same in every copy of a run's model.
 """
 
 import copy
@@ -10,40 +10,75 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.sgd import sgd as torch_sgd
 
 Weights = dict[str, Tensor]
 
 
+def frozen(model: nn.Module) -> frozenset[str]:
+    """The entries of a model's state that no training changes.
+
+    They are the parameters that take no gradient, and the buffers of modules all of whose parameters are such; a module
+    without parameters belongs to the module around it.
+
+    >>> model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2, affine=False), nn.Linear(2, 2))
+    >>> _ = model[0].requires_grad_(False)
+    >>> sorted(frozen(model))
+    ['0.bias', '0.weight']
+    """
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    still = {name for name, p in parameters.items() if not p.requires_grad}
+    if not still:
+        return frozenset()
+    holding = {place for name in parameters for place in _around(name)}
+    training = {place for name in parameters.keys() - still for place in _around(name)}
+
+    def is_still(name: str) -> bool:
+        return next(place for place in _around(name) if place in holding) not in training
+
+    return frozenset(still | {name for name in model.state_dict() if name not in parameters and is_still(name)})
+
+
+def _around(name: str) -> list[str]:
+    """The modules that an entry is in, the innermost first: a.b, a and the model itself for a.b.weight."""
+    steps = name.split(".")
+    return [".".join(steps[:end]) for end in range(len(steps) - 1, -1, -1)]
+
+
+def state(model: nn.Module) -> Weights:
+    """A model's state, parameters and buffers, less what is frozen: live, and without gradients."""
+    still = frozen(model)
+    return {name: tensor for name, tensor in model.state_dict().items() if name not in still}
+
+
 def state_of(model: nn.Module) -> Weights:
-    """A copy of a model's whole state, parameters and buffers, detached and on the CPU."""
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in model.state_dict().items()}
+    """A copy of a model's `state`, on the CPU."""
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in state(model).items()}
+
+
+def whole(model: nn.Module, weights: Weights) -> Weights:
+    """A model's state with these weights in place of its own, and with what is frozen."""
+    return {name: weights.get(name, tensor) for name, tensor in model.state_dict().items()}
+
+
+def load(model: nn.Module, weights: Weights) -> None:
+    """Give a model these weights. Raises RuntimeError where a name is unknown, or missing and not frozen."""
+    still = frozen(model)
+    found = model.load_state_dict(weights, strict=not still)
+    if wrong := [*found.unexpected_keys, *sorted({*found.missing_keys} - still)]:
+        raise RuntimeError(f"these weights are not of this model: '{wrong[0]}' is only in one of the two")
+
+
+def in_training(model: nn.Module) -> nn.Module:
+    """The model in training mode, but for modules with frozen buffers: a frozen BatchNorm keeps its statistics."""
+    model.train()
+    for name in frozen(model) - dict(model.named_parameters(remove_duplicate=False)).keys():
+        model.get_submodule(name.rpartition(".")[0]).training = False
+    return model
 
 
 def parameters_of(model: nn.Module) -> Weights:
     """The model's own trainable parameters, live: a value computed from them has a gradient."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
-
-
-def sgd(parameters: Weights, lr: float, momentum: float, weight_decay: float) -> Callable[[Tensor], None]:
-    """A function that does a step on a loss, as `torch.optim.SGD(fused=True)` does, to the same bits.
-
-    That class imports torch's compiler, which takes 90 MB and two seconds in each process.
-    """
-    buffers: dict[Tensor, Tensor | None] = {}  # parameter -> its momentum
-    options: dict[str, Any] = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "dampening": 0.0}
-
-    def step(loss: Tensor) -> None:
-        for p in parameters.values():
-            p.grad = None
-        loss.backward()
-        found = {p: p.grad for p in parameters.values() if p.grad is not None}
-        held = [buffers.get(p) for p in found] if momentum else []
-        with torch.no_grad():
-            torch_sgd([*found], [*found.values()], held, fused=True, nesterov=False, maximize=False, **options)
-        buffers.update(zip(found, held, strict=False))
-
-    return step
 
 
 def with_weights(model: nn.Module, weights: Weights) -> nn.Module:
@@ -52,7 +87,7 @@ def with_weights(model: nn.Module, weights: Weights) -> nn.Module:
     # Copied as empty tensors: to copy the values too would take as long again.
     memo: dict[int, Any] = {id(p): type(p)(torch.empty_like(p.detach()), p.requires_grad) for p in own}
     copied = copy.deepcopy(model, memo)
-    copied.load_state_dict(weights)
+    load(copied, weights)
     return copied
 
 

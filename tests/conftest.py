@@ -14,13 +14,14 @@ from hypothesis import settings
 from torch import nn
 
 from rayfed import tasks
+from rayfed.clients.settings import Training
 from rayfed.data import sources
 from rayfed.data.federation import Federation, pixel_moments
 from rayfed.data.partition import Iid, Partition
 from rayfed.data.samples import Samples
 from rayfed.data.settings import MINI, Augment, Data
 from rayfed.engine import rounds
-from rayfed.job import Job, RayOptions, Training
+from rayfed.job import Job, RayOptions
 from rayfed.local import Site
 from rayfed.models.classifier import Classifier
 from rayfed.runtime.here import Here

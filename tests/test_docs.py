@@ -17,24 +17,37 @@ from torch import nn
 import rayfed
 from rayfed import local, read_job
 from rayfed.cli.options import catalogue
+from rayfed.clients.settings import Training
 from rayfed.data.settings import Augment, Data
 from rayfed.engine import rounds
-from rayfed.grid import expand
-from rayfed.job import Job, Training
+from rayfed.grid import Grid, expand
+from rayfed.job import Job
 from rayfed.local import Site
-from rayfed.methods import RECIPES, Average, Batch, DynamicRegularizer, NormalizedAverage, read_method
+from rayfed.methods import (
+    RECIPES,
+    Average,
+    Batch,
+    DiscrepancyAverage,
+    DynamicRegularizer,
+    NormalizedAverage,
+    read_method,
+)
 from rayfed.methods.adaptive import ExtrapolatedAverage
 from rayfed.methods.registry import describe, parameters
 from rayfed.methods.views import ClientView, Fit, Outputs, ServerView, Step
 from rayfed.models.classifier import Classifier, has_features
+from rayfed.models.settings import MODELS as BUILT_IN
 from rayfed.runtime.here import Here
 from rayfed.trees import num_bytes
+from rayfed.values import keys
 
 DOCS = Path(__file__).parents[1] / "docs"
 METHODS = DOCS / "methods"
 OVERVIEW = METHODS / "README.md"
 PAGES = {path.stem: path for path in sorted(METHODS.glob("*.md")) if path != OVERVIEW}
 OWN = DOCS / "own.md"
+MODELS = DOCS / "models.md"
+PARTICIPATION = DOCS / "participation.md"
 EVERY = [*sorted(DOCS.glob("*.md")), OVERVIEW, *PAGES.values()]
 SECTIONS = ["Formula", "Use", "Parameters", "Cost", "When", "Seen", "Reading", "Reference"]
 
@@ -146,6 +159,31 @@ def test_the_examples_of_models_partitions_sampling_and_loggers_run(capsys):
 
 
 @pytest.mark.usefixtures("modules")
+def test_the_examples_of_participation_run(capsys):
+    phones, day = map(tomllib.loads, snippets(PARTICIPATION, "toml"))
+    by_time, make_trace = snippets(PARTICIPATION, "python")
+    few = {"train.num_rounds": 2, "train.local_steps": 1, "train.clients_per_round": 2, "model": "lenet"}
+    result = rayfed.run(phones, {**few, "ray.mode": "off"})
+    exec(by_time, {})
+    times = [float(line.split()[0]) for line in capsys.readouterr().out.splitlines()]
+    assert times == sorted(times) and len(times) == 3 and times[0] == 0 < times[-1]
+    listed = {row[0].strip("`") for row in table(section(PARTICIPATION, "What is recorded"))}
+    assert listed == dict(result.rounds.column("notes")[-1].as_py()).keys()
+    exec(make_trace, {})
+    trace = local.open_site(read_job(day)).trace
+    assert [len(trace.clients[trace.rows(round)]) for round in (1, 24, 25)] == [36, 35, 36]
+
+
+@pytest.mark.usefixtures("modules")
+def test_the_example_of_frozen_layers_runs_and_the_page_names_every_model(capsys):
+    (code,) = snippets(MODELS, "python")
+    exec(code, {})
+    assert capsys.readouterr().out.strip() == f"[0, {2 * 4 * (84 * 10 + 10)}] ['head.bias', 'head.weight']"
+    (ours, *_), *_ = table(MODELS.read_text())
+    assert re.findall(r"\w+", ours) == list(BUILT_IN)
+
+
+@pytest.mark.usefixtures("modules")
 def test_an_own_model_gets_the_keyword_arguments_that_the_page_lists():
     """The page's job files train with the page's model and partition, from the command line too."""
     listed = [row[0].strip("`") for row in table(section(OWN, "A model"))]
@@ -205,6 +243,15 @@ def test_both_forms_of_a_method_that_changes_agree():
     assert namespace["method"] == read_method(tomllib.loads(text)["method"])
 
 
+def test_the_keys_that_others_names_are_translated_to_exist():
+    found = [
+        re.findall(r"`([a-z_]+(?:\.[a-z_]+)*)`", ours) for ours, *_ in table((DOCS / "coming-from.md").read_text())
+    ]
+    named = {name for names in found for name in names if "." in name or name in Job.__dataclass_fields__}
+    known = {key.name for table in (Job, Grid) for key in keys(table, "" if table is Job else "grid")}
+    assert len(named) > 20 and named - {"rounds.parquet"} <= known
+
+
 @every_file
 def test_links_and_figures_exist(path):
     for target in re.findall(r"\]\(([^)\s]+)\)", prose(path)):
@@ -234,10 +281,14 @@ def test_the_overview_has_the_costs_of_each_page():
 
 
 def test_the_overview_says_which_methods_average_uniformly():
-    told = re.search(r"`(\w+)` and `(\w+)` take the\s+uniform mean", section(OVERVIEW, "How the models are averaged"))
+    text = section(OVERVIEW, "How the models are averaged")
+    told = re.search(r"`(\w+)` and `(\w+)` take the\s+uniform mean", text)
     averages = {name: next(part for part in recipe() if part.slot == "average") for name, recipe in RECIPES.items()}
     assert averages.pop(told[1]) == Average(by="client")
     assert isinstance(averages.pop(told[2]), DynamicRegularizer)
+    for name in re.search(r"`(\w+)`, `(\w+)` and `(\w+)` have FedDyn's mean", text).groups():
+        assert isinstance(averages.pop(name), DynamicRegularizer)
+    assert isinstance(averages.pop(re.search(r"`(\w+)` weighs by samples and labels", text)[1]), DiscrepancyAverage)
     assert set(averages.values()) == {Average(by="samples"), NormalizedAverage(), ExtrapolatedAverage(by="samples")}
 
 
@@ -278,7 +329,8 @@ def test_cost_is_as_measured(name, make_federation, monkeypatch):
     kept = max((packed.num_bytes for packed in last.memories.values()), default=0)
     states = num_bytes([hold.state for hold in last.held.values()])
     measured = [
-        in_batches / steps + (name in ("fedalign", "fedsam", "fedsol")),  # a pass through the trained model
+        in_batches / steps
+        + (name in ("fedalign", "fedsam", "fedsol", "fedspeed", "fedsmoo")),  # a pass through the trained model
         in_round / data.num_clients,
         last.bytes_down / data.num_clients / unit,
         last.bytes_up / data.num_clients / unit,

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from rayfed import metrics
 from rayfed import tasks as module
+from rayfed.clients.settings import Training
 from rayfed.engine import play as play_round
 from rayfed.engine import rounds, start
 from rayfed.errors import ClientFailed, Diverged, RunFailed
-from rayfed.job import Training
 from rayfed.methods import Part, Proximal, compose, fedavg, fedcsd, fedntd, moon, scaffold, switch
 from rayfed.metrics import Evaluation
 from rayfed.runtime.here import Here

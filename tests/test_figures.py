@@ -28,13 +28,14 @@ from rayfed.errors import InputError
 from rayfed.experiment import last_model
 from rayfed.folder.tables import read_table
 from rayfed.report import clients, features, global_model
-from rayfed.report.clients import drifts, ranks, spread
+from rayfed.report.clients import ranks
 from rayfed.report.features import Trained, around, density, direction
 from rayfed.report.global_model import cosines, lost_of, matrices
-from rayfed.report.page import run_page
+from rayfed.report.measured import drifts, spread
+from rayfed.report.page import comparison_page, run_page
 from rayfed.report.panels import apart, save
 from rayfed.report.read import of_clients, read_run
-from rayfed.report.svg import STYLE
+from rayfed.report.style import STYLE
 from rayfed.weights import state_of
 
 HOSTILE = ("<script>alert(1)</script>", "$x_{", "\u72ac \U0001f415", "a" * 60)
@@ -86,6 +87,11 @@ def full(copy):
     names = ("round", "client", "class", "predicted", "count")
     write(copy / "confusions.parquet", dict(zip(names, map(list, columns), strict=True)))
     return copy
+
+
+def charts_of(text):
+    """The data of a page's figures."""
+    return json.loads(re.search(r'<script type="application/json" id="charts">(.*?)</script>', text)[1])
 
 
 def write(folder, table):
@@ -467,13 +473,32 @@ def test_a_model_without_features_is_refused(trained):
 
 def test_the_page_draws_what_was_measured(runs, copy):
     text = run_page(runs[0])
-    for words in ("Local models: mean", "Learnt and forgotten", "Drift of the local models", "weight divergence (L2)"):
-        assert f">{words}" in text
+    for words in ("Local models: all classes", "Local models: own classes (in-local)", "Drift of the local models"):
+        assert f"<h3>{words}</h3>" in text
+    charts = charts_of(text)
+    found = of_clients(runs[0].folder, "local.before.in_local", "drift.divergence")
+    first = found["round"] == found["round"].min()
+    line = charts["local-in-local"]["series"][0]
+    assert line["y"][0] == pytest.approx(100 * found["local.before.in_local"][first].mean(), rel=1e-5)
+    assert {y for _, _, y, _ in charts["drift"]["points"]} <= {float(f"{y:.6g}") for y in found["drift.divergence"]}
+    assert charts["drift"]["y"] == "weight divergence (L2)"
     table = read_table(copy, "clients")
     rows = [{**row, "notes": [note for note in row["notes"] if note[0][:5] == "loss."]} for row in table.to_pylist()]
     pq.write_table(pa.Table.from_pylist(rows, table.schema), copy / "clients.parquet/round-00000.parquet")
     text = run_page(read_run(copy))
-    assert "Learnt and forgotten" not in text and "Drift of" not in text and "Training loss" in text
+    assert "Local models" not in text and "Drift of" not in text and "Training loss" in text
+    assert "Who is it good for? Not measured" in text
+
+
+def test_the_page_of_several_runs_says_who_they_are_good_for(runs):
+    text = comparison_page(runs)
+    for key in ("before-in-local", "before-out-local", "after-in-local", "after-out-local"):
+        note = "local." + key.replace("-", ".", 1).replace("-", "_")
+        of_run = of_clients(runs[0].folder, note)
+        last = of_run[note][of_run["round"] == of_run["round"].max()]
+        line = charts_of(text)[key]["series"][0]
+        assert line["x"][-1] == of_run["round"].max()
+        assert line["y"][-1] == pytest.approx(100 * np.nanmean(last), rel=1e-5)
 
 
 def test_the_command_lists_the_kinds_and_refuses_in_words(folders, tmp_path):

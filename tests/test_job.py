@@ -12,13 +12,15 @@ import tomli_w
 
 from rayfed import Job
 from rayfed.cli.options import read_override
+from rayfed.clients.settings import Training
 from rayfed.data.partition import PARTITIONS
 from rayfed.errors import InputError
 from rayfed.grid import Grid
-from rayfed.job import MODELS, Model, Output, RayOptions, Training, flat, make_job, override, read_job
+from rayfed.job import Model, Output, RayOptions, flat, make_job, override, read_job
 from rayfed.local import open_data
 from rayfed.methods import Proximal, fedavg, fedlmd_tf, fedntd
 from rayfed.models.registry import MODELS as BUILDERS
+from rayfed.models.settings import MODELS
 from rayfed.values import Ge, Key, keys
 
 QUICKSTART = Path(__file__).resolve().parents[1] / "jobs" / "quickstart.toml"
@@ -96,6 +98,13 @@ def test_another_partition_drops_the_options_of_the_one_before_in_any_order_of_o
     assert read_job(QUICKSTART, {"data.partition.name": "dirichlet"}) == read_job(QUICKSTART)
 
 
+def test_of_a_name_and_its_short_form_the_later_override_counts_and_options_come_after_both():
+    names = [("model", "lenet"), ("model.name", "resnet8")]
+    for first, last in (names, names[::-1]):
+        job = read_job(QUICKSTART, dict([("model.freeze", ["head.bias"]), first, last]))
+        assert job.model == read_job(QUICKSTART, {"model": last[1], "model.freeze": ["head.bias"]}).model
+
+
 def test_a_name_stands_for_a_table_in_any_spelling_and_keeps_what_the_new_table_has_too():
     names = {"data.partition": "IID", "model": "ResNet8", "method": "FedLMD-Tf", "data.source": "CIFAR10"}
     job = read_job(QUICKSTART, names)
@@ -127,7 +136,7 @@ def test_a_folder_named_like_a_source_in_other_spelling_is_the_folder(tmp_path, 
         ({"epochs": 3}, "the job: unknown key 'epochs'; did you mean 'train.local_epochs'?"),
         ({"train.num_clients": 3}, "unknown key 'num_clients'; did you mean 'data.partition.num_clients'?"),
         ({"data.partition.s": 3}, "data.partition: unknown key 's' (valid: alpha, cap, "),
-        ({"zzz": 3}, "the job: unknown key 'zzz' (valid: data, "),
+        ({"zzz": 3}, "the job: unknown key 'zzz' (valid: clients, data, "),
         ({"ray": "off"}, "ray = 'off': this is a table, [ray]; did you mean ray.mode = 'off'?"),
         ({"ray": "off", "ray.actors": 2}, "'ray.actors' cannot be set: ray = 'off' is not a table"),
         ({"data": "cifar10"}, "data = 'cifar10': this is a table, [data]; did you mean data.source = 'cifar10'?"),

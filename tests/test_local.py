@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from rayfed import local
+from rayfed.clients.batches import batches
+from rayfed.clients.settings import Training
 from rayfed.data.settings import Augment
 from rayfed.errors import Diverged, InputError
-from rayfed.job import Job, RayOptions, Training
-from rayfed.local import Broadcast, Desk, batches, evaluate, open_site, server_view, survey, train
+from rayfed.job import Job, RayOptions
+from rayfed.local import Broadcast, Desk, evaluate, open_site, server_view, survey, train
 from rayfed.methods import CrossEntropy, NotTrueDistill, Part, Proximal, compose, fedavg, fedlmd, fedntd, moon
 from rayfed.methods.part import names_of_terms
 from rayfed.methods.views import Notes

@@ -1,14 +1,21 @@
 """The page of a run: its numbers are those of the tables, and everything in a run's files is shown as plain text."""
 
+import base64
 import functools
+import gzip
+import hashlib
 import itertools
 import json
+import math
 import re
 import shutil
+import subprocess
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import urlsplit
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -16,9 +23,6 @@ import pytest
 import tomli_w
 import torch
 from click.testing import CliRunner
-from markupsafe import Markup
-from matplotlib import style
-from matplotlib.text import Text
 from torch import nn
 
 import rayfed
@@ -34,10 +38,10 @@ from rayfed.job import make_job, read_toml
 from rayfed.local import Site, open_data
 from rayfed.methods import Part
 from rayfed.metrics import Evaluation
-from rayfed.report import figures, page, read
+from rayfed.report import page, plots, read
 from rayfed.report.page import comparison_page, run_page, write_comparison, write_report
 from rayfed.report.read import ClassLoss, find_runs, forgotten, grouped, read_run
-from rayfed.report.svg import STYLE
+from rayfed.report.words import wilson
 from rayfed.runtime.here import Here
 
 HOSTILE = "</td></svg><script src=//evil.example></script><img src=x onerror='alert(1)'>&amp;$\\x$\"_"
@@ -137,6 +141,16 @@ def a_round(number, right):
     return Round(number, {}, {}, {}, Evaluation(confusion, 8.0), np.ones(len(right)), 0.1, clients)
 
 
+def charts_of(text):
+    """The data of a page's figures."""
+    return json.loads(re.search(r'<script type="application/json" id="charts">(.*?)</script>', text, re.DOTALL)[1])
+
+
+def scripts_of(text):
+    """The contents of a page's scripts: data, compressed libraries, and what draws."""
+    return re.findall(r"<script[^>]*>(.*?)</script>", text, re.DOTALL)
+
+
 def share(percent):
     """What a cell such as '12.3%' or '12.3%*' says, as a fraction."""
     return float(percent.rstrip("*%")) / 100
@@ -164,7 +178,7 @@ def test_a_run_ends_with_a_page_that_has_the_numbers_of_its_tables(result):
     assert np.mean([share(row[4]) for row in losses]) == pytest.approx(rounds[-1]["forgetting"], abs=6e-4)
 
     clients = result.clients.to_pylist()
-    start = page.rows.index(["client", "images", "times sampled", "mean training loss", "mean seconds"])
+    start = page.rows.index(["client", "images", "rounds", "mean training loss", "mean seconds"])
     for client, images, sampled, loss, _ in page.rows[start + 1 : start + 1 + len({row["client"] for row in clients})]:
         own = [row for row in clients if row["client"] == int(client)]
         assert (images, sampled) == (f"{own[0]['num_examples']:,}", str(len(own)))
@@ -188,38 +202,106 @@ def test_the_page_says_what_ran(result):
     assert environment["packages"]["torch"] in text and environment["partition"] in text
 
 
-def test_the_page_loads_nothing_and_runs_nothing(result):
+def test_the_page_loads_nothing_and_runs_only_its_own_scripts(result):
     text = (result.path / "report.html").read_text()
     found = Page(text)
-    assert "://" not in text and "@import" not in text and "url(//" not in text
-    assert not {"script", "link", "iframe", "object", "img"} & set(found.tags)
-    assert all(re.match("#|data:image/png;base64,", link) for link in found.values_of("src", "href", "xlink:href"))
+    assert set(re.findall(r"\w+://[^\s\"']*", text)) == {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xhtml"}
+    assert "@import" not in text and "url(" not in text
+    assert not {"link", "iframe", "object", "img"} & set(found.tags)
+    assert all(link.startswith("#") for link in found.values_of("src", "href", "xlink:href"))
+    assert {link[1:] for link in found.values_of("href")} <= set(found.values_of("id"))
     assert not [name for name, _ in found.attributes if name.startswith("on")]
-    assert "default-src 'none'" in text, "browsers are told to load nothing"
     names = found.values_of("id")
     assert len(names) == len(set(names)), "no id is used twice"
-    assert {link[1:] for link in found.values_of("xlink:href") if link.startswith("#")} <= set(names)
+
+    _, library, script = scripts_of(text)
+    (policy,) = [value for value in found.values_of("content") if "default-src" in value]
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    own = (script.encode(), gzip.decompress(base64.b64decode(library)))
+    hashes = {f"'sha256-{base64.b64encode(hashlib.sha256(of).digest()).decode()}'" for of in own}
+    assert set(rules.pop("script-src").split()) == hashes, "browsers are told to run these two, and nothing else"
+    assert rules == {"default-src": "'none'", "style-src": "'unsafe-inline'", "img-src": "data:"}
 
 
-def test_every_figure_has_axes_with_units_and_a_caption(result):
+def test_the_libraries_are_those_of_the_registry():
+    """The table of vendor/README.md has a file's hash in the registry's package; pages hold these files."""
+    vendor = Path(page.__file__).parent / "vendor"
+    told = re.findall(r"^\| `(.*?)` \|.*`([0-9a-f]{64})` \|$", (vendor / "README.md").read_text(), re.MULTILINE)
+    assert [name for name, _ in told] == list(page.LIBRARIES)
+    for name, digest in told:
+        assert hashlib.sha256((vendor / name).read_bytes()).hexdigest() == digest
+        assert "</script" not in (vendor / name).read_text()
+
+
+def test_every_figure_has_a_title_a_unit_and_its_numbers_as_a_table(result):
     text = (result.path / "report.html").read_text()
-    assert text.count("<figure ") == text.count("<figcaption>") == 4
-    for words in (
-        "test accuracy (%)",
-        "forgetting (%)",
-        "chance",
-        "mean loss per image (nats)",
-        "seconds per client",
-        "images",
-        "round",
-    ):
-        assert f">{words}</text>" in text
-    assert figures.INK not in text, "lines and text take the page's colour"
-    assert not re.search("stroke: #(0072b2|d55e00)", text), (
-        "lines take the page's colours, which are brighter in the dark"
-    )
-    for number, row in enumerate(result.rounds.to_pylist()):
-        assert f"<title>round {number}: {100 * row['test_accuracy']:.1f}%</title>" in text
+    found, charts = Page(text), charts_of(text)
+    assert found.values_of("data-chart") == list(charts)
+    assert text.count("<figure") == text.count("as a table</summary>") == len(charts) > 8
+    units = {chart["y"] for chart in charts.values() if chart["kind"] == "lines"}
+    assert units >= {"test accuracy (%)", "forgetting (%)", "mean loss per image (nats)", "mean loss per step (nats)"}
+    assert units >= {"seconds per client", "seconds per round", "kB per round"}
+    rows = result.rounds.to_pylist()
+    assert charts["accuracy"]["series"][0]["y"] == pytest.approx([100 * row["test_accuracy"] for row in rows], rel=1e-5)
+    assert charts["accuracy"]["rules"] == [{"y": 10.0, "name": "chance"}]
+    best = max(rows[1:], key=lambda row: row["test_accuracy"])
+    assert charts["accuracy"]["marked"]["x"] == best["round"]
+    for number, row in enumerate(rows):
+        assert [str(number), f"{100 * row['test_accuracy']:.1f}%"] in found.rows
+    accuracy = {(row["round"], row["class"]): 100 * row["accuracy"] for row in result.classes.to_pylist()}
+    heat = charts["classes"]
+    assert heat["columns"] == ["1", "2", "3"] and heat["slider"]
+    for name, values in zip(heat["rows"], heat["values"], strict=True):
+        assert values == pytest.approx([accuracy[round, name] for round in (1, 2, 3)], rel=1e-5)
+        assert [name, *(f"{accuracy[round, name]:.1f}" for round in (1, 2, 3))] in found.rows
+    kilobytes = [row["bytes_down"] / 1e3 for row in rows[1:]]
+    assert charts["bytes"]["series"][0]["y"] == pytest.approx(kilobytes, rel=1e-5) and charts["bytes"]["unit"] == " kB"
+
+
+def test_headings_are_in_order_and_there_are_landmarks(result):
+    text = (result.path / "report.html").read_text()
+    levels = [int(level) for level in re.findall(r"<h(\d)", text)]
+    assert levels[0] == 1 and levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
+    tags = Page(text).tags
+    assert [tags[name] for name in ("header", "main", "nav", "footer")] == [1, 1, 1, 1]
+    assert re.search(r"<body>\s*<a class=\"skip\" href=\"#main\">", text), "the first thing that takes the focus"
+    assert "prefers-color-scheme: dark" in text and "@media print" in text
+
+
+def test_the_first_screen_answers(keeper):
+    """4 test images per class: after round 2, a cat is recognised as in round 1, of dogs 3 fewer."""
+    text = run_page(read_run(keep(keeper(), [0, 4], [2, 4], [2, 1])))
+    first = re.sub(r"<[^>]*>", " ", text[text.index('<div class="answers">') : text.index("<nav")])
+    tiles = Page(text).tiles
+    assert (tiles["best accuracy"], tiles["last accuracy"], tiles["forgetting"]) == ("75.0%", "37.5%", "10.0%")
+    assert (tiles["a guess"], tiles["the untrained model"], tiles["rounds"]) == ("50.0%", "50.0%", "2")
+    low, high = (f"{100 * end:.1f}%" for end in wilson(3 / 8, 8))
+    assert f"95% interval of the last, from 8 test images: {low} to {high}." in first
+    assert "1 of 2 classes lost accuracy, most of all \u2068dog\u2069, 75.0 points since round 1." in first
+
+
+@pytest.mark.parametrize(("right", "count"), [(0, 10), (3, 8), (700, 1000), (50, 50)])
+def test_an_interval_ends_where_the_share_is_1_96_deviations_away(right, count):
+    share = right / count
+    for end in wilson(share, count):
+        if 1e-9 < end < 1 - 1e-9:
+            assert abs(share - end) == pytest.approx(1.959964 * math.sqrt(end * (1 - end) / count))
+
+
+def test_the_figures_of_a_long_run_stay_small():
+    rounds = np.arange(3001)
+    chart = plots.charts.lines("a", "A", "%", [plots.Line("a", 0, rounds, np.sqrt(rounds))])
+    line = chart.data["series"][0]
+    assert (len(line["x"]), line["x"][0], line["x"][-1]) == (400, 0, 3000)
+    assert line["y"] == pytest.approx(np.sqrt(line["x"]), rel=1e-5)
+    assert len(chart.rows) == 50 and chart.rows[-1] == ["3000", "54.8"]
+    assert chart.note == "Of 3,001 rounds, the table has 50 and the figure 400; the Parquet files have all."
+    values = np.tile(np.arange(3000.0), (100, 1))
+    classes, columns = ([str(n) for n in range(many)] for many in (100, 3000))
+    heat = plots.charts.heat("b", "B", values, classes, columns, "round", "%")
+    assert len(heat.data["values"]) == 100 and len(heat.data["values"][0]) == 400 and heat.data["values"][7][-1] == 2999
+    assert "Of 100 classes, the table has 50;" in heat.note and "Of 3,000 rounds, the table has 12 and" in heat.note
 
 
 def test_a_page_made_again_is_the_same_byte_for_byte(copy):
@@ -245,10 +327,12 @@ def test_names_are_shown_as_plain_text(keeper):
     run = replace(run, job=job, status=HOSTILE, job_text=HOSTILE, environment={HOSTILE: HOSTILE})
     for text in (run_page(run), comparison_page([run, run])):
         found = Page(text)
-        assert not {"script", "img"} & set(found.tags)
+        assert found.tags["script"] == text.count("<script") == text.count("</script") == 3 and not found.tags["img"]
         assert not [name for name, _ in found.attributes if name.startswith("on")]
-        assert "<script" not in text and text.count("&lt;script") > 5
+        assert text.count("&lt;script") > 5
     assert "\u72ac" in run_page(run)
+    assert charts_of(run_page(run))["classes"]["rows"] == [HOSTILE, "$x_{", "\u72ac", "<b>"]
+    assert charts_of(comparison_page([run]))["accuracy"]["series"][0]["name"] == HOSTILE
 
 
 @pytest.mark.parametrize("gone", ["rounds", "clients", "classes", "partition", "environment", "summary"])
@@ -262,7 +346,9 @@ def test_a_page_is_made_even_if_a_file_is_missing(gone, copy):
 def test_an_unfinished_run_has_a_page(keeper):
     with keeper() as made:
         assert "No round was finished" in write_report(made.path).read_text()
+        assert "There are no paired differences: " in comparison_page([read_run(made.path)])
         made.keep(a_round(0, [1, 2]))
+        assert "There are no paired differences: " in comparison_page([read_run(made.path)])
         text = write_report(made.path).read_text()
         assert 'class="status running"' in text and "before the second round of training" in text
         assert "7 clients hold 60 images" in text
@@ -299,14 +385,14 @@ def test_the_page_of_a_run_with_rounds_that_were_not_evaluated(keeper, result):
     assert forgotten(run) == [ClassLoss("cat", 0.75, 2, 0.25, 0.5), ClassLoss("dog", 0.25, 2, 0.5, -0.25)]
     found = Page(text)
     assert found.tiles == found.tiles | {"best accuracy": "100.0%", "last accuracy": "37.5%", "rounds": "5"}
-    assert re.findall(r"<small>(round \d)</small>", text) == ["round 3", "round 4", "round 4"]
-    assert re.findall(r"<title>(round \d: [\d.]+%)</title>", text)[:4] == [
-        *("round 0: 0.0%", "round 2: 50.0%", "round 3: 100.0%", "round 4: 37.5%")
-    ]
-    losses = re.findall(r"<title>round (\d): [\d.]+</title>", text)
-    assert losses == [*"0234", *"12345"], "of the test, and of training"
-    ticks = figures.class_accuracy.__wrapped__(run).axes[0].xaxis.get_major_formatter()
-    assert [ticks(place, 0) for place in (1.0, 2.0, 3.0, 4.0)] == ["2", "3", "4", ""]
+    of_untrained = "round 0"
+    assert re.findall(r"<small>(round \d)</small>", text) == ["round 3", "round 4", of_untrained, "round 4"]
+    charts = charts_of(text)
+    assert charts["accuracy"]["series"][0]["x"] == [0, 2, 3, 4]
+    assert charts["accuracy"]["series"][0]["y"] == [0.0, 50.0, 100.0, 37.5]
+    of_test, of_training = (line["x"] for line in charts["loss"]["series"])
+    assert (of_test, of_training) == ([0, 2, 3, 4], [1, 2, 3, 4, 5])
+    assert charts["classes"]["columns"] == ["2", "3", "4"]
     assert text.count(ONLY_SOME) == 1 and ONLY_SOME not in (result.path / "report.html").read_text()
     assert comparison_page([run, run]).count(ONLY_SOME) == 1
 
@@ -316,8 +402,8 @@ def test_a_point_of_several_runs_needs_all_of_them(keeper, tmp_path):
     for seed, history in enumerate(histories):
         keep(keeper(name=f"g/seed-{seed}", seed=seed, train={"eval_every": 2}), *history)
     text = comparison_page([read_run(folder) for folder in find_runs(tmp_path / "g")])
-    points = re.findall(r"<title>round (\d): ([\d.]+)% \(", text)
-    assert points[:3] == [("0", "0.0"), ("2", "25.0"), ("4", "75.0")]
+    line = charts_of(text)["accuracy"]["series"][0]
+    assert (line["x"], line["y"]) == ([0, 2, 4], [0.0, 25.0, 75.0])
     assert "a round that some of them did not evaluate has no point" in text
     head, row = Page(text).rows[:2]
     told = dict(zip(head, row, strict=True))
@@ -341,7 +427,9 @@ def test_a_seldom_evaluated_run_has_the_forgetting_of_its_tables(tables, result)
 def test_many_clients_share_the_columns_of_the_figure(keeper):
     run = read_run(keep(keeper()))
     many = {"client": np.arange(10_000), "class": np.arange(10_000) % 2, "count": np.full(10_000, 5)}
-    assert "images, mean of 26 clients" in figures.partition(many, run.classes, 10_001)
+    chart = plots.partition(many, run.classes, 10_001)
+    assert chart.data["unit"] == "images, mean of 26 clients" and len(chart.data["columns"]) == 385
+    assert chart.data["columns"][-1] == "9984 to 10000"
     crowd = replace(run, partition=many, num_clients=10_001)
     assert "10,001 clients hold 50,000 images: 0 to 5 each" in run_page(crowd)
 
@@ -392,8 +480,8 @@ def test_runs_are_compared_with_the_first(keeper, tmp_path):
     assert [row["best accuracy"] for row in told] == ["75.0% (round 2)", "100.0% (round 3)", "25.0% (round 1)"]
     assert [row["last accuracy"] for row in told] == ["50.0%", "100.0%", "25.0%"]
     assert [row["rounds to target"] for row in told] == ["2", "1", "never"]
-    assert "stopped" in text and "://" not in text
-    assert text.count(figures.COLOURS[2].lower()) >= 4, "three lines and the swatch in the table"
+    assert "stopped" in text and "What ran" in text
+    assert text.count("stroke: var(--line-3)") == 3, "in the heads of two tables, and in a column of one"
 
 
 @pytest.fixture
@@ -422,7 +510,15 @@ def test_the_runs_of_a_grid_are_one_line_per_method(grid):
     assert ntd[:4] == ["g/s/ntd", "0, 1, 2", "91.7 ± 14.4%", "91.7 ± 14.4%"]
     assert "more rounds: g/s/ntd/seed-3 (done, 0 rounds)." in text
     assert "only the methods may differ" in text and "done, killed, or running elsewhere" in text
-    assert "<title>ntd, round 2: 91.7% (75.0 to 100.0)</title>" in text
+    charts = charts_of(text)
+    line = charts["accuracy"]["series"][1]
+    ends = [line[end][2] for end in ("x", "low", "high")]
+    assert line["name"] == "ntd" and ends == [2, 75.0, 100.0] and line["y"][2] == pytest.approx(91.6667)
+    (gap,) = charts["gaps"]["points"]  # 75 - 25, 100 - 50 and 100 - 75 points; t with 2 degrees of freedom
+    half = 4.303 * np.std([50, 50, 25], ddof=1) / math.sqrt(3)
+    assert (gap["name"], gap["mean"], gap["from"]) == ("ntd", pytest.approx(125 / 3), "avg (3 pairs)")
+    assert gap["ends"] == pytest.approx([125 / 3 - half, 125 / 3 + half])
+    assert "Better: \u2068ntd\u2069." in text and "Neither" not in text
     classes = [row for row in Page(text).rows if row[0] in ("cat", "dog")]
     assert classes == [["cat", "0.0%", "-41.7%"], ["dog", "-50.0%", "-91.7%"]]
 
@@ -505,35 +601,26 @@ def test_notes_are_drawn_as_means_over_images_where_there_are_any(keeper):
     found = {name: [list(of) for of in line] for name, line in run.notes.items()}
     assert found.pop("local.after.accuracy")[0] == found.pop("local.before.accuracy")[0] == [2]
     assert found == {"loss.a": [[1, 2], [2.5, 5.0]], "loss.b": [[1], [7.0]]}
-    axes = figures.notes.__wrapped__(run, "loss.", "Terms", "nats").axes[0]
-    assert [line.get_ydata().tolist() for line in axes.lines] == [[2.5, 5.0], [7.0]]
+    terms = charts_of(run_page(run))["terms"]["series"]
+    assert [(line["name"], line["y"]) for line in terms] == [("a", [2.5, 5.0]), ("b", [7.0])]
     assert "Terms of the loss" in run_page(run) and "Local models" in run_page(run)
     for name in ("clients.parquet", "classes.parquet", "partition.parquet"):  # what is missing is empty
         shutil.rmtree(path / name) if (path / name).is_dir() else (path / name).unlink()
         assert "Terms of the loss" not in run_page(read_run(path))
 
 
-def test_a_negative_loss_is_drawn_whole(keeper):
-    """The loss of a method of one's own may be negative: the axis begins below it, else at 0."""
-    run = read_run(keep(keeper(), [1, 1], [2, 2], [3, 3]))
-    lowest = run.clients["train_loss"].min()
-    for losses, bottom in ((run.clients["train_loss"], 0.0), (run.clients["train_loss"] - 5, None)):
-        drawn = figures.training_loss.__wrapped__(replace(run, clients=run.clients | {"train_loss": losses}))
-        low = drawn.axes[0].get_ylim()[0]
-        assert low == bottom if bottom is not None else low < lowest - 5
-
-
-@pytest.mark.parametrize("count", [2, 7, 22])
-def test_the_names_at_the_ends_of_lines_do_not_overlap(count):
-    with style.context(["default", STYLE]):
-        figure, axes = figures.panel("Accuracy", "%", count)
-        axes.set(xlim=(0, 9), ylim=(0, 100))
-        ends = [figures.End(9, 50 + number / 10, f"run {number}", "#0072B2") for number in range(count)]
-        figures.name_ends(axes, ends)
-        figure.draw_without_rendering()
-    boxes = sorted((Text.get_window_extent(text) for text in axes.texts), key=lambda box: box.y0)
-    assert len(boxes) == count
-    assert all(below.y1 <= above.y0 + 1 for below, above in itertools.pairwise(boxes))
+def test_how_clients_answered_the_virtual_time_and_an_early_end_are_shown(tables, tmp_path):
+    clients = {"dropout": 0.3, "seconds_per_example": 0.01, "deadline": 1e6, "oversample": 1.5}
+    train = {**tables["train"], "num_rounds": 12, "lr": 1e-9, "patience": 2}
+    found = rayfed.run({**tables, "clients": clients, "train": train, "output": {"path": str(tmp_path)}})
+    page, rounds = run_page(read_run(found.path)), found.rounds.to_pylist()[1:]
+    notes = [dict(row["notes"]) for row in rounds]
+    charts = charts_of(page)
+    drawn = {line["name"]: line["y"] for line in charts["answers"]["series"]}
+    assert drawn == {name: [note[f"clients.{name}"] for note in notes] for name in ("answered", "dropped", "late")}
+    seconds = np.cumsum([note["clients.virtual_seconds"] for note in notes])
+    assert charts["virtual"]["series"][0]["y"] == pytest.approx(seconds.tolist(), rel=1e-3)
+    assert f"Ended after round {len(rounds)} of 12: no better test accuracy" in page and len(rounds) < 12
 
 
 def everywhere(content, hostile):
@@ -550,9 +637,6 @@ def everywhere(content, hostile):
 @pytest.mark.parametrize("hostile", [HOSTILE, [{HOSTILE: HOSTILE}]], ids=["text", "list"])
 def test_every_value_of_a_file_is_plain_text_or_refused(hostile, copy, monkeypatch, tmp_path):
     """Each value of job.toml, environment.json and summary.json, and each table of them, is a script, in turn."""
-    for name, drawing in vars(figures).items():
-        if hasattr(drawing, "__wrapped__"):
-            monkeypatch.setattr(figures, name, lambda *_: Markup("<svg></svg>"))  # drawings see no text of these files
     monkeypatch.setattr(read, "read_table", functools.cache(read_table))
     method = [{"until": 1, "method": [{"name": "fedavg"}]}, {"method": [{"name": "fedntd", "beta": [1.0]}]}]
     files = {
@@ -571,7 +655,7 @@ def test_every_value_of_a_file_is_plain_text_or_refused(hostile, copy, monkeypat
                 continue
             shown.add((name, number))
             for text in (path.read_text() for path in pages):
-                assert "<script" not in text and "<img" not in text
+                assert text.count("<script") == text.count("</script") == 3 and "<img" not in text
                 Page(text)
         (copy / name).write_text(written(content))
     assert len(shown) > 50 and {name for name, _ in shown} == set(files)
@@ -582,7 +666,7 @@ def test_every_value_of_a_file_is_plain_text_or_refused(hostile, copy, monkeypat
     ("file", "content", "words"),
     [
         ("job.toml", b"\xff", "cannot be read"),
-        ("job.toml", b"name = 1", "cannot be shown, as a file in it is not as a run wrote it: KeyError('data')"),
+        ("job.toml", b"name = 1", "cannot be shown, as a file in it is not as a run wrote it: KeyError('partition')"),
         ("environment.json", b'{"packages": 3}', "cannot be shown"),
         ("partition.parquet", b"PAR1PAR1", "cannot be shown"),
         ("rounds.parquet/round-00002.parquet", b"PAR1", "cannot be shown"),
@@ -605,8 +689,38 @@ def test_a_result_is_four_lines_and_in_a_notebook_a_table_and_a_curve(result):
         assert shown in line
     text = result._repr_html_()
     found = Page(text)
-    assert [row[:2] for row in found.rows[1:3]] == [
+    assert [row[:2] for row in found.rows[:2]] == [
         ["best accuracy", f"{100 * best['test_accuracy']:.1f}%"],
         ["last accuracy", f"{100 * last['test_accuracy']:.1f}%"],
     ]
     assert found.tags["svg"] == 1 and "<title>round 3: " in text and "html" not in found.tags
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update", "--enable-logging=stderr"),
+    "--virtual-time-budget=20000",  # of its own clock: until all is drawn
+)
+ITS_OWN = ("google.com", "googleapis.com", "gvt1.com")  # what a browser asks for whatever it shows
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not CHROMIUM, reason="needs Chromium")
+@pytest.mark.parametrize("width", [500, 1280])  # no window is narrower than 500
+def test_a_browser_draws_every_figure_and_says_nothing(width, keeper, tmp_path):
+    names = (HOSTILE, "</script><script>console.error('run')</script>", "\u202eabc & \"'", "\u72ac")
+    rounds = [[number, 1, 2, 3] for number in range(4)]
+    runs = [read_run(keep(keeper(names, name=name), *rounds)) for name in ("one", "two")]
+    runs = [replace(run, job={**run.job, "name": name}) for run, name in zip(runs, (HOSTILE, names[1]), strict=True)]
+    for number, text in enumerate((run_page(runs[0]), comparison_page(runs))):
+        (tmp_path / "page.html").write_text(text)
+        log = tmp_path / f"net-{number}.json"
+        options = (f"--user-data-dir={tmp_path / 'profile'}", f"--log-net-log={log}", f"--window-size={width},2000")
+        command = [CHROMIUM, *FLAGS, *options, "--dump-dom", (tmp_path / "page.html").as_uri()]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
+        assert 'data-drawn="yes"' in done.stdout
+        assert done.stdout.count('role="img"') >= len(charts_of(text))
+        asked = {urlsplit(url).hostname or "" for url in re.findall(r'"url":"(https?://[^"]*)"', log.read_text())}
+        assert [host for host in asked if not host.endswith(ITS_OWN)] == []

@@ -125,6 +125,22 @@ def test_runs_that_do_not_count_as_they_seem_are_named(run):
     assert sheet(one, "text").notes == []
 
 
+def test_a_run_that_has_ended_early_counts_with_its_own_rounds(run):
+    def of_three(made, **more):
+        job = {**made.job, "train": {**made.job["train"], "num_rounds": 3}}
+        return replace(made, job=job, summary={**made.summary, **more})
+
+    early = {"ended_early": "no better test accuracy"}
+    one = [of_three(run("x/one", 0, 0.3, 0.2, 0.1)), of_three(run("x/one", 1, 0.4, 0.3), **early)]
+    one.append(of_three(run("x/one", 2, 0.9)))
+    two = [of_three(run("x/two", 0, 0.5, 0.5, 0.5)), of_three(run("x/two", 1, 0.5), **early)]
+    first, second = rows([*one, *two])
+    assert first.figures["last"] == (pytest.approx(20.0), pytest.approx(math.sqrt(200)))
+    assert (first.behind, second.behind) == ([one[2]], []), "one run is not yet as far"
+    assert (second.difference.pairs, second.difference.mean) == (2, pytest.approx(30.0))
+    assert [line[2] for line in sheet([*one, *two], "text").lines] == ["2 to 3", "1 to 3"]
+
+
 def test_the_same_run_as_two_seeds_is_refused(run):
     one, copied = run("x/one", 0, 0.5), run("x/one", 0, 0.5)
     copied = replace(copied, folder=copied.folder.with_name("seed-7"), job={**one.job, "name": "x/one/seed-7"})
@@ -348,7 +364,9 @@ def test_the_command_says_what_it_cannot_show(made, tmp_path):
     assert code == 0 and len(text.splitlines()) == 4  # the head, a row, and a note after an empty line
     assert "begun is left out: no round has been evaluated yet" in text
     (tmp_path / "begun" / "job.toml").write_text("name = 'mine'")
-    assert "begun' cannot be read, as a file in it is not as a run wrote it: KeyError('data')" in printed(tmp_path)[1]
+    assert (
+        "begun' cannot be read, as a file in it is not as a run wrote it: KeyError('partition')" in printed(tmp_path)[1]
+    )
 
 
 def test_the_command_prints_a_papers_table_in_every_form(made, tmp_path):

@@ -2,7 +2,6 @@
 
 import math
 
-import pytest
 import torch
 from torch import nn
 
@@ -46,7 +45,7 @@ def test_state_is_a_copy_with_buffers_and_parameters_are_live():
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     model[0].bias.requires_grad_(False)
     state = w.state_of(model)
-    assert state.keys() == model.state_dict().keys() > {"1.running_mean", "1.num_batches_tracked"}
+    assert state.keys() == model.state_dict().keys() - {"0.bias"} > {"1.running_mean", "1.num_batches_tracked"}
     assert not any(tensor.requires_grad for tensor in state.values())
     parameters = w.parameters_of(model)
     assert parameters.keys() == {"0.weight", "1.weight", "1.bias"}  # the frozen bias is not one
@@ -64,8 +63,11 @@ def test_a_model_with_other_weights_is_a_copy_in_the_same_layout():
     model.register_buffer("own", torch.ones(1), persistent=False)
     before, weights = w.state_of(model), {name: tensor + 1 for name, tensor in w.state_of(model).items()}
     made = w.with_weights(model, weights)
-    assert all(torch.equal(tensor, weights[name]) for name, tensor in made.state_dict().items())
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    still = "2.weight"  # as it is frozen
+    assert before.keys() == model.state_dict().keys() - {still}
+    assert torch.equal(made[2].weight, torch.ones(3, 3, 1, 1)) and made[2].weight is not model[2].weight
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in made.state_dict().items() if name != still)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items() if name != still)
     assert made[0].weight.is_contiguous(memory_format=torch.channels_last)
     assert w.parameters_of(made).keys() == w.parameters_of(model).keys()
     assert made[2].bias is made[0].bias is not model[0].bias
@@ -77,28 +79,3 @@ def test_like_rounds_values_for_integers():
     cast = w.like({"x": torch.tensor([1.6, 2.4, -1.6, 2.5]), "y": torch.tensor([0.1])}, example)
     assert cast["x"].tolist() == [2, 2, -2, 2]
     assert (cast["x"].dtype, cast["y"].dtype) == (torch.int64, torch.float16)
-
-
-@pytest.mark.parametrize(("momentum", "decay"), [(0.0, 0.0), (0.9, 0.0), (0.0, 0.01), (0.9, 0.01)])
-def test_sgd_is_torchs_bit_for_bit(momentum, decay):
-    def trained(steps_of):
-        torch.manual_seed(0)
-        model = nn.ModuleDict({"used": nn.Linear(40, 30), "unused": nn.Linear(2, 2)})
-        step = steps_of(model)
-        for _ in range(4):
-            step(model["used"](torch.randn(8, 40)).square().mean())
-        return model.state_dict()
-
-    def theirs(model):
-        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum, weight_decay=decay, fused=True)
-
-        def step(loss):
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-
-        return step
-
-    expected = trained(theirs)
-    found = trained(lambda model: w.sgd(w.parameters_of(model), 0.1, momentum, decay))
-    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())

@@ -41,13 +41,14 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import rayfed
+from rayfed.clients.batches import batches
 from rayfed.data.federation import Federation
 from rayfed.data.settings import MINI, Data
 from rayfed.data.sources import load
 from rayfed.engine import Round
 from rayfed.errors import InputError
 from rayfed.job import Job
-from rayfed.local import batches, open_site
+from rayfed.local import open_site
 from rayfed.losses import not_true_distill
 from rayfed.methods.distill import NotTrueDistill
 from rayfed.seeds import Purpose, cohort, seed_of
@@ -117,11 +118,17 @@ class Paced(rayfed.Display):
             self._pace.last_client()
 
     def round(self, round: Round) -> None:
+        assert round.test_accuracy is not None, "every round is evaluated"
         self._pace.lap(round.round, round.test_accuracy, [row.seconds for row in round.clients])
 
 
 def on_ray(table: Mapping[str, Any], pace: Pace, processes: int) -> None:
     rayfed.run(table, {"ray.mode": "on", "ray.actors": processes}, display=Paced(pace))
+
+
+def measured(table: Mapping[str, Any], pace: Pace, processes: int) -> None:
+    """As on Ray, with each client's model measured on 2,000 test images, before and after its training, every round."""
+    on_ray({**table, "measure": ["local"], "measure_images": 2000}, pace, processes)
 
 
 def in_process(table: Mapping[str, Any], pace: Pace, processes: int) -> None:
@@ -330,6 +337,7 @@ CONTENDERS: dict[str, Callable[[Mapping[str, Any], Pace, int], None]] = {
     "tuned": tuned,
     "here": in_process,
     "plain": plain,
+    "measured": measured,
     "compiled": partial(tuned, how="compiled"),
     "graphs": partial(tuned, how="graphs"),
 }

@@ -23,7 +23,7 @@ def main() -> None:
             digest = hashlib.sha256()
             for key, tensor in rayfed.run("jobs/quickstart.toml", changed).weights.items():
                 digest.update(key.encode())
-                digest.update(tensor.contiguous().numpy())
+                digest.update(tensor.contiguous().numpy().tobytes())
             print(f"{digest.hexdigest()}  {name}", flush=True)
 
 

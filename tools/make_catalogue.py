@@ -19,11 +19,12 @@ from torch import nn
 
 import rayfed
 from rayfed.cli.show import default_text
+from rayfed.clients.settings import Training
 from rayfed.data.federation import Federation
 from rayfed.data.partition import Iid
 from rayfed.data.samples import Samples
 from rayfed.engine import rounds
-from rayfed.job import Job, Training
+from rayfed.job import Job
 from rayfed.local import Site
 from rayfed.methods.part import Method
 from rayfed.methods.registry import PARTS, RECIPES, parameters
@@ -64,7 +65,7 @@ def entries() -> list[dict[str, Any]]:
             taken = [[parameter, default_text(default), text] for parameter, default, text in parameters(name)]
             entry = {"name": name, "kind": kind, "doc": inspect.getdoc(maker), "parameters": taken}
             if kind == "recipe":
-                entry |= dict(zip(("down", "up"), (f"{models:.1f}" for models in cost(maker())), strict=True))
+                entry |= dict(zip(("down", "up"), (f"{models:.1f}" for models in cost(RECIPES[name]())), strict=True))
             found.append(entry)
     return found
 

@@ -28,7 +28,7 @@ from rayfed.grid import Cell, expand, spread
 from rayfed.job import read_toml
 from rayfed.report.forms import stat_text
 from rayfed.report.read import Run, read_run
-from rayfed.report.svg import COLOURS, METADATA, STYLE
+from rayfed.report.style import COLOURS, METADATA, STYLE
 from rayfed.report.table import LAST, Difference, figures, interval
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -108,12 +108,12 @@ def measure_memories(site: Site, clients: int, kilobytes: int) -> None:
 
 
 if __name__ == "__main__":
-    what, *numbers = sys.argv[1:]
+    what, numbers = sys.argv[1], [int(number) for number in sys.argv[2:]]
     folder = Path(tempfile.mkdtemp(prefix="keeping-", dir="."))
     try:
         if what == "rounds":
-            measure_rounds(open_site(str(folder)), *map(int, numbers or [5000]))
+            measure_rounds(open_site(str(folder)), *(numbers or [5000]))
         else:
-            measure_memories(open_site(str(folder)), *map(int, numbers or [20_000, 200]))
+            measure_memories(open_site(str(folder)), *(numbers or [20_000, 200]))
     finally:
         shutil.rmtree(folder)

@@ -18,8 +18,9 @@ from matplotlib.figure import Figure
 from ray._private.internal_api import memory_summary
 
 from rayfed import read_job
+from rayfed.engine import Round
 from rayfed.experiment import Display, run
-from rayfed.report.svg import METADATA, STYLE
+from rayfed.report.style import METADATA, STYLE
 
 ROOT = Path(__file__).resolve().parents[1]
 FIGURE = ROOT / "docs/figures/memory.svg"
@@ -39,20 +40,19 @@ class Watch(Display):
     def __init__(self) -> None:
         self.rows: list[tuple[int, float, float, float]] = []
 
-    def round(self, round) -> None:
+    def round(self, round: Round) -> None:
         if round.round % 20:
             return
         actors = [ray.get_actor(name) for name in ray.util.list_named_actors() if name.startswith("memory/actor-")]
-        pids = ray.get([actor.__ray_call__.remote(lambda self: os.getpid()) for actor in actors])
-        stored = re.search(
-            r"Plasma memory usage ([\d.]+) MiB", memory_summary(ray.get_runtime_context().gcs_address, stats_only=True)
-        )
-        self.rows.append((round.round, resident(os.getpid()), sum(map(resident, pids)), float(stored[1])))
+        pids: list[int] = ray.get([actor.__ray_call__.remote(lambda self: os.getpid()) for actor in actors])
+        summary = memory_summary(ray.get_runtime_context().gcs_address, stats_only=True)
+        stored = float(re.findall(r"Plasma memory usage ([\d.]+) MiB", summary)[0])
+        self.rows.append((round.round, resident(os.getpid()), sum(map(resident, pids)), stored))
 
 
 def resident(pid: int) -> float:
     status = Path(f"/proc/{pid}/status").read_text()
-    return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024
+    return int(re.findall(r"VmRSS:\s+(\d+)", status)[0]) / 1024
 
 
 def measure(rounds: int) -> np.ndarray:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from rayfed.job import Training
-from rayfed.tasks import OrderedSum, cut
+from rayfed.clients.settings import Training
+from rayfed.tasks import OrderedSum, Task, cut
 from rayfed.trees import Scaled, checked
 
 MB, GBIT = 1e6, 1e9 / 8
@@ -54,6 +54,7 @@ def simulate(
     `update` is in bytes; with `alone` each client is a task.
     """
     sizes = np.random.default_rng(0).lognormal(np.log(600), 0.5, cohort).astype(int) + 1
+    tasks: list[Task]
     if alone:
         tasks = [(client,) for client in np.argsort(-sizes, kind="stable").tolist()]
     else:

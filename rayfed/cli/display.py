@@ -3,7 +3,7 @@
 import logging
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,16 +12,21 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.status import Status
 
-from rayfed.cli.text import aligned, shown
+from rayfed.cli.text import aligned, bar, harmless, shown
+from rayfed.clients.settings import Training
 from rayfed.data.federation import Federation
+from rayfed.data.inputs import Images
 from rayfed.data.partition import Rule, write_rule
 from rayfed.engine import Round
 from rayfed.experiment import Display, Result
 from rayfed.folder.summary import read_summary
-from rayfed.job import Job, Training
+from rayfed.job import Job
 from rayfed.local import Site
 from rayfed.methods.registry import describe
+from rayfed.report.read import ClassLoss, forgotten, read_run
+from rayfed.weights import parameters_of
 
+CLASSES = 10  # at most, in the summary of a run
 BELOW_ZERO = "a negative forgetting: on average, a class is better now than in any evaluated round before"
 
 log = logging.getLogger(__name__)
@@ -37,7 +42,7 @@ def follow(of_grid: str = "") -> Iterator[Display]:
         console = Console(stderr=True)
         progress = bar_on(console, transient=bool(of_grid))
         try:
-            with console.status("starting") as spinner:
+            with console.status("opening the data") as spinner:
                 yield Bar(progress, of_grid, spinner)
         finally:
             progress.stop()
@@ -90,8 +95,12 @@ class Bar(Display):
             print(text, flush=True)
         self._training = site.job.train
         self._total, self._round, self._evaluated = self._training.num_rounds, 0, "not evaluated"
-        empty: dict[str, Any] = {"round": 0, "clients": "", "figures": "starting"}
+        self._accuracy: float | None = None
+        empty: dict[str, Any] = {"round": 0, "clients": "", "figures": "starting the workers"}
         self._task = self._progress.add_task(self._of_grid, start=False, total=self._total, **empty)
+
+    def ready(self, resumed: bool) -> None:
+        self._show(0, figures="reading the checkpoint" if resumed else "evaluating the initial model")
 
     def client(self, done: int, total: int) -> None:
         self._show(self._round + done / (total + 1), clients=f"clients {done}/{total}")  # + 1 for the server's work
@@ -102,7 +111,8 @@ class Bar(Display):
         self._progress.start_task(self._task)  # the first time only: the time counts from the end of round 0
         figures = self._evaluated
         if round.test_accuracy is not None:
-            figures = figures_text(round)
+            figures = figures_text(round, arrow(self._accuracy, round.test_accuracy))
+            self._accuracy = round.test_accuracy
             self._evaluated = f"accuracy {round.test_accuracy:.3f} in round {round.round}"
         self._show(round.round, round=min(round.round + 1, self._total), clients="", figures=figures)
 
@@ -150,29 +160,33 @@ def grid_bar() -> Progress:
 def header(site: Site) -> str:
     """The run that is about to start, in a few lines."""
     job, federation = site.job, site.federation
-    parameters = sum(parameter.numel() for parameter in site.model.parameters())
+    parameters, training = (
+        sum(parameter.numel() for parameter in some)
+        for some in (site.model.parameters(), parameters_of(site.model).values())
+    )
+    frozen = f", of which {training:,} train" if training < parameters else ""
     lines = {
         "name": job.name,
         "method": describe(job.method),
         "data": f"{job.data.source}: {images_text(federation)}; {partition_text(job.data.partition)}",
         "clients": f"{clients_text(federation)}; {job.train.clients_per_round} per round",
-        "model": f"{job.model.name}, {parameters:,} parameters",
+        "model": f"{job.model.name}, {parameters:,} parameters{frozen}",
         "ray": ray_text(job),
     }
     return aligned(list(lines.items()))
 
 
 def images_text(federation: Federation) -> str:
-    """The number of images for training and for testing, and their shape."""
-    shape = "x".join(map(str, federation.image_shape))
-    return f"{len(federation.train):,} + {len(federation.test):,} of {shape}"
+    """The number of images, or other examples, for training and for testing, and their shape."""
+    return f"{len(federation.train):,} + {len(federation.test):,} of {federation.inputs.size}"
 
 
 def clients_text(federation: Federation) -> str:
-    """The number of clients, and how many images they hold."""
+    """The number of clients, and how many images, or other examples, they hold."""
     sizes = federation.partition.sizes
     least, most = (f"{size:,}" for size in (sizes.min(), sizes.max()))
-    return f"{len(sizes):,} with {least if least == most else f'{least} to {most}'} images each"
+    what = "images" if isinstance(federation.inputs, Images) else "examples"
+    return f"{len(sizes):,} with {least if least == most else f'{least} to {most}'} {what} each"
 
 
 def partition_text(rule: Rule) -> str:
@@ -208,11 +222,22 @@ def round_line(round: Round, training: Training) -> str:
     return "  ".join(words)
 
 
-def figures_text(round: Round) -> str:
-    """The figures of a round's evaluation."""
+def figures_text(round: Round, arrow: str = " ") -> str:
+    """The figures of a round's evaluation; an arrow may follow the accuracy."""
     if round.test_accuracy is None:
         return "not evaluated"
-    return f"accuracy {round.test_accuracy:.3f}  forgetting {round.forgetting:.3f}"
+    return f"accuracy {round.test_accuracy:.3f}{arrow} forgetting {round.forgetting:.3f}"
+
+
+def arrow(before: float | None, now: float) -> str:
+    """Where the accuracy has gone since the last evaluation.
+
+    >>> arrow(0.5, 0.6), arrow(0.6, 0.5), arrow(0.5, 0.5), arrow(None, 0.5)
+    ('↑', '↓', '→', ' ')
+    """
+    if before is None:
+        return " "
+    return "→" if now == before else "↑" if now > before else "↓"
 
 
 def cell_text(summary: dict[str, Any]) -> str:
@@ -227,4 +252,17 @@ def result_text(path: Path, summary: dict[str, Any]) -> str:
     rows = [(which, line.format(**summary[which])) for which in ("best", "last")]
     if min(summary[which]["forgetting"] for which in ("best", "last")) < 0:
         rows.append(("", f"({BELOW_ZERO})"))
-    return aligned([*rows, ("results", shown(path))])
+    if why := summary.get("ended_early"):
+        rows.append(("ended", f"after round {summary['rounds']}: {why}"))
+    return aligned([*rows, *forgotten_rows(forgotten(read_run(path))), ("results", shown(path))])
+
+
+def forgotten_rows(losses: Sequence[ClassLoss]) -> Iterator[tuple[str, str]]:
+    """The classes that have lost most accuracy, as a bar chart; its full width is all of a class."""
+    lost = [loss for loss in losses if loss.lost >= 0.0005]
+    width = max((len(harmless(loss.name)) for loss in lost[:CLASSES]), default=0)
+    for number, loss in enumerate(lost[:CLASSES]):
+        figures = f"{loss.lost:.3f}  {harmless(loss.name):{width}}  {bar(loss.lost)}"
+        yield "" if number else "forgotten", figures.rstrip()
+    if len(lost) > CLASSES:
+        yield "", f"and less of {len(lost) - CLASSES} more classes"

@@ -56,7 +56,8 @@ def complete_set(ctx: click.Context, param: click.Parameter, incomplete: str) ->
     """The job file's keys; where none of them fits, all keys; after `=`, the names that a key can have."""
     from rayfed.data.partition import PARTITIONS
     from rayfed.data.settings import SOURCES
-    from rayfed.job import MODELS, Job, flat, read_toml
+    from rayfed.job import Job, flat, read_toml
+    from rayfed.models.settings import MODELS
     from rayfed.values import keys
 
     key, equals, _ = incomplete.partition("=")

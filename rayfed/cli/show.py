@@ -129,12 +129,16 @@ def data(job: str | None, overrides: Overrides) -> None:
     read = read_base(job, overrides)
     federation = open_data(read)
     classes = federation.train.classes
+    form = ".4g" if read.data.in_place_of_images else ".4f"  # features have units of their own
+    mean, deviation = (
+        " ".join([*(f"{value:{form}}" for value in each[:20]), *["..."][: len(each) > 20]])
+        for each in (federation.mean, federation.std)
+    )
     facts = {
         "source": read.data.source,
-        "images": images_text(federation),
+        "examples" if read.data.in_place_of_images else "images": images_text(federation),
         "classes": f"{len(classes)}: {', '.join(classes[:20])}{', ...' if len(classes) > 20 else ''}",
-        "mean": " ".join(f"{value:.4f}" for value in federation.mean),
-        "deviation": " ".join(f"{value:.4f}" for value in federation.std),
+        **({"mean": mean, "deviation": deviation} if mean else {}),
         "partition": partition_text(read.data.partition),
         "clients": clients_text(federation),
     }
@@ -156,7 +160,7 @@ def partition(job: str, overrides: Overrides, output: str | None) -> None:
 
     from rayfed.cli.display import clients_text
     from rayfed.local import open_data
-    from rayfed.report.figures import save_partition
+    from rayfed.report.partition import save_partition
 
     read = read_base(job, overrides)
     path = Path(output or f"{Path(read.name).name}.partition.png")

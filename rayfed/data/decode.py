@@ -108,11 +108,15 @@ def _announced(image: Encoded, size: int) -> tuple[int, int, int]:
 
 def has_room(count: int, shape: tuple[int, ...]) -> None:
     """Raises InputError for more images than fit in memory, before the system would kill a process for them."""
-    needed = count * math.prod(shape)
+    what = f"{count:,} images of {' x '.join(map(str, shape))}"
+    fits(count * math.prod(shape), what, "scale them with data.size, or give fewer")
+
+
+def fits(needed: int, what: str, advice: str) -> None:
+    """Raises InputError where so many bytes are more than this process may use."""
     if needed > MEMORY:
-        what = f"{count:,} images of {' x '.join(map(str, shape))} take {decimal(needed)}"
         may = f"this process may use {decimal(MEMORY)}"
-        raise InputError(f"{what}, and {may}; scale them with data.size, or give fewer")
+        raise InputError(f"{what} take {decimal(needed)}, and {may}; {advice}")
 
 
 def resize(images: np.ndarray, size: int) -> np.ndarray:

@@ -2,8 +2,8 @@
 
 >>> from rayfed.data.partition import Shards
 >>> federation = open_federation(Data(partition=Shards(s=2, num_clients=5)))
->>> federation.num_clients, federation.image_shape
-(5, (1, 28, 28))
+>>> federation.num_clients, federation.inputs
+(5, Images(image_shape=(1, 28, 28)))
 >>> federation.label_counts(0).tolist()
 [0, 0, 1000, 0, 1000, 0, 0, 0, 0, 0]
 """
@@ -20,10 +20,12 @@ import torch
 from torch import Tensor
 
 from rayfed.data.augment import prepare
+from rayfed.data.inputs import Images, Inputs, Tokens, Vectors
 from rayfed.data.partition import PARTITIONS, Natural, Partition, Rule
 from rayfed.data.samples import Dataset, Samples
 from rayfed.data.settings import Data
 from rayfed.data.sources import load
+from rayfed.data.vectors import feature_moments
 from rayfed.errors import InputError
 
 EVALUATION_BATCH = 250  # images per forward pass; a constant, since the batch size can change the last bits
@@ -31,7 +33,9 @@ EVALUATION_BATCH = 250  # images per forward pass; a constant, since the batch s
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """The images, and the clients that hold them. Clients and the server's auxiliary set are disjoint parts of `train`.
+    """The images, or other inputs, and the clients that hold them.
+
+    Clients and the server's auxiliary set are disjoint parts of `train`.
 
     Shapes: `N` clients, `K` classes, `C` channels, images of `H` x `W` pixels.
     """
@@ -40,7 +44,7 @@ class Federation:
     test: Samples
     partition: Partition  # what the clients hold: what was dealt, less the auxiliary set
     dealt: Partition  # what the rule dealt, all of `train`; its hash is noted as the run's partition
-    mean: tuple[float, ...]  # per channel, of all training pixels, in [0, 1]
+    mean: tuple[float, ...]  # per channel, of all training pixels, in [0, 1]; or per feature; none of tokens
     std: tuple[float, ...]
     auxiliary: np.ndarray  # int64, sorted: withdrawn from the clients for the server; empty unless asked for
 
@@ -53,9 +57,13 @@ class Federation:
         return len(self.train.classes)
 
     @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """(C, H, W)."""
-        return self.train.shape
+    def inputs(self) -> Inputs:
+        """What the examples are, and so what a model takes."""
+        if self.train.images.dtype == np.uint8:
+            channels, height, width = self.train.shape
+            return Images((channels, height, width))
+        (length,) = self.train.shape
+        return Vectors(length) if self.train.images.dtype.kind == "f" else Tokens(length, self.train.vocabulary)
 
     def client(self, i: int) -> np.ndarray:
         """Client `i`'s indices into `train`, sorted."""
@@ -125,7 +133,7 @@ def federate(dataset: Dataset, rule: Rule, *, auxiliary_per_class: int = 0) -> F
         )
     dealt = Partition(np.asarray(dealt.indices, dtype=np.int64), np.asarray(dealt.offsets, dtype=np.int64))
     partition, auxiliary = _withdraw(dealt, train, auxiliary_per_class, getattr(rule, "seed", 0))
-    mean, std = pixel_moments(train.images)
+    mean, std = moments(train.images)
     return Federation(train, dataset.test, partition, dealt, mean, std, auxiliary)
 
 
@@ -159,6 +167,13 @@ def _split_own(rule: Rule, labels: np.ndarray, num_classes: int, groups: np.ndar
     if len(wrong := np.flatnonzero(times != 1)):
         raise InputError(f"{name} deals image {wrong[0]} {times[wrong[0]]} times; deal each image once")
     return dealt
+
+
+def moments(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """What `prepare` needs of the training set: of images by channel, of vectors by feature, of tokens nothing."""
+    if images.dtype == np.uint8:
+        return pixel_moments(images)
+    return feature_moments(images) if images.dtype.kind == "f" else ((), ())
 
 
 def pixel_moments(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:

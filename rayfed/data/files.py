@@ -106,5 +106,7 @@ def _walk(folder: str, above: tuple[str, ...] = ()) -> Iterator[str]:
 def _read(fs: pafs.FileSystem, files: list[str], data: Data, train: Samples | None) -> Samples:
     """One split. A test set is read with the classes of its training set."""
     if files[0].lower().endswith(SUFFIXES):
+        if key := data.in_place_of_images:
+            raise InputError(f"data.{key} names columns of Parquet files, and '{files[0]}' is an image")
         return read_tree(fs, files, data, train)
     return read_parquet(fs, files, data, train)

@@ -8,6 +8,7 @@ import os
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 from rayfed.data.files import PARQUET, SPLIT
@@ -64,7 +65,12 @@ def _fetch(place: str, root: str, given: str = "") -> str:
         ) from None
     repository, revision, path = match[1], unquote(match[2] or "main"), match[3] or ""
     patterns = [path] if path.endswith(PARQUET) else [f"{path}/*{end}".removeprefix("/") for end in PARQUET]
-    what = {"repo_type": "dataset", "revision": revision, "allow_patterns": patterns, "cache_dir": _cache(root)}
+    what: dict[str, Any] = {
+        "repo_type": "dataset",
+        "revision": revision,
+        "allow_patterns": patterns,
+        "cache_dir": _cache(root),
+    }
     for offline in (True, False):  # as with torchvision, what is here is not asked for again, even if main moves on
         try:
             folder = snapshot_download(repository, local_files_only=offline, **what)

@@ -1,4 +1,4 @@
-"""Parquet files as samples: columns of images, of labels and, if asked for, of natural clients.
+"""Parquet files as samples: columns of images or other inputs, of labels and, if asked for, of natural clients.
 
 Images are encoded bytes, `{bytes, path}` structs (as on the Hugging Face hub) or lists of pixels. Labels are numbers
 from 0, or names. Class names come from the schema's metadata: `classes`, separated by commas, or the hub's ClassLabel.
@@ -10,7 +10,8 @@ import contextlib
 import json
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from difflib import get_close_matches
 
 import numpy as np
 import pyarrow as pa
@@ -20,9 +21,11 @@ from pyarrow import fs as pafs
 from pyarrow import types
 from rich.filesize import decimal
 
-from rayfed.data.decode import BLOCK_BYTES, Encoded, decode_all, gather, has_room
+from rayfed.data.decode import BLOCK_BYTES, Encoded, decode_all, fits, gather, has_room
 from rayfed.data.samples import Samples, few_classes, few_domains, shortened
 from rayfed.data.settings import Data
+from rayfed.data.tokens import Locate, is_list, read_tokens
+from rayfed.data.vectors import read_vectors
 from rayfed.errors import InputError
 
 log = logging.getLogger(__name__)
@@ -30,14 +33,13 @@ ROWS = 4096  # rows of images read at a time
 LONGEST = 1000  # bytes of a label's or a client's name: a few bytes of a file can stand for many long names
 SMALL = 4096  # bytes; the decoder of a smaller image hardly releases the interpreter, so threads only cost time
 Files = dict[str, pq.ParquetFile]  # by path
-Locate = Callable[[int], str]  # the file and row of the n-th row of all files, for messages
 
 
 def read_parquet(fs: pafs.FileSystem, paths: list[str], data: Data, train: Samples | None) -> Samples:
     """All rows of all files. A test set is read with the classes of `train`. Raises InputError, with the place."""
     clients = "" if train else data.client
     columns = [*filter(None, dict.fromkeys([data.label, clients, data.domain]))]
-    files = {path: _open(fs, path, data.image, columns) for path in paths}
+    files = {path: _open(fs, path, data, columns) for path in paths}
     ends = np.cumsum([file.metadata.num_rows for file in files.values()])
     if not ends[-1]:
         raise InputError(f"{paths[0]}: it has no rows")
@@ -55,7 +57,8 @@ def read_parquet(fs: pafs.FileSystem, paths: list[str], data: Data, train: Sampl
     groups = _group_codes(_column(files, clients, place), clients, place)[0] if clients else None
     domains, names = _group_codes(_column(files, data.domain, place), data.domain, place) if data.domain else (None, ())
     few_domains(names, data.domain)
-    return Samples(_images(files, int(ends[-1]), data), labels, classes, groups, domains, names)
+    inputs, vocabulary = _inputs(files, int(ends[-1]), data, train, place)
+    return Samples(inputs, labels, classes, groups, domains, names, vocabulary)
 
 
 def class_names(schema: pa.Schema, label: str) -> tuple[str, ...] | None:
@@ -134,7 +137,7 @@ def pixels(column: pa.Array, shape: tuple[int, ...], place: str) -> np.ndarray:
         shape = shape or tuple(getattr(column.type, "shape", ()))
         column = column.storage
     count, nested = len(column), []
-    while _is_list(column.type):
+    while is_list(column.type):
         lengths = pc.unique(pc.list_value_length(column)).to_pylist()
         if len(lengths) != 1 or lengths[0] is None:
             raise InputError(f"{place}: lists of different lengths ({shortened(lengths)}); all images need one size")
@@ -156,11 +159,28 @@ def pixels(column: pa.Array, shape: tuple[int, ...], place: str) -> np.ndarray:
     return images if shape[0] in (1, 3) else images.transpose(0, 3, 1, 2)
 
 
+def _inputs(files: Files, count: int, data: Data, train: Samples | None, place: Locate) -> tuple[np.ndarray, int]:
+    """The rows' images, tokens or vectors, and the vocabulary of tokens; 0 of others."""
+
+    def blocks(name: str) -> Iterator[pa.Array]:
+        return (block for _, _, block in _chunks(files, name))
+
+    if data.features:
+        width = sum(_announced(files, name, "num_values") for name in data.features) // count
+        fits(8 * count * width, f"{count:,} vectors of {width:,} features", "give fewer")
+        return read_vectors({name: blocks(name) for name in data.features}, place), 0
+    if name := data.tokens or data.text:
+        numbers = _announced(files, name, "num_values")
+        fits(8 * numbers, f"{numbers:,} tokens", "give fewer")  # before they are unpacked, in which they may grow much
+        return read_tokens(blocks(name), data, train, place)
+    return _images(files, count, data), 0
+
+
 def _images(files: Files, count: int, data: Data) -> np.ndarray:
     path, first = next(iter(files.items()))
     kind = first.schema_arrow.field(data.image).type
     kind = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
-    if _is_list(kind):
+    if is_list(kind):
         has_room(count, (_announced(files, data.image, "num_values") // count,))
         blocks = (pixels(column, tuple(data.shape), place) for _, place, column in _chunks(files, data.image))
         return np.ascontiguousarray(gather(blocks, count))
@@ -205,17 +225,16 @@ def _rows(file: pq.ParquetFile, name: str) -> int:
     return max(1, min(ROWS, BLOCK_BYTES // max(1, per_row)))
 
 
-def _open(fs: pafs.FileSystem, path: str, image: str, names: list[str]) -> pq.ParquetFile:
+def _open(fs: pafs.FileSystem, path: str, data: Data, names: list[str]) -> pq.ParquetFile:
     with _readable(path):
         source = fs.open_input_file(path)
         file = pq.ParquetFile(source)
     schema = file.schema_arrow
-    for name in [image, *names]:
+    for name in [*data.columns, *names]:
         if name not in schema.names:
-            there = ", ".join(schema.names)
-            raise InputError(
-                f"{path}: no column '{name}'; it has {there} (data.image, data.label, data.client, data.domain)"
-            )
+            near = "".join(f"; did you mean '{near}'?" for near in get_close_matches(name, schema.names, n=1))
+            keys = f"(data.{data.in_place_of_images or 'image'}, data.label, data.client, data.domain)"
+            raise InputError(f"{path}: no column '{name}'; it has {shortened(schema.names, 30)} {keys}{near}")
     texts = [name for name in names if types.is_dictionary(_kind(schema.field(name).type))]
     return pq.ParquetFile(source, metadata=file.metadata, pre_buffer=True, read_dictionary=texts)
 
@@ -258,10 +277,6 @@ def _kind(kind: pa.DataType) -> pa.DataType:
 
 def _first(flags: pa.ChunkedArray) -> int:
     return int(np.flatnonzero(flags.to_numpy())[0])
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
 
 
 def _square(length: int, place: str) -> tuple[int, int, int]:

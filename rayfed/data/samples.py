@@ -1,12 +1,14 @@
 """Labelled images as plain arrays: every source is read into them, and all later layers use them.
 
-Shapes: `N` images, `C` channels, `H` x `W` pixels, `K` classes.
+In place of images there may be lists of tokens, or vectors of features (`rayfed.data.inputs`).
+
+Shapes: `N` images, `C` channels, `H` x `W` pixels, `K` classes, `L` tokens, `D` features.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,32 +16,33 @@ from rayfed.errors import InputError
 
 MAX_CLASSES = 2**15  # the counts of each pair of classes take 8 GiB then
 MAX_DOMAINS = 1000
+PADDING = 0  # in place of a token, after the end of a list
 
 
 @dataclass(frozen=True, eq=False)
 class Samples:
     """A labelled set of images."""
 
-    images: np.ndarray  # uint8 (N, C, H, W), C-contiguous; C is 1 (grey) or 3 (RGB)
+    images: np.ndarray  # uint8 (N, C, H, W), C is 1 (grey) or 3 (RGB); or int64 (N, L), or floats (N, D); C-contiguous
     labels: np.ndarray  # int64 (N,), 0..K-1
     classes: tuple[str, ...]  # the K class names, in label order
     groups: np.ndarray | None = None  # int64 (N,): each row's natural client, numbered by sorted name
     domains: np.ndarray | None = None  # int64 (N,): each row's domain, numbered as in `domain_names`
     domain_names: tuple[str, ...] = ()  # sorted
+    vocabulary: int = 0  # of tokens: each is below it
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        """(C, H, W) of one image."""
-        channels, height, width = self.images.shape[1:]
-        return channels, height, width
+    def shape(self) -> tuple[int, ...]:
+        """(C, H, W), (L,) or (D,): of one example."""
+        return self.images.shape[1:]
 
     def take(self, rows: np.ndarray) -> Samples:
         """A copy with these rows only."""
         groups, domains = (None if each is None else each[rows] for each in (self.groups, self.domains))
-        return Samples(self.images[rows], self.labels[rows], self.classes, groups, domains, self.domain_names)
+        return replace(self, images=self.images[rows], labels=self.labels[rows], groups=groups, domains=domains)
 
     def by_domain(self, rows: np.ndarray) -> np.ndarray:
         """How many of these rows each domain has, int64 (domains,); (0,) where the set has no domains."""
@@ -49,13 +52,14 @@ class Samples:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A training and a test set of one kind: same image shape, same classes."""
+    """A training and a test set of one kind: same shape, same classes."""
 
     train: Samples
     test: Samples
 
     def __post_init__(self) -> None:
-        for kind, attribute in (("image shape (C, H, W)", "shape"), ("classes", "classes")):
+        shape = "image shape (C, H, W)" if len(self.train.shape) == 3 else "number of features"
+        for kind, attribute in ((shape, "shape"), ("classes", "classes")):
             ours, theirs = getattr(self.train, attribute), getattr(self.test, attribute)
             if ours != theirs:
                 raise InputError(f"training and test set disagree in {kind}: {shortened(ours)} and {shortened(theirs)}")

@@ -1,4 +1,4 @@
-"""The [data] table of a job file: which images, how to read and augment them, and how to deal them to clients."""
+"""The [data] table of a job file: which examples, how to read and augment them, and how to deal them to clients."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le, Lt
 
 from rayfed.data.partition import PARTITIONS, Iid, Rule, read_rule, write_rule
-from rayfed.errors import spelled
+from rayfed.errors import InputError, spelled
 from rayfed.values import Checked, Form, PathMark
 
 MINI = "fashion-mnist-mini"
@@ -23,6 +23,13 @@ SOURCES = {
     "femnist": "814,277 of 28x28, 62 digits and letters, writer_id; BSD; no test set; from the hub, downloaded once",
 }
 """The named sources, with a line about each, as `rayfed data` lists them."""
+
+
+IN_PLACE = ("tokens", "text", "features")
+"""Keys of [data] that name columns in place of images."""
+
+BEYOND_IMAGES = (*IN_PLACE, "length", "vocabulary")
+"""Keys of [data] that jobs of images do without."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +49,7 @@ class Augment(Checked):
 
 @dataclass(frozen=True)
 class Data(Checked):
-    """A federation's data. The fields from `test` to `shape` are for files; named sources need none of them."""
+    """A federation's data. The fields from `test` to `vocabulary` are for files; named sources need none of them."""
 
     source: Annotated[str, PathMark(), "a named source (`rayfed data` lists them), or a path or URI (s3://, hf://)"] = (
         MINI
@@ -59,6 +66,13 @@ class Data(Checked):
     client: Annotated[str, "column of the natural clients; in image trees, a name for the folders above classes"] = ""
     domain: Annotated[str, "column of the test images' domains, as data.client; each has an accuracy of its own"] = ""
     shape: Annotated[list[int], "shape of images in flat lists: [C, H, W] or [H, W, C]"] = field(default_factory=list)
+    tokens: Annotated[str, "in place of images: column of lists of token numbers, from 1; 0 is padding"] = ""
+    text: Annotated[str, "in place of images: column of text, each of whose words is hashed to a token number"] = ""
+    features: Annotated[list[str], "in place of images: columns of numbers, or of lists of numbers"] = field(
+        default_factory=list
+    )
+    length: Annotated[int, Ge(0), "tokens of an example: what is longer is cut; 0: as in the longest to train on"] = 0
+    vocabulary: Annotated[int, Ge(0), "tokens are below it; 0: the training set's largest, plus 1; text needs it"] = 0
     augment: Augment = field(default_factory=Augment)
     partition: Annotated[
         Rule,
@@ -70,6 +84,43 @@ class Data(Checked):
         super().__post_init__()
         if (known := spelled(self.source, SOURCES)) != self.source and not Path(self.source).exists():
             object.__setattr__(self, "source", known)  # CIFAR10, where there is no folder of that name
+        self._check_columns()
+
+    @property
+    def in_place_of_images(self) -> str:
+        """The key that names the columns a model sees, where they are no images: tokens, text or features; else ''."""
+        return next((key for key in IN_PLACE if getattr(self, key)), "")
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that a model sees."""
+        return self.features or [self.tokens or self.text or self.image]
+
+    def _check_columns(self) -> None:
+        key, given = self.in_place_of_images, [key for key in BEYOND_IMAGES if getattr(self, key)]
+        if not key and given:
+            raise InputError(f"data.{given[0]} is for tokens: name their column with data.tokens or data.text")
+        if not key:
+            return
+        here = f"data.{key} = {getattr(self, key)!r}"
+        if self.source in SOURCES:
+            raise InputError(
+                f"{here}: the source '{self.source}' has images; give data.source, a path of Parquet files"
+            )
+        if len(others := [other for other in given if other in IN_PLACE]) > 1:
+            raise InputError(f"data.{' and data.'.join(others)}: give only one of them")
+        plain = {"image": Data.image, "size": 0, "shape": [], "augment": Augment()}
+        if of_images := [other for other, default in plain.items() if getattr(self, other) != default]:
+            raise InputError(f"{here}: data.{of_images[0]} is for images; leave it out")
+        if key == "features" and len(given) > 1:
+            raise InputError(f"{here}: data.{given[1]} is for tokens; leave it out")
+        if twice := [column for column in self.columns if self.columns.count(column) > 1]:
+            raise InputError(f"{here}: give '{twice[0]}' once")
+        if self.label in self.columns:
+            raise InputError(f"{here}: '{self.label}' is the label, which the model is to predict (data.label)")
+        if self.text and self.vocabulary < 2:
+            many = "how many token numbers words are hashed to, such as 20000"
+            raise InputError(f"{here}: data.vocabulary = {self.vocabulary}; give 2 or more, {many}")
 
 
 def is_relative(path: str) -> bool:

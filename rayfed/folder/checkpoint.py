@@ -6,6 +6,7 @@
     round-00020.<table>.parquet         the results since the last full such file, which an earlier checkpoint wrote
     round-00020.memories-000.shard      memories of clients that have trained since the checkpoint before
     round-00020.memories.parquet        where the memory of each client lies: in these shards, and in earlier ones
+    best.safetensors                    the global weights of the best round, whichever that is; no checkpoint's own
 
 A checkpoint whose .json is there is complete, so a run that is killed at any moment has the checkpoint before. The
 newest two are kept, and all files that they name. Random numbers need no place in it: they are a function of seed,
@@ -23,12 +24,12 @@ from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
-import safetensors.torch
 import torch
 
 from rayfed.engine import Round, Workers
+from rayfed.folder import best
 from rayfed.folder.owner import lock
-from rayfed.folder.packing import to_bytes
+from rayfed.folder.packing import to_bytes, weights_to_bytes
 from rayfed.folder.places import checkpoints_of, clear_results, folder_of, refuse_overwriting
 from rayfed.folder.saved import VERSIONS, Saved, digest_of, stem
 from rayfed.folder.shards import ahead, fill, settled, to_table
@@ -38,14 +39,14 @@ from rayfed.job import Job
 from rayfed.trees import num_bytes, pack
 from rayfed.weights import Weights
 
-OWN = re.compile(r"(round-\d{5,}(\.[\w-]+)?|client-\d{5,}-round-\d{5,})\.(json|safetensors|parquet|shard)")
+OWN = re.compile(r"(round-\d{5,}(\.[\w-]+)?|client-\d{5,}-round-\d{5,}|best)\.(json|safetensors|parquet|shard)")
 PROBE = ".probe"
 
 
 class Checkpoints:
     """Writes the checkpoints of a run. Call `follow` after each round, so that only changed memories are written.
 
-    `origin` has the hashes of data, partition and modules, as `provenance.environment` gives them; `still_ours`
+    `origin` has the hashes of what went in, as `provenance.environment` gives them; `still_ours`
     raises an error where the folder has become another run's: nothing of that run's is touched.
     """
 
@@ -61,11 +62,17 @@ class Checkpoints:
         self._newest = saved
         self._index = saved.index() if saved and saved.lends_to(folder) else {}
         self._changed: set[int] = set()  # clients that have trained since the newest checkpoint
+        self._best = best.Best(folder, saved)
 
     @property
     def round(self) -> int | None:
         """The round of the newest checkpoint."""
         return self._newest.round if self._newest else None
+
+    @property
+    def best(self) -> tuple[int, str] | None:
+        """The round whose weights `best.safetensors` holds, and the file's place; None where there is no such file."""
+        return None if self._best.held is None else (self._best.held["round"], f"{self._folder.place}/{best.NAME}")
 
     def probe(self, weights: Weights) -> None:
         """Raises OSError where there is no room for a file of the weights' size."""
@@ -73,17 +80,20 @@ class Checkpoints:
         self._folder.delete(PROBE)
 
     def follow(self, round: Round) -> None:
-        """The memories of the round's clients have changed."""
+        """The memories of the round's clients have changed, and it may be the best round."""
         self._changed |= {row.client for row in round.clients}
+        self._best.follow(round)
 
     def save(self, round: Round, workers: Workers, rows: Callable[[str, int], pa.Table]) -> None:
-        """Write the checkpoint of a round, unless it exists; keep the checkpoint before it, and delete older ones.
+        """Write the weights of a better round, then the checkpoint of a round, unless it exists.
 
+        The checkpoint before it is kept, and older ones are deleted.
         `rows` gives the rows of a table after a round. What the checkpoint before has, and still holds, is not written.
         """
+        self._still_ours()
+        self._best.write()
         if round.round == self.round:
             return
-        self._still_ours()
         beginning, before, state = stem(round.round), self._newest, _state(round)
         lender = before if before and before.lends_to(self._folder) else None
         written = [f"{beginning}.json"]  # first: it is deleted first if writing fails
@@ -99,8 +109,7 @@ class Checkpoints:
 
         try:
             write(f"{beginning}.state.safetensors", to_bytes(pack(state)))
-            weights = {name: tensor.contiguous() for name, tensor in round.weights.items()}
-            write(f"{beginning}.safetensors", safetensors.torch.save(weights))
+            write(f"{beginning}.safetensors", weights_to_bytes(round.weights))
             tables, shared = {}, set()  # names of files that are lent
             for name in RESULTS:
                 full = [(last, number) for last, number in (lender.parts(name) if lender else ()) if number >= ROWS]
@@ -122,7 +131,9 @@ class Checkpoints:
             files |= {name: lender.manifest["files"][name] for name in sorted(shared)} if lender else {}
             manifest = {"version": VERSIONS[-1], "round": round.round, "job": self._job.table()}
             manifest |= {"evaluated": round.evaluation is not None}
-            manifest |= {key: self._origin[key] for key in ("data", "partition", "modules")}
+            origin = ("data", "partition", "model", "trace", "modules")
+            manifest |= {key: self._origin[key] for key in origin if key in self._origin}
+            manifest |= {"best": self._best.held} if self._best.held else {}
             manifest |= {"hardware": list(workers.kinds()), "tables": tables, "files": files}
             sealed = json.dumps({"checkpoint": manifest, "sha256": digest_of(manifest)}, indent=1)
             self._folder.write(f"{beginning}.json", f"{sealed}\n".encode())
@@ -133,7 +144,7 @@ class Checkpoints:
             raise
         self._newest, self._index, self._changed = Saved(self._folder, manifest), index, set()
         self._still_ours()
-        _delete(self._folder, keep=self._newest.names | (before.names if before else set()))
+        _delete(self._folder, keep={best.NAME} | self._newest.names | (before.names if before else set()))
 
 
 def clear_checkpoints(folder: Folder) -> None:

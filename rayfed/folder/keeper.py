@@ -23,7 +23,7 @@ from rayfed.folder.places import checkpoints_of, clear_results, folder_of, refus
 from rayfed.folder.provenance import environment, hash_of, sources
 from rayfed.folder.saved import Saved
 from rayfed.folder.storage import write_bytes, write_text, writing_to
-from rayfed.folder.summary import read_json, read_summary, summarise
+from rayfed.folder.summary import early_end, read_json, read_summary, summarise
 from rayfed.folder.tables import (
     RESULTS,
     confusions_of,
@@ -127,6 +127,8 @@ class Keeper:
             return None
         work_left, number = self._saved.leaves_work(self._site.job), self._saved.round
         log.info("continuing after round %d" if work_left else "already at round %d", number)
+        if why := self.early_end():
+            log.warning("the run has ended after round %d: %s; %s", number, why, self._go_on())
         clients = read_table(self.path, "clients", after=number - 1).drop_columns("round").to_pylist()
         rows = [ClientRow(**{**row, "notes": dict(row["notes"] or ())}) for row in clients]  # an old run has none
         costs = {key: self._rows[-1][key] for key in ("seconds", "bytes_down", "bytes_up")}
@@ -142,6 +144,13 @@ class Keeper:
         in_danger = self._workers.finished(round)
         if round.round and (in_danger or self._is_due(round.round)):
             self._checkpoint(round)
+
+    def early_end(self) -> str:
+        """Why the run ends before `train.num_rounds`, by the rounds that are kept; '' where it goes on."""
+        return early_end(self._site.job.train, self._rows)
+
+    def _go_on(self) -> str:
+        return f"to go on: rayfed resume {self.path} -s train.patience=0, or with a larger train.patience"
 
     def _is_due(self, round: int) -> bool:
         output = self._site.job.output
@@ -203,7 +212,11 @@ class Keeper:
         return why
 
     def _summarise(self, status: str, **more: Any) -> None:
+        if status == "done" and (why := self.early_end()):
+            more["ended_early"] = why
         summary = {"status": status, **more, **summarise(self._rows)}
+        if (best := self._checkpoints.best) is not None and best[0] == summary["best"]["round"]:
+            summary["best"]["weights"] = best[1]
         write_text(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
 
     def _what_now(self, error: BaseException) -> Iterator[str]:

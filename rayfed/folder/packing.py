@@ -1,11 +1,13 @@
-"""A packed tree as the content of a safetensors file, with its skeleton as JSON in the file's metadata."""
+"""Trees and weights as the content of safetensors files. A tree's skeleton is JSON in the file's metadata."""
 
 import json
 from typing import Any
 
 import safetensors.numpy
+import safetensors.torch
 
 from rayfed.trees import KINDS, Packed, Scaled, Span, leaves
+from rayfed.weights import Weights
 
 
 def to_bytes(packed: Packed) -> bytes:
@@ -26,6 +28,11 @@ def from_bytes(content: bytes) -> Packed:
         return Packed(skeleton, buffers)
     except (safetensors.SafetensorError, LookupError, TypeError, ValueError) as error:
         raise ValueError(f"this is not a packed tree: {error!r}") from error
+
+
+def weights_to_bytes(weights: Weights, metadata: dict[str, str] | None = None) -> bytes:
+    """Weights by name, which need no skeleton; safetensors takes no other memory layout, such as channels-last."""
+    return safetensors.torch.save({name: tensor.contiguous() for name, tensor in weights.items()}, metadata)
 
 
 def _to_json(leaf: Any) -> Any:

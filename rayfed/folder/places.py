@@ -9,14 +9,15 @@ from typing import Any
 from rayfed.errors import InputError
 from rayfed.folder.owner import LOCK
 from rayfed.folder.storage import Folder
-from rayfed.folder.summary import read_summary
-from rayfed.folder.tables import SCHEMAS
+from rayfed.folder.summary import early_end, read_summary
+from rayfed.folder.tables import SCHEMAS, read_table
 from rayfed.job import Job, differences, read_job, read_toml
 
 # Everything that a run writes. job.toml, by which a folder is known as a run's, goes last when it is cleared.
 OWN = (
     *(f"{name}.parquet" for name in SCHEMAS),
     *("environment.json", "checkpoints", "modules", "summary.json"),
+    *("tensorboard", "wandb", "mlflow"),
     *("log.txt", "profile.json", "report.html", "job.toml"),
 )
 BEFORE_BEGIN = {LOCK, "checkpoints", "modules"}  # what a run leaves that ends before it has its job.toml
@@ -68,8 +69,10 @@ def refuse_overwriting(job: Job, force: bool) -> None:
 
 def is_done(job: Job) -> bool:
     """Whether the job's results are in its folder, complete. Raises `InputError` where another job's results are."""
-    summary = read_summary(folder_of(job)) if is_begun(job) else {}
-    return (summary.get("status"), summary.get("rounds")) == ("done", job.train.num_rounds)
+    summary = read_summary(path := folder_of(job)) if is_begun(job) else {}
+    if summary.get("status") != "done" or summary["rounds"] == job.train.num_rounds:
+        return summary.get("status") == "done"
+    return bool(early_end(job.train, read_table(path, "rounds").to_pylist()))
 
 
 def is_begun(job: Job) -> bool:

@@ -21,14 +21,15 @@ from rayfed.folder.summary import read_json
 from rayfed.job import Job
 from rayfed.local import Site
 from rayfed.methods.part import all_parts
+from rayfed.weights import frozen
 
 COMMIT = "RAYFED_COMMIT"
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-PACKAGES = ("rayfed-distill", "ray", "torch", "torchvision", "numpy", "pyarrow")
+PACKAGES = ("rayfed-distill", "ray", "torch", "torchvision", "timm", "peft", "numpy", "pyarrow")
 
 
 def environment(site: Site, workers: Workers) -> dict[str, Any]:
-    """Versions, the code's commit, the kinds of hardware, and hashes of job, data, partition and the user's modules."""
+    """Versions, the code's commit, the kinds of hardware, and hashes of all that went in: job, data, model, ..."""
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -37,6 +38,8 @@ def environment(site: Site, workers: Workers) -> dict[str, Any]:
         "job": site.job.hash(),
         "data": site.federation.hash(),
         "partition": site.federation.dealt.hash(),
+        **({"trace": site.trace.hash()} if site.trace else {}),
+        "model": hash_of_model(site),
         "hardware": list(workers.kinds()),
         "modules": {name: hash_of(source) for name, source in sources(site.job).items()},
     }
@@ -72,9 +75,23 @@ def refuse_another_partition(folder: Path, site: Site, round: int) -> None:
         raise InputError(f"{what}; put back the rule, or the file that it reads, as it was")
 
 
-def hash_of(source: bytes) -> str:
+def hash_of_model(site: Site) -> str:
+    """SHA-256 of what no checkpoint holds of a run's model: what is frozen, and the file that its weights come from.
+
+    Empty where there is neither.
+    """
+    digest, still, path = hashlib.sha256(), frozen(site.model), site.job.model.adapt.weights
+    for name, tensor in site.model.state_dict().items():
+        if name in still:
+            digest.update(name.encode())
+            digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    digest.update(Path(path).read_bytes() if path else b"")
+    return digest.hexdigest() if still or path else ""
+
+
+def hash_of(content: bytes) -> str:
     """SHA-256."""
-    return hashlib.sha256(source).hexdigest()
+    return hashlib.sha256(content).hexdigest()
 
 
 def _imports(module: ModuleType, source: bytes) -> Iterator[str]:

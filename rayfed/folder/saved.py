@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import logging
@@ -16,16 +15,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import safetensors.torch
 
-from rayfed.engine import Held, Kind, Round, Workers
+from rayfed.engine import Kind, Round, Workers
 from rayfed.errors import InputError, Torn
 from rayfed.folder.packing import from_bytes
 from rayfed.folder.places import lineage_of
+from rayfed.folder.provenance import hash_of, hash_of_model
 from rayfed.folder.shards import Index, Place, contents, from_table
 from rayfed.folder.storage import Folder
+from rayfed.folder.summary import early_end
 from rayfed.folder.tables import SCHEMAS
 from rayfed.job import Job, differences
 from rayfed.local import Site
-from rayfed.methods.part import parts_at
+from rayfed.methods.part import Held, parts_at
 from rayfed.metrics import Evaluation
 from rayfed.trees import first_difference, unpack
 from rayfed.weights import Weights, state_of
@@ -73,6 +74,8 @@ class Saved:
 
     def leaves_work(self, job: Job) -> bool:
         """Whether anything of a job is left to do: later rounds, or the evaluation of this one, its last."""
+        if job.train.patience and early_end(job.train, self.table("rounds").to_pylist()):
+            return False
         return self.round < job.train.num_rounds or not self.manifest.get("evaluated", True)
 
     def lends_to(self, folder: Folder) -> bool:
@@ -116,6 +119,10 @@ class Saved:
         differing = differences(lineage_of(self.manifest["job"]), site.job.lineage())
         if not differing and self.manifest["data"] != site.federation.hash():
             differing = ["the images or labels have changed since"]
+        if not differing and site.trace and self.manifest.get("trace") != site.trace.hash():
+            differing = ["the trace of the clients has changed since"]
+        if not differing and self.manifest.get("model", now := hash_of_model(site)) != now:
+            differing = ["the file of the model's weights, or what is frozen in the model, has changed since"]
         if differing:
             what = f"the checkpoint of round {self.round} in '{self.folder.place}'"
             raise InputError(f"{what} belongs to another job: {'; '.join(differing)}")
@@ -136,7 +143,7 @@ class Saved:
             content = self.folder.read(name)
         except FileNotFoundError:
             raise Torn(f"'{name}' is missing") from None
-        if hashlib.sha256(content).hexdigest() != self.manifest["files"].get(name):
+        if hash_of(content) != self.manifest["files"].get(name):
             raise Torn(f"'{name}' is not as it was written")
         return content
 
@@ -185,4 +192,4 @@ def _read_manifest(folder: Folder, name: str) -> dict[str, Any]:
 
 def digest_of(manifest: dict[str, Any]) -> str:
     """The SHA-256 that a manifest is sealed with."""
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
+    return hash_of(json.dumps(manifest, sort_keys=True).encode())

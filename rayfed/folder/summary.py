@@ -5,6 +5,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from rayfed.clients.settings import Training
 from rayfed.folder.owner import is_locked
 
 log = logging.getLogger(__name__)
@@ -18,8 +19,7 @@ def summarise(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     if not rounds:
         return {"rounds": 0}
     evaluated = [row for row in rounds if row["test_accuracy"] is not None]
-    trained = [row for row in evaluated if row["round"]] or evaluated  # the initial model's accuracy is chance
-    best, last = max(trained, key=lambda row: row["test_accuracy"]), evaluated[-1]
+    best, last = best_of(rounds) or evaluated[0], evaluated[-1]
     shown = ("round", "test_accuracy", "test_loss", "forgetting")
     return {
         "rounds": rounds[-1]["round"],
@@ -27,6 +27,21 @@ def summarise(rounds: list[dict[str, Any]]) -> dict[str, Any]:
         "last": {key: last[key] for key in shown},
         **{key: sum(row[key] for row in rounds) for key in ("seconds", "bytes_down", "bytes_up")},
     }
+
+
+def best_of(rounds: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The first row with the best test accuracy, round 0 aside: the initial model's is chance. None before any."""
+    found = [row for row in rounds if row["round"] and row["test_accuracy"] is not None]
+    return max(found, key=lambda row: row["test_accuracy"], default=None)
+
+
+def early_end(training: Training, rounds: list[dict[str, Any]]) -> str:
+    """Why a run with these rows of `rounds.parquet` plays no more rounds than these; '' where it does, or has all."""
+    if not training.patience or not rounds or rounds[-1]["round"] >= training.num_rounds:
+        return ""
+    if not training.patience_is_over({row["round"]: row["test_accuracy"] for row in rounds}):
+        return ""
+    return f"no better test accuracy in {training.patience} evaluated rounds (train.patience)"
 
 
 def read_summary(path: Path) -> dict[str, Any]:

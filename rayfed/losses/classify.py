@@ -63,6 +63,17 @@ def logit_suppression(logits: Tensor, labels: Tensor, label_counts: Tensor) -> T
     return (counts / counts.sum()) @ (torch.logsumexp(even * others, dim=0) - math.log(len(labels)))
 
 
+def prediction_variance(logits: Tensor) -> Tensor:
+    """How far the softmax varies too little over the batch: the mean over classes of `max(0, C^(-1/2) - deviation)`.
+
+    Son et al., "FedUV: Uniformity and Variance for Heterogeneous Federated Learning" (CVPR 2024). `C^(-1/2)` is the
+    deviation of each class's probability over one sure prediction per class. 0 for a batch of one.
+    """
+    if len(logits) == 1:
+        return 0.0 * logits.sum()
+    return F.relu(logits.shape[1] ** -0.5 - logits.softmax(dim=1).std(dim=0)).mean()
+
+
 def _log_shares(counts: Tensor) -> Tensor:
     """`log(n_c / n + 1e-9)`, (C,)."""
     return (counts / counts.sum() + 1e-9).log()

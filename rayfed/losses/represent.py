@@ -50,3 +50,45 @@ def decorrelation(features: Tensor) -> Tensor:
     scaled = centred / (centred.square().sum(dim=0) / (size - 1) + 1e-8).sqrt()  # (B, D)
     products = scaled.T @ scaled  # (D, D), of the correlations times B - 1
     return (products.square().sum() - products.diagonal().square().sum()) / (width * (width - 1) * size)
+
+
+def feature_uniformity(features: Tensor) -> Tensor:
+    """Mean of `exp(-d / median d)` over the pairs of a batch, `d` their squared distances: low where features spread.
+
+    Son et al., "FedUV: Uniformity and Variance for Heterogeneous Federated Learning" (CVPR 2024), as their code has it
+    (sonhamin/FedUV): features are not normalised, and the median, of the distances that are not 0, has a gradient too.
+    0 where no two features differ.
+    """
+    distances = torch.pdist(features).square()  # (B (B - 1) / 2,)
+    apart = distances[distances > 0]
+    return torch.exp(-distances / apart.median()).mean() if len(apart) else 0.0 * features.sum()
+
+
+def relaxed_contrast(
+    features: Tensor, labels: Tensor, *, tau: float, threshold: float = 0.7, penalty: float = 1.0
+) -> Tensor:
+    """Features pulled to those of their class, but not too near, and away from other classes, by their cosines.
+
+    Seo et al., "Relaxed Contrastive Learning for Federated Learning" (CVPR 2024), as their code has it (skynbe/FedRCL):
+    of each sample's class only the least similar sample counts, and of other classes the two most similar ones; the
+    penalty pushes a sample away from the least similar one of its class if even that has a cosine of `threshold` or
+    more. The paper sums over all pairs of a class.
+    """
+    rows = F.normalize(features, dim=1)
+    cosines = rows @ rows.T  # (B, B)
+    same = labels[:, None] == labels
+    others = same & ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    own = cosines.diagonal()
+    farthest = torch.where(others, cosines, torch.inf).amin(dim=1)  # (B,), infinite for a class of one
+    alone = farthest.isinf()
+    near = torch.where(alone, own, farthest)
+    wrong = torch.where(same, -torch.inf, cosines).topk(min(2, len(labels)), dim=1).values  # (B, 2)
+    pulled = _softmax_loss(torch.cat([near[:, None], wrong], dim=1) / tau)
+    too_near = torch.where(alone | (farthest < threshold), -1.0, farthest)
+    pushed = _softmax_loss(torch.stack([own, too_near], dim=1) / tau)
+    return (pulled + penalty * pushed).mean()
+
+
+def _softmax_loss(logits: Tensor) -> Tensor:
+    """Cross-entropy, (B,), with the first of (B, n) logits for the label."""
+    return torch.logsumexp(logits, dim=1) - logits[:, 0]

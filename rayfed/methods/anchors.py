@@ -1,7 +1,7 @@
 """Parts that act on the parameters themselves: they pull them to an anchor, or correct their gradients."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -10,8 +10,8 @@ from torch.nn.functional import cross_entropy
 from rayfed.methods.part import Part
 from rayfed.methods.views import Batch, ClientView, Fit, ServerView, Step, run_model
 from rayfed.trees import Tree
-from rayfed.values import Ge
-from rayfed.weights import Weights, add, combine, dot, scale, squared_distance, subtract, zeros_like
+from rayfed.values import Ge, Gt, Le
+from rayfed.weights import Weights, add, combine, dot, like, scale, squared_distance, subtract, zeros_like
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,8 @@ class ControlVariates(Part):
     in float64 for that.
     """
 
+    needs_sgd: ClassVar[bool] = True
+
     def tell(self, c: Weights | None, server: ServerView, surveyed: None) -> tuple[Weights | None, Weights | None]:
         return c, None if c is None else combine(Tensor.float, c)
 
@@ -113,3 +115,30 @@ class ControlVariates(Part):
         """`c <- c + sum(change) / N`, with N the whole population."""
         change = scale(change, 1 / step.num_clients)
         return (change if c is None else add(c, change)), step
+
+
+@dataclass(frozen=True)
+class ClientMomentum(Part):
+    """`(1 - alpha)` times the server's last step, as a gradient, in each of a client's. FedCM (Xu et al., 2021).
+
+    A client's direction is `alpha g + (1 - alpha) d`; the factor `alpha` of the cross-entropy is that of its part. `d`
+    is the server's last step over the cohort's mean `K lr`, `(w - w_new) / (K lr)`, with `K` the SGD steps as momentum
+    counts them. As a linear term of the loss it passes through SGD like any gradient.
+    """
+
+    needs_sgd: ClassVar[bool] = True
+
+    alpha: Annotated[float, Gt(0), Le(1), "share of a client's own gradient; 1 is FedAvg"] = 0.1
+
+    def tell(self, d: Weights | None, server: ServerView, surveyed: None) -> tuple[Weights | None, Weights | None]:
+        return d, d
+
+    def loss(self, batch: Batch, d: Weights | None) -> Tensor | None:
+        return None if d is None else (1 - self.alpha) * dot(batch.parameters, d)
+
+    def report(self, client: ClientView, d: Weights | None, fit: Fit) -> tuple[Tree, None]:
+        return {"clients": 1, "course": client.lr * momentum_corrected_steps(fit.steps, client.momentum)}, None
+
+    def update(self, d: Weights | None, total: Tree, step: Step) -> tuple[Weights, Step]:
+        before, course = step.parameters(step.weights), total["course"] / total["clients"]
+        return like(combine(lambda w, new: (w.double() - new) / course, before, step.averaged), before), step

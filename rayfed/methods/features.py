@@ -133,21 +133,6 @@ def _means_by_class(total: Tree, before: Tree) -> Tree:
 
 
 @dataclass(frozen=True)
-class Decorrelation(Part):
-    """Features kept from correlating with each other over a batch. FedDecorr (Shi et al., ICLR 2023).
-
-    The factor is that of the authors' code, `rayfed.losses.decorrelation`: with batches of 64 it is 62 times that of
-    the paper's formula, and the default weight belongs to it.
-    """
-
-    needs_features: ClassVar[bool] = True
-    beta: Annotated[float, Ge(0), "weight of the term; 0 is FedAvg"] = 0.1
-
-    def loss(self, batch: Batch, local: None) -> Tensor:
-        return self.beta * losses.decorrelation(batch.features)
-
-
-@dataclass(frozen=True)
 class SlimAlign(Part):
     """The last stage kept as smooth as a slimmed copy of itself. FedAlign (Mendieta et al., CVPR 2022), eq. 3-5.
 
@@ -187,7 +172,8 @@ def _last_stage(features: nn.Module, images: Tensor) -> tuple[nn.Sequential, Ten
         values.append(_apart(layer, values[-1]))
     changes = [i for i in range(len(layers)) if values[i].shape != values[i + 1].shape]
     trained = [i for i, layer in enumerate(layers) if list(layer.parameters())]
-    start = max((i for i in changes if i <= trained[-1]), default=0)
+    first = next(i for i, value in enumerate(values) if value.is_floating_point())  # tokens make no matrix
+    start = max((i for i in changes if first <= i <= trained[-1]), default=first)
     start = start if start in trained else start + 1  # a pool goes before the stage
     end = min((i for i in changes if i > trained[-1]), default=len(layers))
     return nn.Sequential(*layers[start:end]), values[start], values[end]

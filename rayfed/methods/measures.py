@@ -20,10 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from rayfed import metrics
+from rayfed.data.inputs import Inputs
 from rayfed.errors import InputError, did_you_mean
 from rayfed.methods.views import Run, run_model
 from rayfed.trees import Scaled, Tree
-from rayfed.weights import Weights
+from rayfed.weights import Weights, parameters_of
 
 FEATURES = ""  # in place of a layer's name: the features before the head
 UPDATES = "updates, to be measured"  # the slot of `summand`: beside those of the parts, and none of them
@@ -89,7 +90,7 @@ def see(run: Run, layers: Sequence[str], batches: Iterable[tuple[Tensor, Tensor]
     chosen = {layer: torch.cat(given).numpy() for layer, given in found.items()}
     if not layers and joined[-1] is not None:
         chosen = {FEATURES: joined[-1]}
-    return Seen(dict(model.named_parameters()), *joined, chosen)  # type: ignore[arg-type,call-arg]
+    return Seen(parameters_of(model), *joined, chosen)  # type: ignore[arg-type,call-arg]
 
 
 @contextmanager
@@ -114,7 +115,7 @@ def _outputs(model: nn.Module, layers: Sequence[str]) -> Iterator[dict[str, list
 def refuse_absent(
     layers: Sequence[str],
     model: nn.Module,
-    image_shape: tuple[int, int, int],
+    inputs: Inputs,
     clients: Sequence[int],
     num_clients: int,
 ) -> None:
@@ -125,7 +126,7 @@ def refuse_absent(
     for layer in layers:
         if layer not in names:
             raise InputError(f"measure_layers: the model has no layer '{layer}'{did_you_mean(layer, names)}")
-        two = [(torch.zeros(2, *image_shape), torch.zeros(2, dtype=torch.int64))]
+        two = [(inputs.some(2), torch.zeros(2, dtype=torch.int64))]
         try:
             see(run_model, [layer], two, copy.deepcopy(model).eval())
         except Exception as error:  # the user's module may raise anything
@@ -212,7 +213,7 @@ def summand(before: Weights, after: nn.Module) -> Tree:
 
     Where this fails, it is a summand of zeros, as summands must be alike, with a warning.
     """
-    parameters = dict(after.named_parameters())
+    parameters = parameters_of(after)
     try:
         update = torch.cat([(p.detach() - before[name]).flatten() for name, p in parameters.items()])
         length = float(torch.linalg.vector_norm(update, dtype=torch.float64))

@@ -30,15 +30,15 @@ FedProx (Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 20
 import difflib
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, is_dataclass
+from dataclasses import dataclass, is_dataclass, replace
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from rayfed.errors import InputError, told
+from rayfed.errors import InputError, RunFailed, told
 from rayfed.methods.views import Batch, ClientView, Fit, ServerView, Step
 from rayfed.models.classifier import has_features
-from rayfed.trees import Tree, dotted, is_container, leaves
+from rayfed.trees import Tree, checked, copied, dotted, is_container, leaves
 from rayfed.values import Checked
 from rayfed.weights import Weights
 
@@ -56,6 +56,7 @@ class Part(Checked):
     order: ClassVar[int] = 2  # of `update`: 0 makes the new weights, 1 changes them, 2 is for all other parts
     auxiliary_per_class: ClassVar[int] = 0  # samples of each class for the server to keep; may be a field
     needs_features: ClassVar[bool] = False  # whether the model must have `features(x)` and `head(h)`
+    needs_sgd: ClassVar[bool] = False  # whether it takes a client's steps for the learning rate times gradients
 
     def __init_subclass__(cls) -> None:
         slot = str(vars(cls).get("slot"))  # None: inherited, or the class's name
@@ -185,6 +186,24 @@ def doubts(parts: Parts) -> Iterator[str]:
             )
 
 
+@dataclass(frozen=True, eq=False)
+class Held:
+    """A part in force, its first round in force without a break, and its state."""
+
+    part: Part
+    since: int
+    state: Tree
+
+
+def in_force(part: Part, before: Held | None, round: int, weights: Weights) -> Held:
+    """A part with its state from the round before. A part that was not in force then starts from `init`."""
+    if before is not None and type(before.part) is type(part):
+        return replace(before, part=part)
+    state = part.init(copied(weights))
+    refuse_unkept(f"{type(part).__name__}.init", "state", state)
+    return Held(part, round, state)
+
+
 def a_term(part: Part, term: object) -> Tensor | None:
     """A part's term of the loss, checked."""
     if term is None or (isinstance(term, Tensor) and term.ndim == 0):
@@ -211,6 +230,16 @@ def refuse_unkept(name: str, kind: str, tree: Tree) -> None:
         if not keys or not (isinstance(leaf, Tensor | int | float | str | None) or is_container(leaf)):
             made = "tensors, numbers and text, in lists, tuples, and dicts whose keys are text or integers"
             raise TypeError(f"{name} gave a {kind} with {told(leaf)} at {dotted(path)}; a {kind} is made of {made}")
+
+
+def refuse_spoilt(where: str, step: object) -> None:
+    """Raise `RunFailed` where an `update` gave no step, or weights that are no numbers."""
+    if not isinstance(step, Step):
+        raise RunFailed(f"{where}: it gave {told(step)} in place of the step")
+    try:
+        checked(step.proposed)
+    except ValueError as error:
+        raise RunFailed(f"{where}: the new global model {error}; the round is not recorded") from None
 
 
 def arrange(parts: Parts) -> Parts:

@@ -5,14 +5,20 @@ A part says which entries stay: its `local_names`. They are kept as its memory o
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain, repeat
+from typing import Annotated, ClassVar
 
+import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from rayfed import losses
 from rayfed.errors import InputError
 from rayfed.methods.part import Method, Part, Parts, all_parts, defines, in_turn
+from rayfed.methods.views import Batch, ClientView
 from rayfed.trees import Tree
-from rayfed.weights import Weights
+from rayfed.values import Ge, Lt
+from rayfed.weights import Weights, dot, parameters_of, state
 
 Local = Mapping[str, frozenset[str]]  # slot of a part -> the entries that it leaves at the clients
 
@@ -23,7 +29,9 @@ class LocalNorm(Part):
 
     def check(self, model: nn.Module) -> None:
         if not self.local_names(model):
-            raise InputError("local_norm: the model has no BatchNorm layer, so nothing would stay at the clients")
+            raise InputError(
+                "local_norm: the model has no BatchNorm layer that trains, so nothing would stay at the clients"
+            )
 
     def local_names(self, model: nn.Module) -> Collection[str]:
         return _entries(model, (module for module in model.modules() if isinstance(module, _BatchNorm)))
@@ -35,18 +43,51 @@ class LocalHead(Part):
 
     def check(self, model: nn.Module) -> None:
         if not self.local_names(model):
-            raise InputError("local_head: the model has no module `head`, so nothing would stay at the clients")
+            raise InputError(
+                "local_head: the model has no module `head` that trains, so nothing would stay at the clients"
+            )
 
     def local_names(self, model: nn.Module) -> Collection[str]:
         head = getattr(model, "head", None)
         return _entries(model, [head]) if isinstance(head, nn.Module) else []
 
 
+@dataclass(frozen=True)
+class HeadThenBody(Part):
+    """Cross-entropy that trains the head alone, then the body alone. In FedRep (Collins et al., ICML 2021).
+
+    Algorithm 1. With `head = 0` the head is never trained, as in FedBABU (Oh et al., ICLR 2022). What is not trained
+    has no gradient from this term, so that a step leaves it as it is, without weight decay or momentum.
+    """
+
+    slot: ClassVar[str] = "supervise"
+    head: Annotated[float, Ge(0), Lt(1), "share of a client's steps, rounded down, that train the head"] = 0.9
+
+    def check(self, model: nn.Module) -> None:
+        if not isinstance(head := getattr(model, "head", None), nn.Module):
+            raise InputError("head_then_body: the model has no module `head`; give its last layer that name")
+        inside = {id(p) for p in head.parameters()}
+        training = {"head" if id(p) in inside else "body" for p in model.parameters() if p.requires_grad}
+        if idle := ({"head", "body"} if self.head else {"body"}) - training:
+            raise InputError(f"{self!r}: nothing in the model's {idle.pop()} trains; freeze fewer of its parameters")
+
+    def begin(self, client: ClientView) -> Iterator[bool]:
+        return chain(repeat(True, int(self.head * client.steps)), repeat(False))
+
+    def loss(self, batch: Batch, trains_head: Iterator[bool]) -> Tensor:
+        loss = losses.cross_entropy(batch.logits, batch.labels)
+        head, now = {id(p) for p in batch.model.get_submodule("head").parameters()}, next(trains_head)
+        trained = {name: p for name, p in parameters_of(batch.model).items() if (id(p) in head) == now}
+        found = torch.autograd.grad(loss, list(trained.values()), retain_graph=True, allow_unused=True)
+        linear = dot({name: g for name, g in zip(trained, found, strict=True) if g is not None}, trained)
+        return loss.detach() + (linear - linear.detach())
+
+
 def _entries(model: nn.Module, some: Iterable[nn.Module]) -> list[str]:
     """The names of some modules' parameters and buffers in the model's state."""
     inside = {id(module) for one in some for module in one.modules()}
     owners = {name for name, module in model.named_modules(remove_duplicate=False) if id(module) in inside}
-    return [name for name in model.state_dict() if name.rpartition(".")[0] in owners]
+    return [name for name in state(model) if name.rpartition(".")[0] in owners]
 
 
 def local_names(parts: Parts, model: nn.Module) -> Local:
@@ -82,8 +123,9 @@ def refuse_misplaced(method: Method, model: nn.Module) -> None:
     if any(local != first for local in others):
         raise InputError("a method that changes in time must leave the same entries at the clients in all rounds")
     for slot, names in first.items():
-        if unknown := sorted(names - model.state_dict().keys()):
-            raise InputError(f"{slot}: local_names gives '{unknown[0]}', and the model's state has no such entry")
+        if unknown := sorted(names - state(model).keys()):
+            why = "the model's state has no such entry, or it is frozen"
+            raise InputError(f"{slot}: local_names gives '{unknown[0]}', and {why}")
     if first and not any(p.requires_grad for p in shared(first, dict(model.named_parameters())).values()):
         raise InputError(f"{' and '.join(first)}: all parameters would stay at the clients, and none would be averaged")
     for part in all_parts(method) if first else ():

@@ -10,7 +10,19 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Literal, ParamSpec, get_type_hints
 
-from rayfed.methods import adaptive, anchors, calibrate, distill, features, personal, server, sharpness, supervise
+from rayfed.methods import (
+    adaptive,
+    anchors,
+    calibrate,
+    distill,
+    features,
+    personal,
+    server,
+    sharpness,
+    simplex,
+    spread,
+    supervise,
+)
 from rayfed.methods.part import Part, Parts, arrange
 
 P = ParamSpec("P")
@@ -84,9 +96,18 @@ def fedvls(beta: float = 0.1, strength: float = 0.005) -> Parts:
 
 fedrs = recipe(supervise.RestrictedCrossEntropy)  # Li and Zhan, KDD 2021
 fedlc = recipe(calibrate.CalibratedCrossEntropy)  # Zhang et al., ICML 2022
+fedetf = recipe(simplex.SimplexHead)  # Li et al., ICCV 2023
 moon = recipe(features.ModelContrast)  # Li et al., CVPR 2021
 fedproto = recipe(features.Prototypes)  # Tan et al., AAAI 2022, on top of averaging
-feddecorr = recipe(features.Decorrelation)  # Shi et al., ICLR 2023
+feddecorr = recipe(spread.Decorrelation)  # Shi et al., ICLR 2023
+fedrcl = recipe(spread.RelaxedContrast)  # Seo et al., CVPR 2024
+
+
+def feduv(variance: float = 2.5, uniformity: float = 0.5) -> Parts:
+    """Predictions that vary as with even classes, and features that spread (Son et al., CVPR 2024)."""
+    return compose(spread.PredictionVariance(variance), spread.FeatureUniformity(uniformity))
+
+
 fedsam = recipe(sharpness.SharpnessAware)  # Qu et al., ICML 2022
 fedsol = recipe(sharpness.ProximalPerturbation)  # Lee et al., CVPR 2024
 fedproc = recipe(features.PrototypeContrast)  # Mu et al., FGCS 2023
@@ -98,8 +119,31 @@ def scaffold(by: Literal["client", "samples"] = "client") -> Parts:
     return compose(server.Average(by), anchors.ControlVariates())
 
 
+def fedcm(alpha: float = 0.1) -> Parts:
+    """Clients share their gradients with the server's last step (Xu et al., 2021)."""
+    return compose(supervise.CrossEntropy(weight=alpha), anchors.ClientMomentum(alpha))
+
+
+feddisco = recipe(server.DiscrepancyAverage)  # Ye et al., ICML 2023
 fednova = recipe(server.NormalizedAverage)  # Wang et al., NeurIPS 2020
 feddyn = recipe(server.DynamicRegularizer)  # Acar et al., ICLR 2021
+
+
+def feddc(alpha: float = 0.01) -> Parts:
+    """A drift variable, which is FedDyn's, and control variates (Gao et al., CVPR 2022), algorithm 1."""
+    return compose(server.DynamicRegularizer(alpha), anchors.ControlVariates())
+
+
+def fedspeed(alpha: float = 0.1, rho: float = 0.1) -> Parts:
+    """FedDyn's corrected proximal term, with gradients a step uphill (Sun et al., ICLR 2023), algorithm 1."""
+    return compose(server.DynamicRegularizer(alpha), sharpness.SharpnessAware(rho))
+
+
+def fedsmoo(alpha: float = 0.1, rho: float = 0.1) -> Parts:
+    """FedSpeed in which all clients agree on the step uphill (Sun et al., ICML 2023), algorithm 1."""
+    return compose(server.DynamicRegularizer(alpha), sharpness.AgreedPerturbation(rho))
+
+
 fedalign = recipe(features.SlimAlign)  # Mendieta et al., CVPR 2022
 
 
@@ -128,3 +172,13 @@ def fedacg(beta: float = 0.85, mu: float = 0.002) -> Parts:
 
 fedbn = recipe(personal.LocalNorm)  # Li et al., ICLR 2021
 fedper = recipe(personal.LocalHead)  # Arivazhagan et al., 2019
+
+
+def fedrep(head: float = 0.9) -> Parts:
+    """FedPer in which a client trains its head first, then the body (Collins et al., ICML 2021), algorithm 1."""
+    return compose(personal.LocalHead(), personal.HeadThenBody(head))
+
+
+def fedbabu() -> Parts:
+    """The body is trained, and the head stays as it was drawn (Oh et al., ICLR 2022)."""
+    return compose(personal.HeadThenBody(head=0.0))

@@ -22,6 +22,8 @@ from rayfed.methods import (
     recipes,
     server,
     sharpness,
+    simplex,
+    spread,
     supervise,
 )
 from rayfed.methods.part import Method, Part, Parts, Switch, name_of, switch
@@ -34,7 +36,19 @@ RECIPES: dict[str, Callable[..., Parts]] = {
 }
 PARTS: dict[str, type[Part]] = {
     name_of(cls): cls
-    for module in (supervise, calibrate, distill, features, sharpness, anchors, server, adaptive, personal)
+    for module in (
+        supervise,
+        calibrate,
+        simplex,
+        distill,
+        features,
+        spread,
+        sharpness,
+        anchors,
+        server,
+        adaptive,
+        personal,
+    )
     for cls in vars(module).values()
     if inspect.isclass(cls) and issubclass(cls, Part) and cls.__module__ == module.__name__
 }
@@ -52,15 +66,19 @@ def read_method(given: Any) -> Method:
     return recipes.compose(*(build(_find(name), values, f"method {name}") for name, values in entries))
 
 
-def check_method(method: Any) -> None:
-    """Raises `InputError` unless `compose`, a recipe or `switch` made the method."""
+def check_method(method: Any, optimizer: str = "sgd") -> None:
+    """Raises `InputError` unless `compose`, a recipe or `switch` made the method, and it can do with the optimizer."""
     if isinstance(method, Switch):
-        check_method(method.before)
-        check_method(method.after)
+        check_method(method.before, optimizer)
+        check_method(method.after, optimizer)
     elif not isinstance(method, tuple) or "average" not in {getattr(part, "slot", "") for part in method}:
         raise InputError(
             f"method = {told(method)}: not a method; make one with compose(...), fedntd() and the like, or switch"
         )
+    elif optimizer != "sgd" and (part := next((part for part in method if part.needs_sgd), None)):
+        text = "takes the clients' steps for the learning rate times gradients, which are those of sgd alone"
+        rather = "give train.optimizer = 'sgd', or another method"
+        raise InputError(f"train.optimizer = '{optimizer}': the part '{name_in(PARTS, type(part))}' {text}; {rather}")
 
 
 def write_method(method: Method) -> Any:

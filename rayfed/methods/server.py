@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from rayfed.methods.anchors import momentum_corrected_steps
 from rayfed.methods.part import Part
-from rayfed.methods.views import Batch, ClientView, Fit, Step
+from rayfed.methods.views import Batch, ClientView, Fit, ServerView, Step
 from rayfed.trees import Scaled, Tree
 from rayfed.values import Ge, Gt, Lt
 from rayfed.weights import Weights, add, combine, dot, like, scale, squared_distance, subtract
@@ -44,6 +45,7 @@ class NormalizedAverage(Part):
 
     slot: ClassVar[str] = "average"
     order: ClassVar[int] = 0
+    needs_sgd: ClassVar[bool] = True
 
     def report(self, client: ClientView, local: None, fit: Fit) -> tuple[Tree, None]:
         n, a = client.num_examples, momentum_corrected_steps(fit.steps, client.momentum)
@@ -61,6 +63,42 @@ class NormalizedAverage(Part):
         moved = combine(move, step.parameters(step.weights), total["parameters"])
         buffers = combine(lambda x: x / total["n"], total["buffers"])
         return None, step.towards(like({**moved, **buffers}, step.weights))
+
+
+@dataclass(frozen=True)
+class DiscrepancyAverage(Part):
+    """Mean in which clients with uneven labels weigh less. FedDisco (Ye et al., ICML 2023).
+
+    A client weighs `max(0, n_k - a d_k + b)`, with `n_k` its share of the cohort's samples and `d_k` its share of the
+    cohort's divergences `KL(labels || uniform)`, as in the authors' code (MediaBrain-SJTU/FedDisco, `disco.py`). With
+    `a` below 1 some client has a positive weight.
+    """
+
+    slot: ClassVar[str] = "average"
+    order: ClassVar[int] = 0
+    a: Annotated[float, Ge(0), Lt(1), "how much uneven labels count against a client; 0 with b = 0 is FedAvg"] = 0.5
+    b: Annotated[float, Ge(0), "what every client gets; large values are a uniform mean"] = 0.1
+
+    def survey(self, client: ClientView) -> Tree:
+        return {"samples": client.num_examples, "divergence": _divergence(client.label_counts)}
+
+    def tell(self, state: None, server: ServerView, surveyed: Tree) -> tuple[None, Tree]:
+        return None, surveyed
+
+    def report(self, client: ClientView, cohort: Tree, fit: Fit) -> tuple[Tree, None]:
+        share = _divergence(client.label_counts) / (cohort["divergence"] or 1.0)
+        # In samples, not shares of them: with a = b = 0 the weights are then FedAvg's, bit for bit.
+        weight = max(0.0, client.num_examples + cohort["samples"] * (self.b - self.a * share))
+        return {"weight": weight, "weights": Scaled(weight, fit.weights)}, None
+
+    def update(self, state: None, total: Tree, step: Step) -> tuple[None, Step]:
+        return Average().update(None, total, step)
+
+
+def _divergence(counts: Tensor) -> float:
+    """Of class shares from even ones, in nats; 0 for even counts."""
+    shares = counts.cpu().double() / counts.sum().item()
+    return max(0.0, float(torch.special.xlogy(shares, shares * len(shares)).sum()))
 
 
 @dataclass(frozen=True)

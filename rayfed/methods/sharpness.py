@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from rayfed import losses
 from rayfed.methods.part import Part
-from rayfed.methods.views import Batch, ClientView, Outputs, Run
+from rayfed.methods.views import Batch, ClientView, Fit, Outputs, Run, ServerView, Step
+from rayfed.trees import Tree
 from rayfed.values import Ge, Gt
-from rayfed.weights import Weights, combine, dot
+from rayfed.weights import Weights, add, combine, dot, parameters_of, subtract, zeros_like
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,47 @@ class ProximalPerturbation(Part):
         return _with_gradient_at(step, loss, batch, run)
 
 
+@dataclass(frozen=True)
+class AgreedPerturbation(Part):
+    """Cross-entropy with its gradient at weights that all clients agree on. In FedSMOO (Sun et al., ICML 2023).
+
+    The step has length `rho` along the gradient less `mu_i + s`, and `mu_i` follows by the step less `s`: multipliers
+    for the constraint that all clients take the same step `s`, which has the direction of the cohort's mean `mu_i`. It
+    is so in the authors' code (woodenchild95/FL-Simulator, `DRegSAM.py`); the paper's `s` has the clients' steps too.
+    """
+
+    slot: ClassVar[str] = "supervise"
+    rho: Annotated[float, Ge(0), "length of the step to the other weights; 0 takes none"] = 0.1
+
+    def tell(self, s: Weights | None, server: ServerView, surveyed: None) -> tuple[Weights | None, Weights | None]:
+        return s, s
+
+    def begin(self, client: ClientView) -> tuple[Run, Weights | None, Weights]:
+        return client.run, client.payload, {**(client.memory or {})}
+
+    def loss(self, batch: Batch, local: tuple[Run, Weights | None, Weights]) -> Tensor:
+        """`mu_i` changes with every step: the round's own dict holds it."""
+        run, s, mu = local
+        loss = losses.cross_entropy(batch.logits, batch.labels)
+        if not self.rho:
+            return loss
+        zeros = zeros_like(combine(Tensor.detach, batch.parameters))
+        s, before = s or zeros, mu or zeros
+        step = _ascent(loss, batch.parameters, self.rho, less=add(before, s))
+        mu.update(add(before, subtract(step, s)))
+        return _with_gradient_at(step, loss, batch, run)
+
+    def report(self, client: ClientView, local: tuple[Run, Tree, Weights], fit: Fit) -> tuple[Tree, Tree]:
+        mu = local[2] or None
+        return mu, mu
+
+    def update(self, s: Weights | None, total: Weights | None, step: Step) -> tuple[Weights | None, Step]:
+        if total is None:
+            return s, step
+        norm = dot(total, total).sqrt() + 1e-12
+        return combine(lambda mu: (self.rho / norm * mu).float(), total), step
+
+
 class _Runner(nn.Module):
     """A forward pass as a module, so that `functional_call` can give it other weights."""
 
@@ -73,17 +115,23 @@ class _Runner(nn.Module):
         return self._run(self.model, images)
 
 
-def _ascent(loss: Tensor, parameters: Weights, rho: float) -> Weights:
-    """A step of length `rho` along the gradient of a loss; its graph is kept, as other terms need it."""
+def _ascent(loss: Tensor, parameters: Weights, rho: float, less: Weights | None = None) -> Weights:
+    """A step of length `rho` along the gradient of a loss, less a vector; its graph is kept, as other terms need it."""
     found = torch.autograd.grad(loss, list(parameters.values()), retain_graph=True, materialize_grads=True)
     gradient = dict(zip(parameters, found, strict=True))
+    gradient = subtract(gradient, less) if less else gradient
     norm = dot(gradient, gradient).sqrt() + 1e-12
     return combine(lambda g: rho / norm * g, gradient)
 
 
 def _with_gradient_at(step: Weights, loss: Tensor, batch: Batch, run: Run) -> Tensor:
-    """The value of a loss, with the gradient that the batch's cross-entropy has a step away."""
-    there = combine(lambda w, e: (w.detach() + e).requires_grad_(), batch.parameters, step)
+    """The value of a loss, with the gradient that the batch's cross-entropy has a step away.
+
+    What stays at the client is not in the step, and trains all the same.
+    """
+    parameters = parameters_of(batch.model)
+    there = {name: w.detach() + step[name] if name in step else w.detach() for name, w in parameters.items()}
+    there = combine(Tensor.requires_grad_, there)
     # The pass updates copies of the buffers: BatchNorm's running statistics must count each batch once.
     values = there | {name: buffer.clone() for name, buffer in batch.model.named_buffers()}
     named = {f"model.{name}": value for name, value in values.items()}
@@ -91,7 +139,7 @@ def _with_gradient_at(step: Weights, loss: Tensor, batch: Batch, run: Run) -> Te
     found = torch.autograd.grad(
         losses.cross_entropy(outputs.logits, batch.labels), list(there.values()), allow_unused=True
     )
-    linear = dot({name: g for name, g in zip(there, found, strict=True) if g is not None}, batch.parameters)
+    linear = dot({name: g for name, g in zip(there, found, strict=True) if g is not None}, parameters)
     return loss.detach() + (linear - linear.detach())
 
 

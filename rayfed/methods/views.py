@@ -141,6 +141,7 @@ class ClientView(View):
     lr: float  # of this round
     momentum: float
     batch_size: int
+    steps: int  # that it will take in this round
     state: Tree = None  # the server's, for a part that defines `survey`
     payload: Tree = None  # from this part's `tell`
     memory: Tree = None  # from this part's last `report` on this client; None the first time
@@ -204,7 +205,7 @@ class Batch:
         known: Callable[[nn.Module], Outputs | None] | None = None,
         notes: Notes | None = None,
     ) -> None:
-        self.images = images  # (B, c, h, w), augmented and normalised
+        self.images = images  # (B, c, h, w), augmented and normalised; or tokens, int64 (B, L); or vectors (B, D)
         self.labels = labels  # (B,)
         self.parameters = parameters  # of the model in training, live, less those that stay at the client
         self.model = model

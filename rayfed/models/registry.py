@@ -3,8 +3,8 @@
 import copy
 import inspect
 import logging
-import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -13,33 +13,42 @@ from rich.filesize import decimal
 from torch import nn
 
 from rayfed.data.decode import MEMORY
+from rayfed.data.inputs import INPUTS, Images, Inputs, inputs_of
 from rayfed.errors import InputError, told
 from rayfed.models.classifier import has_features
 from rayfed.models.convnets import cnn, lenet
+from rayfed.models.dense import mlp, text
+from rayfed.models.from_timm import PREFIX, timm_builder
 from rayfed.models.projection import with_projection
 from rayfed.models.resnet import resnet8, resnet10, resnet50, resnet56
+from rayfed.models.settings import Adapt
 from rayfed.models.vision import alexnet, mobilenet
-from rayfed.values import build, find
+from rayfed.values import UnknownKey, build, find
+from rayfed.weights import in_training
 
-# Called as `builder(image_shape=(channels, height, width), num_classes=..., **options)`.
+# Called as `builder(image_shape=(channels, height, width), num_classes=..., **options)`; `INPUTS` has other keywords.
 Builder = Callable[..., nn.Module]
-Shape = tuple[int, int, int]
 NO_OPTIONS: Mapping[str, Any] = {}
+KEYS = [f.name for f in fields(Adapt)]  # of every model
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 log = logging.getLogger(__name__)
 
-_BUILDERS = (cnn, lenet, resnet8, resnet10, resnet50, resnet56, mobilenet, alexnet)
+_BUILDERS = (cnn, lenet, resnet8, resnet10, resnet50, resnet56, mobilenet, alexnet, text, mlp)
 MODELS: dict[str, Builder] = {builder.__name__: with_projection(builder) for builder in _BUILDERS}
 
 
 def build_model(
-    name: str, options: Mapping[str, Any] = NO_OPTIONS, *, image_shape: Shape, num_classes: int, seed: int
+    name: str, options: Mapping[str, Any] = NO_OPTIONS, *, num_classes: int, seed: int, **shape: Any
 ) -> nn.Module:
     """The model `name` for images of `image_shape` (channels, height, width), on the CPU, in training mode.
 
+    For other inputs, give their fields (`rayfed.data.inputs`) in place of `image_shape`: `length` and `vocabulary` of
+    tokens, or `num_features` of vectors.
+
     `name` is one of `MODELS`, or the `package.module:function` of a function that is called with `image_shape`,
-    `num_classes` and the `options`, and returns a module from images (B, *image_shape) to logits (B, num_classes).
+    `num_classes` and the `options`, and returns a module from images (B, *image_shape) to logits (B, num_classes);
+    or `timm/NAME`.
     A `Classifier`, or another module with `features` and `head`, also serves the methods that look at features.
 
     The weights depend on `seed` alone, and torch's generators are left as they were. Raises `InputError` for all
@@ -49,20 +58,25 @@ def build_model(
     >>> sum(parameter.numel() for parameter in model.parameters())
     1663370
     """
-    if len(image_shape) != 3 or min(image_shape) < 1 or num_classes < 1:
+    inputs = inputs_of(shape)
+    is_shape = not isinstance(inputs, Images) or (len(inputs.image_shape) == 3 and min(inputs.image_shape) > 0)
+    if not is_shape or num_classes < 1:
         needs = "an image shape (channels, height, width) and at least one class"
-        raise InputError(f"model '{name}': needs {needs}, not {image_shape} and {num_classes}")
-    given = {"image_shape": image_shape, "num_classes": num_classes}
+        raise InputError(f"model '{name}': needs {needs}, not {inputs[0]} and {num_classes}")
+    given = {**shape, "num_classes": num_classes}
     if name in MODELS:
-        _refuse_too_large(name, {**given, **options})
-    builder = find(name, MODELS, "model")
+        _refuse_too_large(name, inputs, {**given, **options})
+    builder = timm_builder(name) if name.startswith(PREFIX) else find(name, MODELS, "model")
     if not callable(builder):
         raise InputError(f"model '{name}' is {told(builder)}; it must be a function that returns a torch.nn.Module")
     # Not torch.manual_seed, which would reset the generators of the GPUs as well.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         try:
+            _refuse_other_inputs(name, builder, inputs)
             model = build(builder, options, f"model '{name}'", **given)
+        except UnknownKey as error:
+            raise UnknownKey(*error.args, *KEYS) from None
         except InputError:
             raise
         except Exception as error:
@@ -71,11 +85,11 @@ def build_model(
             raise InputError(f"model '{name}': cannot be built from {call}: {_line(error)}{why}") from error
         if not isinstance(model, nn.Module):
             raise InputError(f"model '{name}': must return a torch.nn.Module, not {type(model).__name__}")
-        _check_forward(name, model, image_shape, num_classes)
+        _check_forward(name, model, inputs, num_classes)
     return model
 
 
-def refuse_batches_of_one(model: nn.Module, image_shape: Shape, sizes: np.ndarray, batch_size: int) -> None:
+def refuse_batches_of_one(model: nn.Module, inputs: Inputs, sizes: np.ndarray, batch_size: int) -> None:
     """Raises `InputError` where the model (BatchNorm) cannot be trained on one image, and a client's last batch is one.
 
     `sizes` has the number of each client's images.
@@ -88,7 +102,7 @@ def refuse_batches_of_one(model: nn.Module, image_shape: Shape, sizes: np.ndarra
         return
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            copy.deepcopy(model).train()(torch.zeros(1, *image_shape))
+            in_training(copy.deepcopy(model))(inputs.some(1))
     except Exception as error:
         near = sorted(range(2, 2 * batch_size + 10), key=lambda size: abs(size - batch_size))
         fits = next((size for size in near if not alone(size)), None)
@@ -99,7 +113,21 @@ def refuse_batches_of_one(model: nn.Module, image_shape: Shape, sizes: np.ndarra
         ) from None
 
 
-def _refuse_too_large(name: str, given: dict[str, Any]) -> None:
+def _refuse_other_inputs(name: str, builder: Builder, inputs: Inputs) -> None:
+    """A model whose keywords are those of another kind of inputs is refused, with the models of this kind."""
+
+    def takes(builder: Builder, kind: type[Inputs]) -> bool:
+        return {*kind._fields} <= {*inspect.signature(builder).parameters}
+
+    kinds = [kind for kind in INPUTS if takes(builder, kind)]
+    if kinds and type(inputs) not in kinds:
+        fitting = " or ".join(f"'{known}'" for known, other in MODELS.items() if takes(other, type(inputs)))
+        own = f"a function of yours with the keywords {', '.join(inputs._fields)}"
+        here, there = type(inputs).__name__.lower(), kinds[0].__name__.lower()
+        raise InputError(f"model '{name}' takes {there}, and the data are {here}: give {fitting}, or {own}")
+
+
+def _refuse_too_large(name: str, inputs: Inputs, given: dict[str, Any]) -> None:
     """A model beyond the machine's memory is refused before any of it is filled."""
     try:
         with torch.device("meta"):
@@ -108,25 +136,23 @@ def _refuse_too_large(name: str, given: dict[str, Any]) -> None:
         return  # the real build raises it again, and reports it
     if (size := sum(tensor.nbytes for tensor in model.state_dict().values())) > MEMORY:
         raise InputError(
-            f"model '{name}': for images of {'x'.join(map(str, given['image_shape']))} and {given['num_classes']:,} "
-            f"classes it has {decimal(size)} of weights, and this process may use {decimal(MEMORY)} of memory; give "
-            "smaller images, or another model"
+            f"model '{name}': for {inputs} and {given['num_classes']:,} classes it has {decimal(size)} of weights, and "
+            f"this process may use {decimal(MEMORY)} of memory; give {inputs.less}, or another model"
         )
 
 
 @torch.no_grad()
-def _check_forward(name: str, model: nn.Module, image_shape: Shape, num_classes: int) -> None:
+def _check_forward(name: str, model: nn.Module, inputs: Inputs, num_classes: int) -> None:
     """One pass in eval mode, where dropout is off and BatchNorm's statistics stay as they are."""
-    images = torch.linspace(0, 1, 2 * math.prod(image_shape)).view(2, *image_shape)
-    size = "x".join(map(str, image_shape))
+    images = inputs.some(2)
     model.eval()
     try:
         logits = model(images)
     except Exception as error:
-        raise InputError(f"model '{name}': cannot take images of {size}: {_line(error)}") from error
+        raise InputError(f"model '{name}': cannot take {inputs}: {_line(error)}") from error
     shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
     if shape != (2, num_classes):
-        raise InputError(f"model '{name}': logits of 2 images of {size} need the shape (2, {num_classes}), not {shape}")
+        raise InputError(f"model '{name}': logits of 2 {inputs} need the shape (2, {num_classes}), not {shape}")
     if num_classes > 1 and (logits >= 0).all() and ((logits.sum(dim=1) - 1).abs() < 1e-4).all():
         ends = "its outputs are all 0 or more and sum to 1 for each image"
         log.warning("model '%s' seems to end in a softmax (%s); it must give logits: leave the softmax out", name, ends)

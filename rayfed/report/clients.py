@@ -4,46 +4,29 @@ Each is a function of runs. Raises `InputError` where a run lacks what is to be 
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rayfed.errors import InputError
+from rayfed.report.measured import DISTANCES, WHEN, WHERE, drifts, measured_on, noted, spread
 from rayfed.report.panels import MARKERS, apart, headline, in_rows, legend, line, panels, span, wide
-from rayfed.report.read import Columns, Group, Run, counted, of_clients
-from rayfed.report.svg import COLOURS, INK
+from rayfed.report.read import Columns, Group, Run
+from rayfed.report.style import COLOURS, INK
 
-WHEN = {"before": "before (the global model)", "after": "after (the clients' models)"}
-WHERE = {"in_local": "own classes (in-local)", "out_local": "other classes (out-local)"}
-DISTANCES = {
-    "drift.distribution_distance": "distribution distance (L1)",
-    "drift.divergence": "weight divergence (L2)",
-}
 BARS = 5  # rounds, from the first to the last that was measured
 MOST = {"drift.distribution_distance": 2.0}  # that there can be
 FAINTEST = 0.2  # opacity of the first round's points
 MOST_PATHS = 300  # points that are drawn one by one in an SVG; more become a picture in it
 
 
-class Spread(NamedTuple):
-    """The clients' values round by round."""
-
-    rounds: np.ndarray
-    mean: np.ndarray
-    deviation: np.ndarray  # of the population
-
-    def band(self, most: float) -> tuple[np.ndarray, np.ndarray]:
-        """A standard deviation below and above the mean, within what the values can be, 0 to `most`."""
-        return np.maximum(self.mean - self.deviation, 0), np.minimum(self.mean + self.deviation, most)
-
-
 def local(runs: Sequence[Run]) -> Figure:
     """The accuracy on all classes before and after local training, by round (FedCAD Fig. 1, FedSSD Fig. 2 and 7)."""
     groups = apart(runs)
     found = {
-        name: noted(group, "local", *(f"local.{when}.accuracy" for when in WHEN)) for name, group in groups.items()
+        name: noted(group.runs, "local", *(f"local.{when}.accuracy" for when in WHEN)) for name, group in groups.items()
     }
     title = f"Local models: {of_whom(runs, found)}"
     figure, axes = in_rows(title, len(groups), 3.0, sharex=True, sharey=True)
@@ -65,7 +48,7 @@ def in_out(runs: Sequence[Run], round: int | None = None) -> Figure:
     """
     groups = apart(runs)
     notes = [f"local.{when}.{where}" for when in WHEN for where in WHERE]
-    found = {name: noted(group, "local", *notes) for name, group in groups.items()}
+    found = {name: noted(group.runs, "local", *notes) for name, group in groups.items()}
     figure, axes = panels(f"Learnt and forgotten: {of_whom(runs, found)}", len(groups), 2, 2.5, sharey=True)
     for places, (name, group) in zip(axes, groups.items(), strict=True):
         chosen = rounds_of(group, found[name]["round"], round)
@@ -94,13 +77,6 @@ def of_whom(runs: Sequence[Run], found: dict[str, Columns]) -> str:
     if counts.max() == 1:
         return f"n = 1 client per round, {on}"
     return f"mean and standard deviation of n = {span(counts)} clients per round,\n{on}"
-
-
-def measured_on(run: Run) -> int:
-    """The test images that a run's clients were measured on; 0 of a run so old that its tables do not tell."""
-    _, _, predicted = counted(run)
-    total = int(predicted[0].sum()) if len(predicted) else 0
-    return min(run.job.get("measure_images") or total, total)
 
 
 def bars(axes: Axes, x: np.ndarray, heights: np.ndarray, ends: np.ndarray, when: str, label: str) -> None:
@@ -157,16 +133,6 @@ def divergence(runs: Sequence[Run]) -> Figure:
     return figure
 
 
-def drifts(group: Group) -> Columns:
-    """Round, and the notes of `DISTANCES`, of the measured clients (M,) that have both."""
-    columns = noted(group, "drift", *DISTANCES)
-    known = np.all([np.isfinite(columns[name]) for name in DISTANCES], axis=0)
-    if not known.any():
-        text = "no measured round has a distribution distance: the global model is right on none of the images"
-        raise InputError(f"'{group.runs[0].folder}': {text}; measure more with a larger measure_images")
-    return {key: column[known] for key, column in columns.items()}
-
-
 def outlying(values: np.ndarray) -> float:
     """The top of an axis: all values, or where a hundredth of them would squeeze the others together, without those."""
     usual = 1.3 * float(np.percentile(values, 99))
@@ -194,24 +160,3 @@ def ranks(values: np.ndarray) -> np.ndarray:
     """
     _, index, counts = np.unique(values, return_inverse=True, return_counts=True)
     return (np.cumsum(counts) - (counts + 1) / 2)[index]
-
-
-def noted(group: Group, measure: str, *names: str) -> Columns:
-    """The notes of the clients of all runs of a group, `round` and each name: (M,). Raises `InputError` for none."""
-    of_runs = [of_clients(run.folder, *names) for run in group.runs]
-    for run, columns in zip(group.runs, of_runs, strict=True):
-        if not len(columns["round"]):
-            key = f'measure = ["{measure}"]'
-            raise InputError(f"'{run.folder}' has no numbers of local models: put {key} into its job and run it again")
-    return {name: np.concatenate([columns[name] for columns in of_runs]) for name in of_runs[0]}
-
-
-def spread(columns: Columns, name: str, factor: float = 1) -> Spread:
-    """Mean and standard deviation over the clients of each round; a client without the number does not count."""
-    rounds, index = np.unique(columns["round"], return_inverse=True)
-    known = np.isfinite(columns[name])
-    index, values = index[known], factor * columns[name][known]
-    counts = np.bincount(index, minlength=len(rounds))
-    counts = np.where(counts, counts, np.nan)
-    mean = np.bincount(index, values, len(rounds)) / counts
-    return Spread(rounds, mean, np.sqrt(np.bincount(index, (values - mean[index]) ** 2, len(rounds)) / counts))

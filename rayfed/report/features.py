@@ -20,12 +20,11 @@ from rayfed.errors import InputError
 from rayfed.local import Site
 from rayfed.methods.measures import sampled, see
 from rayfed.methods.views import RUNS
-from rayfed.report.figures import WIDTH
 from rayfed.report.panels import MARKERS, SQUARE, bar_of, in_rows, legend, looks, panels, shortened
 from rayfed.report.read import Run
-from rayfed.report.svg import COLOURS, INK
+from rayfed.report.style import COLOURS, INK, WIDTH
 from rayfed.seeds import Purpose, seed_of
-from rayfed.weights import Weights, add, state_of, with_weights, zeros_like
+from rayfed.weights import Weights, add, load, parameters_of, state_of, with_weights, zeros_like
 
 IMAGES = 1000  # of the test set: t-SNE takes some ten seconds
 CLASSES = 20  # that can be told apart
@@ -199,7 +198,7 @@ def around(trained: Trained, steps: np.ndarray) -> np.ndarray:
     model, run = with_weights(trained.model, start).eval(), RUNS[trained.site.job.train.precision]
     losses = np.empty((len(steps), len(steps)))
     for row, column in np.ndindex(losses.shape):
-        model.load_state_dict(add(add(start, first, float(steps[column])), second, float(steps[row])))
+        load(model, add(add(start, first, float(steps[column])), second, float(steps[row])))
         seen = see(run, (), known, model)
         logits, labels = torch.from_numpy(seen.logits), torch.from_numpy(seen.labels)
         losses[row, column] = nn.functional.cross_entropy(logits, labels)
@@ -210,7 +209,7 @@ def direction(weights: Weights, model: nn.Module, seed: int) -> Weights:
     """A random direction in which each filter has the length of the model's own; 0 for biases, norms and buffers."""
     generator = torch.Generator().manual_seed(seed)
     drawn = zeros_like(weights)
-    for name in (name for name, parameter in model.named_parameters() if parameter.ndim > 1):
+    for name in (name for name, parameter in parameters_of(model).items() if parameter.ndim > 1):
         filters = torch.randn(weights[name].shape, generator=generator).flatten(1)
         lengths = weights[name].flatten(1).norm(dim=1) / filters.norm(dim=1).clamp_min(1e-12)
         drawn[name] = (filters * lengths[:, None]).view(weights[name].shape)

@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 
 from rayfed import metrics
 from rayfed.errors import InputError
-from rayfed.report.figures import NAMED
 from rayfed.report.panels import (
     LETTER,
     SHARES,
@@ -31,6 +30,7 @@ from rayfed.report.panels import (
     wide,
 )
 from rayfed.report.read import Run, confusions, counted
+from rayfed.report.style import NAMED
 
 Array = np.ndarray
 FEW = 12  # classes whose numbers fit into a confusion matrix

@@ -15,9 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from rayfed.errors import InputError
-from rayfed.report.figures import LETTERS, LONGEST_NAME, NAMED, WIDTH
 from rayfed.report.read import Group, Run, grouped, shorten
-from rayfed.report.svg import COLOURS, METADATA, STYLE
+from rayfed.report.style import COLOURS, LETTERS, LONGEST_NAME, METADATA, NAMED, STYLE, WIDTH
 
 log = logging.getLogger(__name__)
 GLYPH = "Glyph .* missing"

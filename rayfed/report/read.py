@@ -5,7 +5,7 @@ round 0; `C` classes, `N` clients.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,9 +18,10 @@ import pyarrow.compute as pc
 from rayfed.errors import InputError
 from rayfed.folder.summary import read_json, read_summary, status_of, summarise
 from rayfed.folder.tables import read_table
-from rayfed.job import read_toml
+from rayfed.job import completed, read_toml
 
 Columns = dict[str, np.ndarray]
+MOST_ACROSS = 400  # columns of a picture of a partition; if there are more clients, several share one
 SEED = re.compile(r"[/._+-]?seed-?\d+$")
 
 
@@ -32,7 +33,7 @@ class Run:
     job: dict[str, Any]
     job_text: str  # job.toml as it stands
     status: str
-    error: str
+    error: str  # or why it ended early
     environment: dict[str, Any]
     summary: dict[str, Any]  # of the rounds that are there
     rounds: Columns  # a value per round, round 0 first: (T + 1,); nan where it was not evaluated
@@ -114,7 +115,7 @@ def shorten(groups: Iterable[Group]) -> list[str]:
 
 def read_run(folder: Path) -> Run:
     """Raises `InputError` where the folder is not a run's."""
-    job = read_toml(folder / "job.toml")
+    job, ended = completed(read_toml(folder / "job.toml")), read_summary(folder)
     job_text = (folder / "job.toml").read_text()
     rounds, classes = read_table(folder, "rounds"), _columns(folder, "classes")
     num_classes = int((classes["round"] == 0).sum())
@@ -132,9 +133,9 @@ def read_run(folder: Path) -> Run:
         job=job,
         job_text=job_text,
         status=status_of(folder),
-        error=read_summary(folder).get("error", ""),
+        error=ended.get("error", "") or _early(job, ended),
         environment=read_json(folder / "environment.json"),
-        summary=summarise(rounds.to_pylist()),
+        summary={**summarise(rounds.to_pylist()), "ended_early": ended.get("ended_early", "")},
         rounds=_columns(folder, "rounds"),
         evaluated=rounds["test_accuracy"].is_valid().to_numpy(),
         clients=_columns(folder, "clients"),
@@ -145,6 +146,12 @@ def read_run(folder: Path) -> Run:
         # The last clients may hold nothing, and a partition by a column of the data has no number in the job.
         num_clients=max(job["data"]["partition"].get("num_clients", 0), partition["client"].max(initial=-1) + 1),
     )
+
+
+def _early(job: Mapping[str, Any], ended: Mapping[str, Any]) -> str:
+    if not (why := ended.get("ended_early", "")):
+        return ""
+    return f"Ended after round {ended['rounds']} of {job['train']['num_rounds']}: {why}"
 
 
 def forgotten(run: Run) -> list[ClassLoss]:
@@ -190,6 +197,16 @@ def noted(folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     return {name: (np.array(rounds), np.array(means)) for name, (rounds, means) in found.items()}
 
 
+def of_rounds(folder: Path, beginning: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """The notes of rounds whose names begin so, without that beginning: the rounds that have one, and its values."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for row in read_table(folder, "rounds").to_pylist():
+        for name, value in row.get("notes") or ():  # an old run has none
+            if name.startswith(beginning):
+                found.setdefault(name.removeprefix(beginning), []).append((row["round"], value))
+    return {name: (np.array([r for r, _ in rows]), np.array([v for _, v in rows])) for name, rows in found.items()}
+
+
 def of_clients(folder: Path, *names: str) -> Columns:
     """The notes of these names with round and client: a value per client of each round that has all of them."""
     table = read_table(folder, "clients")
@@ -221,6 +238,20 @@ def counted(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     seen, predicted = (table.column(name).to_numpy().reshape(-1, number) for name in ("seen", "predicted"))
     there = (rounds > 0) & np.isfinite(seen + predicted).all(axis=1)
     return rounds[there], seen[there], predicted[there]
+
+
+def dealt(cells: Columns, num_classes: int, num_clients: int, most: int = MOST_ACROSS) -> tuple[np.ndarray, int]:
+    """The images of each class (C, columns) in at most `most` columns, means of so many clients each, and how many."""
+    together = -(-num_clients // most)
+    columns = -(-num_clients // together)
+    index = cells["class"] * columns + cells["client"] // together
+    return np.bincount(index, cells["count"], num_classes * columns).reshape(-1, columns) / together, together
+
+
+def tested(run: Run) -> int:
+    """The test images of an evaluation; 0 of a run so old that its tables do not tell."""
+    _, _, predicted = counted(run)
+    return int(predicted[0].sum()) if len(predicted) else 0
 
 
 def _named(table: pa.Table, *names: str) -> list[tuple[str, pa.ChunkedArray]]:

@@ -74,9 +74,12 @@ def rows(runs: Sequence[Run], of: str = "last", first: str = "") -> list[Row]:
         raise InputError(f"'{runs[0].folder}' has no evaluated round yet, so there is nothing to put into a table")
     made: list[Row] = []
     for name, group in _ordered(dict(zip(shorten(groups), groups, strict=True)), first):
-        _refuse_twins(group.runs)
-        known = {key: spread([figures(run)[key] for run in group.runs]) for key in HEADS}
-        references = [(row, found) for row in made if not row.pairs and (found := _pairs(row.runs, group.runs))]
+        # A run that has ended early has played all that its job asks for, in however few rounds.
+        counted = [*group.runs, *(run for run in group.behind if run.summary.get("ended_early"))]
+        behind = [run for run in group.behind if run not in counted]
+        _refuse_twins(counted)
+        known = {key: spread([figures(run)[key] for run in counted]) for key in HEADS}
+        references = [(row, found) for row in made if not row.pairs and (found := _pairs(row.runs, counted))]
         pairs: list[tuple[Run, Run]] = []
         difference, unlike = None, ""
         if references:
@@ -84,8 +87,8 @@ def rows(runs: Sequence[Run], of: str = "last", first: str = "") -> list[Row]:
             gaps = [figures(run)[of] - figures(other)[of] for other, run in pairs]
             difference = Difference(reference.name, len(gaps), float(np.mean(gaps)), interval(gaps))
         elif made:
-            unlike = _unlike(made[0].runs, group.runs)
-        made.append(Row(name, group.runs, group.behind, known, pairs, difference, unlike))
+            unlike = _unlike(made[0].runs, counted)
+        made.append(Row(name, counted, behind, known, pairs, difference, unlike))
     return made
 
 
@@ -104,8 +107,9 @@ def figures(run: Run) -> dict[str, float]:
 
 
 def pair_of(run: Run) -> tuple[Any, ...]:
-    """The values of `PAIR`."""
-    return *map(run.environment.get, ("data", "partition")), run.job.get("seed", 0), run.summary["rounds"]
+    """The values of `PAIR`; a run that has ended early counts with the rounds that it might have played."""
+    rounds = run.job["train"]["num_rounds"] if run.summary.get("ended_early") else run.summary["rounds"]
+    return *map(run.environment.get, ("data", "partition")), run.job.get("seed", 0), rounds
 
 
 def _pairs(reference: Sequence[Run], runs: Sequence[Run]) -> list[tuple[Run, Run]]:
@@ -216,8 +220,9 @@ def left_out(runs: Sequence[Run]) -> list[str]:
 
 def rounds_text(row: Row) -> str:
     """The rounds that a row's runs have played, and how many they should play if these are more."""
-    played, wanted = row.runs[0].summary["rounds"], row.runs[0].job["train"]["num_rounds"]
-    return str(played) if played == wanted else f"{played} of {wanted}"
+    played, wanted = sorted({run.summary["rounds"] for run in row.runs}), row.runs[0].job["train"]["num_rounds"]
+    text = str(played[0]) if len(played) == 1 else f"{played[0]} to {played[-1]}"
+    return text if played[-1] == wanted else f"{text} of {wanted}"
 
 
 def accuracies(run: Run) -> np.ndarray:

@@ -6,7 +6,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import ray
 import torch
@@ -18,6 +18,7 @@ from ray.job_config import JobConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayfed.errors import InputError, WorkersLost
+from rayfed.folder.provenance import hash_of_model
 from rayfed.job import Job, RayOptions
 from rayfed.local import Site, open_site
 from rayfed.runtime import OWNER, trust
@@ -88,7 +89,7 @@ def open_pool(site: Site, progress: Progress = no_progress, *, other_bits: bool 
 class Stored(Site):
     """A site whose arrays lie in Ray's store, where this process reads them in place, as the actors of its node do."""
 
-    reference: ObjectRef
+    reference: ObjectRef = field(kw_only=True)
 
 
 def stored(site: Site) -> Site:
@@ -96,7 +97,8 @@ def stored(site: Site) -> Site:
     if site.job.ray.data == "storage":
         return site
     reference = ray.put(site)
-    return Stored(site.model, ray.get(reference).federation, site.job, site.device, reference)
+    there: Site = ray.get(reference)
+    return Stored(site.model, there.federation, site.job, site.device, there.trace, reference=reference)
 
 
 class Sites:
@@ -108,6 +110,7 @@ class Sites:
     def __init__(self, site: Site) -> None:
         self._site = site
         self._hash = site.federation.hash() if site.job.ray.data == "storage" else ""
+        self._model = hash_of_model(site) if self._hash else ""
         # By node; or a single reference, for all nodes.
         self._made: dict[str, ObjectRef] = {"": site.reference} if isinstance(site, Stored) else {}
 
@@ -121,18 +124,23 @@ class Sites:
 
     def _made_on(self, node: str) -> ObjectRef:
         on_node = NodeAffinitySchedulingStrategy(node, soft=True)  # on another node if Ray must make it again
-        return _make_site.options(scheduling_strategy=on_node).remote(open_site, self._site.job, self._hash)
+        given = self._site.job, self._hash, self._model
+        return _make_site.options(scheduling_strategy=on_node).remote(open_site, *given)
 
 
 @ray.remote(num_cpus=0)
-def _make_site(make: Callable[[Job], Site], job: Job, expected: str) -> Site:
+def _make_site(make: Callable[[Job], Site], job: Job, data: str, model: str) -> Site:
     site = make(job)
-    if (found := site.federation.hash()) != expected:
-        raise InputError(
-            f"the data that {ray.util.get_node_ip_address()} reads (ray.data = 'storage') is not the data here: its "
-            f"hash is {found[:12]}..., not {expected[:12]}...; make data.source the same on all nodes, or set "
-            "ray.data = 'store'"
-        )
+    for what, key, expected, found in (
+        ("data", "data.source", data, site.federation.hash()),
+        ("model", "model.weights", model, hash_of_model(site)),
+    ):
+        if found != expected:
+            raise InputError(
+                f"the {what} that {ray.util.get_node_ip_address()} reads (ray.data = 'storage') is not the {what} "
+                f"here: its hash is {found[:12]}..., not {expected[:12]}...; make {key} the same on all nodes, or set "
+                "ray.data = 'store'"
+            )
     return site
 
 

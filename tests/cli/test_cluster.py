@@ -17,10 +17,10 @@ from rayfed.cli.cluster import conclude, described, hint, refuse_twins
 from rayfed.cli.display import round_line
 from rayfed.cli.exits import Failure
 from rayfed.cli.status import progress, runs_in, status_text
+from rayfed.clients.settings import Training
 from rayfed.errors import InputError
 from rayfed.folder.owner import lock
 from rayfed.grid import expand
-from rayfed.job import Training
 from rayfed.runtime.jobs import Submission
 
 NO_RAY = "127.0.0.1:1"  # nothing listens there

@@ -15,15 +15,23 @@ from rayfed import __version__
 from rayfed.cli import main
 from rayfed.cli.display import partition_text
 from rayfed.cli.options import catalogue, read_override
+from rayfed.clients.schedules import SCHEDULES
 from rayfed.data.partition import PARTITIONS
 from rayfed.grid import Grid
 from rayfed.job import flat, read_job
 from rayfed.methods.registry import PARTS, RECIPES
+from rayfed.models.settings import Adapt
+from rayfed.values import table
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = {"torch", "ray", "pyarrow", "matplotlib", "pydantic", "numpy"}
 NONE_BY_DEFAULT = {"train.local_steps"}  # not in a table, because TOML has no null
+NONE_BY_DEFAULT |= {f"clients.{key}" for key in ("seconds_per_example", "bytes_per_second", "deadline")}
 ONE_LETTER = {"s": "shards", "k": "classes"}  # keys of partitions, and the rules that take them
+OF_SCHEDULES = {  # keys that only one schedule takes, and that schedule
+    "train.schedule.gamma": {"train.schedule": {"name": "step", "every": 2}},
+    "train.schedule.floor": {"train.schedule": {"name": "cosine", "until": 20}},
+}
 
 
 def test_help_has_every_command_and_examples(rayfed):
@@ -69,14 +77,18 @@ def test_keys_lists_every_key_with_a_valid_default(rayfed):
     assert result.exit_code == 0
     shown = {line.split()[0]: line.split()[1] for line in result.stdout.splitlines()[1:]}
     partitions = {f"data.partition.{field.name}" for rule in PARTITIONS.values() for field in fields(rule)}
+    schedules = {f"train.schedule.{field.name}" for kind in SCHEDULES.values() for field in fields(kind)}
     of_grid = {f"grid.{field.name}" for field in fields(Grid)}
-    assert set(shown) == {*flat(read_job({"name": "any"}).table()), *partitions, *NONE_BY_DEFAULT, *of_grid}
+    of_models = {f"model.{key}" for key in flat(table(Adapt()))}  # written only where they are given
+    always = {*flat(read_job({"name": "any"}).table()), *partitions, *schedules, *of_models, *of_grid}
+    assert set(shown) == always | NONE_BY_DEFAULT
     for key, value in shown.items():
         if value in ("(needed)", "(none)") or key in of_grid:
             continue
         last = key.rpartition(".")[2]
         rule = "natural" if last == "column" else ONE_LETTER.get(last, "dirichlet")
         name = {"data.partition.name": rule} if key.startswith("data.partition.") else {}
+        name |= OF_SCHEDULES.get(key, {})
         read_job({"name": "any"}, {**name, **dict([read_override(f"{key}={value}")])})
 
 

@@ -4,6 +4,7 @@ import io
 import itertools
 import json
 import logging
+import math
 import re
 import signal
 import subprocess
@@ -16,9 +17,11 @@ import pytest
 from rich.console import Console
 
 from rayfed import engine, metrics, run
-from rayfed.cli.display import Bar, bar_on
+from rayfed.cli.display import Bar, bar_on, forgotten_rows
+from rayfed.cli.text import bar
 from rayfed.folder.summary import read_summary
 from rayfed.folder.tables import read_table
+from rayfed.report.read import ClassLoss
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -165,7 +168,8 @@ def test_on_a_terminal_a_bar_moves_with_each_client(folder):
         task = progress.tasks[0]
         assert (task.completed, task.total, task.finished) == (2, 2, True)
     written = screen.getvalue()
-    for words in ("round 0/2", "starting", "round 1/2", "clients 1/2", "accuracy 0.", "round 2/2", "0:00:0"):
+    steps = ("starting the workers", "evaluating the initial model")
+    for words in (*steps, "round 0/2", "round 1/2", "clients 1/2", "accuracy 0.", "round 2/2", "0:00:0"):
         assert words in written, words
 
 
@@ -180,16 +184,29 @@ def test_rounds_that_are_not_evaluated_say_so(folder, rayfed):
     screen, seldom = io.StringIO(), {"name": "bar", "train.num_rounds": 4, "train.eval_every": 3}
     with bar_on(Console(file=screen, force_terminal=True, width=100)) as progress:
         run("job.toml", seldom, display=Bar(progress))
-    shown = re.findall(r"(accuracy [\d.]+  forgetting|accuracy [\d.]+ in round \d)", screen.getvalue())
+    shown = re.findall(r"(accuracy [\d.]+[ ↑↓→] forgetting|accuracy [\d.]+ in round \d)", screen.getvalue())
     ends = [end for end, _ in itertools.groupby(text.split()[-1] for text in shown)]
     assert ends == ["forgetting", "0", "forgetting"]
+
+
+def test_the_classes_that_were_forgotten_are_a_bar_chart():
+    lost = [ClassLoss("Shirt", 0.8, 3, 0.3, 0.5), ClassLoss("Bag\x1b[31m", 0.9, 2, 0.8, 0.1)]
+    kept = [ClassLoss("Coat", 0.5, 1, 0.6, -0.1), ClassLoss("Sandal", math.nan, 0, math.nan, math.nan)]
+    full = bar(1.0)[0]  # a block, or # where the output cannot show it
+    assert list(forgotten_rows([*lost, *kept])) == [
+        ("forgotten", f"0.500  Shirt  {10 * full}"),
+        ("", f"0.100  Bag    {2 * full}"),
+    ]
+    assert list(forgotten_rows(kept)) == []
+    many = list(forgotten_rows([ClassLoss(str(c), 1.0, 1, 0.5, 0.5) for c in range(25)]))
+    assert len(many) == 11 and many[-1] == ("", "and less of 15 more classes")
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_a_bar_is_one_line_of_the_terminal_and_80_columns_show_all_of_it(width):
     screen = io.StringIO()
     with bar_on(Console(file=screen, force_terminal=True, width=width)) as progress:
-        figures = "accuracy 0.123  forgetting -0.123"
+        figures = "accuracy 0.123↑ forgetting -0.123"
         progress.add_task("", total=200, round=100, clients="clients 10/10", figures=figures)
         progress.refresh()
     lines = re.split(r"[\r\n]", re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue()))

@@ -7,11 +7,12 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from rayfed.data.federation import federate, open_federation, pixel_moments
+from rayfed.data.inputs import Images
 from rayfed.data.partition import Dirichlet, Iid, Natural, Shards
 from rayfed.data.samples import Dataset, Samples
 from rayfed.data.settings import Data
 from rayfed.errors import InputError
-from rayfed.report.figures import save_partition
+from rayfed.report.partition import save_partition
 
 
 def dataset(counts: list[int], groups: np.ndarray | None = None) -> Dataset:
@@ -25,7 +26,7 @@ def dataset(counts: list[int], groups: np.ndarray | None = None) -> Dataset:
 def test_a_federation_knows_its_clients():
     data = dataset([30, 20, 10])
     federation = federate(data, Dirichlet(alpha=1.0, num_clients=4, min_size=1))
-    assert (federation.num_clients, federation.num_classes, federation.image_shape) == (4, 3, (3, 4, 4))
+    assert (federation.num_clients, federation.num_classes, federation.inputs) == (4, 3, Images((3, 4, 4)))
     found = [np.bincount(data.train.labels[federation.client(i)], minlength=3) for i in range(4)]
     for i, counts in enumerate(found):
         assert federation.label_counts(i).tolist() == counts.tolist()

@@ -16,6 +16,7 @@ from rayfed.engine import rounds
 from rayfed.errors import InputError
 from rayfed.folder import checkpoint, shards, storage
 from rayfed.folder.checkpoint import Checkpoints
+from rayfed.folder.provenance import hash_of_model
 from rayfed.folder.saved import newest, stem
 from rayfed.folder.storage import Folder
 from rayfed.folder.tables import SCHEMAS
@@ -36,7 +37,8 @@ METHODS = [
 
 
 def checkpoints(folder, site, saved=None):
-    origin = {"data": site.federation.hash(), "partition": site.federation.dealt.hash(), "modules": {}}
+    hashes = {"data": site.federation.hash(), "partition": site.federation.dealt.hash(), "model": hash_of_model(site)}
+    origin = {**hashes, "modules": {}}
     return Checkpoints(Folder(str(folder)), site.job, origin, saved)
 
 
@@ -102,7 +104,7 @@ def test_the_two_newest_are_kept_and_other_files_are_not_touched(make_site, play
     names = {path.name for path in tmp_path.iterdir()}
     manifests = {"round-00005.json", "round-00006.json"}
     listed = [json.loads((tmp_path / name).read_text())["checkpoint"]["files"] for name in manifests]
-    assert names == {"thesis.txt", "round-00001.csv"} | manifests | {*listed[0], *listed[1]}
+    assert names == {"thesis.txt", "round-00001.csv", "best.safetensors"} | manifests | {*listed[0], *listed[1]}
 
 
 def test_a_clients_memory_is_written_only_when_it_is_new(make_site, play, tmp_path):
@@ -248,7 +250,7 @@ def test_any_damage_to_a_checkpoint_is_noticed(make_site, play, tmp_path, caplog
     generator = random.Random(0)
     older = set(json.loads((whole / "round-00001.json").read_text())["checkpoint"]["files"])
     for path in sorted(whole.iterdir()):
-        if path.name in older or path.name == "round-00001.json":
+        if path.name in older or path.name in ("round-00001.json", "best.safetensors"):
             continue
         for tear in ("cut", "flip", "remove"):
             torn = tmp_path / "torn"

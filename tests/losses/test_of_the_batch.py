@@ -38,7 +38,46 @@ def suppression(z):
     return losses.logit_suppression(z, Y[: len(z)] if len(z) <= B else torch.arange(len(z)) % C, COUNTS)
 
 
-CASES = {"decorrelation": (losses.decorrelation, feddecorr), "logit_suppression": (suppression, fedvls)}
+def feduv_variance(z):
+    """The deviation that is asked for is that of the columns of the identity, as in the authors' code."""
+    softmax = np.exp(z) / np.exp(z).sum(axis=1, keepdims=True)
+    wanted = np.eye(C).std(axis=0, ddof=1)
+    return np.mean([max(0.0, gap) for gap in wanted - softmax.std(axis=0, ddof=1)])
+
+
+def feduv_uniformity(x):
+    """Pair by pair; of 15 pairs the eighth is the median."""
+    squares = [((x[i] - x[j]) ** 2).sum() for i in range(len(x)) for j in range(i)]
+    return np.mean([math.exp(-d / sorted(squares)[7]) for d in squares])
+
+
+def fedrcl(x):
+    """Sample by sample. Classes 0 and 1 have two samples, 2 and 3 have one, which is its own nearest and farthest."""
+    rows, total = x / np.linalg.norm(x, axis=1, keepdims=True), 0.0
+    for i, y in enumerate(Y.tolist()):
+        cosines = (rows[i] @ rows.T) / TAU
+        own = [cosines[j] for j in range(B) if Y[j] == y and j != i]
+        wrong = sorted(cosines[j] for j in range(B) if Y[j] != y)[-2:]
+        pull = min(own, default=cosines[i])
+        total += math.log(sum(math.exp(c - pull) for c in (pull, *wrong)))
+        push = min(own) if own and min(own) >= THRESHOLD / TAU else -1 / TAU
+        total += PENALTY * math.log(1 + math.exp(push - cosines[i]))
+    return total / B
+
+
+def relaxed(x):
+    labels = Y if len(x) == B else torch.arange(len(x)) % C
+    return losses.relaxed_contrast(x, labels, tau=TAU, threshold=THRESHOLD, penalty=PENALTY)
+
+
+TAU, THRESHOLD, PENALTY = 0.5, -0.2, 0.7
+CASES = {
+    "decorrelation": (losses.decorrelation, feddecorr),
+    "feature_uniformity": (losses.feature_uniformity, feduv_uniformity),
+    "logit_suppression": (suppression, fedvls),
+    "prediction_variance": (losses.prediction_variance, feduv_variance),
+    "relaxed_contrast": (relaxed, fedrcl),
+}
 every_loss = pytest.mark.parametrize(("loss", "formula"), CASES.values(), ids=CASES)
 
 
@@ -94,6 +133,21 @@ def test_scale_and_shift_of_a_feature_change_nothing():
     x = some()
     moved = x * torch.tensor([1.0, 2.0, 5.0, -3.0]) + torch.tensor([0.0, 7.0, -2.0, 1.0])
     torch.testing.assert_close(losses.decorrelation(moved), losses.decorrelation(x), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(("angle", "pushed"), [(30, True), (60, False)])
+def test_samples_of_one_class_are_pushed_apart_only_beyond_the_threshold(angle, pushed):
+    """Two samples of one class and none of another: nothing is left but the penalty."""
+    x = torch.tensor([[1.0, 0.0], [math.cos(math.radians(angle)), math.sin(math.radians(angle))]], dtype=torch.float64)
+    found = gradient(lambda x: losses.relaxed_contrast(x, torch.tensor([0, 0]), tau=0.5, threshold=0.7), x)
+    assert (found[1, 1] < -1e-3) if pushed else found.abs().max() < 1e-12
+
+
+def test_even_and_sure_predictions_vary_enough():
+    sure = 50 * torch.eye(C, dtype=torch.float64)
+    assert losses.prediction_variance(sure).item() == pytest.approx(0, abs=1e-12)
+    assert losses.prediction_variance(0 * sure).item() == pytest.approx(C**-0.5)
+    assert losses.prediction_variance(sure[:1].repeat(3, 1)).item() == pytest.approx(C**-0.5)
 
 
 def test_suppression_pushes_down_the_logits_of_held_classes_on_samples_of_others_only():

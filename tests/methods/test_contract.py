@@ -88,6 +88,11 @@ METHODS: dict[str, Method] = {name: recipe() for name, recipe in m.RECIPES.items
     "fedper + scaffold + adam": m.compose(m.LocalHead(), m.scaffold(), m.AdaptiveStep()),
     "fedper + feddyn + momentum": m.compose(m.LocalHead(), m.feddyn(), m.ServerMomentum()),
     "fedbn + fedexp + fedgkd + fedcurv": m.compose(m.fedexp(), m.LocalNorm(), m.fedgkd()[-1], m.Curvature()),
+    "fedcm + control variates + momentum": m.compose(m.fedcm(), m.ControlVariates(), m.ServerMomentum()),
+    "fedper + fedcm, uniform": m.compose(m.LocalHead(), m.fedcm()[1:], m.Average(by="client")),
+    "fedper + fedsmoo": m.compose(m.LocalHead(), m.fedsmoo()),
+    "fedrcl + feduv + feddisco": m.compose(m.feddisco(a=0.9, b=0.0), m.fedrcl()[-1], m.feduv()[2:]),
+    "fedrep + fedbn + kd": m.compose(m.fedrep(head=0.5), m.LocalNorm(), m.Distill()),
     "everything": m.compose(Everything()),
 }
 every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
@@ -246,6 +251,13 @@ def test_the_terms_add_up_to_the_training_loss(method, make_site):
             assert terms and sum(terms) == pytest.approx(row.train_loss, rel=1e-5, abs=1e-5)
 
 
+def discrepancy_weights(part, counts):
+    """FedDisco's, by its formula."""
+    sizes, shares = np.array([each.sum() for each in counts]), [each / each.sum() for each in counts]
+    divergences = np.array([sum(p * np.log(p * len(each)) for p in each if p) for each in shares])
+    return np.maximum(0, sizes / sizes.sum() - part.a * divergences / divergences.sum() + part.b)
+
+
 @every_method
 def test_buffers_are_the_mean_of_the_clients_buffers(method, reference, make_site):
     """For every method BatchNorm's statistics are plain means, if not local, and its counts stay whole numbers."""
@@ -254,6 +266,8 @@ def test_buffers_are_the_mean_of_the_clients_buffers(method, reference, make_sit
         (average,) = (part for part in parts_at(method, round.round) if part.slot == "average")
         uniform = isinstance(average, m.DynamicRegularizer) or getattr(average, "by", "") == "client"
         sizes = np.array([1 if uniform else site.federation.num_examples(client) for client, _ in trained])
+        if isinstance(average, m.DiscrepancyAverage):
+            sizes = discrepancy_weights(average, [site.federation.label_counts(client) for client, _ in trained])
         stay = {name for part in parts_at(method, round.round) for name in part.local_names(site.model)}
         for name, buffer in site.model.named_buffers():
             if name in stay:  # at each client, and in the global model as at the start

@@ -11,9 +11,10 @@ import torch.nn.functional as F
 
 from rayfed import engine, losses
 from rayfed import methods as m
+from rayfed.clients.batches import batches
 from rayfed.data.augment import prepare
 from rayfed.errors import InputError
-from rayfed.local import Broadcast, Desk, batches, server_view, survey
+from rayfed.local import Broadcast, Desk, server_view, survey
 from rayfed.methods.anchors import momentum_corrected_steps
 from rayfed.methods.views import Notes, Outputs
 from rayfed.runtime.here import Here
@@ -29,16 +30,21 @@ BALANCED = [[2, 2, 2, 2]] * 6
 NEUTRAL = {
     m.AdaptiveStep: None,
     m.AdjustedCrossEntropy: None,
+    m.AgreedPerturbation: {"rho": 0.0},
     m.Average: {"by": "samples"},
     m.CalibratedCrossEntropy: {"tau": 0.0},
     m.ClassAdaptiveDistill: {"low": 0.0, "high": 0.0},
+    m.ClientMomentum: {"alpha": 1.0},
     m.ControlVariates: None,
     m.CrossEntropy: {"weight": 1.0, "smoothing": 0.0},
     m.Curvature: {"strength": 0.0},
     m.Decorrelation: {"beta": 0.0},
+    m.DiscrepancyAverage: {"a": 0.0, "b": 0.0},
     m.Distill: {"beta": 0.0},
     m.DynamicRegularizer: None,
     m.ExtrapolatedAverage: {"epsilon": 1e12},
+    m.FeatureUniformity: {"uniformity": 0.0},
+    m.HeadThenBody: None,
     m.LabelMaskedDistill: {"beta": 0.0},
     m.LocalHead: None,
     m.LocalNorm: None,
@@ -47,15 +53,18 @@ NEUTRAL = {
     m.NormalizedAverage: None,
     m.NotTrueDistill: {"beta": 0.0},
     m.PastTeachersDistill: {"beta": 0.0},
+    m.PredictionVariance: {"variance": 0.0},
     m.PrototypeContrast: {"rounds": 1},
     m.PrototypeSimilarityDistill: {"mu": 0.0},
     m.Prototypes: {"mu": 0.0},
     m.Proximal: {"mu": 0.0},
     m.ProximalPerturbation: {"rho": 0.0},
+    m.RelaxedContrast: {"weight": 0.0},
     m.RestrictedCrossEntropy: {"alpha": 1.0},
     m.SelectiveDistill: {"m_max": 0.0},
     m.ServerMomentum: {"beta": 0.0},
     m.SharpnessAware: {"rho": 0.0},
+    m.SimplexHead: None,
     m.SlimAlign: {"mu": 0.0},
     m.VacantClassDistill: {"beta": 0.0},
 }
@@ -87,6 +96,7 @@ def test_every_part_has_its_neutral_values_here():
 
 
 BIT_FOR_BIT = [m.fedavgm(beta=0.0), m.fedprox(mu=0.0), m.fedrs(alpha=1.0), m.fedrs(alpha=1.0, soft=True), m.fedlc(0.0)]
+BIT_FOR_BIT += [m.fedcm(alpha=1.0), m.feddisco(a=0.0, b=0.0), m.feduv(0.0, 0.0), m.fedrcl(weight=0.0)]
 RELEASED = m.fedcsd(mu=0.0, released=True)
 NEUTRAL_METHODS = [*BIT_FOR_BIT, RELEASED, *(m.compose(part(**zero)) for part, zero in NEUTRAL.items() if zero)]
 
@@ -139,6 +149,22 @@ EQUAL = {
     "FedAdagrad with a large tau is FedAvg": (m.fedadagrad(lr=200.0, tau=100.0), m.fedavg(), {"norm": True}),
     "FedExP of a single client is FedAvg": (m.fedexp(epsilon=1e-9), m.fedavg(), {"clients_per_round": 1}),
     "FedACG without momentum is FedProx": (m.fedacg(beta=0.0, mu=0.5), m.fedprox(mu=0.5), {"norm": True}),
+    "FedCM takes a share of FedAvg's steps, at first": (
+        m.fedcm(alpha=0.25),
+        m.compose(m.CrossEntropy(weight=0.25)),
+        {"num_rounds": 1},
+    ),
+    "FedDisco with even labels and sizes is FedAvg": (m.feddisco(a=0.9), m.fedavg(), {"counts": BALANCED}),
+    "FedDisco with a large offset is a uniform mean": (m.feddisco(b=1e6), m.compose(m.Average(by="client")), {}),
+    "FedDC without a past is FedDyn": (m.feddc(alpha=0.1), m.feddyn(alpha=0.1), {"num_rounds": 1}),
+    "FedSpeed without a step uphill is FedDyn": (m.fedspeed(0.1, rho=0.0), m.feddyn(0.1), {"norm": True}),
+    "FedSMOO without a step uphill is FedDyn": (m.fedsmoo(0.1, rho=0.0), m.feddyn(0.1), {"norm": True}),
+    "FedSMOO's first step is FedSpeed's": (
+        m.fedsmoo(),
+        m.fedspeed(),
+        {"num_rounds": 1, "local_steps": 1, "norm": True},
+    ),
+    "FedRep without a step for the head is FedBABU": (m.fedrep(head=0.0), m.fedbabu(), {"norm": True}),
     "a switch to the same method changes nothing": (m.switch(m.fedntd(), m.fedntd(), at=2), m.fedntd(), {}),
 }
 
@@ -173,6 +199,18 @@ DIFFERENT = {  # the same pairs in other settings: so the settings do not make a
     "adaptive steps": (m.fedadam(), m.fedyogi()),
     "adaptive steps without decay": (m.fedadagrad(), m.fedyogi(beta1=0.0)),
     "extrapolation": (m.fedexp(), m.fedavg()),
+    "momentum at the clients": (m.fedcm(0.25), m.compose(m.CrossEntropy(weight=0.25))),
+    "uneven labels": (m.feddisco(a=0.9), m.fedavg()),
+    "FedDC's control variates": (m.feddc(0.1), m.feddyn(0.1)),
+    "a step uphill": (m.fedspeed(0.1), m.feddyn(0.1)),
+    "an agreed step uphill": (m.fedsmoo(0.1), m.fedspeed(0.1)),
+    "varied predictions": (m.feduv(uniformity=0.0), m.fedavg()),
+    "uniform features": (m.feduv(variance=0.0), m.fedavg()),
+    "relaxed contrast": (m.fedrcl(), m.fedavg()),
+    "the penalty on near features": (m.fedrcl(penalty=0.0), m.fedrcl(threshold=0.0)),
+    "a simplex for a head": (m.fedetf(), m.fedbabu()),
+    "a head that is not trained": (m.fedbabu(), m.fedavg()),
+    "a head that is trained first": (m.fedrep(head=0.5), m.fedper()),
     "a step ahead": (m.fedavgm(beta=0.85), m.fedacg(mu=0.0)),
     "the released FedCSD": (m.fedcsd(mu=0.1, released=True), m.fedcsd(mu=0.1)),
     "a switch": (m.switch(m.fedntd(), m.fedavg(), at=2), m.fedntd()),
@@ -270,6 +308,12 @@ ON_A_BATCH = [  # part, the term; the payload, where the part has one
     (m.AdjustedCrossEntropy(), losses.adjusted_cross_entropy(Z, LABELS, COUNTED)),
     (m.LogitSuppression(0.3), 0.3 * losses.logit_suppression(Z, LABELS, COUNTED)),
     (m.Decorrelation(0.3), 0.3 * losses.decorrelation(H)),
+    (
+        m.RelaxedContrast(0.3, 0.5, 0.2, 0.1),
+        0.3 * losses.relaxed_contrast(H, LABELS, tau=0.1, threshold=0.2, penalty=0.5),
+    ),
+    (m.PredictionVariance(0.3), 0.3 * losses.prediction_variance(Z)),
+    (m.FeatureUniformity(0.3), 0.3 * losses.feature_uniformity(H)),
     (m.ClassAdaptiveDistill(0.2, 0.7, 2.0), losses.class_adaptive_distill(Z, T, LABELS, CLASS_WEIGHTS, tau=2.0)),
     (m.Distill(0.5, 2.0), 0.5 * losses.distill(Z, T, tau=2.0)),
     (m.Distill(0.5, form="mse"), 0.5 * losses.squared_error(Z, T)),
@@ -381,6 +425,7 @@ ON_PARAMETERS = {  # part, the client's payload, its memory, the gradient of its
     "curvature, new client": (m.Curvature(), {"u": {"x": P}, "uw": {"x": Q}}, None, 2 * (P * W - Q)),
     "control variates": (m.ControlVariates(), {"x": P}, {"x": Q}, P - Q),
     "control variates, new client": (m.ControlVariates(), {"x": P}, None, P),
+    "client momentum": (m.ClientMomentum(alpha=0.25), {"x": P}, None, 0.75 * P),
     "feddyn": (m.DynamicRegularizer(alpha=0.2), None, {"x": P}, -P + 0.2 * (W - ANCHOR)),
     "feddyn, new client": (m.DynamicRegularizer(alpha=0.2), None, None, 0.2 * (W - ANCHOR)),
     "feddyn, by size": (m.DynamicRegularizer(0.2, by_size=True), None, {"x": P}, -P + 0.2 / (3 / 12) * (W - ANCHOR)),
@@ -584,6 +629,45 @@ def test_the_servers_velocity_follows_its_formula(make_site, play):
                 torch.testing.assert_close(w, (before.weights[name].double() - velocity[name]).float())
             else:
                 assert torch.equal(w, averaged.weights[name])  # running statistics have no momentum
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_fedcms_direction_is_the_servers_last_step_per_step_of_sgd(momentum, make_site, states):
+    """`(w - w_new) / (K lr)`, `K lr` the cohort's mean: what clients of unequal sizes cover in two epochs."""
+    site = make_site(m.fedcm(0.25), momentum=momentum, norm=True)
+    before = state_of(site.model)
+    for round, d, own in states(m.fedcm(0.25), "client_momentum", momentum=momentum, norm=True):
+        steps = [2 * -(-site.federation.num_examples(row.client) // 5) for row in round.clients]
+        course = np.mean([momentum_corrected_steps(k, momentum) for k in steps]) * 0.1 * 0.5 ** (round.round - 1)
+        assert d.keys() == dict(site.model.named_parameters()).keys() and not any(own.values())
+        for name in d:
+            torch.testing.assert_close(d[name], (before[name] - round.weights[name]) / course, rtol=1e-4, atol=1e-5)
+        before = round.weights
+
+
+@pytest.mark.parametrize(
+    ("counts", "a", "b", "weights"),
+    [
+        ([[2, 2], [6, 0]], 0.5, 0.1, [0.4 + 0.1, 0.6 - 0.5 + 0.1]),
+        ([[2, 2], [6, 0]], 0.9, 0.0, [0.4, 0.0]),  # 0.6 - 0.9 is below 0
+        ([[4, 0], [0, 12]], 0.4, 0.0, [0.25 - 0.2, 0.75 - 0.2]),  # of the same divergence: half of all each
+        ([[1, 1], [3, 3]], 0.9, 0.0, [0.25, 0.75]),  # no divergence at all
+    ],
+    ids=str,
+)
+def test_feddisco_weighs_clients_by_their_sizes_and_divergences(counts, a, b, weights):
+    """By hand; the summands go through the part's survey and report."""
+    part, surveyed, total = m.DiscrepancyAverage(a, b), OrderedSum(), OrderedSum()
+    clients = [SimpleNamespace(label_counts=torch.tensor(each), num_examples=sum(each)) for each in counts]
+    for client in clients:
+        surveyed.add(part.survey(client))
+    _, cohort = part.tell(None, None, surveyed.value)
+    for value, client in enumerate(clients, start=1):
+        fit = SimpleNamespace(weights={"x": torch.tensor([float(value)])})
+        total.add(part.report(client, cohort, fit)[0])
+    assert total.value["weight"] / cohort["samples"] == pytest.approx(sum(weights))
+    _, step = part.update(None, total.value, m.Step({"x": torch.zeros(1)}, None, 1, 2, frozenset({"x"})))
+    assert step.averaged["x"].item() == pytest.approx((weights[0] + 2 * weights[1]) / sum(weights))
 
 
 def test_fedacgs_clients_start_from_their_last_mean_and_the_momentum_of_all_means(make_site, play):

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from rayfed.data.inputs import Images
 from rayfed.engine import open_round, rounds
 from rayfed.errors import InputError
 from rayfed.job import read_job
@@ -144,7 +145,7 @@ def states_after_training(site, last):
     opening = open_round(site, last, workers)
     names = dict(site.model.named_parameters())
     found = {}
-    for client in opening.clients:
+    for client in opening.cohort.answered:
         [(summed, _)] = workers.train(opening.broadcast, [(client,)], {})
         found[client] = summed.tree["average"]["weights"].values
     return names, found
@@ -359,8 +360,8 @@ class Odd(torch.nn.Module):
 )
 def test_a_layer_without_one_output_per_forward_pass_is_refused(layer, why):
     with pytest.raises(InputError, match=rf"measure_layers = \['{layer}'\]: the layer '{layer}' {why}"):
-        measures.refuse_absent([layer], Odd(), (1, 2, 2), [], 1)
-    measures.refuse_absent(["net"], Odd(), (1, 2, 2), [], 1)
+        measures.refuse_absent([layer], Odd(), Images((1, 2, 2)), [], 1)
+    measures.refuse_absent(["net"], Odd(), Images((1, 2, 2)), [], 1)
 
 
 def test_a_layers_output_is_as_it_was_before_a_later_layer_writes_to_it():

@@ -12,18 +12,21 @@ from torch import nn
 
 from rayfed import local
 from rayfed import methods as m
+from rayfed.clients.batches import batches
 from rayfed.data.augment import prepare
 from rayfed.engine import open_round
 from rayfed.errors import InputError
-from rayfed.local import batches
 from rayfed.methods.personal import doubts_of_local, local_names, refuse_misplaced, shared
+from rayfed.methods.registry import PARTS
+from rayfed.models.classifier import Classifier
 from rayfed.runtime.here import Here
 from rayfed.seeds import Purpose, seed_of
 from rayfed.trees import num_bytes, unpack
-from rayfed.weights import state_of, with_weights
+from rayfed.weights import parameters_of, state_of, with_weights
 
 HEAD = {"head.weight", "head.bias"}
 NORM = {f"features.1.{name}" for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")}
+SLOTS = ("local_head", "local_norm")
 
 
 def own_of(round, slot):
@@ -51,8 +54,8 @@ def test_a_client_alone_has_fedavgs_model_in_two_pieces(method, slot, names, mak
             assert torch.equal(own[name] if name in names else ours.weights[name], w)
 
 
-def trained(site, client, weights, round):
-    """One client's round in plain torch, from the given weights."""
+def trained(site, client, weights, round, head=None):
+    """One client's round in plain torch, from the given weights; with `head`, that share of the steps for it alone."""
     data, training, model = site.federation, site.job.train, with_weights(site.model, weights).train()
     rows = data.client(client)
     images = prepare(torch.from_numpy(data.train.images[rows]), data.mean, data.std).plain(torch.arange(len(rows)))
@@ -61,7 +64,11 @@ def trained(site, client, weights, round):
     optimizer = torch.optim.SGD(
         model.parameters(), lr, training.momentum, weight_decay=training.weight_decay, fused=True
     )
-    for index in batches(len(rows), training, torch.Generator().manual_seed(seed_of(0, Purpose.CLIENT, round, client))):
+    order = list(batches(len(rows), training, torch.Generator().manual_seed(seed_of(0, Purpose.CLIENT, round, client))))
+    for step, index in enumerate(order):
+        if head is not None:
+            model.features.requires_grad_(step >= int(head * len(order)))
+            model.head.requires_grad_(step < int(head * len(order)))
         optimizer.zero_grad()
         F.cross_entropy(model(images[index]), labels[index]).backward()
         optimizer.step()
@@ -91,7 +98,62 @@ def test_a_round_of_fedper_is_the_mean_of_plain_sgd_from_each_clients_own_head(m
     assert len(heads) > len(run[1].clients) and len(heads) < 3 * 4  # some came later, some came back
 
 
+@pytest.mark.parametrize(
+    ("method", "head"), [(m.fedrep(head=0.5), 0.5), (m.fedrep(), 0.9), (m.compose(m.LocalHead(), m.fedbabu()[-1]), 0.0)]
+)
+def test_fedrep_trains_the_head_first_and_then_the_body(method, head, make_site, play):
+    """Weight decay and momentum leave alone what is not trained."""
+    alone = {"counts": [[12, 13, 9, 8]], "clients_per_round": 1, "weight_decay": 0.1}
+    site, own = make_site(method, **alone), {}
+    for before, after in pairwise(play(site)):
+        found = trained(site, 0, before.weights | own, after.round, head)
+        own = own_of(after, "local_head")[0]
+        for name, w in found.items():
+            torch.testing.assert_close(own[name] if name in HEAD else after.weights[name], w, rtol=1e-4, atol=1e-6)
+    assert all(torch.equal(own[name], state_of(site.model)[name]) for name in HEAD) == (head == 0)
+
+
+def test_fedbabus_head_stays_as_drawn_in_the_global_model_too(make_site, play):
+    run = play(make_site(m.fedbabu(), weight_decay=0.1))
+    for name, w in run[-1].weights.items():
+        assert torch.equal(w, run[0].weights[name]) == (name in HEAD)
+
+
+@pytest.mark.parametrize(
+    "training", [{"local_epochs": 2}, {"local_steps": 3}, {"local_epochs": 1, "batch_size": 4}], ids=str
+)
+def test_a_client_knows_how_many_steps_it_will_take(training, make_site, play):
+    told = []
+
+    @dataclass(frozen=True)
+    class Steps(m.Part):
+        slot: ClassVar[str] = "my_steps"
+
+        def begin(self, client):
+            return client.steps
+
+        def report(self, client, local, fit):
+            told.append((local, fit.steps))
+            return None, None
+
+    play(make_site(m.compose(Steps()), **training))
+    assert len(told) == 12 and all(before == after for before, after in told)
+
+
+@pytest.mark.parametrize(
+    "part", [cls() for cls in PARTS.values() if cls.slot == "supervise" and cls is not m.SimplexHead], ids=repr
+)
+def test_what_stays_is_trained_by_whatever_supervises(part, make_site, play):
+    """A gradient that is taken at other weights has what stays, too, where that is."""
+    site = make_site(m.compose(m.LocalHead(), m.LocalNorm(), part), norm=True, local_steps=4)
+    last, initial = play(site)[-1], parameters_of(site.model)
+    own = [{**head, **norm} for head, norm in zip(*(own_of(last, slot).values() for slot in SLOTS), strict=True)]
+    moved = {name for one in own for name in one.keys() & initial.keys() if not torch.equal(one[name], initial[name])}
+    assert moved == {*HEAD, "features.1.weight", "features.1.bias"}
+
+
 EVERY_KIND = [
+    m.fedrep(),
     m.fedper(),
     m.compose(m.LocalHead(), m.NormalizedAverage()),
     m.compose(m.LocalHead(), m.feddyn()),
@@ -175,6 +237,17 @@ def test_every_frozen_model_at_a_client_has_its_own_entries(make_site):
     assert client.frozen(client.weights) is client.global_model
 
 
+def test_a_head_and_a_body_that_take_turns_must_both_train():
+    def model(head, body):
+        return Classifier(nn.Linear(4, 4).requires_grad_(body), nn.Linear(4, 2).requires_grad_(head))
+
+    with pytest.raises(InputError, match="nothing in the model's body trains; freeze fewer"):
+        m.HeadThenBody(head=0.0).check(model(head=True, body=False))
+    with pytest.raises(InputError, match="nothing in the model's head trains; freeze fewer"):
+        m.HeadThenBody().check(model(head=False, body=True))
+    m.HeadThenBody(head=0.0).check(model(head=False, body=True))
+
+
 def test_measures_compare_the_clients_own_models(make_site, play):
     """`local.before` of a client that returns is of the round's model with the entries it has kept."""
     site = make_site(m.fedper(), num_rounds=2, clients_per_round=6)
@@ -255,7 +328,7 @@ def test_what_makes_sense_is_not_refused_but_the_global_accuracy_is_warned_of(ma
 
 @pytest.mark.parametrize(("part", "lacks"), [(m.LocalNorm(), "BatchNorm layer"), (m.LocalHead(), "module `head`")])
 def test_a_part_that_would_leave_nothing_at_the_clients_is_refused(part, lacks):
-    with pytest.raises(InputError, match=f"the model has no {lacks}, so nothing would stay"):
+    with pytest.raises(InputError, match=f"the model has no {lacks} that trains, so nothing would stay"):
         part.check(nn.Sequential(nn.Flatten(), nn.Linear(16, 4)))
 
 

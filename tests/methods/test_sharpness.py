@@ -1,4 +1,4 @@
-"""FedSAM's and FedSOL's terms: value and gradient, by hand, and what their second pass leaves behind."""
+"""FedSAM's, FedSOL's and FedSMOO's terms: value and gradient, by hand, and what their second pass leaves behind."""
 
 import copy
 from types import SimpleNamespace
@@ -34,7 +34,7 @@ def teacher():
 
 
 def batch_and_client(model, teacher, run=run_model):
-    client = SimpleNamespace(run=run, weights=teacher.state_dict())
+    client = SimpleNamespace(run=run, weights=teacher.state_dict(), payload=None, memory=None)
     view = SimpleNamespace(run=run, global_model=teacher)
     return m.Batch(IMAGES, LABELS, model, parameters_of(model), view), client
 
@@ -62,7 +62,11 @@ def step_of_fedsol(model, teacher, rho):
     return step
 
 
-CASES = {"fedsam": (m.SharpnessAware(0.5), step_of_fedsam), "fedsol": (m.ProximalPerturbation(0.5), step_of_fedsol)}
+CASES = {
+    "fedsam": (m.SharpnessAware(0.5), step_of_fedsam),
+    "fedsol": (m.ProximalPerturbation(0.5), step_of_fedsol),
+    "fedsmoo": (m.AgreedPerturbation(0.5), step_of_fedsam),  # a client's first step in the first round
+}
 every_part = pytest.mark.parametrize(("part", "step"), CASES.values(), ids=CASES)
 
 
@@ -137,3 +141,45 @@ def test_fedsol_before_the_first_step_is_plain(model):
     plain = copy.deepcopy(model)
     for name, g in gradients(F.cross_entropy(plain(IMAGES), LABELS), plain).items():
         torch.testing.assert_close(found[name], g)
+
+
+def test_fedsmoos_multipliers_follow_each_step(model, teacher):
+    """Two batches by hand: `e = rho (g - mu - s) / norm`, `mu <- mu + e - s`. The client's memory is not written to."""
+    part, draw = m.AgreedPerturbation(0.5), torch.Generator().manual_seed(3)
+    mu, s = (
+        {k: 0.1 * torch.randn(w.shape, generator=draw).double() for k, w in parameters_of(model).items()} for _ in "ab"
+    )
+    batch, client = batch_and_client(model, teacher)
+    client.payload, client.memory = s, copy.deepcopy(mu)
+    local, remembered = part.begin(client), client.memory
+    for _ in range(2):
+        g = gradients(F.cross_entropy(model(IMAGES), LABELS), model)
+        push = {name: g[name] - mu[name] - s[name] for name in g}
+        norm = torch.cat([x.flatten() for x in push.values()]).norm()
+        step = {name: 0.5 * x / norm for name, x in push.items()}
+        there = copy.deepcopy(model)
+        with torch.no_grad():
+            for w, e in zip(there.parameters(), step.values(), strict=True):
+                w += e
+        expected = gradients(F.cross_entropy(there(IMAGES), LABELS), there)
+        batch, _ = batch_and_client(model, teacher)
+        found = gradients(part.loss(batch, local), model)
+        for name in found:
+            torch.testing.assert_close(found[name], expected[name])
+        mu = {name: mu[name] + step[name] - s[name] for name in mu}
+        with torch.no_grad():
+            for w in model.parameters():
+                w += 0.1
+    sent, kept = part.report(client, local, None)
+    for name in mu:
+        torch.testing.assert_close(sent[name], mu[name])
+        torch.testing.assert_close(kept[name], mu[name])
+    assert client.memory is remembered and not torch.equal(remembered["head.bias"], mu["head.bias"])
+
+
+def test_fedsmoos_agreed_step_has_length_rho_and_the_direction_of_the_cohorts_multipliers():
+    part = m.AgreedPerturbation(0.5)
+    total = {"a": torch.tensor([3.0], dtype=torch.float64), "b": torch.tensor([0.0, -4.0], dtype=torch.float64)}
+    s, step = part.update(None, total, "step")
+    assert step == "step" and s["a"].tolist() == pytest.approx([0.3]) and s["b"].tolist() == pytest.approx([0.0, -0.4])
+    assert part.tell(s, None, None) == (s, s)

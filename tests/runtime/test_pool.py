@@ -2,8 +2,13 @@
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from rayfed.job import read_job
+from rayfed.local import open_site
 from rayfed.methods import RECIPES, Part, Proximal, compose, scaffold
 
 
@@ -47,6 +52,25 @@ def test_measures_are_the_same_numbers_on_ray(cluster, make_site, here, on_ray, 
 def test_what_a_method_sends_and_keeps_has_the_same_bits_on_ray(cluster, make_site, here, on_ray, name):
     site = make_site(RECIPES[name](), norm=True)
     assert on_ray(site, 2) == here(site)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "data"), [("text", {"text": "words", "vocabulary": 50}), ("mlp", {"features": ["x"]})]
+)
+def test_text_and_tables_have_the_same_bits_on_ray(cluster, here, on_ray, tmp_path, model, data):
+    rng = np.random.default_rng(0)
+    for split, count in (("train", 120), ("test", 40)):
+        words = [" ".join(f"w{number}" for number in rng.integers(0, 60, size)) for size in rng.integers(1, 9, count)]
+        columns = {"words": words, "x": rng.normal(9, 5, (count, 3)).tolist(), "label": rng.integers(0, 3, count)}
+        pq.write_table(pa.table(columns), tmp_path / f"{split}.parquet")
+    partition = {"name": "dirichlet", "alpha": 1.0, "num_clients": 6, "min_size": 2}
+    tables = {"name": "beyond", "method": "scaffold", "model": model, "measure": ["local", "drift"]}
+    training = {"num_rounds": 3, "clients_per_round": 4, "batch_size": 8, "lr": 0.2}
+    source = {"source": str(tmp_path), "partition": partition}
+    site = open_site(read_job({**tables, "train": training, "data": {**source, **data}}))
+    assert on_ray(site, 2) == (rounds := here(site))
+    assert rounds[0]["weights"] != rounds[1]["weights"]
 
 
 @pytest.mark.slow

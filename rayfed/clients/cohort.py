@@ -1,0 +1,91 @@
+"""A round's cohort: which clients are chosen among those that are there, and which of them answer in time.
+
+    the clients that are there -> some are chosen -> some drop out -> the first answers before the deadline count
+
+All of it is known before the round is played, so only the clients whose answers count are trained. Nothing here takes
+Python time in proportion to the population.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from rayfed.clients.clock import images_trained, seconds, speeds
+from rayfed.clients.participation import DROPS, Participation
+from rayfed.clients.settings import Training
+from rayfed.clients.trace import Trace
+from rayfed.errors import InputError
+from rayfed.seeds import Purpose, chances, cohort
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """The clients of a round, ascending. A chosen client that neither answered nor dropped out was late."""
+
+    chosen: Sequence[int]
+    answered: Sequence[int]
+    dropped: Sequence[int] = ()
+    notes: Mapping[str, float] = field(default_factory=dict)  # for `rounds.parquet`; none with the default settings
+
+    def refuse_absent(self, client: int, round: int) -> None:
+        """Raise `InputError` where a client did not train in the round."""
+        if client in self.answered:
+            return
+        there = ", ".join(map(str, self.answered)) or "no client"
+        if client not in self.chosen:
+            raise InputError(f"--client {client}: not in round {round}, which has {there}")
+        why = "dropped out of" if client in self.dropped else "was late in"
+        raise InputError(f"--client {client}: it {why} round {round}, and did not train; that round has {there}")
+
+    def __str__(self) -> str:
+        if not self.chosen:
+            return "no client was available"
+        late = len(self.chosen) - len(self.answered) - len(self.dropped)
+        return f"of {len(self.chosen)} chosen clients, {len(self.dropped)} dropped out and {late} were late"
+
+
+def cohort_at(
+    round: int,
+    seed: int,
+    settings: Participation,
+    training: Training,
+    trace: Trace | None,
+    sizes: np.ndarray,
+    num_bytes: int,
+) -> Cohort:
+    """The cohort of a round; `sizes` are the numbers of images of all clients, `num_bytes` the bytes of the model."""
+    if settings == Participation():
+        return Cohort(clients := cohort(seed, round, len(sizes), training.clients_per_round), clients)
+    there, traced = _there(round, seed, settings, trace, len(sizes))
+    number = min(settings.chosen(training.clients_per_round), len(there))
+    places = np.array(cohort(seed, round, len(there), number), dtype=np.int64)
+    chosen, traced = there[places], {name: values[places] for name, values in traced.items()}
+
+    chance = chances(seed, Purpose.ANSWER, round, len(sizes))[chosen]
+    drops = traced.get(DROPS, chance < settings.dropout)
+    speed = speeds(settings, seed, chosen, len(sizes), traced)
+    time = seconds(speed, images_trained(sizes[chosen], training), num_bytes)
+    deadline = math.inf if settings.deadline is None else settings.deadline
+    needed = min(training.clients_per_round, number)
+    order = np.lexsort((chance, time))  # of those at the same time, as the seed says
+    first = order[(~drops & (time <= deadline))[order]][:needed]
+
+    dropped, late = int(drops.sum()), number - len(first) - int(drops.sum())
+    counts = {"available": len(there), "chosen": number, "answered": len(first), "dropped": dropped, "late": late}
+    notes = {f"clients.{name}": float(count) for name, count in counts.items()}
+    if speed:
+        waits = deadline < math.inf and len(first) < max(needed, 1)  # to the end, for answers that do not come
+        notes["clients.virtual_seconds"] = deadline if waits else float(time[first].max(initial=0.0))
+    return Cohort(chosen.tolist(), np.sort(chosen[first]).tolist(), chosen[drops].tolist(), notes)
+
+
+def _there(
+    round: int, seed: int, settings: Participation, trace: Trace | None, num_clients: int
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """The clients that are there, int64 (A,), ascending, and what a trace says of them, (A,) each."""
+    if trace is not None:
+        rows = trace.rows(round)
+        return trace.clients[rows], {name: values[rows] for name, values in trace.columns.items()}
+    return np.flatnonzero(chances(seed, Purpose.AVAILABLE, round, num_clients) < settings.available), {}

@@ -1,0 +1,91 @@
+"""Any model of timm by its name, `[model] name = "timm/resnet18"`. The seed draws its weights: none are downloaded."""
+
+import difflib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from rayfed.data.inputs import Images
+from rayfed.errors import InputError
+from rayfed.models.classifier import Classifier
+
+PREFIX = "timm/"
+# Options of timm's `create_model` that this package gives, or that fetch weights.
+OURS = ("model_name", "num_classes", "in_chans", "img_size", "features_only", "scriptable", "exportable", "no_jit")
+FETCHING = ("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")
+
+
+class TimmClassifier(Classifier):
+    """A model of timm: `features` is all of it but the classifier, which is `head`."""
+
+    def __init__(self, net: nn.Module, place: str) -> None:
+        """`place` is the name of the classifier in the model; an `Identity` takes its place."""
+        super().__init__(net, net.get_submodule(place))
+        self._place = place
+        net.set_submodule(place, nn.Identity())
+
+    def renamed(self, name: str) -> str:
+        """The name here of an entry in timm's own files."""
+        inside = name.removeprefix(f"{self._place}.")
+        return f"head.{inside}" if inside != name else f"features.{name}"
+
+
+def timm_builder(name: str) -> Callable[..., nn.Module]:
+    """The function that builds the model `timm/NAME`. Raises `InputError` where timm has no such model."""
+    try:
+        import timm  # takes seconds
+    except ImportError as error:
+        install = "pip install 'rayfed-distill[timm]'"
+        raise InputError(f"model '{name}' needs timm, which cannot be imported ({error}): {install}") from None
+    known, wanted = timm.list_models(), name.removeprefix(PREFIX)
+    if wanted not in known:
+        near = difflib.get_close_matches(wanted.lower(), known, n=3, cutoff=0.5)
+        rather = f"; did you mean {' or '.join(repr(PREFIX + one) for one in near)}?" if near else ";"
+        version = timm.__version__
+        raise InputError(f"model '{name}': timm {version} has no such model{rather} timm.list_models() has all")
+
+    def build(*, image_shape: tuple[int, int, int], num_classes: int, **options: Any) -> nn.Module:
+        for key in options:
+            if key in FETCHING:
+                raise InputError(f"model '{name}'.{key}: nothing is downloaded; give a file as model.weights")
+            if key in OURS:
+                raise InputError(f"model '{name}'.{key}: the data say this; data.size scales images")
+        channels, *size = image_shape
+        given = {"in_chans": channels, "num_classes": num_classes, **options}
+        try:
+            net = timm.create_model(wanted, pretrained=False, img_size=tuple(size), **given)
+        except TypeError as error:
+            if "'img_size'" not in str(error):
+                raise
+            net = timm.create_model(wanted, pretrained=False, **given)  # of convolutions, for images of any size
+        _refuse_cropping(name, net, size)
+        return _split(net, image_shape)
+
+    return build
+
+
+def _refuse_cropping(name: str, net: nn.Module, size: list[int]) -> None:
+    """A grid of patches that is smaller than the images would leave out their edges."""
+    patch = getattr(getattr(net, "patch_embed", None), "patch_size", None)
+    if isinstance(patch, tuple) and any(side % p for side, p in zip(size, patch, strict=True)):
+        given = f"its patches of {'x'.join(map(str, patch))} pixels do not divide images of {'x'.join(map(str, size))}"
+        raise InputError(f"model '{name}': {given}; give data.size = 224, for example, or model.patch_size")
+
+
+@torch.no_grad()
+def _split(net: nn.Module, image_shape: tuple[int, int, int]) -> nn.Module:
+    """The model as features and head, where its classifier is a linear layer and its last step; else as it is."""
+    classifier = net.get_classifier() if hasattr(net, "get_classifier") else None  # type: ignore[operator]
+    if not isinstance(classifier, nn.Linear):
+        return net
+    place = next(name for name, module in net.named_modules() if module is classifier)
+    images = Images(image_shape).some(2)
+    logits = net.eval()(images)
+    split = TimmClassifier(net, place).eval()
+    features = split.features(images)
+    if features.ndim == 2 and torch.equal(split.head(features), logits):
+        return split.train()
+    net.set_submodule(place, classifier)
+    return net.train()

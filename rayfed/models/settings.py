@@ -1,0 +1,68 @@
+"""The [model] table of a job file: a model's name and options, and what is done to any model once it is built."""
+
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any
+
+from rayfed.errors import InputError, spelled
+from rayfed.values import Checked, Form, Ge, Gt, PathMark, build, named, table
+
+MODELS = ("cnn", "lenet", "resnet8", "resnet10", "resnet50", "resnet56", "mobilenet", "alexnet", "text", "mlp")
+
+
+@dataclass(frozen=True)
+class Lora(Checked):
+    """LoRA (Hu et al., ICLR 2022): layers keep their weights, and learn `alpha / rank` times a product of that rank."""
+
+    rank: Annotated[int, Ge(0), "rank of the matrices that LoRA trains beside each layer; 0: no LoRA"] = 0
+    alpha: Annotated[float, Gt(0), "what LoRA's matrices give is multiplied by alpha / rank"] = 8.0
+    targets: Annotated[list[str], "patterns of layers' names; none: all linear and convolution layers but the head"] = (
+        field(default_factory=list)
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.rank and (self.targets or self.alpha != Lora.alpha):
+            raise InputError("model.lora: without model.lora.rank there is no LoRA; give a rank, such as 4")
+
+
+@dataclass(frozen=True)
+class Adapt(Checked):
+    """The keys of every model: where its weights come from, and which of them train."""
+
+    weights: Annotated[str, PathMark(), "safetensors file with the weights to begin with; empty: the seed's"] = ""
+    freeze: Annotated[list[str], "patterns of names of parameters that do not train, and are never sent"] = field(
+        default_factory=list
+    )
+    lora: Lora = field(default_factory=Lora)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.freeze and self.lora.rank:
+            why = "with [model.lora], all but LoRA's matrices and the head is frozen already"
+            raise InputError(f"model.freeze: {why}; to leave layers as they are, choose the others in lora.targets")
+
+
+@dataclass(frozen=True)
+class Model(Checked):
+    """The [model] table: a name, the options of that model, and the keys of every model."""
+
+    name: str = "cnn"
+    options: dict[str, Any] = field(default_factory=dict)
+    adapt: Adapt = field(default_factory=Adapt)
+
+
+def _read(given: Any) -> Model:
+    name, options = named(given, "model", default="cnn")
+    adapt = {f.name: options.pop(f.name) for f in fields(Adapt) if f.name in options}
+    return Model(spelled(name, MODELS), options, build(Adapt, adapt, "model"))
+
+
+def _write(model: Model) -> dict[str, Any]:
+    """Without the keys that have their defaults, so that a job's hash is that from before there were such keys."""
+    default = table(Adapt())
+    changed = {key: value for key, value in table(model.adapt).items() if value != default[key]}
+    return {"name": model.name, **model.options, **changed}
+
+
+MODEL = Form(_read, _write, default="cnn", kinds={"any model": Adapt})
+MODEL_TEXT = f"{', '.join(MODELS)}, or package.module:function, or timm/NAME, and its options"

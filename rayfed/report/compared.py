@@ -1,0 +1,92 @@
+"""What the page of several runs says of groups: their numbers, in what they differ, what each has forgotten."""
+
+import math
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+from rich.filesize import decimal as size
+
+from rayfed.errors import InputError
+from rayfed.job import MEASURE, flat
+from rayfed.metrics import rounds_to_target
+from rayfed.report.answers import COSTS, headline
+from rayfed.report.charts import MOST_ROWS
+from rayfed.report.read import Group, Run, forgotten, shorten
+from rayfed.report.table import Row, rows
+from rayfed.report.words import bar, listed, mean_percent, percent
+
+HASHES = {"hash of the data": "data", "hash of the partition": "partition"}  # and their keys in environment.json
+VARIED = ("seed", "data.partition.seed", "hash of the partition")  # may differ between the runs of a group
+
+
+def numbers(group: Group, target: float) -> list[str]:
+    """A group's row in the table; of several runs, means and deviations."""
+    seeds = listed(run.job["seed"] for run in group.runs)
+    reached = listed(rounds_to_target(run.rounds["test_accuracy"][1:], target) or "never" for run in group.runs)
+    if len(group.runs) == 1:
+        shown = [f"{value} ({note})" if note else value for _, value, note in headline(group.runs[0])]
+        return [seeds, *shown, reached]
+    totals = [run.summary for run in group.runs]
+    shares = [
+        mean_percent([total[which][figure] for total in totals if which in total])
+        for which, figure in (("best", "test_accuracy"), ("last", "test_accuracy"), ("last", "forgetting"))
+    ]
+    seconds, down, up = (int(np.mean([total.get(key, 0) for total in totals])) for key in COSTS)
+    rounds = f"{totals[0]['rounds']:,}"
+    return [seeds, *shares, rounds, str(timedelta(seconds=seconds)), size(down), size(up), reached]
+
+
+def differences(groups: Sequence[Group]) -> list[tuple[str, str, str]]:
+    """Key, value and groups, for each key of the jobs in which runs differ, and the hashes of data and partition."""
+    settings = [(name, _settings(run)) for name, of in zip(shorten(groups), groups, strict=True) for run in of.runs]
+    rows: list[tuple[str, str, str]] = []
+    for key in dict.fromkeys(key for _, setting in settings for key in setting):
+        users: dict[str, dict[str, None]] = {}  # value -> groups, in their order
+        values: dict[str, set[str]] = {}  # group -> values
+        for name, setting in settings:
+            users.setdefault(setting.get(key, "not set"), {})[name] = None
+            values.setdefault(name, set()).add(setting.get(key, "not set"))
+        inside = key not in VARIED and any(len(of) > 1 for of in values.values())
+        explained = key in HASHES and any(other.startswith("data.") for other, _, _ in rows)
+        if not explained and (inside or len({frozenset(of) for of in values.values()}) > 1):
+            rows += [(key, value, listed(names)) for value, names in users.items()]
+    return rows
+
+
+def partition_of(group: Group) -> dict[str, Any]:
+    """The table [data.partition] of a group; where its runs have several values of a key (the seed), a list of them."""
+    tables = [run.job["data"]["partition"] for run in group.runs]
+    values = {key: [table.get(key) for table in tables] for key in tables[0]}
+    return {key: of if any(value != of[0] for value in of) else of[0] for key, of in values.items()}
+
+
+def _settings(run: Run) -> dict[str, str]:
+    """Whatever two runs may differ in; not the method, which is shown beside, nor what changes no numbers."""
+    job = flat(
+        {key: value for key, value in run.job.items() if key not in ("name", "method", "ray", "output", *MEASURE)}
+    )
+    hashes = {name: run.environment.get(key, "unknown") for name, key in HASHES.items()}
+    return {key: str(value)[:64] for key, value in {**job, **hashes}.items()}
+
+
+def class_losses(groups: Sequence[Group]) -> list[list[Any]]:
+    """A row per class, the worst first: how much of it each group has lost, as the mean over its runs."""
+    found: dict[str, list[list[float]]] = {}
+    for number, group in enumerate(groups):
+        for loss in (loss for run in group.runs for loss in forgotten(run)):
+            found.setdefault(loss.name, [[] for _ in groups])[number].append(loss.lost)
+    means = {name: [float(np.mean(lost)) if lost else math.nan for lost in losses] for name, losses in found.items()}
+    worst = sorted(means, key=lambda name: -max(np.nan_to_num(means[name], nan=-np.inf)))[:MOST_ROWS]
+    cell = Markup('<div class="lost">{}<span>{}</span></div>')
+    return [[name, *(cell.format(bar(lost), percent(lost)) for lost in means[name])] for name in worst]
+
+
+def paired(runs: Sequence[Run]) -> list[Row] | str:
+    """The rows of the table of these runs, with paired differences in the last accuracy, or why there are none."""
+    try:
+        return rows(runs)
+    except InputError as error:  # it says which two runs are one, or that there is nothing
+        return f"There are no paired differences: {error}."

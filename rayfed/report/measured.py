@@ -1,0 +1,65 @@
+"""The numbers of measured clients (`measure = ["local", "drift"]`), in which a client counts once per round."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from rayfed.errors import InputError
+from rayfed.report.read import Columns, Group, Run, of_clients, tested
+
+WHEN = {"before": "before (the global model)", "after": "after (the clients' models)"}
+WHERE = {"in_local": "own classes (in-local)", "out_local": "other classes (out-local)"}
+DISTANCES = {
+    "drift.distribution_distance": "distribution distance (L1)",
+    "drift.divergence": "weight divergence (L2)",
+}
+
+
+class Spread(NamedTuple):
+    """The clients' values round by round."""
+
+    rounds: np.ndarray
+    mean: np.ndarray
+    deviation: np.ndarray  # of the population
+
+    def band(self, most: float) -> tuple[np.ndarray, np.ndarray]:
+        """A standard deviation below and above the mean, within what the values can be, 0 to `most`."""
+        return np.maximum(self.mean - self.deviation, 0), np.minimum(self.mean + self.deviation, most)
+
+
+def spread(columns: Columns, name: str, factor: float = 1) -> Spread:
+    """Mean and standard deviation over the clients of each round; a client without the number does not count."""
+    rounds, index = np.unique(columns["round"], return_inverse=True)
+    known = np.isfinite(columns[name])
+    index, values = index[known], factor * columns[name][known]
+    counts = np.bincount(index, minlength=len(rounds))
+    counts = np.where(counts, counts, np.nan)
+    mean = np.bincount(index, values, len(rounds)) / counts
+    return Spread(rounds, mean, np.sqrt(np.bincount(index, (values - mean[index]) ** 2, len(rounds)) / counts))
+
+
+def noted(runs: Sequence[Run], measure: str, *names: str) -> Columns:
+    """The notes of the clients of all runs, `round` and each name: (M,). Raises `InputError` where a run has none."""
+    of_runs = [of_clients(run.folder, *names) for run in runs]
+    for run, columns in zip(runs, of_runs, strict=True):
+        if not len(columns["round"]):
+            key = f'measure = ["{measure}"]'
+            raise InputError(f"'{run.folder}' has no numbers of local models: put {key} into its job and run it again")
+    return {name: np.concatenate([columns[name] for columns in of_runs]) for name in of_runs[0]}
+
+
+def drifts(group: Group) -> Columns:
+    """Round, and the notes of `DISTANCES`, of the measured clients (M,) that have both."""
+    columns = noted(group.runs, "drift", *DISTANCES)
+    known = np.all([np.isfinite(columns[name]) for name in DISTANCES], axis=0)
+    if not known.any():
+        text = "no measured round has a distribution distance: the global model is right on none of the images"
+        raise InputError(f"'{group.runs[0].folder}': {text}; measure more with a larger measure_images")
+    return {key: column[known] for key, column in columns.items()}
+
+
+def measured_on(run: Run) -> int:
+    """The test images that a run's clients were measured on; 0 of a run so old that its tables do not tell."""
+    total = tested(run)
+    return min(run.job.get("measure_images") or total, total)

@@ -1,0 +1,338 @@
+"""Who is chosen for a round and who answers: laws, frequencies, cases by hand, and what is refused."""
+
+import logging
+import sys
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rayfed.clients.batches import batches
+from rayfed.clients.clock import images_trained, seconds, speeds
+from rayfed.clients.cohort import Cohort, cohort_at
+from rayfed.clients.participation import Participation
+from rayfed.clients.settings import Training
+from rayfed.clients.trace import Trace, open_trace, read_trace
+from rayfed.errors import InputError
+from rayfed.grid import expand
+from rayfed.job import read_job
+from rayfed.local import open_site
+from rayfed.seeds import cohort
+
+MODEL = 1000  # bytes
+CLOCK = {"seconds_per_example": 0.5, "bytes_per_second": 100.0, "spread": 1.0}
+
+
+def draw(round=1, *, seed=0, k=4, sizes=(10,) * 12, trace=None, **settings):
+    settings = Participation(**({} if trace is None else {"trace": "some.parquet"}), **settings)
+    return cohort_at(round, seed, settings, Training(clients_per_round=k), trace, np.array(sizes), MODEL)
+
+
+def trace_of(*rows, **columns):
+    rounds, clients = np.array(rows, dtype=np.int64).reshape(-1, 2).T
+    return Trace(rounds, clients, {name: np.array(values) for name, values in columns.items()})
+
+
+# The cohort.
+
+settings = st.fixed_dictionaries(
+    {
+        "available": st.sampled_from([0.05, 0.6, 1.0]),
+        "dropout": st.sampled_from([0.0, 0.4, 0.95]),
+        "oversample": st.sampled_from([1.0, 1.5, 3.0]),
+        "deadline": st.none() | st.sampled_from([1e-3, 15.0, 25.0, 1e9]),
+        **{name: st.just(value) for name, value in CLOCK.items()},
+    }
+)
+
+
+@given(settings, st.integers(0, 10**6), st.integers(1, 30), st.integers(1, 4))
+def test_those_chosen_answer_drop_out_or_are_late(settings, seed, round, k):
+    found = draw(round, seed=seed, k=k, **settings)
+    assert found == draw(round, seed=seed, k=k, **settings)
+    for clients in (found.chosen, found.answered, found.dropped):
+        assert all(one < other for one, other in pairwise(clients))
+        assert all(type(client) is int and 0 <= client < 12 for client in clients)
+    answered, dropped, chosen = map(set, (found.answered, found.dropped, found.chosen))
+    assert answered <= chosen and dropped <= chosen and not answered & dropped
+    assert len(answered) <= k and len(chosen) <= min(12, np.ceil(k * settings["oversample"]))
+    notes = {name.removeprefix("clients."): count for name, count in found.notes.items()}
+    assert [notes[name] for name in ("chosen", "answered", "dropped")] == [len(chosen), len(answered), len(dropped)]
+    assert notes["late"] == len(chosen - answered - dropped)
+    assert notes["chosen"] == min(notes["available"], Participation(**settings).chosen(k))
+    assert 0 <= notes["virtual_seconds"] <= (settings["deadline"] or np.inf)
+    if settings["deadline"] is None and settings["oversample"] == 1:
+        assert answered == chosen - dropped, "nobody is late"
+
+
+@given(st.integers(0, 10**6), st.integers(1, 100), st.integers(1, 12))
+def test_where_all_answer_the_cohort_is_the_seeds(seed, round, k):
+    clients = cohort(seed, round, 12, k)
+    assert draw(round, seed=seed, k=k) == Cohort(clients, clients)
+    with_clock = draw(round, seed=seed, k=k, **CLOCK, deadline=1e9)
+    assert with_clock.answered == with_clock.chosen == clients
+    everybody = trace_of(*((1, client) for client in range(12)))
+    assert draw(1, seed=seed, k=k, trace=everybody).answered == cohort(seed, 1, 12, k)
+
+
+def test_availability_and_dropout_have_their_chances_and_all_clients_the_same():
+    rounds = 3000
+    found = [draw(round, k=4, available=0.7, dropout=0.2, oversample=1.5) for round in range(1, rounds + 1)]
+    there = sum(cohort.notes["clients.available"] for cohort in found)
+    assert abs(there - 0.7 * 12 * rounds) < 5 * np.sqrt(12 * rounds * 0.7 * 0.3)
+    chosen, dropped = (sum(cohort.notes[f"clients.{name}"] for cohort in found) for name in ("chosen", "dropped"))
+    assert abs(dropped - 0.2 * chosen) < 5 * np.sqrt(chosen * 0.2 * 0.8)
+    # Without a clock, those that answer do so at the same time: the first are any.
+    for clients in ("chosen", "answered", "dropped"):
+        times = np.bincount([client for cohort in found for client in getattr(cohort, clients)], minlength=12)
+        assert (np.abs(times - times.mean()) < 5 * np.sqrt(times.mean())).all(), clients
+    late = [set(cohort.chosen) - {*cohort.answered, *cohort.dropped} for cohort in found]
+    assert sum(map(len, late)) > 0, "more have answered than count"
+    one, other = (draw(3, seed=seed, k=4, available=0.7, dropout=0.2) for seed in (1, 2))
+    assert one != other
+
+
+def test_a_client_drops_out_or_not_whoever_is_chosen_beside_it():
+    few, many = (draw(5, k=k, dropout=0.5) for k in (3, 12))
+    assert set(few.dropped) == set(many.dropped) & set(few.chosen)
+
+
+def test_the_first_answers_before_the_deadline_count_by_hand():
+    """Ten images each; the model goes down and up in 2 x 1000 / 1000 = 2 virtual seconds."""
+    rows = [(1, client) for client in (0, 2, 3, 5, 7)]
+    traced = {
+        "seconds_per_example": [0.3, 0.1, 0.2, 0.1, 0.4],  # so 5, 3, 4, 3, 6 seconds
+        "drops": [False, False, False, True, False],
+    }
+
+    def found(k, **more):
+        cohort = draw(k=k, trace=trace_of(*rows, **traced), bytes_per_second=1000.0, oversample=5 / k, **more)
+        assert (cohort.chosen, cohort.dropped) == ([0, 2, 3, 5, 7], [5])
+        return cohort.answered, cohort.notes["clients.late"], cohort.notes["clients.virtual_seconds"]
+
+    assert found(2) == ([2, 3], 2, 4.0), "the round ends with the second answer"
+    assert found(2, deadline=4.0) == ([2, 3], 2, 4.0)
+    assert found(2, deadline=3.5) == ([2], 3, 3.5), "one answer, and the server waits for another to the end"
+    assert found(2, deadline=1.0) == ([], 4, 1.0)
+    assert found(4) == ([0, 2, 3, 7], 0, 6.0)
+    assert found(5) == ([0, 2, 3, 7], 0, 6.0), "no deadline: a client that drops out is not waited for"
+    assert found(5, deadline=9.0) == ([0, 2, 3, 7], 0, 9.0)
+
+
+def test_a_round_without_clients_takes_no_time_or_all_of_it():
+    empty = trace_of((2, 1))
+    for deadline, time in ((None, 0.0), (7.0, 7.0)):
+        found = draw(1, trace=empty, **CLOCK, deadline=deadline)
+        assert (found.chosen, found.answered, found.notes["clients.virtual_seconds"]) == ([], [], time)
+        assert str(found) == "no client was available"
+    assert str(Cohort([1, 2, 3], [], [2])) == "of 3 chosen clients, 1 dropped out and 2 were late"
+
+
+def test_a_round_has_fewer_clients_where_fewer_are_there():
+    found = draw(1, k=4, trace=trace_of((1, 3), (1, 8)), oversample=2.0, **CLOCK)
+    assert (found.chosen, found.notes["clients.available"]) == ([3, 8], 2)
+
+
+def test_a_large_population_costs_no_python_time():
+    def calls(num_clients):
+        count = [0]
+        before, sizes = sys.getprofile(), np.full(num_clients, 10)
+        sys.setprofile(lambda *event: count.__setitem__(0, count[0] + 1))
+        try:
+            draw(1, k=4, sizes=sizes, available=0.5, dropout=0.1, **CLOCK)
+        finally:
+            sys.setprofile(before)
+        return count[0]
+
+    calls(100)  # whatever is done once
+    assert abs(calls(100) - calls(10**6)) < 20
+
+
+# The clock.
+
+
+@given(
+    st.integers(1, 60), st.integers(1, 20), st.sampled_from([1, 2, 4, 0.01, 0.5, 1.5]), st.none() | st.integers(1, 40)
+)
+def test_the_images_are_those_of_all_batches(n, batch_size, epochs, steps):
+    training = Training(batch_size=batch_size, local_epochs=epochs, local_steps=steps)
+    trained = sum(len(batch) for batch in batches(n, training, torch.Generator()))
+    assert images_trained(np.array([n, 7]), training)[0] == trained
+
+
+def test_speeds_are_log_normal_with_the_jobs_median_and_stay():
+    wanted, clients = Participation(seconds_per_example=0.02, bytes_per_second=1e6, spread=0.5), np.arange(20_000)
+    found = speeds(wanted, 0, clients, 20_000, {})
+    logs = {name: np.log(values / getattr(wanted, name)) for name, values in found.items()}
+    for values in logs.values():
+        assert abs(values.mean()) < 5 * 0.5 / np.sqrt(20_000)
+        assert abs(values.std() - 0.5) < 5 * 0.5 / np.sqrt(40_000)
+    assert abs(np.corrcoef(*logs.values())[0, 1]) < 5 / np.sqrt(20_000)
+    some = speeds(wanted, 0, np.array([3, 17]), 20_000, {})
+    assert {name: values.tolist() for name, values in some.items()} == {
+        n: v[[3, 17]].tolist() for n, v in found.items()
+    }
+    assert speeds(wanted, 1, clients, 20_000, {})["bytes_per_second"][0] != found["bytes_per_second"][0]
+    traced = {"bytes_per_second": np.array([5.0]), "drops": np.array([True])}
+    only = speeds(Participation(trace="some.parquet"), 0, np.array([0]), 1, traced)
+    assert {name: values.tolist() for name, values in only.items()} == {"bytes_per_second": [5.0]}
+
+
+def test_the_time_is_that_of_the_model_down_of_training_and_of_the_model_up():
+    both = {"seconds_per_example": np.array([0.5, 2.0]), "bytes_per_second": np.array([100.0, 1000.0])}
+    assert seconds(both, np.array([10, 20]), MODEL).tolist() == [5 + 20, 40 + 2]
+    assert seconds({}, np.array([10, 20]), MODEL).tolist() == [0, 0]
+
+
+# The trace.
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(**columns):
+        pq.write_table(pa.table(columns), tmp_path / "trace.parquet")
+        return str(tmp_path / "trace.parquet")
+
+    return write
+
+
+def test_a_trace_says_who_is_there_and_begins_again(write, caplog):
+    path = write(round=[3, 1, 1], client=[2, 5, 0], drops=[True, False, False], bytes_per_second=[7, 8, 9])
+    trace = open_trace(Participation(trace=path), 6, 3)
+    assert not caplog.text
+    found = {round: trace.clients[trace.rows(round)].tolist() for round in range(1, 8)}
+    assert found == {1: [0, 5], 2: [], 3: [2], 4: [0, 5], 5: [], 6: [2], 7: [0, 5]}
+    assert trace.columns["bytes_per_second"][trace.rows(1)].tolist() == [9.0, 8.0]
+    assert draw(6, trace=trace).dropped == [2]
+    with caplog.at_level(logging.WARNING):
+        open_trace(Participation(trace=path), 6, 5)
+    assert f"clients.trace = '{path}' ends with round 3 of 5; from round 4 on it begins again" in caplog.text
+
+
+def test_the_hash_of_a_trace_is_of_what_it_says(write):
+    rows = {"round": [1, 1, 2], "client": [0, 1, 1]}
+    first = read_trace(write(**rows), 3).hash()
+    assert read_trace(write(round=[2, 1, 1], client=[1, 1, 0]), 3).hash() == first, "in any order"
+    others = [{**rows, "client": [0, 2, 1]}, {**rows, "round": [1, 1, 3]}]
+    others += [{**rows, name: [1.0, 1.0, 1.0]} for name in ("seconds_per_example", "bytes_per_second")]
+    assert len({first, *(read_trace(write(**other), 3).hash() for other in others)}) == 5
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"round": [1]}, "there is no column 'client'; it has round$"),
+        ({"round": [1], "client": [1], "drop": [1]}, r"'drop' has no meaning; did you mean 'drops'\?"),
+        ({"round": [1], "client": [9]}, "there is a client 9; the partition has clients 0 to 5$"),
+        ({"round": [1], "client": [-1]}, "there is a client -1; the partition has"),
+        ({"round": [0], "client": [1]}, "there is a round 0; the first round is 1$"),
+        ({"round": [1, 1], "client": [4, 4]}, "client 4 is there twice in round 1; give each client of a round once$"),
+        ({"round": [1.0], "client": [1]}, "the column 'round' is of type double; give whole numbers$"),
+        ({"round": [1], "client": [None]}, "the column 'client' is of type null; give whole numbers$"),
+        ({"round": [1, 2], "client": [1, None]}, "1 values of the column 'client' are missing; give all$"),
+        ({"round": [1], "client": [1], "drops": [1]}, "the column 'drops' is of type int64; give true or false$"),
+        (
+            {"round": [1], "client": [1], "bytes_per_second": [0]},
+            "'bytes_per_second' has the value 0; give more than 0",
+        ),
+        ({"round": [1], "client": [1], "bytes_per_second": ["x"]}, "is of type string; give numbers$"),
+        ({"round": [], "client": []}, "it has no rows, so that no client is ever there$"),
+    ],
+)
+def test_a_trace_that_cannot_be_meant_is_refused(write, columns, message):
+    with pytest.raises(InputError, match=rf"^clients\.trace = '.*': .*{message}"):
+        read_trace(write(**columns), 6)
+
+
+def test_a_trace_that_is_no_parquet_file_is_refused(tmp_path):
+    (tmp_path / "text").write_text("round,client\n")
+    for name in ("text", "absent"):
+        with pytest.raises(InputError, match=f"^clients.trace: '.*{name}': .*; give a Parquet file with the columns"):
+            read_trace(str(tmp_path / name), 6)
+
+
+# The settings.
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"available": 0.0}, r"clients\.available = 0\.0: give more than 0$"),
+        ({"available": 1.5}, r"clients\.available = 1\.5: give 1 or less$"),
+        ({"available": "always"}, r"clients\.available = 'always': give a number"),
+        ({"dropout": 1.0}, r"clients\.dropout = 1\.0: give less than 1$"),
+        ({"dropout": -0.1}, r"clients\.dropout = -0\.1: give 0 or more$"),
+        ({"seconds_per_example": 0.0}, r"clients\.seconds_per_example = 0\.0: give more than 0$"),
+        ({"oversample": 0.5}, r"clients\.oversample = 0\.5: give 1 or more$"),
+        (
+            {"deadline": 60},
+            r"clients\.deadline = 60\.0: no work takes virtual time; give clients\.seconds_per_example or",
+        ),
+        ({"spread": 0.3}, r"clients\.spread = 0\.3: there is no speed to spread; give clients\.seconds_per_example or"),
+        ({"oversample": 1.3}, r"clients\.oversample = 1\.3: all clients would answer, at the same time; give clients"),
+        (
+            {"available": 0.5, "trace": "t"},
+            r"clients\.available = 0\.5 and clients\.trace = 't': .*; give one of the two$",
+        ),
+        ({"dropouts": 0.1}, r"clients: unknown key 'dropouts'; did you mean 'clients\.dropout'\?"),
+    ],
+)
+def test_settings_that_cannot_be_meant_are_refused(keys, message):
+    with pytest.raises(InputError, match=message):
+        read_job({"name": "n", "clients": keys})
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"dropout": 0.1}, "clients.dropout = 0.1: the trace has a column 'drops'; give one$"),
+        (
+            {"bytes_per_second": 1.0},
+            "clients.bytes_per_second = 1.0: the trace has a column 'bytes_per_second'; give one$",
+        ),
+        ({"spread": 0.3}, "clients.spread = 0.3: there is no speed to spread"),
+    ],
+)
+def test_a_key_for_what_a_trace_says_is_refused(write, keys, message):
+    path = write(round=[1], client=[1], drops=[True], bytes_per_second=[5.0])
+    assert open_trace(Participation(trace=path, deadline=9.0, oversample=1.3), 6, 1) is not None
+    with pytest.raises(InputError, match=message):
+        open_trace(Participation(trace=path, **keys), 6, 1)
+    with pytest.raises(InputError, match=r"clients\.deadline = 9\.0: no work takes virtual time"):
+        open_trace(Participation(trace=write(round=[1], client=[1]), deadline=9.0), 6, 1)
+
+
+def test_a_site_refuses_what_the_partition_cannot_give(write):
+    job = {"name": "n", "data": {"partition": {"name": "iid", "num_clients": 10}}, "model": "lenet"}
+    job |= {"train": {"clients_per_round": 8}, "clients": {"oversample": 1.3, "dropout": 0.1}}
+    with pytest.raises(
+        InputError, match=r"clients_per_round = 8, clients\.oversample = 1\.3: the partition has only 10"
+    ):
+        open_site(read_job(job))
+    trace = write(round=[1], client=[10])
+    with pytest.raises(InputError, match="there is a client 10; the partition has clients 0 to 9"):
+        open_site(read_job({**job, "clients": {"trace": trace}}))
+    assert open_site(read_job({**job, "clients": {"oversample": 1.25, "dropout": 0.1}})).trace is None
+
+
+def test_the_lineage_has_the_table_only_where_it_says_something():
+    plain, written = read_job({"name": "n"}), read_job({"name": "n", "clients": {"available": 1, "oversample": 1}})
+    assert "clients" not in plain.lineage()
+    assert plain.hash() == written.hash() != read_job({"name": "n", "clients": {"dropout": 0.1}}).hash()
+
+
+def test_the_trace_is_a_path_of_the_job():
+    job = {"name": "n", "clients": {"trace": "traces/day.parquet"}}
+    assert read_job(job).places()["clients.trace"] == "traces/day.parquet"
+    with pytest.raises(InputError, match=r"clients\.trace = 'traces/day\.parquet': .* give an absolute path"):
+        read_job({**job, "ray": {"data": "storage"}})
+
+
+def test_a_grid_takes_the_table():
+    cells = expand({"name": "g", "grid": {"clients": {"available": [1.0, 0.3]}}})
+    assert [cell.job().clients.available for cell in cells] == [1.0, 0.3]

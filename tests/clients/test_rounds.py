@@ -1,0 +1,166 @@
+"""Rounds in which not all chosen clients answer: what is trained, sent and kept."""
+
+import logging
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from rayfed import methods as m
+from rayfed.clients.participation import Participation
+from rayfed.clients.trace import read_trace
+from rayfed.engine import cohort_of, play, start
+from rayfed.methods import Part
+from rayfed.runtime.here import Here
+from rayfed.trees import num_bytes, unpack
+
+SHY = {"available": 0.8, "dropout": 0.3, "oversample": 1.5}  # some of six clients, and fewer answers
+CLOCK = {"seconds_per_example": 0.1, "bytes_per_second": 1e3, "spread": 0.5, "deadline": 5.0}
+
+
+@pytest.fixture
+def shy(make_site):
+    """Make a site whose clients take part by some settings; a trace is given as (round, client, drops)."""
+
+    def shy(method, settings=SHY, trace=None, **training):
+        site = make_site(method, **{"num_rounds": 6, "clients_per_round": 3, **training})
+        settings = Participation(**settings, **({"trace": str(trace)} if trace else {}))
+        read = read_trace(str(trace), site.federation.num_clients) if trace else None
+        return replace(site, job=replace(site.job, clients=settings), trace=read)
+
+    return shy
+
+
+@pytest.fixture
+def gaps(tmp_path):
+    """A trace: nobody is there in round 2, and all drop out in round 4."""
+    rows = [(1, 0, False), (1, 3, False), (1, 5, True), (3, 1, False), (3, 2, False), (3, 3, False)]
+    rows += [(4, 0, True), (4, 4, True), (5, 0, False), (6, 3, False), (6, 1, True)]
+    columns = dict(zip(("round", "client", "drops"), zip(*rows, strict=True), strict=True))
+    pq.write_table(pa.table(columns), tmp_path / "gaps.parquet")
+    return tmp_path / "gaps.parquet"
+
+
+class Counting(Here):
+    """Counts whom it trains and surveys."""
+
+    def __init__(self, site):
+        super().__init__(site)
+        self.trained, self.surveyed = [], []
+
+    def call_each(self, broadcast, tasks, memories):
+        told = self.surveyed if memories is None else self.trained
+        told.append((broadcast.round, sorted(client for task in tasks for client in task)))
+        return super().call_each(broadcast, tasks, memories)
+
+
+@pytest.mark.parametrize("method", [m.fedavg(), m.fedcsd(), m.scaffold()])
+def test_only_those_that_answer_work_and_the_bytes_of_all_chosen_count(shy, play, method):
+    site = shy(method, {**SHY, **CLOCK})
+    workers = Counting(site)
+    _, *run = play(site, workers)
+    cohorts = [cohort_of(site, round.round) for round in run]
+    answered = [(round.round, cohort.answered) for round, cohort in zip(run, cohorts, strict=True) if cohort.answered]
+    assert workers.trained == answered
+    assert workers.surveyed == (answered if method == m.fedcsd() else [])
+    assert [[row.client for row in round.clients] for round in run] == [cohort.answered for cohort in cohorts]
+    assert sum(len(cohort.chosen) - len(cohort.answered) for cohort in cohorts) >= 5
+    unit = num_bytes(run[0].weights)
+    for round, cohort in zip(run, cohorts, strict=True):
+        assert round.notes == cohort.notes
+        if cohort.answered and method == m.fedavg():
+            assert (round.bytes_down, round.bytes_up) == (unit * len(cohort.chosen), unit * len(cohort.answered))
+
+
+def test_the_average_is_that_of_those_that_answer(shy):
+    site = shy(m.fedavg())
+    workers, last = Here(site), start(site, Here(site))
+    found = play(site, last, workers)
+    cohort = cohort_of(site, 1)
+    assert 0 < len(cohort.answered) < len(cohort.chosen)
+    alone = play(site, last, workers, clients=cohort.answered)
+    torch.testing.assert_close(found.weights, alone.weights, rtol=0, atol=0)
+    assert alone.notes == {}, "clients that are given all train"
+
+
+@dataclass(frozen=True)
+class Diary(Part):
+    """Keeps the rounds in which the server's hooks were called."""
+
+    def init(self, weights):
+        return []
+
+    def tell(self, state, server, surveyed):
+        return [*state, f"tell {server.round}"], None
+
+    def update(self, state, total, step):
+        return [*state, f"update {step.round}"], step
+
+
+def test_an_empty_round_changes_nothing_and_the_run_goes_on(shy, play, bits, gaps, caplog):
+    site = shy(m.compose(Diary(), m.ServerMomentum(0.5)), {}, gaps)
+    with caplog.at_level(logging.WARNING):
+        run = play(site)
+    assert [len(round.clients) for round in run] == [0, 2, 0, 3, 0, 1, 1]
+    told = [record.message for record in caplog.records if record.name == "rayfed.engine"]
+    assert told == [
+        "round 2 is empty, and the model stays as it was: no client was available",
+        "round 4 is empty, and the model stays as it was: of 2 chosen clients, 2 dropped out and 0 were late",
+    ]
+    for number in (2, 4):
+        before, after = bits(run[number - 1]), bits(run[number])
+        for kept in ("weights", "states", "memories", "evaluation"):
+            assert before[kept] == after[kept], kept
+        assert (run[number].train_loss, run[number].bytes_up) == (None, 0)
+    assert (run[2].bytes_down, run[4].bytes_down) == (0, 2 * num_bytes(run[0].weights))
+    diary = [f"{hook} {round}" for round in (1, 3, 5, 6) for hook in ("tell", "update")]
+    assert run[-1].held["diary"].state == diary
+    assert run[-1].notes["clients.dropped"] == 1 and run[4].notes["clients.dropped"] == 2
+
+
+def test_a_part_begins_in_an_empty_round_too(shy, play, gaps):
+    run = play(shy(m.switch(m.fedavg(), m.compose(Diary()), at=4), {}, gaps))
+    assert run[4].held["diary"].state == [] and run[4].held["diary"].since == 4
+    assert run[5].held["diary"].state == ["tell 5", "update 5"] and run[5].held["diary"].since == 4
+
+
+# Methods.
+
+
+def test_scaffolds_c_is_the_mean_of_all_clients_whoever_answers(shy, play):
+    """N in its update is the population: of clients that have not trained, `c_i` is 0."""
+    last = play(shy(m.scaffold(), lr=0.05))[-1]
+    kept = [unpack(packed)["slots"]["control_variates"] for packed in last.memories.values()]
+    assert len(kept) >= 4
+    for name, c in last.held["control_variates"].state.items():
+        torch.testing.assert_close(c, sum(c_i[name].double() for c_i in kept) / 6, rtol=1e-5, atol=1e-6)
+
+
+def test_feddyns_h_is_the_mean_of_all_clients_whoever_answers(shy, play):
+    """Algorithm 1: `h` changes by the mean over the population of the changes of `g_i`."""
+    last = play(shy(m.feddyn(), lr=0.05))[-1]
+    kept = [unpack(packed)["slots"]["average"] for packed in last.memories.values()]
+    for name, h in last.held["average"].state.items():
+        mean = sum(g[name].double() for g in kept) / 6
+        torch.testing.assert_close(h, mean, rtol=1e-4, atol=1e-6)
+
+
+def test_fednova_with_equal_steps_is_fedavg_whoever_answers(shy, play):
+    setting = {"local_steps": 3, "momentum": 0.0, "num_rounds": 4}
+    nova, avg = (play(shy(method, **setting))[-1].weights for method in (m.fednova(), m.fedavg()))
+    torch.testing.assert_close(nova, avg, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", [m.moon(), m.scaffold(), m.feddyn()], ids=["moon", "scaffold", "feddyn"])
+def test_a_clients_memory_stays_while_it_does_not_answer(shy, play, bits, method):
+    run = play(shy(method))
+    for before, after in pairwise(run):
+        answered = {row.client for row in after.clients}
+        theirs, ours = bits(before)["memories"], bits(after)["memories"]
+        assert {client: kept for client, kept in ours.items() if client not in answered} == {
+            client: kept for client, kept in theirs.items() if client not in answered
+        }
+        assert answered <= ours.keys()

@@ -1,0 +1,172 @@
+"""`best.safetensors` holds the weights of the best round at every checkpoint, wherever the run is killed."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import nn
+
+import rayfed
+from rayfed.data.federation import federate
+from rayfed.data.partition import Iid
+from rayfed.data.samples import Dataset, Samples
+from rayfed.engine import Round
+from rayfed.experiment import Display
+from rayfed.folder.keeper import Keeper
+from rayfed.folder.places import checkpoints_of, folder_of
+from rayfed.folder.saved import newest
+from rayfed.folder.storage import Folder
+from rayfed.folder.summary import read_summary
+from rayfed.folder.tables import read_table
+from rayfed.job import make_job
+from rayfed.local import Site
+from rayfed.metrics import Evaluation
+from rayfed.runtime.here import Here
+
+RIGHT = [4, 1, 0, 2, 2, None, 1, 3, 2, 3]  # of 4 cats, after rounds 0 to 9; None: not evaluated
+BEST = {1: 1, 2: 1, 3: 3, 4: 3, 5: 3, 6: 3, 7: 7, 8: 7, 9: 7}  # by the round that the run has come to
+
+
+class Killed(BaseException):
+    """In place of SIGKILL: nothing is written after it."""
+
+
+@pytest.fixture
+def site(tmp_path):
+    output = {
+        "path": str(tmp_path / "runs"),
+        "every": 4,
+        "every_seconds": 1e9,
+    }  # checkpoints after 1, 4, 8, and the end
+    job = make_job({"name": "run", "output": output, "ray": {"mode": "off"}})
+    samples = Samples(np.zeros((8, 1, 4, 4), np.uint8), np.arange(8) % 2, ("cat", "dog"))
+    return Site(nn.Linear(1, 1), federate(Dataset(samples, samples), Iid(num_clients=4)), job, torch.device("cpu"))
+
+
+def a_round(number):
+    right, weights = RIGHT[number], {"w": torch.ones(1) * number}
+    evaluation = None if right is None else Evaluation(np.array([[right, 4 - right], [0, 4]]), 8.0)
+    return Round(number, weights, {}, {}, evaluation, np.ones(2), None if right is None else 0.0)
+
+
+def keep(site, until=9, saved=None, force=False):
+    """Keep the rounds after a checkpoint, or all of them."""
+    with Keeper(site, Here(site), saved, force=force) as keeper:
+        for number in range(saved.round + 1 if saved else 0, until + 1):
+            keeper.keep(a_round(number))
+    return keeper.path
+
+
+def assert_best(path, number):
+    """File and summary agree on the best round."""
+    file = path / "checkpoints/best.safetensors"
+    assert load_file(file)["w"].item() == number
+    with safe_open(file, "pt") as opened:
+        assert opened.metadata() == {"round": str(number)}
+    best = read_summary(path)["best"]
+    assert (best["round"], best["weights"]) == (number, str(file))
+
+
+def assert_none(path):
+    assert "weights" not in read_summary(path)["best"]
+    assert not (path / "checkpoints/best.safetensors").exists()
+
+
+@pytest.mark.parametrize("until", BEST)
+def test_the_file_has_the_first_of_the_best_rounds_and_stays_when_checkpoints_go(site, until):
+    path = keep(site, until)
+    assert_best(path, BEST[until])
+    last = {f"round-{number:05d}" for number in ({1: [1], 2: [1, 2], 3: [1, 3], 4: [1, 4]}.get(until, [4, until]))}
+    last = {"round-00008", "round-00009"} if until == 9 else last
+    assert {file.name.partition(".")[0] for file in (path / "checkpoints").iterdir()} == {"best"} | last
+
+
+def test_it_is_written_with_checkpoints_only_and_only_where_there_is_a_better_round(site, monkeypatch):
+    write, written = Folder.write, []
+    monkeypatch.setattr(Folder, "write", lambda *given: (written.append(given[1]), write(*given)))
+    keep(site)
+    kinds = [name.rpartition(".")[0][:11] for name in written if name.endswith((".json", "best.safetensors"))]
+    assert kinds == ["best", "round-00001", "best", "round-00004", "best", "round-00008", "round-00009"]
+
+
+@pytest.mark.slow
+def test_it_is_right_wherever_the_run_is_killed(site, monkeypatch):
+    """At each file that it writes; then it is opened and closed, then it goes on to the end."""
+    write, place, count = Folder.write, 0, 0
+
+    def counted(self, *given):
+        nonlocal count
+        count += 1
+        if count > place:
+            raise Killed
+        write(self, *given)
+
+    path, survived, states = folder_of(site.job), False, set()
+    while not survived:
+        place, count = place + 1, 0
+        with monkeypatch.context() as patch:
+            patch.setattr(Folder, "write", counted)
+            try:
+                keep(site, force=True)
+                survived = True
+            except Killed:
+                pass
+        if (saved := newest(checkpoints_of(site.job))) is None:
+            continue
+        keep(site, saved.round, saved)
+        states.add((saved.round, there := (path / "checkpoints/best.safetensors").exists()))
+        (assert_best if there else assert_none)(path, *([BEST[saved.round]] if there else []))
+        keep(site, 9, saved)
+        assert_best(path, 7)
+    assert {(1, True), (1, False), (4, True), (4, False), (9, True)} <= states, (
+        "also between the file and its checkpoint"
+    )
+
+
+def test_it_moves_with_the_run_to_another_folder_of_checkpoints(site, tmp_path):
+    keep(site, 5)
+    output = replace(site.job.output, checkpoints=str(tmp_path / "elsewhere"))
+    moved = replace(site, job=replace(site.job, name="moved", output=output))
+    path = keep(moved, 6, newest(checkpoints_of(site.job)))
+    file = tmp_path / "elsewhere/moved/best.safetensors"
+    assert load_file(file)["w"].item() == 3 and read_summary(path)["best"]["weights"] == str(file)
+
+
+@pytest.mark.parametrize("damage", [lambda content: b"", lambda content: content[:-1] + b"?"])
+def test_a_damaged_file_is_not_used(site, damage, caplog):
+    path = keep(site, 5)
+    file = path / "checkpoints/best.safetensors"
+    file.write_bytes(damage(file.read_bytes()))
+    keep(site, 6, newest(checkpoints_of(site.job)))
+    assert "'best.safetensors' is damaged, or of a round after 5: it is not used" in caplog.text
+    assert_none(path)
+    keep(site, 9, newest(checkpoints_of(site.job)))
+    assert_best(path, 7)
+
+
+def test_a_new_run_over_it_has_its_own(site):
+    keep(site)
+    assert_best(keep(site, 2, force=True), 1)
+
+
+def test_of_a_real_run_that_is_stopped_and_continued(tables, tmp_path, no_page):
+    weights = {}
+
+    class Kept(Display):
+        def round(self, round):
+            weights[round.round] = round.weights
+            if round.round == 3 and len(weights) == 4:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        rayfed.run(tables, display=Kept())
+    weights[None] = {}
+    path = rayfed.resume(tmp_path / "runs/run", display=Kept()).path
+    accuracies = read_table(path, "rounds").column("test_accuracy").to_pylist()
+    best = accuracies.index(max(accuracies[1:]), 1)
+    found = load_file(path / "checkpoints/best.safetensors")
+    assert found.keys() == weights[best].keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in weights[best].items())

@@ -1,0 +1,116 @@
+"""A run whose clients take part by a trace: what it records, how it continues, and what a replay says."""
+
+import json
+import logging
+import re
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import rayfed
+from rayfed.errors import InputError
+from rayfed.folder.tables import read_table
+from rayfed.report.page import write_report
+from rayfed.report.read import read_run
+from rayfed.report.table import protocol
+
+pytestmark = pytest.mark.usefixtures("no_page")
+
+ROWS = {  # nobody is there in round 3
+    "round": [1, 1, 2, 2, 4, 4, 4],
+    "client": [0, 1, 2, 3, 0, 1, 2],
+    "drops": [False, True, True, False, False, True, False],
+    "seconds_per_example": [0.5, 1.0, 2.0, 0.25, 0.125, 1.0, 4.0],
+}
+
+
+@pytest.fixture
+def trace(tmp_path):
+    pq.write_table(pa.table(ROWS), tmp_path / "trace.parquet")
+    return tmp_path / "trace.parquet"
+
+
+@pytest.fixture
+def job(tables, trace):
+    """Ten images per client; in round 5, the trace begins again."""
+    return {**tables, "clients": {"trace": str(trace), "deadline": 30.0}}
+
+
+def outcome(result):
+    """The rows of all tables without durations, and the bytes of the weights."""
+    rows = [row for table in (result.rounds, result.clients, result.classes) for row in table.to_pylist()]
+    numbers = [{column: value for column, value in row.items() if column != "seconds"} for row in rows]
+    return numbers, {name: tensor.numpy().tobytes() for name, tensor in result.weights.items()}
+
+
+def test_the_rounds_have_their_clients_and_their_virtual_time_by_hand(job, caplog):
+    with caplog.at_level(logging.WARNING):
+        result = rayfed.run(job)
+    assert "ends with round 4 of 5; from round 5 on it begins again" in caplog.text
+    assert "round 3 is empty, and the model stays as it was: no client was available" in caplog.text
+    names = ("available", "chosen", "answered", "dropped", "late", "virtual_seconds")
+    notes = [dict(row["notes"]) for row in result.rounds.to_pylist()]
+    assert [[note.get(f"clients.{name}") for name in names] for note in notes[1:4]] == [
+        [2, 2, 1, 1, 0, 30.0],  # client 0 takes 5 virtual seconds; the server waits for client 1
+        [2, 2, 1, 1, 0, 30.0],
+        [0, 0, 0, 0, 0, 30.0],
+    ]
+    assert notes[0] == {} and notes[5] == notes[1]
+    trained = {
+        round: [row["client"] for row in result.clients.to_pylist() if row["round"] == round] for round in range(6)
+    }
+    assert (trained[1], trained[2], trained[3], trained[5]) == ([0], [3], [], [0])
+    rows = result.rounds.to_pylist()
+    assert rows[3]["train_loss"] is None and rows[3]["test_accuracy"] == rows[2]["test_accuracy"]
+    write_report(result.path)
+
+
+def test_in_a_job_without_the_table_nothing_is_noted(tables):
+    result = rayfed.run(tables, {"train.num_rounds": 1})
+    assert not any(result.rounds.column("notes").to_pylist())
+    assert "trace" not in json.loads((result.path / "environment.json").read_text())
+
+
+@pytest.mark.parametrize("method", ["scaffold", "moon"])
+@pytest.mark.parametrize("stop", [1, 3, 4])
+def test_a_trace_is_replayed_exactly_after_a_resume(job, method, stop):
+    whole = rayfed.run({**job, "name": "whole", "method": method})
+    path = rayfed.run({**job, "method": method}, {"train.num_rounds": stop}).path
+    assert outcome(rayfed.resume(path, {"train.num_rounds": 5})) == outcome(whole)
+
+
+def test_a_run_from_before_the_table_compares_as_one_with_its_defaults(tables):
+    old, new = (rayfed.run({**tables, "name": name}, {"train.num_rounds": 1}).path for name in ("old", "new"))
+    text = (old / "job.toml").read_text()
+    assert text.count("[clients]") == 1
+    (old / "job.toml").write_text(re.sub(r"\[clients\]\n(.+\n)*", "", text))
+    assert protocol(read_run(old).job) == protocol(read_run(new).job)
+    assert rayfed.resume(old, {"train.num_rounds": 2}).rounds.num_rows == 3
+
+
+def test_a_run_does_not_continue_with_another_trace_or_other_settings(job, trace):
+    path = rayfed.run(job, {"train.num_rounds": 2}).path
+    with pytest.raises(InputError, match=r"another job: clients\.deadline is 30\.0 there, 20\.0 here$"):
+        rayfed.resume(path, {"train.num_rounds": 5, "clients.deadline": 20.0})
+    pq.write_table(pa.table({**ROWS, "drops": [False] * 7}), trace)
+    with pytest.raises(InputError, match=r"belongs to another job: the trace of the clients has changed since$"):
+        rayfed.resume(path, {"train.num_rounds": 5})
+    pq.write_table(pa.table(ROWS).take([6, 5, 4, 3, 2, 1, 0]), trace)
+    assert rayfed.resume(path, {"train.num_rounds": 5}).rounds.num_rows == 6, "the same rows in another order"
+
+
+def test_a_replay_takes_those_that_answered_and_says_why_others_did_not_train(job):
+    job["clients"] |= {"deadline": 12.0, "oversample": 1.5, "bytes_per_second": 1e9}
+    path = rayfed.run(job).path
+    for row in read_table(path, "clients").to_pylist():
+        again, recorded = rayfed.replay(path, row["round"], row["client"])
+        assert again.train_loss == recorded == row["train_loss"]
+    for round, client, why in [
+        (1, 1, "it dropped out of round 1, and did not train; that round has 0$"),
+        (1, 2, "not in round 1, which has 0$"),
+        (4, 2, "it was late in round 4, and did not train; that round has 0$"),
+        (3, 0, "not in round 3, which has no client$"),
+    ]:
+        with pytest.raises(InputError, match=f"^--client {client}: {why}"):
+            rayfed.replay(path, round, client)

@@ -1,0 +1,326 @@
+"""Each tracker's curves, read back as its own readers do, are those of the Parquet tables."""
+
+import logging
+import math
+import struct
+import sys
+import threading
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import rayfed
+from rayfed.errors import InputError
+from rayfed.folder.places import folder_of
+from rayfed.folder.storage import write_text
+from rayfed.folder.tables import read_table, replace_table, write_round
+from rayfed.job import read_job
+from rayfed.report import trackers
+from rayfed.report.trackers import curves, harmless, refuse_missing, tracking
+
+CLASSES = ["<script>alert(1)</script>", "a/b", "a:b", "../..", "", "naïve 猫", "tench, Tinca tinca", "x" * 300]
+every_tracker = pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])
+
+
+@pytest.fixture(autouse=True)
+def _local_stores(tmp_path, monkeypatch):
+    pytest.importorskip("wandb"), pytest.importorskip("mlflow"), pytest.importorskip("tensorboard")
+    values = {
+        "WANDB_MODE": "offline",
+        "WANDB_ERROR_REPORTING": "false",
+        "WANDB_CACHE_DIR": str(tmp_path / "cache"),
+        "MLFLOW_TRACKING_URI": f"file://{tmp_path}/mlruns",
+        "MLFLOW_ALLOW_FILE_STORE": "true",  # a server or a database would need more than the tests have
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+    }
+    for key, value in values.items():
+        monkeypatch.setenv(key, value)
+    yield
+    if "wandb" in sys.modules:
+        sys.modules["wandb"].teardown()  # it reads its environment once
+
+
+@pytest.fixture
+def make_job(tmp_path):
+    """A tiny job with trackers."""
+
+    def make(*names, **more):
+        training = {"num_rounds": 2, "clients_per_round": 2, "local_steps": 1, "batch_size": 8, "eval_every": 2}
+        job = {"name": "grid/tiny", "model": "lenet", "train": training, "ray": {"mode": "off"}, "track": list(names)}
+        return read_job(job | {"output": {"path": str(tmp_path / "runs")}}, more)
+
+    return make
+
+
+def record(path, round, seconds=0.5, accuracy=0.25):
+    """A round's rows, made by hand: the first is without training loss, odd rounds are not evaluated."""
+    path.mkdir(parents=True, exist_ok=True)
+    tested = round % 2 == 0
+    row = {"round": round, "test_accuracy": accuracy + round / 100 if tested else None}
+    row |= {"test_loss": math.inf if tested else None, "forgetting": -0.1 if tested else None}
+    row |= {"train_loss": 0.1 + round if round else None, "seconds": seconds, "bytes_down": 2**40 + round}
+    row |= {"bytes_up": 7, "notes": [("drift.update_cosine", math.nan), ("domain.a b", 0.1 * round)]}
+    shared = {"round": round, "seen": 1, "predicted": 2}
+    classes = [{**shared, "class": name, "accuracy": k / 7 + round} for k, name in enumerate(CLASSES)]
+    write_round(path, round, {"rounds": [row], "classes": classes if tested else []})
+    write_text(path / "summary.json", f'{{"status": "running", "rounds": {round}}}')
+
+
+def tabled(path):
+    """The curves as the Parquet tables have them: name -> round -> value."""
+    found = {}
+    for row in read_table(path, "rounds").to_pylist():
+        numbers = {key: value for key, value in row.items() if key not in ("round", "notes")}
+        numbers |= {f"notes/{name}": value for name, value in row["notes"]}
+        for name, value in numbers.items():
+            if value is not None:
+                found.setdefault(name, {})[row["round"]] = value
+    rows = read_table(path, "classes").to_pylist()
+    classes = list(dict.fromkeys(row["class"] for row in rows))
+    names = {name: f"class/{plain}" for plain, name in harmless([(name, name) for name in classes])}
+    for row in rows:
+        found.setdefault(names[row["class"]], {})[row["round"]] = row["accuracy"]
+    return found
+
+
+def shown(name, path):
+    """The curves as a tracker has them: name -> list of (round, value)."""
+    read = {"tensorboard": of_tensorboard, "wandb": of_wandb, "mlflow": of_mlflow}[name]
+    found = {}
+    for curve, round, value in read(path):
+        found.setdefault(curve, []).append((round, value))
+    return found
+
+
+def of_tensorboard(path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its own imports
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+        from tensorboard.util.tensor_util import make_ndarray
+
+    events = EventAccumulator(str(path / "tensorboard"), size_guidance={"tensors": 0})
+    events.Reload()
+    for tag in events.Tags()["tensors"]:
+        if not tag.startswith("_hparams_"):
+            yield from ((tag, event.step, make_ndarray(event.tensor_proto).item()) for event in events.Tensors(tag))
+
+
+def of_wandb(path):
+    import json
+
+    for record in wandb_records(path):
+        items = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+        for name, value in items.items():
+            if not name.startswith("_"):
+                yield name, record.history.step.num, float(value)
+
+
+def wandb_records(path):
+    """What an offline run would send to the server, as `wandb sync` reads it: a log in LevelDB's format."""
+    import wandb
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    wandb.teardown()  # waits until its process has written everything
+    for file in sorted(path.glob("wandb/offline-run-*/*.wandb")):
+        content, parts, place = file.read_bytes(), b"", 7
+        while place + 7 <= len(content):
+            left = 2**15 - place % 2**15
+            if left < 7:  # of a block
+                place += left
+                continue
+            length, kind = struct.unpack_from("<HB", content, place + 4)
+            parts += content[place + 7 : place + 7 + length]
+            place += 7 + length
+            if kind in (1, 4):  # whole, or the last part
+                yield Record.FromString(parts)
+                parts = b""
+
+
+def of_mlflow(path):
+    from mlflow import MlflowClient
+
+    client = MlflowClient()
+    (run,) = client.search_runs([client.get_experiment_by_name("rayfed").experiment_id])
+    for name in run.data.metrics:
+        yield from ((name, metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, name))
+
+
+def same(found, wanted, *but):
+    assert found.keys() == wanted.keys()
+    for name, curve in wanted.items():
+        rounds, values = zip(*found[name], strict=True)
+        assert list(rounds) == list(curve), f"{name}: each round once, in order"
+        assert name in but or values == pytest.approx(list(curve.values()), rel=0, abs=0, nan_ok=True), name
+
+
+def warned(caplog):
+    """Our warnings; a tracker's library has a log of its own."""
+    return [
+        entry.message for entry in caplog.records if entry.name[:6] == "rayfed" and entry.levelno >= logging.WARNING
+    ]
+
+
+@every_tracker
+def test_curves_are_those_of_the_tables_whatever_a_class_is_called(name, make_job, caplog):
+    job = make_job(name)
+    path = folder_of(job)
+    with tracking(job) as recorded:
+        for round in range(5):
+            record(path, round)
+            recorded(round)
+    assert warned(caplog) == []
+    found = shown(name, path)
+    same(found, tabled(path))
+    assert len([curve for curve in found if curve.startswith("class/")]) == len(CLASSES)
+    assert {"class/1 a_b", "class/2 a_b"} <= found.keys()
+    assert [round for round, _ in found["test_accuracy"]] == [0, 2, 4]
+    assert found["bytes_down"][4] == (4, 2**40 + 4)
+
+
+@every_tracker
+def test_after_a_resume_a_curve_has_no_gap_and_no_round_twice(name, make_job, caplog):
+    """The run was killed after round 4, and its checkpoint is of round 1; the second time, seconds are others."""
+    job = make_job(name)
+    path = folder_of(job)
+    with tracking(job) as recorded:
+        for round in range(5):
+            record(path, round)
+            recorded(round)
+    for table in ("rounds", "classes"):
+        replace_table(path, table, 1, read_table(path, table).slice(0, 2 if table == "rounds" else len(CLASSES)))
+    with tracking(replace(job, track=[name, name])) as recorded:
+        for round in range(2, 8):
+            record(path, round, seconds=0.75)
+            recorded(round)
+    assert warned(caplog) == []
+    same(shown(name, path), tabled(path), *(["seconds"] if name == "mlflow" else []))
+
+
+@every_tracker
+def test_a_tracker_that_fails_warns_once_and_gets_the_rest_with_the_next_resume(name, make_job, caplog, monkeypatch):
+    job = make_job(name)
+    path, tracker = folder_of(job), trackers.TRACKERS[name]
+    log, failing = tracker.log, threading.Event()
+
+    def fail(self, round, values):
+        if round == 2:
+            failing.set()
+            raise ConnectionError("the server is away")
+        log(self, round, values)
+
+    with monkeypatch.context() as patch, tracking(job) as recorded:
+        patch.setattr(tracker, "log", fail)
+        for round in range(5):
+            record(path, round)
+            recorded(round)
+        assert failing.wait(60)
+    (warning,) = warned(caplog)
+    assert "ConnectionError: the server is away" in warning and f"rayfed resume {path}" in warning
+    assert [round for round, _ in shown(name, path)["seconds"]] == [0, 1]
+    with tracking(job):  # no round is left to play
+        pass
+    same(shown(name, path), tabled(path))
+
+
+@pytest.mark.parametrize("where", ["__init__", "log", "close"])
+def test_a_tracker_that_hangs_does_not_hold_up_the_run(where, make_job, caplog, monkeypatch):
+    ever = threading.Event()
+    monkeypatch.setattr(trackers, "PATIENCE", 0.2)
+    monkeypatch.setattr(trackers.TensorBoard, where, lambda *given: ever.wait())
+    try:
+        with tracking(job := make_job("tensorboard")) as recorded:
+            for round in range(3):
+                record(folder_of(job), round)
+                recorded(round)
+        (warning,) = warned(caplog)
+        assert "did not answer within 0.2 seconds" in warning
+    finally:
+        ever.set()
+
+
+def test_a_tracker_that_cannot_begin_does_not_end_the_run(make_job, caplog, monkeypatch):
+    monkeypatch.setattr(trackers.TensorBoard, "__init__", lambda *given: sys.exit("no disk"))
+    result = rayfed.run(make_job("tensorboard"))
+    assert result.rounds["round"].to_pylist() == [0, 1, 2]
+    (warning,) = warned(caplog)
+    assert "SystemExit: no disk" in warning and warning in (result.path / "log.txt").read_text()
+
+
+def test_a_run_that_is_refused_sends_nothing(make_job):
+    with pytest.raises(InputError), tracking(job := make_job("tensorboard", "mlflow")):
+        raise InputError("the partition has changed")
+    assert not folder_of(job).exists()
+
+
+@pytest.mark.slow
+def test_a_run_is_shown_by_all_trackers_also_by_those_that_are_named_later(make_job, caplog):
+    path = rayfed.run(make_job("tensorboard")).path
+    result = rayfed.resume(path, {"train.num_rounds": 4, "track": ["tensorboard", "mlflow"]})
+    rayfed.resume(path, {"track": [*trackers.TRACKERS]})  # the run is done
+    assert warned(caplog) == []
+    for name in trackers.TRACKERS:
+        same(shown(name, path), tabled(path))
+    plain = make_job(**{"name": "plain", "train.num_rounds": 4})
+    assert plain.hash() == rayfed.read_job(path / "job.toml").hash()
+    columns = ["test_accuracy", "test_loss", "train_loss", "forgetting"]
+    assert rayfed.run(plain).rounds.select(columns) == result.rounds.select(columns)
+    from mlflow import MlflowClient
+
+    client = MlflowClient()
+    (run,) = client.search_runs([client.get_experiment_by_name("rayfed").experiment_id])
+    assert (run.info.run_name, run.info.status) == ("grid/tiny", "FINISHED")
+    assert run.data.params["train.batch_size"] == "8" and run.data.params["method"] == "fedavg"
+    (begun,) = (record.run for record in wandb_records(path) if record.WhichOneof("record_type") == "run")
+    assert (begun.display_name, begun.run_group, begun.project) == ("grid/tiny", "grid", "rayfed")
+    rayfed.run(make_job("tensorboard"), force=True)
+    assert [round for round, _ in shown("tensorboard", path)["seconds"]] == [0, 1, 2]
+    assert not (path / "wandb").exists()
+
+
+def test_the_round_that_is_being_written_waits(tmp_path):
+    for round in range(3):
+        record(tmp_path, round)
+    assert [round for round, _ in curves(tmp_path, after=0, last=1)] == [1]
+
+
+def test_a_tracker_that_is_not_installed_is_refused_with_the_command_that_installs_it(make_job, tmp_path, monkeypatch):
+    for name in trackers.TRACKERS:
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, name, None)
+            with pytest.raises(InputError, match=rf"{name} is not installed.*: pip install 'rayfed-distill\[{name}\]'"):
+                rayfed.run(job := make_job("tensorboard", "wandb", "mlflow"))
+            assert not folder_of(job).exists()
+    with monkeypatch.context() as patch:
+        patch.delitem(sys.modules, "wandb")
+        patch.setattr(sys, "path", [str(tmp_path)])
+        (tmp_path / "wandb").mkdir()  # as Weights & Biases makes one where it is run
+        with pytest.raises(InputError, match="wandb is not installed"):
+            refuse_missing(make_job("wandb"))
+
+
+def test_mlflow_without_a_server_and_without_its_database_is_refused(make_job, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sqlalchemy", None)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "postgresql://me:secret@host/db")
+    with pytest.raises(
+        InputError, match="set MLFLOW_TRACKING_URI to your tracking server, or pip install mlflow"
+    ) as no:
+        rayfed.run(job := make_job("mlflow"))
+    assert "secret" not in str(no.value) and not folder_of(job).exists()
+
+
+def test_an_unknown_tracker_is_refused_with_the_nearest(make_job):
+    with pytest.raises(
+        InputError, match=r"track\.1 = 'TensorBord': give 'tensorboard', .*; did you mean 'tensorboard'\?"
+    ):
+        make_job("wandb", "TensorBord")
+
+
+def test_each_tracker_has_its_extra_and_its_place_in_the_folder():
+    import tomllib
+
+    from rayfed.folder.places import OWN
+
+    extras = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    assert trackers.TRACKERS.keys() <= extras["optional-dependencies"].keys() and trackers.TRACKERS.keys() <= {*OWN}

@@ -1,0 +1,207 @@
+"""The papers' headline rows beside ours: from finished runs to docs/reproduction.md, its figure and its numbers.
+
+python tools/make_reproduction.py runs/papers/fedntd-table1/cifar10-shards-2     # a folder of runs, one per method
+python tools/make_reproduction.py                                                # the page's tables alone
+
+No number of the page's tables is typed by hand: ours are those of docs/reproduction/*.csv, which the runs gave, and the
+papers' are those of jobs/papers/*/results.csv.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from rayfed.report.papers import read_paper
+from rayfed.report.read import Run, find_runs, forgotten, read_run
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs/reproduction.md"
+RECORDS = ROOT / "docs/reproduction"
+CELL = "cifar10-shards-2"
+METHODS = {"fedavg": "#777777", "fedntd": "#0072B2", "fedlmd": "#D55E00"}  # and the colour of its line
+PAPERS = {"fedntd/table1": "FedNTD, Table 1", "fedlmd/table3": "FedLMD, Table 3"}
+ROUNDS = 200
+LAST = 10  # rounds, of the mean at the end
+Rows = list[dict[str, Any]]
+
+
+# From runs ------------------------------------------------------------------------------------------------------------
+
+
+def records(runs: Sequence[Run]) -> tuple[Rows, Rows]:
+    """What the page needs of each run: its rounds, and its classes at the end; accuracies and losses as fractions."""
+    rounds, classes = [], []
+    for run in runs:
+        method = run.folder.parent.name
+        for number, row in enumerate(run.rounds["round"]):
+            numbers = {key: f"{run.rounds[key][number]:.4f}" for key in ("test_accuracy", "test_loss", "forgetting")}
+            rounds.append(
+                {"method": method, "round": int(row), **numbers, "seconds": f"{run.rounds['seconds'][number]:.1f}"}
+            )
+        for loss in forgotten(run):
+            numbers = {"peak": f"{loss.peak:.4f}", "peak_round": loss.peak_round, "last": f"{loss.last:.4f}"}
+            classes.append({"method": method, "class": loss.name, **numbers})
+    return rounds, classes
+
+
+def write(rows: Rows, file: Path) -> None:
+    with file.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def read(file: Path) -> dict[str, Rows]:
+    """The rows that `write` wrote, by method; numbers are numbers."""
+    found: dict[str, Rows] = {method: [] for method in METHODS}
+    for row in csv.DictReader(file.read_text().splitlines()):
+        text = {key: row.pop(key) for key in ("method", "class") if key in row}
+        found[text["method"]].append({**text, **{key: float(value) for key, value in row.items()}})
+    return {method: rows for method, rows in found.items() if rows}
+
+
+# The page -------------------------------------------------------------------------------------------------------------
+
+
+def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    rows = [head, ["---"] * len(head), *lines]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def curve(rows: Rows, column: str) -> np.ndarray:
+    """(T,), in percent, without round 0, whose model is untrained."""
+    return 100 * np.array([row[column] for row in rows if row["round"]])
+
+
+def printed(paper: str, method: str, metric: str, stat: str) -> str:
+    """The number that a paper prints; a hyphen where it prints none."""
+    numbers = read_paper(paper).numbers.get(f"{CELL}/{method}", [])
+    found = [n.value + (f" ± {n.spread}" if n.spread else "") for n in numbers if (n.metric, n.stat) == (metric, stat)]
+    return found[0] if found else "-"
+
+
+def status(rounds: dict[str, Rows]) -> str:
+    """Which runs have not ended yet, where there are such."""
+    going = {method: int(rows[-1]["round"]) for method, rows in rounds.items() if rows[-1]["round"] < ROUNDS}
+    if not going:
+        return "All runs are complete."
+    words = " and ".join(f"{method} {number} of {ROUNDS} rounds" for method, number in going.items())
+    return f"**Not complete yet**: so far, {words}. Their numbers are those of that round."
+
+
+def beside(rounds: dict[str, Rows]) -> str:
+    """Ours beside the papers'."""
+    ntd, lmd = PAPERS
+    head = ["method", "rounds", f"best (round) | best, {PAPERS[lmd]}", f"last | last, {PAPERS[ntd]}"]
+    head += [f"mean of the last {LAST}", f"forgetting | forgetting, {PAPERS[ntd]}"]
+
+    def lines() -> Iterator[Sequence[str]]:
+        for method, rows in rounds.items():
+            accuracy = curve(rows, "test_accuracy")
+            best = int(accuracy.argmax())
+            yield [
+                f"[{method}](methods/{method}.md)",
+                str(len(accuracy)),
+                f"{accuracy[best]:.1f} ({best + 1}) | {printed(lmd, method, 'test_accuracy', 'best')}",
+                f"{accuracy[-1]:.1f} | {printed(ntd, method, 'test_accuracy', 'last')}",
+                f"{accuracy[-LAST:].mean():.1f} ± {accuracy[-LAST:].std(ddof=1):.1f}",
+                f"{rows[-1]['forgetting']:.2f} | {printed(ntd, method, 'forgetting', 'last')}",
+            ]
+
+    return table(" | ".join(head).split(" | "), lines())
+
+
+def speed(rounds: dict[str, Rows]) -> str:
+    """Rounds to FedAvg's best accuracy, and the seconds of a round."""
+    curves = {method: curve(rows, "test_accuracy") for method, rows in rounds.items()}
+    target, reference = curves["fedavg"].max(), int(curves["fedavg"].argmax()) + 1
+
+    def lines() -> Iterator[Sequence[str]]:
+        for method, accuracy in curves.items():
+            there = np.flatnonzero(accuracy >= target)
+            rounds_to = int(there[0]) + 1 if len(there) else None
+            seconds = np.array([row["seconds"] for row in rounds[method] if row["round"]])
+            yield [
+                method,
+                str(rounds_to or "not reached"),
+                f"{reference / rounds_to:.2f}" if rounds_to else "-",
+                printed("fedlmd/table3", method, "speed_up", ""),
+                f"{np.percentile(seconds, 10):.0f}",
+            ]
+
+    head = [f"rounds to {target:.1f} %, FedAvg's best", "speed-up", f"speed-up, {PAPERS['fedlmd/table3']}"]
+    return table(["method", *head, "seconds per round"], lines())
+
+
+def per_class(classes: dict[str, Rows]) -> str:
+    """The accuracy of each class after the last round, and what it has lost since its best round."""
+    names = [row["class"] for row in next(iter(classes.values()))]
+    by_name = {method: {row["class"]: row for row in rows} for method, rows in classes.items()}
+
+    def lines() -> Iterator[Sequence[str]]:
+        for name in sorted(names):
+            cells = (
+                f"{100 * rows[name]['last']:.0f} | {100 * (rows[name]['peak'] - rows[name]['last']):.0f}"
+                for rows in by_name.values()
+            )
+            yield [name, *cells]
+
+    head = ["class", *(f"{method} | lost" for method in by_name)]
+    return table(" | ".join(head).split(" | "), lines())
+
+
+def put(page: str, name: str, text: str) -> str:
+    """The page with the table of a name made anew."""
+    between = rf"(?<=<!-- {name} -->\n).*?(?=<!-- end of {name} -->)"
+    return re.sub(between, lambda _: f"\n{text}\n\n", page, flags=re.DOTALL)
+
+
+def draw(rounds: dict[str, Rows], file: Path) -> None:
+    """Accuracy above and forgetting below, by round: each round thin, the mean of ten rounds thick."""
+    figure = Figure(figsize=(7, 5), layout="constrained")
+    axes = figure.subplots(2, 1, sharex=True)
+    for place, column, label in zip(
+        axes, ("test_accuracy", "forgetting"), ("test accuracy (%)", "forgetting (%)"), strict=True
+    ):
+        for (method, rows), dash in zip(rounds.items(), ("-", "--", "-."), strict=False):
+            values = curve(rows, column)
+            smooth = np.convolve(values, np.ones(LAST) / LAST, "valid")  # of rounds up to each
+            place.plot(np.arange(1, len(values) + 1), values, color=METHODS[method], alpha=0.25, linewidth=0.7)
+            place.plot(np.arange(LAST, len(values) + 1), smooth, dash, color=METHODS[method], label=method)
+        place.set_ylabel(label)
+        place.grid(alpha=0.3)
+    axes[0].legend(loc="lower right")
+    axes[1].set_xlabel("round")
+    with rc_context({"svg.hashsalt": "curves"}):
+        figure.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    file.write_text(re.sub(r"[ \t]+$", "", file.read_text(), flags=re.MULTILINE))
+
+
+def main(folder: str = "") -> None:
+    files = RECORDS / "rounds.csv", RECORDS / "classes.csv"
+    if folder:
+        runs = [read_run(run) for run in find_runs(Path(folder).expanduser())]
+        RECORDS.mkdir(exist_ok=True)
+        for rows, file in zip(records(runs), files, strict=True):
+            write(rows, file)
+    rounds, classes = map(read, files)
+    if folder:
+        draw(rounds, RECORDS / "curves.svg")
+    tables = {"status": status(rounds), "beside": beside(rounds), "speed": speed(rounds), "classes": per_class(classes)}
+    page = PAGE.read_text()
+    for name, text in tables.items():
+        page = put(page, name, text)
+    PAGE.write_text(page)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
