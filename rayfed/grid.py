@@ -95,11 +95,11 @@ def expand(tables: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
         setting, method, *_ = chosen
         cell = override(override(tables, changes), others) | {"name": "/".join(steps)}
         cells.append(Cell(cell, steps[0], setting.get("name", ""), method.get("name", "")))
-    _refuse_same(cells)
     return cells
 
 
-def _refuse_same(cells: list[Cell]) -> None:
+def refuse_same(cells: Sequence[Cell]) -> None:
+    """Raise `InputError` where two cells are the same job, as where an override replaces what sets them apart."""
     known: dict[str, Cell] = {}
     for cell in cells:
         other = known.setdefault(repr(sorted(flat({**cell.tables, "name": ""}).items(), key=str)), cell)

@@ -120,11 +120,6 @@ def test_a_job_without_a_grid_is_one_run(tables):
         ({}, {"method": "fedavg"}, "'method' is given by this job's grid"),
         ({}, {"grid": 3}, "grid = 3: this is a table, [grid]"),
         ({}, {"name": ""}, "a grid needs a name, for the folder of its runs"),
-        (
-            {"setting": [{"name": "a", "train.lr": 1}, {"name": "b", "train.lr": 2}], "method": []},
-            {"train.lr": 3},
-            "'g/a/seed-0' and 'g/b/seed-0' are the same job under two names",
-        ),
         ({"train.lr": 0.1}, {}, "grid: 'train.lr' = 0.1: give a list of values, such as"),
         ({"train.lr": []}, {}, "grid: 'train.lr' = []: give a list of values, such as"),
         ({"train.lr": [0.1, 0.1]}, {}, "grid: 'train.lr': 0.1 is listed 2 times"),
@@ -288,6 +283,15 @@ def test_list_runs_nothing_and_the_pattern_of_only_must_match_a_run(folder):
     result = rayfed("run", "grid.toml", "--only", "fedntd")
     assert result.exit_code == 2
     assert "none of 8 runs matches, such as 'g/two/avg/seed-0'; see --list" in result.stderr
+
+
+def test_of_the_chosen_runs_no_two_may_be_the_same_job(folder):
+    both = "-s", 'data.partition={name="iid", num_clients=4}'  # in place of what sets the two settings apart
+    refused = rayfed("run", "grid.toml", *both, "--list")
+    assert refused.exit_code == 2
+    assert "'g/two/avg/seed-0' and 'g/shards/avg/seed-0' are the same job under two names" in refused.stderr
+    listed = rayfed("run", "grid.toml", *both, "--only", "two/avg/*", "--list")
+    assert listed.stdout == "g/two/avg/seed-0\ng/two/avg/seed-1\n"
 
 
 def test_bad_input_ends_a_grid_at_once(folder):

@@ -66,13 +66,14 @@ def submit(
     from rayfed.cli import package
     from rayfed.folder.places import refuse_overwriting
     from rayfed.folder.provenance import COMMIT, commit
-    from rayfed.grid import expand
+    from rayfed.grid import expand, refuse_same
     from rayfed.job import read_toml
 
     root = Path.cwd()
     if not Path(job).resolve().is_relative_to(root.resolve()):
         raise InputError(f"'{job}' lies outside this folder, which is sent to the cluster; submit from its own folder")
     cells = expand(read_toml(job), dict(map(read_override, settings)))
+    refuse_same(cells)
     jobs = [cell.job() for cell in cells]  # all are checked before anything is sent
     run = cells[0].grid or jobs[0].name
     with connected(address) as cluster:

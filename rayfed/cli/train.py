@@ -74,11 +74,14 @@ def run(job: str, overrides: Overrides, force: bool, resume: bool, other_bits: b
 
 
 def matching(cells: list[Cell], pattern: str, option: str) -> list[Cell]:
-    """The cells whose names match. Raises `InputError` if none does."""
+    """The cells whose names match. Raises `InputError` if none does, or if two of them are the same job."""
+    from rayfed.grid import refuse_same
+
     found = [cell for cell in cells if fnmatch(cell.name, pattern) or fnmatch(cell.name, f"*/{pattern}")]
     if not found:
         none = f"none of {len(cells)} runs matches, such as '{cells[0].name}'; see --list"
         raise InputError(f"{option} '{pattern}': {none}")
+    refuse_same(found)
     return found
 
 
