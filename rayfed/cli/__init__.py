@@ -14,10 +14,11 @@ from click.shell_completion import get_completion_class
 
 from rayfed import __version__
 from rayfed.cli import cluster, figure, show, status, train
-from rayfed.cli.exits import Commands
+from rayfed.cli.exits import Commands, end_at_once
 from rayfed.cli.guard import guarded
 from rayfed.cli.text import StderrHandler
 from rayfed.folder.log import logging_to
+from rayfed.runtime.aside import is_working
 
 WITH_JOB = (
     "run",
@@ -96,5 +97,9 @@ def command(arguments: Sequence[str] | None = None) -> None:
             print("reading the job", file=sys.stderr, flush=True)
     try:
         main(arguments, prog_name="rayfed")
+    except SystemExit as end:
+        if is_working():
+            end_at_once(end)
+        raise
     finally:
         gc.freeze()  # or the interpreter would search all that torch has made, for half a second, before it ends

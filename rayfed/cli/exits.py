@@ -1,9 +1,11 @@
 """The end of the command: exit code 0, or a message and the error's exit code."""
 
+import atexit
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -41,3 +43,11 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         with failures():
             return super().invoke(ctx)
+
+
+def end_at_once(end: SystemExit) -> NoReturn:
+    """End the process as `end` would, but under threads that are still working: the interpreter never ends."""
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(end.code if isinstance(end.code, int) else int(end.code is not None))

@@ -1,10 +1,12 @@
 """Something done by another thread, while this one does something else."""
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextvars import copy_context
-from threading import Thread
 from typing import ParamSpec, TypeVar
+
+NAME = "rayfed-aside"
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -20,5 +22,10 @@ def aside(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future
         except BaseException as error:  # it is raised where the result is wanted
             future.set_exception(error)
 
-    Thread(target=copy_context().run, args=[call], daemon=True).start()
+    threading.Thread(target=copy_context().run, args=[call], daemon=True, name=NAME).start()
     return future
+
+
+def is_working() -> bool:
+    """Whether such a thread has not ended. In C++ code, as PyTorch's, it aborts a process whose interpreter ends."""
+    return any(thread.name == NAME for thread in threading.enumerate())

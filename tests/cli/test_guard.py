@@ -134,3 +134,12 @@ def test_closed_streams_take_what_is_printed_and_no_file_does(tmp_path):
     shell = ["sh", "-c", 'exec "$0" "$@" <&- >&- 2>&-', sys.executable, "-c", CODE + code + "os._exit(0)"]
     assert subprocess.run(shell, timeout=60).returncode == 75
     assert (tmp_path / "file").read_text() == ""
+
+
+def test_a_command_that_ends_while_a_thread_computes_ends_with_its_message():
+    """PyTorch's C++ would abort the process, were the interpreter ended under it."""
+    work = "import torch\nwhile True: torch.nn.Conv2d(3, 8, 3)(torch.ones(64, 3, 32, 32)).sum().backward()"
+    begun = f"from rayfed.runtime.aside import aside; aside(exec, {work!r}); import torch; "
+    script = begun + "from rayfed.cli import command; command(['methods', 'nonsense'])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stderr.splitlines()[-1][:7]) == (2, "error: "), done.stderr
