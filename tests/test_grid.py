@@ -225,6 +225,7 @@ def test_a_grid_runs_what_is_not_done_and_prints_its_table(folder, tables):
     names = [f"g/{setting}/{method}/seed-0" for setting in ("two", "shards") for method in ("avg", "prox")]
     assert [line.split()[:3] for line in lines[:4]] == [["run", f"{i}/4", name] for i, name in enumerate(names, 1)]
     assert lines[3].endswith("  0:00:00 left")
+    assert result.stderr.splitlines() == [f"{name} begins; its rounds: runs/{name}/log.txt" for name in names]
     assert progress(result.stdout) == ("run 4/4", lines[3].split()[4])
     assert "4 of 8 runs done; mean ± deviation over seeds, in runs/g/table.csv:" in result.stdout
 

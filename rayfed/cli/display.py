@@ -38,7 +38,7 @@ def follow(of_grid: str = "") -> Iterator[Display]:
 
     `of_grid` is the number of a grid's run, such as "run 3/9": its bar has no header, and goes away at the end.
     """
-    if sys.stdout.isatty() and sys.stderr.isatty():
+    if on_terminal():
         console = Console(stderr=True)
         progress = bar_on(console, transient=bool(of_grid))
         try:
@@ -48,6 +48,11 @@ def follow(of_grid: str = "") -> Iterator[Display]:
             progress.stop()
     else:
         yield Lines(quiet=bool(of_grid))
+
+
+def on_terminal() -> bool:
+    """Whether somebody watches, in whose terminal a bar may be drawn."""
+    return sys.stdout.isatty() and sys.stderr.isatty()
 
 
 def on_screen(train: Callable[..., Result], of_grid: str = "") -> None:

@@ -12,7 +12,7 @@ from functools import partial
 from rich.progress import TaskID
 
 from rayfed import experiment
-from rayfed.cli.display import Lines, cell_text, grid_bar, on_screen
+from rayfed.cli.display import Lines, cell_text, grid_bar, on_screen, on_terminal
 from rayfed.cli.exits import Failure, failures
 from rayfed.cli.show import print_paper, print_sheet, read_runs
 from rayfed.cli.text import duration, shown
@@ -84,6 +84,8 @@ def _ended(todo: Sequence[Job], force: bool, other_bits: bool) -> Generator[Ende
             yield ended
     with reading_once():
         for number, job in enumerate(todo if one_by_one else (), start=1):
+            if not on_terminal():
+                say_begun(job)
             run = partial(experiment.run, job, force=force, resume=not force, other_bits=other_bits)
             try:
                 with failures():
@@ -96,14 +98,21 @@ def _ended(todo: Sequence[Job], force: bool, other_bits: bool) -> Generator[Ende
 
 @contextmanager
 def watching(total: int) -> Iterator[Callable[[Sequence[Job]], None]]:
-    """On a terminal, bars: one of all runs, and one for each run that is under way."""
-    if not (sys.stdout.isatty() and sys.stderr.isatty()):
-        yield lambda jobs: None
+    """On a terminal, bars: one of all runs, and one for each that is under way. Elsewhere, a line as a run begins."""
+    seen: set[str] = set()
+    if not on_terminal():
+
+        def say(jobs: Sequence[Job]) -> None:
+            for job in jobs:
+                if job.name not in seen:
+                    seen.add(job.name)
+                    say_begun(job)
+
+        yield say
         return
     with grid_bar() as progress:
         bars: dict[str, TaskID] = {}
         runs = None
-        seen: set[str] = set()
 
         def watch(jobs: Sequence[Job]) -> None:
             nonlocal runs
@@ -121,6 +130,11 @@ def watching(total: int) -> Iterator[Callable[[Sequence[Job]], None]]:
             progress.update(runs, completed=len(seen) - len(jobs))
 
         yield watch
+
+
+def say_begun(job: Job) -> None:
+    """Name the run that begins, which may take hours, and where its rounds can be followed."""
+    print(f"{job.name} begins; its rounds: {shown(folder_of(job) / 'log.txt')}", file=sys.stderr)
 
 
 def show_results(cells: list[Cell]) -> None:
