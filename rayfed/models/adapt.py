@@ -103,6 +103,10 @@ def _add_lora(model: nn.Module, lora: Lora) -> None:
         closed = "those of torch's own attention and TransformerEncoderLayer it cannot"
         raise InputError(f"model.lora: the model has no {kinds}; {closed}")
     names = matching(lora.targets or ["*"], layers, "model.lora.targets", "layer that LoRA can change")
+    weights = {name: model.get_submodule(name).get_parameter("weight") for name in names}
+    if full := [name for name, weight in weights.items() if lora.rank >= min(len(weight), weight[0].numel())]:
+        text = "model.lora.rank = %d: no less than the rank of '%s' itself%s, so LoRA sends more than the whole layer"
+        log.warning(text, lora.rank, full[0], f" (and of {len(full) - 1} more)" if len(full) > 1 else "")
     try:
         from peft import LoraConfig, inject_adapter_in_model  # takes seconds: it imports transformers
     except ImportError as error:
