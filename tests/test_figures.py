@@ -147,7 +147,7 @@ def test_a_line_of_local_models_is_the_mean_of_the_notes(runs):
     axes = drawn(clients.local, runs).axes
     assert [place.get_title(loc="left") for place in axes] == ["fedavg", "fedntd"]
     title = axes[0].figure.get_suptitle()
-    assert title == "Local models: mean and standard deviation of n = 3 clients per round,\non 200 test images"
+    assert title == "Local models: mean and standard deviation of n = 3 clients per round,\non 200 test examples"
     assert axes[0].get_ylim() == axes[1].get_ylim()
     for place, run in zip(axes, runs, strict=True):
         rows = read_table(run.folder, "clients").to_pylist()

@@ -178,7 +178,7 @@ def test_a_run_ends_with_a_page_that_has_the_numbers_of_its_tables(result):
     assert np.mean([share(row[4]) for row in losses]) == pytest.approx(rounds[-1]["forgetting"], abs=6e-4)
 
     clients = result.clients.to_pylist()
-    start = page.rows.index(["client", "images", "rounds", "mean training loss", "mean seconds"])
+    start = page.rows.index(["client", "examples", "rounds", "mean training loss", "mean seconds"])
     for client, images, sampled, loss, _ in page.rows[start + 1 : start + 1 + len({row["client"] for row in clients})]:
         own = [row for row in clients if row["client"] == int(client)]
         assert (images, sampled) == (f"{own[0]['num_examples']:,}", str(len(own)))
@@ -239,7 +239,7 @@ def test_every_figure_has_a_title_a_unit_and_its_numbers_as_a_table(result):
     assert found.values_of("data-chart") == list(charts)
     assert text.count("<figure") == text.count("as a table</summary>") == len(charts) > 8
     units = {chart["y"] for chart in charts.values() if chart["kind"] == "lines"}
-    assert units >= {"test accuracy (%)", "forgetting (%)", "mean loss per image (nats)", "mean loss per step (nats)"}
+    assert units >= {"test accuracy (%)", "forgetting (%)", "mean loss per example (nats)", "mean loss per step (nats)"}
     assert units >= {"seconds per client", "seconds per round", "kB per round"}
     rows = result.rounds.to_pylist()
     assert charts["accuracy"]["series"][0]["y"] == pytest.approx([100 * row["test_accuracy"] for row in rows], rel=1e-5)
@@ -277,7 +277,7 @@ def test_the_first_screen_answers(keeper):
     assert (tiles["best accuracy"], tiles["last accuracy"], tiles["forgetting"]) == ("75.0%", "37.5%", "10.0%")
     assert (tiles["a guess"], tiles["the untrained model"], tiles["rounds"]) == ("50.0%", "50.0%", "2")
     low, high = (f"{100 * end:.1f}%" for end in wilson(3 / 8, 8))
-    assert f"95% interval of the last, from 8 test images: {low} to {high}." in first
+    assert f"95% interval of the last, from 8 test examples: {low} to {high}." in first
     assert "1 of 2 classes lost accuracy, most of all \u2068dog\u2069, 75.0 points since round 1." in first
 
 
@@ -351,7 +351,7 @@ def test_an_unfinished_run_has_a_page(keeper):
         assert "There are no paired differences: " in comparison_page([read_run(made.path)])
         text = write_report(made.path).read_text()
         assert 'class="status running"' in text and "before the second round of training" in text
-        assert "7 clients hold 60 images" in text
+        assert "7 clients hold 60 examples" in text
 
 
 def test_the_last_round_may_lack_a_table(keeper):
@@ -428,10 +428,10 @@ def test_many_clients_share_the_columns_of_the_figure(keeper):
     run = read_run(keep(keeper()))
     many = {"client": np.arange(10_000), "class": np.arange(10_000) % 2, "count": np.full(10_000, 5)}
     chart = plots.partition(many, run.classes, 10_001)
-    assert chart.data["unit"] == "images, mean of 26 clients" and len(chart.data["columns"]) == 385
+    assert chart.data["unit"] == "examples, mean of 26 clients" and len(chart.data["columns"]) == 385
     assert chart.data["columns"][-1] == "9984 to 10000"
     crowd = replace(run, partition=many, num_clients=10_001)
-    assert "10,001 clients hold 50,000 images: 0 to 5 each" in run_page(crowd)
+    assert "10,001 clients hold 50,000 examples: 0 to 5 each" in run_page(crowd)
 
 
 @dataclass(frozen=True)

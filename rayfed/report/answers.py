@@ -54,8 +54,8 @@ def _sure(run: Run) -> str:
     if last is None or not count:
         return ""
     low, high = wilson(last, count)
-    images = f"95% interval of the last, from {count:,} test images: {percent(low)} to {percent(high)}."
-    return f"{images} Another seed may differ by more: run several."
+    examples = f"95% interval of the last, from {count:,} test examples: {percent(low)} to {percent(high)}."
+    return f"{examples} Another seed may differ by more: run several."
 
 
 def _beside(run: Run) -> list[tuple[str, str, str]]:

@@ -70,10 +70,10 @@ def in_out(runs: Sequence[Run], round: int | None = None) -> Figure:
 
 
 def of_whom(runs: Sequence[Run], found: dict[str, Columns]) -> str:
-    """The end of a title: of how many clients a round's numbers are, and on how many test images."""
+    """The end of a title: of how many clients a round's numbers are, and on how many test examples."""
     counts = np.concatenate([np.unique(columns["round"], return_counts=True)[1] for columns in found.values()])
-    images = [measured_on(run) for run in runs]
-    on = f"on {span(images)} test images" if all(images) else "on test images"
+    examples = [measured_on(run) for run in runs]
+    on = f"on {span(examples)} test examples" if all(examples) else "on test examples"
     if counts.max() == 1:
         return f"n = 1 client per round, {on}"
     return f"mean and standard deviation of n = {span(counts)} clients per round,\n{on}"

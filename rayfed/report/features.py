@@ -1,4 +1,4 @@
-"""Figures of a model on test images: its features in a plane or on a circle, and the loss around its weights.
+"""Figures of a model on test examples: its features in a plane or on a circle, and the loss around its weights.
 
 Each is a function of models that stand side by side. `N` images, `C` classes, `D` features, `G` steps to a side.
 """
@@ -62,13 +62,13 @@ class Trained:
 
 
 def tsne(models: Sequence[Trained]) -> Figure:
-    """The features of test images in a plane, by t-SNE, coloured by class (FedNTD appendix O, FedCSD Fig. 7).
+    """The features of test examples in a plane, by t-SNE, coloured by class (FedNTD appendix O, FedCSD Fig. 7).
 
     Each model has a map of its own: only who is whose neighbour can be compared, not places. Of global models only:
     a run keeps no clients' models.
     """
     planes = [(embedded(features), labels) for features, labels in (trained.features() for trained in models)]
-    figure, axes = squares("Features of test images (t-SNE)", len(models))
+    figure, axes = squares("Features of test examples (t-SNE)", len(models))
     for place, trained, (plane, labels) in zip(axes.flat, models, planes, strict=False):
         by_class(place, plane, labels, trained.site.federation.train.classes)
         place.set(title=trained.title, xticks=[], yticks=[], xlabel="t-SNE 1 (no unit)", ylabel="t-SNE 2 (no unit)")
@@ -105,7 +105,7 @@ def hypersphere(models: Sequence[Trained]) -> Figure:
         if features.shape[1] != 2:
             raise not_two(trained.name, trained.site.job.model.name)
     options = {"width_ratios": [1, 1.4]}
-    figure, axes = panels("Features of test images on the unit circle", len(models), 2, 3.9, gridspec_kw=options)
+    figure, axes = panels("Features of test examples on the unit circle", len(models), 2, 3.9, gridspec_kw=options)
     for (circle, curve), trained, (features, labels) in zip(axes, models, seen, strict=True):
         angles = np.arctan2(features[:, 1], features[:, 0])
         classes = trained.site.federation.train.classes
@@ -153,7 +153,7 @@ def density(angles: np.ndarray, at: np.ndarray) -> np.ndarray:
 
 
 def landscape(models: Sequence[Trained]) -> Figure:
-    """The loss on test images around the weights, along two random directions (Li et al., NeurIPS 2018).
+    """The loss on test examples around the weights, along two random directions (Li et al., NeurIPS 2018).
 
     FedNTD's Fig. 14b is along the Hessian's eigenvectors, which are another pair in each model; here the same random
     pair is scaled to each model's filters, so that models can be compared.
@@ -178,7 +178,7 @@ def landscape(models: Sequence[Trained]) -> Figure:
         place.set(aspect="equal", xticks=np.linspace(-REACH, REACH, 5), yticks=np.linspace(-REACH, REACH, 5))
         place.grid(False)
     options = {"format": lambda value, _: two_digits(value), "ticks": levels[::2]}
-    bar_of(figure, drawn, axes, "mean loss per image (nats, steps of equal ratio)", **options)
+    bar_of(figure, drawn, axes, "mean loss per example (nats, steps of equal ratio)", **options)
     return figure
 
 
@@ -191,7 +191,7 @@ def two_digits(value: float) -> str:
 
 
 def around(trained: Trained, steps: np.ndarray) -> np.ndarray:
-    """The mean cross-entropy (G, G) of the test images at the weights plus steps along two directions."""
+    """The mean cross-entropy (G, G) of the test examples at the weights plus steps along two directions."""
     start = state_of(trained.model)
     first, second = (direction(start, trained.model, seed) for seed in (0, 1))
     known = [*trained.batches(LANDSCAPE_IMAGES)]

@@ -97,7 +97,7 @@ def cosines(run: Run) -> tuple[Array, Array]:
     rounds, accuracy = learnt(run)
     if len(rounds) < 2:
         raise InputError(f"'{run.folder}' has no two evaluated rounds after round 0, so there is nothing to compare")
-    known = np.nan_to_num(accuracy)  # a class without test images has none in any round
+    known = np.nan_to_num(accuracy)  # a class without test examples has none in any round
     return rounds[1:], np.array([metrics.cosine(a, b) for a, b in itertools.pairwise(known)])
 
 
@@ -193,13 +193,13 @@ def draw_confusion(place: Any, matrix: Array, classes: Sequence[str], inches: fl
 
 
 def held_by(run: Run, client: int | None) -> list[bool]:
-    """Of each class, whether a client holds images of it; of none for the global model."""
+    """Of each class, whether a client holds examples of it; of none for the global model."""
     own = run.partition["class"][run.partition["client"] == client] if client is not None else []
     return [c in own for c in range(len(run.classes))]
 
 
 def counts(runs: Sequence[Run]) -> Figure:
-    """The classes of the images of a round's clients, and those that the global model predicts (FedLMD Fig. 2)."""
+    """The classes of the examples of a round's clients, and those that the global model predicts (FedLMD Fig. 2)."""
     shown = single(runs, "a heat map")
     found = {name: counted(run) for name, run in shown.items()}
     for name, (rounds, *_) in found.items():
@@ -211,7 +211,7 @@ def counts(runs: Sequence[Run]) -> Figure:
     options = {"sharex": True, "sharey": same_classes(shown), "width": wide(len(shown))}
     figure, axes = panels("Classes seen and predicted", 2, len(shown), inches + 0.6, **options)
     for column, (name, run) in zip(axes.T, shown.items(), strict=True):
-        for place, part, what in zip(column, shares[name], ("images of the clients", "predictions"), strict=True):
+        for place, part, what in zip(column, shares[name], ("examples of the clients", "predictions"), strict=True):
             drawn = cells(place, found[name][0], part, run.classes, top, inches)
             place.set_title(f"{name}\n{what}")
         column[1].set_xlabel("round")

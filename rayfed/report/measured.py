@@ -54,12 +54,12 @@ def drifts(group: Group) -> Columns:
     columns = noted(group.runs, "drift", *DISTANCES)
     known = np.all([np.isfinite(columns[name]) for name in DISTANCES], axis=0)
     if not known.any():
-        text = "no measured round has a distribution distance: the global model is right on none of the images"
+        text = "no measured round has a distribution distance: the global model is right on none of the examples"
         raise InputError(f"'{group.runs[0].folder}': {text}; measure more with a larger measure_images")
     return {key: column[known] for key, column in columns.items()}
 
 
 def measured_on(run: Run) -> int:
-    """The test images that a run's clients were measured on; 0 of a run so old that its tables do not tell."""
+    """The test examples that a run's clients were measured on; 0 of a run so old that its tables do not tell."""
     total = tested(run)
     return min(run.job.get("measure_images") or total, total)

@@ -146,7 +146,7 @@ def _domain(run: Run, number: Theirs, baseline: Run | None, stat: str, domain: s
     values = [*found.values()] if domain == "mean" else [found[key] for key in (f"domain.{domain}",) if key in found]
     if not values:
         has = ", ".join(name.removeprefix("domain.") for name in found) or "none"
-        return Ours(math.nan, f"there is no accuracy by domain for it; the run's test images have these domains: {has}")
+        return Ours(math.nan, f"there is no accuracy by domain for it; the test data have these domains: {has}")
     unsaid = "" if number.stat else "the paper does not say of which round; ours is the last"
     return Ours(100 * float(np.mean(values)), unsaid)
 

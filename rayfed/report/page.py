@@ -81,7 +81,7 @@ def run_page(run: Run) -> str:
     untrained = dict(zip(run.classes, run.class_accuracy[0], strict=False)) if losses else {}
     peaks = {loss.name: percent(loss.peak) + ("*" if 0 < loss.peak <= untrained[loss.name] else "") for loss in shown}
     if any(peak.endswith("*") for peak in peaks.values()):
-        more += " * Not above the untrained model, which may take every image for one class."
+        more += " * Not above the untrained model, which may take every example for one class."
     packages = run.environment.get("packages", {})
     played, sampled = len(run.rounds["round"]) > 0, len(run.clients["client"]) > 0
     held = [plots.partition(run.partition, run.classes, run.num_clients)] if len(run.partition["count"]) else []
@@ -196,7 +196,7 @@ def _partition(run: Run) -> str:
     sizes = np.bincount(run.partition["client"], counts, run.num_clients)
     kinds = np.bincount(run.partition["client"], minlength=run.num_clients)
     return (
-        f"{run.num_clients:,} clients hold {counts.sum():,} images: {sizes.min():,.0f} to {sizes.max():,.0f} each, "
+        f"{run.num_clients:,} clients hold {counts.sum():,} examples: {sizes.min():,.0f} to {sizes.max():,.0f} each, "
         f"of {kinds.min()} to {kinds.max()} of the {len(run.classes)} classes."
     )
 

@@ -23,9 +23,9 @@ def save_partition(cells: Columns, classes: Sequence[str], num_clients: int, pat
 
 
 def draw(cells: Columns, classes: Sequence[str], num_clients: int) -> Figure:
-    """The images of each class that each client holds, clients across; a blank is none."""
+    """The examples of each class that each client holds, clients across; a blank is none."""
     counts, together = dealt(cells, len(classes), num_clients)
-    unit = "images" if together == 1 else f"images, mean of {together} clients"
+    unit = "examples" if together == 1 else f"examples, mean of {together} clients"
     height = min(max(0.2 * len(classes), 1.6), 9.0)
     figure = Figure(figsize=(WIDTH, height + 0.9))
     axes = figure.subplots()

@@ -15,7 +15,7 @@ BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 
 
 def global_model(groups: Sequence[Group]) -> list[Chart]:
-    """Accuracy on the test images beside that of a guess, forgetting and loss, by round."""
+    """Accuracy on the test examples beside that of a guess, forgetting and loss, by round."""
     runs = [run for group in groups for run in group.runs]
     chance = {1 / len(run.classes) for run in runs if run.classes}
     best = runs[0].summary.get("best") if len(runs) == 1 else None
@@ -30,7 +30,7 @@ def global_model(groups: Sequence[Group]) -> list[Chart]:
     return [
         charts.lines("accuracy", "Accuracy", "test accuracy (%)", accuracy, "%", rules=rules, marked=marked),
         charts.lines("forgetting", "Forgetting", "forgetting (%)", lost, "%", rules=[(0.0, "")]),
-        charts.lines("loss", "Loss", "mean loss per image (nats)", losses, digits=3),
+        charts.lines("loss", "Loss", "mean loss per example (nats)", losses, digits=3),
     ]
 
 
@@ -64,12 +64,12 @@ def class_accuracy(run: Run) -> Chart:
 
 
 def partition(cells: Columns, classes: Sequence[str], num_clients: int) -> Chart:
-    """The images of each class that each client holds, clients across; a blank is none."""
+    """The examples of each class that each client holds, clients across; a blank is none."""
     most = min(MOST_ACROSS, max(charts.MOST_CELLS // len(classes), 2))
     counts, together = dealt(cells, len(classes), num_clients, most)
     firsts = range(0, num_clients, together)
     names = [str(n) if together == 1 else f"{n} to {min(n + together, num_clients) - 1}" for n in firsts]
-    unit = "images" if together == 1 else f"images, mean of {together} clients"
+    unit = "examples" if together == 1 else f"examples, mean of {together} clients"
     drawn = np.where(counts, counts, np.nan)
     return charts.heat("partition", "Partition", drawn, classes, names, x="client", unit=unit, faint=True)
 

@@ -169,9 +169,9 @@ def forgotten(run: Run) -> list[ClassLoss]:
 
 
 def noted(folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """By the name of a note: the rounds that have it, and its mean over their clients, weighted by their images.
+    """By the name of a note: the rounds that have it, and its mean over their clients, weighted by their examples.
 
-    A NaN, of a class without test images, does not count.
+    A NaN, of a class without test examples, does not count.
     """
     tables = []
     for batch in read_table(folder, "clients").to_batches():  # in Arrow: in Python a million clients would take 0.8 GB
@@ -231,7 +231,7 @@ def confusions(run: Run) -> Columns:
 
 
 def counted(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The evaluated rounds (E,) after round 0 with counts; images of their clients, and predictions, (E, C) each."""
+    """The evaluated rounds (E,) after round 0 with counts; examples of their clients, and predictions, (E, C) each."""
     table = read_table(run.folder, "classes")
     number = max(len(run.class_accuracy[0]) if len(run.class_accuracy) else 0, 1)
     rounds = table.column("round").to_numpy()[::number]
@@ -241,7 +241,7 @@ def counted(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def dealt(cells: Columns, num_classes: int, num_clients: int, most: int = MOST_ACROSS) -> tuple[np.ndarray, int]:
-    """The images of each class (C, columns) in at most `most` columns, means of so many clients each, and how many."""
+    """The examples of each class (C, columns) in at most `most` columns, means of so many clients, and how many."""
     together = -(-num_clients // most)
     columns = -(-num_clients // together)
     index = cells["class"] * columns + cells["client"] // together
@@ -249,7 +249,7 @@ def dealt(cells: Columns, num_classes: int, num_clients: int, most: int = MOST_A
 
 
 def tested(run: Run) -> int:
-    """The test images of an evaluation; 0 of a run so old that its tables do not tell."""
+    """The test examples of an evaluation; 0 of a run so old that its tables do not tell."""
     _, _, predicted = counted(run)
     return int(predicted[0].sum()) if len(predicted) else 0
 
