@@ -40,7 +40,7 @@ from rayfed.methods import Part
 from rayfed.metrics import Evaluation
 from rayfed.report import page, plots, read
 from rayfed.report.page import comparison_page, run_page, write_comparison, write_report
-from rayfed.report.read import ClassLoss, find_runs, forgotten, grouped, read_run
+from rayfed.report.read import ClassLoss, Group, find_runs, forgotten, grouped, read_run, shorten
 from rayfed.report.words import wilson
 from rayfed.runtime.here import Here
 
@@ -343,6 +343,20 @@ def test_a_page_is_made_even_if_a_file_is_missing(gone, copy):
     assert "look" in text and Page(text).tiles
 
 
+@pytest.mark.parametrize(
+    ("names", "short"),
+    [
+        (["a/shards/fedavg"], ["a/shards/fedavg"]),
+        (["a/shards/fedavg", "a/shards/fedntd"], ["fedavg", "fedntd"]),
+        (["a/shards/fedavg", "b/shards/fedntd"], ["a/fedavg", "b/fedntd"]),
+        (["a/shards/fedavg", "a/iid/fedavg"], ["shards", "iid"]),
+        (["a/b/fedavg", "a/fedavg"], ["b/fedavg", "fedavg"]),
+    ],
+)
+def test_names_are_shown_without_the_steps_that_all_have(names, short):
+    assert shorten(Group(name, [], []) for name in names) == short
+
+
 def test_an_unfinished_run_has_a_page(keeper):
     with keeper() as made:
         assert "No round was finished" in write_report(made.path).read_text()
@@ -503,11 +517,12 @@ def test_the_runs_of_a_grid_are_one_line_per_method(grid):
     text = (grid / "report.html").read_text()
     head, avg, ntd = Page(text).rows[:3]
     assert dict(zip(head, avg, strict=True)) | {"time": "", "sent to clients": "", "sent back": ""} == {
-        **{"run": "g/s/avg", "seed": "0, 1, 2", "rounds": "2", "rounds to target": "never, 2, 2"},
+        **{"run": "avg", "seed": "0, 1, 2", "rounds": "2", "rounds to target": "never, 2, 2"},
         **{"best accuracy": "50.0 ± 25.0%", "last accuracy": "50.0 ± 25.0%", "forgetting": "10.0 ± 0.0%"},
         **{"time": "", "sent to clients": "", "sent back": ""},
     }
-    assert ntd[:4] == ["g/s/ntd", "0, 1, 2", "91.7 ± 14.4%", "91.7 ± 14.4%"]
+    assert ntd[:4] == ["ntd", "0, 1, 2", "91.7 ± 14.4%", "91.7 ± 14.4%"]
+    assert [row[0] for row in Page(text).rows if row[-1] == "cnn"] == ["g/s/avg", "g/s/ntd"]
     assert "more rounds: g/s/ntd/seed-3 (done, 0 rounds)." in text
     assert "only the methods may differ" in text and "done, killed, or running elsewhere" in text
     charts = charts_of(text)

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -106,8 +107,14 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
 
 
 def shorten(groups: Iterable[Group]) -> list[str]:
-    """The groups' names without the folders that all of them are in."""
+    """The groups' names without the folders that all of them are in, or go through at the same depth.
+
+    Of `a/shards/fedavg` and `b/shards/fedntd`, `a/fedavg` and `b/fedntd`.
+    """
     names = [group.name.split("/") for group in groups]
+    apart = [len(set(steps)) > 1 for steps in zip(*names, strict=False)]
+    if len(set(map(len, names))) == 1 and any(apart):
+        names = [list(compress(name, apart)) for name in names]
     while len(names) > 1 and len({name[0] for name in names}) == 1 and min(map(len, names)) > 1:
         names = [name[1:] for name in names]
     return ["/".join(name) for name in names]
