@@ -26,6 +26,6 @@ def test_any_number_of_actors_gives_the_rounds_of_this_process(cluster, tmp_path
         return rayfed.run(job).rounds.drop_columns("seconds").to_pylist()
 
     here = rounds("here", mode="off")
-    assert rounds("one", address=cluster, actors=1) == rounds("two", address=cluster, actors=2) == here
+    assert rounds("one", address=cluster, actors=1) == rounds("three", address=cluster, actors=3) == here
     dropped, late = (sum(dict(row["notes"])[f"clients.{name}"] for row in here[1:]) for name in ("dropped", "late"))
     assert dropped and late
