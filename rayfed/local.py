@@ -22,7 +22,7 @@ from torch import nn
 from rayfed import metrics
 from rayfed.clients.batches import batches
 from rayfed.clients.optimizers import stepper
-from rayfed.clients.trace import Trace, open_trace
+from rayfed.clients.trace import Trace
 from rayfed.data.augment import prepare, refuse_too_small
 from rayfed.data.federation import Federation, open_federation
 from rayfed.data.inputs import Images
@@ -127,6 +127,8 @@ class Reply:
 
 def open_site(job: Job) -> Site:
     """Load the data, deal it to the clients, build the model. Raises `InputError` for all that is wrong with a job."""
+    from rayfed.clients.trace_file import open_trace  # brings pyarrow, which actors that are sent a site never need
+
     federation = open_data(job)
     if isinstance(inputs := federation.inputs, Images):
         refuse_too_small(*inputs.image_shape[1:], job.data.augment)

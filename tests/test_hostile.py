@@ -26,7 +26,7 @@ from PIL import Image
 import rayfed
 from rayfed.cli import main
 from rayfed.cli.options import read_override
-from rayfed.data import decode, samples
+from rayfed.data import decode, memory, samples
 from rayfed.data.settings import Data
 from rayfed.data.sources import load
 from rayfed.errors import InputError, RunFailed
@@ -196,12 +196,12 @@ def test_class_names_of_odd_types_do_no_harm(tmp_path, metadata):
 
 def test_more_images_than_memory_are_refused_before_memory_is_full(tmp_path, monkeypatch):
     path = write(tmp_path / "a.parquet", [encoded(Image.new("RGB", (64, 64)))] * 100, [0, 1] * 50)
-    monkeypatch.setattr(decode, "MEMORY", 10**6)
+    monkeypatch.setattr(memory, "MEMORY", 10**6)
     refuses(
         Data(path, test=path), "100 images of 3 x 64 x 64 take 1.2 MB, and this process may use 1.0 MB; .*data.size"
     )
     assert len(load(Data(path, test=path, size=8)).train) == 100
-    monkeypatch.setattr(decode, "MEMORY", 2 * 10**6)
+    monkeypatch.setattr(memory, "MEMORY", 2 * 10**6)
     refuses(Data(path, test=path, size=128), "100 images of 3 x 128 x 128 take 4.9 MB")
     monkeypatch.undo()
     with pytest.raises(InputError, match=r"Data.size = 1000000000: give 4096 or less"):
@@ -220,12 +220,12 @@ def test_more_images_than_memory_are_refused_before_memory_is_full(tmp_path, mon
     ],
 )
 def test_the_memory_of_a_process_is_what_its_control_groups_allow(tmp_path, own, limits, allowed):
-    machine = decode._memory(tmp_path / "none", tmp_path / "none")
+    machine = memory._memory(tmp_path / "none", tmp_path / "none")
     (tmp_path / "own").write_text(own)
     for name, limit in limits.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(f"{limit}\n")
-    assert decode._memory(tmp_path, tmp_path / "own") == (allowed or machine)
+    assert memory._memory(tmp_path, tmp_path / "own") == (allowed or machine)
 
 
 def png_of_zeros(side: int) -> bytes:
@@ -237,7 +237,7 @@ def png_of_zeros(side: int) -> bytes:
 
 def test_many_small_files_that_claim_much_are_refused_by_their_first_header(tmp_path, monkeypatch):
     path = write(tmp_path / "a.parquet", [png_of_zeros(4096)] * 3000, [0, 1] * 1500)
-    monkeypatch.setattr(decode, "MEMORY", 2**33)
+    monkeypatch.setattr(memory, "MEMORY", 2**33)
     monkeypatch.setattr(decode, "decode", None)  # nothing is decoded
     refuses(Data(path, test=path), "3,000 images of 1 x 4096 x 4096 take 50.3 GB, and this process may use 8.6 GB")
 
@@ -271,7 +271,7 @@ def test_long_names_that_are_stored_one_by_one_are_refused_by_their_footer(tmp_p
 
 def test_lists_of_more_pixels_than_memory_are_refused_by_their_footer(tmp_path, monkeypatch):
     path = write(tmp_path / "a.parquet", pa.array([np.zeros(10_000, np.uint8)] * 200), [0, 1] * 100)
-    monkeypatch.setattr(decode, "MEMORY", 10**6)
+    monkeypatch.setattr(memory, "MEMORY", 10**6)
     refuses(Data(path, test=path), "200 images of 10000 take 2.0 MB, and this process may use 1.0 MB")
 
 

@@ -100,7 +100,7 @@ def test_losses_import_only_torch(name):
         ("rayfed.report.read, rayfed.runtime.jobs", "ray torch"),
         ("rayfed.losses", "ray pydantic pyarrow PIL torchvision matplotlib rich click"),
         ("rayfed.experiment, rayfed.runtime.here", "ray torchvision matplotlib"),
-        ("rayfed.runtime.actors", "torchvision matplotlib rayfed.report rayfed.experiment rayfed.folder"),
+        ("rayfed.runtime.actors", "pyarrow PIL torchvision matplotlib rayfed.report rayfed.experiment rayfed.folder"),
     ],
 )
 def test_an_import_does_not_load_heavy_modules(modules, kept_out):

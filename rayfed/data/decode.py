@@ -2,18 +2,16 @@
 
 import io
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import chain, islice, repeat
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 from PIL import Image, ImageOps
-from rich.filesize import decimal
 
+from rayfed.data.memory import has_room
 from rayfed.errors import InputError
 
 # Only plain raster formats: Pillow's other plugins start interpreters (EPS) or parse whole documents.
@@ -25,25 +23,6 @@ GREY = {"1": "L", "L": "L", "LA": "L"}
 DEEP = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")  # more than 8 bits per channel
 BLOCK = 256  # images per task of a thread, fewer if they are large
 BLOCK_BYTES = 2**24  # decoded bytes per task
-
-
-def _memory(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:
-    """The bytes that this process may use: the machine's, or the least that a control group (a pod, a job) allows."""
-    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    with suppress(OSError):
-        for line in own.read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers and "memory" not in controllers.split(","):
-                continue
-            folder, file = (groups / "memory", "memory.limit_in_bytes") if controllers else (groups, "memory.max")
-            place = Path(f"{folder}{path}")  # in a container, this may be a path of its host
-            for group in (place, *(parent for parent in place.parents if parent.is_relative_to(folder))):
-                with suppress(OSError, ValueError):  # there is no such file, or it says "max"
-                    found.append(int((group / file).read_text()))
-    return min(found)
-
-
-MEMORY = _memory()
 T = TypeVar("T")
 Encoded = tuple[str, Callable[[], bytes | None]]  # an image's place, for messages, and a function that reads its bytes
 
@@ -104,19 +83,6 @@ def _announced(image: Encoded, size: int) -> tuple[int, int, int]:
         if header.width * header.height <= MAX_PIXELS:
             return 1 if header.mode in GREY else 3, size or header.height, size or header.width
     return 1, 1, 1
-
-
-def has_room(count: int, shape: tuple[int, ...]) -> None:
-    """Raises InputError for more images than fit in memory, before the system would kill a process for them."""
-    what = f"{count:,} images of {' x '.join(map(str, shape))}"
-    fits(count * math.prod(shape), what, "scale them with data.size, or give fewer")
-
-
-def fits(needed: int, what: str, advice: str) -> None:
-    """Raises InputError where so many bytes are more than this process may use."""
-    if needed > MEMORY:
-        may = f"this process may use {decimal(MEMORY)}"
-        raise InputError(f"{what} take {decimal(needed)}, and {may}; {advice}")
 
 
 def resize(images: np.ndarray, size: int) -> np.ndarray:

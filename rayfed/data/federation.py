@@ -24,10 +24,9 @@ from rayfed.data.inputs import Images, Inputs, Tokens, Vectors
 from rayfed.data.partition import PARTITIONS, Natural, Partition, Rule
 from rayfed.data.samples import Dataset, Samples
 from rayfed.data.settings import Data
-from rayfed.data.sources import load
-from rayfed.data.vectors import feature_moments
 from rayfed.errors import InputError
 
+ROWS = 1024  # at a time, where a sum of vectors is taken
 EVALUATION_BATCH = 250  # images per forward pass; a constant, since the batch size can change the last bits
 
 
@@ -106,6 +105,8 @@ def open_federation(data: Data, *, auxiliary_per_class: int = 0) -> Federation:
 
     The server keeps `auxiliary_per_class` images of each class, or more where the data asks for more.
     """
+    from rayfed.data.sources import load  # brings pyarrow and Pillow, which actors that are sent a site never need
+
     rule = data.partition
     if isinstance(rule, Natural) and rule.column:
         if data.client not in ("", rule.column):
@@ -174,6 +175,22 @@ def moments(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
     if images.dtype == np.uint8:
         return pixel_moments(images)
     return feature_moments(images) if images.dtype.kind == "f" else ((), ())
+
+
+def feature_moments(vectors: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of each feature of (N, D), in its unit.
+
+    A constant feature has deviation 1, so that it can be a divisor.
+
+    >>> feature_moments(np.array([[1.0, 5.0], [3.0, 5.0]]))
+    ((2.0, 5.0), (1.0, 1.0))
+    """
+    some = [vectors[start : start + ROWS] for start in range(0, len(vectors), ROWS)]  # float64 takes twice the memory
+    mean = sum(block.sum(axis=0, dtype=np.float64) for block in some) / len(vectors)
+    squares = sum(np.square(block - mean).sum(axis=0) for block in some)
+    constant = vectors.min(axis=0) == vectors.max(axis=0)  # rounding may leave it a deviation that is not quite 0
+    deviation = np.where(constant, 1.0, np.sqrt(squares / len(vectors)))
+    return tuple(mean.tolist()), tuple(deviation.tolist())
 
 
 def pixel_moments(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -21,7 +21,8 @@ from pyarrow import fs as pafs
 from pyarrow import types
 from rich.filesize import decimal
 
-from rayfed.data.decode import BLOCK_BYTES, Encoded, decode_all, fits, gather, has_room
+from rayfed.data.decode import BLOCK_BYTES, Encoded, decode_all, gather
+from rayfed.data.memory import fits, has_room
 from rayfed.data.samples import Samples, few_classes, few_domains, shortened
 from rayfed.data.settings import Data
 from rayfed.data.tokens import Locate, is_list, read_tokens

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-from rayfed.data.decode import fits
+from rayfed.data.memory import fits
 from rayfed.data.samples import PADDING, Samples
 from rayfed.data.settings import Data
 from rayfed.errors import InputError

@@ -1,4 +1,4 @@
-"""Columns of numbers as vectors of features, and their means and deviations.
+"""Columns of numbers as vectors of features.
 
 Shapes: `N` examples, `D` features.
 """
@@ -12,8 +12,6 @@ from pyarrow import types
 
 from rayfed.data.tokens import Locate, is_list, refuse_missing
 from rayfed.errors import InputError
-
-ROWS = 1024  # rows at a time, where a sum is taken
 
 
 def read_vectors(columns: Mapping[str, Iterable[pa.Array]], place: Locate) -> np.ndarray:
@@ -50,19 +48,3 @@ def _read(name: str, blocks: Iterable[pa.Array], place: Locate) -> np.ndarray:
         found.append(numbers)
         start += len(block)
     return np.concatenate(found)
-
-
-def feature_moments(vectors: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each feature of (N, D), in its unit.
-
-    A constant feature has deviation 1, so that it can be a divisor.
-
-    >>> feature_moments(np.array([[1.0, 5.0], [3.0, 5.0]]))
-    ((2.0, 5.0), (1.0, 1.0))
-    """
-    some = [vectors[start : start + ROWS] for start in range(0, len(vectors), ROWS)]  # float64 takes twice the memory
-    mean = sum(block.sum(axis=0, dtype=np.float64) for block in some) / len(vectors)
-    squares = sum(np.square(block - mean).sum(axis=0) for block in some)
-    constant = vectors.min(axis=0) == vectors.max(axis=0)  # rounding may leave it a deviation that is not quite 0
-    deviation = np.where(constant, 1.0, np.sqrt(squares / len(vectors)))
-    return tuple(mean.tolist()), tuple(deviation.tolist())

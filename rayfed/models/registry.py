@@ -12,8 +12,8 @@ import torch
 from rich.filesize import decimal
 from torch import nn
 
-from rayfed.data.decode import MEMORY
 from rayfed.data.inputs import INPUTS, Images, Inputs, inputs_of
+from rayfed.data.memory import MEMORY
 from rayfed.errors import InputError, told
 from rayfed.models.classifier import has_features
 from rayfed.models.convnets import cnn, lenet

@@ -17,7 +17,8 @@ from rayfed.clients.clock import images_trained, seconds, speeds
 from rayfed.clients.cohort import Cohort, cohort_at
 from rayfed.clients.participation import Participation
 from rayfed.clients.settings import Training
-from rayfed.clients.trace import Trace, open_trace, read_trace
+from rayfed.clients.trace import Trace
+from rayfed.clients.trace_file import open_trace, read_trace
 from rayfed.errors import InputError
 from rayfed.grid import expand
 from rayfed.job import read_job

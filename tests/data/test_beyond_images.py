@@ -354,13 +354,13 @@ def test_image_files_are_no_tokens(tmp_path):
 
 def test_too_many_numbers_for_the_memory_are_refused(folder, monkeypatch):
     source = folder({"ids": [[1] * 50, [2]], "x": [[1.0] * 50, [2.0] * 50], "label": [0, 1]})
-    monkeypatch.setattr("rayfed.data.decode.MEMORY", 500)
+    monkeypatch.setattr("rayfed.data.memory.MEMORY", 500)
     with pytest.raises(InputError, match=r"2 lists of 50 tokens .*500 bytes; cut them with data.length"):
         load(Data(source, tokens="ids"))
     with pytest.raises(InputError, match=r"2 vectors of 50 features take 800 bytes, .*500 bytes; give fewer"):
         load(Data(source, features=["x"]))
     assert load(Data(source, tokens="ids", length=9)).train.shape == (9,)
-    monkeypatch.setattr("rayfed.data.decode.MEMORY", 400)
+    monkeypatch.setattr("rayfed.data.memory.MEMORY", 400)
     with pytest.raises(InputError, match=r"51 tokens take 408 bytes, .*400 bytes; give fewer"):
         load(Data(source, tokens="ids", length=9))
 
