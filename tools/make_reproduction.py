@@ -1,7 +1,9 @@
 """The papers' headline rows beside ours: from finished runs to docs/reproduction.md, its figure and its numbers.
 
-python tools/make_reproduction.py runs/papers/fedntd-table1/cifar10-shards-2     # a folder of runs, one per method
-python tools/make_reproduction.py                                                # the page's tables alone
+python tools/make_reproduction.py runs/fedntd-table1/cifar10-shards-2 runs/fedlmd-table3/cifar10-shards-2/fedlmd
+python tools/make_reproduction.py          # the page's tables alone
+
+Given are runs, or folders of runs, one run per method. The records of a method that they lack stay as they were.
 
 No number of the page's tables is typed by hand: ours are those of docs/reproduction/*.csv, which the runs gave, and the
 papers' are those of jobs/papers/*/results.csv.
@@ -186,15 +188,23 @@ def draw(rounds: dict[str, Rows], file: Path) -> None:
     file.write_text(re.sub(r"[ \t]+$", "", file.read_text(), flags=re.MULTILINE))
 
 
-def main(folder: str = "") -> None:
+def keep(found: Rows, file: Path) -> None:
+    """Write these rows in place of those that the file has of the same methods."""
+    new = {row["method"] for row in found}
+    before = csv.DictReader(file.read_text().splitlines()) if file.exists() else ()
+    rows: Rows = [*found, *(row for row in before if row["method"] not in new)]
+    write(sorted(rows, key=lambda row: row["method"]), file)
+
+
+def main(*folders: str) -> None:
     files = RECORDS / "rounds.csv", RECORDS / "classes.csv"
-    if folder:
-        runs = [read_run(run) for run in find_runs(Path(folder).expanduser())]
+    if folders:
+        runs = [read_run(run) for folder in folders for run in find_runs(Path(folder).expanduser())]
         RECORDS.mkdir(exist_ok=True)
         for rows, file in zip(records(runs), files, strict=True):
-            write(rows, file)
+            keep(rows, file)
     rounds, classes = map(read, files)
-    if folder:
+    if folders:
         draw(rounds, RECORDS / "curves.svg")
     tables = {"status": status(rounds), "beside": beside(rounds), "speed": speed(rounds), "classes": per_class(classes)}
     page = PAGE.read_text()
