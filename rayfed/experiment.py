@@ -81,6 +81,9 @@ class Display:
     def ready(self, resumed: bool) -> None:
         """The workers have started. A resumed run now reads its checkpoint; a new one evaluates its initial model."""
 
+    def restored(self, round: Round) -> None:
+        """A resumed run has read its checkpoint, of this round."""
+
     def client(self, done: int, total: int) -> None:
         """A client of the round has trained."""
 
@@ -226,8 +229,10 @@ def _train(
         # However the run ends: the page is written while Ray ends.
         once_closed.callback(lambda: at_the_end.callback(_result, aside(_write_page, keeper.path)))
         display.ready(resumed=saved is not None)
-        if (last := keeper.restored()) is not None and profiled:
-            profiled.finished(last.round)
+        if (last := keeper.restored()) is not None:
+            display.restored(last)
+            if profiled:
+                profiled.finished(last.round)
         for round in engine.rounds(site, workers, last, keeper.early_end):
             keeper.keep(last := round)
             recorded(round.round)

@@ -43,7 +43,8 @@ def follow(of_grid: str = "") -> Iterator[Display]:
         progress = bar_on(console, transient=bool(of_grid))
         try:
             with console.status("opening the data") as spinner:
-                yield Bar(progress, of_grid, spinner)
+                yield (drawn := Bar(progress, of_grid, spinner))
+            drawn.ended()
         finally:
             progress.stop()
     else:
@@ -101,7 +102,7 @@ class Bar(Display):
         self._training = site.job.train
         self._total, self._round, self._evaluated = self._training.num_rounds, 0, "not evaluated"
         self._accuracy: float | None = None
-        empty: dict[str, Any] = {"round": 0, "clients": "", "figures": "starting the workers"}
+        empty: dict[str, Any] = {"round": 0, "rounds": self._total, "clients": "", "figures": "starting the workers"}
         self._task = self._progress.add_task(self._of_grid, start=False, total=self._total, **empty)
 
     def ready(self, resumed: bool) -> None:
@@ -110,10 +111,21 @@ class Bar(Display):
     def client(self, done: int, total: int) -> None:
         self._show(self._round + done / (total + 1), clients=f"clients {done}/{total}")  # + 1 for the server's work
 
+    def restored(self, round: Round) -> None:
+        self._finished(round)
+
     def round(self, round: Round) -> None:
-        self._round = round.round
         noted(round_line(round, self._training))
-        self._progress.start_task(self._task)  # the first time only: the time counts from the end of round 0
+        self._finished(round)
+
+    def ended(self) -> None:
+        """The run has ended, maybe before its last round: nothing turns any more."""
+        for task in self._progress.task_ids:  # none where the run has not started
+            self._progress.update(task, round=self._round, total=self._round, completed=self._round)
+
+    def _finished(self, round: Round) -> None:
+        self._round = round.round
+        self._progress.start_task(self._task)  # the first time only: the time counts from its end
         figures = self._evaluated
         if round.test_accuracy is not None:
             figures = figures_text(round, arrow(self._accuracy, round.test_accuracy))
@@ -135,7 +147,7 @@ def bar_on(console: Console, **options: Any) -> Progress:
     """An empty bar, with the columns that `Bar` fills."""
     return Progress(
         SpinnerColumn(finished_text=""),
-        TextColumn("{task.description} round {task.fields[round]}/{task.total:.0f}"),
+        TextColumn("{task.description} round {task.fields[round]}/{task.fields[rounds]}"),
         BarColumn(bar_width=None),  # what the words leave of the line
         TextColumn("{task.fields[clients]}"),
         TextColumn("{task.fields[figures]}"),
