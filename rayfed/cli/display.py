@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.status import Status
 
-from rayfed.cli.text import aligned, bar, harmless, shown
+from rayfed.cli.text import aligned, bar, in_line, shown
 from rayfed.clients.settings import Training
 from rayfed.data.federation import Federation
 from rayfed.data.inputs import Images
@@ -277,9 +277,9 @@ def result_text(path: Path, summary: dict[str, Any]) -> str:
 def forgotten_rows(losses: Sequence[ClassLoss]) -> Iterator[tuple[str, str]]:
     """The classes that have lost most accuracy, as a bar chart; its full width is all of a class."""
     lost = [loss for loss in losses if loss.lost >= 0.0005]
-    width = max((len(harmless(loss.name)) for loss in lost[:CLASSES]), default=0)
+    width = max((len(in_line(loss.name)) for loss in lost[:CLASSES]), default=0)
     for number, loss in enumerate(lost[:CLASSES]):
-        figures = f"{loss.lost:.3f}  {harmless(loss.name):{width}}  {bar(loss.lost)}"
+        figures = f"{loss.lost:.3f}  {in_line(loss.name):{width}}  {bar(loss.lost)}"
         yield "" if number else "forgotten", figures.rstrip()
     if len(lost) > CLASSES:
         yield "", f"and less of {len(lost) - CLASSES} more classes"

@@ -208,12 +208,12 @@ def test_rounds_that_are_not_evaluated_say_so(folder, rayfed):
 
 
 def test_the_classes_that_were_forgotten_are_a_bar_chart():
-    lost = [ClassLoss("Shirt", 0.8, 3, 0.3, 0.5), ClassLoss("Bag\x1b[31m", 0.9, 2, 0.8, 0.1)]
+    lost = [ClassLoss("Shirt", 0.8, 3, 0.3, 0.5), ClassLoss("Bag\x1b[31m\n", 0.9, 2, 0.8, 0.1)]
     kept = [ClassLoss("Coat", 0.5, 1, 0.6, -0.1), ClassLoss("Sandal", math.nan, 0, math.nan, math.nan)]
     full = bar(1.0)[0]  # a block, or # where the output cannot show it
     assert list(forgotten_rows([*lost, *kept])) == [
         ("forgotten", f"0.500  Shirt  {10 * full}"),
-        ("", f"0.100  Bag    {2 * full}"),
+        ("", f"0.100  Bag\\n  {2 * full}"),
     ]
     assert list(forgotten_rows(kept)) == []
     many = list(forgotten_rows([ClassLoss(str(c), 1.0, 1, 0.5, 0.5) for c in range(25)]))
