@@ -126,6 +126,14 @@ def test_only_rounds_that_count_are_peaks(runs):
     assert [lost_of(each)[1][-1].round(6).tolist() for each in (run, every_second)] == [[30, -30], [10, -50]]
 
 
+def test_the_only_round_of_a_figure_has_a_whole_number(runs):
+    two = [replace(run, class_rounds=run.class_rounds[:3], class_accuracy=run.class_accuracy[:3]) for run in runs]
+    for draw in (global_model.forgetting, global_model.consistency):
+        place = drawn(draw, two).axes[0]
+        low, high = place.get_xlim()
+        assert [tick for tick in place.get_xticks() if low <= tick <= high] == [2]
+
+
 def test_consistency_is_the_cosine_with_the_evaluated_round_before(runs):
     rounds, values = cosines(runs[0])
     a, b = runs[0].class_accuracy[[3, 4]]
