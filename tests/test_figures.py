@@ -432,14 +432,12 @@ def test_a_density_on_the_circle_is_one_in_all_and_goes_round():
 def test_a_direction_has_the_length_of_each_filter(trained):
     weights = state_of(trained.model)
     found = direction(weights, trained.model, 0)
-    for name, tensor in weights.items():
-        if tensor.ndim > 1:
-            norms = [of.flatten(1).norm(dim=1) for of in (found[name], tensor)]
-            torch.testing.assert_close(*norms)
-        else:
-            assert not found[name].any()
+    assert found.keys() == {name for name, tensor in weights.items() if tensor.ndim > 1}
+    for name in found:
+        norms = [of.flatten(1).norm(dim=1) for of in (found[name], weights[name])]
+        torch.testing.assert_close(*norms)
     other = direction(weights, trained.model, 1)
-    assert not any(torch.equal(found[name], other[name]) for name in found if found[name].any())
+    assert not any(torch.equal(found[name], other[name]) for name in found)
 
 
 def test_the_loss_at_the_weights_is_that_of_an_evaluation(trained, monkeypatch):
@@ -448,6 +446,14 @@ def test_the_loss_at_the_weights_is_that_of_an_evaluation(trained, monkeypatch):
     last = rayfed.resume(trained.site.job.output.path + "/fedavg").rounds.to_pylist()[-1]
     assert losses[1, 1] == pytest.approx(last["test_loss"], rel=1e-5)
     assert losses.shape == (3, 3) and (losses != losses[1, 1]).sum() == 8
+
+
+def test_the_loss_around_a_model_with_whole_numbers_in_its_buffers_is_drawn(trained):
+    """A BatchNorm counts its batches."""
+    norm = nn.BatchNorm2d(trained.site.federation.inputs.image_shape[0])
+    with_norm = nn.Sequential(norm, trained.model).eval()
+    losses = around(replace(trained, model=with_norm), np.array([0.0, 0.5]))
+    assert np.isfinite(losses).all() and losses[0, 0] != losses[1, 1]
 
 
 def test_figures_of_checkpoints_are_drawn(folders, tmp_path, monkeypatch):
