@@ -127,7 +127,7 @@ def test_a_job_without_a_grid_is_one_run(tables):
         ({"train.lr": 0.1}, {}, "grid: 'train.lr' = 0.1: give a list of values, such as"),
         ({"train.lr": []}, {}, "grid: 'train.lr' = []: give a list of values, such as"),
         ({"train.lr": [0.1, 0.1]}, {}, "grid: 'train.lr': 0.1 is listed 2 times"),
-        ({"train.lr": [0.1]}, {"train.lr": 1.0}, "'train.lr' is given by this job's grid; use grid.train.lr=[...]"),
+        ({"train.lr": [0.1]}, {"train.lr": 1.0}, "use grid.train.lr=[...], or choose runs with --only (of a p"),
         ({"data.source": ["a/b"]}, {}, "grid: 'data.source': 'a/b' cannot be part of a run's name; give it as"),
         ({"setting": [{"name": "a", "train.lr": 1}], "train.lr": [1]}, {}, "which grid.train.lr gives to every run"),
         (
