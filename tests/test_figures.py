@@ -398,6 +398,19 @@ def test_a_run_without_the_numbers_is_refused(kind, words, folders, tmp_path):
     assert not (tmp_path / "a.svg").exists()
 
 
+@pytest.mark.parametrize("kind", ["local", "confusion"])
+def test_a_run_that_measures_but_did_not_yet_is_told_so(kind, copy, tmp_path):
+    text = (copy / "job.toml").read_text().replace('"local",', '"local", "confusion",')
+    (copy / "job.toml").write_text(text.replace("measure_every = 1\n", "measure_every = 9\n"))
+    none = read_table(copy, "clients").slice(0, 0)
+    shutil.rmtree(copy / "clients.parquet")
+    (copy / "clients.parquet").mkdir()
+    pq.write_table(none, copy / "clients.parquet" / "round-00000.parquet")
+    said = figure(kind, copy, "-o", tmp_path / "a.svg").stderr
+    assert "no client was measured in its 4 rounds, with measure_every = 9; resume it with more rounds, or a" in said
+    assert "put measure" not in said
+
+
 def test_a_checkpoint_that_is_not_there_is_refused(folders, tmp_path):
     done = figure("landscape", folders[0], "--round", 3, "-o", tmp_path / "a.svg")
     assert (
