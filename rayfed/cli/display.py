@@ -129,6 +129,8 @@ class Bar(Display):
         figures = self._evaluated
         if round.test_accuracy is not None:
             figures = figures_text(round, arrow(self._accuracy, round.test_accuracy))
+            if self._of_grid:  # whose number takes the room
+                figures = figures.partition(" forgetting")[0]
             self._accuracy = round.test_accuracy
             self._evaluated = f"accuracy {round.test_accuracy:.3f} in round {round.round}"
         self._show(round.round, round=min(round.round + 1, self._total), clients="", figures=figures)

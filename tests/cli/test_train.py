@@ -234,6 +234,16 @@ def test_a_bar_is_one_line_of_the_terminal_and_80_columns_show_all_of_it(width):
     assert shown or width < 80
 
 
+def test_the_bar_of_a_grids_run_leaves_room_for_its_time_in_80_columns(folder):
+    sys.path.insert(0, str(folder))
+    screen = io.StringIO()
+    with bar_on(Console(file=screen, force_terminal=True, width=80)) as progress:
+        run("job.toml", {"train.num_rounds": 10}, display=Bar(progress, "run 1/100"))
+    lines = re.split(r"[\r\n]", re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue()))
+    drawn = [line for line in lines if "run 1/100 round " in line and "accuracy" in line]
+    assert drawn and not any("…" in line for line in drawn)
+
+
 def test_a_negative_forgetting_is_explained_once_where_it_is_shown(folder, rayfed, monkeypatch):
     monkeypatch.setattr(metrics, "forgetting_from", lambda peak, now: -0.25)
     result = rayfed("run", "job.toml")
