@@ -3,7 +3,6 @@
 import logging
 import os
 from collections.abc import Mapping
-from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -80,6 +79,9 @@ class Display:
 
     def ready(self, resumed: bool) -> None:
         """The workers have started. A resumed run now reads its checkpoint; a new one evaluates its initial model."""
+
+    def restored(self, round: Round) -> None:
+        """A resumed run has read its checkpoint, of this round."""
 
     def client(self, done: int, total: int) -> None:
         """A client of the round has trained."""
@@ -224,10 +226,13 @@ def _train(
         if profiled := profile():
             profiled.write_to(keeper.path)
         # However the run ends: the page is written while Ray ends.
-        once_closed.callback(lambda: at_the_end.callback(_result, aside(_write_page, keeper.path)))
+        written = timed("waiting: page")
+        once_closed.callback(lambda: at_the_end.callback(written(aside(_write_page, keeper.path).result)))
         display.ready(resumed=saved is not None)
-        if (last := keeper.restored()) is not None and profiled:
-            profiled.finished(last.round)
+        if (last := keeper.restored()) is not None:
+            display.restored(last)
+            if profiled:
+                profiled.finished(last.round)
         for round in engine.rounds(site, workers, last, keeper.early_end):
             keeper.keep(last := round)
             recorded(round.round)
@@ -280,11 +285,6 @@ def _read(tables: Mapping[str, Any], overrides: Mapping[str, Any] | None, method
     if method is None:
         return read_job(tables, overrides)
     return replace(read_job({**tables, "method": "fedavg"}, overrides), method=method)
-
-
-@timed("waiting: page")
-def _result(page: Future[None]) -> None:
-    page.result()
 
 
 @timed("page")

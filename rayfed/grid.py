@@ -83,7 +83,8 @@ def expand(tables: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
     grid, values = _read(tables.pop("grid"))
     for key, own in _given(grid, values).items():
         if key in others:
-            raise InputError(f"'{key}' is given by this job's grid; use {own}=[...], or choose runs with --only")
+            choose = "choose runs with --only (of a paper's table, with --rows)"
+            raise InputError(f"'{key}' is given by this job's grid; use {own}=[...], or {choose}")
     base = override(tables, others)
     if not base.get("name"):
         raise InputError('a grid needs a name, for the folder of its runs: name = "search" at the top of the file')

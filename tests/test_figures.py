@@ -126,6 +126,14 @@ def test_only_rounds_that_count_are_peaks(runs):
     assert [lost_of(each)[1][-1].round(6).tolist() for each in (run, every_second)] == [[30, -30], [10, -50]]
 
 
+def test_the_only_round_of_a_figure_has_a_whole_number(runs):
+    two = [replace(run, class_rounds=run.class_rounds[:3], class_accuracy=run.class_accuracy[:3]) for run in runs]
+    for draw in (global_model.forgetting, global_model.consistency):
+        place = drawn(draw, two).axes[0]
+        low, high = place.get_xlim()
+        assert [tick for tick in place.get_xticks() if low <= tick <= high] == [2]
+
+
 def test_consistency_is_the_cosine_with_the_evaluated_round_before(runs):
     rounds, values = cosines(runs[0])
     a, b = runs[0].class_accuracy[[3, 4]]
@@ -390,6 +398,19 @@ def test_a_run_without_the_numbers_is_refused(kind, words, folders, tmp_path):
     assert not (tmp_path / "a.svg").exists()
 
 
+@pytest.mark.parametrize("kind", ["local", "confusion"])
+def test_a_run_that_measures_but_did_not_yet_is_told_so(kind, copy, tmp_path):
+    text = (copy / "job.toml").read_text().replace('"local",', '"local", "confusion",')
+    (copy / "job.toml").write_text(text.replace("measure_every = 1\n", "measure_every = 9\n"))
+    none = read_table(copy, "clients").slice(0, 0)
+    shutil.rmtree(copy / "clients.parquet")
+    (copy / "clients.parquet").mkdir()
+    pq.write_table(none, copy / "clients.parquet" / "round-00000.parquet")
+    said = figure(kind, copy, "-o", tmp_path / "a.svg").stderr
+    assert "no client was measured in its 4 rounds, with measure_every = 9; resume it with more rounds, or a" in said
+    assert "put measure" not in said
+
+
 def test_a_checkpoint_that_is_not_there_is_refused(folders, tmp_path):
     done = figure("landscape", folders[0], "--round", 3, "-o", tmp_path / "a.svg")
     assert (
@@ -424,14 +445,12 @@ def test_a_density_on_the_circle_is_one_in_all_and_goes_round():
 def test_a_direction_has_the_length_of_each_filter(trained):
     weights = state_of(trained.model)
     found = direction(weights, trained.model, 0)
-    for name, tensor in weights.items():
-        if tensor.ndim > 1:
-            norms = [of.flatten(1).norm(dim=1) for of in (found[name], tensor)]
-            torch.testing.assert_close(*norms)
-        else:
-            assert not found[name].any()
+    assert found.keys() == {name for name, tensor in weights.items() if tensor.ndim > 1}
+    for name in found:
+        norms = [of.flatten(1).norm(dim=1) for of in (found[name], weights[name])]
+        torch.testing.assert_close(*norms)
     other = direction(weights, trained.model, 1)
-    assert not any(torch.equal(found[name], other[name]) for name in found if found[name].any())
+    assert not any(torch.equal(found[name], other[name]) for name in found)
 
 
 def test_the_loss_at_the_weights_is_that_of_an_evaluation(trained, monkeypatch):
@@ -440,6 +459,14 @@ def test_the_loss_at_the_weights_is_that_of_an_evaluation(trained, monkeypatch):
     last = rayfed.resume(trained.site.job.output.path + "/fedavg").rounds.to_pylist()[-1]
     assert losses[1, 1] == pytest.approx(last["test_loss"], rel=1e-5)
     assert losses.shape == (3, 3) and (losses != losses[1, 1]).sum() == 8
+
+
+def test_the_loss_around_a_model_with_whole_numbers_in_its_buffers_is_drawn(trained):
+    """A BatchNorm counts its batches."""
+    norm = nn.BatchNorm2d(trained.site.federation.inputs.image_shape[0])
+    with_norm = nn.Sequential(norm, trained.model).eval()
+    losses = around(replace(trained, model=with_norm), np.array([0.0, 0.5]))
+    assert np.isfinite(losses).all() and losses[0, 0] != losses[1, 1]
 
 
 def test_figures_of_checkpoints_are_drawn(folders, tmp_path, monkeypatch):

@@ -1,7 +1,9 @@
 """Grids: the runs of a job file with a [grid], and the table of their results."""
 
 import csv
+import io
 import json
+import re
 import tomllib
 from itertools import product
 
@@ -10,8 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
-from rayfed.cli import main
+from rayfed.cli import display, main
+from rayfed.cli import grid as cli_grid
 from rayfed.cli.status import progress
 from rayfed.data import sources
 from rayfed.errors import InputError, WorkersLost
@@ -123,7 +127,7 @@ def test_a_job_without_a_grid_is_one_run(tables):
         ({"train.lr": 0.1}, {}, "grid: 'train.lr' = 0.1: give a list of values, such as"),
         ({"train.lr": []}, {}, "grid: 'train.lr' = []: give a list of values, such as"),
         ({"train.lr": [0.1, 0.1]}, {}, "grid: 'train.lr': 0.1 is listed 2 times"),
-        ({"train.lr": [0.1]}, {"train.lr": 1.0}, "'train.lr' is given by this job's grid; use grid.train.lr=[...]"),
+        ({"train.lr": [0.1]}, {"train.lr": 1.0}, "use grid.train.lr=[...], or choose runs with --only (of a p"),
         ({"data.source": ["a/b"]}, {}, "grid: 'data.source': 'a/b' cannot be part of a run's name; give it as"),
         ({"setting": [{"name": "a", "train.lr": 1}], "train.lr": [1]}, {}, "which grid.train.lr gives to every run"),
         (
@@ -361,3 +365,21 @@ def test_a_papers_table_is_listed_and_a_wrong_name_is_refused(paper):
     none = rayfed("reproduce", "p/t", "--rows", "fedntd")
     assert (none.exit_code, "--rows 'fedntd': none of 8 runs matches" in none.stderr) == (2, True)
     assert not (paper / "runs").exists()
+
+
+def test_bars_of_runs_at_once_tell_runs_accuracies_and_times_apart_in_80_columns(tmp_path, monkeypatch):
+    screen = io.StringIO()
+    monkeypatch.setattr(cli_grid, "on_terminal", lambda: True)
+    monkeypatch.setattr(display, "Console", lambda stderr: Console(file=screen, force_terminal=True, width=80))
+    names = [f"skewed/dirichlet-0.1/{method}/lr-0.01/seed-{seed}" for method in ("fedavg", "fedntd") for seed in (0, 1)]
+    job = {"train": {"num_rounds": 1000}, "output": {"path": str(tmp_path)}}
+    jobs = [read_job({**job, "name": name}) for name in names]
+    last = {"test_accuracy": 0.321, "forgetting": -0.5}
+    summary = {"rounds": 500, "best": last, "last": last}
+    (tmp_path / names[0]).mkdir(parents=True)
+    (tmp_path / names[0] / "summary.json").write_text(json.dumps(summary))
+    with cli_grid.watching(names) as watch:
+        watch(jobs[:2])
+    lines = re.split(r"[\r\n]", re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue()))
+    bars = [line for line in lines if "500/1000" in line]
+    assert bars and all("fedavg/seed-0 " in bar and "accuracy 0.321" in bar and "-:--:--" in bar for bar in bars)

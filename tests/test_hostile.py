@@ -510,6 +510,19 @@ def test_control_characters_in_the_names_of_classes_do_not_reach_the_terminal(tm
         assert said and "\x1b" not in said and "Traceback" not in said
 
 
+def test_a_name_of_two_lines_is_in_one_line_of_a_table(tmp_path, monkeypatch):
+    table = pa.table({"x": [1.0, 2.0] * 4, "label": ["one", "a\nb\tc"] * 4, "d": ["x\ny", "z"] * 4})
+    pq.write_table(table, tmp_path / "a.parquet")
+    data = 'source = "a.parquet"\nfeatures = ["x"]\ndomain = "d"\ntest_fraction = 0.5\n'
+    partition = '[data.partition]\nname = "iid"\nnum_clients = 1\n'
+    (tmp_path / "job.toml").write_text(f'name = "n"\nmodel = "mlp"\n[data]\n{data}{partition}')
+    monkeypatch.chdir(tmp_path)
+    said = CliRunner().invoke(main, ["partition", "job.toml"]).stdout.splitlines()
+    assert said[0].split() == ["client", r"a\nb\tc", "one", "total"]
+    said = CliRunner().invoke(main, ["data", "job.toml"]).stdout.splitlines()
+    assert all(re.match(r"\w+  +\S", line) for line in said) and said[-1].endswith(r": x\ny, z")
+
+
 @pytest.mark.parametrize("words", ["status", "report runs/x", "keys", "methods"])
 def test_a_module_of_the_current_folder_is_not_run_in_place_of_pythons_own(tmp_path, words):
     for name in ("html", "json", "tomllib", "fcntl", "click"):

@@ -365,7 +365,7 @@ def test_an_unfinished_run_has_a_page(keeper):
         assert "There are no paired differences: " in comparison_page([read_run(made.path)])
         text = write_report(made.path).read_text()
         assert 'class="status running"' in text and "before the second round of training" in text
-        assert "7 clients hold 60 examples" in text
+        assert "7 clients hold 60 examples" in text and "own images" not in text
 
 
 def test_the_last_round_may_lack_a_table(keeper):

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.status import Status
 
-from rayfed.cli.text import aligned, bar, harmless, shown
+from rayfed.cli.text import aligned, bar, in_line, shown
 from rayfed.clients.settings import Training
 from rayfed.data.federation import Federation
 from rayfed.data.inputs import Images
@@ -43,7 +43,8 @@ def follow(of_grid: str = "") -> Iterator[Display]:
         progress = bar_on(console, transient=bool(of_grid))
         try:
             with console.status("opening the data") as spinner:
-                yield Bar(progress, of_grid, spinner)
+                yield (drawn := Bar(progress, of_grid, spinner))
+            drawn.ended()
         finally:
             progress.stop()
     else:
@@ -101,7 +102,7 @@ class Bar(Display):
         self._training = site.job.train
         self._total, self._round, self._evaluated = self._training.num_rounds, 0, "not evaluated"
         self._accuracy: float | None = None
-        empty: dict[str, Any] = {"round": 0, "clients": "", "figures": "starting the workers"}
+        empty: dict[str, Any] = {"round": 0, "rounds": self._total, "clients": "", "figures": "starting the workers"}
         self._task = self._progress.add_task(self._of_grid, start=False, total=self._total, **empty)
 
     def ready(self, resumed: bool) -> None:
@@ -110,13 +111,26 @@ class Bar(Display):
     def client(self, done: int, total: int) -> None:
         self._show(self._round + done / (total + 1), clients=f"clients {done}/{total}")  # + 1 for the server's work
 
+    def restored(self, round: Round) -> None:
+        self._finished(round)
+
     def round(self, round: Round) -> None:
-        self._round = round.round
         noted(round_line(round, self._training))
-        self._progress.start_task(self._task)  # the first time only: the time counts from the end of round 0
+        self._finished(round)
+
+    def ended(self) -> None:
+        """The run has ended, maybe before its last round: nothing turns any more."""
+        for task in self._progress.task_ids:  # none where the run has not started
+            self._progress.update(task, round=self._round, total=self._round, completed=self._round)
+
+    def _finished(self, round: Round) -> None:
+        self._round = round.round
+        self._progress.start_task(self._task)  # the first time only: the time counts from its end
         figures = self._evaluated
         if round.test_accuracy is not None:
             figures = figures_text(round, arrow(self._accuracy, round.test_accuracy))
+            if self._of_grid:  # whose number takes the room
+                figures = figures.partition(" forgetting")[0]
             self._accuracy = round.test_accuracy
             self._evaluated = f"accuracy {round.test_accuracy:.3f} in round {round.round}"
         self._show(round.round, round=min(round.round + 1, self._total), clients="", figures=figures)
@@ -135,7 +149,7 @@ def bar_on(console: Console, **options: Any) -> Progress:
     """An empty bar, with the columns that `Bar` fills."""
     return Progress(
         SpinnerColumn(finished_text=""),
-        TextColumn("{task.description} round {task.fields[round]}/{task.total:.0f}"),
+        TextColumn("{task.description} round {task.fields[round]}/{task.fields[rounds]}"),
         BarColumn(bar_width=None),  # what the words leave of the line
         TextColumn("{task.fields[clients]}"),
         TextColumn("{task.fields[figures]}"),
@@ -265,9 +279,9 @@ def result_text(path: Path, summary: dict[str, Any]) -> str:
 def forgotten_rows(losses: Sequence[ClassLoss]) -> Iterator[tuple[str, str]]:
     """The classes that have lost most accuracy, as a bar chart; its full width is all of a class."""
     lost = [loss for loss in losses if loss.lost >= 0.0005]
-    width = max((len(harmless(loss.name)) for loss in lost[:CLASSES]), default=0)
+    width = max((len(in_line(loss.name)) for loss in lost[:CLASSES]), default=0)
     for number, loss in enumerate(lost[:CLASSES]):
-        figures = f"{loss.lost:.3f}  {harmless(loss.name):{width}}  {bar(loss.lost)}"
+        figures = f"{loss.lost:.3f}  {in_line(loss.name):{width}}  {bar(loss.lost)}"
         yield "" if number else "forgotten", figures.rstrip()
     if len(lost) > CLASSES:
         yield "", f"and less of {len(lost) - CLASSES} more classes"

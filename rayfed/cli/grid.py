@@ -26,6 +26,7 @@ from rayfed.job import Job
 from rayfed.many import run_many
 from rayfed.report.forms import as_csv
 from rayfed.report.papers import plain, read_paper
+from rayfed.report.read import short
 from rayfed.report.table import sheet
 
 FAILED = (1, InputError.exit_code, Resumable.exit_code)  # exit codes of a run that does not end the others
@@ -77,7 +78,7 @@ def run_grid(
 def _ended(todo: Sequence[Job], force: bool, other_bits: bool) -> Generator[Ended]:
     """The runs as they end: many at once, or one after the other."""
     one_by_one = True
-    with watching(len(todo)) as watch:
+    with watching([job.name for job in todo]) as watch:
         logged = partial(Lines, quiet=True)
         for ended in run_many(todo, watch, force=force, other_bits=other_bits, display=logged):
             one_by_one = False
@@ -97,8 +98,11 @@ def _ended(todo: Sequence[Job], force: bool, other_bits: bool) -> Generator[Ende
 
 
 @contextmanager
-def watching(total: int) -> Iterator[Callable[[Sequence[Job]], None]]:
-    """On a terminal, bars: one of all runs, and one for each that is under way. Elsewhere, a line as a run begins."""
+def watching(names: Sequence[str]) -> Iterator[Callable[[Sequence[Job]], None]]:
+    """On a terminal, bars: one of all runs, and one for each that is under way. Elsewhere, a line as a run begins.
+
+    `names` are those of all runs. A bar has little room, and says only what sets its run apart, and its accuracy.
+    """
     seen: set[str] = set()
     if not on_terminal():
 
@@ -112,21 +116,24 @@ def watching(total: int) -> Iterator[Callable[[Sequence[Job]], None]]:
         return
     with grid_bar() as progress:
         bars: dict[str, TaskID] = {}
+        called = dict(zip(names, short(names), strict=True))
         runs = None
 
         def watch(jobs: Sequence[Job]) -> None:
             nonlocal runs
             if runs is None:
-                runs = progress.add_task("runs", total=total, figures="")
+                runs = progress.add_task("runs", total=len(names), figures="")
             for name in bars.keys() - {job.name for job in jobs}:
                 progress.remove_task(bars.pop(name))
             for job in jobs:
                 seen.add(job.name)
                 if job.name not in bars:
-                    bars[job.name] = progress.add_task(job.name, total=job.train.num_rounds, figures="starting")
+                    total, name = job.train.num_rounds, called[job.name]
+                    bars[job.name] = progress.add_task(name, total=total, figures="starting")
                 summary = read_summary(folder_of(job))
                 if "last" in summary:
-                    progress.update(bars[job.name], completed=summary["rounds"], figures=cell_text(summary))
+                    figures = f"accuracy {summary['last']['test_accuracy']:.3f}"
+                    progress.update(bars[job.name], completed=summary["rounds"], figures=figures)
             progress.update(runs, completed=len(seen) - len(jobs))
 
         yield watch

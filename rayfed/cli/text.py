@@ -22,6 +22,15 @@ def harmless(text: str) -> str:
     return CONTROL.sub(lambda found: repr(found[0])[1:-1], uncoloured(text))
 
 
+def in_line(text: str) -> str:
+    """A harmless text in which tabs and ends of lines are spelled out too, as a line or a column needs it.
+
+    >>> in_line("a\\tname\\nof two lines")
+    'a\\\\tname\\\\nof two lines'
+    """
+    return harmless(text).replace("\t", r"\t").replace("\n", r"\n")
+
+
 class StderrHandler(logging.Handler):
     """Looks `sys.stderr` up for each record: while a bar is shown, rich replaces it and prints above the bar."""
 
@@ -71,7 +80,7 @@ def aligned(rows: Sequence[Sequence[str]], gap: str = "  ") -> str:
     a     1
     long  2
     """
-    rows = [[harmless(cell) for cell in row] for row in rows]
+    rows = [[in_line(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(gap.join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
 
@@ -84,7 +93,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(*map(harmless, columns))
+    table = Table(*map(in_line, columns))
     for row in rows:
-        table.add_row(*map(harmless, row))
+        table.add_row(*map(in_line, row))
     Console(markup=False, highlight=False).print(table)

@@ -24,7 +24,7 @@ from rayfed.report.panels import MARKERS, SQUARE, bar_of, in_rows, legend, looks
 from rayfed.report.read import Run
 from rayfed.report.style import COLOURS, INK, WIDTH
 from rayfed.seeds import Purpose, seed_of
-from rayfed.weights import Weights, add, load, parameters_of, state_of, with_weights, zeros_like
+from rayfed.weights import Weights, add, load, parameters_of, state_of, with_weights
 
 IMAGES = 1000  # of the test set: t-SNE takes some ten seconds
 CLASSES = 20  # that can be told apart
@@ -194,11 +194,12 @@ def around(trained: Trained, steps: np.ndarray) -> np.ndarray:
     """The mean cross-entropy (G, G) of the test examples at the weights plus steps along two directions."""
     start = state_of(trained.model)
     first, second = (direction(start, trained.model, seed) for seed in (0, 1))
+    moved = {name: start[name] for name in first}  # not all: a BatchNorm counts batches, in whole numbers
     known = [*trained.batches(LANDSCAPE_IMAGES)]
     model, run = with_weights(trained.model, start).eval(), RUNS[trained.site.job.train.precision]
     losses = np.empty((len(steps), len(steps)))
     for row, column in np.ndindex(losses.shape):
-        load(model, add(add(start, first, float(steps[column])), second, float(steps[row])))
+        load(model, {**start, **add(add(moved, first, float(steps[column])), second, float(steps[row]))})
         seen = see(run, (), known, model)
         logits, labels = torch.from_numpy(seen.logits), torch.from_numpy(seen.labels)
         losses[row, column] = nn.functional.cross_entropy(logits, labels)
@@ -206,9 +207,9 @@ def around(trained: Trained, steps: np.ndarray) -> np.ndarray:
 
 
 def direction(weights: Weights, model: nn.Module, seed: int) -> Weights:
-    """A random direction in which each filter has the length of the model's own; 0 for biases, norms and buffers."""
+    """A random direction in which each filter has the length of the model's own, without biases, norms and buffers."""
     generator = torch.Generator().manual_seed(seed)
-    drawn = zeros_like(weights)
+    drawn: Weights = {}
     for name in (name for name, parameter in parameters_of(model).items() if parameter.ndim > 1):
         filters = torch.randn(weights[name].shape, generator=generator).flatten(1)
         lengths = weights[name].flatten(1).norm(dim=1) / filters.norm(dim=1).clamp_min(1e-12)

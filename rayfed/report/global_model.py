@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from rayfed import metrics
 from rayfed.errors import InputError
+from rayfed.report.measured import unmeasured
 from rayfed.report.panels import (
     LETTER,
     SHARES,
@@ -141,9 +142,8 @@ def matrices(run: Run, round: int | None, clients: Sequence[int]) -> tuple[int, 
     The global model has none in a round that was not evaluated.
     """
     table = confusions(run)
-    again = 'put measure = ["confusion"] into its job and run it again'
     if not len(table["round"]):
-        raise InputError(f"'{run.folder}' has no confusion matrices: {again}")
+        raise unmeasured(run, "confusion", "confusion matrices")
     there = np.unique(table["round"][table["client"] >= 0]) if clients else np.unique(table["round"])
     if round is None:
         round = int(there.max(initial=0))

@@ -44,9 +44,17 @@ def noted(runs: Sequence[Run], measure: str, *names: str) -> Columns:
     of_runs = [of_clients(run.folder, *names) for run in runs]
     for run, columns in zip(runs, of_runs, strict=True):
         if not len(columns["round"]):
-            key = f'measure = ["{measure}"]'
-            raise InputError(f"'{run.folder}' has no numbers of local models: put {key} into its job and run it again")
+            raise unmeasured(run, measure, "numbers of local models")
     return {name: np.concatenate([columns[name] for columns in of_runs]) for name in of_runs[0]}
+
+
+def unmeasured(run: Run, measure: str, what: str) -> InputError:
+    """That a run lacks the numbers of a measure, and what helps: its job may ask for them, and yet have none."""
+    if measure not in run.job["measure"]:
+        return InputError(f"'{run.folder}' has no {what}: put measure = [\"{measure}\"] into its job and run it again")
+    rounds, every = run.summary["rounds"], run.job["measure_every"]
+    text = f"no client was measured in its {rounds} rounds, with measure_every = {every}"
+    return InputError(f"'{run.folder}' has no {what}: {text}; resume it with more rounds, or a smaller measure_every")
 
 
 def drifts(group: Group) -> Columns:

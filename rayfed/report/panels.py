@@ -130,7 +130,7 @@ def line(
     every = max(1, -(-len(x) // 12))
     axes.fill_between(x, low, high, color=COLOURS[number % len(COLOURS)], alpha=0.15, linewidth=0)
     axes.plot(x, middle, label=name, markersize=4.5, markevery=(number * every // 3 % every, every), **looks(number))
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
 def high(number: int, least: float, most: float) -> float:
@@ -145,7 +145,7 @@ def cells(axes: Axes, rounds: np.ndarray, values: np.ndarray, classes: Sequence[
     shown = axes.pcolormesh(ends, rows, np.ma.masked_invalid(values.T), cmap=SHARES, vmin=0, vmax=top, rasterized=True)
     axes.set_ylim(len(classes) - 0.5, -0.5)
     axes.grid(False)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     name_classes(axes, classes, inches)
     return shown
 

@@ -34,7 +34,7 @@ def draw(cells: Columns, classes: Sequence[str], num_clients: int) -> Figure:
     picture = axes.imshow(np.where(counts, counts, np.nan), extent=edges, **look)
     figure.colorbar(picture, label=unit, pad=0.02, aspect=10 * height).outline.set_visible(False)
     axes.set(title="Partition", xlabel="client", ylabel="class")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.grid(False)
     axes.spines[:].set_visible(False)
     if len(classes) <= NAMED:

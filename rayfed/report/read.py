@@ -107,11 +107,17 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
 
 
 def shorten(groups: Iterable[Group]) -> list[str]:
-    """The groups' names without the folders that all of them are in, or go through at the same depth.
+    """The groups' names, shortened."""
+    return short([group.name for group in groups])
 
-    Of `a/shards/fedavg` and `b/shards/fedntd`, `a/fedavg` and `b/fedntd`.
+
+def short(full: Iterable[str]) -> list[str]:
+    """Names without the folders that all of them are in, or go through at the same depth.
+
+    >>> short(["a/shards/fedavg", "b/shards/fedntd"])
+    ['a/fedavg', 'b/fedntd']
     """
-    names = [group.name.split("/") for group in groups]
+    names = [name.split("/") for name in full]
     apart = [len(set(steps)) > 1 for steps in zip(*names, strict=False)]
     if len(set(map(len, names))) == 1 and any(apart):
         names = [list(compress(name, apart)) for name in names]

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from rayfed import engine, metrics, run
+from rayfed import engine, metrics, resume, run
 from rayfed.cli.display import Bar, bar_on, forgotten_rows
 from rayfed.cli.text import bar
 from rayfed.folder.summary import read_summary
@@ -173,6 +173,24 @@ def test_on_a_terminal_a_bar_moves_with_each_client(folder):
         assert words in written, words
 
 
+def test_the_bar_of_a_resumed_run_goes_on_at_its_round_and_stands_still_where_the_run_ends_early(folder):
+    sys.path.insert(0, str(folder))
+    run("job.toml", {"train.num_rounds": 3})
+    screen = io.StringIO()
+    with bar_on(Console(file=screen, force_terminal=True, width=100)) as progress:
+        more = {"train.num_rounds": 9, "train.lr": 1e-9, "train.patience": 2}
+        run("job.toml", {**more, "name": "early"}, display=(drawn := Bar(progress)))
+        drawn.ended()
+        task = progress.tasks[0]
+        assert task.finished and task.fields["round"] == drawn._round < 9
+        resume("runs/tiny", {"train.num_rounds": 5}, display=Bar(progress))
+        first, *_, last = (sample.completed for sample in progress.tasks[1]._progress)
+        assert first == 3 and last < 1, "the time left is counted from the rounds that were played here"
+    written = screen.getvalue().partition("reading the checkpoint")[2]
+    assert re.findall(r"round (\d)/5", written.partition("clients 1/2")[0])[-1] == "4"
+    assert "round 9/9" not in screen.getvalue()
+
+
 def test_rounds_that_are_not_evaluated_say_so(folder, rayfed):
     result = rayfed("run", "job.toml", "-s", "train.num_rounds=4", "-s", "train.eval_every=3")
     assert result.exit_code == 0, result.output
@@ -190,12 +208,12 @@ def test_rounds_that_are_not_evaluated_say_so(folder, rayfed):
 
 
 def test_the_classes_that_were_forgotten_are_a_bar_chart():
-    lost = [ClassLoss("Shirt", 0.8, 3, 0.3, 0.5), ClassLoss("Bag\x1b[31m", 0.9, 2, 0.8, 0.1)]
+    lost = [ClassLoss("Shirt", 0.8, 3, 0.3, 0.5), ClassLoss("Bag\x1b[31m\n", 0.9, 2, 0.8, 0.1)]
     kept = [ClassLoss("Coat", 0.5, 1, 0.6, -0.1), ClassLoss("Sandal", math.nan, 0, math.nan, math.nan)]
     full = bar(1.0)[0]  # a block, or # where the output cannot show it
     assert list(forgotten_rows([*lost, *kept])) == [
         ("forgotten", f"0.500  Shirt  {10 * full}"),
-        ("", f"0.100  Bag    {2 * full}"),
+        ("", f"0.100  Bag\\n  {2 * full}"),
     ]
     assert list(forgotten_rows(kept)) == []
     many = list(forgotten_rows([ClassLoss(str(c), 1.0, 1, 0.5, 0.5) for c in range(25)]))
@@ -207,13 +225,23 @@ def test_a_bar_is_one_line_of_the_terminal_and_80_columns_show_all_of_it(width):
     screen = io.StringIO()
     with bar_on(Console(file=screen, force_terminal=True, width=width)) as progress:
         figures = "accuracy 0.123↑ forgetting -0.123"
-        progress.add_task("", total=200, round=100, clients="clients 10/10", figures=figures)
+        progress.add_task("", total=200, round=100, rounds=200, clients="clients 10/10", figures=figures)
         progress.refresh()
     lines = re.split(r"[\r\n]", re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue()))
     assert {len(line) for line in lines} == {0, width}
     assert screen.getvalue().count("\n") == 1
     shown = all(words in lines[-2] for words in ("round 100/200", "clients 10/10", figures, "-:--:--"))
     assert shown or width < 80
+
+
+def test_the_bar_of_a_grids_run_leaves_room_for_its_time_in_80_columns(folder):
+    sys.path.insert(0, str(folder))
+    screen = io.StringIO()
+    with bar_on(Console(file=screen, force_terminal=True, width=80)) as progress:
+        run("job.toml", {"train.num_rounds": 10}, display=Bar(progress, "run 1/100"))
+    lines = re.split(r"[\r\n]", re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue()))
+    drawn = [line for line in lines if "run 1/100 round " in line and "accuracy" in line]
+    assert drawn and not any("…" in line for line in drawn)
 
 
 def test_a_negative_forgetting_is_explained_once_where_it_is_shown(folder, rayfed, monkeypatch):
@@ -229,7 +257,7 @@ def test_the_time_left_is_in_proportion_to_all_the_time_so_far():
     """Rounds of 10 s in which most clients end together: an estimate from the last seconds alone would be too short."""
     now = [0.0]
     with bar_on(Console(file=io.StringIO()), get_time=lambda: now[0]) as progress:
-        task = progress.add_task("", total=100, round=0, clients="", figures="")
+        task = progress.add_task("", total=100, round=0, rounds=100, clients="", figures="")
         for completed in (0.5, 1.0, 9.0, 9.5, 10.0):
             now[0] += 10
             progress.update(task, completed=completed)
