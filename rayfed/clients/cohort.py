@@ -43,7 +43,7 @@ class Cohort:
         if not self.chosen:
             return "no client was available"
         late = len(self.chosen) - len(self.answered) - len(self.dropped)
-        return f"of {len(self.chosen)} chosen clients, {len(self.dropped)} dropped out and {late} were late"
+        return f"of {len(self.chosen)} chosen clients, {len(self.dropped)} dropped out and {late} came late"
 
 
 def cohort_at(

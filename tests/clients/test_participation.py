@@ -131,7 +131,7 @@ def test_a_round_without_clients_takes_no_time_or_all_of_it():
         found = draw(1, trace=empty, **CLOCK, deadline=deadline)
         assert (found.chosen, found.answered, found.notes["clients.virtual_seconds"]) == ([], [], time)
         assert str(found) == "no client was available"
-    assert str(Cohort([1, 2, 3], [], [2])) == "of 3 chosen clients, 1 dropped out and 2 were late"
+    assert str(Cohort([1, 2, 3], [], [2])) == "of 3 chosen clients, 1 dropped out and 2 came late"
 
 
 def test_a_round_has_fewer_clients_where_fewer_are_there():

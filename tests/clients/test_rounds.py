@@ -108,7 +108,7 @@ def test_an_empty_round_changes_nothing_and_the_run_goes_on(shy, play, bits, gap
     told = [record.message for record in caplog.records if record.name == "rayfed.engine"]
     assert told == [
         "round 2 is empty, and the model stays as it was: no client was available",
-        "round 4 is empty, and the model stays as it was: of 2 chosen clients, 2 dropped out and 0 were late",
+        "round 4 is empty, and the model stays as it was: of 2 chosen clients, 2 dropped out and 0 came late",
     ]
     for number in (2, 4):
         before, after = bits(run[number - 1]), bits(run[number])
