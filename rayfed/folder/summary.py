@@ -41,8 +41,8 @@ def early_end(training: Training, rounds: list[dict[str, Any]]) -> str:
         return ""
     if not training.patience_is_over({row["round"]: row["test_accuracy"] for row in rounds}):
         return ""
-    rounds = "1 evaluated round" if training.patience == 1 else f"{training.patience} evaluated rounds"
-    return f"no better test accuracy in {rounds} (train.patience)"
+    number = training.patience
+    return f"no better test accuracy in {number} evaluated round{'s' if number > 1 else ''} (train.patience)"
 
 
 def read_summary(path: Path) -> dict[str, Any]:

@@ -60,7 +60,8 @@ def test_a_run_ends_where_its_accuracies_say(tables, path, accuracies, patience,
     rayfed.run(tables, {"train.patience": patience, "train.eval_every": every})
     summary = read_summary(path)
     assert (summary["status"], summary["rounds"], summary["last"]["round"]) == ("done", end, end)
-    assert summary["ended_early"] == f"no better test accuracy in {patience} evaluated round{'s' if patience > 1 else ''} (train.patience)"
+    words = f"{patience} evaluated round{'s' if patience > 1 else ''}"
+    assert summary["ended_early"] == f"no better test accuracy in {words} (train.patience)"
     assert f"ended    after round {end}: no better test accuracy" in result_text(path, summary)
 
 
