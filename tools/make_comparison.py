@@ -306,8 +306,13 @@ def main(command: str = "", runs: str = "") -> None:
         sys.exit(__doc__)
 
 
-if __name__ == "__main__":
+def from_shell(main: Callable[..., None]) -> None:
+    """Call a command with the shell's arguments; what is missing or wrong is one line."""
     try:
         main(*sys.argv[1:])
     except (InputError, FileNotFoundError) as error:
         sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    from_shell(main)

@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 import make_comparison as comparison
 
-from rayfed.errors import InputError
 from rayfed.report.measured import noted, spread
 from rayfed.report.read import Run
 from rayfed.report.table import LAST
@@ -77,7 +76,4 @@ def main(command: str = "", runs: str = "") -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(*sys.argv[1:])
-    except (InputError, FileNotFoundError) as error:
-        sys.exit(f"error: {error}")
+    comparison.from_shell(main)

@@ -52,25 +52,17 @@ class ModelContrast(Part):
         return None, fit.weights
 
 
-@dataclass(frozen=True)
-class Prototypes(Part):
-    """Features pulled towards the mean feature of their label. FedProto (Tan et al., AAAI 2022), with averaging.
+class MeanFeatures:
+    """The hooks that keep prototypes: the mean feature of each class over the round's clients, (C, D).
 
     Each client sends the sums and counts of its features by class, from its trained model on its un-augmented data. A
-    class that no client of a round holds keeps its prototype.
+    class that no client of a round holds keeps its prototype. Before round 2 there are none.
     """
 
     needs_features: ClassVar[bool] = True
-    mu: Annotated[float, Ge(0), "weight of the distance; 0 is FedAvg"] = 1.0
 
     def tell(self, prototypes: Tree, server: ServerView, surveyed: None) -> tuple[Tree, Tree]:
         return prototypes, prototypes
-
-    def loss(self, batch: Batch, prototypes: Tree) -> Tensor | None:
-        if prototypes is None:
-            return None
-        distance = losses.prototype_distance(batch.features, batch.labels, prototypes["means"], prototypes["known"])
-        return self.mu * distance
 
     def report(self, client: ClientView, local: Tree, fit: Fit) -> tuple[Tree, None]:
         return _sums_by_class(client, fit.model), None
@@ -80,7 +72,24 @@ class Prototypes(Part):
 
 
 @dataclass(frozen=True)
-class PrototypeContrast(Part):
+class Prototypes(MeanFeatures, Part):
+    """Features pulled towards the mean feature of their label. FedProto (Tan et al., AAAI 2022), with averaging.
+
+    Each client sends the sums and counts of its features by class, from its trained model on its un-augmented data. A
+    class that no client of a round holds keeps its prototype.
+    """
+
+    mu: Annotated[float, Ge(0), "weight of the distance; 0 is FedAvg"] = 1.0
+
+    def loss(self, batch: Batch, prototypes: Tree) -> Tensor | None:
+        if prototypes is None:
+            return None
+        distance = losses.prototype_distance(batch.features, batch.labels, prototypes["means"], prototypes["known"])
+        return self.mu * distance
+
+
+@dataclass(frozen=True)
+class PrototypeContrast(MeanFeatures, Part):
     """Features contrasted with the prototypes of all classes, then cross-entropy. FedProc (Mu et al., FGCS 2023).
 
     `a CE + (1 - a) contrast`, where `a` grows from 0 to 1 over `rounds` rounds. The prototypes are those of
@@ -88,7 +97,6 @@ class PrototypeContrast(Part):
     """
 
     slot: ClassVar[str] = "supervise"
-    needs_features: ClassVar[bool] = True
     rounds: Annotated[int, Ge(1), "rounds after which cross-entropy is alone; 1 is FedAvg"] = 100
 
     def tell(self, prototypes: Tree, server: ServerView, surveyed: None) -> tuple[Tree, Tree]:
@@ -104,38 +112,22 @@ class PrototypeContrast(Part):
             return hard
         return share * hard + (1 - share) * losses.prototype_contrast(batch.features, batch.labels, prototypes)
 
-    def report(self, client: ClientView, local: object, fit: Fit) -> tuple[Tree, None]:
-        return _sums_by_class(client, fit.model), None
-
-    def update(self, prototypes: Tree, total: Tree, step: Step) -> tuple[Tree, Step]:
-        return _means_by_class(total, prototypes), step
-
 
 @dataclass(frozen=True)
-class PrototypeMargin(Part):
+class PrototypeMargin(MeanFeatures, Part):
     """Features kept as far from other classes as their own prototype is. In FedMR (Fan et al., TMLR 2023).
 
     For the paper's inter-class loss, from memory, as the authors' code has none: `rayfed.losses.prototype_margin`. The
     prototypes are those of `Prototypes`; round 1 has none.
     """
 
-    needs_features: ClassVar[bool] = True
     inter: Annotated[float, Ge(0), "weight of the margins between classes; 0 has none"] = 1.0
-
-    def tell(self, prototypes: Tree, server: ServerView, surveyed: None) -> tuple[Tree, Tree]:
-        return prototypes, prototypes
 
     def loss(self, batch: Batch, prototypes: Tree) -> Tensor | None:
         if prototypes is None:
             return None
         invaded = losses.prototype_margin(batch.features, batch.labels, prototypes["means"], prototypes["known"])
         return self.inter * invaded
-
-    def report(self, client: ClientView, local: Tree, fit: Fit) -> tuple[Tree, None]:
-        return _sums_by_class(client, fit.model), None
-
-    def update(self, prototypes: Tree, total: Tree, step: Step) -> tuple[Tree, Step]:
-        return _means_by_class(total, prototypes), step
 
 
 def _sums_by_class(client: ClientView, model: nn.Module) -> Tree:

@@ -33,7 +33,7 @@ def lenet(*, image_shape: tuple[int, int, int], num_classes: int, batch_norm: bo
     if min(height, width) < 16:
         raise InputError(f"model 'lenet': it needs images of at least 16x16 pixels, not {height}x{width}")
     rows, columns = (((side - 4) // 2 - 4) // 2 for side in (height, width))
-    norms = [[nn.BatchNorm2d(width)] if batch_norm else [] for width in (6, 16)]
+    norms = [[nn.BatchNorm2d(maps)] if batch_norm else [] for maps in (6, 16)]
     return Classifier(
         nn.Sequential(
             *(nn.Conv2d(channels, 6, kernel_size=5), *norms[0], nn.MaxPool2d(2), nn.ReLU()),
