@@ -304,8 +304,10 @@ def test_own_models_are_read_from_the_notes_of_runs_and_the_best_try_is_that_of_
         means = [np.mean([accuracy for at, accuracy in after if at == round]) for round in (1, 2)]
         found.setdefault(cell.method, []).append(100 * np.mean(means))
         run = read_run(tmp_path / cell.name)
-        assert personal.personalised(run) == pytest.approx(found[cell.method][-1])
-        assert personal.record("shards-2", "ditto", 9, run).before != personal.personalised(run)
+        assert personal.personalised(run, last=10) == pytest.approx(found[cell.method][-1])
+        one = personal.record("shards-2", "ditto", 9, run)
+        assert (one.after, one.before) == (personal.personalised(run, 10), personal.personalised(run, 10, "before"))
+        assert one.after != one.before
 
     personal.main("best", str(tmp_path))
     entries = read_toml(personal.REPORTED)["grid"]["method"]

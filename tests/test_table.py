@@ -70,6 +70,32 @@ def test_figures_and_differences_by_hand(run):
     assert best.mean == pytest.approx(10.0) and best.interval == pytest.approx((10.0, 10.0))
 
 
+def test_personalised_accuracy_is_a_column_of_runs_that_measured_it_and_can_be_compared(made, tmp_path):
+    """By the tables of the runs: a mean over the clients of a round, and over the rounds."""
+    ours, path = {}, str(tmp_path)
+    for method in ("fedavg", "ditto"):
+        changes = {**TINY, "name": method, "method": method, "train.num_rounds": 2, "output.path": path}
+        result = rayfed.run("jobs/quickstart.toml", {**changes, "ray.mode": "off", "measure": ["local"]})
+        clients = [(row["round"], dict(row["notes"])) for row in result.clients.to_pylist()]
+        by_round = [[notes["local.after.in_local"] for at, notes in clients if at == number] for number in (1, 2)]
+        ours[method] = 100 * np.mean([np.mean(values) for values in by_round])
+    runs = [read_run(tmp_path / method) for method in ours]
+    fedavg, ditto = rows(runs, "personalised")
+    assert {row.name: row.figures["personalised"][0] for row in (fedavg, ditto)} == pytest.approx(ours)
+    assert ditto.difference.mean == pytest.approx(ours["ditto"] - ours["fedavg"])
+
+    both = sheet([runs[0], made], "csv")  # the other run has an empty cell, in each form
+    column = both.head.index("personalised, mean of last 10 (%)")
+    assert [line[column] for line in both.lines] == [f"{ours['fedavg']:.2f}", ""]
+    assert [record["personalised"] for record in both.records] == [pytest.approx(ours["fedavg"]), None]
+    assert as_csv(both).splitlines()[0].count("personalised") == 2  # and its spread
+    assert not any("personalised" in head for head in sheet([made], "text").head)
+    with pytest.raises(InputError, match=r"has no personalised accuracy: put measure = \[\"local\"\] into its job"):
+        rows([made], "personalised")
+    told = CliRunner().invoke(main, ["table", path, "--of", "personalised", "--paper", "fedntd/table1"])
+    assert told.exit_code == 2 and "--of personalised is for a table without --paper" in told.output
+
+
 def test_the_run_to_compare_with_is_named_by_the_end_of_its_name(run):
     runs = [run(f"g/{setting}/{method}", 0, 0.5) for setting in ("x", "y") for method in ("moon", "fedavg")]
     found = rows(runs, first="fedavg")

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import make_comparison as comparison
 
-from rayfed.report.measured import noted, spread
+from rayfed.report.measured import personalised
 from rayfed.report.read import Run
 from rayfed.report.table import LAST
 
@@ -37,19 +37,13 @@ class Record(NamedTuple):
     before: float | None
 
 
-def personalised(run: Run, when: str = "after") -> float:
-    """In percent, after or before the clients' training: the mean over a round's clients, and over the last rounds."""
-    name = f"local.{when}.in_local"
-    return float(spread(noted([run], "local", name), name, 100).mean[-LAST:].mean())
-
-
 def record(setting: str, method: str, seed: int, run: Run | None) -> Record:
-    return Record(setting, method, seed, *(personalised(run, when) if run else None for when in MEASURES))
+    return Record(setting, method, seed, *(personalised(run, LAST, when) if run else None for when in MEASURES))
 
 
 def chosen(job_file: Path, runs: Path) -> str:
     """The `grid.method` with the best try of each method: of the highest accuracy, a mean over the settings."""
-    return comparison.chosen(job_file, runs, personalised, together=True)["all settings"]
+    return comparison.chosen(job_file, runs, lambda run: personalised(run, LAST), together=True)["all settings"]
 
 
 def put_tables(page: str, records: Sequence[Record]) -> str:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rayfed.report.read import Run
 
 FORMS = ("text", "md", "latex", "csv")
+OF = ("last", "best", "last_10", "personalised")
 MOST_CLIENTS = 50  # in the table of `partition`
 PICTURES = (".png", ".svg", ".pdf")
 
@@ -218,7 +219,7 @@ def report(runs: tuple[Path, ...], output: Path | None) -> None:
 @click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
 @click.option("--paper", metavar="PAPER/TABLE", help="Beside a paper's numbers, such as fedntd/table1.")
-@click.option("--of", type=click.Choice(["last", "best", "last_10"]), default="last", help="Accuracy to compare; last.")
+@click.option("--of", type=click.Choice(OF), default="last", help="Accuracy to compare; last.")
 @click.option("--from", "first", metavar="NAME", default="", help="The run to compare with, such as fedavg; the first.")
 @click.option("--target", type=float, help="Also the rounds to this accuracy, such as 0.5, and the speed-up.")
 @click.option("--format", "form", type=click.Choice(FORMS), default="text", help="Form of the table; text.")
@@ -236,10 +237,13 @@ def table(runs: tuple[Path, ...], paper: str | None, of: str, first: str, target
       rayfed table runs/comparison-mnist --from fedavg      all runs of a grid
       rayfed table runs/fedavg runs/fedntd --of best --format latex
       rayfed table runs/fedavg runs/fedntd --target 0.5     rounds to 50 %
+      rayfed table runs/fedavg runs/ditto --of personalised    of runs that measured `local`
       rayfed table runs/fedntd-table1 --paper fedntd/table1
     """
     from rayfed.report.table import sheet
 
+    if paper is not None and of == "personalised":
+        raise InputError("--of personalised is for a table without --paper: a paper's numbers say what they are")
     if paper is not None and (target is not None or first):
         name, own = ("--from", "FedAvg") if target is None else ("--target", "the paper's target")
         raise InputError(f"{name} is for a table without --paper: a paper's numbers have {own}")

@@ -10,6 +10,7 @@ from rayfed.report.read import Columns, Group, Run, of_clients, tested
 
 WHEN = {"before": "before (the global model)", "after": "after (the clients' models)"}
 WHERE = {"in_local": "own classes (in-local)", "out_local": "other classes (out-local)"}
+IN_LOCAL = "local.after.in_local"  # of the client's model on test examples that are distributed as the client's
 DISTANCES = {
     "drift.distribution_distance": "distribution distance (L1)",
     "drift.divergence": "weight divergence (L2)",
@@ -46,6 +47,15 @@ def noted(runs: Sequence[Run], measure: str, *names: str) -> Columns:
         if not len(columns["round"]):
             raise unmeasured(run, measure, "numbers of local models")
     return {name: np.concatenate([columns[name] for columns in of_runs]) for name in of_runs[0]}
+
+
+def personalised(run: Run, last: int, when: str = "after") -> float:
+    """The mean accuracy in percent of the clients' models, after or before their training, on examples as their own.
+
+    Over the clients of a round, each once, and over the last measured rounds.
+    """
+    name = IN_LOCAL.replace("after", when)
+    return float(spread(noted([run], "local", name), name, 100).mean[-last:].mean())
 
 
 def unmeasured(run: Run, measure: str, what: str) -> InputError:

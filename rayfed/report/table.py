@@ -6,7 +6,7 @@ only the method, or whatever else their jobs say, differs between them.
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
@@ -18,6 +18,7 @@ from rayfed.errors import InputError, did_you_mean
 from rayfed.grid import spread
 from rayfed.job import MEASURE, differences
 from rayfed.report.forms import MARKS, Sheet, Stat, stat_text
+from rayfed.report.measured import IN_LOCAL, personalised, unmeasured
 from rayfed.report.read import Group, Run, grouped, shorten
 
 LAST = 10  # evaluated rounds, at most, in the mean of the last
@@ -31,6 +32,7 @@ HEADS = {
     "last": "last (%)",
     "last_10": f"mean of last {LAST} (%)",
     "forgetting": "forgetting (%)",
+    "personalised": f"personalised, mean of last {LAST} (%)",  # of runs that measured `local`
 }
 
 
@@ -56,18 +58,18 @@ class Row:
     name: str
     runs: Sequence[Run]
     behind: Sequence[Run]  # with fewer rounds, so that they do not count
-    figures: dict[str, Stat]  # best, last, last_10, forgetting
+    figures: dict[str, Stat]  # by the keys of `figures` that all runs have
     pairs: Sequence[tuple[Run, Run]]  # of the reference's runs and these; empty for a reference
     difference: Difference | None  # None for a reference
     unlike: str  # of a reference that is not the first row: in what it differs, so that they are not compared
 
 
 def rows(runs: Sequence[Run], of: str = "last", first: str = "") -> list[Row]:
-    """A row for each group; the difference `of` "best", "last" or "last_10" is from the first group that has its pairs.
+    """A row for each group; the difference `of` an accuracy of `HEADS` is from the first group that has its pairs.
 
     `first` is the name, or the end of the name, of the groups that come first, such as fedavg. Runs without an
-    evaluated round are left out. Raises `InputError` if no other is there, for a `first` that no group has, and for two
-    runs in a group that are a pair: they would count as two seeds.
+    evaluated round are left out. Raises `InputError` if no other is there, for a `first` that no group has, for a run
+    without the accuracy `of`, and for two runs in a group that are a pair: they would count as two seeds.
     """
     groups = grouped([run for run in runs if run.evaluated[1:].any()])
     if not groups:
@@ -78,17 +80,21 @@ def rows(runs: Sequence[Run], of: str = "last", first: str = "") -> list[Row]:
         counted = [*group.runs, *(run for run in group.behind if run.summary.get("ended_early"))]
         behind = [run for run in group.behind if run not in counted]
         _refuse_twins(counted)
-        known = {key: spread([figures(run)[key] for run in counted]) for key in HEADS}
+        numbers = {run.folder: figures(run) for run in counted}
+        if without := [run for run in counted if of not in numbers[run.folder]]:
+            raise unmeasured(without[0], "local", "personalised accuracy")
+        every = [key for key in HEADS if all(key in known for known in numbers.values())]
+        stats = {key: spread([known[key] for known in numbers.values()]) for key in every}
         references = [(row, found) for row in made if not row.pairs and (found := _pairs(row.runs, counted))]
         pairs: list[tuple[Run, Run]] = []
         difference, unlike = None, ""
         if references:
             reference, pairs = references[0]
-            gaps = [figures(run)[of] - figures(other)[of] for other, run in pairs]
+            gaps = [numbers[run.folder][of] - figures(other)[of] for other, run in pairs]
             difference = Difference(reference.name, len(gaps), float(np.mean(gaps)), interval(gaps))
         elif made:
             unlike = _unlike(made[0].runs, counted)
-        made.append(Row(name, counted, behind, known, pairs, difference, unlike))
+        made.append(Row(name, counted, behind, stats, pairs, difference, unlike))
     return made
 
 
@@ -99,11 +105,13 @@ def _ordered(groups: dict[str, Group], first: str) -> list[tuple[str, Group]]:
 
 
 def figures(run: Run) -> dict[str, float]:
-    """The numbers of an evaluated run by their keys in `HEADS`."""
+    """The numbers of an evaluated run by their keys in `HEADS`; "personalised" only where it was measured."""
     accuracy = 100 * run.rounds["test_accuracy"][run.evaluated][1:]
     last = float(np.mean(accuracy[-LAST:]))
     forgetting = 100 * float(run.rounds["forgetting"][run.evaluated][-1])
-    return {"best": float(accuracy.max()), "last": float(accuracy[-1]), "last_10": last, "forgetting": forgetting}
+    known = {"best": float(accuracy.max()), "last": float(accuracy[-1]), "last_10": last, "forgetting": forgetting}
+    measured = "local" in run.job["measure"] and IN_LOCAL in run.notes
+    return known | ({"personalised": personalised(run, LAST)} if measured else {})
 
 
 def pair_of(run: Run) -> tuple[Any, ...]:
@@ -158,11 +166,12 @@ def sheet(runs: Sequence[Run], form: str, of: str = "last", target: float | None
     """
     found = rows(runs, of, first)
     several = sum(not row.pairs for row in found) > 1
+    heads = {key: text for key, text in HEADS.items() if any(key in row.figures for row in found)}
     head = [
         "run",
         "seeds",
         "rounds",
-        *HEADS.values(),
+        *heads.values(),
         f"difference in {of.replace('_', ' ')} (points)",
         *(["from"] if several else []),
     ]
@@ -170,9 +179,9 @@ def sheet(runs: Sequence[Run], form: str, of: str = "last", target: float | None
     lines, records = [], []
     for row in found:
         line = [row.name, str(len(row.runs)), rounds_text(row)]
-        line += [stat_text(row.figures[key], 2) for key in HEADS]
+        line += [stat_text(row.figures[key], 2) if key in row.figures else "" for key in heads]
         line += [_gap(row, form), *([row.difference.reference if row.difference else ""] if several else [])]
-        record = _record(row)
+        record = _record(row, heads)
         if target is not None:
             reached, faster = _to_target(row, target)
             line += [_reached(reached), stat_text(spread(faster), 2) if faster else ""]
@@ -253,9 +262,10 @@ def _gap(row: Row, form: str) -> str:
     return MARKS[form].format(text) if row.difference.sure else text
 
 
-def _record(row: Row) -> dict[str, Any]:
+def _record(row: Row, keys: Iterable[str]) -> dict[str, Any]:
     record: dict[str, Any] = {"run": row.name, "seeds": len(row.runs), "rounds": row.runs[0].summary["rounds"]}
-    for key, (mean, deviation) in row.figures.items():
+    for key in keys:
+        mean, deviation = row.figures.get(key, (None, None))
         record |= {key: mean, f"{key}_spread": deviation}
     gap = row.difference
     low, high = gap.interval if gap and gap.interval else (None, None)
