@@ -91,6 +91,11 @@ class Restarted(RuntimeError):
     """Ray has restarted an actor, which has not opened the run again yet."""
 
 
+def first_line(error: BaseException | None) -> str:
+    """What an error says first; of an error without text, its type."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
 def did_you_mean(given: str, allowed: Iterable[str], near: str = "") -> str:
     """The end of a message about an unknown name: the nearest valid name, or `near`, and all valid names.
 

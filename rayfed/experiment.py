@@ -112,10 +112,7 @@ def run(
     """
     if force and resume:
         raise InputError("force begins the run again, and resume continues it: give one of the two")
-    if isinstance(job, Job):
-        job = _read(job.table(), overrides, method or job.method)
-    else:
-        job = _read(read_toml(job), overrides, method)
+    job = _read(job if isinstance(job, Job) else read_toml(job), overrides, method)
     return run_checked(job, display, force=force, resume=resume, other_bits=other_bits)
 
 
@@ -143,10 +140,9 @@ def resume(
 
     `run` is its folder, or the folder or URI of its checkpoints. `overrides` may change where the work is done
     (`ray.*`), where results go (`output.*`, `track`), what is measured (`measure*`, `data.domain`), how many rounds
-    there are and when they end early (`train.num_rounds`, `train.patience`); a `method` that was made in Python and
-    cannot be named in a job file is given again. Raises `InputError` where there is nothing to continue from, and where
-    the hardware, the partition or the code of the user's own modules is other than before: with `other_bits` the run
-    continues all the same, and `environment.json` notes it.
+    there are and when they end early (`train.num_rounds`, `train.patience`); a `method` made in Python that a job file
+    cannot name is given again. Raises `InputError` where nothing is there to continue from, and where the hardware, the
+    partition or the code of the user's own modules has changed: with `other_bits`, `environment.json` says so.
     """
     job, saved = _find(run, overrides, method)
     return _train(job, display, saved, force=False, other_bits=other_bits, on_ray=job.ray.mode == "on")
@@ -261,8 +257,7 @@ def _find(run: str | Path, overrides: Mapping[str, Any] | None, method: Method |
     if job := _job_of(run, overrides, method):
         if saved := newest(checkpoints_of(job)):
             return job, saved
-        begin = f"begin again: rayfed run {folder_of(job) / 'job.toml'} --force"
-        raise InputError(f"'{run}' holds no checkpoint to continue from; {begin}")
+        raise InputError(f"'{run}' holds no checkpoint; begin again: rayfed run {folder_of(job) / 'job.toml'} --force")
     if saved := newest(Folder(str(run))):
         return _read(saved.manifest["job"], overrides, method), saved
     raise InputError(f"'{run}' is neither the folder of a run nor a folder of checkpoints")
@@ -282,11 +277,16 @@ def _job_of(run: str | Path, overrides: Mapping[str, Any] | None, method: Method
     return job
 
 
-def _read(tables: Mapping[str, Any], overrides: Mapping[str, Any] | None, method: Method | None) -> Job:
+def _read(job: Mapping[str, Any] | Job, overrides: Mapping[str, Any] | None, method: Method | None) -> Job:
     """A job from its tables. A `method` made in Python replaces theirs, which may not be importable."""
+    named = [key for key in overrides or {} if key.partition(".")[0] == "method"]
+    if named and method is not None:
+        raise InputError(f"the method is given twice, as `method` and as '{named[0]}' in `overrides`; give it once")
+    if isinstance(job, Job):
+        method, job = method or (None if named else job.method), job.table()
     if method is None:
-        return read_job(tables, overrides)
-    return replace(read_job({**tables, "method": "fedavg"}, overrides), method=method)
+        return read_job(job, overrides)
+    return replace(read_job({**job, "method": "fedavg"}, overrides), method=method)
 
 
 @timed("page")

@@ -177,7 +177,8 @@ def _newer() -> dict[str, dict[str, Any]]:
 
 def completed(tables: Mapping[str, Any]) -> dict[str, Any]:
     """A resolved job's tables, which may be older than some keys, with all keys: so jobs of any age compare."""
-    return {**tables, **{section: {**usual, **tables.get(section, {})} for section, usual in _newer().items()}}
+    usual = {key: value for key, value in table(Job("defaults")).items() if key in MEASURE}
+    return usual | {**tables, **{section: {**keys, **tables.get(section, {})} for section, keys in _newer().items()}}
 
 
 def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

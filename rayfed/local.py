@@ -1,7 +1,6 @@
 """A client's work: survey, train, evaluate. The only local training loop of the package.
 
-Everything here is a function of the site (the same during a whole run), the round's broadcast and the client, so it may
-run in any process, in any order, and again.
+A function of the run's site, the round's broadcast and the client, so any process may do it, in any order, and again.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ class Desk:
 
     def frozen(self, own: Weights) -> Frozen:
         """Frozen copies for the next client: the global model's is kept, those of one client alone are dropped."""
-        return Frozen(self.site.model, own) if own else self._frozen.only(self.broadcast.weights)
+        return Frozen(self.site.model, own) if own else self._frozen.keep_only(self.broadcast.weights)
 
     def model(self, weights: Weights) -> nn.Module:
         """The model with these weights, which the next client will train again."""
@@ -163,7 +162,7 @@ def survey(desk: Desk, client: int) -> dict[str, Tree]:
     site, broadcast, view = desk.site, desk.broadcast, _view(desk, client, {})
     surveyors = [part for part in parts_at(site.job.method, broadcast.round) if defines(part, "survey")]
     with _isolated(site, seed_of(site.job.seed, Purpose.CLIENT, broadcast.round, client)):
-        return {part.slot: part.survey(view.for_part(part.slot, broadcast.states, {}, {})) for part in surveyors}
+        return {p.slot: p.survey(view.for_part(p.slot, broadcast.since, broadcast.states)) for p in surveyors}
 
 
 def train(desk: Desk, client: int, memory: dict[str, Tree]) -> Reply:
@@ -180,7 +179,8 @@ def train(desk: Desk, client: int, memory: dict[str, Tree]) -> Reply:
     stay = local_names(parts, site.model)
     with _isolated(site, seed):
         view = _view(desk, client, recalled(stay, memory))
-        views = {p.slot: view.for_part(p.slot, broadcast.states, broadcast.payloads, memory) for p in parts}
+        known = broadcast.since, broadcast.states, broadcast.payloads, memory
+        views = {part.slot: view.for_part(part.slot, *known) for part in parts}
         local = {part.slot: part.begin(views[part.slot]) for part in parts}
         model = desk.model(view.weights)
         losses, notes = _descend(site, model, view, parts, local, rng)
@@ -285,7 +285,7 @@ def _view(desk: Desk, client: int, own: Weights) -> ClientView:
 
 
 def server_view(site: Site, round: int, weights: Weights) -> ServerView:
-    """The view of a part's `tell`; its samples are the auxiliary set."""
+    """The view of a part's `tell` and `update`; its samples are the auxiliary set."""
     return ServerView(**_common_view(site, round, weights, site.federation.auxiliary, Frozen(site.model)))
 
 

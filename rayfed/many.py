@@ -24,8 +24,8 @@ def run_many(
     """Run jobs, as many at once as there is room for, and give each as it ends.
 
     Each continues where it was begun, or begins again with `force`. `watch` is told, each second, which are under way;
-    each has a `display` in its own process.
-    Gives nothing where they would be done sooner one after the other (`connected_for_many`).
+    each has a `display` in its own process. Where one job after the other is done sooner (`connected_for_many`), this
+    runs none and gives none, and the caller runs them.
     """
     if not jobs or jobs[0].ray.mode == "off":
         return

@@ -66,13 +66,11 @@ def cut(num_examples: Mapping[int, int], training: Training) -> list[Task]:
     left = sum(images.values())
     most, tasks = max(training.task_images, left / MOST_TASKS), []
     while waiting:
-        room, task = min(most, left / TAPER), [waiting.popleft()]
-        left -= images[task[0]]
-        room -= images[task[0]]
-        while waiting and images[waiting[0]] <= room:
-            task.append(waiting.popleft())
-            left -= images[task[-1]]
-            room -= images[task[-1]]
+        task: list[int] = []
+        room = min(most, left / TAPER)
+        while waiting and (not task or images[waiting[0]] <= room):
+            task.append(client := waiting.popleft())
+            left, room = left - images[client], room - images[client]
         tasks.append(tuple(task))
     return tasks
 

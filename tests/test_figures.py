@@ -31,7 +31,7 @@ from rayfed.report import clients, features, global_model
 from rayfed.report.clients import ranks
 from rayfed.report.features import Trained, around, density, direction
 from rayfed.report.global_model import cosines, lost_of, matrices
-from rayfed.report.measured import drifts, spread
+from rayfed.report.measured import by_round, drifts
 from rayfed.report.page import comparison_page, run_page
 from rayfed.report.panels import apart, save
 from rayfed.report.read import of_clients, read_run
@@ -145,7 +145,7 @@ def test_consistency_is_the_cosine_with_the_evaluated_round_before(runs):
 
 def test_bands_are_means_and_deviations_over_the_clients_of_a_round():
     columns = {"round": np.array([7, 5, 5, 5, 9]), "x": np.array([3.0, 1.0, 2.0, np.nan, np.nan])}
-    found = spread(columns, "x", 10)
+    found = by_round(columns, "x", 10)
     assert found.rounds.tolist() == [5, 7, 9]
     np.testing.assert_allclose(found.mean, [15, 30, np.nan])
     np.testing.assert_allclose(found.deviation, [5, 0, np.nan])
@@ -222,7 +222,9 @@ def test_runs_that_differ_in_their_seed_are_one_panel(folders, tmp_path):
         (path / "job.toml").write_text(text.replace(f'name = "{folder.name}"', f'name = "grid/x/seed-{seed}"', 1))
         both.append(read_run(path))
     (place,) = drawn(clients.local, both).axes
-    of_each = [spread(of_clients(run.folder, "local.after.accuracy"), "local.after.accuracy", 100).mean for run in both]
+    of_each = [
+        by_round(of_clients(run.folder, "local.after.accuracy"), "local.after.accuracy", 100).mean for run in both
+    ]
     np.testing.assert_allclose(place.lines[1].get_ydata(), np.mean(of_each, axis=0))
     assert figure("local", tmp_path / "grid", "-o", tmp_path / "a.svg").exit_code == 0
     for kind in ("forgetting", "confusion", "counts", "tsne"):

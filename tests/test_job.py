@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import tomli_w
 
+import rayfed
 from rayfed import Job
 from rayfed.cli.options import read_override
 from rayfed.clients.settings import Training
 from rayfed.data.partition import PARTITIONS
 from rayfed.errors import InputError
 from rayfed.grid import Grid
-from rayfed.job import Model, Output, RayOptions, flat, make_job, override, read_job
+from rayfed.job import MEASURE, Model, Output, RayOptions, completed, flat, make_job, override, read_job
 from rayfed.local import open_data
 from rayfed.methods import Proximal, fedavg, fedlmd_tf, fedntd
 from rayfed.models.registry import MODELS as BUILDERS
@@ -262,3 +263,26 @@ def test_data_that_every_node_reads_has_an_absolute_path():
 def test_a_method_that_compose_has_not_made_is_refused(method):
     with pytest.raises(InputError, match=r"method = .*: not a method; make one with compose"):
         Job("x", method=method)
+
+
+def test_the_method_of_a_job_can_be_overridden_and_is_given_once(tmp_path):
+    """A job keeps a method made in Python, but for one that the overrides name."""
+    few = {"model.name": "lenet", "train.num_rounds": 1, "train.clients_per_round": 1, "train.local_steps": 1}
+    few |= {"ray.mode": "off", "output.path": str(tmp_path)}
+    job = replace(read_job("jobs/quickstart.toml", few), method=fedntd(beta=0.5))
+
+    def played(name, **given):
+        rayfed.run(job, {"name": name, **given})
+        return read_job(tmp_path / name / "job.toml").method
+
+    assert played("a") == fedntd(beta=0.5)
+    assert played("b", method="fedavg") == fedavg()
+    assert played("c", **{"method": "fedntd", "method.beta": 0.25}) == fedntd(beta=0.25)
+    with pytest.raises(InputError, match="the method is given twice, as `method` and as 'method' in `overrides`"):
+        rayfed.run(job, {"name": "d", "method": "fedavg"}, method=fedntd())
+
+
+def test_a_job_that_is_older_than_the_measures_is_completed():
+    new = read_job({"name": "a", "method": "fedavg"}).table()
+    old = {key: value for key, value in new.items() if key not in (*MEASURE, "clients")}
+    assert completed(old) == new == completed({**new})

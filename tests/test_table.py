@@ -19,9 +19,10 @@ import rayfed
 from rayfed.cli import main
 from rayfed.errors import InputError
 from rayfed.report import papers as of_papers
+from rayfed.report.compared import numbers
 from rayfed.report.forms import Sheet, as_csv, latex, markdown
 from rayfed.report.papers import coverage, read_paper
-from rayfed.report.read import read_run
+from rayfed.report.read import grouped, read_run
 from rayfed.report.table import Difference, T, interval, rows, sheet
 
 PAPERS = Path(__file__).resolve().parents[1] / "jobs" / "papers"
@@ -165,6 +166,9 @@ def test_a_run_that_has_ended_early_counts_with_its_own_rounds(run):
     assert (first.behind, second.behind) == ([one[2]], []), "one run is not yet as far"
     assert (second.difference.pairs, second.difference.mean) == (2, pytest.approx(30.0))
     assert [line[2] for line in sheet([*one, *two], "text").lines] == ["2 to 3", "1 to 3"]
+    group = grouped([*one, *two])[0]  # and the page of several runs counts the same ones
+    told = numbers(group, target=0.35)
+    assert (told[0], told[4], group.left_out) == ("0, 1", "2 to 3", [one[2]])
 
 
 def test_the_same_run_as_two_seeds_is_refused(run):

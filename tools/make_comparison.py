@@ -95,7 +95,7 @@ def record(setting: str, method: str, seed: int, run: Run | None) -> Record:
     if run is None:
         return Record(setting, method, seed, None, None, None, None)
     known = figures(run)
-    return Record(setting, method, seed, **known)
+    return Record(setting, method, seed, *(known[key] for key in Record._fields[3:]))
 
 
 def write_records(records: Sequence[Any], file: Path) -> None:
@@ -167,7 +167,10 @@ def inline(value: Any) -> str:
 
 def put_methods(job: str, methods: str) -> str:
     """A job file with another `grid.method`."""
-    return re.sub(r"^method = \[\n.*?^\]\n", lambda _: methods, job, flags=re.DOTALL | re.MULTILINE)
+    job, count = re.subn(r"^method = \[\n.*?^\]\n", lambda _: methods, job, flags=re.DOTALL | re.MULTILINE)
+    if count != 1:
+        raise InputError(f"a job file has one list `method = [`, and this one has {count}")
+    return job
 
 
 # The page -------------------------------------------------------------------------------------------------------------
@@ -214,7 +217,7 @@ def tables(records: Sequence[Record]) -> str:
     """Of each setting, and how forgetting goes with the last round."""
     first = headline(records)
     text = by_setting(records, {key: MEASURES[key] for key in (first, *list(MEASURES)[1:])})
-    pairs = [each[-2:] for each in records if each.last is not None]
+    pairs = [(each.last, each.forgetting) for each in records if each.last is not None]
     if len(pairs) > 1:
         correlation = np.corrcoef(np.array(pairs, float), rowvar=False)[0, 1]
         text.append(f"Over all runs, forgetting has a correlation of {correlation:.2f} with the last round.")
@@ -253,6 +256,8 @@ def put(page: str, texts: Mapping[str, str]) -> str:
     for name, text in texts.items():
         between = rf"(?<=<!-- {name} -->\n).*?(?=<!-- end of {name} -->)"
         before, *after = re.split(between, page, flags=re.DOTALL)
+        if len(after) != 1:
+            raise InputError(f"the page has {len(after)} places <!-- {name} --> with an end; it needs one")
         page = f"\n{text}\n\n".join([before, *after])
     return page
 
@@ -268,7 +273,9 @@ def draw(method: str, curves: Mapping[tuple[str, str], Sequence[np.ndarray]], pa
         axes = figure.subplots(2, len(SETTINGS), sharex=True, sharey="row", squeeze=False)
         for column, (setting, title) in enumerate(SETTINGS.items()):
             for name, colour in {BASELINE: "#888888", method: COLOURS[0]}.items():
-                seeds = 100 * np.stack(curves[setting, name])  # (seeds, 2, T), percent
+                if not (found := curves.get((setting, name))):  # all seeds have diverged
+                    continue
+                seeds = 100 * np.stack(found)  # (seeds, 2, T), percent
                 rounds = np.arange(1, seeds.shape[2] + 1)
                 for row in range(2):
                     low, high = seeds[:, row].min(axis=0), seeds[:, row].max(axis=0)

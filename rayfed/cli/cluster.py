@@ -95,7 +95,7 @@ def submit(
         lines = [
             ("cluster", cluster.address + said + (", on this machine" if here else "")),
             ("packed", f"{len(files):,} files, {decimal(sum(files.values()))}, and rayfed itself"),
-            *([("grid", f"{len(jobs)} runs, one after the other in one job")] if cells[0].grid else []),
+            *([("grid", f"{len(jobs)} runs in one job")] if cells[0].grid else []),
             *((key, path) for key, path in paths.items() if key != "output.path"),
             ("results", f"{results}" + ("" if here else ", on the cluster's head node")),
         ]

@@ -1,11 +1,11 @@
 """Losses against forgetting: pure functions of logits, features and labels. Nothing in here is federated.
 
 Shapes, everywhere: `B` batch, `C` classes, `D` features. Logits are (B, C), features (B, D), labels (B,) int64.
-Every loss is summed over classes, averaged over the batch, differentiable in its first argument only, and finite on
-logits of size 1e3; `decorrelation`, `class_decorrelation`, `feature_uniformity`, `relaxed_contrast`,
-`prediction_variance` and `logit_suppression` are of the batch as a whole. Softened losses have the factor `tau**2`
-(Hinton et al., 2015), so that the scale of the gradient does not depend on the temperature. This package needs torch
-and nothing else.
+Every loss is summed over classes, unless its docstring says mean; averaged over the batch; differentiable in its first
+argument only; and finite on logits of size 1e3. `decorrelation`, `class_decorrelation`, `feature_uniformity`,
+`relaxed_contrast`, `prediction_variance` and `logit_suppression` are of the batch as a whole. Softened losses have the
+factor `tau**2` (Hinton et al., 2015), so that the gradient's scale does not depend on the temperature. This package
+needs torch and nothing else.
 """
 
 # fmt: off

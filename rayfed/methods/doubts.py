@@ -65,7 +65,8 @@ def of_rounds(method: Method, training: Training) -> Iterator[str]:
 
 def _of_idle_rounds(method: Method, num_rounds: int) -> Iterator[str]:
     idle = [(first, last, parts) for first, last, parts in stages(method, 1, num_rounds) if not trains(parts)]
-    if (count := sum(last - first + 1 for first, last, _ in idle)) < 2 and (not count or idle[0][0] > 1):
+    count = sum(last - first + 1 for first, last, _ in idle)
+    if count == 0 or (count == 1 and idle[0][0] > 1):  # a single round, after training, is what such a method is for
         return
     names = " + ".join(name_of(type(part)) for part in idle[-1][2] if part.slot == "average")
     why = f"{names} changes a trained model, and no client trains in its rounds, which are {count} of {num_rounds}"

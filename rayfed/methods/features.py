@@ -56,7 +56,7 @@ class MeanFeatures:
     """The hooks that keep prototypes: the mean feature of each class over the round's clients, (C, D).
 
     Each client sends the sums and counts of its features by class, from its trained model on its un-augmented data. A
-    class that no client of a round holds keeps its prototype. Before round 2 there are none.
+    class that no client of a round holds keeps its prototype. In a part's first round there are none.
     """
 
     needs_features: ClassVar[bool] = True
@@ -75,8 +75,7 @@ class MeanFeatures:
 class Prototypes(MeanFeatures, Part):
     """Features pulled towards the mean feature of their label. FedProto (Tan et al., AAAI 2022), with averaging.
 
-    Each client sends the sums and counts of its features by class, from its trained model on its un-augmented data. A
-    class that no client of a round holds keeps its prototype.
+    The means are of the clients' trained models, over the clients of the round before.
     """
 
     mu: Annotated[float, Ge(0), "weight of the distance; 0 is FedAvg"] = 1.0
@@ -92,8 +91,9 @@ class Prototypes(MeanFeatures, Part):
 class PrototypeContrast(MeanFeatures, Part):
     """Features contrasted with the prototypes of all classes, then cross-entropy. FedProc (Mu et al., FGCS 2023).
 
-    `a CE + (1 - a) contrast`, where `a` grows from 0 to 1 over `rounds` rounds. The prototypes are those of
-    `Prototypes`; round 1 has none, and trains on cross-entropy alone, as in the authors' code (MuXutong/FedProc).
+    `a CE + (1 - a) contrast`, where `a` grows from 0 to 1 over `rounds` rounds of this part. The prototypes are those
+    of `Prototypes`; its first round has none, and trains on cross-entropy alone, as in the authors' code
+    (MuXutong/FedProc).
     """
 
     slot: ClassVar[str] = "supervise"
@@ -103,7 +103,7 @@ class PrototypeContrast(MeanFeatures, Part):
         return prototypes, None if prototypes is None else prototypes["means"]
 
     def begin(self, client: ClientView) -> tuple[Tensor | None, float]:
-        return client.payload, min(1.0, (client.round - 1) / self.rounds)
+        return client.payload, min(1.0, (client.round - client.since) / self.rounds)
 
     def loss(self, batch: Batch, local: tuple[Tensor | None, float]) -> Tensor:
         prototypes, share = local
@@ -118,7 +118,7 @@ class PrototypeMargin(MeanFeatures, Part):
     """Features kept as far from other classes as their own prototype is. In FedMR (Fan et al., TMLR 2023).
 
     For the paper's inter-class loss, from memory, as the authors' code has none: `rayfed.losses.prototype_margin`. The
-    prototypes are those of `Prototypes`; round 1 has none.
+    prototypes are those of `Prototypes`; a part's first round has none.
     """
 
     inter: Annotated[float, Ge(0), "weight of the margins between classes; 0 has none"] = 1.0

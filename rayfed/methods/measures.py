@@ -1,8 +1,9 @@
 """What can be measured of a run beside its loss: of a client's model, and of a round's updates together.
 
-Measures of a client compare the global model before its training with the client's model after it, on a sample of the
-test images; their numbers become notes of the client's round. Measures of a round become notes of the round. None of
-them changes the training. `N` images, `C` classes, `D` features or neurons, `P` parameters.
+Measures of a client compare the model with which it begins (the global model, with what the client has kept of its own)
+with its model after its training, on a sample of the test images; their numbers become notes of the client's round.
+Measures of a round become notes of the round. None of them changes the training. `N` images, `C` classes, `D` features
+or neurons, `P` parameters.
 """
 
 from __future__ import annotations

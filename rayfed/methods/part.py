@@ -30,7 +30,7 @@ FedProx (Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 20
 import difflib
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from typing import Any, ClassVar
 
@@ -47,7 +47,6 @@ ROLES = ("supervise", "average")  # slots that `compose` fills where no part doe
 HOOKS = ("check", "local_names", "init", "survey", "tell", "begin", "loss", "report", "update")
 
 Parts = tuple["Part", ...]
-Method = Parts | Callable[[int], Parts]  # a tuple of parts, or a function of the round (1, 2, ...) that gives one
 
 
 class Part(Checked):
@@ -138,17 +137,17 @@ def defines(part: Part, hook: str) -> bool:
     return getattr(type(part), hook) is not getattr(Part, hook)
 
 
-def parts_at(method: Method, round: int) -> Parts:
+def parts_at(method: "Method", round: int) -> Parts:
     """The parts in force in a round."""
-    return method(round) if callable(method) else method
+    return method(round) if isinstance(method, Switch) else method
 
 
 @dataclass(frozen=True)
 class Switch:
     """A method that changes in time: `before` in rounds 1 to `at - 1`, `after` from round `at` on (FedLMD, Fig. 8)."""
 
-    before: Method
-    after: Method
+    before: "Method"
+    after: "Method"
     at: int
 
     def __post_init__(self) -> None:
@@ -162,6 +161,7 @@ class Switch:
 
 
 switch = Switch  # as a verb, like `compose`
+Method = Parts | Switch
 
 
 def trains(parts: Parts) -> bool:
@@ -249,12 +249,16 @@ def arrange(parts: Parts) -> Parts:
     taken: dict[str, Part] = {}
     for part in parts:
         if not isinstance(part, Part):
-            rather = f", but {part.__name__}() is" if isinstance(part, type) and issubclass(part, Part) else ""
+            name = getattr(part, "__name__", "")
+            rather = f"; did you mean {name}()?" if callable(part) and name.isidentifier() else ""
             raise InputError(f"a method is made of parts; {told(part)} is not a part{rather}")
         if not is_dataclass(part):
             raise InputError(f"{told(part)} is not a dataclass; put @dataclass(frozen=True) above its class")
         if not any(defines(part, hook) for hook in HOOKS):
             raise InputError(f"{told(part)} has no hook, and would change nothing; the hooks are {', '.join(HOOKS)}")
+        if part.slot == "average" and not defines(part, "update"):
+            text = "fills the slot 'average', so it has to define update, and return step.towards(weights) there"
+            raise InputError(f"{told(part)} {text}")
         if part.slot in taken:
             both = f"{taken[part.slot]!r} and {part!r}"
             rather = "to combine two methods, add the second method's own part rather than its whole recipe"

@@ -72,7 +72,7 @@ class HeadThenBody(Part):
             raise InputError(f"{self!r}: nothing in the model's {idle.pop()} trains; freeze fewer of its parameters")
 
     def begin(self, client: ClientView) -> Iterator[bool]:
-        return chain(repeat(True, int(self.head * client.steps)), repeat(False))
+        return chain(repeat(True, int(round(self.head * client.steps, 9))), repeat(False))  # 0.7 * 90 is 62.99...
 
     def loss(self, batch: Batch, trains_head: Iterator[bool]) -> Tensor:
         loss = losses.cross_entropy(batch.logits, batch.labels)

@@ -36,6 +36,8 @@ RECIPES: dict[str, Callable[..., Parts]] = {
     for name, function in vars(recipes).items()
     if inspect.isfunction(function) and function.__module__ == recipes.__name__ and name not in ("compose", "recipe")
 }
+for name, function in RECIPES.items():  # those that `recipe` made have no name of their own
+    function.__name__ = function.__qualname__ = name
 PARTS: dict[str, type[Part]] = {
     name_of(cls): cls
     for module in (
@@ -91,10 +93,6 @@ def write_method(method: Method) -> Any:
         after = write_method(method.after)
         later = after if isinstance(method.after, Switch) else [{"method": after}]
         return [{"until": method.at - 1, "method": write_method(method.before)}, *later]
-    if callable(method):
-        raise InputError(
-            f"method = {told(method)}: a job can hold parts, or a `switch` between them; no other function"
-        )
     return [{"name": name_in(PARTS, type(part)), **table(part)} for part in method]
 
 
@@ -129,8 +127,6 @@ def describe(method: Method) -> str:
     """
     if isinstance(method, Switch):
         return f"{describe(method.before)}; from round {method.at} on: {describe(method.after)}"
-    if not isinstance(method, tuple):
-        return told(method)
     held = {f.name: getattr(part, f.name) for part in reversed(method) for f in dataclasses.fields(part)}  # type: ignore[arg-type]
     found = []
     for name, recipe in RECIPES.items():

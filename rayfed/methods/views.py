@@ -69,8 +69,8 @@ class Frozen:
             self._made[id(weights)] = weights, model
         return self._made[id(weights)][1]
 
-    def only(self, weights: Weights) -> Frozen:
-        """This, without the copies of all other weights."""
+    def keep_only(self, weights: Weights) -> Frozen:
+        """Drop the copies of all other weights; gives itself."""
         self._made = {key: made for key, made in self._made.items() if key == id(weights)}
         return self
 
@@ -146,12 +146,19 @@ class ClientView(View):
     state: Tree = None  # the server's, for a part that defines `survey`
     payload: Tree = None  # from this part's `tell`
     memory: Tree = None  # from this part's last `report` on this client; None the first time
+    since: int = 1  # the first round in which this part acts, of a method that changes in time
 
     def for_part(
-        self, slot: str, states: dict[str, Tree], payloads: dict[str, Tree], memory: dict[str, Tree]
+        self,
+        slot: str,
+        since: dict[str, int],
+        states: dict[str, Tree],
+        payloads: dict[str, Tree] | None = None,
+        memory: dict[str, Tree] | None = None,
     ) -> ClientView:
-        """The view that the part in `slot` gets."""
-        return replace(self, state=states.get(slot), payload=payloads.get(slot), memory=memory.get(slot))
+        """The view that the part in `slot` gets, from what all slots have."""
+        told, kept = (payloads or {}).get(slot), (memory or {}).get(slot)
+        return replace(self, state=states.get(slot), payload=told, memory=kept, since=since[slot])
 
 
 RESERVED = ("loss.", "local.", "drift.")  # beginnings of the names of terms and measures

@@ -95,7 +95,7 @@ def of_groups(groups: Sequence[Group], names: Sequence[str], found: Sequence[Row
 
 
 def _of(group: Group, figure: str) -> list[float]:
-    return [run.summary["last"][figure] for run in group.runs if run.summary.get("last")]
+    return [run.summary["last"][figure] for run in group.counted if run.summary.get("last")]
 
 
 def _order(known: dict[str, list[float]]) -> list[str]:

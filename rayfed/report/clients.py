@@ -1,4 +1,4 @@
-"""Figures of the clients' models beside the global model, from the notes of `measure = ["local", "drift"]`.
+"""Figures of the clients' models before and after their training, from the notes of `measure = ["local", "drift"]`.
 
 Each is a function of runs. Raises `InputError` where a run lacks what is to be drawn. `M` clients of measured rounds.
 """
@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from rayfed.errors import InputError
-from rayfed.report.measured import DISTANCES, WHEN, WHERE, drifts, measured_on, noted, spread
+from rayfed.report.measured import DISTANCES, WHEN, WHERE, by_round, drifts, measured_on, noted
 from rayfed.report.panels import MARKERS, apart, headline, in_rows, legend, line, panels, span, wide
 from rayfed.report.read import Columns, Group, Run
 from rayfed.report.style import COLOURS, INK
@@ -32,7 +32,7 @@ def local(runs: Sequence[Run]) -> Figure:
     figure, axes = in_rows(title, len(groups), 3.0, sharex=True, sharey=True)
     for place, (name, columns) in zip(axes.flat, found.items(), strict=False):
         for number, (when, words) in enumerate(WHEN.items()):
-            values = spread(columns, f"local.{when}.accuracy", 100)
+            values = by_round(columns, f"local.{when}.accuracy", 100)
             line(place, number, values.rounds, values.mean, *values.band(100), words)
         place.set(title=name, xlabel="round", ylim=(0, 100))
     for place in axes[:, 0]:
@@ -54,7 +54,7 @@ def in_out(runs: Sequence[Run], round: int | None = None) -> Figure:
         chosen = rounds_of(group, found[name]["round"], round)
         for place, (where, words) in zip(places, WHERE.items(), strict=True):
             for side, (when, label) in zip((-0.2, 0.2), WHEN.items(), strict=True):
-                values = spread(found[name], f"local.{when}.{where}", 100)
+                values = by_round(found[name], f"local.{when}.{where}", 100)
                 rows = np.searchsorted(values.rounds, chosen)
                 low, high = values.band(100)
                 ends = np.stack([values.mean - low, high - values.mean])[:, rows]
@@ -120,7 +120,7 @@ def divergence(runs: Sequence[Run]) -> Figure:
         beyond = f"{(y > top).sum()} points are higher, up to {y.max():.3g}" if (y > top).any() else ""
         place.set(title=f"{name}\n{correlation(x, y)}", xlabel=beyond, ylim=(0, top))
         for axes, (note, words) in zip(lines, DISTANCES.items(), strict=True):
-            values = spread(columns, note)
+            values = by_round(columns, note)
             line(axes, number, values.rounds, values.mean, *values.band(MOST.get(note, np.inf)), name)
             axes.set(title=words.partition(" (")[0].capitalize(), xlabel="round", ylabel=words)
     for axes in lines:

@@ -24,18 +24,20 @@ VARIED = ("seed", "data.partition.seed", "hash of the partition")  # may differ 
 
 def numbers(group: Group, target: float) -> list[str]:
     """A group's row in the table; of several runs, means and deviations."""
-    seeds = listed(run.job["seed"] for run in group.runs)
-    reached = listed(rounds_to_target(run.rounds["test_accuracy"][1:], target) or "never" for run in group.runs)
-    if len(group.runs) == 1:
-        shown = [f"{value} ({note})" if note else value for _, value, note in headline(group.runs[0])]
+    runs = group.counted
+    seeds = listed(run.job["seed"] for run in runs)
+    reached = listed(rounds_to_target(run.rounds["test_accuracy"][1:], target) or "never" for run in runs)
+    if len(runs) == 1:
+        shown = [f"{value} ({note})" if note else value for _, value, note in headline(runs[0])]
         return [seeds, *shown, reached]
-    totals = [run.summary for run in group.runs]
+    totals = [run.summary for run in runs]
     shares = [
         mean_percent([total[which][figure] for total in totals if which in total])
         for which, figure in (("best", "test_accuracy"), ("last", "test_accuracy"), ("last", "forgetting"))
     ]
     seconds, down, up = (int(np.mean([total.get(key, 0) for total in totals])) for key in COSTS)
-    rounds = f"{totals[0]['rounds']:,}"
+    played = [total["rounds"] for total in totals]
+    rounds = " to ".join(f"{count:,}" for count in sorted({min(played), max(played)}))
     return [seeds, *shares, rounds, str(timedelta(seconds=seconds)), size(down), size(up), reached]
 
 
@@ -76,7 +78,7 @@ def class_losses(groups: Sequence[Group]) -> list[list[Any]]:
     """A row per class, the worst first: how much of it each group has lost, as the mean over its runs."""
     found: dict[str, list[list[float]]] = {}
     for number, group in enumerate(groups):
-        for loss in (loss for run in group.runs for loss in forgotten(run)):
+        for loss in (loss for run in group.counted for loss in forgotten(run)):
             found.setdefault(loss.name, [[] for _ in groups])[number].append(loss.lost)
     means = {name: [float(np.mean(lost)) if lost else math.nan for lost in losses] for name, losses in found.items()}
     worst = sorted(means, key=lambda name: -max(np.nan_to_num(means[name], nan=-np.inf)))[:MOST_ROWS]

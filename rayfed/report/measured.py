@@ -8,7 +8,7 @@ import numpy as np
 from rayfed.errors import InputError
 from rayfed.report.read import Columns, Group, Run, of_clients, tested
 
-WHEN = {"before": "before (the global model)", "after": "after (the clients' models)"}
+WHEN = {"before": "before the client's training", "after": "after the client's training"}
 WHERE = {"in_local": "own classes (in-local)", "out_local": "other classes (out-local)"}
 IN_LOCAL = "local.after.in_local"  # of the client's model on test examples that are distributed as the client's
 DISTANCES = {
@@ -29,7 +29,7 @@ class Spread(NamedTuple):
         return np.maximum(self.mean - self.deviation, 0), np.minimum(self.mean + self.deviation, most)
 
 
-def spread(columns: Columns, name: str, factor: float = 1) -> Spread:
+def by_round(columns: Columns, name: str, factor: float = 1) -> Spread:
     """Mean and standard deviation over the clients of each round; a client without the number does not count."""
     rounds, index = np.unique(columns["round"], return_inverse=True)
     known = np.isfinite(columns[name])
@@ -54,8 +54,8 @@ def personalised(run: Run, last: int, when: str = "after") -> float:
 
     Over the clients of a round, each once, and over the last measured rounds.
     """
-    name = IN_LOCAL.replace("after", when)
-    return float(spread(noted([run], "local", name), name, 100).mean[-last:].mean())
+    name = f"local.{when}.in_local"
+    return float(by_round(noted([run], "local", name), name, 100).mean[-last:].mean())
 
 
 def unmeasured(run: Run, measure: str, what: str) -> InputError:

@@ -8,7 +8,7 @@ import numpy as np
 from rayfed.errors import InputError
 from rayfed.report import charts
 from rayfed.report.charts import Chart, Line
-from rayfed.report.measured import DISTANCES, WHEN, WHERE, drifts, noted, spread
+from rayfed.report.measured import DISTANCES, WHEN, WHERE, by_round, drifts, noted
 from rayfed.report.read import MOST_ACROSS, Columns, Group, Run, dealt, grouped, of_rounds, shorten
 
 BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
@@ -129,7 +129,7 @@ def local_models(run: Run) -> list[Chart]:
             columns = noted([run], "local", *(f"local.{when}.{key}" for when in WHEN))
             drawn = []
             for number, (when, name) in enumerate(WHEN.items()):
-                values = spread(columns, f"local.{when}.{key}", 100)
+                values = by_round(columns, f"local.{when}.{key}", 100)
                 drawn.append(Line(name, number, values.rounds, values.mean, *values.band(100)))
             title = f"Local models: {words}"
             found.append(charts.lines(f"local-{key}".replace("_", "-"), title, "accuracy (%)", drawn, "%"))
@@ -155,7 +155,7 @@ def local_groups(groups: Sequence[Group]) -> Iterator[Chart]:
             name, drawn = f"local.{when}.{where}", []
             for number, (group, title) in enumerate(zip(groups, shorten(groups), strict=True)):
                 with suppress(InputError):
-                    of_runs = [spread(noted([run], "local", name), name, 100) for run in group.runs]
+                    of_runs = [by_round(noted([run], "local", name), name, 100) for run in group.runs]
                     rounds = of_runs[0].rounds[
                         np.all([np.isin(of_runs[0].rounds, of.rounds) for of in of_runs], axis=0)
                     ]

@@ -67,6 +67,16 @@ class Group(NamedTuple):
     runs: list[Run]  # those with the most rounds, so that their numbers have a mean
     behind: list[Run]  # the others
 
+    @property
+    def counted(self) -> list[Run]:
+        """The runs that have played all that their jobs ask for: also those that ended early, in however few rounds."""
+        return [*self.runs, *(run for run in self.behind if run.summary.get("ended_early"))]
+
+    @property
+    def left_out(self) -> list[Run]:
+        """The runs that do not count, since others have played more rounds."""
+        return [run for run in self.behind if not run.summary.get("ended_early")]
+
 
 class ClassLoss(NamedTuple):
     """How much of a class was forgotten. The mean of `lost` is the run's forgetting (`metrics.forgetting`)."""

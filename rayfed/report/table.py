@@ -76,10 +76,7 @@ def rows(runs: Sequence[Run], of: str = "last", first: str = "") -> list[Row]:
         raise InputError(f"'{runs[0].folder}' has no evaluated round yet, so there is nothing to put into a table")
     made: list[Row] = []
     for name, group in _ordered(dict(zip(shorten(groups), groups, strict=True)), first):
-        # A run that has ended early has played all that its job asks for, in however few rounds.
-        counted = [*group.runs, *(run for run in group.behind if run.summary.get("ended_early"))]
-        behind = [run for run in group.behind if run not in counted]
-        _refuse_twins(counted)
+        _refuse_twins(counted := group.counted)
         numbers = {run.folder: figures(run) for run in counted}
         if without := [run for run in counted if of not in numbers[run.folder]]:
             raise unmeasured(without[0], "local", "personalised accuracy")
@@ -94,7 +91,7 @@ def rows(runs: Sequence[Run], of: str = "last", first: str = "") -> list[Row]:
             difference = Difference(reference.name, len(gaps), float(np.mean(gaps)), interval(gaps))
         elif made:
             unlike = _unlike(made[0].runs, counted)
-        made.append(Row(name, counted, behind, stats, pairs, difference, unlike))
+        made.append(Row(name, counted, group.left_out, stats, pairs, difference, unlike))
     return made
 
 
@@ -212,7 +209,7 @@ def remarks(row: Row) -> list[str]:
     """What the numbers of a row do not say."""
     jobs = [copy.deepcopy(protocol(run.job)) for run in row.runs]
     for job in jobs:
-        job["train"].pop("num_rounds")  # runs of a row have played equally many
+        job["train"].pop("num_rounds")  # the runs of a row have played equally many, or ended early
         job["data"]["partition"].pop("seed", None)
     mixed = [text for job in jobs[1:] for text in differences(jobs[0], job, "in one run", "in another")]
     notes = [f"its runs differ in more than their seeds: {text}" for text in dict.fromkeys(mixed)]

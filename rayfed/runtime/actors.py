@@ -61,7 +61,7 @@ class ClientActor:
     def evaluate(self, weights: Packed, pieces: Sequence[tuple[int, int]], look: Look) -> list[Any]:
         return answer(self._worker.evaluate, weights, pieces, look)
 
-    def measure(self, site: Sequence[ObjectRef]) -> int:
+    def measure_memory(self, site: Sequence[ObjectRef]) -> int:
         """The GPU memory in bytes that this process takes for the largest client; 0 on a pretended GPU."""
         device_given()  # refuses a GPU that torch does not see
         return peak_bytes(ray.get(site[0]))

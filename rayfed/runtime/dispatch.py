@@ -16,7 +16,7 @@ import ray
 from ray import ObjectRef
 from ray.exceptions import ObjectLostError, RayError
 
-from rayfed.errors import ClientFailed, KilledActors, RunFailed, WorkersLost, uncoloured
+from rayfed.errors import ClientFailed, KilledActors, RunFailed, WorkersLost, first_line, uncoloured
 from rayfed.runtime.causes import cause_of, is_gpu_fault, is_loss, lost_object
 from rayfed.runtime.crew import Crew, Member, named
 from rayfed.runtime.head import memory_was_full
@@ -183,8 +183,7 @@ class Dispatch:
             elif is_gpu_fault(error) and flight.index not in self._faulty:
                 self._faulty[flight.index] = member.node_id
                 self.crew.open(member, kill=True)  # the error would stay in its process
-                said = str(cause_of(error)).partition("\n")[0]
-                self._run_again(flight, f"the GPU of {member} failed ({said})", error, how="GPU")
+                self._run_again(flight, f"the GPU of {member} failed ({first_line(cause_of(error))})", error, how="GPU")
             else:
                 raise _failure(call, member, error) from None
             return

@@ -80,7 +80,7 @@ def measure_share(
                 "largest client; try again when other jobs are done, or give the part of a GPU that a client needs, "
                 "such as ray.num_gpus = 0.25"
             ) from None
-        asked = [probe.measure.remote([site_at(node)])]
+        asked = [probe.measure_memory.remote([site_at(node)])]
         asked += [_gpu_bytes.options(scheduling_strategy=strategy).remote() for strategy in strategies]
         needed, *sizes = _got(asked, MEASURE_LIMIT, "the largest client, which is measured on a whole GPU")
     except GetTimeoutError:

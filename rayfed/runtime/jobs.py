@@ -17,7 +17,7 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from rayfed.errors import ClusterLost, InputError, did_you_mean
+from rayfed.errors import ClusterLost, InputError, did_you_mean, first_line
 from rayfed.runtime import OWNER
 from rayfed.runtime.tokens import ADVICE, read_token
 
@@ -197,8 +197,7 @@ def no_token(url: str) -> InputError:
 
 def brief(error: BaseException) -> str:
     """The first line of an error, without the wrapping of urllib."""
-    reason = getattr(error, "reason", None) or error
-    return (str(reason).strip() or type(reason).__name__).splitlines()[0]
+    return first_line(getattr(error, "reason", None) or error)
 
 
 def _with_help(refusal: str) -> str:

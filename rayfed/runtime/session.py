@@ -17,7 +17,7 @@ from ray.exceptions import ObjectLostError, RayError
 from ray.job_config import JobConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rayfed.errors import InputError, WorkersLost
+from rayfed.errors import InputError, WorkersLost, first_line
 from rayfed.folder.provenance import hash_of_model
 from rayfed.job import Job, RayOptions
 from rayfed.local import Site, open_site
@@ -203,7 +203,7 @@ def _explained() -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:
-        what = f"Ray cannot be started here: {str(error).partition(chr(10))[0] or type(error).__name__}"
+        what = f"Ray cannot be started here: {first_line(error)}"
         if isinstance(error, OSError) and error.filename and error.errno != errno.ENOSPC:
             raise InputError(f"{what}; HOME and TMPDIR must name folders that can be written to") from None
         raise WorkersLost(f"{what}; try again") from error
@@ -220,7 +220,7 @@ def _joined(address: str) -> Iterator[None]:
                 context = ray.init(address=address, logging_level=logging.WARNING)
         except (ConnectionError, RuntimeError, ValueError, RayError) as error:
             raise InputError(
-                f"ray.address = '{address}': no Ray answers there ({str(error).splitlines()[0]}); start one with "
+                f"ray.address = '{address}': no Ray answers there ({first_line(error)}); start one with "
                 "`ray start --head`, or leave the address out to have one started here"
             ) from None
         if context.dashboard_url:

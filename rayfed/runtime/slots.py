@@ -22,7 +22,7 @@ from ray.exceptions import RayError, TaskCancelledError
 
 from rayfed.data.samples import Dataset
 from rayfed.data.sources import reading_once
-from rayfed.errors import STOPPED, InputError, WorkersLost, explained
+from rayfed.errors import STOPPED, InputError, WorkersLost, explained, first_line
 from rayfed.folder.owner import is_locked
 from rayfed.folder.places import folder_of
 from rayfed.grid import Ended
@@ -140,7 +140,7 @@ class Slots:
             try:
                 answer = ray.get(reference)
             except RayError as error:
-                answer = STOPPED, str(error).strip().partition("\n")[0]
+                answer = STOPPED, first_line(error)
             if isinstance(answer, Elsewhere):
                 self._leave_out(answer, job)
                 self.begin(job)

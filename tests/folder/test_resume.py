@@ -301,7 +301,7 @@ def test_a_run_that_cannot_continue_is_refused_and_not_changed(tables, tmp_path)
             rayfed.resume(run, overrides)
     assert files(tmp_path) == before
     shutil.rmtree(tmp_path / "runs/run/checkpoints")
-    with pytest.raises(InputError, match="holds no checkpoint to continue from; begin again"):
+    with pytest.raises(InputError, match="holds no checkpoint; begin again"):
         rayfed.resume(tmp_path / "runs/run")
 
 

@@ -213,6 +213,7 @@ DIFFERENT = {  # the same pairs in other settings: so the settings do not make a
     "curvature with a past": (m.fedcurv(), m.fedavg()),
     "prototypes": (m.fedproto(), m.fedavg()),
     "contrasted prototypes": (m.fedproc(), m.fedavg()),
+    "contrasted prototypes after a switch": (m.switch(m.fedavg(), m.fedproc(rounds=2), at=2), m.fedavg()),
     "past teachers": (m.fedgkd(beta=1.0), m.kd()),
     "velocity": (m.fedavgm(), m.fedavg()),
     "adaptive steps": (m.fedadam(), m.fedyogi()),
@@ -377,7 +378,7 @@ def test_terms_on_a_batch_are_those_of_the_papers(case):
     """Strings stand for models: "now" for the round's model, "past" for the one in the state and in the memory."""
     part, term, *payload = case
     client = SimpleNamespace(weights="now", state="past", memory="past", payload=payload[0] if payload else None)
-    client.round = 2
+    client.round, client.since = 2, 1
     client.num_classes, client.label_counts, client.global_model = 4, COUNTED, "now"
     outputs = {"now": PRESENT, "past": PAST}
     client.frozen, client.outputs = lambda weights: weights, lambda model: [(outputs[model], LABELS)]
@@ -580,7 +581,7 @@ def test_fedcsds_prototypes_are_the_mean_logits_of_the_teacher_over_the_cohort(m
     weights, total = state_of(site.model), OrderedSum()
     view, cohort = server_view(site, 1, weights), [0, 2, 4]
     for client in cohort:
-        total.add(survey(Desk(site, Broadcast(1, weights, {part.slot: weights}, {}, {})), client))
+        total.add(survey(Desk(site, Broadcast(1, weights, {part.slot: weights}, {}, {part.slot: 1})), client))
     _, prototypes = part.tell(weights, view, total.value[part.slot])
     images, labels = (torch.cat(column) for column in zip(*(of_client(site, client) for client in cohort), strict=True))
     logits = view.global_model(images)

@@ -1,5 +1,6 @@
 """The contract of a part: what `compose` accepts and refuses, and what the hooks get."""
 
+import pickle
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Annotated, ClassVar
@@ -61,6 +62,18 @@ def test_compose_gives_the_same_for_grouped_parts():
     assert m.compose(m.compose(*parts)) == m.compose(*parts)
 
 
+@dataclass(frozen=True)
+class OwnAverage(m.Part):
+    slot: ClassVar[str] = "average"
+
+    def report(self, client, local, fit):
+        return {"n": 1}, None
+
+
+def test_a_recipe_has_its_own_name_and_can_be_pickled():
+    assert all(made.__name__ == name and pickle.loads(pickle.dumps(made)) is made for name, made in m.RECIPES.items())
+
+
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
@@ -68,8 +81,10 @@ def test_compose_gives_the_same_for_grouped_parts():
         ([m.Average(), m.NormalizedAverage()], "two parts fill the slot 'average'"),
         ([m.Proximal(0.1), m.Proximal(0.2)], r"'proximal': Proximal\(mu=0.1\) and Proximal\(mu=0.2\); keep one"),
         ([m.fedntd(), m.fedlmd()], "add the second method's own part rather than its whole recipe"),
-        ([m.Proximal], r"a method is made of parts; .*Proximal is not a part, but Proximal\(\) is"),
+        ([m.Proximal], r"a method is made of parts; .*Proximal is not a part; did you mean Proximal\(\)\?"),
+        ([m.fedntd, m.Proximal()], r"is not a part; did you mean fedntd\(\)\?"),
         (["fedntd"], "a method is made of parts"),
+        ([OwnAverage()], r"OwnAverage\(\) fills the slot 'average', so it has to define update"),
     ],
 )
 def test_compose_refuses_with_a_message(parts, message):
@@ -183,7 +198,6 @@ def test_switch_changes_at_its_round():
     method = m.switch(m.switch(one, two, at=2), three, at=4)
     assert [parts_at(method, round) for round in (1, 2, 3, 4, 5)] == [one, two, two, three, three]
     assert parts_at(one, 7) == one
-    assert parts_at(lambda round: [one, two][round % 2], 3) == two
     with pytest.raises(InputError, match="at = 1: a method can change at round 2 or later"):
         m.switch(one, two, at=1)
     with pytest.raises(InputError, match="at = 4, then at = 4: the second change must come later"):

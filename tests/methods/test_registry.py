@@ -134,11 +134,6 @@ def test_a_method_is_described_as_it_was_written(given, text):
     assert describe(m.read_method(given)) == text
 
 
-def test_a_function_of_the_round_cannot_be_written():
-    with pytest.raises(InputError, match="a job can hold parts, or a `switch` between them"):
-        m.write_method(lambda round: m.fedavg())
-
-
 def test_the_registry_holds_the_librarys_recipes_and_parts():
     assert {"fedavg", "fedprox", "fedavgm", "fedntd", "fedlmd", "fedlmd_tf"} <= set(m.RECIPES)
     assert "compose" not in m.RECIPES
