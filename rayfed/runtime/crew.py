@@ -204,7 +204,7 @@ class Crew:
                     self._ask(member, member.actor.open, [self.site_at(answer, None)], profile() is not None)
                     continue
                 member.place, member.failures = answer, 0
-                if not self._may_join(member, member.place.kind):
+                if not self._admit(member, member.place.kind):
                     continue
                 self.idle.append(member)
                 if known:
@@ -215,8 +215,8 @@ class Crew:
             except RayError as error:
                 self._failed(member, error)
 
-    def _may_join(self, member: Member, kind: Kind) -> bool:
-        """Whether a member computes the same bits as the others. If not, it is given up, and no more are created.
+    def _admit(self, member: Member, kind: Kind) -> bool:
+        """Admit a member that computes the same bits as the others; give up any other, and create no more (False).
 
         Raises `WorkersLost` where no other member is left: in its place, Ray would start one there again and again.
         """
