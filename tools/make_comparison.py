@@ -61,6 +61,9 @@ CLAIMS = [  # the first method is ahead of the second, according to the paper
     ("fedcad", "fedlsd", "FedCAD, Fig. 1"),
     ("fedssd", "fedcad", "FedSSD, Table 1"),
     ("fedcsd", "fedgkd", "FedCSD, Table I"),
+    ("fedvls", "fedavg", "FedVLS, Table 13"),
+    ("fedvls", "fedntd", "FedVLS, Table 13"),
+    ("fedvls", "fedlmd", "FedVLS, Table 16"),
 ]
 
 
