@@ -24,7 +24,7 @@ def test_the_tree_lists_every_source_file():
 
 
 def test_the_table_has_the_numbers_of_the_comparison():
-    """Best round, difference and last round with shards: the first three columns of the first table."""
+    """With shards: the first three columns of the first table."""
     line = re.compile(r"^\| \[(\w+)\]\(.*?\) \| (.*?) \| (.*?) \| (.*?) \|", re.MULTILINE)
     page = (ROOT / "docs/comparison.md").read_text().partition("### MNIST, shards 2")[2].partition("### MNIST")[0]
     theirs = {name: cells for name, *cells in line.findall(page)}
