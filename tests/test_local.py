@@ -18,7 +18,7 @@ from rayfed.errors import Diverged, InputError
 from rayfed.job import Job, RayOptions
 from rayfed.local import Broadcast, Desk, evaluate, open_site, server_view, survey, train
 from rayfed.methods import CrossEntropy, NotTrueDistill, Part, Proximal, compose, fedavg, fedlmd, fedntd, moon
-from rayfed.methods.part import names_of_terms
+from rayfed.methods.part import all_parts, names_of_terms
 from rayfed.methods.views import Notes
 from rayfed.weights import state_of
 
@@ -26,7 +26,7 @@ CLIENT = 1  # [0, 8, 1, 2] samples: 5, 5 and 1 of them in a batch
 
 
 def broadcast_of(site, round=1):
-    return Broadcast(round, state_of(site.model), {}, {}, {})
+    return Broadcast(round, state_of(site.model), {}, {}, {part.slot: 1 for part in all_parts(site.job.method)})
 
 
 def trained(site, broadcast=None, client=CLIENT):
