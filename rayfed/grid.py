@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from statistics import mean, stdev
 from typing import Annotated, Any
 
 from rayfed.errors import InputError, told
@@ -203,8 +202,3 @@ def _refuse_twins(names: list[Any], where: str) -> None:
     for name in names:  # not hashed: a value may be anything
         if names.count(name) > 1:
             raise InputError(f"{where}: {name!r} is listed {names.count(name)} times")
-
-
-def spread(values: Sequence[float]) -> tuple[float, float | None]:
-    """The mean, and the sample standard deviation; None for a single value."""
-    return mean(values), stdev(values) if len(values) > 1 else None

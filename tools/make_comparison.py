@@ -26,9 +26,9 @@ from matplotlib.figure import Figure
 
 from rayfed.errors import InputError
 from rayfed.folder.places import folder_of, is_done
-from rayfed.grid import Cell, expand, spread
+from rayfed.grid import Cell, expand
 from rayfed.job import read_toml
-from rayfed.report.forms import stat_text
+from rayfed.report.forms import spread, stat_text
 from rayfed.report.read import Run, read_run
 from rayfed.report.style import COLOURS, METADATA, STYLE
 from rayfed.report.table import LAST, Difference, figures, interval

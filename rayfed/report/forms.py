@@ -1,7 +1,9 @@
-"""A table of numbers as Markdown, as LaTeX, and as comma-separated values."""
+"""Numbers over seeds; a table of numbers as Markdown, as LaTeX, and as comma-separated values."""
 
 import csv
 import io
+from collections.abc import Sequence
+from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 Stat = tuple[float, float | None]  # a mean, and the sample standard deviation if there are several values
@@ -19,6 +21,14 @@ class Sheet(NamedTuple):
     lines: list[list[str]]  # a cell for each column of `head`
     notes: list[str]  # to be read with the table
     records: list[dict[str, Any]]  # the same as plain numbers, for other programs; None where there is none
+
+
+def spread(values: Sequence[float]) -> Stat:
+    """
+    >>> spread([1.0, 2.0, 3.0]), spread([1.0])
+    ((2.0, 1.0), (1.0, None))
+    """
+    return mean(values), stdev(values) if len(values) > 1 else None
 
 
 def stat_text(stat: Stat, digits: int) -> str:

@@ -21,9 +21,9 @@ from markupsafe import Markup
 
 from rayfed.errors import InputError
 from rayfed.folder.storage import write_text
-from rayfed.grid import spread
 from rayfed.report import answers, charts, compared, plots
 from rayfed.report.charts import MOST_ROWS, Chart
+from rayfed.report.forms import spread
 from rayfed.report.read import Run, forgotten, grouped, read_run, shorten
 from rayfed.report.words import bar, listed, percent
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from rayfed.errors import InputError, did_you_mean
-from rayfed.grid import Cell, expand, spread
+from rayfed.grid import Cell, expand
 from rayfed.job import differences, read_toml
-from rayfed.report.forms import Sheet, Stat, stat_text
+from rayfed.report.forms import Sheet, Stat, spread, stat_text
 from rayfed.report.ours import Theirs, ours, without
 from rayfed.report.read import SEED, Run
 from rayfed.report.table import Row, left_out, pair_of, protocol, remarks, rounds_text, rows

@@ -15,9 +15,8 @@ import numpy as np
 
 from rayfed import metrics
 from rayfed.errors import InputError, did_you_mean
-from rayfed.grid import spread
 from rayfed.job import MEASURE, differences
-from rayfed.report.forms import MARKS, Sheet, Stat, stat_text
+from rayfed.report.forms import MARKS, Sheet, Stat, spread, stat_text
 from rayfed.report.measured import IN_LOCAL, personalised, unmeasured
 from rayfed.report.read import Group, Run, grouped, shorten
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from markupsafe import Markup
 
-from rayfed.grid import spread
+from rayfed.report.forms import spread
 
 
 def percent(share: float | None) -> str:
