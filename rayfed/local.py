@@ -162,7 +162,7 @@ def survey(desk: Desk, client: int) -> dict[str, Tree]:
     site, broadcast, view = desk.site, desk.broadcast, _view(desk, client, {})
     surveyors = [part for part in parts_at(site.job.method, broadcast.round) if defines(part, "survey")]
     with _isolated(site, seed_of(site.job.seed, Purpose.CLIENT, broadcast.round, client)):
-        return {p.slot: p.survey(view.for_part(p.slot, broadcast.since, broadcast.states)) for p in surveyors}
+        return {p.slot: p.survey(view.for_part(p.slot, broadcast.since, broadcast.states, {}, {})) for p in surveyors}
 
 
 def train(desk: Desk, client: int, memory: dict[str, Tree]) -> Reply:

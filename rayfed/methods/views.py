@@ -148,17 +148,10 @@ class ClientView(View):
     memory: Tree = None  # from this part's last `report` on this client; None the first time
     since: int = 1  # the first round in which this part acts, of a method that changes in time
 
-    def for_part(
-        self,
-        slot: str,
-        since: dict[str, int],
-        states: dict[str, Tree],
-        payloads: dict[str, Tree] | None = None,
-        memory: dict[str, Tree] | None = None,
-    ) -> ClientView:
-        """The view that the part in `slot` gets, from what all slots have."""
-        told, kept = (payloads or {}).get(slot), (memory or {}).get(slot)
-        return replace(self, state=states.get(slot), payload=told, memory=kept, since=since[slot])
+    def for_part(self, slot: str, since: dict[str, int], *by_slot: dict[str, Tree]) -> ClientView:
+        """The view that the part in `slot` gets of what all slots have: the state, the payload and the memory."""
+        state, payload, memory = (of.get(slot) for of in by_slot)
+        return replace(self, since=since[slot], state=state, payload=payload, memory=memory)
 
 
 RESERVED = ("loss.", "local.", "drift.")  # beginnings of the names of terms and measures
