@@ -91,7 +91,7 @@ class Restarted(RuntimeError):
     """Ray has restarted an actor, which has not opened the run again yet."""
 
 
-def first_line(error: BaseException | None) -> str:
+def first_line(error: BaseException) -> str:
     """What an error says first; of an error without text, its type."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
 

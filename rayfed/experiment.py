@@ -142,7 +142,7 @@ def resume(
     (`ray.*`), where results go (`output.*`, `track`), what is measured (`measure*`, `data.domain`), how many rounds
     there are and when they end early (`train.num_rounds`, `train.patience`); a `method` made in Python that a job file
     cannot name is given again. Raises `InputError` where nothing is there to continue from, and where the hardware, the
-    partition or the code of the user's own modules has changed: with `other_bits`, `environment.json` says so.
+    partition or the code of the user's own modules has changed; `other_bits` allows it (noted in `environment.json`).
     """
     job, saved = _find(run, overrides, method)
     return _train(job, display, saved, force=False, other_bits=other_bits, on_ray=job.ray.mode == "on")

@@ -1,6 +1,6 @@
 """A client's work: survey, train, evaluate. The only local training loop of the package.
 
-A function of the run's site, the round's broadcast and the client, so any process may do it, in any order, and again.
+It is all a function of the run's site, the round's broadcast and the client: any process may do it, and do it again.
 """
 
 from __future__ import annotations

@@ -46,6 +46,7 @@ MEASURES = {
     "last": "last round",
     "forgetting": "forgetting",
 }
+HEADLINE = "last_10"  # what methods are compared by
 BASELINE = "fedavg"
 LOST = "Runs that diverged are in no mean and no pair, which flatters their methods."
 CLAIMS = [  # the first method is ahead of the second, according to the paper
@@ -68,7 +69,7 @@ CLAIMS = [  # the first method is ahead of the second, according to the paper
 
 
 class Record(NamedTuple):
-    """A run's numbers in percent; None where it diverged, and where the run was made before the measure."""
+    """A run's numbers in percent; None where it diverged."""
 
     setting: str
     method: str
@@ -126,7 +127,7 @@ def read_records(file: Path, kind: type[Any] = Record) -> list[Any]:
 def chosen(
     job_file: str | Path | Mapping[str, Any],
     runs: Path,
-    score: Callable[[Run], float] = lambda run: figures(run)["last_10"],
+    score: Callable[[Run], float] = lambda run: figures(run)[HEADLINE],
     together: bool = False,
 ) -> dict[str, str]:
     """For each setting its `grid.method`, a line per method: the try with the highest mean of the last rounds.
@@ -179,14 +180,10 @@ def put_methods(job: str, methods: str) -> str:
 # The page -------------------------------------------------------------------------------------------------------------
 
 
-def headline(records: Sequence[Record]) -> str:
-    """The measure that methods are compared by: the best round where the runs have no mean of the last rounds."""
-    return "best" if all(record.last_10 is None for record in records) else "last_10"
-
-
-def difference(records: Sequence[Any], setting: str, method: str, reference: str, measure: str = "") -> Difference:
+def difference(
+    records: Sequence[Any], setting: str, method: str, reference: str, measure: str = HEADLINE
+) -> Difference:
     """Over the seeds for which neither run diverged; as `rayfed.report.table.rows` has it."""
-    measure = measure or headline(records)
     known: dict[str, dict[int, float]] = defaultdict(dict)
     for each in records:
         if each.setting == setting and (value := getattr(each, measure)) is not None:
@@ -218,8 +215,7 @@ def claims(records: Sequence[Record]) -> str:
 
 def tables(records: Sequence[Record]) -> str:
     """Of each setting, and how forgetting goes with the last round."""
-    first = headline(records)
-    text = by_setting(records, {key: MEASURES[key] for key in (first, *list(MEASURES)[1:])})
+    text = by_setting(records, MEASURES)
     pairs = [(each.last, each.forgetting) for each in records if each.last is not None]
     if len(pairs) > 1:
         correlation = np.corrcoef(np.array(pairs, float), rowvar=False)[0, 1]

@@ -183,7 +183,8 @@ class Dispatch:
             elif is_gpu_fault(error) and flight.index not in self._faulty:
                 self._faulty[flight.index] = member.node_id
                 self.crew.open(member, kill=True)  # the error would stay in its process
-                self._run_again(flight, f"the GPU of {member} failed ({first_line(cause_of(error))})", error, how="GPU")
+                said = first_line(cause_of(error) or error)
+                self._run_again(flight, f"the GPU of {member} failed ({said})", error, how="GPU")
             else:
                 raise _failure(call, member, error) from None
             return
