@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 import ray
 import torch
 from ray import ObjectRef
+from ray._private import node as ray_node
 from ray._private import utils as ray_utils
-from ray._private import worker as ray_worker
 from ray.exceptions import ObjectLostError, RayError
 from ray.job_config import JobConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -164,6 +164,7 @@ def _started(options: RayOptions, name: str, most: int) -> Iterator[None]:
             stopping("stopping, as soon as Ray has started; Ctrl-C again to stop now", at_the_end=True),
             keeping_handlers(),
             dashboard.not_awaited(),
+            without_autoscaler(),
             span("start of Ray"),
         ):
             ray.init(
@@ -176,8 +177,6 @@ def _started(options: RayOptions, name: str, most: int) -> Iterator[None]:
         with dashboard.announced():
             yield
     finally:
-        if (node := ray_worker._global_node) is not None:
-            node.kill_monitor(check_alive=False)  # `shutdown` would wait a second for it
         with span("end of Ray"):
             ray.shutdown()
         for key in ours:
@@ -193,6 +192,17 @@ def keeping_handlers() -> Iterator[None]:
         yield
     finally:
         ray_utils.set_sigterm_handler = before
+
+
+@contextmanager
+def without_autoscaler() -> Iterator[None]:
+    """Within the context, `ray.init` starts no autoscaler: it would take 50 MB, and has nothing to add to a machine."""
+    start = ray_node.Node.start_monitor
+    ray_node.Node.start_monitor = lambda self: None  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        ray_node.Node.start_monitor = start  # type: ignore[method-assign]
 
 
 @contextmanager
