@@ -12,7 +12,6 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +49,7 @@ def round_rows(round: Round, site: Site) -> dict[str, list[dict[str, Any]]]:
         "rounds": [
             {**{column: getattr(round, column) for column in COLUMNS["rounds"]}, "notes": [*round.notes.items()]}
         ],
-        "clients": [{"round": number, **asdict(row), "notes": [*row.notes.items()]} for row in round.clients],
+        "clients": [{"round": number, **vars(row), "notes": [*row.notes.items()]} for row in round.clients],
         "classes": [{"round": number, **row} for row in _of_classes(round, site)],
     }
     matrices: list[tuple[int | None, np.ndarray]] = [*round.confusions.items()]
@@ -166,7 +165,8 @@ def _append(folder: Path, round: int, rows: pa.Table) -> None:
     if files:
         last = [*files.values()][-1]
         with pq.ParquetFile(last) as opened:
-            before = opened.read().filter(pc.field("round") < round)
+            before = opened.read(use_threads=False)  # other threads would wait for actors that are at work
+        before = before.filter(pc.less(before["round"], round))
         if before.num_rows < ROWS:
             file, rows = last, pa.concat_tables([before, rows])
     _write(file, rows)
