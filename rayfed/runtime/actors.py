@@ -1,6 +1,6 @@
 """The actor that does the clients' work. It imports torch and this package, but not torchvision, which is slow."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import ray
@@ -12,7 +12,7 @@ from rayfed.local import Broadcast
 from rayfed.runtime.gpus import device_given, memory_cap, peak_bytes
 from rayfed.runtime.placement import Place
 from rayfed.runtime.profile import answer, measure
-from rayfed.runtime.worker import Done, Look, Worker
+from rayfed.runtime.worker import Look, Worker
 from rayfed.tasks import Task
 from rayfed.trees import Packed
 
@@ -50,16 +50,18 @@ class ClientActor:
 
     # The fields of a `Broadcast` are separate arguments, so that Ray fetches each tree once per node.
 
-    def survey(self, task: Task, *broadcast: Any) -> tuple[Done, Packed]:
-        return answer(self._worker.survey, Broadcast(*broadcast), task)
+    def survey(self, tasks: Sequence[Task], *broadcast: Any) -> tuple[Any, ...]:
+        return answer(_each, self._worker.survey(Broadcast(*broadcast), tasks))
 
-    def fit(self, task: Task, *broadcast_and_memories: Any) -> tuple[Any, ...]:
-        """The memories, one per client, are arguments and values of their own, so that each moves by reference."""
-        *broadcast, memories = *broadcast_and_memories[: -len(task)], broadcast_and_memories[-len(task) :]
-        return answer(self._worker.train, Broadcast(*broadcast), task, memories)
+    def fit(self, tasks: Sequence[Task], remembered: Sequence[int], *broadcast_and_memories: Any) -> tuple[Any, ...]:
+        """The memories, of the clients that are `remembered`, are arguments of their own: each moves by reference."""
+        end = len(broadcast_and_memories) - len(remembered)
+        broadcast, memories = broadcast_and_memories[:end], broadcast_and_memories[end:]
+        found = dict(zip(remembered, memories, strict=True))
+        return answer(_each, self._worker.train(Broadcast(*broadcast), tasks, found))
 
-    def evaluate(self, weights: Packed, pieces: Sequence[tuple[int, int]], look: Look) -> list[Any]:
-        return answer(self._worker.evaluate, weights, pieces, look)
+    def evaluate(self, weights: Packed, calls: Sequence[Sequence[tuple[int, int]]], look: Look) -> list[list[Any]]:
+        return answer(self._worker.evaluate, weights, calls, look)
 
     def measure_memory(self, site: Sequence[ObjectRef]) -> int:
         """The GPU memory in bytes that this process takes for the largest client; 0 on a pretended GPU."""
@@ -71,3 +73,12 @@ class ClientActor:
         if self._opened is None:
             raise Restarted(f"{self._name} was restarted, and has not been opened again")
         return self._opened
+
+
+def _each(values: Iterable[Sequence[Any]]) -> tuple[Any, ...]:
+    """The first value for each task, in a list, and then the others, one after the other."""
+    firsts, others = [], []
+    for first, *rest in values:
+        firsts.append(first)
+        others += rest
+    return firsts, *others

@@ -2,7 +2,8 @@
 
 Calls are handed out in their order, the longest first, and their answers are given in that order too, whichever
 arrives first. So an answer waits only for those before it, and no process ever holds the answers of a whole cohort. An
-actor has a single call in flight, because all calls that are queued on a dying actor would fail with it.
+actor has a single message in flight, because all that are queued on a dying actor would fail with it. Where actors are
+few, a message has several calls: each message costs a hundredth of a second.
 """
 
 import logging
@@ -10,6 +11,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal
 
 import ray
@@ -29,6 +31,7 @@ from rayfed.tasks import Task
 log = logging.getLogger(__name__)
 
 # The values of a call, in order: the first is small; the second is fetched when its turn comes; others stay references.
+# A message's values are a list of the first values of all its calls, and then, call by call, the others.
 Answer = list[Any]
 
 FIRST_DEADLINE, LEAST_DEADLINE, SLOWER = 3600.0, 300.0, 10.0  # seconds, seconds, times the longest call so far
@@ -39,25 +42,28 @@ MORE_MEMORY = "\nRay killed it, as its node had no memory left: try fewer actors
 
 @dataclass(frozen=True)
 class Call:
-    """A piece of work: how it is submitted to an actor, and its size compared with other calls of its kind."""
+    """A piece of work, and its size compared with other calls of its kind."""
 
     kind: str
     what: str  # for messages
     size: int
-    submit: Callable[[Any], list[ObjectRef]]  # gives the references of an `Answer`
+    others: int = 0  # values after the first
     missing: Callable[[ObjectLostError], None] = lambda error: None  # called when an object that it needs is lost
     task: Task = ()  # the clients
     round: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
-class InFlight:
-    """A call at work."""
+class Message:
+    """Calls in a row, at work on a member."""
 
-    index: int
+    indices: range
     member: Member
     references: list[ObjectRef]
     since: float
+
+
+Submit = Callable[[Any, Sequence[Call]], list[ObjectRef]]  # sends an actor a message, and gives its values' references
 
 
 class Deadline:
@@ -90,15 +96,18 @@ class Dispatch:
 
     crew: Crew
     calls: Sequence[Call]
+    submit: Submit
     deadline: Deadline
     max_retries: int
-    progress: Callable[[int, int], None]  # called when a call has finished: how many have, of how many
-    retried: Callable[[], None]  # called when a lost call is run again
+    progress: Callable[[int, int], None]  # called when a message is answered: how many clients are done, of how many
+    retried: Callable[[], None]  # called when a lost message is run again
 
     def __post_init__(self) -> None:
         self._waiting = deque(range(len(self.calls)))
-        self._working: dict[ObjectRef, InFlight] = {}
-        self._finished: dict[int, tuple[InFlight, Answer]] = {}  # and not yet given out
+        self._left = sum(call.size for call in self.calls)  # of those that wait
+        self._largest = max((call.size for call in self.calls), default=0)
+        self._working: dict[ObjectRef, Message] = {}
+        self._finished: dict[int, tuple[Member, Answer]] = {}  # and not yet given out
         self._losses: Counter[int] = Counter()
         self._faulty: dict[int, str] = {}  # call -> the node whose GPU failed it; the call is tried on another, once
         self._heartbeat = Heartbeat()
@@ -118,8 +127,8 @@ class Dispatch:
                         self._step()
                 yield answer
         finally:
-            for flight in self._working.values():  # an error has ended the round: their answers are not needed
-                self.crew.open(flight.member)
+            for message in self._working.values():  # an error has ended the round: their answers are not needed
+                self.crew.open(message.member)
 
     def _step(self, seconds: float | None = None) -> None:
         """Wait for an event, and handle it; with `seconds` 0 only what has happened already."""
@@ -129,120 +138,155 @@ class Dispatch:
         for reference in self.crew.wait(list(self._working), seconds):
             self._arrived(self._working.pop(reference))
         now = time.monotonic()
-        for reference, flight in list(self._working.items()):
-            if now >= flight.since + self.deadline.seconds(self.calls[flight.index]):
+        for reference, message in list(self._working.items()):
+            if now >= self._due(message):
                 del self._working[reference]  # a late answer is ignored
-                self.crew.open(flight.member, kill=True)
+                self.crew.open(message.member, kill=True)
                 if profiled := profile():
-                    profiled.call(flight.member.name, self.calls[flight.index].what, flight.since, None)
-                why = f"no answer from {flight.member} for {now - flight.since:.0f} s; it is killed"
-                self._run_again(flight, why, how="no answer")
+                    profiled.call(message.member.name, self._what(message.indices), message.since, None)
+                why = f"no answer from {message.member} for {now - message.since:.0f} s; it is killed"
+                self._run_again(message.indices, message.member, why, how="no answer")
         self._hand_out()
         self._heartbeat.beat(lambda: named(self._awaited()))
 
     def _hand_out(self) -> None:
-        kept = []
+        kept: list[int] = []
         while self._waiting and self.crew.idle:
-            index = self._waiting.popleft()
-            if (member := self._member_for(index)) is None:
-                kept.append(index)
+            if (member := self._member_for(self._waiting[0])) is None:
+                kept.append(self._waiting.popleft())
                 continue
-            references = self.calls[index].submit(member.actor)
-            self._working[references[0]] = InFlight(index, member, references, time.monotonic())
+            indices = self._next_message()
+            references = self.submit(member.actor, [self.calls[index] for index in indices])
+            self._working[references[0]] = Message(indices, member, references, time.monotonic())
         self._waiting.extendleft(reversed(kept))  # in their order
+
+    def _next_message(self) -> range:
+        """The next call, and those after it, up to the work of the largest call and half an even share of what waits.
+
+        So the last messages are short, and all actors are done at about the same time (Flynn Hummel et al., 1992,
+        "Factoring"). A call that was lost is tried again by itself, so that it is known which call loses actors.
+        """
+        first = self._waiting.popleft()
+        room = min(self._largest, self._left / (2 * (1 + len(self.crew.idle) + len(self._working))))
+        end, size = first + 1, self.calls[first].size
+        while self._waiting and self._waiting[0] == end and not (self._losses[first] or self._losses[end]):
+            if (size := size + self.calls[end].size) > room:
+                break
+            end += 1
+            self._waiting.popleft()
+        self._left -= sum(self.calls[index].size for index in range(first, end))
+        return range(first, end)
 
     def _member_for(self, index: int) -> Member | None:
         """An idle member; where a GPU has failed this call, on another node, or None while such a member is at work."""
         idle, faulty = self.crew.idle, self._faulty.get(index)
         member = next((member for member in idle if member.node_id != faulty), None)
         if member is None:
-            if any(flight.member.node_id != faulty for flight in self._working.values()):
+            if any(message.member.node_id != faulty for message in self._working.values()):
                 return None
             member = idle[0]
         idle.remove(member)
         return member
 
-    def _arrived(self, flight: InFlight) -> None:
-        call, member = self.calls[flight.index], flight.member
-        seconds = time.monotonic() - flight.since
+    def _arrived(self, message: Message) -> None:
+        indices, member, what = message.indices, message.member, self._what(message.indices)
+        seconds = time.monotonic() - message.since
         try:
-            first = ray.get(flight.references[0], timeout=FETCH_LIMIT)
-            first = received(first, member.name, call.what, flight.since)
+            firsts = received(ray.get(message.references[0], timeout=FETCH_LIMIT), member.name, what, message.since)
         except RayError as error:
             if profiled := profile():
-                profiled.call(member.name, call.what, flight.since, None)
+                profiled.call(member.name, what, message.since, None)
             if gone := lost_object(error):
-                call.missing(gone)
+                for index in indices:
+                    self.calls[index].missing(gone)
                 self.crew.idle.append(member)
-                self._run_again(flight, f"an object that it needs was lost ({type(gone).__name__})")
+                self._run_again(indices, member, f"an object that it needs was lost ({type(gone).__name__})")
             elif is_loss(error):
                 full = member.place is not None and not self.crew.in_danger and memory_was_full(member.place.process)
                 self.crew.open(member)
-                why = MEMORY if full else type(error).__name__
-                self._run_again(flight, f"lost with {member} ({why})", error, how=MEMORY if full else "died")
-            elif is_gpu_fault(error) and flight.index not in self._faulty:
-                self._faulty[flight.index] = member.node_id
+                why = f"lost with {member} ({MEMORY if full else type(error).__name__})"
+                self._run_again(indices, member, why, error, how=MEMORY if full else "died")
+            elif is_gpu_fault(error) and indices[0] not in self._faulty:
+                self._faulty |= dict.fromkeys(indices, member.node_id)
                 self.crew.open(member, kill=True)  # the error would stay in its process
                 said = first_line(cause_of(error) or error)
-                self._run_again(flight, f"the GPU of {member} failed ({said})", error, how="GPU")
+                self._run_again(indices, member, f"the GPU of {member} failed ({said})", error, how="GPU")
             else:
-                raise _failure(call, member, error) from None
+                raise _failure([self.calls[index] for index in indices], member, error) from None
             return
         self.crew.idle.append(member)
         self._hand_out()  # first of all: the member waits for it
-        self.deadline.took(call, seconds)
-        self._finished[flight.index] = flight, [first, *(rest := flight.references[1:])]
+        size = max(1, sum(self.calls[index].size for index in indices))
+        others = iter(rest := message.references[1:])
+        for index, first in zip(indices, firsts, strict=True):
+            call = self.calls[index]
+            self.deadline.took(call, seconds * call.size / size)
+            self._finished[index] = member, [first, *islice(others, call.others)]
+            self._clients_done += len(call.task)
         # The rest is brought to this node in the meantime: the sum for its turn, memories since a node may be lost.
         ray.wait(rest, num_returns=len(rest), timeout=0, fetch_local=True)
         self._heartbeat.progress()
-        self._clients_done += len(call.task)
         self.progress(self._clients_done, sum(len(call.task) for call in self.calls))
 
     def _fetched(self, turn: int) -> Answer | None:
         """The whole answer whose turn has come; None while it is not there."""
         if turn not in self._finished:
             return None
-        flight, answer = self._finished.pop(turn)
+        member, answer = self._finished.pop(turn)
         try:
             with span("wire", f"fetch {self.calls[turn].what}"):
                 return [*answer[:1], *ray.get(answer[1:2], timeout=FETCH_LIMIT), *answer[2:]]
         except RayError as error:
             self._clients_done -= len(self.calls[turn].task)
-            self._run_again(flight, f"its reply was lost with {flight.member} ({type(error).__name__})", error)
+            why = f"its reply was lost with {member} ({type(error).__name__})"
+            self._run_again(range(turn, turn + 1), member, why, error)
             return None
 
-    def _run_again(self, flight: InFlight, why: str, error: RayError | None = None, how: str = "") -> None:
-        """Put a lost call back; `how` it ended its actor, if it did. Raises `WorkersLost` after too many losses."""
-        call = self.calls[flight.index]
-        self._losses[flight.index] += 1
-        if self._losses[flight.index] > self.max_retries:
+    def _run_again(
+        self, indices: range, member: Member, why: str, error: RayError | None = None, how: str = ""
+    ) -> None:
+        """Put lost calls back; `how` they ended their actor, if they did. Raises `WorkersLost` after too many."""
+        self._losses.update(indices)
+        if (times := max(self._losses[index] for index in indices)) > self.max_retries:
+            what, calls = self._what(indices), [self.calls[index] for index in indices]
             text = (
-                f"{call.what}: lost {self._losses[flight.index]} times, and ray.max_retries = {self.max_retries}; "
-                f"the last time: {why}" + (f"\n{error}" if error else "") + (MORE_MEMORY if how == MEMORY else "")
+                f"{what}: lost {times} times, and ray.max_retries = {self.max_retries}; the last time: {why}"
+                + (f"\n{error}" if error else "")
+                + (MORE_MEMORY if how == MEMORY else "")
             )
-            client = call.task[0] if len(call.task) == 1 else None
-            raise KilledActors(text, call.what, how, client, call.round) if how else WorkersLost(text)
-        log.warning("%s: %s; running it again", call.what, why)
+            clients = [client for call in calls for client in call.task]
+            client = clients[0] if len(clients) == 1 else None
+            raise KilledActors(text, what, how, client, calls[0].round) if how else WorkersLost(text)
+        log.warning("%s: %s; running it again", self._what(indices), why)
         self.retried()
         self._heartbeat.progress()
-        self._waiting.appendleft(flight.index)
+        self._waiting.extendleft(reversed(indices))
+        self._left += sum(self.calls[index].size for index in indices)
+
+    def _what(self, indices: range) -> str:
+        return "; ".join(self.calls[index].what for index in indices)
+
+    def _due(self, message: Message) -> float:
+        return message.since + sum(self.deadline.seconds(self.calls[index]) for index in message.indices)
 
     def _until_something_is_due(self) -> float:
         now = time.monotonic()
-        due = (flight.since + self.deadline.seconds(self.calls[flight.index]) for flight in self._working.values())
-        return max(0.0, min([self._heartbeat.left, *(moment - now for moment in due)]))
+        due = (self._due(message) - now for message in self._working.values())
+        return max(0.0, min([self._heartbeat.left, *due]))
 
     def _awaited(self) -> list[str]:
-        work = [f"{self.calls[flight.index].what} on {flight.member}" for flight in self._working.values()]
+        work = [f"{self._what(message.indices)} on {message.member}" for message in self._working.values()]
         return [*work, *self.crew.awaited()]
 
 
-def _failure(call: Call, member: Member, error: RayError) -> RunFailed:
+def _failure(calls: Sequence[Call], member: Member, error: RayError) -> RunFailed:
     """A client's exception, as this process would have raised it."""
     cause = cause_of(error)
     if isinstance(cause, RunFailed):
         return type(cause)(str(cause))
-    node = member.place.node if member.place else "?"
-    client = at_client(cause, call.task)
-    what = call.what if client is None else what_of((client,), call.round or 0, survey=call.kind == "survey")
+    node, call = member.place.node if member.place else "?", calls[0]
+    client = at_client(cause, [client for call in calls for client in call.task])
+    survey = call.kind == "survey"
+    what = "; ".join(call.what for call in calls)
+    what = what if client is None else what_of((client,), call.round or 0, survey=survey)
     return ClientFailed(f"{what} failed on {node} ({member.name}):\n{uncoloured(str(error))}", client, call.round)

@@ -33,13 +33,14 @@ class Here(CohortWorkers):
         self, broadcast: Broadcast, tasks: Sequence[Task], memories: Mapping[int, Packed] | None
     ) -> Iterator[Sequence[Any]]:
         packed, done = broadcast.map(pack), 0
+        if memories is None:
+            answers: Iterator[Sequence[Any]] = self._worker.survey(packed, tasks)
+        else:
+            answers = self._worker.train(packed, tasks, memories)
         for task in tasks:
             refuse_to_go_on()
             try:
-                if memories is None:
-                    answer: Sequence[Any] = self._worker.survey(packed, task)
-                else:
-                    answer = self._worker.train(packed, task, [memories.get(client) for client in task])
+                answer = next(answers)
             except RunFailed:
                 raise
             except Exception as error:
@@ -52,7 +53,7 @@ class Here(CohortWorkers):
             yield answer
 
     def evaluate_pieces(self, weights: Weights, pieces: Sequence[tuple[int, int]], look: Look) -> Iterator[Any]:
-        return iter(self._worker.evaluate(pack(weights), pieces, look))
+        return iter(self._worker.evaluate(pack(weights), [pieces], look)[0])
 
     def recall(self, memory: Packed) -> Packed:
         return memory

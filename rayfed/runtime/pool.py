@@ -12,7 +12,7 @@ from rayfed.engine import Kind, Round
 from rayfed.errors import WorkersLost
 from rayfed.local import Broadcast, Site, sample
 from rayfed.runtime.crew import Crew
-from rayfed.runtime.dispatch import FETCH_LIMIT, Call, Deadline, Dispatch
+from rayfed.runtime.dispatch import FETCH_LIMIT, Answer, Call, Deadline, Dispatch, Submit
 from rayfed.runtime.gauges import Gauges
 from rayfed.runtime.here import Progress, no_progress
 from rayfed.runtime.profile import timed
@@ -39,45 +39,50 @@ class Pool(CohortWorkers):
     def call_each(
         self, broadcast: Broadcast, tasks: Sequence[Task], memories: Mapping[int, ObjectRef] | None
     ) -> Iterator[Sequence[Any]]:
-        def call(task: Task) -> Call:
-            held = [memories.get(client) for client in task] if memories is not None else []
-            what = what_of(task, broadcast.round, survey=memories is None)
+        survey = memories is None
 
-            def submit(actor: Any) -> list[ObjectRef]:
-                method = actor.survey if memories is None else actor.fit
-                return method.options(num_returns=2 + len(held)).remote(task, *self._fields(broadcast), *held)
+        def call(task: Task) -> Call:
+            held = {client: memories[client] for client in task if client in memories} if memories is not None else {}
+            what = what_of(task, broadcast.round, survey=survey)
 
             def missing(error: ObjectLostError) -> None:
-                for client, memory in zip(task, held, strict=False):
-                    if memory is not None and error.object_ref_hex == memory.hex():
+                for client, memory in held.items():
+                    if error.object_ref_hex == memory.hex():
                         lost = f"the memory of client {client} of an earlier round is lost ({type(error).__name__})"
                         again = "`rayfed resume` continues from a checkpoint, to the same bits"
                         raise WorkersLost(f"{what}: {lost}; {again}")
                 self._send_again(error)
 
             size = sum(self._site.federation.num_examples(client) for client in task)
-            return Call("survey" if memories is None else "train", what, size, submit, missing, task, broadcast.round)
+            others = 1 if survey else 1 + len(task)  # the summands, and memories
+            return Call("survey" if survey else "train", what, size, others, missing, task, broadcast.round)
+
+        def submit(actor: Any, calls: Sequence[Call]) -> list[ObjectRef]:
+            tasks, count = [call.task for call in calls], 1 + sum(call.others for call in calls)
+            if memories is None:
+                return actor.survey.options(num_returns=count).remote(tasks, *self._fields(broadcast))
+            held = {client: memories[client] for task in tasks for client in task if client in memories}
+            arguments = tasks, [*held], *self._fields(broadcast), *held.values()
+            return actor.fit.options(num_returns=count).remote(*arguments)
 
         def progress(done: int, total: int) -> None:
             self._progress(done, total)
             self._gauges.clients(done, total)
 
-        return self._answers([call(task) for task in tasks], no_progress if memories is None else progress)
+        return self._answers([call(task) for task in tasks], submit, no_progress if survey else progress)
 
     def evaluate_pieces(self, weights: Weights, pieces: Sequence[tuple[int, int]], look: Look) -> Iterator[Any]:
-        def call(some: Sequence[tuple[int, int]]) -> Call:
-            def submit(actor: Any) -> list[ObjectRef]:
-                return [actor.evaluate.remote(self._put("weights", weights), some, look)]
-
-            start, stop = some[0][0], some[-1][1]
-            what = f"{look} of test images {start} to {stop}"
-            return Call("evaluate", what, stop - start, submit, self._send_again)
-
-        # Two calls per actor: each call costs a hundredth of a second, and the second ones make up for slow actors.
+        # Two calls per actor: each costs a hundredth of a second, and the second ones make up for slow actors.
         count = min(len(pieces), 2 * max(1, len(self._crew.idle)))
         ends = [-(-len(pieces) * i // count) for i in range(count + 1)]
-        calls = [call(pieces[start:end]) for start, end in pairwise(ends)]
-        return (piece for done, *_ in self._answers(calls) for piece in done)
+        cut = {f"{look} of test images {pieces[i][0]} to {pieces[j - 1][1]}": pieces[i:j] for i, j in pairwise(ends)}
+
+        def submit(actor: Any, calls: Sequence[Call]) -> list[ObjectRef]:
+            return [actor.evaluate.remote(self._put("weights", weights), [cut[call.what] for call in calls], look)]
+
+        sizes = {what: some[-1][1] - some[0][0] for what, some in cut.items()}
+        calls = [Call("evaluate", what, size, missing=self._send_again) for what, size in sizes.items()]
+        return (piece for done, *_ in self._answers(calls, submit) for piece in done)
 
     def recall(self, memory: ObjectRef) -> Packed:
         return ray.get(memory, timeout=FETCH_LIMIT)
@@ -94,9 +99,9 @@ class Pool(CohortWorkers):
         self._crew.grow()
         return self._crew.in_danger
 
-    def _answers(self, calls: Sequence[Call], progress: Progress = no_progress) -> Iterator[Sequence[Any]]:
-        max_retries = self._site.job.ray.max_retries
-        return Dispatch(self._crew, calls, self._deadline, max_retries, progress, self._gauges.retried).answers()
+    def _answers(self, calls: Sequence[Call], submit: Submit, progress: Progress = no_progress) -> Iterator[Answer]:
+        limits = self._deadline, self._site.job.ray.max_retries
+        return Dispatch(self._crew, calls, submit, *limits, progress, self._gauges.retried).answers()
 
     def _fields(self, broadcast: Broadcast) -> tuple[Any, ...]:
         """The fields of a packed `Broadcast`."""

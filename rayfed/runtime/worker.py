@@ -120,8 +120,8 @@ class Worker:
         self._node = node
         self._seen: tuple[int, list[Seen]] = 0, []  # in a round, what measures need of its global model
 
-    def survey(self, packed: Broadcast, task: Task) -> tuple[Done, Packed]:
-        """The clients' summands before training."""
+    def survey(self, packed: Broadcast, tasks: Sequence[Task]) -> Iterator[tuple[Done, Packed]]:
+        """For each task, the clients' summands before training."""
         desk = self._desks(packed)
 
         def surveyed(client: int) -> Tree:
@@ -129,34 +129,37 @@ class Worker:
             with span("survey", f"client {client}, round {packed.round}"):
                 return local.survey(its_desk, client)
 
-        layout, sizes, total = _summed(f"round {packed.round} (survey)", task, surveyed)
-        return Done(layout, sizes, [], [], []), total
+        for task in tasks:
+            layout, sizes, total = _summed(f"round {packed.round} (survey)", task, surveyed)
+            yield Done(layout, sizes, [], [], []), total
 
-    def train(self, packed: Broadcast, task: Task, memories: Sequence[Packed | None]) -> tuple[Any, ...]:
-        """A `Done`, the clients' summands, and the new memory of each client, None for a client that has none."""
-        desk, before = self._desks(packed), dict(zip(task, memories, strict=True))
-        rows: list[ClientRow] = []
-        confusions: list[np.ndarray | None] = []
-        kept: list[Packed | None] = []
+    def train(
+        self, packed: Broadcast, tasks: Sequence[Task], memories: Mapping[int, Packed]
+    ) -> Iterator[tuple[Any, ...]]:
+        """For each task a `Done`, the clients' summands, and each client's new memory, None for one that has none."""
+        desk = self._desks(packed)
+        replies: list[tuple[ClientRow, np.ndarray | None, Packed | None]] = []
 
         def trained(client: int) -> Tree:
-            memory: dict[str, Any] = unpack(found) if (found := before[client]) else {"round": 0, "slots": {}}
+            memory: dict[str, Any] = unpack(memories[client]) if client in memories else {"round": 0, "slots": {}}
             # Only of parts that have been in force since the memory was written.
             recalled = {slot: tree for slot, tree in memory["slots"].items() if packed.holds(slot, memory["round"])}
             its_desk = desk()
             with span("train", f"client {client}, round {packed.round}"):
                 reply = local.train(its_desk, client, recalled)
-            figures = reply.num_examples, reply.train_loss, reply.seconds, self._node, reply.notes
-            rows.append(ClientRow(client, *figures))
-            confusions.append(reply.confusion)
-            kept.append(pack({"round": packed.round, "slots": reply.memory}) if reply.memory else None)
+            row = ClientRow(client, reply.num_examples, reply.train_loss, reply.seconds, self._node, reply.notes)
+            kept = pack({"round": packed.round, "slots": reply.memory}) if reply.memory else None
+            replies.append((row, reply.confusion, kept))
             return reply.summands if reply.update is None else {**reply.summands, UPDATES: reply.update}
 
-        layout, sizes, total = _summed(f"round {packed.round}", task, trained)
-        return Done(layout, sizes, rows, confusions, [memory is not None for memory in kept]), total, *kept
+        for task in tasks:
+            replies.clear()
+            layout, sizes, total = _summed(f"round {packed.round}", task, trained)
+            rows, confusions, kept = (list(column) for column in zip(*replies, strict=True))
+            yield Done(layout, sizes, rows, confusions, [memory is not None for memory in kept]), total, *kept
 
     def _desks(self, packed: Broadcast) -> Callable[[], Desk]:
-        """Gives each client of a task its desk.
+        """Gives each client its desk.
 
         Where there is a part of the user's, which may write to anything on it, each client has a desk of its own. The
         parts of this package leave it as it was, as tests/methods/test_contract.py checks.
@@ -169,11 +172,11 @@ class Worker:
         shared = Desk(self.site, packed.map(partial(unpack, copy=False)), self._seen[1])
         return lambda: shared
 
-    def evaluate(self, weights: Packed, pieces: Sequence[tuple[int, int]], look: Look) -> list[Any]:
+    def evaluate(self, weights: Packed, calls: Sequence[Sequence[tuple[int, int]]], look: Look) -> list[list[Any]]:
         """What a look at the weights gives for some ranges of test images, each by itself."""
         with advising():
             model = with_weights(self.site.model, unpack(weights, copy=False)).eval()
-            return [self._evaluate(model, start, stop, look) for start, stop in pieces]
+            return [[self._evaluate(model, start, stop, look) for start, stop in pieces] for pieces in calls]
 
     def _evaluate(self, model: nn.Module, start: int, stop: int, look: Look) -> Any:
         with span("evaluate", f"{look} of test images {start} to {stop}"):
@@ -204,7 +207,7 @@ def _summed(stage: str, task: Task, work: Callable[[int], Tree]) -> tuple[Layout
     return layout, sizes, total.packed() if len(task) > 1 else pack(summand)
 
 
-def at_client(error: BaseException | None, task: Task) -> int | None:
+def at_client(error: BaseException | None, task: Sequence[int]) -> int | None:
     """The client of a task at which an exception was raised; None where nobody knows."""
     return getattr(error, "at_client", task[0] if len(task) == 1 else None)
 
@@ -225,7 +228,7 @@ class CohortWorkers(ABC):
     def call_each(
         self, broadcast: Broadcast, tasks: Sequence[Task], memories: Mapping[int, Memory] | None
     ) -> Iterator[Sequence[Any]]:
-        """The values of `Worker.train` for each task, in order; with `memories` None, those of `Worker.survey`."""
+        """What `Worker.train` gives; with `memories` None, what `Worker.survey` gives."""
 
     @abstractmethod
     def evaluate_pieces(self, weights: Weights, pieces: Sequence[tuple[int, int]], look: Look) -> Iterator[Any]:

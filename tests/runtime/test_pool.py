@@ -1,15 +1,22 @@
 """Work on Ray gives the same bits as work in this process, with any number of actors."""
 
+from collections import deque
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from rayfed.errors import WorkersLost
 from rayfed.job import read_job
 from rayfed.local import open_site
 from rayfed.methods import RECIPES, Part, Proximal, ccvr, compose, fedavg, feddf, scaffold, switch
+from rayfed.runtime.dispatch import Call, Dispatch
+from rayfed.runtime.here import no_progress
+
+MANY = [[20, 20, 20, 20], *[[2, 2, 2, 2]] * 12]  # a large client, and small ones
 
 
 @dataclass(frozen=True)
@@ -30,6 +37,14 @@ class Vandal(Part):
     def begin(self, client):
         for tensor in client.weights.values():
             tensor.zero_()
+
+
+@dataclass(frozen=True)
+class WhoIsThere(Part):
+    """Surveys, and so goes to the clients twice in a round."""
+
+    def survey(self, client):
+        return {"clients": 1, "images": client.num_examples}
 
 
 def test_same_bits_on_ray(cluster, make_site, here, on_ray):
@@ -93,3 +108,51 @@ def test_the_longest_client_goes_first(cluster, make_site, on_ray, tmp_path):
     sizes = [int(line) for line in (tmp_path / "trace").read_text().split()]
     assert len(sizes) == 6
     assert sizes == sorted(sizes, reverse=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("actors", [1, 2])
+def test_tasks_that_go_together_have_the_same_bits_on_ray(cluster, make_site, here, on_ray, monkeypatch, actors):
+    messages = []
+
+    def next_message(dispatch, next_message=Dispatch._next_message):
+        messages.append(next_message(dispatch))
+        return messages[-1]
+
+    monkeypatch.setattr(Dispatch, "_next_message", next_message)
+    site = make_site(compose(scaffold(), WhoIsThere()), counts=MANY, clients_per_round=13, task_images=20)
+    assert on_ray(site, actors) == here(site)
+    assert max(map(len, messages)) > 1, "some went together"
+
+
+def _dispatch(sizes, idle):
+    calls = [Call("train", f"call {i}", size) for i, size in enumerate(sizes)]
+    return Dispatch(SimpleNamespace(idle=deque(range(idle))), calls, *[None] * 3, no_progress, lambda: None)
+
+
+@pytest.mark.parametrize("idle", range(6))
+@pytest.mark.parametrize("sizes", [[60] * 40, [480] * 5 + [420, 300, 180] + [60] * 15, [900, 10, 10, 10], [7], [0, 0]])
+def test_a_message_is_no_longer_than_the_largest_call_and_half_an_even_share(sizes, idle):
+    dispatch, sent = _dispatch(sizes, idle), []
+    while dispatch._waiting:
+        left = sum(sizes[len(sent) :])
+        message = dispatch._next_message()
+        assert message.start == len(sent), "in their order"
+        assert len(message) == 1 or sum(sizes[i] for i in message) <= min(max(sizes), left / (2 * (idle + 1)))
+        following = sum(sizes[i] for i in range(message.start, min(message.stop + 1, len(sizes))))
+        assert message.stop == len(sizes) or following > min(max(sizes), left / (2 * (idle + 1))), "and no shorter"
+        sent += message
+    assert sent == [*range(len(sizes))]
+
+
+def test_a_lost_call_is_tried_alone_and_calls_beside_it_are_not_held_back():
+    dispatch = _dispatch([100, *[10] * 30], 1)
+    dispatch.max_retries = 1
+    assert dispatch._next_message() == range(1)
+    lost = dispatch._next_message()
+    assert lost == range(1, 8)
+    dispatch._run_again(lost, "actor-0", "lost")
+    assert [dispatch._next_message() for _ in range(7)] == [range(i, i + 1) for i in lost]
+    assert len(dispatch._next_message()) > 1
+    with pytest.raises(WorkersLost, match=r"^call 3: lost 2 times, and ray.max_retries = 1; the last time: lost$"):
+        dispatch._run_again(range(3, 4), "actor-1", "lost")
