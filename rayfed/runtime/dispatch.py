@@ -12,13 +12,13 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Literal
 
 import ray
 from ray import ObjectRef
-from ray.exceptions import ObjectLostError, RayError
+from ray.exceptions import RayError
 
 from rayfed.errors import ClientFailed, KilledActors, RunFailed, WorkersLost, first_line, uncoloured
+from rayfed.runtime.calls import Answer, Call, Deadline, Submit, together
 from rayfed.runtime.causes import cause_of, is_gpu_fault, is_loss, lost_object
 from rayfed.runtime.crew import Crew, Member, named
 from rayfed.runtime.head import memory_was_full
@@ -26,31 +26,12 @@ from rayfed.runtime.heartbeat import Heartbeat
 from rayfed.runtime.profile import profile, received, span
 from rayfed.runtime.signals import refuse_to_go_on
 from rayfed.runtime.worker import at_client, what_of
-from rayfed.tasks import Task
 
 log = logging.getLogger(__name__)
 
-# The values of a call, in order: the first is small; the second is fetched when its turn comes; others stay references.
-# A message's values are a list of the first values of all its calls, and then, call by call, the others.
-Answer = list[Any]
-
-FIRST_DEADLINE, LEAST_DEADLINE, SLOWER = 3600.0, 300.0, 10.0  # seconds, seconds, times the longest call so far
 FETCH_LIMIT = 600.0  # seconds in which the reply of a finished call must arrive
 MEMORY = "out of memory"
 MORE_MEMORY = "\nRay killed it, as its node had no memory left: try fewer actors per node (a larger ray.num_cpus)"
-
-
-@dataclass(frozen=True)
-class Call:
-    """A piece of work, and its size compared with other calls of its kind."""
-
-    kind: str
-    what: str  # for messages
-    size: int
-    others: int = 0  # values after the first
-    missing: Callable[[ObjectLostError], None] = lambda error: None  # called when an object that it needs is lost
-    task: Task = ()  # the clients
-    round: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,36 +39,10 @@ class Message:
     """Calls in a row, at work on a member."""
 
     indices: range
+    call: Call  # all of them as one
     member: Member
     references: list[ObjectRef]
     since: float
-
-
-Submit = Callable[[Any, Sequence[Call]], list[ObjectRef]]  # sends an actor a message, and gives its values' references
-
-
-class Deadline:
-    """The longest time that a call may take (`ray.deadline`), in seconds.
-
-    With "auto": ten times the longest call of its kind so far, in proportion to the samples where it has more than that
-    call; at least five minutes; and an hour while no call has finished.
-    """
-
-    def __init__(self, given: float | Literal["auto"]) -> None:
-        self._given = given
-        self._longest: dict[str, tuple[float, int]] = {}  # kind -> seconds, size
-
-    def seconds(self, call: Call) -> float:
-        if self._given != "auto":
-            return self._given
-        if call.kind not in self._longest:
-            return FIRST_DEADLINE
-        seconds, size = self._longest[call.kind]
-        return max(LEAST_DEADLINE, SLOWER * seconds * max(1.0, call.size / max(1, size)))
-
-    def took(self, call: Call, seconds: float) -> None:
-        """Note how long a call took."""
-        self._longest[call.kind] = max(self._longest.get(call.kind, (0.0, 0)), (seconds, call.size))
 
 
 @dataclass(eq=False)
@@ -139,13 +94,13 @@ class Dispatch:
             self._arrived(self._working.pop(reference))
         now = time.monotonic()
         for reference, message in list(self._working.items()):
-            if now >= self._due(message):
+            if now >= message.since + self.deadline.seconds(message.call):
                 del self._working[reference]  # a late answer is ignored
                 self.crew.open(message.member, kill=True)
                 if profiled := profile():
-                    profiled.call(message.member.name, self._what(message.indices), message.since, None)
+                    profiled.call(message.member.name, message.call.what, message.since, None)
                 why = f"no answer from {message.member} for {now - message.since:.0f} s; it is killed"
-                self._run_again(message.indices, message.member, why, how="no answer")
+                self._run_again(message.indices, why, how="no answer")
         self._hand_out()
         self._heartbeat.beat(lambda: named(self._awaited()))
 
@@ -156,8 +111,9 @@ class Dispatch:
                 kept.append(self._waiting.popleft())
                 continue
             indices = self._next_message()
-            references = self.submit(member.actor, [self.calls[index] for index in indices])
-            self._working[references[0]] = Message(indices, member, references, time.monotonic())
+            calls = [self.calls[index] for index in indices]
+            references = self.submit(member.actor, calls)
+            self._working[references[0]] = Message(indices, together(calls), member, references, time.monotonic())
         self._waiting.extendleft(reversed(kept))  # in their order
 
     def _next_message(self) -> range:
@@ -189,43 +145,41 @@ class Dispatch:
         return member
 
     def _arrived(self, message: Message) -> None:
-        indices, member, what = message.indices, message.member, self._what(message.indices)
+        indices, call, member = message.indices, message.call, message.member
         seconds = time.monotonic() - message.since
         try:
-            firsts = received(ray.get(message.references[0], timeout=FETCH_LIMIT), member.name, what, message.since)
+            firsts = ray.get(message.references[0], timeout=FETCH_LIMIT)
+            firsts = received(firsts, member.name, call.what, message.since)
         except RayError as error:
             if profiled := profile():
-                profiled.call(member.name, what, message.since, None)
+                profiled.call(member.name, call.what, message.since, None)
             if gone := lost_object(error):
-                for index in indices:
-                    self.calls[index].missing(gone)
+                call.missing(gone)
                 self.crew.idle.append(member)
-                self._run_again(indices, member, f"an object that it needs was lost ({type(gone).__name__})")
+                self._run_again(indices, f"an object that it needs was lost ({type(gone).__name__})")
             elif is_loss(error):
                 full = member.place is not None and not self.crew.in_danger and memory_was_full(member.place.process)
                 self.crew.open(member)
-                why = f"lost with {member} ({MEMORY if full else type(error).__name__})"
-                self._run_again(indices, member, why, error, how=MEMORY if full else "died")
+                why = MEMORY if full else type(error).__name__
+                self._run_again(indices, f"lost with {member} ({why})", error, how=MEMORY if full else "died")
             elif is_gpu_fault(error) and indices[0] not in self._faulty:
                 self._faulty |= dict.fromkeys(indices, member.node_id)
                 self.crew.open(member, kill=True)  # the error would stay in its process
                 said = first_line(cause_of(error) or error)
-                self._run_again(indices, member, f"the GPU of {member} failed ({said})", error, how="GPU")
+                self._run_again(indices, f"the GPU of {member} failed ({said})", error, how="GPU")
             else:
-                raise _failure([self.calls[index] for index in indices], member, error) from None
+                raise _failure(call, member, error) from None
             return
         self.crew.idle.append(member)
         self._hand_out()  # first of all: the member waits for it
-        size = max(1, sum(self.calls[index].size for index in indices))
+        self.deadline.took(call, seconds)
         others = iter(rest := message.references[1:])
         for index, first in zip(indices, firsts, strict=True):
-            call = self.calls[index]
-            self.deadline.took(call, seconds * call.size / size)
-            self._finished[index] = member, [first, *islice(others, call.others)]
-            self._clients_done += len(call.task)
+            self._finished[index] = member, [first, *islice(others, self.calls[index].others)]
         # The rest is brought to this node in the meantime: the sum for its turn, memories since a node may be lost.
         ray.wait(rest, num_returns=len(rest), timeout=0, fetch_local=True)
         self._heartbeat.progress()
+        self._clients_done += len(call.task)
         self.progress(self._clients_done, sum(len(call.task) for call in self.calls))
 
     def _fetched(self, turn: int) -> Answer | None:
@@ -239,54 +193,42 @@ class Dispatch:
         except RayError as error:
             self._clients_done -= len(self.calls[turn].task)
             why = f"its reply was lost with {member} ({type(error).__name__})"
-            self._run_again(range(turn, turn + 1), member, why, error)
+            self._run_again(range(turn, turn + 1), why, error)
             return None
 
-    def _run_again(
-        self, indices: range, member: Member, why: str, error: RayError | None = None, how: str = ""
-    ) -> None:
+    def _run_again(self, indices: range, why: str, error: RayError | None = None, how: str = "") -> None:
         """Put lost calls back; `how` they ended their actor, if they did. Raises `WorkersLost` after too many."""
+        call = together([self.calls[index] for index in indices])
         self._losses.update(indices)
         if (times := max(self._losses[index] for index in indices)) > self.max_retries:
-            what, calls = self._what(indices), [self.calls[index] for index in indices]
             text = (
-                f"{what}: lost {times} times, and ray.max_retries = {self.max_retries}; the last time: {why}"
-                + (f"\n{error}" if error else "")
-                + (MORE_MEMORY if how == MEMORY else "")
+                f"{call.what}: lost {times} times, and ray.max_retries = {self.max_retries}; "
+                f"the last time: {why}" + (f"\n{error}" if error else "") + (MORE_MEMORY if how == MEMORY else "")
             )
-            clients = [client for call in calls for client in call.task]
-            client = clients[0] if len(clients) == 1 else None
-            raise KilledActors(text, what, how, client, calls[0].round) if how else WorkersLost(text)
-        log.warning("%s: %s; running it again", self._what(indices), why)
+            client = call.task[0] if len(call.task) == 1 else None
+            raise KilledActors(text, call.what, how, client, call.round) if how else WorkersLost(text)
+        log.warning("%s: %s; running it again", call.what, why)
         self.retried()
         self._heartbeat.progress()
         self._waiting.extendleft(reversed(indices))
-        self._left += sum(self.calls[index].size for index in indices)
-
-    def _what(self, indices: range) -> str:
-        return "; ".join(self.calls[index].what for index in indices)
-
-    def _due(self, message: Message) -> float:
-        return message.since + sum(self.deadline.seconds(self.calls[index]) for index in message.indices)
+        self._left += call.size
 
     def _until_something_is_due(self) -> float:
         now = time.monotonic()
-        due = (self._due(message) - now for message in self._working.values())
-        return max(0.0, min([self._heartbeat.left, *due]))
+        due = (message.since + self.deadline.seconds(message.call) for message in self._working.values())
+        return max(0.0, min([self._heartbeat.left, *(moment - now for moment in due)]))
 
     def _awaited(self) -> list[str]:
-        work = [f"{self._what(message.indices)} on {message.member}" for message in self._working.values()]
+        work = [f"{message.call.what} on {message.member}" for message in self._working.values()]
         return [*work, *self.crew.awaited()]
 
 
-def _failure(calls: Sequence[Call], member: Member, error: RayError) -> RunFailed:
+def _failure(call: Call, member: Member, error: RayError) -> RunFailed:
     """A client's exception, as this process would have raised it."""
     cause = cause_of(error)
     if isinstance(cause, RunFailed):
         return type(cause)(str(cause))
-    node, call = member.place.node if member.place else "?", calls[0]
-    client = at_client(cause, [client for call in calls for client in call.task])
-    survey = call.kind == "survey"
-    what = "; ".join(call.what for call in calls)
-    what = what if client is None else what_of((client,), call.round or 0, survey=survey)
+    node = member.place.node if member.place else "?"
+    client = at_client(cause, call.task)
+    what = call.what if client is None else what_of((client,), call.round or 0, survey=call.kind == "survey")
     return ClientFailed(f"{what} failed on {node} ({member.name}):\n{uncoloured(str(error))}", client, call.round)

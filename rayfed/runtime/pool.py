@@ -11,8 +11,9 @@ from ray.exceptions import ObjectLostError
 from rayfed.engine import Kind, Round
 from rayfed.errors import WorkersLost
 from rayfed.local import Broadcast, Site, sample
+from rayfed.runtime.calls import Answer, Call, Deadline, Submit
 from rayfed.runtime.crew import Crew
-from rayfed.runtime.dispatch import FETCH_LIMIT, Answer, Call, Deadline, Dispatch, Submit
+from rayfed.runtime.dispatch import FETCH_LIMIT, Dispatch
 from rayfed.runtime.gauges import Gauges
 from rayfed.runtime.here import Progress, no_progress
 from rayfed.runtime.profile import timed

@@ -21,7 +21,7 @@ import rayfed
 from rayfed.errors import ClientFailed, KilledActors, RunFailed, WorkersLost
 from rayfed.methods import Part, compose, fedavg, scaffold
 from rayfed.runtime import dispatch, heartbeat
-from rayfed.runtime.dispatch import Call, Deadline
+from rayfed.runtime.calls import Call, Deadline
 
 
 class Unpicklable(Exception):
@@ -236,7 +236,7 @@ def test_an_actor_that_hangs_is_killed_and_its_client_run_elsewhere(cluster, mak
 
 def test_a_client_may_take_ten_times_as_long_as_the_longest_before():
     def call(size, kind="fit"):
-        return Call(kind, "", size, lambda actor: [])
+        return Call(kind, "", size)
 
     deadline = Deadline("auto")
     assert deadline.seconds(call(10)) == 3600

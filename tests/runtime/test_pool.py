@@ -13,7 +13,8 @@ from rayfed.errors import WorkersLost
 from rayfed.job import read_job
 from rayfed.local import open_site
 from rayfed.methods import RECIPES, Part, Proximal, ccvr, compose, fedavg, feddf, scaffold, switch
-from rayfed.runtime.dispatch import Call, Dispatch
+from rayfed.runtime.calls import Call
+from rayfed.runtime.dispatch import Dispatch
 from rayfed.runtime.here import no_progress
 
 MANY = [[20, 20, 20, 20], *[[2, 2, 2, 2]] * 12]  # a large client, and small ones
@@ -151,8 +152,8 @@ def test_a_lost_call_is_tried_alone_and_calls_beside_it_are_not_held_back():
     assert dispatch._next_message() == range(1)
     lost = dispatch._next_message()
     assert lost == range(1, 8)
-    dispatch._run_again(lost, "actor-0", "lost")
+    dispatch._run_again(lost, "lost")
     assert [dispatch._next_message() for _ in range(7)] == [range(i, i + 1) for i in lost]
     assert len(dispatch._next_message()) > 1
     with pytest.raises(WorkersLost, match=r"^call 3: lost 2 times, and ray.max_retries = 1; the last time: lost$"):
-        dispatch._run_again(range(3, 4), "actor-1", "lost")
+        dispatch._run_again(range(3, 4), "lost")

@@ -1,0 +1,74 @@
+"""Calls on an actor: pieces of work, several of which may go together in a message, and how long a message may take."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from ray import ObjectRef
+from ray.exceptions import ObjectLostError
+
+from rayfed.tasks import Task
+
+# The values of a call, in order: the first is small; the second is fetched when its turn comes; others stay references.
+# A message's values are a list of the first values of all its calls, and then, call by call, the others.
+Answer = list[Any]
+
+Submit = Callable[[Any, Sequence["Call"]], list[ObjectRef]]  # sends an actor a message; references of its values
+
+FIRST_DEADLINE, LEAST_DEADLINE, SLOWER = 3600.0, 300.0, 10.0  # seconds, seconds, times the longest call so far
+
+
+@dataclass(frozen=True)
+class Call:
+    """A piece of work, and its size compared with other calls of its kind."""
+
+    kind: str
+    what: str  # for messages
+    size: int
+    others: int = 0  # values after the first
+    missing: Callable[[ObjectLostError], None] = lambda error: None  # called when an object that it needs is lost
+    task: Task = ()  # the clients
+    round: int | None = None
+
+
+def together(calls: Sequence[Call]) -> Call:
+    """Calls as one: each is of the same kind and round."""
+    if len(calls) == 1:
+        return calls[0]
+
+    def missing(error: ObjectLostError) -> None:
+        for call in calls:
+            call.missing(error)
+
+    return replace(
+        calls[0],
+        what="; ".join(call.what for call in calls),
+        size=sum(call.size for call in calls),
+        others=sum(call.others for call in calls),
+        missing=missing,
+        task=tuple(client for call in calls for client in call.task),
+    )
+
+
+class Deadline:
+    """The longest time that a call may take (`ray.deadline`), in seconds.
+
+    With "auto": ten times the longest call of its kind so far, in proportion to the samples where it has more than that
+    call; at least five minutes; and an hour while no call has finished.
+    """
+
+    def __init__(self, given: float | Literal["auto"]) -> None:
+        self._given = given
+        self._longest: dict[str, tuple[float, int]] = {}  # kind -> seconds, size
+
+    def seconds(self, call: Call) -> float:
+        if self._given != "auto":
+            return self._given
+        if call.kind not in self._longest:
+            return FIRST_DEADLINE
+        seconds, size = self._longest[call.kind]
+        return max(LEAST_DEADLINE, SLOWER * seconds * max(1.0, call.size / max(1, size)))
+
+    def took(self, call: Call, seconds: float) -> None:
+        """Note how long a call took."""
+        self._longest[call.kind] = max(self._longest.get(call.kind, (0.0, 0)), (seconds, call.size))
