@@ -201,7 +201,10 @@ def _received(skeleton: list[tuple[Path, Any]], pieces: Mapping[str, list[np.nda
 
 
 def _whole(pieces: list[np.ndarray]) -> np.ndarray:
-    """The buffer again: in place where its pieces lie one after the other, as they do in Ray's store."""
+    """The buffer again: in place where its pieces lie one after the other, as they do in Ray's store.
+
+    The first piece keeps all of them alive, as each holds on to the whole object in the store.
+    """
     ends = [piece.ctypes.data + piece.nbytes for piece in pieces]
     if all(end == piece.ctypes.data for end, piece in zip(ends, pieces[1:], strict=False)):
         return np.lib.stride_tricks.as_strided(pieces[0], (sum(piece.nbytes for piece in pieces),), writeable=False)

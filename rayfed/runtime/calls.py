@@ -1,4 +1,4 @@
-"""Calls on an actor: pieces of work, several of which may go together in a message, and how long a message may take."""
+"""Calls on an actor: pieces of work, several of which may go together in a message, and how long that may take."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -7,6 +7,7 @@ from typing import Any, Literal
 from ray import ObjectRef
 from ray.exceptions import ObjectLostError
 
+from rayfed.runtime.worker import what_of
 from rayfed.tasks import Task
 
 # The values of a call, in order: the first is small; the second is fetched when its turn comes; others stay references.
@@ -20,19 +21,20 @@ FIRST_DEADLINE, LEAST_DEADLINE, SLOWER = 3600.0, 300.0, 10.0  # seconds, seconds
 
 @dataclass(frozen=True)
 class Call:
-    """A piece of work, and its size compared with other calls of its kind."""
+    """A piece of work, and its size compared with other calls of its kind; or several pieces that go together."""
 
     kind: str
-    what: str  # for messages
-    size: int
+    what: str  # in words
+    size: float
     others: int = 0  # values after the first
     missing: Callable[[ObjectLostError], None] = lambda error: None  # called when an object that it needs is lost
     task: Task = ()  # the clients
-    round: int | None = None
+    round: int = 0
+    count: int = 1  # of pieces
 
 
 def together(calls: Sequence[Call]) -> Call:
-    """Calls as one: each is of the same kind and round."""
+    """Calls of clients as one call: all are of the same kind and round."""
     if len(calls) == 1:
         return calls[0]
 
@@ -40,30 +42,32 @@ def together(calls: Sequence[Call]) -> Call:
         for call in calls:
             call.missing(error)
 
+    task = tuple(client for call in calls for client in call.task)
     return replace(
         calls[0],
-        what="; ".join(call.what for call in calls),
+        what=what_of(task, calls[0].round, survey=calls[0].kind == "survey"),
         size=sum(call.size for call in calls),
         others=sum(call.others for call in calls),
         missing=missing,
-        task=tuple(client for call in calls for client in call.task),
+        task=task,
+        count=len(calls),
     )
 
 
 class Deadline:
-    """The longest time that a call may take (`ray.deadline`), in seconds.
+    """The longest time that a call may take, in seconds: `ray.deadline` for each piece of work.
 
-    With "auto": ten times the longest call of its kind so far, in proportion to the samples where it has more than that
+    With "auto": ten times the longest call of its kind so far, in proportion to the size where it is larger than that
     call; at least five minutes; and an hour while no call has finished.
     """
 
     def __init__(self, given: float | Literal["auto"]) -> None:
         self._given = given
-        self._longest: dict[str, tuple[float, int]] = {}  # kind -> seconds, size
+        self._longest: dict[str, tuple[float, float]] = {}  # kind -> seconds, size
 
     def seconds(self, call: Call) -> float:
         if self._given != "auto":
-            return self._given
+            return self._given * call.count
         if call.kind not in self._longest:
             return FIRST_DEADLINE
         seconds, size = self._longest[call.kind]

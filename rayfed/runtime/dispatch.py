@@ -52,10 +52,11 @@ class Dispatch:
     crew: Crew
     calls: Sequence[Call]
     submit: Submit
+    most: int  # calls in a message
     deadline: Deadline
     max_retries: int
     progress: Callable[[int, int], None]  # called when a message is answered: how many clients are done, of how many
-    retried: Callable[[], None]  # called when a lost message is run again
+    retried: Callable[[], None]  # called for each lost call that is run again
 
     def __post_init__(self) -> None:
         self._waiting = deque(range(len(self.calls)))
@@ -64,6 +65,7 @@ class Dispatch:
         self._working: dict[ObjectRef, Message] = {}
         self._finished: dict[int, tuple[Member, Answer]] = {}  # and not yet given out
         self._losses: Counter[int] = Counter()
+        self._alone: set[int] = set()  # calls that get a message of their own
         self._faulty: dict[int, str] = {}  # call -> the node whose GPU failed it; the call is tried on another, once
         self._heartbeat = Heartbeat()
         self._clients_done = 0
@@ -120,12 +122,12 @@ class Dispatch:
         """The next call, and those after it, up to the work of the largest call and half an even share of what waits.
 
         So the last messages are short, and all actors are done at about the same time (Flynn Hummel et al., 1992,
-        "Factoring"). A call that was lost is tried again by itself, so that it is known which call loses actors.
+        "Factoring").
         """
         first = self._waiting.popleft()
         room = min(self._largest, self._left / (2 * (1 + len(self.crew.idle) + len(self._working))))
         end, size = first + 1, self.calls[first].size
-        while self._waiting and self._waiting[0] == end and not (self._losses[first] or self._losses[end]):
+        while self._waiting and self._waiting[0] == end < first + self.most and not self._alone & {first, end}:
             if (size := size + self.calls[end].size) > room:
                 break
             end += 1
@@ -167,6 +169,11 @@ class Dispatch:
                 self.crew.open(member, kill=True)  # the error would stay in its process
                 said = first_line(cause_of(error) or error)
                 self._run_again(indices, f"the GPU of {member} failed ({said})", error, how="GPU")
+            elif (
+                call.count > 1 and not isinstance(cause := cause_of(error), RunFailed) and at_client(cause, ()) is None
+            ):
+                self.crew.idle.append(member)
+                self._run_again(indices, f"an exception on {member} that does not name its client", error)
             else:
                 raise _failure(call, member, error) from None
             return
@@ -197,10 +204,14 @@ class Dispatch:
             return None
 
     def _run_again(self, indices: range, why: str, error: RayError | None = None, how: str = "") -> None:
-        """Put lost calls back; `how` they ended their actor, if they did. Raises `WorkersLost` after too many."""
+        """Put lost calls back; `how` they ended their actor, if they did. Raises `WorkersLost` after too many losses.
+
+        A loss of several calls counts for none of them: from now on each is alone, so it is known which loses actors.
+        """
         call = together([self.calls[index] for index in indices])
-        self._losses.update(indices)
-        if (times := max(self._losses[index] for index in indices)) > self.max_retries:
+        self._alone.update(indices)
+        self._losses.update(indices if call.count == 1 else ())
+        if (times := self._losses[indices[0]]) > self.max_retries:
             text = (
                 f"{call.what}: lost {times} times, and ray.max_retries = {self.max_retries}; "
                 f"the last time: {why}" + (f"\n{error}" if error else "") + (MORE_MEMORY if how == MEMORY else "")
@@ -208,7 +219,8 @@ class Dispatch:
             client = call.task[0] if len(call.task) == 1 else None
             raise KilledActors(text, call.what, how, client, call.round) if how else WorkersLost(text)
         log.warning("%s: %s; running it again", call.what, why)
-        self.retried()
+        for _ in indices:
+            self.retried()
         self._heartbeat.progress()
         self._waiting.extendleft(reversed(indices))
         self._left += call.size
@@ -223,6 +235,11 @@ class Dispatch:
         return [*work, *self.crew.awaited()]
 
 
+def _names_its_client(cause: BaseException | None) -> bool:
+    """Whether an exception says at which client it was raised: those that cannot be pickled do not."""
+    return isinstance(cause, RunFailed) or at_client(cause, ()) is not None
+
+
 def _failure(call: Call, member: Member, error: RayError) -> RunFailed:
     """A client's exception, as this process would have raised it."""
     cause = cause_of(error)
@@ -230,5 +247,5 @@ def _failure(call: Call, member: Member, error: RayError) -> RunFailed:
         return type(cause)(str(cause))
     node = member.place.node if member.place else "?"
     client = at_client(cause, call.task)
-    what = call.what if client is None else what_of((client,), call.round or 0, survey=call.kind == "survey")
+    what = call.what if client is None else what_of((client,), call.round, survey=call.kind == "survey")
     return ClientFailed(f"{what} failed on {node} ({member.name}):\n{uncoloured(str(error))}", client, call.round)

@@ -19,10 +19,11 @@ from rayfed.runtime.here import Progress, no_progress
 from rayfed.runtime.profile import timed
 from rayfed.runtime.worker import CohortWorkers, Look, what_of
 from rayfed.tasks import Task
-from rayfed.trees import Packed, Tree, pack
+from rayfed.trees import Packed, Tree, num_bytes, pack
 from rayfed.weights import Weights
 
 SMALL = 10_000  # bytes
+TOGETHER, ROOM = 4, 2**26  # tasks in a message at most, and bytes of their sums, which an actor holds until it is done
 
 
 class Pool(CohortWorkers):
@@ -40,7 +41,7 @@ class Pool(CohortWorkers):
     def call_each(
         self, broadcast: Broadcast, tasks: Sequence[Task], memories: Mapping[int, ObjectRef] | None
     ) -> Iterator[Sequence[Any]]:
-        survey = memories is None
+        survey, data, training = memories is None, self._site.federation, self._site.job.train
 
         def call(task: Task) -> Call:
             held = {client: memories[client] for client in task if client in memories} if memories is not None else {}
@@ -54,7 +55,7 @@ class Pool(CohortWorkers):
                         raise WorkersLost(f"{what}: {lost}; {again}")
                 self._send_again(error)
 
-            size = sum(self._site.federation.num_examples(client) for client in task)
+            size = sum(training.images(data.num_examples(client)) for client in task)
             others = 1 if survey else 1 + len(task)  # the summands, and memories
             return Call("survey" if survey else "train", what, size, others, missing, task, broadcast.round)
 
@@ -70,7 +71,8 @@ class Pool(CohortWorkers):
             self._progress(done, total)
             self._gauges.clients(done, total)
 
-        return self._answers([call(task) for task in tasks], submit, no_progress if survey else progress)
+        most = max(1, min(TOGETHER, ROOM // (2 * num_bytes(broadcast.weights))))  # a sum has twice the bytes
+        return self._answers([call(task) for task in tasks], submit, most, no_progress if survey else progress)
 
     def evaluate_pieces(self, weights: Weights, pieces: Sequence[tuple[int, int]], look: Look) -> Iterator[Any]:
         # Two calls per actor: each costs a hundredth of a second, and the second ones make up for slow actors.
@@ -83,7 +85,7 @@ class Pool(CohortWorkers):
 
         sizes = {what: some[-1][1] - some[0][0] for what, some in cut.items()}
         calls = [Call("evaluate", what, size, missing=self._send_again) for what, size in sizes.items()]
-        return (piece for done, *_ in self._answers(calls, submit) for piece in done)
+        return (piece for done, *_ in self._answers(calls, submit, 1) for piece in done)
 
     def recall(self, memory: ObjectRef) -> Packed:
         return ray.get(memory, timeout=FETCH_LIMIT)
@@ -100,8 +102,10 @@ class Pool(CohortWorkers):
         self._crew.grow()
         return self._crew.in_danger
 
-    def _answers(self, calls: Sequence[Call], submit: Submit, progress: Progress = no_progress) -> Iterator[Answer]:
-        limits = self._deadline, self._site.job.ray.max_retries
+    def _answers(
+        self, calls: Sequence[Call], submit: Submit, most: int, progress: Progress = no_progress
+    ) -> Iterator[Answer]:
+        limits = most, self._deadline, self._site.job.ray.max_retries
         return Dispatch(self._crew, calls, submit, *limits, progress, self._gauges.retried).answers()
 
     def _fields(self, broadcast: Broadcast) -> tuple[Any, ...]:

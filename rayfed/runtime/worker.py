@@ -195,9 +195,10 @@ def _summed(stage: str, task: Task, work: Callable[[int], Tree]) -> tuple[Layout
         try:
             with advising():
                 summand = work(client)
+        except StopIteration as error:  # it would end the generator that this belongs to
+            raise _at(client, RuntimeError("a StopIteration, as of next(...), was not caught")) from error
         except Exception as error:
-            with suppress(AttributeError):
-                error.at_client = client  # type: ignore[attr-defined]
+            _at(client, error)
             raise
         with refusing(stage, client, task[0]):
             layout = checked(summand)
@@ -205,6 +206,12 @@ def _summed(stage: str, task: Task, work: Callable[[int], Tree]) -> tuple[Layout
                 total.add(summand, layout)
         sizes.append(num_bytes(summand) - num_bytes(summand.get(UPDATES)))
     return layout, sizes, total.packed() if len(task) > 1 else pack(summand)
+
+
+def _at(client: int, error: Exception) -> Exception:
+    with suppress(AttributeError):
+        error.at_client = client  # type: ignore[attr-defined]
+    return error
 
 
 def at_client(error: BaseException | None, task: Sequence[int]) -> int | None:

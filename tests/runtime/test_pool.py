@@ -1,5 +1,7 @@
 """Work on Ray gives the same bits as work in this process, with any number of actors."""
 
+import os
+import signal
 from collections import deque
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -9,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rayfed.errors import WorkersLost
+from rayfed.errors import ClientFailed, KilledActors, WorkersLost
 from rayfed.job import read_job
 from rayfed.local import open_site
 from rayfed.methods import RECIPES, Part, Proximal, ccvr, compose, fedavg, feddf, scaffold, switch
@@ -126,34 +128,77 @@ def test_tasks_that_go_together_have_the_same_bits_on_ray(cluster, make_site, he
     assert max(map(len, messages)) > 1, "some went together"
 
 
-def _dispatch(sizes, idle):
-    calls = [Call("train", f"call {i}", size) for i, size in enumerate(sizes)]
-    return Dispatch(SimpleNamespace(idle=deque(range(idle))), calls, *[None] * 3, no_progress, lambda: None)
+def _dispatch(sizes, idle, most=4):
+    calls = [Call("train", f"client {i}, round 1", size, task=(i,), round=1) for i, size in enumerate(sizes)]
+    crew = SimpleNamespace(idle=deque(range(idle)))
+    return Dispatch(crew, calls, None, most, None, 1, no_progress, lambda: None)
 
 
 @pytest.mark.parametrize("idle", range(6))
+@pytest.mark.parametrize("most", [1, 4, 99])
 @pytest.mark.parametrize("sizes", [[60] * 40, [480] * 5 + [420, 300, 180] + [60] * 15, [900, 10, 10, 10], [7], [0, 0]])
-def test_a_message_is_no_longer_than_the_largest_call_and_half_an_even_share(sizes, idle):
-    dispatch, sent = _dispatch(sizes, idle), []
+def test_a_message_is_no_longer_than_the_largest_call_and_half_an_even_share(sizes, most, idle):
+    dispatch, sent = _dispatch(sizes, idle, most), []
     while dispatch._waiting:
-        left = sum(sizes[len(sent) :])
+        room = min(max(sizes), sum(sizes[len(sent) :]) / (2 * (idle + 1)))
         message = dispatch._next_message()
         assert message.start == len(sent), "in their order"
-        assert len(message) == 1 or sum(sizes[i] for i in message) <= min(max(sizes), left / (2 * (idle + 1)))
-        following = sum(sizes[i] for i in range(message.start, min(message.stop + 1, len(sizes))))
-        assert message.stop == len(sizes) or following > min(max(sizes), left / (2 * (idle + 1))), "and no shorter"
+        assert len(message) == 1 or sum(sizes[i] for i in message) <= room
+        one_more = sum(sizes[message.start : message.stop + 1])
+        assert len(message) == most or message.stop == len(sizes) or one_more > room, "and no shorter"
+        assert len(message) <= most
         sent += message
     assert sent == [*range(len(sizes))]
 
 
-def test_a_lost_call_is_tried_alone_and_calls_beside_it_are_not_held_back():
-    dispatch = _dispatch([100, *[10] * 30], 1)
-    dispatch.max_retries = 1
+def test_a_lost_call_is_tried_alone_and_only_then_a_loss_counts():
+    dispatch = _dispatch([100, *[10] * 30], idle=1)
     assert dispatch._next_message() == range(1)
     lost = dispatch._next_message()
-    assert lost == range(1, 8)
+    assert lost == range(1, 5)
     dispatch._run_again(lost, "lost")
-    assert [dispatch._next_message() for _ in range(7)] == [range(i, i + 1) for i in lost]
+    assert [dispatch._next_message() for _ in range(4)] == [range(i, i + 1) for i in lost]
     assert len(dispatch._next_message()) > 1
-    with pytest.raises(WorkersLost, match=r"^call 3: lost 2 times, and ray.max_retries = 1; the last time: lost$"):
+    dispatch._run_again(range(3, 4), "lost")
+    with pytest.raises(WorkersLost, match=r"^client 3, round 1: lost 2 times, and ray.max_retries = 1; the last time"):
         dispatch._run_again(range(3, 4), "lost")
+
+
+def test_calls_of_equal_work_are_of_equal_size(make_site):
+    counts = [[50, 50, 50, 50], *[[1, 1, 1, 1]] * 9]
+    for given, sizes in (({"local_steps": 3}, [15.0] * 10), ({"local_epochs": 2}, [400.0, *[8.0] * 9])):
+        site = make_site(fedavg(), counts=counts, clients_per_round=10, task_images=1, **given)
+        training, found = site.job.train, site.federation.partition.sizes
+        assert [training.images(int(number)) for number in found] == sizes
+
+
+class Unpicklable(Exception):
+    def __reduce__(self):
+        raise TypeError("not me")
+
+
+@dataclass(frozen=True)
+class Raising(Part):
+    """Raises an exception at client 5 in round 2."""
+
+    what: str
+
+    def begin(self, client):
+        if (client.id, client.round) == (5, 2):
+            if self.what == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise {"unpicklable": Unpicklable, "iteration": StopIteration, "plain": KeyError}[self.what]("it is wrong")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["unpicklable", "iteration", "plain", "kill"])
+def test_the_client_that_fails_is_named_also_where_it_goes_with_others(cluster, make_site, on_ray, here, what):
+    site = make_site(compose(Raising(what)), counts=MANY, clients_per_round=13, task_images=20)
+    kind = KilledActors if what == "kill" else ClientFailed
+    with pytest.raises(kind, match=r"client 5, round 2") as caught:
+        on_ray(site, 1, max_retries=0)
+    assert (caught.value.client, caught.value.round) == (5, 2)
+    if what != "kill":
+        with pytest.raises(ClientFailed, match=r"client 5, round 2") as caught:
+            here(site)
+        assert caught.value.client == 5
