@@ -218,7 +218,8 @@ class Dispatch:
             )
             client = call.task[0] if len(call.task) == 1 else None
             raise KilledActors(text, call.what, how, client, call.round) if how else WorkersLost(text)
-        log.warning("%s: %s; running it again", call.what, why)
+        again = "running it again" if call.count == 1 else f"running its {call.count} tasks again, each by itself"
+        log.warning("%s: %s; %s", call.what, why, again)
         for _ in indices:
             self.retried()
         self._heartbeat.progress()
