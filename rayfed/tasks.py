@@ -60,7 +60,8 @@ def cut(num_examples: Mapping[int, int], training: Training) -> list[Task]:
     >>> [len(task) for task in cut(dict.fromkeys(range(60), 60), Training(task_images=300))]
     [5, 5, 5, 5, 5, 4, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]
     """
-    images = {client: training.images(number) for client, number in num_examples.items()}
+    steps, epochs = training.local_steps, training.local_epochs
+    images = {c: steps * training.batch_size if steps else n * epochs for c, n in num_examples.items()}
     waiting = deque(sorted(num_examples, key=lambda client: (-num_examples[client], client)))
     left = sum(images.values())
     most, tasks = max(training.task_images, left / MOST_TASKS), []

@@ -65,14 +65,6 @@ class Training(Checked):
         per_epoch = -(-num_examples // self.batch_size)
         return self.local_steps or max(1, math.ceil(round(self.local_epochs * per_epoch, 9)))  # 100 * 0.07 is above 7
 
-    def images(self, num_examples: int) -> float:
-        """The work of a client with so many images in a round: the images that it trains on, each as often as it does.
-
-        >>> Training(batch_size=10, local_epochs=2).images(45), Training(batch_size=10, local_steps=3).images(45)
-        (90, 30)
-        """
-        return self.local_steps * self.batch_size if self.local_steps else num_examples * self.local_epochs
-
     def lr_at(self, round: int) -> float:
         """The learning rate of round 1, 2, ..."""
         return self.lr * self.lr_decay ** (round - 1) * self.schedule.factor(round)

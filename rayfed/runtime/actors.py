@@ -60,8 +60,8 @@ class ClientActor:
         found = dict(zip(remembered, memories, strict=True))
         return answer(_each, self._worker.train(Broadcast(*broadcast), tasks, found))
 
-    def evaluate(self, weights: Packed, calls: Sequence[Sequence[tuple[int, int]]], look: Look) -> list[list[Any]]:
-        return answer(self._worker.evaluate, weights, calls, look)
+    def evaluate(self, weights: Packed, pieces: Sequence[tuple[int, int]], look: Look) -> list[list[Any]]:
+        return answer(lambda: [self._worker.evaluate(weights, pieces, look)])
 
     def measure_memory(self, site: Sequence[ObjectRef]) -> int:
         """The GPU memory in bytes that this process takes for the largest client; 0 on a pretended GPU."""

@@ -25,12 +25,13 @@ class Call:
 
     kind: str
     what: str  # in words
-    size: float
+    size: int
     others: int = 0  # values after the first
     missing: Callable[[ObjectLostError], None] = lambda error: None  # called when an object that it needs is lost
-    task: Task = ()  # the clients
+    task: Task = ()  # the clients; none in an evaluation
     round: int = 0
-    count: int = 1  # of pieces
+    count: int = 1  # of pieces of work
+    pieces: Sequence[tuple[int, int]] = ()  # of an evaluation: ranges of test images
 
 
 def together(calls: Sequence[Call]) -> Call:
@@ -63,7 +64,7 @@ class Deadline:
 
     def __init__(self, given: float | Literal["auto"]) -> None:
         self._given = given
-        self._longest: dict[str, tuple[float, float]] = {}  # kind -> seconds, size
+        self._longest: dict[str, tuple[float, int]] = {}  # kind -> seconds, size
 
     def seconds(self, call: Call) -> float:
         if self._given != "auto":

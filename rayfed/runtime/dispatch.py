@@ -169,9 +169,7 @@ class Dispatch:
                 self.crew.open(member, kill=True)  # the error would stay in its process
                 said = first_line(cause_of(error) or error)
                 self._run_again(indices, f"the GPU of {member} failed ({said})", error, how="GPU")
-            elif (
-                call.count > 1 and not isinstance(cause := cause_of(error), RunFailed) and at_client(cause, ()) is None
-            ):
+            elif call.count > 1 and not _names_its_client(cause_of(error)):
                 self.crew.idle.append(member)
                 self._run_again(indices, f"an exception on {member} that does not name its client", error)
             else:

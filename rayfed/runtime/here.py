@@ -53,7 +53,7 @@ class Here(CohortWorkers):
             yield answer
 
     def evaluate_pieces(self, weights: Weights, pieces: Sequence[tuple[int, int]], look: Look) -> Iterator[Any]:
-        return iter(self._worker.evaluate(pack(weights), [pieces], look)[0])
+        return iter(self._worker.evaluate(pack(weights), pieces, look))
 
     def recall(self, memory: Packed) -> Packed:
         return memory

@@ -8,6 +8,7 @@ import ray
 from ray import ObjectRef
 from ray.exceptions import ObjectLostError
 
+from rayfed.clients.clock import images_trained
 from rayfed.engine import Kind, Round
 from rayfed.errors import WorkersLost
 from rayfed.local import Broadcast, Site, sample
@@ -23,7 +24,7 @@ from rayfed.trees import Packed, Tree, num_bytes, pack
 from rayfed.weights import Weights
 
 SMALL = 10_000  # bytes
-TOGETHER, ROOM = 4, 2**26  # tasks in a message at most, and bytes of their sums, which an actor holds until it is done
+TOGETHER, ROOM = 4, 2**26  # tasks in a message, and bytes of summed weights that an actor holds of them
 
 
 class Pool(CohortWorkers):
@@ -41,7 +42,7 @@ class Pool(CohortWorkers):
     def call_each(
         self, broadcast: Broadcast, tasks: Sequence[Task], memories: Mapping[int, ObjectRef] | None
     ) -> Iterator[Sequence[Any]]:
-        survey, data, training = memories is None, self._site.federation, self._site.job.train
+        survey, sizes, training = memories is None, self._site.federation.partition.sizes, self._site.job.train
 
         def call(task: Task) -> Call:
             held = {client: memories[client] for client in task if client in memories} if memories is not None else {}
@@ -55,7 +56,7 @@ class Pool(CohortWorkers):
                         raise WorkersLost(f"{what}: {lost}; {again}")
                 self._send_again(error)
 
-            size = sum(training.images(data.num_examples(client)) for client in task)
+            size = int(images_trained(sizes[list(task)], training).sum())
             others = 1 if survey else 1 + len(task)  # the summands, and memories
             return Call("survey" if survey else "train", what, size, others, missing, task, broadcast.round)
 
@@ -71,20 +72,24 @@ class Pool(CohortWorkers):
             self._progress(done, total)
             self._gauges.clients(done, total)
 
-        most = max(1, min(TOGETHER, ROOM // (2 * num_bytes(broadcast.weights))))  # a sum has twice the bytes
+        summed = 2 * max(1, num_bytes(broadcast.weights))  # float64
+        most = max(1, min(TOGETHER, ROOM // summed))
         return self._answers([call(task) for task in tasks], submit, most, no_progress if survey else progress)
 
     def evaluate_pieces(self, weights: Weights, pieces: Sequence[tuple[int, int]], look: Look) -> Iterator[Any]:
+        def call(some: Sequence[tuple[int, int]]) -> Call:
+            start, stop = some[0][0], some[-1][1]
+            what = f"{look} of test images {start} to {stop}"
+            return Call("evaluate", what, stop - start, missing=self._send_again, pieces=some)
+
+        def submit(actor: Any, calls: Sequence[Call]) -> list[ObjectRef]:
+            (call,) = calls
+            return [actor.evaluate.remote(self._put("weights", weights), call.pieces, look)]
+
         # Two calls per actor: each costs a hundredth of a second, and the second ones make up for slow actors.
         count = min(len(pieces), 2 * max(1, len(self._crew.idle)))
         ends = [-(-len(pieces) * i // count) for i in range(count + 1)]
-        cut = {f"{look} of test images {pieces[i][0]} to {pieces[j - 1][1]}": pieces[i:j] for i, j in pairwise(ends)}
-
-        def submit(actor: Any, calls: Sequence[Call]) -> list[ObjectRef]:
-            return [actor.evaluate.remote(self._put("weights", weights), [cut[call.what] for call in calls], look)]
-
-        sizes = {what: some[-1][1] - some[0][0] for what, some in cut.items()}
-        calls = [Call("evaluate", what, size, missing=self._send_again) for what, size in sizes.items()]
+        calls = [call(pieces[start:end]) for start, end in pairwise(ends)]
         return (piece for done, *_ in self._answers(calls, submit, 1) for piece in done)
 
     def recall(self, memory: ObjectRef) -> Packed:

@@ -172,11 +172,11 @@ class Worker:
         shared = Desk(self.site, packed.map(partial(unpack, copy=False)), self._seen[1])
         return lambda: shared
 
-    def evaluate(self, weights: Packed, calls: Sequence[Sequence[tuple[int, int]]], look: Look) -> list[list[Any]]:
+    def evaluate(self, weights: Packed, pieces: Sequence[tuple[int, int]], look: Look) -> list[Any]:
         """What a look at the weights gives for some ranges of test images, each by itself."""
         with advising():
             model = with_weights(self.site.model, unpack(weights, copy=False)).eval()
-            return [[self._evaluate(model, start, stop, look) for start, stop in pieces] for pieces in calls]
+            return [self._evaluate(model, start, stop, look) for start, stop in pieces]
 
     def _evaluate(self, model: nn.Module, start: int, stop: int, look: Look) -> Any:
         with span("evaluate", f"{look} of test images {start} to {stop}"):

@@ -115,17 +115,23 @@ def test_the_longest_client_goes_first(cluster, make_site, on_ray, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("actors", [1, 2])
-def test_tasks_that_go_together_have_the_same_bits_on_ray(cluster, make_site, here, on_ray, monkeypatch, actors):
+@pytest.mark.parametrize(("work", "large", "small"), [({"local_epochs": 2}, 160, 16), ({"local_steps": 10}, 50, 40)])
+def test_tasks_that_go_together_have_the_same_bits_on_ray(
+    cluster, make_site, here, on_ray, monkeypatch, actors, work, large, small
+):
+    """With `local_steps`, clients of few images do nearly as much work as a client of many."""
     messages = []
 
     def next_message(dispatch, next_message=Dispatch._next_message):
-        messages.append(next_message(dispatch))
-        return messages[-1]
+        indices = next_message(dispatch)
+        messages.append([dispatch.calls[index] for index in indices])
+        return indices
 
     monkeypatch.setattr(Dispatch, "_next_message", next_message)
-    site = make_site(compose(scaffold(), WhoIsThere()), counts=MANY, clients_per_round=13, task_images=20)
+    site = make_site(compose(scaffold(), WhoIsThere()), counts=MANY, clients_per_round=13, task_images=20, **work)
     assert on_ray(site, actors) == here(site)
-    assert max(map(len, messages)) > 1, "some went together"
+    assert {call.size for calls in messages for call in calls if call.task} == {large, small}
+    assert (max(map(len, messages)) > 1) == (large >= 2 * small), "some go together where they are small enough"
 
 
 def _dispatch(sizes, idle, most=4):
@@ -162,14 +168,6 @@ def test_a_lost_call_is_tried_alone_and_only_then_a_loss_counts():
     dispatch._run_again(range(3, 4), "lost")
     with pytest.raises(WorkersLost, match=r"^client 3, round 1: lost 2 times, and ray.max_retries = 1; the last time"):
         dispatch._run_again(range(3, 4), "lost")
-
-
-def test_calls_of_equal_work_are_of_equal_size(make_site):
-    counts = [[50, 50, 50, 50], *[[1, 1, 1, 1]] * 9]
-    for given, sizes in (({"local_steps": 3}, [15.0] * 10), ({"local_epochs": 2}, [400.0, *[8.0] * 9])):
-        site = make_site(fedavg(), counts=counts, clients_per_round=10, task_images=1, **given)
-        training, found = site.job.train, site.federation.partition.sizes
-        assert [training.images(int(number)) for number in found] == sizes
 
 
 class Unpicklable(Exception):
