@@ -115,20 +115,20 @@ class OrderedSum:
         if self.layout is not None and (unlike := difference(layout, self.layout)) is not None:
             raise Unlike(unlike)
         found = [(_place(path), leaf, weight_of(path)) for path, leaf in leaves(summand)]
-        if self.layout is None:
+        if first := self.layout is None:
             self._begin(found)
         self.layout = layout
         for place, leaf, weight in found:
             total, factor = self._totals.get(place), 1 if weight is None else weight
             if isinstance(total, Tensor):
-                _add(total, leaf, factor)
+                _add(total, leaf, factor, first)
             elif isinstance(leaf, int | float):
                 self._totals[place] = leaf * factor if total is None else total + leaf * factor
             else:
                 self._totals[place] = leaf
 
     def _begin(self, found: Sequence[tuple[Path, Any, float | None]]) -> None:
-        """Lay out the tensors, with -0.0 everywhere: to add something to it changes nothing, not even -0.0."""
+        """Lay out the tensors, which the first summand fills."""
         ends: dict[str, int] = {}
         for place, leaf, weight in found:
             self._totals[place] = None  # for the order
@@ -138,7 +138,7 @@ class OrderedSum:
                 ends[dtype] = self._spans[place].start + leaf.numel()
                 device = leaf.device
         for dtype, end in ends.items():
-            self._buffers[dtype] = torch.full((end,), -0.0, dtype=getattr(torch, dtype), device=device)
+            self._buffers[dtype] = torch.empty(end, dtype=getattr(torch, dtype), device=device)
         for place, span in self._spans.items():
             self._totals[place] = within(self._buffers[span.dtype], span)
 
@@ -147,11 +147,14 @@ def _place(path: Path) -> Path:
     return tuple(step for step in path if step[0] != "scaled")
 
 
-def _add(total: Tensor, leaf: Tensor, factor: float) -> None:
-    """`total += factor * leaf`, in blocks that stay in a CPU's cache: a tensor as a whole takes twice as long."""
+def _add(total: Tensor, leaf: Tensor, factor: float, first: bool) -> None:
+    """`total += factor * leaf`, the `first` time `=`. In blocks: to convert a whole tensor takes five times as long."""
     block = BLOCK if total.device.type == "cpu" else max(1, total.numel())
     for some, more in zip(total.view(-1).split(block), leaf.detach().reshape(-1).split(block), strict=True):
-        some.add_(more.to(total), alpha=factor)
+        if first:
+            some.copy_(more).mul_(factor)
+        else:
+            some.add_(more.to(total), alpha=factor)
 
 
 def add_up(
