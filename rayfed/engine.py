@@ -2,7 +2,8 @@
 
     draw a cohort -> survey it -> tell it what the parts say -> train it -> add its summands -> update -> evaluate
 
-Only some rounds are evaluated where `train.eval_every` says so; nothing in training depends on it.
+Only some rounds are evaluated where `train.eval_every` says so; nothing in training depends on it. So workers that have
+nothing left to evaluate begin the next round at once.
 
 The `Workers` know where the work is done; the engine does not. Nothing depends on which client was ready first: the
 cohort is drawn from the seed and cut into tasks, a task's summands are added in its order, and so are the tasks' sums.
@@ -12,9 +13,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,117 +24,24 @@ from rayfed.errors import RunFailed
 from rayfed.isolation import isolated
 from rayfed.local import Broadcast, Site, server_view
 from rayfed.methods import measures
-from rayfed.methods.measures import UPDATES, Activations
+from rayfed.methods.measures import UPDATES
 from rayfed.methods.part import Held, Parts, defines, in_force, parts_at, refuse_spoilt, trains, two_values
 from rayfed.methods.personal import local_names, put_back, shared
 from rayfed.methods.views import Step
 from rayfed.metrics import Evaluation
+from rayfed.round import Arrival, Round, Workers
 from rayfed.runtime.profile import timed
 from rayfed.seeds import Purpose, seed_of
 from rayfed.tasks import Summed, Task, add_up, cut
-from rayfed.trees import Packed, Tree, copied, first_difference, num_bytes
-from rayfed.weights import Weights, parameters_of, state, state_of
+from rayfed.trees import Tree, copied, first_difference, num_bytes
+from rayfed.weights import parameters_of, state, state_of
 
 log = logging.getLogger(__name__)
-Memory = Any  # a handle to one client's memory: the workers make it and read it
-Kind = dict[str, str]  # of hardware, with its settings: two that are equal compute the same bits
 
 
-@dataclass(frozen=True)
-class ClientRow:
-    """One client in one round, as `clients.parquet` has it."""
-
-    client: int
-    num_examples: int
-    train_loss: float
-    seconds: float
-    node: str
-    notes: Mapping[str, float] = field(default_factory=dict)  # as in `local.Reply`
-
-
-@dataclass(frozen=True, eq=False)
-class Arrival:
-    """A client that has trained: its row, a handle to its memory (None: it has none), and the bytes it sent."""
-
-    row: ClientRow
-    memory: Memory
-    bytes_up: int
-    confusion: np.ndarray | None = None  # as in `local.Reply`
-
-
-class Workers(Protocol):
-    """The workers of a round, in this process or on Ray. Results come in the order of the tasks."""
-
-    def survey(self, broadcast: Broadcast, tasks: Sequence[Task]) -> Iterator[tuple[Summed, list[int]]]:
-        """Each task's summands, and the bytes that each client sent."""
-
-    def train(
-        self, broadcast: Broadcast, tasks: Sequence[Task], memories: Mapping[int, Memory]
-    ) -> Iterator[tuple[Summed, list[Arrival]]]:
-        """Each task's summands, and the rest of each client's reply."""
-
-    def evaluate(self, weights: Weights) -> Evaluation:
-        """The weights on the whole test set."""
-
-    def activations(self, weights: Weights) -> Activations | None:
-        """What the weights' measured layers say of the classes, on the sampled test images; None where that fails."""
-
-    def recall(self, memory: Memory) -> Packed:
-        """The memory behind a handle, on its way into a checkpoint."""
-
-    def remember(self, memory: Packed) -> Memory:
-        """A handle to a client's memory that comes out of a checkpoint."""
-
-    def kinds(self) -> Sequence[Kind]:
-        """The kinds of hardware that have done the run's work so far, in this process's time."""
-
-    def finished(self, round: Round) -> bool:
-        """Called after each round. True if Ray may soon end this process, so that a checkpoint is needed now."""
-
-
-@dataclass(frozen=True, eq=False)
-class Round:
-    """A finished round, with all that the next round needs."""
-
-    round: int  # 0 is the initial model
-    weights: Weights
-    held: dict[str, Held]  # slot -> the part in force, with its state on the server
-    memories: Mapping[int, Memory]  # client -> handle, of the clients that have a memory
-    evaluation: Evaluation | None  # None in a round that is not evaluated, as are all numbers that come from it
-    peak: np.ndarray  # (C,) the best accuracy of each class so far, in the rounds that `evaluated` counts
-    forgetting: float | None
-    clients: tuple[ClientRow, ...] = ()
-    seconds: float = 0.0
-    bytes_down: int = 0
-    bytes_up: int = 0
-    notes: Mapping[str, float] = field(default_factory=dict)  # numbers of no single client
-    confusions: Mapping[int, np.ndarray] = field(default_factory=dict)  # client -> int64 (C, C), where measured
-
-    @property
-    def test_accuracy(self) -> float | None:
-        return metrics.accuracy(self.evaluation.confusion) if self.evaluation else None
-
-    @property
-    def test_loss(self) -> float | None:
-        return self.evaluation.loss / int(self.evaluation.confusion.sum()) if self.evaluation else None
-
-    @property
-    def train_loss(self) -> float | None:
-        """The clients' mean losses over their steps, weighted by images; None for the initial model."""
-        examples = sum(row.num_examples for row in self.clients)
-        return sum(row.train_loss * row.num_examples for row in self.clients) / examples if examples else None
-
-    @property
-    def class_accuracy(self) -> np.ndarray | None:
-        """(C,)"""
-        return metrics.class_accuracy(self.evaluation.confusion) if self.evaluation else None
-
-
-@timed("server")
 def start(site: Site, workers: Workers) -> Round:
     """Round 0: the initial model, evaluated."""
-    no_peak = np.full(site.federation.num_classes, np.nan)
-    return evaluated(site, Round(0, state_of(site.model), {}, {}, None, no_peak, None), workers)
+    return _evaluated(site, first := _initial(site), _evaluation(site, first, workers))
 
 
 def rounds(
@@ -143,14 +50,26 @@ def rounds(
     """The rounds after `last` up to `train.num_rounds`; without `last`, all rounds, the initial model first.
 
     `last` itself comes again, evaluated, where it is the last round now, and was not when it was played. `is_over`
-    says before each round whether the run ends here.
+    says after each round whether the run ends with it.
+
+    The next round has begun when a round comes: actors train that would wait for the end of the evaluation. What fails
+    in it is raised after that.
     """
+    training, since, played = site.job.train, time.perf_counter(), False
     if last is None:
-        yield (last := start(site, workers))
-    elif last.evaluation is None and site.job.train.evaluates(last.round):
-        yield (last := evaluated(site, last, workers))
-    while last.round < site.job.train.num_rounds and not is_over():
-        yield (last := play(site, last, workers))
+        last = _initial(site)
+    elif last.evaluation is not None or not training.evaluates(last.round):  # it has come already
+        if last.round >= training.num_rounds or is_over():
+            return
+        last, played = _begin(site, last, workers)(last), True
+    while True:
+        evaluation = _evaluation(site, last, workers)
+        end = _begin(site, last, workers) if last.round < training.num_rounds else None
+        last, before, since = _evaluated(site, last, evaluation), since, time.perf_counter()
+        yield (last := replace(last, seconds=since - before) if played else last)
+        if end is None or is_over():
+            return
+        last, played = end(last), True
 
 
 @timed("server")
@@ -160,24 +79,35 @@ def play(site: Site, last: Round, workers: Workers, clients: Sequence[int] | Non
     Raises `RunFailed`, naming client and place, where an update cannot be averaged.
     """
     started = time.perf_counter()
-    round = evaluated(site, _train(site, last, workers, clients), workers)
+    round = _begin(site, last, workers, clients)(last)
+    round = _evaluated(site, round, _evaluation(site, round, workers))
     return replace(round, seconds=time.perf_counter() - started)
 
 
-def evaluated(site: Site, round: Round, workers: Workers) -> Round:
+def _initial(site: Site) -> Round:
+    """Round 0, not evaluated."""
+    return Round(0, state_of(site.model), {}, {}, None, np.full(site.federation.num_classes, np.nan), None)
+
+
+def _evaluation(site: Site, round: Round, workers: Workers) -> Callable[[], Evaluation | None]:
+    """Begin to evaluate a round, if that is due after it."""
+    due = site.job.train.evaluates(round.round)
+    return workers.evaluate(round.weights) if due else lambda: None
+
+
+@timed("server")
+def _evaluated(site: Site, round: Round, result: Callable[[], Evaluation | None]) -> Round:
     """A round with the evaluation of its weights, if one is due after it.
 
     Its class accuracies count as a peak only where `train.eval_every` asks for them. The extra evaluation after the
     last round does not count, so that a run that is extended has the forgetting of a run that never stopped. Nor does
     round 0: an untrained model may know a class by chance, which no training has forgotten.
     """
-    training, number = site.job.train, round.round
-    if not training.evaluates(number):
+    if (evaluation := result()) is None:
         return round
-    evaluation = workers.evaluate(round.weights)
     class_accuracy = metrics.class_accuracy(evaluation.confusion)
     by_domain = zip(site.federation.test.domain_names, *evaluation.domains.tolist(), strict=True)
-    counts = training.counts(number)
+    counts = site.job.train.counts(round.round)
     return replace(
         round,
         evaluation=evaluation,
@@ -187,9 +117,27 @@ def evaluated(site: Site, round: Round, workers: Workers) -> Round:
     )
 
 
-def _train(site: Site, last: Round, workers: Workers, clients: Sequence[int] | None) -> Round:
+@timed("server")
+def _begin(site: Site, last: Round, workers: Workers, clients: Sequence[int] | None = None) -> Callable[[Round], Round]:
+    """Begin the round after `last`, which need not be evaluated yet. The function ends it: it is given `last` again."""
+    try:
+        opening = open_round(site, last, workers, clients)
+        replies = workers.train(opening.broadcast, tasks, last.memories) if (tasks := opening.to_train) else ()
+    except Exception as error:
+        failure = error
+
+        def fail(last: Round) -> Round:
+            raise failure
+
+        return fail
+    return lambda last: _train(site, last, workers, opening, iter(replies))
+
+
+@timed("server")
+def _train(
+    site: Site, last: Round, workers: Workers, opening: Opening, replies: Iterator[tuple[Summed, list[Arrival]]]
+) -> Round:
     """The round after `last`, not evaluated."""
-    opening = open_round(site, last, workers, clients)
     broadcast, states = opening.broadcast, opening.states
     number, cohort = broadcast.round, opening.cohort
     played = Round(
@@ -207,11 +155,9 @@ def _train(site: Site, last: Round, workers: Workers, clients: Sequence[int] | N
         log.warning("round %d is empty, and the model stays as it was: %s", number, cohort)
         return played
 
-    trained = opening.tasks if trains(opening.parts) else ()  # CCVR's round needs the survey alone
-    replies = workers.train(broadcast, trained, last.memories) if trained else ()
-    total, found = add_up(f"round {number}", trained, replies)
+    total, found = add_up(f"round {number}", opening.to_train, replies)
     arrivals = {arrival.row.client: arrival for arrival in found}
-    answers = {client: arrivals[client] for client in (cohort.answered if trained else ())}
+    answers = {client: arrivals[client] for client in (cohort.answered if opening.to_train else ())}
     memories = {client: memory for client, memory in last.memories.items() if client not in arrivals}
     memories |= {client: arrival.memory for client, arrival in arrivals.items() if arrival.memory is not None}
     notes = measures.of_round(total.pop(UPDATES, None), len(found))
@@ -256,6 +202,11 @@ class Opening:
     states: dict[str, Tree]  # slot -> state, once the parts have told
     broadcast: Broadcast
     bytes_surveyed: int
+
+    @property
+    def to_train(self) -> Sequence[Task]:
+        """The tasks of training: none in CCVR's round, which needs the survey alone."""
+        return self.tasks if trains(self.parts) else ()
 
 
 def open_round(site: Site, last: Round, workers: Workers, clients: Sequence[int] | None = None) -> Opening:

@@ -13,7 +13,6 @@ import pyarrow as pa
 from torch import nn
 
 from rayfed import engine
-from rayfed.engine import ClientRow, Round
 from rayfed.errors import InputError
 from rayfed.folder.keeper import Keeper
 from rayfed.folder.log import logging_to_file
@@ -27,6 +26,7 @@ from rayfed.job import Job, read_job, read_toml
 from rayfed.local import Site, open_site
 from rayfed.methods.part import Method, trains
 from rayfed.report.trackers import tracking
+from rayfed.round import ClientRow, Round
 from rayfed.runtime.aside import aside
 from rayfed.runtime.profile import profile, span, timed
 from rayfed.runtime.workers import open_workers, opened

@@ -40,7 +40,7 @@ from rayfed.models.adapt import adapt
 from rayfed.models.registry import build_model, refuse_batches_of_one
 from rayfed.seeds import Purpose, seed_of
 from rayfed.trees import Tree, to_device
-from rayfed.weights import Weights, in_training, load, parameters_of, state, with_weights
+from rayfed.weights import Weights, in_training, overwrite, parameters_of, state, with_weights
 
 log = logging.getLogger(__name__)
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages, from torch's first allocation on: a step is 5 % faster
@@ -94,7 +94,7 @@ class Desk:
         if self._model is None:
             self._model = with_weights(self.site.model, weights)
         else:
-            load(self._model, weights)
+            overwrite(self._model, weights)
         return self._model
 
     def measured(self, client: ClientView, fit: Fit, own: Models) -> tuple[dict[str, float], np.ndarray | None, Tree]:
@@ -207,7 +207,7 @@ def _isolated(site: Site, seed: int) -> AbstractContextManager[None]:
 
 def evaluate(site: Site, model: nn.Module, start: int, stop: int) -> Evaluation:
     """A model, in eval mode and on the site's device, on the test images `start` to `stop`."""
-    test, loss, found = site.federation.test, 0.0, []
+    started, test, loss, found = time.perf_counter(), site.federation.test, 0.0, []
     rows, run = np.arange(start, min(stop, len(test.labels))), RUNS[site.job.train.precision]
     with torch.no_grad():
         for images, labels in site.federation.batches(test, rows, site.device):
@@ -216,7 +216,8 @@ def evaluate(site: Site, model: nn.Module, start: int, stop: int) -> Evaluation:
             found.append(logits.argmax(dim=1).cpu())
     truth, answers = test.labels[rows], torch.cat(found).numpy()
     domains = np.stack([test.by_domain(rows[truth == answers]), test.by_domain(rows)])
-    return Evaluation(metrics.confusion_matrix(truth, answers, site.federation.num_classes), loss, domains)
+    confusion = metrics.confusion_matrix(truth, answers, site.federation.num_classes)
+    return Evaluation(confusion, loss, domains, time.perf_counter() - started)
 
 
 def activations(site: Site, model: nn.Module, start: int, stop: int) -> Activations | None:
@@ -268,8 +269,7 @@ def _descend(
 
 def _view(desk: Desk, client: int, own: Weights) -> ClientView:
     """A client's view; `own` are the entries that have stayed there since it last trained."""
-    site, broadcast = desk.site, desk.broadcast
-    data, training = site.federation, site.job.train
+    site, broadcast, data, training = desk.site, desk.broadcast, desk.site.federation, desk.site.job.train
     weights = {**broadcast.weights, **own} if own else broadcast.weights
     return ClientView(
         **_common_view(site, broadcast.round, weights, data.client(client), desk.frozen(own)),

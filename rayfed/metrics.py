@@ -30,9 +30,11 @@ class Evaluation:
     confusion: Array  # int64 (C, C), rows true, columns predicted
     loss: float  # summed over the images
     domains: Array = field(default_factory=lambda: np.zeros((2, 0), np.int64))  # by domain: right answers, images
+    seconds: float = 0.0  # of those who evaluated
 
     def __add__(self, other: "Evaluation") -> "Evaluation":
-        return Evaluation(self.confusion + other.confusion, self.loss + other.loss, self.domains + other.domains)
+        confusion, domains = self.confusion + other.confusion, self.domains + other.domains
+        return Evaluation(confusion, self.loss + other.loss, domains, self.seconds + other.seconds)
 
 
 def confusion_matrix(labels: Array, predictions: Array, num_classes: int) -> NDArray[np.int64]:

@@ -197,7 +197,7 @@ def test_a_longer_run_does_not_depend_on_the_extra_evaluation_at_its_old_end(mak
     before = [next(short) for _ in range(4)]
     assert [bits(round) for round in before] == [bits(round) for round in undisturbed[:4]]
     with monkeypatch.context() as patch:
-        patch.setattr(Here, "evaluate", lambda *_: Evaluation(np.eye(4, dtype=np.int64), 0.0))
+        patch.setattr(Here, "evaluate", lambda *_: lambda: Evaluation(np.eye(4, dtype=np.int64), 0.0))
         (end,) = short
     assert (end.round, end.test_accuracy) == (4, 1.0)
     site = make_site(scaffold(), num_rounds=8, eval_every=3)
@@ -216,11 +216,67 @@ def test_a_round_that_becomes_the_last_is_evaluated_then(make_site, play, bits):
         assert [*rounds(site, Here(site), again)] == []
 
 
+class Told(Here):
+    """Notes what it is asked for, and when its answers are waited for."""
+
+    def __init__(self, site):
+        super().__init__(site)
+        self.told = []
+
+    def evaluate(self, weights):
+        number, result = len([what for what, _ in self.told if what == "evaluate"]), super().evaluate(weights)
+        self.told.append(("evaluate", number))
+        return lambda: (self.told.append(("evaluated", number)), result())[1]
+
+    def train(self, broadcast, tasks, memories):
+        self.told.append(("train", broadcast.round))
+        replies = super().train(broadcast, tasks, memories)
+        return (self.told.append(("trained", broadcast.round)) or reply for reply in replies)
+
+
+def test_a_round_begins_before_the_evaluation_of_the_one_before_it_is_waited_for(make_site):
+    site = make_site(fedavg(), num_rounds=2, clients_per_round=1)
+    workers = Told(site)
+    for round in rounds(site, workers):
+        workers.told.append(("finished", round.round))
+    expected = ["evaluate 0", "train 1", "evaluated 0", "finished 0", "trained 1"]
+    expected += ["evaluate 1", "train 2", "evaluated 1", "finished 1", "trained 2"]
+    assert [f"{what} {number}" for what, number in workers.told] == [
+        *expected,
+        "evaluate 2",
+        "evaluated 2",
+        "finished 2",
+    ]
+
+
+@dataclass(frozen=True)
+class FailsToTell(Part):
+    round: int
+
+    def tell(self, state, server, total):
+        if server.round == self.round:
+            raise RuntimeError("nothing to tell")
+        return state, None
+
+
+def test_what_fails_while_a_round_begins_is_raised_after_the_round_before_it(make_site):
+    site = make_site(compose(fedavg(), FailsToTell(2)), num_rounds=3)
+    playing = rounds(site, Here(site))
+    assert [next(playing).round for _ in range(2)] == [0, 1]
+    with pytest.raises(RuntimeError, match="nothing to tell"):
+        next(playing)
+    last = []  # a run that ends with round 1 never needs round 2
+    for round in rounds(site, Here(site), is_over=lambda: last[-1] == 1):
+        last.append(round.round)
+    assert last == [0, 1]
+
+
 @given(st.integers(1, 5000))
 def test_the_pieces_of_an_evaluation_cover_the_test_set_once_and_in_order(num_test):
     """With a list of images in place of each evaluation, the sum is the list of all images."""
-    workers = SimpleNamespace(num_test=num_test, evaluate_pieces=lambda _, pieces, look: [[*range(*p)] for p in pieces])
-    assert CohortWorkers.evaluate(workers, weights={}) == [*range(num_test)]
+    images = lambda _, pieces, look: ([*range(*piece)] for piece in pieces)  # noqa: E731
+    workers = SimpleNamespace(num_test=num_test, evaluate_pieces=images)
+    assert CohortWorkers.evaluate(workers, weights={})() == [*range(num_test)]
 
 
 def test_bytes_are_counted_for_each_client(make_site, play):

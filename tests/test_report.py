@@ -29,7 +29,6 @@ import rayfed
 from rayfed.cli import main
 from rayfed.data.federation import federate
 from rayfed.data.samples import Dataset, Samples
-from rayfed.engine import ClientRow, Round
 from rayfed.errors import InputError
 from rayfed.folder.keeper import Keeper
 from rayfed.folder.places import folder_of
@@ -42,6 +41,7 @@ from rayfed.report import page, plots, read
 from rayfed.report.page import comparison_page, run_page, write_comparison, write_report
 from rayfed.report.read import ClassLoss, Group, find_runs, forgotten, grouped, read_run, shorten
 from rayfed.report.words import wilson
+from rayfed.round import ClientRow, Round
 from rayfed.runtime.here import Here
 
 HOSTILE = "</td></svg><script src=//evil.example></script><img src=x onerror='alert(1)'>&amp;$\\x$\"_"

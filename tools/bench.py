@@ -45,15 +45,15 @@ from rayfed.clients.batches import batches
 from rayfed.data.federation import Federation
 from rayfed.data.settings import MINI, Data
 from rayfed.data.sources import load
-from rayfed.engine import Round
 from rayfed.errors import InputError
 from rayfed.job import Job
 from rayfed.local import open_site
 from rayfed.losses import not_true_distill
 from rayfed.methods.distill import NotTrueDistill
+from rayfed.round import Round
 from rayfed.seeds import Purpose, cohort, seed_of
 
-COUNTED = 3  # the first round of the medians; 0 evaluates the initial model, 1 has a column of its own, 2 is watched
+BEFORE = 2  # rounds before the turns: the first has a column of its own, and in the second the memory is watched
 AGREE = 0.03  # of test accuracy, mean over the rounds: rounding alone moves it by less
 SMALL = 100  # test images per forward pass in the tuned pool: few enough that activations stay in the cache
 
@@ -64,7 +64,7 @@ class Workload:
     epochs: int = 1
     method: str = "fedavg"
     small: bool = False  # many clients of 60 images, 100 in a round
-    block: int = 2  # rounds in a turn
+    block: int = 2  # rounds of a turn that count
 
 
 WORKLOADS = {
@@ -82,8 +82,8 @@ class Lap(NamedTuple):
     number: int
     accuracy: float
     seconds: float  # from the end of the round before, until this one is recorded
-    trained: float  # from the end of the round before, until the update of the last client is there
-    training: float  # the clients' own, summed
+    training: float  # of the processes, summed
+    evaluation: float  # the same
     clients: int
 
 
@@ -92,14 +92,11 @@ class Pace:
 
     def __init__(self, link: Connection) -> None:
         self._link, self._allowed = link, 0
-        self._began = self._trained = time.perf_counter()
+        self._began = time.perf_counter()
 
-    def last_client(self) -> None:
-        self._trained = time.perf_counter()
-
-    def lap(self, number: int, accuracy: float, training: Sequence[float]) -> None:
-        seconds, trained = time.perf_counter() - self._began, self._trained - self._began
-        self._link.send(Lap(number, accuracy, seconds, trained, sum(training), len(training)))
+    def lap(self, number: int, accuracy: float, training: Sequence[float], evaluation: float) -> None:
+        seconds = time.perf_counter() - self._began
+        self._link.send(Lap(number, accuracy, seconds, sum(training), evaluation, len(training)))
         if not self._allowed:
             self._allowed = self._link.recv()
         self._allowed -= 1
@@ -113,13 +110,10 @@ class Paced(rayfed.Display):
     def __init__(self, pace: Pace) -> None:
         self._pace = pace
 
-    def client(self, done: int, total: int) -> None:
-        if done == total:
-            self._pace.last_client()
-
     def round(self, round: Round) -> None:
-        assert round.test_accuracy is not None, "every round is evaluated"
-        self._pace.lap(round.round, round.test_accuracy, [row.seconds for row in round.clients])
+        assert round.evaluation is not None and round.test_accuracy is not None, "every round is evaluated"
+        training = [row.seconds for row in round.clients]
+        self._pace.lap(round.round, round.test_accuracy, training, round.evaluation.seconds)
 
 
 def on_ray(table: Mapping[str, Any], pace: Pace, processes: int) -> None:
@@ -165,14 +159,14 @@ def plain(table: Mapping[str, Any], pace: Pace, processes: int) -> None:
             for name, tensor in model.state_dict().items():
                 total[name] += len(rows) * tensor
             seconds.append(time.perf_counter() - began)
-        pace.last_client()
         if clients:
             examples = sum(data.num_examples(client) for client in clients)
             weights = {name: (tensor / examples).float() for name, tensor in total.items()}
         model.load_state_dict(weights)
+        began = time.perf_counter()
         with torch.no_grad():
             guesses = torch.cat([model(x).argmax(1) for x in test_images.split(500)])
-        pace.lap(number, (guesses == test_labels).double().mean().item(), seconds)
+        pace.lap(number, (guesses == test_labels).double().mean().item(), seconds, time.perf_counter() - began)
 
 
 def tuned(table: Mapping[str, Any], pace: Pace, processes: int, how: str = "eager") -> None:
@@ -205,10 +199,10 @@ def tuned(table: Mapping[str, Any], pace: Pace, processes: int, how: str = "eage
     for number in range(job.train.num_rounds + 1):
         clients = sorted(clients_of(job, data, number), key=data.num_examples, reverse=True)  # the longest first
         seconds = everywhere("train", number, clients) if clients else []
-        pace.last_client()
         if clients:
             weights.copy_(sums.sum(0) / sum(data.num_examples(client) for client in clients))
-        pace.lap(number, sum(everywhere("evaluate")) / len(data.test), seconds)
+        right, evaluation = (sum(column) for column in zip(*everywhere("evaluate"), strict=True))
+        pace.lap(number, right / len(data.test), seconds, evaluation)
     for link in pool:
         link.send(("end",))
 
@@ -270,12 +264,12 @@ def tuned_process(
             total.zero_()
             link.send([train(number, clients[mine]) for mine in turns(len(clients))])
         else:
-            right = torch.zeros((), dtype=torch.int64, device=device)
+            right, began = torch.zeros((), dtype=torch.int64, device=device), time.perf_counter()
             with torch.inference_mode():
                 for mine in turns(-(-len(test_labels) // SMALL)):
                     some = slice(mine * SMALL, (mine + 1) * SMALL)
                     right += (frozen.model(test_images[some]).argmax(1) == test_labels[some]).sum()
-            link.send([int(right)])
+            link.send([(int(right), time.perf_counter() - began)])
 
 
 def as_graph(step: Callable[..., None], examples: Sequence[Tensor]) -> Callable[..., None]:
@@ -412,6 +406,7 @@ class Entry:
     end: float = 0.0  # from the last round until its process has ended
     memory: float = 0.0  # MiB, the most that was seen
     laps: list[Lap] = field(default_factory=list)  # all rounds, from 0 on
+    counted: list[Lap] = field(default_factory=list)  # those of the medians
 
 
 class Runner:
@@ -439,13 +434,14 @@ class Runner:
         self._signal(signal.SIGSTOP)
 
     def play(self, rounds: int, *, watch: bool = False) -> None:
-        """Play some rounds. To `watch` the memory meanwhile slows them."""
+        """Play some rounds; the first does not count, as it has begun already. To `watch` the memory slows them."""
         self._wake()
         self._link.send(rounds)
-        for _ in range(rounds):
+        for i in range(rounds):
             while watch and not self._link.poll(0.3):
                 self.weigh()
             self._receive()
+            self.entry.counted += self.entry.laps[-1:] if i else []
         self._signal(signal.SIGSTOP)
 
     def weigh(self) -> None:
@@ -497,7 +493,7 @@ def contend(name: str, table: Mapping[str, Any], link: Connection, processes: in
 
 
 def race(table: Mapping[str, Any], sizes: Mapping[str, int], block: int, repeats: int) -> list[Entry]:
-    """All contenders of a workload: `repeats` turns of `block` rounds each, after rounds 1 and 2."""
+    """All contenders of a workload: `repeats` turns, of `block` rounds that count and one before them."""
     runners: list[Runner] = []
     try:
         for name, processes in sizes.items():
@@ -507,7 +503,7 @@ def race(table: Mapping[str, Any], sizes: Mapping[str, int], block: int, repeats
         for turn in range(repeats):
             for i in range(len(runners)):
                 runner = runners[(i + turn) % len(runners)]
-                runner.play(block)
+                runner.play(1 + block)
                 runner.weigh()
         return [runner.finish() for runner in runners]
     finally:
@@ -579,8 +575,8 @@ class Figures(NamedTuple):
 
 
 def figures_of(entry: Entry, tuned: Entry | None, processes: int) -> Figures:
-    laps = entry.laps[COUNTED:]
-    pairs = zip(laps, tuned.laps[COUNTED:], strict=True) if tuned else ()
+    laps = entry.counted
+    pairs = zip(laps, tuned.counted, strict=True) if tuned else ()
     ratios = [ours.seconds / theirs.seconds for ours, theirs in pairs]
     return Figures(
         entry.name,
@@ -592,11 +588,8 @@ def figures_of(entry: Entry, tuned: Entry | None, processes: int) -> Figures:
 
 
 def overhead(lap: Lap, processes: int) -> float:
-    """Seconds of a process per client in which it neither trained nor evaluated.
-
-    Evaluation is the time from the last client's update until the round is recorded.
-    """
-    return (lap.trained * processes - lap.training) / lap.clients
+    """Seconds of a process per client in which it neither trained nor evaluated."""
+    return (lap.seconds * processes - lap.training - lap.evaluation) / lap.clients
 
 
 def gap(one: Entry, other: Entry) -> float:
@@ -680,14 +673,18 @@ def main() -> None:
     for name in given.workloads:
         workload = WORKLOADS[name]
         block, repeats = (1, 1) if given.quick else (workload.block, given.repeats)
-        table, began = job_table(workload, data, num_images, COUNTED - 1 + block * repeats, gpus), time.perf_counter()
+        num_rounds, began = BEFORE + (1 + block) * repeats, time.perf_counter()
+        table = job_table(workload, data, num_images, num_rounds, gpus)
         entries = race(table, sizes, block, repeats)
         by_name = {entry.name: entry for entry in entries}
         tuned_pools = {sizes[name]: by_name[name] for name in sizes if kind_of(name) == "tuned"}
         first = next(iter(tuned_pools.values()), None)  # for contenders of a single process
         lines = [figures_of(entry, tuned_pools.get(sizes[entry.name], first), sizes[entry.name]) for entry in entries]
         seconds = time.perf_counter() - began
-        print(f"{name}: {workload.title}; {block * repeats} rounds, {seconds:.0f} s\n\n{table_of(lines)}\n", flush=True)
+        print(
+            f"{name}: {workload.title}; {block * repeats} rounds count, {seconds:.0f} s\n\n{table_of(lines)}\n",
+            flush=True,
+        )
         for entry in entries[1:]:
             if (apart := gap(entry, entries[0])) > AGREE:
                 wrong.append(f"{name}: the accuracies of {entry.name} and {entries[0].name} are {apart:.3f} apart")

@@ -24,7 +24,6 @@ from torch import nn
 from rayfed.data.federation import federate
 from rayfed.data.partition import Iid
 from rayfed.data.samples import Dataset, Samples
-from rayfed.engine import ClientRow, Round
 from rayfed.folder.keeper import Keeper
 from rayfed.folder.places import checkpoints_of
 from rayfed.folder.saved import newest
@@ -32,6 +31,7 @@ from rayfed.folder.tables import RESULTS, read_table
 from rayfed.job import make_job
 from rayfed.local import Site
 from rayfed.metrics import Evaluation
+from rayfed.round import ClientRow, Round
 from rayfed.runtime.here import Here
 from rayfed.trees import pack
 

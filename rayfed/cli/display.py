@@ -17,13 +17,13 @@ from rayfed.clients.settings import Training
 from rayfed.data.federation import Federation
 from rayfed.data.inputs import Images
 from rayfed.data.partition import Rule, write_rule
-from rayfed.engine import Round
 from rayfed.experiment import Display, Result
 from rayfed.folder.summary import read_summary
 from rayfed.job import Job
 from rayfed.local import Site
 from rayfed.methods.registry import describe
 from rayfed.report.read import ClassLoss, forgotten, read_run
+from rayfed.round import Round
 from rayfed.weights import parameters_of
 
 CLASSES = 10  # at most, in the summary of a run

@@ -8,12 +8,12 @@ the checkpoint before, and plays the better round again, to the same bits.
 import logging
 from typing import Any
 
-from rayfed.engine import Round
 from rayfed.folder.packing import weights_to_bytes
 from rayfed.folder.provenance import hash_of
 from rayfed.folder.saved import Saved
 from rayfed.folder.storage import Folder
 from rayfed.folder.summary import best_of
+from rayfed.round import Round
 
 NAME = "best.safetensors"
 

@@ -26,7 +26,6 @@ from typing import Any
 import pyarrow as pa
 import torch
 
-from rayfed.engine import Round, Workers
 from rayfed.folder import best
 from rayfed.folder.owner import lock
 from rayfed.folder.packing import to_bytes, weights_to_bytes
@@ -36,6 +35,7 @@ from rayfed.folder.shards import ahead, fill, settled, to_table
 from rayfed.folder.storage import Folder
 from rayfed.folder.tables import RESULTS, ROWS, to_parquet
 from rayfed.job import Job
+from rayfed.round import Round, Workers
 from rayfed.trees import num_bytes, pack
 from rayfed.weights import Weights
 

@@ -15,7 +15,6 @@ from typing import Any
 
 import tomli_w
 
-from rayfed.engine import ClientRow, Round, Workers
 from rayfed.errors import ClientFailed, InputError, KilledActors, RunFailed, Unwritable, cut
 from rayfed.folder.checkpoint import Checkpoints, clear_checkpoints
 from rayfed.folder.owner import lock, owning
@@ -34,6 +33,7 @@ from rayfed.folder.tables import (
     write_round,
 )
 from rayfed.local import Site
+from rayfed.round import ClientRow, Round, Workers
 from rayfed.runtime.profile import timed
 from rayfed.weights import state_of
 

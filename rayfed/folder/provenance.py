@@ -15,12 +15,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rayfed.engine import Workers
 from rayfed.errors import InputError
 from rayfed.folder.summary import read_json
 from rayfed.job import Job
 from rayfed.local import Site
 from rayfed.methods.part import all_parts
+from rayfed.round import Workers
 from rayfed.weights import frozen
 
 COMMIT = "RAYFED_COMMIT"

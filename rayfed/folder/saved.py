@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import safetensors.torch
 
-from rayfed.engine import Kind, Round, Workers
 from rayfed.errors import InputError, Torn
 from rayfed.folder.packing import from_bytes
 from rayfed.folder.places import lineage_of
@@ -28,6 +27,7 @@ from rayfed.job import Job, differences
 from rayfed.local import Site
 from rayfed.methods.part import Held, parts_at
 from rayfed.metrics import Evaluation
+from rayfed.round import Kind, Round, Workers
 from rayfed.trees import first_difference, unpack
 from rayfed.weights import Weights, state_of
 

@@ -25,8 +25,8 @@ from rayfed.folder.storage import whole
 
 if TYPE_CHECKING:  # these bring torch, which a reader of tables does not need
     from rayfed.data.federation import Federation
-    from rayfed.engine import Round
     from rayfed.local import Site
+    from rayfed.round import Round
 
 INT, FLOAT, TEXT, NOTES = pa.int64(), pa.float64(), pa.string(), pa.map_(pa.string(), pa.float64())
 FIGURES = ("test_accuracy", "test_loss", "forgetting", "train_loss", "seconds")

@@ -16,9 +16,9 @@ import ray
 from ray import ObjectRef
 from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostError, RayError
 
-from rayfed.engine import Kind
 from rayfed.errors import InputError, RunFailed, WorkersLost, uncoloured
 from rayfed.job import RayOptions, differences
+from rayfed.round import Kind
 from rayfed.runtime.actors import ClientActor
 from rayfed.runtime.causes import lost_object, refuse_input
 from rayfed.runtime.head import HEAD_LIMIT, Head

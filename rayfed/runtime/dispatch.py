@@ -1,16 +1,18 @@
-"""A set of calls on a crew: which actor gets which call, in which order, for how long, and when a call is run again.
+"""The stages of a run on a crew: which actor gets which call, in which order, for how long, and when it is run again.
 
 Calls are handed out in their order, the longest first, and their answers are given in that order too, whichever
-arrives first. So an answer waits only for those before it, and no process ever holds the answers of a whole cohort. An
-actor has a single message in flight, because all that are queued on a dying actor would fail with it. Where actors are
-few, a message has several calls: each message costs a hundredth of a second.
+arrives first. So an answer waits only for those before it, and no process ever holds the answers of a whole cohort.
+
+A message costs a hundredth of a second. So a message has several calls where actors are few, and the next one is sent
+ahead: an actor need not wait until the driver has seen that it is done. When an actor dies, only the message at work
+counts as lost; the one sent ahead waits again. For the same reason a stage may begin while another, before it, ends.
 """
 
 import logging
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import ray
@@ -18,74 +20,75 @@ from ray import ObjectRef
 from ray.exceptions import RayError
 
 from rayfed.errors import ClientFailed, KilledActors, RunFailed, WorkersLost, first_line, uncoloured
-from rayfed.runtime.calls import Answer, Call, Deadline, Submit, together
+from rayfed.runtime.calls import Answer, Call, Deadline, together
 from rayfed.runtime.causes import cause_of, is_gpu_fault, is_loss, lost_object
 from rayfed.runtime.crew import Crew, Member, named
 from rayfed.runtime.head import memory_was_full
 from rayfed.runtime.heartbeat import Heartbeat
 from rayfed.runtime.profile import profile, received, span
 from rayfed.runtime.signals import refuse_to_go_on
+from rayfed.runtime.stage import Stage
 from rayfed.runtime.worker import at_client, what_of
 
 log = logging.getLogger(__name__)
 
 FETCH_LIMIT = 600.0  # seconds in which the reply of a finished call must arrive
+LAST = 2  # calls per actor that are not sent ahead
 MEMORY = "out of memory"
 MORE_MEMORY = "\nRay killed it, as its node had no memory left: try fewer actors per node (a larger ray.num_cpus)"
 
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """Calls in a row, at work on a member."""
+    """Calls in a row, sent to a member."""
 
+    stage: Stage
     indices: range
     call: Call  # all of them as one
     member: Member
     references: list[ObjectRef]
-    since: float
+    since: float  # when the member could begin it
 
 
 @dataclass(eq=False)
 class Dispatch:
-    """Runs calls on a crew; `answers` gives their answers. A lost call is run again, at most `max_retries` times."""
+    """Runs stages on a crew. A lost call is run again, at most `max_retries` times."""
 
     crew: Crew
-    calls: Sequence[Call]
-    submit: Submit
-    most: int  # calls in a message
     deadline: Deadline
     max_retries: int
-    progress: Callable[[int, int], None]  # called when a message is answered: how many clients are done, of how many
     retried: Callable[[], None]  # called for each lost call that is run again
 
     def __post_init__(self) -> None:
-        self._waiting = deque(range(len(self.calls)))
-        self._left = sum(call.size for call in self.calls)  # of those that wait
-        self._largest = max((call.size for call in self.calls), default=0)
-        self._working: dict[ObjectRef, Message] = {}
-        self._finished: dict[int, tuple[Member, Answer]] = {}  # and not yet given out
-        self._losses: Counter[int] = Counter()
-        self._alone: set[int] = set()  # calls that get a message of their own
-        self._faulty: dict[int, str] = {}  # call -> the node whose GPU failed it; the call is tried on another, once
+        self._stages: list[Stage] = []  # that have begun, and whose answers are not all given
+        self._working: dict[ObjectRef, Message] = {}  # one per member at work
+        self._ahead: dict[Member, Message] = {}  # sent to members that are still at work on another
         self._heartbeat = Heartbeat()
-        self._clients_done = 0
 
-    def answers(self) -> Iterator[Answer]:
-        """Each call's answer, in the order of the calls.
+    def begin(self, stage: Stage) -> Iterator[Answer]:
+        """Hand out a stage's calls, after those of the stages before it. Its answers, in the order of its calls.
 
-        Raises `ClientFailed` for an exception of the call's own, `WorkersLost` where a call was lost too often.
+        To wait for an answer raises `ClientFailed` for an exception of the call's own, `WorkersLost` where a call was
+        lost too often.
         """
+        self._stages.append(stage)
+        self._hand_out()
+        return self._answers(stage)
+
+    def _answers(self, stage: Stage) -> Iterator[Answer]:
         try:
-            for turn in range(len(self.calls)):
+            stage.watched = True
+            stage.clients_done(0)
+            for turn in range(len(stage.calls)):
                 self._heartbeat.progress()
-                with span(f"waiting: {self.calls[turn].kind}"):
+                with span(f"waiting: {stage.calls[turn].kind}"):
                     self._step(0.0)  # while the caller used an answer, actors may have finished: none should be idle
-                    while (answer := self._fetched(turn)) is None:
+                    while (answer := self._fetched(stage, turn)) is None:
                         self._step()
                 yield answer
         finally:
-            for message in self._working.values():  # an error has ended the round: their answers are not needed
-                self.crew.open(message.member)
+            stage.end()
+            self._stages.remove(stage)
 
     def _step(self, seconds: float | None = None) -> None:
         """Wait for an event, and handle it; with `seconds` 0 only what has happened already."""
@@ -93,51 +96,61 @@ class Dispatch:
         self._hand_out()
         seconds = self._until_something_is_due() if seconds is None else seconds
         for reference in self.crew.wait(list(self._working), seconds):
-            self._arrived(self._working.pop(reference))
+            with _failing((message := self._working.pop(reference)).stage):
+                self._arrived(message)
         now = time.monotonic()
         for reference, message in list(self._working.items()):
             if now >= message.since + self.deadline.seconds(message.call):
                 del self._working[reference]  # a late answer is ignored
-                self.crew.open(message.member, kill=True)
+                self._open(message.member, kill=True)
                 if profiled := profile():
                     profiled.call(message.member.name, message.call.what, message.since, None)
                 why = f"no answer from {message.member} for {now - message.since:.0f} s; it is killed"
-                self._run_again(message.indices, why, how="no answer")
+                with _failing(message.stage):
+                    self._run_again(message.stage, message.indices, why, how="no answer")
         self._hand_out()
         self._heartbeat.beat(lambda: named(self._awaited()))
 
     def _hand_out(self) -> None:
-        kept: list[int] = []
-        while self._waiting and self.crew.idle:
-            if (member := self._member_for(self._waiting[0])) is None:
-                kept.append(self._waiting.popleft())
-                continue
-            indices = self._next_message()
-            calls = [self.calls[index] for index in indices]
-            references = self.submit(member.actor, calls)
-            self._working[references[0]] = Message(indices, together(calls), member, references, time.monotonic())
-        self._waiting.extendleft(reversed(kept))  # in their order
-
-    def _next_message(self) -> range:
-        """The next call, and those after it, up to the work of the largest call and half an even share of what waits.
-
-        So the last messages are short, and all actors are done at about the same time (Flynn Hummel et al., 1992,
-        "Factoring").
-        """
-        first = self._waiting.popleft()
-        room = min(self._largest, self._left / (2 * (1 + len(self.crew.idle) + len(self._working))))
-        end, size = first + 1, self.calls[first].size
-        while self._waiting and self._waiting[0] == end < first + self.most and not self._alone & {first, end}:
-            if (size := size + self.calls[end].size) > room:
+        actors = len(self.crew.idle) + len(self._working)
+        for stage in self._stages:
+            kept: list[int] = []
+            while stage.waiting and self.crew.idle:
+                if (member := self._member_for(stage, stage.waiting[0])) is None:
+                    kept.append(stage.waiting.popleft())
+                    continue
+                message = self._send(stage, stage.next_message(actors), member)
+                self._working[message.references[0]] = message
+            stage.waiting.extendleft(reversed(kept))  # in their order
+            for member in [message.member for message in self._working.values()]:
+                if len(stage.waiting) <= LAST * actors or stage.waiting[0] in stage.alone:
+                    break  # the last calls are for the members that are done first; calls that end actors go alone
+                if member not in self._ahead:
+                    self._ahead[member] = self._send(stage, stage.next_message(actors), member)
+            if stage.waiting:
                 break
-            end += 1
-            self._waiting.popleft()
-        self._left -= sum(self.calls[index].size for index in range(first, end))
-        return range(first, end)
 
-    def _member_for(self, index: int) -> Member | None:
+    def _send(self, stage: Stage, indices: range, member: Member) -> Message:
+        calls = [stage.calls[index] for index in indices]
+        references = stage.submit(member.actor, calls)
+        return Message(stage, indices, together(calls), member, references, time.monotonic())
+
+    def _free(self, member: Member) -> None:
+        """A member has ended its message: it is at work on the one that was sent ahead, or idle."""
+        if (message := self._ahead.pop(member, None)) is None:
+            self.crew.idle.append(member)
+        else:
+            self._working[message.references[0]] = replace(message, since=time.monotonic())
+
+    def _open(self, member: Member, *, kill: bool = False) -> None:
+        """A member must open the run again: it did not begin what was sent ahead, which waits for another."""
+        if (message := self._ahead.pop(member, None)) is not None:
+            message.stage.wait_again(message.indices)
+        self.crew.open(member, kill=kill)
+
+    def _member_for(self, stage: Stage, index: int) -> Member | None:
         """An idle member; where a GPU has failed this call, on another node, or None while such a member is at work."""
-        idle, faulty = self.crew.idle, self._faulty.get(index)
+        idle, faulty = self.crew.idle, stage.faulty.get(index)
         member = next((member for member in idle if member.node_id != faulty), None)
         if member is None:
             if any(message.member.node_id != faulty for message in self._working.values()):
@@ -147,7 +160,7 @@ class Dispatch:
         return member
 
     def _arrived(self, message: Message) -> None:
-        indices, call, member = message.indices, message.call, message.member
+        stage, indices, call, member = message.stage, message.indices, message.call, message.member
         seconds = time.monotonic() - message.since
         try:
             firsts = ray.get(message.references[0], timeout=FETCH_LIMIT)
@@ -156,60 +169,59 @@ class Dispatch:
             if profiled := profile():
                 profiled.call(member.name, call.what, message.since, None)
             if gone := lost_object(error):
+                self._free(member)
                 call.missing(gone)
-                self.crew.idle.append(member)
-                self._run_again(indices, f"an object that it needs was lost ({type(gone).__name__})")
+                self._run_again(stage, indices, f"an object that it needs was lost ({type(gone).__name__})")
             elif is_loss(error):
                 full = member.place is not None and not self.crew.in_danger and memory_was_full(member.place.process)
-                self.crew.open(member)
+                self._open(member)
                 why = MEMORY if full else type(error).__name__
-                self._run_again(indices, f"lost with {member} ({why})", error, how=MEMORY if full else "died")
-            elif is_gpu_fault(error) and indices[0] not in self._faulty:
-                self._faulty |= dict.fromkeys(indices, member.node_id)
-                self.crew.open(member, kill=True)  # the error would stay in its process
+                self._run_again(stage, indices, f"lost with {member} ({why})", error, how=MEMORY if full else "died")
+            elif is_gpu_fault(error) and indices[0] not in stage.faulty:
+                stage.faulty |= dict.fromkeys(indices, member.node_id)
+                self._open(member, kill=True)  # the error would stay in its process
                 said = first_line(cause_of(error) or error)
-                self._run_again(indices, f"the GPU of {member} failed ({said})", error, how="GPU")
+                self._run_again(stage, indices, f"the GPU of {member} failed ({said})", error, how="GPU")
             elif call.count > 1 and not _names_its_client(cause_of(error)):
-                self.crew.idle.append(member)
-                self._run_again(indices, f"an exception on {member} that does not name its client", error)
+                self._free(member)
+                self._run_again(stage, indices, f"an exception on {member} that does not name its client", error)
             else:
+                self._free(member)
                 raise _failure(call, member, error) from None
             return
-        self.crew.idle.append(member)
+        self._free(member)
         self._hand_out()  # first of all: the member waits for it
         self.deadline.took(call, seconds)
         others = iter(rest := message.references[1:])
         for index, first in zip(indices, firsts, strict=True):
-            self._finished[index] = member, [first, *islice(others, self.calls[index].others)]
+            stage.finished[index] = member, [first, *islice(others, stage.calls[index].others)]
         # The rest is brought to this node in the meantime: the sum for its turn, memories since a node may be lost.
         ray.wait(rest, num_returns=len(rest), timeout=0, fetch_local=True)
         self._heartbeat.progress()
-        self._clients_done += len(call.task)
-        self.progress(self._clients_done, sum(len(call.task) for call in self.calls))
+        stage.clients_done(len(call.task))
 
-    def _fetched(self, turn: int) -> Answer | None:
+    def _fetched(self, stage: Stage, turn: int) -> Answer | None:
         """The whole answer whose turn has come; None while it is not there."""
-        if turn not in self._finished:
+        if stage.error is not None:
+            raise stage.error
+        if turn not in stage.finished:
             return None
-        member, answer = self._finished.pop(turn)
+        member, answer = stage.finished.pop(turn)
         try:
-            with span("wire", f"fetch {self.calls[turn].what}"):
+            with span("wire", f"fetch {stage.calls[turn].what}"):
                 return [*answer[:1], *ray.get(answer[1:2], timeout=FETCH_LIMIT), *answer[2:]]
         except RayError as error:
-            self._clients_done -= len(self.calls[turn].task)
+            stage.clients_done(-len(stage.calls[turn].task))
             why = f"its reply was lost with {member} ({type(error).__name__})"
-            self._run_again(range(turn, turn + 1), why, error)
+            self._run_again(stage, range(turn, turn + 1), why, error)
             return None
 
-    def _run_again(self, indices: range, why: str, error: RayError | None = None, how: str = "") -> None:
-        """Put lost calls back; `how` they ended their actor, if they did. Raises `WorkersLost` after too many losses.
-
-        A loss of several calls counts for none of them: from now on each is alone, so it is known which loses actors.
-        """
-        call = together([self.calls[index] for index in indices])
-        self._alone.update(indices)
-        self._losses.update(indices if call.count == 1 else ())
-        if (times := self._losses[indices[0]]) > self.max_retries:
+    def _run_again(self, stage: Stage, indices: range, why: str, error: RayError | None = None, how: str = "") -> None:
+        """Put lost calls back; `how` they ended an actor, if they did. Raises `WorkersLost` after too many losses."""
+        if stage.over:
+            return
+        call = together([stage.calls[index] for index in indices])
+        if (times := stage.lost(indices)) > self.max_retries:
             text = (
                 f"{call.what}: lost {times} times, and ray.max_retries = {self.max_retries}; "
                 f"the last time: {why}" + (f"\n{error}" if error else "") + (MORE_MEMORY if how == MEMORY else "")
@@ -221,8 +233,7 @@ class Dispatch:
         for _ in indices:
             self.retried()
         self._heartbeat.progress()
-        self._waiting.extendleft(reversed(indices))
-        self._left += call.size
+        stage.wait_again(indices)
 
     def _until_something_is_due(self) -> float:
         now = time.monotonic()
@@ -232,6 +243,15 @@ class Dispatch:
     def _awaited(self) -> list[str]:
         work = [f"{message.call.what} on {message.member}" for message in self._working.values()]
         return [*work, *self.crew.awaited()]
+
+
+@contextmanager
+def _failing(stage: Stage) -> Iterator[None]:
+    """An error ends its stage, and is raised for whoever waits for the stage's answers: maybe not those of now."""
+    try:
+        yield
+    except RunFailed as error:
+        stage.end(error)
 
 
 def _names_its_client(cause: BaseException | None) -> bool:

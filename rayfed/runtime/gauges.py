@@ -9,7 +9,7 @@ import threading
 
 from ray.util.metrics import Gauge
 
-from rayfed.engine import Round
+from rayfed.round import Round
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from rayfed.engine import Kind, Round
 from rayfed.errors import ClientFailed, RunFailed
 from rayfed.local import Broadcast, Site, sample
+from rayfed.round import Kind, Round
 from rayfed.runtime.signals import refuse_to_go_on
 from rayfed.runtime.worker import CohortWorkers, Look, Worker, at_client, what_of
 from rayfed.tasks import Task
@@ -53,7 +53,7 @@ class Here(CohortWorkers):
             yield answer
 
     def evaluate_pieces(self, weights: Weights, pieces: Sequence[tuple[int, int]], look: Look) -> Iterator[Any]:
-        return iter(self._worker.evaluate(pack(weights), pieces, look))
+        yield from self._worker.evaluate(pack(weights), pieces, look)
 
     def recall(self, memory: Packed) -> Packed:
         return memory

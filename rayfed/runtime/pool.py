@@ -9,15 +9,16 @@ from ray import ObjectRef
 from ray.exceptions import ObjectLostError
 
 from rayfed.clients.clock import images_trained
-from rayfed.engine import Kind, Round
 from rayfed.errors import WorkersLost
 from rayfed.local import Broadcast, Site, sample
-from rayfed.runtime.calls import Answer, Call, Deadline, Submit
+from rayfed.round import Kind, Round
+from rayfed.runtime.calls import Call, Deadline
 from rayfed.runtime.crew import Crew
 from rayfed.runtime.dispatch import FETCH_LIMIT, Dispatch
 from rayfed.runtime.gauges import Gauges
 from rayfed.runtime.here import Progress, no_progress
 from rayfed.runtime.profile import timed
+from rayfed.runtime.stage import Stage
 from rayfed.runtime.worker import CohortWorkers, Look, what_of
 from rayfed.tasks import Task
 from rayfed.trees import Packed, Tree, num_bytes, pack
@@ -33,7 +34,8 @@ class Pool(CohortWorkers):
     def __init__(self, crew: Crew, site: Site, progress: Progress, gauges: Gauges) -> None:
         self._crew = crew
         self._site = site
-        self._deadline = Deadline(site.job.ray.deadline)
+        options = site.job.ray
+        self._dispatch = Dispatch(crew, Deadline(options.deadline), options.max_retries, gauges.retried)
         self._progress = progress
         self._gauges = gauges
         self._sent: dict[str, tuple[Tree, ObjectRef | Packed]] = {}
@@ -74,7 +76,8 @@ class Pool(CohortWorkers):
 
         summed = 2 * max(1, num_bytes(broadcast.weights))  # float64
         most = max(1, min(TOGETHER, ROOM // summed))
-        return self._answers([call(task) for task in tasks], submit, most, no_progress if survey else progress)
+        calls = [call(task) for task in tasks]
+        return self._dispatch.begin(Stage(calls, submit, most, no_progress if survey else progress))
 
     def evaluate_pieces(self, weights: Weights, pieces: Sequence[tuple[int, int]], look: Look) -> Iterator[Any]:
         def call(some: Sequence[tuple[int, int]]) -> Call:
@@ -86,11 +89,11 @@ class Pool(CohortWorkers):
             (call,) = calls
             return [actor.evaluate.remote(self._put("weights", weights), call.pieces, look)]
 
-        # Two calls per actor: each costs a hundredth of a second, and the second ones make up for slow actors.
-        count = min(len(pieces), 2 * max(1, len(self._crew.idle)))
+        # One call per actor: those that are done first begin the next round.
+        count = min(len(pieces), max(1, len(self._crew.idle)))
         ends = [-(-len(pieces) * i // count) for i in range(count + 1)]
         calls = [call(pieces[start:end]) for start, end in pairwise(ends)]
-        return (piece for done, *_ in self._answers(calls, submit, 1) for piece in done)
+        return (piece for done, *_ in self._dispatch.begin(Stage(calls, submit, 1, no_progress)) for piece in done)
 
     def recall(self, memory: ObjectRef) -> Packed:
         return ray.get(memory, timeout=FETCH_LIMIT)
@@ -106,12 +109,6 @@ class Pool(CohortWorkers):
         self._gauges.round(round)
         self._crew.grow()
         return self._crew.in_danger
-
-    def _answers(
-        self, calls: Sequence[Call], submit: Submit, most: int, progress: Progress = no_progress
-    ) -> Iterator[Answer]:
-        limits = most, self._deadline, self._site.job.ray.max_retries
-        return Dispatch(self._crew, calls, submit, *limits, progress, self._gauges.retried).answers()
 
     def _fields(self, broadcast: Broadcast) -> tuple[Any, ...]:
         """The fields of a packed `Broadcast`."""

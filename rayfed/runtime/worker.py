@@ -17,11 +17,11 @@ import torch
 from torch import nn
 
 from rayfed import local
-from rayfed.engine import Arrival, ClientRow, Kind, Memory
 from rayfed.local import Broadcast, Desk, Site
 from rayfed.methods.measures import UPDATES, Activations, Seen
 from rayfed.methods.part import parts_at
 from rayfed.metrics import Evaluation
+from rayfed.round import Arrival, ClientRow, Kind, Memory
 from rayfed.runtime.profile import span
 from rayfed.tasks import OrderedSum, Summed, Task, refusing
 from rayfed.trees import Layout, Packed, Tree, checked, num_bytes, pack, unpack
@@ -242,25 +242,32 @@ class CohortWorkers(ABC):
         """The values of `Worker.evaluate`."""
 
     def survey(self, broadcast: Broadcast, tasks: Sequence[Task]) -> Iterator[tuple[Summed, list[int]]]:
-        for done, summands in self.call_each(broadcast, tasks, None):
-            yield Summed(unpack(summands, copy=False), done.layout), done.bytes_up
+        return map(_surveyed, self.call_each(broadcast, tasks, None))
 
     def train(
         self, broadcast: Broadcast, tasks: Sequence[Task], memories: Mapping[int, Memory]
     ) -> Iterator[tuple[Summed, list[Arrival]]]:
-        for done, summands, *kept in self.call_each(broadcast, tasks, memories):
-            handles = [memory if there else None for memory, there in zip(kept, done.remember, strict=True)]
-            each = zip(done.rows, handles, done.bytes_up, done.confusions, strict=True)
-            arrivals = [Arrival(*fields) for fields in each]
-            yield Summed(unpack(summands, copy=False), done.layout), arrivals
+        return map(_trained, self.call_each(broadcast, tasks, memories))
 
-    def evaluate(self, weights: Weights) -> Evaluation:
-        first, *rest = self.evaluate_pieces(weights, pieces_of(self.num_test), "evaluation")
-        return sum(rest, first)
+    def evaluate(self, weights: Weights) -> Callable[[], Evaluation]:
+        pieces = self.evaluate_pieces(weights, pieces_of(self.num_test), "evaluation")
+        return lambda: sum(pieces, next(pieces))
 
     def activations(self, weights: Weights) -> Activations | None:
         found = [*self.evaluate_pieces(weights, pieces_of(self.num_sampled), "activations")]
         return None if None in found else sum(found[1:], found[0])
+
+
+def _surveyed(answer: Sequence[Any]) -> tuple[Summed, list[int]]:
+    done, summands = answer
+    return Summed(unpack(summands, copy=False), done.layout), done.bytes_up
+
+
+def _trained(answer: Sequence[Any]) -> tuple[Summed, list[Arrival]]:
+    done, summands, *kept = answer
+    handles = [memory if there else None for memory, there in zip(kept, done.remember, strict=True)]
+    each = zip(done.rows, handles, done.bytes_up, done.confusions, strict=True)
+    return Summed(unpack(summands, copy=False), done.layout), [Arrival(*fields) for fields in each]
 
 
 def pieces_of(images: int) -> list[tuple[int, int]]:

@@ -7,15 +7,16 @@ from contextlib import contextmanager
 
 import torch
 
-from rayfed.engine import Workers
 from rayfed.job import Job
 from rayfed.local import Site
+from rayfed.round import Workers
 from rayfed.runtime.aside import aside
 from rayfed.runtime.heartbeat import result
 from rayfed.runtime.here import Here, Progress, no_progress
 from rayfed.runtime.placement import warn_of_idle_gpus
 from rayfed.runtime.profile import span
 from rayfed.runtime.signals import stopping
+from rayfed.runtime.worker import keep_freed_memory
 
 SOON = 2.0  # seconds in which small data are opened; importing Ray takes most of them
 KEEPING = "stopping, with a checkpoint of the last finished round; Ctrl-C again to stop without"
@@ -69,6 +70,7 @@ def open_workers(
             return
         from rayfed.runtime.session import open_pool
 
+        keep_freed_memory()  # the server averages in memory that it has: new memory takes tens of milliseconds
         # Once more: when Ray is connected, its C++ handles SIGTERM, until a handler is set from Python again.
         with stopping("stopping"), open_pool(site, progress, other_bits=other_bits) as pool, stopping(KEEPING):
             yield pool

@@ -13,7 +13,6 @@ import rayfed
 from rayfed.data.federation import federate
 from rayfed.data.partition import Iid
 from rayfed.data.samples import Dataset, Samples
-from rayfed.engine import Round
 from rayfed.experiment import Display
 from rayfed.folder.keeper import Keeper
 from rayfed.folder.places import checkpoints_of, folder_of
@@ -24,6 +23,7 @@ from rayfed.folder.tables import read_table
 from rayfed.job import make_job
 from rayfed.local import Site
 from rayfed.metrics import Evaluation
+from rayfed.round import Round
 from rayfed.runtime.here import Here
 
 RIGHT = [4, 1, 0, 2, 2, None, 1, 3, 2, 3]  # of 4 cats, after rounds 0 to 9; None: not evaluated

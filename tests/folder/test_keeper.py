@@ -19,7 +19,6 @@ import rayfed
 from rayfed.data.federation import federate
 from rayfed.data.partition import Iid
 from rayfed.data.samples import Dataset, Samples
-from rayfed.engine import ClientRow, Round
 from rayfed.errors import InputError, KilledActors, Unwritable
 from rayfed.folder import storage
 from rayfed.folder.checkpoint import Checkpoints
@@ -31,6 +30,7 @@ from rayfed.job import make_job, read_job
 from rayfed.local import Site
 from rayfed.methods import RECIPES, Part
 from rayfed.metrics import Evaluation
+from rayfed.round import ClientRow, Round
 from rayfed.runtime.here import Here
 
 NOTES = {"loss.cross_entropy": 1.5, "loss.tiny": 0.5}

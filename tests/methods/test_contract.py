@@ -18,9 +18,10 @@ import torch
 from rayfed import local
 from rayfed import methods as m
 from rayfed.data.settings import Augment
-from rayfed.engine import Arrival, ClientRow, Round, rounds
+from rayfed.engine import rounds
 from rayfed.methods.part import Method, all_parts, parts_at, trains
 from rayfed.methods.views import Fit
+from rayfed.round import Arrival, ClientRow, Round
 from rayfed.runtime.here import Here
 from rayfed.tasks import OrderedSum, Summed
 from rayfed.trees import Tree, num_bytes, pack, unpack

@@ -238,7 +238,7 @@ def test_domains_have_the_accuracy_of_their_own_test_images(make_site, play, bit
         assert round.notes.keys() == {"domain.amazon", "domain.webcam"}, "a domain without test images has no accuracy"
         for code, name in ((0, "amazon"), (2, "webcam")):
             only = replace(site, federation=replace(site.federation, test=test.take(np.flatnonzero(domains == code))))
-            own = Here(only).evaluate(round.weights).confusion
+            own = Here(only).evaluate(round.weights)().confusion
             assert round.notes[f"domain.{name}"] == own.trace() / own.sum()
         shares = round.notes["domain.amazon"] * 10 + round.notes["domain.webcam"] * 20
         assert shares / 30 == pytest.approx(round.test_accuracy)

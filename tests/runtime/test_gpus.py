@@ -125,5 +125,5 @@ def test_evaluation_gives_advice_too(make_site, monkeypatch):
     workers = Here(site := make_site(fedavg()))
     monkeypatch.setattr("rayfed.local.evaluate", evaluate)
     with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory") as caught:
-        workers.evaluate(state_of(site.model))
+        workers.evaluate(state_of(site.model))()
     assert any("ray.num_gpus" in note for note in caught.value.__notes__)

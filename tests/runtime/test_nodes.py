@@ -135,11 +135,11 @@ def test_a_reply_is_lost_with_its_node(a_cluster, make_site, played, here, pool_
         """Fetches no reply before its turn: these small ones would all be there in time."""
         return wait(references, fetch_local=fetch_local and rest.get("timeout") != 0, **rest)
 
-    def fetched(calls, turn, fetch=Dispatch._fetched):
+    def fetched(dispatch, stage, turn, fetch=Dispatch._fetched):
         """Removes a node when it is the turn of a reply that lies on it."""
-        if turn in calls._finished and calls._finished[turn][0].place.node_id == node.node_id and not removed:
+        if turn in stage.finished and stage.finished[turn][0].place.node_id == node.node_id and not removed:
             removed.append(cluster.remove_node(node))
-        return fetch(calls, turn)
+        return fetch(dispatch, stage, turn)
 
     site = make_site(scaffold(), clients_per_round=6)
     expected = here(site)

@@ -4,20 +4,22 @@ import os
 import signal
 from collections import deque
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import ray
 
 from rayfed.errors import ClientFailed, KilledActors, WorkersLost
 from rayfed.job import read_job
 from rayfed.local import open_site
 from rayfed.methods import RECIPES, Part, Proximal, ccvr, compose, fedavg, feddf, scaffold, switch
-from rayfed.runtime.calls import Call
+from rayfed.runtime.calls import Call, Deadline
+from rayfed.runtime.crew import Member
 from rayfed.runtime.dispatch import Dispatch
 from rayfed.runtime.here import no_progress
+from rayfed.runtime.stage import Stage
 
 MANY = [[20, 20, 20, 20], *[[2, 2, 2, 2]] * 12]  # a large client, and small ones
 
@@ -122,32 +124,31 @@ def test_tasks_that_go_together_have_the_same_bits_on_ray(
     """With `local_steps`, clients of few images do nearly as much work as a client of many."""
     messages = []
 
-    def next_message(dispatch, next_message=Dispatch._next_message):
-        indices = next_message(dispatch)
-        messages.append([dispatch.calls[index] for index in indices])
+    def next_message(stage, actors, next_message=Stage.next_message):
+        indices = next_message(stage, actors)
+        messages.append([stage.calls[index] for index in indices])
         return indices
 
-    monkeypatch.setattr(Dispatch, "_next_message", next_message)
+    monkeypatch.setattr(Stage, "next_message", next_message)
     site = make_site(compose(scaffold(), WhoIsThere()), counts=MANY, clients_per_round=13, task_images=20, **work)
     assert on_ray(site, actors) == here(site)
     assert {call.size for calls in messages for call in calls if call.task} == {large, small}
     assert (max(map(len, messages)) > 1) == (large >= 2 * small), "some go together where they are small enough"
 
 
-def _dispatch(sizes, idle, most=4):
+def _stage(sizes, most=4):
     calls = [Call("train", f"client {i}, round 1", size, task=(i,), round=1) for i, size in enumerate(sizes)]
-    crew = SimpleNamespace(idle=deque(range(idle)))
-    return Dispatch(crew, calls, None, most, None, 1, no_progress, lambda: None)
+    return Stage(calls, None, most, no_progress)
 
 
-@pytest.mark.parametrize("idle", range(6))
+@pytest.mark.parametrize("actors", range(1, 6))
 @pytest.mark.parametrize("most", [1, 4, 99])
 @pytest.mark.parametrize("sizes", [[60] * 40, [480] * 5 + [420, 300, 180] + [60] * 15, [900, 10, 10, 10], [7], [0, 0]])
-def test_a_message_is_no_longer_than_the_largest_call_and_half_an_even_share(sizes, most, idle):
-    dispatch, sent = _dispatch(sizes, idle, most), []
-    while dispatch._waiting:
-        room = min(max(sizes), sum(sizes[len(sent) :]) / (2 * (idle + 1)))
-        message = dispatch._next_message()
+def test_a_message_is_no_longer_than_the_largest_call_and_half_an_even_share(sizes, most, actors):
+    stage, sent = _stage(sizes, most), []
+    while stage.waiting:
+        room = min(max(sizes), sum(sizes[len(sent) :]) / (2 * actors))
+        message = stage.next_message(actors)
         assert message.start == len(sent), "in their order"
         assert len(message) == 1 or sum(sizes[i] for i in message) <= room
         one_more = sum(sizes[message.start : message.stop + 1])
@@ -158,16 +159,113 @@ def test_a_message_is_no_longer_than_the_largest_call_and_half_an_even_share(siz
 
 
 def test_a_lost_call_is_tried_alone_and_only_then_a_loss_counts():
-    dispatch = _dispatch([100, *[10] * 30], idle=1)
-    assert dispatch._next_message() == range(1)
-    lost = dispatch._next_message()
+    stage, dispatch = _stage([100, *[10] * 30]), Dispatch(None, None, 1, lambda: None)
+    assert stage.next_message(1) == range(1)
+    lost = stage.next_message(1)
     assert lost == range(1, 5)
-    dispatch._run_again(lost, "lost")
-    assert [dispatch._next_message() for _ in range(4)] == [range(i, i + 1) for i in lost]
-    assert len(dispatch._next_message()) > 1
-    dispatch._run_again(range(3, 4), "lost")
+    dispatch._run_again(stage, lost, "lost")
+    assert [stage.next_message(1) for _ in range(4)] == [range(i, i + 1) for i in lost]
+    assert len(stage.next_message(1)) > 1
+    dispatch._run_again(stage, range(3, 4), "lost")
     with pytest.raises(WorkersLost, match=r"^client 3, round 1: lost 2 times, and ray.max_retries = 1; the last time"):
-        dispatch._run_again(range(3, 4), "lost")
+        dispatch._run_again(stage, range(3, 4), "lost")
+
+
+@ray.remote(num_cpus=0, max_restarts=-1)
+class Echo:
+    """Answers with the numbers of its calls, or dies of one of them."""
+
+    def where(self):
+        return "here"
+
+    def work(self, kind, numbers, dies_of):
+        if dies_of in numbers:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if "wrong" in kind:
+            raise ClientFailed(f"{kind} is wrong", None, 1)
+        return [f"{kind} {number}" for number in numbers]
+
+
+class FewEchoes:
+    """As much of a crew as a `Dispatch` needs. Actors that have died get no more work."""
+
+    in_danger = False
+
+    def __init__(self, count):
+        self.idle = deque(Member(f"actor-{i}", Echo.remote()) for i in range(count))
+        ray.get([member.actor.where.remote() for member in self.idle])
+        self.opened = []
+
+    def wait(self, working, seconds):
+        return ray.wait(working, timeout=seconds)[0] if working else []
+
+    def open(self, member, *, kill=False):
+        self.opened.append(member.name)
+
+    def awaited(self):
+        return []
+
+
+@pytest.fixture
+def work(cluster):
+    """Begin a stage of so many calls of one kind: gives its answers, and notes what was sent to which actor.
+
+    An actor dies of a call the first time.
+    """
+
+    def begin(dispatch, sent, kind, count, dies_of=-1):
+        def submit(actor, calls):
+            numbers = [call.task[0] for call in calls]
+            again = any(numbers == before for _, before, _ in sent)
+            sent.append((kind, numbers, actor))
+            return [actor.work.remote(kind, numbers, -1 if again else dies_of)]
+
+        stage = Stage([Call(kind, f"{kind} {i}", 1, task=(i,), round=1) for i in range(count)], submit, 1, no_progress)
+        return stage, (first for (first,) in dispatch.begin(stage))
+
+    return begin
+
+
+def test_stages_are_handed_out_in_their_order_and_one_message_ahead(work):
+    crew, sent = FewEchoes(2), []
+    dispatch = Dispatch(crew, Deadline("auto"), 0, lambda: None)
+    one, other = crew.idle[0].actor, crew.idle[1].actor
+    _, evaluated = work(dispatch, sent, "evaluate", 3)
+    assert sent == [("evaluate", [0], one), ("evaluate", [1], other)], "the last calls are not sent ahead"
+    _, trained = work(dispatch, sent, "train", 9)
+    assert len(sent) == 2, "none goes before what waits of the stage before it"
+    assert list(evaluated) == ["evaluate 0", "evaluate 1", "evaluate 2"]
+    assert len(sent) > 3, "training goes to actors while the evaluation ends"
+    assert list(trained) == [f"train {i}" for i in range(9)]
+    assert [number for kind, (number,), _ in sent if kind == "train"] == [*range(9)], "each once, in their order"
+    assert {actor for _, _, actor in sent} == {one, other}
+
+
+def test_what_was_sent_ahead_to_an_actor_that_dies_is_not_lost(work):
+    crew, sent = FewEchoes(2), []
+    dispatch = Dispatch(crew, Deadline("auto"), 1, lambda: None)
+    dying = crew.idle[0].name
+    stage, answers = work(dispatch, sent, "train", 12, dies_of=0)
+    assert [numbers for _, numbers, _ in sent] == [[0], [1], [2], [3]]
+    assert [message.indices for member, message in dispatch._ahead.items() if member.name == dying] == [range(2, 3)]
+    assert list(answers) == [f"train {i}" for i in range(12)]
+    assert stage.losses == {0: 1}
+    assert stage.alone == {0}
+    assert crew.opened == [dying]
+
+
+def test_an_error_is_raised_for_those_who_wait_for_its_stage(work):
+    crew, sent = FewEchoes(1), []
+    dispatch = Dispatch(crew, Deadline("auto"), 0, lambda: None)
+    _, evaluated = work(dispatch, sent, "evaluate", 2)
+    _, wrong = work(dispatch, sent, "wrong", 4)
+    assert list(evaluated) == ["evaluate 0", "evaluate 1"]
+    with pytest.raises(ClientFailed, match="wrong is wrong"):
+        list(wrong)
+    number = len(sent)
+    _, again = work(dispatch, sent, "train", 2)
+    assert list(again) == ["train 0", "train 1"], "and the crew works on"
+    assert len(sent) == number + 2, "of a stage that has failed, nothing more is sent"
 
 
 class Unpicklable(Exception):

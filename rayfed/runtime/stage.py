@@ -1,0 +1,78 @@
+"""A stage of a round (evaluation, survey or training) as calls: which of them wait, and what has come of the others."""
+
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rayfed.errors import RunFailed
+from rayfed.runtime.calls import Answer, Call, Submit
+
+
+@dataclass(eq=False)
+class Stage:
+    """The calls of a stage, the longest first."""
+
+    calls: Sequence[Call]
+    submit: Submit
+    most: int  # calls in a message
+    progress: Callable[[int, int], None]  # called when a message is answered: how many clients are done, of how many
+
+    def __post_init__(self) -> None:
+        self.waiting = deque(range(len(self.calls)))
+        self.finished: dict[int, tuple[Any, Answer]] = {}  # and not yet given out: who answered, and what
+        self.losses: Counter[int] = Counter()
+        self.alone: set[int] = set()  # calls that get a message of their own
+        self.faulty: dict[int, str] = {}  # call -> the node whose GPU failed it; the call is tried on another, once
+        self.error: RunFailed | None = None  # for whoever waits for the answers
+        self.watched = False  # somebody does
+        self.over = False
+        self._left = sum(call.size for call in self.calls)  # of those that wait
+        self._largest = max((call.size for call in self.calls), default=0)
+        self._done = 0
+
+    def next_message(self, actors: int) -> range:
+        """The next call, and those after it, up to the work of the largest call and half an even share of what waits.
+
+        So the last messages are short, and all actors are done at about the same time (Flynn Hummel et al., 1992,
+        "Factoring").
+        """
+        first = self.waiting.popleft()
+        room = min(self._largest, self._left / (2 * actors))
+        end, size = first + 1, self.calls[first].size
+        while self.waiting and self.waiting[0] == end < first + self.most and not self.alone & {first, end}:
+            if (size := size + self.calls[end].size) > room:
+                break
+            end += 1
+            self.waiting.popleft()
+        self._left -= self._size(range(first, end))
+        return range(first, end)
+
+    def wait_again(self, indices: range) -> None:
+        """Put calls back, before all others."""
+        if not self.over:
+            self.waiting.extendleft(reversed(indices))
+            self._left += self._size(indices)
+
+    def lost(self, indices: range) -> int:
+        """Calls were lost that went together: how often that of the first counts now.
+
+        A loss of several calls counts for none of them: from now on each is alone, so it is known which loses actors.
+        """
+        self.alone.update(indices)
+        self.losses.update(indices if len(indices) == 1 else ())
+        return self.losses[indices[0]]
+
+    def clients_done(self, count: int) -> None:
+        """So many more clients are done; of a stage that nobody waits for yet that is not told."""
+        self._done += count
+        if self.watched and self._done:
+            self.progress(self._done, sum(len(call.task) for call in self.calls))
+
+    def end(self, error: RunFailed | None = None) -> None:
+        """No call is to be run any more; the `error` is why."""
+        self.over, self.error = True, self.error or error
+        self.waiting.clear()
+
+    def _size(self, indices: range) -> int:
+        return sum(self.calls[index].size for index in indices)
