@@ -70,7 +70,7 @@ class Workload:
 WORKLOADS = {
     "W1": Workload("100 clients, Dirichlet 0.1, 10 a round, 1 epoch"),
     "W1b": Workload("as W1, 5 epochs", epochs=5, block=1),
-    "W2": Workload("clients of 60 images, 100 a round, 1 epoch", small=True, block=1),
+    "W2": Workload("clients of 60 images, 100 a round, 1 epoch", small=True),
     "W3": Workload("as W1, FedNTD", method="fedntd"),
     "W3b": Workload("as W1b, FedNTD", epochs=5, method="fedntd", block=1),
 }
@@ -650,7 +650,7 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     how_many = "actors, and processes of the tuned pool; several numbers for several sizes of both"
     parser.add_argument("--processes", type=int, nargs="+", default=[os.cpu_count()], metavar="N", help=how_many)
-    parser.add_argument("--repeats", type=int, default=3, help="turns of each contender (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=2, help="turns of each contender (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="one turn of one round")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all rounds and figures to a file")
     given = parser.parse_args()

@@ -14,6 +14,7 @@ import rayfed
 from rayfed.methods import RECIPES
 from rayfed.methods.part import trains
 
+NORM = {"model.name": "lenet", "model.batch_norm": True}  # for FedBN, which refuses a model without
 SHORT = {"train.num_rounds": 3, "train.clients_per_round": 4, "train.batch_size": 100, "ray.mode": "off"}
 
 
@@ -23,7 +24,7 @@ def main() -> None:
             # CCVR trains no client: it is for the last round.
             last = [{"until": SHORT["train.num_rounds"] - 1, "method": "fedavg"}, {"method": name}]
             method = name if trains(RECIPES[name]()) else last
-            changed = {**SHORT, "output.path": runs, "name": name, "method": method}
+            changed = {**SHORT, **(NORM if name == "fedbn" else {}), "output.path": runs, "name": name, "method": method}
             digest = hashlib.sha256()
             for key, tensor in rayfed.run("jobs/quickstart.toml", changed).weights.items():
                 digest.update(key.encode())

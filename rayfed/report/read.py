@@ -82,7 +82,7 @@ class ClassLoss(NamedTuple):
     """How much of a class was forgotten. The mean of `lost` is the run's forgetting (`metrics.forgetting`)."""
 
     name: str
-    peak: float  # its best accuracy in the rounds before that count (`engine.evaluated`)
+    peak: float  # its best accuracy in the rounds before that count (`engine.py`)
     peak_round: int
     last: float  # in the last evaluated round
     lost: float

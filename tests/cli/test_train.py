@@ -55,13 +55,13 @@ def test_a_run_prints_a_header_a_line_per_round_and_where_the_results_are(folder
 
 
 def test_warnings_of_the_package_go_to_standard_error(folder, rayfed, monkeypatch):
-    play = engine.play
+    open_round = engine.open_round
 
     def warn(*arguments):
         logging.getLogger("rayfed.somewhere").warning("a thing")
-        return play(*arguments)
+        return open_round(*arguments)
 
-    monkeypatch.setattr(engine, "play", warn)
+    monkeypatch.setattr(engine, "open_round", warn)
     result = rayfed("run", "job.toml")
     assert result.stderr == "warning: a thing\n" * 2
     assert "a thing" not in result.stdout

@@ -42,7 +42,7 @@ def test_auto_is_no_gpu_where_no_node_has_one(asked, gpus, found):
 @given(st.integers(1, 80 * GIB), st.integers(GIB, 80 * GIB))
 def test_as_many_clients_share_a_gpu_as_fit_on_it(client, gpu):
     if client > GPU_PART * gpu:
-        with pytest.raises(InputError, match=r"a client needs [\d.]+ [MG]B of GPU memory"):
+        with pytest.raises(InputError, match=r"a client needs [\d,.]+ [MG]B of GPU memory"):
             share_as_measured(client, [gpu, 2 * gpu])
         return
     share = share_as_measured(client, [gpu, 2 * gpu])
