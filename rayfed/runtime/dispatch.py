@@ -3,16 +3,16 @@
 Calls are handed out in their order, the longest first, and their answers are given in that order too, whichever
 arrives first. So an answer waits only for those before it, and no process ever holds the answers of a whole cohort.
 
-A message costs a hundredth of a second. So a message has several calls where actors are few, and the next one is sent
-ahead: an actor need not wait until the driver has seen that it is done. When an actor dies, only the message at work
-counts as lost; the one sent ahead waits again. For the same reason a stage may begin while another, before it, ends.
+An actor has a single message in flight: others would fail with a dying actor, and wait behind a long call. Where actors
+are few, a message has several calls: each message costs a hundredth of a second. A stage may begin while the one before
+it ends.
 """
 
 import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 
 import ray
@@ -33,21 +33,20 @@ from rayfed.runtime.worker import at_client, what_of
 log = logging.getLogger(__name__)
 
 FETCH_LIMIT = 600.0  # seconds in which the reply of a finished call must arrive
-LAST = 2  # calls per actor that are not sent ahead
 MEMORY = "out of memory"
 MORE_MEMORY = "\nRay killed it, as its node had no memory left: try fewer actors per node (a larger ray.num_cpus)"
 
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """Calls in a row, sent to a member."""
+    """Calls in a row, at work on a member."""
 
     stage: Stage
     indices: range
     call: Call  # all of them as one
     member: Member
     references: list[ObjectRef]
-    since: float  # when the member could begin it
+    since: float
 
 
 @dataclass(eq=False)
@@ -61,8 +60,7 @@ class Dispatch:
 
     def __post_init__(self) -> None:
         self._stages: list[Stage] = []  # that have begun, and whose answers are not all given
-        self._working: dict[ObjectRef, Message] = {}  # one per member at work
-        self._ahead: dict[Member, Message] = {}  # sent to members that are still at work on another
+        self._working: dict[ObjectRef, Message] = {}
         self._heartbeat = Heartbeat()
 
     def begin(self, stage: Stage) -> Iterator[Answer]:
@@ -102,7 +100,7 @@ class Dispatch:
         for reference, message in list(self._working.items()):
             if now >= message.since + self.deadline.seconds(message.call):
                 del self._working[reference]  # a late answer is ignored
-                self._open(message.member, kill=True)
+                self.crew.open(message.member, kill=True)
                 if profiled := profile():
                     profiled.call(message.member.name, message.call.what, message.since, None)
                 why = f"no answer from {message.member} for {now - message.since:.0f} s; it is killed"
@@ -119,34 +117,12 @@ class Dispatch:
                 if (member := self._member_for(stage, stage.waiting[0])) is None:
                     kept.append(stage.waiting.popleft())
                     continue
-                message = self._send(stage, stage.next_message(actors), member)
-                self._working[message.references[0]] = message
+                indices = stage.next_message(actors)
+                calls = [stage.calls[index] for index in indices]
+                references = stage.submit(member.actor, calls)
+                message = Message(stage, indices, together(calls), member, references, time.monotonic())
+                self._working[references[0]] = message
             stage.waiting.extendleft(reversed(kept))  # in their order
-            for member in [message.member for message in self._working.values()]:
-                if len(stage.waiting) <= LAST * actors or stage.waiting[0] in stage.alone:
-                    break  # the last calls are for the members that are done first; calls that end actors go alone
-                if member not in self._ahead:
-                    self._ahead[member] = self._send(stage, stage.next_message(actors), member)
-            if stage.waiting:
-                break
-
-    def _send(self, stage: Stage, indices: range, member: Member) -> Message:
-        calls = [stage.calls[index] for index in indices]
-        references = stage.submit(member.actor, calls)
-        return Message(stage, indices, together(calls), member, references, time.monotonic())
-
-    def _free(self, member: Member) -> None:
-        """A member has ended its message: it is at work on the one that was sent ahead, or idle."""
-        if (message := self._ahead.pop(member, None)) is None:
-            self.crew.idle.append(member)
-        else:
-            self._working[message.references[0]] = replace(message, since=time.monotonic())
-
-    def _open(self, member: Member, *, kill: bool = False) -> None:
-        """A member must open the run again: it did not begin what was sent ahead, which waits for another."""
-        if (message := self._ahead.pop(member, None)) is not None:
-            message.stage.wait_again(message.indices)
-        self.crew.open(member, kill=kill)
 
     def _member_for(self, stage: Stage, index: int) -> Member | None:
         """An idle member; where a GPU has failed this call, on another node, or None while such a member is at work."""
@@ -169,27 +145,27 @@ class Dispatch:
             if profiled := profile():
                 profiled.call(member.name, call.what, message.since, None)
             if gone := lost_object(error):
-                self._free(member)
+                self.crew.idle.append(member)
                 call.missing(gone)
                 self._run_again(stage, indices, f"an object that it needs was lost ({type(gone).__name__})")
             elif is_loss(error):
                 full = member.place is not None and not self.crew.in_danger and memory_was_full(member.place.process)
-                self._open(member)
+                self.crew.open(member)
                 why = MEMORY if full else type(error).__name__
                 self._run_again(stage, indices, f"lost with {member} ({why})", error, how=MEMORY if full else "died")
             elif is_gpu_fault(error) and indices[0] not in stage.faulty:
                 stage.faulty |= dict.fromkeys(indices, member.node_id)
-                self._open(member, kill=True)  # the error would stay in its process
+                self.crew.open(member, kill=True)  # the error would stay in its process
                 said = first_line(cause_of(error) or error)
                 self._run_again(stage, indices, f"the GPU of {member} failed ({said})", error, how="GPU")
             elif call.count > 1 and not _names_its_client(cause_of(error)):
-                self._free(member)
+                self.crew.idle.append(member)
                 self._run_again(stage, indices, f"an exception on {member} that does not name its client", error)
             else:
-                self._free(member)
+                self.crew.idle.append(member)
                 raise _failure(call, member, error) from None
             return
-        self._free(member)
+        self.crew.idle.append(member)
         self._hand_out()  # first of all: the member waits for it
         self.deadline.took(call, seconds)
         others = iter(rest := message.references[1:])

@@ -82,6 +82,12 @@ def cluster(_small):
 
 
 @pytest.fixture
+def ready():
+    """How many actors of a pool have opened the run: some are at work on the next round already."""
+    return lambda pool: len(pool._crew.idle) + len(pool._dispatch._working)
+
+
+@pytest.fixture
 def several():
     """A cluster that begins with one node of one CPU, and soon notices the loss of a node."""
     with _a_cluster(WATCHFUL, num_cpus=1) as cluster:

@@ -66,7 +66,7 @@ def requested():
 
 @slow
 def test_a_run_starts_with_the_actors_that_are_up_and_the_autoscaler_adds_nodes(
-    autoscaling, make_site, played, here, pool_on, monkeypatch, caplog
+    autoscaling, make_site, played, here, pool_on, ready, monkeypatch, caplog
 ):
     asked = []
 
@@ -75,7 +75,7 @@ def test_a_run_starts_with_the_actors_that_are_up_and_the_autoscaler_adds_nodes(
         start(self, count)
 
     def all_are_up(round):
-        while len(pool._crew.idle) < 3:
+        while ready(pool) < 3:
             pool._crew.wait([], 1.0)
 
     monkeypatch.setattr(crew, "LATE", 0.0)

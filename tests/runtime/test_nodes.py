@@ -201,16 +201,16 @@ def test_a_client_whose_gpu_failed_is_run_again_on_another_node(several, make_si
     assert re.search(r"the GPU of actor-\d on .* failed \(CUDA error: uncorrectable.*running it", caplog.text)
 
 
-def test_the_pool_grows_and_shrinks_with_the_cluster(several, make_site, played, here, pool_on, caplog):
+def test_the_pool_grows_and_shrinks_with_the_cluster(several, make_site, played, here, pool_on, ready, caplog):
     site = make_site(scaffold(), clients_per_round=6, num_rounds=7)
     expected, added, sizes = here(site), [], []
 
     def change(round):
-        sizes.append(len(pool._crew.idle))
+        sizes.append(ready(pool))
         if round.round in (1, 4):
             added.append(several.add_node(num_cpus=1))
         if round.round in (2, 5):
-            while len(pool._crew.idle) < 2:  # until it has come up
+            while ready(pool) < 2:  # until it has come up
                 pool._crew.wait([], 1.0)
         if round.round == 3:
             several.remove_node(added.pop())

@@ -57,7 +57,7 @@ def test_a_busy_cluster_is_waited_for_with_a_heartbeat_and_can_be_tried_again(
 
 @slow
 def test_a_run_starts_with_the_actors_that_are_up_and_the_others_join_later(
-    a_cluster, another, make_site, here, played, pool_on, monkeypatch, caplog
+    a_cluster, another, make_site, here, played, pool_on, ready, monkeypatch, caplog
 ):
     monkeypatch.setattr(crew, "UP_LIMIT", 60.0)
     site = make_site(fedavg())
@@ -68,7 +68,7 @@ def test_a_run_starts_with_the_actors_that_are_up_and_the_others_join_later(
         def leave(round):
             if round.round == 1:
                 ray.kill(holder)
-                while len(pool._crew.idle) < 2:
+                while ready(pool) < 2:
                     pool._crew.wait([], 1.0)
 
         with pool_on(site, "late", actors=2) as pool:
