@@ -1,6 +1,5 @@
 """The actor that does the clients' work. It imports torch and this package, but not torchvision, which is slow."""
 
-import gc
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -47,7 +46,6 @@ class ClientActor:
             torch.cuda.set_per_process_memory_fraction(memory_cap(self._gpu_share))
         node, context = ray.util.get_node_ip_address(), ray.get_runtime_context()
         self._opened = Worker(ray.get(site[0]), device, node)
-        gc.freeze()  # what is there now stays: to look through it for garbage takes a tenth of a second each time
         return Place(node, context.get_node_id(), str(device), context.get_worker_id(), self._opened.kind)
 
     # The fields of a `Broadcast` are separate arguments, so that Ray fetches each tree once per node.
