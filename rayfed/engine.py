@@ -37,6 +37,7 @@ from rayfed.trees import Tree, copied, first_difference, num_bytes
 from rayfed.weights import parameters_of, state, state_of
 
 log = logging.getLogger(__name__)
+Replies = Iterator[tuple[Summed, list[Arrival]]]  # of `Workers.train`
 
 
 def start(site: Site, workers: Workers) -> Round:
@@ -52,8 +53,8 @@ def rounds(
     `last` itself comes again, evaluated, where it is the last round now, and was not when it was played. `is_over`
     says after each round whether the run ends with it.
 
-    The next round has begun when a round comes: actors train that would wait for the end of the evaluation. What fails
-    in it is raised after that.
+    The next round has begun when a round comes, unless it surveys: actors train that would wait for the end of the
+    evaluation. What fails in it is raised after that.
     """
     training, since, played = site.job.train, time.perf_counter(), False
     if last is None:
@@ -119,24 +120,32 @@ def _evaluated(site: Site, round: Round, result: Callable[[], Evaluation | None]
 
 @timed("server")
 def _begin(site: Site, last: Round, workers: Workers, clients: Sequence[int] | None = None) -> Callable[[Round], Round]:
-    """Begin the round after `last`, which need not be evaluated yet. The function ends it: it is given `last` again."""
-    try:
+    """Begin the round after `last`, which need not be evaluated yet. The function ends it: it is given `last` again.
+
+    A round with a survey begins only then: `last` would be recorded after the survey, and be lost if it fails.
+    """
+
+    def opened() -> tuple[Opening, Replies]:
         opening = open_round(site, last, workers, clients)
-        replies = workers.train(opening.broadcast, tasks, last.memories) if (tasks := opening.to_train) else ()
-    except Exception as error:
-        failure = error
+        tasks = opening.to_train
+        return opening, workers.train(opening.broadcast, tasks, last.memories) if tasks else iter(())
 
-        def fail(last: Round) -> Round:
+    def end(last: Round) -> Round:
+        if failure is not None:
             raise failure
+        return _train(site, last, workers, *(begun or opened()))
 
-        return fail
-    return lambda last: _train(site, last, workers, opening, iter(replies))
+    begun, failure = None, None
+    if not any(defines(part, "survey") for part in parts_at(site.job.method, last.round + 1)):
+        try:
+            begun = opened()
+        except Exception as error:  # of the next round: `last` is finished first
+            failure = error
+    return end
 
 
 @timed("server")
-def _train(
-    site: Site, last: Round, workers: Workers, opening: Opening, replies: Iterator[tuple[Summed, list[Arrival]]]
-) -> Round:
+def _train(site: Site, last: Round, workers: Workers, opening: Opening, replies: Replies) -> Round:
     """The round after `last`, not evaluated."""
     broadcast, states = opening.broadcast, opening.states
     number, cohort = broadcast.round, opening.cohort

@@ -82,7 +82,7 @@ class Round:
     held: dict[str, Held]  # slot -> the part in force, with its state on the server
     memories: Mapping[int, Memory]  # client -> handle, of the clients that have a memory
     evaluation: Evaluation | None  # None in a round that is not evaluated, as are all numbers that come from it
-    peak: np.ndarray  # (C,) the best accuracy of each class so far, in the rounds that `evaluated` counts
+    peak: np.ndarray  # (C,) the best accuracy of each class so far, in the rounds that count (`engine.py`)
     forgetting: float | None
     clients: tuple[ClientRow, ...] = ()
     seconds: float = 0.0

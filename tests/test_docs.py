@@ -19,7 +19,7 @@ from rayfed import local, read_job
 from rayfed.cli.options import catalogue
 from rayfed.clients.settings import Training
 from rayfed.data.settings import Augment, Data
-from rayfed.engine import play, start
+from rayfed.engine import rounds
 from rayfed.grid import Grid, expand
 from rayfed.job import Job
 from rayfed.local import Site
@@ -324,12 +324,8 @@ def test_cost_is_as_measured(name, make_federation, monkeypatch):
     training = Training(num_rounds=7, clients_per_round=data.num_clients, local_steps=1, batch_size=5, lr=0.01)
     every_batch = Data(augment=Augment(flip=True))  # else a teacher runs once per round
     site = Site(model, data, Job("cost", method=RECIPES[name](), data=every_batch, train=training), torch.device("cpu"))
-    workers = Here(site)
-    last = start(site, workers)
-    for _ in range(training.num_rounds):
-        before = len(batches), len(runs), len(passes)
-        last = play(site, last, workers)
-    now = len(batches), len(runs), len(passes)
+    history = [(round, len(batches), len(runs), len(passes)) for round in rounds(site, Here(site))]
+    (_, *before), (last, *now) = history[-2:]
     steps, in_batches, in_round = (after - earlier for earlier, after in zip(before, now, strict=True))
 
     unit = num_bytes(last.weights)

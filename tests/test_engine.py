@@ -250,6 +250,22 @@ def test_a_round_begins_before_the_evaluation_of_the_one_before_it_is_waited_for
 
 
 @dataclass(frozen=True)
+class Surveys(Part):
+    def survey(self, client):
+        return {"n": 1}
+
+
+def test_a_round_with_a_survey_begins_when_the_one_before_it_is_finished(make_site):
+    site = make_site(compose(fedavg(), Surveys()), num_rounds=1, clients_per_round=1)
+    workers = Told(site)
+    for round in rounds(site, workers):
+        workers.told.append(("finished", round.round))
+    expected = ["evaluate 0", "evaluated 0", "finished 0", "train 1", "trained 1"]
+    expected += ["evaluate 1", "evaluated 1", "finished 1"]
+    assert [f"{what} {number}" for what, number in workers.told] == expected
+
+
+@dataclass(frozen=True)
 class FailsToTell(Part):
     round: int
 

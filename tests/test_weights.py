@@ -35,6 +35,16 @@ def test_arithmetic_changes_nothing_in_place():
     assert lists([A, B]) == before
 
 
+def test_to_overwrite_is_to_load():
+    model, other = (nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Linear(3, 2)) for _ in range(2))
+    model[2].requires_grad_(False)  # frozen: no entry of the weights
+    trained = w.state_of(other.train().requires_grad_(True)[:2])
+    wanted = w.whole(model, {name: tensor + 1 for name, tensor in trained.items()})
+    w.overwrite(model.to(memory_format=torch.channels_last), {name: wanted[name] for name in trained})
+    assert all(torch.equal(tensor, wanted[name]) for name, tensor in model.state_dict().items())
+    assert not any(tensor.requires_grad != (not name.startswith("2")) for name, tensor in model.named_parameters())
+
+
 def test_dot_and_distance_are_differentiable_in_both():
     a, b = ({"w": t.clone().double().requires_grad_()} for t in (A["w"], B["w"]))
     assert torch.autograd.gradcheck(lambda x, y: w.dot({"w": x}, {"w": y}), (a["w"], b["w"]))

@@ -24,7 +24,8 @@ def main() -> None:
             # CCVR trains no client: it is for the last round.
             last = [{"until": SHORT["train.num_rounds"] - 1, "method": "fedavg"}, {"method": name}]
             method = name if trains(RECIPES[name]()) else last
-            changed = {**SHORT, **(NORM if name == "fedbn" else {}), "output.path": runs, "name": name, "method": method}
+            norm = NORM if name == "fedbn" else {}
+            changed = {**SHORT, **norm, "output.path": runs, "name": name, "method": method}
             digest = hashlib.sha256()
             for key, tensor in rayfed.run("jobs/quickstart.toml", changed).weights.items():
                 digest.update(key.encode())

@@ -75,8 +75,7 @@ class Dispatch:
 
     def _answers(self, stage: Stage) -> Iterator[Answer]:
         try:
-            stage.watched = True
-            stage.clients_done(0)
+            stage.watch()
             for turn in range(len(stage.calls)):
                 self._heartbeat.progress()
                 with span(f"waiting: {stage.calls[turn].kind}"):

@@ -3,10 +3,10 @@
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rayfed.errors import RunFailed
 from rayfed.runtime.calls import Answer, Call, Submit
+from rayfed.runtime.crew import Member
 
 
 @dataclass(eq=False)
@@ -20,16 +20,15 @@ class Stage:
 
     def __post_init__(self) -> None:
         self.waiting = deque(range(len(self.calls)))
-        self.finished: dict[int, tuple[Any, Answer]] = {}  # and not yet given out: who answered, and what
+        self.finished: dict[int, tuple[Member, Answer]] = {}  # and not yet given out: who answered, and what
         self.losses: Counter[int] = Counter()
         self.alone: set[int] = set()  # calls that get a message of their own
         self.faulty: dict[int, str] = {}  # call -> the node whose GPU failed it; the call is tried on another, once
         self.error: RunFailed | None = None  # for whoever waits for the answers
-        self.watched = False  # somebody does
         self.over = False
         self._left = sum(call.size for call in self.calls)  # of those that wait
         self._largest = max((call.size for call in self.calls), default=0)
-        self._done = 0
+        self._done, self._watched = 0, False
 
     def next_message(self, actors: int) -> range:
         """The next call, and those after it, up to the work of the largest call and half an even share of what waits.
@@ -63,10 +62,15 @@ class Stage:
         self.losses.update(indices if len(indices) == 1 else ())
         return self.losses[indices[0]]
 
+    def watch(self) -> None:
+        """Somebody waits for the answers from now on, and is told of the progress."""
+        self._watched = True
+        self.clients_done(0)
+
     def clients_done(self, count: int) -> None:
-        """So many more clients are done; of a stage that nobody waits for yet that is not told."""
+        """So many more clients are done."""
         self._done += count
-        if self.watched and self._done:
+        if self._watched and self._done:
             self.progress(self._done, sum(len(call.task) for call in self.calls))
 
     def end(self, error: RunFailed | None = None) -> None:
