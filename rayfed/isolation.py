@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 SHOWN = 10_000  # characters that the hooks of one client, or of the server, may print in a round
 LAST = 2_000  # more characters are shown, from the end
 IN_LOG = 200_000  # characters of the rest that are in the log
+TINY = sys.float_info.min  # half of it is denormal
 
 
 def _attribute(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], None]]:
@@ -25,7 +26,7 @@ def _attribute(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any]
 
 
 def _flushes_denormals() -> bool:
-    return float(torch.tensor(1e-40) * 1.0) == 0.0  # torch does not tell
+    return TINY / 2 == 0.0  # torch does not tell; the setting is the thread's, so it holds for Python's floats too
 
 
 def _determinism() -> tuple[bool, bool]:
@@ -41,7 +42,7 @@ def _set_determinism(value: tuple[bool, bool]) -> None:
 SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (torch.get_num_threads, torch.set_num_threads),
     (torch.get_default_dtype, torch.set_default_dtype),
-    (torch.get_default_device, lambda device: torch.set_default_device(None if device.type == "cpu" else device)),
+    (lambda: torch.empty(0).device, lambda device: torch.set_default_device(None if device.type == "cpu" else device)),
     (torch.is_grad_enabled, torch.set_grad_enabled),
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     (_determinism, _set_determinism),

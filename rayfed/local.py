@@ -79,10 +79,12 @@ class Broadcast:
 class Desk:
     """What a worker serves clients with: a round's broadcast, on the site's device, and the models for it."""
 
-    def __init__(self, site: Site, broadcast: Broadcast, seen: list[Seen] | None = None) -> None:
+    def __init__(
+        self, site: Site, broadcast: Broadcast, seen: list[Seen] | None = None, model: nn.Module | None = None
+    ) -> None:
         self.site, self.broadcast = site, broadcast.map(partial(to_device, device=site.device))
         self._frozen = Frozen(site.model)
-        self._model: nn.Module | None = None
+        self._model = model  # to train, for all clients
         self._seen = [] if seen is None else seen  # the global model on the sampled test images, once it is measured
 
     def frozen(self, own: Weights) -> Frozen:
@@ -91,10 +93,7 @@ class Desk:
 
     def model(self, weights: Weights) -> nn.Module:
         """The model with these weights, which the next client will train again."""
-        if self._model is None:
-            self._model = with_weights(self.site.model, weights)
-        else:
-            overwrite(self._model, weights)
+        self._model = with_weights(self.site.model, weights) if self._model is None else overwrite(self._model, weights)
         return self._model
 
     def measured(self, client: ClientView, fit: Fit, own: Models) -> tuple[dict[str, float], np.ndarray | None, Tree]:

@@ -35,7 +35,6 @@ from rayfed.trees import (
 T = TypeVar("T")
 Task = tuple[int, ...]  # clients
 
-BLOCK = 2**16  # elements of a tensor that are added at once
 MOST_TASKS = 2000  # per round, roughly: the sums of more would fill the driver's link (docs/scale.md)
 TAPER = 8  # a task has at most an eighth of the work that is left: at the end, few workers wait for the last
 
@@ -148,13 +147,12 @@ def _place(path: Path) -> Path:
 
 
 def _add(total: Tensor, leaf: Tensor, factor: float, first: bool) -> None:
-    """`total += factor * leaf`, the `first` time `=`. In blocks: to convert a whole tensor takes five times as long."""
-    block = BLOCK if total.device.type == "cpu" else max(1, total.numel())
-    for some, more in zip(total.view(-1).split(block), leaf.detach().reshape(-1).split(block), strict=True):
-        if first:
-            some.copy_(more).mul_(factor)
-        else:
-            some.add_(more.to(total), alpha=factor)
+    """`total += factor * leaf`, the `first` time `=`. What torch adds to float64 is converted in its cache."""
+    leaf = leaf.detach() if leaf.dtype in (torch.float32, torch.float64) else leaf.detach().to(total)
+    if first:
+        total.copy_(leaf).mul_(factor)
+    else:
+        total.add_(leaf, alpha=factor)
 
 
 def add_up(

@@ -68,10 +68,11 @@ def load(model: nn.Module, weights: Weights) -> None:
         raise RuntimeError(f"these weights are not of this model: '{wrong[0]}' is only in one of the two")
 
 
-def overwrite(model: nn.Module, weights: Weights) -> None:
-    """Give a model weights that are known to be of its kind: `load`, which checks them, takes three times as long."""
+def overwrite(model: nn.Module, weights: Weights) -> nn.Module:
+    """A model with weights that are known to be of its kind: `load`, which checks them, takes three times as long."""
     for name, tensor in state(model).items():
         tensor.copy_(weights[name])
+    return model
 
 
 def in_training(model: nn.Module) -> nn.Module:

@@ -118,6 +118,7 @@ class Worker:
         self.site = site
         self.kind = kind_of(device)
         self._node = node
+        self._model = copy.deepcopy(site.model)  # which the clients train
         self._seen: tuple[int, list[Seen]] = 0, []  # in a round, what measures need of its global model
 
     def survey(self, packed: Broadcast, tasks: Sequence[Task]) -> Iterator[tuple[Done, Packed]]:
@@ -169,7 +170,7 @@ class Worker:
             self._seen = packed.round, []
         if not all(type(part).__module__.startswith("rayfed.") for part in parts):
             return lambda: Desk(self.site, packed.map(unpack), self._seen[1])
-        shared = Desk(self.site, packed.map(partial(unpack, copy=False)), self._seen[1])
+        shared = Desk(self.site, packed.map(partial(unpack, copy=False)), self._seen[1], self._model)
         return lambda: shared
 
     def evaluate(self, weights: Packed, pieces: Sequence[tuple[int, int]], look: Look) -> list[Any]:
