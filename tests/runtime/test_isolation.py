@@ -1,7 +1,8 @@
 """A part that changes the model or the process harms no other client, wherever and in whatever order clients train."""
 
+import copy
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from torch import nn
 
 from rayfed.errors import RunFailed
 from rayfed.isolation import SETTINGS
-from rayfed.methods import Part, compose
+from rayfed.methods import Part, compose, fedavg
 from rayfed.runtime.here import Here
 
 HARMS = {
@@ -70,6 +71,26 @@ def test_no_client_inherits_what_a_part_changed(what, make_site, play, bits):
     assert settings() == before
     assert [bits(round) for round in play(site, Backwards(site))] == run
     assert len({round["weights"] for round in run}) == len(run), "training goes on"
+
+
+class Counting(nn.Linear):
+    """What it gives depends on how many batches it has seen."""
+
+    seen = 0
+
+    def forward(self, features):
+        self.seen += 1
+        return super().forward(features) * (1 + self.seen % 3)
+
+
+def test_no_client_inherits_what_a_module_of_the_users_holds(make_site, play, bits):
+    site = make_site(fedavg())
+    model = copy.deepcopy(site.model)
+    model.head = Counting(model.head.in_features, model.head.out_features)
+    site = replace(site, model=model)
+    run = [bits(round) for round in play(site)]
+    assert [bits(round) for round in play(site, Backwards(site))] == run
+    assert model.head.seen == 0
 
 
 @pytest.mark.slow
