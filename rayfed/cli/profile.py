@@ -53,7 +53,7 @@ def _printed() -> Iterator[None]:
             profile.add(Span("Python starts", "", BEGAN, seconds, seconds))
             yield
     finally:
-        if profile.path is not None:  # else nothing has run
+        if profile.timeline.path is not None:  # else nothing has run
             print(f"\n{profile_text(profile)}", flush=True)
 
 
@@ -100,5 +100,5 @@ def _sentences(profile: Profile) -> Iterator[str]:
     if idle := sorted((seconds, actor) for actor, seconds in profile.idle.items()):
         listed = idle if len(idle) <= NAMED else [idle[0], idle[-1]]
         yield f"idle: {', '.join(f'{actor} {seconds:.2f} s' for seconds, actor in listed)}"
-    if profile.path is not None:
-        yield f"trace: {shown(profile.path)}, for https://ui.perfetto.dev or chrome://tracing"
+    if profile.timeline.path is not None:
+        yield f"trace: {shown(profile.timeline.path)}, for https://ui.perfetto.dev or chrome://tracing"

@@ -8,28 +8,24 @@ end after its answer arrived, the spans are moved to fit.
 """
 
 import functools
-import json
-import logging
 import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
+from rayfed.runtime.timeline import Timeline
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
 FILE = "profile.json"  # in the run's folder
-MOST = 1_000_000  # spans in the file, some 100 MB: those after them are only added up
-AT_ONCE = 1000  # spans that may wait to be written
 DRIVER, BESIDE, ACTORS = "driver", "beside it", "actors"  # who spends time: the run's own thread, its others, actors
 ON_THE_WAY, LOST, IDLE = "on the way", "lost", "idle"
-
-log = logging.getLogger(__name__)
 
 
 class Span(NamedTuple):
@@ -154,21 +150,16 @@ class Profile:
         self.phases: list[Phase] = []  # that have ended
         # Actor -> seconds without a call, since it first opened the run.
         self.idle: dict[str, float] = defaultdict(float)
-        self.path: Path | None = None  # of the trace
+        self.timeline = Timeline(self.began)
         self._now = Phase(self.began)
         self._up: dict[str, float] = {}  # actor -> when it first opened the run
         self._lock = threading.RLock()
         self._driver = threading.get_ident()
-        self._rows: dict[str | int, int] = {}  # actor, or thread beside the driver's -> its row in the trace
-        self._lines: list[str] = []  # not yet written
-        self._count = 0
 
     def write_to(self, folder: Path) -> None:
         """The run's folder is there, and gets the trace, from the beginning on."""
         with self._lock:
-            self.path = folder / FILE
-            self._write('[\n{"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "rayfed"}}', "w")
-            self._flush()
+            self.timeline.write_to(folder / FILE)
 
     def add(self, span: Span) -> None:
         """Something was done in this process."""
@@ -176,7 +167,7 @@ class Profile:
             here = threading.get_ident()
             who, row = (DRIVER, DRIVER) if here == self._driver else (BESIDE, here)
             self._now.seconds[who, span.step] += span.own
-            self._draw(row, span.step, f"{span.step} {span.about}", span.start, span.seconds)
+            self.timeline.span(row, f"{span.step} {span.about}".rstrip(), span.step, span.start, span.seconds)
 
     def call(self, actor: str, about: str, since: float, answer: Measured | None) -> None:
         """A call has ended: an answer is there, or the actor is lost."""
@@ -185,22 +176,27 @@ class Profile:
             since = min(since, now - (answer.end - answer.start))  # it may begin before the driver has noted when
         with self._lock:
             self.idle[actor] -= now - since
-            if answer is None:
-                self._now.seconds[ACTORS, LOST] += now - since
-                self._draw(actor, LOST, f"{LOST}: {about}", since, now - since)
-                return
-            self._now.seconds[ACTORS, ON_THE_WAY] += now - since - sum(span.own for span in answer.spans)
-            self._draw(actor, ON_THE_WAY, f"call: {about}", since, now - since)
-            shift = min(max(answer.offset - _offset(), since - answer.start), now - answer.end)
-            for step, words, start, seconds, own in answer.spans:
-                self._now.seconds[ACTORS, step] += own
-                self._draw(actor, step, f"{step} {words}", start + shift, seconds)
+            step, spans = LOST if answer is None else ON_THE_WAY, []
+            self.timeline.span(actor, f"{'call' if answer else LOST}: {about}", step, since, now - since)
+            if answer is not None:
+                shift = min(max(answer.offset - _offset(), since - answer.start), now - answer.end)
+                spans = [span._replace(start=span.start + shift) for span in answer.spans]
+            for span in spans:
+                self.timeline.span(actor, f"{span.step} {span.about}".rstrip(), span.step, span.start, span.seconds)
+            phases = [*self.phases, self._now]
+            for phase, end in zip(phases, [*(later.start for later in phases[1:]), now], strict=True):
+                if (there := end - max(phase.start, since)) > 0:
+                    own = own_within(spans, phase.start, end)
+                    for found, seconds in {**own, step: there - sum(own.values())}.items():
+                        phase.seconds[ACTORS, found] += seconds
+                    if phase is not self._now:  # it has ended, and the actor counted as idle
+                        phase.seconds[ACTORS, IDLE] -= there
 
     def came_up(self, actor: str, since: float, *, opened: bool) -> None:
         """An actor's process is up, or has opened the run."""
         now = time.monotonic()
         with self._lock:
-            self._draw(actor, "start", "open the run" if opened else "come up", since, now - since)
+            self.timeline.span(actor, "open the run" if opened else "come up", "start", since, now - since)
             if opened:
                 self._up.setdefault(actor, now)
 
@@ -210,15 +206,14 @@ class Profile:
             if self.phases:
                 self._now.rounds = [round, round]
             self._end_phase()
-            self._event({"name": f"end of round {round}", "ph": "i", "s": "g"}, time.monotonic(), DRIVER)
-            self._flush()
+            self.timeline.moment(DRIVER, f"end of round {round}", time.monotonic())
+            self.timeline.flush()
 
     def close(self) -> None:
         """The run has ended, and the table is whole."""
         with self._lock:
             self._end_phase()
-            self._flush()
-            self._write("\n]\n")
+            self.timeline.close()
 
     def _end_phase(self) -> None:
         now, phase = time.monotonic(), self._now
@@ -239,37 +234,24 @@ class Profile:
             self.phases.append(phase)
         self._now = Phase(now)
 
-    def _draw(self, row: str | int, step: str, name: str, start: float, seconds: float) -> None:
-        self._event({"name": name.rstrip(), "cat": step, "ph": "X", "dur": round(seconds * 1e6, 3)}, start, row)
 
-    def _event(self, event: dict[str, Any], at: float, row: str | int) -> None:
-        """Add an event of the Trace Event Format, with its time in microseconds from the beginning on."""
-        if self._count >= MOST:
-            return
-        if row not in self._rows:
-            self._rows[row] = len(self._rows) + 1
-            name = row if isinstance(row, str) else BESIDE
-            self._event({"name": "thread_name", "ph": "M", "args": {"name": name}}, at, row)
-        place = {"ts": round((at - self.began) * 1e6, 3), "pid": 1, "tid": self._rows[row]}
-        self._lines.append(json.dumps({**event, **place}))
-        self._count += 1
-        if len(self._lines) >= AT_ONCE:
-            self._flush()
+def own_within(spans: Iterable[Span], start: float, end: float) -> dict[str, float]:
+    """Own seconds by step between two moments, of spans of one thread in the order in which they ended.
 
-    def _flush(self) -> None:
-        """Write whole lines: the file of a killed run lacks the last bracket, but has no half of an event."""
-        if self.path is not None:  # else they wait until the run has a folder
-            self._write("".join(f",\n{line}" for line in self._lines))
-            self._lines.clear()
-
-    def _write(self, text: str, mode: str = "a") -> None:
-        try:
-            if self.path is not None:
-                with self.path.open(mode) as file:
-                    file.write(text)
-        except OSError as error:
-            log.warning("the trace ends here, as %s cannot be written: %s", self.path, error)
-            self._count = MOST
+    >>> inner, outer = Span("teacher", "", 1.0, 2.0, 2.0), Span("train", "", 0.0, 4.0, 2.0)
+    >>> own_within([inner, outer], 2.0, 9.0)
+    {'teacher': 1.0, 'train': 1.0}
+    """
+    found: dict[str, float] = defaultdict(float)
+    apart: list[tuple[float, float]] = []  # start, and seconds between the moments, of spans that lie in no other
+    for step, _, began, seconds, _ in spans:
+        own = inside = max(0.0, min(end, began + seconds) - max(start, began))
+        while apart and apart[-1][0] >= began:
+            own -= apart.pop()[1]
+        apart.append((began, inside))
+        if inside:
+            found[step] += own
+    return dict(found)
 
 
 def profile() -> Profile | None:

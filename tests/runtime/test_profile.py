@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -14,8 +15,21 @@ from hypothesis import strategies as st
 
 from rayfed.methods import Part, compose, fedcsd, fedntd
 from rayfed.runtime import profile as profiles
+from rayfed.runtime import timeline
 from rayfed.runtime.here import Here
-from rayfed.runtime.profile import ACTORS, DRIVER, IDLE, LOST, ON_THE_WAY, Measured, Span, profiling, span, timed
+from rayfed.runtime.profile import (
+    ACTORS,
+    DRIVER,
+    IDLE,
+    LOST,
+    ON_THE_WAY,
+    Measured,
+    Profile,
+    Span,
+    profiling,
+    span,
+    timed,
+)
 
 SLACK = 1e-6  # seconds, of sums of floats
 
@@ -40,7 +54,7 @@ def profiled(tmp_path):
         with profiling() as profile:
             profile.write_to(tmp_path)
             work(profile)
-        return profile, json.loads(profile.path.read_text())
+        return profile, json.loads(profile.timeline.path.read_text())
 
     return profiled
 
@@ -99,7 +113,7 @@ def test_a_thousand_rounds_are_four_phases_and_no_lines_in_memory(profiled):
             with span("server"):
                 pass
             profile.finished(round)
-            assert not profile._lines
+            assert not profile.timeline._lines
 
     profile, events = profiled(work)
     assert [phase.rounds for phase in profile.phases] == [[], [1, 1], [2, 999], []]
@@ -116,13 +130,13 @@ def test_the_trace_of_a_killed_run_lacks_only_its_bracket(profiled):
             with span("server", 'of "this"\nround'):
                 pass
             profile.finished(round)
-            assert len(complete(json.loads(profile.path.read_text() + "]"))) == round + 1
+            assert len(complete(json.loads(profile.timeline.path.read_text() + "]"))) == round + 1
 
     profiled(work)
 
 
 def test_a_long_trace_ends_and_the_table_goes_on(profiled, monkeypatch):
-    monkeypatch.setattr(profiles, "MOST", 10)
+    monkeypatch.setattr(timeline, "MOST", 10)
 
     def work(profile):
         for _ in range(20):
@@ -136,11 +150,11 @@ def test_a_long_trace_ends_and_the_table_goes_on(profiled, monkeypatch):
 
 def test_a_trace_that_cannot_be_written_ends_and_the_run_goes_on(profiled, tmp_path, caplog):
     def work(profile):
-        profile.path = tmp_path / "nowhere" / "profile.json"
+        profile.timeline.path = tmp_path / "nowhere" / "profile.json"
         with span("server"):
             pass
         profile.finished(0)
-        profile.path = tmp_path / "profile.json"
+        profile.timeline.path = tmp_path / "profile.json"
 
     profile, _ = profiled(work)
     assert "the trace ends here" in caplog.text
@@ -155,10 +169,37 @@ def test_an_actors_spans_lie_in_their_call_whatever_its_clocks_say(ahead, offset
         start = since + ahead  # on the actor's monotonic clock
         spans = [Span("teacher", "", start + 2e-4, 1e-4, 1e-4), Span("train", "", start + 1e-4, 4e-4, 3e-4)]
         profile.call("actor-0", "client 1", since, Measured(None, spans, start, start + 6e-4, offset))
-        lines = [json.loads(line) for line in profile._lines]
+        lines = [json.loads(line) for line in profile.timeline._lines]
     call, teacher, train = complete(lines)
     for inner, outer in ((teacher, train), (train, call)):
         assert outer["ts"] - 1 <= inner["ts"] <= inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"] + 1
+
+
+def test_a_call_counts_in_each_phase_in_which_it_ran(monkeypatch):
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(profiles, "time", SimpleNamespace(monotonic=lambda: clock.now, time=lambda: clock.now))
+    profile = Profile()
+
+    def at(moment):
+        clock.now = moment
+        return profile
+
+    at(1.0).came_up("actor-0", 0.5, opened=True)
+    at(2.0).finished(0)
+    at(5.0).finished(1)
+    spans = [Span("teacher", "", 4.0, 2.0, 2.0), Span("train", "", 3.5, 4.0, 2.0)]
+    at(8.0).call("actor-0", "client 1", 3.0, Measured(None, spans, 3.2, 7.8, 0.0))
+    at(9.0).call("actor-0", "client 2", 8.5, None)
+    at(9.0).finished(2)
+    at(10.0).close()
+    found = [{step: s for (who, step), s in phase.seconds.items() if who == ACTORS and s} for phase in profile.phases]
+    assert found == [
+        {IDLE: 1.0},  # from 1 to 2
+        {IDLE: 1.0, ON_THE_WAY: 0.5, "train": 0.5, "teacher": 1.0},  # to 5
+        {"teacher": 1.0, "train": 1.5, ON_THE_WAY: 0.5, LOST: 0.5, IDLE: 0.5},  # to 9
+        {IDLE: 1.0},
+    ]
+    assert profile.idle == {"actor-0": 3.5}
 
 
 @pytest.mark.parametrize("method", [fedntd(), fedcsd()])
