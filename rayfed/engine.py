@@ -71,6 +71,7 @@ def rounds(
         if end is None or is_over():
             return
         last, played = end(last), True
+        end = None  # it holds the round before, and all that was sent
 
 
 @timed("server")
@@ -120,7 +121,7 @@ def _evaluated(site: Site, round: Round, result: Callable[[], Evaluation | None]
 
 @timed("server")
 def _begin(site: Site, last: Round, workers: Workers, clients: Sequence[int] | None = None) -> Callable[[Round], Round]:
-    """Begin the round after `last`, which need not be evaluated yet. The function ends it: it is given `last` again.
+    """Begin the round after `last`, which need not be evaluated yet: that is passed to the function, which ends it.
 
     A round with a survey begins only then: `last` would be recorded after the survey, and be lost if it fails.
     """
@@ -130,10 +131,10 @@ def _begin(site: Site, last: Round, workers: Workers, clients: Sequence[int] | N
         tasks = opening.to_train
         return opening, workers.train(opening.broadcast, tasks, last.memories) if tasks else iter(())
 
-    def end(last: Round) -> Round:
+    def end(finished: Round) -> Round:
         if failure is not None:
             raise failure
-        return _train(site, last, workers, *(begun or opened()))
+        return _train(site, finished, workers, *(begun or opened()))
 
     begun, failure = None, None
     if not any(defines(part, "survey") for part in parts_at(site.job.method, last.round + 1)):

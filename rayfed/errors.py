@@ -29,6 +29,8 @@ class RunFailed(RuntimeError):
     """A run cannot continue. The message says where and why."""
 
     exit_code = 1
+    client: int | None = None  # at which it failed, and in which round, if it was at one
+    round: int | None = None
 
 
 class Diverged(RunFailed):

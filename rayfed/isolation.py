@@ -48,11 +48,13 @@ SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (_determinism, _set_determinism),
     *(_attribute(torch.backends.cudnn, name) for name in ("enabled", "benchmark", "deterministic")),
     *(_attribute(getattr(torch.backends.cudnn, name), "fp32_precision") for name in ("conv", "rnn")),
+    _attribute(torch.backends.mkldnn, "enabled"),
     (lambda: torch.is_autocast_enabled("cpu"), lambda on: torch.set_autocast_enabled("cpu", on)),
     (lambda: torch.is_autocast_enabled("cuda"), lambda on: torch.set_autocast_enabled("cuda", on)),
     (_flushes_denormals, torch.set_flush_denormal),
     (random.getstate, random.setstate),
     (np.random.get_state, np.random.set_state),
+    (np.geterr, lambda found: np.seterr(**found)),
 )
 
 

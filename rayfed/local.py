@@ -50,7 +50,7 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages, from torch's f
 class Site:
     """Everything that a worker needs during a run, whichever clients it serves."""
 
-    model: nn.Module  # every piece of work makes a copy of it, and loads the weights that it needs
+    model: nn.Module  # never trained itself: work is done with copies of it
     federation: Federation
     job: Job
     device: torch.device

@@ -147,8 +147,10 @@ def _place(path: Path) -> Path:
 
 
 def _add(total: Tensor, leaf: Tensor, factor: float, first: bool) -> None:
-    """`total += factor * leaf`, the `first` time `=`. What torch adds to float64 is converted in its cache."""
-    leaf = leaf.detach() if leaf.dtype in (torch.float32, torch.float64) else leaf.detach().to(total)
+    """`total += factor * leaf`, the `first` time `=`."""
+    leaf = leaf.detach()
+    if leaf.dtype not in (torch.float32, torch.float64) or leaf.device != total.device:
+        leaf = leaf.to(total)  # torch itself converts float32 while it adds, without a copy in float64
     if first:
         total.copy_(leaf).mul_(factor)
     else:

@@ -515,6 +515,7 @@ def test_a_loss_that_diverges_ends_the_run_and_changes_no_earlier_round(make_sit
     wild = make_site(fedavg(), lr=1e30)
     first = start(wild, Here(wild))
     before = bits(first)
-    with pytest.raises(Diverged, match=r"client \d, round 1, batch 2"):
+    with pytest.raises(Diverged, match=r"client \d, round 1, batch 2") as caught:
         play_round(wild, first, Here(wild))
+    assert f"client {caught.value.client}, round {caught.value.round}," in str(caught.value), "so it can be replayed"
     assert bits(first) == before

@@ -11,11 +11,12 @@ import safetensors.numpy
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rayfed import trees
 from rayfed.folder.packing import from_bytes, to_bytes
 from rayfed.tasks import OrderedSum
-from rayfed.trees import PIECE, Scaled, leaves, pack, tree_map, unpack
+from rayfed.trees import PIECE, Scaled, layout_of, leaves, pack, tree_map, unpack
 
 DTYPES = [
     torch.float16, torch.bfloat16, torch.float32, torch.float64,
@@ -165,6 +166,15 @@ def test_a_sum_does_not_change_its_summands(dtype):
     total = ordered_sum({"x": first, "y": Scaled(2, first)}, {"x": second, "y": Scaled(3, second)})
     assert lists(total) == {"x": [2, 2], "y": [5, 5]}
     assert first.tolist() == second.tolist() == [1, 1]
+
+
+def test_a_sum_takes_tensors_of_several_devices():
+    """As FedCSD's on a GPU; torch pretends to have one."""
+    with FakeTensorMode():
+        tree = {"sums": torch.zeros(3), "counts": torch.zeros(3, dtype=torch.int64, device="cuda")}
+        total = OrderedSum()
+        for _ in range(3):
+            total.add(tree, layout_of(tree))
 
 
 GOOD = {"n": 3, "x": torch.ones(2), "i": torch.tensor(1), "none": None, "flag": True}

@@ -15,7 +15,7 @@ from typing import Any
 
 import tomli_w
 
-from rayfed.errors import ClientFailed, InputError, KilledActors, RunFailed, Unwritable, cut
+from rayfed.errors import InputError, KilledActors, RunFailed, Unwritable, cut
 from rayfed.folder.checkpoint import Checkpoints, clear_checkpoints
 from rayfed.folder.owner import lock, owning
 from rayfed.folder.places import checkpoints_of, clear_results, folder_of, refuse_overwriting, refuse_unwritable
@@ -227,6 +227,6 @@ class Keeper:
             yield f"to continue after round {self._checkpoints.round}: rayfed resume {self.path}"
         if isinstance(error, KilledActors) and error.exit_code == RunFailed.exit_code:
             yield "the run has ended in the same way before, so to resume it unchanged would not help"
-        if isinstance(error, ClientFailed | KilledActors) and error.client is not None:
+        if isinstance(error, RunFailed) and error.client is not None:
             place = f"{self.path} --round {error.round} --client {error.client}"
             yield f"to see it again, in this process: rayfed replay {place}"

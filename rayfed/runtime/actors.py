@@ -1,11 +1,12 @@
 """The actor that does the clients' work. It imports torch and this package, but not torchvision, which is slow."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import ray
 import torch
-from ray import ObjectRef
+from ray import ObjectRef, cloudpickle
 
 from rayfed.errors import Restarted
 from rayfed.local import Broadcast
@@ -51,14 +52,16 @@ class ClientActor:
     # The fields of a `Broadcast` are separate arguments, so that Ray fetches each tree once per node.
 
     def survey(self, tasks: Sequence[Task], *broadcast: Any) -> tuple[Any, ...]:
-        return answer(_each, self._worker.survey(Broadcast(*broadcast), tasks))
+        with sendable():
+            return answer(_each, self._worker.survey(Broadcast(*broadcast), tasks))
 
     def fit(self, tasks: Sequence[Task], remembered: Sequence[int], *broadcast_and_memories: Any) -> tuple[Any, ...]:
         """The memories, of the clients that are `remembered`, are arguments of their own: each moves by reference."""
         end = len(broadcast_and_memories) - len(remembered)
         broadcast, memories = broadcast_and_memories[:end], broadcast_and_memories[end:]
         found = dict(zip(remembered, memories, strict=True))
-        return answer(_each, self._worker.train(Broadcast(*broadcast), tasks, found))
+        with sendable():
+            return answer(_each, self._worker.train(Broadcast(*broadcast), tasks, found))
 
     def evaluate(self, weights: Packed, pieces: Sequence[tuple[int, int]], look: Look) -> list[list[Any]]:
         return answer(lambda: [self._worker.evaluate(weights, pieces, look)])
@@ -73,6 +76,21 @@ class ClientActor:
         if self._opened is None:
             raise Restarted(f"{self._name} was restarted, and has not been opened again")
         return self._opened
+
+
+@contextmanager
+def sendable() -> Iterator[None]:
+    """An exception that is lost on the way, as its arguments are not those of its class, is raised in words."""
+    try:
+        yield
+    except Exception as error:
+        try:
+            cloudpickle.loads(cloudpickle.dumps(error))
+        except Exception:
+            words = RuntimeError(f"{type(error).__name__}: {error}")
+            vars(words).update({key: value for key, value in vars(error).items() if key == "at_client"})
+            raise words from error
+        raise
 
 
 def _each(values: Iterable[Sequence[Any]]) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""Calls on an actor: pieces of work, several of which may go together in a message, and how long that may take."""
+"""Calls on an actor, several of which may go together in a message, and how long that may take."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ FIRST_DEADLINE, LEAST_DEADLINE, SLOWER = 3600.0, 300.0, 10.0  # seconds, seconds
 
 @dataclass(frozen=True)
 class Call:
-    """A piece of work, and its size compared with other calls of its kind; or several pieces that go together."""
+    """A task or an evaluation, and its size compared with other calls of its kind; or several that go together."""
 
     kind: str
     what: str  # in words
@@ -30,7 +30,7 @@ class Call:
     missing: Callable[[ObjectLostError], None] = lambda error: None  # called when an object that it needs is lost
     task: Task = ()  # the clients; none in an evaluation
     round: int = 0
-    count: int = 1  # of pieces of work
+    count: int = 1  # of calls that go together
     pieces: Sequence[tuple[int, int]] = ()  # of an evaluation: ranges of test images
 
 
@@ -56,7 +56,7 @@ def together(calls: Sequence[Call]) -> Call:
 
 
 class Deadline:
-    """The longest time that a call may take, in seconds: `ray.deadline` for each piece of work.
+    """The longest time that a call may take, in seconds: `ray.deadline` for each task, or piece of the test set.
 
     With "auto": ten times the longest call of its kind so far, in proportion to the size where it is larger than that
     call; at least five minutes; and an hour while no call has finished.
@@ -68,7 +68,7 @@ class Deadline:
 
     def seconds(self, call: Call) -> float:
         if self._given != "auto":
-            return self._given * call.count
+            return self._given * max(call.count, len(call.pieces))
         if call.kind not in self._longest:
             return FIRST_DEADLINE
         seconds, size = self._longest[call.kind]

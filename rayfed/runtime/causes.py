@@ -1,7 +1,7 @@
 """What an error of a call on an actor means: wrong input, a loss, or an exception of the work itself."""
 
 import torch
-from ray.exceptions import ObjectLostError, RayError, RayTaskError
+from ray.exceptions import ObjectLostError, RayError, RayTaskError, UnserializableException
 
 from rayfed.errors import InputError, Restarted
 
@@ -20,9 +20,11 @@ def refuse_input(error: RayError) -> None:
 def is_loss(error: RayError) -> bool:
     """Whether a call was lost with its actor or its objects; if not, the work itself has raised an exception."""
     cause = cause_of(error)
+    if isinstance(error, UnserializableException):  # the work's exception cannot be unpickled here
+        return False
     if cause is None or isinstance(cause, Restarted):
         return True
-    return isinstance(cause, RayError) and type(cause) is not RayError  # that is an unpicklable exception
+    return isinstance(cause, RayError) and type(cause) is not RayError  # that is an exception that cannot be pickled
 
 
 def lost_object(error: RayError) -> ObjectLostError | None:

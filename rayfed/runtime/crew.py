@@ -147,7 +147,11 @@ class Crew:
             if not self._refused:
                 self.grow()
             return []
-        ready, _ = ray.wait([*working, *self.opening], timeout=seconds, fetch_local=False)
+        awaited = [*working, *self.opening]
+        if ray.wait(awaited, timeout=seconds, fetch_local=False)[0]:  # then all that have ended: none of them is late
+            ready, _ = ray.wait(awaited, num_returns=len(awaited), timeout=0, fetch_local=False)
+        else:
+            ready = []
         self._answered([reference for reference in ready if reference in self.opening])
         return [reference for reference in ready if reference in working]
 
@@ -165,6 +169,11 @@ class Crew:
         """Which members are not there yet, and what they wait for."""
         up = [f"{member} to get the data" for member in self.opening.values() if member.up]
         return [*up, *(f"{member} to come up" for member in (*self.opening.values(), *self._refused) if not member.up)]
+
+    @property
+    def size(self) -> int:
+        """Members, with those that are not up."""
+        return len(self._members)
 
     @property
     def in_danger(self) -> bool:

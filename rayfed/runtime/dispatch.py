@@ -238,7 +238,9 @@ def _failure(call: Call, member: Member, error: RayError) -> RunFailed:
     """A client's exception, as this process would have raised it."""
     cause = cause_of(error)
     if isinstance(cause, RunFailed):
-        return type(cause)(str(cause))
+        failed = type(cause)(str(cause))
+        failed.client, failed.round = at_client(cause, ()), call.round
+        return failed
     node = member.place.node if member.place else "?"
     client = at_client(cause, call.task)
     what = call.what if client is None else what_of((client,), call.round, survey=call.kind == "survey")

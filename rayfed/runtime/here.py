@@ -41,7 +41,8 @@ class Here(CohortWorkers):
             refuse_to_go_on()
             try:
                 answer = next(answers)
-            except RunFailed:
+            except RunFailed as error:
+                error.client, error.round = at_client(error, ()), broadcast.round
                 raise
             except Exception as error:
                 client = at_client(error, task)

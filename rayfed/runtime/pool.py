@@ -90,7 +90,7 @@ class Pool(CohortWorkers):
             return [actor.evaluate.remote(self._put("weights", weights), call.pieces, look)]
 
         # One call per actor: those that are done first begin the next round.
-        count = min(len(pieces), max(1, len(self._crew.idle)))
+        count = min(len(pieces), max(1, self._crew.size))
         ends = [-(-len(pieces) * i // count) for i in range(count + 1)]
         calls = [call(pieces[start:end]) for start, end in pairwise(ends)]
         return (piece for done, *_ in self._dispatch.begin(Stage(calls, submit, 1, no_progress)) for piece in done)

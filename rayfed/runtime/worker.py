@@ -29,7 +29,7 @@ from rayfed.weights import Weights, with_weights
 
 EVALUATION_CHUNK = 1000  # test images per piece of work: a constant, so that the sum of losses has a fixed order
 Look = Literal["evaluation", "activations"]
-KNOWN = "rayfed.", "torch.", "torchvision."  # packages whose modules keep nothing of a forward pass
+KNOWN = "rayfed.", "torch.", "torchvision."  # whose parts and modules of models keep nothing of a client
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # as glibc's malloc.h numbers them
 # What to do about errors of CUDA's, by a pattern in their text.
 ADVICE = {
@@ -119,7 +119,7 @@ class Worker:
         self.site = site
         self.kind = kind_of(device)
         self._node = node
-        self._model = copy.deepcopy(site.model)  # for the clients to train
+        self._model: nn.Module | None = None  # for the clients to train
         self._seen: tuple[int, list[Seen]] = 0, []  # in a round, what measures need of its global model
 
     def survey(self, packed: Broadcast, tasks: Sequence[Task]) -> Iterator[tuple[Done, Packed]]:
@@ -163,14 +163,15 @@ class Worker:
     def _desks(self, packed: Broadcast) -> Callable[[], Desk]:
         """Gives each client its desk.
 
-        A part or a module of the user's may write to anything on it: then each client has a desk of its own. The parts
-        of this package leave it as it was, as tests/methods/test_contract.py checks.
+        A part or a module of the user's may write to anything there: then each client has a desk, and a model, of its
+        own. The parts of this package leave all as it was, as tests/methods/test_contract.py checks.
         """
         parts = parts_at(self.site.job.method, packed.round)
         if packed.round != self._seen[0]:
             self._seen = packed.round, []
-        if not all(type(one).__module__.startswith(KNOWN) for one in (*parts, *self._model.modules())):
+        if not all(type(one).__module__.startswith(KNOWN) for one in (*parts, *self.site.model.modules())):
             return lambda: Desk(self.site, packed.map(unpack), self._seen[1])
+        self._model = self._model or copy.deepcopy(self.site.model)
         shared = Desk(self.site, packed.map(partial(unpack, copy=False)), self._seen[1], self._model)
         return lambda: shared
 

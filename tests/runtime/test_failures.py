@@ -29,6 +29,13 @@ class Unpicklable(Exception):
         raise TypeError("not me")
 
 
+class Demanding(Exception):
+    """Cannot be unpickled: its arguments are not those of its class."""
+
+    def __init__(self, what, where):
+        super().__init__(f"{what} at {where}")
+
+
 def throw(error):
     raise error
 
@@ -41,6 +48,7 @@ HARMS = {
     "hang": lambda: time.sleep(3600),
     "plain": lambda: throw(KeyError("no such thing at this client")),
     "unpicklable": lambda: throw(Unpicklable("no such thing at this client")),
+    "demanding": lambda: throw(Demanding("no such thing", "this client")),
     "memory": lambda: throw(torch.OutOfMemoryError("CUDA out of memory")),
     "GPU": lambda: throw(torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered\nMore.")),
 }
@@ -248,6 +256,16 @@ def test_a_client_may_take_ten_times_as_long_as_the_longest_before():
     assert deadline.seconds(call(30)) == 3000, "three times as many samples as the longest call had"
     assert deadline.seconds(call(10, "evaluate")) == 3600, "another kind of work"
     assert Deadline(7.5).seconds(call(10)) == 7.5
+    assert Deadline(7.5).seconds(Call("evaluate", "", 3000, pieces=[(0, 1000), (1000, 2000), (2000, 3000)])) == 22.5
+
+
+@pytest.mark.slow
+def test_answers_that_came_while_the_driver_was_busy_are_not_late(cluster, make_site, played, here, pool_on, caplog):
+    site = make_site(compose(fedavg(), Slow(0.01)), clients_per_round=6)
+    with pool_on(site, "busy", actors=2, deadline=2.0, max_retries=0) as pool:
+        # A slow tracker or disk: actors are done with what they have, and their answers lie there.
+        assert played(site, pool, between=lambda round: time.sleep(3.0)) == here(site)
+    assert "no answer" not in caplog.text
 
 
 @pytest.mark.slow
@@ -299,6 +317,7 @@ def test_work_that_kills_every_worker_again_after_a_resume_ends_the_run_for_good
     [
         ("plain", "no such thing at this client"),
         ("unpicklable", "no such thing at this client"),
+        ("demanding", "no such thing at this client"),
         ("memory", "CUDA out of memory.*try a larger ray.num_gpus"),
         ("GPU", "uncorrectable ECC error"),
     ],

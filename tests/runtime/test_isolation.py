@@ -25,6 +25,8 @@ HARMS = {
     "gradients": lambda model: torch.set_grad_enabled(False),
     "precision": lambda model: torch.set_float32_matmul_precision("medium"),
     "TF32": lambda model: setattr(torch.backends.cudnn.conv, "fp32_precision", "ieee"),
+    "oneDNN": lambda model: setattr(torch.backends.mkldnn, "enabled", False),
+    "NumPy's errors": lambda model: np.seterr(all="raise"),
     "determinism": lambda model: torch.use_deterministic_algorithms(True),
     "autocast": lambda model: torch.set_autocast_enabled("cpu", True),
     "generators": lambda model: (torch.rand(7), np.random.rand(7), random.random()),
