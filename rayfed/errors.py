@@ -12,6 +12,7 @@ from typing import Any
 
 STOPPED = 130
 LONGEST = 200  # characters of a value in a message
+MANY = 40  # names in a message that has a better hint
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # of terminals
 
 
@@ -101,12 +102,15 @@ def first_line(error: BaseException) -> str:
 def did_you_mean(given: str, allowed: Iterable[str], near: str = "") -> str:
     """The end of a message about an unknown name: the nearest valid name, or `near`, and all valid names.
 
+    Of more than forty valid names only the nearest is given, if there is one.
+
     >>> did_you_mean("fednt", ["fedavg", "fedntd"])
     "; did you mean 'fedntd'? (valid: fedavg, fedntd)"
     """
     allowed = sorted(allowed)
     near = near or next(iter(difflib.get_close_matches(given.lower(), allowed, n=1, cutoff=0.5)), "")
-    return (f"; did you mean '{near}'?" if near else "") + f" (valid: {', '.join(allowed) or 'none'})"
+    valid = f"one of {len(allowed)}" if near and len(allowed) > MANY else f"valid: {', '.join(allowed) or 'none'}"
+    return (f"; did you mean '{near}'?" if near else "") + f" ({valid})"
 
 
 def explained(error: Exception) -> str:

@@ -5,6 +5,7 @@ loaded or started; an unknown key is refused with the nearest valid key.
 """
 
 import copy
+import difflib
 import hashlib
 import json
 import math
@@ -288,7 +289,10 @@ def make_job(tables: Mapping[str, Any]) -> Job:
         return build(Job, tables, "")
     except UnknownKey as error:
         where, key, *valid = error.args
-        near = nearest(key, keys(Job))
+        here = [
+            f"{where}.{name}" if where else name for name in difflib.get_close_matches(key, valid, n=1, cutoff=0.75)
+        ]
+        near = here[0] if here else nearest(key, keys(Job))
         if not near or where.startswith("method ") or near == f"{where}.{key}":  # a key of another partition
             raise
         raise InputError(f"{where or 'the job'}: unknown key '{key}'{did_you_mean(key, valid, near)}") from None

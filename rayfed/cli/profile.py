@@ -86,7 +86,7 @@ def _title(number: int, phase: Phase) -> str:
 
 
 def _cell(seconds: float) -> str:
-    return f"{seconds:8.2f}" if abs(seconds) >= 0.005 else ""
+    return f"{round(seconds, 2) + 0.0:8.2f}" if seconds else ""  # + 0.0: not -0.00
 
 
 def _sentences(profile: Profile) -> Iterator[str]:
@@ -95,7 +95,8 @@ def _sentences(profile: Profile) -> Iterator[str]:
     spent = [(step, seconds) for phase in begin for (who, step), seconds in phase.seconds.items() if who == DRIVER]
     work = sum(seconds for step, seconds in spent if step.removeprefix("waiting: ") in WORK)
     first = sum(phase.wall for phase in begin)
-    yield f"until the first round had finished: {first:.2f} s, {first - work:.2f} s without training and evaluation"
+    if len(begin) > 1:
+        yield f"until the first round had finished: {first:.2f} s, {first - work:.2f} s without training and evaluation"
     yield f"after the last round: {profile.phases[-1].wall:.2f} s"
     if idle := sorted((seconds, actor) for actor, seconds in profile.idle.items()):
         listed = idle if len(idle) <= NAMED else [idle[0], idle[-1]]

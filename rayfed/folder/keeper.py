@@ -169,7 +169,8 @@ class Keeper:
             except (Unwritable, InputError, KeyboardInterrupt) as late:
                 ended = error or late  # the first error says more
             status = "done" if ended is None else "stopped" if isinstance(ended, KeyboardInterrupt) else "failed"
-            more: dict[str, Any] = {"error": cut(f"{type(ended).__name__}: {ended}")} if ended else {}
+            failed = ended if status == "failed" else None
+            more: dict[str, Any] = {"error": cut(f"{type(failed).__name__}: {failed}")} if failed else {}
             if isinstance(ended, KilledActors):
                 more["killed"] = [ended.what, ended.how, self._rows[-1]["round"] if self._rows else None]
                 if more["killed"] == self._before.get("killed"):
@@ -181,6 +182,7 @@ class Keeper:
             if ended is not None:
                 for note in self._what_now(ended):
                     ended.add_note(note)
+                    log.info("%s", note, extra={"on_screen": True})  # to the log: the screen shows it at the end
             if ended is not error and ended is not None:
                 raise ended from None
 
