@@ -2,8 +2,8 @@
 
     draw a cohort -> survey it -> tell it what the parts say -> train it -> add its summands -> update -> evaluate
 
-Only some rounds are evaluated where `train.eval_every` says so; nothing in training depends on it. So workers that have
-nothing left to evaluate begin the next round at once.
+Only some rounds are evaluated where `train.eval_every` says so; nothing in training depends on it. So the next round's
+work is handed out before a round is evaluated, and actors that have nothing left to evaluate begin it at once.
 
 The `Workers` know where the work is done; the engine does not. Nothing depends on which client was ready first: the
 cohort is drawn from the seed and cut into tasks, a task's summands are added in its order, and so are the tasks' sums.
@@ -53,8 +53,8 @@ def rounds(
     `last` itself comes again, evaluated, where it is the last round now, and was not when it was played. `is_over`
     says after each round whether the run ends with it.
 
-    The next round has begun when a round comes, unless it surveys: actors train that would wait for the end of the
-    evaluation. What fails in it is raised after that.
+    The next round has been opened when a round comes, unless it surveys, and actors train for it that would wait for
+    the end of the evaluation. What fails in it is raised after that.
     """
     training, since, played = site.job.train, time.perf_counter(), False
     if last is None:

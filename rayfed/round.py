@@ -44,7 +44,10 @@ class Arrival:
 
 
 class Workers(Protocol):
-    """The workers of a round, in this process or on Ray. Results come in the order of the tasks."""
+    """The workers of a round, in this process or on Ray. Results come in the order of the tasks.
+
+    On Ray the work begins when a method is called; in this process, when a result is asked for.
+    """
 
     def survey(self, broadcast: Broadcast, tasks: Sequence[Task]) -> Iterator[tuple[Summed, list[int]]]:
         """Each task's summands, and the bytes that each client sent."""
@@ -52,10 +55,10 @@ class Workers(Protocol):
     def train(
         self, broadcast: Broadcast, tasks: Sequence[Task], memories: Mapping[int, Memory]
     ) -> Iterator[tuple[Summed, list[Arrival]]]:
-        """Begin to train. Each task's summands, and the rest of each client's reply."""
+        """Each task's summands, and the rest of each client's reply."""
 
     def evaluate(self, weights: Weights) -> Callable[[], Evaluation]:
-        """Begin to evaluate the weights on the whole test set. The function that it gives waits for the result."""
+        """The weights on the whole test set: a function that waits for the result."""
 
     def activations(self, weights: Weights) -> Activations | None:
         """What the weights' measured layers say of the classes, on the sampled test images; None where that fails."""
@@ -75,7 +78,7 @@ class Workers(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Round:
-    """A finished round, with all that the next round needs."""
+    """A round that is averaged, and finished once it is evaluated, with all that the next round needs."""
 
     round: int  # 0 is the initial model
     weights: Weights

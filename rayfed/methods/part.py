@@ -28,11 +28,12 @@ FedProx (Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 20
 """
 
 import difflib
+import functools
 import re
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, is_dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args, get_type_hints
 
 from torch import Tensor, nn
 
@@ -109,6 +110,8 @@ class Part(Checked):
     def report(self, client: ClientView, local: Any, fit: Fit) -> tuple[Tree, Tree]:
         """The client's summands, and its memory until it is sampled again (None: no memory).
 
+        Annotate `-> tuple[Tree, None]` where there never is a memory: then none is waited for.
+
         In a round in which no part has this hook or `local_names`, training would change nothing: no client trains.
         """
         return None, None
@@ -169,6 +172,21 @@ def trains(parts: Parts) -> bool:
     return any(defines(part, hook) for part in parts for hook in ("report", "local_names"))
 
 
+@functools.cache
+def gives_memory(report: Callable[..., Any]) -> bool:
+    """Whether a part's `report` may give a memory: not where it is annotated as `-> tuple[Tree, None]`."""
+    try:
+        given = get_args(get_type_hints(report).get("return"))
+    except NameError:  # a name that is imported for type checkers only
+        return True
+    return report is not Part.report and given[1:] not in ((None,), (type(None),))
+
+
+def remembers(parts: Parts) -> bool:
+    """Whether clients may have a memory after a round with these parts; entries that stay there are one."""
+    return any(defines(part, "local_names") or gives_memory(type(part).report) for part in parts)
+
+
 def stages(method: Method, first: int, last: int) -> Iterator[tuple[int, int, Parts]]:
     """A method's parts in the rounds `first` to `last`, one after the other, each with its own first and last round."""
     if isinstance(method, Switch):
@@ -219,6 +237,8 @@ def two_values(part: Part, hook: str, given: object, *what: str) -> Any:
     name = f"{type(part).__name__}.{hook}"
     if not isinstance(given, tuple) or len(given) != 2:
         raise TypeError(f"{name} gave {told(given)}; it must give two values, the {what[0]} and the {what[1]}")
+    if hook == "report" and given[1] is not None and not gives_memory(type(part).report):
+        raise TypeError(f"{name} gave a memory, and is annotated to give None in its place; annotate it as it is")
     for kind, value in zip(what, given, strict=True):
         if kind in ("state", "memory"):
             refuse_unkept(name, kind, value)

@@ -11,6 +11,7 @@ from ray.exceptions import ObjectLostError
 from rayfed.clients.clock import images_trained
 from rayfed.errors import WorkersLost
 from rayfed.local import Broadcast, Site, sample
+from rayfed.methods.part import parts_at, remembers
 from rayfed.round import Kind, Round
 from rayfed.runtime.calls import Call, Deadline
 from rayfed.runtime.crew import Crew
@@ -45,6 +46,7 @@ class Pool(CohortWorkers):
         self, broadcast: Broadcast, tasks: Sequence[Task], memories: Mapping[int, ObjectRef] | None
     ) -> Iterator[Sequence[Any]]:
         survey, sizes, training = memories is None, self._site.federation.partition.sizes, self._site.job.train
+        remembering = not survey and remembers(parts_at(self._site.job.method, broadcast.round))
 
         def call(task: Task) -> Call:
             held = {client: memories[client] for client in task if client in memories} if memories is not None else {}
@@ -59,7 +61,7 @@ class Pool(CohortWorkers):
                 self._send_again(error)
 
             size = int(images_trained(sizes[list(task)], training).sum())
-            others = 1 if survey else 1 + len(task)  # the summands, and memories
+            others = 1 + len(task) * remembering  # the summands, and memories
             return Call("survey" if survey else "train", what, size, others, missing, task, broadcast.round)
 
         def submit(actor: Any, calls: Sequence[Call]) -> list[ObjectRef]:

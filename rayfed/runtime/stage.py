@@ -11,7 +11,7 @@ from rayfed.runtime.crew import Member
 
 @dataclass(eq=False)
 class Stage:
-    """The calls of a stage, the longest first."""
+    """The calls of a stage, in the order in which they are handed out."""
 
     calls: Sequence[Call]
     submit: Submit

@@ -19,7 +19,7 @@ from torch import nn
 from rayfed import local
 from rayfed.local import Broadcast, Desk, Site
 from rayfed.methods.measures import UPDATES, Activations, Seen
-from rayfed.methods.part import parts_at
+from rayfed.methods.part import parts_at, remembers
 from rayfed.metrics import Evaluation
 from rayfed.round import Arrival, ClientRow, Kind, Memory
 from rayfed.runtime.profile import span
@@ -138,8 +138,11 @@ class Worker:
     def train(
         self, packed: Broadcast, tasks: Sequence[Task], memories: Mapping[int, Packed]
     ) -> Iterator[tuple[Any, ...]]:
-        """For each task a `Done`, the clients' summands, and each client's new memory, None for one that has none."""
-        desk = self._desks(packed)
+        """For each task a `Done`, the clients' summands, and each client's new memory, None for one that has none.
+
+        The memories are left out where the parts never give one: each is an object of its own in Ray's store.
+        """
+        desk, remembering = self._desks(packed), remembers(parts_at(self.site.job.method, packed.round))
         replies: list[tuple[ClientRow, np.ndarray | None, Packed | None]] = []
 
         def trained(client: int) -> Tree:
@@ -158,7 +161,8 @@ class Worker:
             replies.clear()
             layout, sizes, total = _summed(f"round {packed.round}", task, trained)
             rows, confusions, kept = (list(column) for column in zip(*replies, strict=True))
-            yield Done(layout, sizes, rows, confusions, [memory is not None for memory in kept]), total, *kept
+            done = Done(layout, sizes, rows, confusions, [memory is not None for memory in kept])
+            yield done, total, *(kept if remembering else ())
 
     def _desks(self, packed: Broadcast) -> Callable[[], Desk]:
         """Gives each client its desk.
@@ -268,6 +272,7 @@ def _surveyed(answer: Sequence[Any]) -> tuple[Summed, list[int]]:
 
 def _trained(answer: Sequence[Any]) -> tuple[Summed, list[Arrival]]:
     done, summands, *kept = answer
+    kept = kept or [None] * len(done.rows)
     handles = [memory if there else None for memory, there in zip(kept, done.remember, strict=True)]
     each = zip(done.rows, handles, done.bytes_up, done.confusions, strict=True)
     return Summed(unpack(summands, copy=False), done.layout), [Arrival(*fields) for fields in each]

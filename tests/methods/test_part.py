@@ -11,8 +11,9 @@ from torch import nn
 
 from rayfed import methods as m
 from rayfed.errors import InputError
+from rayfed.methods import RECIPES
 from rayfed.methods.doubts import of_losses
-from rayfed.methods.part import all_parts, defines, name_of, parts_at
+from rayfed.methods.part import Part, all_parts, defines, gives_memory, name_of, parts_at, remembers, two_values
 from rayfed.methods.views import Frozen, run_model
 from rayfed.values import Ge
 from rayfed.weights import squared_distance, state_of
@@ -331,3 +332,39 @@ def test_a_misspelt_hook_is_refused(name, hook):
 def test_a_part_without_a_hook_is_refused():
     with pytest.raises(InputError, match=r"Idle\(\) has no hook, and would .*; the hooks are check, local_names, init"):
         m.compose(dataclass(frozen=True)(type("Idle", (m.Part,), {}))())
+
+
+@dataclass(frozen=True)
+class Reports(Part):
+    def report(self, client, local, fit) -> tuple[int, None]:
+        return 1, None
+
+
+@dataclass(frozen=True)
+class Lies(Part):
+    def report(self, client, local, fit) -> tuple[int, None]:
+        return 1, 2
+
+
+@dataclass(frozen=True)
+class Silent(Part):
+    def report(self, client, local, fit):
+        return 1, 2
+
+
+@dataclass(frozen=True)
+class Unknown(Part):
+    def report(self, client, local, fit) -> "tuple[Nowhere, None]":  # noqa: F821
+        return 1, None
+
+
+MEMORY = ["moon", "fedcurv", "scaffold", "feddyn", "feddc", "fedspeed", "fedsmoo", "fedbn", "fedper", "fedrep", "ditto"]
+
+
+def test_a_report_that_is_annotated_so_gives_no_memory():
+    assert [gives_memory(kind.report) for kind in (Part, Reports, Lies)] == [False] * 3
+    assert [gives_memory(kind.report) for kind in (Silent, Unknown)] == [True] * 2
+    assert remembers((Reports(), Silent())) and not remembers((Reports(),))
+    assert [name for name, recipe in RECIPES.items() if remembers(all_parts(recipe()))] == MEMORY
+    with pytest.raises(TypeError, match=r"Lies\.report gave a memory, and is annotated to give None"):
+        two_values(Lies(), "report", (1, 2), "summands", "memory")
