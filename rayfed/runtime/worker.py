@@ -163,6 +163,8 @@ class Worker:
             rows, confusions, kept = (list(column) for column in zip(*replies, strict=True))
             done = Done(layout, sizes, rows, confusions, [memory is not None for memory in kept])
             yield done, total, *(kept if remembering else ())
+        if self._model is not None:
+            self._model.zero_grad()  # what comes next has their memory
 
     def _desks(self, packed: Broadcast) -> Callable[[], Desk]:
         """Gives each client its desk.
