@@ -28,7 +28,7 @@ SETTINGS = {
     "data.partition.num_clients": 8,
     "train.num_rounds": ROUNDS,
     "train.clients_per_round": 4,
-    "train.local_steps": 4,
+    "train.local_steps": 40,  # rounds take longer than what happens in them, or the run would end before
     "train.batch_size": 20,
     "output.every": 1,
 }
