@@ -109,7 +109,8 @@ def did_you_mean(given: str, allowed: Iterable[str], near: str = "") -> str:
     """
     allowed = sorted(allowed)
     near = near or next(iter(difflib.get_close_matches(given.lower(), allowed, n=1, cutoff=0.5)), "")
-    valid = f"one of {len(allowed)}" if near and len(allowed) > MANY else f"valid: {', '.join(allowed) or 'none'}"
+    all_valid = not near or len(allowed) <= MANY
+    valid = f"valid: {', '.join(allowed) or 'none'}" if all_valid else f"{len(allowed)} names are valid"
     return (f"; did you mean '{near}'?" if near else "") + f" ({valid})"
 
 

@@ -13,7 +13,7 @@ from rayfed.local import Broadcast
 from rayfed.runtime.gpus import device_given, memory_cap, peak_bytes
 from rayfed.runtime.placement import Place
 from rayfed.runtime.profile import answer, measure
-from rayfed.runtime.worker import Look, Worker
+from rayfed.runtime.worker import Look, Worker, at_client, name_client
 from rayfed.tasks import Task
 from rayfed.trees import Packed
 
@@ -88,7 +88,8 @@ def sendable() -> Iterator[None]:
             cloudpickle.loads(cloudpickle.dumps(error))
         except Exception:
             words = RuntimeError(f"{type(error).__name__}: {error}")
-            vars(words).update({key: value for key, value in vars(error).items() if key == "at_client"})
+            if (client := at_client(error, ())) is not None:
+                name_client(words, client)
             raise words from error
         raise
 

@@ -205,9 +205,9 @@ def _summed(stage: str, task: Task, work: Callable[[int], Tree]) -> tuple[Layout
             with advising():
                 summand = work(client)
         except StopIteration as error:  # it would end the generator that this belongs to
-            raise _at(client, RuntimeError("a StopIteration, as of next(...), was not caught")) from error
+            raise name_client(RuntimeError("a StopIteration, as of next(...), was not caught"), client) from error
         except Exception as error:
-            _at(client, error)
+            name_client(error, client)
             raise
         with refusing(stage, client, task[0]):
             layout = checked(summand)
@@ -217,7 +217,8 @@ def _summed(stage: str, task: Task, work: Callable[[int], Tree]) -> tuple[Layout
     return layout, sizes, total.packed() if len(task) > 1 else pack(summand)
 
 
-def _at(client: int, error: Exception) -> Exception:
+def name_client(error: Exception, client: int) -> Exception:
+    """The error, which says from now on at which client it was raised."""
     with suppress(AttributeError):
         error.at_client = client  # type: ignore[attr-defined]
     return error

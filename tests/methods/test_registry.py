@@ -64,7 +64,7 @@ def test_an_entry_of_a_job_file_becomes_a_method(given, method):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("fednt", r"unknown method 'fednt'; did you mean 'fedntd'\? \(one of \d+\), or give "),
+        ("fednt", r"unknown method 'fednt'; did you mean 'fedntd'\? \(\d+ names are valid\), or give "),
         ("fed avg!", "unknown method 'fed avg!'"),
         ({"name": "fedntd", "betta": 1}, r"method fedntd: unknown key 'betta'; did you mean 'beta'\?"),
         ({"name": "fedavg", "mu": 1}, r"method fedavg: unknown key 'mu' \(valid: none\)"),
