@@ -71,7 +71,8 @@ def isolated(seed: int, device: torch.device, *, flush: bool = False) -> Iterato
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices), short_of(sys.stdout, redirect_stdout), short_of(sys.stderr, redirect_stderr):
         random.seed(seed)
-        np.random.seed(seed % 2**32)
+        # By a list: from one number NumPy's generator would give the stream of torch's, as both are Mersenne Twisters.
+        np.random.seed([1, seed % 2**32, seed >> 32])
         torch.set_flush_denormal(flush)
         torch.default_generator.manual_seed(seed)  # torch.manual_seed takes a millisecond: it asks every kind of device
         if devices:

@@ -160,7 +160,7 @@ def survey(desk: Desk, client: int) -> dict[str, Tree]:
     """The summands of the parts that survey, by slot."""
     site, broadcast, view = desk.site, desk.broadcast, _view(desk, client, {})
     surveyors = [part for part in parts_at(site.job.method, broadcast.round) if defines(part, "survey")]
-    with _isolated(site, seed_of(site.job.seed, Purpose.CLIENT, broadcast.round, client)):
+    with _isolated(site, Purpose.SURVEY, broadcast.round, client):
         return {p.slot: p.survey(view.for_part(p.slot, broadcast.since, broadcast.states, {}, {})) for p in surveyors}
 
 
@@ -173,10 +173,9 @@ def train(desk: Desk, client: int, memory: dict[str, Tree]) -> Reply:
     started = time.perf_counter()
     site, broadcast = desk.site, desk.broadcast
     parts, memory = parts_at(site.job.method, broadcast.round), to_device(memory, site.device)
-    seed = seed_of(site.job.seed, Purpose.CLIENT, broadcast.round, client)
-    rng = torch.Generator().manual_seed(seed)
+    rng = torch.Generator().manual_seed(seed_of(site.job.seed, Purpose.BATCHES, broadcast.round, client))
     stay = local_names(parts, site.model)
-    with _isolated(site, seed):
+    with _isolated(site, Purpose.TRAIN, broadcast.round, client):
         view = _view(desk, client, recalled(stay, memory))
         known = broadcast.since, broadcast.states, broadcast.payloads, memory
         views = {part.slot: view.for_part(part.slot, *known) for part in parts}
@@ -200,7 +199,8 @@ def train(desk: Desk, client: int, memory: dict[str, Tree]) -> Reply:
     return Reply(view.num_examples, mean_loss, notes | numbers, seconds, summands, kept, confusion, update)
 
 
-def _isolated(site: Site, seed: int) -> AbstractContextManager[None]:
+def _isolated(site: Site, purpose: Purpose, round: int, client: int) -> AbstractContextManager[None]:
+    seed = seed_of(site.job.seed, purpose, round, client)
     return isolated(seed, site.device, flush=site.job.ray.threads == 1)  # of several threads, only one would flush
 
 

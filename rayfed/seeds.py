@@ -10,18 +10,22 @@ class Purpose(IntEnum):
 
     MODEL = 0
     COHORT = 1
-    CLIENT = 2
-    SERVER = 3
+    BATCHES = 2  # of a client: their order, and the augmentation of their images
+    UPDATE = 3  # the server's hooks, each in a stream of its own
     MEASURE = 4
     AVAILABLE = 5
     ANSWER = 6
     SPEED = 7
+    SURVEY = 8  # a client's hooks before the round
+    TRAIN = 9  # its hooks in the round, and what its model draws (Dropout)
+    INIT = 10
+    TELL = 11
 
 
 def seed_of(seed: int, purpose: Purpose, *place: int) -> int:
     """A 63-bit seed for a generator, well mixed from all arguments.
 
-    >>> seed_of(0, Purpose.CLIENT, 1, 2) == seed_of(0, Purpose.CLIENT, 1, 2) != seed_of(0, Purpose.CLIENT, 2, 1)
+    >>> seed_of(0, Purpose.BATCHES, 1, 2) == seed_of(0, Purpose.BATCHES, 1, 2) != seed_of(0, Purpose.BATCHES, 2, 1)
     True
     """
     return int(np.random.SeedSequence([seed, purpose, *place]).generate_state(1, np.uint64)[0] >> np.uint64(1))

@@ -375,7 +375,7 @@ def clients_of(job: Job, data: Federation, number: int) -> list[int]:
 
 def batches_of(job: Job, number: int, client: int, num_examples: int) -> Iterator[Tensor]:
     """The same batches as rayfed's."""
-    rng = torch.Generator().manual_seed(seed_of(job.seed, Purpose.CLIENT, number, client))
+    rng = torch.Generator().manual_seed(seed_of(job.seed, Purpose.BATCHES, number, client))
     return batches(num_examples, job.train, rng)
 
 

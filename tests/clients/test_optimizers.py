@@ -75,7 +75,7 @@ def test_two_rounds_of_one_client_are_torchs_with_a_new_optimizer_in_each(make_s
         model.load_state_dict(weights)
         options = {"momentum": training.momentum, "weight_decay": training.weight_decay}
         optimizer = THEIRS[name](model.parameters(), lr=training.lr, **options)
-        rng = torch.Generator().manual_seed(seed_of(site.job.seed, Purpose.CLIENT, round.round, 0))
+        rng = torch.Generator().manual_seed(seed_of(site.job.seed, Purpose.BATCHES, round.round, 0))
         for index in batches(len(rows), training, rng):
             optimizer.zero_grad()
             F.cross_entropy(model(images[index]), labels[index]).backward()

@@ -95,7 +95,7 @@ def test_feddf_trains_the_average_on_the_servers_images_in_eval_mode(make_site, 
     with torch.no_grad():
         teacher = torch.stack([with_weights(site.model, w).eval()(images).double() for w in fits]).mean(dim=0).float()
     model = with_weights(site.model, averaged).eval()
-    rows = rows_of(len(images), seed_of(0, Purpose.SERVER, 1), local_steps=5, batch_size=3)
+    rows = rows_of(len(images), seed_of(0, Purpose.UPDATE, 1), local_steps=5, batch_size=3)
 
     def loss(some):
         return F.kl_div(model(images[some]).log_softmax(1), teacher[some].softmax(1), reduction="batchmean")
@@ -167,7 +167,7 @@ def test_ccvr_trains_the_old_head_on_features_of_the_cohorts_gaussians(make_site
     rows = np.concatenate([data.client(client) for client in cohort])
     images = torch.cat([images for images, _ in data.batches(data.train, rows, site.device)])
     features, labels = view.global_model.features(images).double().numpy(), data.train.labels[rows]
-    torch.default_generator.manual_seed(seed_of(0, Purpose.SERVER, 3))
+    torch.default_generator.manual_seed(seed_of(0, Purpose.UPDATE, 3))
     drawn = []
     for c in range(4):
         own = features[labels == c]

@@ -271,7 +271,7 @@ def sgd(site, client, weights, round):
     lr = training.lr * training.lr_decay ** (round - 1)
     decay = training.weight_decay
     optimizer = torch.optim.SGD(model.parameters(), lr, training.momentum, weight_decay=decay, fused=True)
-    rng = torch.Generator().manual_seed(seed_of(site.job.seed, Purpose.CLIENT, round, client))
+    rng = torch.Generator().manual_seed(seed_of(site.job.seed, Purpose.BATCHES, round, client))
     losses = []
     for index in batches(len(labels), training, rng):
         loss = F.cross_entropy(model(images[index]), labels[index])

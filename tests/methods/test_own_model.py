@@ -42,7 +42,7 @@ def trained_alone(site, client, weights, round, lam, anchor):
     labels = torch.from_numpy(data.train.labels[rows])
     lr, decay = training.lr * training.lr_decay ** (round - 1), training.weight_decay
     optimizer = torch.optim.SGD(model.parameters(), lr, training.momentum, weight_decay=decay, fused=True)
-    rng = torch.Generator().manual_seed(seed_of(0, Purpose.CLIENT, round, client))
+    rng = torch.Generator().manual_seed(seed_of(0, Purpose.BATCHES, round, client))
     for index in batches(len(rows), training, rng):
         optimizer.zero_grad()
         F.cross_entropy(model(images[index]), labels[index]).backward()

@@ -65,7 +65,8 @@ def trained(site, client, weights, round, head=None):
     optimizer = torch.optim.SGD(
         model.parameters(), lr, training.momentum, weight_decay=training.weight_decay, fused=True
     )
-    order = list(batches(len(rows), training, torch.Generator().manual_seed(seed_of(0, Purpose.CLIENT, round, client))))
+    rng = torch.Generator().manual_seed(seed_of(0, Purpose.BATCHES, round, client))
+    order = list(batches(len(rows), training, rng))
     for step, index in enumerate(order):
         if head is not None:
             model.features.requires_grad_(step >= int(head * len(order)))

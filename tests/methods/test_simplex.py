@@ -51,7 +51,7 @@ def test_a_client_alone_learns_features_and_a_scale_by_plain_sgd(make_site, play
         features.load_state_dict({k.removeprefix("features."): w for k, w in before.weights.items() if "feat" in k})
         lr = training.lr * training.lr_decay ** (after.round - 1)
         optimizer = torch.optim.SGD([*features.parameters(), scale], lr, training.momentum)
-        order = torch.Generator().manual_seed(seed_of(0, Purpose.CLIENT, after.round, 0))
+        order = torch.Generator().manual_seed(seed_of(0, Purpose.BATCHES, after.round, 0))
         for index in batches(42, training, order):
             cosines = F.normalize(features(images[index])) @ state(after)["corners"].T
             optimizer.zero_grad()

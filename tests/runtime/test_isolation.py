@@ -13,6 +13,7 @@ from rayfed.errors import RunFailed
 from rayfed.isolation import SETTINGS
 from rayfed.methods import Part, compose, fedavg
 from rayfed.runtime.here import Here
+from rayfed.seeds import Purpose, seed_of
 
 HARMS = {
     "freezes": lambda model: model.requires_grad_(False),
@@ -73,6 +74,47 @@ def test_no_client_inherits_what_a_part_changed(what, make_site, play, bits):
     assert settings() == before
     assert [bits(round) for round in play(site, Backwards(site))] == run
     assert len({round["weights"] for round in run}) == len(run), "training goes on"
+
+
+DRAWN = {}  # hook -> 20 numbers of 32 bits from each generator; a Mersenne Twister gives them one after the other
+
+
+def draw(hook):
+    numbers = [random.getrandbits(32) for _ in range(20)], np.random.randint(0, 2**32, 20).tolist()
+    DRAWN[hook] = [*numbers, torch.randint(0, 2**32, (20,)).tolist()]
+
+
+@dataclass(frozen=True)
+class Draws(Part):
+    """Draws in each hook; in a client's round only in one of them, as these follow each other in one stream."""
+
+    def init(self, weights):
+        draw("init")
+
+    def survey(self, client):
+        draw("survey")
+        return torch.zeros(())
+
+    def tell(self, state, server, surveyed):
+        draw("tell")
+        return state, None
+
+    def begin(self, client):
+        draw("begin")
+
+    def update(self, state, total, step):
+        draw("update")
+        return state, step
+
+
+def test_no_two_uses_have_the_same_random_numbers(make_site, play):
+    """Also a round's batches, and Python's, NumPy's and torch's generators, all of which are Mersenne Twisters."""
+    site = make_site((*fedavg(), Draws()), num_rounds=1, clients_per_round=1)
+    (client,) = play(site)[1].clients
+    batches = torch.Generator().manual_seed(seed_of(0, Purpose.BATCHES, 1, client.client))
+    streams = [torch.randint(0, 2**32, (20,), generator=batches).tolist()]
+    streams += [numbers for hook in ("init", "survey", "tell", "begin", "update") for numbers in DRAWN[hook]]
+    assert len({number for numbers in streams for number in numbers}) == 16 * 20
 
 
 class Counting(nn.Linear):
