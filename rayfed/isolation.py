@@ -4,20 +4,15 @@ A hook may draw from any generator and change torch's settings. If such a change
 worker would inherit it, and the results would depend on which worker served which client.
 """
 
-import logging
 import random
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from typing import Any, TextIO
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 
-log = logging.getLogger(__name__)
-SHOWN = 10_000  # characters that the hooks of one client, or of the server, may print in a round
-LAST = 2_000  # more characters are shown, from the end
-IN_LOG = 200_000  # characters of the rest that are in the log
 TINY = sys.float_info.min  # half of it is denormal
 
 
@@ -64,12 +59,10 @@ def isolated(seed: int, device: torch.device, *, flush: bool = False) -> Iterato
 
     With `flush`, denormal numbers (below 1e-38) become zero: a processor takes many times as long for them, and the
     gradients of a client with few classes are soon so small. torch sets that for the calling thread alone.
-
-    Of what is printed meanwhile, the beginning and the end are shown.
     """
     before = [read() for read, _ in SETTINGS]
     devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices), short_of(sys.stdout, redirect_stdout), short_of(sys.stderr, redirect_stderr):
+    with torch.random.fork_rng(devices):
         random.seed(seed)
         # By a list: from one number NumPy's generator would give the stream of torch's, as both are Mersenne Twisters.
         np.random.seed([1, seed % 2**32, seed >> 32])
@@ -84,41 +77,3 @@ def isolated(seed: int, device: torch.device, *, flush: bool = False) -> Iterato
         finally:
             for (_, write), value in zip(SETTINGS, before, strict=True):
                 write(value)
-
-
-class Short:
-    """A stream for the output of some hooks, of which only the beginning and the end are shown."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._room, self._lines, self._rest, self._last = SHOWN, 0, "", ""
-
-    def write(self, text: str) -> int:
-        shown = text if sys.gettrace() else text[: self._room]  # all, while a debugger traces the hook
-        self._stream.write(shown)
-        self._room = max(0, self._room - len(text))
-        if rest := text[len(shown) :]:
-            self._lines += rest.count("\n")
-            self._rest += rest[: IN_LOG - len(self._rest)]
-            self._last = (self._last + rest)[-LAST:]
-        return len(text)
-
-    def end(self) -> None:
-        """Show the end of the output. The log has the rest from its beginning."""
-        if self._last:
-            self._stream.write(f"\n... output of {self._lines:,} lines more; it ends:\n{self._last}")
-            log.info("the output that is not shown:\n%s", self._rest, extra={"on_screen": True})  # in the log only
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-
-@contextmanager
-def short_of(stream: TextIO, redirect: Callable[[Any], Any]) -> Iterator[None]:
-    """Within the context, only the beginning and the end of what is written to a standard stream are shown."""
-    short = Short(stream)
-    try:
-        with redirect(short):
-            yield
-    finally:
-        short.end()
