@@ -1,6 +1,6 @@
 """Every error of this package, and the exit code of a command that ends with it.
 
-0  done        2  bad input        75  the run lost its workers or its disk: resume it
+0  done        2  bad input        75  it lost its workers or disk, or waits for a lock: resume it
 1  failed                         130  stopped by Ctrl-C or SIGTERM: resume the run
 """
 
@@ -74,6 +74,10 @@ class KilledActors(WorkersLost):
 
 class Unwritable(Resumable):
     """Results cannot be written to the run's folder."""
+
+
+class Locked(Resumable):
+    """Another process writes to the run's folder, or a machine that is lost had it and its lock has not run out."""
 
 
 class ClusterLost(RuntimeError):

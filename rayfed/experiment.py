@@ -121,6 +121,8 @@ def run_checked(
 ) -> Result:
     """Begin a checked job, or continue it; without `on_ray` in this process, whatever the job says."""
     options: dict[str, Any] = {"other_bits": other_bits, "on_ray": on_ray and job.ray.mode == "on"}
+    if resume:
+        refuse_unwritable(job)  # waits for a lock, and while it does checkpoints may come and go
     saved = newest(checkpoints_of(job)) if resume else None
     if resume and (is_begun(job) or saved):  # where only the checkpoints are left, they are enough
         return _train(job, display, saved, force=True, **options)
@@ -199,7 +201,7 @@ def _rows(job: Job, name: str) -> list[dict[str, Any]]:
     """The rows of a table that a run has recorded."""
     try:
         return read_table(folder_of(job), name).to_pylist()
-    except pa.ArrowInvalid as error:
+    except ValueError as error:  # of Arrow, or of a text that is no UTF-8
         again = "`rayfed resume` writes them again from the checkpoint"
         raise InputError(f"the recorded {name} in {folder_of(job)} cannot be read ({error}); {again}") from None
 
@@ -255,6 +257,7 @@ def _find(run: str | Path, overrides: Mapping[str, Any] | None, method: Method |
     if "name" in (overrides or {}):
         raise InputError("name: a run keeps its name; to continue under another name, move its folder first")
     if job := _job_of(run, overrides, method):
+        refuse_unwritable(job)
         if saved := newest(checkpoints_of(job)):
             return job, saved
         raise InputError(f"'{run}' holds no checkpoint; begin again: rayfed run {folder_of(job) / 'job.toml'} --force")

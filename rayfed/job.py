@@ -218,8 +218,9 @@ def read_toml(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(source, Mapping):
         return dict(source)
     try:
-        if Path(source).resolve().is_fifo():  # to open it would wait for a writer; the shell's <(...) has no such path
-            raise OSError("it is a named pipe; give a file")
+        real = Path(source).resolve()  # of a named pipe; the shell's <(...) has no such path
+        if real.is_fifo() or real.is_char_device():  # to read it would wait for a writer, or never end
+            raise OSError(f"it is a {'named pipe' if real.is_fifo() else 'device'}; give a file")
         return tomllib.loads(Path(source).read_text(encoding="utf-8-sig"))  # some editors write a mark in front
     except FileNotFoundError:
         raise InputError(f"no job file '{source}'; jobs/quickstart.toml is an example") from None

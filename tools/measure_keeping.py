@@ -38,11 +38,11 @@ from rayfed.trees import pack
 CLASSES = 10
 
 
-def open_site(output: str) -> Site:
+def open_site(output: str, clients: int = 10) -> Site:
     names = tuple(map(str, range(CLASSES)))
-    samples = Samples(np.zeros((CLASSES, 1, 4, 4), np.uint8), np.arange(CLASSES), names)
+    samples = Samples(np.zeros((clients, 1, 4, 4), np.uint8), np.arange(clients) % CLASSES, names)
     job = {"name": "keeping", "output": {"path": output, "every_seconds": 1e9}, "ray": {"mode": "off"}}
-    federation = federate(Dataset(samples, samples), Iid(num_clients=2))
+    federation = federate(Dataset(samples, samples), Iid(num_clients=clients))
     return Site(nn.Linear(1, 1), federation, make_job(job), torch.device("cpu"))
 
 
@@ -100,6 +100,8 @@ def measure_memories(site: Site, clients: int, kilobytes: int) -> None:
             keeper.keep(a_round(10, range(0), kept))
     print(f"{'':32} {len(list((keeper.path / 'checkpoints').iterdir())):8} files")
     kept.clear()
+    held = sum(file.stat().st_size for file in (keeper.path / "checkpoints").iterdir())
+    print(f"{'':32} {held / 2**20:8.0f} MiB")
     with timed("newest checkpoint"):
         saved = newest(checkpoints_of(site.job))
     assert saved is not None
@@ -114,6 +116,7 @@ if __name__ == "__main__":
         if what == "rounds":
             measure_rounds(open_site(str(folder)), *(numbers or [5000]))
         else:
-            measure_memories(open_site(str(folder)), *(numbers or [20_000, 200]))
+            clients, kilobytes = numbers or [20_000, 200]
+            measure_memories(open_site(str(folder), clients), clients, kilobytes)
     finally:
         shutil.rmtree(folder)

@@ -12,6 +12,7 @@ import click
 from rayfed.cli.cluster import address_option, hint
 from rayfed.cli.text import aligned, duration, print_table, shown
 from rayfed.errors import InputError, NoRay, Resumable
+from rayfed.folder.regular import read_regular
 from rayfed.folder.summary import read_summary, status_of
 from rayfed.runtime.address import connected
 from rayfed.runtime.jobs import Jobs, Submission
@@ -107,9 +108,9 @@ def runs_in(root: Path) -> list[tuple[str, str, str, str, str]]:
     """Name, status, round, best accuracy and time of the last change of each run in a folder."""
     found = []
     for file in root.rglob("summary.json"):
-        with suppress(OSError, ValueError, KeyError):  # an incomplete run, or another program's file
+        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):  # incomplete, or another program's
             summary = read_summary(file.parent)
-            job = tomllib.loads((file.parent / "job.toml").read_text())
+            job = tomllib.loads(read_regular(file.parent / "job.toml").decode())
             best = summary.get("best")
             row = (
                 file.parent.relative_to(root).as_posix(),

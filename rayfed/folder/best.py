@@ -6,14 +6,17 @@ the checkpoint before, and plays the better round again, to the same bits.
 """
 
 import logging
+from contextlib import suppress
 from typing import Any
 
+from rayfed.errors import Torn
 from rayfed.folder.packing import weights_to_bytes
 from rayfed.folder.provenance import hash_of
-from rayfed.folder.saved import Saved
+from rayfed.folder.saved import Saved, weights_of
 from rayfed.folder.storage import Folder
 from rayfed.folder.summary import best_of
 from rayfed.round import Round
+from rayfed.weights import Weights
 
 NAME = "best.safetensors"
 
@@ -38,7 +41,7 @@ class Best:
     def write(self) -> None:
         """Write what is not yet in the file."""
         if (better := self._better) is not None:
-            content = weights_to_bytes(better.weights, {"round": str(better.round)})
+            content = _to_bytes(better.weights, better.round)
             self._folder.write(NAME, content)
             self.held, self._better = {"round": better.round, "sha256": hash_of(content)}, None
 
@@ -46,19 +49,30 @@ class Best:
 def _carried(folder: Folder, saved: Saved) -> dict[str, Any] | None:
     """What a checkpoint to continue from has noted of the file, if the file is so; it moves to a new folder.
 
-    Else it is deleted: it is damaged, or of a later round, which may never be reached again.
+    Else it is damaged, or of a later round, which may never be reached again: it is written again where the checkpoint
+    of the best round is kept, and deleted where it is not.
     """
     held: dict[str, Any] | None = saved.manifest.get("best")
-    if NAME not in saved.folder.names():
+    if held is None and NAME not in saved.folder.names(odd=True):
         return None
-    content = saved.folder.read(NAME)
-    there = folder.place == saved.folder.place
+    there, content = folder.place == saved.folder.place, b""
+    with suppress(OSError):
+        content = saved.folder.read(NAME)
+    is_whole = held is not None and hash_of(content) == held["sha256"]
+    if held is not None and not is_whole:
+        with suppress(Torn):
+            content = _to_bytes(weights_of(saved.folder, held["round"]), held["round"])
     if held is None or hash_of(content) != held["sha256"]:
-        text = "'%s' is damaged, or of a round after %d: it is not used; the next better round writes it again"
+        text = "'%s' is damaged, missing, or of a round after %d: it is not used; the next better round writes it again"
         log.warning(text, NAME, saved.round)
         if there:
-            folder.delete(NAME)
+            with suppress(OSError):
+                folder.delete(NAME)
         return None
-    if not there:
+    if not there or not is_whole:
         folder.write(NAME, content)
     return held
+
+
+def _to_bytes(weights: Weights, round: int) -> bytes:
+    return weights_to_bytes(weights, {"round": str(round)})

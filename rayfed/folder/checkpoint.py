@@ -5,6 +5,7 @@
     round-00020.state.safetensors       the parts' states, and the figures that the next round is measured by
     round-00020.<table>.parquet         the results since the last full such file, which an earlier checkpoint wrote
     round-00020.memories-000.shard      memories of clients that have trained since the checkpoint before
+    round-00020.memories-000-twin.shard the same again, as later checkpoints need it too; results have it when full
     round-00020.memories.parquet        where the memory of each client lies: in these shards, and in earlier ones
     best.safetensors                    the global weights of the best round, whichever that is; no checkpoint's own
 
@@ -26,18 +27,18 @@ from typing import Any
 import pyarrow as pa
 import torch
 
+from rayfed.errors import InputError
 from rayfed.folder import best
 from rayfed.folder.owner import lock
 from rayfed.folder.packing import to_bytes, weights_to_bytes
-from rayfed.folder.places import checkpoints_of, clear_results, folder_of, refuse_overwriting
+from rayfed.folder.places import checkpoints_of, clear_results, folder_of, refuse_overwriting, refuse_unwritable
 from rayfed.folder.saved import VERSIONS, Saved, digest_of, stem
-from rayfed.folder.shards import ahead, fill, settled, to_table
-from rayfed.folder.storage import Folder
+from rayfed.folder.shards import ahead, fill, settled, to_table, twin_of
+from rayfed.folder.storage import Folder, writing_to
 from rayfed.folder.tables import RESULTS, ROWS, to_parquet
 from rayfed.job import Job
 from rayfed.round import Round, Workers
 from rayfed.trees import num_bytes, pack
-from rayfed.weights import Weights
 
 OWN = re.compile(r"(round-\d{5,}(\.[\w-]+)?|client-\d{5,}-round-\d{5,}|best)\.(json|safetensors|parquet|shard)")
 PROBE = ".probe"
@@ -74,10 +75,18 @@ class Checkpoints:
         """The round whose weights `best.safetensors` holds, and the file's place; None where there is no such file."""
         return None if self._best.held is None else (self._best.held["round"], f"{self._folder.place}/{best.NAME}")
 
-    def probe(self, weights: Weights) -> None:
-        """Raises OSError where there is no room for a file of the weights' size."""
-        self._folder.write(PROBE, bytes(num_bytes(weights)))
-        self._folder.delete(PROBE)
+    def probe(self, round: Round) -> None:
+        """Raises `Unwritable` where there is no room for the round's weights and state, and the best weights."""
+        sizes = dict(enumerate([num_bytes(round.weights), len(to_bytes(pack(_state(round))))]))
+        sizes |= {} if self._best.held else {2: sizes[0]}
+        with writing_to(self._folder.place):
+            try:
+                for number, size in sizes.items():
+                    self._folder.write(f"{PROBE}-{number}", bytes(size))
+            finally:
+                for number in sizes:
+                    with suppress(OSError):
+                        self._folder.delete(f"{PROBE}-{number}")
 
     def follow(self, round: Round) -> None:
         """The memories of the round's clients have changed, and it may be the best round."""
@@ -99,13 +108,14 @@ class Checkpoints:
         written = [f"{beginning}.json"]  # first: it is deleted first if writing fails
         files: dict[str, str] = {}  # name -> hash
 
-        def write(name: str, *content: bytes) -> None:
-            self._folder.write(name, *content)
-            written.append(name)
+        def write(name: str, *content: bytes, twice: bool = False) -> None:
             digest = hashlib.sha256()
             for piece in content:
                 digest.update(piece)
-            files[name] = digest.hexdigest()
+            for copy in [name, twin_of(name)] if twice else [name]:
+                self._folder.write(copy, *content)
+                written.append(copy)
+                files[copy] = digest.hexdigest()
 
         try:
             write(f"{beginning}.state.safetensors", to_bytes(pack(state)))
@@ -116,7 +126,7 @@ class Checkpoints:
                 rest = rows(name, full[-1][0] if full else -1)
                 if not rest.num_rows and not full:
                     continue  # a table that not all runs have
-                write(f"{beginning}.{name}.parquet", to_parquet(rest))
+                write(f"{beginning}.{name}.parquet", to_parquet(rest), twice=rest.num_rows >= ROWS)
                 tables[name] = [*full, (round.round, rest.num_rows)]
                 shared |= {f"{stem(last)}.{name}.parquet" for last, _ in full}
             index = settled(self._index, round.memories.keys() - self._changed)
@@ -124,26 +134,32 @@ class Checkpoints:
             moving = sorted(round.memories.keys() - index.keys())
             memories = ((client, to_bytes(workers.recall(round.memories[client]))) for client in moving)
             for name, pieces, places in ahead(fill(beginning, memories)):
-                write(name, *pieces)
+                write(name, *pieces, twice=True)
                 index |= places
             if index:
                 write(f"{beginning}.memories.parquet", to_parquet(to_table(index)))
-            files |= {name: lender.manifest["files"][name] for name in sorted(shared)} if lender else {}
+            lent = lender.manifest["files"] if lender else {}  # an older rayfed's have no twins
+            files |= {name: lent[name] for name in sorted({*shared, *map(twin_of, shared)}) if name in lent}
             manifest = {"version": VERSIONS[-1], "round": round.round, "job": self._job.table()}
             manifest |= {"evaluated": round.evaluation is not None}
             origin = ("data", "partition", "model", "trace", "modules")
             manifest |= {key: self._origin[key] for key in origin if key in self._origin}
             manifest |= {"best": self._best.held} if self._best.held else {}
             manifest |= {"hardware": list(workers.kinds()), "tables": tables, "files": files}
-            sealed = json.dumps({"checkpoint": manifest, "sha256": digest_of(manifest)}, indent=1)
-            self._folder.write(f"{beginning}.json", f"{sealed}\n".encode())
+            text = json.dumps({"checkpoint": manifest, "sha256": digest_of(manifest)}, indent=1)
+            self._folder.write(f"{beginning}.json", sealed := f"{text}\n".encode())
         except BaseException:  # the pieces of it would only fill the disk
             for name in written:
                 with suppress(OSError):
                     self._folder.delete(name)
             raise
+        try:
+            self._still_ours()
+        except InputError:  # nobody shall continue from it; the owner's next checkpoint deletes our other files
+            if self._folder.read(f"{beginning}.json") == sealed:
+                self._folder.delete(f"{beginning}.json")
+            raise
         self._newest, self._index, self._changed = Saved(self._folder, manifest), index, set()
-        self._still_ours()
         _delete(self._folder, keep={best.NAME} | self._newest.names | (before.names if before else set()))
 
 
@@ -154,6 +170,7 @@ def clear_checkpoints(folder: Folder) -> None:
 
 def start_over(job: Job) -> None:
     """Remove what an earlier run has left. Raises `InputError` where another job's files are, or a run goes on."""
+    refuse_unwritable(job)
     refuse_overwriting(job, force=True)
     if (path := folder_of(job)).exists():
         file = lock(path)

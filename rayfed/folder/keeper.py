@@ -22,7 +22,7 @@ from rayfed.folder.places import checkpoints_of, clear_results, folder_of, refus
 from rayfed.folder.provenance import environment, hash_of, sources
 from rayfed.folder.saved import Saved
 from rayfed.folder.storage import write_bytes, write_text, writing_to
-from rayfed.folder.summary import early_end, read_json, read_summary, summarise
+from rayfed.folder.summary import early_end, read_environment, read_summary, summarise
 from rayfed.folder.tables import (
     RESULTS,
     confusions_of,
@@ -35,7 +35,6 @@ from rayfed.folder.tables import (
 from rayfed.local import Site
 from rayfed.round import ClientRow, Round, Workers
 from rayfed.runtime.profile import timed
-from rayfed.weights import state_of
 
 PARTITION = "the partition has changed, and clients hold other images than before"
 
@@ -105,12 +104,11 @@ class Keeper:
             if saved is None:
                 clear_results(self.path)
                 clear_checkpoints(folder)
-            self._checkpoints.probe(state_of(site.model))
         if saved is not None:
             for name in RESULTS:
                 replace_table(self.path, name, saved.round, saved.table(name))
             self._rows = saved.table("rounds").to_pylist()
-            began = read_json(self.path / "environment.json") or now
+            began = read_environment(self.path) or now
             now = {**began, "resumed": [*began.get("resumed", []), {"after_round": saved.round, **now}]}
         for name, source in sources(site.job).items():
             write_bytes(self.path / "modules" / f"{name}-{hash_of(source)[:8]}.py", source)
@@ -135,6 +133,7 @@ class Keeper:
         costs["notes"] = dict(self._rows[-1]["notes"] or ())
         confusions = confusions_of(self.path, number, self._site.federation.train.classes)
         last = self._saved.restore(self._site, self._workers)
+        self._checkpoints.probe(last)
         return replace(last, clients=tuple(rows), confusions=confusions, **costs)
 
     def keep(self, round: Round) -> None:
@@ -142,8 +141,12 @@ class Keeper:
         self._last = round
         self._record(round)
         in_danger = self._workers.finished(round)
-        if round.round and (in_danger or self._is_due(round.round)):
-            self._checkpoint(round)
+        if not round.round:
+            self._checkpoints.probe(round)
+        elif in_danger or self._is_due(round.round):
+            why = self._checkpoint(round)
+            if why and self._checkpoints.round == (self._saved and self._saved.round):  # the first of this process
+                raise Unwritable(why)
 
     def early_end(self) -> str:
         """Why the run ends before `train.num_rounds`, by the rounds that are kept; '' where it goes on."""

@@ -5,14 +5,19 @@ import logging.handlers
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import Any
 
 from rayfed.errors import cut
+from rayfed.folder.regular import open_regular
 
 IN_LOG = 1_000_000  # characters of an error; the screen shows fewer
 
 
 class LogFile(logging.FileHandler):
     """A log file. It is silent where the disk is full: the run continues, and the screen has the same log."""
+
+    def _open(self) -> Any:
+        return open(self.baseFilename, self.mode, encoding=self.encoding, errors=self.errors, opener=open_regular)
 
     def emit(self, record: logging.LogRecord) -> None:
         with suppress(OSError):  # it cannot even be opened

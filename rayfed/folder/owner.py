@@ -4,43 +4,46 @@ no lock exists."""
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import platform
 import struct
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rayfed.errors import InputError
+from rayfed.errors import InputError, Locked
+from rayfed.folder.regular import open_regular, read_regular
 
 if TYPE_CHECKING:  # it brings pyarrow, which `rayfed status` does not need
     from rayfed.folder.storage import Folder
 
 LOCK, OWNER = ".lock", ".owner"
 FLOCK = "hhqqi4x"  # `struct flock` of 64-bit Linux: type, whence, start, length, process
+LEASES = 180  # seconds: two leases of an NFS server, which keeps the locks of a lost machine for one
 WHOLE_FILE = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+
+log = logging.getLogger(__name__)
 
 
 def lock(path: Path, name: str = LOCK, words: str = "") -> int:
-    """A lock on a folder, held until the descriptor is closed or its process ends. Raises `InputError`.
+    """A lock on a folder, held until the descriptor is closed or its process ends. Raises `InputError` and `Locked`.
 
     It is a lock of `fcntl` on a file, which NFS carries to its server; a lock of `flock` stays on the client. And it
     belongs to the open file, not to the process as that of `lockf`: a second run in this process is refused too, and
     the lock is not lost when something in this process reads the file.
     """
     try:
-        file = os.open(path / name, os.O_RDWR | os.O_CREAT, 0o666)
+        file = open_regular(path / name, os.O_RDWR | os.O_CREAT)
         try:
-            fcntl.fcntl(file, fcntl.F_OFD_SETLK, WHOLE_FILE)
-        except OSError:
+            _take(file, path, name)
+        except BaseException:
             os.close(file)
             raise
-    except BlockingIOError:
-        raise InputError(
-            f"'{path}' is being written to by {_first_line(path / name)}: wait for it, or stop it"
-        ) from None
     except OSError as error:
         raise InputError(f"'{path}' cannot be locked: {error}") from None
     with suppress(OSError):  # a disk without room; the words are only for messages
@@ -49,10 +52,27 @@ def lock(path: Path, name: str = LOCK, words: str = "") -> int:
     return file
 
 
-def is_locked(path: Path) -> bool:
+def _take(file: int, path: Path, name: str) -> None:
+    """Lock an open file. A holder that is not seen from here may be a lost machine's: its lock is waited for."""
+    for second in count():
+        try:
+            fcntl.fcntl(file, fcntl.F_OFD_SETLK, WHOLE_FILE)
+            return
+        except BlockingIOError:
+            holder = _first_line(path / name)
+        number, _, host = holder.removeprefix("process ").partition(" on ")
+        if (host == platform.node() and os.path.exists(f"/proc/{number}")) or second == LEASES:
+            raise Locked(f"'{path}' is being written to by {holder}: wait for it, or stop it")
+        if not second:
+            text = "'%s' is locked by %s, which may be lost: waiting for its lock to end, %d seconds at most"
+            log.warning(text, path, holder, LEASES)
+        time.sleep(1)
+
+
+def is_locked(path: Path, name: str = LOCK) -> bool:
     """Whether a process holds the lock on a run's folder, as far as can be seen from here."""
     try:
-        file = os.open(path / LOCK, os.O_RDONLY)
+        file = open_regular(path / name, os.O_RDONLY)
     except OSError:
         return False
     try:
@@ -103,6 +123,6 @@ def _this_process() -> str:
 
 def _first_line(file: Path) -> str:
     try:
-        return file.read_text(errors="replace").partition("\n")[0] or "another process"
+        return read_regular(file).decode(errors="replace").partition("\n")[0] or "another process"
     except OSError:
         return "another process"

@@ -2,24 +2,22 @@
 
 import os
 import shutil
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from rayfed.errors import InputError
-from rayfed.folder.owner import LOCK
+from rayfed.folder.owner import LOCK, OWNER, is_locked, lock
 from rayfed.folder.storage import Folder
 from rayfed.folder.summary import early_end, read_summary
-from rayfed.folder.tables import SCHEMAS, read_table
+from rayfed.folder.tables import RESULTS, read_table
 from rayfed.job import Job, differences, read_job, read_toml
 
 # Everything that a run writes. job.toml, by which a folder is known as a run's, goes last when it is cleared.
-OWN = (
-    *(f"{name}.parquet" for name in SCHEMAS),
-    *("environment.json", "checkpoints", "modules", "summary.json"),
-    *("tensorboard", "wandb", "mlflow"),
-    *("log.txt", "profile.json", "report.html", "job.toml"),
-)
+FOLDERS = (*(f"{name}.parquet" for name in RESULTS), "checkpoints", "modules", "tensorboard", "wandb", "mlflow")
+FILES = ("partition.parquet", "environment.json", "summary.json", "log.txt", "profile.json", "report.html", "job.toml")
+OWN = (*FOLDERS, *FILES)
 BEFORE_BEGIN = {LOCK, "checkpoints", "modules"}  # what a run leaves that ends before it has its job.toml
 OTHERWISE = "give --force to replace them, or give the job another name"
 
@@ -41,7 +39,7 @@ def checkpoints_of(job: Job) -> Folder:
 
 
 def refuse_unwritable(job: Job) -> None:
-    """Raises `InputError` where results or checkpoints cannot be written to their place."""
+    """Raises `InputError` where results or checkpoints cannot be written to their place, `Locked` by another run."""
     path, checkpoints = folder_of(job), checkpoints_of(job).local
     base = Path(job.output.path).expanduser().resolve()
     if not path.resolve().is_relative_to(base):
@@ -51,6 +49,14 @@ def refuse_unwritable(job: Job) -> None:
         if not nearest.is_dir() or not os.access(nearest, os.W_OK):
             problem = f"{what} cannot be written to '{place}'"
             raise InputError(f"{problem}: '{nearest}' is not a folder that can be written to")
+    for name in (*OWN, LOCK):
+        is_own = stat.S_ISDIR if name in FOLDERS else stat.S_ISREG
+        if os.path.lexists(path / name) and not is_own(os.lstat(path / name).st_mode):
+            kind = "folder" if name in FOLDERS else "file"
+            raise InputError(f"'{path / name}' is a link or the like, where a run has a {kind} of its own: remove it")
+    for folder, name in ((path, LOCK), (checkpoints, OWNER)):
+        if folder and is_locked(folder, name):
+            os.close(lock(folder, name))  # it waits, or says who has it
 
 
 def refuse_overwriting(job: Job, force: bool) -> None:
@@ -70,9 +76,12 @@ def refuse_overwriting(job: Job, force: bool) -> None:
 def is_done(job: Job) -> bool:
     """Whether the job's results are in its folder, complete. Raises `InputError` where another job's results are."""
     summary = read_summary(path := folder_of(job)) if is_begun(job) else {}
-    if summary.get("status") != "done" or summary["rounds"] == job.train.num_rounds:
+    if summary.get("status") != "done" or summary.get("rounds") == job.train.num_rounds:
         return summary.get("status") == "done"
-    return bool(early_end(job.train, read_table(path, "rounds").to_pylist()))
+    try:
+        return bool(early_end(job.train, read_table(path, "rounds").to_pylist()))
+    except ValueError:  # a damaged table: to resume the run writes it again
+        return False
 
 
 def is_begun(job: Job) -> bool:

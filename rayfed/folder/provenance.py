@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from rayfed.errors import InputError
-from rayfed.folder.summary import read_json
+from rayfed.folder.summary import read_environment
 from rayfed.job import Job
 from rayfed.local import Site
 from rayfed.methods.part import all_parts
@@ -67,7 +67,7 @@ def sources(job: Job) -> dict[str, bytes]:
 
 def refuse_another_partition(folder: Path, site: Site, round: int) -> None:
     """Raises `InputError` where a run's clients held other images in a round than the site deals to them."""
-    began = read_json(folder / "environment.json")
+    began = read_environment(folder)
     parts = [began, *(part for part in began.get("resumed", []) if part["after_round"] < round)]
     now = site.federation.dealt.hash()
     if parts[-1].get("partition", now) != now:

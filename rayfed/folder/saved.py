@@ -15,12 +15,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import safetensors.torch
 
-from rayfed.errors import InputError, Torn
+from rayfed.errors import InputError, Resumable, Torn
 from rayfed.folder.packing import from_bytes
 from rayfed.folder.places import lineage_of
 from rayfed.folder.provenance import hash_of, hash_of_model
-from rayfed.folder.shards import Index, Place, contents, from_table
-from rayfed.folder.storage import Folder
+from rayfed.folder.shards import Index, Place, contents, from_table, twin_of
+from rayfed.folder.storage import PASSING, Folder
 from rayfed.folder.summary import early_end
 from rayfed.folder.tables import SCHEMAS
 from rayfed.job import Job, differences
@@ -39,7 +39,7 @@ MANIFEST = re.compile(r"round-(\d{5,})\.json")
 
 @dataclass(frozen=True, eq=False)
 class Saved:
-    """A whole checkpoint: every file is there, and has the hash that its manifest notes."""
+    """A whole checkpoint: every file, or its twin, is there, and has the hash that its manifest notes."""
 
     folder: Folder
     manifest: dict[str, Any]
@@ -109,8 +109,9 @@ class Saved:
         return {name: weights[name] for name in order}  # in the model's order: sums over names depend on it
 
     def check(self) -> Saved:
-        """Raises `Torn` where a file is missing or not as it was written."""
-        for name in self.manifest["files"]:
+        """Raises `Torn` where a file is missing or not as it was written, and so is its twin, if it has one."""
+        files = self.manifest["files"]
+        for name in files.keys() - set(map(twin_of, files)):
             self._read(name)
         return self
 
@@ -139,35 +140,49 @@ class Saved:
         return [*(line for lines in found for line in lines), *(f"the module {name} has changed" for name in changed)]
 
     def _read(self, name: str) -> bytes:
+        """The content of a file, or of its twin. Raises `Torn`."""
         try:
-            content = self.folder.read(name)
-        except FileNotFoundError:
-            raise Torn(f"'{name}' is missing") from None
-        if hash_of(content) != self.manifest["files"].get(name):
-            raise Torn(f"'{name}' is not as it was written")
+            content = _content(self.folder, name)
+            if hash_of(content) != self.manifest["files"].get(name):
+                raise Torn(f"'{name}' is not as it was written")
+        except Torn as error:
+            if twin_of(name) not in self.manifest["files"]:
+                raise
+            log.warning("%s: its second copy is read", error)
+            return self._read(twin_of(name))
         return content
 
 
 def newest(folder: Folder, before: int | None = None) -> Saved | None:
     """The newest whole checkpoint, of those before a round if one is given; None where there is none at all.
 
-    A torn checkpoint, or one of an unknown version, is passed over with a warning. Raises `InputError` where no other
-    checkpoint is left.
+    A torn checkpoint, or one of an unknown version, is passed over with a warning. Where no other checkpoint is left,
+    raises `InputError`; or `Resumable`, if a disk that did not answer may answer the next time.
     """
-    found = sorted((int(match[1]) for name in folder.names() if (match := MANIFEST.fullmatch(name))), reverse=True)
-    refused = []
+    matches = (MANIFEST.fullmatch(name) for name in folder.names(odd=True))
+    found = sorted((int(match[1]) for match in matches if match), reverse=True)
+    refused: list[str] = []
+    kind: type[Exception] = InputError
     for number in (number for number in found if before is None or number < before):
         try:
-            saved = Saved(folder, _read_manifest(folder, f"{stem(number)}.json")).check()
+            saved = Saved(folder, _read_manifest(folder, number)).check()
         except Torn as error:
             refused.append(f"the checkpoint of round {number} cannot be used: {error}")
+            if getattr(error.__cause__, "errno", None) in PASSING:
+                kind = Resumable
             continue
         for refusal in refused:
             log.warning("%s; the last good checkpoint is of round %d", refusal, number)
         return saved
     if refused:
-        raise InputError("\n".join([*refused, f"'{folder.place}' holds no good checkpoint"]))
+        raise kind("\n".join([*refused, f"'{folder.place}' holds no good checkpoint"]))
     return None
+
+
+def weights_of(folder: Folder, round: int) -> Weights:
+    """The global model's weights after a round. Raises `Torn` where its checkpoint is not kept, or they are torn."""
+    saved = Saved(folder, _read_manifest(folder, round))
+    return safetensors.torch.load(saved._read(f"{stem(round)}.safetensors"))
 
 
 def stem(round: int) -> str:
@@ -175,17 +190,28 @@ def stem(round: int) -> str:
     return f"round-{round:05d}"
 
 
-def _read_manifest(folder: Folder, name: str) -> dict[str, Any]:
+def _content(folder: Folder, name: str) -> bytes:
     """Raises `Torn`."""
     try:
-        sealed = json.loads(folder.read(name))
+        return folder.read(name)
+    except FileNotFoundError:
+        raise Torn(f"'{name}' is missing") from None
+    except OSError as error:
+        raise Torn(f"'{name}' cannot be read: {error}") from error
+
+
+def _read_manifest(folder: Folder, round: int) -> dict[str, Any]:
+    """Raises `Torn`."""
+    content = _content(folder, name := f"{stem(round)}.json")
+    try:
+        sealed = json.loads(content)
         manifest, digest = sealed["checkpoint"], sealed["sha256"]
-        version = manifest["version"]
-    except (ValueError, KeyError, TypeError):
+        version, whole = manifest["version"], digest == digest_of(manifest) and manifest["round"] == round
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise Torn(f"'{name}' is not as it was written") from None
-    if version not in VERSIONS:
+    if version not in VERSIONS and isinstance(version, int):
         raise Torn(f"it has version {version}, and this rayfed reads versions {', '.join(map(str, VERSIONS))}")
-    if digest != digest_of(manifest):
+    if version not in VERSIONS or not whole:
         raise Torn(f"'{name}' is not as it was written")
     return manifest
 

@@ -3,8 +3,9 @@
     round-00020.memories-000.shard    memories one after the other, each as a safetensors file
     round-00020.memories.parquet      the index: client, shard, and the bytes in it from `start` to `stop`
 
-A shard is never changed. A memory stays where it is until its client has trained again, so a checkpoint writes only new
-memories, and a shard is deleted with the last checkpoint whose index names it.
+A shard is never changed, and has a twin, as both kept checkpoints may need it. A memory stays where it is until its
+client has trained again, so a checkpoint writes only new memories, and a shard is deleted with the last checkpoint
+whose index names it.
 """
 
 from __future__ import annotations
@@ -32,6 +33,12 @@ class Place(NamedTuple):
 
 
 Index = dict[int, Place]  # by client
+
+
+def twin_of(name: str) -> str:
+    """The name of the second copy of a file that several checkpoints need."""
+    beginning, _, kind = name.rpartition(".")
+    return f"{beginning}-twin.{kind}"
 
 
 def settled(index: Index, unchanged: Collection[int]) -> Index:

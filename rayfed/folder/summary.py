@@ -2,11 +2,13 @@
 
 import json
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from rayfed.clients.settings import Training
 from rayfed.folder.owner import is_locked
+from rayfed.folder.regular import read_regular
 
 log = logging.getLogger(__name__)
 
@@ -46,19 +48,43 @@ def early_end(training: Training, rounds: list[dict[str, Any]]) -> str:
 
 
 def read_summary(path: Path) -> dict[str, Any]:
-    """The summary in a run's folder; empty if there is none."""
-    return read_json(path / "summary.json")
+    """The summary in a run's folder; empty if there is none, or if it is damaged."""
+
+    def check(found: dict[str, Any]) -> None:
+        _ = f"{found.get('rounds', 0):d}", {found["status"]: found.get("error", "") + found.get("ended_early", "")}
+        for which in {"best", "last"} & found.keys():
+            _ = "{round:d} {test_accuracy:f} {test_loss:f} {forgetting:f}".format(**found[which])
+
+    return read_json(path / "summary.json", check)
 
 
-def read_json(file: Path) -> dict[str, Any]:
-    """The table in a file; empty if there is none, or if the file is damaged."""
+def read_environment(path: Path) -> dict[str, Any]:
+    """What a run's results come from, as `provenance.environment` found it; empty if it is missing or damaged."""
+    return read_json(
+        path / "environment.json", lambda found: [-part["after_round"] for part in found.get("resumed", [])]
+    )
+
+
+def read_json(file: Path, check: Callable[[dict[str, Any]], Any] = dict) -> dict[str, Any]:
+    """The table in a file; empty if there is none, or if the file is damaged: whatever `check` raises says so."""
     try:
-        return dict(json.loads(file.read_text()))
+        found: dict[str, Any] = json.loads(read_regular(file).decode())
+        if not isinstance(found, dict) or not _is_plain(found):
+            raise ValueError("it is not as a run wrote it")
+        check(found)
+        return found
     except FileNotFoundError:
         return {}
-    except (OSError, TypeError, ValueError) as error:  # a machine has lost power; the checkpoints are whole
-        log.warning("'%s' is damaged (%s), and counts as missing", file, error)
+    except (ArithmeticError, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError) as error:
+        # A machine has lost power; the checkpoints are whole.
+        log.warning("'%s' is damaged (%r), and counts as missing", file, error)
         return {}
+
+
+def _is_plain(value: Any, depth: int = 20) -> bool:
+    """Whether a value from JSON is no deeper than a run's, with no number too large to be shown."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return depth > 0 and all(_is_plain(v, depth - 1) for v in inner) and not (type(value) is int and value >> 63 > 0)
 
 
 def status_of(path: Path) -> str:

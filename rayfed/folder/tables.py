@@ -119,7 +119,7 @@ def write_partition(path: Path, federation: Federation) -> None:
     clients, labels, counts = federation.cells()
     names = pa.array(federation.train.classes).take(pa.array(labels))
     table = pa.table([pa.array(clients), names, pa.array(counts)], schema=SCHEMAS["partition"])
-    pq.write_table(table, path / "partition.parquet")
+    _write(path / "partition.parquet", table)
 
 
 def read_table(path: Path, name: str, after: int = -1) -> pa.Table:
@@ -132,6 +132,8 @@ def read_table(path: Path, name: str, after: int = -1) -> pa.Table:
         return pq.read_table(place, schema=schema)
     while files := _files(place):
         ends = [*list(files)[1:], math.inf]  # the first round after each file
+        if odd := [file for file in files.values() if file.exists() and not file.is_file()]:
+            raise pa.ArrowInvalid(f"'{odd[0]}' is no file")  # to open a pipe would wait for ever
         wanted = [file for file, end in zip(files.values(), ends, strict=True) if end > after + 1]
         try:
             found = pq.read_table(wanted, schema=schema).combine_chunks()
@@ -177,5 +179,5 @@ def _name(round: int) -> str:
 
 
 def _write(file: Path, table: pa.Table) -> None:
-    with whole(file) as aside:
-        aside.write_bytes(to_parquet(table))
+    with whole(file) as opened:
+        opened.write(to_parquet(table))

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rayfed.errors import InputError
-from rayfed.folder.summary import read_json, read_summary, status_of, summarise
+from rayfed.folder.summary import read_environment, read_summary, status_of, summarise
 from rayfed.folder.tables import read_table
 from rayfed.job import completed, read_toml
 
@@ -157,7 +157,7 @@ def read_run(folder: Path) -> Run:
         job_text=job_text,
         status=status_of(folder),
         error=ended.get("error", "") or _early(job, ended),
-        environment=read_json(folder / "environment.json"),
+        environment=read_environment(folder),
         summary={**summarise(rounds.to_pylist()), "ended_early": ended.get("ended_early", "")},
         rounds=_columns(folder, "rounds"),
         evaluated=rounds["test_accuracy"].is_valid().to_numpy(),

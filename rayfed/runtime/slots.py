@@ -22,7 +22,7 @@ from ray.exceptions import RayError, TaskCancelledError
 
 from rayfed.data.samples import Dataset
 from rayfed.data.sources import reading_once
-from rayfed.errors import STOPPED, InputError, WorkersLost, explained, first_line
+from rayfed.errors import STOPPED, InputError, Locked, WorkersLost, explained, first_line
 from rayfed.folder.owner import is_locked
 from rayfed.folder.places import folder_of
 from rayfed.grid import Ended
@@ -154,10 +154,10 @@ class Slots:
         self._lost[job.name] += 1
         times = self._lost[job.name]
         if times > job.ray.max_retries:
-            text = f"error: the process of the run was lost {times} times, the last time: {why}"
+            text = f"error: the process of the run was lost or locked out {times} times, the last time: {why}"
             return Ended(job, WorkersLost.exit_code, text)
         log.warning(
-            "the process of %s is lost (%s); the run continues from its last checkpoint, attempt %d of %d",
+            "the process of %s is lost or locked out (%s); it continues from its last checkpoint, attempt %d of %d",
             *(job.name, why, times + 1, job.ray.max_retries + 1),
         )
         self.begin(job)
@@ -208,6 +208,8 @@ def _play_in_slot(
             play(job)
     except (KeyboardInterrupt, TaskCancelledError):
         return STOPPED, "a signal has stopped it"
+    except Locked as error:  # a machine that was lost may still have it
+        return STOPPED, str(error)
     except Exception as error:
         return getattr(error, "exit_code", 1), explained(error)
     return 0, ""

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,10 @@ class Timeline:
     def _write(self, text: str, mode: str = "a") -> None:
         try:
             if self.path is not None:
-                with self.path.open(mode) as file:
+                # Nothing is written through a link that somebody has put there.
+                with open(
+                    self.path, mode, opener=lambda path, flags: os.open(path, flags | os.O_NOFOLLOW, 0o666)
+                ) as file:
                     file.write(text)
         except OSError as error:
             log.warning("the trace ends here, as %s cannot be written: %s", self.path, error)

@@ -1,5 +1,6 @@
 """`best.safetensors` holds the weights of the best round at every checkpoint, wherever the run is killed."""
 
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -135,14 +136,27 @@ def test_it_moves_with_the_run_to_another_folder_of_checkpoints(site, tmp_path):
     assert load_file(file)["w"].item() == 3 and read_summary(path)["best"]["weights"] == str(file)
 
 
-@pytest.mark.parametrize("damage", [lambda content: b"", lambda content: content[:-1] + b"?"])
-def test_a_damaged_file_is_not_used(site, damage, caplog):
-    path = keep(site, 5)
+@pytest.mark.parametrize("kept", [True, False], ids=["kept", "gone"])
+@pytest.mark.parametrize("damage", ["empty", "bit", "pipe", "folder", "missing"])
+def test_a_damaged_file_is_written_again_from_the_checkpoint_of_its_round_if_that_is_kept(site, damage, kept, caplog):
+    path = keep(site, 7 if kept else 5)
     file = path / "checkpoints/best.safetensors"
-    file.write_bytes(damage(file.read_bytes()))
+    content = file.read_bytes()
+    file.unlink()
+    {
+        "empty": file.touch,
+        "bit": lambda: file.write_bytes(content[:-1] + bytes([content[-1] ^ 1])),
+        "pipe": lambda: os.mkfifo(file),
+        "folder": file.mkdir,
+        "missing": lambda: None,
+    }[damage]()
+    if kept:
+        keep(site, 7, newest(checkpoints_of(site.job)))
+        assert_best(path, 7)
+        return
     keep(site, 6, newest(checkpoints_of(site.job)))
-    assert "'best.safetensors' is damaged, or of a round after 5: it is not used" in caplog.text
-    assert_none(path)
+    assert "'best.safetensors' is damaged, missing, or of a round after 5: it is not used" in caplog.text
+    assert "weights" not in read_summary(path)["best"]
     keep(site, 9, newest(checkpoints_of(site.job)))
     assert_best(path, 7)
 

@@ -19,9 +19,9 @@ import rayfed
 from rayfed.data.federation import federate
 from rayfed.data.partition import Iid
 from rayfed.data.samples import Dataset, Samples
-from rayfed.errors import InputError, KilledActors, Unwritable
+from rayfed.errors import InputError, KilledActors, Locked, Unwritable
 from rayfed.folder import storage
-from rayfed.folder.checkpoint import Checkpoints
+from rayfed.folder.checkpoint import Checkpoints, start_over
 from rayfed.folder.keeper import Keeper
 from rayfed.folder.places import folder_of, is_begun, is_done
 from rayfed.folder.summary import read_summary
@@ -226,9 +226,18 @@ def test_nothing_is_written_or_removed_through_a_link(site, tmp_path):
     (tmp_path / "away").mkdir()
     (tmp_path / "away" / "kept.txt").write_text("mine")
     path = keep(site)
-    (path / "clients.parquet").symlink_to(tmp_path / "away", target_is_directory=True)
-    keep(site, force=True)
-    assert not (path / "clients.parquet").exists()
+    for name in ("clients.parquet", "checkpoints", "log.txt", ".lock", "partition.parquet", "job.toml"):
+        if (path / name).exists():
+            (path / name).rename(path / "before")
+        (path / name).symlink_to(tmp_path / "away" / ("" if "clients" in name or "check" in name else "kept.txt"))
+        for again in (lambda: keep(site, force=True), lambda: start_over(site.job)):
+            with pytest.raises(
+                InputError, match=f"{name}' is a link or the like, where a run has a f.* of its own: rem"
+            ):
+                again()
+        (path / name).unlink()
+        if (path / "before").exists():
+            (path / "before").rename(path / name)
     (tmp_path / "runs" / "out").symlink_to(tmp_path / "away", target_is_directory=True)
     with pytest.raises(InputError, match=r"a link leads out of .*output\.path"):
         keep(with_job(site, name="out/one"))
@@ -327,7 +336,7 @@ def test_a_job_is_done_when_its_own_results_are_complete(site):
 
 def test_only_one_process_at_a_time_can_write(site):
     with Keeper(site, Here(site)):
-        with pytest.raises(InputError, match=f"is being written to by process {os.getpid()} on "):
+        with pytest.raises(Locked, match=f"is being written to by process {os.getpid()} on "):
             keep(site, force=True)
     keep(site, force=True)
 

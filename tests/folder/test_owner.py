@@ -12,10 +12,11 @@ import pytest
 from pyarrow import fs as pafs
 
 import rayfed
-from rayfed.errors import InputError
+from rayfed.errors import InputError, Locked
 from rayfed.experiment import Display
-from rayfed.folder import storage
+from rayfed.folder import owner, storage
 from rayfed.folder.owner import is_locked, lock
+from rayfed.folder.storage import Folder
 
 THIS = re.escape(f"process {os.getpid()} on {platform.node()}")
 LOCKF = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
@@ -36,11 +37,62 @@ def test_the_lock_is_one_that_nfs_carries_and_lasts_until_it_is_given_back(tmp_p
         os._exit(0)
     os.waitpid(child, 0)
     assert locked_for_others(tmp_path) and is_locked(tmp_path)
-    with pytest.raises(InputError, match=f"is being written to by {THIS}: wait for it, or stop it"):
+    with pytest.raises(Locked, match=f"is being written to by {THIS}: wait for it, or stop it"):
         lock(tmp_path)
     os.close(held)
     assert not locked_for_others(tmp_path) and not is_locked(tmp_path)
     assert not is_locked(tmp_path / "copy")
+
+
+HOLD = """
+import sys, pathlib, rayfed.folder.owner as owner
+held = owner.lock(pathlib.Path(sys.argv[1]), words=sys.argv[2])
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_the_lock_of_a_lost_machine_is_waited_for_and_a_run_may_be_begun_again(tmp_path, monkeypatch, caplog, ends):
+    """On NFS it ends after a while; where it does not, the exit code says that it may help to try again."""
+    monkeypatch.setattr(owner, "LEASES", 2)
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, tmp_path, "process 1 on lost"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout.readline() == b"held\n"
+        if ends:
+            monkeypatch.setattr(owner.time, "sleep", lambda seconds: holder.communicate())
+            os.close(lock(tmp_path))
+        else:
+            with pytest.raises(Locked, match="is being written to by process 1 on lost: wait for it") as refused:
+                lock(tmp_path)
+            assert refused.value.exit_code == 75
+            holder.communicate()
+    assert caplog.text.count("is locked by process 1 on lost, which may be lost: waiting for its lock") == 1
+
+
+@pytest.mark.parametrize("writes", ["before", "after"], ids=["whole", "replaced"])
+def test_a_run_whose_folder_is_taken_while_it_writes_its_manifest_takes_the_manifest_back(
+    tables, tmp_path, monkeypatch, no_page, writes
+):
+    """Where no lock exists, as on S3; a manifest that the new owner has put in its place stays."""
+    files = pafs.PyFileSystem(pafs.FSSpecHandler(fsspec.filesystem("memory")))
+    monkeypatch.setattr(storage, "locate", lambda place: (files, place.removeprefix("memory://")))
+    tables["output"]["checkpoints"] = place = f"memory://{tmp_path}"
+    write = Folder.write
+
+    def taken(self, name, *content):
+        write(self, name, *content)
+        if name == "round-00002.json":
+            write(self, owner.OWNER, b"process 1 on another\n")
+            if writes == "after":
+                write(self, name, b"the new owner's")
+
+    monkeypatch.setattr(Folder, "write", taken)
+    with pytest.raises(InputError, match="is now written to by process 1 on another: runs of one name cannot share"):
+        rayfed.run(tables)
+    manifests = {name for name in Folder(f"{place}/run").names() if name.endswith(".json")}
+    assert manifests == {"round-00001.json"} | ({"round-00002.json"} if writes == "after" else set())
 
 
 def test_an_error_that_is_no_other_holder_is_reported_as_itself(tmp_path):
@@ -72,7 +124,7 @@ def test_two_runs_of_one_name_do_not_delete_each_others_checkpoints(tables, tmp_
         def attempt():
             try:
                 return rayfed.run(tables, other, force=True).path
-            except InputError as error:
+            except Locked as error:
                 return str(error)
 
     display = Second()

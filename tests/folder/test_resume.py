@@ -306,10 +306,10 @@ def test_a_run_that_cannot_continue_is_refused_and_not_changed(tables, tmp_path)
 
 
 def test_a_run_goes_on_without_checkpoints_but_is_not_done_before_the_last_is_written(tables, monkeypatch, caplog):
-    def full(self, name, content):
-        if name.startswith("round-"):
+    def full(self, name, *content):
+        if re.match("round-0000[2-9]", name):
             raise OSError(28, "No space left on device")
-        return write(self, name, content)
+        return write(self, name, *content)
 
     write = Folder.write
     with monkeypatch.context() as patch:
@@ -317,10 +317,14 @@ def test_a_run_goes_on_without_checkpoints_but_is_not_done_before_the_last_is_wr
         with pytest.raises(Unwritable, match=r"no checkpoint of round 5 was written .*No space left") as error:
             rayfed.run(tables)
     assert error.value.exit_code == 75
-    assert "no checkpoint of round 2 was written ([Errno 28] No space left on device); there is none yet" in caplog.text
+    assert (
+        "no checkpoint of round 2 was written ([Errno 28] No space left on device); the last is of round 1"
+        in caplog.text
+    )
     job = make_job(tables)
     path = folder_of(job)
-    assert error.value.__notes__ == [f"rounds up to 5 are recorded in {path}"]
+    again = f"to continue after round 1: rayfed resume {path}"
+    assert error.value.__notes__ == [f"rounds up to 5 are recorded in {path}", again]
     assert (read_summary(path)["status"], is_done(job)) == ("failed", False)
     assert rayfed.run(tables, resume=True).rounds.num_rows == 6
     assert is_done(job)
@@ -369,7 +373,7 @@ def test_a_full_disk_loses_only_the_rounds_since_the_last_checkpoint(tables, tmp
             elif self.last == 4:
                 fill()
 
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", disk], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", disk], check=True)
     try:
         to_disk = {"output.path": str(disk)}
         with pytest.raises(Unwritable, match=r"the results of round 5 cannot be written to .*No space left") as error:
@@ -384,6 +388,39 @@ def test_a_full_disk_loses_only_the_rounds_since_the_last_checkpoint(tables, tmp
     finally:
         subprocess.run(["umount", "--lazy", disk], check=True)
     assert found == whole
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="needs root to make a small disk")
+@pytest.mark.parametrize(
+    ("size", "finished", "why"), [(300, 0, "cannot be written to: "), (800, 1, "no checkpoint of round 1 was written")]
+)
+def test_a_disk_where_no_checkpoint_fits_is_found_at_the_start(tables, tmp_path, size, finished, why):
+    """Weights and state are known before round 1, and memories after it."""
+    (disk := tmp_path / "disk").mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}k", "tmpfs", disk], check=True)
+    try:
+        with pytest.raises(Unwritable, match=rf"{why}.*takes 0\.\d MB, and 0\.\d MB are free") as error:
+            rayfed.run(tables, {"output.checkpoints": str(disk)})
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)
+    assert error.value.exit_code == 75
+    assert read_summary(tmp_path / "runs/run")["rounds"] == finished
+
+
+def test_a_flipped_bit_in_any_shard_loses_nothing(tables, tmp_path, whole, caplog):
+    """Both kept checkpoints name older shards."""
+    rayfed.run(tables, {"train.num_rounds": 4})
+    shards = sorted((tmp_path / "runs/run/checkpoints").glob("*.shard"))
+    older = [json.loads(file.read_text())["checkpoint"]["files"] for file in shards[0].parent.glob("round-*.json")]
+    assert {file.name for file in shards} & older[0].keys() & older[1].keys()
+    for shard in shards:
+        content = bytearray(shard.read_bytes())
+        content[len(content) // 2] ^= 1
+        shutil.copytree(tmp_path / "runs", tmp_path / "again")
+        (tmp_path / "again/run/checkpoints" / shard.name).write_bytes(content)
+        assert outcome(rayfed.resume(tmp_path / "again/run", {"train.num_rounds": 5})) == whole
+        shutil.rmtree(tmp_path / "again")
+    assert "is not as it was written: its second copy is read" in caplog.text
 
 
 def test_a_clients_round_can_be_replayed(tables):

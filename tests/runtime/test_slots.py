@@ -19,6 +19,7 @@ import ray
 
 import rayfed
 from rayfed.errors import InputError, WorkersLost
+from rayfed.folder.owner import lock
 from rayfed.folder.places import folder_of
 from rayfed.folder.saved import newest
 from rayfed.folder.storage import Folder
@@ -111,7 +112,7 @@ def test_a_run_whose_process_ends_continues_from_its_checkpoint(jobs, tmp_path, 
     assert codes(run_many([dying, *jobs[1:]])) == {job.name: 0 for job in jobs}
     assert (tmp_path / "times").read_text() == "xx"
     assert outcome(dying) == alone(jobs[0])
-    assert f"the process of {dying.name} is lost" in caplog.text
+    assert f"the process of {dying.name} is lost or locked out" in caplog.text
     assert "continues from its last checkpoint, attempt 3 of 4" in caplog.text
 
 
@@ -122,7 +123,19 @@ def test_a_run_whose_process_always_ends_fails_and_the_others_do_not(jobs, tmp_p
     others = [read_job(job.table(), {"ray.max_retries": 1}) for job in jobs[1:]]
     ended = list(run_many([dying, *others]))
     assert codes(ended) == {job.name: 75 if job is dying else 0 for job in (dying, *others)}
-    assert "the process of the run was lost 2 times" in next(one.message for one in ended if one.exit_code)
+    assert "the process of the run was lost or locked out 2 times" in next(
+        one.message for one in ended if one.exit_code
+    )
+
+
+def test_a_run_whose_folder_another_process_has_is_begun_again_and_does_not_count_as_bad_input(jobs, caplog):
+    folder_of(jobs[1]).mkdir(parents=True)
+    held = lock(folder_of(jobs[1]))
+    ended = list(run_many(jobs))
+    os.close(held)
+    assert codes(ended) == {job.name: 75 if job is jobs[1] else 0 for job in jobs}
+    assert "is being written to by process" in next(one.message for one in ended if one.exit_code)
+    assert "attempt 4 of 4" in caplog.text
 
 
 def test_a_run_that_fails_says_why_as_its_command_would(jobs):
