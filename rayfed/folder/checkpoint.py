@@ -11,7 +11,7 @@
 
 A checkpoint whose .json is there is complete, so a run that is killed at any moment has the checkpoint before. The
 newest two are kept, and all files that they name. Random numbers need no place in it: they are a function of seed,
-round and client. Checkpoints of versions 1 and 2 have a file for each memory, and all results in each.
+round and client.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from rayfed.job import Job
 from rayfed.round import Round, Workers
 from rayfed.trees import num_bytes, pack
 
-OWN = re.compile(r"(round-\d{5,}(\.[\w-]+)?|client-\d{5,}-round-\d{5,}|best)\.(json|safetensors|parquet|shard)")
+OWN = re.compile(r"(round-\d{5,}(\.[\w-]+)?|best)\.(json|safetensors|parquet|shard)")
 PROBE = ".probe"
 
 
@@ -138,8 +138,8 @@ class Checkpoints:
                 index |= places
             if index:
                 write(f"{beginning}.memories.parquet", to_parquet(to_table(index)))
-            lent = lender.manifest["files"] if lender else {}  # an older rayfed's have no twins
-            files |= {name: lent[name] for name in sorted({*shared, *map(twin_of, shared)}) if name in lent}
+            lent = sorted({*shared, *map(twin_of, shared)})
+            files |= {name: lender.manifest["files"][name] for name in lent} if lender else {}
             manifest = {"version": VERSIONS[-1], "round": round.round, "job": self._job.table()}
             manifest |= {"evaluated": round.evaluation is not None}
             origin = ("data", "partition", "model", "trace", "modules")

@@ -6,7 +6,7 @@ from typing import Any
 import safetensors.numpy
 import safetensors.torch
 
-from rayfed.trees import KINDS, Packed, Scaled, Span, leaves
+from rayfed.trees import KINDS, Packed, Span
 from rayfed.weights import Weights
 
 
@@ -22,8 +22,6 @@ def from_bytes(content: bytes) -> Packed:
         buffers = safetensors.numpy.load(content)
         size = int.from_bytes(content[:8], "little")
         metadata = json.loads(content[8 : 8 + size])["__metadata__"]
-        if "tree" in metadata:
-            return Packed(list(leaves(_from_nested(json.loads(metadata["tree"])))), buffers)
         skeleton = [(tuple(map(tuple, path)), _from_json(leaf)) for path, leaf in json.loads(metadata["leaves"])]
         return Packed(skeleton, buffers)
     except (safetensors.SafetensorError, LookupError, TypeError, ValueError) as error:
@@ -47,18 +45,3 @@ def _from_json(leaf: Any) -> Any:
         return leaf
     kind, *rest = leaf
     return Span(rest[0], rest[1], tuple(rest[2])) if kind == "tensor" else KINDS[kind]()
-
-
-def _from_nested(plain: Any) -> Any:
-    """A skeleton of a version 1 checkpoint: nested, each node a table with its kind."""
-    if isinstance(plain, list):
-        return [_from_nested(item) for item in plain]
-    if not isinstance(plain, dict):
-        return plain
-    ((kind, value),) = plain.items()
-    if kind == "tensor":
-        return Span(value[0], value[1], tuple(value[2]))
-    if kind == "scaled":
-        return Scaled(value[0], _from_nested(value[1]))
-    items = {key: _from_nested(item) for key, item in value} if kind == "dict" else map(_from_nested, value)
-    return KINDS[kind](items)

@@ -6,7 +6,6 @@ import io
 import json
 import logging
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +18,7 @@ from rayfed.errors import InputError, Resumable, Torn
 from rayfed.folder.packing import from_bytes
 from rayfed.folder.places import lineage_of
 from rayfed.folder.provenance import hash_of, hash_of_model
-from rayfed.folder.shards import Index, Place, contents, from_table, twin_of
+from rayfed.folder.shards import Index, contents, from_table, twin_of
 from rayfed.folder.storage import PASSING, Folder
 from rayfed.folder.summary import early_end
 from rayfed.folder.tables import SCHEMAS
@@ -33,7 +32,7 @@ from rayfed.weights import Weights, state_of
 
 log = logging.getLogger(__name__)
 
-VERSIONS = (1, 2, 3)  # that can be read; the last is written. Version 1 nested its trees differently
+VERSIONS = (3, 4)  # that can be read; the last is written. Version 3 had no twins, and other random streams
 MANIFEST = re.compile(r"round-(\d{5,})\.json")
 
 
@@ -60,15 +59,11 @@ class Saved:
         return pa.concat_tables(tables, promote_options="default")
 
     def parts(self, name: str) -> list[tuple[int, int]]:
-        """The files that hold a table: the last round in each, and its number of rows where that is known."""
-        if "tables" in self.manifest:
-            return self.manifest["tables"].get(name, [])
-        return [(self.round, 0)] if f"{stem(self.round)}.{name}.parquet" in self.names else []  # of version 1 or 2
+        """The files that hold a table: the last round in each, and its number of rows."""
+        return self.manifest["tables"].get(name, [])
 
     def index(self) -> Index:
         """Where the memories lie."""
-        if "memories" in self.manifest:  # of version 1 or 2
-            return {int(client): Place(name, 0, sys.maxsize) for client, name in self.manifest["memories"].items()}
         name = f"{stem(self.round)}.memories.parquet"
         return from_table(pq.read_table(io.BytesIO(self._read(name)))) if name in self.manifest["files"] else {}
 
@@ -85,7 +80,10 @@ class Saved:
     def restore(self, site: Site, workers: Workers) -> Round:
         """The round as it was, to continue from. Raises `InputError` where it does not fit the site."""
         if self.manifest["version"] < VERSIONS[-1]:
-            log.warning("the checkpoint is of an earlier rayfed, which rounded otherwise: later rounds get other bits")
+            what = (
+                "the checkpoint is of an earlier rayfed, which drew other random numbers in Dropout and in parts' hooks"
+            )
+            log.warning("%s: where the job has one of them, later rounds get other bits", what)
         state = unpack(from_bytes(self._read(f"{stem(self.round)}.state.safetensors")))
         memories = contents(self.index(), self._read)
         known = state["confusion"] is not None  # a round may be without evaluation
