@@ -223,8 +223,7 @@ def _train(
         Keeper(site, workers, saved, force=force, other_bits=other_bits) as keeper,
     ):
         begin_log(keeper.path)
-        if profiled := profile():
-            profiled.write_to(keeper.path)
+        profiled = profile()
         # However the run ends: the page is written while Ray ends.
         written = timed("waiting: page")
         once_closed.callback(lambda: at_the_end.callback(written(aside(_write_page, keeper.path).result)))

@@ -12,7 +12,7 @@ import rayfed
 
 PACKAGE = Path(rayfed.__file__).parent
 LAYERS = [
-    ["errors", "seeds", "isolation", "runtime.profile", "runtime.timeline"],
+    ["errors", "seeds", "isolation", "runtime.profile"],
     ["values", "trees", "weights", "metrics", "losses"],
     ["clients", "data", "models"],
     ["methods.views"],

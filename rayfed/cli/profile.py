@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from rayfed.cli.text import aligned, shown
+from rayfed.cli.text import aligned
 from rayfed.runtime.profile import ACTORS, BESIDE, DRIVER, Phase, Profile, Span, profiling
 
 
@@ -40,7 +40,7 @@ profile_option = click.option(
     is_flag=True,
     callback=_open,
     expose_value=False,
-    help="Print where the time went, and write a trace, profile.json, for ui.perfetto.dev.",
+    help="Print where the time went.",
 )
 
 
@@ -50,10 +50,10 @@ def _printed() -> Iterator[None]:
     try:
         with profiling(BEGAN) as profile:
             seconds = time.monotonic() - BEGAN
-            profile.add(Span("Python starts", "", BEGAN, seconds, seconds))
+            profile.add(Span("Python starts", BEGAN, seconds, seconds))
             yield
     finally:
-        if profile.timeline.path is not None:  # else nothing has run
+        if len(profile.phases) > 1:  # else nothing has run
             print(f"\n{profile_text(profile)}", flush=True)
 
 
@@ -101,5 +101,3 @@ def _sentences(profile: Profile) -> Iterator[str]:
     if idle := sorted((seconds, actor) for actor, seconds in profile.idle.items()):
         listed = idle if len(idle) <= NAMED else [idle[0], idle[-1]]
         yield f"idle: {', '.join(f'{actor} {seconds:.2f} s' for seconds, actor in listed)}"
-    if profile.timeline.path is not None:
-        yield f"trace: {shown(profile.timeline.path)}, for https://ui.perfetto.dev or chrome://tracing"

@@ -50,7 +50,7 @@ def run(job: str, overrides: Overrides, force: bool, resume: bool, other_bits: b
     """
     if force and resume:
         raise InputError("--force begins the run again, and --resume continues it: give one of the two")
-    with busy(f"reading {job}"), span("imports", "and the job file"):
+    with busy(f"reading {job}"), span("imports"):
         from rayfed.grid import expand
         from rayfed.job import read_toml
 

@@ -206,8 +206,6 @@ class Crew:
             known = member.place is not None
             try:
                 answer = ray.get(reference)
-                if profiled := profile():
-                    profiled.came_up(member.name, member.asked, opened=member.up)
                 if not member.up:
                     member.up, member.node_id = True, answer
                     self._ask(member, member.actor.open, [self.site_at(answer, None)], profile() is not None)
@@ -216,6 +214,8 @@ class Crew:
                 if not self._admit(member, member.place.kind):
                     continue
                 self.idle.append(member)
+                if profiled := profile():
+                    profiled.came_up(member.name)
                 if known:
                     log.warning("%s is back", member)
             except ActorUnavailableError:  # it is being restarted, or there is no room for it yet

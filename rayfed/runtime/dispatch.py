@@ -101,7 +101,7 @@ class Dispatch:
                 del self._working[reference]  # a late answer is ignored
                 self.crew.open(message.member, kill=True)
                 if profiled := profile():
-                    profiled.call(message.member.name, message.call.what, message.since, None)
+                    profiled.call(message.member.name, message.since, None)
                 why = f"no answer from {message.member} for {now - message.since:.0f} s; it is killed"
                 with _failing(message.stage):
                     self._run_again(message.stage, message.indices, why, how="no answer")
@@ -139,10 +139,10 @@ class Dispatch:
         seconds = time.monotonic() - message.since
         try:
             firsts = ray.get(message.references[0], timeout=FETCH_LIMIT)
-            firsts = received(firsts, member.name, call.what, message.since)
+            firsts = received(firsts, member.name, message.since)
         except RayError as error:
             if profiled := profile():
-                profiled.call(member.name, call.what, message.since, None)
+                profiled.call(member.name, message.since, None)
             if gone := lost_object(error):
                 self.crew.idle.append(member)
                 call.missing(gone)
@@ -183,7 +183,7 @@ class Dispatch:
             return None
         member, answer = stage.finished.pop(turn)
         try:
-            with span("wire", f"fetch {stage.calls[turn].what}"):
+            with span("wire"):
                 return [*answer[:1], *ray.get(answer[1:2], timeout=FETCH_LIMIT), *answer[2:]]
         except RayError as error:
             stage.clients_done(-len(stage.calls[turn].task))

@@ -1,10 +1,10 @@
-"""Where the time of a run goes: spans, measured where the work is done, added up as a table and drawn as a trace.
+"""Where the time of a run goes: spans, measured where the work is done, added up as a table.
 
 While no profile is open, a span costs one `if`. An actor sends its spans along with its answer.
 
 Each process measures with its own monotonic clock, so durations are right on every node. The driver places an actor's
 spans by the wall clocks of the two nodes. Where these differ so much that work would begin before it was submitted, or
-end after its answer arrived, the spans are moved to fit.
+end after its answer arrived, the spans are moved to fit. To see single calls: `ray timeline`.
 """
 
 import functools
@@ -15,15 +15,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar
-
-from rayfed.runtime.timeline import Timeline
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-FILE = "profile.json"  # in the run's folder
 DRIVER, BESIDE, ACTORS = "driver", "beside it", "actors"  # who spends time: the run's own thread, its others, actors
 ON_THE_WAY, LOST, IDLE = "on the way", "lost", "idle"
 
@@ -32,7 +28,6 @@ class Span(NamedTuple):
     """Some work that is done, in seconds of its process's monotonic clock."""
 
     step: str
-    about: str
     start: float
     seconds: float
     own: float  # of them, those outside of the spans within this one
@@ -47,12 +42,12 @@ _keep: Callable[[Span], None] | None = None  # what is done with a span; None: n
 _profile: "Profile | None" = None  # that is open in this process, the driver
 
 
-def span(step: str, about: str = "", on: Any = None) -> AbstractContextManager[None]:
+def span(step: str, on: Any = None) -> AbstractContextManager[None]:
     """Measure what is done in the context, if there is a profile. Do not `yield` from a generator within it.
 
-    A step is a row of the table; `about` says in the trace what it was done to; `on` is the device that computes it.
+    A step is a row of the table; `on` is the device that computes it.
     """
-    return _nothing if _keep is None else _measured(_keep, step, about, on)
+    return _nothing if _keep is None else _measured(_keep, step, on)
 
 
 def timed(step: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
@@ -70,7 +65,7 @@ def timed(step: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 
 @contextmanager
-def _measured(keep: Callable[[Span], None], step: str, about: str, on: Any) -> Iterator[None]:
+def _measured(keep: Callable[[Span], None], step: str, on: Any) -> Iterator[None]:
     def now() -> float:
         if on is not None and on.type == "cuda":  # which works on after its calls have returned
             sys.modules["torch"].cuda.synchronize(on)
@@ -82,7 +77,7 @@ def _measured(keep: Callable[[Span], None], step: str, about: str, on: Any) -> I
         yield
     finally:
         seconds = now() - start
-        keep(Span(step, about, start, seconds, seconds - _thread.inner))
+        keep(Span(step, start, seconds, seconds - _thread.inner))
         _thread.inner = outer + seconds
 
 
@@ -142,7 +137,7 @@ class Phase:
 
 
 class Profile:
-    """The spans of a run: added up by phase as they come, and written to the run's folder."""
+    """The spans of a run, added up by phase as they come."""
 
     def __init__(self, began: float | None = None) -> None:
         """`began` is where the table begins, on the monotonic clock: now, or when the command was started."""
@@ -150,26 +145,18 @@ class Profile:
         self.phases: list[Phase] = []  # that have ended
         # Actor -> seconds without a call, since it first opened the run.
         self.idle: dict[str, float] = defaultdict(float)
-        self.timeline = Timeline(self.began)
         self._now = Phase(self.began)
         self._up: dict[str, float] = {}  # actor -> when it first opened the run
         self._lock = threading.RLock()
         self._driver = threading.get_ident()
 
-    def write_to(self, folder: Path) -> None:
-        """The run's folder is there, and gets the trace, from the beginning on."""
-        with self._lock:
-            self.timeline.write_to(folder / FILE)
-
     def add(self, span: Span) -> None:
         """Something was done in this process."""
         with self._lock:
-            here = threading.get_ident()
-            who, row = (DRIVER, DRIVER) if here == self._driver else (BESIDE, here)
+            who = DRIVER if threading.get_ident() == self._driver else BESIDE
             self._now.seconds[who, span.step] += span.own
-            self.timeline.span(row, f"{span.step} {span.about}".rstrip(), span.step, span.start, span.seconds)
 
-    def call(self, actor: str, about: str, since: float, answer: Measured | None) -> None:
+    def call(self, actor: str, since: float, answer: Measured | None) -> None:
         """A call has ended: an answer is there, or the actor is lost."""
         now = time.monotonic()
         if answer is not None:
@@ -177,12 +164,9 @@ class Profile:
         with self._lock:
             self.idle[actor] -= now - since
             step, spans = LOST if answer is None else ON_THE_WAY, []
-            self.timeline.span(actor, f"{'call' if answer else LOST}: {about}", step, since, now - since)
             if answer is not None:
                 shift = min(max(answer.offset - _offset(), since - answer.start), now - answer.end)
                 spans = [span._replace(start=span.start + shift) for span in answer.spans]
-            for span in spans:
-                self.timeline.span(actor, f"{span.step} {span.about}".rstrip(), span.step, span.start, span.seconds)
             phases = [*self.phases, self._now]
             for phase, end in zip(phases, [*(later.start for later in phases[1:]), now], strict=True):
                 if (there := end - max(phase.start, since)) > 0:
@@ -192,13 +176,10 @@ class Profile:
                     if phase is not self._now:  # it has ended, and the actor counted as idle
                         phase.seconds[ACTORS, IDLE] -= there
 
-    def came_up(self, actor: str, since: float, *, opened: bool) -> None:
-        """An actor's process is up, or has opened the run."""
-        now = time.monotonic()
+    def came_up(self, actor: str) -> None:
+        """An actor has opened the run."""
         with self._lock:
-            self.timeline.span(actor, "open the run" if opened else "come up", "start", since, now - since)
-            if opened:
-                self._up.setdefault(actor, now)
+            self._up.setdefault(actor, time.monotonic())
 
     def finished(self, round: int) -> None:
         """A round is finished and recorded, or restored: the first ends the start."""
@@ -206,14 +187,11 @@ class Profile:
             if self.phases:
                 self._now.rounds = [round, round]
             self._end_phase()
-            self.timeline.moment(DRIVER, f"end of round {round}", time.monotonic())
-            self.timeline.flush()
 
     def close(self) -> None:
         """The run has ended, and the table is whole."""
         with self._lock:
             self._end_phase()
-            self.timeline.close()
 
     def _end_phase(self) -> None:
         now, phase = time.monotonic(), self._now
@@ -238,13 +216,13 @@ class Profile:
 def own_within(spans: Iterable[Span], start: float, end: float) -> dict[str, float]:
     """Own seconds by step between two moments, of spans of one thread in the order in which they ended.
 
-    >>> inner, outer = Span("teacher", "", 1.0, 2.0, 2.0), Span("train", "", 0.0, 4.0, 2.0)
+    >>> inner, outer = Span("teacher", 1.0, 2.0, 2.0), Span("train", 0.0, 4.0, 2.0)
     >>> own_within([inner, outer], 2.0, 9.0)
     {'teacher': 1.0, 'train': 1.0}
     """
     found: dict[str, float] = defaultdict(float)
     apart: list[tuple[float, float]] = []  # start, and seconds between the moments, of spans that lie in no other
-    for step, _, began, seconds, _ in spans:
+    for step, began, seconds, _ in spans:
         own = inside = max(0.0, min(end, began + seconds) - max(start, began))
         while apart and apart[-1][0] >= began:
             own -= apart.pop()[1]
@@ -259,12 +237,12 @@ def profile() -> Profile | None:
     return _profile
 
 
-def received(answer: Any, actor: str, about: str, since: float) -> Any:
+def received(answer: Any, actor: str, since: float) -> Any:
     """The value of an actor's answer to a call; its spans go into the profile."""
     if not isinstance(answer, Measured):
         return answer
     if _profile is not None:
-        _profile.call(actor, about, since, answer)
+        _profile.call(actor, since, answer)
     return answer.value
 
 

@@ -128,7 +128,7 @@ class Worker:
 
         def surveyed(client: int) -> Tree:
             its_desk = desk()
-            with span("survey", f"client {client}, round {packed.round}"):
+            with span("survey"):
                 return local.survey(its_desk, client)
 
         for task in tasks:
@@ -150,7 +150,7 @@ class Worker:
             # Only of parts that have been in force since the memory was written.
             recalled = {slot: tree for slot, tree in memory["slots"].items() if packed.holds(slot, memory["round"])}
             its_desk = desk()
-            with span("train", f"client {client}, round {packed.round}"):
+            with span("train"):
                 reply = local.train(its_desk, client, recalled)
             row = ClientRow(client, reply.num_examples, reply.train_loss, reply.seconds, self._node, reply.notes)
             kept = pack({"round": packed.round, "slots": reply.memory}) if reply.memory else None
@@ -188,7 +188,7 @@ class Worker:
             return [self._evaluate(model, start, stop, look) for start, stop in pieces]
 
     def _evaluate(self, model: nn.Module, start: int, stop: int, look: Look) -> Any:
-        with span("evaluate", f"{look} of test images {start} to {stop}"):
+        with span("evaluate"):
             work = local.evaluate if look == "evaluation" else local.activations
             return work(self.site, model, start, stop)
 

@@ -36,7 +36,7 @@ def opened(job: Job, make: Callable[[], Site], tell: Callable[[Site], None], *, 
         yield site
         return
     making, soon = aside(make), time.monotonic() + SOON
-    with span("imports", "Ray"):
+    with span("imports"):
         from rayfed.runtime.session import connected, stored  # importing Ray takes a second
 
     with span("waiting: data"):
