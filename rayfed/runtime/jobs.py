@@ -57,6 +57,7 @@ class Jobs:
 
     address: str  # the URL of its dashboard
     named_by: str  # --address, a variable of the environment, or '' for the default address
+    headers: dict[str, str] = field(default_factory=dict)  # our token, once the server has asked for it
 
     def refuse_temporary(self) -> None:
         """Raises `InputError` where a run has started this Ray for itself: it ends with that run."""
@@ -86,7 +87,7 @@ class Jobs:
         submission_id = id_for(run, {one.id for one in self.submissions()})
         variables = {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_LIMIT), **runtime_env.get("env_vars", {})}
         try:
-            job_client(self.address).submit_job(
+            job_client(self.address, self.headers).submit_job(
                 entrypoint=shlex.join(command),
                 submission_id=submission_id,
                 runtime_env={**runtime_env, "env_vars": variables},
@@ -115,15 +116,19 @@ class Jobs:
 
     def ask(self, method: str, path: str) -> Any:
         """The server's answer to a request of its REST interface. Raises `ClusterLost`, or `InputError` for a token."""
-        headers = {"Authorization": f"Bearer {token}"} if (token := read_token()) else {}
+        request = Request(self.address + path, method=method)
+        request.unredirected_hdrs |= self.headers  # for the host that the user has named, and no other
         try:
-            with urlopen(Request(self.address + path, method=method, headers=headers), timeout=REQUEST_LIMIT) as answer:
+            with urlopen(request, timeout=REQUEST_LIMIT) as answer:
                 return json.load(answer)
         except HTTPError as error:
             with error:
                 said = error.read().decode(errors="replace").strip()
             if error.code in (401, 403):
-                raise no_token(self.address) from None
+                if self.headers or not (token := read_token()):
+                    raise no_token(self.address) from None
+                self.headers["Authorization"] = f"Bearer {token}"
+                return self.ask(method, path)
             raise ClusterLost(f"the cluster at {self.address} refuses: {_with_help(said or str(error))}") from None
         except (OSError, HTTPException, ValueError) as error:
             raise ClusterLost(f"the cluster at {self.address} does not answer any more ({brief(error)})") from None
@@ -150,21 +155,20 @@ class Log:
             time.sleep(POLL)
 
 
-def job_client(url: str) -> Any:
-    """Ray's own client of a job server, with a limit for each request."""
+def job_client(url: str, headers: Mapping[str, str]) -> Any:
+    """Ray's own client of a job server, with a limit for each request, and these headers in place of a token that Ray
+    may find: the library that it uses drops them where a server sends it on to another."""
     from ray.exceptions import AuthenticationError
     from ray.job_submission import JobSubmissionClient
-
-    from rayfed.runtime import trust
 
     for module in ("ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk"):
         logging.getLogger(module).setLevel(logging.WARNING)  # they log what they upload, and that a log has ended
 
     class Client(JobSubmissionClient):
         def _do_request(self, method: str, endpoint: str, **options: Any) -> Any:
+            self._headers = dict(headers)
             return super()._do_request(method, endpoint, timeout=REQUEST_LIMIT, **options)
 
-    trust.joining(url)
     try:
         return Client(url)
     except AuthenticationError:

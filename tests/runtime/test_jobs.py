@@ -177,6 +177,54 @@ def test_a_job_that_cannot_be_submitted_is_one_message(server, answer, message):
         Jobs(url, "").submit(["true"], "run", {}, {})
 
 
+SUBMITTED = '{"submission_id": "run", "job_id": null}'
+DETAILS = """{"submission_id": "run", "status": "PENDING", "metadata": {}, "start_time": 0, "end_time": null,
+"message": "", "driver_exit_code": null}"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("manner", ["open", "asks", "sends on", "asks and sends on"])
+def test_the_token_is_shown_to_the_named_server_alone_once_it_has_asked(manner):
+    seen = {}  # by port: what was shown there
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            port, shown = self.server.server_port, self.headers.get("Authorization")
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            seen.setdefault(port, set()).add(shown)
+            named = port == first.server_port
+            code = 401 if named and "asks" in manner and not shown else 307 if named and "sends on" in manner else 200
+            self.send_response(code)
+            if code == 307:
+                self.send_header("Location", f"http://127.0.0.1:{second.server_port}{self.path}")
+            self.end_headers()
+            paths = {"/api/version": VERSION, "/api/jobs/run": DETAILS}
+            answer = paths.get(self.path, "[]" if self.command == "GET" else SUBMITTED)
+            self.wfile.write(answer.encode() if code == 200 else b"")
+
+        def do_POST(self):
+            self.do_GET()
+
+        def log_message(self, *words):
+            pass
+
+    with (
+        ThreadingHTTPServer(("127.0.0.1", 0), Handler) as first,
+        ThreadingHTTPServer(("127.0.0.1", 0), Handler) as second,
+    ):
+        for server in (first, second):
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+        work = f"Jobs('http://127.0.0.1:{first.server_port}', '').submit(['true'], 'run', {{}}, {{}})"
+        environment = os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
+        command = [sys.executable, "-c", f"from rayfed.runtime.jobs import Jobs; {work}"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        first.shutdown()
+        second.shutdown()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert seen.pop(first.server_port) == ({None, f"Bearer {TOKEN}"} if "asks" in manner else {None})
+    assert seen == ({second.server_port: {None}} if "sends on" in manner else {})
+
+
 # On a real Ray -------------------------------------------------------------------------------------------------------
 
 
