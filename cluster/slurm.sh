@@ -59,6 +59,7 @@ trap stop TERM
 trap clean EXIT
 
 # on NODE OPTION...: start Ray on that node, in the background. /tmp is everybody's: a folder of another user is refused.
+# Ray opens its own folder, the one below, to everybody.
 on() {
     local node=$1
     shift
@@ -67,7 +68,7 @@ on() {
         bash -c '{ mkdir -m 700 "$0" 2>/dev/null || [[ -O $0 && -d $0 && ! -L $0 ]] ||
             { echo "error: $0 cannot be made, or is not our folder" >&2; exit 1; }; } &&
             exec ray start "$@" --block' "$temporary" \
-        --temp-dir="$temporary" --num-cpus="$SRUN_CPUS_PER_TASK" $node_ports --disable-usage-stats "$@" &
+        --temp-dir="$temporary/ray" --num-cpus="$SRUN_CPUS_PER_TASK" $node_ports --disable-usage-stats "$@" &
     steps+=($!)
 }
 

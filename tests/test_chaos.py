@@ -75,7 +75,7 @@ def nodes(monkeypatch):
     for key, value in {**OUR_RAY, **WATCHFUL}.items():
         monkeypatch.setenv(key, value)
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
-    node = {"include_dashboard": False, "temp_dir": folder, "object_store_memory": 100 * 2**20}
+    node = {"include_dashboard": False, "temp_dir": f"{folder}/ray", "object_store_memory": 100 * 2**20}
     try:
         cluster = Cluster(initialize_head=True, head_node_args={**node, "num_cpus": 0})
         try:

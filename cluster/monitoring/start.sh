@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Watch a Ray on this machine with Prometheus and Grafana, until Ctrl-C:
 #
-#     cluster/monitoring/start.sh [RAY_FOLDER]      # Ray's --temp-dir; default: /tmp/ray
+#     cluster/monitoring/start.sh [RAY_FOLDER]      # Ray's --temp-dir; default: ${RAY_TMPDIR:-/tmp}/ray
 #
 # Uses `prometheus` and `grafana` if both are installed, otherwise containers (docker compose), otherwise Prometheus alone.
 # Both listen on 127.0.0.1 only. PROMETHEUS_PORT and GRAFANA_PORT replace 9090 and 3000; GRAFANA_HOME is the folder of
@@ -9,7 +9,7 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
-export RAY_FOLDER=${1:-/tmp/ray}
+export RAY_FOLDER=${1:-${RAY_TMPDIR:-/tmp}/ray}
 if [[ ! -e $RAY_FOLDER/prom_metrics_service_discovery.json ]]; then
     echo "'$RAY_FOLDER' is not the folder of a running Ray: start the run first, or give Ray's --temp-dir" >&2
     exit 2

@@ -14,7 +14,7 @@ import click
 
 from rayfed import __version__
 from rayfed.cli.exits import Failure
-from rayfed.cli.options import job_argument, read_override, settings_option
+from rayfed.cli.options import job_argument, read_override, settings_option, trust_option
 from rayfed.cli.text import aligned
 from rayfed.errors import STOPPED, InputError, Resumable
 from rayfed.runtime.address import connected, is_here
@@ -41,6 +41,7 @@ address_option = click.option(
 @click.option("--force", is_flag=True, help="Replace the results of an earlier run.")
 @click.option("--resume", is_flag=True, help="Continue the run if it was begun; else begin it.")
 @click.option("--exclude", "patterns", multiple=True, metavar="PATTERN", help="Files not to send: images, '*.pdf'.")
+@trust_option
 def submit(
     job: str,
     settings: tuple[str, ...],

@@ -13,6 +13,7 @@ import click
 from click.shell_completion import BashComplete, CompletionItem, add_completion_class
 
 from rayfed.errors import InputError
+from rayfed.runtime.private import TRUST
 
 if TYPE_CHECKING:
     from rayfed.job import Job
@@ -128,6 +129,13 @@ SET: dict[str, Any] = {"multiple": True, "metavar": "KEY=VALUE", "shell_complete
 SET["help"] = "Replace a value of the job: -s train.num_rounds=2. May be given often."
 set_option = click.option("-s", "--set", "overrides", callback=read_overrides, **SET)
 settings_option = click.option("-s", "--set", "settings", **SET)  # as they are: `submit` passes them to `run`
+trust_option = click.option(
+    "--trust-this-machine",
+    is_flag=True,
+    expose_value=False,
+    callback=lambda ctx, param, given: os.environ.update({TRUST: "1"} if given else {}),
+    help="Use a Ray whose files other users of this machine can change.",
+)
 
 
 def read_base(job: str, overrides: Overrides) -> Job:

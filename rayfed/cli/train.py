@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rayfed.cli.options import Overrides, complete_paper, job_argument, set_option
+from rayfed.cli.options import Overrides, complete_paper, job_argument, set_option, trust_option
 from rayfed.cli.profile import profile_option
 from rayfed.cli.text import busy
 from rayfed.errors import InputError, RunFailed
@@ -32,6 +32,7 @@ other_bits_option = click.option(
 @click.option("--force", is_flag=True, help="Replace the results of an earlier run.")
 @click.option("--resume", is_flag=True, help="Continue the run if it was begun; else begin it.")
 @other_bits_option
+@trust_option
 @profile_option
 @click.option("--only", metavar="PATTERN", default="*", help="Of a grid, the runs whose names match: '*/fedntd/*'.")
 @click.option("--list", "listed", is_flag=True, help="List the runs and do nothing.")
@@ -91,6 +92,7 @@ def matching(cells: list[Cell], pattern: str, option: str) -> list[Cell]:
 @click.option("--rows", metavar="PATTERN", default="*", help="The runs whose names match: 'cifar10-shards-2/*'.")
 @click.option("--force", is_flag=True, help="Begin the runs again, in place of their earlier results.")
 @other_bits_option
+@trust_option
 @click.option("--list", "listed", is_flag=True, help="List the runs and do nothing.")
 def reproduce(table: str, overrides: Overrides, rows: str, force: bool, other_bits: bool, listed: bool) -> None:
     """Run what a paper's table needs, and print it.
@@ -124,6 +126,7 @@ def reproduce(table: str, overrides: Overrides, rows: str, force: bool, other_bi
 @click.argument("run", metavar="RUN")
 @set_option
 @other_bits_option
+@trust_option
 @profile_option
 def resume(run: str, overrides: Overrides, other_bits: bool) -> None:
     """Continue a run that was stopped, or killed.

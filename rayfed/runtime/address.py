@@ -9,6 +9,7 @@ from http.client import HTTPException
 from urllib.error import HTTPError
 
 from rayfed.errors import ClusterLost, InputError, NoRay
+from rayfed.runtime import private
 from rayfed.runtime.jobs import Jobs, brief
 from rayfed.runtime.tokens import keep_private
 
@@ -43,15 +44,19 @@ def connected(given: str | None) -> Iterator[Jobs]:
 
 
 def is_here(jobs: Jobs) -> bool:
-    """Whether the cluster's head node is this machine, so that a path means the same there as here."""
+    """Whether the cluster's head node is this machine, so that a path means the same there as here.
+
+    Raises `InputError` where it is, and another user of this machine could change what the cluster runs.
+    """
     try:  # the address does not tell: its port may be forwarded
-        reply = jobs.ask("GET", "/api/v0/nodes?filter_keys=is_head_node&filter_predicates=%3D&filter_values=True")
-        heads = reply["data"]["result"]["result"]
+        nodes = [node["raylet"] for node in jobs.ask("GET", "/nodes?view=summary")["data"]["summary"]]
+        heads = [(node["nodeManagerAddress"], node["sessionDir"]) for node in nodes if node.get("isHeadNode")]
     except (ClusterLost, LookupError, TypeError):  # the head is starting, or is not a Ray of this version
         return False
-    for ip in filter(None, (head.get("node_ip") for head in heads)):
+    for ip, folder in heads:
         with suppress(OSError), socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as probe:
             probe.bind((ip, 0))  # fails unless the address is this machine's
+            private.refuse_open(folder, f"the Ray at {jobs.address}")
             return True
     return False
 

@@ -3,12 +3,14 @@
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from threading import Event, Thread
 from typing import Any
 
 from ray._private import ray_constants
 from ray.experimental import internal_kv
+
+from rayfed.runtime import replaced
 
 KEY, SPACE = ray_constants.DASHBOARD_ADDRESS.encode(), ray_constants.KV_NAMESPACE_DASHBOARD
 EVERY = 0.5  # seconds between two looks
@@ -17,19 +19,14 @@ PATIENCE = 2.0  # seconds, with a head that does not answer: the end of the run 
 log = logging.getLogger(__name__)
 
 
-@contextmanager
-def not_awaited() -> Iterator[None]:
+def not_awaited() -> AbstractContextManager[None]:
     """Within the context, `ray.init` starts the dashboard's process, and goes on before its address is known."""
     get = internal_kv._internal_kv_get
 
     def at_once(key: str | bytes, **given: Any) -> bytes | None:
         return b"" if key == ray_constants.DASHBOARD_ADDRESS else get(key, **given)
 
-    internal_kv._internal_kv_get = at_once  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        internal_kv._internal_kv_get = get
+    return replaced(internal_kv, "_internal_kv_get", at_once)
 
 
 @contextmanager

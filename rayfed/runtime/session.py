@@ -5,7 +5,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 
 import ray
@@ -13,6 +13,7 @@ import torch
 from ray import ObjectRef
 from ray._private import node as ray_node
 from ray._private import utils as ray_utils
+from ray._private import worker as ray_worker
 from ray.exceptions import ObjectLostError, RayError
 from ray.job_config import JobConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -21,7 +22,7 @@ from rayfed.errors import InputError, WorkersLost, first_line
 from rayfed.folder.provenance import hash_of_model
 from rayfed.job import Job, RayOptions
 from rayfed.local import Site, open_site
-from rayfed.runtime import OWNER, dashboard, trust
+from rayfed.runtime import OWNER, dashboard, private, replaced, trust
 from rayfed.runtime.autoscaler import room
 from rayfed.runtime.crew import Crew, new_actor
 from rayfed.runtime.gauges import Gauges
@@ -42,6 +43,7 @@ OUR_RAY = {
     "RAY_free_objects_period_milliseconds": "20",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
+SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # in the environment of a submitted job
 
 
 @contextmanager
@@ -156,53 +158,44 @@ def _started(options: RayOptions, name: str, most: int) -> Iterator[None]:
     log.info("starting Ray")
     ours = {key: value for key, value in OUR_RAY.items() if key not in os.environ}
     os.environ.update(ours)
-    try:
-        # A Ray that is half started cannot be stopped: its process would end by SIGSEGV.
-        with (
-            _explained(),
-            trust.starting(),
-            stopping("stopping, as soon as Ray has started; Ctrl-C again to stop now", at_the_end=True),
-            keeping_handlers(),
-            dashboard.not_awaited(),
-            without_autoscaler(),
-            span("start of Ray"),
-        ):
-            ray.init(
-                address="local",  # a bare init would follow an old address file to a Ray that may be gone
-                num_cpus=int(here["CPU"]),
-                num_gpus=int(here["GPU"]),
-                job_config=JobConfig(metadata={OWNER: name}),
-                logging_level=logging.WARNING,
-            )
-        with dashboard.announced():
-            yield
-    finally:
-        with span("end of Ray"):
-            ray.shutdown()
-        for key in ours:
-            os.environ.pop(key, None)
+    with ExitStack() as stack:
+        try:
+            # A Ray that is half started cannot be stopped: its process would end by SIGSEGV.
+            with (
+                _explained(),
+                trust.starting(),
+                stopping("stopping, as soon as Ray has started; Ctrl-C again to stop now", at_the_end=True),
+                keeping_handlers(),
+                dashboard.not_awaited(),
+                without_autoscaler(),
+                span("start of Ray"),
+            ):
+                folder = stack.enter_context(private.folder())
+                ray.init(
+                    address="local",  # a bare init would follow an old address file to a Ray that may be gone
+                    num_cpus=int(here["CPU"]),
+                    num_gpus=int(here["GPU"]),
+                    job_config=JobConfig(metadata={OWNER: name}),
+                    logging_level=logging.WARNING,
+                    _temp_dir=str(folder),
+                )
+            with dashboard.announced():
+                yield
+        finally:
+            with span("end of Ray"):
+                ray.shutdown()
+            for key in ours:
+                os.environ.pop(key, None)
 
 
-@contextmanager
-def keeping_handlers() -> Iterator[None]:
+def keeping_handlers() -> AbstractContextManager[None]:
     """`ray.init` sets a handler of SIGTERM that would end this process at once, with Ray half started: keep ours."""
-    before = ray_utils.set_sigterm_handler
-    ray_utils.set_sigterm_handler = lambda handler: None
-    try:
-        yield
-    finally:
-        ray_utils.set_sigterm_handler = before
+    return replaced(ray_utils, "set_sigterm_handler", lambda handler: None)
 
 
-@contextmanager
-def without_autoscaler() -> Iterator[None]:
+def without_autoscaler() -> AbstractContextManager[None]:
     """Within the context, `ray.init` starts no autoscaler: it would take 50 MB, and has nothing to add to a machine."""
-    start = ray_node.Node.start_monitor
-    ray_node.Node.start_monitor = lambda self: None  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        ray_node.Node.start_monitor = start  # type: ignore[method-assign]
+    return replaced(ray_node.Node, "start_monitor", lambda self: None)
 
 
 @contextmanager
@@ -236,6 +229,9 @@ def _joined(address: str) -> Iterator[None]:
         if context.dashboard_url:
             log.info("joined the Ray cluster at %s; dashboard: http://%s", address, context.dashboard_url)
     try:
+        if not already and SUBMITTED not in os.environ:  # a job runs in its Ray, as the user who submitted it chose
+            node = ray_worker.global_worker.node
+            private.refuse_open(node.get_session_dir_path(), f"ray.address = '{address}'")  # type: ignore[union-attr]
         yield
     finally:
         if not already:

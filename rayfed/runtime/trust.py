@@ -17,6 +17,7 @@ from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 from ray.exceptions import AuthenticationError
 
 from rayfed.errors import InputError
+from rayfed.runtime import replaced
 from rayfed.runtime.tokens import ADVICE, keep_private, token_file
 
 ASK_LIMIT = 5.0  # seconds in which a cluster must answer whether it accepts our token
@@ -35,13 +36,10 @@ def starting() -> Iterator[None]:
     if os.environ.get(ray_tokens.AUTH_MODE_ENV_VAR, "token") == "token":
         with suppress(OSError):  # Ray says why it cannot write there
             token_file().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    clusters = ray_constants.ENABLE_RAY_CLUSTER
-    ray_constants.ENABLE_RAY_CLUSTER = False  # as Ray does on Windows and macOS: other machines cannot reach it
-    try:
-        with _naming_the_token():
+    try:  # as Ray does on Windows and macOS: other machines cannot reach it
+        with replaced(ray_constants, "ENABLE_RAY_CLUSTER", False), _naming_the_token():
             yield
     finally:
-        ray_constants.ENABLE_RAY_CLUSTER = clusters
         keep_private()
 
 

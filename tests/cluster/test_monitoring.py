@@ -143,17 +143,17 @@ def ray_folder():
     flags += ("metrics-export-port", "ray-client-server-port")
     *ports, head, autoscaler = free_ports(len(flags) + 2)
     command = [Path(sys.executable).with_name("ray"), "start", "--head", "--block", "--num-cpus=2"]
-    command += ["--disable-usage-stats", f"--temp-dir={folder}"]
+    command += ["--disable-usage-stats", f"--temp-dir={folder}/ray"]
     command += [f"--{flag}={port}" for flag, port in zip(flags, ports, strict=True)]
     environment = os.environ | {"RAY_AUTH_MODE": "token"}
     environment |= {"DASHBOARD_METRIC_PORT": str(head), "AUTOSCALER_METRIC_PORT": str(autoscaler)}  # else fixed ones
     with open(Path(folder) / "log", "w") as log:
         ray = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
     try:
-        written = [Path(folder) / name for name in ("prom_metrics_service_discovery.json", "ray_current_cluster")]
+        written = [Path(folder, "ray", f) for f in ("prom_metrics_service_discovery.json", "ray_current_cluster")]
         until(lambda: all(path.exists() for path in written) or ray.poll() is not None)
         assert ray.poll() is None, (Path(folder) / "log").read_text()
-        yield Path(folder)
+        yield Path(folder) / "ray"
     finally:
         ray.terminate()
         ray.wait(60)

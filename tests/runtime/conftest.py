@@ -53,7 +53,7 @@ def _a_cluster(environment=(), join=True, **head):
     with _short_folder() as folder, pytest.MonkeyPatch.context() as patch:
         for name, value in {**OUR_RAY, **FAIR, **dict(environment)}.items():
             patch.setenv(name, value)
-        node = {"include_dashboard": False, "temp_dir": folder, "object_store_memory": 150 * 2**20, **head}
+        node = {"include_dashboard": False, "temp_dir": f"{folder}/ray", "object_store_memory": 150 * 2**20, **head}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)  # Ray forgets a socket where the dashboard's port is taken
             cluster = Cluster(initialize_head=True, head_node_args=node)
@@ -108,13 +108,13 @@ def _ray_head(environment, *flags):
     command = [Path(sys.executable).parent / "ray", "start", "--head", "--block", "--object-store-memory=100000000"]
     command += ["--min-worker-port=0", "--max-worker-port=0", *(f"--{name}={port}" for name, port in ports.items())]
     with _short_folder() as folder, open(f"{folder}/log", "w+") as log:
-        command += [f"--temp-dir={folder}/ray", *flags]
-        head = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+        environment = {**environment, "RAY_TMPDIR": folder}  # as docs/security.md has it
+        head = subprocess.Popen([*command, *flags], env=environment, stdout=log, stderr=log, start_new_session=True)
         try:
             while "Ray runtime started" not in (said := Path(folder, "log").read_text()):
                 assert head.poll() is None, said
                 time.sleep(0.1)
-            yield ports
+            yield {**ports, "folder": folder}
         finally:
             head.terminate()  # it ends all processes that it has started
             head.wait(60)
@@ -122,7 +122,7 @@ def _ray_head(environment, *flags):
 
 @pytest.fixture(scope="session")
 def ray_head():
-    """`with ray_head(environment, "--num-cpus=1")`: a Ray as users start it; gives its ports."""
+    """`with ray_head(environment, "--num-cpus=1")`: a Ray as users start it; gives its ports and its folder."""
     return _ray_head
 
 

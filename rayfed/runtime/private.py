@@ -1,0 +1,99 @@
+"""A Ray's folder, and the other users of its machine: who can write into it can run code as the user that runs Ray.
+
+Ray gives its folders the mode 0777, so what protects them is a folder above them that other users cannot enter.
+"""
+
+import fcntl
+import os
+import shutil
+import signal
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+
+from rayfed.errors import InputError
+
+TRUST = "RAYFED_TRUST_THIS_MACHINE"  # set by --trust-this-machine: its other users need not be kept out
+RECIPE = "mkdir -m 700 /tmp/ray-$USER; export RAY_TMPDIR=/tmp/ray-$USER; ray start --head"
+LONGEST = 39  # bytes of the folder of our Rays: a socket's path is longer by 68 at most, and may have 107
+NOBODY = 65534  # owns, as a container sees it, what belongs to users that the container does not have
+
+
+def way_in(place: Path) -> Path | None:
+    """The folder through which another user could change what is in `place`; None if there is none, or none is seen.
+
+    Root is trusted. A folder that other users cannot enter closes all that lies in it.
+    """
+    everybody = Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]
+    trusted = {0, os.getuid(), 0 if everybody else NOBODY}
+    for way in (place.absolute(), Path(os.path.realpath(place))):  # links on the way, and what they lead to
+        with suppress(OSError):
+            for folder in (*reversed(way.parents), way):
+                found = folder.lstat()
+                mode = 0o1777 if stat.S_ISLNK(found.st_mode) else found.st_mode
+                if found.st_uid in trusted and not mode & 0o011:
+                    break
+                if found.st_uid not in trusted or (mode & 0o022 and not mode & stat.S_ISVTX):
+                    return folder
+    return None
+
+
+def refuse_open(place: str, ray: str) -> None:
+    """Raises `InputError` where another user could write into the folder `place` of the Ray that `ray` names."""
+    if not os.environ.get(TRUST) and (way := way_in(Path(place))):
+        raise InputError(
+            f"{ray}: other users of this machine can change what that Ray runs, in its folder '{place}', through "
+            f"'{way}'; start it in a folder that only you can enter (`{RECIPE}`), or, if you trust them all, give "
+            f"--trust-this-machine (in a script, set {TRUST}=1)"
+        )
+
+
+@contextmanager
+def folder() -> Iterator[Path]:
+    """A folder for a Ray of this process, closed to other users, and locked. Raises `InputError` if there can be none.
+
+    It is removed in the end; after an error it stays, with its logs, until this user's next Ray is started: that
+    removes what dead processes have left, and ends what they have left running.
+    """
+    home = _home()
+    with open(home / "lock", "a") as gate:
+        fcntl.flock(gate, fcntl.LOCK_EX)
+        for old in filter(Path.is_dir, home.iterdir()):
+            with suppress(BlockingIOError), open(old / "lock", "a") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _remove(old)
+        own = next(path for number in count() if not (path := home / str(number)).exists())
+        own.mkdir()
+        fcntl.flock(lock := open(own / "lock", "a"), fcntl.LOCK_EX)  # noqa: SIM115
+    with lock:
+        yield own
+        _remove(own)
+
+
+def _home() -> Path:
+    """This user's folder for all Rays of rayfed: in TMPDIR, or in /tmp where that is too long or open to others."""
+    for base in (os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp", "/tmp"):
+        home = Path(base, f"rayfed.{os.getuid()}").absolute()
+        with suppress(FileExistsError):
+            home.mkdir(mode=0o700)
+        closed = not way_in(home) and not home.stat().st_mode & 0o077
+        if len(os.fsencode(home)) <= LONGEST and (closed or os.environ.get(TRUST)):
+            return home
+    raise InputError(
+        f"Ray cannot be started here: '{home}' is not a folder that only you can enter; make it one (`chmod 700`), or "
+        "let TMPDIR name a folder of yours with a short path"
+    )
+
+
+def _remove(path: Path) -> None:
+    """End what a dead Ray has left running, and remove its folder. Ray changes the command lines of its agents, so they
+    are known by their open logs; a process with another name may read those."""
+    inside, own = f"{os.path.realpath(path)}/", Path(f"/proc/{os.getpid()}")
+    for process in {*Path("/proc").glob("[1-9]*")} - {own}:
+        with suppress(OSError):  # another user's, or it has ended
+            rays = process.stat().st_uid == os.getuid() and (process / "cmdline").read_bytes().startswith(b"ray")
+            if rays and any(os.path.realpath(file).startswith(inside) for file in (process / "fd").iterdir()):
+                os.kill(int(process.name), signal.SIGKILL)
+    shutil.rmtree(path, ignore_errors=True)

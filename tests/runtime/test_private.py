@@ -1,0 +1,168 @@
+"""The machine's other users: kept out of our Rays and of those that jobs go to; and what a killed run leaves there."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from rayfed.runtime.private import RECIPE, TRUST, way_in
+
+ROOT = Path(__file__).resolve().parents[2]
+RAYFED = Path(sys.executable).with_name("rayfed")
+ANOTHER = 65534  # a user who is not root
+SMALL = ["jobs/quickstart.toml", "-s", "model.name=lenet", "-s", "train.local_steps=1", "-s", "ray.actors=1"]
+
+
+@pytest.fixture
+def entered(short_folder):
+    """A folder with a short path, which other users may enter."""
+    os.chmod(short_folder, 0o755)
+    return Path(short_folder)
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "way"),
+    [
+        (0o755, 0o755, None),
+        (0o755, 0o777, "inner"),
+        (0o711, 0o720 | 0o010, "inner"),  # the group
+        (0o777, 0o700, "outer"),  # `inner` could be replaced
+        (0o1777, 0o700, None),  # but not here, as in /tmp
+        (0o700, 0o777, None),
+    ],
+)
+@pytest.mark.parametrize("link", [False, True])
+def test_others_come_in_through_a_folder_that_they_can_write_to_unless_one_above_it_is_closed(
+    entered, outer, inner, way, link
+):
+    (path := entered / "outer" / "inner").mkdir(parents=True)
+    path.chmod(inner)
+    path.parent.chmod(outer)
+    if link:
+        (entered / "link").symlink_to(path)
+    expected = {"inner": path, "outer": path.parent, None: None}[way]
+    assert way_in(entered / "link" if link else path) == expected
+
+
+def in_use(folder):
+    """The processes that have a file below a folder open."""
+    found = set()
+    for descriptor in Path("/proc").glob("[1-9]*/fd/*"):
+        try:
+            if os.readlink(descriptor).startswith(f"{folder}/"):
+                found.add(int(descriptor.parts[2]))
+        except OSError:
+            pass
+    return found - {os.getpid()}
+
+
+def reached(paths):
+    """What another user can do with these files and folders: read, list, write to or replace them."""
+
+    def tries():
+        for path in paths:
+            for do in (
+                lambda path: os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK)),
+                lambda path: os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK)),
+                os.listdir,
+                lambda path: os.rename(path, f"{path}.taken"),
+            ):
+                try:
+                    do(path)
+                    yield path
+                except OSError:
+                    pass
+
+    paths = [str(path) for path in paths]
+    read, write = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            os.setgroups([])
+            os.setgid(ANOTHER)
+            os.setuid(ANOTHER)
+            os.write(write, json.dumps([*tries()][:100]).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as answer:
+        found = json.load(answer)
+    os.waitpid(child, 0)
+    return found
+
+
+def environment(**more):
+    return {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | more
+
+
+@contextmanager
+def training(folder, name, *settings, **more):
+    """A run that has trained two rounds, on a Ray of its own below `folder`; killed in the end."""
+    command = [RAYFED, "run", *SMALL, "-s", f"name={name}", "-s", f"output.path={folder}/runs", *settings]
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment(RAY_TMPDIR=str(folder)), stdout=subprocess.PIPE, text=True, **more
+    ) as run:
+        try:
+            assert any(re.match("round +2/", line) for line in run.stdout), "it has ended"
+            yield run
+        finally:
+            run.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
+def test_another_user_reaches_nothing_of_a_ray_of_ours_nor_of_a_submission(entered, ray_head):
+    with training(entered, "own", "-s", "train.num_rounds=100000"):
+        (home,) = entered.glob("ray*")
+        own = [home, *home.rglob("*"), *Path("/dev/shm").iterdir()]
+        assert any(path.name == "raylet" for path in own)
+        assert reached(own) == []
+    with ray_head(environment(), "--num-cpus=1", "--node-ip-address=127.0.0.1") as ports:
+        at = ["--address", f"http://127.0.0.1:{ports['dashboard-port']}"]
+        submit = [RAYFED, "submit", *SMALL, "-s", f"output.path={entered}/runs", *at]
+        done = subprocess.run([*submit, "--follow"], cwd=ROOT, env=environment(), capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        theirs = [ports["folder"], *Path(ports["folder"]).rglob("*")]
+        assert any("working_dir_files" in str(path) for path in theirs)
+        assert reached(theirs) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_ray_that_others_can_write_to_is_refused_unless_this_machine_is_trusted(entered, ray_head):
+    with ray_head(environment(), "--num-cpus=2", f"--temp-dir={entered}/ray", "--node-ip-address=127.0.0.1") as ports:
+        submit = ["submit", *SMALL, "--address", f"http://127.0.0.1:{ports['dashboard-port']}", "--follow"]
+        join = ["run", *SMALL, "-s", f"ray.address=127.0.0.1:{ports['port']}"]
+        for number, command in enumerate((submit, join)):
+            command += ["-s", "train.num_rounds=1", "-s", f"output.path={entered}/runs", "-s", f"name=n{number}"]
+            how = {"cwd": ROOT, "env": environment(), "capture_output": True, "text": True}
+            done = subprocess.run([RAYFED, *command], **how)
+            assert done.returncode == 2, done.stdout + done.stderr
+            message = done.stderr.splitlines()[-1]
+            assert "other users of this machine can change what that Ray runs" in message
+            assert f"through '{entered}/ray'" in message and RECIPE in message and TRUST in message
+            done = subprocess.run([RAYFED, *command, "--trust-this-machine"], **how)
+            assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_next_run_ends_what_a_killed_run_left_and_nothing_else(short_folder):
+    home = Path(short_folder) / f"rayfed.{os.getuid()}"
+    long = ["-s", "train.num_rounds=100000"]
+    with training(short_folder, "lives", *long) as lives:
+        with training(short_folder, "dies", *long):
+            assert sorted(path.name for path in home.iterdir()) == ["0", "1", "lock"]
+        assert in_use(home / "1"), "its agents"
+        with training(short_folder, "next", "-s", "train.num_rounds=2") as after:
+            assert after.wait(60) == 0
+        assert not in_use(home / "1") and {*home.iterdir()} == {home / "0", home / "lock"}
+        assert in_use(home / "0") and lives.poll() is None
+        lives.send_signal(signal.SIGINT)
+        lives.stdout.read()
+        assert lives.wait(60) == 130
