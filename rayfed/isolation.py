@@ -54,6 +54,17 @@ SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
 
 
 @contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Compute with `count` threads, afterwards with the number before: it can change the last bits of a sum."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
 def isolated(seed: int, device: torch.device, *, flush: bool = False) -> Iterator[None]:
     """Python's, NumPy's and torch's generators are seeded; they and torch's settings are restored at the end.
 

@@ -26,7 +26,7 @@ from rayfed.data.augment import prepare, refuse_too_small
 from rayfed.data.federation import Federation, open_federation
 from rayfed.data.inputs import Images
 from rayfed.errors import Diverged, InputError
-from rayfed.isolation import isolated
+from rayfed.isolation import isolated, threads
 from rayfed.job import Job
 from rayfed.methods import measures
 from rayfed.methods.doubts import doubts
@@ -138,8 +138,9 @@ def open_site(job: Job) -> Site:
         raise InputError(f"{given}: the partition has only {federation.num_clients} clients")
     trace = open_trace(job.clients, federation.num_clients, job.train.num_rounds)
     sizes, seed = {**inputs._asdict(), "num_classes": federation.num_classes}, seed_of(job.seed, Purpose.MODEL)
-    model = build_model(job.model.name, job.model.options, **sizes, seed=seed)
-    adapt(model, job.model.adapt, seed_of(job.seed, Purpose.MODEL, 1))
+    with threads(job.ray.threads):  # orthogonal weights have other bits with more
+        model = build_model(job.model.name, job.model.options, **sizes, seed=seed)
+        adapt(model, job.model.adapt, seed_of(job.seed, Purpose.MODEL, 1))
     refuse_batches_of_one(model, inputs, federation.partition.sizes, job.train.batch_size)
     measures.refuse_absent(job.measure_layers, model, inputs, job.measure_clients, federation.num_clients)
     for part in all_parts(job.method):

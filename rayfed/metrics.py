@@ -155,7 +155,12 @@ def speed_up(accuracies: Sequence[float] | Array, baseline: Sequence[float] | Ar
 
 def weight_divergence(weights: Array, local: Array) -> float:
     """The distance `||w - w_k||` of a client's parameters (P,) from the global parameters (FedNTD 5.2, Fig. 8)."""
-    return float(np.linalg.norm(_float64(local) - _float64(weights)))
+    return length(_float64(local) - _float64(weights))
+
+
+def length(vector: Array) -> float:
+    """The L2 norm of a vector (P,). Not NumPy's own, which is BLAS's: its bits depend on the number of threads."""
+    return math.sqrt(np.square(_float64(vector)).sum())
 
 
 def distribution_distance(class_accuracy: Array, p: Array) -> float:

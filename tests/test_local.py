@@ -15,7 +15,8 @@ from rayfed.clients.batches import batches
 from rayfed.clients.settings import Training
 from rayfed.data.settings import Augment
 from rayfed.errors import Diverged, InputError
-from rayfed.job import Job, RayOptions
+from rayfed.isolation import threads
+from rayfed.job import Job, RayOptions, make_job
 from rayfed.local import Broadcast, Desk, evaluate, open_site, server_view, survey, train
 from rayfed.methods import CrossEntropy, NotTrueDistill, Part, Proximal, compose, fedavg, fedlmd, fedntd, moon
 from rayfed.methods.part import all_parts, names_of_terms
@@ -27,6 +28,23 @@ CLIENT = 1  # [0, 8, 1, 2] samples: 5, 5 and 1 of them in a batch
 
 def broadcast_of(site, round=1):
     return Broadcast(round, state_of(site.model), {}, {}, {part.slot: 1 for part in all_parts(site.job.method)})
+
+
+def turned(image_shape, num_classes):
+    """A model whose weights come from a QR decomposition."""
+    head = nn.Linear(600, num_classes)
+    nn.init.orthogonal_((inner := nn.Linear(784, 600)).weight)
+    return nn.Sequential(nn.Flatten(), inner, head)
+
+
+def test_a_sites_weights_do_not_depend_on_the_threads_that_this_process_has():
+    """As many as it has cores; LAPACK's results depend on them."""
+
+    def weights(count):
+        with threads(count):
+            return state_of(open_site(make_job({"name": "n", "model": f"{__name__}:turned"})).model)
+
+    assert all(torch.equal(one, two) for one, two in zip(weights(1).values(), weights(2).values(), strict=True))
 
 
 def trained(site, broadcast=None, client=CLIENT):

@@ -33,6 +33,7 @@ from rayfed.weights import Weights, state_of
 log = logging.getLogger(__name__)
 
 VERSIONS = (3, 4)  # that can be read; the last is written. Version 3 had no twins, and other random streams
+LATER = ("variables", "maker", "extensions")  # keys of a kind of hardware that older checkpoints do not have
 MANIFEST = re.compile(r"round-(\d{5,})\.json")
 
 
@@ -129,10 +130,13 @@ class Saved:
     def other_bits(self, kinds: Sequence[Kind], modules: Mapping[str, str]) -> list[str]:
         """Why the run would continue to other bits: hardware of another kind, or modules with other hashes, in words.
 
-        A checkpoint from before these were noted says nothing.
+        A checkpoint from before something was noted says nothing of it.
         """
         known: list[Kind] = self.manifest.get("hardware", kinds)
-        found = [differences(known[0], kind) for kind in kinds if known and kind not in known]
+        found = []
+        for kind in kinds:
+            then = [{**{key: kind[key] for key in LATER if key in kind}, **before} for before in known]
+            found += [differences(then[0], kind)] if then and kind not in then else []
         code: dict[str, str] = self.manifest.get("modules", modules)
         changed = [name for name in sorted({*code, *modules}) if code.get(name) != modules.get(name)]
         return [*(line for lines in found for line in lines), *(f"the module {name} has changed" for name in changed)]

@@ -160,9 +160,9 @@ def drift(before: Seen, after: Seen, p: np.ndarray) -> Iterator[tuple[str, float
     for name in before.parameters:
         of_both = (seen.parameters[name].detach().flatten().cpu().numpy() for seen in (before, after))
         layers.setdefault(name.rpartition(".")[0] or name, []).append(metrics.weight_divergence(*of_both))
-    yield "divergence", float(np.linalg.norm([moved for layer in layers.values() for moved in layer]))
+    yield "divergence", metrics.length(np.array([moved for layer in layers.values() for moved in layer]))
     for layer, moves in layers.items():
-        yield f"divergence.{layer}", float(np.linalg.norm(moves))
+        yield f"divergence.{layer}", metrics.length(np.array(moves))
     yield "distribution_distance", metrics.distribution_distance(metrics.class_accuracy(before.confusion), p)
     yield "logit_distance", metrics.feature_distance(before.logits, after.logits)
     if before.features is not None and after.features is not None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -30,6 +31,12 @@ from rayfed.weights import Weights, with_weights
 EVALUATION_CHUNK = 1000  # test images per piece of work: a constant, so that the sum of losses has a fixed order
 Look = Literal["evaluation", "activations"]
 KNOWN = "rayfed.", "torch.", "torchvision."  # whose parts and modules of models keep nothing of a client
+# Variables of the environment that decide bits, and those of such names that decide none: rayfed sets the threads.
+DECIDE = re.compile(
+    r"(ATEN|BLIS|CUBLAS(LT)?|CUDNN|DNNL|MKL|NPY_(DIS|EN)ABLE|NVIDIA_TF32|ONEDNN|OPENBLAS)_|OMP_(DYNAMIC|THREAD_LIMIT)$"
+    r"|TORCH_(ALLOW_TF32|BLAS|CUBLAS|CUDNN|LINALG|MKLDNN)_|DISABLE_ADDMM_"
+)
+HARMLESS = re.compile(r"VERBOSE|LOG|DUMP|PROFILE|CACHE_CAPACITY|(MKL|BLAS|BLIS)_(NUM_THREADS|DYNAMIC)|WORKSPACE_CONFIG")
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # as glibc's malloc.h numbers them
 # What to do about errors of CUDA's, by a pattern in their text.
 ADVICE = {
@@ -60,12 +67,30 @@ def kind_of(device: torch.device) -> Kind:
     settings = {
         "float32": torch.get_float32_matmul_precision(),
         "deterministic": "yes" if torch.are_deterministic_algorithms_enabled() else "no",
+        "variables": _variables() or "none",
     }
     if device.type == "cuda":
         tf32 = "yes" if torch.backends.cudnn.allow_tf32 else "no"
         return {"device": torch.cuda.get_device_name(device), "tf32 in cudnn": tf32, **settings}
     instructions = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
-    return {"device": device.type, "instructions": instructions, **settings}
+    return {"device": device.type, "instructions": instructions, **_processor(), **settings}
+
+
+def _variables() -> str:
+    """Those of the environment that change how torch and its libraries compute: `NAME=value NAME=value`."""
+    found = [name for name, value in os.environ.items() if value and DECIDE.match(name) and not HARMLESS.search(name)]
+    return " ".join(f"{name}={os.environ[name]}" for name in sorted(found))
+
+
+def _processor() -> Kind:
+    """Its maker, and its instructions for matrices and short numbers: oneDNN and MKL choose their code by both."""
+    known = torch.cpu.get_capabilities()
+    maker = str(known.get("cpu_name", "")).partition(" ")[0]
+    with suppress(OSError):  # there is no /proc
+        found = re.search(r"(?:vendor_id|CPU implementer)\s*:\s*(\S+)", Path("/proc/cpuinfo").read_text())
+        maker = found[1] if found else maker
+    short = [name for name, there in known.items() if there is True and re.search("amx|bf16|fp16|i8mm|sve|vnni", name)]
+    return {"maker": maker or "unknown", "extensions": " ".join(sorted(short)) or "none"}
 
 
 def make_cuda_repeatable() -> None:

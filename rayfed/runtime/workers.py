@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
+from rayfed.isolation import threads
 from rayfed.job import Job
 from rayfed.local import Site
 from rayfed.round import Workers
@@ -74,14 +75,3 @@ def open_workers(
         # Once more: when Ray is connected, its C++ handles SIGTERM, until a handler is set from Python again.
         with stopping("stopping"), open_pool(site, progress, other_bits=other_bits) as pool, stopping(KEEPING):
             yield pool
-
-
-@contextmanager
-def threads(count: int) -> Iterator[None]:
-    """Compute with `count` threads, afterwards with the number before: it can change the last bits of a sum."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -2,9 +2,11 @@
 
 import json
 import sys
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
 
 import rayfed
@@ -12,7 +14,7 @@ from rayfed import experiment
 from rayfed.cli import main
 from rayfed.errors import InputError
 from rayfed.folder.keeper import PARTITION
-from rayfed.folder.saved import newest
+from rayfed.folder.saved import LATER, digest_of, newest
 from rayfed.folder.storage import Folder
 from rayfed.folder.tables import read_table
 from rayfed.runtime import worker
@@ -48,7 +50,8 @@ def environment(path):
 def test_hardware_is_noted_and_another_kind_needs_leave(tables, tmp_path, monkeypatch):
     path = rayfed.run(tables, {"train.num_rounds": 2}).path
     (kind,) = environment(path)["hardware"]
-    assert {"device", "instructions", "float32", "deterministic"} == set(kind)
+    usual = {"device", "instructions", "maker", "extensions", "variables", "float32", "deterministic"}
+    assert usual == set(kind) and all(kind.values())
     before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
 
     monkeypatch.setattr(worker, "kind_of", lambda device: {**kind, "instructions": "riscv64 RVV"})
@@ -64,6 +67,35 @@ def test_hardware_is_noted_and_another_kind_needs_leave(tables, tmp_path, monkey
     assert resumed["other_bits"] == [f"instructions is {kind['instructions']} there, riscv64 RVV here"]
     rayfed.resume(path, {"train.num_rounds": 4})  # now it is the run's kind
     assert "other_bits" not in environment(path)["resumed"][-1]
+
+
+@pytest.mark.parametrize(
+    "name", ["DNNL_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE", "MKL_CBWR", "NPY_DISABLE_CPU_FEATURES"]
+)
+def test_variables_that_decide_bits_are_of_the_hardware(tables, tmp_path, monkeypatch, name):
+    path = rayfed.run(tables, {"train.num_rounds": 2}).path
+    for harmless in ("ONEDNN_VERBOSE", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "TORCH_HOME", "MKLROOT"):
+        monkeypatch.setenv(harmless, "0")
+    rayfed.resume(path, {"train.num_rounds": 3})
+    monkeypatch.setenv(name, "other")
+    with pytest.raises(InputError, match=rf"other bits: variables is .* there, .*{name}=other.* here; .*--other-bits"):
+        rayfed.resume(path, {"train.num_rounds": 4})
+
+    for file in (path / "checkpoints").glob("round-*.json"):  # as before these were noted
+        manifest = json.loads(file.read_text())["checkpoint"]
+        for kind in manifest["hardware"]:
+            for key in LATER:
+                del kind[key]
+        file.write_text(json.dumps({"checkpoint": manifest, "sha256": digest_of(manifest)}))
+    rayfed.resume(path, {"train.num_rounds": 4})
+    assert name in environment(path)["resumed"][-1]["hardware"][0]["variables"]
+
+
+def test_a_processor_without_proc_has_a_maker(monkeypatch):
+    kind = worker.kind_of(torch.device("cpu"))
+    monkeypatch.setattr(worker.Path, "read_text", Mock(side_effect=FileNotFoundError))
+    other = worker.kind_of(torch.device("cpu"))
+    assert other["maker"] and {**other, "maker": kind["maker"]} == kind
 
 
 @pytest.fixture

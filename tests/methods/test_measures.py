@@ -3,6 +3,9 @@
 import copy
 import itertools
 import logging
+import os
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -70,6 +73,19 @@ def test_drift_by_hand():
     )
     without = measured(["drift"], seen([0, 0, 1, 0]), seen([0, 0, 1, 1]), np.array([1.0, 0.0]))
     assert without.keys() == found.keys() - {"drift.feature_distance", "drift.alignment"}
+
+
+def test_the_drift_does_not_depend_on_the_threads_of_numpys_blas():
+    """Which actors have one of, and this process as many as there are cores."""
+    lines = "import numpy as np; from rayfed.metrics import length, weight_divergence as moved"
+    lines += (
+        "; x = np.random.default_rng(0).normal(size=400_000).astype('f'); print(length(x).hex(), moved(x, -x).hex())"
+    )
+    said = {
+        subprocess.check_output([sys.executable, "-c", lines], env={**os.environ, "OPENBLAS_NUM_THREADS": threads})
+        for threads in "12"
+    }
+    assert len(said) == 1
 
 
 def test_a_model_that_has_not_moved_has_not_drifted():
