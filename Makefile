@@ -1,7 +1,7 @@
 # Two commands, which need only Python 3.11 or later, git and make:
 #   make demo    installs everything, trains FedNTD on real images over Ray, and prints where the results are
 #   make test    installs everything, checks style and types, and runs the fast tests
-PYTHON := $(shell command -v python3.11 || command -v python3.12 || command -v python3)
+PYTHON := $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3)
 BIN := .venv/bin
 
 demo: .venv/installed
@@ -12,6 +12,11 @@ test: .venv/installed
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2 --dist worksteal
+
+# The fast tests with the code that torch, oneDNN and MKL have for other processors, where sums are rounded differently.
+test-other-cpus: .venv/installed
+	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/pytest -n 2 --dist worksteal
+	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE $(BIN)/pytest -n 2 --dist worksteal
 
 # What takes longer: every method on Ray, whole runs, several nodes.
 test-slow: .venv/installed
@@ -28,4 +33,4 @@ bench: .venv/installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
 	touch $@
 
-.PHONY: demo test test-slow bench
+.PHONY: demo test test-other-cpus test-slow bench
