@@ -30,7 +30,7 @@ from rayfed.methods.personal import local_names, put_back, shared
 from rayfed.methods.views import Step
 from rayfed.metrics import Evaluation
 from rayfed.round import Arrival, Round, Workers
-from rayfed.runtime.profile import timed
+from rayfed.runtime.profile import at, timed
 from rayfed.seeds import Purpose, seed_of
 from rayfed.tasks import Summed, Task, add_up, cut
 from rayfed.trees import Tree, copied, first_difference, num_bytes
@@ -175,7 +175,7 @@ def _train(site: Site, last: Round, workers: Workers, opening: Opening, replies:
     stay = local_names(opening.parts, site.model)
     trainable = frozenset(shared(stay, parameters_of(site.model)))
     step = Step(server_view(site, number, copied(last.weights)), None, trainable)
-    with isolated(seed_of(site.job.seed, Purpose.UPDATE, number), site.device):
+    with at(f"update, round {number}"), isolated(seed_of(site.job.seed, Purpose.UPDATE, number), site.device):
         for part in opening.parts:
             given = part.update(states[part.slot], total.get(part.slot), step)
             states[part.slot], step = two_values(part, "update", given, "state", "step")
@@ -228,7 +228,7 @@ def open_round(site: Site, last: Round, workers: Workers, clients: Sequence[int]
     parts, view, payloads = parts_at(job.method, number), server_view(site, number, copied(last.weights)), {}
     cohort = cohort_of(site, number) if clients is None else Cohort(clients, clients)
     tasks = cut({client: site.federation.num_examples(client) for client in cohort.answered}, job.train)
-    with isolated(seed_of(job.seed, Purpose.INIT, number), site.device):
+    with at(f"init, round {number}"), isolated(seed_of(job.seed, Purpose.INIT, number), site.device):
         held = {part.slot: in_force(part, last.held.get(part.slot), number, last.weights) for part in parts}
     # A copy, so that the last round stays as it was, and can be kept, where a hook writes to it and the round fails.
     states = {slot: copied(hold.state) for slot, hold in held.items()}
@@ -239,7 +239,7 @@ def open_round(site: Site, last: Round, workers: Workers, clients: Sequence[int]
     replies = workers.survey(broadcast, tasks) if surveyors else ()
     surveyed, sizes = add_up(f"round {number} (survey)", tasks if surveyors else (), replies)
 
-    with isolated(seed_of(job.seed, Purpose.TELL, number), site.device):
+    with at(f"tell, round {number}"), isolated(seed_of(job.seed, Purpose.TELL, number), site.device):
         for part in parts:
             given = part.tell(states[part.slot], view, surveyed.get(part.slot))
             states[part.slot], payload = two_values(part, "tell", given, "state", "payload")

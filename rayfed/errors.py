@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 STOPPED = 130
+ENDED = ".ended"  # a file in a run's folder: what it was at when its process ended without a word
 LONGEST = 200  # characters of a value in a message
 MANY = 40  # names in a message that has a better hint
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # of terminals

@@ -1,16 +1,19 @@
 """Federations whose actors, nodes and driver die, and whose checkpoints are cut short: no bit of the results changes.
 
-`pytest -m slow` runs one of them and `pytest -m chaos` the other twenty-nine, each with its own seed.
+`pytest -m slow` runs one of them and `pytest -m chaos` the other twenty-nine, each with its own seed; and so sixty runs
+on a Ray of their own, each of which loses one process of that Ray, or the driver.
 """
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from shutil import rmtree
 
@@ -31,7 +34,11 @@ SETTINGS = {
     "train.local_steps": 40,  # rounds take longer than what happens in them, or the run would end before
     "train.batch_size": 20,
     "output.every": 1,
+    "ray.deadline": 20,
+    "ray.max_retries": 20,
 }
+ACTOR = r"actor-|ClientActor"  # in the commands of processes that train clients
+KILL, TERM, STOP = SIGNALS = signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP
 WATCHFUL = {  # short intervals, so that the death of a node is noticed within seconds
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "500",
@@ -93,19 +100,28 @@ def raylet(node):
 
 
 def kill_actor(cluster, chance):
-    """Send SIGKILL to a process that trains clients; returns whether there was one."""
-    parents = ",".join(str(raylet(node)) for node in cluster.list_all_nodes())
-    listed = subprocess.run(["ps", "--ppid", parents, "-o", "pid=,args="], capture_output=True, text=True).stdout
-    found = [int(line.split()[0]) for line in listed.splitlines() if "actor-" in line or "ClientActor" in line]
+    """Kill or stop a process that trains clients; returns whether there was one."""
+    found = [pid for node in cluster.list_all_nodes() for pid in below(raylet(node), ACTOR)]
     if found:
-        os.kill(chance.choice(found), signal.SIGKILL)
+        os.kill(chance.choice(found), chance.choice(SIGNALS))
     return bool(found)
 
 
+def below(pid, pattern):
+    """Processes that a process, or one of those below it, has started, and whose command matches."""
+    listed = subprocess.run(
+        ["ps", "-ww", "--ppid", str(pid), "-o", "pid=,args="], capture_output=True, text=True
+    ).stdout
+    found = [line.split(maxsplit=1) for line in listed.splitlines()]
+    own = [int(child) for child, command in found if re.search(pattern, command)]
+    return own + [one for child, _ in found for one in below(child, pattern)]
+
+
 def kill_node(cluster, chance):
-    """Kill a node; a moment later, add another."""
+    """End a node, or stop it until Ray gives it up; a moment later, add another."""
     node = chance.choice(sorted(cluster.worker_nodes, key=lambda node: node.node_id))
-    os.kill(raylet(node), signal.SIGKILL)
+    os.kill(raylet(node), how := chance.choice(SIGNALS))
+    time.sleep({KILL: 0.0, TERM: chance.uniform(0, 3), STOP: 8.0}[how])
     cluster.remove_node(node, allow_graceful=False)
     time.sleep(chance.uniform(0, 3))
     cluster.add_node(num_cpus=1, object_store_memory=100 * 2**20)
@@ -166,3 +182,72 @@ def test_the_results_are_the_same_bit_for_bit_whatever_dies(seed, nodes, undistu
     assert process.returncode == 0, said
     assert numbers(run) == expected
     assert happened["driver"] and happened["node"], "neither the driver nor a node died"
+
+
+# A process of a run's own Ray, or the driver: its command, and the exit codes of the run by signal (docs/failure.md).
+OWN = {
+    "raylet": (r"/raylet/raylet ", {KILL: [75], TERM: [75]}),
+    "gcs": (r"/gcs/gcs_server ", {KILL: [0, 75], TERM: [0, 75], STOP: [0, 75]}),  # 0: done before Ray's minute was over
+    "dashboard agent": (r"DashboardAgent", {KILL: [0, 75], TERM: [0, 75], STOP: [0]}),  # 75: Ray ends the node with it
+    "environment agent": (r"RuntimeEnvAgent", {KILL: [0, 75], TERM: [0, 75], STOP: [0]}),
+    "actor": (ACTOR, {KILL: [0], TERM: [0], STOP: [0]}),
+    "driver": ("", {KILL: [-KILL], TERM: [130], STOP: [0]}),
+}
+CHECKPOINT = [("raylet", SIGNALS[number % 2], True) for number in range(20)]  # while a checkpoint is written
+ANY = [(what, how, False) for what, (_, codes) in OWN.items() for how in codes]
+own_kills = [
+    pytest.param(number, *kill, marks=pytest.mark.slow if number in (0, 30) else pytest.mark.chaos)
+    for number, kill in enumerate([*CHECKPOINT, *(ANY * 3)[:40]])
+]
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("number", "what", "how", "keeping"), own_kills)
+def test_a_run_whose_own_ray_loses_a_process_has_the_same_bits(
+    number, what, how, keeping, undisturbed, tmp_path, record_property
+):
+    method, chance = METHODS[number % len(METHODS)], random.Random(number)
+    expected, (pattern, codes), run = undisturbed(method), OWN[what], tmp_path / "run"
+    folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
+    environment = {**os.environ, "TMPDIR": folder, "RAY_gcs_rpc_server_reconnect_timeout_s": "20", **WATCHFUL}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    own = command(tmp_path, "run", method, **{"ray.actors": 2})
+    at, pause = chance.randrange(1, ROUNDS - 2), chance.uniform(0, 0.2)
+    try:
+        with subprocess.Popen(own, env=environment, **pipes) as process:
+            try:
+                next(line for line in process.stdout if line.startswith("round "))
+                found = below(process.pid, pattern) if pattern else [process.pid]
+                next(line for line in process.stdout if re.match(rf"round +{at}/", line))
+                if keeping:
+                    before = set((run / "checkpoints").iterdir())
+                    while set((run / "checkpoints").iterdir()) <= before and process.poll() is None:
+                        time.sleep(0.001)
+                else:
+                    time.sleep(pause)
+                os.kill(chance.choice(found), how)
+                since = time.monotonic()
+                if what == "driver" and how == STOP:
+                    time.sleep(3)
+                    process.send_signal(signal.SIGCONT)
+                _, said = process.communicate(timeout=300)
+            finally:
+                process.kill()
+        took = time.monotonic() - since
+        print(
+            f"{number}: {what}, {how.name}{' in a checkpoint' * keeping}: exit code {process.returncode}, {took:.0f} s"
+        )
+        assert process.returncode in codes[how], said
+        assert "Traceback" not in said
+    finally:
+        for file in Path("/proc").glob("[0-9]*/environ"):  # what a dead raylet leaves
+            with suppress(OSError):
+                if f"TMPDIR={folder}\0".encode() in file.read_bytes():
+                    os.kill(int(file.parent.name), KILL)
+        rmtree(folder, ignore_errors=True)
+    if process.returncode:
+        resumed = subprocess.run(
+            command(tmp_path, "run", method, **{"ray.mode": "off"}), capture_output=True, text=True
+        )
+        assert resumed.returncode == 0, resumed.stderr
+    assert numbers(run) == expected

@@ -14,9 +14,12 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, NoReturn
 
-from rayfed.errors import STOPPED, Resumable
+from rayfed.errors import ENDED, STOPPED, Resumable, RunFailed
+from rayfed.runtime.profile import noted
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 AWAITED = (*PASSED_ON, signal.SIGTSTP, signal.SIGCHLD)
@@ -68,7 +71,7 @@ def guarded(arguments: Sequence[str]) -> None:
         # It had not begun; or it has said that it is stopped, and crashed on its way out, as a Ray that was just
         # starting may.
         code, has_said = STOPPED, True
-    _end_as(code, has_said, arguments)
+    _end_as(code, has_said, arguments, *noted())
 
 
 def _keep_streams() -> None:
@@ -82,17 +85,18 @@ def _keep_streams() -> None:
         setattr(sys, name, io.TextIOWrapper(io.BufferedWriter(raw), **form, line_buffering=number == 2 or raw.isatty()))
 
 
-def _end_as(code: int, said: bool, arguments: Sequence[str]) -> NoReturn:
-    """End as a child did: `code` is its exit code, or minus the signal that killed it."""
+def _end_as(code: int, said: bool, arguments: Sequence[str], run: str, what: str) -> NoReturn:
+    """End as a child did, at `what` of a `run`: `code` is its exit code, or minus the signal that killed it."""
     words = [word for word in arguments if word not in ("--force", "--resume")]
     more, or_begin = (["--resume"], ", or from the start if there is none") if words[0] == "run" else ([], "")
     to_continue = f"to continue from its last checkpoint{or_begin}: rayfed {shlex.join([*words, *more])}"
     if sys.stderr.isatty() and not said:
         print("\x1b[?25h", file=sys.stderr)  # a bar has hidden the cursor
+    during = f" during {what}" if what else ""
     if code < 0:
         if -code not in PASSED_ON:
             why = ", as a system does when it has no memory left" if -code == signal.SIGKILL else ""
-            ended = f"error: the run's process was ended by {signal.Signals(-code).name}{why}"
+            ended = f"error: the run's process was ended by {signal.Signals(-code).name}{during}{why}"
             print(f"{ended}\n{to_continue}", file=sys.stderr)
         if -code != signal.SIGKILL:
             signal.signal(-code, signal.SIG_DFL)
@@ -100,8 +104,23 @@ def _end_as(code: int, said: bool, arguments: Sequence[str]) -> NoReturn:
         os.kill(os.getpid(), -code)
         sys.exit(128 - code)  # where the signal is ignored here
     if not said:
-        ended = f"error: the run's process has ended without a message, with exit code {code}: Ray does that when the "
-        ended += "node of the run is lost, or the head of its cluster for a minute"
+        ended = f"error: the run's process has ended without a message, with exit code {code}{during}: "
+        ended += "code there may call os._exit, or else " if what else ""
+        ended += "Ray does that when the node of the run is lost, or the head of its cluster for a minute"
+        number, code = code, Resumable.exit_code
+        if what and run and _has_ended_so(run, f"{what}, {number}"):
+            code, to_continue = RunFailed.exit_code, "it has ended so before: to resume it unchanged would not help"
         print(f"{ended}\n{to_continue}", file=sys.stderr)
-        code = Resumable.exit_code
     sys.exit(code)
+
+
+def _has_ended_so(run: str, how: str) -> bool:
+    """Whether the run in a folder has ended in this way before. It is noted there."""
+    from rayfed.folder.storage import write_text  # it brings more than a parent that only waits should hold
+
+    file = Path(run, ENDED)
+    with suppress(OSError):
+        before = file.read_text(errors="replace") if file.is_file() else ""
+        write_text(file, how)
+        return before == how
+    return False

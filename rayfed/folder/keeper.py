@@ -34,7 +34,7 @@ from rayfed.folder.tables import (
 )
 from rayfed.local import Site
 from rayfed.round import ClientRow, Round, Workers
-from rayfed.runtime.profile import timed
+from rayfed.runtime.profile import note, timed
 
 PARTITION = "the partition has changed, and clients hold other images than before"
 
@@ -79,6 +79,7 @@ class Keeper:
                 owned.callback(os.close, lock(self.path))
                 self._before = read_summary(self.path)  # of the run that this run continues, if any
                 self._begin(owned, now)
+                note(str(self.path))
             self._owned = owned.pop_all()
         return self
 

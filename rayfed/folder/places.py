@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rayfed.errors import InputError
+from rayfed.errors import ENDED, InputError
 from rayfed.folder.owner import LOCK, OWNER, is_locked, lock
 from rayfed.folder.storage import Folder
 from rayfed.folder.summary import early_end, read_summary
@@ -18,7 +18,7 @@ from rayfed.job import Job, differences, read_job, read_toml
 FOLDERS = (*(f"{name}.parquet" for name in RESULTS), "checkpoints", "modules", "tensorboard", "wandb", "mlflow")
 FILES = ("partition.parquet", "environment.json", "summary.json", "log.txt", "report.html", "job.toml")
 OWN = (*FOLDERS, *FILES)
-BEFORE_BEGIN = {LOCK, "checkpoints", "modules"}  # what a run leaves that ends before it has its job.toml
+BEFORE_BEGIN = {LOCK, ENDED, "checkpoints", "modules"}  # what a run leaves that ends before it has its job.toml
 OTHERWISE = "give --force to replace them, or give the job another name"
 
 

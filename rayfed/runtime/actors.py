@@ -31,9 +31,9 @@ class ClientActor:
     def __repr__(self) -> str:
         return self._name
 
-    def where(self) -> str:
-        """Ray's id of the node on which this actor is."""
-        return ray.get_runtime_context().get_node_id()
+    def where(self) -> tuple[str, str]:
+        """The node on which this actor is: Ray's id, and its address."""
+        return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
 
     def open(self, site: Sequence[ObjectRef], profiled: bool = False) -> Place:
         """Open the run, and say where this actor is. A restarted actor must open the run again.

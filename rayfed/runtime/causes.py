@@ -1,9 +1,30 @@
-"""What an error of a call on an actor means: wrong input, a loss, or an exception of the work itself."""
+"""What an error of Ray, or of a call on an actor, means: wrong input, a loss, or an exception of the work itself."""
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from ray.exceptions import ObjectLostError, RayError, RayTaskError, UnserializableException
 
-from rayfed.errors import InputError, Restarted
+from rayfed.errors import InputError, Restarted, WorkersLost, first_line
+
+
+@contextmanager
+def ray_may_fail() -> Iterator[None]:
+    """An error that Ray itself raises in the context is `WorkersLost`; any other error is raised as it is.
+
+    Where this process's node, its head or the room in its store is lost, Ray raises not only its own kinds of errors.
+    """
+    try:
+        yield
+    except (RayError, OSError, ValueError, RuntimeError, AssertionError) as error:
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        of_ray = str(frame.f_globals.get("__name__")).partition(".")[0] in ("ray", "grpc")
+        if isinstance(error, RayTaskError) or not (of_ray or isinstance(error, RayError)):
+            raise
+        what = f"Ray has failed here ({type(error).__name__}: {first_line(error)})"
+        raise WorkersLost(f"{what}: the node of this process is lost, or its disk or object store is full") from error
 
 
 def cause_of(error: RayError) -> BaseException | None:

@@ -8,7 +8,8 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ from rayfed.errors import InputError, RunFailed, WorkersLost, uncoloured
 from rayfed.job import RayOptions, differences
 from rayfed.round import Kind
 from rayfed.runtime.actors import ClientActor
-from rayfed.runtime.causes import lost_object, refuse_input
+from rayfed.runtime.causes import cause_of, lost_object, ray_may_fail, refuse_input
 from rayfed.runtime.head import HEAD_LIMIT, Head
 from rayfed.runtime.heartbeat import Heartbeat
 from rayfed.runtime.placement import Place, actor_text, capacity, nodes_text, places_text
@@ -44,13 +45,14 @@ class Member:
     name: str
     actor: Any
     node_id: str = ""  # Ray's id of the node on which it last came up
+    node: str = ""  # that node's address
     place: Place | None = None  # where it last opened the run
     asked: float = 0.0  # when it was last asked whether it is up, or to open the run
     up: bool = False  # its process is up, and opens the run
     failures: int = 0  # to open the run, in a row
 
     def __str__(self) -> str:
-        return self.name + (f" on {self.place.node}" if self.place else "")
+        return self.name + (f" on {self.node}" if self.node else "")
 
 
 @dataclass(eq=False)
@@ -68,6 +70,7 @@ class Crew:
         self.idle: deque[Member] = deque()
         self.kinds: list[Kind] = []  # of the hardware that actors have come up on
         self._mixed = ""  # why an actor was given up that came up on another kind
+        self._unfit: set[str] = set()  # ids of nodes that cannot work for this run
         self.opening: dict[ObjectRef, Member] = {}
         self._refused: list[Member] = []  # by Ray, a moment ago: they are to be asked again
         self._members: list[Member] = []
@@ -159,7 +162,7 @@ class Crew:
         """Create more actors where the cluster has room for them, if the head answers in `seconds` (`Head.nodes`)."""
         if (found := self.head.nodes(seconds)) is None:
             return
-        nodes = [*found.values()]
+        nodes = [resources for node, resources in found.items() if node not in self._unfit]
         more = min(self.most, capacity(self.options, nodes)) - len(self._members)
         if more > 0:
             log.info("%s, with room for %d more actors; they join when they are up", nodes_text(nodes), more)
@@ -183,8 +186,9 @@ class Crew:
     @timed("end of Ray")
     def end(self) -> None:
         """Kill all actors at once."""
-        for member in self._members:
-            ray.kill(member.actor)
+        with suppress(WorkersLost), ray_may_fail():
+            for member in self._members:
+                ray.kill(member.actor)
         self._members.clear()
         for members in (self.idle, self.opening, self._refused):
             members.clear()
@@ -192,7 +196,7 @@ class Crew:
     def _create(self, count: int) -> None:
         for _ in range(count):
             name = f"actor-{next(self._numbers)}"
-            self._members.append(member := Member(name, new_actor(self.options, f"{self.run}/{name}")))
+            self._members.append(member := Member(name, new_actor(self.options, f"{self.run}/{name}", self._unfit)))
             self.open(member)
 
     def _ask(self, member: Member, method: Any, *arguments: Any) -> None:
@@ -207,8 +211,8 @@ class Crew:
             try:
                 answer = ray.get(reference)
                 if not member.up:
-                    member.up, member.node_id = True, answer
-                    self._ask(member, member.actor.open, [self.site_at(answer, None)], profile() is not None)
+                    member.up, (member.node_id, member.node) = True, answer
+                    self._ask(member, member.actor.open, [self.site_at(member.node_id, None)], profile() is not None)
                     continue
                 member.place, member.failures = answer, 0
                 if not self._admit(member, member.place.kind):
@@ -245,18 +249,28 @@ class Crew:
         return True
 
     def _failed(self, member: Member, error: RayError) -> None:
-        """A member has failed to open the run: ask it again, or give it up."""
-        refuse_input(error)
+        """A member has failed to open the run: ask it again, or give it up. One that was open is replaced.
+
+        An `InputError` is the run's while no member has opened the run; later it is its node's, which lacks the data's
+        mount, or whose GPU torch does not see, and which gets no other actor.
+        """
+        if not self.kinds:
+            refuse_input(error)
+        cause = cause_of(error)
+        unfit = isinstance(cause, InputError)
         if gone := lost_object(error):
             self.site_at(member.node_id, gone)
         member.failures += 1
-        if member.failures < MAX_OPENINGS and not isinstance(error, ActorDiedError):
+        if member.failures < MAX_OPENINGS and not unfit and not isinstance(error, ActorDiedError):
             self.open(member)
             return
-        self._last_words = uncoloured(str(error))
+        self._last_words = uncoloured(str(cause if unfit else error))
         log.warning("%s could not open the run, and is given up: %s", member, self._last_words)
+        self._unfit |= {member.node_id} if unfit else set()
         self._members.remove(member)
         ray.kill(member.actor)
+        if member.place is not None:  # also after its node has ended in good order, when Ray calls it dead for a while
+            self._create(1)
 
     def _missing(self) -> str:
         if (found := self.head.nodes()) is None:
@@ -270,8 +284,8 @@ class Crew:
         return f"{text} {self.most}, each with {actor_text(self.options)}; {now}{last}"
 
 
-def new_actor(options: RayOptions, name: str) -> Any:
-    """An actor with the resources that the options ask for."""
+def new_actor(options: RayOptions, name: str, unfit: Iterable[str] = ()) -> Any:
+    """An actor with the resources that the options ask for, on a node that is not among the `unfit` ones."""
     return ClientActor.options(  # type: ignore[attr-defined]
         name=name,
         num_cpus=options.num_cpus,
@@ -279,6 +293,7 @@ def new_actor(options: RayOptions, name: str) -> Any:
         max_restarts=-1,
         max_task_retries=0,  # lost work is run again by `Dispatch`, on another actor
         scheduling_strategy="SPREAD",
+        label_selector={"ray.io/node-id": f"!in({','.join(unfit)})"} if unfit else None,
     ).remote(name, options.threads, options.gpu_share)
 
 

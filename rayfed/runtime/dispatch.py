@@ -9,6 +9,7 @@ it ends.
 """
 
 import logging
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,10 +19,11 @@ from itertools import islice
 import ray
 from ray import ObjectRef
 from ray.exceptions import RayError
+from rich.filesize import decimal
 
 from rayfed.errors import ClientFailed, KilledActors, RunFailed, WorkersLost, first_line, uncoloured
 from rayfed.runtime.calls import Answer, Call, Deadline, together
-from rayfed.runtime.causes import cause_of, is_gpu_fault, is_loss, lost_object
+from rayfed.runtime.causes import cause_of, is_gpu_fault, is_loss, lost_object, ray_may_fail
 from rayfed.runtime.crew import Crew, Member, named
 from rayfed.runtime.head import memory_was_full
 from rayfed.runtime.heartbeat import Heartbeat
@@ -33,6 +35,7 @@ from rayfed.runtime.worker import at_client, what_of
 log = logging.getLogger(__name__)
 
 FETCH_LIMIT = 600.0  # seconds in which the reply of a finished call must arrive
+LITTLE = 10**9  # bytes
 MEMORY = "out of memory"
 MORE_MEMORY = "\nRay killed it, as its node had no memory left: try fewer actors per node (a larger ray.num_cpus)"
 
@@ -70,7 +73,8 @@ class Dispatch:
         lost too often.
         """
         self._stages.append(stage)
-        self._hand_out()
+        with ray_may_fail():
+            self._hand_out()
         return self._answers(stage)
 
     def _answers(self, stage: Stage) -> Iterator[Answer]:
@@ -78,7 +82,7 @@ class Dispatch:
             stage.watch()
             for turn in range(len(stage.calls)):
                 self._heartbeat.progress()
-                with span(f"waiting: {stage.calls[turn].kind}"):
+                with span(f"waiting: {stage.calls[turn].kind}"), ray_may_fail():
                     self._step(0.0)  # while the caller used an answer, actors may have finished: none should be idle
                     while (answer := self._fetched(stage, turn)) is None:
                         self._step()
@@ -106,7 +110,7 @@ class Dispatch:
                 with _failing(message.stage):
                     self._run_again(message.stage, message.indices, why, how="no answer")
         self._hand_out()
-        self._heartbeat.beat(lambda: named(self._awaited()))
+        self._heartbeat.beat(lambda: named(self._awaited()) + short_of_disk())
 
     def _hand_out(self) -> None:
         actors = len(self.crew.idle) + len(self._working)
@@ -151,7 +155,13 @@ class Dispatch:
                 full = member.place is not None and not self.crew.in_danger and memory_was_full(member.place.process)
                 self.crew.open(member)
                 why = MEMORY if full else type(error).__name__
-                self._run_again(stage, indices, f"lost with {member} ({why})", error, how=MEMORY if full else "died")
+                self._run_again(
+                    stage,
+                    indices,
+                    f"lost with {member} ({why})",
+                    error,
+                    how=MEMORY if full else "" if cause_of(error) else "died",
+                )
             elif is_gpu_fault(error) and indices[0] not in stage.faulty:
                 stage.faulty |= dict.fromkeys(indices, member.node_id)
                 self.crew.open(member, kill=True)  # the error would stay in its process
@@ -218,6 +228,13 @@ class Dispatch:
     def _awaited(self) -> list[str]:
         work = [f"{message.call.what} on {message.member}" for message in self._working.values()]
         return [*work, *self.crew.awaited()]
+
+
+def short_of_disk() -> str:
+    """In words, that what has no room in Ray's store may have none on the disk either: Ray would try for ever."""
+    folder = ray._private.worker.global_worker.node.get_session_dir_path()  # type: ignore[union-attr]
+    free = shutil.disk_usage(folder).free
+    return f"; Ray's disk here has only {decimal(free)} left, for what its store cannot hold" if free < LITTLE else ""
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from rayfed.errors import ClientFailed, InputError, WorkersLost
 from rayfed.job import RayOptions
 from rayfed.local import Site
 from rayfed.round import Round
-from rayfed.runtime.causes import refuse_input
+from rayfed.runtime.causes import is_loss, refuse_input
 from rayfed.runtime.heartbeat import Heartbeat
 from rayfed.runtime.here import Here
 from rayfed.runtime.placement import Resources
@@ -74,7 +74,7 @@ def measure_share(
     strategies = [NodeAffinitySchedulingStrategy(name, soft=False) for name in nodes if nodes[name].get("GPU")]
     try:
         try:
-            [node] = _got([probe.where.remote()], patience, "a whole GPU, to measure the largest client")
+            [(node, _)] = _got([probe.where.remote()], patience, "a whole GPU, to measure the largest client")
         except GetTimeoutError:
             raise WorkersLost(
                 f"ray.num_gpus = 'auto': for {patience:.0f} s (ray.patience) no whole GPU was free, to measure the "
@@ -91,6 +91,8 @@ def measure_share(
         ) from None
     except RayError as error:
         refuse_input(error)
+        if is_loss(error):
+            raise
         raise ClientFailed(f"ray.num_gpus = 'auto': the largest client failed on a whole GPU:\n{error}") from None
     finally:
         ray.kill(probe)

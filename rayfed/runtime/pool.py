@@ -14,6 +14,7 @@ from rayfed.local import Broadcast, Site, sample
 from rayfed.methods.part import parts_at, remembers
 from rayfed.round import Kind, Round
 from rayfed.runtime.calls import Call, Deadline
+from rayfed.runtime.causes import ray_may_fail
 from rayfed.runtime.crew import Crew
 from rayfed.runtime.dispatch import FETCH_LIMIT, Dispatch
 from rayfed.runtime.gauges import Gauges
@@ -97,9 +98,11 @@ class Pool(CohortWorkers):
         calls = [call(pieces[start:end]) for start, end in pairwise(ends)]
         return (piece for done, *_ in self._dispatch.begin(Stage(calls, submit, 1, no_progress)) for piece in done)
 
+    @ray_may_fail()
     def recall(self, memory: ObjectRef) -> Packed:
         return ray.get(memory, timeout=FETCH_LIMIT)
 
+    @ray_may_fail()
     def remember(self, memory: Packed) -> ObjectRef:
         return ray.put(memory)
 
@@ -107,6 +110,7 @@ class Pool(CohortWorkers):
         return list(self._crew.kinds)
 
     @timed("the cluster")
+    @ray_may_fail()
     def finished(self, round: Round) -> bool:
         self._gauges.round(round)
         self._crew.grow()

@@ -8,6 +8,7 @@ end after its answer arrived, the spans are moved to fit. To see single calls: `
 """
 
 import functools
+import mmap
 import sys
 import threading
 import time
@@ -79,6 +80,34 @@ def _measured(keep: Callable[[Span], None], step: str, on: Any) -> Iterator[None
         seconds = now() - start
         keep(Span(step, start, seconds, seconds - _thread.inner))
         _thread.inner = outer + seconds
+
+
+# For a parent process, which outlives this one: any code may end a process without a word ----------------------------
+
+NOTE = 8192  # bytes
+_shared = mmap.mmap(-1, NOTE)  # with each process that is forked from this one
+
+
+def note(run: str, what: str = "") -> None:
+    """Note the folder of the run, and what is done there."""
+    _shared[:] = f"{run}\n{what}".encode()[:NOTE].ljust(NOTE, b"\0")
+
+
+def noted() -> tuple[str, str]:
+    """The folder of the run, and what is done there; '' where nothing is noted."""
+    run, _, what = _shared[:].rstrip(b"\0").decode(errors="replace").rpartition("\n")
+    return run, what
+
+
+@contextmanager
+def at(what: str) -> Iterator[None]:
+    """Code that may be the user's runs in the context."""
+    run, _ = noted()
+    note(run, what)
+    try:
+        yield
+    finally:
+        note(run)
 
 
 # On an actor ----------------------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ import logging
 import math
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 import ray
@@ -24,6 +24,7 @@ from rayfed.job import Job, RayOptions
 from rayfed.local import Site, open_site
 from rayfed.runtime import OWNER, dashboard, private, replaced, trust
 from rayfed.runtime.autoscaler import room
+from rayfed.runtime.causes import ray_may_fail
 from rayfed.runtime.crew import Crew, new_actor
 from rayfed.runtime.gauges import Gauges
 from rayfed.runtime.gpus import measure_share, without_absent_gpus
@@ -68,19 +69,19 @@ def open_pool(site: Site, progress: Progress = no_progress, *, other_bits: bool 
     With `other_bits` the actors may be on several kinds of hardware.
     """
     options, name, cohort = site.job.ray, site.job.name, site.job.train.clients_per_round
-    head = Head()
+    head, sites = Head(), Sites(site)
     options = without_absent_gpus(options, nodes := [*head.known().values()])
     warn_of_idle_gpus(options, nodes)
-    sites = Sites(site)
     if options.num_gpus == "auto":
         num_actors(options, nodes, cohort)  # where not a single actor fits, that is refused before anything is measured
-        probe = new_actor(replace(options, num_gpus=1.0), f"{name}/probe")
-        options = replace(options, num_gpus=measure_share(probe, sites.at, head.known(), options.patience))
+        with ray_may_fail():
+            probe = new_actor(replace(options, num_gpus=1.0), f"{name}/probe")
+            options = replace(options, num_gpus=measure_share(probe, sites.at, head.known(), options.patience))
     most = cohort if options.actors == "auto" else options.actors
     crew = Crew(options, name, sites.at, most, head, other_bits)
     with closing(Gauges(name)) as gauges:
         try:
-            with room(options, [*head.known().values()], cohort) as count:
+            with ray_may_fail(), room(options, [*head.known().values()], cohort) as count:
                 crew.start(count)
             yield Pool(crew, site, progress, gauges)
         finally:
@@ -94,6 +95,7 @@ class Stored(Site):
     reference: ObjectRef = field(kw_only=True)
 
 
+@ray_may_fail()
 def stored(site: Site) -> Site:
     """Put the site into the store, unless nodes make theirs. Who drops `site` for the result keeps no second copy."""
     if site.job.ray.data == "storage":
@@ -182,7 +184,7 @@ def _started(options: RayOptions, name: str, most: int) -> Iterator[None]:
             with dashboard.announced():
                 yield
         finally:
-            with span("end of Ray"):
+            with span("end of Ray"), suppress(WorkersLost), ray_may_fail():
                 ray.shutdown()
             for key in ours:
                 os.environ.pop(key, None)
@@ -235,4 +237,5 @@ def _joined(address: str) -> Iterator[None]:
         yield
     finally:
         if not already:
-            ray.shutdown()
+            with suppress(WorkersLost), ray_may_fail():
+                ray.shutdown()

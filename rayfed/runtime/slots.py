@@ -27,6 +27,7 @@ from rayfed.folder.owner import is_locked
 from rayfed.folder.places import folder_of
 from rayfed.grid import Ended
 from rayfed.job import Job
+from rayfed.runtime.causes import ray_may_fail
 from rayfed.runtime.gpus import device_given, memory_cap, without_absent_gpus
 from rayfed.runtime.head import Head
 from rayfed.runtime.heartbeat import Heartbeat
@@ -91,7 +92,7 @@ def in_slots(
     under way. Where the iteration is left early, runs that are under way stop with a checkpoint. Raises `WorkersLost`
     where no node sees the folder of the results.
     """
-    with _marked(jobs) as mark, ExitStack() as at_the_end:
+    with ray_may_fail(), _marked(jobs) as mark, ExitStack() as at_the_end:
         slots = Slots(play, data_of, mark)
         at_the_end.callback(slots.stop)
         waiting, heartbeat = deque(jobs), Heartbeat()

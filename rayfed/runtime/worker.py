@@ -23,7 +23,7 @@ from rayfed.methods.measures import UPDATES, Activations, Seen
 from rayfed.methods.part import parts_at, remembers
 from rayfed.metrics import Evaluation
 from rayfed.round import Arrival, ClientRow, Kind, Memory
-from rayfed.runtime.profile import span
+from rayfed.runtime.profile import at, span
 from rayfed.tasks import OrderedSum, Summed, Task, refusing
 from rayfed.trees import Layout, Packed, Tree, checked, num_bytes, pack, unpack
 from rayfed.weights import Weights, with_weights
@@ -208,7 +208,7 @@ class Worker:
 
     def evaluate(self, weights: Packed, pieces: Sequence[tuple[int, int]], look: Look) -> list[Any]:
         """What a look at the weights gives for some ranges of test images, each by itself."""
-        with advising():
+        with at(f"the {look}"), advising():
             model = with_weights(self.site.model, unpack(weights, copy=False)).eval()
             return [self._evaluate(model, start, stop, look) for start, stop in pieces]
 
@@ -227,7 +227,7 @@ def _summed(stage: str, task: Task, work: Callable[[int], Tree]) -> tuple[Layout
     total, sizes = OrderedSum(), []
     for client in task:
         try:
-            with advising():
+            with at(f"client {client}, {stage}"), advising():
                 summand = work(client)
         except StopIteration as error:  # it would end the generator that this belongs to
             raise name_client(RuntimeError("a StopIteration, as of next(...), was not caught"), client) from error

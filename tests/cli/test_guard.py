@@ -53,6 +53,17 @@ def test_an_exit_without_a_message_is_explained_and_can_be_resumed(start, code):
     assert f"ended without a message, with exit code {code}" in said and said.endswith(HOW_TO_CONTINUE)
 
 
+def test_a_client_that_ends_the_process_is_named_and_does_so_for_good_the_second_time(start, tmp_path):
+    note = "from rayfed.runtime.profile import at, note; "
+    here = f"{note}note({str(tmp_path)!r})\nwith at('client 3, round 2'): os._exit(7)"
+    ends = []
+    for _ in range(2):
+        _, said = (run := start(here)).communicate(timeout=60)
+        ends.append((said.splitlines(), run.returncode))
+    assert "with exit code 7 during client 3, round 2: code there may call os._exit" in ends[0][0][0]
+    assert [code for _, code in ends] == [75, 1] and "would not help" in ends[1][0][1]
+
+
 @pytest.mark.parametrize(
     ("what", "number"), [("os.kill(os.getpid(), 9)", signal.SIGKILL), ("ctypes.string_at(0)", signal.SIGSEGV)]
 )

@@ -218,7 +218,9 @@ def test_every_panel_finds_its_metrics_in_a_scrape(ray_folder, run):
             assert found_it or not there, f"{title}: {metric} with {wanted} is not among {there}"
 
 
-@pytest.mark.filterwarnings("ignore:datetime.datetime.utcnow")  # opencensus, which Ray imports, with Python 3.12 or later
+@pytest.mark.filterwarnings(
+    "ignore:datetime.datetime.utcnow"
+)  # opencensus, which Ray imports, with Python 3.12 or later
 def test_ray_has_the_metrics_that_need_a_gpu():
     from ray.dashboard.modules.reporter.reporter_agent import METRICS_GAUGES
 

@@ -100,11 +100,21 @@ def a_cluster():
     return lambda environment=(), **options: _a_cluster({**WATCHFUL, **dict(environment)}, **options)
 
 
+def _free(names):
+    with ExitStack() as stack:
+        sockets = {name: stack.enter_context(socket.create_server(("127.0.0.1", 0))) for name in names}
+        return {name: one.getsockname()[1] for name, one in sockets.items()}
+
+
+@pytest.fixture
+def free_ports():
+    """Options of `ray start` for another node."""
+    return [f"--{name}={port}" for name, port in _free(PORTS[2:5] + PORTS[6:]).items()]
+
+
 @contextmanager
 def _ray_head(environment, *flags):
-    with ExitStack() as stack:
-        sockets = {name: stack.enter_context(socket.create_server(("127.0.0.1", 0))) for name in PORTS}
-        ports = {name: one.getsockname()[1] for name, one in sockets.items()}
+    ports = _free(PORTS)
     command = [Path(sys.executable).parent / "ray", "start", "--head", "--block", "--object-store-memory=100000000"]
     command += ["--min-worker-port=0", "--max-worker-port=0", *(f"--{name}={port}" for name, port in ports.items())]
     with _short_folder() as folder, open(f"{folder}/log", "w+") as log:

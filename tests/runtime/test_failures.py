@@ -14,14 +14,16 @@ import pytest
 import ray
 import torch
 from ray._private import state
-from ray.exceptions import ActorUnavailableError
+from ray.exceptions import ActorUnavailableError, OutOfDiskError
 from torch import nn
 
 import rayfed
+from rayfed.engine import rounds
 from rayfed.errors import ClientFailed, KilledActors, RunFailed, WorkersLost
 from rayfed.methods import Part, compose, fedavg, scaffold
 from rayfed.runtime import dispatch, heartbeat
 from rayfed.runtime.calls import Call, Deadline
+from rayfed.trees import pack
 
 
 class Unpicklable(Exception):
@@ -50,6 +52,7 @@ HARMS = {
     "unpicklable": lambda: throw(Unpicklable("no such thing at this client")),
     "demanding": lambda: throw(Demanding("no such thing", "this client")),
     "memory": lambda: throw(torch.OutOfMemoryError("CUDA out of memory")),
+    "disk": lambda: throw(OSError(28, "No space left on device")),
     "GPU": lambda: throw(torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered\nMore.")),
 }
 
@@ -320,6 +323,7 @@ def test_work_that_kills_every_worker_again_after_a_resume_ends_the_run_for_good
         ("demanding", "no such thing at this client"),
         ("memory", "CUDA out of memory.*try a larger ray.num_gpus"),
         ("GPU", "uncorrectable ECC error"),
+        ("disk", "No space left on device"),
     ],
 )
 def test_a_clients_own_exception_ends_the_run_at_once(cluster, make_site, on_ray, folder, error, message):
@@ -336,3 +340,21 @@ def test_an_actor_that_can_never_open_the_run_says_why(cluster, make_site, on_ra
     site.model.features = Trap(site.model.features, "refuse", folder, 99)
     with pytest.raises(RunFailed, match=r"(?s)no actor could open the run.*a broken library on this node"):
         on_ray(site, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("call", "error", "enter"),
+    [
+        ("wait", OSError("Broken pipe"), lambda pool, site: list(rounds(site, pool))),
+        ("get", ValueError("no such object"), lambda pool, site: pool.recall(ray.put(1))),
+        ("put", OutOfDiskError("Local disk is full"), lambda pool, site: pool.remember(pack({}))),
+    ],
+)
+def test_an_error_of_rays_own_is_lost_workers(cluster, make_site, pool_on, monkeypatch, call, error, enter):
+    """As Ray raises them in C++ where its node is gone, or has no room."""
+    exec("def fails(*_, **__): raise error", names := {"__name__": "ray._raylet", "error": error})
+    with pool_on(site := make_site(scaffold()), "ray-fails", actors=1) as pool, monkeypatch.context() as patch:
+        patch.setattr(ray, call, names["fails"])
+        with pytest.raises(WorkersLost, match=f"Ray has failed here .*{error.args[0]}"):
+            enter(pool, site)

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import ray
 import torch
+from ray._private.state import actors
 from ray.cluster_utils import Cluster
 
 from rayfed.engine import rounds, start
@@ -27,6 +28,7 @@ from rayfed.methods import Part, compose, fedavg, scaffold
 from rayfed.runtime import session
 from rayfed.runtime.crew import Crew
 from rayfed.runtime.dispatch import Dispatch
+from rayfed.runtime.gpus import PRETENDED
 from rayfed.runtime.session import Sites, open_pool
 
 pytestmark = pytest.mark.slow
@@ -261,6 +263,45 @@ def test_a_node_that_comes_during_a_round_works_in_it_and_reads_the_data_itself(
     with pool_on(site, "meet", data="storage") as pool:
         assert played(site, pool) == expected
         assert pool._crew.site_at.__self__._made.keys() == {node.name for node in tmp_path.iterdir()}
+
+
+def test_a_late_node_that_cannot_work_is_left_out(a_cluster, make_site, played, here, pool_on, caplog):
+    """torch does not see its GPU."""
+    site = make_site(fedavg())
+    expected = here(site)
+    with a_cluster({PRETENDED: "1"}, num_cpus=1, num_gpus=1) as cluster:
+
+        def join(round):
+            if round.round == 1:
+                cluster.add_node(num_cpus=1, num_gpus=1, env_vars={PRETENDED: ""})
+            while round.round == 2 and "is given up: Ray counts a GPU" not in caplog.text:
+                pool._crew.wait([], 0.2)
+
+        with pool_on(site, "late", num_gpus=1.0) as pool:
+            assert played(site, pool, join) == expected
+            pool._crew.grow()
+            assert pool._crew.size == 1, "no other actor is put there"
+
+
+def test_an_actor_whose_node_ends_in_good_order_is_asked_for_again(
+    several, make_site, played, here, pool_on, tmp_path, free_ports
+):
+    """By SIGTERM to `ray start`, as pods and spot machines end: an actor that waits for room is what adds nodes."""
+    command = [f"{sys.prefix}/bin/ray", "start", "--block", f"--address={several.address}", "--num-cpus=1"]
+    with subprocess.Popen([*command, *free_ports], stdout=subprocess.DEVNULL) as node:
+        while len(alive := [one["NodeID"] for one in ray.nodes() if one["Alive"]]) < 2:
+            time.sleep(0.2)
+        (other,) = {*alive} - {several.head_node.node_id}
+        method = compose(scaffold(), Linger(other, str(tmp_path / "there")))
+        site = make_site(method, clients_per_round=6)
+        expected = here(site)
+        with once(tmp_path / "there", node.terminate), pool_on(site, "ends", actors=2) as pool:
+            assert played(site, pool) == expected
+            for _ in range(50):
+                pool._crew.wait([], 0.2)
+            states = {one["State"] for one in actors().values() if one["Name"].startswith("ends/")}
+            assert pool._crew.size == 2
+            assert states & {"PENDING_CREATION", "RESTARTING"}
 
 
 def test_a_run_without_any_actor_left_ends_with_a_message(a_cluster, make_site, played, pool_on):
