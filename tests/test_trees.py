@@ -293,25 +293,10 @@ def test_a_packed_tree_is_pickled_in_pieces_and_put_together_without_a_copy_wher
 # Saving.
 
 
-def test_a_nested_skeleton_of_version_1_is_still_read():
-    tree = {
-        "a": [1, (torch.tensor([1.0, 2.0]), None)],
-        "s": Scaled(3, {"c": torch.tensor([[7]]), "e": {}}),
-        4: [(), [], True, "text", 0.5],
-    }
-    skeleton = (
-        '{"dict": [["a", [1, {"tuple": [{"tensor": ["float32", 0, [2]]}, null]}]], '
-        '["s", {"scaled": [3, {"dict": [["c", {"tensor": ["int64", 0, [1, 1]]}], ["e", {"dict": []}]]}]}], '
-        '[4, [{"tuple": []}, [], true, "text", 0.5]]]}'
-    )
-    assert same(unpack(from_bytes(safetensors.numpy.save(pack(tree).buffers, {"tree": skeleton}))), tree)
-
-
 @pytest.mark.parametrize(
     ("key", "skeleton"),
     [
         *(("leaves", skeleton) for skeleton in ("[", "3", '[[[], ["bag"]]]', '[[[], ["tensor"]]]')),
-        *(("tree", skeleton) for skeleton in ('{"bag": []}', '{"tuple": [], "dict": []}', '{"tensor": []}')),
         ("another", ""),
     ],
 )

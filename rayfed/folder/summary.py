@@ -12,6 +12,8 @@ from rayfed.folder.regular import read_regular
 
 log = logging.getLogger(__name__)
 
+SHOWN = ("round", "test_accuracy", "test_loss", "forgetting")  # of the best and the last round
+
 
 def summarise(rounds: list[dict[str, Any]]) -> dict[str, Any]:
     """Best and last evaluated round of a run, and its cost, from the rows of `rounds.parquet`.
@@ -22,11 +24,10 @@ def summarise(rounds: list[dict[str, Any]]) -> dict[str, Any]:
         return {"rounds": 0}
     evaluated = [row for row in rounds if row["test_accuracy"] is not None]
     best, last = best_of(rounds) or evaluated[0], evaluated[-1]
-    shown = ("round", "test_accuracy", "test_loss", "forgetting")
     return {
         "rounds": rounds[-1]["round"],
-        "best": {key: best[key] for key in shown},
-        "last": {key: last[key] for key in shown},
+        "best": {key: best[key] for key in SHOWN},
+        "last": {key: last[key] for key in SHOWN},
         **{key: sum(row[key] for row in rounds) for key in ("seconds", "bytes_down", "bytes_up")},
     }
 
@@ -51,9 +52,11 @@ def read_summary(path: Path) -> dict[str, Any]:
     """The summary in a run's folder; empty if there is none, or if it is damaged."""
 
     def check(found: dict[str, Any]) -> None:
-        _ = f"{found.get('rounds', 0):d}", {found["status"]: found.get("error", "") + found.get("ended_early", "")}
-        for which in {"best", "last"} & found.keys():
-            _ = "{round:d} {test_accuracy:f} {test_loss:f} {forgetting:f}".format(**found[which])
+        texts = [found.get(key, "") for key in ("status", "error", "ended_early")]
+        rows = [found.get(key, {}) for key in ("best", "last")]
+        numbers = [found.get("rounds", 0), *(row.get(key) for row in rows for key in SHOWN)]
+        if not all(isinstance(v, str) for v in texts) or not all(isinstance(v, int | float | None) for v in numbers):
+            raise ValueError("it is not as a run wrote it")
 
     return read_json(path / "summary.json", check)
 
