@@ -41,6 +41,8 @@ address_option = click.option(
 @click.option("--force", is_flag=True, help="Replace the results of an earlier run.")
 @click.option("--resume", is_flag=True, help="Continue the run if it was begun; else begin it.")
 @click.option("--exclude", "patterns", multiple=True, metavar="PATTERN", help="Files not to send: images, '*.pdf'.")
+@click.option("--include", multiple=True, metavar="PATTERN", help="Files to send although they look like secrets.")
+@click.option("--dry-run", is_flag=True, help="List the files that would be sent, and what would stay; send nothing.")
 @trust_option
 def submit(
     job: str,
@@ -50,6 +52,8 @@ def submit(
     force: bool,
     resume: bool,
     patterns: tuple[str, ...],
+    include: tuple[str, ...],
+    dry_run: bool,
 ) -> None:
     """Run a job on a Ray cluster.
 
@@ -62,8 +66,6 @@ def submit(
       rayfed submit jobs/quickstart.toml --address http://127.0.0.1:8265 -s output.path=/shared/runs
       rayfed submit jobs/comparison/mnist-shards-2.toml -s grid.seeds=[0] --exclude notes
     """
-    from rich.filesize import decimal
-
     from rayfed.cli import package
     from rayfed.folder.places import refuse_overwriting
     from rayfed.folder.provenance import COMMIT, commit
@@ -77,6 +79,14 @@ def submit(
     refuse_same(cells)
     jobs = [cell.job() for cell in cells]  # all are checked before anything is sent
     run = cells[0].grid or jobs[0].name
+    apart = {Path(path) for one in jobs for path in one.places().values() if "://" not in path}
+    found = package.chosen(root, sorted(apart), patterns, include)
+    if dry_run:
+        print(aligned(found.all_lines()), aligned(found.lines()), sep="\n\n")
+        return
+    if (place := Path(job).resolve().relative_to(root.resolve()).as_posix()) not in found.files:
+        why = found.stays.get(place, "or its folder is left out, or git ignores it")
+        raise InputError(f"'{job}' would not be sent: it {why}")
     with connected(address) as cluster:
         cluster.refuse_temporary()
         here = is_here(cluster)
@@ -85,17 +95,13 @@ def submit(
         refuse_twins(run, cluster.submissions(), address)
         if here and not cells[0].grid:
             refuse_overwriting(jobs[0], force or resume)
-        apart = {Path(path) for one in jobs for path in one.places().values() if "://" not in path}
-        files = package.chosen(root, sorted(apart), patterns)
-        if (place := Path(job).resolve().relative_to(root.resolve()).as_posix()) not in files:
-            raise InputError(f"'{job}' would not be sent: git ignores it, or --exclude leaves it out")
         settings = (*settings, *(f"{key}={path}" for key, path in paths.items()))
         if any(one.ray.address for one in jobs):
             settings = (*settings, "ray.address=")  # the job runs on the cluster that gets it
         said = f", named by {cluster.named_by}" if cluster.named_by.startswith("RAY") else ""
         lines = [
             ("cluster", cluster.address + said + (", on this machine" if here else "")),
-            ("packed", f"{len(files):,} files, {decimal(sum(files.values()))}, and rayfed itself"),
+            *found.lines(),
             *([("grid", f"{len(jobs)} runs in one job")] if cells[0].grid else []),
             *((key, path) for key, path in paths.items() if key != "output.path"),
             ("results", f"{results}" + ("" if here else ", on the cluster's head node")),
@@ -105,7 +111,7 @@ def submit(
         command = [sys.executable if here else "python", "-m", "rayfed", "run", place]
         command += [word for setting in settings for word in ("-s", setting)]
         command += [*(["--force"] if force else []), *(["--resume"] if resume else [])]
-        with package.staged(root, files) as code:
+        with package.staged(root, found.files) as code:
             environment = {**code, "env_vars": {COMMIT: commit() or ""}}
             submitted = cluster.submit(command, run, environment, described(cells, jobs, results))
         print(f"submitted as {submitted.id}", flush=True)

@@ -1,6 +1,6 @@
 """The files that are sent with a submitted job: the working folder, without files that no cluster should get.
 
-In a git repository, git tells which files it ignores. Private keys and other secrets, hidden files, caches,
+In a git repository, git tells which files it ignores. What looks like a secret (`secret.py`), hidden files, caches,
 environments, data, weights, the folders of runs and the job's own paths stay here, too. The rest is copied into a
 temporary folder, which Ray packs. `rayfed` is sent as a module of its own, so that the cluster runs the code that has
 checked the job.
@@ -14,49 +14,100 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
 
 from rich.filesize import decimal
 
 import rayfed
+from rayfed.cli.secret import secret_in
 from rayfed.data.settings import is_relative
 from rayfed.errors import InputError
 from rayfed.job import Job
+from rayfed.report.words import listed
 
 LIMIT = 100 * 2**20  # bytes; Ray refuses larger uploads without a reason
 PACKAGE = Path(rayfed.__file__).parent
-SECRETS = (".*", "*.pem", "*.key", "*.p12", "*.pfx", "*.kdbx", "id_*[!y]", "id_*[!p]y")  # id_*, but not id_*.py
+SECRET = "looks like a secret: "
+HIDDEN = (".*",)
 CACHES = ("__pycache__", "*.egg-info", "node_modules", "venv", "*.pyc", "*.pyo")
 DATA = ("*.parquet", "*.pq", "*.safetensors", "*.pt", "*.pth", "*.ckpt", "*.zip", "*.tar", "*.tar.gz", "*.tgz")
 RAYIGNORE = ".rayignore"  # Ray reads it where it packs
 MARKS = (("pyvenv.cfg",), ("conda-meta",), ("job.toml", "environment.json"))  # of environments, and of a run's folder
 
 
-def chosen(root: Path, without: Sequence[Path] = (), patterns: Sequence[str] = ()) -> dict[str, int]:
-    """The files of a folder that are sent, and the bytes of each.
+class Chosen(NamedTuple):
+    """The files that are sent with their bytes; what stays and why; what is sent, but may hold a secret."""
 
-    `without` are folders and files to leave out, `patterns` are further patterns: `images`, `notes/*.pdf`. Raises
-    `InputError` where git cannot list the files that it ignores, and above the limit, naming the largest files.
+    files: dict[str, int]
+    stays: dict[str, str]
+    odd: dict[str, str]
+
+    def lines(self) -> list[tuple[str, Any]]:
+        """For the screen: what is sent, the largest files of it, and what looks like secrets."""
+        largest = ", ".join(f"{name} {decimal(size)}" for name, size in Counter(self.files).most_common(10))
+        looks = [f"{name} ({why.removeprefix(SECRET)})" for name, why in self.stays.items() if why.startswith(SECRET)]
+        odd = [f"{name} ({why})" for name, why in self.odd.items()]
+        found = {
+            "packed": f"{len(self.files):,} files, {decimal(sum(self.files.values()))}, and rayfed itself",
+            "largest": largest,
+            "not sent": looks and f"{listed(looks)}: like secrets; rename them, or send them with --include PATTERN",
+            "look at": odd and f"{listed(odd)}: sent, as code",
+        }
+        return [(word, text) for word, text in found.items() if text]
+
+    def all_lines(self) -> list[tuple[str, str, str]]:
+        """Every file with its size, and all that stays with the reason."""
+        files = [(decimal(size), name, self.odd.get(name, "")) for name, size in sorted(self.files.items())]
+        return [*files, *(("not sent", name, why) for name, why in sorted(self.stays.items()))]
+
+
+def chosen(
+    root: Path, without: Sequence[Path] = (), patterns: Sequence[str] = (), include: Sequence[str] = ()
+) -> Chosen:
+    """The files of a folder that are sent, and those that stay.
+
+    `without` are folders and files to leave out, `patterns` are further patterns: `images`, `notes/*.pdf`; `include`
+    are patterns of files that are sent although they look like secrets. Raises `InputError` where git cannot list the
+    files that it ignores, and above the limit, naming the largest files.
     """
     real = root.resolve()
+    included = [_plain(pattern) for pattern in include]
     apart = [path.expanduser().resolve() for path in (*without, PACKAGE, real / PACKAGE.name)]
-    refused = (*SECRETS, *CACHES, *DATA, *(pattern.strip("/").removesuffix("/**") for pattern in patterns))
-    marked: dict[PurePosixPath, bool] = {}
+    refused = (*HIDDEN, *CACHES, *DATA, *map(_plain, patterns))
+    marked: dict[PurePosixPath, str] = {}
 
-    def is_sent(place: PurePosixPath) -> bool:
-        """Whether a file or folder may be sent, by itself; a file needs this of all folders above it, too."""
+    def why(place: PurePosixPath) -> str:
+        """Why a file or folder stays, by itself; '' for none. A file is sent if its folders are, too."""
         if place not in marked:
             path = real / place
             marks = any(all((path / mark).exists() for mark in marks) for marks in MARKS)
-            named = place.name != RAYIGNORE and any(place.match(pattern) for pattern in refused)
-            marked[place] = not (marks or path in apart or named)
+            named = [pattern for pattern in refused if place.name != RAYIGNORE and place.match(pattern)]
+            here = "is the job's own place, or rayfed" if path in apart else f"matches '{named[0]}'" if named else ""
+            marked[place] = "is an environment, or the folder of a run" if marks else here
         return marked[place]
 
-    names = [name for name in _listed(real) if all(map(is_sent, [name, *name.parents][:-1]))]
-    files = {name.as_posix(): real / name for name in names if (real / name).is_file()}
-    known = {path for path in files.values() if not path.is_symlink()}  # a link may lead to these only
-    sizes = {name: path.stat().st_size for name, path in sorted(files.items()) if path.resolve() in known}
-    _refuse_too_many(sizes)
-    return sizes
+    found = Chosen({}, {}, {})
+    names = []
+    for name in _listed(real):
+        if place := next((place for place in [name, *name.parents][-2::-1] if why(place)), None):
+            found.stays[str(place) if place == name else f"{place}/"] = why(place)
+        elif (real / name).is_file():
+            names.append(name)
+    sent: set[Path] = set()
+    for name in sorted(names, key=lambda name: ((real / name).is_symlink(), name)):  # links come last
+        path = real / name
+        if path.is_symlink() and path.resolve() not in sent:
+            found.stays[str(name)] = "is a link to what is not sent"
+            continue
+        text, stays = secret_in(real, str(name))
+        if stays and not any(place.match(pattern) for pattern in included for place in (name, *name.parents)):
+            found.stays[str(name)] = SECRET + text
+            continue
+        found.files[str(name)] = path.stat().st_size
+        found.odd.update({str(name): text} if text else {})
+        sent.add(path)
+    _refuse_too_many(found.files)
+    return found
 
 
 @contextmanager
@@ -91,6 +142,10 @@ def anchored(jobs: Sequence[Job], base: Path | None, cluster: str) -> dict[str, 
         if len(paths) > 1:
             raise InputError(f"{key} = {shown}: these runs of a grid differ; give absolute paths in the job file")
     return {key: str(base / path) for key, paths in relative.items() for path in paths if base}
+
+
+def _plain(pattern: str) -> str:
+    return pattern.strip("/").removesuffix("/**")
 
 
 def _listed(root: Path) -> Iterator[PurePosixPath]:

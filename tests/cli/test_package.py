@@ -45,7 +45,7 @@ def git(folder, *words):
 
 def sent(root, *without, patterns=()):
     """The names of the chosen files, as Ray packs them."""
-    sizes, archive = chosen(root, without, patterns), root.parent / "sent.zip"
+    sizes, archive = chosen(root, without, patterns).files, root.parent / "sent.zip"
     archive.unlink(missing_ok=True)
     with staged(root, sizes) as code:
         rays_own = get_runtime_env_default_excludes()
@@ -165,7 +165,83 @@ def test_more_than_100_mib_is_refused_with_the_largest_files(root):
         ["73.4", "MB", "models/"],
         ["73.4", "MB", "models/large.bin"],
     ]
-    assert 70 * 2**20 < sum(chosen(root, patterns=["larger.bin"]).values()) < 100 * 2**20
+    assert 70 * 2**20 < sum(chosen(root, patterns=["larger.bin"]).files.values()) < 100 * 2**20
+
+
+# Secrets -------------------------------------------------------------------------------------------------------------
+
+NAMES = """
+ID_RSA id_rsa id_dsa id_ecdsa id_ed25519.old id_ed25519 id_rsa.bak id_github my_id_rsa.txt deploy_rsa ssh_host_rsa_key
+server.pem Server.PEM server.pem.bak server.pem~ server.key SERVER.KEY tls.key.1 key.ppk a.p8 a.p12 a.P12 a.pfx a.kdbx
+a.jks a.keystore debug.keystore a.keytab a.gpg a.ovpn a.tfvars terraform.tfstate terraform.tfstate.backup prod.env env
+env.production credentials.json Credentials.JSON credentials aws-credentials.csv application_default_credentials.json
+client_secret_123.json clientSecret.json secrets.toml secrets.yaml Secrets.yml secret.txt secrets/prod.yaml auth.json
+token token.txt token.json Token auth_token auth_token.json hf_token access-token.txt github_token accessToken.json
+api_key.txt apikey apiKey.json keys.json gcp_key.json private-key.txt rootkey.csv accessKeys.csv service-account.json
+service_account_prod.json kubeconfig kube-config.yaml passwords.txt password passwd .netrc _netrc .htpasswd htpasswd
+db.sqlite users.db vault.yml wallet.dat cookies.txt kaggle.json signing-key.json .env .npmrc .aws/config tokens.json
+"""
+BY_NAME = NAMES.split()
+BLOCK = "-----BEGIN RSA PRIVATE KEY-----\n" + "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7\n" * 3
+BY_CONTENT = {
+    "a.txt": BLOCK,
+    "b.txt": "-----begin openssh private key-----\n",
+    "c.dat": "PuTTY-User-Key-File-3: ssh-rsa\n",
+    "d.json": '{"type": "x", "private_key": "y"}',
+    "e.ini": "[default]\naws_secret_access_key = abc",
+    "f.sh": "AKIA" + "Q" * 16,
+    "g.py": f"KEY = '''{BLOCK}'''\n",
+    "h.md": f"# Notes\n{BLOCK}",
+    "i.yaml": "db:\n  password: hunter2hunter2",
+    "j.toml": 'api_key = "0123456789abcdef"',
+    "k.conf": "PrivateKey = 0123456789abcdef",
+    "l": "machine example.org login me password x",
+    "m.cfg": "client-key-data: xyz",
+    "n.txt": BLOCK.encode("utf-16"),
+}
+HARMLESS = """
+token.py tokens.py secrets_model.py keyboard.py secret.py credentials.py key.py passwords.ipynb id_rsa.py keyboard.json
+tokenizer.json added_tokens.json special_tokens_map.json vocab.txt monkey.csv label_key.csv secretary.txt keypoints.json
+environment.yml authors.txt compass.json models/token/embed.py kernel.cu hotkey.json README.md id_map.json job.toml
+"""
+INNOCENT = HARMLESS.split()
+SPEAKING = {
+    "scan.py": 'MARK = "-----BEGIN PRIVATE KEY-----"; password = ask("aws_secret_access_key")\n',
+    "notes.md": "Set AWS_SECRET_ACCESS_KEY and password: see the wiki.\n",
+    "launch.yaml": "ssh_private_key: ~/.ssh/key\npassword: $PASSWORD\n/root/auth_token: /x/auth_token\n",
+}
+
+
+@pytest.mark.parametrize("tracked", [False, True])
+def test_secrets_stay_by_name_and_by_content_and_innocent_files_go(tmp_path, tracked):
+    assert len(BY_NAME) >= 70
+    for name, content in {**dict.fromkeys(BY_NAME + INNOCENT, "x"), **BY_CONTENT, **SPEAKING}.items():
+        write(tmp_path / name)
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    if tracked:
+        git(tmp_path, "init", "-q")
+        git(tmp_path, "add", "-A", "-f")
+    found = chosen(tmp_path)
+    assert sorted(found.files) == sorted([*INNOCENT, *SPEAKING])
+    hidden = {name for name in BY_NAME if name.startswith(".")}
+    told = {name for name, why in found.stays.items() if why.startswith("looks like a secret: ")}
+    assert told == {*BY_NAME, *BY_CONTENT} - hidden
+    assert "hunter2" not in str(found) and "0123456789" not in str(found), "of a secret, only a keyword is shown"
+
+
+def test_what_is_sent_is_shown_and_a_dry_run_sends_nothing(folder, rayfed, cluster):
+    write(folder / "notes.txt", BLOCK)
+    write(folder / "mine.py", f"TOKEN = 'ghp_{'a' * 36}'\n")
+    dry = rayfed("submit", "job.toml", "--dry-run", "--address", "http://127.0.0.1:1")  # asks no cluster
+    assert dry.exit_code == 0, dry.output
+    lines = {" ".join(line.split()) for line in dry.stdout.splitlines()}
+    assert "not sent notes.txt looks like a secret: holds 'BEGIN RSA PRIVATE KEY'" in lines
+    assert {"51 bytes mine.py holds 'ghp_'", "not sent data/ is the job's own place, or rayfed"} <= lines
+    ended = rayfed("submit", "job.toml", "--address", cluster.url)
+    assert "not sent     notes.txt (holds 'BEGIN RSA PRIVATE KEY'): like secrets; rename them" in ended.stdout
+    assert "look at      mine.py (holds 'ghp_'): sent, as code" in ended.stdout
+    assert "largest      job.toml 235 bytes, " in ended.stdout
+    assert "notes.txt" in submit(cluster, rayfed, "--include", "notes.txt", "-s", "name=other")[0]
 
 
 # A submission --------------------------------------------------------------------------------------------------------
@@ -195,7 +271,7 @@ def test_a_submission_has_the_folder_and_the_whole_installed_package(folder, ray
 def test_a_job_file_that_would_not_be_sent_is_refused(folder, rayfed, cluster):
     ended = rayfed("submit", "job.toml", "--address", cluster.url, "--exclude", "*.toml")
     assert ended.exit_code == 2
-    assert "'job.toml' would not be sent: git ignores it, or --exclude leaves it out" in ended.stderr
+    assert "'job.toml' would not be sent: it matches '*.toml'" in ended.stderr
     assert not cluster.submissions
 
 
