@@ -7,13 +7,28 @@
 import difflib
 import re
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 STOPPED = 130
 ENDED = ".ended"  # a file in a run's folder: what it was at when its process ended without a word
 LONGEST = 200  # characters of a value in a message
 MANY = 40  # names in a message that has a better hint
+# In an address: a password, even with / in it (but no port), or a key as the user; a parameter that is a secret.
+WITH_PASSWORD = re.compile(r"(?s)((?:https?|s3|ray)://(?=[^/?#]+@)|://(?=[^/?#:\s]*:(?!\d*(?:[/?#]|$))))[^@\s]*(?=@)")
+WITH_SECRET = re.compile(
+    r"(?i)([?&;](?:[^=&\s]*(?:secret|token|passw|signature|credential|access_?key|api_?key|x-amz|x-goog)[^=&\s]*|sig|key)=)"
+    r"[^&\s'\"]*"
+)
+INSTEAD = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or write them to ~/.aws/credentials",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS to the name of a file with them",
+    "abfs": "AZURE_TENANT_ID, AZURE_CLIENT_ID and AZURE_CLIENT_SECRET",
+    "hf": "HF_TOKEN",
+    "http": "RAY_AUTH_TOKEN for a Ray",
+    "ray": "RAY_AUTH_TOKEN",
+}  # by the beginning of an address
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # of terminals
 
 
@@ -130,7 +145,7 @@ def explained(error: Exception) -> str:
         text = "\n".join([str(error), *getattr(error, "__notes__", [])])  # where the results so far are
     else:
         text = "the run failed\n" + "".join(traceback.format_exception(error)).rstrip()
-    return cut(f"error: {text}")
+    return cut(masked(f"error: {text}"))
 
 
 def cut(text: str, limit: int = 10_000) -> str:
@@ -148,6 +163,29 @@ def cut(text: str, limit: int = 10_000) -> str:
 def uncoloured(text: str) -> str:
     """A text without a terminal's colours, such as those of Ray's tracebacks."""
     return COLOURS.sub("", text)
+
+
+def masked(text: str) -> str:
+    """A text without the passwords and keys of the addresses in it.
+
+    >>> masked("s3://ID:KEY@b/x?secret_key=1&region=2"), masked("hdfs://h:8020/a@b")
+    ('s3://...@b/x?secret_key=...&region=2', 'hdfs://h:8020/a@b')
+    """
+    return WITH_SECRET.sub(r"\1...", WITH_PASSWORD.sub(r"\1...", text)) if "://" in text else text
+
+
+def refuse_secrets(value: Any, where: str = "") -> None:
+    """Raises `InputError`, without the secret, where a text in a value is an address with a password or a key."""
+    found = [value]
+    while found:
+        one = found.pop()
+        if isinstance(one, str) and "://" in one and masked(plain := unquote(one)) != plain:
+            scheme = re.split(r"[^\w+.-]", plain.partition("://")[0].lower())[-1]
+            rather = next((text for start, text in INSTEAD.items() if scheme.startswith(start)), "")
+            why = "would be shown in reports, in the job's files and in lists of processes"
+            how = f"give the address without it, and set {rather}" if rather else "give the address without it"
+            raise InputError(f"{where or 'an address'} = '{scheme}://...': the key or password in it {why}; {how}")
+        found += [*one, *one.values()] if isinstance(one, Mapping) else one if isinstance(one, list | tuple) else []
 
 
 def spelled(name: str, known: Iterable[str]) -> str:

@@ -22,7 +22,7 @@ from rayfed.clients.participation import Participation
 from rayfed.clients.settings import Training
 from rayfed.data.partition import shared_keys
 from rayfed.data.settings import BEYOND_IMAGES, SOURCES, Data, is_relative
-from rayfed.errors import InputError, did_you_mean, told
+from rayfed.errors import InputError, did_you_mean, refuse_secrets, told
 from rayfed.models.settings import MODEL, MODEL_TEXT, Model
 from rayfed.values import Checked, Form, Ge, Gt, PathMark, UnknownKey, build, keys, nearest, table
 
@@ -52,6 +52,7 @@ class RayOptions(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        refuse_secrets(f"ray://{self.address.rpartition('://')[2]}", "ray.address")
         if self.num_gpus == "auto":
             return
         if 0 < self.num_gpus < 1e-3:
@@ -269,6 +270,8 @@ def override(tables: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[st
             known["name"] = value
         else:
             inner[last] = value
+    for key, value in flat(result).items():
+        refuse_secrets(value, key)
     return result
 
 

@@ -30,7 +30,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, ge
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from rayfed.errors import InputError, did_you_mean, spelled, told
+from rayfed.errors import InputError, did_you_mean, refuse_secrets, spelled, told
 
 __all__ = [
     "Checked", "Form", "Ge", "Gt", "Le", "Lt", "PathMark", "UnknownKey", "build", "find", "keys", "name_in", "named",
@@ -229,6 +229,7 @@ def _validated(maker: Callable[..., Any], values: Mapping[str, Any], where: str)
 
     mistakes, ready = [], dict(values)
     for name, value in values.items():
+        refuse_secrets(value, _join(where, name))
         try:
             if adapter := _adapter(maker, name):
                 ready[name] = adapter.validate_python(value, strict=True)

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import click
 
 from rayfed.cli.text import harmless
-from rayfed.errors import STOPPED, explained
+from rayfed.errors import STOPPED, explained, refuse_secrets
 
 
 class Failure(click.ClickException):
@@ -42,6 +42,8 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         with failures():
+            for word in ctx.args:
+                refuse_secrets(word, word.partition("://")[0].rpartition("=")[0] or "an argument")
             return super().invoke(ctx)
 
 

@@ -19,7 +19,7 @@ from rayfed.data.folders import read_tree
 from rayfed.data.parquet import read_parquet
 from rayfed.data.samples import Samples
 from rayfed.data.settings import Data
-from rayfed.errors import InputError
+from rayfed.errors import InputError, refuse_secrets
 
 PARQUET = (".parquet", ".pq")
 T = TypeVar("T")
@@ -28,9 +28,20 @@ SPLIT = re.compile(r"(train|test|val)(?:id|idation)?(?=[-_./])")
 
 def locate(path: str) -> tuple[pafs.FileSystem, str]:
     """The file system, and the path on it, of a local path or a URI (`s3://bucket/key`)."""
+    refuse_secrets(path)
     if "://" in path:
         return reach(path, lambda: pafs.FileSystem.from_uri(path))
     return pafs.LocalFileSystem(), os.path.abspath(os.path.expanduser(path))
+
+
+def joined(path: str, name: str) -> str:
+    """A file or folder in another: the name goes to the path of a URI, before its parameters.
+
+    >>> joined("s3://bucket/kept/?region=eu", "mine"), joined("/kept?", "mine")
+    ('s3://bucket/kept/mine?region=eu', '/kept?/mine')
+    """
+    end = re.search(r"[?#].*|$", path if "://" in path else "", re.DOTALL)[0]  # type: ignore[index]
+    return f"{path.removesuffix(end).rstrip('/')}/{name}{end}"
 
 
 def reach(path: str, ask: Callable[[], T]) -> T:

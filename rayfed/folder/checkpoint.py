@@ -27,6 +27,7 @@ from typing import Any
 import pyarrow as pa
 import torch
 
+from rayfed.data.files import joined
 from rayfed.errors import InputError
 from rayfed.folder import best
 from rayfed.folder.owner import lock
@@ -73,7 +74,7 @@ class Checkpoints:
     @property
     def best(self) -> tuple[int, str] | None:
         """The round whose weights `best.safetensors` holds, and the file's place; None where there is no such file."""
-        return None if self._best.held is None else (self._best.held["round"], f"{self._folder.place}/{best.NAME}")
+        return None if self._best.held is None else (self._best.held["round"], joined(self._folder.place, best.NAME))
 
     def probe(self, round: Round) -> None:
         """Raises `Unwritable` where there is no room for the round's weights and state, and the best weights."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rayfed.data.files import joined
 from rayfed.errors import ENDED, InputError
 from rayfed.folder.owner import LOCK, OWNER, is_locked, lock
 from rayfed.folder.storage import Folder
@@ -26,6 +27,8 @@ def folder_of(job: Job) -> Path:
     """`<output.path>/<name>`, absolute."""
     if "\0" in job.output.path:
         raise InputError(f"output.path = {job.output.path!r}: a path cannot hold NUL")
+    if "://" in job.output.path:
+        raise InputError(f"output.path = '{job.output.path}': give a folder; a URI can be given as output.checkpoints")
     if taken := {*Path(job.name).parts[1:]} & {*OWN}:
         what = f"in the folder of a run, '{taken.pop()}' is that run's own"
         raise InputError(f"name = '{job.name}': {what}; give the job another name")
@@ -35,7 +38,7 @@ def folder_of(job: Job) -> Path:
 def checkpoints_of(job: Job) -> Folder:
     """The folder of the job's checkpoints: inside its own, or in `output.checkpoints`."""
     inside = folder_of(job) / "checkpoints"
-    return Folder(f"{job.output.checkpoints.rstrip('/')}/{job.name}" if job.output.checkpoints else str(inside))
+    return Folder(joined(job.output.checkpoints, job.name) if job.output.checkpoints else str(inside))
 
 
 def refuse_unwritable(job: Job) -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from http.client import HTTPException
 from urllib.error import HTTPError
 
-from rayfed.errors import ClusterLost, InputError, NoRay
+from rayfed.errors import ClusterLost, InputError, NoRay, refuse_secrets
 from rayfed.runtime import private
 from rayfed.runtime.jobs import Jobs, brief
 from rayfed.runtime.tokens import keep_private
@@ -27,6 +27,7 @@ def connected(given: str | None) -> Iterator[Jobs]:
     """
     by = "--address" if given else next((name for name in VARIABLES if os.environ.get(name)), "")
     address = given or os.environ.get(by) or USUAL
+    refuse_secrets(f"ray://{address.rpartition('://')[2]}", by)
     hidden = {name: os.environ.pop(name) for name in VARIABLES if name in os.environ}
     keep_private()
     try:

@@ -16,7 +16,7 @@ from ray._private.grpc_utils import init_grpc_channel
 from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 from ray.exceptions import AuthenticationError
 
-from rayfed.errors import InputError
+from rayfed.errors import InputError, refuse_secrets
 from rayfed.runtime import replaced
 from rayfed.runtime.tokens import ADVICE, keep_private, token_file
 
@@ -50,6 +50,7 @@ def joining(address: str) -> None:
     would drop our actors. So the cluster is asked first. Raises `InputError` where no cluster answers, or it refuses
     our token; Ray itself would try for 20 seconds to some minutes, without a reason.
     """
+    refuse_secrets(f"ray://{address.rpartition('://')[2]}", "ray.address")
     chosen = ray_tokens.AUTH_MODE_ENV_VAR in os.environ  # obeyed, whatever the cluster does
     error = None if chosen else _knock(address)
     if chosen or "://" in address or (error and error.code() == grpc.StatusCode.UNAUTHENTICATED):
