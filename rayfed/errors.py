@@ -29,6 +29,10 @@ INSTEAD = {
     "http": "RAY_AUTH_TOKEN for a Ray",
     "ray": "RAY_AUTH_TOKEN",
 }  # by the beginning of an address
+CONTROL = re.compile(  # Unicode's Cc, Cf, Cs, Zl and Zp, without those that words need (of Persian, of emojis)
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
+    "\U000e0000-\U000e007f]"
+)
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # of terminals
 
 
@@ -186,6 +190,15 @@ def refuse_secrets(value: Any, where: str = "") -> None:
             how = f"give the address without it, and set {rather}" if rather else "give the address without it"
             raise InputError(f"{where or 'an address'} = '{scheme}://...': the key or password in it {why}; {how}")
         found += [*one, *one.values()] if isinstance(one, Mapping) else one if isinstance(one, list | tuple) else []
+
+
+def harmless(text: str) -> str:
+    """A text without colours; what else would steer a terminal or a page is spelled out, but ends of lines and tabs.
+
+    >>> harmless("a\\x1b[31mred\\x1b]0;title\\x07"), harmless("b\\u202e")
+    ('ared\\\\x1b]0;title\\\\x07', 'b\\\\u202e')
+    """
+    return CONTROL.sub(lambda found: repr(found[0])[1:-1], uncoloured(text))
 
 
 def spelled(name: str, known: Iterable[str]) -> str:

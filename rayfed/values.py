@@ -22,6 +22,7 @@ import difflib
 import functools
 import importlib
 import inspect
+import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -172,6 +173,8 @@ def find(name: str, known: Mapping[str, T], kind: str) -> T:
     module, colon, attribute = name.partition(":")
     if not colon:
         raise InputError(f"unknown {kind} '{name}'{did_you_mean(name, known)}, or give 'package.module:name'")
+    if module.partition(".")[0] in sys.stdlib_module_names:  # to import some of these does something, or to call them
+        raise InputError(f"{kind} '{name}': '{module}' is a module of Python itself; name a module of yours")
     try:
         found: Any = importlib.import_module(module)
     except SyntaxError as error:
@@ -180,9 +183,21 @@ def find(name: str, known: Mapping[str, T], kind: str) -> T:
     except Exception as error:  # the user's module may raise anything
         raise InputError(f"{kind} '{name}': importing '{module}' fails: {type(error).__name__}: {error}") from error
     try:
-        return functools.reduce(getattr, attribute.split("."), found)
+        found = functools.reduce(getattr, attribute.split("."), found)
     except AttributeError as error:
         raise InputError(f"{kind} '{name}': {error}") from error
+    if callable(found) and not _is_ours(found):
+        where = "a function or a class that was written for rayfed, in a module of yours"
+        raise InputError(f"{kind} '{name}' is {told(found)}, which is Python's own or built in; name {where}")
+    return found
+
+
+def _is_ours(found: Any) -> bool:
+    """Whether something that can be called was written in Python, and not for Python's standard library."""
+    found = found.func if isinstance(found, functools.partial) else getattr(found, "__func__", found)  # of a method
+    found = inspect.unwrap(found)
+    made = found if inspect.isfunction(found) or inspect.isclass(found) else type(found)  # an object with __call__
+    return str(made.__module__).partition(".")[0] not in sys.stdlib_module_names
 
 
 def name_in(known: Mapping[str, Any], value: Any) -> str:

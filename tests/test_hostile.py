@@ -4,6 +4,7 @@ import ast
 import functools
 import io
 import json
+import logging
 import os
 import re
 import resource
@@ -30,9 +31,11 @@ from rayfed.data import decode, memory, samples
 from rayfed.data.settings import Data
 from rayfed.data.sources import load
 from rayfed.errors import InputError, RunFailed
+from rayfed.folder.log import logging_to_file
 from rayfed.job import read_job
 from rayfed.local import open_site
 from rayfed.methods import Part, compose
+from rayfed.models.registry import build_model
 
 PACKAGE = Path(rayfed.__file__).parent
 LITTLE = 6 * 2**30  # bytes of address space for a process that reads a bomb
@@ -530,3 +533,60 @@ def test_a_module_of_the_current_folder_is_not_run_in_place_of_pythons_own(tmp_p
     environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
     subprocess.run([sys.executable, "-m", "rayfed", *words.split()], capture_output=True, cwd=tmp_path, env=environment)
     assert not (tmp_path / "ran").exists()
+
+
+HIDDEN = "cat\u202etac\u2069", "dog\x1b[31m\x1b]0;x\x07"
+
+
+@pytest.mark.parametrize("form", ["column", "metadata", "folders"])
+def test_hidden_characters_of_class_and_domain_names_are_spelled_out_wherever_they_are_shown(tmp_path, form):
+    path = str(tmp_path / "a.parquet")
+    table = pa.table({"image": [SMALL] * 4, "label": [0, 1] * 2 if form == "metadata" else [*HIDDEN] * 2})
+    table = table.append_column("where", pa.array([*HIDDEN] * 2))
+    pq.write_table(table.replace_schema_metadata({"classes": ",".join(HIDDEN)} if form == "metadata" else None), path)
+    if form == "folders":
+        path = str(tree(tmp_path / "tree"))
+        for name, old in zip(HIDDEN, ("cat", "dog"), strict=True):
+            os.rename(f"{path}/{old}", f"{path}/{name}")
+    read = load(Data(path, domain="where", test=path))
+    shown = [r"cat\u202etac\u2069", r"dog\x1b]0;x\x07"]
+    assert [*read.train.classes] == [*read.test.classes] == shown
+    assert form == "folders" or [*read.test.domain_names] == shown
+
+
+def test_hidden_characters_do_not_reach_the_log(tmp_path):
+    with logging_to_file() as begin:
+        begin(tmp_path)
+        logging.getLogger("rayfed").info("%s", HIDDEN[0] + HIDDEN[1])
+    assert r"cat\u202etac\u2069dog\x1b]0;x\x07" in (tmp_path / "log.txt").read_text()
+
+
+STRANGE = """
+import os
+from shutil import rmtree
+from os import system
+from torch import zeros
+def fine(): return __import__("rayfed").methods.compose()
+"""
+
+
+@pytest.mark.parametrize("key", ["method", "model", "data.partition"])
+@pytest.mark.parametrize(
+    "name", ["os:system", "shutil:rmtree", "antigravity:fly", "strange:system", "strange:rmtree", "strange:zeros"]
+)
+def test_what_is_named_is_looked_at_before_it_is_called(tmp_path, monkeypatch, key, name):
+    (tmp_path / "strange.py").write_text(STRANGE)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def build():
+        job = read_job({"name": "n"}, {key: name, f"{key}.{option}": f"touch {tmp_path}/ran"})
+        build_model(job.model.name, job.model.options, image_shape=(1, 8, 8), num_classes=2, seed=0)
+
+    message = (
+        "is a module of Python itself; name a module of yours|Python's own or built in; name a function or a class"
+    )
+    option = "command" if name.endswith("system") else "path"
+    with pytest.raises(InputError, match=f"'{name}'.*({message})"):
+        build()
+    assert sorted(path.name for path in tmp_path.glob("[!_]*")) == ["strange.py"] and "antigravity" not in sys.modules
+    assert read_job({"name": "n", "method": "strange:fine"}).method == compose()

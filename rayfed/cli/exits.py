@@ -9,8 +9,7 @@ from typing import Any, NoReturn
 
 import click
 
-from rayfed.cli.text import harmless
-from rayfed.errors import STOPPED, explained, refuse_secrets
+from rayfed.errors import STOPPED, explained, harmless, refuse_secrets
 
 
 class Failure(click.ClickException):

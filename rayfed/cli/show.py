@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rayfed.cli.options import Overrides, catalogue, complete_job, complete_method, job_argument, read_base, set_option
-from rayfed.cli.text import aligned, harmless, print_table, shown
-from rayfed.errors import InputError, spelled
+from rayfed.cli.text import aligned, print_table, shown
+from rayfed.errors import InputError, harmless, spelled
 
 if TYPE_CHECKING:
     from rayfed.report.forms import Sheet

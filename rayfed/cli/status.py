@@ -11,7 +11,7 @@ import click
 
 from rayfed.cli.cluster import address_option, hint
 from rayfed.cli.text import aligned, duration, print_table, shown
-from rayfed.errors import InputError, NoRay, Resumable
+from rayfed.errors import InputError, NoRay, Resumable, harmless
 from rayfed.folder.regular import read_regular
 from rayfed.folder.summary import read_summary, status_of
 from rayfed.runtime.address import connected
@@ -56,10 +56,10 @@ def describe(cluster: Jobs, one: Submission, address: str | None) -> None:
     log = cluster.log(one.id)
     print(aligned([fact for fact in facts(one, log).items() if fact[1]]))
     if one.status == "pending" or (one.status == "failed" and one.exit_code is None):  # the command was not run
-        print(f"\n{one.message.strip()}")
+        print(f"\n{harmless(one.message.strip())}")
     if lines := log.rstrip().splitlines():
         print(f"\nthe last lines of its log; all of it: {hint('logs', one.run or one.id, address)}\n")
-        print("\n".join(lines[-LAST_LINES:]))
+        print(harmless("\n".join(lines[-LAST_LINES:])))
 
 
 def list_submissions(cluster: Jobs) -> None:

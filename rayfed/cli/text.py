@@ -1,25 +1,13 @@
 """Words, tables and log lines on the screen."""
 
 import logging
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
-from rayfed.errors import uncoloured
-
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-
-
-def harmless(text: str) -> str:
-    """A text without colours, and with other control characters spelled out: names in data may hold any.
-
-    >>> harmless("a\\x1b[31mred\\x1b]0;title\\x07")
-    'ared\\\\x1b]0;title\\\\x07'
-    """
-    return CONTROL.sub(lambda found: repr(found[0])[1:-1], uncoloured(text))
+from rayfed.errors import harmless
 
 
 def in_line(text: str) -> str:

@@ -13,7 +13,7 @@ from pyarrow import fs as pafs
 from rayfed.data.decode import MAX_BYTES, decode_all
 from rayfed.data.samples import Samples, few_classes, few_domains, shortened
 from rayfed.data.settings import Data
-from rayfed.errors import InputError
+from rayfed.errors import InputError, harmless
 
 ANNOTATIONS = "val_annotations.txt"  # Tiny-ImageNet's classes of its `val` images, which lie in one folder
 
@@ -21,7 +21,7 @@ ANNOTATIONS = "val_annotations.txt"  # Tiny-ImageNet's classes of its `val` imag
 def read_tree(fs: pafs.FileSystem, files: list[str], data: Data, train: Samples | None) -> Samples:
     """Image files as samples, with clients and domains if asked for. A test set's classes must be among `train`'s."""
     folders = [posixpath.dirname(file).removesuffix("/images") for file in files]
-    names = [posixpath.basename(folder) for folder in folders]
+    names = [harmless(posixpath.basename(folder)) for folder in folders]
     for folder in sorted(set(folders)):
         if notes := _annotations(fs, folder):
             names = [
@@ -39,7 +39,7 @@ def read_tree(fs: pafs.FileSystem, files: list[str], data: Data, train: Samples 
             )
     above = [posixpath.basename(posixpath.dirname(folder)) for folder in folders]
     found, codes = np.unique(above, return_inverse=True)
-    domains, domain_names = (codes, tuple(map(str, found))) if data.domain else (None, ())
+    domains, domain_names = (codes, tuple(map(harmless, found))) if data.domain else (None, ())
     few_domains(domain_names, data.domain)
     images = decode_all(((file, functools.partial(_bytes, fs, file)) for file in files), len(files), data.size)
     labels = np.array([code[name] for name in names], dtype=np.int64)
@@ -52,7 +52,7 @@ def _annotations(fs: pafs.FileSystem, folder: str) -> dict[str, str]:
     if not fs.get_file_info(path).is_file:
         return {}
     rows = (line.split("\t") for line in _bytes(fs, path).decode(errors="replace").splitlines())
-    return {row[0]: row[1] for row in rows if len(row) > 1}
+    return {row[0]: harmless(row[1]) for row in rows if len(row) > 1}
 
 
 def _bytes(fs: pafs.FileSystem, path: str) -> bytes:

@@ -27,7 +27,7 @@ from rayfed.data.samples import Samples, few_classes, few_domains, shortened
 from rayfed.data.settings import Data
 from rayfed.data.tokens import Locate, is_list, read_tokens
 from rayfed.data.vectors import read_vectors
-from rayfed.errors import InputError
+from rayfed.errors import InputError, harmless
 
 log = logging.getLogger(__name__)
 ROWS = 4096  # rows of images read at a time
@@ -58,6 +58,7 @@ def read_parquet(fs: pafs.FileSystem, paths: list[str], data: Data, train: Sampl
     groups = _group_codes(_column(files, clients, place), clients, place)[0] if clients else None
     domains, names = _group_codes(_column(files, data.domain, place), data.domain, place) if data.domain else (None, ())
     few_domains(names, data.domain)
+    names = tuple(map(harmless, names))
     inputs, vocabulary = _inputs(files, int(ends[-1]), data, train, place)
     return Samples(inputs, labels, classes, groups, domains, names, vocabulary)
 
@@ -66,12 +67,12 @@ def class_names(schema: pa.Schema, label: str) -> tuple[str, ...] | None:
     """The class names that a schema's metadata gives for the column `label`, in label order."""
     metadata = schema.metadata or {}
     if b"classes" in metadata:
-        return tuple(metadata[b"classes"].decode(errors="replace").split(","))
+        return tuple(map(harmless, metadata[b"classes"].decode(errors="replace").split(",")))
     try:
         names = json.loads(metadata[b"huggingface"])["info"]["features"][label]["names"]
     except (KeyError, TypeError, ValueError, RecursionError):
         return None
-    return tuple(map(str, names)) if isinstance(names, list) else None
+    return tuple(harmless(str(name)) for name in names) if isinstance(names, list) else None
 
 
 def label_codes(
@@ -81,6 +82,7 @@ def label_codes(
     if types.is_dictionary(column.type):
         codes, there = _name_codes(column)
         few_classes(len(there), f"column '{name}'")
+        there = tuple(map(harmless, there))
         classes = names or there
         label_of = {label: number for number, label in enumerate(classes)}
         labels = np.array([label_of.get(label, -1) for label in there])[codes]

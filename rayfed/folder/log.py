@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from rayfed.errors import cut
+from rayfed.errors import cut, harmless
 from rayfed.folder.regular import open_regular
 
 IN_LOG = 1_000_000  # characters of an error; the screen shows fewer
@@ -18,6 +18,9 @@ class LogFile(logging.FileHandler):
 
     def _open(self) -> Any:
         return open(self.baseFilename, self.mode, encoding=self.encoding, errors=self.errors, opener=open_regular)
+
+    def format(self, record: logging.LogRecord) -> str:
+        return harmless(super().format(record))
 
     def emit(self, record: logging.LogRecord) -> None:
         with suppress(OSError):  # it cannot even be opened
