@@ -27,6 +27,7 @@ from PIL import Image
 import rayfed
 from rayfed.cli import main
 from rayfed.cli.options import read_override
+from rayfed.clients.trace_file import read_trace
 from rayfed.data import decode, memory, samples
 from rayfed.data.settings import Data
 from rayfed.data.sources import load
@@ -285,6 +286,51 @@ def test_a_column_of_lists_is_no_client(tmp_path):
         Data(str(tmp_path / "a.parquet"), client="who", test_fraction=0.5),
         "a.parquet, row 0: column 'who' is of type list<element: int64>; a client, or a domain, is a number or a name",
     )
+
+
+NO_TEXT = pa.Array.from_buffers(pa.string(), 4, pa.array([b"\xff", b"a"] * 2).buffers())
+TWICE = pa.array([0, 1] * 2)
+
+
+@pytest.mark.parametrize(
+    ("columns", "settings", "message"),
+    [
+        ([("label", TWICE), ("label", TWICE)], {}, "2 columns have the name 'label'; give each a name of its own"),
+        ([("image", pa.array([SMALL] * 4)), ("label", TWICE)], {}, "2 columns have the name 'image'"),
+        ([("label", TWICE), ("who", TWICE), ("who", TWICE)], {"client": "who"}, "2 columns have the name 'who'"),
+        ([("label", NO_TEXT)], {}, "column 'label' has text that is not UTF-8; write it as UTF-8"),
+        ([("label", NO_TEXT.dictionary_encode())], {}, "column 'label' has text that is not UTF-8"),
+        ([("label", TWICE), ("who", NO_TEXT)], {"client": "who"}, "column 'who' has text that is not UTF-8"),
+        ([("label", TWICE), ("who", NO_TEXT)], {"domain": "who"}, "column 'who' has text that is not UTF-8"),
+        (
+            [("label", TWICE), ("it", NO_TEXT)],
+            {"text": "it", "vocabulary": 9},
+            "column 'it' has text that is not UTF-8",
+        ),
+        (
+            [("label", TWICE), ("who", pa.array([1.0, np.nan] * 2))],
+            {"client": "who"},
+            "row 1: NaN in column 'who'; give",
+        ),
+    ],
+)
+def test_columns_that_are_twice_there_or_no_text_or_no_number_are_one_message(tmp_path, columns, settings, message):
+    names, arrays = zip(("image", pa.array([SMALL] * 4)), *columns, strict=True)
+    pq.write_table(pa.table(list(arrays), names=list(names)), tmp_path / "a.parquet")
+    refuses(Data(str(tmp_path / "a.parquet"), test_fraction=0.5, **settings), f"a.parquet.*{message}")
+
+
+def test_numbers_in_one_file_and_lists_in_another_are_one_message(tmp_path):
+    for name, x in (("a", [[1.0, 2.0]] * 2), ("b", [1.0] * 2)):
+        pq.write_table(pa.table({"x": x, "label": [0, 1]}), tmp_path / f"{name}.parquet")
+    refuses(Data(str(tmp_path), features=["x"], test_fraction=0.5), "b.parquet, row 0: a number in column 'x', where")
+
+
+def test_a_trace_with_a_column_twice_is_one_message(tmp_path):
+    pq.write_table(pa.table([TWICE, TWICE, TWICE], names=["round", "client", "client"]), tmp_path / "t.parquet")
+    with pytest.raises(InputError, match=r"give a Parquet file with the columns round and client, each once") as caught:
+        read_trace(str(tmp_path / "t.parquet"), 5)
+    assert "\n" not in str(caught.value)
 
 
 # --- images

@@ -36,7 +36,9 @@ def read_trace(path: str, num_clients: int) -> Trace:
         fs, place = locate(path)
         found = reach(path, lambda: pq.read_table(place, filesystem=fs))
     except InputError as error:
-        raise InputError(f"clients.trace: {error}; give a Parquet file with the columns round and client") from None
+        raise InputError(
+            f"clients.trace: {error}; give a Parquet file with the columns round and client, each once"
+        ) from None
     if missing := [name for name in NEEDED if name not in found.column_names]:
         raise InputError(f"{where}: there is no column '{missing[0]}'; it has {', '.join(found.column_names)}")
     for name in found.column_names:

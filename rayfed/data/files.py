@@ -51,7 +51,7 @@ def reach(path: str, ask: Callable[[], T]) -> T:
     except InputError:
         raise
     except (pa.ArrowException, ValueError, OSError, ImportError) as error:
-        raise InputError(f"'{path}': cannot be reached ({error})") from None
+        raise InputError(f"'{path}': cannot be reached ({' '.join(str(error).split())})") from None
 
 
 def exists(path: str) -> bool:

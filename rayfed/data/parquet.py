@@ -127,7 +127,10 @@ def _group_codes(column: pa.ChunkedArray, name: str, place: Locate) -> tuple[np.
         raise InputError(
             f"{place(0)}: column '{name}' is of type {column.type}; a client, or a domain, is a number or a name"
         )
-    values, codes = np.unique(column.to_numpy(), return_inverse=True)
+    given = column.to_numpy()
+    if types.is_floating(column.type) and len(unknown := np.flatnonzero(np.isnan(given))):
+        raise InputError(f"{place(int(unknown[0]))}: NaN in column '{name}'; give each row a number or a name")
+    values, codes = np.unique(given, return_inverse=True)
     return codes, tuple(map(str, values))
 
 
@@ -238,6 +241,8 @@ def _open(fs: pafs.FileSystem, path: str, data: Data, names: list[str]) -> pq.Pa
             near = "".join(f"; did you mean '{near}'?" for near in get_close_matches(name, schema.names, n=1))
             keys = f"(data.{data.in_place_of_images or 'image'}, data.label, data.client, data.domain)"
             raise InputError(f"{path}: no column '{name}'; it has {shortened(schema.names, 30)} {keys}{near}")
+        if (many := schema.names.count(name)) > 1:
+            raise InputError(f"{path}: {many} columns have the name '{name}'; give each a name of its own")
     texts = [name for name in names if types.is_dictionary(_kind(schema.field(name).type))]
     return pq.ParquetFile(source, metadata=file.metadata, pre_buffer=True, read_dictionary=texts)
 
@@ -260,6 +265,10 @@ def _column(files: Files, name: str, place: Locate) -> pa.ChunkedArray:
         with _readable(path):
             part = file.read(columns=[name]).column(0)
             parts.append(part.cast(_kind(part.type)))
+        try:
+            parts[-1].validate(full=True)
+        except pa.ArrowInvalid:
+            raise InputError(f"{path}: column '{name}' has text that is not UTF-8; write it as UTF-8") from None
     if any(part.type != parts[0].type for part in parts):
         raise InputError(f"column '{name}' has different types in {next(iter(files))} and in the other files")
     column = pa.chunked_array([chunk for part in parts for chunk in part.chunks], parts[0].type)

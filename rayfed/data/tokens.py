@@ -74,7 +74,11 @@ def _words(block: pa.Array, name: str, vocabulary: int, place: str) -> pa.Array:
     if not (types.is_string(kind) or types.is_large_string(kind)):
         raise InputError(f"{place}: column '{name}' is of type {kind}; data.text names a column of text")
     number = cache(lambda word: number_of(word, vocabulary))
-    lists = [[number(word) for word in WORD.findall(text.lower())] for text in block.to_pylist()]
+    try:
+        texts = block.to_pylist()
+    except UnicodeDecodeError:
+        raise InputError(f"{place}: column '{name}' has text that is not UTF-8; write it as UTF-8") from None
+    lists = [[number(word) for word in WORD.findall(text.lower())] for text in texts]
     return pa.array(lists, pa.list_(pa.int64()))
 
 

@@ -45,6 +45,8 @@ def _read(name: str, blocks: Iterable[pa.Array], place: Locate) -> np.ndarray:
             row, column = bad[0]
             what = f"{numbers[row, column]} in column '{name}'; put a number there, or leave out the row or the column"
             raise InputError(f"{place(start + int(row))}: {what}")
+        if found and numbers.shape[1] != found[0].shape[1]:
+            raise InputError(f"{place(start)}: a number in column '{name}', where the first file has lists; give lists")
         found.append(numbers)
         start += len(block)
     return np.concatenate(found)
