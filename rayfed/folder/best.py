@@ -1,5 +1,8 @@
 """`best.safetensors`, beside the checkpoints: the global weights of the best evaluated round so far.
 
+Only rounds that count (`engine.py`) are followed: where a run is extended, the extra evaluation of its old last round
+is none of the longer run's. Where that round is the best of the shorter run, its last checkpoint has the weights.
+
 It is written with the next checkpoint, which notes its hash, and before it: until then the weights wait in memory, as a
 file in each better round would cost a run's first rounds too much. A run that is killed between the two continues from
 the checkpoint before, and plays the better round again, to the same bits.
@@ -9,6 +12,7 @@ import logging
 from contextlib import suppress
 from typing import Any
 
+from rayfed.clients.settings import Training
 from rayfed.errors import Torn
 from rayfed.folder.packing import weights_to_bytes
 from rayfed.folder.provenance import hash_of
@@ -26,16 +30,17 @@ log = logging.getLogger(__name__)
 class Best:
     """Follows the rounds of a run. `held` is what a checkpoint notes, round and hash of the file; None: no file."""
 
-    def __init__(self, folder: Folder, saved: Saved | None) -> None:
+    def __init__(self, folder: Folder, saved: Saved | None, training: Training) -> None:
         """`saved` is the checkpoint to continue from; its results say which round was the best."""
         self._folder, self.held = folder, None if saved is None else _carried(folder, saved)
-        known = None if saved is None else best_of(saved.table("rounds").to_pylist())
+        rows = [] if saved is None else saved.table("rounds").to_pylist()
+        known = best_of([row for row in rows if training.counts(row["round"])])
         self._accuracy: float = known["test_accuracy"] if known else -1.0
         self._better: Round | None = None  # than what the file holds
 
     def follow(self, round: Round) -> None:
         """Keep the weights of a round with a better accuracy; the first of several equal ones stays the best."""
-        if round.round and round.test_accuracy is not None and round.test_accuracy > self._accuracy:
+        if round.test_accuracy is not None and round.test_accuracy > self._accuracy:
             self._accuracy, self._better = round.test_accuracy, round
 
     def write(self) -> None:

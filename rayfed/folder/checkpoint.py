@@ -64,17 +64,19 @@ class Checkpoints:
         self._newest = saved
         self._index = saved.index() if saved and saved.lends_to(folder) else {}
         self._changed: set[int] = set()  # clients that have trained since the newest checkpoint
-        self._best = best.Best(folder, saved)
+        self._best = best.Best(folder, saved, job.train)
 
     @property
     def round(self) -> int | None:
         """The round of the newest checkpoint."""
         return self._newest.round if self._newest else None
 
-    @property
-    def best(self) -> tuple[int, str] | None:
-        """The round whose weights `best.safetensors` holds, and the file's place; None where there is no such file."""
-        return None if self._best.held is None else (self._best.held["round"], joined(self._folder.place, best.NAME))
+    def place_of_best(self, round: int) -> str | None:
+        """The file that holds the weights of the best round; None where there is none."""
+        if self._best.held is not None and self._best.held["round"] == round:
+            return joined(self._folder.place, best.NAME)
+        is_extra = round == self.round and not self._job.train.counts(round)
+        return joined(self._folder.place, f"{stem(round)}.safetensors") if is_extra else None
 
     def probe(self, round: Round) -> None:
         """Raises `Unwritable` where there is no room for the round's weights and state, and the best weights."""
@@ -92,7 +94,8 @@ class Checkpoints:
     def follow(self, round: Round) -> None:
         """The memories of the round's clients have changed, and it may be the best round."""
         self._changed |= {row.client for row in round.clients}
-        self._best.follow(round)
+        if self._job.train.counts(round.round):
+            self._best.follow(round)
 
     def save(self, round: Round, workers: Workers, rows: Callable[[str, int], pa.Table]) -> None:
         """Write the weights of a better round, then the checkpoint of a round, unless it exists.

@@ -29,6 +29,7 @@ from rayfed.folder.tables import (
     read_table,
     replace_table,
     round_rows,
+    without_extra,
     write_partition,
     write_round,
 )
@@ -107,8 +108,8 @@ class Keeper:
                 clear_checkpoints(folder)
         if saved is not None:
             for name in RESULTS:
-                replace_table(self.path, name, saved.round, saved.table(name))
-            self._rows = saved.table("rounds").to_pylist()
+                replace_table(self.path, name, saved.round, without_extra(name, saved.table(name), site.job.train))
+            self._rows = read_table(self.path, "rounds").to_pylist()
             began = read_environment(self.path) or now
             now = {**began, "resumed": [*began.get("resumed", []), {"after_round": saved.round, **now}]}
         for name, source in sources(site.job).items():
@@ -134,6 +135,8 @@ class Keeper:
         costs["notes"] = dict(self._rows[-1]["notes"] or ())
         confusions = confusions_of(self.path, number, self._site.federation.train.classes)
         last = self._saved.restore(self._site, self._workers)
+        if not self._site.job.train.evaluates(number):  # any more
+            last = replace(last, evaluation=None, forgetting=None)
         self._checkpoints.probe(last)
         return replace(last, clients=tuple(rows), confusions=confusions, **costs)
 
@@ -221,8 +224,8 @@ class Keeper:
         if status == "done" and (why := self.early_end()):
             more["ended_early"] = why
         summary = {"status": status, **more, **summarise(self._rows)}
-        if (best := self._checkpoints.best) is not None and best[0] == summary["best"]["round"]:
-            summary["best"]["weights"] = best[1]
+        if "best" in summary and (place := self._checkpoints.place_of_best(summary["best"]["round"])):
+            summary["best"]["weights"] = place
         write_text(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
 
     def _what_now(self, error: BaseException) -> Iterator[str]:

@@ -24,12 +24,14 @@ from rayfed import metrics
 from rayfed.folder.storage import whole
 
 if TYPE_CHECKING:  # these bring torch, which a reader of tables does not need
+    from rayfed.clients.settings import Training
     from rayfed.data.federation import Federation
     from rayfed.local import Site
     from rayfed.round import Round
 
 INT, FLOAT, TEXT, NOTES = pa.int64(), pa.float64(), pa.string(), pa.map_(pa.string(), pa.float64())
-FIGURES = ("test_accuracy", "test_loss", "forgetting", "train_loss", "seconds")
+EVALUATED = ("test_accuracy", "test_loss", "forgetting")
+FIGURES = (*EVALUATED, "train_loss", "seconds")
 COLUMNS = {
     "rounds": {"round": INT, **dict.fromkeys(FIGURES, FLOAT), "bytes_down": INT, "bytes_up": INT, "notes": NOTES},
     "clients": dict(round=INT, client=INT, num_examples=INT, train_loss=FLOAT, seconds=FLOAT, node=TEXT, notes=NOTES),
@@ -112,6 +114,25 @@ def replace_table(path: Path, name: str, round: int, table: pa.Table) -> None:
     starts = [0, *list(files)[1:], round + 1]
     for file, first, after in zip(files.values(), starts, starts[1:], strict=False):
         _write(file, table.filter((pc.field("round") >= first) & (pc.field("round") < after)))
+
+
+def without_extra(name: str, table: pa.Table, training: Training) -> pa.Table:
+    """A table without the evaluations that this training does not ask for: those of the last round of a shorter run.
+
+    So a run that was extended has the rows of a run that never stopped, and so all that is made of them.
+    """
+    numbers = pc.unique(table["round"]).to_pylist()
+    extra = pc.is_in(table["round"], pa.array([number for number in numbers if not training.evaluates(number)], INT))
+    if name == "rounds" and pc.any(extra).as_py():
+        rows = table.to_pylist()
+        for row in rows:
+            if not training.evaluates(row["round"]):
+                notes = [note for note in row["notes"] or () if not note[0].startswith("domain.")]
+                row.update(dict.fromkeys(EVALUATED), notes=notes)
+        return pa.Table.from_pylist(rows, table.schema)
+    if name == "confusions":
+        extra = pc.and_(extra, pc.is_null(table["client"]))  # a client's own is no evaluation of the global model
+    return table.filter(pc.invert(extra)) if name in ("classes", "confusions") else table
 
 
 def write_partition(path: Path, federation: Federation) -> None:

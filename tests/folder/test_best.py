@@ -184,3 +184,25 @@ def test_of_a_real_run_that_is_stopped_and_continued(tables, tmp_path, no_page):
     found = load_file(path / "checkpoints/best.safetensors")
     assert found.keys() == weights[best].keys()
     assert all(torch.equal(found[name], tensor) for name, tensor in weights[best].items())
+
+
+def test_a_run_that_was_extended_has_the_best_of_a_run_that_never_stopped(site, monkeypatch):
+    """The extra evaluations at its old ends are the best of all, and count as long as the run ends there."""
+    monkeypatch.setattr(f"{__name__}.RIGHT", [1, 4, 4, 3, 4, 4, 2, 4, 4, 3])
+
+    def extended(*ends):
+        for end in ends:
+            training = replace(site.job.train, num_rounds=end, eval_every=3)
+            ending = replace(site, job=replace(site.job, train=training, output=replace(site.job.output, every=1)))
+            saved = newest(checkpoints_of(site.job)) if end != ends[0] else None
+            with Keeper(ending, Here(ending), saved, force=saved is None) as keeper:
+                for number in range(saved.round + 1 if saved else 0, end + 1):
+                    round = a_round(number)
+                    keeper.keep(round if training.evaluates(number) else replace(round, evaluation=None))
+            best = read_summary(keeper.path)["best"]
+            assert best["round"] == (3 if end == 9 else end)
+            assert load_file(best["weights"])["w"].item() == best["round"]
+        rows = [(row["round"], row["test_accuracy"]) for row in read_table(keeper.path, "rounds").to_pylist()]
+        return rows, read_summary(keeper.path), (keeper.path / "checkpoints/best.safetensors").read_bytes()
+
+    assert extended(5, 9) == extended(4, 5, 7, 9) == extended(9)

@@ -196,14 +196,15 @@ def test_the_numbers_of_a_measured_run_are_counts_of_its_own_data(measured):
     assert all(predicted[row["round"], row["class"]] == row["predicted"] for row in result.classes.to_pylist())
 
 
-def test_a_longer_run_has_one_evaluation_more_and_nothing_else_differs(seldom, whole):
-    """The last round of the shorter run stays evaluated."""
-    path = rayfed.run(seldom, {"train.num_rounds": 4}).path
-    rows, weights = outcome(rayfed.resume(path, {"train.num_rounds": 5}))
-    extra = [row for row in rows if row["round"] == 4 and ("test_loss" in row or "class" in row)]
-    assert [row.get("test_loss", row.get("accuracy")) is not None for row in extra] == [True] * 3
-    without = {id(extra[0]): {**extra[0], "test_accuracy": None, "test_loss": None, "forgetting": None}}
-    assert ([without.get(id(row), row) for row in rows if row not in extra[1:]], weights) == whole
+def test_a_longer_run_lacks_the_extra_evaluation_of_its_old_end(measured, tmp_path, stops):
+    """Also where it is stopped and resumed later: the checkpoint of the old end still has that evaluation."""
+    whole, method = rayfed.run({**measured, "name": "whole"}), stops(5)
+    short = rayfed.run(measured, {"train.num_rounds": 4}, method=method)
+    assert short.rounds.column("test_accuracy")[4].is_valid
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            rayfed.resume(short.path, {"train.num_rounds": 5}, method=method)
+    assert outcome(rayfed.resume(short.path, method=method)) == outcome(whole)
 
 
 def test_a_round_that_becomes_the_last_is_evaluated_when_the_run_is_resumed(seldom, tmp_path, stops):
