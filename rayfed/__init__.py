@@ -5,6 +5,12 @@
 >>> result.rounds.column("test_accuracy")  # doctest: +SKIP
 """
 
+import os
+import sys
+
+if sys.argv[:1] == ["-m"] and sys.path[0] in ("", os.getcwd()):  # of `python -m rayfed`, which looks there first
+    sys.path.append(sys.path.pop(0))
+
 from typing import TYPE_CHECKING
 
 __all__ = ["Display", "InputError", "Job", "Result", "compose", "read_job", "replay", "resume", "run", "switch"]

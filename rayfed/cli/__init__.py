@@ -62,7 +62,7 @@ def main(ctx: click.Context) -> None:
       rayfed completion bash >> ~/.bashrc                  complete job files, keys and methods
     """
     if ctx.invoked_subcommand in WITH_JOB and (here := os.getcwd()) not in sys.path:
-        sys.path.append(here)  # for the user's own methods and models; Ray tells its workers
+        sys.path.append(here)  # for the user's own methods and models; last, as its files may have any names
     ctx.with_resource(logging_to(StderrHandler()))
 
 

@@ -9,6 +9,7 @@ checked the job.
 import os
 import shutil
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -68,7 +69,8 @@ def chosen(
 
     `without` are folders and files to leave out, `patterns` are further patterns: `images`, `notes/*.pdf`; `include`
     are patterns of files that are sent although they look like secrets. Raises `InputError` where git cannot list the
-    files that it ignores, and above the limit, naming the largest files.
+    files that it ignores, where a file would hide a module that Ray or rayfed import, and above the limit, naming the
+    largest files.
     """
     real = root.resolve()
     included = [_plain(pattern) for pattern in include]
@@ -106,6 +108,7 @@ def chosen(
         found.files[str(name)] = path.stat().st_size
         found.odd.update({str(name): text} if text else {})
         sent.add(path)
+    _refuse_hiding(real, found.files)
     _refuse_too_many(found.files)
     return found
 
@@ -171,6 +174,18 @@ def _git(root: Path, *words: str) -> bytes:
         what = f"'{root}' is in a git repository, but git cannot list the files that it ignores ({why})"
         raise InputError(f"{what}, so nothing is sent; repair that, or submit from a folder without git")
     return done.stdout
+
+
+def _refuse_hiding(root: Path, names: Iterable[str]) -> None:
+    files = {name: getattr(module, "__file__", None) for name, module in sys.modules.items() if name != "__main__"}
+    taken = {name for name, file in files.items() if file and not Path(file).is_relative_to(root)}
+    for name in names:
+        module = name.removesuffix(".py").removesuffix("/__init__")
+        if name.endswith(".py") and module in taken | sys.stdlib_module_names:
+            raise InputError(
+                f"'{name}' would hide the module '{module}' from Ray, whose processes look for modules in the folder "
+                f"that is sent first; give the file another name, or leave it out: --exclude {name.partition('/')[0]}"
+            )
 
 
 def _refuse_too_many(sizes: dict[str, int]) -> None:

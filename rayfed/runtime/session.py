@@ -4,9 +4,12 @@ import errno
 import logging
 import math
 import os
+import sys
+import sysconfig
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import ray
 import torch
@@ -43,8 +46,10 @@ OUR_RAY = {
     "RAY_preload_python_modules": "torch,rayfed.runtime.actors",
     "RAY_free_objects_period_milliseconds": "20",
     "RAY_USAGE_STATS_ENABLED": "0",
+    "PYTHONSAFEPATH": "1",  # or its processes that begin with `python -c` look for modules in the working folder first
 }
 SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # in the environment of a submitted job
+INSTALLED = "site-packages", "dist-packages"  # folders, of which setuptools replaces a module of the library
 
 
 @contextmanager
@@ -53,8 +58,31 @@ def connected(options: RayOptions, name: str, most: int) -> Iterator[None]:
 
     Not for a thread that ends earlier: Linux would end Ray's processes with the thread that started them.
     """
+    refuse_hidden()
     with _joined(options.cluster) if options.cluster else _started(options, name, most):
         yield
+
+
+def refuse_hidden() -> None:
+    """Raises `InputError` where a user's file is imported in place of a module of Python's: Ray's workers have both."""
+    library = sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")
+    for name, module in [*sys.modules.items()]:
+        file = getattr(module, "__file__", None) or "" if name in sys.stdlib_module_names else ""
+        if file and not file.startswith(library) and not {*INSTALLED} & {*Path(file).parts}:
+            raise InputError(
+                f"'{file}' hides Python's own module '{name}', and Ray's workers would not all import the same; give "
+                "the file another name, or ray.mode = 'off'"
+            )
+
+
+def same_modules(**metadata: str) -> JobConfig:
+    """A configuration with which Ray's workers look for modules where this process does, in its order.
+
+    Ray would have them look in the working folder first, where a file may have the name of one of Python's modules.
+    """
+    config = JobConfig(metadata=metadata, _py_driver_sys_path=[*map(os.path.abspath, reversed(sys.path))])
+    config._runtime_env_has_working_dir = lambda: True  # then Ray adds no folders
+    return config
 
 
 def machine() -> Resources:
@@ -177,7 +205,7 @@ def _started(options: RayOptions, name: str, most: int) -> Iterator[None]:
                     address="local",  # a bare init would follow an old address file to a Ray that may be gone
                     num_cpus=int(here["CPU"]),
                     num_gpus=int(here["GPU"]),
-                    job_config=JobConfig(metadata={OWNER: name}),
+                    job_config=same_modules(**{OWNER: name}),
                     logging_level=logging.WARNING,
                     _temp_dir=str(folder),
                 )
@@ -222,7 +250,7 @@ def _joined(address: str) -> Iterator[None]:
         trust.joining(address)
         try:
             with keeping_handlers(), span("start of Ray"):
-                context = ray.init(address=address, logging_level=logging.WARNING)
+                context = ray.init(address=address, job_config=same_modules(), logging_level=logging.WARNING)
         except (ConnectionError, RuntimeError, ValueError, RayError) as error:
             raise InputError(
                 f"ray.address = '{address}': no Ray answers there ({first_line(error)}); start one with "
