@@ -4,14 +4,18 @@ A hook may draw from any generator and change torch's settings. If such a change
 worker would inherit it, and the results would depend on which worker served which client.
 """
 
+import os
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.modules import module as of_modules
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 TINY = sys.float_info.min  # half of it is denormal
 
@@ -33,6 +37,24 @@ def _set_determinism(value: tuple[bool, bool]) -> None:
         torch.use_deterministic_algorithms(value[0], warn_only=value[1])
 
 
+def _contents(table: MutableMapping[Any, Any]) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+    def write(before: dict[Any, Any]) -> None:
+        if dict(table) != before:
+            for key in table.keys() - before.keys():
+                del table[key]
+            table.update(before)
+
+    return lambda: dict(table), write
+
+
+def _depth(stack: Callable[[], list[Any]]) -> tuple[Callable[[], int], Callable[[int], None]]:
+    def write(before: int) -> None:
+        for mode in reversed(stack()[before:]):
+            mode.__exit__(None, None, None)
+
+    return lambda: len(stack()), write
+
+
 # How each setting is read and written.
 SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (torch.get_num_threads, torch.set_num_threads),
@@ -50,6 +72,11 @@ SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (random.getstate, random.setstate),
     (np.random.get_state, np.random.set_state),
     (np.geterr, lambda found: np.seterr(**found)),
+    _contents(os.environ),
+    *(_contents(hooks) for name, hooks in vars(of_modules).items() if name.startswith("_global") and "hooks" in name),
+    _attribute(of_modules, "_global_is_full_backward_hook"),
+    _depth(_get_current_function_mode_stack),  # after the default device, which is a mode below all others
+    _depth(_get_current_dispatch_mode_stack),
 )
 
 
@@ -66,7 +93,8 @@ def threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def isolated(seed: int, device: torch.device, *, flush: bool = False) -> Iterator[None]:
-    """Python's, NumPy's and torch's generators are seeded; they and torch's settings are restored at the end.
+    """Python's, NumPy's and torch's generators are seeded; they, torch's settings, hooks and modes, and the environment
+    are restored at the end.
 
     With `flush`, denormal numbers (below 1e-38) become zero: a processor takes many times as long for them, and the
     gradients of a client with few classes are soon so small. torch sets that for the calling thread alone.

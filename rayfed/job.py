@@ -49,6 +49,7 @@ class RayOptions(Checked):
     deadline: Annotated[Auto | Annotated[float, Gt(0)], DEADLINE_TEXT] = "auto"
     max_retries: Annotated[int, Ge(0), "how often a lost piece of work is run again"] = 3
     patience: Annotated[float, Gt(0), "seconds without any actor after which the run ends"] = 180.0
+    check_repeat: Annotated[bool, "serve a first client twice where parts or models are your own, and compare"] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -81,7 +81,7 @@ def same_modules(**metadata: str) -> JobConfig:
     Ray would have them look in the working folder first, where a file may have the name of one of Python's modules.
     """
     config = JobConfig(metadata=metadata, _py_driver_sys_path=[*map(os.path.abspath, reversed(sys.path))])
-    config._runtime_env_has_working_dir = lambda: True  # then Ray adds no folders
+    config._runtime_env_has_working_dir = lambda: True  # type: ignore[method-assign]  # then Ray adds no folder
     return config
 
 

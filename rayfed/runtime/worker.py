@@ -5,6 +5,7 @@ import ctypes
 import os
 import platform
 import re
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -18,14 +19,15 @@ import torch
 from torch import nn
 
 from rayfed import local
-from rayfed.local import Broadcast, Desk, Site
+from rayfed.errors import RunFailed
+from rayfed.local import Broadcast, Desk, Reply, Site
 from rayfed.methods.measures import UPDATES, Activations, Seen
-from rayfed.methods.part import parts_at, remembers
+from rayfed.methods.part import Part, parts_at, remembers
 from rayfed.metrics import Evaluation
 from rayfed.round import Arrival, ClientRow, Kind, Memory
 from rayfed.runtime.profile import at, span
 from rayfed.tasks import OrderedSum, Summed, Task, refusing
-from rayfed.trees import Layout, Packed, Tree, checked, num_bytes, pack, unpack
+from rayfed.trees import Layout, Packed, Tree, bytes_of, checked, leaves, num_bytes, pack, unpack
 from rayfed.weights import Weights, with_weights
 
 EVALUATION_CHUNK = 1000  # test images per piece of work: a constant, so that the sum of losses has a fixed order
@@ -146,6 +148,7 @@ class Worker:
         self._node = node
         self._model: nn.Module | None = None  # for the clients to train
         self._seen: tuple[int, list[Seen]] = 0, []  # in a round, what measures need of its global model
+        self._repeats = site.job.ray.check_repeat  # until the first client of the user's own code was served again
 
     def survey(self, packed: Broadcast, tasks: Sequence[Task]) -> Iterator[tuple[Done, Packed]]:
         """For each task, the clients' summands before training."""
@@ -170,23 +173,38 @@ class Worker:
         desk, remembering = self._desks(packed), remembers(parts_at(self.site.job.method, packed.round))
         replies: list[tuple[ClientRow, np.ndarray | None, Packed | None]] = []
 
-        def trained(client: int) -> Tree:
+        def serve(client: int) -> Reply:
             memory: dict[str, Any] = unpack(memories[client]) if client in memories else {"round": 0, "slots": {}}
             # Only of parts that have been in force since the memory was written.
             recalled = {slot: tree for slot, tree in memory["slots"].items() if packed.holds(slot, memory["round"])}
             its_desk = desk()
             with span("train"):
-                reply = local.train(its_desk, client, recalled)
+                return local.train(its_desk, client, recalled)
+
+        def trained(client: int) -> Tree:
+            reply = serve(client)
+            if own and not first:
+                first.update({client: _bits(reply)})
             row = ClientRow(client, reply.num_examples, reply.train_loss, reply.seconds, self._node, reply.notes)
             kept = pack({"round": packed.round, "slots": reply.memory}) if reply.memory else None
             replies.append((row, reply.confusion, kept))
             return reply.summands if reply.update is None else {**reply.summands, UPDATES: reply.update}
 
+        def again(client: int) -> Tree:
+            _refuse_other_bits(
+                own, f"client {client}, round {packed.round}", first[client], _bits(reply := serve(client))
+            )
+            return reply.summands
+
+        own, first = self._own(packed.round) if self._repeats else [], dict[int, dict[str, Any]]()
         for task in tasks:
             replies.clear()
             layout, sizes, total = _summed(f"round {packed.round}", task, trained)
             rows, confusions, kept = (list(column) for column in zip(*replies, strict=True))
             done = Done(layout, sizes, rows, confusions, [memory is not None for memory in kept])
+            if own and task is tasks[-1]:
+                self._repeats = False
+                _summed(f"round {packed.round}", tuple(first), again)
             yield done, total, *(kept if remembering else ())
         if self._model is not None:
             self._model.zero_grad()  # what comes next has their memory
@@ -197,14 +215,27 @@ class Worker:
         A part or a module of the user's may write to anything there: then each client has a desk, and a model, of its
         own. The parts of this package leave all as it was, as tests/methods/test_contract.py checks.
         """
-        parts = parts_at(self.site.job.method, packed.round)
         if packed.round != self._seen[0]:
             self._seen = packed.round, []
-        if not all(type(one).__module__.startswith(KNOWN) for one in (*parts, *self.site.model.modules())):
-            return lambda: Desk(self.site, packed.map(unpack), self._seen[1])
+        if own := self._own(packed.round):
+            modules = {type(one).__module__ for one in own}
+            held = [value for name in modules if name in sys.modules for value in vars(sys.modules[name]).values()]
+            caches = [value.cache_clear for value in held if callable(getattr(value, "cache_clear", None))]
+
+            def fresh() -> Desk:
+                for clear in caches:
+                    clear()
+                return Desk(self.site, packed.map(unpack), self._seen[1])
+
+            return fresh
         self._model = self._model or copy.deepcopy(self.site.model)
         shared = Desk(self.site, packed.map(partial(unpack, copy=False)), self._seen[1], self._model)
         return lambda: shared
+
+    def _own(self, round: int) -> list[Part | nn.Module]:
+        """The parts and the modules of the model that are the user's."""
+        every: list[Part | nn.Module] = [*parts_at(self.site.job.method, round), *self.site.model.modules()]
+        return [one for one in every if not type(one).__module__.startswith(KNOWN)]
 
     def evaluate(self, weights: Packed, pieces: Sequence[tuple[int, int]], look: Look) -> list[Any]:
         """What a look at the weights gives for some ranges of test images, each by itself."""
@@ -216,6 +247,33 @@ class Worker:
         with span("evaluate"):
             work = local.evaluate if look == "evaluation" else local.activations
             return work(self.site, model, start, stop)
+
+
+def _bits(reply: Reply) -> dict[str, Any]:
+    """All bits of an answer that a run depends on, by slot; the loss."""
+    found: dict[str, Any] = {"": reply.train_loss.hex()}
+    for slot in {*reply.summands, *reply.memory}:
+        values = leaves((reply.summands.get(slot), reply.memory.get(slot)))
+        found[slot] = [(path, _bytes(leaf) if isinstance(leaf, torch.Tensor) else repr(leaf)) for path, leaf in values]
+    return found
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return bytes_of(tensor.detach().contiguous().reshape(-1)).tobytes()
+
+
+def _refuse_other_bits(own: Sequence[Any], what: str, before: dict[str, Any], after: dict[str, Any]) -> None:
+    """Raises `RunFailed` where a client that is served again, after others, gives other bits."""
+    if before == after:
+        return
+    suspects = [one for one in own if before.get(slot := getattr(one, "slot", "")) != after.get(slot)] or own
+    names = " or ".join(dict.fromkeys(f"{type(one).__module__}.{type(one).__qualname__}" for one in suspects))
+    raise RunFailed(
+        f"{what}: served again after others, it gives other bits, so the results would depend "
+        f"on which process serves whom, and on where a run is resumed. {names} keeps something from client to client "
+        "(a global, an attribute of a class, a generator of its own, a patched function): give it back as memory or "
+        "state, and draw from torch's generator (docs/own.md); to have no check: ray.check_repeat = false"
+    )
 
 
 def _summed(stage: str, task: Task, work: Callable[[int], Tree]) -> tuple[Layout, list[int], Packed]:

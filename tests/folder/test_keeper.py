@@ -365,7 +365,7 @@ def two_rounds(tables):
 
 def test_run_prints_nothing_and_logs_to_the_runs_folder(two_rounds, capfd):
     level = logging.getLogger("rayfed").level
-    result = rayfed.run(two_rounds, method=rayfed.compose(Talks()))
+    result = rayfed.run(two_rounds, {"ray.check_repeat": False}, method=rayfed.compose(Talks()))
     assert capfd.readouterr() == ("", "")
     lines = (result.path / "log.txt").read_text().splitlines()
     assert [line.split(" INFO ")[1] for line in lines] == ["begin 1"] * 2 + ["begin 2"] * 2

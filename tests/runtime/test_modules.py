@@ -87,9 +87,8 @@ def test_a_script_beside_such_a_file_is_refused_before_ray_starts(environment):
     for file in Path().glob("*.py"):
         if file.stem not in ("mine", "statistics"):
             file.unlink()
-    Path("script.py").write_text(
-        "import sys, rayfed\nrayfed.run('job.toml', {'ray.mode': sys.argv[1], 'name': sys.argv[1]})\n"
-    )
+    script = "import sys, rayfed\nrayfed.run('job.toml', {'ray.mode': sys.argv[1], 'name': sys.argv[1]})\n"
+    Path("script.py").write_text(script)
     Path("statistics.py").write_text("mean = max\n")
     for mode, said in (("off", ""), ("on", f"'{Path('statistics.py').resolve()}' hides Python's own module")):
         done = subprocess.run([sys.executable, "script.py", mode], env=environment, capture_output=True, text=True)

@@ -1,0 +1,127 @@
+"""What a part keeps from client to client is restored, or ends the run: no bits depend on where a run is resumed."""
+
+import functools
+import os
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
+from torch.overrides import TorchFunctionMode
+
+from rayfed.engine import rounds
+from rayfed.errors import RunFailed
+from rayfed.job import RayOptions
+from rayfed.methods import Part, compose, fedavg
+from rayfed.runtime.here import Here
+
+GENERATOR, COUNTS, SQUARE = torch.Generator().manual_seed(1), [0], torch.square
+
+
+class Doubling(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        return found * 2 if function is torch.Tensor.square else found
+
+
+def hook(module, args, output):
+    return output * 1.5 if isinstance(module, nn.Linear) else None
+
+
+def number(_):
+    os.environ["RAYFED_TEST"] = str(float(os.environ.get("RAYFED_TEST", 0)) + 1)
+    return float(os.environ["RAYFED_TEST"])
+
+
+@dataclass(frozen=True)
+class Keeps(Part):
+    what: str
+    slot = "keeps"
+    seen = 0
+
+    def begin(self, client):
+        return KEEPS[self.what](client)
+
+    def loss(self, batch, factor):
+        return torch.square(batch.logits).mean() * batch.logits.square().mean() * factor
+
+    def report(self, client, local, fit):
+        if self.what == "hook":
+            register_module_forward_hook(hook)
+        if self.what == "mode":
+            Doubling().__enter__()
+        if self.what == "patch":
+            torch.square = torch.abs
+        return None, None
+
+
+def count(_):
+    COUNTS[0] += 1
+    return COUNTS[0]
+
+
+def attribute(_):
+    Keeps.seen += 1
+    return Keeps.seen
+
+
+KEEPS = {
+    "global": count,
+    "attribute": attribute,
+    "generator": lambda _: float(torch.rand((), generator=GENERATOR)),
+    "patch": lambda _: 1,
+    "cache": lambda client: cached(client.id, client),
+    "environment": number,
+    "hook": lambda _: 1,
+    "mode": lambda _: 1,
+}
+REFUSED = ["global", "attribute", "generator", "patch"]
+KNOWN = {}
+
+
+@functools.lru_cache
+def by_client(client):
+    return float(KNOWN[client].weights["head.weight"].sum())
+
+
+def cached(client, view):
+    KNOWN[client] = view
+    return by_client(client)
+
+
+@pytest.fixture(autouse=True)
+def as_before(monkeypatch):
+    monkeypatch.setattr(torch, "square", SQUARE)
+    monkeypatch.setattr(Keeps, "seen", 0)
+
+
+@pytest.mark.parametrize("what", KEEPS)
+def test_what_a_part_keeps_is_restored_or_ends_the_run_before_its_round_is_recorded(make_site, bits, what):
+    site = make_site(compose(fedavg(), Keeps(what)))
+    come = rounds(site, Here(site))
+    initial = next(come)
+    if what in REFUSED:
+        with pytest.raises(
+            RunFailed, match=r"^client \d, round 1: served again .*\btest_repeat\.Keeps keeps"
+        ) as refused:
+            next(come)
+        assert refused.value.client is not None and refused.value.exit_code == 1
+        return
+    whole = [initial, *come]
+    by_client.cache_clear()  # as a new process has it
+    again = [*rounds(site, Here(site), whole[1])]
+    assert [bits(round) for round in again] == [bits(round) for round in whole[2:]]
+
+
+def test_the_check_is_off_where_the_job_says_so_and_for_parts_of_rayfed(make_site, play, monkeypatch):
+    play(make_site(compose(fedavg(), Keeps("global")), ray=RayOptions(check_repeat=False)))
+    monkeypatch.setattr("rayfed.runtime.worker._refuse_other_bits", pytest.fail)
+    play(make_site(fedavg()))
+
+
+@pytest.mark.slow
+def test_an_actor_checks_too(cluster, make_site, on_ray):
+    site = make_site(compose(fedavg(), Keeps("global")), clients_per_round=6)
+    with pytest.raises(RunFailed, match=r"client \d, round 1: served again .*Keeps keeps"):
+        on_ray(site, 1)
