@@ -200,7 +200,7 @@ BY_CONTENT = {
     "n.txt": BLOCK.encode("utf-16"),
 }
 HARMLESS = """
-token.py tokens.py secrets_model.py keyboard.py secret.py credentials.py key.py passwords.ipynb id_rsa.py keyboard.json
+tokens.py secrets_model.py keyboard.py secret.py credentials.py key.py passwords.ipynb id_rsa.py keyboard.json
 tokenizer.json added_tokens.json special_tokens_map.json vocab.txt monkey.csv label_key.csv secretary.txt keypoints.json
 environment.yml authors.txt compass.json models/token/embed.py kernel.cu hotkey.json README.md id_map.json job.toml
 """
