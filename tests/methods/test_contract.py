@@ -121,7 +121,8 @@ class Recording(Here):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(local, "Fit", lambda model, *rest: fits.append(state_of(model)) or Fit(model, *rest))
             for task, answer in zip(tasks, super().train(broadcast, tasks, memories), strict=True):
-                trained += zip(task, fits, strict=True)
+                assert len(fits) in (len(task), len(task) + 1), "the first client of Everything's is served twice"
+                trained += zip(task, fits, strict=False)
                 fits.clear()
                 yield answer
         self.trained[broadcast.round] = trained
