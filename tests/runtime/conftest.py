@@ -52,7 +52,8 @@ def _a_cluster(environment=(), join=True, **head):
     Path(tempfile.gettempdir(), "ray").mkdir(exist_ok=True)  # Ray writes the cluster's address to a file in it
     with _short_folder() as folder, pytest.MonkeyPatch.context() as patch:
         for name, value in {**OUR_RAY, **FAIR, **dict(environment)}.items():
-            patch.setenv(name, value)
+            if name != "PYTHONSAFEPATH":  # the scripts that tests start would inherit it
+                patch.setenv(name, value)
         node = {"include_dashboard": False, "temp_dir": f"{folder}/ray", "object_store_memory": 150 * 2**20, **head}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)  # Ray forgets a socket where the dashboard's port is taken

@@ -54,7 +54,8 @@ def environment(tmp_path, short_folder, monkeypatch):
     (tmp_path / "job.toml").write_text(JOB)
     monkeypatch.chdir(tmp_path)
     own = {"RAY_TMPDIR": short_folder, "MARKS": f"{tmp_path}/marks"}
-    return {**{key: value for key, value in os.environ.items() if key not in ("RAY_ADDRESS", "PYTHONPATH")}, **own}
+    others = "RAY_ADDRESS", "PYTHONPATH", "PYTHONSAFEPATH"  # the last is set while a test's Ray runs
+    return {**{key: value for key, value in os.environ.items() if key not in others}, **own}
 
 
 def run(environment, command, *settings):
