@@ -1,13 +1,18 @@
 """What an error of Ray, or of a call on an actor, means: wrong input, a loss, or an exception of the work itself."""
 
+import atexit
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
+import ray
 import torch
 from ray.exceptions import ObjectLostError, RayError, RayTaskError, UnserializableException
 
 from rayfed.errors import InputError, Restarted, WorkersLost, first_line
+from rayfed.runtime.aside import aside
+
+END_LIMIT = 20.0  # seconds in which Ray, or what is on it, must end
 
 
 @contextmanager
@@ -25,6 +30,15 @@ def ray_may_fail() -> Iterator[None]:
             raise
         what = f"Ray has failed here ({type(error).__name__}: {first_line(error)})"
         raise WorkersLost(f"{what}: the node of this process is lost, or its disk or object store is full") from error
+
+
+def end_of_ray(end: Callable[[], object]) -> None:
+    """End Ray, or what is on it. Where it fails or does not answer, it is left: its processes end with this one."""
+    try:
+        with suppress(WorkersLost), ray_may_fail():
+            aside(end).result(END_LIMIT)
+    except TimeoutError:
+        atexit.unregister(ray.shutdown)  # which would wait again
 
 
 def cause_of(error: RayError) -> BaseException | None:

@@ -9,7 +9,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +20,7 @@ from rayfed.errors import InputError, RunFailed, WorkersLost, uncoloured
 from rayfed.job import RayOptions, differences
 from rayfed.round import Kind
 from rayfed.runtime.actors import ClientActor
-from rayfed.runtime.causes import cause_of, lost_object, ray_may_fail, refuse_input
+from rayfed.runtime.causes import cause_of, end_of_ray, lost_object, refuse_input
 from rayfed.runtime.head import HEAD_LIMIT, Head
 from rayfed.runtime.heartbeat import Heartbeat
 from rayfed.runtime.placement import Place, actor_text, capacity, nodes_text, places_text
@@ -186,9 +185,8 @@ class Crew:
     @timed("end of Ray")
     def end(self) -> None:
         """Kill all actors at once."""
-        with suppress(WorkersLost), ray_may_fail():
-            for member in self._members:
-                ray.kill(member.actor)
+        actors = [member.actor for member in self._members]
+        end_of_ray(lambda: [*map(ray.kill, actors)])
         self._members.clear()
         for members in (self.idle, self.opening, self._refused):
             members.clear()

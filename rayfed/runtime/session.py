@@ -7,7 +7,7 @@ import os
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from rayfed.job import Job, RayOptions
 from rayfed.local import Site, open_site
 from rayfed.runtime import OWNER, dashboard, private, replaced, trust
 from rayfed.runtime.autoscaler import room
-from rayfed.runtime.causes import ray_may_fail
+from rayfed.runtime.causes import end_of_ray, ray_may_fail
 from rayfed.runtime.crew import Crew, new_actor
 from rayfed.runtime.gauges import Gauges
 from rayfed.runtime.gpus import measure_share, without_absent_gpus
@@ -212,8 +212,8 @@ def _started(options: RayOptions, name: str, most: int) -> Iterator[None]:
             with dashboard.announced():
                 yield
         finally:
-            with span("end of Ray"), suppress(WorkersLost), ray_may_fail():
-                ray.shutdown()
+            with span("end of Ray"):
+                end_of_ray(ray.shutdown)
             for key in ours:
                 os.environ.pop(key, None)
 
@@ -265,5 +265,4 @@ def _joined(address: str) -> Iterator[None]:
         yield
     finally:
         if not already:
-            with suppress(WorkersLost), ray_may_fail():
-                ray.shutdown()
+            end_of_ray(ray.shutdown)
