@@ -161,6 +161,8 @@ def read_table(path: Path, name: str, after: int = -1) -> pa.Table:
         except FileNotFoundError:  # a run that was resumed has dropped the rounds after its checkpoint
             if _files(place) == files:
                 raise
+        except OSError as error:  # Arrow says so of some damaged pages
+            raise pa.ArrowInvalid(str(error)) from None
         else:
             return found.filter(pc.field("round") > after) if after >= 0 else found
     return schema.empty_table()
