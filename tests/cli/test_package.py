@@ -208,7 +208,7 @@ INNOCENT = HARMLESS.split()
 SPEAKING = {
     "scan.py": 'MARK = "-----BEGIN PRIVATE KEY-----"; password = ask("aws_secret_access_key")\n',
     "notes.md": "Set AWS_SECRET_ACCESS_KEY and password: see the wiki.\n",
-    "launch.yaml": "ssh_private_key: ~/.ssh/key\npassword: $PASSWORD\n/root/auth_token: /x/auth_token\n",
+    "launch.yaml": "ssh_private_key: ~/.ssh/key\npassword: $PASSWORD\n/opt/auth_token: /x/auth_token\n",
 }
 
 
