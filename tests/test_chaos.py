@@ -196,7 +196,7 @@ OWN = {
 CHECKPOINT = [("raylet", SIGNALS[number % 2], True) for number in range(20)]  # while a checkpoint is written
 ANY = [(what, how, False) for what, (_, codes) in OWN.items() for how in codes]
 own_kills = [
-    pytest.param(number, *kill, marks=pytest.mark.slow if number in (0, 25) else pytest.mark.chaos)
+    pytest.param(number, *kill, marks=pytest.mark.slow if number in (0, 25, 32) else pytest.mark.chaos)
     for number, kill in enumerate([*CHECKPOINT, *(ANY * 3)[:40]])
 ]
 

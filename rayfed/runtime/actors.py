@@ -1,5 +1,6 @@
 """The actor that does the clients' work. It imports torch and this package, but not torchvision, which is slow."""
 
+import signal
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +24,7 @@ class ClientActor:
     """Serves any client of the run, task by task. Ray's dashboard shows the names of these methods."""
 
     def __init__(self, name: str, threads: int, gpu_share: float) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Ray's handler raises SystemExit, in a hook: the user's error
         torch.set_num_threads(threads)  # Ray sets fewer; the number of threads can change the last bits
         self._name = name
         self._gpu_share = gpu_share

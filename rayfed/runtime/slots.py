@@ -202,6 +202,7 @@ def _play_in_slot(
     with suppress(OSError):
         os.chdir(folder)  # the command's: paths in the job may be relative to it
     signal.signal(signal.SIGINT, signal.default_int_handler)  # where it is ignored, `ray.cancel` does nothing
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Ray's handler raises SystemExit, in a hook: the user's error
     try:
         if device_given().type == "cuda":
             torch.cuda.set_per_process_memory_fraction(memory_cap(job.ray.gpu_share))
