@@ -186,7 +186,7 @@ def test_the_results_are_the_same_bit_for_bit_whatever_dies(seed, nodes, undistu
 
 # A process of a run's own Ray, or the driver: its command, and the exit codes of the run by signal (docs/failure.md).
 OWN = {
-    "raylet": (r"/raylet/raylet ", {KILL: [75], TERM: [75]}),
+    "raylet": (r"/raylet/raylet ", {KILL: [75], TERM: [75], STOP: [75]}),
     "gcs": (r"/gcs/gcs_server ", {KILL: [0, 75], TERM: [0, 75], STOP: [0, 75]}),  # 0: done before Ray's minute was over
     "dashboard agent": (r"DashboardAgent", {KILL: [0, 75], TERM: [0, 75], STOP: [0]}),  # 75: Ray ends the node with it
     "environment agent": (r"RuntimeEnvAgent", {KILL: [0, 75], TERM: [0, 75], STOP: [0]}),
@@ -196,7 +196,7 @@ OWN = {
 CHECKPOINT = [("raylet", SIGNALS[number % 2], True) for number in range(20)]  # while a checkpoint is written
 ANY = [(what, how, False) for what, (_, codes) in OWN.items() for how in codes]
 own_kills = [
-    pytest.param(number, *kill, marks=pytest.mark.slow if number in (0, 25, 32) else pytest.mark.chaos)
+    pytest.param(number, *kill, marks=pytest.mark.slow if number in (0, 22, 33) else pytest.mark.chaos)
     for number, kill in enumerate([*CHECKPOINT, *(ANY * 3)[:40]])
 ]
 

@@ -4,10 +4,11 @@ Ray's own request has no limit, and Ray ends a process that has not heard from t
 """
 
 import logging
+import os
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TypeVar
@@ -23,11 +24,33 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 HEAD_LIMIT = 10.0  # seconds in which the head must answer
+WATCH = 5.0  # seconds from one look at this process's own node to the next
 
 
 def nodes() -> dict[str, Resources]:
     """The resources of each node that is alive, by the id that Ray gave the node."""
     return {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+
+
+@contextmanager
+def ending_with_its_node() -> Iterator[None]:
+    """Within the context, this process ends once the head has given its node up, as it does where Ray notices that.
+
+    It does not where the node's raylet is stopped, or hangs: a call to Ray would wait for that raylet for ever.
+    """
+    own, over = ray.get_runtime_context().get_node_id(), threading.Event()
+
+    def watch() -> None:
+        while not over.wait(WATCH):
+            with suppress(Exception):  # the head may be lost, which ends the run in another way
+                if own not in nodes():
+                    os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
 
 
 def memory_was_full(process: str) -> bool:

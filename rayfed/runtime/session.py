@@ -31,7 +31,7 @@ from rayfed.runtime.causes import end_of_ray, ray_may_fail
 from rayfed.runtime.crew import Crew, new_actor
 from rayfed.runtime.gauges import Gauges
 from rayfed.runtime.gpus import measure_share, without_absent_gpus
-from rayfed.runtime.head import Head
+from rayfed.runtime.head import Head, ending_with_its_node
 from rayfed.runtime.here import Progress, no_progress
 from rayfed.runtime.placement import Resources, num_actors, warn_of_idle_gpus
 from rayfed.runtime.pool import Pool
@@ -107,7 +107,7 @@ def open_pool(site: Site, progress: Progress = no_progress, *, other_bits: bool 
             options = replace(options, num_gpus=measure_share(probe, sites.at, head.known(), options.patience))
     most = cohort if options.actors == "auto" else options.actors
     crew = Crew(options, name, sites.at, most, head, other_bits)
-    with closing(Gauges(name)) as gauges:
+    with closing(Gauges(name)) as gauges, ending_with_its_node():
         try:
             with ray_may_fail(), room(options, [*head.known().values()], cohort) as count:
                 crew.start(count)
