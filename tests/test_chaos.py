@@ -82,6 +82,7 @@ def nodes(monkeypatch):
     for key, value in {**OUR_RAY, **WATCHFUL}.items():
         monkeypatch.setenv(key, value)
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
+    Path(tempfile.gettempdir(), "ray").mkdir(exist_ok=True)  # Ray writes the cluster's address to a file in it
     node = {"include_dashboard": False, "temp_dir": f"{folder}/ray", "object_store_memory": 100 * 2**20}
     try:
         cluster = Cluster(initialize_head=True, head_node_args={**node, "num_cpus": 0})
