@@ -6,7 +6,7 @@ import math
 import os
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,14 +26,13 @@ from rayfed.folder.provenance import hash_of_model
 from rayfed.job import Job, RayOptions
 from rayfed.local import Site, open_site
 from rayfed.runtime import OWNER, dashboard, private, replaced, trust
-from rayfed.runtime.autoscaler import room
 from rayfed.runtime.causes import end_of_ray, ray_may_fail
 from rayfed.runtime.crew import Crew, new_actor
 from rayfed.runtime.gauges import Gauges
 from rayfed.runtime.gpus import measure_share, without_absent_gpus
 from rayfed.runtime.head import Head, ending_with_its_node
 from rayfed.runtime.here import Progress, no_progress
-from rayfed.runtime.placement import Resources, num_actors, warn_of_idle_gpus
+from rayfed.runtime.placement import Resources, actor_text, nodes_text, num_actors, warn_of_idle_gpus
 from rayfed.runtime.pool import Pool
 from rayfed.runtime.profile import span
 from rayfed.runtime.signals import stopping
@@ -109,11 +108,28 @@ def open_pool(site: Site, progress: Progress = no_progress, *, other_bits: bool 
     crew = Crew(options, name, sites.at, most, head, other_bits)
     with closing(Gauges(name)) as gauges, ending_with_its_node():
         try:
-            with ray_may_fail(), room(options, [*head.known().values()], cohort) as count:
-                crew.start(count)
+            with ray_may_fail():
+                crew.start(_count(options, [*head.known().values()], cohort))
             yield Pool(crew, site, progress, gauges)
         finally:
             crew.end()
+
+
+def _count(options: RayOptions, nodes: Sequence[Resources], clients_per_round: int) -> int:
+    """The number of actors to start. Those that do not fit are what an autoscaler adds nodes for, if there is one.
+
+    Raises `InputError`, as `num_actors` does, where there is none.
+    """
+    try:
+        return num_actors(options, nodes, clients_per_round)
+    except InputError:
+        from ray.autoscaler.v2.utils import is_autoscaler_v2  # a tenth of a second, which few runs need
+
+        if options.actors == "auto" or not is_autoscaler_v2(fetch_from_server=True):
+            raise
+    text = "%s, and ray.actors = %d, each with %s: some actors wait for nodes of Ray's autoscaler (`ray status`)"
+    log.info(text, nodes_text(nodes), options.actors, actor_text(options))
+    return options.actors
 
 
 @dataclass(frozen=True, eq=False)

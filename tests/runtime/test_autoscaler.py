@@ -15,13 +15,9 @@ from ray.autoscaler._private.fake_multi_node.node_provider import (
 )
 from ray.autoscaler._private.monitor import BASE_READONLY_CONFIG
 
-from rayfed.errors import InputError, RunFailed
-from rayfed.job import RayOptions
+from rayfed.errors import InputError
 from rayfed.methods import scaffold
-from rayfed.runtime import autoscaler, crew
-from rayfed.runtime.autoscaler import room
-
-slow = pytest.mark.slow
+from rayfed.runtime import crew
 
 V2 = {"RAY_enable_autoscaler_v2": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}  # as `ray up` and KubeRay choose
 FAKE = {"RAY_FAKE_CLUSTER": "1", "RAY_CLOUD_INSTANCE_ID": FAKE_HEAD_NODE_ID}
@@ -58,97 +54,26 @@ def autoscaling(a_cluster, tmp_path):
             os.kill(int(process), signal.SIGKILL)
 
 
-def requested():
-    """How many actors the cluster's request to its autoscaler is for, as Ray knows it."""
-    constraints = autoscaler._status().cluster_resource_state.cluster_resource_constraints
-    return sum(one.count for constraint in constraints for one in constraint.resource_requests)
-
-
-@slow
+@pytest.mark.slow
 def test_a_run_starts_with_the_actors_that_are_up_and_the_autoscaler_adds_nodes(
     autoscaling, make_site, played, here, pool_on, ready, monkeypatch, caplog
 ):
-    asked = []
-
-    def start(self, count, start=crew.Crew.start):
-        asked.append(requested())
-        start(self, count)
-
     def all_are_up(round):
         while ready(pool) < 3:
             pool._crew.wait([], 1.0)
 
     monkeypatch.setattr(crew, "LATE", 0.0)
-    monkeypatch.setattr(crew.Crew, "start", start)
     site = make_site(scaffold(), clients_per_round=6, num_rounds=2)
     expected = here(site)
-    with pytest.raises(InputError, match=r"at most 1 fit; .*; Ray's autoscaler cannot add nodes for so many"):
-        with pool_on(site, "too-many", actors=4):
-            pass
-    assert (asked, requested()) == ([], 0), "the request is withdrawn"
     with pool_on(site, "grows", actors=3) as pool:
-        assert (asked, requested()) == ([3], 0), "the actors themselves are waiting now"
         assert len(pool._crew.idle) == 1
         assert played(site, pool, all_are_up) == expected
         assert len({member.node_id for member in pool._crew.idle}) == 3
     assert "the run starts with 1 of 3 actors; the others join when" in caplog.text
 
 
-@slow
-def test_a_cluster_of_fixed_size_that_an_autoscaler_watches_refuses_at_once(a_cluster, make_site, pool_on):
-    with a_cluster(V2, num_cpus=1), pytest.raises(InputError, match=r"at most 1 fit.*autoscaler cannot add nodes"):
-        with pool_on(make_site(scaffold()), "fixed", actors=2):
-            pass
-
-
-@slow
-def test_a_cluster_without_an_autoscaler_refuses_without_asking(cluster, make_site, pool_on, requests):
+@pytest.mark.slow
+def test_a_cluster_without_an_autoscaler_refuses_actors_that_do_not_fit(cluster, make_site, pool_on):
     with pytest.raises(InputError, match=r"so at most 4 fit; .* share a CPU\)$"):
         with pool_on(make_site(scaffold()), "static", actors=5):
             pass
-    assert requests == []
-
-
-@pytest.fixture
-def requests(monkeypatch):
-    """The number of actors in each request from now on; no request reaches Ray."""
-    requests = []
-    monkeypatch.setattr(autoscaler, "_request", lambda bundles: requests.append(len(bundles)))
-    return requests
-
-
-@pytest.fixture
-def grows(monkeypatch):
-    """An autoscaler that refuses nothing."""
-    monkeypatch.setattr(autoscaler, "_is_there", lambda: True)
-    monkeypatch.setattr(autoscaler, "_refusal", lambda: "")
-
-
-@pytest.mark.parametrize("error", [RunFailed, KeyboardInterrupt])
-def test_the_request_is_withdrawn_however_a_start_ends(grows, requests, error):
-    def start():
-        with room(RayOptions(actors=3), [{"CPU": 1.0}], 5) as count:
-            assert (count, requests) == (3, [3])
-            raise error
-
-    with pytest.raises(error):
-        start()
-    assert requests == [3, 0]
-
-
-@pytest.mark.parametrize(("actors", "nodes", "expected"), [("auto", 1, 1), (2, 2, 2)])
-def test_nothing_is_asked_for_where_the_actors_fit(grows, requests, actors, nodes, expected):
-    with room(RayOptions(actors=actors), [{"CPU": 1.0}] * nodes, 5) as count:
-        assert count == expected
-    assert requests == []
-
-
-def test_a_request_that_cannot_be_withdrawn_is_told(grows, monkeypatch, caplog):
-    def request(bundles):
-        if not bundles:
-            raise TimeoutError("the head is gone")
-
-    monkeypatch.setattr(autoscaler, "_request", request)
-    with room(RayOptions(actors=3), [{"CPU": 1.0}], 5) as count:
-        assert count == 3
-    assert "the request to Ray's autoscaler could not be withdrawn (TimeoutError('the head is gone'))" in caplog.text
