@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 from rayfed.clients.participation import Participation
 from rayfed.clients.settings import Training
 from rayfed.data.partition import shared_keys
-from rayfed.data.settings import BEYOND_IMAGES, SOURCES, Data, is_relative
+from rayfed.data.settings import SOURCES, Data, is_relative
 from rayfed.errors import InputError, did_you_mean, refuse_secrets, told
 from rayfed.models.settings import MODEL, MODEL_TEXT, Model
 from rayfed.values import Checked, Form, Ge, Gt, PathMark, UnknownKey, build, keys, nearest, table
@@ -151,9 +151,6 @@ class Job(Checked):
         for key in ("num_rounds", "patience"):
             del kept["train"][key]
         del kept["data"]["domain"]  # it is measured, too
-        for section, usual in _newer().items():  # so that a job keeps the hash that it had before there were these keys
-            kept[section] = {k: v for k, v in kept[section].items() if k not in usual or v != usual[k]}
-        kept = {key: value for key, value in kept.items() if value != {}}
         return json.loads(json.dumps({**kept, "threads": self.ray.threads}))  # as it is read back from a checkpoint
 
     def hash(self) -> str:
@@ -166,22 +163,6 @@ class Job(Checked):
         named = flat(self.table())
         found = {key.name: named.get(key.name, "") for key in keys(type(self)) if key.is_path}
         return {key: path for key, path in found.items() if path and path not in SOURCES}
-
-
-def _newer() -> dict[str, dict[str, Any]]:
-    """The keys that jobs once had not, with their defaults, by section."""
-    training, data = table(Training()), table(Data())
-    return {
-        "data": {key: data[key] for key in BEYOND_IMAGES},
-        "train": {key: training[key] for key in ("optimizer", "schedule", "clip", "patience")},
-        "clients": table(Participation()),
-    }
-
-
-def completed(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """A resolved job's tables, which may be older than some keys, with all keys: so jobs of any age compare."""
-    usual = {key: value for key, value in table(Job("defaults")).items() if key in MEASURE}
-    return usual | {**tables, **{section: {**keys, **tables.get(section, {})} for section, keys in _newer().items()}}
 
 
 def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -22,10 +22,9 @@ import difflib
 import functools
 import importlib
 import inspect
+import re
 import sys
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
@@ -39,6 +38,7 @@ __all__ = [
 ]  # fmt: skip
 
 T = TypeVar("T")
+PLAIN = re.compile(r"-?[\d.]+|(?i:true|false)")  # what stands without quotes in TOML
 NEEDED = inspect.Parameter.empty  # in place of a default
 WANTED = {  # a kind of pydantic's errors: what to give
     "greater_than_equal": "{ge:.10g} or more", "greater_than": "more than {gt:.10g}",
@@ -224,18 +224,9 @@ def _read(maker: Callable[..., Any], name: str, value: Any, place: str) -> Any:
     if not (isinstance(hint, type) and issubclass(hint, Checked)) or isinstance(value, hint):
         return value
     if not isinstance(value, Mapping):
-        names = [f.name for f in fields(hint)]  # type: ignore[arg-type]
-        meant = next((name for name in names if _takes(hint, name, value)), None)  # `-s ray=off`
-        rather = f"; did you mean {place}.{meant} = {told(value)}?" if meant else ""
-        raise InputError(f"{place} = {told(value)}: this is a table, [{place}]{rather}")
+        names = ", ".join(f.name for f in fields(hint))  # type: ignore[arg-type]
+        raise InputError(f"{place} = {told(value)}: this is a table, [{place}], with the keys {names}")
     return build(hint, value, place)
-
-
-def _takes(cls: type, name: str, value: Any) -> bool:
-    """Whether a field has a check, which the value passes."""
-    with suppress(InputError):
-        return _adapter(cls, name) is not None and bool(_validated(cls, {name: value}, ""))
-    return False
 
 
 def _validated(maker: Callable[..., Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -292,7 +283,8 @@ def _explain(errors: Iterable[Any], where: str) -> list[str]:
         place = ".".join([where, *(str(step) for step in error["loc"] if isinstance(step, int))])
         form = WANTED.get(error["type"])
         what = "give " + form.format(**error.get("ctx", {})) if form else error["msg"].removeprefix("Value error, ")
-        what += _unquoted(error["input"]) if error["type"] in ("int_type", "float_type", "bool_type") else ""
+        plain = error["input"] if error["type"] in ("int_type", "float_type", "bool_type") else None
+        what += "; write it without quotes" if isinstance(plain, str) and PLAIN.fullmatch(plain) else ""
         what += _nearest(error["input"], error["ctx"]["expected"]) if error["type"] == "literal_error" else ""
         what += f", such as [{told(error['input'])}]" if error["type"] == "list_type" else ""
         wanted.setdefault(f"{place} = {told(error['input'])}: ", []).append(what)
@@ -303,12 +295,3 @@ def _nearest(given: Any, names: str) -> str:
     """Which of the 'names' in a text the given one probably means."""
     near = difflib.get_close_matches(str(given).lower(), names.split("'")[1::2], n=1)
     return f"; did you mean '{near[0]}'?" if near else ""
-
-
-def _unquoted(value: Any) -> str:
-    """How to write a number that was given as text: in quotes, or not as TOML writes it (True, .5)."""
-    for text in (value, value.lower(), f"0{value}", f"{value}0") if isinstance(value, str) else ():
-        with suppress(tomllib.TOMLDecodeError, RecursionError):
-            if isinstance(tomllib.loads(f"x = {text}")["x"], int | float):
-                return f"; write it {'without quotes' if text == value else f'as {text}'}"
-    return ""

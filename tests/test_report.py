@@ -681,7 +681,7 @@ def test_every_value_of_a_file_is_plain_text_or_refused(hostile, copy, monkeypat
     ("file", "content", "words"),
     [
         ("job.toml", b"\xff", "cannot be read"),
-        ("job.toml", b"name = 1", "cannot be shown, as a file in it is not as a run wrote it: KeyError('partition')"),
+        ("job.toml", b"name = 1", "cannot be shown, as a file in it is not as a run wrote it: KeyError('data')"),
         ("environment.json", b'{"packages": 3}', "cannot be shown"),
         ("partition.parquet", b"PAR1PAR1", "cannot be shown"),
         ("rounds.parquet/round-00002.parquet", b"PAR1", "cannot be shown"),

@@ -33,7 +33,7 @@ from rayfed.folder import best
 from rayfed.folder.owner import lock
 from rayfed.folder.packing import to_bytes, weights_to_bytes
 from rayfed.folder.places import checkpoints_of, clear_results, folder_of, refuse_overwriting, refuse_unwritable
-from rayfed.folder.saved import VERSIONS, Saved, digest_of, stem
+from rayfed.folder.saved import VERSION, Saved, digest_of, stem
 from rayfed.folder.shards import ahead, fill, settled, to_table, twin_of
 from rayfed.folder.storage import Folder, writing_to
 from rayfed.folder.tables import RESULTS, ROWS, to_parquet
@@ -144,7 +144,7 @@ class Checkpoints:
                 write(f"{beginning}.memories.parquet", to_parquet(to_table(index)))
             lent = sorted({*shared, *map(twin_of, shared)})
             files |= {name: lender.manifest["files"][name] for name in lent} if lender else {}
-            manifest = {"version": VERSIONS[-1], "round": round.round, "job": self._job.table()}
+            manifest = {"version": VERSION, "round": round.round, "job": self._job.table()}
             manifest |= {"evaluated": round.evaluation is not None}
             origin = ("data", "partition", "model", "trace", "modules")
             manifest |= {key: self._origin[key] for key in origin if key in self._origin}

@@ -89,7 +89,7 @@ class Keeper:
         now, saved = environment(self._site, self._workers), self._saved
         work_left = saved is not None and saved.leaves_work(self._site.job)
         differing = saved.other_bits(now["hardware"], now["modules"]) if saved is not None and work_left else []
-        if saved is not None and saved.manifest.get("partition", now["partition"]) != now["partition"]:
+        if saved is not None and saved.manifest["partition"] != now["partition"]:
             differing = [PARTITION, *differing]  # also where no work is left: the folder's table of it is written anew
         if differing and not self._other_bits:
             how = f"to allow it: rayfed resume {self.path} --other-bits"
@@ -130,9 +130,9 @@ class Keeper:
         if why := self.early_end():
             log.warning("the run has ended after round %d: %s; %s", number, why, self._go_on())
         clients = read_table(self.path, "clients", after=number - 1).drop_columns("round").to_pylist()
-        rows = [ClientRow(**{**row, "notes": dict(row["notes"] or ())}) for row in clients]  # an old run has none
+        rows = [ClientRow(**{**row, "notes": dict(row["notes"])}) for row in clients]
         costs = {key: self._rows[-1][key] for key in ("seconds", "bytes_down", "bytes_up")}
-        costs["notes"] = dict(self._rows[-1]["notes"] or ())
+        costs["notes"] = dict(self._rows[-1]["notes"])
         confusions = confusions_of(self.path, number, self._site.federation.train.classes)
         last = self._saved.restore(self._site, self._workers)
         if not self._site.job.train.evaluates(number):  # any more

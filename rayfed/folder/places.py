@@ -103,7 +103,7 @@ def is_begun(job: Job) -> bool:
 
 
 def lineage_of(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """The lineage of a saved job. A key that is newer than the job has its default."""
+    """The lineage of a saved job."""
     try:
         return read_job(tables).lineage()
     except InputError:  # a method made in Python may have no name that can be imported

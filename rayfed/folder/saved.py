@@ -32,8 +32,7 @@ from rayfed.weights import Weights, state_of
 
 log = logging.getLogger(__name__)
 
-VERSIONS = (3, 4)  # that can be read; the last is written. Version 3 had no twins, and other random streams
-LATER = ("variables", "maker", "extensions")  # keys of a kind of hardware that older checkpoints do not have
+VERSION = 4  # that is written, and alone can be read
 MANIFEST = re.compile(r"round-(\d{5,})\.json")
 
 
@@ -54,7 +53,7 @@ class Saved:
         return {f"{stem(self.round)}.json", *self.manifest["files"]}
 
     def table(self, name: str) -> pa.Table:
-        """The results so far; a column that an older run did not have is null."""
+        """The results so far."""
         parts = (self._read(f"{stem(last)}.{name}.parquet") for last, _ in self.parts(name))
         tables = [SCHEMAS[name].empty_table(), *(pq.read_table(io.BytesIO(part)) for part in parts)]
         return pa.concat_tables(tables, promote_options="default")
@@ -72,19 +71,14 @@ class Saved:
         """Whether anything of a job is left to do: later rounds, or the evaluation of this one, its last."""
         if job.train.patience and early_end(job.train, self.table("rounds").to_pylist()):
             return False
-        return self.round < job.train.num_rounds or not self.manifest.get("evaluated", True)
+        return self.round < job.train.num_rounds or not self.manifest["evaluated"]
 
     def lends_to(self, folder: Folder) -> bool:
         """Whether the next checkpoint in a folder may name files of this one."""
-        return self.manifest["version"] == VERSIONS[-1] and self.folder.place == folder.place
+        return self.folder.place == folder.place
 
     def restore(self, site: Site, workers: Workers) -> Round:
         """The round as it was, to continue from. Raises `InputError` where it does not fit the site."""
-        if self.manifest["version"] < VERSIONS[-1]:
-            what = (
-                "the checkpoint is of an earlier rayfed, which drew other random numbers in Dropout and in parts' hooks"
-            )
-            log.warning("%s: where the job has one of them, later rounds get other bits", what)
         state = unpack(from_bytes(self._read(f"{stem(self.round)}.state.safetensors")))
         memories = contents(self.index(), self._read)
         known = state["confusion"] is not None  # a round may be without evaluation
@@ -121,25 +115,18 @@ class Saved:
             differing = ["the images or labels have changed since"]
         if not differing and site.trace and self.manifest.get("trace") != site.trace.hash():
             differing = ["the trace of the clients has changed since"]
-        if not differing and self.manifest.get("model", now := hash_of_model(site)) != now:
+        if not differing and self.manifest["model"] != hash_of_model(site):
             differing = ["the file of the model's weights, or what is frozen in the model, has changed since"]
         if differing:
             what = f"the checkpoint of round {self.round} in '{self.folder.place}'"
             raise InputError(f"{what} belongs to another job: {'; '.join(differing)}")
 
     def other_bits(self, kinds: Sequence[Kind], modules: Mapping[str, str]) -> list[str]:
-        """Why the run would continue to other bits: hardware of another kind, or modules with other hashes, in words.
-
-        A checkpoint from before something was noted says nothing of it.
-        """
-        known: list[Kind] = self.manifest.get("hardware", kinds)
-        found = []
-        for kind in kinds:
-            then = [{**{key: kind[key] for key in LATER if key in kind}, **before} for before in known]
-            found += [differences(then[0], kind)] if then and kind not in then else []
-        code: dict[str, str] = self.manifest.get("modules", modules)
+        """Why the run would continue to other bits, in words: other hardware, or modules with other hashes."""
+        known, code = self.manifest["hardware"], self.manifest["modules"]
+        other = [line for kind in kinds if known and kind not in known for line in differences(known[0], kind)]
         changed = [name for name in sorted({*code, *modules}) if code.get(name) != modules.get(name)]
-        return [*(line for lines in found for line in lines), *(f"the module {name} has changed" for name in changed)]
+        return [*other, *(f"the module {name} has changed" for name in changed)]
 
     def _read(self, name: str) -> bytes:
         """The content of a file, or of its twin. Raises `Torn`."""
@@ -211,9 +198,9 @@ def _read_manifest(folder: Folder, round: int) -> dict[str, Any]:
         version, whole = manifest["version"], digest == digest_of(manifest) and manifest["round"] == round
     except (ValueError, KeyError, TypeError, RecursionError):
         raise Torn(f"'{name}' is not as it was written") from None
-    if version not in VERSIONS and isinstance(version, int):
-        raise Torn(f"it has version {version}, and this rayfed reads versions {', '.join(map(str, VERSIONS))}")
-    if version not in VERSIONS or not whole:
+    if isinstance(version, int) and version != VERSION:
+        raise Torn(f"it has version {version}, and this rayfed reads version {VERSION} alone")
+    if not whole:
         raise Torn(f"'{name}' is not as it was written")
     return manifest
 

@@ -127,7 +127,7 @@ def without_extra(name: str, table: pa.Table, training: Training) -> pa.Table:
         rows = table.to_pylist()
         for row in rows:
             if not training.evaluates(row["round"]):
-                notes = [note for note in row["notes"] or () if not note[0].startswith("domain.")]
+                notes = [note for note in row["notes"] if not note[0].startswith("domain.")]
                 row.update(dict.fromkeys(EVALUATED), notes=notes)
         return pa.Table.from_pylist(rows, table.schema)
     if name == "confusions":

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from rayfed.errors import InputError
 from rayfed.folder.summary import read_environment, read_summary, status_of, summarise
 from rayfed.folder.tables import read_table
-from rayfed.job import completed, read_toml
+from rayfed.job import read_toml
 
 Columns = dict[str, np.ndarray]
 MOST_ACROSS = 400  # columns of a picture of a partition; if there are more clients, several share one
@@ -138,7 +138,7 @@ def short(full: Iterable[str]) -> list[str]:
 
 def read_run(folder: Path) -> Run:
     """Raises `InputError` where the folder is not a run's."""
-    job, ended = completed(read_toml(folder / "job.toml")), read_summary(folder)
+    job, ended = read_toml(folder / "job.toml"), read_summary(folder)
     job_text = (folder / "job.toml").read_text()
     rounds, classes = read_table(folder, "rounds"), _columns(folder, "classes")
     num_classes = int((classes["round"] == 0).sum())
@@ -224,7 +224,7 @@ def of_rounds(folder: Path, beginning: str) -> dict[str, tuple[np.ndarray, np.nd
     """The notes of rounds whose names begin so, without that beginning: the rounds that have one, and its values."""
     found: dict[str, list[tuple[int, float]]] = {}
     for row in read_table(folder, "rounds").to_pylist():
-        for name, value in row.get("notes") or ():  # an old run has none
+        for name, value in row["notes"]:
             if name.startswith(beginning):
                 found.setdefault(name.removeprefix(beginning), []).append((row["round"], value))
     return {name: (np.array([r for r, _ in rows]), np.array([v for _, v in rows])) for name, rows in found.items()}

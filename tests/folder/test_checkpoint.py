@@ -283,7 +283,7 @@ def test_an_unknown_version_is_skipped_and_is_an_error_if_no_other_is_left(make_
         path.write_text(path.read_text().replace('"version": 4', '"version": 99'))
         if number == 2:
             assert newest(Folder(str(tmp_path))).round == 1
-            assert "it has version 99, and this rayfed reads versions 3, 4" in caplog.text
+            assert "it has version 99, and this rayfed reads version 4 alone" in caplog.text
     with pytest.raises(InputError, match=r"(?s)version 99.*version 99.*holds no good checkpoint"):
         newest(Folder(str(tmp_path)))
 

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import re
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,8 +11,6 @@ import rayfed
 from rayfed.errors import InputError
 from rayfed.folder.tables import read_table
 from rayfed.report.page import write_report
-from rayfed.report.read import read_run
-from rayfed.report.table import protocol
 
 pytestmark = pytest.mark.usefixtures("no_page")
 
@@ -78,15 +75,6 @@ def test_a_trace_is_replayed_exactly_after_a_resume(job, method, stop):
     whole = rayfed.run({**job, "name": "whole", "method": method})
     path = rayfed.run({**job, "method": method}, {"train.num_rounds": stop}).path
     assert outcome(rayfed.resume(path, {"train.num_rounds": 5})) == outcome(whole)
-
-
-def test_a_run_from_before_the_table_compares_as_one_with_its_defaults(tables):
-    old, new = (rayfed.run({**tables, "name": name}, {"train.num_rounds": 1}).path for name in ("old", "new"))
-    text = (old / "job.toml").read_text()
-    assert text.count("[clients]") == 1
-    (old / "job.toml").write_text(re.sub(r"\[clients\]\n(.+\n)*", "", text))
-    assert protocol(read_run(old).job) == protocol(read_run(new).job)
-    assert rayfed.resume(old, {"train.num_rounds": 2}).rounds.num_rows == 3
 
 
 def test_a_run_does_not_continue_with_another_trace_or_other_settings(job, trace):

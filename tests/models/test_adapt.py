@@ -161,7 +161,7 @@ def test_what_matches_nothing_or_leaves_nothing_is_refused(settings, message):
         ({"freeze": ["a"], "lora": {"rank": 2}}, r"model.freeze: with \[model.lora\], all but"),
         ({"lora": {"targets": ["a"]}}, "without model.lora.rank there is no LoRA"),
         ({"lora": {"rank": -1}}, "model.lora.rank = -1: give 0 or more"),
-        ({"lora": 4}, r"model.lora = 4: this is a table, \[model.lora\]; did you mean model.lora.rank = 4"),
+        ({"lora": 4}, r"model.lora = 4: this is a table, \[model.lora\], with the keys rank"),
         ({"freeze": "head"}, r"model.freeze = 'head': give a list, such as \['head'\]"),
         ({"lora": {"ranks": 4}}, "model.lora: unknown key 'ranks'; did you mean 'model.lora.rank'"),
     ],
