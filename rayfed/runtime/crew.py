@@ -94,7 +94,7 @@ class Crew:
             if len(self.idle) > up:
                 up, latest = len(self.idle), time.monotonic()
                 heartbeat.progress()
-            heartbeat.beat(lambda: named(self.awaited()))
+            heartbeat.beat(lambda: f"{named(self.awaited())}; `ray status` shows whether there is room")
         if self._mixed:
             raise InputError(f"{self._mixed}; give the run nodes of one kind, or allow it with --other-bits")
         if not self._members:

@@ -109,26 +109,26 @@ def open_pool(site: Site, progress: Progress = no_progress, *, other_bits: bool 
     with closing(Gauges(name)) as gauges, ending_with_its_node():
         try:
             with ray_may_fail():
-                crew.start(_count(options, [*head.known().values()], cohort))
+                crew.start(wanted(options, [*head.known().values()], cohort))
             yield Pool(crew, site, progress, gauges)
         finally:
             crew.end()
 
 
-def _count(options: RayOptions, nodes: Sequence[Resources], clients_per_round: int) -> int:
-    """The number of actors to start. Those that do not fit are what an autoscaler adds nodes for, if there is one.
+def wanted(options: RayOptions, nodes: Sequence[Resources], clients_per_round: int) -> int:
+    """As `num_actors`; but actors that do not fit are created where an autoscaler, of version 2, adds nodes for them.
 
-    Raises `InputError`, as `num_actors` does, where there is none.
+    Actors that wait for room are what it adds nodes for, and Ray forgets them when the run ends, however it ends.
     """
     try:
         return num_actors(options, nodes, clients_per_round)
     except InputError:
-        from ray.autoscaler.v2.utils import is_autoscaler_v2  # a tenth of a second, which few runs need
+        from ray.autoscaler.v2.utils import is_autoscaler_v2  # importing it takes a tenth of a second
 
         if options.actors == "auto" or not is_autoscaler_v2(fetch_from_server=True):
             raise
-    text = "%s, and ray.actors = %d, each with %s: some actors wait for nodes of Ray's autoscaler (`ray status`)"
-    log.info(text, nodes_text(nodes), options.actors, actor_text(options))
+    given = nodes_text(nodes), options.actors, actor_text(options)
+    log.info("%s; for %d actors, each with %s, Ray's autoscaler must add nodes (`ray status`)", *given)
     return options.actors
 
 

@@ -1,18 +1,16 @@
 """Many runs at once, each in a Ray task with the resources of one actor: a run has the same bits in any process.
 
-A run writes its own folder, from where its task is, so a task works only on nodes that see that folder: it looks for a
-mark there, and a node without it gets no more tasks. A task that is lost goes on elsewhere from the run's checkpoint.
+A run writes its own folder, from where its task is, so nodes must share the folder of the results. The driver makes
+each run's folder, and a task that does not find it ends them all. A task that is lost goes on elsewhere from the run's
+checkpoint.
 """
 
 import logging
 import os
 import signal
-import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -27,7 +25,7 @@ from rayfed.folder.owner import is_locked
 from rayfed.folder.places import folder_of
 from rayfed.grid import Ended
 from rayfed.job import Job
-from rayfed.runtime.causes import ray_may_fail
+from rayfed.runtime.causes import ray_may_fail, refuse_input
 from rayfed.runtime.gpus import device_given, memory_cap, without_absent_gpus
 from rayfed.runtime.head import Head
 from rayfed.runtime.heartbeat import Heartbeat
@@ -72,14 +70,6 @@ def _room(job: Job, nodes: Sequence[Resources]) -> int:
     return fit if job.ray.actors == "auto" or not fit else job.ray.actors
 
 
-@dataclass(frozen=True)
-class Elsewhere:
-    """A task that did nothing, since its node does not see the folder of the results."""
-
-    node_id: str
-    node: str
-
-
 def in_slots(
     jobs: Sequence[Job],
     play: Play,
@@ -89,11 +79,11 @@ def in_slots(
     """Run jobs on the Ray that is connected, in their order, as many at once as there is room for; each as it ends.
 
     `data_of` gives what a job reads, once for all jobs that read the same; `watch` is told, each second, which runs are
-    under way. Where the iteration is left early, runs that are under way stop with a checkpoint. Raises `WorkersLost`
-    where no node sees the folder of the results.
+    under way. Where the iteration is left early, runs that are under way stop with a checkpoint. Raises `InputError`
+    where a node does not see the folder of the results.
     """
-    with ray_may_fail(), _marked(jobs) as mark, ExitStack() as at_the_end:
-        slots = Slots(play, data_of, mark)
+    with ray_may_fail(), ExitStack() as at_the_end:
+        slots = Slots(play, data_of)
         at_the_end.callback(slots.stop)
         waiting, heartbeat = deque(jobs), Heartbeat()
         while waiting or slots.running:
@@ -111,26 +101,27 @@ def in_slots(
 class Slots:
     """Runs under way on a cluster."""
 
-    def __init__(self, play: Play, data_of: Callable[[Job], Dataset], mark: str) -> None:
+    def __init__(self, play: Play, data_of: Callable[[Job], Dataset]) -> None:
         self.running: dict[ObjectRef, Job] = {}
-        self._play, self._data_of, self._mark = play, data_of, mark
-        self._head, self._blind = Head(), dict[str, str]()  # nodes that do not see the folder: Ray's id -> address
+        self._play, self._data_of = play, data_of
+        self._head = Head()
         self._lost: Counter[str] = Counter()  # how often each run's task was lost
         self._stored: list[tuple[Dataset, ObjectRef]] = []
 
     def has_room(self, job: Job) -> bool:
         """Whether another run is to be begun; a cluster may grow or shrink."""
-        nodes = [resources for node, resources in self._head.known().items() if node not in self._blind]
-        return len(self.running) < max(1, _room(job, nodes))
+        return len(self.running) < max(1, _room(job, [*self._head.known().values()]))
 
     def begin(self, job: Job) -> None:
-        """Send a run to a node that sees its folder."""
+        """Make a run's folder, and send the run to a node."""
+        try:
+            folder_of(job).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"results cannot be written: {error}") from None
         options = without_absent_gpus(job.ray, [*self._head.known().values()])
-        where = {"label_selector": {"ray.io/node-id": f"!in({','.join(self._blind)})"}} if self._blind else {}
         needs: dict[str, Any] = {"num_cpus": options.num_cpus, "num_gpus": options.gpu_share, "max_retries": 0}
-        task = _play_in_slot.options(name=job.name, **needs, **where)
-        place = _place_of(job, self._mark)
-        self.running[task.remote(self._play, job, os.getcwd(), place, self._data(job))] = job
+        task = _play_in_slot.options(name=job.name, **needs)
+        self.running[task.remote(self._play, job, os.getcwd(), self._data(job))] = job
 
     def ended(self) -> Iterator[Ended]:
         """The runs that have ended since the last time, after a second at most; lost runs are begun again."""
@@ -141,11 +132,9 @@ class Slots:
             try:
                 answer = ray.get(reference)
             except RayError as error:
+                refuse_input(error)
                 answer = STOPPED, first_line(error)
-            if isinstance(answer, Elsewhere):
-                self._leave_out(answer, job)
-                self.begin(job)
-            elif answer[0] != STOPPED:
+            if answer[0] != STOPPED:
                 yield Ended(job, *answer)
             elif end := self._again(job, answer[1]):
                 yield end
@@ -163,16 +152,6 @@ class Slots:
         )
         self.begin(job)
         return None
-
-    def _leave_out(self, found: Elsewhere, job: Job) -> None:
-        path = job.output.path
-        self._blind[found.node_id] = found.node
-        if not set(self._head.known()) - {*self._blind}:
-            raise WorkersLost(f"no node of the cluster sees '{path}': set output.path to a folder that nodes share")
-        log.warning(
-            "node %s does not see '%s', so no run goes there; to use it, set output.path to a folder that nodes share",
-            *(found.node, path),
-        )
 
     def _data(self, job: Job) -> ObjectRef | None:
         """The job's data in Ray's store, where the runs of a node read them in place."""
@@ -193,14 +172,19 @@ class Slots:
 
 
 @ray.remote
-def _play_in_slot(
-    play: Play, job: Job, folder: str, mark: Path, dataset: Dataset | None
-) -> tuple[int, str] | Elsewhere:
-    """The exit code and the message that the run's command would have ended with."""
-    if not mark.exists():
-        return Elsewhere(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address())
+def _play_in_slot(play: Play, job: Job, folder: str, dataset: Dataset | None) -> tuple[int, str]:
+    """The exit code and the message that the run's command would have ended with.
+
+    Raises `InputError` where this node does not see the run's folder: its results would be lost here.
+    """
     with suppress(OSError):
         os.chdir(folder)  # the command's: paths in the job may be relative to it
+    if not folder_of(job).is_dir():
+        raise InputError(
+            f"node {ray.util.get_node_ip_address()} does not see '{job.output.path}' (output.path), where each run of "
+            "a grid writes its results: name a folder that all nodes share, or use a Ray of this machine only (no "
+            "ray.address)"
+        )
     signal.signal(signal.SIGINT, signal.default_int_handler)  # where it is ignored, `ray.cancel` does nothing
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Ray's handler raises SystemExit, in a hook: the user's error
     try:
@@ -215,26 +199,3 @@ def _play_in_slot(
     except Exception as error:
         return getattr(error, "exit_code", 1), explained(error)
     return 0, ""
-
-
-@contextmanager
-def _marked(jobs: Sequence[Job]) -> Iterator[str]:
-    """A file in each folder of results, by which a node shows that it sees the folder. Yields its name."""
-    mark = f".rayfed-{uuid.uuid4().hex}"
-    places = {_place_of(job, mark) for job in jobs}
-    try:
-        for place in places:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.touch()
-    except OSError as error:
-        raise InputError(f"results cannot be written: {error}") from None
-    try:
-        yield mark
-    finally:
-        for place in places:
-            with suppress(OSError):
-                place.unlink()
-
-
-def _place_of(job: Job, mark: str) -> Path:
-    return Path(job.output.path).expanduser().absolute() / mark

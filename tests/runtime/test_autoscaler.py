@@ -19,6 +19,8 @@ from rayfed.errors import InputError
 from rayfed.methods import scaffold
 from rayfed.runtime import crew
 
+slow = pytest.mark.slow
+
 V2 = {"RAY_enable_autoscaler_v2": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}  # as `ray up` and KubeRay choose
 FAKE = {"RAY_FAKE_CLUSTER": "1", "RAY_CLOUD_INSTANCE_ID": FAKE_HEAD_NODE_ID}
 FAKE |= {"RAY_OVERRIDE_NODE_ID_FOR_TESTING": FAKE_HEAD_NODE_ID}
@@ -54,8 +56,8 @@ def autoscaling(a_cluster, tmp_path):
             os.kill(int(process), signal.SIGKILL)
 
 
-@pytest.mark.slow
-def test_a_run_starts_with_the_actors_that_are_up_and_the_autoscaler_adds_nodes(
+@slow
+def test_actors_that_do_not_fit_become_nodes_and_the_bits_stay(
     autoscaling, make_site, played, here, pool_on, ready, monkeypatch, caplog
 ):
     def all_are_up(round):
@@ -65,15 +67,18 @@ def test_a_run_starts_with_the_actors_that_are_up_and_the_autoscaler_adds_nodes(
     monkeypatch.setattr(crew, "LATE", 0.0)
     site = make_site(scaffold(), clients_per_round=6, num_rounds=2)
     expected = here(site)
-    with pool_on(site, "grows", actors=3) as pool:
+    with caplog.at_level("INFO"), pool_on(site, "grows", actors=3) as pool:
         assert len(pool._crew.idle) == 1
         assert played(site, pool, all_are_up) == expected
         assert len({member.node_id for member in pool._crew.idle}) == 3
+    assert (
+        "there are 1 CPU and 0 GPU; for 3 actors, each with 1 CPU and 0 GPU, Ray's autoscaler must add" in caplog.text
+    )
     assert "the run starts with 1 of 3 actors; the others join when" in caplog.text
 
 
-@pytest.mark.slow
-def test_a_cluster_without_an_autoscaler_refuses_actors_that_do_not_fit(cluster, make_site, pool_on):
+@slow
+def test_a_cluster_without_an_autoscaler_refuses_what_does_not_fit(cluster, make_site, pool_on):
     with pytest.raises(InputError, match=r"so at most 4 fit; .* share a CPU\)$"):
         with pool_on(make_site(scaffold()), "static", actors=5):
             pass

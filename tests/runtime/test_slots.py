@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import pytest
 import ray
 
 import rayfed
-from rayfed.errors import InputError, WorkersLost
+from rayfed.errors import InputError
 from rayfed.folder.owner import lock
 from rayfed.folder.places import folder_of
 from rayfed.folder.saved import newest
@@ -29,7 +28,6 @@ from rayfed.grid import expand
 from rayfed.job import read_job
 from rayfed.many import run_many
 from rayfed.methods import Part, compose, fedavg
-from rayfed.runtime import slots
 
 pytestmark = pytest.mark.slow
 
@@ -100,7 +98,6 @@ def test_runs_at_once_have_the_bits_of_each_run_alone(jobs):
     assert codes(ended) == {job.name: 0 for job in jobs}
     assert [outcome(job) for job in jobs] == [alone(job) for job in jobs]
     assert [read_summary(folder_of(job))["status"] for job in jobs] == ["done"] * 4
-    assert not [path for path in Path("runs").iterdir() if path.name.startswith(".")], "no mark is left"
     assert read_job(folder_of(jobs[0]) / "job.toml") == jobs[0]
     log = (folder_of(jobs[0]) / "log.txt").exists()
     assert not log, "without a display, nothing is said"
@@ -176,7 +173,7 @@ def test_runs_that_are_left_stop_with_a_checkpoint(tables, cluster):
         assert newest(Folder(str(folder_of(job) / "checkpoints"))).round == summary["rounds"]
 
 
-def test_a_node_that_does_not_see_the_results_gets_no_runs(tables, a_cluster, tmp_path, caplog):
+def test_a_node_that_does_not_see_the_results_is_refused_and_named(tables, a_cluster, tmp_path):
     """A node whose mount of the folder is another: a tmpfs, in a namespace of its own."""
     if os.geteuid() or subprocess.run(["unshare", "-m", "true"], check=False).returncode:
         pytest.skip("needs the right to mount")
@@ -188,18 +185,13 @@ def test_a_node_that_does_not_see_the_results_gets_no_runs(tables, a_cluster, tm
             while len([node for node in ray.nodes() if node["Alive"]]) < 2:
                 assert other.poll() is None
                 time.sleep(0.2)
-            jobs = jobs_of(tables, ray__address=cluster.address)
-            assert codes(run_many(jobs)) == {job.name: 0 for job in jobs}
-            assert "does not see 'runs', so no run goes there; to use it, set output.path" in caplog.text
+            with pytest.raises(
+                InputError, match=r"^node [\d.]+ does not see 'runs' \(output.path\), where each run of"
+            ):
+                list(run_many(jobs_of(tables, ray__address=cluster.address)))
         finally:
             os.killpg(other.pid, signal.SIGTERM)
             other.wait(30)
-
-
-def test_where_no_node_sees_the_results_that_is_said(jobs, monkeypatch):
-    monkeypatch.setattr(slots, "_marked", lambda jobs: nullcontext("no such file"))
-    with pytest.raises(WorkersLost, match="no node of the cluster sees 'runs'"):
-        list(run_many(jobs))
 
 
 def test_results_that_cannot_be_written_are_refused(jobs):
