@@ -1,7 +1,6 @@
 """Ray's dashboard comes up beside the run: `ray.init` would wait seconds for it, in which actors can start."""
 
 import logging
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from threading import Event, Thread
@@ -44,7 +43,6 @@ def announced() -> Iterator[None]:
 
 def _announce(over: Event) -> None:
     head = internal_kv.internal_kv_get_gcs_client()
-    until = time.monotonic() + ray_constants.RAY_DASHBOARD_STARTUP_TIMEOUT_S
     while not over.wait(EVERY):
         try:
             address = head.internal_kv_get(KEY, SPACE, timeout=PATIENCE)
@@ -54,7 +52,4 @@ def _announce(over: Event) -> None:
             return
         if address:
             log.info("Ray dashboard: http://%s", address.decode())
-            return
-        if time.monotonic() > until:
-            log.warning("Ray's dashboard has not come up; the run goes on without it")
             return

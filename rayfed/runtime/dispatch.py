@@ -9,7 +9,6 @@ it ends.
 """
 
 import logging
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +18,6 @@ from itertools import islice
 import ray
 from ray import ObjectRef
 from ray.exceptions import RayError
-from rich.filesize import decimal
 
 from rayfed.errors import ClientFailed, KilledActors, RunFailed, WorkersLost, first_line, uncoloured
 from rayfed.runtime.calls import Answer, Call, Deadline, together
@@ -35,7 +33,6 @@ from rayfed.runtime.worker import at_client, what_of
 log = logging.getLogger(__name__)
 
 FETCH_LIMIT = 600.0  # seconds in which the reply of a finished call must arrive
-LITTLE = 10**9  # bytes
 MEMORY = "out of memory"
 MORE_MEMORY = "\nRay killed it, as its node had no memory left: try fewer actors per node (a larger ray.num_cpus)"
 
@@ -110,22 +107,17 @@ class Dispatch:
                 with _failing(message.stage):
                     self._run_again(message.stage, message.indices, why, how="no answer")
         self._hand_out()
-        self._heartbeat.beat(lambda: named(self._awaited()) + short_of_disk())
+        self._heartbeat.beat(lambda: named(self._awaited()))
 
     def _hand_out(self) -> None:
         actors = len(self.crew.idle) + len(self._working)
         for stage in self._stages:
-            kept: list[int] = []
-            while stage.waiting and self.crew.idle:
-                if (member := self._member_for(stage, stage.waiting[0])) is None:
-                    kept.append(stage.waiting.popleft())
-                    continue
+            while stage.waiting and self.crew.idle and (member := self._member_for(stage, stage.waiting[0])):
                 indices = stage.next_message(actors)
                 calls = [stage.calls[index] for index in indices]
                 references = stage.submit(member.actor, calls)
                 message = Message(stage, indices, together(calls), member, references, time.monotonic())
                 self._working[references[0]] = message
-            stage.waiting.extendleft(reversed(kept))  # in their order
 
     def _member_for(self, stage: Stage, index: int) -> Member | None:
         """An idle member; where a GPU has failed this call, on another node, or None while such a member is at work."""
@@ -167,9 +159,6 @@ class Dispatch:
                 self.crew.open(member, kill=True)  # the error would stay in its process
                 said = first_line(cause_of(error) or error)
                 self._run_again(stage, indices, f"the GPU of {member} failed ({said})", error, how="GPU")
-            elif call.count > 1 and not _names_its_client(cause_of(error)):
-                self.crew.idle.append(member)
-                self._run_again(stage, indices, f"an exception on {member} that does not name its client", error)
             else:
                 self.crew.idle.append(member)
                 raise _failure(call, member, error) from None
@@ -230,13 +219,6 @@ class Dispatch:
         return [*work, *self.crew.awaited()]
 
 
-def short_of_disk() -> str:
-    """In words, that what has no room in Ray's store may have none on the disk either: Ray would try for ever."""
-    folder = ray._private.worker.global_worker.node.get_session_dir_path()  # type: ignore[union-attr]
-    free = shutil.disk_usage(folder).free
-    return f"; Ray's disk here has only {decimal(free)} left, for what its store cannot hold" if free < LITTLE else ""
-
-
 @contextmanager
 def _failing(stage: Stage) -> Iterator[None]:
     """An error ends its stage, and is raised for whoever waits for the stage's answers: maybe not those of now."""
@@ -244,11 +226,6 @@ def _failing(stage: Stage) -> Iterator[None]:
         yield
     except RunFailed as error:
         stage.end(error)
-
-
-def _names_its_client(cause: BaseException | None) -> bool:
-    """Whether an exception says at which client it was raised: those that cannot be pickled do not."""
-    return isinstance(cause, RunFailed) or at_client(cause, ()) is not None
 
 
 def _failure(call: Call, member: Member, error: RayError) -> RunFailed:

@@ -40,7 +40,6 @@ class Gauges:
         self._gauges = {name: Gauge(name, text, tuple(tags)).set_default_tags(tags) for name, text in SERIES.items()}
         self._values = {"rayfed_bytes_down": 0.0, "rayfed_bytes_up": 0.0, "rayfed_retries": 0.0}
         self._lock = threading.Lock()
-        self._complained = False
         self._closed = threading.Event()
         # Ray sends a value once, and forgets it twenty seconds later: a long round would have no values.
         threading.Thread(target=self._refresh, name="rayfed-gauges", daemon=True).start()
@@ -82,6 +81,5 @@ class Gauges:
                     if not self._closed.is_set():
                         self._gauges[name].set(float(value))  # Ray refuses numpy's numbers
             except Exception as error:
-                if not self._complained:
-                    log.warning("the run's gauges cannot be shown: %r", error)
-                self._complained = True
+                log.warning("the run's gauges cannot be shown: %r", error)
+                self._closed.set()

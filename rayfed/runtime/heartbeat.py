@@ -3,11 +3,8 @@
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, wait
-from typing import TypeVar
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 HEARTBEAT = 10.0  # seconds without progress until the first line; twice as many until each next line
 
@@ -32,11 +29,3 @@ class Heartbeat:
         if self.left == 0.0:
             log.warning("no progress for %.0f s; waiting for %s", time.monotonic() - self._since, awaited())
             self._pause *= 2
-
-
-def result(future: Future[T], what: str) -> T:
-    """The result of a future, which is waited for with a heartbeat."""
-    heartbeat = Heartbeat()
-    while not wait([future], heartbeat.left).done:
-        heartbeat.beat(lambda: what)
-    return future.result()

@@ -96,7 +96,7 @@ class Jobs:
         except OSError as error:  # of the library that Ray's client uses
             raise ClusterLost(f"the cluster at {self.address} does not answer any more ({brief(error)})") from None
         except RuntimeError as error:
-            raise ClusterLost(f"the cluster at {self.address} refuses: {_with_help(str(error))}") from None
+            raise ClusterLost(f"the cluster at {self.address} refuses: {str(error).strip()}") from None
         return self.get(submission_id)
 
     def stop(self, submission_id: str) -> None:
@@ -129,7 +129,7 @@ class Jobs:
                     raise no_token(self.address) from None
                 self.headers["Authorization"] = f"Bearer {token}"
                 return self.ask(method, path)
-            raise ClusterLost(f"the cluster at {self.address} refuses: {_with_help(said or str(error))}") from None
+            raise ClusterLost(f"the cluster at {self.address} refuses: {said or error}") from None
         except (OSError, HTTPException, ValueError) as error:
             raise ClusterLost(f"the cluster at {self.address} does not answer any more ({brief(error)})") from None
 
@@ -202,16 +202,6 @@ def no_token(url: str) -> InputError:
 def brief(error: BaseException) -> str:
     """The first line of an error, without the wrapping of urllib."""
     return first_line(getattr(error, "reason", None) or error)
-
-
-def _with_help(refusal: str) -> str:
-    """A cluster's refusal, with a way out that it does not name itself."""
-    if "No available agent" in refusal:
-        refusal += (
-            " A node that was just started needs some seconds. If another Ray on its machine has port 52365, start "
-            "this Ray with --dashboard-agent-listen-port=52366"
-        )
-    return refusal.strip()
 
 
 def _submission(details: Mapping[str, Any]) -> Submission:

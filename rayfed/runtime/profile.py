@@ -3,8 +3,7 @@
 While no profile is open, a span costs one `if`. An actor sends its spans along with its answer.
 
 Each process measures with its own monotonic clock, so durations are right on every node. The driver places an actor's
-spans by the wall clocks of the two nodes. Where these differ so much that work would begin before it was submitted, or
-end after its answer arrived, the spans are moved to fit. To see single calls: `ray timeline`.
+spans as if a call had begun when it was submitted. To see single calls: `ray timeline`.
 """
 
 import functools
@@ -121,7 +120,6 @@ class Measured:
     spans: list[Span]
     start: float
     end: float
-    offset: float  # of the wall clock from the monotonic clock
 
 
 _spans: list[Span] = []
@@ -144,12 +142,8 @@ def answer(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Any:
     start = time.monotonic()
     values = work(*args, **kwargs)
     first, *rest = values if isinstance(values, tuple) else (values,)
-    measured = Measured(first, list(_spans), start, time.monotonic(), _offset())
+    measured = Measured(first, list(_spans), start, time.monotonic())
     return (measured, *rest) if rest else measured
-
-
-def _offset() -> float:
-    return time.time() - time.monotonic()
 
 
 # On the driver --------------------------------------------------------------------------------------------------------
@@ -194,8 +188,7 @@ class Profile:
             self.idle[actor] -= now - since
             step, spans = LOST if answer is None else ON_THE_WAY, []
             if answer is not None:
-                shift = min(max(answer.offset - _offset(), since - answer.start), now - answer.end)
-                spans = [span._replace(start=span.start + shift) for span in answer.spans]
+                spans = [span._replace(start=span.start + since - answer.start) for span in answer.spans]
             phases = [*self.phases, self._now]
             for phase, end in zip(phases, [*(later.start for later in phases[1:]), now], strict=True):
                 if (there := end - max(phase.start, since)) > 0:

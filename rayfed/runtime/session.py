@@ -32,7 +32,7 @@ from rayfed.runtime.gauges import Gauges
 from rayfed.runtime.gpus import measure_share, without_absent_gpus
 from rayfed.runtime.head import Head, ending_with_its_node
 from rayfed.runtime.here import Progress, no_progress
-from rayfed.runtime.placement import Resources, actor_text, nodes_text, num_actors, warn_of_idle_gpus
+from rayfed.runtime.placement import Resources, num_actors, warn_of_idle_gpus
 from rayfed.runtime.pool import Pool
 from rayfed.runtime.profile import span
 from rayfed.runtime.signals import stopping
@@ -127,9 +127,7 @@ def wanted(options: RayOptions, nodes: Sequence[Resources], clients_per_round: i
 
         if options.actors == "auto" or not is_autoscaler_v2(fetch_from_server=True):
             raise
-    given = nodes_text(nodes), options.actors, actor_text(options)
-    log.info("%s; for %d actors, each with %s, Ray's autoscaler must add nodes (`ray status`)", *given)
-    return options.actors
+        return options.actors
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,24 +259,24 @@ def _explained() -> Iterator[None]:
 @contextmanager
 def _joined(address: str) -> Iterator[None]:
     """A running Ray, left as it was when the context ends."""
-    already = ray.is_initialized()
-    if not already:
-        trust.joining(address)
-        try:
-            with keeping_handlers(), span("start of Ray"):
-                context = ray.init(address=address, job_config=same_modules(), logging_level=logging.WARNING)
-        except (ConnectionError, RuntimeError, ValueError, RayError) as error:
-            raise InputError(
-                f"ray.address = '{address}': no Ray answers there ({first_line(error)}); start one with "
-                "`ray start --head`, or leave the address out to have one started here"
-            ) from None
-        if context.dashboard_url:
-            log.info("joined the Ray cluster at %s; dashboard: http://%s", address, context.dashboard_url)
+    if ray.is_initialized():  # by whoever has called us, and who also leaves it
+        yield
+        return
+    trust.joining(address)
     try:
-        if not already and SUBMITTED not in os.environ:  # a job runs in its Ray, as the user who submitted it chose
+        with keeping_handlers(), span("start of Ray"):
+            context = ray.init(address=address, job_config=same_modules(), logging_level=logging.WARNING)
+    except (ConnectionError, RuntimeError, ValueError, RayError) as error:
+        raise InputError(
+            f"ray.address = '{address}': no Ray answers there ({first_line(error)}); start one with "
+            "`ray start --head`, or leave the address out to have one started here"
+        ) from None
+    if context.dashboard_url:
+        log.info("joined the Ray cluster at %s; dashboard: http://%s", address, context.dashboard_url)
+    try:
+        if SUBMITTED not in os.environ:  # a job runs in its Ray, as the user who submitted it chose
             node = ray_worker.global_worker.node
             private.refuse_open(node.get_session_dir_path(), f"ray.address = '{address}'")  # type: ignore[union-attr]
         yield
     finally:
-        if not already:
-            end_of_ray(ray.shutdown)
+        end_of_ray(ray.shutdown)

@@ -47,16 +47,12 @@ def connected_for_many(jobs: Sequence[Job]) -> Iterator[bool]:
     It is faster where there are fewer runs than a single run could have actors.
     """
     options = jobs[0].ray
-    if any(job.ray != options for job in jobs):
+    alike = all(job.ray == options for job in jobs)
+    if not alike or not (options.cluster or _pays(jobs, [machine()])):
         yield False
-    elif options.cluster:
-        with connected(options, jobs[0].name, len(jobs)):
-            yield _pays(jobs, [*Head().known().values()])
-    elif pays := _pays(jobs, [machine()]):
-        with connected(options, jobs[0].name, len(jobs)):
-            yield pays
-    else:
-        yield False
+        return
+    with connected(options, jobs[0].name, len(jobs)):
+        yield not options.cluster or _pays(jobs, [*Head().known().values()])
 
 
 def _pays(jobs: Sequence[Job], nodes: Sequence[Resources]) -> bool:

@@ -1,8 +1,6 @@
-"""A run's site, and workers for it: on Ray, which starts while the site is made, or in this process."""
+"""A run's site, and workers for it: on Ray, or in this process."""
 
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import wait
 from contextlib import contextmanager
 
 import torch
@@ -11,46 +9,32 @@ from rayfed.isolation import threads
 from rayfed.job import Job
 from rayfed.local import Site
 from rayfed.round import Workers
-from rayfed.runtime.aside import aside
-from rayfed.runtime.heartbeat import result
 from rayfed.runtime.here import Here, Progress, no_progress
 from rayfed.runtime.placement import warn_of_idle_gpus
 from rayfed.runtime.profile import span
 from rayfed.runtime.signals import stopping
 from rayfed.runtime.worker import keep_freed_memory
 
-SOON = 2.0  # seconds in which small data are opened; importing Ray takes most of them
 KEEPING = "stopping, with a checkpoint of the last finished round; Ctrl-C again to stop without"
 
 
 @contextmanager
 def opened(job: Job, make: Callable[[], Site], tell: Callable[[Site], None], *, on_ray: bool) -> Iterator[Site]:
-    """The site that `make` gives; with `on_ray` Ray is started, or joined, at the same time, for the context.
+    """The site that `make` gives, of which `tell` is told; with `on_ray` Ray is started, or joined, for the context.
 
-    On Ray, its data lie in Ray's store, where actors read them too. `tell` is given the site as soon as it is there.
-    What `make` refuses soon is raised before anything is started; what it refuses later, once Ray has started, since a
-    Ray that is half started cannot be stopped.
+    On Ray, its data lie in Ray's store, where actors read them too.
     """
+    with stopping("stopping"):
+        site = make()
+        tell(site)
     if not on_ray:
-        with stopping("stopping"):
-            tell(site := make())
         yield site
         return
-    making, soon = aside(make), time.monotonic() + SOON
     with span("imports"):
         from rayfed.runtime.session import connected, stored  # importing Ray takes a second
 
-    with span("waiting: data"):
-        told = bool(wait([making], soon - time.monotonic()).done)
-    if told:
-        tell(making.result())
     with stopping("stopping"), connected(job.ray, job.name, job.train.clients_per_round):
-        with span("waiting: data"):
-            site = result(making, "the data, which this process opens")
-        if not told:
-            tell(site)
-        site = stored(site)
-        del making  # with this process's own copy of the data
+        site = stored(site)  # without this process's own copy of the data
         yield site
 
 

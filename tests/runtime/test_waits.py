@@ -1,9 +1,7 @@
-"""No wait is silent, and none is longer than it must be: for actors, for a GPU, for the data."""
+"""No wait is silent, and none is longer than it must be: for actors, for a GPU, for the data of a node."""
 
 import re
-import threading
 import time
-from concurrent.futures import Future
 from functools import partial
 
 import pytest
@@ -104,13 +102,6 @@ def test_an_actor_that_waits_for_its_data_is_not_restarted(a_cluster, make_site,
         assert on_ray(site, 1, data="storage", patience=5.0) == here(site)
     assert re.search(r"s; waiting for actor-0 on [\d.]+ to get the data", caplog.text)
     assert "to come up" not in caplog.text.partition("to get the data")[2]
-
-
-def test_data_that_this_process_opens_are_waited_for_with_a_heartbeat(caplog):
-    future = Future()
-    threading.Timer(1.0, future.set_result, ["data"]).start()
-    assert heartbeat.result(future, "the data") == "data"
-    assert "s; waiting for the data" in caplog.text
 
 
 def test_an_actor_that_is_not_there_yet_delays_no_other(monkeypatch):
