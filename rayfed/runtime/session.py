@@ -16,7 +16,6 @@ import torch
 from ray import ObjectRef
 from ray._private import node as ray_node
 from ray._private import utils as ray_utils
-from ray._private import worker as ray_worker
 from ray.exceptions import ObjectLostError, RayError
 from ray.job_config import JobConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -275,8 +274,8 @@ def _joined(address: str) -> Iterator[None]:
         log.info("joined the Ray cluster at %s; dashboard: http://%s", address, context.dashboard_url)
     try:
         if SUBMITTED not in os.environ:  # a job runs in its Ray, as the user who submitted it chose
-            node = ray_worker.global_worker.node
-            private.refuse_open(node.get_session_dir_path(), f"ray.address = '{address}'")  # type: ignore[union-attr]
+            folder = context.address_info["session_dir"]  # type: ignore[attr-defined]
+            private.refuse_open(folder, f"ray.address = '{address}'")
         yield
     finally:
         end_of_ray(ray.shutdown)

@@ -218,15 +218,6 @@ def test_every_panel_finds_its_metrics_in_a_scrape(ray_folder, run):
             assert found_it or not there, f"{title}: {metric} with {wanted} is not among {there}"
 
 
-@pytest.mark.filterwarnings(
-    "ignore:datetime.datetime.utcnow"
-)  # opencensus, which Ray imports, with Python 3.12 or later
-def test_ray_has_the_metrics_that_need_a_gpu():
-    from ray.dashboard.modules.reporter.reporter_agent import METRICS_GAUGES
-
-    assert {f"ray_{name}" for name in METRICS_GAUGES} >= ONLY_WITH_GPU
-
-
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("prometheus"), reason="needs Prometheus")
 @pytest.mark.usefixtures("run")

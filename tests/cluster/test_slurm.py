@@ -113,10 +113,6 @@ def assert_nothing_is_left(folder, nodes):
     assert left == [[], []]
 
 
-def test_the_script_is_valid_bash():
-    subprocess.run(["bash", "-n", SCRIPT], check=True)
-
-
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
 def test_shellcheck_finds_nothing():
     subprocess.run(["shellcheck", "--severity=warning", SCRIPT], check=True)

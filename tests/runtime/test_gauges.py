@@ -99,15 +99,6 @@ def test_values_are_shown_again_until_the_run_is_closed(shown):
     assert not shown
 
 
-def test_two_runs_in_a_process_have_gauges_of_their_own(shown):
-    first, second = Gauges("first"), Gauges("second")
-    first.clients(1, 2)
-    second.clients(2, 2)
-    first.close()
-    second.close()
-    assert (shown["first"]["rayfed_clients_done"], shown["second"]["rayfed_clients_done"]) == (1, 2)
-
-
 def test_gauges_that_cannot_be_shown_are_logged_once(shown, monkeypatch, caplog):
     monkeypatch.setattr(gauges, "Gauge", Broken)
     with caplog.at_level(logging.WARNING, "rayfed"):

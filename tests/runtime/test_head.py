@@ -27,8 +27,9 @@ def test_a_silent_head_is_not_asked_again_until_it_answers(monkeypatch, caplog):
         return {"a": {"CPU": 1.0}}
 
     monkeypatch.setattr(head, "nodes", nodes)
-    monkeypatch.setattr(head, "HEAD_LIMIT", 0.2)
     asking = Head()
+    assert [asking.nodes(0.0), asking.nodes(0.0), asking.silent] == [None, None, False], "asked without waiting"
+    monkeypatch.setattr(head, "HEAD_LIMIT", 0.2)
     assert [asking.nodes(), asking.nodes(), asking.silent] == [None, None, True]
     assert caplog.text.count("has not answered") == 1
     answer.set()
@@ -37,24 +38,6 @@ def test_a_silent_head_is_not_asked_again_until_it_answers(monkeypatch, caplog):
     assert (asking.nodes(), asking.silent) == ({"a": {"CPU": 1.0}}, False)
     assert caplog.text.count("is back") == 1
     assert len(asked) == 2, "once while it was silent, and once more"
-
-
-def test_a_head_is_asked_without_waiting(monkeypatch):
-    answer, asked = threading.Event(), []
-
-    def nodes():
-        asked.append(answer.wait(60))
-        return {"a": {"CPU": 1.0}}
-
-    monkeypatch.setattr(head, "nodes", nodes)
-    asking = Head()
-    assert [asking.nodes(0.0), asking.nodes(0.0), asking.silent] == [None, None, False]
-    answer.set()
-    assert (asking.nodes(), asked) == ({"a": {"CPU": 1.0}}, [True]), "the answer to the first question"
-    answer.clear()
-    monkeypatch.setattr(head, "HEAD_LIMIT", 0.0)
-    assert [asking.nodes(0.0), asking.silent] == [None, True], "it has had its time"
-    answer.set()
 
 
 def test_a_head_that_fails_is_asked_again(monkeypatch, caplog):

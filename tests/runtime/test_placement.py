@@ -4,7 +4,7 @@ import pytest
 
 from rayfed.errors import InputError
 from rayfed.job import RayOptions
-from rayfed.runtime.placement import Place, capacity, num_actors, places_text, warn_of_idle_gpus
+from rayfed.runtime.placement import capacity, num_actors, warn_of_idle_gpus
 
 TWO_NODES = [{"CPU": 4.0, "GPU": 1.0}, {"CPU": 2.0}]
 
@@ -66,9 +66,3 @@ def test_a_number_of_actors_on_gpus_is_not_refused_before_their_part_of_a_gpu_is
 def test_gpus_that_are_asked_for_and_idle_or_absent_are_warned_about(caplog, asked, gpus, warning):
     warn_of_idle_gpus(RayOptions(num_gpus=asked), [{"CPU": 4.0, "GPU": float(count)} for count in gpus])
     assert warning in caplog.text and bool(warning) == bool(caplog.text)
-
-
-def test_actors_are_counted_by_node_and_device():
-    places = [Place("10.0.0.1", "a", "cuda:0")] * 2 + [Place("10.0.0.1", "a", "cpu"), Place("10.0.0.2", "b", "cpu")]
-    assert places_text(places) == "actors: 1 on 10.0.0.1 (cpu), 2 on 10.0.0.1 (cuda:0), 1 on 10.0.0.2 (cpu)"
-    assert places_text([]) == "actors: none"

@@ -11,10 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 import ray
 
+from rayfed.clients.schedules import Cosine
 from rayfed.errors import ClientFailed, KilledActors, WorkersLost
 from rayfed.job import read_job
 from rayfed.local import open_site
-from rayfed.methods import RECIPES, Part, Proximal, ccvr, compose, fedavg, feddf, scaffold, switch
+from rayfed.methods import RECIPES, Part, Proximal, ccvr, compose, fedavg, feddf, fedntd, scaffold, switch
 from rayfed.runtime.calls import Call, Deadline
 from rayfed.runtime.crew import Member
 from rayfed.runtime.dispatch import Dispatch
@@ -79,6 +80,13 @@ def test_what_a_method_sends_and_keeps_has_the_same_bits_on_ray(cluster, make_si
 def test_what_the_server_trains_has_the_same_bits_on_ray(cluster, make_site, here, on_ray, method):
     site = make_site(method, norm=True)
     assert on_ray(site, 1) == on_ray(site, 2) == here(site)
+
+
+@pytest.mark.slow
+def test_what_a_client_trains_with_has_the_same_bits_on_ray(cluster, make_site, here, on_ray):
+    adam = {"optimizer": "adamw", "momentum": 0.0, "lr": 0.01, "lr_decay": 1.0, "schedule": Cosine(until=4, warmup=1)}
+    site = make_site(fedntd(), norm=True, clip=0.5, local_epochs=1.5, clients_per_round=6, **adam)
+    assert on_ray(site, 2) == here(site)
 
 
 @pytest.mark.slow

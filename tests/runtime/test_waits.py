@@ -55,28 +55,6 @@ def test_a_busy_cluster_is_waited_for_with_a_heartbeat_and_can_be_tried_again(
 
 
 @slow
-def test_a_run_starts_with_the_actors_that_are_up_and_the_others_join_later(
-    a_cluster, another, make_site, here, played, pool_on, ready, monkeypatch, caplog
-):
-    monkeypatch.setattr(crew, "UP_LIMIT", 60.0)
-    site = make_site(fedavg())
-    expected = here(site)
-    with a_cluster(num_cpus=2):
-        holder = another(num_cpus=1)
-
-        def leave(round):
-            if round.round == 1:
-                ray.kill(holder)
-                while ready(pool) < 2:
-                    pool._crew.wait([], 1.0)
-
-        with pool_on(site, "late", actors=2) as pool:
-            assert len(pool._crew.idle) == 1
-            assert played(site, pool, leave) == expected
-    assert "the run starts with 1 of 2 actors; the others join when" in caplog.text
-
-
-@slow
 def test_a_gpu_for_the_measurement_is_waited_for_with_a_heartbeat(a_cluster, another, make_site, pool_on, caplog):
     with a_cluster({PRETENDED: "1"}, num_cpus=2, num_gpus=1):
         _holder = another(num_gpus=1)
