@@ -9,6 +9,7 @@ it ends.
 """
 
 import logging
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from itertools import islice
 import ray
 from ray import ObjectRef
 from ray.exceptions import RayError
+from rich.filesize import decimal
 
 from rayfed.errors import ClientFailed, KilledActors, RunFailed, WorkersLost, first_line, uncoloured
 from rayfed.runtime.calls import Answer, Call, Deadline, together
@@ -32,6 +34,7 @@ from rayfed.runtime.worker import at_client, what_of
 
 log = logging.getLogger(__name__)
 
+LITTLE = 10**9  # bytes
 FETCH_LIMIT = 600.0  # seconds in which the reply of a finished call must arrive
 MEMORY = "out of memory"
 MORE_MEMORY = "\nRay killed it, as its node had no memory left: try fewer actors per node (a larger ray.num_cpus)"
@@ -107,7 +110,7 @@ class Dispatch:
                 with _failing(message.stage):
                     self._run_again(message.stage, message.indices, why, how="no answer")
         self._hand_out()
-        self._heartbeat.beat(lambda: named(self._awaited()))
+        self._heartbeat.beat(lambda: named(self._awaited()) + short_of_disk())
 
     def _hand_out(self) -> None:
         actors = len(self.crew.idle) + len(self._working)
@@ -217,6 +220,13 @@ class Dispatch:
     def _awaited(self) -> list[str]:
         work = [f"{message.call.what} on {message.member}" for message in self._working.values()]
         return [*work, *self.crew.awaited()]
+
+
+def short_of_disk() -> str:
+    """In words, that what has no room in Ray's store may have none on the disk either: Ray would try for ever."""
+    folder = ray._private.worker.global_worker.node.get_session_dir_path()  # type: ignore[union-attr]
+    free = shutil.disk_usage(folder).free
+    return f"; Ray's disk here has only {decimal(free)} left, for what its store cannot hold" if free < LITTLE else ""
 
 
 @contextmanager
