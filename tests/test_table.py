@@ -395,7 +395,7 @@ def test_the_command_says_what_it_cannot_show(made, tmp_path):
     assert "begun is left out: no round has been evaluated yet" in text
     (tmp_path / "begun" / "job.toml").write_text("name = 'mine'")
     assert (
-        "begun' cannot be read, as a file in it is not as a run wrote it: KeyError('partition')" in printed(tmp_path)[1]
+        "begun' cannot be read, as a file in it is not as a run wrote it: KeyError('data')" in printed(tmp_path)[1]
     )
 
 

@@ -1,7 +1,5 @@
 """The [train] table: schedules, parts of epochs, patience, and what cannot mean what its user thinks."""
 
-import hashlib
-import json
 import math
 import re
 import tomllib
@@ -150,11 +148,9 @@ def test_patience_by_hand(settings, accuracies, over):
 # A job's hash.
 
 
-def test_a_job_with_none_of_these_keys_has_the_hash_of_before_they_were():
+def test_a_jobs_hash_has_all_that_its_rounds_depend_on_and_how_many_there_are():
     job = Job("n")
-    assert not {"optimizer", "schedule", "clip", "patience"} & job.lineage()["train"].keys()
-    before = hashlib.sha256(json.dumps([job.lineage(), job.train.num_rounds], sort_keys=True).encode()).hexdigest()
-    assert job.hash() == before
+    before = job.hash()
     changes = [{"optimizer": "adam"}, {"schedule": Constant(warmup=1)}, {"clip": 1.0}, {"local_epochs": 0.5}]
     for change in changes:
         other = replace(job, train=replace(job.train, **change))

@@ -238,14 +238,6 @@ def test_padding_changes_no_output():
     )
 
 
-def test_a_job_of_images_has_the_lineage_that_it_had_before():
-    """With the new keys in it, a run that was begun before they existed could not be resumed."""
-    assert {*read_job({"name": "n"}).lineage()["data"]} == {
-        *("source", "root", "split", "auxiliary_per_class", "size", "test", "test_fraction", "test_seed", "image"),
-        *("label", "client", "shape", "augment", "partition"),
-    }
-
-
 def test_every_key_of_tokens_is_in_the_lineage():
     plain = {"source": "x.parquet", "tokens": "a"}
     changes = [{}, {"tokens": "b"}, {"length": 3}, {"vocabulary": 9}, {"tokens": "", "text": "a", "vocabulary": 9}]
