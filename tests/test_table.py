@@ -394,9 +394,7 @@ def test_the_command_says_what_it_cannot_show(made, tmp_path):
     assert code == 0 and len(text.splitlines()) == 4  # the head, a row, and a note after an empty line
     assert "begun is left out: no round has been evaluated yet" in text
     (tmp_path / "begun" / "job.toml").write_text("name = 'mine'")
-    assert (
-        "begun' cannot be read, as a file in it is not as a run wrote it: KeyError('data')" in printed(tmp_path)[1]
-    )
+    assert "begun' cannot be read, as a file in it is not as a run wrote it: KeyError('data')" in printed(tmp_path)[1]
 
 
 def test_the_command_prints_a_papers_table_in_every_form(made, tmp_path):
