@@ -17,13 +17,15 @@ __all__ = ["Display", "InputError", "Job", "Result", "compose", "read_job", "rep
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from rayfed.errors import InputError
-    from rayfed.experiment import Display, Result, replay, resume, run
+    from rayfed.base.errors import InputError
+    from rayfed.experiment import replay, resume, run
     from rayfed.job import Job, read_job
     from rayfed.methods import compose, switch
+    from rayfed.report.result import Result
+    from rayfed.rounds.display import Display
 else:
-    HOMES = {"errors": ["InputError"], "experiment": ["Display", "Result", "replay", "resume", "run"]}
-    HOMES |= {"job": ["Job", "read_job"], "methods": ["compose", "switch"]}
+    HOMES = {"base.errors": ["InputError"], "experiment": ["replay", "resume", "run"], "report.result": ["Result"]}
+    HOMES |= {"job": ["Job", "read_job"], "methods": ["compose", "switch"], "rounds.display": ["Display"]}
 
     def __getattr__(name):
         """The package's few names, imported when they are used, so that `rayfed --help` is quick."""

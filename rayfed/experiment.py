@@ -4,90 +4,35 @@ import logging
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 from torch import nn
 
-from rayfed import engine
-from rayfed.errors import InputError
+from rayfed.base.aside import aside
+from rayfed.base.errors import InputError
+from rayfed.base.spans import profile, span, timed
+from rayfed.base.storage import Folder
 from rayfed.folder.keeper import Keeper
 from rayfed.folder.log import logging_to_file
 from rayfed.folder.places import checkpoints_of, folder_of, is_begun, refuse_overwriting, refuse_unwritable
 from rayfed.folder.provenance import refuse_another_partition
 from rayfed.folder.saved import Saved, newest
-from rayfed.folder.storage import Folder
-from rayfed.folder.summary import summarise
 from rayfed.folder.tables import read_table
+from rayfed.folder.trackers import tracking
 from rayfed.job import Job, read_job, read_toml
-from rayfed.local import Site, open_site
 from rayfed.methods.part import Method, trains
-from rayfed.report.trackers import tracking
-from rayfed.round import ClientRow, Round
-from rayfed.runtime.aside import aside
-from rayfed.runtime.profile import profile, span, timed
+from rayfed.report.result import Result
+from rayfed.rounds import engine
+from rayfed.rounds.display import Display
+from rayfed.rounds.local import Site, open_site
+from rayfed.rounds.round import ClientRow
 from rayfed.runtime.workers import open_workers, opened
-from rayfed.weights import Weights, whole, with_weights
+from rayfed.tensors.weights import whole, with_weights
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, eq=False)
-class Result:
-    """The results of a run."""
-
-    path: Path  # its folder
-    rounds: pa.Table  # a row per round, round 0 first
-    weights: Weights  # of the last global model, with what is frozen in it
-
-    @property
-    def clients(self) -> pa.Table:
-        """A row per client and round."""
-        return read_table(self.path, "clients")
-
-    @property
-    def classes(self) -> pa.Table:
-        """A row per class and round."""
-        return read_table(self.path, "classes")
-
-    @property
-    def confusions(self) -> pa.Table:
-        """With `measure = ["confusion"]`: a row per round, client (null: global model), class and predicted class."""
-        return read_table(self.path, "confusions")
-
-    def __repr__(self) -> str:
-        told = summarise(self.rounds.to_pylist())
-        line = "accuracy {test_accuracy:.1%}, forgetting {forgetting:.1%}, in round {round}"
-        best, last = (line.format(**told[which]) for which in ("best", "last"))
-        return f"Result of {told['rounds']} rounds\n  best  {best}\n  last  {last}\n  path  {self.path}"
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows: the numbers, and the accuracy by round."""
-        from rayfed.report.page import card  # brings jinja2
-
-        return card(self.path)
-
-
-class Display:
-    """Shows a run in progress: override the methods that you need. This class shows nothing."""
-
-    def start(self, site: Site) -> None:
-        """Everything is checked; workers are about to be started."""
-
-    def ready(self, resumed: bool) -> None:
-        """The workers have started. A resumed run now reads its checkpoint; a new one evaluates its initial model."""
-
-    def restored(self, round: Round) -> None:
-        """A resumed run has read its checkpoint, of this round."""
-
-    def client(self, done: int, total: int) -> None:
-        """A client of the round has trained."""
-
-    def round(self, round: Round) -> None:
-        """A round is finished, and recorded."""
 
 
 def run(
@@ -108,7 +53,7 @@ def run(
     `resume` the job continues if it was begun, so that the same call may be made again and again. `other_bits` allows
     hardware of several kinds, as in `resume`.
 
-    Only warnings are printed, unless a `display` prints more; `rayfed.cli.display.follow` makes that of the command.
+    Only warnings are printed, unless a `display` prints more; `rayfed.screen.display.follow` makes that of the command.
     """
     if force and resume:
         raise InputError("force begins the run again, and resume continues it: give one of the two")

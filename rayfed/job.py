@@ -18,13 +18,13 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from rayfed.base.errors import InputError, did_you_mean, refuse_secrets, told
+from rayfed.base.values import Checked, Form, Ge, Gt, PathMark, UnknownKey, build, keys, nearest, table
 from rayfed.clients.participation import Participation
 from rayfed.clients.settings import Training
 from rayfed.data.partition import shared_keys
 from rayfed.data.settings import SOURCES, Data, is_relative
-from rayfed.errors import InputError, did_you_mean, refuse_secrets, told
 from rayfed.models.settings import MODEL, MODEL_TEXT, Model
-from rayfed.values import Checked, Form, Ge, Gt, PathMark, UnknownKey, build, keys, nearest, table
 
 Auto = Literal["auto"]
 DEADLINE_TEXT = "seconds after which a piece of work counts as hung; auto: ten times the longest so far, at least 300"
@@ -267,7 +267,9 @@ def _rank(dotted: str) -> tuple[int, bool]:
 def make_job(tables: Mapping[str, Any]) -> Job:
     """Checked values from a job's tables."""
     if "grid" in tables:
-        raise InputError("this job file is a grid of runs: `rayfed run` runs them, `rayfed.grid.expand` makes its jobs")
+        raise InputError(
+            "this job file is a grid of runs: `rayfed run` runs them, `rayfed.grid.cells.expand` makes its jobs"
+        )
     partition = data.get("partition") if isinstance(data := tables.get("data"), Mapping) else None
     if isinstance(partition, Mapping) and partition.get("seed") == "run":
         tables = override(tables, {"data.partition.seed": tables.get("seed", 0)})

@@ -13,19 +13,19 @@ import torch
 from hypothesis import settings
 from torch import nn
 
-from rayfed import tasks
 from rayfed.clients.settings import Training
 from rayfed.data import sources
 from rayfed.data.federation import Federation, pixel_moments
 from rayfed.data.partition import Iid, Partition
 from rayfed.data.samples import Samples
 from rayfed.data.settings import MINI, Augment, Data
-from rayfed.engine import rounds
 from rayfed.job import Job, RayOptions
-from rayfed.local import Site
 from rayfed.models.classifier import Classifier
+from rayfed.rounds import tasks
+from rayfed.rounds.engine import rounds
+from rayfed.rounds.local import Site
 from rayfed.runtime.here import Here
-from rayfed.trees import pack, unpack
+from rayfed.tensors.trees import pack, unpack
 
 os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  (beside other tests, nicer actors would wait for minutes)
 settings.register_profile("rayfed", deadline=None)  # a busy machine is no failure

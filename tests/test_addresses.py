@@ -4,10 +4,10 @@ import pytest
 from click.testing import CliRunner
 
 from rayfed import read_job, run
+from rayfed.base.errors import InputError, explained, refuse_secrets
+from rayfed.base.storage import locate
 from rayfed.cli import main
-from rayfed.data.files import locate
 from rayfed.data.settings import Data
-from rayfed.errors import InputError, explained, refuse_secrets
 from rayfed.folder.places import checkpoints_of
 
 SECRET = "hunter2"

@@ -13,12 +13,12 @@ import pytest
 import tomli_w
 
 import rayfed
-from rayfed.errors import Diverged, InputError
-from rayfed.grid import expand
+from rayfed.base.errors import Diverged, InputError
+from rayfed.folder.read import read_run
+from rayfed.grid.cells import expand
 from rayfed.job import read_toml
 from rayfed.methods import RECIPES
 from rayfed.methods.registry import parameters
-from rayfed.report.read import read_run
 from rayfed.report.table import protocol, rows
 
 ROOT = Path(__file__).resolve().parents[1]

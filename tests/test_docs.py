@@ -15,14 +15,12 @@ import torch
 from torch import nn
 
 import rayfed
-from rayfed import local, read_job
-from rayfed.cli.options import catalogue
+from rayfed import read_job
+from rayfed.base.values import keys
 from rayfed.clients.settings import Training
 from rayfed.data.settings import Augment, Data
-from rayfed.engine import rounds
-from rayfed.grid import Grid, expand
+from rayfed.grid.cells import Grid, expand
 from rayfed.job import Job
-from rayfed.local import Site
 from rayfed.methods import (
     RECIPES,
     Average,
@@ -38,9 +36,12 @@ from rayfed.methods.registry import describe, parameters
 from rayfed.methods.views import ClientView, Fit, Outputs, ServerView, Step
 from rayfed.models.classifier import Classifier, has_features
 from rayfed.models.settings import MODELS as BUILT_IN
+from rayfed.rounds import local
+from rayfed.rounds.engine import rounds
+from rayfed.rounds.local import Site
 from rayfed.runtime.here import Here
-from rayfed.trees import num_bytes
-from rayfed.values import keys
+from rayfed.screen.options import catalogue
+from rayfed.tensors.trees import num_bytes
 
 DOCS = Path(__file__).parents[1] / "docs"
 METHODS = DOCS / "methods"

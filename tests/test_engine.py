@@ -11,20 +11,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayfed import metrics
-from rayfed import tasks as module
+from rayfed.base.errors import ClientFailed, Diverged, RunFailed
+from rayfed.base.seeds import Purpose, cohort, seed_of
 from rayfed.clients.settings import Training
-from rayfed.engine import play as play_round
-from rayfed.engine import rounds, start
-from rayfed.errors import ClientFailed, Diverged, RunFailed
+from rayfed.losses import metrics
+from rayfed.losses.metrics import Evaluation
 from rayfed.methods import Part, Proximal, compose, fedavg, fedcsd, fedntd, moon, scaffold, switch
-from rayfed.metrics import Evaluation
+from rayfed.rounds import tasks as module
+from rayfed.rounds.engine import play as play_round
+from rayfed.rounds.engine import rounds, start
+from rayfed.rounds.tasks import cut
 from rayfed.runtime.here import Here
 from rayfed.runtime.worker import CohortWorkers
-from rayfed.seeds import Purpose, cohort, seed_of
-from rayfed.tasks import cut
-from rayfed.trees import unpack
-from rayfed.weights import state_of
+from rayfed.tensors.trees import unpack
+from rayfed.tensors.weights import state_of
 
 # Cohorts and seeds.
 
@@ -98,7 +98,7 @@ class Order(Part):
 
 def test_summands_are_added_within_tasks_and_then_over_tasks(make_site, play, monkeypatch):
     site = make_site(compose(Order()), counts=[[3, 3, 0, 0]] * 8, clients_per_round=8, num_rounds=1)
-    monkeypatch.setattr("rayfed.engine.cut", lambda sizes, training: [(0, 1, 2), (3,), (4, 5), (6, 7)])
+    monkeypatch.setattr("rayfed.rounds.engine.cut", lambda sizes, training: [(0, 1, 2), (3,), (4, 5), (6, 7)])
     x = [1e16, 1.0, -1e16, 3.0] * 2
     expected = (((x[0] + x[1]) + x[2]) + x[3] + (x[4] + x[5])) + (x[6] + x[7])
     total = play(site)[-1].held["order"].state

@@ -21,22 +21,22 @@ from PIL import Image
 from torch import nn
 
 import rayfed
-from rayfed import metrics
+from rayfed.base.errors import InputError
 from rayfed.cli import main
-from rayfed.cli.figure import KINDS
-from rayfed.errors import InputError
 from rayfed.experiment import last_model
+from rayfed.folder.read import of_clients, read_run
 from rayfed.folder.tables import read_table
-from rayfed.report import clients, features, global_model
-from rayfed.report.clients import ranks
-from rayfed.report.features import Trained, around, density, direction
-from rayfed.report.global_model import cosines, lost_of, matrices
+from rayfed.losses import metrics
+from rayfed.papers import clients, features, global_model
+from rayfed.papers.clients import ranks
+from rayfed.papers.features import Trained, around, density, direction
+from rayfed.papers.figure import KINDS
+from rayfed.papers.global_model import cosines, lost_of, matrices
+from rayfed.papers.panels import apart, save
+from rayfed.papers.style import STYLE
 from rayfed.report.measured import by_round, drifts
 from rayfed.report.page import comparison_page, run_page
-from rayfed.report.panels import apart, save
-from rayfed.report.read import of_clients, read_run
-from rayfed.report.style import STYLE
-from rayfed.weights import state_of
+from rayfed.tensors.weights import state_of
 
 HOSTILE = ("<script>alert(1)</script>", "$x_{", "\u72ac \U0001f415", "a" * 60)
 FROM_TABLES = {name: kind for name, kind in KINDS.items() if not kind.of_checkpoints}

@@ -14,13 +14,14 @@ import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
-from rayfed.cli import display, main
-from rayfed.cli import grid as cli_grid
-from rayfed.cli.status import progress
+from rayfed.base.errors import InputError, WorkersLost
+from rayfed.cli import main
 from rayfed.data import sources
-from rayfed.errors import InputError, WorkersLost
-from rayfed.grid import Cell, expand
+from rayfed.grid import command as cli_grid
+from rayfed.grid.cells import Cell, expand
 from rayfed.job import read_job
+from rayfed.screen import display
+from rayfed.submit.status import progress
 
 GRID = """
 name = "g"

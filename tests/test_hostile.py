@@ -25,18 +25,18 @@ from click.testing import CliRunner
 from PIL import Image
 
 import rayfed
+from rayfed.base.errors import InputError, RunFailed
 from rayfed.cli import main
-from rayfed.cli.options import read_override
 from rayfed.clients.trace_file import read_trace
 from rayfed.data import decode, memory, samples
 from rayfed.data.settings import Data
 from rayfed.data.sources import load
-from rayfed.errors import InputError, RunFailed
 from rayfed.folder.log import logging_to_file
 from rayfed.job import read_job
-from rayfed.local import open_site
 from rayfed.methods import Part, compose
 from rayfed.models.registry import build_model
+from rayfed.rounds.local import open_site
+from rayfed.screen.options import read_override
 
 PACKAGE = Path(rayfed.__file__).parent
 LITTLE = 6 * 2**30  # bytes of address space for a process that reads a bomb
@@ -67,7 +67,7 @@ def refused_with_little_memory(source: str) -> str:
     """The message with which a process with little memory and time refuses a source; '' if it accepts the source."""
     script = (
         "import sys\nfrom rayfed.data.settings import Data\nfrom rayfed.data.sources import load\n"
-        "from rayfed.errors import InputError\n"
+        "from rayfed.base.errors import InputError\n"
         "try:\n    load(Data(sys.argv[1], test_fraction=0.5))\nexcept InputError as error:\n    print(error)"
     )
     done = subprocess.run(

@@ -12,17 +12,17 @@ import tomli_w
 
 import rayfed
 from rayfed import Job
-from rayfed.cli.options import read_override
+from rayfed.base.errors import InputError
+from rayfed.base.values import Ge, Key, keys
 from rayfed.clients.settings import Training
 from rayfed.data.partition import PARTITIONS
-from rayfed.errors import InputError
-from rayfed.grid import Grid
+from rayfed.grid.cells import Grid
 from rayfed.job import Model, Output, RayOptions, flat, make_job, override, read_job
-from rayfed.local import open_data
 from rayfed.methods import Proximal, fedavg, fedlmd_tf, fedntd
 from rayfed.models.registry import MODELS as BUILDERS
 from rayfed.models.settings import MODELS
-from rayfed.values import Ge, Key, keys
+from rayfed.rounds.local import open_data
+from rayfed.screen.options import read_override
 
 QUICKSTART = Path(__file__).resolve().parents[1] / "jobs" / "quickstart.toml"
 

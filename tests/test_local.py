@@ -10,18 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from rayfed import local
+from rayfed.base.errors import Diverged, InputError
+from rayfed.base.isolation import threads
 from rayfed.clients.batches import batches
 from rayfed.clients.settings import Training
 from rayfed.data.settings import Augment
-from rayfed.errors import Diverged, InputError
-from rayfed.isolation import threads
 from rayfed.job import Job, RayOptions, make_job
-from rayfed.local import Broadcast, Desk, evaluate, open_site, server_view, survey, train
 from rayfed.methods import CrossEntropy, NotTrueDistill, Part, Proximal, compose, fedavg, fedlmd, fedntd, moon
 from rayfed.methods.part import all_parts, names_of_terms
 from rayfed.methods.views import Notes
-from rayfed.weights import state_of
+from rayfed.rounds import local
+from rayfed.rounds.local import Broadcast, Desk, evaluate, open_site, server_view, survey, train
+from rayfed.tensors.weights import state_of
 
 CLIENT = 1  # [0, 8, 1, 2] samples: 5, 5 and 1 of them in a batch
 

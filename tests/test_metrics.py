@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from rayfed import metrics
+from rayfed.losses import metrics
 
 fractions = st.floats(0, 1)
 confusions = st.integers(1, 6).flatmap(lambda c: arrays(np.int64, (c, c), elements=st.integers(0, 50)))

@@ -11,10 +11,10 @@ import pytest
 
 import rayfed
 from rayfed.folder import tables
+from rayfed.folder.read import read_run
 from rayfed.folder.tables import NOTES, SCHEMAS
-from rayfed.report.ours import CLIENT, Theirs, ours, without
-from rayfed.report.papers import coverage
-from rayfed.report.read import read_run
+from rayfed.papers.ours import CLIENT, Theirs, ours, without
+from rayfed.papers.tables import coverage
 
 TINY = {"model.name": "lenet", "train.num_rounds": 1, "train.clients_per_round": 2, "train.local_steps": 1}
 CONFUSIONS = {"round": pa.int64(), "client": pa.int64(), "class": pa.string(), "predicted": pa.string()}

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rayfed.data.partition import Iid, Shards
-from rayfed.grid import expand
+from rayfed.grid.cells import expand
 
 PAPERS = Path(__file__).resolve().parents[1] / "jobs" / "papers"
 GRIDS = sorted(PAPERS.glob("*/*.toml"))

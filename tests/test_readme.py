@@ -1,26 +1,22 @@
-"""The README lists exactly the files that exist, its numbers are the comparison's, and its examples can be run."""
+"""The README lists exactly the rooms that exist, its numbers are the comparison's, and its examples can be run."""
 
 import re
 from pathlib import Path
 
+from rayfed.base.seeds import cohort
 from rayfed.job import read_job
-from rayfed.seeds import cohort
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = [ROOT / "README.md", ROOT / "rayfed/cli/train.py"]
 REPLAY = re.compile(r"rayfed replay runs/\S+ --round (\d+) --client (\d+)")
 
 
-def test_the_tree_lists_every_source_file():
-    tree = re.search(r"## Where things are\n+```\n(.*?)```", (ROOT / "README.md").read_text(), re.S)[1]
-    listed, folders = set(), []
-    for line in tree.splitlines():
-        indent, name = re.match(r"( *)(\S+)", line).groups()
-        folders = [*folders[: len(indent) // 2], name.rstrip("/")]
-        if name.endswith(".py"):
-            listed.add("/".join(folders))
-    found = {path.relative_to(ROOT).as_posix() for path in (ROOT / "rayfed").rglob("*.py")}
-    assert listed == {path for path in found if Path(path).name not in ("__init__.py", "__main__.py")}
+def test_the_tree_has_a_line_for_each_room_and_each_file_beside_them():
+    tree = re.search(r"## Where things are\n.*?```\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
+    listed = re.findall(r"^  (\S+)", tree, re.MULTILINE)
+    rooms = {f"{path.parent.name}/" for path in (ROOT / "rayfed").glob("*/__init__.py")}
+    beside = {path.name for path in (ROOT / "rayfed").glob("*.py") if not path.name.startswith("__")}
+    assert sorted(listed) == sorted(rooms | beside)
 
 
 def test_the_table_has_the_numbers_of_the_comparison():

@@ -26,22 +26,23 @@ from click.testing import CliRunner
 from torch import nn
 
 import rayfed
+from rayfed.base.errors import InputError
 from rayfed.cli import main
 from rayfed.data.federation import federate
 from rayfed.data.samples import Dataset, Samples
-from rayfed.errors import InputError
+from rayfed.folder import read
 from rayfed.folder.keeper import Keeper
 from rayfed.folder.places import folder_of
+from rayfed.folder.read import ClassLoss, Group, find_runs, forgotten, grouped, read_run, shorten
 from rayfed.folder.tables import read_table, write_round
 from rayfed.job import make_job, read_toml
-from rayfed.local import Site, open_data
+from rayfed.losses.metrics import Evaluation
 from rayfed.methods import Part
-from rayfed.metrics import Evaluation
-from rayfed.report import page, plots, read
+from rayfed.report import page, plots
 from rayfed.report.page import comparison_page, run_page, write_comparison, write_report
-from rayfed.report.read import ClassLoss, Group, find_runs, forgotten, grouped, read_run, shorten
 from rayfed.report.words import wilson
-from rayfed.round import ClientRow, Round
+from rayfed.rounds.local import Site, open_data
+from rayfed.rounds.round import ClientRow, Round
 from rayfed.runtime.here import Here
 
 HOSTILE = "</td></svg><script src=//evil.example></script><img src=x onerror='alert(1)'>&amp;$\\x$\"_"

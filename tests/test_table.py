@@ -16,13 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rayfed
+from rayfed.base.errors import InputError
 from rayfed.cli import main
-from rayfed.errors import InputError
-from rayfed.report import papers as of_papers
+from rayfed.folder.read import grouped, read_run
+from rayfed.papers import tables as of_papers
+from rayfed.papers.tables import coverage, read_paper
 from rayfed.report.compared import numbers
 from rayfed.report.forms import Sheet, as_csv, latex, markdown
-from rayfed.report.papers import coverage, read_paper
-from rayfed.report.read import grouped, read_run
 from rayfed.report.table import Difference, T, interval, rows, sheet
 
 PAPERS = Path(__file__).resolve().parents[1] / "jobs" / "papers"

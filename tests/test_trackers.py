@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 import rayfed
-from rayfed.errors import InputError
+from rayfed.base.errors import InputError
+from rayfed.base.files import write_text
+from rayfed.folder import trackers
 from rayfed.folder.places import folder_of
-from rayfed.folder.storage import write_text
 from rayfed.folder.tables import read_table, replace_table, write_round
+from rayfed.folder.trackers import curves, harmless, refuse_missing, tracking
 from rayfed.job import read_job
-from rayfed.report import trackers
-from rayfed.report.trackers import curves, harmless, refuse_missing, tracking
 
 CLASSES = ["<script>alert(1)</script>", "a/b", "a:b", "../..", "", "naïve 猫", "tench, Tinca tinca", "x" * 300]
 every_tracker = pytest.mark.parametrize("name", ["tensorboard", "wandb", "mlflow"])

@@ -13,10 +13,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from rayfed import trees
 from rayfed.folder.packing import from_bytes, to_bytes
-from rayfed.tasks import OrderedSum
-from rayfed.trees import PIECE, Scaled, layout_of, leaves, pack, tree_map, unpack
+from rayfed.rounds.tasks import OrderedSum
+from rayfed.tensors import trees
+from rayfed.tensors.trees import PIECE, Scaled, layout_of, leaves, pack, tree_map, unpack
 
 DTYPES = [
     torch.float16, torch.bfloat16, torch.float32, torch.float64,

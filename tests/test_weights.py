@@ -5,8 +5,8 @@ import math
 import torch
 from torch import nn
 
-from rayfed import weights as w
-from rayfed.trees import tree_map
+from rayfed.tensors import weights as w
+from rayfed.tensors.trees import tree_map
 
 A = {"w": torch.tensor([1.0, 2.0]), "b": torch.tensor(3.0)}
 B = {"w": torch.tensor([10.0, 20.0]), "b": torch.tensor(30.0), "buffer": torch.tensor(7)}  # one name more than A

@@ -41,17 +41,17 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import rayfed
+from rayfed.base.errors import InputError
+from rayfed.base.seeds import Purpose, cohort, seed_of
 from rayfed.clients.batches import batches
 from rayfed.data.federation import Federation
 from rayfed.data.settings import MINI, Data
 from rayfed.data.sources import load
-from rayfed.errors import InputError
 from rayfed.job import Job
-from rayfed.local import open_site
 from rayfed.losses import not_true_distill
 from rayfed.methods.distill import NotTrueDistill
-from rayfed.round import Round
-from rayfed.seeds import Purpose, cohort, seed_of
+from rayfed.rounds.local import open_site
+from rayfed.rounds.round import Round
 
 BEFORE = 2  # rounds before the turns: the first has a column of its own, and in the second the memory is watched
 AGREE = 0.03  # of test accuracy, mean over the rounds: rounding alone moves it by less

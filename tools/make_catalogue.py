@@ -18,19 +18,19 @@ import torch
 from torch import nn
 
 import rayfed
-from rayfed.cli.show import default_text
+from rayfed.cli.describe import default_text
 from rayfed.clients.settings import Training
 from rayfed.data.federation import Federation
 from rayfed.data.partition import Iid
 from rayfed.data.samples import Samples
-from rayfed.engine import rounds
 from rayfed.job import Job
-from rayfed.local import Site
 from rayfed.methods.part import Method
 from rayfed.methods.registry import PARTS, RECIPES, parameters
 from rayfed.models.classifier import Classifier
+from rayfed.rounds.engine import rounds
+from rayfed.rounds.local import Site
 from rayfed.runtime.here import Here
-from rayfed.trees import num_bytes
+from rayfed.tensors.trees import num_bytes
 
 CATALOGUE = Path(rayfed.__file__).parent / "cli" / "methods.json"
 CLIENTS = 2

@@ -24,13 +24,13 @@ import numpy as np
 from matplotlib import style
 from matplotlib.figure import Figure
 
-from rayfed.errors import InputError
+from rayfed.base.errors import InputError
 from rayfed.folder.places import folder_of, is_done
-from rayfed.grid import Cell, expand
+from rayfed.folder.read import Run, read_run
+from rayfed.grid.cells import Cell, expand
 from rayfed.job import read_toml
+from rayfed.papers.style import COLOURS, METADATA, STYLE
 from rayfed.report.forms import spread, stat_text
-from rayfed.report.read import Run, read_run
-from rayfed.report.style import COLOURS, METADATA, STYLE
 from rayfed.report.table import LAST, Difference, figures, interval
 
 ROOT = Path(__file__).resolve().parents[1]

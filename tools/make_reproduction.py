@@ -22,8 +22,8 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from rayfed.report.papers import read_paper
-from rayfed.report.read import Run, find_runs, forgotten, read_run
+from rayfed.folder.read import Run, find_runs, forgotten, read_run
+from rayfed.papers.tables import read_paper
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/reproduction.md"

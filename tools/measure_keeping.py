@@ -29,11 +29,11 @@ from rayfed.folder.places import checkpoints_of
 from rayfed.folder.saved import newest
 from rayfed.folder.tables import RESULTS, read_table
 from rayfed.job import make_job
-from rayfed.local import Site
-from rayfed.metrics import Evaluation
-from rayfed.round import ClientRow, Round
+from rayfed.losses.metrics import Evaluation
+from rayfed.rounds.local import Site
+from rayfed.rounds.round import ClientRow, Round
 from rayfed.runtime.here import Here
-from rayfed.trees import pack
+from rayfed.tensors.trees import pack
 
 CLASSES = 10
 

@@ -19,8 +19,8 @@ from ray._private.internal_api import memory_summary
 
 from rayfed import read_job
 from rayfed.experiment import Display, run
-from rayfed.report.style import METADATA, STYLE
-from rayfed.round import Round
+from rayfed.papers.style import METADATA, STYLE
+from rayfed.rounds.round import Round
 
 ROOT = Path(__file__).resolve().parents[1]
 FIGURE = ROOT / "docs/figures/memory.svg"

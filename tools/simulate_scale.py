@@ -3,9 +3,9 @@
     python tools/simulate_scale.py            the table of docs/scale.md
     python tools/simulate_scale.py --measure  the driver's cost of an addition, on this machine
 
-A discrete-event simulation of one round: the real rule cuts the cohort into tasks (`rayfed/tasks.py`); actors take them
-in their order; a finished sum waits for its turn on the driver's link, and then for its turn to be added. It leaves out
-the survey, evaluation, client memories, lost work, and other traffic on the link.
+A discrete-event simulation of one round: the real rule cuts the cohort into tasks (`rayfed/rounds/tasks.py`); actors
+take them in their order; a finished sum waits for its turn on the driver's link, and then for its turn to be added. It
+leaves out the survey, evaluation, client memories, lost work, and other traffic on the link.
 """
 
 import argparse
@@ -17,8 +17,8 @@ import numpy as np
 import torch
 
 from rayfed.clients.settings import Training
-from rayfed.tasks import OrderedSum, Task, cut
-from rayfed.trees import Scaled, checked
+from rayfed.rounds.tasks import OrderedSum, Task, cut
+from rayfed.tensors.trees import Scaled, checked
 
 MB, GBIT = 1e6, 1e9 / 8
 

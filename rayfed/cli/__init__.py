@@ -1,6 +1,6 @@
 """The command `rayfed`.
 
-`rayfed.errors` lists the exit codes. Everything heavy is imported by the command that needs it, so that help and
+`rayfed.base.errors` lists the exit codes. Everything heavy is imported by the command that needs it, so that help and
 completion answer at once.
 """
 
@@ -13,12 +13,16 @@ import click
 from click.shell_completion import get_completion_class
 
 from rayfed import __version__
-from rayfed.cli import cluster, figure, show, status, train
-from rayfed.cli.exits import Commands, end_at_once
+from rayfed.base.aside import is_working
+from rayfed.cli import describe, train
 from rayfed.cli.guard import guarded
-from rayfed.cli.text import StderrHandler
 from rayfed.folder.log import logging_to
-from rayfed.runtime.aside import is_working
+from rayfed.papers import figure, reproduce
+from rayfed.report import command as report
+from rayfed.screen.exits import Commands, end_at_once
+from rayfed.screen.text import StderrHandler
+from rayfed.submit import command as submit
+from rayfed.submit import status
 
 WITH_JOB = (
     "run",
@@ -81,10 +85,12 @@ def completion(shell: str) -> None:
         print(script(main, {}, "rayfed", "_RAYFED_COMPLETE").source())
 
 
-training = (train.run, train.reproduce, train.resume, train.replay)
-submitted = (cluster.submit, status.status, cluster.logs, cluster.stop)
-shown = (show.methods, show.keys, show.data, show.partition, show.report, show.table, figure.figure)
-for each in (*training, *submitted, *shown):
+for each in (
+    *(train.run, train.resume, train.replay),
+    *(submit.submit, status.status, submit.logs, submit.stop),
+    *(describe.methods, describe.keys, describe.data, describe.partition),
+    *(report.report, reproduce.table, reproduce.reproduce, figure.figure),
+):
     main.add_command(each)
 
 

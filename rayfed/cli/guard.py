@@ -18,8 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rayfed.errors import ENDED, STOPPED, Resumable, RunFailed
-from rayfed.runtime.profile import noted
+from rayfed.base.errors import ENDED, STOPPED, Resumable, RunFailed
+from rayfed.base.spans import noted
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 AWAITED = (*PASSED_ON, signal.SIGTSTP, signal.SIGCHLD)
@@ -116,7 +116,7 @@ def _end_as(code: int, said: bool, arguments: Sequence[str], run: str, what: str
 
 def _has_ended_so(run: str, how: str) -> bool:
     """Whether the run in a folder has ended in this way before. It is noted there."""
-    from rayfed.folder.storage import write_text  # it brings more than a parent that only waits should hold
+    from rayfed.base.files import write_text  # it brings more than a parent that only waits should hold
 
     file = Path(run, ENDED)
     with suppress(OSError):

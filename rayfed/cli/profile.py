@@ -10,8 +10,8 @@ from pathlib import Path
 
 import click
 
-from rayfed.cli.text import aligned
-from rayfed.runtime.profile import ACTORS, BESIDE, DRIVER, Phase, Profile, Span, profiling
+from rayfed.base.spans import ACTORS, BESIDE, DRIVER, Phase, Profile, Span, profiling
+from rayfed.screen.text import aligned
 
 
 def _process_start() -> float:

@@ -1,29 +1,18 @@
-"""Commands that train: run, reproduce, resume, replay."""
+"""Commands that train: run, resume, replay."""
 
 from __future__ import annotations
 
 import pdb  # noqa: T100
-from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from rayfed.cli.options import Overrides, complete_paper, job_argument, set_option, trust_option
+from rayfed.base.errors import InputError, RunFailed
+from rayfed.base.spans import profile, span
 from rayfed.cli.profile import profile_option
-from rayfed.cli.text import busy
-from rayfed.errors import InputError, RunFailed
-from rayfed.runtime.profile import profile, span
-
-if TYPE_CHECKING:
-    from rayfed.grid import Cell
-
-other_bits_option = click.option(
-    "--other-bits",
-    is_flag=True,
-    help="Allow hardware of several kinds, and another partition or code of yours than before: the bits will differ.",
-)
+from rayfed.screen.options import Overrides, job_argument, other_bits_option, set_option, trust_option
+from rayfed.screen.text import busy
 
 
 @click.command()
@@ -52,7 +41,7 @@ def run(job: str, overrides: Overrides, force: bool, resume: bool, other_bits: b
     if force and resume:
         raise InputError("--force begins the run again, and --resume continues it: give one of the two")
     with busy(f"reading {job}"), span("imports"):
-        from rayfed.grid import expand
+        from rayfed.grid.cells import expand, matching
         from rayfed.job import read_toml
 
         cells = expand(read_toml(job), dict(overrides))
@@ -63,63 +52,15 @@ def run(job: str, overrides: Overrides, force: bool, resume: bool, other_bits: b
     elif profile() and len(jobs) > 1:
         raise InputError(f"--profile is of a single run: choose one of the {len(jobs)} with --only '{jobs[0].name}'")
     elif chosen[0].grid:
-        from rayfed.cli.grid import run_grid
+        from rayfed.grid.command import run_grid
 
         run_grid(cells, jobs, force, other_bits)
     else:
         with span("imports"):
             from rayfed import experiment
-            from rayfed.cli.display import on_screen
+            from rayfed.screen.display import on_screen
 
         on_screen(partial(experiment.run, jobs[0], force=force, resume=resume, other_bits=other_bits))
-
-
-def matching(cells: list[Cell], pattern: str, option: str) -> list[Cell]:
-    """The cells whose names match. Raises `InputError` if none does, or if two of them are the same job."""
-    from rayfed.grid import refuse_same
-
-    found = [cell for cell in cells if fnmatch(cell.name, pattern) or fnmatch(cell.name, f"*/{pattern}")]
-    if not found:
-        none = f"none of {len(cells)} runs matches, such as '{cells[0].name}'; see --list"
-        raise InputError(f"{option} '{pattern}': {none}")
-    refuse_same(found)
-    return found
-
-
-@click.command()
-@click.argument("table", metavar="PAPER/TABLE", shell_complete=complete_paper)
-@set_option
-@click.option("--rows", metavar="PATTERN", default="*", help="The runs whose names match: 'cifar10-shards-2/*'.")
-@click.option("--force", is_flag=True, help="Begin the runs again, in place of their earlier results.")
-@other_bits_option
-@trust_option
-@click.option("--list", "listed", is_flag=True, help="List the runs and do nothing.")
-def reproduce(table: str, overrides: Overrides, rows: str, force: bool, other_bits: bool, listed: bool) -> None:
-    """Run what a paper's table needs, and print it.
-
-    Our numbers beside the paper's. The table is a grid in jobs/papers, in the paper's protocol: up to hundreds of runs
-    at full size, so see --list, and choose with --rows. Runs that are done are not run again, and runs that were begun
-    continue, so the command may be stopped and given again. What -s changes in the protocol is named below the table.
-
-    \b
-    Examples:
-      rayfed reproduce fedntd/table1 --list
-      rayfed reproduce fedntd/table1 --rows 'cifar10-shards-2/fed*/seed-0'
-      rayfed reproduce fedntd/table1 --rows 'mnist-shards-2/*' -s name=try -s grid.seeds=[0] -s train.num_rounds=2
-    """
-    with busy(f"reading {table}"):
-        from rayfed.grid import expand
-        from rayfed.job import read_toml
-        from rayfed.report.papers import grid_of
-
-        chosen = matching(expand(read_toml(grid_of(table)), dict(overrides)), rows, "--rows")
-        jobs = [cell.job() for cell in chosen]
-    if listed:
-        print("\n".join(job.name for job in jobs))
-        return
-    from rayfed.cli.grid import run_grid, show_beside
-
-    run_grid(chosen, jobs, force, other_bits, partial(show_beside, table))
 
 
 @click.command()
@@ -143,7 +84,7 @@ def resume(run: str, overrides: Overrides, other_bits: bool) -> None:
     """
     with busy(f"reading {run}"), span("imports"):
         from rayfed import experiment
-        from rayfed.cli.display import on_screen
+        from rayfed.screen.display import on_screen
 
     on_screen(partial(experiment.resume, run, dict(overrides), other_bits=other_bits))
 

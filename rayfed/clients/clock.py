@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from rayfed.base.seeds import Purpose, seed_of
 from rayfed.clients.participation import SPEEDS, Participation
 from rayfed.clients.settings import Training
-from rayfed.seeds import Purpose, seed_of
 
 
 def images_trained(num_examples: np.ndarray, training: Training) -> np.ndarray:

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from rayfed.base.errors import InputError
+from rayfed.base.seeds import Purpose, chances, cohort
 from rayfed.clients.clock import images_trained, seconds, speeds
 from rayfed.clients.participation import DROPS, Participation
 from rayfed.clients.settings import Training
 from rayfed.clients.trace import Trace
-from rayfed.errors import InputError
-from rayfed.seeds import Purpose, chances, cohort
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch.optim.adam import adam as torch_adam
 from torch.optim.sgd import sgd as torch_sgd
 
 from rayfed.clients.settings import Training
-from rayfed.weights import Weights
+from rayfed.tensors.weights import Weights
 
 Update = Callable[[list[Tensor], list[Tensor]], None]  # of parameters, by their gradients, in place
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Annotated
 
-from rayfed.errors import InputError
-from rayfed.values import Checked, Ge, Gt, Le, Lt, PathMark
+from rayfed.base.errors import InputError
+from rayfed.base.values import Checked, Ge, Gt, Le, Lt, PathMark
 
 SPEEDS = ("seconds_per_example", "bytes_per_second")  # keys, and columns of a trace
 DROPS = "drops"  # column of a trace, in place of the key `dropout`

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from rayfed.errors import InputError, did_you_mean, spelled
-from rayfed.values import Checked, Ge, Gt, Le, build, named, table
+from rayfed.base.errors import InputError, did_you_mean, spelled
+from rayfed.base.values import Checked, Ge, Gt, Le, build, named, table
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from rayfed.base.errors import InputError
+from rayfed.base.values import Checked, Form, Ge, Gt, Le, Lt
 from rayfed.clients.schedules import SCHEDULES, Constant, Cosine, Schedule, read_schedule, write_schedule
-from rayfed.errors import InputError
-from rayfed.values import Checked, Form, Ge, Gt, Le, Lt
 
 SCHEDULE = Form(read_schedule, write_schedule, default="constant", kinds=SCHEDULES)
 SCHEDULE_TEXT = f"the learning rate by round: {', '.join(SCHEDULES)}; each may have a warm-up"

@@ -7,10 +7,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import types
 
+from rayfed.base.errors import InputError, did_you_mean
+from rayfed.base.storage import locate, reach
 from rayfed.clients.participation import DROPS, SPEEDS, Participation
 from rayfed.clients.trace import Trace
-from rayfed.data.files import locate, reach
-from rayfed.errors import InputError, did_you_mean
 
 log = logging.getLogger(__name__)
 NEEDED = ("round", "client")

@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from rayfed.base.errors import InputError
 from rayfed.data.settings import Augment
-from rayfed.errors import InputError
 
 
 @dataclass(frozen=True, eq=False)

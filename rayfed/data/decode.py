@@ -11,8 +11,8 @@ from typing import TypeVar
 import numpy as np
 from PIL import Image, ImageOps
 
+from rayfed.base.errors import InputError
 from rayfed.data.memory import has_room
-from rayfed.errors import InputError
 
 # Only plain raster formats: Pillow's other plugins start interpreters (EPS) or parse whole documents.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")

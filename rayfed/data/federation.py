@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rayfed.base.errors import InputError
 from rayfed.data.augment import prepare
 from rayfed.data.inputs import Images, Inputs, Tokens, Vectors
 from rayfed.data.partition import PARTITIONS, Natural, Partition, Rule
 from rayfed.data.samples import Dataset, Samples
 from rayfed.data.settings import Data
-from rayfed.errors import InputError
 
 ROWS = 1024  # at a time, where a sum of vectors is taken
 EVALUATION_BATCH = 250  # images per forward pass; a constant, since the batch size can change the last bits

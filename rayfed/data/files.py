@@ -1,4 +1,4 @@
-"""Data sets in files, on any file system that pyarrow reaches: which files a path has, and the split of each file.
+"""Data sets in files: which files a path has, and the split of each file.
 
 Names tell the split: `train/...` and `test/...`, or `train-00000.parquet` and `test.parquet`; `val`, `valid` and
 `validation` stand in for `test`. Without such names, everything in the folder is one set.
@@ -7,57 +7,21 @@ Names tell the split: `train/...` and `test/...`, or `train-00000.parquet` and `
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import TypeVar
 
-import pyarrow as pa
 from pyarrow import fs as pafs
 
+from rayfed.base.errors import InputError
+from rayfed.base.storage import exists, locate, reach
 from rayfed.data.decode import SUFFIXES
 from rayfed.data.folders import read_tree
 from rayfed.data.parquet import read_parquet
 from rayfed.data.samples import Samples
 from rayfed.data.settings import Data
-from rayfed.errors import InputError, refuse_secrets
 
 PARQUET = (".parquet", ".pq")
-T = TypeVar("T")
 SPLIT = re.compile(r"(train|test|val)(?:id|idation)?(?=[-_./])")
-
-
-def locate(path: str) -> tuple[pafs.FileSystem, str]:
-    """The file system, and the path on it, of a local path or a URI (`s3://bucket/key`)."""
-    refuse_secrets(path)
-    if "://" in path:
-        return reach(path, lambda: pafs.FileSystem.from_uri(path))
-    return pafs.LocalFileSystem(), os.path.abspath(os.path.expanduser(path))
-
-
-def joined(path: str, name: str) -> str:
-    """A file or folder in another: the name goes to the path of a URI, before its parameters.
-
-    >>> joined("s3://bucket/kept/?region=eu", "mine"), joined("/kept?", "mine")
-    ('s3://bucket/kept/mine?region=eu', '/kept?/mine')
-    """
-    end = re.search(r"[?#].*|$", path if "://" in path else "", re.DOTALL)[0]  # type: ignore[index]
-    return f"{path.removesuffix(end).rstrip('/')}/{name}{end}"
-
-
-def reach(path: str, ask: Callable[[], T]) -> T:
-    """The answer of `ask`; an `InputError` that names the path where its file system does not answer."""
-    try:
-        return ask()
-    except InputError:
-        raise
-    except (pa.ArrowException, ValueError, OSError, ImportError) as error:
-        raise InputError(f"'{path}': cannot be reached ({' '.join(str(error).split())})") from None
-
-
-def exists(path: str) -> bool:
-    """Whether there is a file or a folder at a local path or URI."""
-    fs, place = locate(path)
-    return reach(path, lambda: fs.get_file_info(place)).type != pafs.FileType.NotFound
 
 
 def read_files(data: Data) -> tuple[Samples, Samples | None]:

@@ -10,10 +10,10 @@ import posixpath
 import numpy as np
 from pyarrow import fs as pafs
 
+from rayfed.base.errors import InputError, harmless
 from rayfed.data.decode import MAX_BYTES, decode_all
 from rayfed.data.samples import Samples, few_classes, few_domains, shortened
 from rayfed.data.settings import Data
-from rayfed.errors import InputError, harmless
 
 ANNOTATIONS = "val_annotations.txt"  # Tiny-ImageNet's classes of its `val` images, which lie in one folder
 

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from rayfed.base.errors import InputError
 from rayfed.data.files import PARQUET, SPLIT
 from rayfed.data.samples import shortened
 from rayfed.data.settings import Data
-from rayfed.errors import InputError
 
 HUB = {  # our name: the place, and its column of labels
     "cinic10": ("hf://datasets/flwrlabs/cinic10", "label"),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.filesize import decimal
 
-from rayfed.errors import InputError
+from rayfed.base.errors import InputError
 
 
 def _memory(groups: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:

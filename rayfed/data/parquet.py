@@ -21,13 +21,13 @@ from pyarrow import fs as pafs
 from pyarrow import types
 from rich.filesize import decimal
 
+from rayfed.base.errors import InputError, harmless
 from rayfed.data.decode import BLOCK_BYTES, Encoded, decode_all, gather
 from rayfed.data.memory import fits, has_room
 from rayfed.data.samples import Samples, few_classes, few_domains, shortened
 from rayfed.data.settings import Data
 from rayfed.data.tokens import Locate, is_list, read_tokens
 from rayfed.data.vectors import read_vectors
-from rayfed.errors import InputError, harmless
 
 log = logging.getLogger(__name__)
 ROWS = 4096  # rows of images read at a time

@@ -23,8 +23,8 @@ from typing import Annotated, Any, Protocol
 import numpy as np
 from annotated_types import Ge, Le
 
-from rayfed.errors import InputError, told
-from rayfed.values import Checked, build, find, name_in, named, table
+from rayfed.base.errors import InputError, told
+from rayfed.base.values import Checked, build, find, name_in, named, table
 
 PATIENCE = 5 * 10**8  # random numbers that a Dirichlet split may draw by default: about half a minute
 CHUNK = 2**15  # random numbers per draw: few enough to stay in the cache, enough to hide numpy's overhead

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rayfed.errors import InputError
+from rayfed.base.errors import InputError
 
 MAX_CLASSES = 2**15  # the counts of each pair of classes take 8 GiB then
 MAX_DOMAINS = 1000

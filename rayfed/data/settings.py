@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 
 from annotated_types import Ge, Le, Lt
 
+from rayfed.base.errors import InputError, spelled
+from rayfed.base.values import Checked, Form, PathMark
 from rayfed.data.partition import PARTITIONS, Iid, Rule, read_rule, write_rule
-from rayfed.errors import InputError, spelled
-from rayfed.values import Checked, Form, PathMark
 
 MINI = "fashion-mnist-mini"
 SOURCES = {

@@ -19,13 +19,14 @@ from typing import Any
 
 import numpy as np
 
+from rayfed.base.errors import InputError, did_you_mean
+from rayfed.base.storage import exists
 from rayfed.data.decode import resize
-from rayfed.data.files import exists, read_files
+from rayfed.data.files import read_files
 from rayfed.data.hub import HUB, fetch, is_at_hub, is_downloaded
 from rayfed.data.partition import Iid
 from rayfed.data.samples import Dataset, Samples, hold_out
 from rayfed.data.settings import MINI, SOURCES, Augment, Data
-from rayfed.errors import InputError, did_you_mean
 
 TORCHVISION = {  # our name: torchvision's class, and the folder in which it puts the set
     "mnist": ("MNIST", "MNIST/raw"),

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
+from rayfed.base.errors import InputError
 from rayfed.data.memory import fits
 from rayfed.data.samples import PADDING, Samples
 from rayfed.data.settings import Data
-from rayfed.errors import InputError
 
 log = logging.getLogger(__name__)
 WORD = re.compile(r"\w+")

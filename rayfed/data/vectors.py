@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
+from rayfed.base.errors import InputError
 from rayfed.data.tokens import Locate, is_list, refuse_missing
-from rayfed.errors import InputError
 
 
 def read_vectors(columns: Mapping[str, Iterable[pa.Array]], place: Locate) -> np.ndarray:

@@ -12,15 +12,15 @@ import logging
 from contextlib import suppress
 from typing import Any
 
+from rayfed.base.errors import Torn
+from rayfed.base.storage import Folder
 from rayfed.clients.settings import Training
-from rayfed.errors import Torn
 from rayfed.folder.packing import weights_to_bytes
 from rayfed.folder.provenance import hash_of
 from rayfed.folder.saved import Saved, weights_of
-from rayfed.folder.storage import Folder
 from rayfed.folder.summary import best_of
-from rayfed.round import Round
-from rayfed.weights import Weights
+from rayfed.rounds.round import Round
+from rayfed.tensors.weights import Weights
 
 NAME = "best.safetensors"
 

@@ -27,19 +27,19 @@ from typing import Any
 import pyarrow as pa
 import torch
 
-from rayfed.data.files import joined
-from rayfed.errors import InputError
+from rayfed.base.errors import InputError
+from rayfed.base.files import writing_to
+from rayfed.base.storage import Folder, joined
 from rayfed.folder import best
 from rayfed.folder.owner import lock
 from rayfed.folder.packing import to_bytes, weights_to_bytes
 from rayfed.folder.places import checkpoints_of, clear_results, folder_of, refuse_overwriting, refuse_unwritable
 from rayfed.folder.saved import VERSION, Saved, digest_of, stem
 from rayfed.folder.shards import ahead, fill, settled, to_table, twin_of
-from rayfed.folder.storage import Folder, writing_to
 from rayfed.folder.tables import RESULTS, ROWS, to_parquet
 from rayfed.job import Job
-from rayfed.round import Round, Workers
-from rayfed.trees import num_bytes, pack
+from rayfed.rounds.round import Round, Workers
+from rayfed.tensors.trees import num_bytes, pack
 
 OWN = re.compile(r"(round-\d{5,}(\.[\w-]+)?|best)\.(json|safetensors|parquet|shard)")
 PROBE = ".probe"

@@ -15,13 +15,14 @@ from typing import Any
 
 import tomli_w
 
-from rayfed.errors import InputError, KilledActors, RunFailed, Unwritable, cut
+from rayfed.base.errors import InputError, KilledActors, RunFailed, Unwritable, cut
+from rayfed.base.files import write_bytes, write_text, writing_to
+from rayfed.base.spans import note, timed
 from rayfed.folder.checkpoint import Checkpoints, clear_checkpoints
 from rayfed.folder.owner import lock, owning
 from rayfed.folder.places import checkpoints_of, clear_results, folder_of, refuse_overwriting, refuse_unwritable
 from rayfed.folder.provenance import environment, hash_of, sources
 from rayfed.folder.saved import Saved
-from rayfed.folder.storage import write_bytes, write_text, writing_to
 from rayfed.folder.summary import early_end, read_environment, read_summary, summarise
 from rayfed.folder.tables import (
     RESULTS,
@@ -33,9 +34,8 @@ from rayfed.folder.tables import (
     write_partition,
     write_round,
 )
-from rayfed.local import Site
-from rayfed.round import ClientRow, Round, Workers
-from rayfed.runtime.profile import note, timed
+from rayfed.rounds.local import Site
+from rayfed.rounds.round import ClientRow, Round, Workers
 
 PARTITION = "the partition has changed, and clients hold other images than before"
 

@@ -7,8 +7,8 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
-from rayfed.errors import cut, harmless
-from rayfed.folder.regular import open_regular
+from rayfed.base.errors import cut, harmless
+from rayfed.base.files import open_regular
 
 IN_LOG = 1_000_000  # characters of an error; the screen shows fewer
 

@@ -16,11 +16,11 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rayfed.errors import InputError, Locked
-from rayfed.folder.regular import open_regular, read_regular
+from rayfed.base.errors import InputError, Locked
+from rayfed.base.files import open_regular, read_regular
 
 if TYPE_CHECKING:  # it brings pyarrow, which `rayfed status` does not need
-    from rayfed.folder.storage import Folder
+    from rayfed.base.storage import Folder
 
 LOCK, OWNER = ".lock", ".owner"
 FLOCK = "hhqqi4x"  # `struct flock` of 64-bit Linux: type, whence, start, length, process

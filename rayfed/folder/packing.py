@@ -6,8 +6,8 @@ from typing import Any
 import safetensors.numpy
 import safetensors.torch
 
-from rayfed.trees import KINDS, Packed, Span
-from rayfed.weights import Weights
+from rayfed.tensors.trees import KINDS, Packed, Span
+from rayfed.tensors.weights import Weights
 
 
 def to_bytes(packed: Packed) -> bytes:

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rayfed.data.files import joined
-from rayfed.errors import ENDED, InputError
+from rayfed.base.errors import ENDED, InputError
+from rayfed.base.storage import Folder, joined
 from rayfed.folder.owner import LOCK, OWNER, is_locked, lock
-from rayfed.folder.storage import Folder
 from rayfed.folder.summary import early_end, read_summary
 from rayfed.folder.tables import RESULTS, read_table
 from rayfed.job import Job, differences, read_job, read_toml

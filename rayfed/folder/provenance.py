@@ -15,13 +15,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rayfed.errors import InputError
+from rayfed.base.errors import InputError
 from rayfed.folder.summary import read_environment
 from rayfed.job import Job
-from rayfed.local import Site
 from rayfed.methods.part import all_parts
-from rayfed.round import Workers
-from rayfed.weights import frozen
+from rayfed.rounds.local import Site
+from rayfed.rounds.round import Workers
+from rayfed.tensors.weights import frozen
 
 COMMIT = "RAYFED_COMMIT"
 LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))

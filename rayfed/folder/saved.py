@@ -14,21 +14,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import safetensors.torch
 
-from rayfed.errors import InputError, Resumable, Torn
+from rayfed.base.errors import InputError, Resumable, Torn
+from rayfed.base.files import PASSING
+from rayfed.base.storage import Folder
 from rayfed.folder.packing import from_bytes
 from rayfed.folder.places import lineage_of
 from rayfed.folder.provenance import hash_of, hash_of_model
 from rayfed.folder.shards import Index, contents, from_table, twin_of
-from rayfed.folder.storage import PASSING, Folder
 from rayfed.folder.summary import early_end
 from rayfed.folder.tables import SCHEMAS
 from rayfed.job import Job, differences
-from rayfed.local import Site
+from rayfed.losses.metrics import Evaluation
 from rayfed.methods.part import Held, parts_at
-from rayfed.metrics import Evaluation
-from rayfed.round import Kind, Round, Workers
-from rayfed.trees import first_difference, unpack
-from rayfed.weights import Weights, state_of
+from rayfed.rounds.local import Site
+from rayfed.rounds.round import Kind, Round, Workers
+from rayfed.tensors.trees import first_difference, unpack
+from rayfed.tensors.weights import Weights, state_of
 
 log = logging.getLogger(__name__)
 

@@ -1,18 +1,33 @@
 """How far a run has come and how it ended, in `summary.json`."""
 
+from __future__ import annotations
+
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from rayfed.base.files import read_regular
 from rayfed.clients.settings import Training
 from rayfed.folder.owner import is_locked
-from rayfed.folder.regular import read_regular
+
+if TYPE_CHECKING:
+    from rayfed.job import Job
 
 log = logging.getLogger(__name__)
 
 SHOWN = ("round", "test_accuracy", "test_loss", "forgetting")  # of the best and the last round
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended: the exit code and the message that its command would have ended with."""
+
+    job: Job
+    exit_code: int = 0
+    message: str = ""
 
 
 def summarise(rounds: list[dict[str, Any]]) -> dict[str, Any]:

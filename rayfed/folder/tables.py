@@ -20,14 +20,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from rayfed import metrics
-from rayfed.folder.storage import whole
+from rayfed.base.files import whole
+from rayfed.losses import metrics
 
 if TYPE_CHECKING:  # these bring torch, which a reader of tables does not need
     from rayfed.clients.settings import Training
     from rayfed.data.federation import Federation
-    from rayfed.local import Site
-    from rayfed.round import Round
+    from rayfed.rounds.local import Site
+    from rayfed.rounds.round import Round
 
 INT, FLOAT, TEXT, NOTES = pa.int64(), pa.float64(), pa.string(), pa.map_(pa.string(), pa.float64())
 EVALUATED = ("test_accuracy", "test_loss", "forgetting")

@@ -6,13 +6,13 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from rayfed.errors import InputError
+from rayfed.base.errors import InputError
+from rayfed.base.values import Ge, Gt, Lt
 from rayfed.methods.part import Part
 from rayfed.methods.server import Average
 from rayfed.methods.views import ClientView, Fit, Step
-from rayfed.trees import Tree
-from rayfed.values import Ge, Gt, Lt
-from rayfed.weights import Weights, add, combine, like, scale, squared_distance, zeros_like
+from rayfed.tensors.trees import Tree
+from rayfed.tensors.weights import Weights, add, combine, like, scale, squared_distance, zeros_like
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from rayfed.base.values import Ge, Gt, Le
 from rayfed.methods.part import Part
 from rayfed.methods.views import Batch, ClientView, Fit, ServerView, Step, run_model
-from rayfed.trees import Tree
-from rayfed.values import Ge, Gt, Le
-from rayfed.weights import Weights, add, combine, dot, like, scale, squared_distance, subtract, zeros_like
+from rayfed.tensors.trees import Tree
+from rayfed.tensors.weights import Weights, add, combine, dot, like, scale, squared_distance, subtract, zeros_like
 
 
 @dataclass(frozen=True)

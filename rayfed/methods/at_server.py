@@ -14,15 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from rayfed import losses
+from rayfed.base.errors import Diverged, InputError
+from rayfed.base.values import Ge, Gt
 from rayfed.clients.batches import batches
 from rayfed.clients.optimizers import stepper
 from rayfed.clients.settings import Training
-from rayfed.errors import Diverged, InputError
 from rayfed.methods.part import Part
 from rayfed.methods.views import ClientView, Fit, ServerView, Step
-from rayfed.trees import Tree
-from rayfed.values import Ge, Gt
-from rayfed.weights import Weights, parameters_of
+from rayfed.tensors.trees import Tree
+from rayfed.tensors.weights import Weights, parameters_of
 
 log = logging.getLogger(__name__)
 AT_ONCE = 250  # images per forward pass; a constant, since it can change the last bits

@@ -6,9 +6,9 @@ from typing import Annotated, ClassVar
 from torch import Tensor
 
 from rayfed import losses
+from rayfed.base.values import Ge
 from rayfed.methods.part import Part
 from rayfed.methods.views import Batch, ClientView
-from rayfed.values import Ge
 
 
 @dataclass(frozen=True)

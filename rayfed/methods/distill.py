@@ -10,13 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rayfed import losses, metrics
-from rayfed.errors import InputError
+from rayfed import losses
+from rayfed.base.errors import InputError
+from rayfed.base.values import Ge, Gt, Le, Lt
+from rayfed.losses import metrics
 from rayfed.methods.part import Part
 from rayfed.methods.views import Batch, ClientView, ServerView, Step
-from rayfed.trees import Tree
-from rayfed.values import Ge, Gt, Le, Lt
-from rayfed.weights import Weights, combine, like
+from rayfed.tensors.trees import Tree
+from rayfed.tensors.weights import Weights, combine, like
 
 Beta = Annotated[float, Ge(0), "weight of the distillation; 0 is FedAvg"]
 Tau = Annotated[float, Gt(0), "temperature of both softmaxes"]

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 from torch import nn
 
+from rayfed.base.errors import InputError
 from rayfed.clients.settings import Training
-from rayfed.errors import InputError
 from rayfed.methods.part import Method, Parts, all_parts, defines, in_turn, name_of, stages, trains
 from rayfed.methods.personal import local_names, refuse_misplaced
 

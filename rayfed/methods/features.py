@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from rayfed import losses
-from rayfed.errors import InputError
+from rayfed.base.errors import InputError
+from rayfed.base.values import Ge, Gt, Le
 from rayfed.methods.part import Part
 from rayfed.methods.views import Batch, ClientView, Fit, ServerView, Step
-from rayfed.trees import Tree
-from rayfed.values import Ge, Gt, Le
-from rayfed.weights import Weights
+from rayfed.tensors.trees import Tree
+from rayfed.tensors.weights import Weights
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from rayfed import losses
-from rayfed.errors import Diverged
+from rayfed.base.errors import Diverged
+from rayfed.base.values import Ge
 from rayfed.methods.part import Part, Parts
 from rayfed.methods.views import Batch, ClientView, Fit, Run
-from rayfed.trees import Tree, checked
-from rayfed.values import Ge
-from rayfed.weights import Weights, in_training, parameters_of, squared_distance, state, with_weights
+from rayfed.tensors.trees import Tree, checked
+from rayfed.tensors.weights import Weights, in_training, parameters_of, squared_distance, state, with_weights
 
 Models = tuple[Weights, Weights] | None  # a client's own model before and after its training, where it keeps one
 

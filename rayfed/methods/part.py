@@ -12,12 +12,12 @@ so that any piece of the work can run anywhere, or twice. In the order in which 
     report(client, local, fit)         client, after training   -> summands, memory
     update(state, total, step)         server, after clients    -> state, step
 
-Summands are trees of tensors and numbers (`rayfed/trees.py`) that are added up in an order that the job fixes.
+Summands are trees of tensors and numbers (`rayfed/tensors/trees.py`) that are added up in an order that the job fixes.
 
 FedProx (Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020, eq. 2), whole:
 
 >>> from dataclasses import dataclass
->>> from rayfed.weights import squared_distance
+>>> from rayfed.tensors.weights import squared_distance
 >>> @dataclass(frozen=True)
 ... class Proximal(Part):
 ...     mu: float = 0.01
@@ -37,12 +37,12 @@ from typing import Any, ClassVar, get_args, get_type_hints
 
 from torch import Tensor, nn
 
-from rayfed.errors import InputError, RunFailed, told
+from rayfed.base.errors import InputError, RunFailed, told
+from rayfed.base.values import Checked
 from rayfed.methods.views import Batch, ClientView, Fit, ServerView, Step
 from rayfed.models.classifier import has_features
-from rayfed.trees import Tree, checked, copied, dotted, is_container, leaves
-from rayfed.values import Checked
-from rayfed.weights import Weights
+from rayfed.tensors.trees import Tree, checked, copied, dotted, is_container, leaves
+from rayfed.tensors.weights import Weights
 
 ROLES = ("supervise", "average")  # slots that `compose` fills where no part does
 HOOKS = ("check", "local_names", "init", "survey", "tell", "begin", "loss", "report", "update")

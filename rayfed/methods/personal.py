@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from rayfed import losses
-from rayfed.errors import InputError
+from rayfed.base.errors import InputError
+from rayfed.base.values import Ge, Lt
 from rayfed.methods.part import Method, Part, Parts, all_parts, defines, in_turn
 from rayfed.methods.views import Batch, ClientView
-from rayfed.trees import Tree
-from rayfed.values import Ge, Lt
-from rayfed.weights import Weights, dot, parameters_of, state
+from rayfed.tensors.trees import Tree
+from rayfed.tensors.weights import Weights, dot, parameters_of, state
 
 Local = Mapping[str, frozenset[str]]  # slot of a part -> the entries that it leaves at the clients
 

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from rayfed.errors import InputError, told
+from rayfed.base.errors import InputError, told
+from rayfed.base.values import build, find, name_in, named, sentence, table
 from rayfed.methods import (
     adaptive,
     anchors,
@@ -29,7 +30,6 @@ from rayfed.methods import (
     supervise,
 )
 from rayfed.methods.part import Method, Part, Parts, Switch, name_of, switch
-from rayfed.values import build, find, name_in, named, sentence, table
 
 RECIPES: dict[str, Callable[..., Parts]] = {
     name: function

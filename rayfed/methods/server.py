@@ -6,12 +6,12 @@ from typing import Annotated, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from rayfed.base.values import Ge, Gt, Lt
 from rayfed.methods.anchors import momentum_corrected_steps
 from rayfed.methods.part import Part
 from rayfed.methods.views import Batch, ClientView, Fit, ServerView, Step
-from rayfed.trees import Scaled, Tree
-from rayfed.values import Ge, Gt, Lt
-from rayfed.weights import Weights, add, combine, dot, like, scale, squared_distance, subtract
+from rayfed.tensors.trees import Scaled, Tree
+from rayfed.tensors.weights import Weights, add, combine, dot, like, scale, squared_distance, subtract
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from rayfed import losses
+from rayfed.base.values import Ge, Gt
 from rayfed.methods.part import Part
 from rayfed.methods.views import Batch, ClientView, Fit, Outputs, Run, ServerView, Step
-from rayfed.trees import Tree
-from rayfed.values import Ge, Gt
-from rayfed.weights import Weights, add, combine, dot, parameters_of, subtract, zeros_like
+from rayfed.tensors.trees import Tree
+from rayfed.tensors.weights import Weights, add, combine, dot, parameters_of, subtract, zeros_like
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from rayfed import losses
-from rayfed.errors import InputError
+from rayfed.base.errors import InputError
+from rayfed.base.values import Gt
 from rayfed.methods.part import Part
 from rayfed.methods.views import Batch, ClientView, ServerView, Step
-from rayfed.trees import Tree
-from rayfed.values import Gt
-from rayfed.weights import Weights, like
+from rayfed.tensors.trees import Tree
+from rayfed.tensors.weights import Weights, like
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from rayfed import losses
-from rayfed.errors import InputError
+from rayfed.base.errors import InputError
+from rayfed.base.values import Ge, Gt, Le, Lt
 from rayfed.methods.part import Part
 from rayfed.methods.views import Batch, ClientView
-from rayfed.values import Ge, Gt, Le, Lt
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ from numbers import Real
 import torch
 from torch import Tensor, nn
 
-from rayfed.errors import told
+from rayfed.base.errors import told
+from rayfed.base.spans import span
 from rayfed.models.classifier import has_features
-from rayfed.runtime.profile import span
-from rayfed.trees import Tree
-from rayfed.weights import Weights, parameters_of, with_weights
+from rayfed.tensors.trees import Tree
+from rayfed.tensors.weights import Weights, parameters_of, with_weights
 
 
 @dataclass(frozen=True, eq=False)

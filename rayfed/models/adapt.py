@@ -12,9 +12,9 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from rayfed.errors import InputError
+from rayfed.base.errors import InputError
 from rayfed.models.settings import Adapt, Lora
-from rayfed.weights import Weights
+from rayfed.tensors.weights import Weights
 
 NAMED = 4  # names in a message
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)

@@ -5,7 +5,7 @@ ReLU comes after the pool: it is the same function with the same gradient, on a 
 
 from torch import nn
 
-from rayfed.errors import InputError
+from rayfed.base.errors import InputError
 from rayfed.models.classifier import Classifier
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from rayfed.base.errors import InputError
 from rayfed.data.inputs import Images
-from rayfed.errors import InputError
 from rayfed.models.classifier import Classifier
 
 PREFIX = "timm/"

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from rayfed.errors import InputError, told
+from rayfed.base.errors import InputError, told
 from rayfed.models.classifier import Classifier
 
 Builder = Callable[..., Classifier]

@@ -12,9 +12,10 @@ import torch
 from rich.filesize import decimal
 from torch import nn
 
+from rayfed.base.errors import InputError, told
+from rayfed.base.values import UnknownKey, build, find
 from rayfed.data.inputs import INPUTS, Images, Inputs, inputs_of
 from rayfed.data.memory import MEMORY
-from rayfed.errors import InputError, told
 from rayfed.models.classifier import has_features
 from rayfed.models.convnets import cnn, lenet
 from rayfed.models.dense import mlp, text
@@ -23,8 +24,7 @@ from rayfed.models.projection import with_projection
 from rayfed.models.resnet import resnet8, resnet10, resnet50, resnet56
 from rayfed.models.settings import Adapt
 from rayfed.models.vision import alexnet, mobilenet
-from rayfed.values import UnknownKey, build, find
-from rayfed.weights import in_training
+from rayfed.tensors.weights import in_training
 
 # Called as `builder(image_shape=(channels, height, width), num_classes=..., **options)`; `INPUTS` has other keywords.
 Builder = Callable[..., nn.Module]

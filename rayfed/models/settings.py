@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any
 
-from rayfed.errors import InputError, spelled
-from rayfed.values import Checked, Form, Ge, Gt, PathMark, build, named, table
+from rayfed.base.errors import InputError, spelled
+from rayfed.base.values import Checked, Form, Ge, Gt, PathMark, build, named, table
 
 MODELS = ("cnn", "lenet", "resnet8", "resnet10", "resnet50", "resnet56", "mobilenet", "alexnet", "text", "mlp")
 

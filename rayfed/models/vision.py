@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool1d
 
-from rayfed.errors import InputError
+from rayfed.base.errors import InputError
 from rayfed.models.classifier import Classifier
 
 SMALL = 128  # pixels

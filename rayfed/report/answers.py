@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from rich.filesize import decimal as size
 
+from rayfed.folder.read import ClassLoss, Group, Run, tested
 from rayfed.report.forms import spread
-from rayfed.report.read import ClassLoss, Group, Run, tested
 from rayfed.report.table import Row, interval
 from rayfed.report.words import isolated, listed, mean_percent, percent, points, wilson
 

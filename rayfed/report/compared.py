@@ -9,12 +9,12 @@ import numpy as np
 from markupsafe import Markup
 from rich.filesize import decimal as size
 
-from rayfed.errors import InputError
+from rayfed.base.errors import InputError
+from rayfed.folder.read import Group, Run, forgotten, shorten
 from rayfed.job import MEASURE, flat
-from rayfed.metrics import rounds_to_target
+from rayfed.losses.metrics import rounds_to_target
 from rayfed.report.answers import COSTS, headline
 from rayfed.report.charts import MOST_ROWS
-from rayfed.report.read import Group, Run, forgotten, shorten
 from rayfed.report.table import Row, rows
 from rayfed.report.words import bar, listed, mean_percent, percent
 

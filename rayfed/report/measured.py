@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rayfed.errors import InputError
-from rayfed.report.read import Columns, Group, Run, of_clients, tested
+from rayfed.base.errors import InputError
+from rayfed.folder.read import Columns, Group, Run, of_clients, tested
 
 WHEN = {"before": "before the client's training", "after": "after the client's training"}
 WHERE = {"in_local": "own classes (in-local)", "out_local": "other classes (out-local)"}

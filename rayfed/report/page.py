@@ -19,12 +19,12 @@ import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined, TemplateError
 from markupsafe import Markup
 
-from rayfed.errors import InputError
-from rayfed.folder.storage import write_text
+from rayfed.base.errors import InputError
+from rayfed.base.files import write_text
+from rayfed.folder.read import Run, forgotten, grouped, read_run, shorten
 from rayfed.report import answers, charts, compared, plots
 from rayfed.report.charts import MOST_ROWS, Chart
 from rayfed.report.forms import spread
-from rayfed.report.read import Run, forgotten, grouped, read_run, shorten
 from rayfed.report.words import bar, listed, percent
 
 FORGETTING = "The accuracy lost since each class's best earlier round, on average. Below 0, this round is the best yet."

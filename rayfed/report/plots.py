@@ -5,11 +5,11 @@ from contextlib import suppress
 
 import numpy as np
 
-from rayfed.errors import InputError
+from rayfed.base.errors import InputError
+from rayfed.folder.read import MOST_ACROSS, Columns, Group, Run, dealt, grouped, of_rounds, shorten
 from rayfed.report import charts
 from rayfed.report.charts import Chart, Line
 from rayfed.report.measured import DISTANCES, WHEN, WHERE, by_round, drifts, noted
-from rayfed.report.read import MOST_ACROSS, Columns, Group, Run, dealt, grouped, of_rounds, shorten
 
 BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 

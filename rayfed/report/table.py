@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from rayfed import metrics
-from rayfed.errors import InputError, did_you_mean
+from rayfed.base.errors import InputError, did_you_mean
+from rayfed.folder.read import Group, Run, grouped, shorten
 from rayfed.job import MEASURE, differences
+from rayfed.losses import metrics
 from rayfed.report.forms import MARKS, Sheet, Stat, spread, stat_text
 from rayfed.report.measured import IN_LOCAL, personalised, unmeasured
-from rayfed.report.read import Group, Run, grouped, shorten
 
 LAST = 10  # evaluated rounds, at most, in the mean of the last
 T = (  # 97.5 % points of Student's t with 1, 2, ... degrees of freedom

@@ -9,14 +9,14 @@ import ray
 import torch
 from ray import ObjectRef, cloudpickle
 
-from rayfed.errors import Restarted
-from rayfed.local import Broadcast
+from rayfed.base.errors import Restarted
+from rayfed.base.spans import answer, measure
+from rayfed.rounds.local import Broadcast
+from rayfed.rounds.tasks import Task
 from rayfed.runtime.gpus import device_given, memory_cap, peak_bytes
 from rayfed.runtime.placement import Place
-from rayfed.runtime.profile import answer, measure
 from rayfed.runtime.worker import Look, Worker, at_client, name_client
-from rayfed.tasks import Task
-from rayfed.trees import Packed
+from rayfed.tensors.trees import Packed
 
 
 @ray.remote

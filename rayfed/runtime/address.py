@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from http.client import HTTPException
 from urllib.error import HTTPError
 
-from rayfed.errors import ClusterLost, InputError, NoRay, refuse_secrets
+from rayfed.base.errors import ClusterLost, InputError, NoRay, refuse_secrets
 from rayfed.runtime import private
 from rayfed.runtime.jobs import Jobs, brief
 from rayfed.runtime.tokens import keep_private

@@ -7,8 +7,8 @@ from typing import Any, Literal
 from ray import ObjectRef
 from ray.exceptions import ObjectLostError
 
+from rayfed.rounds.tasks import Task
 from rayfed.runtime.worker import what_of
-from rayfed.tasks import Task
 
 # The values of a call, in order: the first is small; the second is fetched when its turn comes; others stay references.
 # A message's values are a list of the first values of all its calls, and then, call by call, the others.

@@ -9,8 +9,8 @@ import ray
 import torch
 from ray.exceptions import ObjectLostError, RayError, RayTaskError, UnserializableException
 
-from rayfed.errors import InputError, Restarted, WorkersLost, first_line
-from rayfed.runtime.aside import aside
+from rayfed.base.aside import aside
+from rayfed.base.errors import InputError, Restarted, WorkersLost, first_line
 
 END_LIMIT = 20.0  # seconds in which Ray, or what is on it, must end
 

@@ -16,15 +16,15 @@ import ray
 from ray import ObjectRef
 from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostError, RayError
 
-from rayfed.errors import InputError, RunFailed, WorkersLost, uncoloured
+from rayfed.base.errors import InputError, RunFailed, WorkersLost, uncoloured
+from rayfed.base.spans import profile, timed
 from rayfed.job import RayOptions, differences
-from rayfed.round import Kind
+from rayfed.rounds.round import Kind
 from rayfed.runtime.actors import ClientActor
 from rayfed.runtime.causes import cause_of, end_of_ray, lost_object, refuse_input
 from rayfed.runtime.head import HEAD_LIMIT, Head
 from rayfed.runtime.heartbeat import Heartbeat
 from rayfed.runtime.placement import Place, actor_text, capacity, nodes_text, places_text
-from rayfed.runtime.profile import profile, timed
 
 log = logging.getLogger(__name__)
 

@@ -21,13 +21,13 @@ from ray import ObjectRef
 from ray.exceptions import RayError
 from rich.filesize import decimal
 
-from rayfed.errors import ClientFailed, KilledActors, RunFailed, WorkersLost, first_line, uncoloured
+from rayfed.base.errors import ClientFailed, KilledActors, RunFailed, WorkersLost, first_line, uncoloured
+from rayfed.base.spans import profile, received, span
 from rayfed.runtime.calls import Answer, Call, Deadline, together
 from rayfed.runtime.causes import cause_of, is_gpu_fault, is_loss, lost_object, ray_may_fail
 from rayfed.runtime.crew import Crew, Member, named
 from rayfed.runtime.head import memory_was_full
 from rayfed.runtime.heartbeat import Heartbeat
-from rayfed.runtime.profile import profile, received, span
 from rayfed.runtime.signals import refuse_to_go_on
 from rayfed.runtime.stage import Stage
 from rayfed.runtime.worker import at_client, what_of

@@ -9,7 +9,7 @@ import threading
 
 from ray.util.metrics import Gauge
 
-from rayfed.round import Round
+from rayfed.rounds.round import Round
 
 log = logging.getLogger(__name__)
 

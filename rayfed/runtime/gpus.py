@@ -14,11 +14,11 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rich.filesize import decimal
 
-from rayfed.engine import play, start
-from rayfed.errors import ClientFailed, InputError, WorkersLost
+from rayfed.base.errors import ClientFailed, InputError, WorkersLost
 from rayfed.job import RayOptions
-from rayfed.local import Site
-from rayfed.round import Round
+from rayfed.rounds.engine import play, start
+from rayfed.rounds.local import Site
+from rayfed.rounds.round import Round
 from rayfed.runtime.causes import is_loss, refuse_input
 from rayfed.runtime.heartbeat import Heartbeat
 from rayfed.runtime.here import Here

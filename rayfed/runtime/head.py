@@ -17,7 +17,7 @@ import ray
 from ray._private.state import state
 from ray.core.generated import common_pb2, gcs_pb2
 
-from rayfed.errors import WorkersLost
+from rayfed.base.errors import WorkersLost
 from rayfed.runtime.placement import Resources
 
 log = logging.getLogger(__name__)

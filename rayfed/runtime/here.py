@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from rayfed.errors import ClientFailed, RunFailed
-from rayfed.local import Broadcast, Site, sample
-from rayfed.round import Kind, Round
+from rayfed.base.errors import ClientFailed, RunFailed
+from rayfed.rounds.local import Broadcast, Site, sample
+from rayfed.rounds.round import Kind, Round
+from rayfed.rounds.tasks import Task
 from rayfed.runtime.signals import refuse_to_go_on
 from rayfed.runtime.worker import CohortWorkers, Look, Worker, at_client, what_of
-from rayfed.tasks import Task
-from rayfed.trees import Packed, pack
-from rayfed.weights import Weights
+from rayfed.tensors.trees import Packed, pack
+from rayfed.tensors.weights import Weights
 
 Progress = Callable[[int, int], None]  # called after each client: how many have trained, of how many
 no_progress: Progress = lambda done, total: None  # noqa: E731

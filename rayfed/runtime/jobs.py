@@ -17,7 +17,7 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from rayfed.errors import ClusterLost, InputError, did_you_mean, first_line
+from rayfed.base.errors import ClusterLost, InputError, did_you_mean, first_line
 from rayfed.runtime import OWNER
 from rayfed.runtime.tokens import ADVICE, read_token
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from rayfed.errors import InputError
+from rayfed.base.errors import InputError
 from rayfed.job import RayOptions
 
 Resources = dict[str, float]

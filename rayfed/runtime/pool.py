@@ -8,23 +8,23 @@ import ray
 from ray import ObjectRef
 from ray.exceptions import ObjectLostError
 
+from rayfed.base.errors import WorkersLost
+from rayfed.base.spans import timed
 from rayfed.clients.clock import images_trained
-from rayfed.errors import WorkersLost
-from rayfed.local import Broadcast, Site, sample
 from rayfed.methods.part import parts_at, remembers
-from rayfed.round import Kind, Round
+from rayfed.rounds.local import Broadcast, Site, sample
+from rayfed.rounds.round import Kind, Round
+from rayfed.rounds.tasks import Task
 from rayfed.runtime.calls import Call, Deadline
 from rayfed.runtime.causes import ray_may_fail
 from rayfed.runtime.crew import Crew
 from rayfed.runtime.dispatch import FETCH_LIMIT, Dispatch
 from rayfed.runtime.gauges import Gauges
 from rayfed.runtime.here import Progress, no_progress
-from rayfed.runtime.profile import timed
 from rayfed.runtime.stage import Stage
 from rayfed.runtime.worker import CohortWorkers, Look, what_of
-from rayfed.tasks import Task
-from rayfed.trees import Packed, Tree, num_bytes, pack
-from rayfed.weights import Weights
+from rayfed.tensors.trees import Packed, Tree, num_bytes, pack
+from rayfed.tensors.weights import Weights
 
 SMALL = 10_000  # bytes
 TOGETHER, ROOM = 4, 2**26  # tasks in a message, and bytes of summed weights that an actor holds of them

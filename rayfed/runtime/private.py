@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
-from rayfed.errors import InputError
+from rayfed.base.errors import InputError
 
 TRUST = "RAYFED_TRUST_THIS_MACHINE"  # set by --trust-this-machine: its other users need not be kept out
 RECIPE = "mkdir -m 700 /tmp/ray-$USER; export RAY_TMPDIR=/tmp/ray-$USER; ray start --head"

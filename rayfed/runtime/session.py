@@ -20,10 +20,11 @@ from ray.exceptions import ObjectLostError, RayError
 from ray.job_config import JobConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rayfed.errors import InputError, WorkersLost, first_line
+from rayfed.base.errors import InputError, WorkersLost, first_line
+from rayfed.base.spans import span
 from rayfed.folder.provenance import hash_of_model
 from rayfed.job import Job, RayOptions
-from rayfed.local import Site, open_site
+from rayfed.rounds.local import Site, open_site
 from rayfed.runtime import OWNER, dashboard, private, replaced, trust
 from rayfed.runtime.causes import end_of_ray, ray_may_fail
 from rayfed.runtime.crew import Crew, new_actor
@@ -33,7 +34,6 @@ from rayfed.runtime.head import Head, ending_with_its_node
 from rayfed.runtime.here import Progress, no_progress
 from rayfed.runtime.placement import Resources, num_actors, warn_of_idle_gpus
 from rayfed.runtime.pool import Pool
-from rayfed.runtime.profile import span
 from rayfed.runtime.signals import stopping
 
 log = logging.getLogger(__name__)

@@ -18,12 +18,12 @@ import torch
 from ray import ObjectRef
 from ray.exceptions import RayError, TaskCancelledError
 
+from rayfed.base.errors import STOPPED, InputError, Locked, WorkersLost, explained, first_line
 from rayfed.data.samples import Dataset
 from rayfed.data.sources import reading_once
-from rayfed.errors import STOPPED, InputError, Locked, WorkersLost, explained, first_line
 from rayfed.folder.owner import is_locked
 from rayfed.folder.places import folder_of
-from rayfed.grid import Ended
+from rayfed.folder.summary import Ended
 from rayfed.job import Job
 from rayfed.runtime.causes import ray_may_fail, refuse_input
 from rayfed.runtime.gpus import device_given, memory_cap, without_absent_gpus

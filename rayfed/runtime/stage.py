@@ -4,7 +4,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from rayfed.errors import RunFailed
+from rayfed.base.errors import RunFailed
 from rayfed.runtime.calls import Answer, Call, Submit
 from rayfed.runtime.crew import Member
 

@@ -16,7 +16,7 @@ from ray._private.grpc_utils import init_grpc_channel
 from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 from ray.exceptions import AuthenticationError
 
-from rayfed.errors import InputError, refuse_secrets
+from rayfed.base.errors import InputError, refuse_secrets
 from rayfed.runtime import replaced
 from rayfed.runtime.tokens import ADVICE, keep_private, token_file
 

@@ -18,17 +18,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from rayfed import local
-from rayfed.errors import RunFailed
-from rayfed.local import Broadcast, Desk, Reply, Site
-from rayfed.methods.measures import UPDATES, Activations, Seen
+from rayfed.base.errors import RunFailed
+from rayfed.base.spans import at, span
+from rayfed.losses.metrics import Evaluation
 from rayfed.methods.part import Part, parts_at, remembers
-from rayfed.metrics import Evaluation
-from rayfed.round import Arrival, ClientRow, Kind, Memory
-from rayfed.runtime.profile import at, span
-from rayfed.tasks import OrderedSum, Summed, Task, refusing
-from rayfed.trees import Layout, Packed, Tree, bytes_of, checked, leaves, num_bytes, pack, unpack
-from rayfed.weights import Weights, with_weights
+from rayfed.rounds import local
+from rayfed.rounds.local import Broadcast, Desk, Reply, Site
+from rayfed.rounds.measures import UPDATES, Activations, Seen
+from rayfed.rounds.round import Arrival, ClientRow, Kind, Memory
+from rayfed.rounds.tasks import OrderedSum, Summed, Task, refusing
+from rayfed.tensors.trees import Layout, Packed, Tree, bytes_of, checked, leaves, num_bytes, pack, unpack
+from rayfed.tensors.weights import Weights, with_weights
 
 EVALUATION_CHUNK = 1000  # test images per piece of work: a constant, so that the sum of losses has a fixed order
 Look = Literal["evaluation", "activations"]

@@ -5,13 +5,13 @@ from contextlib import contextmanager
 
 import torch
 
-from rayfed.isolation import threads
+from rayfed.base.isolation import threads
+from rayfed.base.spans import span
 from rayfed.job import Job
-from rayfed.local import Site
-from rayfed.round import Workers
+from rayfed.rounds.local import Site
+from rayfed.rounds.round import Workers
 from rayfed.runtime.here import Here, Progress, no_progress
 from rayfed.runtime.placement import warn_of_idle_gpus
-from rayfed.runtime.profile import span
 from rayfed.runtime.signals import stopping
 from rayfed.runtime.worker import keep_freed_memory
 

@@ -12,16 +12,16 @@ from types import SimpleNamespace
 import pytest
 
 from rayfed import __version__, read_job
+from rayfed.base.errors import InputError
 from rayfed.cli import main
-from rayfed.cli.cluster import conclude, described, hint, refuse_twins
-from rayfed.cli.display import round_line
-from rayfed.cli.exits import Failure
-from rayfed.cli.status import progress, runs_in, status_text
 from rayfed.clients.settings import Training
-from rayfed.errors import InputError
 from rayfed.folder.owner import lock
-from rayfed.grid import expand
+from rayfed.grid.cells import expand
 from rayfed.runtime.jobs import Submission
+from rayfed.screen.display import round_line
+from rayfed.screen.exits import Failure
+from rayfed.submit.command import conclude, described, hint, refuse_twins
+from rayfed.submit.status import progress, runs_in, status_text
 
 NO_RAY = "127.0.0.1:1"  # nothing listens there
 

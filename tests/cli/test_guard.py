@@ -54,7 +54,7 @@ def test_an_exit_without_a_message_is_explained_and_can_be_resumed(start, code):
 
 
 def test_a_client_that_ends_the_process_is_named_and_does_so_for_good_the_second_time(start, tmp_path):
-    note = "from rayfed.runtime.profile import at, note; "
+    note = "from rayfed.base.spans import at, note; "
     here = f"{note}note({str(tmp_path)!r})\nwith at('client 3, round 2'): os._exit(7)"
     ends = []
     for _ in range(2):
@@ -150,7 +150,7 @@ def test_closed_streams_take_what_is_printed_and_no_file_does(tmp_path):
 def test_a_command_that_ends_while_a_thread_computes_ends_with_its_message():
     """PyTorch's C++ would abort the process, were the interpreter ended under it."""
     work = "import torch\nwhile True: torch.nn.Conv2d(3, 8, 3)(torch.ones(64, 3, 32, 32)).sum().backward()"
-    begun = f"from rayfed.runtime.aside import aside; aside(exec, {work!r}); import torch; "
+    begun = f"from rayfed.base.aside import aside; aside(exec, {work!r}); import torch; "
     script = begun + "from rayfed.cli import command; command(['methods', 'nonsense'])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (done.returncode, done.stderr.splitlines()[-1][:7]) == (2, "error: "), done.stderr

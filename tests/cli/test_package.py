@@ -11,8 +11,8 @@ from ray._private.ray_constants import get_runtime_env_default_excludes
 from ray._private.runtime_env.packaging import create_package
 
 from rayfed import read_job
-from rayfed.cli.package import PACKAGE, anchored, chosen, staged
-from rayfed.errors import InputError
+from rayfed.base.errors import InputError
+from rayfed.submit.package import PACKAGE, anchored, chosen, staged
 
 CODE = ["id_map.py", "job.toml", "jobs/table.csv", "mine.py", "models/net.py"]
 WITHOUT_TABLE = [name for name in CODE if name != "jobs/table.csv"]

@@ -12,16 +12,16 @@ import pytest
 from click.shell_completion import BashComplete, get_completion_class
 
 from rayfed import __version__
+from rayfed.base.values import table
 from rayfed.cli import main
-from rayfed.cli.display import partition_text
-from rayfed.cli.options import catalogue, read_override
 from rayfed.clients.schedules import SCHEDULES
 from rayfed.data.partition import PARTITIONS
-from rayfed.grid import Grid
+from rayfed.grid.cells import Grid
 from rayfed.job import flat, read_job
 from rayfed.methods.registry import PARTS, RECIPES
 from rayfed.models.settings import Adapt
-from rayfed.values import table
+from rayfed.screen.display import partition_text
+from rayfed.screen.options import catalogue, read_override
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = {"torch", "ray", "pyarrow", "matplotlib", "pydantic", "numpy"}

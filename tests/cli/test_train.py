@@ -16,12 +16,14 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from rayfed import engine, metrics, resume, run
-from rayfed.cli.display import Bar, bar_on, forgotten_rows
-from rayfed.cli.text import bar
+from rayfed import resume, run
+from rayfed.folder.read import ClassLoss
 from rayfed.folder.summary import read_summary
 from rayfed.folder.tables import read_table
-from rayfed.report.read import ClassLoss
+from rayfed.losses import metrics
+from rayfed.rounds import engine
+from rayfed.screen.display import Bar, bar_on, forgotten_rows
+from rayfed.screen.text import bar
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -8,13 +8,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from rayfed.base.seeds import Purpose, seed_of
 from rayfed.clients.batches import batches
 from rayfed.clients.optimizers import stepper
 from rayfed.clients.settings import Training
 from rayfed.data.augment import prepare
 from rayfed.methods import Part, compose, fedavg, fedntd
-from rayfed.seeds import Purpose, seed_of
-from rayfed.weights import parameters_of, squared_distance, state_of
+from rayfed.tensors.weights import parameters_of, squared_distance, state_of
 
 THEIRS = {
     "sgd": lambda p, **options: torch.optim.SGD(p, fused=True, **options),

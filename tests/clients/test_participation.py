@@ -12,6 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rayfed.base.errors import InputError
+from rayfed.base.seeds import cohort
 from rayfed.clients.batches import batches
 from rayfed.clients.clock import images_trained, seconds, speeds
 from rayfed.clients.cohort import Cohort, cohort_at
@@ -19,11 +21,9 @@ from rayfed.clients.participation import Participation
 from rayfed.clients.settings import Training
 from rayfed.clients.trace import Trace
 from rayfed.clients.trace_file import open_trace, read_trace
-from rayfed.errors import InputError
-from rayfed.grid import expand
+from rayfed.grid.cells import expand
 from rayfed.job import read_job
-from rayfed.local import open_site
-from rayfed.seeds import cohort
+from rayfed.rounds.local import open_site
 
 MODEL = 1000  # bytes
 CLOCK = {"seconds_per_example": 0.5, "bytes_per_second": 100.0, "spread": 1.0}

@@ -12,10 +12,10 @@ import torch
 from rayfed import methods as m
 from rayfed.clients.participation import Participation
 from rayfed.clients.trace_file import read_trace
-from rayfed.engine import cohort_of, play, start
 from rayfed.methods import Part
+from rayfed.rounds.engine import cohort_of, play, start
 from rayfed.runtime.here import Here
-from rayfed.trees import num_bytes, unpack
+from rayfed.tensors.trees import num_bytes, unpack
 
 SHY = {"available": 0.8, "dropout": 0.3, "oversample": 1.5}  # some of six clients, and fewer answers
 CLOCK = {"seconds_per_example": 0.1, "bytes_per_second": 1e3, "spread": 0.5, "deadline": 5.0}
@@ -105,7 +105,7 @@ def test_an_empty_round_changes_nothing_and_the_run_goes_on(shy, play, bits, gap
     with caplog.at_level(logging.WARNING):
         run = play(site)
     assert [len(round.clients) for round in run] == [0, 2, 0, 3, 0, 1, 1]
-    told = [record.message for record in caplog.records if record.name == "rayfed.engine"]
+    told = [record.message for record in caplog.records if record.name == "rayfed.rounds.engine"]
     assert told == [
         "round 2 is empty, and the model stays as it was: no client was available",
         "round 4 is empty, and the model stays as it was: of 2 chosen clients, 2 dropped out and 0 came late",

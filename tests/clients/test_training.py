@@ -11,10 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rayfed.base.errors import InputError
 from rayfed.clients.batches import batches
 from rayfed.clients.schedules import Constant, Cosine, Step
 from rayfed.clients.settings import Training
-from rayfed.errors import InputError
 from rayfed.job import Job, make_job, read_job
 from rayfed.methods import Part, fedavg, fednova, fedntd, scaffold, switch
 

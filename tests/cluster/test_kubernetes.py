@@ -12,7 +12,7 @@ from jsonschema import ValidationError
 from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
 
 from rayfed import read_job
-from rayfed.cli.options import read_override
+from rayfed.screen.options import read_override
 
 FOLDER = Path(__file__).resolve().parents[2] / "cluster" / "kubernetes"
 FILES = sorted(path.name for path in FOLDER.glob("*.yaml"))

@@ -6,9 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rayfed.base.errors import InputError
 from rayfed.data.augment import prepare, refuse_too_small
 from rayfed.data.settings import Augment
-from rayfed.errors import InputError
 
 few = settings(max_examples=40)
 MEAN, STD = (0.2, 0.5, 0.7), (0.3, 0.25, 0.5)

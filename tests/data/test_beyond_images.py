@@ -16,18 +16,18 @@ import tomli_w
 import torch
 from click.testing import CliRunner
 
+from rayfed.base.errors import InputError
 from rayfed.cli import main
 from rayfed.data.federation import federate, open_federation
 from rayfed.data.inputs import Tokens, Vectors
 from rayfed.data.partition import Iid
 from rayfed.data.settings import Augment, Data
 from rayfed.data.sources import load
-from rayfed.engine import rounds
-from rayfed.errors import InputError
 from rayfed.job import read_job
-from rayfed.local import open_site
 from rayfed.methods import RECIPES
 from rayfed.models import MODELS, build_model, has_features
+from rayfed.rounds.engine import rounds
+from rayfed.rounds.local import open_site
 from rayfed.runtime.here import Here
 
 CPU = torch.device("cpu")

@@ -6,13 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from rayfed.base.errors import InputError
 from rayfed.data.federation import federate, open_federation, pixel_moments
 from rayfed.data.inputs import Images
 from rayfed.data.partition import Dirichlet, Iid, Natural, Shards
 from rayfed.data.samples import Dataset, Samples
 from rayfed.data.settings import Data
-from rayfed.errors import InputError
-from rayfed.report.partition import save_partition
+from rayfed.papers.partition import save_partition
 
 
 def dataset(counts: list[int], groups: np.ndarray | None = None) -> Dataset:

@@ -14,12 +14,12 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from rayfed.base.errors import InputError
 from rayfed.data import hub, sources
 from rayfed.data.federation import open_federation
 from rayfed.data.partition import Natural
 from rayfed.data.settings import SOURCES, Data
 from rayfed.data.sources import load
-from rayfed.errors import InputError
 from rayfed.job import Job
 
 COMMIT = "1" * 40

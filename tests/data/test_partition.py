@@ -9,12 +9,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from rayfed.base.errors import InputError
+from rayfed.base.values import Ge
 from rayfed.data.federation import Federation, federate, open_federation
 from rayfed.data.partition import PARTITIONS, Classes, Dirichlet, Iid, Natural, Partition, Shards
 from rayfed.data.samples import Dataset, Samples
-from rayfed.errors import InputError
 from rayfed.job import read_job
-from rayfed.values import Ge
 
 few = settings(max_examples=40)
 CIFAR = np.repeat(np.arange(10), 5000)

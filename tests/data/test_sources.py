@@ -13,13 +13,14 @@ import pytest
 from PIL import Image
 from pyarrow import fs as pafs
 
+from rayfed.base import storage
+from rayfed.base.errors import InputError
+from rayfed.base.values import build
 from rayfed.data import files, sources
 from rayfed.data.decode import MAX_PIXELS, decode
 from rayfed.data.hub import HUB
 from rayfed.data.settings import SOURCES, Augment, Data
 from rayfed.data.sources import load
-from rayfed.errors import InputError
-from rayfed.values import build
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 FASHION = Path("/usr/share/datasets/fashion-mnist")
@@ -350,7 +351,8 @@ def test_uris_and_other_file_systems_are_read(tmp_path, monkeypatch):
     png_file(tmp_path / "b" / "test.parquet")
     assert np.array_equal(load(Data(f"file://{path}", test=f"file://{tmp_path}/b")).train.images, pixels(6))
     subtree = pafs.SubTreeFileSystem(str(tmp_path), pafs.LocalFileSystem())
-    monkeypatch.setattr(files, "locate", lambda uri: (subtree, uri))
+    for module in (files, storage):
+        monkeypatch.setattr(module, "locate", lambda uri: (subtree, uri))
     assert np.array_equal(load(Data("train.parquet", test="train.parquet")).train.images, pixels(6))
 
 

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 import rayfed
+from rayfed.base.storage import Folder
 from rayfed.data.federation import federate
 from rayfed.data.partition import Iid
 from rayfed.data.samples import Dataset, Samples
@@ -18,13 +19,12 @@ from rayfed.experiment import Display
 from rayfed.folder.keeper import Keeper
 from rayfed.folder.places import checkpoints_of, folder_of
 from rayfed.folder.saved import newest
-from rayfed.folder.storage import Folder
 from rayfed.folder.summary import read_summary
 from rayfed.folder.tables import read_table
 from rayfed.job import make_job
-from rayfed.local import Site
-from rayfed.metrics import Evaluation
-from rayfed.round import Round
+from rayfed.losses.metrics import Evaluation
+from rayfed.rounds.local import Site
+from rayfed.rounds.round import Round
 from rayfed.runtime.here import Here
 
 RIGHT = [4, 1, 0, 2, 2, None, 1, 3, 2, 3]  # of 4 cats, after rounds 0 to 9; None: not evaluated

@@ -12,16 +12,17 @@ import pyarrow.compute as pc
 import pytest
 from pyarrow import fs as pafs
 
-from rayfed.engine import rounds
-from rayfed.errors import InputError
-from rayfed.folder import checkpoint, shards, storage
+from rayfed.base import storage
+from rayfed.base.errors import InputError
+from rayfed.base.storage import Folder
+from rayfed.folder import checkpoint, shards
 from rayfed.folder.checkpoint import Checkpoints
 from rayfed.folder.provenance import hash_of_model
 from rayfed.folder.saved import newest, stem
-from rayfed.folder.storage import Folder
 from rayfed.folder.tables import SCHEMAS
 from rayfed.job import RayOptions
 from rayfed.methods import RECIPES, fedavg, fedcsd, scaffold, switch
+from rayfed.rounds.engine import rounds
 from rayfed.runtime.here import Here
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 import rayfed
-from rayfed.cli.status import runs_in
-from rayfed.errors import InputError, Resumable
+from rayfed.base.errors import InputError, Resumable
+from rayfed.folder.read import read_run
 from rayfed.folder.tables import read_table
 from rayfed.job import read_job
 from rayfed.report.page import legible, write_report
-from rayfed.report.read import read_run
 from rayfed.report.table import sheet
+from rayfed.submit.status import runs_in
 
 DAMAGES = {
     "pipe": os.mkfifo,

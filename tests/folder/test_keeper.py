@@ -16,21 +16,21 @@ from safetensors.torch import load_file
 from torch import nn
 
 import rayfed
+from rayfed.base import files
+from rayfed.base.errors import InputError, KilledActors, Locked, Unwritable
 from rayfed.data.federation import federate
 from rayfed.data.partition import Iid
 from rayfed.data.samples import Dataset, Samples
-from rayfed.errors import InputError, KilledActors, Locked, Unwritable
-from rayfed.folder import storage
 from rayfed.folder.checkpoint import Checkpoints, start_over
 from rayfed.folder.keeper import Keeper
 from rayfed.folder.places import folder_of, is_begun, is_done
 from rayfed.folder.summary import read_summary
 from rayfed.folder.tables import SCHEMAS, confusions_of, read_table
 from rayfed.job import make_job, read_job
-from rayfed.local import Site
+from rayfed.losses.metrics import Evaluation
 from rayfed.methods import RECIPES, Part
-from rayfed.metrics import Evaluation
-from rayfed.round import ClientRow, Round
+from rayfed.rounds.local import Site
+from rayfed.rounds.round import ClientRow, Round
 from rayfed.runtime.here import Here
 
 NOTES = {"loss.cross_entropy": 1.5, "loss.tiny": 0.5}
@@ -154,8 +154,8 @@ def test_half_written_files_of_a_killed_run_are_skipped(site, monkeypatch):
     with Keeper(site, Here(site)) as keeper:
         keeper.keep(a_round(0))
         with monkeypatch.context() as patch:
-            patch.setattr(storage.os, "replace", die)
-            patch.setattr(storage.Path, "unlink", lambda self, missing_ok: None)  # a killed process does not tidy up
+            patch.setattr(files.os, "replace", die)
+            patch.setattr(files.Path, "unlink", lambda self, missing_ok: None)  # a killed process does not tidy up
             with pytest.raises(KeyboardInterrupt):
                 keeper.keep(a_round(1))
         assert [file.name for file in (keeper.path / "rounds.parquet").iterdir() if file.name.startswith(".")]
@@ -293,7 +293,7 @@ def test_a_disk_that_is_full_before_round_0_is_one_sentence(site, monkeypatch):
     def full(path, content):
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr(storage, "write_bytes", full)
+    monkeypatch.setattr(files, "write_bytes", full)
     with pytest.raises(Unwritable, match=r"cannot be written to: .*No space left on device"):
         keep(site)
 

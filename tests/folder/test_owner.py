@@ -12,14 +12,21 @@ import pytest
 from pyarrow import fs as pafs
 
 import rayfed
-from rayfed.errors import InputError, Locked
+from rayfed.base import storage
+from rayfed.base.errors import InputError, Locked
+from rayfed.base.storage import Folder
 from rayfed.experiment import Display
-from rayfed.folder import owner, storage
+from rayfed.folder import owner
 from rayfed.folder.owner import is_locked, lock
-from rayfed.folder.storage import Folder
 
 THIS = re.escape(f"process {os.getpid()} on {platform.node()}")
 LOCKF = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'r+'), fcntl.LOCK_EX | fcntl.LOCK_NB)"
+
+
+def in_memory(files):
+    """Places at memory:// on this file system, and all others where they are."""
+    usual = storage.locate
+    return lambda place: (files, place.removeprefix("memory://")) if "://" in place else usual(place)
 
 
 def locked_for_others(path):
@@ -77,7 +84,7 @@ def test_a_run_whose_folder_is_taken_while_it_writes_its_manifest_takes_the_mani
 ):
     """Where no lock exists, as on S3; a manifest that the new owner has put in its place stays."""
     files = pafs.PyFileSystem(pafs.FSSpecHandler(fsspec.filesystem("memory")))
-    monkeypatch.setattr(storage, "locate", lambda place: (files, place.removeprefix("memory://")))
+    monkeypatch.setattr(storage, "locate", in_memory(files))
     tables["output"]["checkpoints"] = place = f"memory://{tmp_path}"
     write = Folder.write
 
@@ -106,7 +113,7 @@ def shared(request, tmp_path, monkeypatch, tables, no_page):
     """A place of checkpoints for all runs: a local folder, or on a file system that has no locks."""
     if request.param == "elsewhere":
         files = pafs.PyFileSystem(pafs.FSSpecHandler(fsspec.filesystem("memory")))
-        monkeypatch.setattr(storage, "locate", lambda place: (files, place.removeprefix("memory://")))
+        monkeypatch.setattr(storage, "locate", in_memory(files))
     tables["output"]["checkpoints"] = str(tmp_path / "shared") if request.param == "local" else f"memory://{tmp_path}"
     return request.param
 

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import rayfed
-from rayfed.errors import InputError
+from rayfed.base.errors import InputError
 from rayfed.folder.tables import read_table
 from rayfed.report.page import write_report
 

@@ -3,12 +3,12 @@
 import pytest
 
 import rayfed
-from rayfed.cli.display import result_text
 from rayfed.experiment import Display
 from rayfed.folder.places import is_done
 from rayfed.folder.summary import read_summary
 from rayfed.folder.tables import read_table
 from rayfed.job import read_job
+from rayfed.screen.display import result_text
 
 pytestmark = pytest.mark.usefixtures("no_page")
 

@@ -10,8 +10,8 @@ import torch
 from click.testing import CliRunner
 
 import rayfed
+from rayfed.base.errors import InputError
 from rayfed.cli import main
-from rayfed.errors import InputError
 from rayfed.folder.keeper import PARTITION
 from rayfed.folder.tables import read_table
 from rayfed.runtime import worker

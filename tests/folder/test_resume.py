@@ -20,16 +20,16 @@ import torch
 from click.testing import CliRunner
 
 import rayfed
+from rayfed.base.errors import ClientFailed, InputError, RunFailed, Unwritable
+from rayfed.base.storage import Folder
 from rayfed.cli import main
-from rayfed.errors import ClientFailed, InputError, RunFailed, Unwritable
 from rayfed.experiment import Display
 from rayfed.folder.places import folder_of, is_done
-from rayfed.folder.storage import Folder
 from rayfed.folder.summary import read_summary
 from rayfed.folder.tables import read_table
 from rayfed.job import make_job
-from rayfed.local import open_data
 from rayfed.methods import Part, compose, scaffold
+from rayfed.rounds.local import open_data
 
 pytestmark = pytest.mark.usefixtures("no_page")
 

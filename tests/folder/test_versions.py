@@ -5,7 +5,7 @@ import json
 import pytest
 
 import rayfed
-from rayfed.errors import InputError
+from rayfed.base.errors import InputError
 from rayfed.folder.saved import digest_of
 
 JOB = {"model": "lenet", "train": {"num_rounds": 1, "clients_per_round": 1, "local_steps": 1}, "ray": {"mode": "off"}}

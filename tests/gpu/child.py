@@ -7,12 +7,12 @@ import sys
 
 import torch
 
-from rayfed.engine import rounds
 from rayfed.job import read_job
-from rayfed.local import open_site
+from rayfed.rounds.engine import rounds
+from rayfed.rounds.local import open_site
 from rayfed.runtime.gpus import peak_bytes
 from rayfed.runtime.here import Here
-from rayfed.trees import pack
+from rayfed.tensors.trees import pack
 
 
 def train(table, cap=None):

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 import rayfed
-from rayfed.engine import rounds
-from rayfed.isolation import SETTINGS
+from rayfed.base.isolation import SETTINGS
 from rayfed.job import read_job
-from rayfed.local import open_site
+from rayfed.rounds.engine import rounds
+from rayfed.rounds.local import open_site
 from rayfed.runtime.gpus import PRETENDED
 from rayfed.runtime.here import Here
 

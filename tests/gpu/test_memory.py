@@ -5,7 +5,7 @@ import gc
 import pytest
 import torch
 
-from rayfed.engine import rounds
+from rayfed.rounds.engine import rounds
 from rayfed.runtime.gpus import memory_cap, share_as_measured
 from rayfed.runtime.here import Here
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import rayfed
-from rayfed.errors import ClientFailed, InputError
+from rayfed.base.errors import ClientFailed, InputError
 from rayfed.methods import Part, compose, scaffold
 
 # A thread of torch's that uses cuBLAS first makes the context itself, and warns of it.

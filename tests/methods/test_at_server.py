@@ -8,21 +8,22 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from rayfed import engine, read_job
 from rayfed import methods as m
+from rayfed import read_job
+from rayfed.base.errors import Diverged, InputError
+from rayfed.base.seeds import Purpose, seed_of
 from rayfed.clients.batches import batches
 from rayfed.clients.settings import Training
-from rayfed.errors import Diverged, InputError
-from rayfed.local import open_site, server_view
 from rayfed.methods.at_server import gaussian
 from rayfed.methods.doubts import of_rounds
 from rayfed.methods.part import name_of, trains
 from rayfed.methods.views import Frozen, run_model
 from rayfed.models.classifier import Classifier
+from rayfed.rounds import engine
+from rayfed.rounds.local import open_site, server_view
+from rayfed.rounds.tasks import OrderedSum
 from rayfed.runtime.here import Here
-from rayfed.seeds import Purpose, seed_of
-from rayfed.tasks import OrderedSum
-from rayfed.weights import state_of, with_weights
+from rayfed.tensors.weights import state_of, with_weights
 
 
 def of_server(site):

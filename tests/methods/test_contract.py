@@ -15,17 +15,17 @@ import ray.cloudpickle
 import tomli_w
 import torch
 
-from rayfed import local
 from rayfed import methods as m
 from rayfed.data.settings import Augment
-from rayfed.engine import rounds
 from rayfed.methods.part import Method, all_parts, parts_at, trains
 from rayfed.methods.views import Fit
-from rayfed.round import Arrival, ClientRow, Round
+from rayfed.rounds import local
+from rayfed.rounds.engine import rounds
+from rayfed.rounds.round import Arrival, ClientRow, Round
+from rayfed.rounds.tasks import OrderedSum, Summed
 from rayfed.runtime.here import Here
-from rayfed.tasks import OrderedSum, Summed
-from rayfed.trees import Tree, num_bytes, pack, unpack
-from rayfed.weights import Weights, state_of
+from rayfed.tensors.trees import Tree, num_bytes, pack, unpack
+from rayfed.tensors.weights import Weights, state_of
 
 SETTING = {"norm": True, "augment": Augment(crop=1, flip=True, cutout=2), "local_epochs": 1}
 

@@ -9,19 +9,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from rayfed import engine, losses
+from rayfed import losses
 from rayfed import methods as m
+from rayfed.base.errors import InputError
+from rayfed.base.seeds import Purpose, seed_of
 from rayfed.clients.batches import batches
 from rayfed.data.augment import prepare
-from rayfed.errors import InputError
-from rayfed.local import Broadcast, Desk, server_view, survey
 from rayfed.methods.anchors import momentum_corrected_steps
 from rayfed.methods.views import Notes, Outputs
+from rayfed.rounds import engine
+from rayfed.rounds.local import Broadcast, Desk, server_view, survey
+from rayfed.rounds.tasks import OrderedSum
 from rayfed.runtime.here import Here
-from rayfed.seeds import Purpose, seed_of
-from rayfed.tasks import OrderedSum
-from rayfed.trees import Scaled, unpack
-from rayfed.weights import state_of
+from rayfed.tensors.trees import Scaled, unpack
+from rayfed.tensors.weights import state_of
 
 EVEN = [[5, 2, 1, 0], [1, 1, 3, 3], [2, 2, 2, 2], [0, 0, 1, 7], [4, 4, 0, 0], [3, 1, 4, 0]]  # eight samples per client
 BALANCED = [[2, 2, 2, 2]] * 6

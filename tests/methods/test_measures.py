@@ -13,17 +13,18 @@ import pytest
 import torch
 from torch import nn
 
+from rayfed.base.errors import InputError
 from rayfed.data.inputs import Images
-from rayfed.engine import open_round, rounds
-from rayfed.errors import InputError
 from rayfed.job import read_job
-from rayfed.local import open_site
-from rayfed.methods import RECIPES, fedavg, fedntd, measures
-from rayfed.methods.measures import Seen, sampled
+from rayfed.methods import RECIPES, fedavg, fedntd
 from rayfed.methods.views import run_model
 from rayfed.models.classifier import Classifier
+from rayfed.rounds import measures
+from rayfed.rounds.engine import open_round, rounds
+from rayfed.rounds.local import open_site
+from rayfed.rounds.measures import Seen, sampled
 from rayfed.runtime.here import Here
-from rayfed.weights import with_weights
+from rayfed.tensors.weights import with_weights
 
 LABELS = np.array([0, 0, 1, 1])
 MEASURED = {"measure": ["drift"], "measure_every": 7, "measure_layers": ["head"], "measure_clients": [1]}
@@ -77,7 +78,7 @@ def test_drift_by_hand():
 
 def test_the_drift_does_not_depend_on_the_threads_of_numpys_blas():
     """Which actors have one of, and this process as many as there are cores."""
-    lines = "import numpy as np; from rayfed.metrics import length, weight_divergence as moved"
+    lines = "import numpy as np; from rayfed.losses.metrics import length, weight_divergence as moved"
     lines += (
         "; x = np.random.default_rng(0).normal(size=400_000).astype('f'); print(length(x).hex(), moved(x, -x).hex())"
     )
@@ -237,7 +238,7 @@ def test_a_confusion_is_of_the_measured_images_and_gives_the_numbers_of_local(ma
 
 def test_confusion_alone_shows_no_images_to_the_global_model(make_site, play, monkeypatch):
     shown, see = [], measures.see
-    monkeypatch.setattr("rayfed.methods.measures.see", lambda *given: shown.append(given[-1]) or see(*given))
+    monkeypatch.setattr("rayfed.rounds.measures.see", lambda *given: shown.append(given[-1]) or see(*given))
     rounds = play(with_measures(make_site(fedavg()), measure=["confusion"]))
     assert len(shown) == sum(len(round.clients) for round in rounds)
     assert not any(round.notes for round in rounds)
@@ -310,7 +311,7 @@ def test_a_model_that_cannot_be_shown_the_images_does_not_end_the_run(make_site,
 def test_an_update_that_cannot_be_measured_leaves_out_the_numbers_of_the_round(make_site, monkeypatch, caplog):
     measures._warn.cache_clear()
     summand = measures.summand
-    monkeypatch.setattr("rayfed.methods.measures.summand", lambda w, m: summand({} if next(turn) == 5 else w, m))
+    monkeypatch.setattr("rayfed.rounds.measures.summand", lambda w, m: summand({} if next(turn) == 5 else w, m))
     turn, site = itertools.count(), with_measures(make_site(fedavg(), norm=True))
     with caplog.at_level(logging.WARNING):
         found = [round.notes.keys() for round in rounds(site, Here(site))][1:]
@@ -338,7 +339,7 @@ def test_an_unknown_measure_is_refused_and_the_keys_are_no_part_of_the_lineage()
 
 def test_a_worker_shows_the_images_to_the_global_model_once_per_round(make_site, play, monkeypatch):
     shown, see = [], measures.see
-    monkeypatch.setattr("rayfed.methods.measures.see", lambda *given: shown.append(given[-1]) or see(*given))
+    monkeypatch.setattr("rayfed.rounds.measures.see", lambda *given: shown.append(given[-1]) or see(*given))
     play(with_measures(make_site(fedavg(), task_images=1)))  # each client is a task of its own
     assert len(shown) == 3 * (4 + 1 + 2), "and before and after each round, for the round's alignment"
 

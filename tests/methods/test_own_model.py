@@ -13,21 +13,21 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from rayfed import local
 from rayfed import methods as m
+from rayfed.base.errors import ClientFailed, Diverged, InputError
+from rayfed.base.seeds import Purpose, seed_of
 from rayfed.clients.batches import batches
 from rayfed.clients.optimizers import stepper
 from rayfed.clients.settings import Training
 from rayfed.data.augment import prepare
 from rayfed.data.settings import Augment
-from rayfed.errors import ClientFailed, Diverged, InputError
 from rayfed.methods.doubts import of_models
 from rayfed.methods.personal import refuse_misplaced
 from rayfed.methods.views import run_model
 from rayfed.models.classifier import Classifier
-from rayfed.seeds import Purpose, seed_of
-from rayfed.trees import unpack
-from rayfed.weights import parameters_of, state_of, with_weights
+from rayfed.rounds import local
+from rayfed.tensors.trees import unpack
+from rayfed.tensors.weights import parameters_of, state_of, with_weights
 
 
 def own_of(round):

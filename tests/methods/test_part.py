@@ -10,13 +10,13 @@ import torch
 from torch import nn
 
 from rayfed import methods as m
-from rayfed.errors import InputError
+from rayfed.base.errors import InputError
+from rayfed.base.values import Ge
 from rayfed.methods import RECIPES
 from rayfed.methods.doubts import of_losses
 from rayfed.methods.part import Part, all_parts, defines, gives_memory, name_of, parts_at, remembers, two_values
 from rayfed.methods.views import Frozen, run_model
-from rayfed.values import Ge
-from rayfed.weights import squared_distance, state_of
+from rayfed.tensors.weights import squared_distance, state_of
 
 
 @dataclass(frozen=True)

@@ -10,20 +10,20 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from rayfed import local
 from rayfed import methods as m
+from rayfed.base.errors import InputError
+from rayfed.base.seeds import Purpose, seed_of
 from rayfed.clients.batches import batches
 from rayfed.data.augment import prepare
-from rayfed.engine import open_round
-from rayfed.errors import InputError
 from rayfed.methods.doubts import of_models
 from rayfed.methods.personal import local_names, refuse_misplaced, shared
 from rayfed.methods.registry import PARTS
 from rayfed.models.classifier import Classifier
+from rayfed.rounds import local
+from rayfed.rounds.engine import open_round
 from rayfed.runtime.here import Here
-from rayfed.seeds import Purpose, seed_of
-from rayfed.trees import num_bytes, unpack
-from rayfed.weights import parameters_of, state_of, with_weights
+from rayfed.tensors.trees import num_bytes, unpack
+from rayfed.tensors.weights import parameters_of, state_of, with_weights
 
 HEAD = {"head.weight", "head.bias"}
 NORM = {f"features.1.{name}" for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")}

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from rayfed import methods as m
-from rayfed.errors import InputError
+from rayfed.base.errors import InputError
 from rayfed.methods.registry import describe, parameters
 
 OWN = """

@@ -11,7 +11,7 @@ from torch import nn
 from rayfed import methods as m
 from rayfed.methods.views import run_in_bf16, run_model
 from rayfed.models.classifier import Classifier
-from rayfed.weights import parameters_of
+from rayfed.tensors.weights import parameters_of
 
 IMAGES = torch.rand(8, 1, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 LABELS = torch.arange(8) % 4

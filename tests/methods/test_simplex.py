@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from rayfed import methods as m
+from rayfed.base.errors import InputError
+from rayfed.base.seeds import Purpose, seed_of
 from rayfed.clients.batches import batches
 from rayfed.data.augment import prepare
-from rayfed.errors import InputError
 from rayfed.models.classifier import Classifier
-from rayfed.seeds import Purpose, seed_of
 
 
 def state(round):

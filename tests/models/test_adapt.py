@@ -12,17 +12,17 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import rayfed
-from rayfed import local
 from rayfed import methods as m
-from rayfed.errors import InputError
+from rayfed.base.errors import InputError
 from rayfed.experiment import last_model
 from rayfed.job import read_job
-from rayfed.local import open_site
 from rayfed.models import Classifier, build_model
 from rayfed.models.adapt import adapt
 from rayfed.models.settings import Adapt, Lora
-from rayfed.trees import num_bytes
-from rayfed.weights import frozen, in_training, load, state, state_of, with_weights
+from rayfed.rounds import local
+from rayfed.rounds.local import open_site
+from rayfed.tensors.trees import num_bytes
+from rayfed.tensors.weights import frozen, in_training, load, state, state_of, with_weights
 
 SHAPE = (1, 28, 28)
 VIT = {"name": "timm/vit_tiny_patch16_224", "patch_size": 7, "embed_dim": 32, "depth": 2, "num_heads": 2}

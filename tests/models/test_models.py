@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from torch import nn
 from torchvision.models import alexnet, mobilenet_v2, resnet
 
-from rayfed.errors import InputError
+from rayfed.base.errors import InputError
+from rayfed.base.values import keys
 from rayfed.job import Job
 from rayfed.models import MODELS, Classifier, build_model, has_features
 from rayfed.models.resnet import Pad
 from rayfed.models.vision import pooled
 from rayfed.runtime.workers import threads
-from rayfed.values import keys
 
 CIFAR, MNIST = (3, 32, 32), (1, 28, 28)
 

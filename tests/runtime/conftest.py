@@ -17,8 +17,8 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from rayfed.engine import rounds
 from rayfed.job import RayOptions
+from rayfed.rounds.engine import rounds
 from rayfed.runtime.gpus import PRETENDED
 from rayfed.runtime.here import Here
 from rayfed.runtime.session import OUR_RAY, open_pool

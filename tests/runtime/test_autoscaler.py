@@ -15,7 +15,7 @@ from ray.autoscaler._private.fake_multi_node.node_provider import (
 )
 from ray.autoscaler._private.monitor import BASE_READONLY_CONFIG
 
-from rayfed.errors import InputError
+from rayfed.base.errors import InputError
 from rayfed.methods import scaffold
 from rayfed.runtime import crew
 

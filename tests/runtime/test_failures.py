@@ -18,12 +18,12 @@ from ray.exceptions import ActorUnavailableError, OutOfDiskError
 from torch import nn
 
 import rayfed
-from rayfed.engine import rounds
-from rayfed.errors import ClientFailed, KilledActors, RunFailed, WorkersLost
+from rayfed.base.errors import ClientFailed, KilledActors, RunFailed, WorkersLost
 from rayfed.methods import Part, compose, fedavg, scaffold
+from rayfed.rounds.engine import rounds
 from rayfed.runtime import dispatch, heartbeat
 from rayfed.runtime.calls import Call, Deadline
-from rayfed.trees import pack
+from rayfed.tensors.trees import pack
 
 
 class Unpicklable(Exception):

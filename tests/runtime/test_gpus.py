@@ -8,8 +8,8 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rayfed.errors import ClientFailed, InputError
-from rayfed.isolation import isolated
+from rayfed.base.errors import ClientFailed, InputError
+from rayfed.base.isolation import isolated
 from rayfed.job import RayOptions
 from rayfed.methods import Part, compose, fedavg, scaffold
 from rayfed.methods.part import Switch
@@ -24,7 +24,7 @@ from rayfed.runtime.gpus import (
 )
 from rayfed.runtime.here import Here
 from rayfed.runtime.worker import make_cuda_repeatable
-from rayfed.weights import state_of
+from rayfed.tensors.weights import state_of
 
 GIB = 2**30
 
@@ -123,7 +123,7 @@ def test_evaluation_gives_advice_too(make_site, monkeypatch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     workers = Here(site := make_site(fedavg()))
-    monkeypatch.setattr("rayfed.local.evaluate", evaluate)
+    monkeypatch.setattr("rayfed.rounds.local.evaluate", evaluate)
     with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory") as caught:
         workers.evaluate(state_of(site.model))()
     assert any("ray.num_gpus" in note for note in caught.value.__notes__)

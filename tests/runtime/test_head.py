@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rayfed.errors import WorkersLost
+from rayfed.base.errors import WorkersLost
 from rayfed.folder.summary import read_json
 from rayfed.folder.tables import read_table
 from rayfed.runtime import head

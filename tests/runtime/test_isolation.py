@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from rayfed.errors import RunFailed
-from rayfed.isolation import SETTINGS
+from rayfed.base.errors import RunFailed
+from rayfed.base.isolation import SETTINGS
+from rayfed.base.seeds import Purpose, seed_of
 from rayfed.methods import Part, compose, fedavg
 from rayfed.runtime.here import Here
-from rayfed.seeds import Purpose, seed_of
 
 HARMS = {
     "freezes": lambda model: model.requires_grad_(False),

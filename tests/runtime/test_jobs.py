@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rayfed
-from rayfed.errors import ClusterLost, InputError
+from rayfed.base.errors import ClusterLost, InputError
 from rayfed.job import NAME
 from rayfed.runtime import jobs
 from rayfed.runtime.jobs import Jobs, Submission, id_for, pick

@@ -13,9 +13,9 @@ import ray
 import torch
 from ray._private.internal_api import memory_summary
 
-from rayfed.engine import rounds
-from rayfed.local import Site
 from rayfed.methods import Part, compose, scaffold
+from rayfed.rounds.engine import rounds
+from rayfed.rounds.local import Site
 from rayfed.runtime.session import stored
 
 pytestmark = pytest.mark.slow

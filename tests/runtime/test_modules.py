@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from rayfed.cli.package import chosen
-from rayfed.errors import InputError
+from rayfed.base.errors import InputError
+from rayfed.submit.package import chosen
 
 BIN = Path(sys.executable).parent
 JOB = """

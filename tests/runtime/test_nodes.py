@@ -21,10 +21,10 @@ import torch
 from ray._private.state import actors
 from ray.cluster_utils import Cluster
 
-from rayfed.engine import rounds, start
-from rayfed.errors import InputError, WorkersLost
+from rayfed.base.errors import InputError, WorkersLost
 from rayfed.job import RayOptions
 from rayfed.methods import Part, compose, fedavg, scaffold
+from rayfed.rounds.engine import rounds, start
 from rayfed.runtime import session
 from rayfed.runtime.crew import Crew
 from rayfed.runtime.dispatch import Dispatch

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rayfed.errors import InputError
+from rayfed.base.errors import InputError
 from rayfed.job import RayOptions
 from rayfed.runtime.placement import capacity, num_actors, warn_of_idle_gpus
 

@@ -11,11 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 import ray
 
+from rayfed.base.errors import ClientFailed, KilledActors, WorkersLost
 from rayfed.clients.schedules import Cosine
-from rayfed.errors import ClientFailed, KilledActors, WorkersLost
 from rayfed.job import read_job
-from rayfed.local import open_site
 from rayfed.methods import RECIPES, Part, Proximal, ccvr, compose, fedavg, feddf, fedntd, scaffold, switch
+from rayfed.rounds.local import open_site
 from rayfed.runtime.calls import Call, Deadline
 from rayfed.runtime.crew import Member
 from rayfed.runtime.dispatch import Dispatch

@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayfed.methods import Part, compose, fedcsd, fedntd
-from rayfed.runtime import profile as profiles
-from rayfed.runtime.profile import (
+from rayfed.base import spans as profiles
+from rayfed.base.spans import (
     ACTORS,
     DRIVER,
     IDLE,
@@ -26,6 +25,7 @@ from rayfed.runtime.profile import (
     span,
     timed,
 )
+from rayfed.methods import Part, compose, fedcsd, fedntd
 
 SLACK = 1e-6  # seconds, of sums of floats
 

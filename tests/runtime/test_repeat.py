@@ -10,10 +10,10 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.overrides import TorchFunctionMode
 
-from rayfed.engine import rounds
-from rayfed.errors import RunFailed
+from rayfed.base.errors import RunFailed
 from rayfed.job import RayOptions
 from rayfed.methods import Part, compose, fedavg
+from rayfed.rounds.engine import rounds
 from rayfed.runtime.here import Here
 
 GENERATOR, COUNTS, SQUARE = torch.Generator().manual_seed(1), [0], torch.square

@@ -14,7 +14,7 @@ import pytest
 import ray
 from ray.exceptions import ObjectLostError
 
-from rayfed.errors import InputError, WorkersLost
+from rayfed.base.errors import InputError, WorkersLost
 from rayfed.job import RayOptions
 from rayfed.methods import fedavg, fedntd
 from rayfed.runtime import gpus, session, workers

@@ -17,16 +17,16 @@ import pytest
 import ray
 
 import rayfed
-from rayfed.errors import InputError
+from rayfed.base.errors import InputError
+from rayfed.base.storage import Folder
 from rayfed.folder.owner import lock
 from rayfed.folder.places import folder_of
 from rayfed.folder.saved import newest
-from rayfed.folder.storage import Folder
 from rayfed.folder.summary import read_summary
 from rayfed.folder.tables import read_table
-from rayfed.grid import expand
+from rayfed.grid.cells import expand
+from rayfed.grid.many import run_many
 from rayfed.job import read_job
-from rayfed.many import run_many
 from rayfed.methods import Part, compose, fedavg
 
 pytestmark = pytest.mark.slow

@@ -8,7 +8,7 @@ import pytest
 import ray
 from ray.exceptions import ActorUnavailableError
 
-from rayfed.errors import WorkersLost
+from rayfed.base.errors import WorkersLost
 from rayfed.job import RayOptions
 from rayfed.methods import fedavg
 from rayfed.runtime import crew, heartbeat, session

@@ -1,0 +1,79 @@
+"""Files of this machine: whole or not there, and regular alone."""
+
+import errno
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from rayfed.base.errors import InputError, Unwritable
+
+PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE)  # errors of a disk that may be gone the next time
+
+
+def open_regular(path: Path | str, flags: int) -> int:
+    """A descriptor as `os.open` gives it, of a regular file; links are followed to read only. Raises OSError.
+
+    To open a pipe would wait for ever, and to write through a link would change another file.
+    """
+    only_read = flags & os.O_ACCMODE == os.O_RDONLY
+    file = os.open(path, flags | os.O_NONBLOCK | (0 if only_read else os.O_NOFOLLOW), 0o666)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return file
+
+
+def read_regular(path: Path) -> bytes:
+    """The content of a regular file. Raises OSError."""
+    with open(path, "rb", opener=open_regular) as file:
+        return file.read()
+
+
+@contextmanager
+def writing_to(place: Path | str) -> Iterator[None]:
+    """Raise one sentence in place of an OSError: `Unwritable` where it may help to try again, else `InputError`."""
+    try:
+        yield
+    except OSError as error:
+        kind = Unwritable if error.errno in PASSING else InputError
+        raise kind(f"'{place}' cannot be written to: {error}") from None
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[BinaryIO]:
+    """Yield a new file beside `path`. On success it is renamed to `path`; on failure it is deleted."""
+    aside = path.with_name(f".{path.name}.tmp")  # readers of a dataset pass over names with a leading dot
+    try:
+        aside.unlink(missing_ok=True)  # of a killed run; or a link, and nothing is written through one
+        with aside.open("xb") as file:
+            yield file
+        try:
+            os.replace(aside, path)
+        except IsADirectoryError:
+            path.rmdir()  # only if it is empty
+            os.replace(aside, path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small file, or replace it whole. It outlives a power cut."""
+    write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path, *content: bytes) -> None:
+    """Write a file, or replace it whole. It outlives a power cut. Its content may be in pieces, which takes no copy."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with whole(path) as file:
+        file.writelines(content)
+        file.flush()
+        os.fsync(file.fileno())
+    folder = os.open(path.parent, os.O_RDONLY)  # the new name itself lies in the folder
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)

@@ -1,0 +1,99 @@
+"""Files and flat folders on any file system that pyarrow reaches."""
+
+import errno
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pyarrow as pa
+from pyarrow import fs as pafs
+
+from rayfed.base.errors import InputError, refuse_secrets
+from rayfed.base.files import read_regular, write_bytes
+
+T = TypeVar("T")
+
+
+def locate(path: str) -> tuple[pafs.FileSystem, str]:
+    """The file system, and the path on it, of a local path or a URI (`s3://bucket/key`)."""
+    refuse_secrets(path)
+    if "://" in path:
+        return reach(path, lambda: pafs.FileSystem.from_uri(path))
+    return pafs.LocalFileSystem(), os.path.abspath(os.path.expanduser(path))
+
+
+def joined(path: str, name: str) -> str:
+    """A file or folder in another: the name goes to the path of a URI, before its parameters.
+
+    >>> joined("s3://bucket/kept/?region=eu", "mine"), joined("/kept?", "mine")
+    ('s3://bucket/kept/mine?region=eu', '/kept?/mine')
+    """
+    end = re.search(r"[?#].*|$", path if "://" in path else "", re.DOTALL)[0]  # type: ignore[index]
+    return f"{path.removesuffix(end).rstrip('/')}/{name}{end}"
+
+
+def reach(path: str, ask: Callable[[], T]) -> T:
+    """The answer of `ask`; an `InputError` that names the path where its file system does not answer."""
+    try:
+        return ask()
+    except InputError:
+        raise
+    except (pa.ArrowException, ValueError, OSError, ImportError) as error:
+        raise InputError(f"'{path}': cannot be reached ({' '.join(str(error).split())})") from None
+
+
+def exists(path: str) -> bool:
+    """Whether there is a file or a folder at a local path or URI."""
+    fs, place = locate(path)
+    return reach(path, lambda: fs.get_file_info(place)).type != pafs.FileType.NotFound
+
+
+class Folder:
+    """A folder at a local path or a URI. Writing to it makes it."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+        self._fs, self._root = locate(place)
+
+    @property
+    def local(self) -> Path | None:
+        """Its path; None on another file system."""
+        return Path(self._root) if isinstance(self._fs, pafs.LocalFileSystem) else None
+
+    def names(self, odd: bool = False) -> list[str]:
+        """The files in it, sorted; none where there is no folder. Half-written files are not listed.
+
+        With `odd`, also what is no file, such as a folder or a pipe.
+        """
+        chosen = pafs.FileSelector(self._root, allow_not_found=True)
+        found = reach(self.place, lambda: self._fs.get_file_info(chosen))
+        return sorted(info.base_name for info in found if (odd or info.is_file) and not info.base_name.startswith("."))
+
+    def read(self, name: str) -> bytes:
+        """Raises FileNotFoundError, and any other OSError where there is no file that can be read."""
+        if self.local is not None:
+            return read_regular(self.local / name)
+        with self._fs.open_input_stream(f"{self._root}/{name}") as stream:
+            return bytes(stream.read())
+
+    def write(self, name: str, *content: bytes) -> None:
+        """Make or replace a file. On a local disk it outlives a power cut; elsewhere its store sees to that."""
+        if self.local is not None:
+            try:
+                return write_bytes(self.local / name, *content)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                size, free = sum(map(len, content)) / 1e6, shutil.disk_usage(self.local).free / 1e6
+                what = f"{error.strerror}: '{name}' takes {size:,.1f} MB, and {free:,.1f} MB are free"
+                raise OSError(error.errno, what) from None
+        self._fs.create_dir(self._root)
+        with self._fs.open_output_stream(f"{self._root}/{name}") as stream:
+            for piece in content:
+                stream.write(piece)
+
+    def delete(self, name: str) -> None:
+        self._fs.delete_file(f"{self._root}/{name}")

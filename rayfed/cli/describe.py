@@ -1,0 +1,189 @@
+"""Commands that describe: methods, keys, data, partition."""
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from rayfed.base.errors import InputError, harmless, spelled
+from rayfed.screen.options import (
+    Overrides,
+    catalogue,
+    complete_job,
+    complete_method,
+    job_argument,
+    read_base,
+    set_option,
+)
+from rayfed.screen.text import aligned, print_table, shown
+
+MOST_CLIENTS = 50  # in the table of `partition`
+
+
+@click.command()
+@click.argument("name", required=False, shell_complete=complete_method)
+def methods(name: str | None) -> None:
+    """List the methods, or describe one.
+
+    With the paper, and the parameters with their defaults. A job names a method, sets its values, or composes several:
+
+    \b
+      method = "fedntd"
+      method = { name = "fedntd", beta = 0.5 }
+      method = ["fedlmd", { name = "proximal", mu = 0.01 }]
+      method = "my_module:MyPart"     your own, in the current folder
+    """
+    if name is not None:
+        describe(name)
+        return
+    entries = catalogue()
+    recipes = [entry for entry in entries if entry["kind"] == "recipe"]
+    print("Methods; down and up: bytes to and from a client in a round, in models\n")
+    rows = [(e["name"], values(e), e["down"], e["up"], e["doc"].partition("\n")[0]) for e in recipes]
+    print_table(["name", "parameters", "down", "up", "what"], rows)
+    print("\nParts, to compose methods of\n")
+    parts = [(e["name"], values(e), e["doc"].partition("\n")[0]) for e in entries if e["kind"] == "part"]
+    print_table(["name", "parameters", "what"], parts)
+
+
+def describe(name: str) -> None:
+    """Print the paper and the parameters of a method, of a part, or of a user's `package.module:Name`."""
+    name = spelled(name, [entry["name"] for entry in catalogue()])
+    entry = next((entry for entry in catalogue() if entry["name"] == name), None)
+    if entry is None:
+        from rayfed.methods.registry import document, parameters  # brings torch
+
+        if text := document(name):
+            print(text, end="\n\n")
+        taken = [(parameter, default_text(default), text) for parameter, default, text in parameters(name)]
+        print_table(["parameter", "default", "what"], taken)
+        return
+    print(entry["doc"], end="\n\n")
+    print_table(["parameter", "default", "what"], entry["parameters"])
+    if entry["kind"] == "recipe":
+        print(f"\nA client gets {entry['down']} and sends {entry['up']} times the model's size in a round.")
+
+
+def values(entry: dict[str, Any]) -> str:
+    return " ".join(f"{parameter}={default}" for parameter, default, _ in entry["parameters"])
+
+
+def default_text(value: Any) -> str:
+    """A default as a job file writes it."""
+    return "(needed)" if value is inspect.Parameter.empty else "(none)" if value is None else json.dumps(value)
+
+
+@click.command()
+@click.argument("prefix", default="")
+def keys(prefix: str) -> None:
+    """List the keys of a job file, with defaults and meaning.
+
+    With a PREFIX, only the keys that begin with it. Every key can be set from the command line: -s KEY=VALUE.
+
+    \b
+    Examples:
+      rayfed keys
+      rayfed keys ray
+      rayfed keys data.partition
+      rayfed keys grid
+    """
+    from rayfed.base import values
+    from rayfed.grid.cells import Grid
+    from rayfed.job import Job
+
+    rules: dict[tuple[str, str, str], list[str]] = {}  # key, default and meaning: the partitions that have it
+    known = [*values.keys(Job), *values.keys(Grid, "grid")]
+    for key in known:
+        if key.name.startswith(prefix):
+            row = key.name, default_text(key.default), key.sentence
+            rules.setdefault(row, []).extend([key.kind] if key.kind else [])
+    if not rules:
+        near = values.nearest(prefix, known)
+        rather = f"; did you mean '{near}'?" if near else ";"
+        raise InputError(f"no key begins with '{prefix}'{rather} `rayfed keys` lists all")
+    rows = [(*row[:2], f"{', '.join(kinds)}: {row[2]}" if kinds else row[2]) for row, kinds in rules.items()]
+    print_table(["key", "default", "what"], rows)
+
+
+@click.command()
+@click.argument("job", required=False, shell_complete=complete_job)
+@set_option
+def data(job: str | None, overrides: Overrides) -> None:
+    """List the sources of data, or describe a job's data.
+
+    A Parquet file or folder, or a tree of image folders, is a source too: -s data.source=PATH.
+    """
+    from rayfed.data.settings import SOURCES, Data
+    from rayfed.data.sources import is_here
+
+    if job is None:
+        root = dict(overrides).get("data.root", Data.root)
+        rows = [(name, "yes" if is_here(name, root) else "no", what) for name, what in SOURCES.items()]
+        print_table(["source", "here", "what"], rows)
+        return
+    from rayfed.rounds.local import open_data
+    from rayfed.screen.display import clients_text, images_text, partition_text
+
+    read = read_base(job, overrides)
+    federation = open_data(read)
+    classes = federation.train.classes
+    form = ".4g" if read.data.in_place_of_images else ".4f"  # features have units of their own
+    mean, deviation = (
+        " ".join([*(f"{value:{form}}" for value in each[:20]), *["..."][: len(each) > 20]])
+        for each in (federation.mean, federation.std)
+    )
+    facts = {
+        "source": read.data.source,
+        "examples" if read.data.in_place_of_images else "images": images_text(federation),
+        "classes": f"{len(classes)}: {', '.join(classes[:20])}{', ...' if len(classes) > 20 else ''}",
+        **({"mean": mean, "deviation": deviation} if mean else {}),
+        "partition": partition_text(read.data.partition),
+        "clients": clients_text(federation),
+    }
+    if names := federation.test.domain_names:
+        facts["domains"] = f"{len(names)} in the test set: {', '.join(names[:20])}{', ...' if len(names) > 20 else ''}"
+    print(aligned(list(facts.items())))
+
+
+@click.command()
+@job_argument
+@set_option
+@click.option("-o", "--output", help="The picture: .png, .svg or .pdf; NAME.partition.png here if not given.")
+def partition(job: str, overrides: Overrides, output: str | None) -> None:
+    """Show how many images of each class each client holds.
+
+    As a table, and as a heat map in a file. For a job with a [grid], the partition without the grid's settings.
+    """
+    import numpy as np
+
+    from rayfed.papers.partition import save_partition
+    from rayfed.papers.style import PICTURES
+    from rayfed.rounds.local import open_data
+    from rayfed.screen.display import clients_text
+
+    read = read_base(job, overrides)
+    path = Path(output or f"{Path(read.name).name}.partition.png")
+    if path.suffix not in PICTURES:
+        raise InputError(f"--output '{path}': pictures end in {', '.join(PICTURES)}")
+    federation = open_data(read)
+    classes, num_clients = tuple(map(harmless, federation.train.classes)), federation.num_clients
+    clients, labels, counts = federation.cells()
+    table = np.zeros((min(num_clients, MOST_CLIENTS), len(classes)), dtype=np.int64)
+    first = clients < MOST_CLIENTS
+    table[clients[first], labels[first]] = counts[first]
+    rows = [[str(i), *cells(row)] for i, row in enumerate(table)]
+    if num_clients > MOST_CLIENTS:
+        rows.append([f"{num_clients - MOST_CLIENTS:,} more", *[""] * (len(classes) + 1)])
+    rows.append(["total", *cells(np.bincount(labels, counts, len(classes)).astype(np.int64))])
+    print_table(["client", *classes, "total"], rows)
+    print(f"\nclients: {clients_text(federation)}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_partition({"client": clients, "class": labels, "count": counts}, classes, num_clients, path)
+    print(f"heat map in {shown(path)}")
+
+
+def cells(counts: Any) -> list[str]:
+    """Counts as text, with their sum; a dot stands for 0."""
+    return [str(count or ".") for count in counts] + [str(counts.sum())]

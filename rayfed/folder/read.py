@@ -1,0 +1,288 @@
+"""A run, read back from its folder to be shown.
+
+A run that was killed has left less; whatever is missing is empty. Shapes: `T` rounds, `E` of them evaluated, beside
+round 0; `C` classes, `N` clients.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import compress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rayfed.base.errors import InputError
+from rayfed.folder.summary import read_environment, read_summary, status_of, summarise
+from rayfed.folder.tables import read_table
+from rayfed.job import read_toml
+
+Columns = dict[str, np.ndarray]
+MOST_ACROSS = 400  # columns of a picture of a partition; if there are more clients, several share one
+SEED = re.compile(r"[/._+-]?seed-?\d+$")
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A run's folder, in memory."""
+
+    folder: Path
+    job: dict[str, Any]
+    job_text: str  # job.toml as it stands
+    status: str
+    error: str  # or why it ended early
+    environment: dict[str, Any]
+    summary: dict[str, Any]  # of the rounds that are there
+    rounds: Columns  # a value per round, round 0 first: (T + 1,); nan where it was not evaluated
+    evaluated: np.ndarray  # (T + 1,) whether a round was evaluated
+    clients: Columns  # a value per client of each round
+    classes: tuple[str, ...]
+    class_rounds: np.ndarray  # (E + 1,) the rounds of `class_accuracy`
+    class_accuracy: np.ndarray  # (E + 1, C)
+    partition: Columns  # a value per client and class that the client holds; `class` is an index
+    num_clients: int
+
+    @cached_property
+    def notes(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """As `noted` reads them."""
+        return noted(self.folder)
+
+    @property
+    def name(self) -> str:
+        return self.job["name"]
+
+    @property
+    def eval_every(self) -> int:
+        return self.job["train"].get("eval_every", 1)
+
+
+class Group(NamedTuple):
+    """Runs of one name, but for the `seed-N` at its end."""
+
+    name: str
+    runs: list[Run]  # those with the most rounds, so that their numbers have a mean
+    behind: list[Run]  # the others
+
+    @property
+    def counted(self) -> list[Run]:
+        """The runs that have played all that their jobs ask for: also those that ended early, in however few rounds."""
+        return [*self.runs, *(run for run in self.behind if run.summary.get("ended_early"))]
+
+    @property
+    def left_out(self) -> list[Run]:
+        """The runs that do not count, since others have played more rounds."""
+        return [run for run in self.behind if not run.summary.get("ended_early")]
+
+
+class ClassLoss(NamedTuple):
+    """How much of a class was forgotten. The mean of `lost` is the run's forgetting (`metrics.forgetting`)."""
+
+    name: str
+    peak: float  # its best accuracy in the rounds before that count (`engine.py`)
+    peak_round: int
+    last: float  # in the last evaluated round
+    lost: float
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """The folder, if it is a run's; else all runs below it, such as those of a grid. Raises `InputError` for none."""
+    if (folder / "job.toml").is_file():
+        return [folder]
+    if found := [file.parent for file in folder.rglob("job.toml")]:
+        number = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:e-?[0-9]+)?)")  # seed-10 comes after seed-2, lr-0.1 after lr-1e-05
+        return sorted(found, key=lambda run: [float(p) if n % 2 else p for n, p in enumerate(number.split(str(run)))])
+    raise InputError(f"'{folder}' is not the folder of a run: it holds no job.toml, nor does any folder in it")
+
+
+def grouped(runs: Sequence[Run]) -> list[Group]:
+    """Runs whose folders and names differ only in the seed at their end, together. Other runs stand alone."""
+    found: dict[tuple[object, str], list[Run]] = {}
+    for number, run in enumerate(runs):
+        name = SEED.sub("", run.name) or run.name
+        place = number if name == run.name else SEED.sub("", str(run.folder))
+        found.setdefault((place, name), []).append(run)
+    names = [name for _, name in found]
+    places = [f"{name} ({of[0].folder.parent})" for (_, name), of in found.items()]
+    groups = []
+    for name, place, of in zip(names, places, found.values(), strict=True):
+        most = max(len(run.rounds["round"]) for run in of)
+        runs = [run for run in of if len(run.rounds["round"]) == most]
+        behind = [run for run in of if len(run.rounds["round"]) < most]
+        groups.append(Group(place if names.count(name) > 1 else name, runs, behind))
+    return groups
+
+
+def shorten(groups: Iterable[Group]) -> list[str]:
+    """The groups' names, shortened."""
+    return short([group.name for group in groups])
+
+
+def short(full: Iterable[str]) -> list[str]:
+    """Names without the folders that all of them are in, or go through at the same depth.
+
+    >>> short(["a/shards/fedavg", "b/shards/fedntd"])
+    ['a/fedavg', 'b/fedntd']
+    """
+    names = [name.split("/") for name in full]
+    apart = [len(set(steps)) > 1 for steps in zip(*names, strict=False)]
+    if len(set(map(len, names))) == 1 and any(apart):
+        names = [list(compress(name, apart)) for name in names]
+    while len(names) > 1 and len({name[0] for name in names}) == 1 and min(map(len, names)) > 1:
+        names = [name[1:] for name in names]
+    return ["/".join(name) for name in names]
+
+
+def read_run(folder: Path) -> Run:
+    """Raises `InputError` where the folder is not a run's."""
+    job, ended = read_toml(folder / "job.toml"), read_summary(folder)
+    job_text = (folder / "job.toml").read_text()
+    rounds, classes = read_table(folder, "rounds"), _columns(folder, "classes")
+    num_classes = int((classes["round"] == 0).sum())
+    dealt = read_table(folder, "partition")
+    held = dealt.column("class")  # in Arrow, as a million names in Python would take 60 MB
+    names = tuple(dict.fromkeys([*classes["class"][:num_classes], *pc.unique(held).to_pylist()]))
+    columns = {
+        **dict(zip(dealt.column_names, dealt.columns, strict=True)),
+        "class": pc.index_in(held, pa.array(names, pa.string())),
+    }
+    partition = {name: column.cast(pa.int32()).to_numpy() for name, column in columns.items()}
+    del dealt, held, columns
+    return Run(
+        folder=folder,
+        job=job,
+        job_text=job_text,
+        status=status_of(folder),
+        error=ended.get("error", "") or _early(job, ended),
+        environment=read_environment(folder),
+        summary={**summarise(rounds.to_pylist()), "ended_early": ended.get("ended_early", "")},
+        rounds=_columns(folder, "rounds"),
+        evaluated=rounds["test_accuracy"].is_valid().to_numpy(),
+        clients=_columns(folder, "clients"),
+        classes=names,
+        class_rounds=classes["round"][:: max(num_classes, 1)],
+        class_accuracy=classes["accuracy"].reshape(-1, max(num_classes, 1)),
+        partition=partition,
+        # The last clients may hold nothing, and a partition by a column of the data has no number in the job.
+        num_clients=max(job["data"]["partition"].get("num_clients", 0), partition["client"].max(initial=-1) + 1),
+    )
+
+
+def _early(job: Mapping[str, Any], ended: Mapping[str, Any]) -> str:
+    if not (why := ended.get("ended_early", "")):
+        return ""
+    return f"Ended after round {ended['rounds']} of {job['train']['num_rounds']}: {why}"
+
+
+def forgotten(run: Run) -> list[ClassLoss]:
+    """The accuracy that each class has lost, the largest loss first; empty where no earlier round counts."""
+    before = run.class_rounds[:-1]
+    counting = np.flatnonzero((before > 0) & (before % run.eval_every == 0))
+    earlier, last = run.class_accuracy[counting], run.class_accuracy[-1:]
+    if not len(earlier):
+        return []
+    best = np.where(np.isnan(earlier), -np.inf, earlier).argmax(axis=0)
+    peaks = np.take_along_axis(earlier, best[None], axis=0)
+    columns = (values.ravel().tolist() for values in (peaks, before[counting[best]], last, peaks - last))
+    losses = map(ClassLoss, run.classes, *columns)
+    return sorted(losses, key=lambda loss: -np.nan_to_num(loss.lost, nan=-np.inf))
+
+
+def noted(folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """By the name of a note: the rounds that have it, and its mean over their clients, weighted by their examples.
+
+    A NaN, of a class without test examples, does not count.
+    """
+    tables = []
+    for batch in read_table(folder, "clients").to_batches():  # in Arrow: in Python a million clients would take 0.8 GB
+        notes, images = batch["notes"], batch["num_examples"].to_numpy()
+        ends = notes.offsets.to_numpy()
+        rows = np.repeat(np.arange(len(notes)), np.diff(ends))
+        values = notes.items.to_numpy()[ends[0] : ends[-1]]
+        known = images[rows] * ~np.isnan(values)
+        of_rows = {
+            "round": batch["round"].to_numpy()[rows],
+            "images": known,
+            "sum": np.where(known, values, 0.0) * known,
+        }
+        tables.append(pa.table({"name": notes.keys.slice(ends[0], ends[-1] - ends[0]), **of_rows}))
+    if not tables:
+        return {}
+    by = pa.concat_tables(tables).group_by(["name", "round"], use_threads=False)
+    found: dict[str, tuple[list[int], list[float]]] = {}
+    for row in by.aggregate([("sum", "sum"), ("images", "sum")]).to_pylist():
+        rounds, means = found.setdefault(row["name"], ([], []))
+        rounds.append(row["round"])
+        means.append(row["sum_sum"] / row["images_sum"] if row["images_sum"] else np.nan)
+    return {name: (np.array(rounds), np.array(means)) for name, (rounds, means) in found.items()}
+
+
+def of_rounds(folder: Path, beginning: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """The notes of rounds whose names begin so, without that beginning: the rounds that have one, and its values."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for row in read_table(folder, "rounds").to_pylist():
+        for name, value in row["notes"]:
+            if name.startswith(beginning):
+                found.setdefault(name.removeprefix(beginning), []).append((row["round"], value))
+    return {name: (np.array([r for r, _ in rows]), np.array([v for _, v in rows])) for name, rows in found.items()}
+
+
+def of_clients(folder: Path, *names: str) -> Columns:
+    """The notes of these names with round and client: a value per client of each round that has all of them."""
+    table = read_table(folder, "clients")
+    there = pc.is_valid(table.column("round"))
+    for name in names:
+        found = pc.map_lookup(table.column("notes"), name, "first")
+        table, there = table.append_column(name, found), pc.and_(there, pc.is_valid(found))
+    return {name: column.to_numpy() for name, column in _named(table.filter(there), "round", "client", *names)}
+
+
+def confusions(run: Run) -> Columns:
+    """A value per cell of the confusion matrices: round, client (-1: the global model), class, predicted and count.
+
+    Classes are indices.
+    """
+    table = read_table(run.folder, "confusions")
+    columns = dict(_named(table, "round", "client", "class", "predicted", "count"))
+    columns["client"] = pc.fill_null(columns["client"], -1)
+    for name in ("class", "predicted"):
+        columns[name] = pc.index_in(columns[name], pa.array(run.classes, pa.string()))
+    return {name: column.to_numpy() for name, column in columns.items()}
+
+
+def counted(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The evaluated rounds (E,) after round 0 with counts; examples of their clients, and predictions, (E, C) each."""
+    table = read_table(run.folder, "classes")
+    number = max(len(run.class_accuracy[0]) if len(run.class_accuracy) else 0, 1)
+    rounds = table.column("round").to_numpy()[::number]
+    seen, predicted = (table.column(name).to_numpy().reshape(-1, number) for name in ("seen", "predicted"))
+    there = (rounds > 0) & np.isfinite(seen + predicted).all(axis=1)
+    return rounds[there], seen[there], predicted[there]
+
+
+def dealt(cells: Columns, num_classes: int, num_clients: int, most: int = MOST_ACROSS) -> tuple[np.ndarray, int]:
+    """The examples of each class (C, columns) in at most `most` columns, means of so many clients, and how many."""
+    together = -(-num_clients // most)
+    columns = -(-num_clients // together)
+    index = cells["class"] * columns + cells["client"] // together
+    return np.bincount(index, cells["count"], num_classes * columns).reshape(-1, columns) / together, together
+
+
+def tested(run: Run) -> int:
+    """The test examples of an evaluation; 0 of a run so old that its tables do not tell."""
+    _, _, predicted = counted(run)
+    return int(predicted[0].sum()) if len(predicted) else 0
+
+
+def _named(table: pa.Table, *names: str) -> list[tuple[str, pa.ChunkedArray]]:
+    return [(name, table.column(name)) for name in names]
+
+
+def _columns(folder: Path, name: str) -> Columns:
+    """A table's columns; empty columns of a table that was never written."""
+    table = read_table(folder, name)
+    table = table.drop_columns([column for column in ("notes",) if column in table.column_names])  # read by `noted`
+    return {column: table.column(column).to_numpy() for column in table.column_names}

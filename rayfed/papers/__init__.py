@@ -1,0 +1,1 @@
+"""Figures and tables as the papers have them, and `reproduce`."""

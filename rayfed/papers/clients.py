@@ -1,0 +1,163 @@
+"""Figures of the clients' models before and after their training, from the notes of `measure = ["local", "drift"]`.
+
+Each is a function of runs. Raises `InputError` where a run lacks what is to be drawn. `M` clients of measured rounds.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from rayfed.base.errors import InputError
+from rayfed.folder.read import Columns, Group, Run
+from rayfed.papers.panels import MARKERS, apart, headline, in_rows, legend, line, panels, span, wide
+from rayfed.papers.style import COLOURS, INK
+from rayfed.report.measured import DISTANCES, WHEN, WHERE, by_round, drifts, measured_on, noted
+
+BARS = 5  # rounds, from the first to the last that was measured
+MOST = {"drift.distribution_distance": 2.0}  # that there can be
+FAINTEST = 0.2  # opacity of the first round's points
+MOST_PATHS = 300  # points that are drawn one by one in an SVG; more become a picture in it
+
+
+def local(runs: Sequence[Run]) -> Figure:
+    """The accuracy on all classes before and after local training, by round (FedCAD Fig. 1, FedSSD Fig. 2 and 7)."""
+    groups = apart(runs)
+    found = {
+        name: noted(group.runs, "local", *(f"local.{when}.accuracy" for when in WHEN)) for name, group in groups.items()
+    }
+    title = f"Local models: {of_whom(runs, found)}"
+    figure, axes = in_rows(title, len(groups), 3.0, sharex=True, sharey=True)
+    for place, (name, columns) in zip(axes.flat, found.items(), strict=False):
+        for number, (when, words) in enumerate(WHEN.items()):
+            values = by_round(columns, f"local.{when}.accuracy", 100)
+            line(place, number, values.rounds, values.mean, *values.band(100), words)
+        place.set(title=name, xlabel="round", ylim=(0, 100))
+    for place in axes[:, 0]:
+        place.set_ylabel("accuracy, all classes (%)")
+    legend(figure, axes[0, 0])
+    return figure
+
+
+def in_out(runs: Sequence[Run], round: int | None = None) -> Figure:
+    """The accuracy on a client's own and on other classes before and after local training (FedNTD Fig. 4 and 6).
+
+    In up to five rounds, or in one `round`; a row for each run.
+    """
+    groups = apart(runs)
+    notes = [f"local.{when}.{where}" for when in WHEN for where in WHERE]
+    found = {name: noted(group.runs, "local", *notes) for name, group in groups.items()}
+    figure, axes = panels(f"Learnt and forgotten: {of_whom(runs, found)}", len(groups), 2, 2.5, sharey=True)
+    for places, (name, group) in zip(axes, groups.items(), strict=True):
+        chosen = rounds_of(group, found[name]["round"], round)
+        for place, (where, words) in zip(places, WHERE.items(), strict=True):
+            for side, (when, label) in zip((-0.2, 0.2), WHEN.items(), strict=True):
+                values = by_round(found[name], f"local.{when}.{where}", 100)
+                rows = np.searchsorted(values.rounds, chosen)
+                low, high = values.band(100)
+                ends = np.stack([values.mean - low, high - values.mean])[:, rows]
+                bars(place, np.arange(len(chosen)) + side, values.mean[rows], ends, when, label)
+            place.set_xticks(range(len(chosen)), map(str, chosen))
+            place.set(title=f"{name}\n{words}", ylim=(0, 100))
+            place.grid(False, axis="x")
+        places[0].set_ylabel("accuracy (%)")
+    for place in axes[-1]:
+        place.set_xlabel("round")
+    legend(figure, axes[0, 0])
+    return figure
+
+
+def of_whom(runs: Sequence[Run], found: dict[str, Columns]) -> str:
+    """The end of a title: of how many clients a round's numbers are, and on how many test examples."""
+    counts = np.concatenate([np.unique(columns["round"], return_counts=True)[1] for columns in found.values()])
+    examples = [measured_on(run) for run in runs]
+    on = f"on {span(examples)} test examples" if all(examples) else "on test examples"
+    if counts.max() == 1:
+        return f"n = 1 client per round, {on}"
+    return f"mean and standard deviation of n = {span(counts)} clients per round,\n{on}"
+
+
+def bars(axes: Axes, x: np.ndarray, heights: np.ndarray, ends: np.ndarray, when: str, label: str) -> None:
+    """Pale, hatched bars of before; full ones of after. `ends` (2, bars) go down and up from the heights."""
+    look: dict[str, Any] = (
+        {"facecolor": "#a9cbe3", "edgecolor": COLOURS[0], "hatch": "///"}
+        if when == "before"
+        else {"facecolor": COLOURS[1], "edgecolor": COLOURS[1]}
+    )
+    errors = {"elinewidth": 1.0, "ecolor": INK, "capsize": 2, "clip_on": False}  # a cap may lie on the axes' edge
+    error = ends.tolist() if ends.any() else None  # an array of a single bar makes older NumPy warn
+    axes.bar(x, heights, 0.38, yerr=error, label=label, error_kw=errors, linewidth=0.8, **look)
+
+
+def rounds_of(group: Group, rounds: np.ndarray, round: int | None) -> np.ndarray:
+    """The measured rounds to draw: the given one, or up to five from the first to the last."""
+    there = np.unique(rounds)
+    if round is None:
+        return there[np.unique(np.linspace(0, len(there) - 1, BARS).round().astype(int))]
+    if round not in there:
+        last = f"; the measured round before it is {there[there < round].max()}" if (there < round).any() else ""
+        raise InputError(f"--round {round}: the clients of '{group.runs[0].folder}' were not measured in it{last}")
+    return np.array([round])
+
+
+def divergence(runs: Sequence[Run]) -> Figure:
+    """How far clients move in weights, against how far the global model is from their labels (FedNTD Fig. 8 a-d).
+
+    A panel of points for each run, with their correlation, and both distances by round. A point is a client in a round.
+    """
+    groups = apart(runs)
+    found = {name: drifts(group) for name, group in groups.items()}
+    figure = Figure(figsize=(wide(len(groups)), 6.9))
+    headline(figure, f"Drift of the local models: {of_whom(runs, found)}")
+    above, below = figure.subfigures(2, 1, squeeze=False)[:, 0]
+    scatters = above.subplots(1, len(groups), squeeze=False, sharex=True, sharey=True)[0]
+    lines = below.subplots(1, 2)
+    top = outlying(np.concatenate([columns["drift.divergence"] for columns in found.values()]))
+    for number, (place, (name, columns)) in enumerate(zip(scatters, found.items(), strict=True)):
+        x, y = (columns[note] for note in DISTANCES)
+        scatter(place, number, columns["round"], x, y)
+        beyond = f"{(y > top).sum()} points are higher, up to {y.max():.3g}" if (y > top).any() else ""
+        place.set(title=f"{name}\n{correlation(x, y)}", xlabel=beyond, ylim=(0, top))
+        for axes, (note, words) in zip(lines, DISTANCES.items(), strict=True):
+            values = by_round(columns, note)
+            line(axes, number, values.rounds, values.mean, *values.band(MOST.get(note, np.inf)), name)
+            axes.set(title=words.partition(" (")[0].capitalize(), xlabel="round", ylabel=words)
+    for axes in lines:
+        axes.set_ylim(bottom=0)
+    above.supxlabel(
+        f"{DISTANCES['drift.distribution_distance']}; the darker a point, the later its round", fontsize="medium"
+    )
+    scatters[0].set_ylabel(DISTANCES["drift.divergence"])
+    legend(below, lines[0])
+    return figure
+
+
+def outlying(values: np.ndarray) -> float:
+    """The top of an axis: all values, or where a hundredth of them would squeeze the others together, without those."""
+    usual = 1.3 * float(np.percentile(values, 99))
+    return max(1.05 * float(values.max()) if values.max() < 2 * usual else usual, 1e-9)
+
+
+def scatter(axes: Axes, number: int, rounds: np.ndarray, x: np.ndarray, y: np.ndarray) -> None:
+    """Points that are the more opaque the later their round."""
+    first, last = rounds.min(), rounds.max()
+    opacity = np.interp(rounds, [first, last], [FAINTEST, 1.0]) if last > first else 1.0
+    look: dict[str, Any] = {"color": COLOURS[number], "marker": MARKERS[number], "s": 14, "linewidths": 0}
+    axes.scatter(x, y, alpha=opacity, rasterized=len(x) > MOST_PATHS, **look)
+
+
+def correlation(x: np.ndarray, y: np.ndarray) -> str:
+    """Spearman's, in words: of ranks, as a few early clients may move a hundred times as far as all others."""
+    known = len(x) > 1 and np.ptp(x) > 0 and np.ptp(y) > 0
+    return f"rank correlation {np.corrcoef(ranks(x), ranks(y))[0, 1]:.2f}" if known else "no correlation known"
+
+
+def ranks(values: np.ndarray) -> np.ndarray:
+    """
+    >>> ranks(np.array([5.0, 7.0, 5.0, 1.0]))
+    array([1.5, 3. , 1.5, 0. ])
+    """
+    _, index, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts + 1) / 2)[index]

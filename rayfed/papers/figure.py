@@ -1,0 +1,134 @@
+"""The command `figure`: the papers' figures of runs, one kind each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from rayfed.base.errors import InputError
+from rayfed.papers.style import PICTURES
+from rayfed.screen.options import starting
+from rayfed.screen.text import aligned, busy, shown
+
+
+class Kind(NamedTuple):
+    """A kind of figure: the function in `rayfed.papers` that draws it, a sentence, and the figures that it redraws."""
+
+    drawn_by: str
+    what: str
+    papers: str
+    takes: Sequence[str] = ()  # of --round and --client
+
+    @property
+    def of_checkpoints(self) -> bool:
+        """Whether it draws models, not tables."""
+        return self.drawn_by.startswith("features:")
+
+
+ROUND, BOTH = ["round"], ["round", "client"]
+KINDS = {
+    "forgetting": Kind("global_model:forgetting", "accuracy that each class has lost, by round", "FedNTD 2"),
+    "consistency": Kind("global_model:consistency", "cosine of class accuracies, round after round", "FedNTD 2b"),
+    "local": Kind("clients:local", "accuracy before and after local training", "FedCAD 1, FedSSD 2 and 7"),
+    "in-out": Kind("clients:in_out", "the same on a client's own and on other classes", "FedNTD 4 and 6", ROUND),
+    "divergence": Kind("clients:divergence", "distances of weights and of label distributions", "FedNTD 8"),
+    "confusion": Kind("global_model:confusion", "confusion matrices, global and clients'", "FedSSD 4, FedCAD 2", BOTH),
+    "counts": Kind("global_model:counts", "classes that clients hold and that the model predicts", "FedLMD 2"),
+    "tsne": Kind("features:tsne", "features of test images in a plane, by t-SNE", "FedNTD 21, FedCSD 7", ROUND),
+    "hypersphere": Kind("features:hypersphere", "two features of test images on a circle", "FedNTD 18", ROUND),
+    "landscape": Kind("features:landscape", "loss around the weights, in two directions", "FedNTD 14b", ROUND),
+}
+
+
+def complete_kind(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    return starting(incomplete, [*KINDS])
+
+
+@click.command()
+@click.argument("kind", required=False, shell_complete=complete_kind)
+@click.argument("runs", nargs=-1, metavar="RUN...", type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="The picture: .svg, .png or .pdf; KIND.svg here.")
+@click.option(
+    "--round",
+    type=int,
+    help="A measured round, of in-out and confusion, or the round of a checkpoint. If not given: the last; of in-out, "
+    "up to five rounds.",
+)
+@click.option(
+    "--client",
+    "clients",
+    type=int,
+    multiple=True,
+    help="A client, of confusion; may be given often. If not given: the three with the lowest numbers, of those "
+    "measured in the round.",
+)
+def figure(
+    kind: str | None, runs: tuple[Path, ...], output: Path | None, round: int | None, clients: tuple[int, ...]
+) -> None:
+    """Draw a figure as the papers have it.
+
+    Without a KIND, lists the kinds, each with the paper's figure that it redraws. Several runs, or the folder of a
+    grid, stand side by side. In consistency, local, in-out and divergence, runs whose names end in seed-0, seed-1, ...
+    are one; the other kinds draw one run per panel, and refuse several seeds of it.
+
+    \b
+    Examples:
+      rayfed figure
+      rayfed figure local runs/fedavg runs/fedntd
+      rayfed figure confusion runs/fedavg --round 20 --client 3 --client 7 -o confusion.pdf
+    """
+    if kind is None:
+        rows = [("kind", "what", "redraws"), *((name, each.what, each.papers) for name, each in KINDS.items())]
+        print(aligned(rows))
+        return
+    if kind not in KINDS:
+        given = [kind, *map(str, runs)]
+        meant = next((word for word in given if word in KINDS), "local")
+        folders = " ".join(word for word in given if word not in KINDS)
+        order = f"; the kind comes first: rayfed figure {meant} {folders}" if Path(kind).is_dir() else ""
+        raise InputError(f"no kind of figure '{kind}'{order} (valid: {', '.join(KINDS)})")
+    if not runs:
+        raise InputError(f"rayfed figure {kind}: name the folder of a run, or several")
+    path = output or Path(f"{kind}.svg")
+    if path.suffix not in PICTURES:
+        raise InputError(f"--output '{path}': pictures end in {', '.join(PICTURES)}")
+    chosen = KINDS[kind]
+    options: dict[str, Any] = {"round": round, "client": clients}
+    for name, value in options.items():
+        if value not in (None, ()) and name not in chosen.takes:
+            *others, last = (other for other, each in KINDS.items() if name in each.takes)
+            which = f"{', '.join(others)} and {last} have" if others else f"{last} has"
+            raise InputError(f"--{name}: '{kind}' has no use for it; {which}")
+    draw_figure(chosen, runs, path, round, clients)
+    print(f"figure in {shown(path)}")
+
+
+def draw_figure(kind: Kind, runs: Sequence[Path], path: Path, round: int | None, clients: Sequence[int]) -> None:
+    from rayfed.folder.read import find_runs, read_run
+    from rayfed.papers.panels import save, single
+    from rayfed.report.page import legible
+
+    folders = list(dict.fromkeys(folder for run in runs for folder in find_runs(run)))
+    module, _, function = kind.drawn_by.partition(":")
+    draw = getattr(import_module(f"rayfed.papers.{module}"), function)
+    with legible(*folders):
+        read = [read_run(folder) for folder in folders]
+        if not kind.of_checkpoints:
+            options = {"round": round} if "round" in kind.takes else {}
+            save(draw, path, read, **options, **({"clients": clients} if "client" in kind.takes else {}))
+            return
+    from rayfed.experiment import last_model
+    from rayfed.papers.features import REFUSALS, Trained
+
+    with legible(*folders):
+        shown = single(read, "a checkpoint")
+        if function in REFUSALS:
+            REFUSALS[function](shown)
+
+    with busy("drawing"):
+        models = [Trained(name, *last_model(run.folder, round)) for name, run in shown.items()]
+        save(draw, path, models)

@@ -1,0 +1,235 @@
+"""Figures of the global model: what it forgets, how steadily it answers, which classes it takes for which.
+
+Each is a function of runs, which stand side by side. Raises `InputError` where a run lacks what is to be drawn.
+Shapes: `E` evaluated rounds, `C` classes.
+"""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from rayfed.base.errors import InputError
+from rayfed.folder.read import Run, confusions, counted
+from rayfed.losses import metrics
+from rayfed.papers.panels import (
+    LETTER,
+    SHARES,
+    apart,
+    bar_of,
+    cells,
+    high,
+    legend,
+    line,
+    name_classes,
+    panels,
+    shortened,
+    single,
+    span,
+    wide,
+)
+from rayfed.papers.style import NAMED
+from rayfed.report.measured import unmeasured
+
+Array = np.ndarray
+FEW = 12  # classes whose numbers fit into a confusion matrix
+CLIENTS = 3  # confusion matrices, where none are named
+ABREAST = 4  # confusion matrices in a row
+
+
+def forgetting(runs: Sequence[Run]) -> Figure:
+    """The accuracy that each class has lost since its best earlier round, by round (FedNTD Fig. 2, eq. 5).
+
+    The mean of a round's column is its forgetting. A class that is now at its best has lost less than 0, drawn as 0.
+    """
+    shown = single(runs, "a heat map")
+    lost = {name: lost_of(run) for name, run in shown.items()}
+    top = max(float(np.nanmax(points, initial=1.0)) for _, points in lost.values())
+    inches = high(most_classes(shown), 1.8, 7.0)
+    options = {"sharex": True, "sharey": same_classes(shown), "width": wide(len(shown))}
+    figure, axes = panels("Forgetting by class", 1, len(shown), inches + 0.7, **options)
+    for place, (name, run) in zip(axes.flat, shown.items(), strict=True):
+        drawn = cells(place, *lost[name], run.classes, top, inches)
+        place.set(title=f"{name}\n{100 * run.summary['last']['forgetting']:.1f} points at the end", xlabel="round")
+    axes[0, 0].set_ylabel("class")
+    bar_of(figure, drawn, axes, "accuracy lost since its peak (points)")
+    return figure
+
+
+def lost_of(run: Run) -> tuple[Array, Array]:
+    """The rounds (E,) that have an earlier peak, and the points of accuracy that each class has lost (E, C) by then.
+
+    Peaks are as in `metrics.forgetting`: of rounds before, without round 0, at multiples of `train.eval_every`.
+    """
+    rounds, accuracy = learnt(run)
+    counts = (rounds % run.eval_every == 0)[:, None]
+    peaks = np.fmax.accumulate(np.where(counts, accuracy, np.nan))[:-1]
+    if not np.isfinite(peaks).any():
+        raise InputError(f"'{run.folder}' has no two evaluated rounds after round 0, so nothing can be forgotten")
+    return rounds[1:], 100 * (peaks - accuracy[1:])
+
+
+def learnt(run: Run) -> tuple[Array, Array]:
+    """The evaluated rounds (E,) after round 0, and their class accuracies (E, C)."""
+    after = run.class_rounds > 0
+    return run.class_rounds[after], run.class_accuracy[after]
+
+
+def consistency(runs: Sequence[Run]) -> Figure:
+    """The cosine of the class accuracies of each evaluated round and the one before, by round (FedNTD Fig. 2b)."""
+    groups = apart(runs)
+    figure, axes = panels("Consistency of the global model", 1, 1, 3.4)
+    for number, (name, group) in enumerate(groups.items()):
+        found = [cosines(run) for run in group.runs]
+        if any(not np.array_equal(rounds, found[0][0]) for rounds, _ in found):
+            raise InputError(f"the runs of '{name}' were evaluated in different rounds; give one of them")
+        values = np.stack([cosine for _, cosine in found])  # (runs, E - 1)
+        line(axes[0, 0], number, found[0][0], values.mean(axis=0), values.min(axis=0), values.max(axis=0), name)
+    label = "cosine of class accuracies\nwith the evaluated round before"
+    axes[0, 0].set(xlabel="round", ylabel=label, ylim=(None, 1.02))
+    legend(figure, axes[0, 0])
+    return figure
+
+
+def cosines(run: Run) -> tuple[Array, Array]:
+    """The evaluated rounds after the first, and the cosines of their class accuracies with those before (E - 1,)."""
+    rounds, accuracy = learnt(run)
+    if len(rounds) < 2:
+        raise InputError(f"'{run.folder}' has no two evaluated rounds after round 0, so there is nothing to compare")
+    known = np.nan_to_num(accuracy)  # a class without test examples has none in any round
+    return rounds[1:], np.array([metrics.cosine(a, b) for a, b in itertools.pairwise(known)])
+
+
+def confusion(runs: Sequence[Run], round: int | None = None, clients: Sequence[int] = ()) -> Figure:
+    """Confusion matrices of the global model and of trained clients' models (FedSSD Fig. 4, FedCAD Fig. 2).
+
+    Each run begins a row, in `round`, or the last measured one; of the `clients`, or of the three of the measured ones
+    with the lowest numbers, which the title then says.
+    """
+    shown = single(runs, "a confusion matrix")
+    found = {name: matrices(run, round, clients) for name, run in shown.items()}
+    most = max(len(of_run) for _, of_run, _ in found.values())
+    columns, number_of_classes = min(most, ABREAST), most_classes(shown)
+    side = high(number_of_classes, 2.0, 4.0)
+    names = LETTER * max(len(shortened(name)) for run in shown.values() for name in run.classes)
+    names = names if number_of_classes <= NAMED else 0.3
+    size = {"height": side + names + 0.65, "width": columns * (side + names + 0.2) + 1.0}
+    title, measured = "Confusion of classes", [len(there) for *_, there in found.values()]
+    if not clients and max(measured) > CLIENTS:
+        title += f": of the {span(measured)} clients measured in the round, the first {CLIENTS}"
+    figure, axes = panels(title, len(shown) * -(-most // columns), columns, **size)
+    for places, (name, (number, of_run, _)) in zip(axes.reshape(len(shown), -1), found.items(), strict=True):
+        run = shown[name]
+        for place in places[len(of_run) :]:
+            place.set_axis_off()
+        for place, (client, matrix) in zip(places, of_run.items(), strict=False):
+            drawn = draw_confusion(place, matrix, run.classes, side)
+            model = "global model" if client is None else f"client {client}"
+            place.set(title=f"{name}\n{model}, round {number}", xlabel="predicted class")
+            for text, held in zip(place.get_yticklabels(), held_by(run, client), strict=False):
+                text.set_fontweight("bold" if held else "normal")
+    for place in axes[:, 0]:
+        place.set_ylabel("true class (bold: the client's)")
+    bar_of(figure, drawn, axes, "share of the true class (%)")
+    return figure
+
+
+def matrices(run: Run, round: int | None, clients: Sequence[int]) -> tuple[int, dict[int | None, Array], Array]:
+    """The round, the matrices (C, C) of the global model (None) and of clients in it, and its measured clients.
+
+    The global model has none in a round that was not evaluated.
+    """
+    table = confusions(run)
+    if not len(table["round"]):
+        raise unmeasured(run, "confusion", "confusion matrices")
+    there = np.unique(table["round"][table["client"] >= 0]) if clients else np.unique(table["round"])
+    if round is None:
+        round = int(there.max(initial=0))
+    if round not in there:
+        raise InputError(f"--round {round}: '{run.folder}' has confusion matrices of {told(there, 'round')}")
+    of_round = table["round"] == round
+    there = np.unique(table["client"][of_round])
+    measured = there[there >= 0]
+    if absent := [client for client in clients if client not in measured]:
+        has = told(measured, "client")
+        raise InputError(f"--client {absent[0]}: round {round} of '{run.folder}' has confusion matrices of {has}")
+    wanted = [-1, *(clients or measured[:CLIENTS].tolist())]
+    matrix = np.zeros((len(wanted), len(run.classes), len(run.classes)))
+    for n, client in enumerate(wanted):
+        rows = of_round & (table["client"] == client)
+        matrix[n][table["class"][rows], table["predicted"][rows]] = table["count"][rows]
+    found = zip(wanted, matrix, strict=True)
+    return round, {None if client < 0 else client: counts for client, counts in found if client in there}, measured
+
+
+def told(numbers: Array, what: str) -> str:
+    """
+    >>> told(np.array([3]), "round"), told(np.array([], int), "round"), told(np.arange(20), "client")
+    ('round 3', 'no round', 'clients 0, 1, 2, 3, 4, 5, 6, 7, ..., 19')
+    """
+    if len(numbers) < 2:
+        return f"{what} {numbers[0]}" if len(numbers) else f"no {what}"
+    shown = [*map(str, numbers)] if len(numbers) <= 10 else [*map(str, numbers[:8]), "...", str(numbers[-1])]
+    return f"{what}s {', '.join(shown)}"
+
+
+def draw_confusion(place: Any, matrix: Array, classes: Sequence[str], inches: float) -> Any:
+    """A confusion matrix (C, C) as percentages of its rows, with those from 0.5 on as numbers, where they fit."""
+    rates = 100 * metrics.row_normalised(matrix)
+    drawn = place.imshow(rates, cmap=SHARES, vmin=0, vmax=100, interpolation="none")
+    place.grid(False)
+    name_classes(place, classes, inches)
+    if len(classes) > FEW:
+        return drawn
+    place.set_xticks(range(len(classes)), [shortened(name) for name in classes], rotation=90)
+    place.tick_params(axis="x", length=0)
+    for true, predicted in np.argwhere(np.nan_to_num(rates) > 0.5):
+        colour = "white" if rates[true, predicted] > 45 else "black"
+        text = {"ha": "center", "va": "center", "fontsize": 6, "color": colour}
+        place.text(predicted, true, f"{rates[true, predicted]:.0f}", **text)
+    return drawn
+
+
+def held_by(run: Run, client: int | None) -> list[bool]:
+    """Of each class, whether a client holds examples of it; of none for the global model."""
+    own = run.partition["class"][run.partition["client"] == client] if client is not None else []
+    return [c in own for c in range(len(run.classes))]
+
+
+def counts(runs: Sequence[Run]) -> Figure:
+    """The classes of the examples of a round's clients, and those that the global model predicts (FedLMD Fig. 2)."""
+    shown = single(runs, "a heat map")
+    found = {name: counted(run) for name, run in shown.items()}
+    for name, (rounds, *_) in found.items():
+        if not len(rounds):
+            raise InputError(f"'{shown[name].folder}' has no counts of classes: run it again with this rayfed")
+    shares = {name: [rates(part) for part in parts] for name, (_, *parts) in found.items()}
+    top = max(float(np.nanmax(part, initial=1.0)) for parts in shares.values() for part in parts)
+    inches = high(most_classes(shown), 1.8, 4.0)
+    options = {"sharex": True, "sharey": same_classes(shown), "width": wide(len(shown))}
+    figure, axes = panels("Classes seen and predicted", 2, len(shown), inches + 0.6, **options)
+    for column, (name, run) in zip(axes.T, shown.items(), strict=True):
+        for place, part, what in zip(column, shares[name], ("examples of the clients", "predictions"), strict=True):
+            drawn = cells(place, found[name][0], part, run.classes, top, inches)
+            place.set_title(f"{name}\n{what}")
+        column[1].set_xlabel("round")
+    for place in axes[:, 0]:
+        place.set_ylabel("class")
+    bar_of(figure, drawn, axes, "share (%)")
+    return figure
+
+
+def rates(counts: Array) -> Array:
+    """Counts (E, C) in percent of each round; nan where a round has none."""
+    totals = counts.sum(axis=1, keepdims=True)
+    return np.divide(100 * counts, totals, out=np.full(counts.shape, np.nan), where=totals > 0)
+
+
+def most_classes(shown: dict[str, Run]) -> int:
+    return max(len(run.classes) for run in shown.values())
+
+
+def same_classes(shown: dict[str, Run]) -> bool:
+    return len({run.classes for run in shown.values()}) == 1

@@ -1,0 +1,174 @@
+"""How a paper's number is taken from a run of ours.
+
+Accuracies are in percent, forgetting and alignment are fractions of 1, as in a paper's `results.csv`.
+"""
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rayfed.folder.read import Run
+from rayfed.folder.tables import read_table
+from rayfed.losses import metrics
+from rayfed.report.table import accuracies, figures
+
+CLIENT = np.array([0, 0, 0.02, 0.03, 0.04, 0.08, 0.18, 0.22, 0.22, 0.22])  # FedCAD, Fig. 2: its share of each class
+NOWHERE = {r"alignment_fc128_\w+": "the `cnn` has a single hidden layer, of width 512: width 128 has no counterpart"}
+
+
+@dataclass(frozen=True)
+class Theirs:
+    """A paper's number for a cell of its grid, as it is printed."""
+
+    metric: str
+    value: str
+    spread: str  # empty where it gives none
+    stat: str  # of which round: best, last, or empty where the paper does not say
+    note: str
+
+
+class Ours(NamedTuple):
+    """The number of a run; nan where there is none, and the note says why."""
+
+    value: float
+    note: str = ""
+
+
+def ours(run: Run, number: Theirs, baseline: Run | None, of: str = "last") -> Ours:
+    """Our number for a paper's number. Where the paper does not say of which round, `of` does."""
+    if lacking := without(number.metric):
+        return Ours(math.nan, lacking)
+    found = ((re.fullmatch(pattern, number.metric), take) for pattern, take in MEASURES.items())
+    match, take = next((match, take) for match, take in found if match)
+    return take(run, number, baseline, number.stat or of, *match.groups())
+
+
+def without(metric: str) -> str:
+    """Why no run gives a metric; '' if a run does."""
+    if reason := next((text for pattern, text in NOWHERE.items() if re.fullmatch(pattern, metric)), ""):
+        return reason
+    known = any(re.fullmatch(pattern, metric) for pattern in MEASURES)
+    return "" if known else f"'{metric}' is not a measure of rayfed"
+
+
+def _figure(run: Run, number: Theirs, baseline: Run | None, stat: str) -> Ours:
+    unsaid = "" if number.stat else f"the paper does not say of which round; ours is the {stat.replace('_', ' ')}"
+    if number.metric == "forgetting":
+        return Ours(figures(run)["forgetting"] / 100, unsaid)
+    return Ours(figures(run)[stat], unsaid)
+
+
+def _rounds_to_target(run: Run, number: Theirs, baseline: Run | None, stat: str) -> Ours:
+    """Rounds to the last accuracy of FedAvg (FedSSD, Table 1), whose own number is all of its rounds."""
+    if baseline is None:
+        return _no_baseline()
+    if baseline is run:
+        return Ours(float(np.flatnonzero(run.evaluated)[-1]))
+    target = accuracies(baseline)[baseline.evaluated[1:]][-1]
+    reached = metrics.rounds_to_target(accuracies(run), target)
+    return _not_reached(target, "last") if reached is None else Ours(float(reached))
+
+
+def _speed_up(run: Run, number: Theirs, baseline: Run | None, stat: str) -> Ours:
+    """Against FedAvg in rounds to its best accuracy (FedLMD, Table 3)."""
+    if baseline is None:
+        return _no_baseline()
+    target = np.nanmax(accuracies(baseline))
+    faster = metrics.speed_up(accuracies(run), accuracies(baseline), target)
+    return _not_reached(target, "best") if faster is None else Ours(faster)
+
+
+def _no_baseline() -> Ours:
+    text = "it needs the run of fedavg in this setting, with the same data, partition, seed and number of rounds"
+    return Ours(math.nan, text)
+
+
+def _not_reached(target: float, which: str) -> Ours:
+    return Ours(math.nan, f"FedAvg's {which} accuracy, {100 * target:.2f} %, is not reached")
+
+
+def _class_accuracy(run: Run, number: Theirs, baseline: Run | None, stat: str, k: str) -> Ours:
+    """Of the round that the paper's note names, or of the last evaluated round."""
+    named = re.search(r"after round (\d+)", number.note)
+    wanted = int(named[1]) if named else int(run.class_rounds[-1])
+    place = np.flatnonzero(run.class_rounds == wanted)
+    if not len(place) or int(k) >= len(run.classes):
+        return Ours(math.nan, f"there is no accuracy of this class after round {wanted}")
+    return Ours(100 * float(run.class_accuracy[place[0], int(k)]))
+
+
+def _local_class_accuracy(run: Run, number: Theirs, baseline: Run | None, stat: str, k: str) -> Ours:
+    """Of the client whose shares of the classes are nearest to the paper's (FedCAD, Fig. 2; L1 distance)."""
+    held = np.zeros((run.num_clients, len(run.classes)))
+    np.add.at(held, (run.partition["client"], run.partition["class"]), run.partition["count"])
+    if len(run.classes) != len(CLIENT):
+        return Ours(math.nan, f"the paper's client has {len(CLIENT)} classes, this run {len(run.classes)}")
+    far = np.abs(held / np.maximum(held.sum(axis=1, keepdims=True), 1) - CLIENT).sum(axis=1)
+    client = int(far.argmin())
+    if (run.folder / "confusions.parquet").exists():
+        table = read_table(run.folder, "confusions").filter(pc.field("client") == client)
+        if table.num_rows:
+            return _of_client(run, table, client, far[client], int(k))
+    text = 'measure = ["confusion"], with measure_clients empty or with this client, records it'
+    return Ours(math.nan, f"the accuracy of client {client} by class was not measured: {text}")
+
+
+def _of_client(run: Run, table: pa.Table, client: int, far: float, k: int) -> Ours:
+    index = {name: number for number, name in enumerate(run.classes)}
+    last = pc.max(table["round"]).as_py()
+    confusion = np.zeros((len(run.classes),) * 2)
+    for cell in table.filter(pc.field("round") == last).to_pylist():
+        confusion[index[cell["class"]], index[cell["predicted"]]] += cell["count"]
+    text = f"of client {client} after round {last}; its shares of the classes are nearest to the paper's"
+    return Ours(100 * float(metrics.class_accuracy(confusion)[k]), f"{text} (L1 distance {far:.2f})")
+
+
+def _alignment(run: Run, number: Theirs, baseline: Run | None, stat: str, which: str) -> Ours:
+    """Of the features before the head: the mean over clients, or the global model's (FedNTD, Table 2)."""
+    noted = _last_notes(run, "clients" if which == "local" else "rounds", "drift.alignment")
+    names = {name for notes in noted for name in notes}
+    chosen = "drift.alignment" if "drift.alignment" in names else next(iter(names), "")
+    if not chosen or (chosen != "drift.alignment" and len(names) > 1):
+        text = f": the run has {', '.join(sorted(names))}" if names else ""
+        return Ours(math.nan, f'measure = ["drift"], without measure_layers, records the alignment{text}')
+    return Ours(float(np.mean([notes[chosen] for notes in noted if chosen in notes])))
+
+
+def _domain(run: Run, number: Theirs, baseline: Run | None, stat: str, domain: str) -> Ours:
+    """Of the last evaluated round; the mean is that of the domains, whatever their sizes (FedCSD, Table II)."""
+    found = {name.casefold(): value for notes in _last_notes(run, "rounds", "domain.") for name, value in notes.items()}
+    values = [*found.values()] if domain == "mean" else [found[key] for key in (f"domain.{domain}",) if key in found]
+    if not values:
+        has = ", ".join(name.removeprefix("domain.") for name in found) or "none"
+        return Ours(math.nan, f"there is no accuracy by domain for it; the test data have these domains: {has}")
+    unsaid = "" if number.stat else "the paper does not say of which round; ours is the last"
+    return Ours(100 * float(np.mean(values)), unsaid)
+
+
+def _last_notes(run: Run, table: str, prefix: str) -> list[dict[str, float]]:
+    """The notes with a prefix in each row of the last round that has any."""
+    rows = read_table(run.folder, table)
+    for number in reversed(pc.unique(rows["round"]).to_pylist()) if "notes" in rows.column_names else ():
+        of_round = rows.filter(pc.field("round") == number)["notes"].to_pylist()
+        found = [{name: value for name, value in notes or () if name.startswith(prefix)} for notes in of_round]
+        if any(found):
+            return found
+    return []
+
+
+MEASURES: dict[str, Callable[..., Ours]] = {
+    r"test_accuracy|forgetting": _figure,
+    r"rounds_to_target": _rounds_to_target,
+    r"speed_up": _speed_up,
+    r"class_accuracy_(\d+)": _class_accuracy,
+    r"local_class_accuracy_(\d+)": _local_class_accuracy,
+    r"alignment_fc512_(local|global)": _alignment,
+    r"test_accuracy_(\w+)": _domain,
+}
+DIGITS = {"forgetting": 3, "alignment": 3, "rounds": 1}  # by the beginning of a metric; 2 for others

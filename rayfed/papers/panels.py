@@ -1,0 +1,166 @@
+"""Panels of a figure of its own: runs side by side with shared axes, in looks that differ in grey too, and its file."""
+
+import logging
+import re
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import style
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from rayfed.base.errors import InputError
+from rayfed.folder.read import Group, Run, grouped, shorten
+from rayfed.papers.style import COLOURS, LETTERS, LONGEST_NAME, METADATA, NAMED, STYLE, WIDTH
+
+log = logging.getLogger(__name__)
+GLYPH = "Glyph .* missing"
+MARKERS = ("o", "s", "^", "D", "v", "X", "P")  # with six colours, 42 looks
+LINES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 1.5, 1.5, 1.5)))
+MOST_PANELS = 6  # side by side
+SQUARE = 5.0  # inches, the width of a single square panel
+NARROWEST = 2.3  # inches that a panel needs for its title
+LETTER = 0.078  # inches, the width of one, on average
+ROW = 0.2  # inches that the name of a class takes
+SHARES = LinearSegmentedColormap.from_list("shares", ["#ffffff", "#56b4e9", "#0072b2", "#00233a"])  # ever darker
+METADATAS = {".svg": METADATA, ".pdf": {"CreationDate": None}}  # the same bytes for the same numbers
+
+
+def save(draw: Callable[..., Figure], path: Path, *args: Any, **kwargs: Any) -> None:
+    """Draw, and write the figure: SVG, PNG or PDF, by the path's suffix. Nothing is written where it cannot be drawn.
+
+    Names stay text in SVG. Where the font has no letter of a name, PNG and PDF show a box, with a warning.
+    """
+    options = {"svg.hashsalt": draw.__name__}
+    with style.context(["default", STYLE, options]), warnings.catch_warnings(record=True) as warned:
+        warnings.filterwarnings("always", GLYPH)
+        figure = draw(*args, **kwargs)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=150, metadata=METADATAS.get(path.suffix))
+    if path.suffix != ".svg" and any(re.match(GLYPH, str(each.message)) for each in warned):
+        log.warning("a name has letters that the font lacks: they are boxes; an .svg file shows them")
+
+
+def apart(runs: Sequence[Run]) -> dict[str, Group]:
+    """The runs by the names of their panels; runs that differ in their seed alone are one. Raises `InputError`."""
+    groups = grouped(runs)
+    if len(groups) > MOST_PANELS:
+        raise InputError(f"{len(groups)} runs do not fit into one figure; give up to {MOST_PANELS}")
+    names = [shortened(name) for name in shorten(groups)]
+    if len({*names}) < len(names):
+        names = [f"{number}: {name}" for number, name in enumerate(names, start=1)]  # in the order given
+    return dict(zip(names, groups, strict=True))
+
+
+def single(runs: Sequence[Run], what: str) -> dict[str, Run]:
+    """The same for a figure that shows one run per panel, not a mean. Raises `InputError` for several seeds."""
+    groups = apart(runs)
+    for name, group in groups.items():
+        if len(group.runs) + len(group.behind) > 1:
+            runs_of_name = f"'{name}' has several seeds, and {what} is of one run"
+            raise InputError(f"{runs_of_name}: give the folder of one of them, such as {group.runs[0].folder}")
+    return {name: group.runs[0] for name, group in groups.items()}
+
+
+def shortened(name: str) -> str:
+    """A run's name with its end, in which it differs from others, or a class's name."""
+    return name if len(name) <= LONGEST_NAME else f"…{name[1 - LONGEST_NAME :]}"
+
+
+def panels(
+    title: str, rows: int, columns: int, height: float, width: float = WIDTH, **options: Any
+) -> tuple[Figure, np.ndarray]:
+    """A titled figure with rows of panels, as wide as the page by default, and their axes (rows, columns)."""
+    figure = Figure(figsize=(width, rows * height + 0.5 + 0.17 * title.count("\n")))
+    axes = figure.subplots(rows, columns, squeeze=False, **options)
+    headline(figure, title)
+    return figure, axes
+
+
+def in_rows(title: str, count: int, height: float, **options: Any) -> tuple[Figure, np.ndarray]:
+    """The same for a number of panels, up to three side by side."""
+    columns = min(count, 3)
+    figure, axes = panels(title, -(-count // columns), columns, height, **options)
+    for place in axes.flat[count:]:
+        place.set_axis_off()
+    return figure, axes
+
+
+def wide(columns: int) -> float:
+    """The width of a figure, in inches, whose panels all have room for their titles; no less than the page's."""
+    return max(WIDTH, columns * NARROWEST + 1.8)  # class names at the left, a scale of colours at the right
+
+
+def headline(figure: Figure, title: str) -> None:
+    figure.suptitle(title, x=0.01, ha="left", fontsize="large", fontweight="bold")
+
+
+def legend(figure: Figure, axes: Axes) -> None:
+    """The legend of a panel's looks, below the figure, for all panels, in as many columns as the names fit into."""
+    handles, names = axes.get_legend_handles_labels()
+    column = 0.7 + LETTER * max(map(len, names), default=0)  # inches, with the line beside the name
+    columns = min(max(int(figure.bbox.width / figure.dpi / column), 1), 6)
+    figure.legend(handles, names, loc="outside lower center", ncols=columns, handlelength=3.2)
+
+
+def span(numbers: Iterable[int]) -> str:
+    """
+    >>> span([6, 6]), span([1000, 3])
+    ('6', '3 to 1,000')
+    """
+    low, high = min(numbers := [*numbers]), max(numbers)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def looks(number: int) -> dict[str, Any]:
+    """The n-th of several lines: its colour, dashes and marker."""
+    marker = MARKERS[number % len(MARKERS)]
+    return {"color": COLOURS[number % len(COLOURS)], "linestyle": LINES[number % len(LINES)], "marker": marker}
+
+
+def line(
+    axes: Axes, number: int, x: np.ndarray, middle: np.ndarray, low: np.ndarray, high: np.ndarray, name: str
+) -> None:
+    """The n-th line with its band, and with a marker on some of its points."""
+    every = max(1, -(-len(x) // 12))
+    axes.fill_between(x, low, high, color=COLOURS[number % len(COLOURS)], alpha=0.15, linewidth=0)
+    axes.plot(x, middle, label=name, markersize=4.5, markevery=(number * every // 3 % every, every), **looks(number))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+
+
+def high(number: int, least: float, most: float) -> float:
+    """Inches for the names of a number of classes, one below the other."""
+    return min(max(ROW * number, least), most)
+
+
+def cells(axes: Axes, rounds: np.ndarray, values: np.ndarray, classes: Sequence[str], top: float, inches: float) -> Any:
+    """A heat map of values (rounds, C) from 0 to `top`; each round reaches half-way to those beside it."""
+    ends = np.concatenate([[rounds[0] - 0.5], (rounds[1:] + rounds[:-1]) / 2, [rounds[-1] + 0.5]])
+    rows = np.arange(len(classes) + 1) - 0.5
+    shown = axes.pcolormesh(ends, rows, np.ma.masked_invalid(values.T), cmap=SHARES, vmin=0, vmax=top, rasterized=True)
+    axes.set_ylim(len(classes) - 0.5, -0.5)
+    axes.grid(False)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    name_classes(axes, classes, inches)
+    return shown
+
+
+def name_classes(axes: Axes, classes: Sequence[str], inches: float) -> None:
+    """The names of classes down the vertical axis, of so many inches, in letters so small that they do not touch."""
+    if len(classes) <= NAMED:
+        size = min(LETTERS, 0.85 * 72 * inches / len(classes))
+        axes.set_yticks(range(len(classes)), [shortened(name) for name in classes], fontsize=size)
+    axes.tick_params(axis="y", length=0)
+
+
+def bar_of(figure: Figure, shown: Any, axes: np.ndarray, unit: str, **options: Any) -> None:
+    """The scale of a figure's colours, which all its panels share."""
+    thin = 5 * figure.get_figheight()  # a fifth of an inch wide, however high
+    bar = figure.colorbar(shown, ax=[*axes.flat], label=unit, pad=0.02, aspect=thin, **options)
+    bar.outline.set_visible(False)
+    bar.minorticks_off()

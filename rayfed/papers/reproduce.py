@@ -1,0 +1,125 @@
+"""The commands `table` and `reproduce`: numbers of runs as papers print them, and beside a paper's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rayfed.base.errors import InputError
+from rayfed.report.command import FORMS, print_sheet, read_runs
+from rayfed.screen.options import Overrides, other_bits_option, set_option, starting, trust_option
+from rayfed.screen.text import busy
+
+if TYPE_CHECKING:
+    from rayfed.grid.cells import Cell
+
+OF = ("last", "best", "last_10", "personalised")
+
+
+def complete_paper(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """The papers' tables."""
+    from rayfed.papers.tables import grids
+
+    return starting(incomplete, [*grids()])
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
+@click.option("--paper", metavar="PAPER/TABLE", help="Beside a paper's numbers, such as fedntd/table1.")
+@click.option("--of", type=click.Choice(OF), default="last", help="Accuracy to compare; last.")
+@click.option("--from", "first", metavar="NAME", default="", help="The run to compare with, such as fedavg; the first.")
+@click.option("--target", type=float, help="Also the rounds to this accuracy, such as 0.5, and the speed-up.")
+@click.option("--format", "form", type=click.Choice(FORMS), default="text", help="Form of the table; text.")
+def table(runs: tuple[Path, ...], paper: str | None, of: str, first: str, target: float | None, form: str) -> None:
+    """Print the numbers of runs as a table.
+
+    As papers do: means over seeds, and differences from the first run, or from those that --from names. A difference is
+    the mean over pairs of runs with the same data, partition, seed and number of rounds; it has a 95 % interval by
+    Student's t, and is marked where that leaves 0 out. A run without such a pair is the first of its own, and the table
+    says what it has other than the first run. With --paper, each number of the paper's table in jobs/papers has a line
+    of its own, with ours beside it, and notes say what our runs did otherwise.
+
+    \b
+    Examples:
+      rayfed table runs/comparison-mnist --from fedavg      all runs of a grid
+      rayfed table runs/fedavg runs/fedntd --of best --format latex
+      rayfed table runs/fedavg runs/fedntd --target 0.5     rounds to 50 %
+      rayfed table runs/fedavg runs/ditto --of personalised    of runs that measured `local`
+      rayfed table runs/fedntd-table1 --paper fedntd/table1
+    """
+    from rayfed.report.table import sheet
+
+    if paper is not None and of == "personalised":
+        raise InputError("--of personalised is for a table without --paper: a paper's numbers say what they are")
+    if paper is not None and (target is not None or first):
+        name, own = ("--from", "FedAvg") if target is None else ("--target", "the paper's target")
+        raise InputError(f"{name} is for a table without --paper: a paper's numbers have {own}")
+    if target is not None and not 0 < target <= 1:
+        raise InputError(f"--target {target:g}: give an accuracy as a fraction of 1, such as 0.5 for 50 %")
+    if paper is not None:
+        print_paper(runs, paper, form, of)
+    else:
+        print_sheet(sheet(read_runs(runs), form, of, target, first), form)
+
+
+def print_paper(runs: Iterable[Path], name: str, form: str = "text", of: str = "last") -> None:
+    """Print a paper's table, such as fedntd/table1, beside the runs in these folders; `form` is one of `FORMS`."""
+    from rayfed.papers.tables import read_paper, sheet
+
+    paper = read_paper(name)
+    print_sheet(sheet(read_runs(runs), paper, of), form)
+
+
+def show_beside(table: str, cells: list[Cell]) -> None:
+    """Print a paper's table beside the finished cells; only their own table where the paper prints no number."""
+    from rayfed.folder.places import folder_of
+    from rayfed.grid.command import finished, show_results
+    from rayfed.papers.tables import plain, read_paper
+
+    paper = read_paper(table)
+    if not any(paper.numbers[name] for name in {plain(cell.name) for cell in cells} & paper.numbers.keys()):
+        show_results(cells)
+        print(f"\nthe paper prints no number for {'this run' if len(cells) == 1 else 'these runs'}")
+    elif done := finished(cells):
+        print()
+        print_paper(map(folder_of, done), table)
+
+
+@click.command()
+@click.argument("table", metavar="PAPER/TABLE", shell_complete=complete_paper)
+@set_option
+@click.option("--rows", metavar="PATTERN", default="*", help="The runs whose names match: 'cifar10-shards-2/*'.")
+@click.option("--force", is_flag=True, help="Begin the runs again, in place of their earlier results.")
+@other_bits_option
+@trust_option
+@click.option("--list", "listed", is_flag=True, help="List the runs and do nothing.")
+def reproduce(table: str, overrides: Overrides, rows: str, force: bool, other_bits: bool, listed: bool) -> None:
+    """Run what a paper's table needs, and print it.
+
+    Our numbers beside the paper's. The table is a grid in jobs/papers, in the paper's protocol: up to hundreds of runs
+    at full size, so see --list, and choose with --rows. Runs that are done are not run again, and runs that were begun
+    continue, so the command may be stopped and given again. What -s changes in the protocol is named below the table.
+
+    \b
+    Examples:
+      rayfed reproduce fedntd/table1 --list
+      rayfed reproduce fedntd/table1 --rows 'cifar10-shards-2/fed*/seed-0'
+      rayfed reproduce fedntd/table1 --rows 'mnist-shards-2/*' -s name=try -s grid.seeds=[0] -s train.num_rounds=2
+    """
+    with busy(f"reading {table}"):
+        from rayfed.grid.cells import expand, matching
+        from rayfed.job import read_toml
+        from rayfed.papers.tables import grid_of
+
+        chosen = matching(expand(read_toml(grid_of(table)), dict(overrides)), rows, "--rows")
+        jobs = [cell.job() for cell in chosen]
+    if listed:
+        print("\n".join(job.name for job in jobs))
+        return
+    from rayfed.grid.command import run_grid
+
+    run_grid(chosen, jobs, force, other_bits, partial(show_beside, table))

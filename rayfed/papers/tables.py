@@ -1,0 +1,171 @@
+"""A paper's table beside our runs, as long as it has numbers for them."""
+
+import csv
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rayfed.base.errors import InputError, did_you_mean
+from rayfed.folder.read import SEED, Run
+from rayfed.grid.cells import Cell, expand
+from rayfed.job import differences, read_toml
+from rayfed.papers.ours import Theirs, ours, without
+from rayfed.report.forms import Sheet, Stat, spread, stat_text
+from rayfed.report.table import Row, left_out, pair_of, protocol, remarks, rounds_text, rows
+
+BASELINE = "fedavg"  # the method from which papers count rounds to a target, and speed-ups
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A table of a paper: its grid, and its numbers, by the name of a cell without the seed."""
+
+    cells: dict[str, Cell]
+    numbers: dict[str, list[Theirs]]
+
+    def unlike(self, run: Run) -> list[str]:
+        """How a run of the grid differs from it."""
+        return differences(
+            protocol(self.cells[plain(run.name)].job().table()), protocol(run.job), "in the grid", "here"
+        )
+
+    def baseline(self, run: Run, runs: Sequence[Run]) -> Run | None:
+        """The run of FedAvg in the same setting, of the same data, partition, seed and number of rounds."""
+        meant = self.cells[plain(run.name)].setting, BASELINE
+        cells = [self.cells.get(plain(other.name)) for other in runs]
+        same = (other for other, cell in zip(runs, cells, strict=True) if cell and (cell.setting, cell.method) == meant)
+        return next((other for other in same if pair_of(other) == pair_of(run)), None)
+
+
+def plain(name: str) -> str:
+    """A run's name without the grid's own name, which may be changed, and without the seed."""
+    return SEED.sub("", name).partition("/")[2]
+
+
+def grids(folder: Path | None = None) -> dict[str, Path]:
+    """The papers' grids by their names, such as fedntd/table1, in `folder`, jobs/papers if it is not given.
+
+    That is jobs/papers in the current folder, or if there is none, in the repository that this package is part of.
+    """
+    places = [Path("jobs/papers"), Path(__file__).parents[2] / "jobs" / "papers"]
+    folder = folder or next((place for place in places if place.is_dir()), places[0])
+    return {str(file.relative_to(folder).with_suffix("")): file for file in sorted(folder.glob("*/*.toml"))}
+
+
+def grid_of(name: str, folder: Path | None = None) -> Path:
+    """The job file of a paper's table. Raises `InputError` where `grids` has no such name."""
+    known = grids(folder)
+    if name not in known:
+        text = "; the grids are sought in jobs/papers, below the current folder or in the repository of rayfed"
+        raise InputError(f"'{name}': there is no such grid{did_you_mean(name, known)}{'' if known else text}")
+    return known[name]
+
+
+def read_paper(name: str, folder: Path | None = None) -> Paper:
+    """A table of a paper, such as fedntd/table1. Raises `InputError` where `grids` has no such name."""
+    path = grid_of(name, folder)
+    cells = {plain(cell.name): cell for cell in expand(read_toml(path))}
+    with (path.parent / "results.csv").open(newline="", encoding="utf-8") as file:
+        found = [line for line in csv.DictReader(file) if line["grid"] == path.stem]
+    numbers = {
+        name: [
+            Theirs(*(line[key] for key in ("metric", "value", "spread", "stat", "note")))
+            for line in found
+            if (line["setting"], line["method"]) == (cell.setting, cell.method)
+        ]
+        for name, cell in cells.items()
+    }
+    return Paper(cells, numbers)
+
+
+# Beside ours ----------------------------------------------------------------------------------------------------------
+
+HEAD = ["run", "seeds", "rounds", "metric", "ours", "paper", "difference", "notes"]
+DIGITS = {"forgetting": 3, "alignment": 3, "rounds": 1}  # by the first word of a metric; 2 for the others
+
+
+def sheet(runs: Sequence[Run], paper: Paper, of: str = "last") -> Sheet:
+    """A line for each number that the paper has for our runs; `of` which round where the paper does not say.
+
+    Raises `InputError` if no run is of the paper's grid.
+    """
+    found = rows(runs, of)
+    evaluated = [run for row in found for run in (*row.runs, *row.behind)]
+    known = [row for row in found if plain(row.runs[0].name) in paper.cells]
+    if not known:
+        theirs, ours = next(iter(paper.cells.values())).name, found[0].runs[0].name
+        names = f"its runs are named as {SEED.sub('', theirs)}, this one {SEED.sub('', ours)}"
+        raise InputError(f"none of the runs is of the paper's grid: {names}")
+    known.sort(key=lambda row: [*paper.cells].index(plain(row.runs[0].name)))
+    lines: list[list[str]] = []
+    records: list[dict[str, Any]] = []
+    numbered: dict[str, int] = {}
+    for row in known:
+        unlike = paper.unlike(row.runs[0])
+        about = [*(["other than the paper's grid: " + "; ".join(unlike)] if unlike else []), *remarks(row)]
+        for number in paper.numbers[plain(row.runs[0].name)]:
+            stat, notes = _ours(row, number, evaluated, paper, of)
+            notes = [*about, *notes, *([f"paper: {number.note}"] if number.note else [])]
+            marks = sorted(numbered.setdefault(note, len(numbered) + 1) for note in notes)
+            cells = [row.name, str(len(row.runs)), rounds_text(row), *_cells(number, stat)]
+            lines.append([*cells, ", ".join(map(str, marks))])
+            records.append(_record(row, number, stat, notes))
+    if not lines:
+        raise InputError(f"the paper prints no number for {', '.join(row.name for row in known)}")
+    below = [f"{mark}. {note}" for note, mark in numbered.items()]
+    for text, named in (
+        ("the paper prints no number for", [row.name for row in known if not paper.numbers[plain(row.runs[0].name)]]),
+        ("not of the paper's grid:", [row.name for row in found if row not in known]),
+    ):
+        below += [f"{text} {', '.join(named)}"] if named else []
+    return Sheet(HEAD, lines, below + left_out(runs), records)
+
+
+def _ours(row: Row, number: Theirs, runs: Sequence[Run], paper: Paper, of: str) -> tuple[Stat | None, list[str]]:
+    """Our mean over the seeds, None unless all runs have a number, and notes."""
+    found = [ours(run, number, paper.baseline(run, runs), of) for run in row.runs]
+    lacking = [one for one in found if math.isnan(one.value)]
+    some = f" (so in {len(lacking)} of {len(found)} runs)" if 0 < len(lacking) < len(found) else ""
+    notes = [f"ours: {one.note or 'not a number'}{some}" for one in lacking or found if one.note or lacking]
+    return None if lacking else spread([one.value for one in found]), list(dict.fromkeys(notes))
+
+
+def _cells(number: Theirs, stat: Stat | None) -> list[str]:
+    """The metric, ours, the paper's, and the difference."""
+    digits = DIGITS.get(number.metric.split("_")[0], 2)
+    name = number.metric + (f", {number.stat}" if number.stat else "") + (" (%)" if "accuracy" in number.metric else "")
+    theirs = f"{number.value} ± {number.spread}" if number.spread else number.value
+    if stat is None:
+        return [name, "", theirs, ""]
+    return [name, stat_text(stat, digits), theirs, f"{stat[0] - float(number.value):+.{digits}f}"]
+
+
+def _record(row: Row, number: Theirs, stat: Stat | None, notes: Sequence[str]) -> dict[str, Any]:
+    mean, deviation = stat or (None, None)
+    return {
+        **{"run": row.name, "seeds": len(row.runs), "rounds": row.runs[0].summary["rounds"]},
+        **{"metric": number.metric, "stat": number.stat, "ours": mean, "ours_spread": deviation},
+        **{"paper": number.value, "paper_spread": number.spread},
+        "difference": None if mean is None else mean - float(number.value),
+        "notes": "; ".join(notes),
+    }
+
+
+def coverage(folder: Path | None = None) -> list[tuple[str, Theirs, str]]:
+    """All numbers of the papers in `folder`: the grid's name, the number, and why no run gives it, or ''.
+
+    A run gives it if the number's cell is a valid job and `ours` knows the metric. The run may need data, or measures.
+    """
+    found = []
+    for name in grids(folder):
+        paper = read_paper(name, folder)
+        for cell, numbers in paper.numbers.items():
+            try:
+                paper.cells[cell].job()
+                reason = ""
+            except InputError as error:
+                reason = str(error)
+            found += [(name, number, reason or without(number.metric)) for number in numbers]
+    return found

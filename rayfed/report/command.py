@@ -1,0 +1,76 @@
+"""The command `report`, and how tables are printed."""
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rayfed.base.errors import InputError, harmless
+from rayfed.screen.text import print_table, shown
+
+if TYPE_CHECKING:
+    from rayfed.folder.read import Run
+    from rayfed.report.forms import Sheet
+
+FORMS = ("text", "md", "latex", "csv")
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="The page; RUN/report.html, or compare.html.")
+def report(runs: tuple[Path, ...], output: Path | None) -> None:
+    """Make the page of a run, or a page that compares several.
+
+    Every run ends with its page; this command makes it again from the run's folder, also for a killed run. With several
+    runs, or the folder of a grid, the others are compared with the first; runs whose names end in seed-0, seed-1, ...
+    become one line, with their mean and their range.
+
+    \b
+    Examples:
+      rayfed report runs/quickstart
+      rayfed report runs/fedavg runs/fedntd -o compare.html
+      rayfed report runs/fedntd-table1                     all runs of a grid
+    """
+    from rayfed.folder.read import find_runs
+    from rayfed.report.page import write_comparison, write_report
+
+    folders = list(dict.fromkeys(folder for run in runs for folder in find_runs(run)))
+    if folders == list(runs[:1]):
+        path = write_report(runs[0], output)
+    else:
+        path = write_comparison(folders, output or (Path("compare.html") if len(runs) > 1 else runs[0] / "report.html"))
+    print(f"page in {shown(path)}")
+
+
+def read_runs(folders: Iterable[Path]) -> "list[Run]":
+    """The runs in these folders, each once. Raises `InputError` for a run with a damaged file."""
+    from rayfed.folder.read import find_runs, read_run
+
+    found = {path.resolve(): path for folder in folders for path in find_runs(folder)}
+    runs = []
+    for path in found.values():
+        try:
+            runs.append(read_run(path))
+        except InputError:
+            raise
+        except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
+            what = f"'{path}' cannot be read, as a file in it is not as a run wrote it: {error!r}"
+            raise InputError(f"{what}; put that file back, or leave this run out") from error
+    return runs
+
+
+def print_sheet(sheet: "Sheet", form: str) -> None:
+    """Print a table and its notes; beside comma-separated values, the notes go to standard error."""
+    from rayfed.report import forms
+
+    if form == "csv":
+        print(forms.as_csv(sheet))
+        print(*map(harmless, sheet.notes), sep="\n", end="\n" if sheet.notes else "", file=sys.stderr)
+    elif form == "text":
+        print_table(sheet.head, sheet.lines)
+        print(*map(harmless, ["", *sheet.notes] if sheet.notes else []), sep="\n", end="\n" if sheet.notes else "")
+    else:
+        clean = sheet._replace(lines=[[harmless(cell) for cell in line] for line in sheet.lines])
+        print((forms.markdown if form == "md" else forms.latex)(clean._replace(notes=[*map(harmless, sheet.notes)])))

@@ -1,0 +1,46 @@
+"""What a run gives in Python."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from rayfed.folder.summary import summarise
+from rayfed.folder.tables import read_table
+from rayfed.tensors.weights import Weights
+
+
+@dataclass(frozen=True, eq=False)
+class Result:
+    """The results of a run."""
+
+    path: Path  # its folder
+    rounds: pa.Table  # a row per round, round 0 first
+    weights: Weights  # of the last global model, with what is frozen in it
+
+    @property
+    def clients(self) -> pa.Table:
+        """A row per client and round."""
+        return read_table(self.path, "clients")
+
+    @property
+    def classes(self) -> pa.Table:
+        """A row per class and round."""
+        return read_table(self.path, "classes")
+
+    @property
+    def confusions(self) -> pa.Table:
+        """With `measure = ["confusion"]`: a row per round, client (null: global model), class and predicted class."""
+        return read_table(self.path, "confusions")
+
+    def __repr__(self) -> str:
+        told = summarise(self.rounds.to_pylist())
+        line = "accuracy {test_accuracy:.1%}, forgetting {forgetting:.1%}, in round {round}"
+        best, last = (line.format(**told[which]) for which in ("best", "last"))
+        return f"Result of {told['rounds']} rounds\n  best  {best}\n  last  {last}\n  path  {self.path}"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the numbers, and the accuracy by round."""
+        from rayfed.report.page import card  # brings jinja2
+
+        return card(self.path)

@@ -1,0 +1,1 @@
+"""A run, round by round: tasks, one client's work, measures, the engine."""

@@ -1,0 +1,300 @@
+"""A client's work: survey, train, evaluate. The only local training loop of the package.
+
+It is all a function of the run's site, the round's broadcast and the client: any process may do it, and do it again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import partial, reduce
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from rayfed.base.errors import Diverged, InputError
+from rayfed.base.isolation import isolated, threads
+from rayfed.base.seeds import Purpose, seed_of
+from rayfed.clients.batches import batches
+from rayfed.clients.optimizers import stepper
+from rayfed.clients.trace import Trace
+from rayfed.data.augment import prepare, refuse_too_small
+from rayfed.data.federation import Federation, open_federation
+from rayfed.data.inputs import Images
+from rayfed.job import Job
+from rayfed.losses import metrics
+from rayfed.losses.metrics import Evaluation
+from rayfed.methods.doubts import doubts
+from rayfed.methods.own_model import Models, before_and_after
+from rayfed.methods.part import Parts, a_term, all_parts, defines, names_of_terms, parts_at, two_values
+from rayfed.methods.personal import local_names, recalled, remembered, shared
+from rayfed.methods.views import RUNS, Batch, ClientView, Fit, Frozen, Known, Notes, ServerView
+from rayfed.models.adapt import adapt
+from rayfed.models.registry import build_model, refuse_batches_of_one
+from rayfed.rounds import measures
+from rayfed.rounds.measures import Activations, Seen
+from rayfed.tensors.trees import Tree, to_device
+from rayfed.tensors.weights import Weights, in_training, overwrite, parameters_of, state, with_weights
+
+log = logging.getLogger(__name__)
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages, from torch's first allocation on: a step is 5 % faster
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """Everything that a worker needs during a run, whichever clients it serves."""
+
+    model: nn.Module  # never trained itself: work is done with copies of it
+    federation: Federation
+    job: Job
+    device: torch.device
+    trace: Trace | None = None  # of which clients are there in which round
+
+
+@dataclass(frozen=True, eq=False)
+class Broadcast:
+    """The server's message for one round, the same to every client. Its three trees change at different times."""
+
+    round: int
+    weights: Weights
+    states: dict[str, Tree]  # slot -> server state, of the parts that survey
+    payloads: dict[str, Tree]  # slot -> payload from the part's `tell`; empty during the survey
+    since: dict[str, int]  # slot -> first round of its part
+
+    def holds(self, slot: str, round: int) -> bool:
+        """Whether the part in a slot is in force since this round or before; older memories are another part's."""
+        return slot in self.since and self.since[slot] <= round
+
+    def map(self, function: Callable[[Any], Any]) -> Broadcast:
+        """The message with its three trees replaced: packed for the wire, unpacked, or moved to a device."""
+        return replace(self, **{name: function(getattr(self, name)) for name in ("weights", "states", "payloads")})
+
+
+class Desk:
+    """What a worker serves clients with: a round's broadcast, on the site's device, and the models for it."""
+
+    def __init__(
+        self, site: Site, broadcast: Broadcast, seen: list[Seen] | None = None, model: nn.Module | None = None
+    ) -> None:
+        self.site, self.broadcast = site, broadcast.map(partial(to_device, device=site.device))
+        self._frozen = Frozen(site.model)
+        self._model = model  # to train, for all clients
+        self._seen = [] if seen is None else seen  # the global model on the sampled test images, once it is measured
+
+    def frozen(self, own: Weights) -> Frozen:
+        """Frozen copies for the next client: the global model's is kept, those of one client alone are dropped."""
+        return Frozen(self.site.model, own) if own else self._frozen.keep_only(self.broadcast.weights)
+
+    def model(self, weights: Weights) -> nn.Module:
+        """The model with these weights, which the next client will train again."""
+        self._model = with_weights(self.site.model, weights) if self._model is None else overwrite(self._model, weights)
+        return self._model
+
+    def measured(self, client: ClientView, fit: Fit, own: Models) -> tuple[dict[str, float], np.ndarray | None, Tree]:
+        """What the job measures in this round at a client: notes, its model's confusion, a summand of the updates."""
+        names = self.site.job.measures(client.round)
+        update = measures.summand(client.weights, fit.model) if "drift" in names else None
+        if not names or client.id not in (self.site.job.measure_clients or (client.id,)):
+            return {}, None, update
+        p = client.label_counts.cpu().numpy() / client.num_examples
+        seen = self._seen if client.weights is self.broadcast.weights else []  # not of another client's own entries
+
+        def on(weights: Weights) -> Seen:  # by a copy: a forward pass may change a buffer, which is to be averaged
+            return _see(self.site, with_weights(self.site.model, weights).eval())
+
+        return *measures.measured(names, on, client.weights, state(fit.model), seen, p, own), update
+
+
+@dataclass(frozen=True, eq=False)
+class Reply:
+    """A client's answer after training."""
+
+    num_examples: int
+    train_loss: float  # mean over the steps
+    notes: dict[str, float]  # each part's term of the loss, and what parts noted: means over the steps that have them
+    seconds: float
+    summands: dict[str, Tree]  # slot -> the part's report
+    memory: dict[str, Tree]  # slot -> the part's memory of this client
+    confusion: np.ndarray | None  # int64 (C, C), of the client's model on the sampled test images, if it is measured
+    update: Tree  # `measures.summand`, if it is measured
+
+
+def open_site(job: Job) -> Site:
+    """Load the data, deal it to the clients, build the model. Raises `InputError` for all that is wrong with a job."""
+    from rayfed.clients.trace_file import open_trace  # brings pyarrow, which actors that are sent a site never need
+
+    federation = open_data(job)
+    if isinstance(inputs := federation.inputs, Images):
+        refuse_too_small(*inputs.image_shape[1:], job.data.augment)
+    if job.clients.chosen(job.train.clients_per_round) > federation.num_clients:
+        given = f"train.clients_per_round = {job.train.clients_per_round}"
+        given += f", clients.oversample = {job.clients.oversample}" if job.clients.oversample > 1 else ""
+        raise InputError(f"{given}: the partition has only {federation.num_clients} clients")
+    trace = open_trace(job.clients, federation.num_clients, job.train.num_rounds)
+    sizes, seed = {**inputs._asdict(), "num_classes": federation.num_classes}, seed_of(job.seed, Purpose.MODEL)
+    with threads(job.ray.threads):  # orthogonal weights have other bits with more
+        model = build_model(job.model.name, job.model.options, **sizes, seed=seed)
+        adapt(model, job.model.adapt, seed_of(job.seed, Purpose.MODEL, 1))
+    refuse_batches_of_one(model, inputs, federation.partition.sizes, job.train.batch_size)
+    measures.refuse_absent(job.measure_layers, model, inputs, job.measure_clients, federation.num_clients)
+    for part in all_parts(job.method):
+        part.check(model)
+    for doubt in doubts(job.method, model, job.train, measured="local" in job.measure):
+        log.warning("%s", doubt)
+    model.to(memory_format=torch.channels_last)  # convolutions on CPUs: a third faster
+    return Site(model, federation, job, torch.device("cpu"), trace)
+
+
+def open_data(job: Job) -> Federation:
+    """The job's data, dealt to clients, less the images that the server takes from them."""
+    wanted = (part.auxiliary_per_class for part in all_parts(job.method))
+    return open_federation(job.data, auxiliary_per_class=max(wanted, default=0))
+
+
+def survey(desk: Desk, client: int) -> dict[str, Tree]:
+    """The summands of the parts that survey, by slot."""
+    site, broadcast, view = desk.site, desk.broadcast, _view(desk, client, {})
+    surveyors = [part for part in parts_at(site.job.method, broadcast.round) if defines(part, "survey")]
+    with _isolated(site, Purpose.SURVEY, broadcast.round, client):
+        return {p.slot: p.survey(view.for_part(p.slot, broadcast.since, broadcast.states, {}, {})) for p in surveyors}
+
+
+def train(desk: Desk, client: int, memory: dict[str, Tree]) -> Reply:
+    """One client's round: local steps from the global weights on the sum of all parts' terms.
+
+    `memory` is by slot, as the client's last reply gave it. Raises `Diverged` with method, client, round and batch when
+    a loss is NaN or infinite. The reply may hold the desk's model itself: use it before the next client is served.
+    """
+    started = time.perf_counter()
+    site, broadcast = desk.site, desk.broadcast
+    parts, memory = parts_at(site.job.method, broadcast.round), to_device(memory, site.device)
+    rng = torch.Generator().manual_seed(seed_of(site.job.seed, Purpose.BATCHES, broadcast.round, client))
+    stay = local_names(parts, site.model)
+    with _isolated(site, Purpose.TRAIN, broadcast.round, client):
+        view = _view(desk, client, recalled(stay, memory))
+        known = broadcast.since, broadcast.states, broadcast.payloads, memory
+        views = {part.slot: view.for_part(part.slot, *known) for part in parts}
+        local = {part.slot: part.begin(views[part.slot]) for part in parts}
+        model = desk.model(view.weights)
+        losses, notes = _descend(site, model, view, parts, local, rng)
+        if (bad := next((i for i, loss in enumerate(losses) if not np.isfinite(loss)), None)) is not None:
+            raise Diverged(
+                f"the loss became {losses[bad]} at client {client}, round {broadcast.round}, batch {bad + 1} "
+                f"of {len(losses)}, with the method {' + '.join(map(repr, parts))}; try a smaller train.lr"
+            )
+        mean_loss = float(np.mean(losses))
+        trained = state(model.eval())
+        fit = Fit(model, shared(stay, trained), len(losses), mean_loss)
+        given = [(part, part.report(views[part.slot], local[part.slot], fit)) for part in parts]
+        reports = {part.slot: two_values(part, "report", values, "summands", "memory") for part, values in given}
+    summands = {slot: summand for slot, (summand, _) in reports.items() if summand is not None}
+    kept = remembered(stay, trained, {slot: kept for slot, (_, kept) in reports.items() if kept is not None})
+    seconds = time.perf_counter() - started
+    numbers, confusion, update = desk.measured(view, fit, before_and_after(parts, view.weights, memory, kept))
+    return Reply(view.num_examples, mean_loss, notes | numbers, seconds, summands, kept, confusion, update)
+
+
+def _isolated(site: Site, purpose: Purpose, round: int, client: int) -> AbstractContextManager[None]:
+    seed = seed_of(site.job.seed, purpose, round, client)
+    return isolated(seed, site.device, flush=site.job.ray.threads == 1)  # of several threads, only one would flush
+
+
+def evaluate(site: Site, model: nn.Module, start: int, stop: int) -> Evaluation:
+    """A model, in eval mode and on the site's device, on the test images `start` to `stop`."""
+    started, test, loss, found = time.perf_counter(), site.federation.test, 0.0, []
+    rows, run = np.arange(start, min(stop, len(test.labels))), RUNS[site.job.train.precision]
+    with torch.no_grad():
+        for images, labels in site.federation.batches(test, rows, site.device):
+            logits = run(model, images).logits
+            loss += float(nn.functional.cross_entropy(logits, labels, reduction="sum"))
+            found.append(logits.argmax(dim=1).cpu())
+    truth, answers = test.labels[rows], torch.cat(found).numpy()
+    domains = np.stack([test.by_domain(rows[truth == answers]), test.by_domain(rows)])
+    confusion = metrics.confusion_matrix(truth, answers, site.federation.num_classes)
+    return Evaluation(confusion, loss, domains, time.perf_counter() - started)
+
+
+def activations(site: Site, model: nn.Module, start: int, stop: int) -> Activations | None:
+    """What a model's measured layers say of the classes, on some of the sampled test images; None where it fails."""
+    return measures.or_warn("drift", lambda: _see(site, model, slice(start, stop)).activations)
+
+
+def sample(site: Site) -> np.ndarray:
+    """The test images to measure on."""
+    return measures.sampled(len(site.federation.test), site.job.measure_images, seed_of(site.job.seed, Purpose.MEASURE))
+
+
+def _see(site: Site, model: nn.Module, some: slice = slice(None)) -> Seen:
+    batches = site.federation.batches(site.federation.test, sample(site)[some], site.device)
+    return measures.see(RUNS[site.job.train.precision], site.job.measure_layers, batches, model)
+
+
+def _descend(
+    site: Site, model: nn.Module, client: ClientView, parts: Parts, local: dict[str, Tree], rng: torch.Generator
+) -> tuple[list[float], dict[str, float]]:
+    """The optimizer's steps, in place on the model: the loss of every step, and the means of the notes."""
+    data, training = site.federation, site.job.train
+    rows = data.client(client.id)
+    pixels = torch.from_numpy(data.train.images[rows]).to(site.device)
+    images = prepare(pixels, data.mean, data.std, site.job.data.augment)
+    labels = torch.from_numpy(data.train.labels[rows]).to(site.device)
+    parameters = parameters_of(in_training(model))
+    step = client.stepper(parameters)
+    parameters = shared(local_names(parts, model), parameters)
+    with_terms = [part for part in parts if defines(part, "loss")]
+    names = names_of_terms(with_terms)
+    # Without augmentation, a teacher says the same of an image in every epoch. It is not asked for images never used.
+    all_used = training.steps(len(rows)) * training.batch_size >= len(rows)
+    known = Known(client) if site.job.data.augment.off and all_used else None
+    losses, notes = [], Notes()
+    for index in batches(len(rows), training, rng):
+        at = index.to(site.device, non_blocking=True)  # else each step would wait for the GPU
+        known_here = partial(known, at) if known else None
+        batch = Batch(images.augmented(index, rng), labels[at], model, parameters, client, known_here, notes)
+        terms = {part.slot: a_term(part, part.loss(batch, local[part.slot])) for part in with_terms}
+        loss = reduce(torch.add, (term for term in terms.values() if term is not None))
+        step(loss)
+        losses.append(loss.detach())
+        for slot, term in terms.items():
+            if term is not None:
+                notes.add(f"loss.{names[slot]}", term)
+    return torch.stack(losses).tolist(), notes.means()  # read once: each read of a loss would wait for the GPU
+
+
+def _view(desk: Desk, client: int, own: Weights) -> ClientView:
+    """A client's view; `own` are the entries that have stayed there since it last trained."""
+    site, broadcast, data, training = desk.site, desk.broadcast, desk.site.federation, desk.site.job.train
+    weights = {**broadcast.weights, **own} if own else broadcast.weights
+    return ClientView(
+        **_common_view(site, broadcast.round, weights, data.client(client), desk.frozen(own)),
+        id=client,
+        num_examples=data.num_examples(client),
+        label_counts=torch.from_numpy(data.label_counts(client)).to(site.device),
+        lr=training.lr_at(broadcast.round),
+        momentum=training.momentum,
+        batch_size=training.batch_size,
+        steps=training.steps(data.num_examples(client)),
+        stepper=partial(stepper, training=training, round=broadcast.round),
+    )
+
+
+def server_view(site: Site, round: int, weights: Weights) -> ServerView:
+    """The view of a part's `tell` and `update`; its samples are the auxiliary set."""
+    return ServerView(**_common_view(site, round, weights, site.federation.auxiliary, Frozen(site.model)))
+
+
+def _common_view(site: Site, round: int, weights: Weights, rows: np.ndarray, frozen: Frozen) -> dict[str, Any]:
+    """The fields of a `View` whose samples are some rows of the training set."""
+    data = site.federation
+    return {
+        **{"round": round, "weights": weights, "num_classes": data.num_classes, "num_clients": data.num_clients},
+        "mean_examples": len(data.partition.indices) / data.num_clients,
+        **{"frozen": frozen, "run": RUNS[site.job.train.precision]},
+        **{"samples": partial(data.batches, data.train, rows, site.device)},
+    }

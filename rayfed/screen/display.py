@@ -1,0 +1,287 @@
+"""A run on the screen: a bar on a terminal (standard error), elsewhere a line per round (standard output)."""
+
+import logging
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.status import Status
+
+from rayfed.clients.settings import Training
+from rayfed.data.federation import Federation
+from rayfed.data.inputs import Images
+from rayfed.data.partition import Rule, write_rule
+from rayfed.folder.read import ClassLoss, forgotten, read_run
+from rayfed.folder.summary import read_summary
+from rayfed.job import Job
+from rayfed.methods.registry import describe
+from rayfed.rounds.display import Display
+from rayfed.rounds.local import Site
+from rayfed.rounds.round import Round
+from rayfed.screen.text import aligned, bar, in_line, shown
+from rayfed.tensors.weights import parameters_of
+
+CLASSES = 10  # at most, in the summary of a run
+BELOW_ZERO = "a negative forgetting: on average, a class is better now than in any evaluated round before"
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def follow(of_grid: str = "") -> Iterator[Display]:
+    """A display for `rayfed.run`, for as long as the context lasts.
+
+    `of_grid` is the number of a grid's run, such as "run 3/9": its bar has no header, and goes away at the end.
+    """
+    if on_terminal():
+        console = Console(stderr=True)
+        progress = bar_on(console, transient=bool(of_grid))
+        try:
+            with console.status("opening the data") as spinner:
+                yield (drawn := Bar(progress, of_grid, spinner))
+            drawn.ended()
+        finally:
+            progress.stop()
+    else:
+        yield Lines(quiet=bool(of_grid))
+
+
+def on_terminal() -> bool:
+    """Whether somebody watches, in whose terminal a bar may be drawn."""
+    return sys.stdout.isatty() and sys.stderr.isatty()
+
+
+def on_screen(train: Callable[..., Any], of_grid: str = "") -> None:
+    """`train`, which gives a `Result`, with its progress shown, and its results; of a grid's run, only the progress."""
+    with follow(of_grid) as display:
+        result = train(display=display)
+    if not of_grid:
+        print(result_text(result.path, read_summary(result.path)))
+
+
+class Lines(Display):
+    """A header, then a line for each round; with `quiet` in the log only."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        self._quiet, self._explained = quiet, False
+
+    def start(self, site: Site) -> None:
+        self._training = site.job.train
+        self._say(header(site))
+
+    def round(self, round: Round) -> None:
+        self._say(round_line(round, self._training))
+        if (round.forgetting or 0) < 0 and not self._explained:
+            self._say(f"({BELOW_ZERO})")
+            self._explained = True
+
+    def _say(self, text: str) -> None:
+        noted(text)
+        if not self._quiet:
+            print(text, flush=True)
+
+
+class Bar(Display):
+    """A header, then a bar that moves with each client; before them, a spinner may turn."""
+
+    def __init__(self, progress: Progress, of_grid: str = "", spinner: Status | None = None) -> None:
+        self._progress, self._of_grid, self._spinner = progress, of_grid, spinner
+
+    def start(self, site: Site) -> None:
+        if self._spinner is not None:
+            self._spinner.stop()
+        self._progress.start()
+        text = noted(header(site))
+        if not self._of_grid:
+            print(text, flush=True)
+        self._training = site.job.train
+        self._total, self._round, self._evaluated = self._training.num_rounds, 0, "not evaluated"
+        self._accuracy: float | None = None
+        empty: dict[str, Any] = {"round": 0, "rounds": self._total, "clients": "", "figures": "starting the workers"}
+        self._task = self._progress.add_task(self._of_grid, start=False, total=self._total, **empty)
+
+    def ready(self, resumed: bool) -> None:
+        self._show(0, figures="reading the checkpoint" if resumed else "evaluating the initial model")
+
+    def client(self, done: int, total: int) -> None:
+        self._show(self._round + done / (total + 1), clients=f"clients {done}/{total}")  # + 1 for the server's work
+
+    def restored(self, round: Round) -> None:
+        self._finished(round)
+
+    def round(self, round: Round) -> None:
+        noted(round_line(round, self._training))
+        self._finished(round)
+
+    def ended(self) -> None:
+        """The run has ended, maybe before its last round: nothing turns any more."""
+        for task in self._progress.task_ids:  # none where the run has not started
+            self._progress.update(task, round=self._round, total=self._round, completed=self._round)
+
+    def _finished(self, round: Round) -> None:
+        self._round = round.round
+        self._progress.start_task(self._task)  # the first time only: the time counts from its end
+        figures = self._evaluated
+        if round.test_accuracy is not None:
+            figures = figures_text(round, arrow(self._accuracy, round.test_accuracy))
+            if self._of_grid:  # whose number takes the room
+                figures = figures.partition(" forgetting")[0]
+            self._accuracy = round.test_accuracy
+            self._evaluated = f"accuracy {round.test_accuracy:.3f} in round {round.round}"
+        self._show(round.round, round=min(round.round + 1, self._total), clients="", figures=figures)
+
+    def _show(self, completed: float, **fields: Any) -> None:
+        self._progress.update(self._task, completed=completed, refresh=True, **fields)
+
+
+def noted(text: str) -> str:
+    """The text, once it is in the run's log: the screen may be closed before the run ends."""
+    log.info("%s", text, extra={"on_screen": True})
+    return text
+
+
+def bar_on(console: Console, **options: Any) -> Progress:
+    """An empty bar, with the columns that `Bar` fills."""
+    return Progress(
+        SpinnerColumn(finished_text=""),
+        TextColumn("{task.description} round {task.fields[round]}/{task.fields[rounds]}"),
+        BarColumn(bar_width=None),  # what the words leave of the line
+        TextColumn("{task.fields[clients]}"),
+        TextColumn("{task.fields[figures]}"),
+        TimeRemainingColumn(elapsed_when_finished=True),
+        console=console,
+        expand=True,
+        speed_estimate_period=math.inf,  # clients come in bursts: only the mean speed predicts the end
+        **options,
+    )
+
+
+def grid_bar() -> Progress:
+    """Empty bars of runs that go on at once."""
+    return Progress(
+        SpinnerColumn(finished_text=""),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+        TextColumn("{task.fields[figures]}"),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        speed_estimate_period=math.inf,
+        transient=True,
+    )
+
+
+def header(site: Site) -> str:
+    """The run that is about to start, in a few lines."""
+    job, federation = site.job, site.federation
+    parameters, training = (
+        sum(parameter.numel() for parameter in some)
+        for some in (site.model.parameters(), parameters_of(site.model).values())
+    )
+    frozen = f", of which {training:,} train" if training < parameters else ""
+    lines = {
+        "name": job.name,
+        "method": describe(job.method),
+        "data": f"{job.data.source}: {images_text(federation)}; {partition_text(job.data.partition)}",
+        "clients": f"{clients_text(federation)}; {job.train.clients_per_round} per round",
+        "model": f"{job.model.name}, {parameters:,} parameters{frozen}",
+        "ray": ray_text(job),
+    }
+    return aligned(list(lines.items()))
+
+
+def images_text(federation: Federation) -> str:
+    """The number of images, or other examples, for training and for testing, and their shape."""
+    return f"{len(federation.train):,} + {len(federation.test):,} of {federation.inputs.size}"
+
+
+def clients_text(federation: Federation) -> str:
+    """The number of clients, and how many images, or other examples, they hold."""
+    sizes = federation.partition.sizes
+    least, most = (f"{size:,}" for size in (sizes.min(), sizes.max()))
+    what = "images" if isinstance(federation.inputs, Images) else "examples"
+    return f"{len(sizes):,} with {least if least == most else f'{least} to {most}'} {what} each"
+
+
+def partition_text(rule: Rule) -> str:
+    """A partition rule as a job file has it: shards s = 2, 50 clients."""
+    values = write_rule(rule)
+    name, num_clients, seed = values.pop("name"), values.pop("num_clients", None), values.pop("seed", 0)
+    defaults = {key: field.default for key, field in rule.__dataclass_fields__.items()}  # type: ignore[attr-defined]
+    first = next(iter(values), None)
+    words = [f"{key} = {value!r}" for key, value in values.items() if key == first or value != defaults[key]]
+    words += [f"{num_clients} clients"] if num_clients is not None else []
+    words += [f"seed = {seed}"] if seed else []
+    return ", ".join([" ".join([name, *words[: first is not None]]), *words[first is not None :]])
+
+
+def ray_text(job: Job) -> str:
+    """Where the work will be done."""
+    if job.ray.mode == "off":
+        return "off: in this process"
+    at = f"at {job.ray.cluster}" if job.ray.cluster else "started here"
+    gpus = "the part of a GPU that it needs" if job.ray.num_gpus == "auto" else f"{job.ray.gpu_share:g} GPU"
+    return f"{at}; actors: {job.ray.actors}, each with {job.ray.num_cpus:g} CPU and {gpus}"
+
+
+def round_line(round: Round, training: Training) -> str:
+    """A finished round as a line of text."""
+    total, loss = training.num_rounds, round.train_loss
+    words = [
+        f"round {round.round:{len(str(total))}}/{total}",
+        figures_text(round),
+        *([f"loss {loss:.3f}"] if loss is not None else []),
+        *([f"{round.seconds:.1f} s"] if round.round else []),
+    ]
+    return "  ".join(words)
+
+
+def figures_text(round: Round, arrow: str = " ") -> str:
+    """The figures of a round's evaluation; an arrow may follow the accuracy."""
+    if round.test_accuracy is None:
+        return "not evaluated"
+    return f"accuracy {round.test_accuracy:.3f}{arrow} forgetting {round.forgetting:.3f}"
+
+
+def arrow(before: float | None, now: float) -> str:
+    """Where the accuracy has gone since the last evaluation.
+
+    >>> arrow(0.5, 0.6), arrow(0.6, 0.5), arrow(0.5, 0.5), arrow(None, 0.5)
+    ('↑', '↓', '→', ' ')
+    """
+    if before is None:
+        return " "
+    return "→" if now == before else "↑" if now > before else "↓"
+
+
+def cell_text(summary: dict[str, Any]) -> str:
+    """How a run of a grid ended."""
+    best, last = (summary[which]["test_accuracy"] for which in ("best", "last"))
+    return f"best {best:.3f}  last {last:.3f}  forgetting {summary['last']['forgetting']:.3f}"
+
+
+def result_text(path: Path, summary: dict[str, Any]) -> str:
+    """How a run ended, and where its results are."""
+    line = "accuracy {test_accuracy:.3f}  forgetting {forgetting:.3f}  in round {round}"
+    rows = [(which, line.format(**summary[which])) for which in ("best", "last")]
+    if min(summary[which]["forgetting"] for which in ("best", "last")) < 0:
+        rows.append(("", f"({BELOW_ZERO})"))
+    if why := summary.get("ended_early"):
+        rows.append(("ended", f"after round {summary['rounds']}: {why}"))
+    return aligned([*rows, *forgotten_rows(forgotten(read_run(path))), ("results", shown(path))])
+
+
+def forgotten_rows(losses: Sequence[ClassLoss]) -> Iterator[tuple[str, str]]:
+    """The classes that have lost most accuracy, as a bar chart; its full width is all of a class."""
+    lost = [loss for loss in losses if loss.lost >= 0.0005]
+    width = max((len(in_line(loss.name)) for loss in lost[:CLASSES]), default=0)
+    for number, loss in enumerate(lost[:CLASSES]):
+        figures = f"{loss.lost:.3f}  {in_line(loss.name):{width}}  {bar(loss.lost)}"
+        yield "" if number else "forgotten", figures.rstrip()
+    if len(lost) > CLASSES:
+        yield "", f"and less of {len(lost) - CLASSES} more classes"

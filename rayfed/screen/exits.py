@@ -1,0 +1,54 @@
+"""The end of the command: exit code 0, or a message and the error's exit code."""
+
+import atexit
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import click
+
+from rayfed.base.errors import STOPPED, explained, harmless, refuse_secrets
+
+
+class Failure(click.ClickException):
+    """Ends the command with a message on standard error, and an exit code."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code  # type: ignore[misc]
+
+    def show(self, file: Any = None) -> None:
+        print(harmless(self.message), file=sys.stderr)
+
+
+@contextmanager
+def failures() -> Iterator[None]:
+    """Turn every error into a `Failure`."""
+    try:
+        yield
+    except (click.ClickException, click.Abort, click.exceptions.Exit, BrokenPipeError):
+        raise
+    except KeyboardInterrupt as error:
+        raise Failure("; ".join(["stopped", *getattr(error, "__notes__", [])]), STOPPED) from None
+    except Exception as error:
+        raise Failure(explained(error), getattr(error, "exit_code", 1)) from None
+
+
+class Commands(click.Group):
+    """A group whose commands end with this package's exit codes."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with failures():
+            for word in ctx.args:
+                refuse_secrets(word, word.partition("://")[0].rpartition("=")[0] or "an argument")
+            return super().invoke(ctx)
+
+
+def end_at_once(end: SystemExit) -> NoReturn:
+    """End the process as `end` would, but under threads that are still working: the interpreter never ends."""
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(end.code if isinstance(end.code, int) else int(end.code is not None))

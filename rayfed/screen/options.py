@@ -1,0 +1,145 @@
+"""Arguments of several commands, and their completion by the shell."""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.shell_completion import BashComplete, CompletionItem, add_completion_class
+
+from rayfed.base.errors import InputError
+from rayfed.runtime.private import TRUST
+
+if TYPE_CHECKING:
+    from rayfed.job import Job
+
+Overrides = tuple[tuple[str, Any], ...]
+
+
+@add_completion_class
+class Bash(BashComplete):
+    """Completion after `=`, where bash begins a new word: here the word is whole, and its end is offered."""
+
+    source_template = BashComplete.source_template.replace(
+        "    return 0\n", "    [[ ${COMPREPLY[0]} == *= ]] && compopt -o nospace\n    return 0\n"
+    )
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        args, incomplete = super().get_completion_args()
+        words: list[str] = []
+        before = ""
+        for word in [*args, incomplete]:
+            if words and "=" in (word, before):
+                words[-1] += word
+            else:
+                words.append(word)
+            before = word
+        self._typed = words[-1][: words[-1].rfind("=") + 1] if words[-1] != incomplete else ""
+        return words[:-1], words[-1]
+
+    def format_completion(self, item: CompletionItem[Any]) -> str:
+        return f"{item.type},{item.value.removeprefix(self._typed)}"
+
+
+def complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+    """Job files, up to two folders down."""
+    folder = Path(incomplete if incomplete.endswith("/") else os.path.dirname(incomplete))
+    found = sorted(str(file) for depth in ("", "*/", "*/*/") for file in folder.glob(f"{depth}*.toml"))
+    return starting(incomplete.removeprefix("./"), found) or [CompletionItem(incomplete, type="file")]
+
+
+def complete_set(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """The job file's keys; where none of them fits, all keys; after `=`, the names that a key can have."""
+    from rayfed.base.values import keys
+    from rayfed.data.partition import PARTITIONS
+    from rayfed.data.settings import SOURCES
+    from rayfed.job import Job, flat, read_toml
+    from rayfed.models.settings import MODELS
+
+    key, equals, _ = incomplete.partition("=")
+    if equals:
+        methods = [entry["name"] for entry in catalogue()]
+        names = {"method": methods, "model": MODELS, "data.partition": PARTITIONS, "data.source": SOURCES}
+        return starting(incomplete, [f"{key}={name}" for name in names.get(key.removesuffix(".name"), ())])
+    # Click does not parse a line that ends in -s: its words are all arguments.
+    job = next((word for word in ctx.args if word.endswith(".toml")), "")
+    try:
+        in_file = starting(incomplete, [f"{key}=" for key in flat(read_toml(job))])
+    except InputError:
+        in_file = []
+    return in_file or starting(incomplete, sorted({f"{key.name}=" for key in keys(Job)}))
+
+
+def complete_method(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """The names of methods and parts."""
+    return starting(incomplete, [entry["name"] for entry in catalogue()])
+
+
+def starting(incomplete: str, words: list[str]) -> list[str]:
+    return [word for word in words if word.startswith(incomplete)]
+
+
+def catalogue() -> list[dict[str, Any]]:
+    """The methods and parts as `tools/make_catalogue.py` wrote them: reading the code itself takes seconds.
+
+    Each has a name, a kind (recipe or part), a docstring and its parameters; a recipe also its bytes down and up.
+    """
+    return json.loads(files("rayfed.cli").joinpath("methods.json").read_text())
+
+
+def read_overrides(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> Overrides:
+    """The values of `--set`."""
+    return tuple(map(read_override, given))
+
+
+def read_override(text: str) -> tuple[str, Any]:
+    """`key.sub=value` from the command line; the value as TOML writes it, quotes around a word may be left out.
+
+    >>> read_override("train.lr=0.1"), read_override("method=fedavg")
+    (('train.lr', 0.1), ('method', 'fedavg'))
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise InputError(f"'{text}': write an override as key.sub=value, such as train.num_rounds=2")
+    try:
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError as error:
+        if value.strip().startswith(("[", "{")):
+            how = """write it as TOML, with quotes around words: 'grid.method=["fedavg", "fedntd"]'"""
+            raise InputError(f"'{text}': the list or table cannot be read ({error}); {how}") from None
+        return key.strip(), value.strip()
+    except RecursionError:
+        raise InputError(f"'{key.strip()}': the value's lists are nested too deeply") from None
+
+
+job_argument = click.argument("job", shell_complete=complete_job)
+SET: dict[str, Any] = {"multiple": True, "metavar": "KEY=VALUE", "shell_complete": complete_set}
+SET["help"] = "Replace a value of the job: -s train.num_rounds=2. May be given often."
+set_option = click.option("-s", "--set", "overrides", callback=read_overrides, **SET)
+settings_option = click.option("-s", "--set", "settings", **SET)  # as they are: `submit` passes them to `run`
+trust_option = click.option(
+    "--trust-this-machine",
+    is_flag=True,
+    expose_value=False,
+    callback=lambda ctx, param, given: os.environ.update({TRUST: "1"} if given else {}),
+    help="Use a Ray whose files other users of this machine can change.",
+)
+
+
+def read_base(job: str, overrides: Overrides) -> Job:
+    """A job, or the job under a grid."""
+    from rayfed.job import read_job, read_toml
+
+    return read_job({key: value for key, value in read_toml(job).items() if key != "grid"}, dict(overrides))
+
+
+other_bits_option = click.option(
+    "--other-bits",
+    is_flag=True,
+    help="Allow hardware of several kinds, and another partition or code of yours than before: the bits will differ.",
+)

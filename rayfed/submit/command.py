@@ -1,0 +1,229 @@
+"""Commands that send jobs to a Ray cluster, follow them and stop them: submit, logs, stop."""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from rayfed import __version__
+from rayfed.base.errors import STOPPED, InputError, Resumable
+from rayfed.runtime.address import connected, is_here
+from rayfed.runtime.jobs import Jobs, Log, Submission
+from rayfed.screen.exits import Failure
+from rayfed.screen.options import job_argument, read_override, settings_option, trust_option
+from rayfed.screen.text import aligned
+
+if TYPE_CHECKING:
+    from rayfed.grid.cells import Cell
+    from rayfed.job import Job
+
+
+show = partial(print, end="", flush=True)
+address_option = click.option(
+    "--address",
+    metavar="URL",
+    help="The cluster's dashboard; if not given, RAY_API_SERVER_ADDRESS, RAY_ADDRESS or http://127.0.0.1:8265.",
+)
+
+
+@click.command()
+@job_argument
+@settings_option
+@address_option
+@click.option("--follow", is_flag=True, help="Show the job's log until it ends; Ctrl-C stops the job.")
+@click.option("--force", is_flag=True, help="Replace the results of an earlier run.")
+@click.option("--resume", is_flag=True, help="Continue the run if it was begun; else begin it.")
+@click.option("--exclude", "patterns", multiple=True, metavar="PATTERN", help="Files not to send: images, '*.pdf'.")
+@click.option("--include", multiple=True, metavar="PATTERN", help="Files to send although they look like secrets.")
+@click.option("--dry-run", is_flag=True, help="List the files that would be sent, and what would stay; send nothing.")
+@trust_option
+def submit(
+    job: str,
+    settings: tuple[str, ...],
+    address: str | None,
+    follow: bool,
+    force: bool,
+    resume: bool,
+    patterns: tuple[str, ...],
+    include: tuple[str, ...],
+    dry_run: bool,
+) -> None:
+    """Run a job on a Ray cluster.
+
+    The working folder is sent, without data, results, virtual environments and secrets. A job with a [grid] is
+    submitted as a single job, which runs the grid.
+
+    \b
+    Examples:
+      rayfed submit jobs/quickstart.toml --follow
+      rayfed submit jobs/quickstart.toml --address http://127.0.0.1:8265 -s output.path=/shared/runs
+      rayfed submit jobs/comparison/mnist-shards-2.toml -s grid.seeds=[0] --exclude notes
+    """
+    from rayfed.folder.places import refuse_overwriting
+    from rayfed.folder.provenance import COMMIT, commit
+    from rayfed.grid.cells import expand, refuse_same
+    from rayfed.job import read_toml
+    from rayfed.submit import package
+
+    root = Path.cwd()
+    if not Path(job).resolve().is_relative_to(root.resolve()):
+        raise InputError(f"'{job}' lies outside this folder, which is sent to the cluster; submit from its own folder")
+    cells = expand(read_toml(job), dict(map(read_override, settings)))
+    refuse_same(cells)
+    jobs = [cell.job() for cell in cells]  # all are checked before anything is sent
+    run = cells[0].grid or jobs[0].name
+    apart = {Path(path) for one in jobs for path in one.places().values() if "://" not in path}
+    found = package.chosen(root, sorted(apart), patterns, include)
+    if dry_run:
+        print(aligned(found.all_lines()), aligned(found.lines()), sep="\n\n")
+        return
+    if (place := Path(job).resolve().relative_to(root.resolve()).as_posix()) not in found.files:
+        why = found.stays.get(place, "or its folder is left out, or git ignores it")
+        raise InputError(f"'{job}' would not be sent: it {why}")
+    with connected(address) as cluster:
+        cluster.refuse_temporary()
+        here = is_here(cluster)
+        paths = package.anchored(jobs, root if here else None, cluster.address)
+        results = Path(paths.get("output.path", jobs[0].output.path)) / run
+        refuse_twins(run, cluster.submissions(), address)
+        if here and not cells[0].grid:
+            refuse_overwriting(jobs[0], force or resume)
+        settings = (*settings, *(f"{key}={path}" for key, path in paths.items()))
+        if any(one.ray.address for one in jobs):
+            settings = (*settings, "ray.address=")  # the job runs on the cluster that gets it
+        said = f", named by {cluster.named_by}" if cluster.named_by.startswith("RAY") else ""
+        lines = [
+            ("cluster", cluster.address + said + (", on this machine" if here else "")),
+            *found.lines(),
+            *([("grid", f"{len(jobs)} runs in one job")] if cells[0].grid else []),
+            *((key, path) for key, path in paths.items() if key != "output.path"),
+            ("results", f"{results}" + ("" if here else ", on the cluster's head node")),
+        ]
+        print(aligned(lines), flush=True)
+        # On this machine, `python` may be a Python without Ray: the user need not activate an environment.
+        command = [sys.executable if here else "python", "-m", "rayfed", "run", place]
+        command += [word for setting in settings for word in ("-s", setting)]
+        command += [*(["--force"] if force else []), *(["--resume"] if resume else [])]
+        with package.staged(root, found.files) as code:
+            environment = {**code, "env_vars": {COMMIT: commit() or ""}}
+            submitted = cluster.submit(command, run, environment, described(cells, jobs, results))
+        print(f"submitted as {submitted.id}", flush=True)
+        if follow:
+            conclude(watch(cluster, submitted, address), address)
+        else:
+            print(f"to watch: {hint('logs -f', run, address)}; to stop: {hint('stop', run, address)}")
+
+
+@click.command()
+@click.argument("name")
+@click.option("-f", "--follow", is_flag=True, help="Continue until the job ends. Ctrl-C leaves the job alone.")
+@address_option
+def logs(name: str, follow: bool, address: str | None) -> None:
+    """Print the log of a submitted job.
+
+    NAME is a run's name (of several submissions, the newest) or a submission id.
+    """
+    with connected(address) as cluster:
+        found = cluster.find(name)
+        if not follow:
+            print(cluster.log(found.id), end="")
+            return
+        try:
+            ended = Log(cluster, found.id, show).follow()
+        except KeyboardInterrupt:
+            raise Failure(f"{name} continues; to stop it: {hint('stop', name, address)}", STOPPED) from None
+        conclude(ended, address)
+
+
+@click.command()
+@click.argument("name")
+@address_option
+def stop(name: str, address: str | None) -> None:
+    """Stop a submitted job, and wait for its end.
+
+    NAME is a run's name (of several submissions, the newest) or a submission id. The run has a minute to keep its
+    finished rounds.
+    """
+    with connected(address) as cluster:
+        found = cluster.find(name)
+        if found.over:
+            print(f"{name} is {found.status} already")
+            return
+        print(f"stopping {name}", file=sys.stderr)
+        cluster.stop(found.id)
+        try:
+            ended = cluster.wait(found.id)
+        except KeyboardInterrupt:
+            later = hint("status", name, address)
+            raise Failure(f"{name} is being stopped; how it ended: {later}", STOPPED) from None
+        if not ended.over:
+            raise Failure(f"{name} has not ended yet; later: {hint('status', name, address)}", 1)
+        print(f"{name} is {ended.status}" + results_of(ended))
+
+
+def refuse_twins(run: str, submissions: Sequence[Submission], address: str | None) -> None:
+    """Raises `InputError` where a run of this name has not ended: both would write to one folder."""
+    for one in submissions:
+        if one.run == run and not one.over:
+            there = f"'{run}' is {one.status} there already, as {one.id}"
+            raise InputError(f"{there}; give the job another name, or stop that run: {hint('stop', run, address)}")
+
+
+def described(cells: Sequence[Cell], jobs: Sequence[Job], results: Path) -> dict[str, str]:
+    """The description that the cluster keeps beside a submission."""
+    from rayfed.methods.registry import describe
+
+    hashes = [job.hash() for job in jobs]
+    return {
+        "rayfed_version": __version__,
+        "rayfed_method": f"a grid of {len(jobs)} runs" if cells[0].grid else describe(jobs[0].method),
+        "rayfed_job": hashlib.sha256("".join(hashes).encode()).hexdigest() if cells[0].grid else hashes[0],
+        "rayfed_results": str(results),
+    }
+
+
+def watch(cluster: Jobs, submitted: Submission, address: str | None) -> Submission:
+    """Show a job's log until it ends. Ctrl-C stops the job; a second Ctrl-C does not wait for its end."""
+    log = Log(cluster, submitted.id, show)
+    try:
+        return log.follow()
+    except KeyboardInterrupt:
+        print("\nstopping the job; Ctrl-C again: do not wait for its end", file=sys.stderr)
+    try:
+        cluster.stop(submitted.id)
+        return log.follow()
+    except KeyboardInterrupt:
+        later = hint("status", submitted.run, address)
+        raise Failure(f"{submitted.run} is being stopped; how it ended: {later}", STOPPED) from None
+
+
+def conclude(ended: Submission, address: str | None) -> None:
+    """End as the job did: with its exit code, and with the next step."""
+    name = ended.run or ended.id
+    if ended.status == "stopped":
+        raise Failure(f"{name} is stopped{results_of(ended)}", STOPPED)
+    if ended.status == "failed":
+        if ended.exit_code is None:  # the command was never run
+            raise Failure(f"error: {name} failed: {ended.message.strip()}", 1)
+        code = ended.exit_code if ended.exit_code > 0 else 128 - ended.exit_code
+        if code == Resumable.exit_code:
+            raise Failure(f"{name} can continue: submit it again with --resume{results_of(ended)}", code)
+        raise Failure(f"error: {name} failed with exit code {code}; more: {hint('status', name, address)}", code)
+
+
+def results_of(one: Submission) -> str:
+    """Where a submission's results are, as the end of a sentence."""
+    place = one.metadata.get("rayfed_results")
+    return f"; its finished rounds lie in {place}" if place else ""
+
+
+def hint(command: str, name: str, address: str | None) -> str:
+    """A command to be typed next."""
+    return f"`rayfed {command} {shlex.join([name, *(['--address', address] if address else [])])}`"

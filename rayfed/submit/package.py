@@ -1,0 +1,202 @@
+"""The files that are sent with a submitted job: the working folder, without files that no cluster should get.
+
+In a git repository, git tells which files it ignores. What looks like a secret (`secret.py`), hidden files, caches,
+environments, data, weights, the folders of runs and the job's own paths stay here, too. The rest is copied into a
+temporary folder, which Ray packs. `rayfed` is sent as a module of its own, so that the cluster runs the code that has
+checked the job.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+from rich.filesize import decimal
+
+import rayfed
+from rayfed.base.errors import InputError
+from rayfed.data.settings import is_relative
+from rayfed.job import Job
+from rayfed.report.words import listed
+from rayfed.submit.secret import secret_in
+
+LIMIT = 100 * 2**20  # bytes; Ray refuses larger uploads without a reason
+PACKAGE = Path(rayfed.__file__).parent
+SECRET = "looks like a secret: "
+HIDDEN = (".*",)
+CACHES = ("__pycache__", "*.egg-info", "node_modules", "venv", "*.pyc", "*.pyo")
+DATA = ("*.parquet", "*.pq", "*.safetensors", "*.pt", "*.pth", "*.ckpt", "*.zip", "*.tar", "*.tar.gz", "*.tgz")
+RAYIGNORE = ".rayignore"  # Ray reads it where it packs
+MARKS = (("pyvenv.cfg",), ("conda-meta",), ("job.toml", "environment.json"))  # of environments, and of a run's folder
+
+
+class Chosen(NamedTuple):
+    """The files that are sent with their bytes; what stays and why; what is sent, but may hold a secret."""
+
+    files: dict[str, int]
+    stays: dict[str, str]
+    odd: dict[str, str]
+
+    def lines(self) -> list[tuple[str, Any]]:
+        """For the screen: what is sent, the largest files of it, and what looks like secrets."""
+        largest = ", ".join(f"{name} {decimal(size)}" for name, size in Counter(self.files).most_common(10))
+        looks = [f"{name} ({why.removeprefix(SECRET)})" for name, why in self.stays.items() if why.startswith(SECRET)]
+        odd = [f"{name} ({why})" for name, why in self.odd.items()]
+        found = {
+            "packed": f"{len(self.files):,} files, {decimal(sum(self.files.values()))}, and rayfed itself",
+            "largest": largest,
+            "not sent": looks and f"{listed(looks)}: like secrets; rename them, or send them with --include PATTERN",
+            "look at": odd and f"{listed(odd)}: sent, as code",
+        }
+        return [(word, text) for word, text in found.items() if text]
+
+    def all_lines(self) -> list[tuple[str, str, str]]:
+        """Every file with its size, and all that stays with the reason."""
+        files = [(decimal(size), name, self.odd.get(name, "")) for name, size in sorted(self.files.items())]
+        return [*files, *(("not sent", name, why) for name, why in sorted(self.stays.items()))]
+
+
+def chosen(
+    root: Path, without: Sequence[Path] = (), patterns: Sequence[str] = (), include: Sequence[str] = ()
+) -> Chosen:
+    """The files of a folder that are sent, and those that stay.
+
+    `without` are folders and files to leave out, `patterns` are further patterns: `images`, `notes/*.pdf`; `include`
+    are patterns of files that are sent although they look like secrets. Raises `InputError` where git cannot list the
+    files that it ignores, where a file would hide a module that Ray or rayfed import, and above the limit, naming the
+    largest files.
+    """
+    real = root.resolve()
+    included = [_plain(pattern) for pattern in include]
+    apart = [path.expanduser().resolve() for path in (*without, PACKAGE, real / PACKAGE.name)]
+    refused = (*HIDDEN, *CACHES, *DATA, *map(_plain, patterns))
+    marked: dict[PurePosixPath, str] = {}
+
+    def why(place: PurePosixPath) -> str:
+        """Why a file or folder stays, by itself; '' for none. A file is sent if its folders are, too."""
+        if place not in marked:
+            path = real / place
+            marks = any(all((path / mark).exists() for mark in marks) for marks in MARKS)
+            named = [pattern for pattern in refused if place.name != RAYIGNORE and place.match(pattern)]
+            here = "is the job's own place, or rayfed" if path in apart else f"matches '{named[0]}'" if named else ""
+            marked[place] = "is an environment, or the folder of a run" if marks else here
+        return marked[place]
+
+    found = Chosen({}, {}, {})
+    names = []
+    for name in _listed(real):
+        if place := next((place for place in [name, *name.parents][-2::-1] if why(place)), None):
+            found.stays[str(place) if place == name else f"{place}/"] = why(place)
+        elif (real / name).is_file():
+            names.append(name)
+    sent: set[Path] = set()
+    for name in sorted(names, key=lambda name: ((real / name).is_symlink(), name)):  # links come last
+        path = real / name
+        if path.is_symlink() and path.resolve() not in sent:
+            found.stays[str(name)] = "is a link to what is not sent"
+            continue
+        text, stays = secret_in(real, str(name))
+        if stays and not any(place.match(pattern) for pattern in included for place in (name, *name.parents)):
+            found.stays[str(name)] = SECRET + text
+            continue
+        found.files[str(name)] = path.stat().st_size
+        found.odd.update({str(name): text} if text else {})
+        sent.add(path)
+    _refuse_hiding(real, found.files)
+    _refuse_too_many(found.files)
+    return found
+
+
+@contextmanager
+def staged(root: Path, names: Iterable[str]) -> Iterator[dict[str, object]]:
+    """Copies of these files of a folder, and of rayfed, as Ray's runtime environment."""
+    with TemporaryDirectory() as stage:
+        work, module = Path(stage, "work"), Path(stage, PACKAGE.name)
+        for name in names:
+            (work / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(root / name, work / name)
+        shutil.copytree(PACKAGE, module, ignore=shutil.ignore_patterns(*CACHES))
+        yield {"working_dir": str(work), "py_modules": [str(module)]}
+
+
+def anchored(jobs: Sequence[Job], base: Path | None, cluster: str) -> dict[str, str]:
+    """The relative paths of jobs, made absolute from `base`: the job will not run in its user's folder.
+
+    Raises `InputError` where there is no base, because the cluster is elsewhere, or where the jobs of a grid differ.
+    """
+    found: dict[str, set[str]] = {}
+    for job in jobs:
+        for key, path in job.places().items():
+            found.setdefault(key, set()).add(path)
+    relative = {key: paths for key, paths in found.items() if any(map(is_relative, paths))}
+    for key, paths in relative.items():
+        shown = ", ".join(f"'{path}'" for path in sorted(paths))
+        if base is None:
+            raise InputError(
+                f"{key} = {shown}: the head node of {cluster} is another machine, where a relative path is in a folder "
+                f"that is deleted with the job; give an absolute path on that machine: -s {key}=/shared/..."
+            )
+        if len(paths) > 1:
+            raise InputError(f"{key} = {shown}: these runs of a grid differ; give absolute paths in the job file")
+    return {key: str(base / path) for key, paths in relative.items() for path in paths if base}
+
+
+def _plain(pattern: str) -> str:
+    return pattern.strip("/").removesuffix("/**")
+
+
+def _listed(root: Path) -> Iterator[PurePosixPath]:
+    """The files in a folder, also in the folders below it; in a git repository, without the files that git ignores."""
+    if not any((folder / ".git").exists() for folder in (root, *root.parents)) or _git(root, "check-ignore", "."):
+        for place, _, names in os.walk(root):  # not through links
+            yield from (PurePosixPath(Path(place, name).relative_to(root)) for name in names)
+        return
+    listed = _git(root, "ls-files", "--cached", "--others", "--exclude-standard", "-z")
+    for name in map(os.fsdecode, filter(None, listed.split(b"\0"))):
+        inner = root / name  # a folder is another repository: a submodule, for example
+        within = _listed(inner) if inner.is_dir() and not inner.is_symlink() else [PurePosixPath()]
+        yield from (PurePosixPath(name) / place for place in within)
+
+
+def _git(root: Path, *words: str) -> bytes:
+    try:
+        done = subprocess.run(["git", *words], cwd=root, capture_output=True, timeout=60)
+        why = done.stderr.decode(errors="replace").strip() if done.returncode > 1 else ""  # 1: nothing was found
+    except (OSError, subprocess.SubprocessError) as error:
+        why = str(error)
+    if why:
+        what = f"'{root}' is in a git repository, but git cannot list the files that it ignores ({why})"
+        raise InputError(f"{what}, so nothing is sent; repair that, or submit from a folder without git")
+    return done.stdout
+
+
+def _refuse_hiding(root: Path, names: Iterable[str]) -> None:
+    files = {name: getattr(module, "__file__", None) for name, module in sys.modules.items() if name != "__main__"}
+    taken = {name for name, file in files.items() if file and not Path(file).is_relative_to(root)}
+    for name in names:
+        module = name.removesuffix(".py").removesuffix("/__init__")
+        if name.endswith(".py") and module in taken | sys.stdlib_module_names:
+            raise InputError(
+                f"'{name}' would hide the module '{module}' from Ray, whose processes look for modules in the folder "
+                f"that is sent first; give the file another name, or leave it out: --exclude {name.partition('/')[0]}"
+            )
+
+
+def _refuse_too_many(sizes: dict[str, int]) -> None:
+    if (total := sum(sizes.values())) <= LIMIT:
+        return
+    largest = Counter(sizes)
+    for place, size in sizes.items():
+        if "/" in place:  # many small files are found by their folder
+            largest[place.partition("/")[0] + "/"] += size
+    raise InputError(
+        f"the working folder has {decimal(total)} in {len(sizes):,} files, and {decimal(LIMIT)} can be sent; leave out "
+        "files that the job does not need with --exclude PATTERN or .gitignore; the largest:\n"
+        + "\n".join(f"{decimal(size):>12}  {place}" for place, size in largest.most_common(6))
+    )

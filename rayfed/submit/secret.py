@@ -1,0 +1,57 @@
+"""Which files look like secrets: by their names, and by what they begin with; in upper or lower case.
+
+Source code may have any name, and code and prose may speak of passwords: these stay only where they hold a whole key.
+"""
+
+import re
+from pathlib import Path
+
+from rayfed.base.errors import InputError
+
+HEAD = 2**15  # bytes of a file that are looked at
+CODE = r"\.(py|pyi|pyx|ipynb|c|cc|cpp|cu|cuh|h|hpp|java|jl|js|m|r|rs|ts|go|cmake)$"
+PROSE = r"\.(md|rst|tex|bib)$"
+HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")  # accessKeys
+NAME = re.compile(
+    r"\.(pem|key|der|p8|p12|pfx|pkcs\d+|ppk|pvk|snk|kdbx?|psafe3|jks|jceks|bks|keystore|keytab|gpg|pgp|age|jwk|ovpn|env"
+    r"|tfstate|tfvars|sqlite\d?|db|rdp|publishsettings)(?![a-z0-9])"
+    r"|(?<![a-z])((app|client|api)?secrets?|credentials?|creds?|(ht)?pass(words?|wd|phrases?)|netrc|pgpass|npmrc|pypirc"
+    r"|s3cfg|dockercfg|kube[-_.]?config|key(store|ring|chain)|wallet|vault|cookies|token_cache|service[-_. ]?accounts?"
+    r"|(api|access|private|ssh|ssl|tls|deploy|signing|encryption|master|root|account|service)[-_. ]?keys?"
+    r"|(auth|access|api|bearer)[-_. ]?token|id_([rd]sa|ecdsa|ed25519)|rclone\.conf|my\.cnf|kaggle\.json)(?![a-z])"
+    r"|(^|/)(id_[^./]*|tokens?(\.[^/]*)?|env([._-](local|prod|production|dev|development|staging|test))?)$"
+    r"|[-_](rsa|ed25519)$|(?<![a-z])(keys?|token|o?auth2?)(\.(?!csv|tsv|npy|npz)[^/]*)?[~\d]*$"
+)
+# Of what is found here, only a keyword is shown: the secret itself is in what lies ahead of it.
+BLOCK = rb"(?is)BEGIN [A-Z0-9 ]{0,30}PRIVATE KEY|PuTTY-User-Key-File"
+KEY = re.compile(BLOCK.replace(b"|", rb"(?=.{0,300}?[A-Z0-9+/]{40})|") + rb"(?=-\d:.{0,900}\n)")
+IS = rb"(?=[\"']?[ \t]*[=:][ \t]*[\"']?[^\s\"'$<{~/.][^\s\"']{7})"  # a value follows: no variable, no path
+TOKEN = re.compile(
+    rb"A[KS]IA(?=[0-9A-Z]{16})|gh[pousr]_(?=[A-Za-z0-9]{36})|github_pat_(?=\w{22})|glpat-(?=[\w-]{20})"
+    rb"|xox[abprs]-(?=\w{8})|hf_(?=[A-Za-z]{34})|sk-(?=[\w-]{32})|AIza(?=[\w-]{35})"
+    rb"|(?i:secret_access_key|password|passwd|api_?key|auth_?token)(?=[\"']?[ \t]*=[ \t]*[\"'])" + IS
+)
+WORD = re.compile(
+    BLOCK + rb"|OpenVPN Static key|client-key-data|machine(?=\s+\S+\s+login\s)|aws_secret_access_key|aws_session_token"
+    rb"|\"private_key(_id)?\"|\"auths\"(?=\s*:)"
+    rb"|(secret_access_key|private_?key|client[-_]?secret|(refresh|auth|access)_?token|pass(wd|word)|(api|account)_?key)"
+    + IS
+)
+
+
+def secret_in(root: Path, name: str) -> tuple[str, bool]:
+    """Why a file below `root` looks like a secret, and whether it is to stay for that; '' where it does not."""
+    low = HUMP.sub("_", name).lower()
+    is_code = re.search(CODE, low)
+    if not is_code and (found := NAME.search(low)):
+        return f"named '{found[0].strip('/')}'", True
+    try:
+        with (root / name).open("rb") as file:
+            head = file.read(HEAD).replace(b"\0", b"")  # of UTF-16
+    except OSError as error:
+        raise InputError(f"'{name}' cannot be read ({error.strerror}); leave it out: --exclude '{name}'") from None
+    speaks = is_code or re.search(PROSE, low)
+    for pattern, stays in ((KEY, True), (TOKEN, not is_code), *([] if speaks else [(WORD, True)])):
+        if seen := pattern.search(head):
+            return f"holds '{seen[0].decode(errors='replace')}'", stays
+    return "", False

@@ -1,0 +1,151 @@
+"""The command status: the jobs submitted to a cluster with their progress, and the runs of this folder."""
+
+import re
+import tomllib
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+
+from rayfed.base.errors import InputError, NoRay, Resumable, harmless
+from rayfed.base.files import read_regular
+from rayfed.folder.summary import read_summary, status_of
+from rayfed.runtime.address import connected
+from rayfed.runtime.jobs import Jobs, Submission
+from rayfed.screen.text import aligned, duration, print_table, shown
+from rayfed.submit.command import address_option, hint
+
+# Lines of `rayfed.screen.display`: of a round, and of a grid's run.
+ROUND = re.compile(r"^round +(\d+)/(\d+)  (?:accuracy ([\d.]+)|not evaluated)", re.MULTILINE)
+CELL = re.compile(r"^(run \d+/\d+)  \S+ +best ([\d.]+)", re.MULTILINE)
+RUN = ("run", "status", "round", "best accuracy", "last written")
+MOST = 30  # rows of a table
+LAST_LINES = 10  # of a log, for one submission
+
+
+@click.command()
+@click.argument("name", required=False)
+@address_option
+def status(name: str | None, address: str | None) -> None:
+    """List submitted jobs and this folder's runs.
+
+    Or describe one: NAME is a run's name in this folder's runs, a run's name on the cluster (of several submissions,
+    the newest), or a submission id.
+    """
+    if name is not None:
+        if here := next((row for row in runs_in(Path("runs")) if row[0] == name), ()):
+            print(aligned(list(zip(RUN, here, strict=True))))
+        with suppress(*([InputError] if here else [])), connected(address) as cluster:  # it need not be submitted
+            found = cluster.find(name)
+            if here:
+                print(f"\nsubmitted to {cluster.address}:")
+            describe(cluster, found, address)
+        return
+    list_runs(Path("runs"))
+    try:
+        with connected(address) as cluster:
+            list_submissions(cluster)
+    except NoRay:
+        print("\nno Ray answers on this machine, so there are no submitted jobs")
+
+
+def describe(cluster: Jobs, one: Submission, address: str | None) -> None:
+    """Print everything about a submission, with the last lines of its log."""
+    log = cluster.log(one.id)
+    print(aligned([fact for fact in facts(one, log).items() if fact[1]]))
+    if one.status == "pending" or (one.status == "failed" and one.exit_code is None):  # the command was not run
+        print(f"\n{harmless(one.message.strip())}")
+    if lines := log.rstrip().splitlines():
+        print(f"\nthe last lines of its log; all of it: {hint('logs', one.run or one.id, address)}\n")
+        print(harmless("\n".join(lines[-LAST_LINES:])))
+
+
+def list_submissions(cluster: Jobs) -> None:
+    """Print a table of rayfed's submissions, the newest first."""
+    found = [one for one in cluster.submissions() if one.run]
+    print(f"\nsubmitted to {cluster.address}: " + (f"{len(found):,}" if found else "nothing yet, by rayfed"))
+    columns = ["run", "status", "round", "accuracy", "started", "took", "submission"]
+    newest = [facts(one, cluster.log(one.id)) for one in found[:MOST]]
+    print_newest(columns, [[one[column] for column in columns] for one in newest], len(found))
+
+
+def facts(one: Submission, log: str) -> dict[str, str]:
+    """A submission's facts by name; '' where a fact is not known."""
+    round, accuracy = progress(log)
+    return {
+        "run": one.run,
+        "status": status_text(one),
+        "round": round,
+        "accuracy": accuracy,
+        "method": one.metadata.get("rayfed_method", ""),
+        "started": time_text(one.started),
+        "took": duration(one.took.total_seconds()) if one.took else "",
+        "results": one.metadata.get("rayfed_results", ""),
+        "submission": one.id,
+        "rayfed": one.metadata.get("rayfed_version", ""),
+        "job": one.metadata.get("rayfed_job", ""),
+    }
+
+
+def list_runs(root: Path) -> None:
+    """Print a table of the runs in a folder, the last written first."""
+    rows = runs_in(root)
+    print(f"runs in {shown(root.absolute())}: " + (f"{len(rows):,}" if rows else "none"))
+    print_newest(RUN, rows[:MOST], len(rows))
+
+
+def print_newest(columns: Sequence[str], rows: Sequence[Sequence[str]], count: int) -> None:
+    """Print a table of the newest of `count` rows."""
+    if rows:
+        print_table(columns, rows)
+    if count > len(rows):
+        print(f"... and {count - len(rows):,} older ones")
+
+
+def runs_in(root: Path) -> list[tuple[str, str, str, str, str]]:
+    """Name, status, round, best accuracy and time of the last change of each run in a folder."""
+    found = []
+    for file in root.rglob("summary.json"):
+        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):  # incomplete, or another program's
+            summary = read_summary(file.parent)
+            job = tomllib.loads(read_regular(file.parent / "job.toml").decode())
+            best = summary.get("best")
+            row = (
+                file.parent.relative_to(root).as_posix(),
+                status_of(file.parent),
+                f"{summary['rounds']}/{job['train']['num_rounds']}",
+                f"{best['test_accuracy']:.3f}" if best else "",
+            )
+            found.append((file.stat().st_mtime, row))
+    found.sort(reverse=True)
+    return [(*row, time_text(datetime.fromtimestamp(written, UTC))) for written, row in found]
+
+
+def progress(log: str) -> tuple[str, str]:
+    """The last round in a run's log, and the last accuracy; for a grid, the last finished run, and its best.
+
+    >>> progress("round  4/12  accuracy 0.512  forgetting 0.100\\n")
+    ('4/12', '0.512')
+    >>> progress("round  4/12  accuracy 0.512  forgetting 0.100\\nround  5/12  not evaluated  loss 1.234\\n")
+    ('5/12', '0.512 in round 4')
+    >>> progress("run 2/9  g/iid/seed-0  best 0.512  last 0.500  forgetting 0.100  0:01:02 left\\n")
+    ('run 2/9', '0.512')
+    """
+    if cells := CELL.findall(log):
+        return cells[-1]
+    if not (rounds := ROUND.findall(log)):
+        return "", ""
+    number, total, accuracy = rounds[-1]
+    evaluated = [f"{found} in round {at}" for at, _, found in rounds if found]
+    return f"{number}/{total}", accuracy or (evaluated[-1] if evaluated else "")
+
+
+def status_text(one: Submission) -> str:
+    return "can be resumed" if one.exit_code == Resumable.exit_code else one.status
+
+
+def time_text(time: datetime | None) -> str:
+    """To the second, in local time."""
+    return f"{time.astimezone():%Y-%m-%d %H:%M:%S}" if time else ""

@@ -1,0 +1,1 @@
+"""Trees of tensors, and weights by name."""

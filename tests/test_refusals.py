@@ -1,0 +1,56 @@
+"""What is refused, as tables: what a user gives, and words of the message, in tests/refusals/*.toml.
+
+    [[refused]]
+    job = { "train.lr" = -1 }            # overrides of the quickstart; `site = true`: refused as the data are opened
+    says = "train.lr = -1.0: ..."        # words of the message, as they are
+
+    [[refused]]
+    command = "run job.toml --force --resume"     # in an empty folder; job.toml is the quickstart, without Ray
+    says = "give one of the two"
+
+A message is an `InputError`, exit code 2, of one line, unless `lines = true`; nothing is written.
+"""
+
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from rayfed import read_job
+from rayfed.base.errors import InputError
+from rayfed.cli import main
+from rayfed.job import read_toml
+from rayfed.rounds.local import open_site
+
+ROOT = Path(__file__).parents[1]
+TABLES = sorted((Path(__file__).parent / "refusals").glob("*.toml"))
+ROWS = [(file.stem, row) for file in TABLES for row in tomllib.loads(file.read_text())["refused"]]
+
+
+def name_of(pair):
+    return f"{pair[0]}: {pair[1].get('command') or pair[1]['job']}"
+
+
+def opened(overrides, site):
+    job = read_job(read_toml(ROOT / "jobs/quickstart.toml"), overrides)
+    return open_site(job) if site else job
+
+
+@pytest.mark.parametrize("pair", ROWS, ids=name_of)
+def test_it_is_refused_in_words_and_nothing_is_written(pair, tmp_path, monkeypatch):
+    row = pair[1]
+    monkeypatch.chdir(tmp_path)
+    if "command" in row:
+        Path("job.toml").write_text((ROOT / "jobs/quickstart.toml").read_text().replace('mode = "on"', 'mode = "off"'))
+        result = CliRunner().invoke(main, shlex.split(row["command"]))
+        message = result.stderr if result.exception is None or isinstance(result.exception, SystemExit) else ""
+        assert (result.exit_code, row["says"] in message) == (2, True), result.output or repr(result.exception)
+        assert [path.name for path in tmp_path.iterdir()] == ["job.toml"]
+        return
+    with pytest.raises(InputError, match=re.escape(row["says"])) as refused:
+        opened(row["job"], row.get("site", False))
+    assert row.get("lines") or "\n" not in str(refused.value)
+    assert not list(tmp_path.iterdir())
