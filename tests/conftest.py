@@ -25,7 +25,7 @@ from rayfed.rounds import tasks
 from rayfed.rounds.engine import rounds
 from rayfed.rounds.local import Site
 from rayfed.runtime.here import Here
-from rayfed.tensors.trees import pack, unpack
+from rayfed.tensors.wire import pack, unpack
 
 os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  (beside other tests, nicer actors would wait for minutes)
 settings.register_profile("rayfed", deadline=None)  # a busy machine is no failure

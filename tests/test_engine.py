@@ -23,8 +23,8 @@ from rayfed.rounds.engine import rounds, start
 from rayfed.rounds.tasks import cut
 from rayfed.runtime.here import Here
 from rayfed.runtime.worker import CohortWorkers
-from rayfed.tensors.trees import unpack
 from rayfed.tensors.weights import state_of
+from rayfed.tensors.wire import unpack
 
 # Cohorts and seeds.
 

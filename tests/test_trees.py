@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from rayfed.folder.packing import from_bytes, to_bytes
-from rayfed.rounds.tasks import OrderedSum
 from rayfed.tensors import trees
-from rayfed.tensors.trees import PIECE, Scaled, layout_of, leaves, pack, tree_map, unpack
+from rayfed.tensors.sums import OrderedSum
+from rayfed.tensors.trees import Scaled, layout_of, leaves, tree_map
+from rayfed.tensors.wire import PIECE, pack, unpack
 
 DTYPES = [
     torch.float16, torch.bfloat16, torch.float32, torch.float64,

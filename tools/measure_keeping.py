@@ -33,7 +33,7 @@ from rayfed.losses.metrics import Evaluation
 from rayfed.rounds.local import Site
 from rayfed.rounds.round import ClientRow, Round
 from rayfed.runtime.here import Here
-from rayfed.tensors.trees import pack
+from rayfed.tensors.wire import pack
 
 CLASSES = 10
 

@@ -17,8 +17,9 @@ import numpy as np
 import torch
 
 from rayfed.clients.settings import Training
-from rayfed.rounds.tasks import OrderedSum, Task, cut
-from rayfed.tensors.trees import Scaled, checked
+from rayfed.rounds.tasks import Task, cut
+from rayfed.tensors.sums import OrderedSum, checked
+from rayfed.tensors.trees import Scaled
 
 MB, GBIT = 1e6, 1e9 / 8
 

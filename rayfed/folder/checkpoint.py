@@ -39,7 +39,8 @@ from rayfed.folder.shards import ahead, fill, settled, to_table, twin_of
 from rayfed.folder.tables import RESULTS, ROWS, to_parquet
 from rayfed.job import Job
 from rayfed.rounds.round import Round, Workers
-from rayfed.tensors.trees import num_bytes, pack
+from rayfed.tensors.trees import num_bytes
+from rayfed.tensors.wire import pack
 
 OWN = re.compile(r"(round-\d{5,}(\.[\w-]+)?|best)\.(json|safetensors|parquet|shard)")
 PROBE = ".probe"

@@ -6,8 +6,9 @@ from typing import Any
 import safetensors.numpy
 import safetensors.torch
 
-from rayfed.tensors.trees import KINDS, Packed, Span
+from rayfed.tensors.trees import KINDS
 from rayfed.tensors.weights import Weights
+from rayfed.tensors.wire import Packed, Span
 
 
 def to_bytes(packed: Packed) -> bytes:

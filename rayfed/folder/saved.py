@@ -28,8 +28,9 @@ from rayfed.losses.metrics import Evaluation
 from rayfed.methods.part import Held, parts_at
 from rayfed.rounds.local import Site
 from rayfed.rounds.round import Kind, Round, Workers
-from rayfed.tensors.trees import first_difference, unpack
+from rayfed.tensors.trees import first_difference
 from rayfed.tensors.weights import Weights, state_of
+from rayfed.tensors.wire import unpack
 
 log = logging.getLogger(__name__)
 

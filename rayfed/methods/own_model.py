@@ -12,7 +12,8 @@ from rayfed.base.errors import Diverged
 from rayfed.base.values import Ge
 from rayfed.methods.part import Part, Parts
 from rayfed.methods.views import Batch, ClientView, Fit, Run
-from rayfed.tensors.trees import Tree, checked
+from rayfed.tensors.sums import checked
+from rayfed.tensors.trees import Tree
 from rayfed.tensors.weights import Weights, in_training, parameters_of, squared_distance, state, with_weights
 
 Models = tuple[Weights, Weights] | None  # a client's own model before and after its training, where it keeps one

@@ -41,7 +41,8 @@ from rayfed.base.errors import InputError, RunFailed, told
 from rayfed.base.values import Checked
 from rayfed.methods.views import Batch, ClientView, Fit, ServerView, Step
 from rayfed.models.classifier import has_features
-from rayfed.tensors.trees import Tree, checked, copied, dotted, is_container, leaves
+from rayfed.tensors.sums import checked
+from rayfed.tensors.trees import Tree, copied, dotted, is_container, leaves
 from rayfed.tensors.weights import Weights
 
 ROLES = ("supervise", "average")  # slots that `compose` fills where no part does

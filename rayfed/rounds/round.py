@@ -14,8 +14,8 @@ from rayfed.methods.part import Held
 from rayfed.rounds.local import Broadcast
 from rayfed.rounds.measures import Activations
 from rayfed.rounds.tasks import Summed, Task
-from rayfed.tensors.trees import Packed
 from rayfed.tensors.weights import Weights
+from rayfed.tensors.wire import Packed
 
 Memory = Any  # a handle to one client's memory: the workers make it and read it
 Kind = dict[str, str]  # of hardware, with its settings: two that are equal compute the same bits

@@ -9,28 +9,12 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeVar
-
-import torch
-from torch import Tensor
+from typing import TypeVar
 
 from rayfed.base.errors import RunFailed, Unlike
-from rayfed.base.spans import timed
 from rayfed.clients.settings import Training
-from rayfed.tensors.trees import (
-    Layout,
-    Packed,
-    Path,
-    Span,
-    Tree,
-    bytes_of,
-    checked,
-    difference,
-    leaves,
-    tree_of,
-    weight_of,
-    within,
-)
+from rayfed.tensors.sums import OrderedSum
+from rayfed.tensors.trees import Layout, Tree
 
 T = TypeVar("T")
 Task = tuple[int, ...]  # clients
@@ -72,89 +56,6 @@ def cut(num_examples: Mapping[int, int], training: Training) -> list[Task]:
             left, room = left - images[client], room - images[client]
         tasks.append(tuple(task))
     return tasks
-
-
-class OrderedSum:
-    """Adds trees in the given order, in float64; integers stay exact integers.
-
-    The order is the caller's, so the bits of the sum do not depend on which client was ready first. The product of a
-    float32 weight and a number of samples is exact in float64.
-
-    >>> from rayfed.tensors.trees import Scaled
-    >>> total = OrderedSum()
-    >>> total.add({"n": 2, "w": Scaled(2, torch.tensor([1.0]))})
-    >>> total.add({"n": 1, "w": Scaled(1, torch.tensor([4.0]))})
-    >>> total.value
-    {'n': 3, 'w': tensor([6.], dtype=torch.float64)}
-    """
-
-    def __init__(self) -> None:
-        self.layout: Layout | None = None  # of each summand
-        self._totals: dict[Path, Any] = {}
-        self._spans: dict[Path, Span] = {}  # where the tensors among them lie in the buffers
-        self._buffers: dict[str, Tensor] = {}
-
-    @property
-    def value(self) -> Tree:
-        """The sum, without any `Scaled`; None before the first summand."""
-        return tree_of(self._totals.items()) if self._totals else None
-
-    def packed(self) -> Packed:
-        """The sum as `pack` would give it, without a copy."""
-        skeleton = [(path, self._spans.get(path, total)) for path, total in self._totals.items()]
-        return Packed(skeleton, {dtype: bytes_of(buffer) for dtype, buffer in self._buffers.items()})
-
-    @timed("fold")
-    def add(self, summand: Tree, layout: Layout | None = None) -> None:
-        """Raises ValueError as `checked` does, and `Unlike` for another layout than before.
-
-        A summand that was checked elsewhere comes with its layout, and so does a sum, with that of its summands.
-        """
-        layout = checked(summand) if layout is None else layout
-        if self.layout is not None and (unlike := difference(layout, self.layout)) is not None:
-            raise Unlike(unlike)
-        found = [(_place(path), leaf, weight_of(path)) for path, leaf in leaves(summand)]
-        if first := self.layout is None:
-            self._begin(found)
-        self.layout = layout
-        for place, leaf, weight in found:
-            total, factor = self._totals.get(place), 1 if weight is None else weight
-            if isinstance(total, Tensor):
-                _add(total, leaf, factor, first)
-            elif isinstance(leaf, int | float):
-                self._totals[place] = leaf * factor if total is None else total + leaf * factor
-            else:
-                self._totals[place] = leaf
-
-    def _begin(self, found: Sequence[tuple[Path, Any, float | None]]) -> None:
-        """Lay out the tensors, which the first summand fills."""
-        ends: dict[str, int] = {}
-        for place, leaf, weight in found:
-            self._totals[place] = None  # for the order
-            if isinstance(leaf, Tensor):
-                dtype = "int64" if weight is None and not leaf.is_floating_point() else "float64"
-                self._spans[place] = Span(dtype, ends.get(dtype, 0), tuple(leaf.shape))
-                ends[dtype] = self._spans[place].start + leaf.numel()
-                device = leaf.device
-        for dtype, end in ends.items():
-            self._buffers[dtype] = torch.empty(end, dtype=getattr(torch, dtype), device=device)
-        for place, span in self._spans.items():
-            self._totals[place] = within(self._buffers[span.dtype], span)
-
-
-def _place(path: Path) -> Path:
-    return tuple(step for step in path if step[0] != "scaled")
-
-
-def _add(total: Tensor, leaf: Tensor, factor: float, first: bool) -> None:
-    """`total += factor * leaf`, the `first` time `=`."""
-    leaf = leaf.detach()
-    if leaf.dtype not in (torch.float32, torch.float64) or leaf.device != total.device:
-        leaf = leaf.to(total)  # torch itself converts float32 while it adds, without a copy in float64
-    if first:
-        total.copy_(leaf).mul_(factor)
-    else:
-        total.add_(leaf, alpha=factor)
 
 
 def add_up(

@@ -16,7 +16,7 @@ from rayfed.rounds.tasks import Task
 from rayfed.runtime.gpus import device_given, memory_cap, peak_bytes
 from rayfed.runtime.placement import Place
 from rayfed.runtime.worker import Look, Worker, at_client, name_client
-from rayfed.tensors.trees import Packed
+from rayfed.tensors.wire import Packed
 
 
 @ray.remote

@@ -13,8 +13,8 @@ from rayfed.rounds.round import Kind, Round
 from rayfed.rounds.tasks import Task
 from rayfed.runtime.signals import refuse_to_go_on
 from rayfed.runtime.worker import CohortWorkers, Look, Worker, at_client, what_of
-from rayfed.tensors.trees import Packed, pack
 from rayfed.tensors.weights import Weights
+from rayfed.tensors.wire import Packed, pack
 
 Progress = Callable[[int, int], None]  # called after each client: how many have trained, of how many
 no_progress: Progress = lambda done, total: None  # noqa: E731

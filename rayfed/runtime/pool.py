@@ -23,8 +23,9 @@ from rayfed.runtime.gauges import Gauges
 from rayfed.runtime.here import Progress, no_progress
 from rayfed.runtime.stage import Stage
 from rayfed.runtime.worker import CohortWorkers, Look, what_of
-from rayfed.tensors.trees import Packed, Tree, num_bytes, pack
+from rayfed.tensors.trees import Tree, num_bytes
 from rayfed.tensors.weights import Weights
+from rayfed.tensors.wire import Packed, pack
 
 SMALL = 10_000  # bytes
 TOGETHER, ROOM = 4, 2**26  # tasks in a message, and bytes of summed weights that an actor holds of them

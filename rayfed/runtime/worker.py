@@ -26,9 +26,11 @@ from rayfed.rounds import local
 from rayfed.rounds.local import Broadcast, Desk, Reply, Site
 from rayfed.rounds.measures import UPDATES, Activations, Seen
 from rayfed.rounds.round import Arrival, ClientRow, Kind, Memory
-from rayfed.rounds.tasks import OrderedSum, Summed, Task, refusing
-from rayfed.tensors.trees import Layout, Packed, Tree, bytes_of, checked, leaves, num_bytes, pack, unpack
+from rayfed.rounds.tasks import Summed, Task, refusing
+from rayfed.tensors.sums import OrderedSum, checked
+from rayfed.tensors.trees import Layout, Tree, leaves, num_bytes
 from rayfed.tensors.weights import Weights, with_weights
+from rayfed.tensors.wire import Packed, bytes_of, pack, unpack
 
 EVALUATION_CHUNK = 1000  # test images per piece of work: a constant, so that the sum of losses has a fixed order
 Look = Literal["evaluation", "activations"]

@@ -15,7 +15,8 @@ from rayfed.clients.trace_file import read_trace
 from rayfed.methods import Part
 from rayfed.rounds.engine import cohort_of, play, start
 from rayfed.runtime.here import Here
-from rayfed.tensors.trees import num_bytes, unpack
+from rayfed.tensors.trees import num_bytes
+from rayfed.tensors.wire import unpack
 
 SHY = {"available": 0.8, "dropout": 0.3, "oversample": 1.5}  # some of six clients, and fewer answers
 CLOCK = {"seconds_per_example": 0.1, "bytes_per_second": 1e3, "spread": 0.5, "deadline": 5.0}

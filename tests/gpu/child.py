@@ -12,7 +12,7 @@ from rayfed.rounds.engine import rounds
 from rayfed.rounds.local import open_site
 from rayfed.runtime.gpus import peak_bytes
 from rayfed.runtime.here import Here
-from rayfed.tensors.trees import pack
+from rayfed.tensors.wire import pack
 
 
 def train(table, cap=None):

@@ -7,8 +7,9 @@ from rayfed.data.augment import prepare
 from rayfed.data.settings import Augment
 from rayfed.methods import RECIPES
 from rayfed.models import MODELS
-from rayfed.tensors.trees import Scaled, pack, unpack
+from rayfed.tensors.trees import Scaled
 from rayfed.tensors.weights import squared_distance, state_of
+from rayfed.tensors.wire import pack, unpack
 
 # A thread of torch's that uses cuBLAS first makes the context itself, and warns of it.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")]

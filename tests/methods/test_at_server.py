@@ -21,8 +21,8 @@ from rayfed.methods.views import Frozen, run_model
 from rayfed.models.classifier import Classifier
 from rayfed.rounds import engine
 from rayfed.rounds.local import open_site, server_view
-from rayfed.rounds.tasks import OrderedSum
 from rayfed.runtime.here import Here
+from rayfed.tensors.sums import OrderedSum
 from rayfed.tensors.weights import state_of, with_weights
 
 

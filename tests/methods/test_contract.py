@@ -22,10 +22,12 @@ from rayfed.methods.views import Fit
 from rayfed.rounds import local
 from rayfed.rounds.engine import rounds
 from rayfed.rounds.round import Arrival, ClientRow, Round
-from rayfed.rounds.tasks import OrderedSum, Summed
+from rayfed.rounds.tasks import Summed
 from rayfed.runtime.here import Here
-from rayfed.tensors.trees import Tree, num_bytes, pack, unpack
+from rayfed.tensors.sums import OrderedSum
+from rayfed.tensors.trees import Tree, num_bytes
 from rayfed.tensors.weights import Weights, state_of
+from rayfed.tensors.wire import pack, unpack
 
 SETTING = {"norm": True, "augment": Augment(crop=1, flip=True, cutout=2), "local_epochs": 1}
 

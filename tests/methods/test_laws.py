@@ -19,10 +19,11 @@ from rayfed.methods.anchors import momentum_corrected_steps
 from rayfed.methods.views import Notes, Outputs
 from rayfed.rounds import engine
 from rayfed.rounds.local import Broadcast, Desk, server_view, survey
-from rayfed.rounds.tasks import OrderedSum
 from rayfed.runtime.here import Here
-from rayfed.tensors.trees import Scaled, unpack
+from rayfed.tensors.sums import OrderedSum
+from rayfed.tensors.trees import Scaled
 from rayfed.tensors.weights import state_of
+from rayfed.tensors.wire import unpack
 
 EVEN = [[5, 2, 1, 0], [1, 1, 3, 3], [2, 2, 2, 2], [0, 0, 1, 7], [4, 4, 0, 0], [3, 1, 4, 0]]  # eight samples per client
 BALANCED = [[2, 2, 2, 2]] * 6

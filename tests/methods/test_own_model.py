@@ -26,8 +26,8 @@ from rayfed.methods.personal import refuse_misplaced
 from rayfed.methods.views import run_model
 from rayfed.models.classifier import Classifier
 from rayfed.rounds import local
-from rayfed.tensors.trees import unpack
 from rayfed.tensors.weights import parameters_of, state_of, with_weights
+from rayfed.tensors.wire import unpack
 
 
 def own_of(round):

@@ -22,8 +22,9 @@ from rayfed.models.classifier import Classifier
 from rayfed.rounds import local
 from rayfed.rounds.engine import open_round
 from rayfed.runtime.here import Here
-from rayfed.tensors.trees import num_bytes, unpack
+from rayfed.tensors.trees import num_bytes
 from rayfed.tensors.weights import parameters_of, state_of, with_weights
+from rayfed.tensors.wire import unpack
 
 HEAD = {"head.weight", "head.bias"}
 NORM = {f"features.1.{name}" for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")}

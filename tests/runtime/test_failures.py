@@ -23,7 +23,7 @@ from rayfed.methods import Part, compose, fedavg, scaffold
 from rayfed.rounds.engine import rounds
 from rayfed.runtime import dispatch, heartbeat
 from rayfed.runtime.calls import Call, Deadline
-from rayfed.tensors.trees import pack
+from rayfed.tensors.wire import pack
 
 
 class Unpicklable(Exception):

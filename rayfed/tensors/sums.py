@@ -1,0 +1,130 @@
+"""Summands: what can be added, and sums of them in a fixed order."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rayfed.base.errors import Unlike
+from rayfed.base.spans import timed
+from rayfed.tensors.trees import Layout, Path, Tree, difference, dotted, is_container, layout_of, leaves, tree_of
+from rayfed.tensors.wire import Packed, Span, bytes_of, within
+
+
+@timed("fold")
+def checked(summand: Tree) -> Layout:
+    """The layout of a summand. Raises ValueError, naming the place, for what cannot be added: a NaN, an infinity."""
+    for path, leaf in leaves(summand):
+        problem = _problem(path, leaf)
+        if problem is not None:
+            raise ValueError(f"{problem} at {dotted(path)}")
+    return layout_of(summand)
+
+
+def _problem(path: Path, leaf: Any) -> str | None:
+    """Why a leaf cannot be added to a sum."""
+    if not (isinstance(leaf, Tensor | int | float | None) or is_container(leaf)):  # of the containers, only empty ones
+        return f"holds a {type(leaf).__name__}, which is neither a tensor nor a number,"
+    if isinstance(leaf, Tensor) and (leaf.is_complex() or leaf.layout != torch.strided or leaf.is_quantized):
+        return f"holds a tensor ({leaf.dtype}, {leaf.layout}) that is neither of real numbers nor dense,"
+    numbers = [weight_of(path) or 0, leaf if isinstance(leaf, int | float) else 0]
+    finite = all(map(math.isfinite, numbers)) and (not isinstance(leaf, Tensor) or _is_finite(leaf))
+    return None if finite else "holds a NaN or an infinity"
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """A sum is a tenth of the work; it is infinite too where finite values are too large."""
+    return bool(torch.isfinite(tensor.sum()) or torch.isfinite(tensor).all())
+
+
+def weight_of(path: Path) -> float | None:
+    """How many times a leaf counts in a sum; None where it is in no `Scaled`."""
+    weights = [weight for kind, weight in path if kind == "scaled"]
+    return math.prod(weights) if weights else None
+
+
+class OrderedSum:
+    """Adds trees in the given order, in float64; integers stay exact integers.
+
+    The order is the caller's, so the bits of the sum do not depend on which client was ready first. The product of a
+    float32 weight and a number of samples is exact in float64.
+
+    >>> from rayfed.tensors.trees import Scaled
+    >>> total = OrderedSum()
+    >>> total.add({"n": 2, "w": Scaled(2, torch.tensor([1.0]))})
+    >>> total.add({"n": 1, "w": Scaled(1, torch.tensor([4.0]))})
+    >>> total.value
+    {'n': 3, 'w': tensor([6.], dtype=torch.float64)}
+    """
+
+    def __init__(self) -> None:
+        self.layout: Layout | None = None  # of each summand
+        self._totals: dict[Path, Any] = {}  # by the path of a leaf without its weights
+        self._spans: dict[Path, Span] = {}  # where the tensors among them lie in the buffers
+        self._buffers: dict[str, Tensor] = {}  # dtype -> (n,)
+
+    @property
+    def value(self) -> Tree:
+        """The sum, without any `Scaled`; None before the first summand."""
+        return tree_of(self._totals.items()) if self._totals else None
+
+    def packed(self) -> Packed:
+        """The sum as `pack` would give it, without a copy."""
+        skeleton = [(path, self._spans.get(path, total)) for path, total in self._totals.items()]
+        return Packed(skeleton, {dtype: bytes_of(buffer) for dtype, buffer in self._buffers.items()})
+
+    @timed("fold")
+    def add(self, summand: Tree, layout: Layout | None = None) -> None:
+        """Raises ValueError as `checked` does, and `Unlike` for another layout than before.
+
+        A summand that was checked elsewhere comes with its layout, and so does a sum, with that of its summands.
+        """
+        layout = checked(summand) if layout is None else layout
+        first = self.layout is None
+        if first:
+            self._lay_out(summand)
+        elif (unlike := difference(layout, self.layout or {})) is not None:
+            raise Unlike(unlike)
+        self.layout = layout
+        for path, leaf in leaves(summand):
+            place, weight = _unscaled(path), weight_of(path)
+            total, factor = self._totals[place], 1 if weight is None else weight
+            if isinstance(total, Tensor):
+                _add(total, leaf, factor, first)
+            elif isinstance(leaf, int | float):
+                self._totals[place] = leaf * factor if first else total + leaf * factor
+            else:
+                self._totals[place] = leaf
+
+    def _lay_out(self, summand: Tree) -> None:
+        """Make room for the tensors of the first summand, which fills it."""
+        ends: dict[str, int] = {}
+        for path, leaf in leaves(summand):
+            place = _unscaled(path)
+            self._totals[place] = None  # for the order
+            if isinstance(leaf, Tensor):
+                is_integer = weight_of(path) is None and not leaf.is_floating_point()
+                dtype = "int64" if is_integer else "float64"
+                self._spans[place] = Span(dtype, ends.get(dtype, 0), tuple(leaf.shape))
+                ends[dtype] = self._spans[place].start + leaf.numel()
+                device = leaf.device
+        for dtype, end in ends.items():
+            self._buffers[dtype] = torch.empty(end, dtype=getattr(torch, dtype), device=device)
+        for place, span in self._spans.items():
+            self._totals[place] = within(self._buffers[span.dtype], span)
+
+
+def _unscaled(path: Path) -> Path:
+    return tuple(step for step in path if step[0] != "scaled")
+
+
+def _add(total: Tensor, leaf: Tensor, factor: float, first: bool) -> None:
+    """`total += factor * leaf`, the `first` time `=`."""
+    leaf = leaf.detach()
+    if leaf.dtype not in (torch.float32, torch.float64) or leaf.device != total.device:
+        leaf = leaf.to(total)  # torch itself converts float32 while it adds, without a copy in float64
+    if first:
+        total.copy_(leaf).mul_(factor)
+    else:
+        total.add_(leaf, alpha=factor)
