@@ -13,7 +13,7 @@ from torch import nn
 
 from rayfed.base.aside import aside
 from rayfed.base.errors import InputError
-from rayfed.base.spans import profile, span, timed
+from rayfed.base.spans import span, timed
 from rayfed.base.storage import Folder
 from rayfed.folder.keeper import Keeper
 from rayfed.folder.log import logging_to_file
@@ -29,6 +29,7 @@ from rayfed.rounds import engine
 from rayfed.rounds.display import Display
 from rayfed.rounds.local import Site, open_site
 from rayfed.rounds.round import ClientRow
+from rayfed.runtime.profile import finished
 from rayfed.runtime.workers import open_workers, opened
 from rayfed.tensors.weights import whole, with_weights
 
@@ -168,22 +169,19 @@ def _train(
         Keeper(site, workers, saved, force=force, other_bits=other_bits) as keeper,
     ):
         begin_log(keeper.path)
-        profiled = profile()
         # However the run ends: the page is written while Ray ends.
         written = timed("waiting: page")
         once_closed.callback(lambda: at_the_end.callback(written(aside(_write_page, keeper.path).result)))
         display.ready(resumed=saved is not None)
         if (last := keeper.restored()) is not None:
             display.restored(last)
-            if profiled:
-                profiled.finished(last.round)
+            finished(last.round)
         for round in engine.rounds(site, workers, last, keeper.early_end):
             keeper.keep(last := round)
             recorded(round.round)
             with span("display"):
                 display.round(round)
-            if profiled:
-                profiled.finished(round.round)
+            finished(round.round)
     assert last is not None, "there is always a round 0"
     return Result(keeper.path, read_table(keeper.path, "rounds"), whole(site.model, last.weights))
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import click
 
-from rayfed.base.spans import ACTORS, BESIDE, DRIVER, Phase, Profile, Span, profiling
+from rayfed.base.spans import Span
+from rayfed.runtime.profile import ACTORS, BESIDE, DRIVER, Phase, Profile, profiling
 from rayfed.screen.text import aligned
 
 
@@ -29,10 +30,10 @@ WORK = ("train", "teacher", "evaluate", "survey")
 SECTIONS = {DRIVER: "the driver", BESIDE: "meanwhile, in other threads", ACTORS: "an actor, on average of {}"}
 
 
-def _open(ctx: click.Context, _: click.Parameter, given: bool) -> bool:
-    if given:
+def _open(ctx: click.Context, _: click.Parameter, wanted: bool) -> bool:
+    if wanted:
         ctx.with_resource(_printed())
-    return given
+    return wanted
 
 
 profile_option = click.option(
@@ -49,8 +50,7 @@ def _printed() -> Iterator[None]:
     """Profile the command, and print the table of its run when it has ended, however it ended."""
     try:
         with profiling(BEGAN) as profile:
-            seconds = time.monotonic() - BEGAN
-            profile.add(Span("Python starts", BEGAN, seconds, seconds))
+            profile.add(Span("Python starts", time.monotonic() - BEGAN))
             yield
     finally:
         if len(profile.phases) > 1:  # else nothing has run
@@ -59,30 +59,44 @@ def _printed() -> Iterator[None]:
 
 def profile_text(profile: Profile) -> str:
     """The table of a profile, with a row per step. The seconds of the driver's rows add up to the wall time."""
-    phases, actors = profile.phases, len(profile.idle)
-    rows = [
-        ["seconds", *(_title(number, phase) for number, phase in enumerate(phases)), f"{'all':>8}", f"{'share':>7}"]
-    ]
+    titles = [_title(number, phase) for number, phase in enumerate(profile.phases)]
+    rows = [["seconds", *titles, f"{'all':>8}", f"{'share':>7}"]]
     for who, title in SECTIONS.items():
-        steps = dict.fromkeys(step for phase in phases for found, step in phase.seconds if found == who)
-        if not steps:
-            continue
-        each = actors if who == ACTORS else 1
-        table = {step: [phase.seconds[who, step] / each for phase in phases] for step in steps}
-        sums = [sum(column) for column in zip(*table.values(), strict=True)]
-        if who == DRIVER:
-            table["not accounted for"] = [phase.wall - known for phase, known in zip(phases, sums, strict=True)]
-            sums = [phase.wall for phase in phases]
-        rows.append([title.format(actors), *[""] * (len(rows[0]) - 1)])
-        for step, seconds in {**table, **({"sum": sums} if who != BESIDE else {})}.items():
-            share = f"{sum(seconds) / sum(sums):7.1%}" if who != BESIDE else ""
-            rows.append([f"  {step}", *(_cell(value) for value in (*seconds, sum(seconds))), share])
+        section = _section(profile, who)
+        if section:
+            rows.append([title.format(len(profile.idle)), *[""] * (len(titles) + 2)])
+            rows += section
     return "\n".join([aligned(rows), *_sentences(profile)])
 
 
+def _section(profile: Profile, who: str) -> list[list[str]]:
+    """The rows of those who spend time, and their sum."""
+    phases = profile.phases
+    steps = dict.fromkeys(step for phase in phases for spender, step in phase.seconds if spender == who)
+    if not steps:
+        return []
+    count = len(profile.idle) if who == ACTORS else 1
+    table = {step: [phase.seconds[who, step] / count for phase in phases] for step in steps}
+    sums = [sum(column) for column in zip(*table.values(), strict=True)]
+    if who == DRIVER:
+        walls = [phase.wall for phase in phases]
+        table["not accounted for"] = [wall - spent for wall, spent in zip(walls, sums, strict=True)]
+        sums = walls
+    if who != BESIDE:
+        table["sum"] = sums
+    rows = []
+    for step, seconds in table.items():
+        total = sum(seconds)
+        share = "" if who == BESIDE else f"{total / sum(sums):7.1%}"
+        rows.append([f"  {step}", *map(_cell, seconds), _cell(total), share])
+    return rows
+
+
 def _title(number: int, phase: Phase) -> str:
-    words = f"{phase.rounds[0]} to {phase.rounds[1]}" if phase.rounds else "end" if number else "start"
-    return f"{f'round {phase.rounds[0]}' if len({*phase.rounds}) == 1 else words:>8}"
+    if not phase.rounds:
+        return f"{'end' if number else 'start':>8}"
+    first, last = phase.rounds
+    return f"{f'round {first}' if first == last else f'{first} to {last}':>8}"
 
 
 def _cell(seconds: float) -> str:
@@ -90,14 +104,16 @@ def _cell(seconds: float) -> str:
 
 
 def _sentences(profile: Profile) -> Iterator[str]:
-    start, *others = profile.phases
-    begin = [start, *(phase for phase in others[:1] if phase.rounds)]
-    spent = [(step, seconds) for phase in begin for (who, step), seconds in phase.seconds.items() if who == DRIVER]
-    work = sum(seconds for step, seconds in spent if step.removeprefix("waiting: ") in WORK)
-    first = sum(phase.wall for phase in begin)
-    if len(begin) > 1:
-        yield f"until the first round had finished: {first:.2f} s, {first - work:.2f} s without training and evaluation"
+    start, first, *_ = profile.phases
+    if first.rounds:
+        spent = [*start.seconds.items(), *first.seconds.items()]
+        work = sum(
+            seconds for (who, step), seconds in spent if who == DRIVER and step.removeprefix("waiting: ") in WORK
+        )
+        wall = start.wall + first.wall
+        yield f"until the first round had finished: {wall:.2f} s, {wall - work:.2f} s without training and evaluation"
     yield f"after the last round: {profile.phases[-1].wall:.2f} s"
-    if idle := sorted((seconds, actor) for actor, seconds in profile.idle.items()):
+    idle = sorted((seconds, actor) for actor, seconds in profile.idle.items())
+    if idle:
         listed = idle if len(idle) <= NAMED else [idle[0], idle[-1]]
         yield f"idle: {', '.join(f'{actor} {seconds:.2f} s' for seconds, actor in listed)}"

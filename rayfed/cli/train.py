@@ -9,8 +9,9 @@ from pathlib import Path
 import click
 
 from rayfed.base.errors import InputError, RunFailed
-from rayfed.base.spans import profile, span
+from rayfed.base.spans import span
 from rayfed.cli.profile import profile_option
+from rayfed.runtime.profile import profile
 from rayfed.screen.options import Overrides, job_argument, other_bits_option, set_option, trust_option
 from rayfed.screen.text import busy
 

@@ -10,11 +10,11 @@ import torch
 from ray import ObjectRef, cloudpickle
 
 from rayfed.base.errors import Restarted
-from rayfed.base.spans import answer, measure
 from rayfed.rounds.local import Broadcast
 from rayfed.rounds.tasks import Task
 from rayfed.runtime.gpus import device_given, memory_cap, peak_bytes
 from rayfed.runtime.placement import Place
+from rayfed.runtime.profile import answer, measure
 from rayfed.runtime.worker import Look, Worker, at_client, name_client
 from rayfed.tensors.wire import Packed
 

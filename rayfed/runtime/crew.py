@@ -17,7 +17,7 @@ from ray import ObjectRef
 from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostError, RayError
 
 from rayfed.base.errors import InputError, RunFailed, WorkersLost, uncoloured
-from rayfed.base.spans import profile, timed
+from rayfed.base.spans import timed
 from rayfed.job import RayOptions, differences
 from rayfed.rounds.round import Kind
 from rayfed.runtime.actors import ClientActor
@@ -25,6 +25,7 @@ from rayfed.runtime.causes import cause_of, end_of_ray, lost_object, refuse_inpu
 from rayfed.runtime.head import HEAD_LIMIT, Head
 from rayfed.runtime.heartbeat import Heartbeat
 from rayfed.runtime.placement import Place, actor_text, capacity, nodes_text, places_text
+from rayfed.runtime.profile import came_up, profile
 
 log = logging.getLogger(__name__)
 
@@ -216,8 +217,7 @@ class Crew:
                 if not self._admit(member, member.place.kind):
                     continue
                 self.idle.append(member)
-                if profiled := profile():
-                    profiled.came_up(member.name)
+                came_up(member.name)
                 if known:
                     log.warning("%s is back", member)
             except ActorUnavailableError:  # it is being restarted, or there is no room for it yet

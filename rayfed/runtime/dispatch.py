@@ -22,12 +22,13 @@ from ray.exceptions import RayError
 from rich.filesize import decimal
 
 from rayfed.base.errors import ClientFailed, KilledActors, RunFailed, WorkersLost, first_line, uncoloured
-from rayfed.base.spans import profile, received, span
+from rayfed.base.spans import span
 from rayfed.runtime.calls import Answer, Call, Deadline, together
 from rayfed.runtime.causes import cause_of, is_gpu_fault, is_loss, lost_object, ray_may_fail
 from rayfed.runtime.crew import Crew, Member, named
 from rayfed.runtime.head import memory_was_full
 from rayfed.runtime.heartbeat import Heartbeat
+from rayfed.runtime.profile import lost, received
 from rayfed.runtime.signals import refuse_to_go_on
 from rayfed.runtime.stage import Stage
 from rayfed.runtime.worker import at_client, what_of
@@ -104,8 +105,7 @@ class Dispatch:
             if now >= message.since + self.deadline.seconds(message.call):
                 del self._working[reference]  # a late answer is ignored
                 self.crew.open(message.member, kill=True)
-                if profiled := profile():
-                    profiled.call(message.member.name, message.since, None)
+                lost(message.member.name, message.since)
                 why = f"no answer from {message.member} for {now - message.since:.0f} s; it is killed"
                 with _failing(message.stage):
                     self._run_again(message.stage, message.indices, why, how="no answer")
@@ -140,8 +140,7 @@ class Dispatch:
             firsts = ray.get(message.references[0], timeout=FETCH_LIMIT)
             firsts = received(firsts, member.name, message.since)
         except RayError as error:
-            if profiled := profile():
-                profiled.call(member.name, message.since, None)
+            lost(member.name, message.since)
             if gone := lost_object(error):
                 self.crew.idle.append(member)
                 call.missing(gone)

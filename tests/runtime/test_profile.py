@@ -8,24 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from rayfed.base import spans as profiles
-from rayfed.base.spans import (
-    ACTORS,
-    DRIVER,
-    IDLE,
-    LOST,
-    ON_THE_WAY,
-    Measured,
-    Profile,
-    Span,
-    profiling,
-    span,
-    timed,
-)
+from rayfed.base.spans import Span, span, timed
 from rayfed.methods import Part, compose, fedcsd, fedntd
+from rayfed.runtime import profile as profiles
+from rayfed.runtime.profile import ACTORS, DRIVER, IDLE, LOST, ON_THE_WAY, Measured, Profile, profiling
 
 SLACK = 1e-6  # seconds, of sums of floats
 
@@ -71,13 +58,11 @@ def test_own_seconds_of_nested_spans_add_up():
             with pytest.raises(KeyError):
                 fails()
 
-    added = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Profile, "add", lambda self, span, add=Profile.add: added.append(span) or add(self, span))
-        profile = profiled(work)
-    assert [one.step for one in added] == [*["inmost", "inner"] * 3, "inner", "outer"]
-    assert sum(accounted(profile, DRIVER)) == pytest.approx(added[-1].seconds, abs=SLACK)
-    assert profile.phases[0].seconds[DRIVER, "inmost"] >= 0.003
+    profile = profiled(work)
+    (phase,) = profile.phases
+    assert {step for _, step in phase.seconds} == {"inmost", "inner", "outer"}
+    assert 0.003 <= sum(accounted(profile, DRIVER)) <= phase.wall
+    assert phase.seconds[DRIVER, "inmost"] >= 0.003
 
 
 def test_a_thousand_rounds_are_four_phases():
@@ -93,23 +78,9 @@ def test_a_thousand_rounds_are_four_phases():
     assert 0 < accounted(profile, DRIVER)[2] <= profile.phases[2].wall
 
 
-@given(ahead=st.floats(-1e9, 1e9))
-def test_an_actors_spans_lie_in_their_call_whatever_its_clock_says(ahead):
-    """Placed outside of it, they would count in another phase, or not at all."""
-    with profiling() as profile:
-        since = time.monotonic()
-        time.sleep(0.001)
-        start = since + ahead  # on the actor's monotonic clock
-        spans = [Span("teacher", start + 2e-4, 1e-4, 1e-4), Span("train", start + 1e-4, 4e-4, 3e-4)]
-        profile.call("actor-0", since, Measured(None, spans, start, start + 6e-4))
-    found = profile.phases[0].seconds
-    assert found[ACTORS, "train"] == pytest.approx(3e-4, abs=1e-5)
-    assert found[ACTORS, "teacher"] == pytest.approx(1e-4, abs=1e-5)
-
-
-def test_a_call_counts_in_each_phase_in_which_it_ran(monkeypatch):
+def test_a_call_counts_where_its_answer_arrives_with_the_idle_time_before(monkeypatch):
     clock = SimpleNamespace(now=0.0)
-    monkeypatch.setattr(profiles, "time", SimpleNamespace(monotonic=lambda: clock.now, time=lambda: clock.now))
+    monkeypatch.setattr(profiles, "time", SimpleNamespace(monotonic=lambda: clock.now))
     profile = Profile()
 
     def at(moment):
@@ -119,16 +90,15 @@ def test_a_call_counts_in_each_phase_in_which_it_ran(monkeypatch):
     at(1.0).came_up("actor-0")
     at(2.0).finished(0)
     at(5.0).finished(1)
-    spans = [Span("teacher", 104.0, 2.0, 2.0), Span("train", 103.5, 4.0, 2.0)]
-    at(8.0).call("actor-0", 3.0, Measured(None, spans, 103.0, 107.6))
+    at(8.0).call("actor-0", 3.0, Measured(None, [Span("teacher", 2.0), Span("train", 2.5)], 4.75))
     at(9.0).call("actor-0", 8.5, None)
     at(9.0).finished(2)
     at(10.0).close()
     found = [{step: s for (who, step), s in phase.seconds.items() if who == ACTORS and s} for phase in profile.phases]
     assert found == [
-        {IDLE: 1.0},  # from 1 to 2
-        {IDLE: 1.0, ON_THE_WAY: 0.5, "train": 0.5, "teacher": 1.0},  # to 5
-        {"teacher": 1.0, "train": 1.5, ON_THE_WAY: 0.5, LOST: 0.5, IDLE: 0.5},  # to 9
+        {},
+        {},
+        {"teacher": 2.0, "train": 2.5, ON_THE_WAY: 0.5, LOST: 0.5, IDLE: 2.5},  # idle from 1 to 3, and to 8.5
         {IDLE: 1.0},
     ]
     assert profile.idle == {"actor-0": 3.5}
