@@ -509,7 +509,7 @@ def test_an_address_that_means_any_ray_here_is_refused_where_there_is_none(monke
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(services, "find_gcs_addresses", functools.cache(lambda: []))
     monkeypatch.setattr(services, "find_bootstrap_address", lambda folder: None)
-    message = r"^ray.address = 'auto': no Ray answers there \(.*\); start one with `ray start --head`, or leave"
+    message = r"^ray.address = 'auto': no Ray answers there \(.*\); start one with `.*ray start --head`, or leave"
     with pytest.raises(InputError, match=message), session._joined("auto"):
         pass
 

@@ -96,6 +96,6 @@ def _unreachable(url: str) -> Exception | None:
 def _no_ray(address: str, by: str, error: Exception) -> InputError:
     said = f", which {by} names," if by.startswith("RAY") else ""
     return (InputError if by else NoRay)(
-        f"no Ray answers at {address}{said} ({brief(error)}); start a Ray here with `ray start --head`, or name "
+        f"no Ray answers at {address}{said} ({brief(error)}); start a Ray here with `{private.RECIPE}`, or name "
         f"another by its dashboard, such as --address {USUAL}"
     )

@@ -19,6 +19,7 @@ from urllib.request import Request, urlopen
 
 from rayfed.base.errors import ClusterLost, InputError, did_you_mean, first_line
 from rayfed.runtime import OWNER
+from rayfed.runtime.private import RECIPE
 from rayfed.runtime.tokens import ADVICE, read_token
 
 REQUEST_LIMIT = 120.0  # seconds in which a cluster must answer
@@ -65,7 +66,7 @@ class Jobs:
         if owner := next(filter(None, owners), None):
             raise InputError(
                 f"the Ray at {self.address} belongs to the run '{owner}', and ends with it; start a Ray that stays "
-                "(`ray start --head`) after that run, or give the --address of another Ray"
+                f"(`{RECIPE}`) after that run, or give the --address of another Ray"
             )
 
     def submissions(self) -> list[Submission]:

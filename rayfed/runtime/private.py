@@ -45,8 +45,9 @@ def refuse_open(place: str, ray: str) -> None:
     if not os.environ.get(TRUST) and (way := way_in(Path(place))):
         raise InputError(
             f"{ray}: other users of this machine can change what that Ray runs, in its folder '{place}', through "
-            f"'{way}'; start it in a folder that only you can enter (`{RECIPE}`), or, if you trust them all, give "
-            f"--trust-this-machine (in a script, set {TRUST}=1)"
+            f"'{way}'; stop it (`ray stop` ends every Ray of yours on this machine), then start it in a folder that "
+            f"only you can enter (`{RECIPE}`); or, if you trust them all, give --trust-this-machine (in a script, set "
+            f"{TRUST}=1)"
         )
 
 

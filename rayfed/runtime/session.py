@@ -268,14 +268,14 @@ def _joined(address: str) -> Iterator[None]:
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         raise InputError(
             f"ray.address = '{address}': no Ray answers there ({first_line(error)}); start one with "
-            "`ray start --head`, or leave the address out to have one started here"
+            f"`{private.RECIPE}`, or leave the address out to have one started here"
         ) from None
-    if context.dashboard_url:
-        log.info("joined the Ray cluster at %s; dashboard: http://%s", address, context.dashboard_url)
     try:
         if SUBMITTED not in os.environ:  # a job runs in its Ray, as the user who submitted it chose
             folder = context.address_info["session_dir"]  # type: ignore[attr-defined]
             private.refuse_open(folder, f"ray.address = '{address}'")
+        if context.dashboard_url:
+            log.info("joined the Ray cluster at %s; dashboard: http://%s", address, context.dashboard_url)
         yield
     finally:
         end_of_ray(ray.shutdown)

@@ -18,6 +18,7 @@ from ray.exceptions import AuthenticationError
 
 from rayfed.base.errors import InputError, refuse_secrets
 from rayfed.runtime import replaced
+from rayfed.runtime.private import RECIPE
 from rayfed.runtime.tokens import ADVICE, keep_private, token_file
 
 ASK_LIMIT = 5.0  # seconds in which a cluster must answer whether it accepts our token
@@ -63,7 +64,7 @@ def joining(address: str) -> None:
         raise InputError(f"ray.address = '{address}': the cluster asks for a token, and {_shown()}; {ADVICE}")
     if error and error.code() == grpc.StatusCode.UNAVAILABLE:
         raise InputError(
-            f"ray.address = '{address}': no Ray answers there ({error.details()}); start one with `ray start --head`, "
+            f"ray.address = '{address}': no Ray answers there ({error.details()}); start one with `{RECIPE}`, "
             "or leave the address out to have one started here; if it has TLS, docs/security.md says what is needed"
         )
 

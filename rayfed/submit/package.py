@@ -37,28 +37,35 @@ MARKS = (("pyvenv.cfg",), ("conda-meta",), ("job.toml", "environment.json"))  # 
 
 
 class Chosen(NamedTuple):
-    """The files that are sent with their bytes; what stays and why; what is sent, but may hold a secret."""
+    """The files that are sent with their bytes; what stays and why; what is sent although it looks like a secret."""
 
     files: dict[str, int]
     stays: dict[str, str]
-    odd: dict[str, str]
+    suspect: dict[str, str]  # code and prose
+    included: dict[str, str]  # by --include
 
     def lines(self) -> list[tuple[str, Any]]:
         """For the screen: what is sent, the largest files of it, and what looks like secrets."""
         largest = ", ".join(f"{name} {decimal(size)}" for name, size in Counter(self.files).most_common(10))
         looks = [f"{name} ({why.removeprefix(SECRET)})" for name, why in self.stays.items() if why.startswith(SECRET)]
-        odd = [f"{name} ({why})" for name, why in self.odd.items()]
-        found = {
-            "packed": f"{len(self.files):,} files, {decimal(sum(self.files.values()))}, and rayfed itself",
-            "largest": largest,
-            "not sent": looks and f"{listed(looks)}: like secrets; rename them, or send them with --include PATTERN",
-            "look at": odd and f"{listed(odd)}: sent, as code",
-        }
-        return [(word, text) for word, text in found.items() if text]
+        suspect = [f"{name} ({why})" for name, why in self.suspect.items()]
+        included = [f"{name} ({why})" for name, why in self.included.items()]
+        lines = [("packed", f"{len(self.files):,} files, {decimal(sum(self.files.values()))}, and rayfed itself")]
+        if largest:
+            lines.append(("largest", largest))
+        if looks:
+            how = "like secrets; rename them, or send them with --include PATTERN"
+            lines.append(("not sent", f"{listed(looks)}: {how}"))
+        if suspect:
+            lines.append(("look at", f"{listed(suspect)}: sent, as code or prose"))
+        if included:
+            lines.append(("look at", f"{listed(included)}: sent because of --include"))
+        return lines
 
     def all_lines(self) -> list[tuple[str, str, str]]:
         """Every file with its size, and all that stays with the reason."""
-        files = [(decimal(size), name, self.odd.get(name, "")) for name, size in sorted(self.files.items())]
+        looks = {**self.suspect, **self.included}
+        files = [(decimal(size), name, looks.get(name, "")) for name, size in sorted(self.files.items())]
         return [*files, *(("not sent", name, why) for name, why in sorted(self.stays.items()))]
 
 
@@ -88,7 +95,7 @@ def chosen(
             marked[place] = "is an environment, or the folder of a run" if marks else here
         return marked[place]
 
-    found = Chosen({}, {}, {})
+    found = Chosen({}, {}, {}, {})
     names = []
     for name in _listed(real):
         if place := next((place for place in [name, *name.parents][-2::-1] if why(place)), None):
@@ -101,12 +108,15 @@ def chosen(
         if path.is_symlink() and path.resolve() not in sent:
             found.stays[str(name)] = "is a link to what is not sent"
             continue
-        text, stays = secret_in(real, str(name))
-        if stays and not any(place.match(pattern) for pattern in included for place in (name, *name.parents)):
-            found.stays[str(name)] = SECRET + text
+        look, stays = secret_in(real, str(name))
+        is_included = any(place.match(pattern) for pattern in included for place in (name, *name.parents))
+        if stays and not is_included:
+            found.stays[str(name)] = SECRET + look
             continue
+        if look:
+            where = found.included if stays else found.suspect
+            where[str(name)] = look
         found.files[str(name)] = path.stat().st_size
-        found.odd.update({str(name): text} if text else {})
         sent.add(path)
     _refuse_hiding(real, found.files)
     _refuse_too_many(found.files)

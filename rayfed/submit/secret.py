@@ -25,33 +25,42 @@ NAME = re.compile(
 # Of what is found here, only a keyword is shown: the secret itself is in what lies ahead of it.
 BLOCK = rb"(?is)BEGIN [A-Z0-9 ]{0,30}PRIVATE KEY|PuTTY-User-Key-File"
 KEY = re.compile(BLOCK.replace(b"|", rb"(?=.{0,300}?[A-Z0-9+/]{40})|") + rb"(?=-\d:.{0,900}\n)")
-IS = rb"(?=[\"']?[ \t]*[=:][ \t]*[\"']?[^\s\"'$<{~/.][^\s\"']{7})"  # a value follows: no variable, no path
+# What follows a keyword is its value: no variable, no path, no word of a setting.
+IS = rb"[\"']?[ \t]*[=:][ \t]*[\"']?(?!(?i:true|false|none|null|yes|no)\b)[^\s\"'$<{~/.]"
+LONG, SHORT = rb"(?=" + IS + rb"[^\s\"']{7})", rb"(?=" + IS + rb"[^\s\"']{3})"
 TOKEN = re.compile(
     rb"A[KS]IA(?=[0-9A-Z]{16})|gh[pousr]_(?=[A-Za-z0-9]{36})|github_pat_(?=\w{22})|glpat-(?=[\w-]{20})"
-    rb"|xox[abprs]-(?=\w{8})|hf_(?=[A-Za-z]{34})|sk-(?=[\w-]{32})|AIza(?=[\w-]{35})"
-    rb"|(?i:secret_access_key|password|passwd|api_?key|auth_?token)(?=[\"']?[ \t]*=[ \t]*[\"'])" + IS
+    rb"|xox[abprs]-(?=\w{8})|hf_(?=[A-Za-z0-9]{34})|sk-(?=[\w-]{32})|AIza(?=[\w-]{35})"
+    rb"|(?i:key)(?=[\\\"']*[ \t]*[=:][ \t]*[\\\"']*[0-9a-f]{32,64}(?![0-9a-z]))"
+    rb"|(?i:secret_access_key|password|passwd|api_?key|auth_?token)(?=[\"']?[ \t]*=[ \t]*[\"'])" + LONG
 )
+ADDRESS = re.compile(rb"(?i:[a-z][a-z0-9+.-]{0,20}://)(?=[^\s\"'/@:$<{]*:[^\s\"'/@$<{]+@)")
 WORD = re.compile(
     BLOCK + rb"|OpenVPN Static key|client-key-data|machine(?=\s+\S+\s+login\s)|aws_secret_access_key|aws_session_token"
     rb"|\"private_key(_id)?\"|\"auths\"(?=\s*:)"
     rb"|(secret_access_key|private_?key|client[-_]?secret|(refresh|auth|access)_?token|pass(wd|word)|(api|account)_?key)"
-    + IS
+    + SHORT
 )
 
 
 def secret_in(root: Path, name: str) -> tuple[str, bool]:
     """Why a file below `root` looks like a secret, and whether it is to stay for that; '' where it does not."""
     low = HUMP.sub("_", name).lower()
-    is_code = re.search(CODE, low)
-    if not is_code and (found := NAME.search(low)):
-        return f"named '{found[0].strip('/')}'", True
+    is_code = re.search(CODE, low) is not None
+    is_prose = re.search(PROSE, low) is not None
+    name_of_secret = None if is_code else NAME.search(low)
+    if name_of_secret:
+        return f"named '{name_of_secret[0].strip('/')}'", True
     try:
         with (root / name).open("rb") as file:
             head = file.read(HEAD).replace(b"\0", b"")  # of UTF-16
     except OSError as error:
         raise InputError(f"'{name}' cannot be read ({error.strerror}); leave it out: --exclude '{name}'") from None
-    speaks = is_code or re.search(PROSE, low)
-    for pattern, stays in ((KEY, True), (TOKEN, not is_code), *([] if speaks else [(WORD, True)])):
-        if seen := pattern.search(head):
-            return f"holds '{seen[0].decode(errors='replace')}'", stays
+    looks = [(KEY, True), (TOKEN, not is_code), (ADDRESS, not (is_code or is_prose))]
+    if not (is_code or is_prose):
+        looks.append((WORD, True))
+    for pattern, stays in looks:
+        keyword = pattern.search(head)
+        if keyword:
+            return f"holds '{keyword[0].decode(errors='replace')}'", stays
     return "", False

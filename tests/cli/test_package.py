@@ -198,6 +198,12 @@ BY_CONTENT = {
     "l": "machine example.org login me password x",
     "m.cfg": "client-key-data: xyz",
     "n.txt": BLOCK.encode("utf-16"),
+    "o.txt": "hf_" + "a1" * 17,
+    "p.yaml": "password: hunter2",
+    "q.ini": 'password = "hunter2"',
+    "r.toml": f'wandb_key = "{"0f" * 20}"',
+    "s.txt": "postgres://u:pw@h/db",
+    "t.yaml": "api_key: 1234",
 }
 HARMLESS = """
 tokens.py secrets_model.py keyboard.py secret.py credentials.py key.py passwords.ipynb id_rsa.py keyboard.json
@@ -208,6 +214,9 @@ INNOCENT = HARMLESS.split()
 SPEAKING = {
     "scan.py": 'MARK = "-----BEGIN PRIVATE KEY-----"; password = ask("aws_secret_access_key")\n',
     "notes.md": "Set AWS_SECRET_ACCESS_KEY and password: see the wiki.\n",
+    "README.rst": "As in postgres://user:password@host/db.\n",
+    "login.ipynb": f'{{"source": ["wandb.login(key=\\"{"0f" * 20}\\")"]}}',
+    "schema.json": '{"password": null, "api_key": "none", "url": "http://host:8000/a@b", "key": "0123"}',
     "launch.yaml": "ssh_private_key: ~/.ssh/key\npassword: $PASSWORD\n/opt/auth_token: /x/auth_token\n",
 }
 
@@ -226,6 +235,7 @@ def test_secrets_stay_by_name_and_by_content_and_innocent_files_go(tmp_path, tra
     hidden = {name for name in BY_NAME if name.startswith(".")}
     told = {name for name, why in found.stays.items() if why.startswith("looks like a secret: ")}
     assert told == {*BY_NAME, *BY_CONTENT} - hidden
+    assert {*found.suspect} == {"README.rst", "login.ipynb"}, "sent, but named"
     assert "hunter2" not in str(found) and "0123456789" not in str(found), "of a secret, only a keyword is shown"
 
 
@@ -239,9 +249,10 @@ def test_what_is_sent_is_shown_and_a_dry_run_sends_nothing(folder, rayfed, clust
     assert {"51 bytes mine.py holds 'ghp_'", "not sent data/ is the job's own place, or rayfed"} <= lines
     ended = rayfed("submit", "job.toml", "--address", cluster.url)
     assert "not sent     notes.txt (holds 'BEGIN RSA PRIVATE KEY'): like secrets; rename them" in ended.stdout
-    assert "look at      mine.py (holds 'ghp_'): sent, as code" in ended.stdout
+    assert "look at      mine.py (holds 'ghp_'): sent, as code or prose" in ended.stdout
     assert "largest      job.toml 235 bytes, " in ended.stdout
-    assert "notes.txt" in submit(cluster, rayfed, "--include", "notes.txt", "-s", "name=other")[0]
+    ended = rayfed("submit", "job.toml", "--address", cluster.url, "--include", "notes.txt", "-s", "name=other")
+    assert "look at      notes.txt (holds 'BEGIN RSA PRIVATE KEY'): sent because of --include" in ended.stdout
 
 
 # A submission --------------------------------------------------------------------------------------------------------
