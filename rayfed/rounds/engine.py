@@ -34,7 +34,7 @@ from rayfed.rounds.measures import UPDATES
 from rayfed.rounds.round import Arrival, Round, Workers
 from rayfed.rounds.tasks import Summed, Task, add_up, cut
 from rayfed.tensors.trees import Tree, copied, first_difference, num_bytes
-from rayfed.tensors.weights import parameters_of, state, state_of
+from rayfed.tensors.weights import Weights, parameters_of, state, state_of
 
 log = logging.getLogger(__name__)
 Replies = Iterator[tuple[Summed, list[Arrival]]]  # of `Workers.train`
@@ -42,7 +42,8 @@ Replies = Iterator[tuple[Summed, list[Arrival]]]  # of `Workers.train`
 
 def start(site: Site, workers: Workers) -> Round:
     """Round 0: the initial model, evaluated."""
-    return _evaluated(site, first := _initial(site), _evaluation(site, first, workers))
+    initial = _initial(site)
+    return _evaluated(site, initial, _begin_evaluation(site, initial, workers))
 
 
 def rounds(
@@ -50,28 +51,33 @@ def rounds(
 ) -> Iterator[Round]:
     """The rounds after `last` up to `train.num_rounds`; without `last`, all rounds, the initial model first.
 
-    `last` itself comes again, evaluated, where it is the last round now, and was not when it was played. `is_over`
-    says after each round whether the run ends with it.
+    `last` is yielded once more, evaluated, if it is the final round now and was not when it was played. `is_over` says
+    after each round whether the run ends with it.
 
-    The next round has been opened when a round comes, unless it surveys, and actors train for it that would wait for
-    the end of the evaluation. What fails in it is raised after that.
+    When a round is yielded, actors may be at work on the next one (`Next`). What fails in the next round is raised only
+    when that is asked for.
     """
-    training, since, played = site.job.train, time.perf_counter(), False
+    num_rounds = site.job.train.num_rounds
+    began: float | None = None  # when the work on `last` began; None if it was not played here
     if last is None:
         last = _initial(site)
-    elif last.evaluation is not None or not training.evaluates(last.round):  # it has come already
-        if last.round >= training.num_rounds or is_over():
+    elif last.evaluation is not None or not site.job.train.evaluates(last.round):  # it was yielded before
+        if last.round >= num_rounds or is_over():
             return
-        last, played = _begin(site, last, workers)(last), True
+        began = time.perf_counter()
+        last = Next(site, last, workers).play(last)
     while True:
-        evaluation = _evaluation(site, last, workers)
-        end = _begin(site, last, workers) if last.round < training.num_rounds else None
-        last, before, since = _evaluated(site, last, evaluation), since, time.perf_counter()
-        yield (last := replace(last, seconds=since - before) if played else last)
-        if end is None or is_over():
+        evaluation = _begin_evaluation(site, last, workers)
+        following = Next(site, last, workers) if last.round < num_rounds else None
+        last = _evaluated(site, last, evaluation)
+        ended = time.perf_counter()
+        if began is not None:
+            last = replace(last, seconds=ended - began)
+        yield last
+        if following is None or is_over():
             return
-        last, played = end(last), True
-        end = None  # it holds the round before, and all that was sent
+        began = ended
+        last = following.play(last)
 
 
 @timed("server")
@@ -80,32 +86,34 @@ def play(site: Site, last: Round, workers: Workers, clients: Sequence[int] | Non
 
     Raises `RunFailed`, naming client and place, where an update cannot be averaged.
     """
-    started = time.perf_counter()
-    round = _begin(site, last, workers, clients)(last)
-    round = _evaluated(site, round, _evaluation(site, round, workers))
-    return replace(round, seconds=time.perf_counter() - started)
+    began = time.perf_counter()
+    round = Next(site, last, workers, clients).play(last)
+    round = _evaluated(site, round, _begin_evaluation(site, round, workers))
+    return replace(round, seconds=time.perf_counter() - began)
 
 
 def _initial(site: Site) -> Round:
     """Round 0, not evaluated."""
-    return Round(0, state_of(site.model), {}, {}, None, np.full(site.federation.num_classes, np.nan), None)
+    peak = np.full(site.federation.num_classes, np.nan)
+    return Round(0, state_of(site.model), held={}, memories={}, evaluation=None, peak=peak, forgetting=None)
 
 
-def _evaluation(site: Site, round: Round, workers: Workers) -> Callable[[], Evaluation | None]:
-    """Begin to evaluate a round, if that is due after it."""
+def _begin_evaluation(site: Site, round: Round, workers: Workers) -> Callable[[], Evaluation | None]:
+    """Hand out the evaluation of a round, if that is due after it; the function that is returned waits for it."""
     due = site.job.train.evaluates(round.round)
     return workers.evaluate(round.weights) if due else lambda: None
 
 
 @timed("server")
-def _evaluated(site: Site, round: Round, result: Callable[[], Evaluation | None]) -> Round:
+def _evaluated(site: Site, round: Round, wait: Callable[[], Evaluation | None]) -> Round:
     """A round with the evaluation of its weights, if one is due after it.
 
     Its class accuracies count as a peak only where `train.eval_every` asks for them. The extra evaluation after the
     last round does not count, so that a run that is extended has the forgetting of a run that never stopped. Nor does
     round 0: an untrained model may know a class by chance, which no training has forgotten.
     """
-    if (evaluation := result()) is None:
+    evaluation = wait()
+    if evaluation is None:
         return round
     class_accuracy = metrics.class_accuracy(evaluation.confusion)
     by_domain = zip(site.federation.test.domain_names, *evaluation.domains.tolist(), strict=True)
@@ -119,86 +127,108 @@ def _evaluated(site: Site, round: Round, result: Callable[[], Evaluation | None]
     )
 
 
-@timed("server")
-def _begin(site: Site, last: Round, workers: Workers, clients: Sequence[int] | None = None) -> Callable[[Round], Round]:
-    """Begin the round after `last`, which need not be evaluated yet: that is passed to the function, which ends it.
+class Next:
+    """The round after `last`. Its work is handed out at once, so that no actor waits for the evaluation of `last`.
 
-    A round with a survey begins only then: `last` would be recorded after the survey, and be lost if it fails.
+    A round with a survey is opened only when it is played: `last` would be recorded after the survey, and be lost if
+    that fails.
     """
 
-    def opened() -> tuple[Opening, Replies]:
-        opening = open_round(site, last, workers, clients)
-        tasks = opening.to_train
-        return opening, workers.train(opening.broadcast, tasks, last.memories) if tasks else iter(())
-
-    def end(finished: Round) -> Round:
-        if failure is not None:
-            raise failure
-        return _train(site, finished, workers, *(begun or opened()))
-
-    begun, failure = None, None
-    if not any(defines(part, "survey") for part in parts_at(site.job.method, last.round + 1)):
+    @timed("server")
+    def __init__(self, site: Site, last: Round, workers: Workers, clients: Sequence[int] | None = None) -> None:
+        self._site = site
+        self._workers = workers
+        self._clients = clients
+        self._opened: tuple[Opening, Replies] | None = None
+        self._error: Exception | None = None
+        if any(defines(part, "survey") for part in parts_at(site.job.method, last.round + 1)):
+            return
         try:
-            begun = opened()
-        except Exception as error:  # of the next round: `last` is finished first
-            failure = error
-    return end
+            self._opened = self._open(last)
+        except Exception as error:  # `last` is finished first
+            self._error = error
+
+    def _open(self, last: Round) -> tuple[Opening, Replies]:
+        opening = open_round(self._site, last, self._workers, self._clients)
+        tasks = opening.to_train
+        return opening, self._workers.train(opening.broadcast, tasks, last.memories) if tasks else iter(())
+
+    @timed("server")
+    def play(self, last: Round) -> Round:
+        """The round, trained and averaged, not evaluated; `last` is finished by now."""
+        if self._error is not None:
+            raise self._error
+        opening, replies = self._opened or self._open(last)
+        self._opened = None  # it holds all that was sent
+        return _train(self._site, last, self._workers, opening, replies)
 
 
-@timed("server")
 def _train(site: Site, last: Round, workers: Workers, opening: Opening, replies: Replies) -> Round:
-    """The round after `last`, not evaluated."""
-    broadcast, states = opening.broadcast, opening.states
-    number, cohort = broadcast.round, opening.cohort
-    played = Round(
+    """The round after `last`, not evaluated: its clients' summands are added, and make the update."""
+    number, cohort = opening.broadcast.round, opening.cohort
+    unchanged = replace(
+        last,
         round=number,
-        weights=last.weights,
         held=opening.held,
-        memories=last.memories,
         evaluation=None,
-        peak=last.peak,
         forgetting=None,
-        bytes_down=num_bytes([broadcast.weights, broadcast.states, broadcast.payloads]) * len(cohort.chosen),
+        clients=(),
+        seconds=0.0,
+        bytes_down=opening.bytes_down,
+        bytes_up=0,
         notes=cohort.notes,
+        confusions={},
     )
     if not cohort.answered:
         log.warning("round %d is empty, and the model stays as it was: %s", number, cohort)
-        return played
+        return unchanged
+    total, arrivals = add_up(f"round {number}", opening.to_train, replies)
+    updates = total.pop(UPDATES, None)
+    weights, states = _updated(site, last.weights, opening, total)
+    measured = measures.of_round(updates, len(arrivals))
+    measured |= _drift(site, number, workers, last.weights, weights)
+    by_client = {arrival.row.client: arrival for arrival in arrivals}
+    in_order = [by_client[client] for client in cohort.answered if client in by_client]
+    forgotten = {client: memory for client, memory in last.memories.items() if client not in by_client}
+    return replace(
+        unchanged,
+        weights=weights,
+        held={slot: replace(hold, state=states[slot]) for slot, hold in opening.held.items()},
+        memories=forgotten | {a.row.client: a.memory for a in arrivals if a.memory is not None},
+        clients=tuple(arrival.row for arrival in in_order),
+        bytes_up=opening.bytes_surveyed + sum(arrival.bytes_up for arrival in arrivals),
+        notes={**cohort.notes, **measured},
+        confusions={a.row.client: a.confusion for a in in_order if a.confusion is not None},
+    )
 
-    total, found = add_up(f"round {number}", opening.to_train, replies)
-    arrivals = {arrival.row.client: arrival for arrival in found}
-    answers = {client: arrivals[client] for client in (cohort.answered if opening.to_train else ())}
-    memories = {client: memory for client, memory in last.memories.items() if client not in arrivals}
-    memories |= {client: arrival.memory for client, arrival in arrivals.items() if arrival.memory is not None}
-    notes = measures.of_round(total.pop(UPDATES, None), len(found))
 
+def _updated(site: Site, before: Weights, opening: Opening, total: dict[str, Tree]) -> tuple[Weights, dict[str, Tree]]:
+    """The new global model and the parts' new states: each part's `update` of the total of its summands, in turn."""
+    number, states = opening.broadcast.round, dict(opening.states)
     stay = local_names(opening.parts, site.model)
     trainable = frozenset(shared(stay, parameters_of(site.model)))
-    step = Step(server_view(site, number, copied(last.weights)), None, trainable)
+    step = Step(server_view(site, number, copied(before)), None, trainable)
     with at(f"update, round {number}"), isolated(seed_of(site.job.seed, Purpose.UPDATE, number), site.device):
         for part in opening.parts:
-            given = part.update(states[part.slot], total.get(part.slot), step)
-            states[part.slot], step = two_values(part, "update", given, "state", "step")
+            values = part.update(states[part.slot], total.get(part.slot), step)
+            states[part.slot], step = two_values(part, "update", values, "state", "step")
             refuse_spoilt(f"round {number}, after {type(part).__name__}.update", step)
             if stay and step.proposed is not None:
                 step = step.towards(put_back(stay, step.proposed, step.weights))
-    if (difference := first_difference(step.averaged, last.weights)) is not None:
-        raise RunFailed(f"round {number}: the average does not fit the model: {difference}")
-    weights = {name: step.averaged[name] for name in last.weights}  # always in the model's order
-    if "drift" in site.job.measures(number):
-        before, after = workers.activations(last.weights), workers.activations(weights)
-        if before is not None and after is not None:
-            notes |= {f"drift.{key}": value for key, value in measures.aligned(before, after)}
-    return replace(
-        played,
-        weights=weights,
-        held={slot: replace(hold, state=states[slot]) for slot, hold in opening.held.items()},
-        memories=memories,
-        clients=tuple(arrival.row for arrival in answers.values()),
-        bytes_up=opening.bytes_surveyed + sum(arrival.bytes_up for arrival in arrivals.values()),
-        notes={**cohort.notes, **notes},
-        confusions={client: one.confusion for client, one in answers.items() if one.confusion is not None},
-    )
+    unlike = first_difference(step.averaged, before)
+    if unlike is not None:
+        raise RunFailed(f"round {number}: the average does not fit the model: {unlike}")
+    return {name: step.averaged[name] for name in before}, states  # always in the model's order
+
+
+def _drift(site: Site, number: int, workers: Workers, before: Weights, after: Weights) -> dict[str, float]:
+    """How much the global model's neurons have changed in a round, if the job measures that."""
+    if "drift" not in site.job.measures(number):
+        return {}
+    of_before, of_after = workers.activations(before), workers.activations(after)
+    if of_before is None or of_after is None:
+        return {}
+    return {f"drift.{key}": value for key, value in measures.aligned(of_before, of_after)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,6 +244,12 @@ class Opening:
     bytes_surveyed: int
 
     @property
+    def bytes_down(self) -> int:
+        """What the server sends: the same message to each client that was chosen."""
+        message = [self.broadcast.weights, self.broadcast.states, self.broadcast.payloads]
+        return num_bytes(message) * len(self.cohort.chosen)
+
+    @property
     def to_train(self) -> Sequence[Task]:
         """The tasks of training: none in CCVR's round, which needs the survey alone."""
         return self.tasks if trains(self.parts) else ()
@@ -225,7 +261,8 @@ def open_round(site: Site, last: Round, workers: Workers, clients: Sequence[int]
     Where no client of the cohort answers, no hook is called but `init`.
     """
     number, job = last.round + 1, site.job
-    parts, view, payloads = parts_at(job.method, number), server_view(site, number, copied(last.weights)), {}
+    parts = parts_at(job.method, number)
+    view = server_view(site, number, copied(last.weights))
     cohort = cohort_of(site, number) if clients is None else Cohort(clients, clients)
     tasks = cut({client: site.federation.num_examples(client) for client in cohort.answered}, job.train)
     with at(f"init, round {number}"), isolated(seed_of(job.seed, Purpose.INIT, number), site.device):
@@ -239,10 +276,11 @@ def open_round(site: Site, last: Round, workers: Workers, clients: Sequence[int]
     replies = workers.survey(broadcast, tasks) if surveyors else ()
     surveyed, sizes = add_up(f"round {number} (survey)", tasks if surveyors else (), replies)
 
+    payloads: dict[str, Tree] = {}
     with at(f"tell, round {number}"), isolated(seed_of(job.seed, Purpose.TELL, number), site.device):
         for part in parts:
-            given = part.tell(states[part.slot], view, surveyed.get(part.slot))
-            states[part.slot], payload = two_values(part, "tell", given, "state", "payload")
+            values = part.tell(states[part.slot], view, surveyed.get(part.slot))
+            states[part.slot], payload = two_values(part, "tell", values, "state", "payload")
             if payload is not None:
                 payloads[part.slot] = payload
     return Opening(cohort, tasks, parts, held, states, replace(broadcast, payloads=payloads), sum(sizes))
