@@ -15,7 +15,8 @@ from torch import nn
 
 from rayfed.clients.settings import Training
 from rayfed.data import sources
-from rayfed.data.federation import Federation, pixel_moments
+from rayfed.data.federation import Federation
+from rayfed.data.inputs import pixel_moments
 from rayfed.data.partition import Iid, Partition
 from rayfed.data.samples import Samples
 from rayfed.data.settings import MINI, Augment, Data
@@ -82,7 +83,7 @@ def make_federation():
         train = _samples(rng, np.concatenate([*labels, np.repeat(np.arange(len(CLASSES)), 2)]))
         test = _samples(rng, rng.integers(0, len(CLASSES), 30))
         dealt = Partition.of_owners(np.repeat(np.arange(len(counts)), counts.sum(axis=1)), len(counts))
-        mean, std = pixel_moments(train.images)
+        mean, std = pixel_moments(train.examples)
         return Federation(train, test, dealt, dealt, mean, std, auxiliary=np.arange(counts.sum(), len(train)))
 
     return make

@@ -151,7 +151,7 @@ def test_a_round_is_evaluated_with_its_own_weights(make_site, play):
         site.model.load_state_dict(round.weights)
         std = torch.tensor(site.federation.std).view(1, -1, 1, 1)
         mean = torch.tensor(site.federation.mean).view(1, -1, 1, 1)
-        images, labels = (torch.from_numpy(test.images).float() / 255 - mean) / std, torch.from_numpy(test.labels)
+        images, labels = (torch.from_numpy(test.examples).float() / 255 - mean) / std, torch.from_numpy(test.labels)
         with torch.no_grad():
             logits = site.model.eval()(images)
         assert round.test_accuracy == pytest.approx((logits.argmax(1) == labels).float().mean().item())

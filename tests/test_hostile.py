@@ -373,7 +373,7 @@ def test_image_bombs_are_refused(tmp_path, name):
 def test_the_first_of_many_frames_is_read(tmp_path):
     frames = [Image.new("P", (8, 8), i) for i in range(200)]
     path = write(tmp_path / "a.parquet", [encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])] * 2)
-    assert load(Data(path, test=path)).train.images.shape[2:] == (8, 8)
+    assert load(Data(path, test=path)).train.examples.shape[2:] == (8, 8)
 
 
 # --- folders

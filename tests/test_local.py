@@ -167,7 +167,7 @@ def test_hooks_run_in_order_and_see_their_client(make_site):
     images, labels = next(view.samples())
     rows = site.federation.client(CLIENT)
     assert labels.tolist() == site.federation.train.labels[rows].tolist()
-    plain = site.federation.train.images[rows] / 255.0
+    plain = site.federation.train.examples[rows] / 255.0
     np.testing.assert_allclose(images, (plain - site.federation.mean[0]) / site.federation.std[0], atol=1e-5)
     assert [len(labels) for _, labels in view.samples(4)] == [4, 4, 3]
 
@@ -381,9 +381,9 @@ def test_a_client_draws_its_own_numbers_in_each_round(seed, round, client, make_
     """Two clients have the same image: only what Dropout and Cutout draw differs."""
     setting = {"counts": [[1, 0, 0, 0]] * 2, "norm": True, "augment": Augment(cutout=2), "lr_decay": 1.0}
     one, other = make_site(fedavg(), **setting), make_site(fedavg(), **setting, seed=seed)
-    same = one.federation.train.images
+    same = one.federation.train.examples
     same[1] = same[0]
-    other.federation.train.images[:2] = same[:2]
+    other.federation.train.examples[:2] = same[:2]
     a = trained(one, broadcast_of(one, 1), client=0)
     b = trained(other, broadcast_of(other, round), client=client)
     assert not torch.equal(a["head.weight"], b["head.weight"])

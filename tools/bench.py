@@ -365,7 +365,7 @@ def tensors(data: Federation) -> tuple[Tensor, ...]:
     def normalised(images: np.ndarray) -> Tensor:
         return torch.from_numpy(images).float().div_(255).sub_(mean).div_(std)
 
-    both = ((normalised(samples.images), torch.from_numpy(samples.labels)) for samples in (data.train, data.test))
+    both = ((normalised(samples.examples), torch.from_numpy(samples.labels)) for samples in (data.train, data.test))
     return tuple(tensor for pair in both for tensor in pair)
 
 

@@ -1,10 +1,9 @@
-"""Batches: augmentation of whole batches of tensors, each image with its own draw; tokens and vectors as they are.
+"""Batches: augmentation of whole batches of images, each image with its own draw; other examples as they are.
 
 Order: random crop, horizontal flip, normalisation, Cutout. Draws come from a CPU generator, so that a seed gives the
 same augmentation on every device.
 
-Shapes: `n` images of a client, `B` of a batch, `C` channels, `H` x `W` pixels, `p` pixels of padding, `L` tokens, `D`
-features.
+Shapes: `n` images of a client, `B` of a batch, `C` channels, `H` x `W` pixels, `p` pixels of padding.
 
 >>> images = torch.arange(2 * 16, dtype=torch.uint8).reshape(2, 1, 4, 4)
 >>> batches = prepare(images, mean=(0.0,), std=(1 / 255,), augment=Augment(crop=1, flip=True))
@@ -85,9 +84,9 @@ class Batches:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """A client's tokens or vectors, ready for batches; made by `prepare`."""
+    """A client's tokens or vectors, ready for batches."""
 
-    ready: Tensor  # int64 (n, L), or float32 (n, D)
+    ready: Tensor  # (n, ...), as a model takes them
 
     def plain(self, rows: Tensor) -> Tensor:
         """The examples `rows` (B,)."""
@@ -98,19 +97,11 @@ class Rows:
         return self.plain(rows)
 
 
-def prepare(
-    images: Tensor, mean: Sequence[float], std: Sequence[float], augment: Augment | None = None
-) -> Batches | Rows:
+def prepare(images: Tensor, mean: Sequence[float], std: Sequence[float], augment: Augment | None = None) -> Batches:
     """Pad a client's images, uint8 (n, C, H, W) on any device, once, for all its batches of a round.
 
-    `mean` and `std` are per channel, of pixels in [0, 1]. Or standardise vectors of floats, (n, D), by a `mean` and a
-    `std` per feature; tokens, int64 (n, L), stay as they are.
+    `mean` and `std` are per channel, of pixels in [0, 1].
     """
-    if images.is_floating_point():
-        centre, scale = (torch.tensor(each, dtype=torch.float64, device=images.device) for each in (mean, std))
-        return Rows(((images.double() - centre) / scale).float())  # a date in seconds has too many digits for float32
-    if images.dtype != torch.uint8:
-        return Rows(images)
     augment = augment or Augment()
     p = augment.crop
     if p and augment.crop_padding == "reflect":

@@ -20,14 +20,13 @@ import torch
 from torch import Tensor
 
 from rayfed.base.errors import InputError
-from rayfed.data.augment import prepare
-from rayfed.data.inputs import Images, Inputs, Tokens, Vectors
+from rayfed.data.augment import Batches, Rows, refuse_too_small
+from rayfed.data.inputs import Images, Inputs, inputs_of
 from rayfed.data.partition import PARTITIONS, Natural, Partition, Rule
 from rayfed.data.samples import Dataset, Samples
-from rayfed.data.settings import Data
+from rayfed.data.settings import Augment, Data
 
-ROWS = 1024  # at a time, where a sum of vectors is taken
-EVALUATION_BATCH = 250  # images per forward pass; a constant, since the batch size can change the last bits
+EVALUATION_BATCH = 250  # examples per forward pass; a constant, since the batch size can change the last bits
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,11 +57,7 @@ class Federation:
     @property
     def inputs(self) -> Inputs:
         """What the examples are, and so what a model takes."""
-        if self.train.images.dtype == np.uint8:
-            channels, height, width = self.train.shape
-            return Images((channels, height, width))
-        (length,) = self.train.shape
-        return Vectors(length) if self.train.images.dtype.kind == "f" else Tokens(length, self.train.vocabulary)
+        return inputs_of(self.train)
 
     def client(self, i: int) -> np.ndarray:
         """Client `i`'s indices into `train`, sorted."""
@@ -75,14 +70,21 @@ class Federation:
         """The number of images of each class that client `i` holds, int64 (K,)."""
         return np.bincount(self.train.labels[self.client(i)], minlength=self.num_classes)
 
+    def prepared(
+        self, samples: Samples, rows: np.ndarray, device: torch.device, augment: Augment | None = None
+    ) -> tuple[Batches | Rows, Tensor]:
+        """Some rows of `train` or `test`, ready for batches, and their labels, int64 (rows,)."""
+        examples = torch.from_numpy(samples.examples[rows]).to(device)
+        labels = torch.from_numpy(samples.labels[rows]).to(device)
+        return self.inputs.prepare(examples, self.mean, self.std, augment), labels
+
     def batches(
         self, samples: Samples, rows: np.ndarray, device: torch.device, size: int = EVALUATION_BATCH
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Normalised images and labels of some rows of `train` or `test`, in order, without augmentation."""
+        """What a model takes of some rows of `train` or `test`, and the labels, in order, without augmentation."""
         for start in range(0, len(rows), size):
-            some = samples.take(rows[start : start + size])
-            images = prepare(torch.from_numpy(some.images).to(device), self.mean, self.std)
-            yield images.plain(torch.arange(len(some))), torch.from_numpy(some.labels).to(device)
+            examples, labels = self.prepared(samples, rows[start : start + size], device)
+            yield examples.plain(torch.arange(len(labels))), labels
 
     def cells(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The filled cells of clients by classes: the client, the class, the number of images, each int64 (cells,)."""
@@ -95,7 +97,7 @@ class Federation:
         """SHA-256 of all images and labels, training and test."""
         digest = hashlib.sha256()
         for samples in (self.train, self.test):
-            digest.update(samples.images.data)
+            digest.update(samples.examples.data)
             digest.update(samples.labels.data)
         return digest.hexdigest()
 
@@ -113,7 +115,12 @@ def open_federation(data: Data, *, auxiliary_per_class: int = 0) -> Federation:
             both = f"data.client = '{data.client}' and data.partition.column = '{rule.column}'"
             raise InputError(f"{both} name different columns; give only one of the two")
         data = replace(data, client=rule.column)
-    return federate(load(data), rule, auxiliary_per_class=max(auxiliary_per_class, data.auxiliary_per_class))
+    dataset = load(data)
+    inputs = inputs_of(dataset.train)
+    if isinstance(inputs, Images):
+        _, height, width = inputs.image_shape
+        refuse_too_small(height, width, data.augment)
+    return federate(dataset, rule, auxiliary_per_class=max(auxiliary_per_class, data.auxiliary_per_class))
 
 
 def federate(dataset: Dataset, rule: Rule, *, auxiliary_per_class: int = 0) -> Federation:
@@ -134,7 +141,7 @@ def federate(dataset: Dataset, rule: Rule, *, auxiliary_per_class: int = 0) -> F
         )
     dealt = Partition(np.asarray(dealt.indices, dtype=np.int64), np.asarray(dealt.offsets, dtype=np.int64))
     partition, auxiliary = _withdraw(dealt, train, auxiliary_per_class, getattr(rule, "seed", 0))
-    mean, std = moments(train.images)
+    mean, std = inputs_of(train).moments(train.examples)
     return Federation(train, dataset.test, partition, dealt, mean, std, auxiliary)
 
 
@@ -168,51 +175,6 @@ def _split_own(rule: Rule, labels: np.ndarray, num_classes: int, groups: np.ndar
     if len(wrong := np.flatnonzero(times != 1)):
         raise InputError(f"{name} deals image {wrong[0]} {times[wrong[0]]} times; deal each image once")
     return dealt
-
-
-def moments(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """What `prepare` needs of the training set: of images by channel, of vectors by feature, of tokens nothing."""
-    if images.dtype == np.uint8:
-        return pixel_moments(images)
-    return feature_moments(images) if images.dtype.kind == "f" else ((), ())
-
-
-def feature_moments(vectors: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each feature of (N, D), in its unit.
-
-    A constant feature has deviation 1, so that it can be a divisor.
-
-    >>> feature_moments(np.array([[1.0, 5.0], [3.0, 5.0]]))
-    ((2.0, 5.0), (1.0, 1.0))
-    """
-    some = [vectors[start : start + ROWS] for start in range(0, len(vectors), ROWS)]  # float64 takes twice the memory
-    mean = sum(block.sum(axis=0, dtype=np.float64) for block in some) / len(vectors)
-    squares = sum(np.square(block - mean).sum(axis=0) for block in some)
-    constant = vectors.min(axis=0) == vectors.max(axis=0)  # rounding may leave it a deviation that is not quite 0
-    deviation = np.where(constant, 1.0, np.sqrt(squares / len(vectors)))
-    return tuple(mean.tolist()), tuple(deviation.tolist())
-
-
-def pixel_moments(images: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel of uint8 (N, C, H, W), in units of [0, 1].
-
-    The sums are of integers, hence exact and the same on every machine. A constant channel has deviation 1, so that it
-    can be a divisor.
-
-    >>> pixel_moments(np.array([0, 255], dtype=np.uint8).reshape(2, 1, 1, 1))
-    ((0.5,), (0.5,))
-    """
-    channels = images.shape[1]
-    total, squares = np.zeros(channels, dtype=np.int64), np.zeros(channels, dtype=np.int64)
-    for start in range(0, len(images), 1024):  # some at a time: the squares take twice the memory of the images
-        some = images[start : start + 1024]
-        total += some.sum(axis=(0, 2, 3), dtype=np.int64)
-        squares += np.square(some, dtype=np.uint16).sum(axis=(0, 2, 3), dtype=np.int64)  # 255**2 < 2**16
-    count = images.size // channels
-    mean = tuple(int(t) / count / 255 for t in total)
-    # n**2 times the variance is a whole number too, and Python's integers do not overflow.
-    spread = (int(s) * count - int(t) ** 2 for s, t in zip(squares, total, strict=True))
-    return mean, tuple((v**0.5 / count / 255) or 1.0 for v in spread)
 
 
 def _withdraw(dealt: Partition, train: Samples, per_class: int, seed: int) -> tuple[Partition, np.ndarray]:

@@ -6,20 +6,30 @@ The fields of a kind are the keyword arguments with which a model for it is buil
 {'length': 32, 'vocabulary': 500}
 >>> print(Images((1, 28, 28)), Vectors(7), sep="; ")
 images of 1x28x28; vectors of 7 features
+
+Shapes: `n` examples, `B` of a batch, `C` channels, `H` x `W` pixels, `L` tokens, `D` features.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from rayfed.data.augment import Batches, Rows, prepare
+from rayfed.data.samples import Samples
+from rayfed.data.settings import Augment
+
+SOME = 1024  # examples of which a sum is taken at a time: squares take twice the memory of what they are squares of
+Moments = tuple[tuple[float, ...], tuple[float, ...]]  # mean and standard deviation, as `prepare` takes them
 
 
 class Images(NamedTuple):
     """Images of one shape; in a batch normalised, float32 (B, C, H, W)."""
 
-    image_shape: tuple[int, int, int]  # (channels, height, width)
+    image_shape: tuple[int, int, int]  # (C, H, W)
 
     @property
     def less(self) -> str:
@@ -36,9 +46,19 @@ class Images(NamedTuple):
         """Made-up examples, as a batch has them, to try a model on."""
         return torch.linspace(0, 1, count * math.prod(self.image_shape)).view(count, *self.image_shape)
 
+    def moments(self, examples: np.ndarray) -> Moments:
+        """By channel, of a training set, uint8 (n, C, H, W)."""
+        return pixel_moments(examples)
+
+    def prepare(
+        self, examples: Tensor, mean: Sequence[float], std: Sequence[float], augment: Augment | None
+    ) -> Batches:
+        """Images, uint8 (n, C, H, W), ready for batches."""
+        return prepare(examples, mean, std, augment)
+
 
 class Tokens(NamedTuple):
-    """Lists of token numbers, cut and padded to one length; in a batch int64 (B, length)."""
+    """Lists of token numbers, cut and padded to one length; in a batch int64 (B, L)."""
 
     length: int
     vocabulary: int  # each number is below it; 0, the padding, is one of them
@@ -58,9 +78,17 @@ class Tokens(NamedTuple):
         """Made-up examples, as a batch has them, to try a model on."""
         return (torch.arange(count * self.length) % self.vocabulary).view(count, self.length)
 
+    def moments(self, examples: np.ndarray) -> Moments:
+        """None: token numbers are names."""
+        return (), ()
+
+    def prepare(self, examples: Tensor, mean: Sequence[float], std: Sequence[float], augment: Augment | None) -> Rows:
+        """Tokens, int64 (n, L), as they are."""
+        return Rows(examples)
+
 
 class Vectors(NamedTuple):
-    """Vectors of numbers; in a batch standardised, float32 (B, num_features)."""
+    """Vectors of numbers; in a batch standardised, float32 (B, D)."""
 
     num_features: int
 
@@ -79,15 +107,72 @@ class Vectors(NamedTuple):
         """Made-up examples, as a batch has them, to try a model on."""
         return torch.linspace(0, 1, count * self.num_features).view(count, self.num_features)
 
+    def moments(self, examples: np.ndarray) -> Moments:
+        """By feature, of a training set (n, D)."""
+        return feature_moments(examples)
+
+    def prepare(self, examples: Tensor, mean: Sequence[float], std: Sequence[float], augment: Augment | None) -> Rows:
+        """Vectors, floats (n, D), standardised by a `mean` and a `std` per feature."""
+        centre = torch.tensor(mean, dtype=torch.float64, device=examples.device)
+        scale = torch.tensor(std, dtype=torch.float64, device=examples.device)
+        return Rows(((examples.double() - centre) / scale).float())  # a date in seconds has too many digits for float32
+
 
 Inputs = Images | Tokens | Vectors
 INPUTS: tuple[type[Images] | type[Tokens] | type[Vectors], ...] = (Images, Tokens, Vectors)
 
 
-def inputs_of(given: Mapping[str, Any]) -> Inputs:
+def inputs_of(samples: Samples) -> Inputs:
+    """What the examples of a set are, by the type of their numbers."""
+    if samples.examples.dtype == np.uint8:
+        channels, height, width = samples.shape
+        return Images((channels, height, width))
+    (length,) = samples.shape
+    return Vectors(length) if samples.examples.dtype.kind == "f" else Tokens(length, samples.vocabulary)
+
+
+def inputs_with(keywords: Mapping[str, Any]) -> Inputs:
     """The inputs with these fields. Raises TypeError where they are those of no kind."""
     for kind in INPUTS:
-        if given.keys() == {*kind._fields}:
-            return kind(**given)
+        if keywords.keys() == {*kind._fields}:
+            return kind(**keywords)
     kinds = ", or ".join(" and ".join(kind._fields) for kind in INPUTS)
-    raise TypeError(f"a model is for inputs given by {kinds}; not by {' and '.join(given) or 'nothing'}")
+    raise TypeError(f"a model is for inputs given by {kinds}; not by {' and '.join(keywords) or 'nothing'}")
+
+
+def pixel_moments(images: np.ndarray) -> Moments:
+    """Mean and standard deviation of each channel of uint8 (n, C, H, W), in units of [0, 1].
+
+    The sums are of integers, hence exact and the same on every machine. A constant channel has deviation 1, so that it
+    can be a divisor.
+
+    >>> pixel_moments(np.array([0, 255], dtype=np.uint8).reshape(2, 1, 1, 1))
+    ((0.5,), (0.5,))
+    """
+    channels = images.shape[1]
+    total, squares = np.zeros(channels, dtype=np.int64), np.zeros(channels, dtype=np.int64)
+    for start in range(0, len(images), SOME):
+        some = images[start : start + SOME]
+        total += some.sum(axis=(0, 2, 3), dtype=np.int64)
+        squares += np.square(some, dtype=np.uint16).sum(axis=(0, 2, 3), dtype=np.int64)  # 255**2 < 2**16
+    count = images.size // channels
+    mean = tuple(int(t) / count / 255 for t in total)
+    # n**2 times the variance is a whole number too, and Python's integers do not overflow.
+    spread = (int(s) * count - int(t) ** 2 for s, t in zip(squares, total, strict=True))
+    return mean, tuple((v**0.5 / count / 255) or 1.0 for v in spread)
+
+
+def feature_moments(vectors: np.ndarray) -> Moments:
+    """Mean and standard deviation of each feature of (n, D), in its unit.
+
+    A constant feature has deviation 1, so that it can be a divisor.
+
+    >>> feature_moments(np.array([[1.0, 5.0], [3.0, 5.0]]))
+    ((2.0, 5.0), (1.0, 1.0))
+    """
+    blocks = [vectors[start : start + SOME] for start in range(0, len(vectors), SOME)]
+    mean = sum(block.sum(axis=0, dtype=np.float64) for block in blocks) / len(vectors)
+    squares = sum(np.square(block - mean).sum(axis=0) for block in blocks)
+    constant = vectors.min(axis=0) == vectors.max(axis=0)  # rounding may leave it a deviation that is not quite 0
+    deviation = np.where(constant, 1.0, np.sqrt(squares / len(vectors)))
+    return tuple(mean.tolist()), tuple(deviation.tolist())

@@ -1,8 +1,8 @@
-"""Labelled images as plain arrays: every source is read into them, and all later layers use them.
+"""Labelled examples as plain arrays: every source is read into them, and all later layers use them.
 
-In place of images there may be lists of tokens, or vectors of features (`rayfed.data.inputs`).
+Examples are images, lists of tokens or vectors of features (`rayfed.data.inputs`).
 
-Shapes: `N` images, `C` channels, `H` x `W` pixels, `K` classes, `L` tokens, `D` features.
+Shapes: `N` examples, `C` channels, `H` x `W` pixels, `K` classes, `L` tokens, `D` features.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ PADDING = 0  # in place of a token, after the end of a list
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """A labelled set of images."""
+    """A labelled set of examples."""
 
-    images: np.ndarray  # uint8 (N, C, H, W), C is 1 (grey) or 3 (RGB); or int64 (N, L), or floats (N, D); C-contiguous
+    examples: np.ndarray  # uint8 (N, C, H, W), C is 1 or 3; or tokens, int64 (N, L); or floats (N, D); C-contiguous
     labels: np.ndarray  # int64 (N,), 0..K-1
     classes: tuple[str, ...]  # the K class names, in label order
     groups: np.ndarray | None = None  # int64 (N,): each row's natural client, numbered by sorted name
@@ -37,12 +37,12 @@ class Samples:
     @property
     def shape(self) -> tuple[int, ...]:
         """(C, H, W), (L,) or (D,): of one example."""
-        return self.images.shape[1:]
+        return self.examples.shape[1:]
 
     def take(self, rows: np.ndarray) -> Samples:
         """A copy with these rows only."""
         groups, domains = (None if each is None else each[rows] for each in (self.groups, self.domains))
-        return replace(self, images=self.images[rows], labels=self.labels[rows], groups=groups, domains=domains)
+        return replace(self, examples=self.examples[rows], labels=self.labels[rows], groups=groups, domains=domains)
 
     def by_domain(self, rows: np.ndarray) -> np.ndarray:
         """How many of these rows each domain has, int64 (domains,); (0,) where the set has no domains."""

@@ -5,7 +5,7 @@ image folders, on a local disk, on any file system that pyarrow reaches (s3://, 
 hub (hf://).
 
 >>> data = load(Data("fashion-mnist-mini"))
->>> data.train.images.shape, data.train.images.dtype, data.test.images.shape
+>>> data.train.examples.shape, data.train.examples.dtype, data.test.examples.shape
 ((10000, 1, 28, 28), dtype('uint8'), (2000, 1, 28, 28))
 >>> data.train.classes[:3]
 ('T-shirt/top', 'Trouser', 'Pullover')
@@ -96,7 +96,9 @@ def _load(data: Data) -> Dataset:
     sets = hold_out(train, data.test_fraction, data.test_seed) if test is None else Dataset(train, test)
     if not data.size:
         return sets
-    return Dataset(*(replace(samples, images=resize(samples.images, data.size)) for samples in (sets.train, sets.test)))
+    return Dataset(
+        *(replace(samples, examples=resize(samples.examples, data.size)) for samples in (sets.train, sets.test))
+    )
 
 
 def read_download(name: str, root: str, split: str) -> tuple[Samples, Samples]:

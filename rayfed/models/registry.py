@@ -14,7 +14,7 @@ from torch import nn
 
 from rayfed.base.errors import InputError, told
 from rayfed.base.values import UnknownKey, build, find
-from rayfed.data.inputs import INPUTS, Images, Inputs, inputs_of
+from rayfed.data.inputs import INPUTS, Images, Inputs, inputs_with
 from rayfed.data.memory import MEMORY
 from rayfed.models.classifier import has_features
 from rayfed.models.convnets import cnn, lenet
@@ -58,7 +58,7 @@ def build_model(
     >>> sum(parameter.numel() for parameter in model.parameters())
     1663370
     """
-    inputs = inputs_of(shape)
+    inputs = inputs_with(shape)
     is_shape = not isinstance(inputs, Images) or (len(inputs.image_shape) == 3 and min(inputs.image_shape) > 0)
     if not is_shape or num_classes < 1:
         needs = "an image shape (channels, height, width) and at least one class"

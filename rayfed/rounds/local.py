@@ -24,9 +24,7 @@ from rayfed.base.seeds import Purpose, seed_of
 from rayfed.clients.batches import batches
 from rayfed.clients.optimizers import stepper
 from rayfed.clients.trace import Trace
-from rayfed.data.augment import prepare, refuse_too_small
 from rayfed.data.federation import Federation, open_federation
-from rayfed.data.inputs import Images
 from rayfed.job import Job
 from rayfed.losses import metrics
 from rayfed.losses.metrics import Evaluation
@@ -130,8 +128,7 @@ def open_site(job: Job) -> Site:
     from rayfed.clients.trace_file import open_trace  # brings pyarrow, which actors that are sent a site never need
 
     federation = open_data(job)
-    if isinstance(inputs := federation.inputs, Images):
-        refuse_too_small(*inputs.image_shape[1:], job.data.augment)
+    inputs = federation.inputs
     if job.clients.chosen(job.train.clients_per_round) > federation.num_clients:
         given = f"train.clients_per_round = {job.train.clients_per_round}"
         given += f", clients.oversample = {job.clients.oversample}" if job.clients.oversample > 1 else ""
@@ -241,9 +238,7 @@ def _descend(
     """The optimizer's steps, in place on the model: the loss of every step, and the means of the notes."""
     data, training = site.federation, site.job.train
     rows = data.client(client.id)
-    pixels = torch.from_numpy(data.train.images[rows]).to(site.device)
-    images = prepare(pixels, data.mean, data.std, site.job.data.augment)
-    labels = torch.from_numpy(data.train.labels[rows]).to(site.device)
+    examples, labels = data.prepared(data.train, rows, site.device, site.job.data.augment)
     parameters = parameters_of(in_training(model))
     step = client.stepper(parameters)
     parameters = shared(local_names(parts, model), parameters)
@@ -256,7 +251,7 @@ def _descend(
     for index in batches(len(rows), training, rng):
         at = index.to(site.device, non_blocking=True)  # else each step would wait for the GPU
         known_here = partial(known, at) if known else None
-        batch = Batch(images.augmented(index, rng), labels[at], model, parameters, client, known_here, notes)
+        batch = Batch(examples.augmented(index, rng), labels[at], model, parameters, client, known_here, notes)
         terms = {part.slot: a_term(part, part.loss(batch, local[part.slot])) for part in with_terms}
         loss = reduce(torch.add, (term for term in terms.values() if term is not None))
         step(loss)

@@ -67,7 +67,7 @@ def test_two_rounds_of_one_client_are_torchs_with_a_new_optimizer_in_each(make_s
     site = make_site(fedavg(), momentum=0.9 if name == "sgd" else 0.0, lr_decay=1.0, **setting)
     training, weights, data = site.job.train, state_of(site.model), site.federation
     rows = data.client(0)
-    images = prepare(torch.from_numpy(data.train.images[rows]), data.mean, data.std).plain(torch.arange(len(rows)))
+    images = prepare(torch.from_numpy(data.train.examples[rows]), data.mean, data.std).plain(torch.arange(len(rows)))
     labels = torch.from_numpy(data.train.labels[rows])
     played = play(make_site(fedavg(), momentum=training.momentum, lr_decay=1.0, **setting))
     for round in played[1:]:

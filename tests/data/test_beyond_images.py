@@ -98,9 +98,9 @@ def test_lists_are_cut_and_padded(folder):
     train = {"ids": [[5, 1, 2], [7], [], [3, 4]], "label": [0, 1, 0, 1]}
     source = folder(train, {"ids": [[1, 2, 3, 4]], "label": [0]})
     whole, cut = load(Data(source, tokens="ids")), load(Data(source, tokens="ids", length=2, vocabulary=50))
-    assert whole.train.images.tolist() == [[5, 1, 2], [7, 0, 0], [0, 0, 0], [3, 4, 0]]
-    assert whole.test.images.tolist() == [[1, 2, 3]]  # the training set's length
-    assert cut.train.images.tolist() == [[5, 1], [7, 0], [0, 0], [3, 4]]
+    assert whole.train.examples.tolist() == [[5, 1, 2], [7, 0, 0], [0, 0, 0], [3, 4, 0]]
+    assert whole.test.examples.tolist() == [[1, 2, 3]]  # the training set's length
+    assert cut.train.examples.tolist() == [[5, 1], [7, 0], [0, 0], [3, 4]]
     kinds = [federate(dataset, Iid(1)).inputs for dataset in (whole, cut)]
     assert kinds == [Tokens(3, vocabulary=8), Tokens(2, vocabulary=50)]
     assert (whole.test.vocabulary, cut.test.vocabulary) == (8, 50)
@@ -113,18 +113,18 @@ def test_lists_of_any_type_and_in_any_number_of_row_groups_are_the_same(folder, 
     table = pa.table({"ids": pa.array([[1, 2], [3, 4], [5, 6]], kind), "label": [0, 1, 0]})
     source = folder(table)
     pq.write_table(table, tmp_path / "train.parquet", row_group_size=1)
-    assert load(Data(source, tokens="ids")).train.images.tolist() == [[1, 2], [3, 4], [5, 6]]
+    assert load(Data(source, tokens="ids")).train.examples.tolist() == [[1, 2], [3, 4], [5, 6]]
 
 
 def test_words_are_hashed_to_the_same_numbers_in_every_process(folder):
     source = folder({"text": ["The goal, the GOAL!", "naïve Bär 2x", ""], "label": [0, 1, 0]})
     data = Data(source, text="text", vocabulary=1000)
     the, goal, *others = (zlib.crc32(word.encode()) % 999 + 1 for word in ("the", "goal", "naïve", "bär", "2x"))
-    assert load(data).train.images.tolist() == [[the, goal, the, goal], [*others, 0], [0] * 4]
+    assert load(data).train.examples.tolist() == [[the, goal, the, goal], [*others, 0], [0] * 4]
     names = "from rayfed.data.settings import *; from rayfed.data.sources import load"
-    script = f"{names}; print(load({data!r}).train.images.tolist())"
+    script = f"{names}; print(load({data!r}).train.examples.tolist())"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == str(load(data).train.images.tolist())
+    assert done.stdout.strip() == str(load(data).train.examples.tolist())
 
 
 def test_vectors_are_standardised_by_the_training_set(folder):
@@ -154,7 +154,7 @@ def test_constant_features_are_zero_however_their_mean_is_rounded(folder):
 
 def test_float32_stays_float32(folder):
     data = load(Data(folder({"x": np.float32([1, 2]), "n": np.int16([1, 2]), "label": [0, 1]}), features=["x", "n"]))
-    assert data.train.images.dtype == np.float32
+    assert data.train.examples.dtype == np.float32
 
 
 @pytest.mark.parametrize("changed", [{"tokens": [[1, 2], [1, 3]]}, {"label": [1, 1]}])

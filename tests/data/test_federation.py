@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from rayfed.base.errors import InputError
-from rayfed.data.federation import federate, open_federation, pixel_moments
-from rayfed.data.inputs import Images
+from rayfed.data.federation import federate, open_federation
+from rayfed.data.inputs import Images, pixel_moments
 from rayfed.data.partition import Dirichlet, Iid, Natural, Shards
 from rayfed.data.samples import Dataset, Samples
 from rayfed.data.settings import Data
@@ -47,7 +47,7 @@ def test_the_hash_covers_every_image_and_label():
             getattr(getattr(data, part), column)[-1] ^= 1
         return federate(data, Iid(2)).hash()
 
-    changed = [hashed(part, column) for part in ("train", "test") for column in ("images", "labels")]
+    changed = [hashed(part, column) for part in ("train", "test") for column in ("examples", "labels")]
     assert hashed() == hashed()
     assert len({hashed(), *changed}) == 5
 

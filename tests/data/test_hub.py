@@ -131,7 +131,7 @@ def test_a_named_set_is_downloaded_once_with_its_splits_and_class_names(server, 
     data = load(Data("cinic10", root=root))
     assert data.train.labels.tolist() == [0, 1, 1, 1] and data.test.labels.tolist() == [1, 0, 1]
     assert data.train.classes == ("cat", "dog")
-    assert data.train.images[:, 0, 0, 0].tolist() == [0, 1, 1, 1] and data.train.shape == (3, 4, 4)
+    assert data.train.examples[:, 0, 0, 0].tolist() == [0, 1, 1, 1] and data.train.shape == (3, 4, 4)
     assert sources.is_here("cinic10", root) and not sources.is_here("femnist", root)
     assert not any(path.endswith("README.md") for path in server.asked)
     asked = len(server.asked)
@@ -196,7 +196,7 @@ def test_without_a_network_a_copy_is_read_and_a_missing_one_is_refused(server, t
     server.shutdown()
     server.server_close()
     again = load(Data("tiny-imagenet", root=str(tmp_path)))
-    assert np.array_equal(first.train.images, again.train.images)
+    assert np.array_equal(first.train.examples, again.train.examples)
     refused = f"'hf://datasets/flwrlabs/cinic10': {tmp_path}/hub has no copy, and the download failed .*run once where"
     with pytest.raises(InputError, match=refused):
         load(Data("cinic10", root=str(tmp_path)))

@@ -64,10 +64,10 @@ def refuses(source: Data, message: str) -> None:
 
 def test_the_embedded_set_is_balanced():
     data = load(Data())
-    assert data.train.images.shape == (10_000, 1, 28, 28)
-    assert data.test.images.shape == (2_000, 1, 28, 28)
-    assert data.train.images.dtype == np.uint8
-    assert data.train.images.flags.c_contiguous
+    assert data.train.examples.shape == (10_000, 1, 28, 28)
+    assert data.test.examples.shape == (2_000, 1, 28, 28)
+    assert data.train.examples.dtype == np.uint8
+    assert data.train.examples.flags.c_contiguous
     assert data.train.labels.dtype == np.int64
     assert data.train.classes[9] == "Ankle boot"
     assert set(np.bincount(data.train.labels)) == {1000}
@@ -81,7 +81,7 @@ def test_the_tool_makes_the_embedded_set_again(tmp_path):
     subprocess.run([sys.executable, tool, FASHION, tmp_path], check=True, capture_output=True)
     embedded = load(Data())
     remade = load(Data(str(tmp_path)))
-    assert np.array_equal(embedded.train.images, remade.train.images)
+    assert np.array_equal(embedded.train.examples, remade.train.examples)
     assert np.array_equal(embedded.test.labels, remade.test.labels)
 
 
@@ -99,7 +99,7 @@ def test_a_set_that_torchvision_has_downloaded_is_read(tmp_path):
     assert not sources.is_here("mnist", str(tmp_path))
     root = idx_files(tmp_path, bytes(range(8)))
     train = load(Data("mnist", root=root)).train
-    assert train.images.tolist() == [[[[0, 1], [2, 3]]], [[[4, 5], [6, 7]]]]
+    assert train.examples.tolist() == [[[[0, 1], [2, 3]]], [[[4, 5], [6, 7]]]]
     assert train.labels.tolist() == [0, 1]
     assert train.classes == tuple("0123456789")
     assert sources.is_here("mnist", root) and sources.is_here("fashion-mnist-mini", root)
@@ -144,11 +144,11 @@ def test_torchvisions_arrays_become_samples(monkeypatch):
 
     monkeypatch.setattr(datasets, "CIFAR10", Stored)
     train = load(Data("cifar10", root="nowhere")).train
-    assert train.images[0].tolist() == [[[0, 3], [6, 9]], [[1, 4], [7, 10]], [[2, 5], [8, 11]]]
+    assert train.examples[0].tolist() == [[[0, 3], [6, 9]], [[1, 4], [7, 10]], [[2, 5], [8, 11]]]
     assert train.classes == ("0", "cat")
     assert train.labels.tolist() == [0, 1]
     monkeypatch.setattr(datasets, "EMNIST", type("EMNIST", (Stored,), {}))
-    assert load(Data("emnist", root="nowhere")).train.images[0].tolist() == [[[0, 2, 4], [1, 3, 5]]]  # upright
+    assert load(Data("emnist", root="nowhere")).train.examples[0].tolist() == [[[0, 2, 4], [1, 3, 5]]]  # upright
 
 
 def test_importing_and_reading_data_does_not_import_torchvision():
@@ -165,9 +165,9 @@ def test_importing_and_reading_data_does_not_import_torchvision():
 def test_encoded_images_are_read(tmp_path, channels, size):
     train, test = (png_file(tmp_path / f"{part}.pq", 9, 3, channels, size, seed) for part, seed in (("a", 1), ("b", 2)))
     data = load(Data(train, test=test))
-    assert np.array_equal(data.train.images, pixels(9, channels, size, size, 1))
-    assert np.array_equal(data.test.images, pixels(9, channels, size, size, 2))
-    assert data.train.images.flags.c_contiguous
+    assert np.array_equal(data.train.examples, pixels(9, channels, size, size, 1))
+    assert np.array_equal(data.test.examples, pixels(9, channels, size, size, 2))
+    assert data.train.examples.flags.c_contiguous
     assert data.train.labels.tolist() == [0, 1, 2] * 3
     assert data.train.classes == ("0", "1", "2")
 
@@ -179,7 +179,7 @@ def test_hugging_face_files_are_read(tmp_path):
     for name in ("train-00000-of-00002", "train-00001-of-00002", "test-00000-of-00001"):
         write(tmp_path / f"{name}.parquet", structs, [0, 1, 0, 1], {"huggingface": json.dumps(features)})
     data = load(Data(str(tmp_path)))
-    assert np.array_equal(data.train.images, np.concatenate([images, images]))
+    assert np.array_equal(data.train.examples, np.concatenate([images, images]))
     assert len(data.test) == 4
     assert data.train.classes == ("cat", "dog", "emu")
 
@@ -202,7 +202,7 @@ def test_lists_of_pixels_are_read(tmp_path, channels, kind):
     if kind not in nested(images):
         return
     path = write(tmp_path / "a.parquet", nested(images)[kind], [0, 1, 0, 1, 0])
-    assert np.array_equal(load(Data(path, test=path)).train.images, images)
+    assert np.array_equal(load(Data(path, test=path)).train.examples, images)
 
 
 def test_flat_lists_that_are_not_square_need_a_shape(tmp_path):
@@ -210,7 +210,7 @@ def test_flat_lists_that_are_not_square_need_a_shape(tmp_path):
     flat = [images.reshape(3, -1), images.transpose(0, 2, 3, 1).reshape(3, -1)]
     for order, shape in zip(flat, [[3, 2, 5], [2, 5, 3]], strict=True):
         path = write(tmp_path / "a.parquet", order.tolist(), [0, 1, 0])
-        assert np.array_equal(load(Data(path, test=path, shape=shape)).train.images, images)
+        assert np.array_equal(load(Data(path, test=path, shape=shape)).train.examples, images)
     refuses(Data(path, test=path), "rows 0 to 2: 30 pixels make no square image; give data.shape")
     refuses(Data(path, test=path, shape=[3, 3, 3]), r"lists of 30 pixels cannot be images of shape \[3, 3, 3\]")
 
@@ -284,7 +284,7 @@ def test_a_domain_column_names_the_domains_of_the_test_images(tmp_path):
     assert without.domains is None and without.by_domain(np.arange(6)).shape == (0,)
 
     held = load(Data(marked, domain="site", client="year", test_fraction=0.4))
-    rows = [next(i for i in range(6) if np.array_equal(pixels(6)[i], image)) for image in held.test.images]
+    rows = [next(i for i in range(6) if np.array_equal(pixels(6)[i], image)) for image in held.test.examples]
     assert [held.test.domain_names[code] for code in held.test.domains] == [columns["site"][row] for row in rows]
     assert held.train.groups is not None and len(held.test) == 2
 
@@ -318,11 +318,11 @@ def test_a_test_set_can_be_taken_from_the_training_set(tmp_path):
     refuses(Data(path, test=path, test_fraction=0.5), "test_fraction = 0.5: there is a test set already")
     refuses(Data(test=path), "the source 'fashion-mnist-mini' has a test set of its own")
     refuses(Data(png_file(tmp_path / "b.parquet", 3, 3), test_fraction=0.5), "no class has two images")
-    together = {image.tobytes() for part in (data.train, data.test) for image in part.images}
+    together = {image.tobytes() for part in (data.train, data.test) for image in part.examples}
     assert together == {image.tobytes() for image in pixels(60)}
     same, other = load(Data(path, test_fraction=0.25)), load(Data(path, test_fraction=0.25, test_seed=1))
-    assert np.array_equal(same.test.images, data.test.images)
-    assert not np.array_equal(other.test.images, data.test.images)
+    assert np.array_equal(same.test.examples, data.test.examples)
+    assert not np.array_equal(other.test.examples, data.test.examples)
 
 
 def test_missing_and_damaged_files_are_refused(tmp_path):
@@ -349,11 +349,11 @@ def test_uris_and_other_file_systems_are_read(tmp_path, monkeypatch):
     (tmp_path / "b").mkdir()
     path = png_file(tmp_path / "train.parquet")
     png_file(tmp_path / "b" / "test.parquet")
-    assert np.array_equal(load(Data(f"file://{path}", test=f"file://{tmp_path}/b")).train.images, pixels(6))
+    assert np.array_equal(load(Data(f"file://{path}", test=f"file://{tmp_path}/b")).train.examples, pixels(6))
     subtree = pafs.SubTreeFileSystem(str(tmp_path), pafs.LocalFileSystem())
     for module in (files, storage):
         monkeypatch.setattr(module, "locate", lambda uri: (subtree, uri))
-    assert np.array_equal(load(Data("train.parquet", test="train.parquet")).train.images, pixels(6))
+    assert np.array_equal(load(Data("train.parquet", test="train.parquet")).train.examples, pixels(6))
 
 
 # --- image folders
@@ -373,8 +373,8 @@ def test_image_folders_are_read(tmp_path, held):
     data = load(Data(str(tmp_path)))
     assert data.train.classes == ("cat", "dog")
     assert data.train.labels.tolist() == [0, 0, 1]
-    assert np.array_equal(data.train.images, images[[1, 2, 0]])
-    assert np.array_equal(data.test.images, images[[3, 4]])
+    assert np.array_equal(data.train.examples, images[[1, 2, 0]])
+    assert np.array_equal(data.test.examples, images[[3, 4]])
     save(tmp_path / held / "emu" / "5.png", images[5])
     refuses(Data(str(tmp_path)), "its folder 'emu' is not one of the training set's classes .cat, dog")
 
@@ -400,7 +400,7 @@ def test_folders_above_the_classes_can_be_clients(tmp_path):
     data = load(Data(str(tmp_path), domain="any name", test_fraction=0.5))
     assert data.train.groups is None and data.test.domain_names == ("amazon", "webcam")
     of_amazon = [i for i in range(8) if i % 4 < 2]
-    for image, code in zip(data.test.images, data.test.domains, strict=True):
+    for image, code in zip(data.test.examples, data.test.domains, strict=True):
         assert (code == 0) == any(np.array_equal(image, pixels(8)[i]) for i in of_amazon)
 
 
@@ -425,7 +425,7 @@ def test_every_source_can_be_resized(tmp_path):
     images = pixels(2, 3, 8, 8)
     encoded = write(tmp_path / "a.parquet", [encode(image) for image in images], [0, 1])
     listed = write(tmp_path / "b.parquet", images.tolist(), [0, 1])
-    small = [load(Data(path, test=path, size=4)).train.images for path in (encoded, listed)]
+    small = [load(Data(path, test=path, size=4)).train.examples for path in (encoded, listed)]
     assert small[0].shape == (2, 3, 4, 4)
     assert np.array_equal(*small)
     assert small[1].flags.c_contiguous
@@ -446,9 +446,9 @@ def test_grey_images_among_coloured_ones_become_rgb(tmp_path):
     path = write(tmp_path / "a.parquet", [*map(encode, grey), encode(rgb[0]), encode(grey[0])], [0, 1] * 151)
     train = load(Data(path, test=path)).train
     assert train.shape == (3, 4, 4)
-    assert np.array_equal(train.images[300], rgb[0])
-    assert np.array_equal(train.images[:300], np.repeat(grey, 3, axis=1))
-    assert train.images.flags.c_contiguous
+    assert np.array_equal(train.examples[300], rgb[0])
+    assert np.array_equal(train.examples[:300], np.repeat(grey, 3, axis=1))
+    assert train.examples.flags.c_contiguous
 
 
 @pytest.mark.parametrize(("mode", "channels"), [("1", 1), ("L", 1), ("LA", 1), ("P", 3), ("RGB", 3), ("RGBA", 3)])
@@ -481,7 +481,7 @@ def test_a_table_of_a_job_becomes_settings():
 def test_the_shared_parquet_file_is_read():
     test = str(SHARED / "cifar10-test.parquet")
     data = load(Data(test, test_fraction=0.1))
-    assert data.train.images.shape == (9000, 3, 32, 32)
+    assert data.train.examples.shape == (9000, 3, 32, 32)
     assert len(data.test) == 1000
     assert data.train.classes[:2] == ("airplane", "automobile")
     assert set(np.bincount(data.test.labels)) == {100}

@@ -260,7 +260,7 @@ def of_client(site, client):
     """A client's normalised images, and its labels."""
     data = site.federation
     rows = data.client(client)
-    images = prepare(torch.from_numpy(data.train.images[rows]), data.mean, data.std)
+    images = prepare(torch.from_numpy(data.train.examples[rows]), data.mean, data.std)
     return images.plain(torch.arange(len(rows))), torch.from_numpy(data.train.labels[rows])
 
 
@@ -594,7 +594,7 @@ def test_fedcsds_prototypes_are_the_mean_logits_of_the_teacher_over_the_cohort(m
 def test_fedssd_measures_the_global_model_on_the_auxiliary_set(make_site):
     site, part = make_site(m.fedssd(), norm=True), m.fedssd()[-1]
     data, view = site.federation, server_view(site, 1, state_of(site.model))
-    images = prepare(torch.from_numpy(data.train.images[data.auxiliary]), data.mean, data.std)
+    images = prepare(torch.from_numpy(data.train.examples[data.auxiliary]), data.mean, data.std)
     found = view.global_model(images.plain(torch.arange(8))).argmax(dim=1).tolist()
     rates = np.zeros((4, 4))
     for label, prediction in zip(data.train.labels[data.auxiliary], found, strict=True):

@@ -39,7 +39,7 @@ def trained_alone(site, client, weights, round, lam, anchor):
     """One client's round in plain torch: cross-entropy and the pull, on the batches of the global training."""
     data, training, model = site.federation, site.job.train, with_weights(site.model, weights).train()
     rows = data.client(client)
-    images = prepare(torch.from_numpy(data.train.images[rows]), data.mean, data.std).plain(torch.arange(len(rows)))
+    images = prepare(torch.from_numpy(data.train.examples[rows]), data.mean, data.std).plain(torch.arange(len(rows)))
     labels = torch.from_numpy(data.train.labels[rows])
     lr, decay = training.lr * training.lr_decay ** (round - 1), training.weight_decay
     optimizer = torch.optim.SGD(model.parameters(), lr, training.momentum, weight_decay=decay, fused=True)

@@ -60,7 +60,7 @@ def trained(site, client, weights, round, head=None):
     """One client's round in plain torch, from the given weights; with `head`, that share of the steps for it alone."""
     data, training, model = site.federation, site.job.train, with_weights(site.model, weights).train()
     rows = data.client(client)
-    images = prepare(torch.from_numpy(data.train.images[rows]), data.mean, data.std).plain(torch.arange(len(rows)))
+    images = prepare(torch.from_numpy(data.train.examples[rows]), data.mean, data.std).plain(torch.arange(len(rows)))
     labels = torch.from_numpy(data.train.labels[rows])
     lr = training.lr * training.lr_decay ** (round - 1)
     optimizer = torch.optim.SGD(

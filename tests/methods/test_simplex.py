@@ -44,7 +44,7 @@ def test_a_client_alone_learns_features_and_a_scale_by_plain_sgd(make_site, play
     alone = {"counts": [[12, 13, 9, 8]], "clients_per_round": 1, "weight_decay": 0.0}
     site = make_site(m.fedetf(scale=2.0), **alone)
     data, training, features = site.federation, site.job.train, site.model.features
-    images = prepare(torch.from_numpy(data.train.images[data.client(0)]), data.mean, data.std).plain(torch.arange(42))
+    images = prepare(torch.from_numpy(data.train.examples[data.client(0)]), data.mean, data.std).plain(torch.arange(42))
     labels, prior = torch.from_numpy(data.train.labels[data.client(0)]), torch.tensor([12.0, 13.0, 9.0, 8.0]).log()
     scale = torch.tensor(2.0, requires_grad=True)
     for before, after in pairwise(play(make_site(m.fedetf(scale=2.0), **alone))):

@@ -29,7 +29,7 @@ def test_the_driver_has_no_copy_of_the_data_and_no_actor_has_what_only_others_ne
     site, put, puts = make_site(scaffold(), norm=True), ray.put, []
     expected = here(site)
     shared = stored(site)
-    assert not any(array.flags.owndata for array in (shared.federation.train.images, shared.federation.test.images))
+    assert not any(array.flags.owndata for array in (shared.federation.train.examples, shared.federation.test.examples))
     monkeypatch.setattr("rayfed.runtime.pool.SMALL", 0)  # else the model goes along with each call
     monkeypatch.setattr(ray, "put", lambda value: puts.append(type(value)) or put(value))
     with pool_on(shared, "lean", actors=1) as pool:

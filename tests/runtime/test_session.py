@@ -251,7 +251,7 @@ def test_an_actor_gets_one_reference_to_the_data_and_another_only_once_it_is_los
 @pytest.mark.slow
 def test_a_node_that_reads_other_data_is_refused(cluster, make_site, on_ray, monkeypatch):
     other = make_site(fedntd())
-    other.federation.train.images[0] ^= np.uint8(1)
+    other.federation.train.examples[0] ^= np.uint8(1)
     monkeypatch.setattr(session, "open_site", partial(opened, other))
     with pytest.raises(InputError, match=r"the data that .* reads \(ray.data = 'storage'\) is not the data here"):
         on_ray(make_site(fedntd()), 2, data="storage")
