@@ -33,6 +33,8 @@ from rayfed.runtime.profile import finished
 from rayfed.runtime.workers import open_workers, opened
 from rayfed.tensors.weights import whole, with_weights
 
+RUNS_NAMED = 10  # in a message
+
 log = logging.getLogger(__name__)
 
 
@@ -69,7 +71,7 @@ def run_checked(
     options: dict[str, Any] = {"other_bits": other_bits, "on_ray": on_ray and job.ray.mode == "on"}
     if resume:
         refuse_unwritable(job)  # waits for a lock, and while it does checkpoints may come and go
-    saved = newest(checkpoints_of(job)) if resume else None
+    saved = _newest(job) if resume else None
     if resume and (is_begun(job) or saved):  # where only the checkpoints are left, they are enough
         return _train(job, display, saved, force=True, **options)
     refuse_overwriting(job, force)
@@ -93,6 +95,11 @@ def resume(
     partition or the code of the user's own modules has changed; `other_bits` allows it (noted in `environment.json`).
     """
     job, saved = _find(run, overrides, method)
+    if saved.round > job.train.num_rounds:
+        raise InputError(
+            f"train.num_rounds = {job.train.num_rounds}: the run already has {saved.round} rounds; "
+            f"give {saved.round + 1} or more to add rounds"
+        )
     return _train(job, display, saved, force=False, other_bits=other_bits, on_ray=job.ray.mode == "on")
 
 
@@ -200,12 +207,27 @@ def _find(run: str | Path, overrides: Mapping[str, Any] | None, method: Method |
         raise InputError("name: a run keeps its name; to continue under another name, move its folder first")
     if job := _job_of(run, overrides, method):
         refuse_unwritable(job)
-        if saved := newest(checkpoints_of(job)):
+        if saved := _newest(job):
             return job, saved
         raise InputError(f"'{run}' holds no checkpoint; begin again: rayfed run {folder_of(job) / 'job.toml'} --force")
     if saved := newest(Folder(str(run))):
         return _read(saved.manifest["job"], overrides, method), saved
-    raise InputError(f"'{run}' is neither the folder of a run nor a folder of checkpoints")
+    if "://" not in str(run) and not Path(run).expanduser().exists():
+        raise InputError(f"'{run}': there is no such folder")
+    names = sorted(str(file.parent) for file in Path(run).glob("*/job.toml"))
+    runs = f"; runs in it: {', '.join(names[:RUNS_NAMED])}" if names else ""
+    raise InputError(f"'{run}' is neither the folder of a run nor a folder of checkpoints{runs}")
+
+
+def _newest(job: Job) -> Saved | None:
+    """The newest checkpoint of a job's run. Raises `InputError`, with what to do, where none of them is whole."""
+    try:
+        return newest(checkpoints_of(job))
+    except InputError as error:
+        file = folder_of(job) / "job.toml"
+        if not file.is_file():
+            raise
+        raise InputError(f"{error}; begin again: rayfed run {file} --force") from None
 
 
 def _job_of(run: str | Path, overrides: Mapping[str, Any] | None, method: Method | None) -> Job | None:
@@ -213,7 +235,12 @@ def _job_of(run: str | Path, overrides: Mapping[str, Any] | None, method: Method
     path = Path(os.path.abspath(Path(run).expanduser()))
     if "://" in str(run) or not (path / "job.toml").is_file():
         return None
-    job = _read(read_toml(path / "job.toml"), overrides, method)
+    try:
+        tables = read_toml(path / "job.toml")
+    except InputError as error:
+        remedy = "put it back, or continue from the checkpoints: rayfed run YOUR.toml --resume"
+        raise InputError(f"{error}; {remedy}") from None
+    job = _read(tables, overrides, method)
     if folder_of(job) != path and not any(key.startswith("output.") for key in overrides or {}):
         kept = path.parts[-len(Path(job.name).parts) :] == Path(job.name).parts  # the folder was moved, or we have
         name = job.name if kept else path.name

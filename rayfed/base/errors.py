@@ -178,18 +178,28 @@ def masked(text: str) -> str:
     return WITH_SECRET.sub(r"\1...", WITH_PASSWORD.sub(r"\1...", text)) if "://" in text else text
 
 
-def refuse_secrets(value: Any, where: str = "") -> None:
-    """Raises `InputError`, without the secret, where a text in a value is an address with a password or a key."""
-    found = [value]
-    while found:
-        one = found.pop()
-        if isinstance(one, str) and "://" in one and masked(plain := unquote(one)) != plain:
-            scheme = re.split(r"[^\w+.-]", plain.partition("://")[0].lower())[-1]
-            rather = next((text for start, text in INSTEAD.items() if scheme.startswith(start)), "")
-            why = "would be shown in reports, in the job's files and in lists of processes"
-            how = f"give the address without it, and set {rather}" if rather else "give the address without it"
-            raise InputError(f"{where or 'an address'} = '{scheme}://...': the key or password in it {why}; {how}")
-        found += [*one, *one.values()] if isinstance(one, Mapping) else one if isinstance(one, list | tuple) else []
+def refuse_secrets(value: Any, key: str = "", kind: str = "address") -> None:
+    """Raises `InputError`, without the secret, where a text in a value is an address with a password or a key.
+
+    `key` is that of a job file; without it, the message says of which kind the value is.
+    """
+    unread = [value]
+    while unread:
+        item = unread.pop()
+        if isinstance(item, Mapping):
+            unread.extend(item)
+            unread.extend(item.values())
+        elif isinstance(item, list | tuple):
+            unread.extend(item)
+        elif isinstance(item, str) and "://" in item and masked(unquote(item)) != unquote(item):
+            scheme = re.split(r"[^\w+.-]", unquote(item).partition("://")[0].lower())[-1]
+            place = f"{key} = '{scheme}://...'" if key else f"the {kind} '{scheme}://...'"
+            variables = next((names for start, names in INSTEAD.items() if scheme.startswith(start)), "")
+            remedy = f", and set {variables}" if variables else ""
+            raise InputError(
+                f"{place}: the key or password in it would be shown in reports, in the job's files and in lists of "
+                f"processes; give the address without it{remedy}"
+            )
 
 
 def harmless(text: str) -> str:

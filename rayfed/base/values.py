@@ -22,6 +22,8 @@ import difflib
 import functools
 import importlib
 import inspect
+import logging
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -31,6 +33,8 @@ from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, ge
 from annotated_types import Ge, Gt, Le, Lt
 
 from rayfed.base.errors import InputError, did_you_mean, refuse_secrets, spelled, told
+
+log = logging.getLogger(__name__)
 
 __all__ = [
     "Checked", "Form", "Ge", "Gt", "Le", "Lt", "PathMark", "UnknownKey", "build", "find", "keys", "name_in", "named",
@@ -181,7 +185,12 @@ def find(name: str, known: Mapping[str, T], kind: str) -> T:
         place = f"{error.filename}, line {error.lineno}"
         raise InputError(f"{kind} '{name}': Python cannot read {place}: {error.msg}") from error
     except Exception as error:  # the user's module may raise anything
-        raise InputError(f"{kind} '{name}': importing '{module}' fails: {type(error).__name__}: {error}") from error
+        looked = ""
+        if isinstance(error, ModuleNotFoundError) and error.name == module.partition(".")[0]:
+            looked = f"; there is no {error.name}.py in this folder ({os.getcwd()})"
+        why = f"{type(error).__name__}: {error}{looked}"
+        raise InputError(f"{kind} '{name}': importing '{module}' fails: {why}") from error
+    _warn_of_another(module.partition(".")[0])
     try:
         found = functools.reduce(getattr, attribute.split("."), found)
     except AttributeError as error:
@@ -190,6 +199,15 @@ def find(name: str, known: Mapping[str, T], kind: str) -> T:
         where = "a function or a class that was written for rayfed, in a module of yours"
         raise InputError(f"{kind} '{name}' is {told(found)}, which is Python's own or built in; name {where}")
     return found
+
+
+@functools.cache  # a job is read several times, and the user is told once
+def _warn_of_another(module: str) -> None:
+    """Warn where a module came from elsewhere, though the working folder has a file of its name."""
+    here = os.path.join(os.getcwd(), f"{module}.py")
+    imported = getattr(sys.modules[module], "__file__", None)
+    if imported and os.path.isfile(here) and not os.path.samefile(here, imported):
+        log.warning("%s comes from %s, not from %s.py in this folder", module, imported, module)
 
 
 def _is_ours(found: Any) -> bool:

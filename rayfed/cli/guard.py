@@ -13,6 +13,7 @@ import shlex
 import signal
 import sys
 import time
+import tomllib
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -104,14 +105,28 @@ def _end_as(code: int, said: bool, arguments: Sequence[str], run: str, what: str
         os.kill(os.getpid(), -code)
         sys.exit(128 - code)  # where the signal is ignored here
     if not said:
-        ended = f"error: the run's process has ended without a message, with exit code {code}{during}: "
-        ended += "code there may call os._exit, or else " if what else ""
-        ended += "Ray does that when the node of the run is lost, or the head of its cluster for a minute"
+        ended = f"error: the run's process has ended without a message, with exit code {code}{during}"
+        by_ray = "Ray does that when the node of the run is lost, or the head of its cluster for a minute"
+        if what and run and _is_without_ray(run):
+            ended += ": code there may call os._exit"
+        elif what:
+            ended += f": code there may call os._exit, or else {by_ray}"
+        else:
+            ended += f": {by_ray}"
         number, code = code, Resumable.exit_code
         if what and run and _has_ended_so(run, f"{what}, {number}"):
             code, to_continue = RunFailed.exit_code, "it has ended so before: to resume it unchanged would not help"
         print(f"{ended}\n{to_continue}", file=sys.stderr)
     sys.exit(code)
+
+
+def _is_without_ray(run: str) -> bool:
+    """Whether the job of the run in a folder has `ray.mode = "off"`."""
+    try:
+        job = tomllib.loads(Path(run, "job.toml").read_text())
+    except (OSError, ValueError):
+        return False
+    return bool(job.get("ray", {}).get("mode") == "off")
 
 
 def _has_ended_so(run: str, how: str) -> bool:

@@ -21,7 +21,7 @@ from rayfed.base.spans import note, timed
 from rayfed.folder.checkpoint import Checkpoints, clear_checkpoints
 from rayfed.folder.owner import lock, owning
 from rayfed.folder.places import checkpoints_of, clear_results, folder_of, refuse_overwriting, refuse_unwritable
-from rayfed.folder.provenance import environment, hash_of, sources
+from rayfed.folder.provenance import environment, hash_of, is_of, sources
 from rayfed.folder.saved import Saved
 from rayfed.folder.summary import early_end, read_environment, read_summary, summarise
 from rayfed.folder.tables import (
@@ -92,8 +92,12 @@ class Keeper:
         if saved is not None and saved.manifest["partition"] != now["partition"]:
             differing = [PARTITION, *differing]  # also where no work is left: the folder's table of it is written anew
         if differing and not self._other_bits:
-            how = f"to allow it: rayfed resume {self.path} --other-bits"
-            raise InputError(f"the run would continue to other bits: {'; '.join(differing)}; {how}")
+            has_own_code = any(reason.startswith("the module") for reason in differing)
+            leave = "if you mended it on purpose" if has_own_code else "to allow it"
+            raise InputError(
+                f"the run would continue to other bits: {'; '.join(differing)}; "
+                f"{leave}: rayfed resume {self.path} --other-bits"
+            )
         return {**now, "other_bits": differing} if self._other_bits else now
 
     def _begin(self, owned: ExitStack, now: dict[str, Any]) -> None:
@@ -234,6 +238,8 @@ class Keeper:
         yield f"{recorded} recorded in {self.path}"
         if self._checkpoints.round is not None:
             yield f"to continue after round {self._checkpoints.round}: rayfed resume {self.path}"
+        if is_of(sources(self._site.job), error):
+            yield f"or, once the code is mended, begin again: rayfed run {self.path / 'job.toml'} --force"
         if isinstance(error, KilledActors) and error.exit_code == RunFailed.exit_code:
             yield "the run has ended in the same way before, so to resume it unchanged would not help"
         if isinstance(error, RunFailed) and error.client is not None:

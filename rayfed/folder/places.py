@@ -1,5 +1,6 @@
 """Where a job's results and checkpoints go, and whether they may go there."""
 
+import logging
 import os
 import shutil
 import stat
@@ -20,6 +21,8 @@ FILES = ("partition.parquet", "environment.json", "summary.json", "log.txt", "re
 OWN = (*FOLDERS, *FILES)
 BEFORE_BEGIN = {LOCK, ENDED, "checkpoints", "modules"}  # what a run leaves that ends before it has its job.toml
 OTHERWISE = "give --force to replace them, or give the job another name"
+
+log = logging.getLogger(__name__)
 
 
 def folder_of(job: Job) -> Path:
@@ -87,11 +90,19 @@ def is_done(job: Job) -> bool:
 
 
 def is_begun(job: Job) -> bool:
-    """Whether the job's folder exists, with no more rounds than it asks for. `InputError` if it is another job's."""
+    """Whether the job's folder exists, with no more rounds than it asks for. `InputError` if it is another job's.
+
+    Where its job.toml is damaged, only the checkpoints can tell whose they are, and do when they are restored.
+    """
     path = folder_of(job)
     if not (path / "job.toml").is_file():
         return False
-    differing = differences(lineage_of(read_toml(path / "job.toml")), job.lineage())
+    try:
+        tables = read_toml(path / "job.toml")
+    except InputError as error:
+        log.warning("%s", error)
+        return False
+    differing = differences(lineage_of(tables), job.lineage())
     if not differing and read_summary(path).get("rounds", 0) > job.train.num_rounds:
         differing = ["it has more rounds"]
     if differing:

@@ -9,7 +9,8 @@ import platform
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterator
+import traceback
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
@@ -63,6 +64,13 @@ def sources(job: Job) -> dict[str, bytes]:
             with suppress(SyntaxError):  # it has been changed since it was imported
                 named += [name for name in _imports(module, found[name]) if _is_users(name)]
     return found
+
+
+def is_of(modules: Collection[str], error: BaseException) -> bool:
+    """Whether an error's traceback, which for a client's error is in its text, goes through one of these modules."""
+    traceback_text = "".join(traceback.format_exception(error))
+    files = [f"{name.replace('.', '/')}{end}" for name in modules for end in (".py", "/__init__.py")]
+    return isinstance(error, Exception) and any(f'/{file}", line' in traceback_text for file in files)
 
 
 def refuse_another_partition(folder: Path, site: Site, round: int) -> None:

@@ -128,7 +128,7 @@ class Saved:
         known, code = self.manifest["hardware"], self.manifest["modules"]
         other = [line for kind in kinds if known and kind not in known for line in differences(known[0], kind)]
         changed = [name for name in sorted({*code, *modules}) if code.get(name) != modules.get(name)]
-        return [*other, *(f"the module {name} has changed" for name in changed)]
+        return [*other, *(f"the module {name} has changed since the run began" for name in changed)]
 
     def _read(self, name: str) -> bytes:
         """The content of a file, or of its twin. Raises `Torn`."""

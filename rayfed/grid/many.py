@@ -11,7 +11,7 @@ from rayfed.job import Job
 from rayfed.rounds.display import Display
 from rayfed.runtime.signals import stopping
 
-STOPPING = "stopping the runs, each with a checkpoint of its last finished round; Ctrl-C again to stop without"
+STOPPING = "stopping the runs, each with a checkpoint of its last round; Ctrl-C again ends at once, without them"
 
 
 def run_many(

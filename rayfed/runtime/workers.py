@@ -15,7 +15,7 @@ from rayfed.runtime.placement import warn_of_idle_gpus
 from rayfed.runtime.signals import stopping
 from rayfed.runtime.worker import keep_freed_memory
 
-KEEPING = "stopping, with a checkpoint of the last finished round; Ctrl-C again to stop without"
+KEEPING = "stopping, with a checkpoint of the last finished round; Ctrl-C again ends at once, without it"
 
 
 @contextmanager

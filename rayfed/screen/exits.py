@@ -42,7 +42,7 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         with failures():
             for word in ctx.args:
-                refuse_secrets(word, word.partition("://")[0].rpartition("=")[0] or "an argument")
+                refuse_secrets(word, word.partition("://")[0].rpartition("=")[0], "argument")
             return super().invoke(ctx)
 
 

@@ -37,6 +37,8 @@ def status(name: str | None, address: str | None) -> None:
     if name is not None:
         if here := next((row for row in runs_in(Path("runs")) if row[0] == name), ()):
             print(aligned(list(zip(RUN, here, strict=True))))
+            if here[1] not in ("done", "running"):
+                print(f"to continue it: rayfed resume {shown(Path('runs') / name)}")
         with suppress(*([InputError] if here else [])), connected(address) as cluster:  # it need not be submitted
             found = cluster.find(name)
             if here:

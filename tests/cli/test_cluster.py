@@ -108,10 +108,11 @@ def test_status_shows_the_runs_of_this_folder(folder, rayfed, monkeypatch):
 
 
 def test_status_of_a_name_looks_at_the_runs_of_this_folder_first(folder, rayfed, cluster):
-    write_run(folder / "runs/other/tiny", "done")
+    write_run(folder / "runs/other/tiny", "stopped")
     ended = rayfed("status", "other/tiny", "--address", cluster.url)
     assert ended.exit_code == 0, ended.output
-    assert [line.split()[0] for line in ended.stdout.splitlines()] == ["run", "status", "round", "best", "last"]
+    assert [line.split()[0] for line in ended.stdout.splitlines()] == ["run", "status", "round", "best", "last", "to"]
+    assert ended.stdout.endswith("to continue it: rayfed resume runs/other/tiny\n")
     assert rayfed("status", "nothing", "--address", cluster.url).exit_code == 2
 
 

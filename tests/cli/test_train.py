@@ -293,7 +293,7 @@ def test_a_signal_stops_a_run_which_says_so_at_once(folder, number):
         _, said = run.communicate(timeout=60)
     assert run.returncode == 130
     _, stopping, stopped = said.splitlines()  # the first says that the job is read
-    assert stopping == "stopping, with a checkpoint of the last finished round; Ctrl-C again to stop without"
+    assert stopping == "stopping, with a checkpoint of the last finished round; Ctrl-C again ends at once, without it"
     assert stopped.startswith("stopped; rounds up to ")
     assert read_summary(folder / "runs/tiny")["status"] == "stopped"
 

@@ -268,6 +268,14 @@ def test_a_damaged_summary_or_environment_does_not_keep_a_run_from_continuing(ta
     assert "packages" in json.loads((path / "environment.json").read_text())
 
 
+def test_a_damaged_job_file_is_made_anew_from_the_users(tables, whole):
+    file = rayfed.run(tables, {"train.num_rounds": 3}).path / "job.toml"
+    file.write_text("[train")
+    with pytest.raises(InputError, match=r"cannot be read: .*; put it back, or continue .*: rayfed run YOUR.toml"):
+        rayfed.resume(file.parent)
+    assert outcome(rayfed.run(tables, resume=True)) == whole
+
+
 def test_overrides_also_change_a_job_made_in_python(tables):
     assert rayfed.run(make_job(tables), {"train.num_rounds": 1}).rounds.num_rows == 2
 
@@ -291,8 +299,9 @@ def test_a_run_that_cannot_continue_is_refused_and_not_changed(tables, tmp_path)
     rayfed.run(tables)
     before = files(tmp_path)
     for run, overrides, why in [
-        ("nowhere", {}, "is neither the folder of a run nor a folder of checkpoints"),
-        (tmp_path / "data", {}, "is neither the folder of a run nor a folder of checkpoints"),
+        (tmp_path / "data", {}, "is neither the folder of a run nor a folder of checkpoints$"),
+        (tmp_path / "runs", {}, "nor a folder of checkpoints; runs in it: .*runs/run$"),
+        (tmp_path / "runs/run", {"train.num_rounds": 4}, "the run already has 5 rounds; give 6 or more to add rounds$"),
         (tmp_path / "runs/run", {"train.lr": 0.5}, r"belongs to another job: train\.lr is 0\.1 there, 0\.5 here"),
         (tmp_path / "runs/run", {"method": "fedavg"}, "belongs to another job: method is"),
         (tmp_path / "runs/run", {"name": "other"}, "name: a run keeps its name"),
@@ -301,6 +310,10 @@ def test_a_run_that_cannot_continue_is_refused_and_not_changed(tables, tmp_path)
         with pytest.raises(InputError, match=why):
             rayfed.resume(run, overrides)
     assert files(tmp_path) == before
+    for manifest in (tmp_path / "runs/run/checkpoints").glob("*.json"):
+        manifest.write_text("")
+    with pytest.raises(InputError, match=r"holds no good checkpoint; begin again: rayfed run .*/run/job.toml --force$"):
+        rayfed.resume(tmp_path / "runs/run")
     shutil.rmtree(tmp_path / "runs/run/checkpoints")
     with pytest.raises(InputError, match="holds no checkpoint; begin again"):
         rayfed.resume(tmp_path / "runs/run")
