@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 __all__ = [
     "Checked", "Form", "Ge", "Gt", "Le", "Lt", "PathMark", "UnknownKey", "build", "find", "keys", "name_in", "named",
-    "nearest", "sentence", "table",
+    "nearest", "sentence", "snake_case", "table",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -216,6 +216,15 @@ def _is_ours(found: Any) -> bool:
     found = inspect.unwrap(found)
     made = found if inspect.isfunction(found) or inspect.isclass(found) else type(found)  # an object with __call__
     return str(made.__module__).partition(".")[0] not in sys.stdlib_module_names
+
+
+def snake_case(name: str) -> str:
+    """A class's name as job files write it.
+
+    >>> snake_case("ServerMomentum")
+    'server_momentum'
+    """
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
 
 
 def name_in(known: Mapping[str, Any], value: Any) -> str:

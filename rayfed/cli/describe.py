@@ -10,7 +10,6 @@ import click
 from rayfed.base.errors import InputError, harmless, spelled
 from rayfed.screen.options import (
     Overrides,
-    catalogue,
     complete_job,
     complete_method,
     job_argument,
@@ -35,39 +34,33 @@ def methods(name: str | None) -> None:
       method = ["fedlmd", { name = "proximal", mu = 0.01 }]
       method = "my_module:MyPart"     your own, in the current folder
     """
+    from rayfed.methods.registry import PARTS, RECIPES  # brings torch
+
     if name is not None:
-        describe(name)
+        describe(spelled(name, [*RECIPES, *PARTS]))
         return
-    entries = catalogue()
-    recipes = [entry for entry in entries if entry["kind"] == "recipe"]
-    print("Methods; down and up: bytes to and from a client in a round, in models\n")
-    rows = [(e["name"], values(e), e["down"], e["up"], e["doc"].partition("\n")[0]) for e in recipes]
-    print_table(["name", "parameters", "down", "up", "what"], rows)
+    print("Methods\n")
+    print_table(["name", "parameters", "what"], [summary(recipe) for recipe in RECIPES])
     print("\nParts, to compose methods of\n")
-    parts = [(e["name"], values(e), e["doc"].partition("\n")[0]) for e in entries if e["kind"] == "part"]
-    print_table(["name", "parameters", "what"], parts)
+    print_table(["name", "parameters", "what"], [summary(part) for part in PARTS])
+
+
+def summary(name: str) -> tuple[str, str, str]:
+    """A recipe's or a part's row: its name, its parameters with their defaults, and its first sentence."""
+    from rayfed.methods.registry import document, parameters
+
+    defaults = " ".join(f"{parameter}={default_text(default)}" for parameter, default, _ in parameters(name))
+    return name, defaults, document(name).partition("\n")[0]
 
 
 def describe(name: str) -> None:
     """Print the paper and the parameters of a method, of a part, or of a user's `package.module:Name`."""
-    name = spelled(name, [entry["name"] for entry in catalogue()])
-    entry = next((entry for entry in catalogue() if entry["name"] == name), None)
-    if entry is None:
-        from rayfed.methods.registry import document, parameters  # brings torch
+    from rayfed.methods.registry import document, parameters
 
-        if text := document(name):
-            print(text, end="\n\n")
-        taken = [(parameter, default_text(default), text) for parameter, default, text in parameters(name)]
-        print_table(["parameter", "default", "what"], taken)
-        return
-    print(entry["doc"], end="\n\n")
-    print_table(["parameter", "default", "what"], entry["parameters"])
-    if entry["kind"] == "recipe":
-        print(f"\nA client gets {entry['down']} and sends {entry['up']} times the model's size in a round.")
-
-
-def values(entry: dict[str, Any]) -> str:
-    return " ".join(f"{parameter}={default}" for parameter, default, _ in entry["parameters"])
+    if paper := document(name):
+        print(paper, end="\n\n")
+    rows = [(parameter, default_text(default), what) for parameter, default, what in parameters(name)]
+    print_table(["parameter", "default", "what"], rows)
 
 
 def default_text(value: Any) -> str:

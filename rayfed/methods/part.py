@@ -29,7 +29,6 @@ FedProx (Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 20
 
 import difflib
 import functools
-import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, is_dataclass, replace
@@ -38,7 +37,7 @@ from typing import Any, ClassVar, get_args, get_type_hints
 from torch import Tensor, nn
 
 from rayfed.base.errors import InputError, RunFailed, told
-from rayfed.base.values import Checked
+from rayfed.base.values import Checked, snake_case
 from rayfed.methods.views import Batch, ClientView, Fit, ServerView, Step
 from rayfed.models.classifier import has_features
 from rayfed.tensors.sums import checked
@@ -127,7 +126,7 @@ class Part(Checked):
 
 def name_of(cls: type) -> str:
     """A class's name as job files write it: server_momentum for ServerMomentum."""
-    return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
+    return snake_case(cls.__name__)
 
 
 def names_of_terms(parts: Sequence[Part]) -> dict[str, str]:

@@ -6,9 +6,7 @@
  LabelMaskedDistill(beta=1.0, tau=1.0, teacher=True), Proximal(mu=0.01))
 """
 
-import inspect
-from collections.abc import Callable, Sequence
-from typing import Literal, ParamSpec, get_type_hints
+from typing import Literal
 
 from rayfed.methods import (
     adaptive,
@@ -25,32 +23,8 @@ from rayfed.methods import (
     spread,
     supervise,
 )
-from rayfed.methods.part import Part, Parts, arrange
-
-P = ParamSpec("P")
-
-
-def compose(*parts: Part | Sequence[Part]) -> Parts:
-    """One method of parts and of other methods, flattened, in the order in which they act.
-
-    Without a part for the slot `supervise` it gets cross-entropy, and without a part for `average` the mean by samples:
-    `compose()` is FedAvg. Raises `InputError` where two parts fill one slot.
-    """
-    flat = [part for group in parts for part in (group if isinstance(group, tuple | list) else (group,))]
-    slots = {part.slot for part in flat if isinstance(part, Part)}
-    defaults = [part for part in (server.Average(), supervise.CrossEntropy()) if part.slot not in slots]
-    return arrange((*defaults, *flat))
-
-
-def recipe(part: Callable[P, Part]) -> Callable[P, Parts]:
-    """The method of a single part, with the part's parameters and docstring."""
-
-    def method(*values: P.args, **named: P.kwargs) -> Parts:
-        return compose(part(*values, **named))
-
-    method.__doc__, method.__annotations__ = part.__doc__, get_type_hints(part, include_extras=True)
-    method.__signature__ = inspect.signature(part)  # type: ignore[attr-defined]
-    return method
+from rayfed.methods.composition import compose, recipe
+from rayfed.methods.part import Parts
 
 
 def fedavg() -> Parts:
@@ -58,10 +32,10 @@ def fedavg() -> Parts:
     return compose()
 
 
-fedprox = recipe(anchors.Proximal)  # Li et al., MLSys 2020
-fedavgm = recipe(server.ServerMomentum)  # Hsu et al., 2019
-fedntd = recipe(distill.NotTrueDistill)  # Lee et al., NeurIPS 2022
-fedlmd = recipe(distill.LabelMaskedDistill)  # Lu et al., ACM MM 2023
+fedprox = recipe("fedprox", anchors.Proximal)  # Li et al., MLSys 2020
+fedavgm = recipe("fedavgm", server.ServerMomentum)  # Hsu et al., 2019
+fedntd = recipe("fedntd", distill.NotTrueDistill)  # Lee et al., NeurIPS 2022
+fedlmd = recipe("fedlmd", distill.LabelMaskedDistill)  # Lu et al., ACM MM 2023
 
 
 def fedlmd_tf(beta: float = 1.0, tau: float = 1.0) -> Parts:
@@ -69,7 +43,7 @@ def fedlmd_tf(beta: float = 1.0, tau: float = 1.0) -> Parts:
     return compose(distill.LabelMaskedDistill(beta, tau, teacher=False))
 
 
-kd = recipe(distill.Distill)  # Hinton et al., 2015, from the global model
+kd = recipe("kd", distill.Distill)  # Hinton et al., 2015, from the global model
 
 
 def fedlsd(beta: float = 0.5, tau: float = 1.0) -> Parts:
@@ -77,9 +51,9 @@ def fedlsd(beta: float = 0.5, tau: float = 1.0) -> Parts:
     return compose(supervise.CrossEntropy(weight=1 - beta), distill.Distill(beta, tau))
 
 
-fedcad = recipe(supervise.ClassAdaptiveDistill)  # He et al., AAAI 2022
-fedssd = recipe(distill.SelectiveDistill)  # He et al., IEEE Trans. Big Data 2022
-fedcsd = recipe(distill.PrototypeSimilarityDistill)  # Yan et al., 2023
+fedcad = recipe("fedcad", supervise.ClassAdaptiveDistill)  # He et al., AAAI 2022
+fedssd = recipe("fedssd", distill.SelectiveDistill)  # He et al., IEEE Trans. Big Data 2022
+fedcsd = recipe("fedcsd", distill.PrototypeSimilarityDistill)  # Yan et al., 2023
 
 
 def label_smoothing(smoothing: float = 0.1) -> Parts:
@@ -87,7 +61,7 @@ def label_smoothing(smoothing: float = 0.1) -> Parts:
     return compose(supervise.CrossEntropy(smoothing=smoothing))
 
 
-fedgkd = recipe(distill.PastTeachersDistill)  # Yao et al., 2021
+fedgkd = recipe("fedgkd", distill.PastTeachersDistill)  # Yao et al., 2021
 
 
 def fedvls(beta: float = 0.1, strength: float = 0.005) -> Parts:
@@ -96,13 +70,13 @@ def fedvls(beta: float = 0.1, strength: float = 0.005) -> Parts:
     return compose(calibrate.AdjustedCrossEntropy(), parts)
 
 
-fedrs = recipe(supervise.RestrictedCrossEntropy)  # Li and Zhan, KDD 2021
-fedlc = recipe(calibrate.CalibratedCrossEntropy)  # Zhang et al., ICML 2022
-fedetf = recipe(simplex.SimplexHead)  # Li et al., ICCV 2023
-moon = recipe(features.ModelContrast)  # Li et al., CVPR 2021
-fedproto = recipe(features.Prototypes)  # Tan et al., AAAI 2022, on top of averaging
-feddecorr = recipe(spread.Decorrelation)  # Shi et al., ICLR 2023
-fedrcl = recipe(spread.RelaxedContrast)  # Seo et al., CVPR 2024
+fedrs = recipe("fedrs", supervise.RestrictedCrossEntropy)  # Li and Zhan, KDD 2021
+fedlc = recipe("fedlc", calibrate.CalibratedCrossEntropy)  # Zhang et al., ICML 2022
+fedetf = recipe("fedetf", simplex.SimplexHead)  # Li et al., ICCV 2023
+moon = recipe("moon", features.ModelContrast)  # Li et al., CVPR 2021
+fedproto = recipe("fedproto", features.Prototypes)  # Tan et al., AAAI 2022, on top of averaging
+feddecorr = recipe("feddecorr", spread.Decorrelation)  # Shi et al., ICLR 2023
+fedrcl = recipe("fedrcl", spread.RelaxedContrast)  # Seo et al., CVPR 2024
 
 
 def fedmr(intra: float = 0.01, inter: float = 1.0) -> Parts:
@@ -115,10 +89,10 @@ def feduv(variance: float = 2.5, uniformity: float = 0.5) -> Parts:
     return compose(spread.PredictionVariance(variance), spread.FeatureUniformity(uniformity))
 
 
-fedsam = recipe(sharpness.SharpnessAware)  # Qu et al., ICML 2022
-fedsol = recipe(sharpness.ProximalPerturbation)  # Lee et al., CVPR 2024
-fedproc = recipe(features.PrototypeContrast)  # Mu et al., FGCS 2023
-fedcurv = recipe(anchors.Curvature)  # Shoham et al., 2019
+fedsam = recipe("fedsam", sharpness.SharpnessAware)  # Qu et al., ICML 2022
+fedsol = recipe("fedsol", sharpness.ProximalPerturbation)  # Lee et al., CVPR 2024
+fedproc = recipe("fedproc", features.PrototypeContrast)  # Mu et al., FGCS 2023
+fedcurv = recipe("fedcurv", anchors.Curvature)  # Shoham et al., 2019
 
 
 def scaffold(by: Literal["client", "samples"] = "client") -> Parts:
@@ -131,9 +105,9 @@ def fedcm(alpha: float = 0.1) -> Parts:
     return compose(supervise.CrossEntropy(weight=alpha), anchors.ClientMomentum(alpha))
 
 
-feddisco = recipe(server.DiscrepancyAverage)  # Ye et al., ICML 2023
-fednova = recipe(server.NormalizedAverage)  # Wang et al., NeurIPS 2020
-feddyn = recipe(server.DynamicRegularizer)  # Acar et al., ICLR 2021
+feddisco = recipe("feddisco", server.DiscrepancyAverage)  # Ye et al., ICML 2023
+fednova = recipe("fednova", server.NormalizedAverage)  # Wang et al., NeurIPS 2020
+feddyn = recipe("feddyn", server.DynamicRegularizer)  # Acar et al., ICLR 2021
 
 
 def feddc(alpha: float = 0.01) -> Parts:
@@ -151,7 +125,7 @@ def fedsmoo(alpha: float = 0.1, rho: float = 0.1) -> Parts:
     return compose(server.DynamicRegularizer(alpha), sharpness.AgreedPerturbation(rho))
 
 
-fedalign = recipe(features.SlimAlign)  # Mendieta et al., CVPR 2022
+fedalign = recipe("fedalign", features.SlimAlign)  # Mendieta et al., CVPR 2022
 
 
 def fedadam(lr: float = 0.1, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Parts:
@@ -169,7 +143,7 @@ def fedadagrad(lr: float = 0.1, tau: float = 1e-3) -> Parts:
     return compose(adaptive.AdaptiveStep("adagrad", lr, beta1=0.0, beta2=0.0, tau=tau))
 
 
-fedexp = recipe(adaptive.ExtrapolatedAverage)  # Jhunjhunwala et al., ICLR 2023
+fedexp = recipe("fedexp", adaptive.ExtrapolatedAverage)  # Jhunjhunwala et al., ICLR 2023
 
 
 def fedacg(beta: float = 0.85, mu: float = 0.002) -> Parts:
@@ -177,10 +151,10 @@ def fedacg(beta: float = 0.85, mu: float = 0.002) -> Parts:
     return compose(server.ServerMomentum(beta, nesterov=True), anchors.Proximal(mu))
 
 
-feddf = recipe(at_server.EnsembleDistill)  # Lin et al., NeurIPS 2020
-ccvr = recipe(at_server.HeadCalibration)  # Luo et al., NeurIPS 2021, for the last round
-fedbn = recipe(personal.LocalNorm)  # Li et al., ICLR 2021
-fedper = recipe(personal.LocalHead)  # Arivazhagan et al., 2019
+feddf = recipe("feddf", at_server.EnsembleDistill)  # Lin et al., NeurIPS 2020
+ccvr = recipe("ccvr", at_server.HeadCalibration)  # Luo et al., NeurIPS 2021, for the last round
+fedbn = recipe("fedbn", personal.LocalNorm)  # Li et al., ICLR 2021
+fedper = recipe("fedper", personal.LocalHead)  # Arivazhagan et al., 2019
 
 
 def fedrep(head: float = 0.9) -> Parts:
@@ -193,4 +167,4 @@ def fedbabu() -> Parts:
     return compose(personal.HeadThenBody(head=0.0))
 
 
-ditto = recipe(own_model.OwnModel)  # Li et al., ICML 2021
+ditto = recipe("ditto", own_model.OwnModel)  # Li et al., ICML 2021

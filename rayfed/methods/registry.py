@@ -6,58 +6,38 @@ list of `{until = 50, method = ...}` whose last entry has no `until`. A name is 
 """
 
 import dataclasses
+import importlib
 import inspect
-from collections.abc import Callable, Mapping
+import pkgutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
 from rayfed.base.errors import InputError, told
 from rayfed.base.values import build, find, name_in, named, sentence, table
-from rayfed.methods import (
-    adaptive,
-    anchors,
-    at_server,
-    calibrate,
-    distill,
-    features,
-    own_model,
-    personal,
-    recipes,
-    server,
-    sharpness,
-    simplex,
-    spread,
-    supervise,
-)
+from rayfed.methods import recipes
+from rayfed.methods.composition import compose
 from rayfed.methods.part import Method, Part, Parts, Switch, name_of, switch
+from rayfed.methods.server import Average
+from rayfed.methods.supervise import CrossEntropy
+
+
+def _parts() -> Iterator[type[Part]]:
+    """The parts of this room's modules, in the order of the modules' names."""
+    for module in pkgutil.iter_modules(sys.modules["rayfed.methods"].__path__):
+        home = f"rayfed.methods.{module.name}"
+        for value in vars(importlib.import_module(home)).values():
+            if inspect.isclass(value) and value.__module__ == home and issubclass(value, Part) and value is not Part:
+                yield value
+
 
 RECIPES: dict[str, Callable[..., Parts]] = {
-    name: function
-    for name, function in vars(recipes).items()
-    if inspect.isfunction(function) and function.__module__ == recipes.__name__ and name not in ("compose", "recipe")
+    name: value
+    for name, value in vars(recipes).items()
+    if inspect.isfunction(value) and value.__module__ == recipes.__name__
 }
-for name, function in RECIPES.items():  # those that `recipe` made have no name of their own
-    function.__name__ = function.__qualname__ = name
-PARTS: dict[str, type[Part]] = {
-    name_of(cls): cls
-    for module in (
-        supervise,
-        calibrate,
-        simplex,
-        distill,
-        features,
-        spread,
-        sharpness,
-        anchors,
-        server,
-        adaptive,
-        at_server,
-        personal,
-        own_model,
-    )
-    for cls in vars(module).values()
-    if inspect.isclass(cls) and issubclass(cls, Part) and cls.__module__ == module.__name__
-}
+PARTS: dict[str, type[Part]] = {name_of(part): part for part in _parts()}
 
 
 def read_method(given: Any) -> Method:
@@ -69,7 +49,7 @@ def read_method(given: Any) -> Method:
     if any(isinstance(entry, Mapping) and "method" in entry for entry in given):
         return _read_switch(given)
     entries = [named(entry, "method") for entry in given]
-    return recipes.compose(*(build(_find(name), values, f"method {name}") for name, values in entries))
+    return compose(*(build(_find(name), values, f"method {name}") for name, values in entries))
 
 
 def check_method(method: Any, optimizer: str = "sgd") -> None:
@@ -137,7 +117,7 @@ def describe(method: Method) -> str:
                 found.append(_line(name, given, defaults))
     if found:
         return min(found, key=len)  # fedlmd_tf, not fedlmd teacher = False
-    usual = [part for part in (supervise.CrossEntropy(), server.Average()) if part in method]
+    usual = [part for part in (CrossEntropy(), Average()) if part in method]
     own = [part for part in method if part not in usual]
     text = " + ".join(_line(name_in(PARTS, type(part)), table(part), _defaults(type(part))) for part in own)
     return f"{text}, with {' and '.join(name_in(PARTS, type(part)) for part in usual)}" if usual else text

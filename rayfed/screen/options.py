@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import ast
 import os
 import tomllib
-from importlib.resources import files
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,8 +64,7 @@ def complete_set(ctx: click.Context, param: click.Parameter, incomplete: str) ->
 
     key, equals, _ = incomplete.partition("=")
     if equals:
-        methods = [entry["name"] for entry in catalogue()]
-        names = {"method": methods, "model": MODELS, "data.partition": PARTITIONS, "data.source": SOURCES}
+        names = {"method": [*method_names()], "model": MODELS, "data.partition": PARTITIONS, "data.source": SOURCES}
         return starting(incomplete, [f"{key}={name}" for name in names.get(key.removesuffix(".name"), ())])
     # Click does not parse a line that ends in -s: its words are all arguments.
     job = next((word for word in ctx.args if word.endswith(".toml")), "")
@@ -77,19 +77,27 @@ def complete_set(ctx: click.Context, param: click.Parameter, incomplete: str) ->
 
 def complete_method(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """The names of methods and parts."""
-    return starting(incomplete, [entry["name"] for entry in catalogue()])
+    return starting(incomplete, [*method_names()])
 
 
 def starting(incomplete: str, words: list[str]) -> list[str]:
     return [word for word in words if word.startswith(incomplete)]
 
 
-def catalogue() -> list[dict[str, Any]]:
-    """The methods and parts as `tools/make_catalogue.py` wrote them: reading the code itself takes seconds.
+def method_names() -> Iterator[str]:
+    """The names of recipes, then of parts, from the source: to import them would bring torch, which takes seconds."""
+    from rayfed.base.values import snake_case
 
-    Each has a name, a kind (recipe or part), a docstring and its parameters; a recipe also its bytes down and up.
-    """
-    return json.loads(files("rayfed.cli").joinpath("methods.json").read_text())
+    room = Path(str(find_spec("rayfed.methods").origin)).parent  # type: ignore[union-attr]
+    for statement in ast.parse((room / "recipes.py").read_text()).body:
+        if isinstance(statement, ast.FunctionDef):
+            yield statement.name
+        elif isinstance(statement, ast.Assign):
+            yield ast.unparse(statement.targets[0])
+    for module in sorted(room.glob("*.py")):
+        for statement in ast.parse(module.read_text()).body:
+            if isinstance(statement, ast.ClassDef) and "Part" in map(ast.unparse, statement.bases):
+                yield snake_case(statement.name)
 
 
 def read_overrides(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> Overrides:

@@ -1,7 +1,6 @@
 """Commands that only show: help, keys, methods, data and partition; and shell completion."""
 
 import os
-import runpy
 import subprocess
 import sys
 from dataclasses import fields
@@ -21,7 +20,7 @@ from rayfed.job import flat, read_job
 from rayfed.methods.registry import PARTS, RECIPES
 from rayfed.models.settings import Adapt
 from rayfed.screen.display import partition_text
-from rayfed.screen.options import catalogue, read_override
+from rayfed.screen.options import method_names, read_override
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = {"torch", "ray", "pyarrow", "matplotlib", "pydantic", "numpy"}
@@ -56,19 +55,24 @@ def imported_by(*words, **variables):
     return {name.partition(".")[0] for name in lines}, ended.stdout
 
 
-@pytest.mark.parametrize(
-    "line", ["--help", "run --help", "methods", "methods fedntd", "keys", "figure", "status --address URL"]
-)
+@pytest.mark.parametrize("line", ["--help", "run --help", "keys", "figure", "status --address URL"])
 def test_a_command_that_only_shows_imports_nothing_heavy(line, folder, cluster):
     modules, shown = imported_by(*line.replace("URL", cluster.url).split())
     assert shown and "rayfed" in modules
     assert not modules & HEAVY - ({"numpy"} if line == "keys" else set())
 
 
-def test_completion_imports_nothing_heavy(folder):
-    line = {"COMP_WORDS": "rayfed run job.toml -s ray.num", "COMP_CWORD": "4"}
-    modules, offered = imported_by(_RAYFED_COMPLETE="bash_complete", **line)
-    assert offered == "plain,ray.num_cpus=\nplain,ray.num_gpus=\n"
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("run job.toml -s ray.num", "plain,ray.num_cpus=\nplain,ray.num_gpus=\n"),
+        ("methods fedb", "plain,fedbn\nplain,fedbabu\n"),
+    ],
+)
+def test_completion_imports_nothing_heavy(typed, offered, folder):
+    line = {"COMP_WORDS": f"rayfed {typed}", "COMP_CWORD": str(len(typed.split()))}
+    modules, shown = imported_by(_RAYFED_COMPLETE="bash_complete", **line)
+    assert shown == offered
     assert not modules & HEAVY - {"numpy"}
 
 
@@ -119,8 +123,7 @@ def test_methods_lists_every_recipe_and_part(rayfed):
 def test_methods_describes_one_method(rayfed):
     lines = rayfed("methods", "FedProx").stdout.splitlines()
     assert "FedProx (Li et al., MLSys 2020)" in lines[0]
-    assert lines[-3].split()[:2] == ["mu", "0.01"]
-    assert lines[-1] == "A client gets 1.0 and sends 1.0 times the model's size in a round."
+    assert lines[-1].split()[:2] == ["mu", "0.01"]
 
 
 def test_methods_describes_a_users_part(folder, rayfed):
@@ -142,11 +145,8 @@ def test_methods_suggests_the_nearest_name(rayfed):
     assert result.stderr.startswith("error: unknown method 'fedproxx'; did you mean 'fedprox'?")
 
 
-def test_the_catalogue_of_methods_is_up_to_date():
-    tool = runpy.run_path(str(ROOT / "tools/make_catalogue.py"))
-    written = tool["CATALOGUE"].read_text(encoding="utf-8")
-    assert written == tool["text"](), "the methods have changed: run `python tools/make_catalogue.py`"
-    assert [entry["name"] for entry in catalogue()] == [*RECIPES, *PARTS]
+def test_completion_reads_every_name_of_a_method_from_the_source():
+    assert sorted(method_names()) == sorted([*RECIPES, *PARTS])
 
 
 def test_data_lists_the_sources_and_whether_they_are_on_this_machine(folder, rayfed):
