@@ -13,7 +13,7 @@ from torch import nn
 
 from rayfed.base.aside import aside
 from rayfed.base.errors import InputError
-from rayfed.base.spans import span, timed
+from rayfed.base.spans import at, span, timed
 from rayfed.base.storage import Folder
 from rayfed.folder.keeper import Keeper
 from rayfed.folder.log import logging_to_file
@@ -195,7 +195,8 @@ def _train(
 
 @timed("data, model")
 def _checked_site(job: Job, saved: Saved | None) -> Site:
-    site = open_site(job)
+    with at("the opening of the data and the model"):
+        site = open_site(job)
     if saved is not None:
         saved.refuse_another(site)
     return site

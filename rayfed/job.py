@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from rayfed.base.errors import InputError, did_you_mean, refuse_secrets, told
+from rayfed.base.spans import at
 from rayfed.base.values import Checked, Form, Ge, Gt, PathMark, UnknownKey, build, keys, nearest, table
 from rayfed.clients.participation import Participation
 from rayfed.clients.settings import Training
@@ -274,7 +275,8 @@ def make_job(tables: Mapping[str, Any]) -> Job:
     if isinstance(partition, Mapping) and partition.get("seed") == "run":
         tables = override(tables, {"data.partition.seed": tables.get("seed", 0)})
     try:
-        return build(Job, tables, "")
+        with at("the reading of the job"):
+            return build(Job, tables, "")
     except UnknownKey as error:
         where, key, *valid = error.args
         here = [

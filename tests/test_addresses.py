@@ -22,6 +22,15 @@ WITH_SECRET = [
     f"https://me:{SECRET}@host:8265",
     f"abfs://box:{SECRET}@account.dfs.core.windows.net/x",
     f"hdfs://me:{SECRET}@host:8020/x",
+    f"s3://ID:/{SECRET}@bucket/x",
+    f"s3://ID:1/{SECRET}@bucket/x",
+    f"s3://ID:22#{SECRET}@bucket/x",
+    f"s3a://{SECRET}@bucket",
+    f"hf://{SECRET}@datasets/x",
+    f"s3://bucket/x#secret_key={SECRET}",
+    f"abfs://box@account.dfs.core.windows.net/x?account_key={SECRET}",
+    f"hdfs://host/x?pwd={SECRET}",
+    f"s3://bucket/x?endpoint_override=ID:{SECRET}@minio:9000",
 ]
 FINE = [
     *("s3://bucket/x:y@z", "hdfs://host:8020/a@b", "hdfs://me@host/x", "gs://anonymous@bucket/x", "/a:b@c", "auto"),

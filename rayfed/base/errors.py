@@ -15,10 +15,14 @@ STOPPED = 130
 ENDED = ".ended"  # a file in a run's folder: what it was at when its process ended without a word
 LONGEST = 200  # characters of a value in a message
 MANY = 40  # names in a message that has a better hint
-# In an address: a password, even with / in it (but no port), or a key as the user; a parameter that is a secret.
-WITH_PASSWORD = re.compile(r"(?s)((?:https?|s3|ray)://(?=[^/?#]+@)|://(?=[^/?#:\s]*:(?!\d*(?:[/?#]|$))))[^@\s]*(?=@)")
+# In an address: a key as the user; a password, even with / in it, but no port (S3 has none); the same in a parameter.
+WITH_PASSWORD = re.compile(
+    r"(?s)((?:https?|s3[an]?|ray|hf)://(?=[^/?#]+@)|s3[an]?://(?=[^/?#@\s]*:)|://(?=[^/?#:\s]*:(?!\d*(?:[/?#]|$)))"
+    r"|[?&;#][^=&\s]*=(?=[^&\s:/@]*:[^&\s/@]+@))[^@\s]*(?=@)"
+)
 WITH_SECRET = re.compile(
-    r"(?i)([?&;](?:[^=&\s]*(?:secret|token|passw|signature|credential|access_?key|api_?key|x-amz|x-goog)[^=&\s]*|sig|key)=)"
+    r"(?i)([?&;#](?:[^=&\s]*(?:secret|token|passw|signature|credential|(?:access|account|api)_?key|x-amz|x-goog)[^=&\s]*"
+    r"|auth|key|pass|pwd|sig)=)"
     r"[^&\s'\"]*"
 )
 INSTEAD = {

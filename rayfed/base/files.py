@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,13 +14,13 @@ from rayfed.base.errors import InputError, Unwritable
 PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE)  # errors of a disk that may be gone the next time
 
 
-def open_regular(path: Path | str, flags: int) -> int:
+def open_regular(path: Path | str, flags: int, mode: int = 0o666) -> int:
     """A descriptor as `os.open` gives it, of a regular file; links are followed to read only. Raises OSError.
 
     To open a pipe would wait for ever, and to write through a link would change another file.
     """
     only_read = flags & os.O_ACCMODE == os.O_RDONLY
-    file = os.open(path, flags | os.O_NONBLOCK | (0 if only_read else os.O_NOFOLLOW), 0o666)
+    file = os.open(path, flags | os.O_NONBLOCK | (0 if only_read else os.O_NOFOLLOW), mode)
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
@@ -47,6 +48,8 @@ def whole(path: Path) -> Iterator[BinaryIO]:
     """Yield a new file beside `path`. On success it is renamed to `path`; on failure it is deleted."""
     aside = path.with_name(f".{path.name}.tmp")  # readers of a dataset pass over names with a leading dot
     try:
+        if aside.is_dir() and not aside.is_symlink():
+            shutil.rmtree(aside)
         aside.unlink(missing_ok=True)  # of a killed run; or a link, and nothing is written through one
         with aside.open("xb") as file:
             yield file

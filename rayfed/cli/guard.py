@@ -104,6 +104,10 @@ def _end_as(code: int, said: bool, arguments: Sequence[str], run: str, what: str
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {-code})
         os.kill(os.getpid(), -code)
         sys.exit(128 - code)  # where the signal is ignored here
+    if not said and what and not run:  # nothing is written yet, and Ray is not started: it would end so again
+        ended = f"error: the run's process has ended without a message, with exit code {code}{during}"
+        print(f"{ended}: code of yours there may call os._exit", file=sys.stderr)
+        sys.exit(RunFailed.exit_code)
     if not said:
         ended = f"error: the run's process has ended without a message, with exit code {code}{during}"
         by_ray = "Ray does that when the node of the run is lost, or the head of its cluster for a minute"

@@ -38,7 +38,8 @@ def lock(path: Path, name: str = LOCK, words: str = "") -> int:
     the lock is not lost when something in this process reads the file.
     """
     try:
-        file = open_regular(path / name, os.O_RDWR | os.O_CREAT)
+        # Closed to other users: whoever can read a file can lock it, and hold the run up.
+        file = open_regular(path / name, os.O_RDWR | os.O_CREAT, 0o600)
         try:
             _take(file, path, name)
         except BaseException:
@@ -73,6 +74,8 @@ def is_locked(path: Path, name: str = LOCK) -> bool:
     """Whether a process holds the lock on a run's folder, as far as can be seen from here."""
     try:
         file = open_regular(path / name, os.O_RDONLY)
+    except PermissionError:  # another user's, who may be at work
+        return True
     except OSError:
         return False
     try:

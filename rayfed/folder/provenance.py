@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from rayfed.base.errors import InputError
+from rayfed.base.files import read_regular
 from rayfed.folder.summary import read_environment
 from rayfed.job import Job
 from rayfed.methods.part import all_parts
@@ -93,7 +94,7 @@ def hash_of_model(site: Site) -> str:
         if name in still:
             digest.update(name.encode())
             digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    digest.update(Path(path).read_bytes() if path else b"")
+    digest.update(read_regular(Path(path)) if path else b"")
     return digest.hexdigest() if still or path else ""
 
 

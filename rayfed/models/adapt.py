@@ -5,6 +5,7 @@ import logging
 import re
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import safetensors.torch
@@ -13,6 +14,7 @@ from safetensors import SafetensorError
 from torch import nn
 
 from rayfed.base.errors import InputError
+from rayfed.base.files import read_regular
 from rayfed.models.settings import Adapt, Lora
 from rayfed.tensors.weights import Weights
 
@@ -59,7 +61,7 @@ def head_of(model: nn.Module) -> str:
 def _load_file(model: nn.Module, path: str) -> None:
     """The weights in a file, by our names or by those of timm's own files; the head may be of other classes."""
     try:
-        given = safetensors.torch.load_file(path)
+        given = safetensors.torch.load(read_regular(Path(path)))
     except FileNotFoundError:
         raise InputError(f"model.weights = '{path}': there is no such file") from None
     except (OSError, SafetensorError) as error:

@@ -67,6 +67,14 @@ def test_a_client_that_ends_the_process_is_named_and_does_so_for_good_the_second
     assert "during client 3, round 2: code there may call os._exit\n" in said
 
 
+def test_an_exit_before_the_run_has_a_folder_fails_as_it_would_again(start):
+    _, said = (
+        run := start("from rayfed.base.spans import at\nwith at('the reading of the job'): os._exit(0)")
+    ).communicate(timeout=60)
+    assert run.returncode == 1
+    assert "with exit code 0 during the reading of the job: code of yours there may call os._exit" in said
+
+
 @pytest.mark.parametrize(
     ("what", "number"), [("os.kill(os.getpid(), 9)", signal.SIGKILL), ("ctypes.string_at(0)", signal.SIGSEGV)]
 )
