@@ -240,7 +240,7 @@ def test_a_diverged_seed_is_told_and_has_no_pair():
     assert lines[1].startswith("| [fedavg](methods/fedavg.md) (1 of 4 diverged) | 60.0 ± 10.0 |  |")
     assert tool.tables(records).endswith("which flatters their methods.")
     (none,) = (line for line in tool.tables([*records, *four("moon", None)]).splitlines() if "moon" in line)
-    assert none == "| [moon](methods/moon.md) (1 of 1 diverged) |  |  |  |  |  |"
+    assert none == "| [moon](methods/moon.md) (1 of 1 diverged) |  |  |  |  |"
 
 
 def test_the_pages_tables_are_made_from_its_results():

@@ -40,12 +40,7 @@ RESULTS = ROOT / "docs/comparison/results.csv"
 FIGURES = ROOT / "docs/methods/figures"
 SETTINGS = {"shards-2": "shards 2", "dirichlet-0.1": "Dirichlet 0.1"}
 REPORTED = {setting: ROOT / f"jobs/comparison/mnist-{setting}.toml" for setting in SETTINGS}
-MEASURES = {
-    "last_10": f"mean of last {LAST} rounds",
-    "best": "best round",
-    "last": "last round",
-    "forgetting": "forgetting",
-}
+MEASURES = {"last_10": f"mean of last {LAST} rounds", "best": "best round", "forgetting": "forgetting"}
 HEADLINE = "last_10"  # what methods are compared by
 BASELINE = "fedavg"
 LOST = "Runs that diverged are in no mean and no pair, which flatters their methods."
