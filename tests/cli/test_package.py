@@ -180,6 +180,7 @@ token token.txt token.json Token auth_token auth_token.json hf_token access-toke
 api_key.txt apikey apiKey.json keys.json gcp_key.json private-key.txt rootkey.csv accessKeys.csv service-account.json
 service_account_prod.json kubeconfig kube-config.yaml passwords.txt password passwd .netrc _netrc .htpasswd htpasswd
 db.sqlite users.db vault.yml wallet.dat cookies.txt kaggle.json signing-key.json .env .npmrc .aws/config tokens.json
+envrc identity ssh/config mypasswords.txt pw.txt
 """
 BY_NAME = NAMES.split()
 BLOCK = "-----BEGIN RSA PRIVATE KEY-----\n" + "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7\n" * 3
@@ -204,6 +205,23 @@ BY_CONTENT = {
     "r.toml": f'wandb_key = "{"0f" * 20}"',
     "s.txt": "postgres://u:pw@h/db",
     "t.yaml": "api_key: 1234",
+    "u.yaml": "token: " + "a1" * 16,
+    "v.env.txt": "MINIO_SECRET_KEY=abcd1234",
+    "w.txt": "export HUGGING_FACE_HUB_TOKEN=" + "a1" * 16,
+    "x.http": "Authorization: Bearer " + "a1" * 16,
+    "y.txt": "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.abcdefgh",
+    "z.xml": "<password>swordfish</password>",
+    "aa.rb": "password => 'swordfish'",
+    "ab.yml": "password:\n  swordfish",
+    "ac.conf": 'psk="swordfish"',
+    "ad.txt": "SharedAccessSignature=sv&sig=x",
+    "ae.txt": "sk_live_" + "a1" * 12,
+    "af.txt": "$ANSIBLE_VAULT;1.1;AES256",
+    "ag.json": '{"kty": "RSA", "n": "x", "d": "y"}',
+    "ah.json": '{"username": "me", "key": "x"}',
+    "ai.bin": b"0\x82\x04\xa4\x02\x01\x00\x02\x82",
+    "aj.bin": b"0\x82\x09\xf1\x02\x01\x03\x30\x82",
+    "ak.txt": "1234567890:AA" + "x" * 33,
 }
 HARMLESS = """
 tokens.py secrets_model.py keyboard.py secret.py credentials.py key.py passwords.ipynb id_rsa.py keyboard.json
@@ -216,6 +234,8 @@ SPEAKING = {
     "notes.md": "Set AWS_SECRET_ACCESS_KEY and password: see the wiki.\n",
     "README.rst": "As in postgres://user:password@host/db.\n",
     "login.ipynb": f'{{"source": ["wandb.login(key=\\"{"0f" * 20}\\")"]}}',
+    "keys.ipynb": '{"source": ["os.environ[\\"AWS_SECRET_ACCESS_KEY\\"] = \\"abcdefgh12\\""]}',
+    "run.yaml": "pass: true\ntoken: special\nbypass: abcdef\ncompass: north\nmax_token: 12345678\n",
     "schema.json": '{"password": null, "api_key": "none", "url": "http://host:8000/a@b", "key": "0123"}',
     "launch.yaml": "ssh_private_key: ~/.ssh/key\npassword: $PASSWORD\n/opt/auth_token: /x/auth_token\n",
 }
@@ -235,7 +255,7 @@ def test_secrets_stay_by_name_and_by_content_and_innocent_files_go(tmp_path, tra
     hidden = {name for name in BY_NAME if name.startswith(".")}
     told = {name for name, why in found.stays.items() if why.startswith("looks like a secret: ")}
     assert told == {*BY_NAME, *BY_CONTENT} - hidden
-    assert {*found.suspect} == {"README.rst", "login.ipynb"}, "sent, but named"
+    assert {*found.suspect} == {"README.rst", "keys.ipynb", "login.ipynb"}, "sent, but named"
     assert "hunter2" not in str(found) and "0123456789" not in str(found), "of a secret, only a keyword is shown"
 
 
