@@ -2,12 +2,13 @@
 
 import logging
 import os
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -17,7 +18,7 @@ from rayfed.base.spans import at, span, timed
 from rayfed.base.storage import Folder
 from rayfed.folder.keeper import Keeper
 from rayfed.folder.log import logging_to_file
-from rayfed.folder.places import checkpoints_of, folder_of, is_begun, refuse_overwriting, refuse_unwritable
+from rayfed.folder.places import Place, folder_of, is_begun
 from rayfed.folder.provenance import refuse_another_partition
 from rayfed.folder.saved import Saved, newest
 from rayfed.folder.tables import read_table
@@ -28,7 +29,7 @@ from rayfed.report.result import Result
 from rayfed.rounds import engine
 from rayfed.rounds.display import Display
 from rayfed.rounds.local import Site, open_site
-from rayfed.rounds.round import ClientRow
+from rayfed.rounds.round import ClientRow, Workers
 from rayfed.runtime.profile import finished
 from rayfed.runtime.workers import open_workers, opened
 from rayfed.tensors.weights import whole, with_weights
@@ -68,14 +69,14 @@ def run_checked(
     job: Job, display: Display | None, *, force: bool, resume: bool, other_bits: bool, on_ray: bool = True
 ) -> Result:
     """Begin a checked job, or continue it; without `on_ray` in this process, whatever the job says."""
-    options: dict[str, Any] = {"other_bits": other_bits, "on_ray": on_ray and job.ray.mode == "on"}
-    if resume:
-        refuse_unwritable(job)  # waits for a lock, and while it does checkpoints may come and go
-    saved = _newest(job) if resume else None
+    place = Place.of(job)
+    place.refuse_unwritable()  # waits for a lock, and while it does checkpoints may come and go
+    on_ray = on_ray and job.ray.mode == "on"
+    saved = _newest(place) if resume else None
     if resume and (is_begun(job) or saved):  # where only the checkpoints are left, they are enough
-        return _train(job, display, saved, force=True, **options)
-    refuse_overwriting(job, force)
-    return _train(job, display, force=force, **options)
+        return _train(job, display, saved, force=True, other_bits=other_bits, on_ray=on_ray)
+    place.refuse_overwriting(force)
+    return _train(job, display, None, force=force, other_bits=other_bits, on_ray=on_ray)
 
 
 def resume(
@@ -109,18 +110,21 @@ def replay(run: str | Path, round: int, client: int, *, method: Method | None = 
     Plays the rounds since the newest older checkpoint again. Gives the client's row, and the training loss that the run
     recorded, if there is one. Raises the client's own exception, and `InputError` where it was not in the round.
     """
-    if (job := _job_of(run, None, method)) is None:
+    job = _job_of(run, None, method)
+    if job is None:
         raise InputError(f"'{run}' is not the folder of a run")
+    place = Place.of(job)
     site = open_site(job)
     if round < 1:
         raise InputError(f"--round {round}: the first round is 1")
-    finished = max((row["round"] for row in _rows(job, "rounds")), default=0)
-    if round > finished + 1:  # the round after the last may have failed
-        raise InputError(f"--round {round}: the run has {finished} finished rounds")
-    refuse_another_partition(folder_of(job), site, round)
+    last_recorded = max((row["round"] for row in _rows(place.path, "rounds")), default=0)
+    if round > last_recorded + 1:  # the round after the last may have failed
+        raise InputError(f"--round {round}: the run has {last_recorded} finished rounds")
+    refuse_another_partition(place.path, site, round)
     engine.cohort_of(site, round).refuse_absent(client, round)
     with open_workers(site, on_ray=False) as workers:
-        if saved := newest(checkpoints_of(job), before=round):
+        saved = newest(place.checkpoints, before=round)
+        if saved:
             saved.refuse_another(site)
         last = saved.restore(site, workers) if saved else engine.start(site, workers)
         while last.round < round - 1:
@@ -129,8 +133,8 @@ def replay(run: str | Path, round: int, client: int, *, method: Method | None = 
         if not trains(opening.parts):
             raise InputError(f"--round {round}: no client trained in it, as its method works on the server alone")
         _, (arrival,) = next(workers.train(opening.broadcast, [(client,)], last.memories))
-    rows = {(row["round"], row["client"]): row["train_loss"] for row in _rows(job, "clients")}
-    return arrival.row, rows.get((round, client))
+    losses = {(row["round"], row["client"]): row["train_loss"] for row in _rows(place.path, "clients")}
+    return arrival.row, losses.get((round, client))
 
 
 def last_model(run: str | Path, round: int | None = None) -> tuple[Site, int, nn.Module]:
@@ -138,59 +142,99 @@ def last_model(run: str | Path, round: int | None = None) -> tuple[Site, int, nn
 
     Raises `InputError` where there is no such checkpoint, or the job's data have changed.
     """
-    if (job := _job_of(run, None, None)) is None:
+    job = _job_of(run, None, None)
+    if job is None:
         raise InputError(f"'{run}' is not the folder of a run")
-    saved = newest(checkpoints_of(job), before=None if round is None else round + 1)
-    if saved is None or (round is not None and saved.round != round):
-        kept = f"; the newest before it is of round {saved.round}" if saved else ""
-        which = "no checkpoint" if round is None else f"no checkpoint of round {round}{kept}"
-        raise InputError(f"'{run}' holds {which}; a run keeps the newest two")
+    saved = newest(Place.of(job).checkpoints, before=None if round is None else round + 1)
+    if saved is None and round is None:
+        raise InputError(f"'{run}' holds no checkpoint; a run keeps the newest two")
+    if saved is None:
+        raise InputError(f"'{run}' holds no checkpoint of round {round}; a run keeps the newest two")
+    if round is not None and saved.round != round:
+        raise InputError(
+            f"'{run}' holds no checkpoint of round {round}; the newest before it is of round {saved.round}; "
+            "a run keeps the newest two"
+        )
     site = open_site(job)
     saved.refuse_another(site)
     return site, saved.round, with_weights(site.model, saved.weights(site)).eval()
 
 
-def _rows(job: Job, name: str) -> list[dict[str, Any]]:
-    """The rows of a table that a run has recorded."""
+def _rows(path: Path, name: str) -> list[dict[str, Any]]:
+    """The rows of a table that a run has recorded in its folder."""
     try:
-        return read_table(folder_of(job), name).to_pylist()
+        return read_table(path, name).to_pylist()
     except ValueError as error:  # of Arrow, or of a text that is no UTF-8
         again = "`rayfed resume` writes them again from the checkpoint"
-        raise InputError(f"the recorded {name} in {folder_of(job)} cannot be read ({error}); {again}") from None
+        raise InputError(f"the recorded {name} in {path} cannot be read ({error}); {again}") from None
 
 
 def _train(
-    job: Job, display: Display | None, saved: Saved | None = None, *, force: bool, other_bits: bool, on_ray: bool
+    job: Job, display: Display | None, saved: Saved | None, *, force: bool, other_bits: bool, on_ray: bool
 ) -> Result:
-    """Play a job's remaining rounds, and keep each round when it is finished."""
+    """Play a job's remaining rounds after a checkpoint, or all, and keep each round when it is finished."""
     display = display or Display()
-    refuse_unwritable(job)
-    on_ray = on_ray and (saved is None or saved.leaves_work(job))
-    with (
-        logging_to_file() as begin_log,
-        tracking(job) as recorded,
-        ExitStack() as at_the_end,
-        opened(job, partial(_checked_site, job, saved), display.start, on_ray=on_ray) as site,
-        open_workers(site, display.client, on_ray=on_ray, other_bits=other_bits) as workers,
-        ExitStack() as once_closed,
-        Keeper(site, workers, saved, force=force, other_bits=other_bits) as keeper,
-    ):
-        begin_log(keeper.path)
-        # However the run ends: the page is written while Ray ends.
-        written = timed("waiting: page")
-        once_closed.callback(lambda: at_the_end.callback(written(aside(_write_page, keeper.path).result)))
-        display.ready(resumed=saved is not None)
-        if (last := keeper.restored()) is not None:
+    with _open_run(job, display, saved, force=force, other_bits=other_bits, on_ray=on_ray) as run:
+        last = run.keeper.restored()
+        if last is not None:
             display.restored(last)
             finished(last.round)
-        for round in engine.rounds(site, workers, last, keeper.early_end):
-            keeper.keep(last := round)
-            recorded(round.round)
+        for round in engine.rounds(run.site, run.workers, last, run.keeper.early_end):
+            run.keeper.keep(round)
+            last = round
+            if run.workers.finished(round):  # Ray may soon end this process
+                run.keeper.checkpoint(round)
+            run.tell_trackers(round.round)
             with span("display"):
                 display.round(round)
             finished(round.round)
     assert last is not None, "there is always a round 0"
-    return Result(keeper.path, read_table(keeper.path, "rounds"), whole(site.model, last.weights))
+    return Result(run.keeper.path, read_table(run.keeper.path, "rounds"), whole(run.site.model, last.weights))
+
+
+class OpenRun(NamedTuple):
+    """What a run needs while it lasts."""
+
+    site: Site
+    workers: Workers
+    keeper: Keeper
+    tell_trackers: Callable[[int], None]  # that a round is recorded
+
+
+@contextmanager
+def _open_run(
+    job: Job, display: Display, saved: Saved | None, *, force: bool, other_bits: bool, on_ray: bool
+) -> Iterator[OpenRun]:
+    """Open a run. At the end its folder is complete, Ray has ended, and the page is written, however the run ends."""
+    Place.of(job).refuse_unwritable()
+    on_ray = on_ray and (saved is None or saved.leaves_work(job))
+    make_site = partial(_checked_site, job, saved)
+    with (
+        logging_to_file() as begin_log,
+        tracking(job) as tell_trackers,
+        _writing_page() as begin_page,
+        opened(job, make_site, display.start, on_ray=on_ray) as site,
+        open_workers(site, display.client, on_ray=on_ray, other_bits=other_bits) as workers,
+        Keeper(site, workers, saved, force=force, other_bits=other_bits, when_closed=begin_page) as keeper,
+    ):
+        begin_log(keeper.path)
+        display.ready(resumed=saved is not None)
+        yield OpenRun(site, workers, keeper, tell_trackers)
+
+
+@contextmanager
+def _writing_page() -> Iterator[Callable[[Path], None]]:
+    """Gives a function that begins to write a run's page while this thread goes on; the context ends with the page."""
+    pages: list[Future[None]] = []
+
+    def begin(path: Path) -> None:
+        pages.append(aside(_write_page, path))
+
+    try:
+        yield begin
+    finally:
+        with span("waiting: page"):
+            wait(pages)
 
 
 @timed("data, model")
@@ -206,12 +250,16 @@ def _find(run: str | Path, overrides: Mapping[str, Any] | None, method: Method |
     """The job of a run, and its newest whole checkpoint."""
     if "name" in (overrides or {}):
         raise InputError("name: a run keeps its name; to continue under another name, move its folder first")
-    if job := _job_of(run, overrides, method):
-        refuse_unwritable(job)
-        if saved := _newest(job):
-            return job, saved
-        raise InputError(f"'{run}' holds no checkpoint; begin again: rayfed run {folder_of(job) / 'job.toml'} --force")
-    if saved := newest(Folder(str(run))):
+    job = _job_of(run, overrides, method)
+    if job:
+        place = Place.of(job)
+        place.refuse_unwritable()
+        saved = _newest(place)
+        if saved is None:
+            raise InputError(f"'{run}' holds no checkpoint; begin again: rayfed run {place.path / 'job.toml'} --force")
+        return job, saved
+    saved = newest(Folder(str(run)))
+    if saved:
         return _read(saved.manifest["job"], overrides, method), saved
     if "://" not in str(run) and not Path(run).expanduser().exists():
         raise InputError(f"'{run}': there is no such folder")
@@ -220,12 +268,12 @@ def _find(run: str | Path, overrides: Mapping[str, Any] | None, method: Method |
     raise InputError(f"'{run}' is neither the folder of a run nor a folder of checkpoints{runs}")
 
 
-def _newest(job: Job) -> Saved | None:
-    """The newest checkpoint of a job's run. Raises `InputError`, with what to do, where none of them is whole."""
+def _newest(place: Place) -> Saved | None:
+    """The newest checkpoint of a run. Raises `InputError`, with what to do, where none of them is whole."""
     try:
-        return newest(checkpoints_of(job))
+        return newest(place.checkpoints)
     except InputError as error:
-        file = folder_of(job) / "job.toml"
+        file = place.path / "job.toml"
         if not file.is_file():
             raise
         raise InputError(f"{error}; begin again: rayfed run {file} --force") from None
@@ -252,11 +300,15 @@ def _job_of(run: str | Path, overrides: Mapping[str, Any] | None, method: Method
 
 def _read(job: Mapping[str, Any] | Job, overrides: Mapping[str, Any] | None, method: Method | None) -> Job:
     """A job from its tables. A `method` made in Python replaces theirs, which may not be importable."""
-    named = [key for key in overrides or {} if key.partition(".")[0] == "method"]
-    if named and method is not None:
-        raise InputError(f"the method is given twice, as `method` and as '{named[0]}' in `overrides`; give it once")
+    method_keys = [key for key in overrides or {} if key.partition(".")[0] == "method"]
+    if method_keys and method is not None:
+        raise InputError(
+            f"the method is given twice, as `method` and as '{method_keys[0]}' in `overrides`; give it once"
+        )
     if isinstance(job, Job):
-        method, job = method or (None if named else job.method), job.table()
+        if method is None and not method_keys:
+            method = job.method
+        job = job.table()
     if method is None:
         return read_job(job, overrides)
     return replace(read_job({**job, "method": "fedavg"}, overrides), method=method)

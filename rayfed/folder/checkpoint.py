@@ -33,7 +33,7 @@ from rayfed.base.storage import Folder, joined
 from rayfed.folder import best
 from rayfed.folder.owner import lock
 from rayfed.folder.packing import to_bytes, weights_to_bytes
-from rayfed.folder.places import checkpoints_of, clear_results, folder_of, refuse_overwriting, refuse_unwritable
+from rayfed.folder.places import Place
 from rayfed.folder.saved import VERSION, Saved, digest_of, stem
 from rayfed.folder.shards import ahead, fill, settled, to_table, twin_of
 from rayfed.folder.tables import RESULTS, ROWS, to_parquet
@@ -175,15 +175,17 @@ def clear_checkpoints(folder: Folder) -> None:
 
 def start_over(job: Job) -> None:
     """Remove what an earlier run has left. Raises `InputError` where another job's files are, or a run goes on."""
-    refuse_unwritable(job)
-    refuse_overwriting(job, force=True)
-    if (path := folder_of(job)).exists():
-        file = lock(path)
-        try:
-            clear_checkpoints(checkpoints_of(job))
-            clear_results(path)
-        finally:
-            os.close(file)
+    place = Place.of(job)
+    place.refuse_unwritable()
+    place.refuse_overwriting(force=True)
+    if not place.path.exists():
+        return
+    file = lock(place.path)
+    try:
+        clear_checkpoints(place.checkpoints)
+        place.clear()
+    finally:
+        os.close(file)
 
 
 def _delete(folder: Folder, keep: set[str]) -> None:

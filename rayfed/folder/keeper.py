@@ -6,10 +6,11 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -20,7 +21,7 @@ from rayfed.base.files import write_bytes, write_text, writing_to
 from rayfed.base.spans import note, timed
 from rayfed.folder.checkpoint import Checkpoints, clear_checkpoints
 from rayfed.folder.owner import lock, owning
-from rayfed.folder.places import checkpoints_of, clear_results, folder_of, refuse_overwriting, refuse_unwritable
+from rayfed.folder.places import Place
 from rayfed.folder.provenance import environment, hash_of, is_of, sources
 from rayfed.folder.saved import Saved
 from rayfed.folder.summary import early_end, read_environment, read_summary, summarise
@@ -57,24 +58,30 @@ class Keeper:
         *,
         force: bool = False,
         other_bits: bool = False,
+        when_closed: Callable[[Path], object] = lambda path: None,
     ) -> None:
         """`saved` is the checkpoint to continue from. Without it a new run begins, over an earlier one with `force`.
 
         With `other_bits` it may continue on other hardware, or with other code of the user, than it began with.
+        `when_closed` is called with the folder when it is complete, however the run has ended.
         """
-        self.path = folder_of(site.job)
+        self._place = Place.of(site.job)
+        self.path = self._place.path
+        self._when_closed = when_closed
         self._site, self._workers, self._saved, self._force = site, workers, saved, force
         self._other_bits = other_bits
         self._rows: list[dict[str, Any]] = []  # of `rounds`
         self._last: Round | None = None  # that was given to `keep`
+        self._is_open = False
 
     @timed("run's folder")
     def __enter__(self) -> Keeper:
-        refuse_unwritable(self._site.job)
+        self._place.refuse_unwritable()
         if self._saved is None:
-            refuse_overwriting(self._site.job, self._force)
+            self._place.refuse_overwriting(self._force)
         now = self._origin()
         with ExitStack() as owned:
+            owned.callback(self._close)
             with writing_to(self.path):
                 self.path.mkdir(parents=True, exist_ok=True)
                 owned.callback(os.close, lock(self.path))
@@ -82,7 +89,12 @@ class Keeper:
                 self._begin(owned, now)
                 note(str(self.path))
             self._owned = owned.pop_all()
+        self._is_open = True
         return self
+
+    def _close(self) -> None:
+        if self._is_open:  # else the run was refused
+            self._when_closed(self.path)
 
     def _origin(self) -> dict[str, Any]:
         """What the results come from. Raises `InputError` where the run began with something else."""
@@ -102,13 +114,13 @@ class Keeper:
 
     def _begin(self, owned: ExitStack, now: dict[str, Any]) -> None:
         """Make the folder that of this run, up to its checkpoint if there is one."""
-        site, saved, folder = self._site, self._saved, checkpoints_of(self._site.job)
+        site, saved, folder = self._site, self._saved, self._place.checkpoints
         with writing_to(folder.place):
             # Checkpoints in the run's folder are under its lock.
             checks = [owned.enter_context(owning(folder))] if site.job.output.checkpoints else []
             self._checkpoints = Checkpoints(folder, site.job, now, saved, *checks)
             if saved is None:
-                clear_results(self.path)
+                self._place.clear()
                 clear_checkpoints(folder)
         if saved is not None:
             for name in RESULTS:
@@ -148,13 +160,17 @@ class Keeper:
         """Write a finished round's rows, and a checkpoint when one is due. Raises `Unwritable`."""
         self._last = round
         self._record(round)
-        in_danger = self._workers.finished(round)
         if not round.round:
             self._checkpoints.probe(round)
-        elif in_danger or self._is_due(round.round):
-            why = self._checkpoint(round)
-            if why and self._checkpoints.round == (self._saved and self._saved.round):  # the first of this process
-                raise Unwritable(why)
+        elif self._is_due(round.round):
+            self.checkpoint(round)
+
+    def checkpoint(self, round: Round) -> None:
+        """Write a checkpoint of a kept round, unless it has one. Raises `Unwritable` where it would be the first."""
+        why_not = self._checkpoint(round)
+        before = self._saved.round if self._saved else None
+        if why_not and self._checkpoints.round == before:
+            raise Unwritable(why_not)
 
     def early_end(self) -> str:
         """Why the run ends before `train.num_rounds`, by the rounds that are kept; '' where it goes on."""

@@ -1,10 +1,13 @@
 """Where a job's results and checkpoints go, and whether they may go there."""
 
+from __future__ import annotations
+
 import logging
 import os
 import shutil
 import stat
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,64 +28,112 @@ OTHERWISE = "give --force to replace them, or give the job another name"
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Place:
+    """Where a job's results go: the run's folder, and the folder of its checkpoints, which may be a URI."""
+
+    path: Path
+    checkpoints: Folder
+    output_path: Path  # the run's folder lies in it
+
+    @classmethod
+    def of(cls, job: Job) -> Place:
+        return cls(folder_of(job), checkpoints_of(job), Path(job.output.path).expanduser().resolve())
+
+    def refuse_unwritable(self) -> None:
+        """Raises `InputError` where results or checkpoints cannot be written here, `Locked` by another run."""
+        local_checkpoints = self.checkpoints.local
+        if not self.path.resolve().is_relative_to(self.output_path):
+            raise InputError(f"'{self.path}': a link leads out of '{self.output_path}' (output.path)")
+        _refuse_read_only("results", self.path)
+        if local_checkpoints is not None:
+            _refuse_read_only("checkpoints", local_checkpoints)
+        for name in (*OWN, LOCK):
+            self._refuse_link(name)
+        _wait_for_lock(self.path, LOCK)
+        if local_checkpoints is not None:
+            _wait_for_lock(local_checkpoints, OWNER)
+
+    def _refuse_link(self, name: str) -> None:
+        file = self.path / name
+        if not os.path.lexists(file):
+            return
+        mode = os.lstat(file).st_mode
+        kind = "folder" if name in FOLDERS else "file"
+        if not (stat.S_ISDIR(mode) if kind == "folder" else stat.S_ISREG(mode)):
+            raise InputError(f"'{file}' is a link or the like, where a run has a {kind} of its own: remove it")
+
+    def refuse_overwriting(self, force: bool) -> None:
+        """Raises `InputError` where results exist already or, even with `force`, where the folder is not a run's."""
+        place = self.checkpoints.place
+        if not force and place != str(self.path / "checkpoints") and self.checkpoints.names():
+            raise InputError(
+                f"'{place}' holds checkpoints of a run of this name; {OTHERWISE}, "
+                f"or resume the run: rayfed resume {place}"
+            )
+        if not self.path.exists() or not {file.name for file in self.path.iterdir()} - BEFORE_BEGIN:
+            return
+        if not (self.path / "job.toml").is_file():
+            raise InputError(f"'{self.path}' exists and is not a rayfed run; give the job another name or output.path")
+        if not force:
+            raise InputError(
+                f"'{self.path}' holds the results of a run; {OTHERWISE}, or resume the run: rayfed resume {self.path}"
+            )
+
+    def clear(self) -> None:
+        """Remove an earlier run from the folder, and no other files."""
+        for name in OWN:
+            if (self.path / name).is_dir() and not (self.path / name).is_symlink():
+                shutil.rmtree(self.path / name)
+            else:
+                (self.path / name).unlink(missing_ok=True)
+
+
 def folder_of(job: Job) -> Path:
     """`<output.path>/<name>`, absolute."""
     if "\0" in job.output.path:
         raise InputError(f"output.path = {job.output.path!r}: a path cannot hold NUL")
     if "://" in job.output.path:
         raise InputError(f"output.path = '{job.output.path}': give a folder; a URI can be given as output.checkpoints")
-    if taken := {*Path(job.name).parts[1:]} & {*OWN}:
-        what = f"in the folder of a run, '{taken.pop()}' is that run's own"
-        raise InputError(f"name = '{job.name}': {what}; give the job another name")
+    taken = sorted({*Path(job.name).parts[1:]} & {*OWN})
+    if taken:
+        raise InputError(
+            f"name = '{job.name}': in the folder of a run, '{taken[0]}' is that run's own; give the job another name"
+        )
     return Path(job.output.path).expanduser().absolute() / job.name
 
 
 def checkpoints_of(job: Job) -> Folder:
     """The folder of the job's checkpoints: inside its own, or in `output.checkpoints`."""
-    inside = folder_of(job) / "checkpoints"
-    return Folder(joined(job.output.checkpoints, job.name) if job.output.checkpoints else str(inside))
+    if job.output.checkpoints:
+        return Folder(joined(job.output.checkpoints, job.name))
+    return Folder(str(folder_of(job) / "checkpoints"))
 
 
-def refuse_unwritable(job: Job) -> None:
-    """Raises `InputError` where results or checkpoints cannot be written to their place, `Locked` by another run."""
-    path, checkpoints = folder_of(job), checkpoints_of(job).local
-    base = Path(job.output.path).expanduser().resolve()
-    if not path.resolve().is_relative_to(base):
-        raise InputError(f"'{path}': a link leads out of '{base}' (output.path)")
-    for what, place in (("results", path), *([("checkpoints", checkpoints)] if checkpoints else [])):
-        nearest = next(folder for folder in (place, *place.parents) if os.path.exists(folder))
-        if not nearest.is_dir() or not os.access(nearest, os.W_OK):
-            problem = f"{what} cannot be written to '{place}'"
-            raise InputError(f"{problem}: '{nearest}' is not a folder that can be written to")
-    for name in (*OWN, LOCK):
-        is_own = stat.S_ISDIR if name in FOLDERS else stat.S_ISREG
-        if os.path.lexists(path / name) and not is_own(os.lstat(path / name).st_mode):
-            kind = "folder" if name in FOLDERS else "file"
-            raise InputError(f"'{path / name}' is a link or the like, where a run has a {kind} of its own: remove it")
-    for folder, name in ((path, LOCK), (checkpoints, OWNER)):
-        if folder and is_locked(folder, name):
-            os.close(lock(folder, name))  # it waits, or says who has it
+def _refuse_read_only(content: str, place: Path) -> None:
+    nearest = next(folder for folder in (place, *place.parents) if os.path.exists(folder))
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK):
+        raise InputError(
+            f"{content} cannot be written to '{place}': '{nearest}' is not a folder that can be written to"
+        )
 
 
-def refuse_overwriting(job: Job, force: bool) -> None:
-    """Raises `InputError` where results exist already or, even with `force`, where the folder is not a run's."""
-    path = folder_of(job)
-    if not force and (place := checkpoints_of(job)).place != str(path / "checkpoints") and place.names():
-        what = f"'{place.place}' holds checkpoints of a run of this name"
-        raise InputError(f"{what}; {OTHERWISE}, or resume the run: rayfed resume {place.place}")
-    if not path.exists() or not {file.name for file in path.iterdir()} - BEFORE_BEGIN:
-        return
-    if not (path / "job.toml").is_file():
-        raise InputError(f"'{path}' exists and is not a rayfed run; give the job another name or output.path")
-    if not force:
-        raise InputError(f"'{path}' holds the results of a run; {OTHERWISE}, or resume the run: rayfed resume {path}")
+def _wait_for_lock(folder: Path, name: str) -> None:
+    """Wait for the lock of a machine that may be lost. Raises `Locked` where another process holds it."""
+    if is_locked(folder, name):
+        os.close(lock(folder, name))
 
 
 def is_done(job: Job) -> bool:
     """Whether the job's results are in its folder, complete. Raises `InputError` where another job's results are."""
-    summary = read_summary(path := folder_of(job)) if is_begun(job) else {}
-    if summary.get("status") != "done" or summary.get("rounds") == job.train.num_rounds:
-        return summary.get("status") == "done"
+    if not is_begun(job):
+        return False
+    path = folder_of(job)
+    summary = read_summary(path)
+    if summary.get("status") != "done":
+        return False
+    if summary.get("rounds") == job.train.num_rounds:
+        return True
     try:
         return bool(early_end(job.train, read_table(path, "rounds").to_pylist()))
     except ValueError:  # a damaged table: to resume the run writes it again
@@ -118,12 +169,3 @@ def lineage_of(tables: Mapping[str, Any]) -> dict[str, Any]:
         return read_job(tables).lineage()
     except InputError:  # a method made in Python may have no name that can be imported
         return {**read_job({**tables, "method": "fedavg"}).lineage(), "method": tables["method"]}
-
-
-def clear_results(path: Path) -> None:
-    """Remove an earlier run from a folder, and no other files."""
-    for name in OWN:
-        if (path / name).is_dir() and not (path / name).is_symlink():
-            shutil.rmtree(path / name)
-        else:
-            (path / name).unlink(missing_ok=True)

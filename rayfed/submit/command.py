@@ -66,7 +66,7 @@ def submit(
       rayfed submit jobs/quickstart.toml --address http://127.0.0.1:8265 -s output.path=/shared/runs
       rayfed submit jobs/comparison/mnist-shards-2.toml -s grid.seeds=[0] --exclude notes
     """
-    from rayfed.folder.places import refuse_overwriting
+    from rayfed.folder.places import Place
     from rayfed.folder.provenance import COMMIT, commit
     from rayfed.grid.cells import expand, refuse_same
     from rayfed.job import read_toml
@@ -94,7 +94,7 @@ def submit(
         results = Path(paths.get("output.path", jobs[0].output.path)) / run
         refuse_twins(run, cluster.submissions(), address)
         if here and not cells[0].grid:
-            refuse_overwriting(jobs[0], force or resume)
+            Place.of(jobs[0]).refuse_overwriting(force or resume)
         settings = (*settings, *(f"{key}={path}" for key, path in paths.items()))
         if any(one.ray.address for one in jobs):
             settings = (*settings, "ray.address=")  # the job runs on the cluster that gets it
