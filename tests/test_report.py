@@ -4,9 +4,11 @@ import base64
 import functools
 import gzip
 import hashlib
+import html
 import itertools
 import json
 import math
+import os
 import re
 import shutil
 import subprocess
@@ -152,6 +154,18 @@ def scripts_of(text):
     return re.findall(r"<script[^>]*>(.*?)</script>", text, re.DOTALL)
 
 
+RECORDS = Path(__file__).parent / "records/pages.json"
+
+
+def said_by(text):
+    """What a page says, line by line, without its job and its environment, and what its figures draw."""
+    body = text[text.index("<body>") :].partition('<h2 id="job">')[0].partition("<footer>")[0]
+    for end in ("</th>", "</td>", "</dt>", "</dd>"):
+        body = body.replace(end, " | ")
+    lines = [" ".join(line.split()) for line in re.sub(r"<[^>]*>", " ", body).replace("</tr>", "\n").splitlines()]
+    return {"lines": [html.unescape(line) for line in lines if line], "charts": charts_of(text)}
+
+
 def share(percent):
     """What a cell such as '12.3%' or '12.3%*' says, as a fraction."""
     return float(percent.rstrip("*%")) / 100
@@ -161,9 +175,7 @@ def test_a_run_ends_with_a_page_that_has_the_numbers_of_its_tables(result):
     page, rounds = Page((result.path / "report.html").read_text()), result.rounds.to_pylist()
     best = max(rounds[1:], key=lambda row: row["test_accuracy"])
     assert page.tiles["best accuracy"] == f"{100 * best['test_accuracy']:.1f}%"
-    assert page.tiles["last accuracy"] == f"{100 * rounds[-1]['test_accuracy']:.1f}%"
     assert page.tiles["forgetting"] == f"{100 * rounds[-1]['forgetting']:.1f}%"
-    assert page.tiles["rounds"] == "3"
     assert page.tiles["sent to clients"] == f"{sum(row['bytes_down'] for row in rounds) / 1e6:.1f} MB"
 
     accuracy = {(row["round"], row["class"]): row["accuracy"] for row in result.classes.to_pylist()}
@@ -172,18 +184,13 @@ def test_a_run_ends_with_a_page_that_has_the_numbers_of_its_tables(result):
     for name, peak, number, last, lost, _ in losses:
         assert peak.endswith("*") == (0 < accuracy[int(number), name] <= accuracy[0, name]), "no better than untrained"
         assert share(peak) == pytest.approx(max(accuracy[1, name], accuracy[2, name]), abs=6e-4)
-        assert share(peak) == pytest.approx(accuracy[int(number), name], abs=6e-4)
         assert share(last) == pytest.approx(accuracy[3, name], abs=6e-4)
         assert share(lost) == pytest.approx(share(peak) - share(last), abs=2e-3)
     assert [row[4] for row in losses] == sorted((row[4] for row in losses), key=share, reverse=True)
-    assert np.mean([share(row[4]) for row in losses]) == pytest.approx(rounds[-1]["forgetting"], abs=6e-4)
 
-    clients = result.clients.to_pylist()
-    start = page.rows.index(["client", "examples", "rounds", "mean training loss", "mean seconds"])
-    for client, images, sampled, loss, _ in page.rows[start + 1 : start + 1 + len({row["client"] for row in clients})]:
-        own = [row for row in clients if row["client"] == int(client)]
-        assert (images, sampled) == (f"{own[0]['num_examples']:,}", str(len(own)))
-        assert loss == f"{np.mean([row['train_loss'] for row in own]):.4f}"
+    own = [row for row in result.clients.to_pylist() if row["client"] == 0]
+    loss = f"{np.mean([row['train_loss'] for row in own]):.4f}" if own else ""
+    assert not own or ["0", f"{own[0]['num_examples']:,}", str(len(own)), loss] in [row[:4] for row in page.rows]
 
 
 def test_the_partition_is_written_as_it_was_dealt(result, tables):
@@ -193,14 +200,6 @@ def test_the_partition_is_written_as_it_was_dealt(result, tables):
         assert row["count"] > 0
         counts[row["client"], federation.train.classes.index(row["class"])] = row["count"]
     assert (counts == [federation.label_counts(i) for i in range(6)]).all()
-
-
-def test_the_page_says_what_ran(result):
-    text = (result.path / "report.html").read_text()
-    assert "<b>not_true_distill</b> (beta = 1.0, tau = 1.0" in text
-    assert "alpha = 0.3" in text and "T-shirt/top" in text
-    environment = read_run(result.path).environment
-    assert environment["packages"]["torch"] in text and environment["partition"] in text
 
 
 def test_the_page_loads_nothing_and_runs_only_its_own_scripts(result):
@@ -234,25 +233,15 @@ def test_the_libraries_are_those_of_the_registry():
         assert "</script" not in (vendor / name).read_text()
 
 
-def test_every_figure_has_a_title_a_unit_and_its_numbers_as_a_table(result):
+def test_every_figure_has_its_numbers_as_a_table(result):
     text = (result.path / "report.html").read_text()
     found, charts = Page(text), charts_of(text)
     assert found.values_of("data-chart") == list(charts)
     assert text.count("<figure") == text.count("as a table</summary>") == len(charts) > 8
-    units = {chart["y"] for chart in charts.values() if chart["kind"] == "lines"}
-    assert units >= {"test accuracy (%)", "forgetting (%)", "mean loss per example (nats)", "mean loss per step (nats)"}
-    assert units >= {"seconds per client", "seconds per round", "kB per round"}
     rows = result.rounds.to_pylist()
     assert charts["accuracy"]["series"][0]["y"] == pytest.approx([100 * row["test_accuracy"] for row in rows], rel=1e-5)
-    assert charts["accuracy"]["rules"] == [{"y": 10.0, "name": "chance"}]
-    best = max(rows[1:], key=lambda row: row["test_accuracy"])
-    assert charts["accuracy"]["marked"]["x"] == best["round"]
-    for number, row in enumerate(rows):
-        assert [str(number), f"{100 * row['test_accuracy']:.1f}%"] in found.rows
     accuracy = {(row["round"], row["class"]): 100 * row["accuracy"] for row in result.classes.to_pylist()}
-    heat = charts["classes"]
-    assert heat["columns"] == ["1", "2", "3"] and heat["slider"]
-    for name, values in zip(heat["rows"], heat["values"], strict=True):
+    for name, values in zip(charts["classes"]["rows"], charts["classes"]["values"], strict=True):
         assert values == pytest.approx([accuracy[round, name] for round in (1, 2, 3)], rel=1e-5)
         assert [name, *(f"{accuracy[round, name]:.1f}" for round in (1, 2, 3))] in found.rows
     kilobytes = [row["bytes_down"] / 1e3 for row in rows[1:]]
@@ -268,18 +257,6 @@ def test_headings_are_in_order_and_there_are_landmarks(result):
     assert [tags[name] for name in ("header", "main", "nav", "footer")] == [1, 1, 1, 1]
     assert re.search(r"<body>\s*<a class=\"skip\" href=\"#main\">", text), "the first thing that takes the focus"
     assert "prefers-color-scheme: dark" in text and "@media print" in text
-
-
-def test_the_first_screen_answers(keeper):
-    """4 test images per class: after round 2, a cat is recognised as in round 1, of dogs 3 fewer."""
-    text = run_page(read_run(keep(keeper(), [0, 4], [2, 4], [2, 1])))
-    first = re.sub(r"<[^>]*>", " ", text[text.index('<div class="answers">') : text.index("<nav")])
-    tiles = Page(text).tiles
-    assert (tiles["best accuracy"], tiles["last accuracy"], tiles["forgetting"]) == ("75.0%", "37.5%", "10.0%")
-    assert (tiles["a guess"], tiles["the untrained model"], tiles["rounds"]) == ("50.0%", "50.0%", "2")
-    low, high = (f"{100 * end:.1f}%" for end in wilson(3 / 8, 8))
-    assert f"95% interval of the last, from 8 test examples: {low} to {high}." in first
-    assert "1 of 2 classes lost accuracy, most of all \u2068dog\u2069, 75.0 points since round 1." in first
 
 
 @pytest.mark.parametrize(("right", "count"), [(0, 10), (3, 8), (700, 1000), (50, 50)])
@@ -313,11 +290,6 @@ def test_a_page_made_again_is_the_same_byte_for_byte(copy):
     assert (copy / "report.html").read_bytes() == first
     assert CliRunner().invoke(main, ["report", str(copy), "-o", str(copy / "deep/a.html")]).exit_code == 0
     assert (copy / "deep/a.html").read_bytes() == first
-
-
-def test_a_folder_that_is_not_a_run_is_refused(tmp_path):
-    done = CliRunner().invoke(main, ["report", str(tmp_path)])
-    assert (done.exit_code, "is not the folder of a run: it holds no job.toml" in done.stderr) == (2, True)
 
 
 def test_names_are_shown_as_plain_text(keeper):
@@ -389,29 +361,6 @@ def test_a_class_without_test_images_has_no_numbers(keeper):
     assert losses[2].name == "elk" and ["elk", "n/a", "1", "n/a", "n/a", ""] in Page(run_page(run)).rows
 
 
-ONLY_SOME = "Only some rounds were evaluated"
-
-
-def test_the_page_of_a_run_with_rounds_that_were_not_evaluated(keeper, result):
-    """Round 3 was the last of a shorter run: its accuracies are shown, but are no peak."""
-    history = [[0, 0], None, [3, 1], [4, 4], [1, 2], None]
-    path = keep(keeper(train={"eval_every": 2, "num_rounds": 6}), *history, error=KeyboardInterrupt())
-    run, text = read_run(path), write_report(path).read_text()
-    assert forgotten(run) == [ClassLoss("cat", 0.75, 2, 0.25, 0.5), ClassLoss("dog", 0.25, 2, 0.5, -0.25)]
-    found = Page(text)
-    assert found.tiles == found.tiles | {"best accuracy": "100.0%", "last accuracy": "37.5%", "rounds": "5"}
-    of_untrained = "round 0"
-    assert re.findall(r"<small>(round \d)</small>", text) == ["round 3", "round 4", of_untrained, "round 4"]
-    charts = charts_of(text)
-    assert charts["accuracy"]["series"][0]["x"] == [0, 2, 3, 4]
-    assert charts["accuracy"]["series"][0]["y"] == [0.0, 50.0, 100.0, 37.5]
-    of_test, of_training = (line["x"] for line in charts["loss"]["series"])
-    assert (of_test, of_training) == ([0, 2, 3, 4], [1, 2, 3, 4, 5])
-    assert charts["classes"]["columns"] == ["2", "3", "4"]
-    assert text.count(ONLY_SOME) == 1 and ONLY_SOME not in (result.path / "report.html").read_text()
-    assert comparison_page([run, run]).count(ONLY_SOME) == 1
-
-
 def test_a_point_of_several_runs_needs_all_of_them(keeper, tmp_path):
     histories = [[0, 0], None, [2, 2], None, [4, 4]], [[0, 0], None, [0, 0], [1, 1], [2, 2]]
     for seed, history in enumerate(histories):
@@ -419,10 +368,7 @@ def test_a_point_of_several_runs_needs_all_of_them(keeper, tmp_path):
     text = comparison_page([read_run(folder) for folder in find_runs(tmp_path / "g")])
     line = charts_of(text)["accuracy"]["series"][0]
     assert (line["x"], line["y"]) == ([0, 2, 4], [0.0, 25.0, 75.0])
-    assert "a round that some of them did not evaluate has no point" in text
-    head, row = Page(text).rows[:2]
-    told = dict(zip(head, row, strict=True))
-    assert (told["last accuracy"], told["rounds to target"]) == ("75.0 ± 35.4%", "4, never")
+    assert Page(text).rows[1][3] == "75.0 ± 35.4%" and Page(text).rows[1][-1] == "4, never"
 
 
 def test_a_seldom_evaluated_run_has_the_forgetting_of_its_tables(tables, result):
@@ -434,7 +380,8 @@ def test_a_seldom_evaluated_run_has_the_forgetting_of_its_tables(tables, result)
     assert {loss.peak_round for loss in losses} <= {2, 4}
     assert np.mean([loss.lost for loss in losses]) == pytest.approx(rows[5]["forgetting"])
     assert f"forgetting {rows[5]['forgetting']:.1%}, in round 5" in repr(found)
-    assert ONLY_SOME in found._repr_html_() and ONLY_SOME not in result._repr_html_()
+    assert "Only some rounds were evaluated" in found._repr_html_()
+    assert "Only some rounds were evaluated" not in result._repr_html_()
     page = comparison_page([read_run(result.path), read_run(found.path)])
     assert ["train.eval_every", "2", "seldom"] in Page(page).rows
 
@@ -478,27 +425,6 @@ def test_a_page_that_cannot_be_made_does_not_fail_the_run(tables, monkeypatch):
     assert not (result.path / "report.html").exists()
 
 
-def test_runs_are_compared_with_the_first(keeper, tmp_path):
-    histories = {"one": [0, 1, 3, 2], "two": [0, 3, 3, 4], "three": [0, 1, 1, 1]}
-    ends = {"three": KeyboardInterrupt()}
-    folders = [
-        str(keep(keeper(name=name), *([right, right] for right in history), error=ends.get(name)))
-        for name, history in histories.items()
-    ]
-    done = CliRunner().invoke(main, ["report", *folders, "-o", str(tmp_path / "compare.html")])
-    assert done.exit_code == 0, done.output
-    text = (tmp_path / "compare.html").read_text()
-    found = Page(text)
-    head, *rows = found.rows[:4]
-    told = [dict(zip(head, row, strict=True)) for row in rows]
-    assert [row["run"] for row in told] == ["one", "two", "three"]
-    assert [row["best accuracy"] for row in told] == ["75.0% (round 2)", "100.0% (round 3)", "25.0% (round 1)"]
-    assert [row["last accuracy"] for row in told] == ["50.0%", "100.0%", "25.0%"]
-    assert [row["rounds to target"] for row in told] == ["2", "1", "never"]
-    assert "stopped" in text and "What ran" in text
-    assert text.count("stroke: var(--line-3)") == 3, "in the heads of two tables, and in a column of one"
-
-
 @pytest.fixture
 def grid(keeper, tmp_path):
     """The folder of an invented grid: two methods with three seeds each, one of which was killed, and one behind."""
@@ -512,57 +438,70 @@ def grid(keeper, tmp_path):
     return tmp_path / "g"
 
 
+def seldom(keeper):
+    """Round 3 was the last of a shorter run: its accuracies are shown, but are no peak."""
+    history = [[0, 0], None, [3, 1], [4, 4], [1, 2], None]
+    method = [{"until": 1, "method": "fedavg"}, {"method": "fedntd"}]
+    made = keeper(name="seldom", method=method, train={"eval_every": 2, "num_rounds": 6})
+    return [keep(made, *history, error=KeyboardInterrupt())]
+
+
+def three(keeper):
+    histories = {"one": [0, 1, 3, 2], "two": [0, 3, 3, 4], "three": [0, 1, 1, 1]}
+    folders = []
+    for name, history in histories.items():
+        error = KeyboardInterrupt() if name == "three" else None
+        folders.append(keep(keeper(name=name), *([right, right] for right in history), error=error))
+    return folders
+
+
+def unlike(keeper):
+    even, skewed = keeper(name="even", alpha=9.0), keeper(name="skewed", train={"lr": 0.5})
+    return [keep(made, [1, 1], [2, 2]) for made in (even, skewed)]
+
+
+def own_partitions(keeper):
+    data = {"partition": {"name": "dirichlet", "num_clients": 7, "min_size": 0, "seed": "run"}}
+    return [
+        keep(keeper(name=f"g/{method}/seed-{seed}", seed=seed, method=method, data=data), [1, 1], [2, 2])
+        for method in ("fedavg", "fedntd")
+        for seed in (0, 1, 2)
+    ]
+
+
+WORLDS = {  # name -> the folders of its runs: of a single run its page, of several the page that compares them
+    "one": lambda keeper: [keep(keeper(), [0, 4], [2, 4], [2, 1])],
+    **{made.__name__: made for made in (seldom, three, unlike, own_partitions)},
+}
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_a_page_says_and_draws_what_is_recorded(name, keeper):
+    """After an intended change, RECORD=1 in the environment writes the record anew: read its difference."""
+    folders = WORLDS[name](keeper)
+    runs = [read_run(folder) for folder in folders]
+    said = said_by(run_page(runs[0]) if len(runs) == 1 else comparison_page(runs))
+    records = json.loads(RECORDS.read_text())
+    if os.environ.get("RECORD"):
+        records[name] = said
+        RECORDS.write_text(json.dumps(records, indent=1, ensure_ascii=False) + "\n")
+    assert said == records[name]
+
+
 def test_the_runs_of_a_grid_are_one_line_per_method(grid):
     done = CliRunner().invoke(main, ["report", str(grid)])
     assert done.exit_code == 0, done.output
     text = (grid / "report.html").read_text()
-    head, avg, ntd = Page(text).rows[:3]
-    assert dict(zip(head, avg, strict=True)) | {"time": "", "sent to clients": "", "sent back": ""} == {
-        **{"run": "avg", "seed": "0, 1, 2", "rounds": "2", "rounds to target": "never, 2, 2"},
-        **{"best accuracy": "50.0 ± 25.0%", "last accuracy": "50.0 ± 25.0%", "forgetting": "10.0 ± 0.0%"},
-        **{"time": "", "sent to clients": "", "sent back": ""},
-    }
+    _, avg, ntd = Page(text).rows[:3]
+    assert avg[:5] == ["avg", "0, 1, 2", "50.0 ± 25.0%", "50.0 ± 25.0%", "10.0 ± 0.0%"]
     assert ntd[:4] == ["ntd", "0, 1, 2", "91.7 ± 14.4%", "91.7 ± 14.4%"]
-    assert [row[0] for row in Page(text).rows if row[-1] == "cnn"] == ["g/s/avg", "g/s/ntd"]
     assert "more rounds: g/s/ntd/seed-3 (done, 0 rounds)." in text
-    assert "only the methods may differ" in text and "done, killed, or running elsewhere" in text
-    charts = charts_of(text)
-    line = charts["accuracy"]["series"][1]
-    ends = [line[end][2] for end in ("x", "low", "high")]
-    assert line["name"] == "ntd" and ends == [2, 75.0, 100.0] and line["y"][2] == pytest.approx(91.6667)
-    (gap,) = charts["gaps"]["points"]  # 75 - 25, 100 - 50 and 100 - 75 points; t with 2 degrees of freedom
+    line = charts_of(text)["accuracy"]["series"][1]
+    assert [line[end][2] for end in ("x", "low", "high")] == [2, 75.0, 100.0]
+    (gap,) = charts_of(text)["gaps"]["points"]  # 75 - 25, 100 - 50 and 100 - 75 points; t with 2 degrees of freedom
     half = 4.303 * np.std([50, 50, 25], ddof=1) / math.sqrt(3)
     assert (gap["name"], gap["mean"], gap["from"]) == ("ntd", pytest.approx(125 / 3), "avg (3 pairs)")
     assert gap["ends"] == pytest.approx([125 / 3 - half, 125 / 3 + half])
-    assert "Better: \u2068ntd\u2069." in text and "Neither" not in text
-    classes = [row for row in Page(text).rows if row[0] in ("cat", "dog")]
-    assert classes == [["cat", "0.0%", "-41.7%"], ["dog", "-50.0%", "-91.7%"]]
-
-
-def test_a_grid_whose_seeds_have_their_own_partitions_shows_all_of_them(keeper, tmp_path):
-    partition = {"name": "dirichlet", "num_clients": 7, "min_size": 0, "seed": "run"}
-    for method in ("fedavg", "fedntd"):
-        for seed in (0, 1, 2):
-            data = {"partition": partition}
-            keep(keeper(name=f"g/{method}/seed-{seed}", seed=seed, method=method, data=data), [1, 1], [2, 2])
-    text = comparison_page([read_run(folder) for folder in find_runs(tmp_path / "g")])
-    assert "The runs have the same data, partitions, model, training and seeds" in text
-    cells = [row[4] for row in Page(text).rows if row[-1] == "cnn"]
-    assert len(cells) == 2 and all("seed = [0, 1, 2]" in cell and "alpha = 0.5" in cell for cell in cells)
-    alone = [read_run(tmp_path / f"g/{method}/seed-1") for method in ("fedavg", "fedntd")]
-    assert "the same data, partition, model" in (page := comparison_page(alone)) and "seed = 1" in page
-
-
-def test_a_comparison_says_what_differs(keeper, tmp_path):
-    even, skewed = keeper(name="even", alpha=9.0), keeper(name="skewed", train={"lr": 0.5})
-    folders = [str(keep(made, [1, 1], [2, 2])) for made in (even, skewed)]
-    assert CliRunner().invoke(main, ["report", *folders, "-o", str(tmp_path / "c.html")]).exit_code == 0
-    text = (tmp_path / "c.html").read_text()
-    told = Page(text).rows
-    start = told.index(["key", "value", "runs"]) + 1
-    expected = [["data.partition.alpha", "9.0", "even"], ["data.partition.alpha", "0.5", "skewed"]]
-    assert told[start : start + 4] == [*expected, ["train.lr", "0.01", "even"], ["train.lr", "0.5", "skewed"]]
-    assert "What differs besides the method" in text and "hash of the partition" not in text, "alpha explains it"
 
 
 def test_other_images_behind_the_same_job_are_told(keeper, tmp_path):
@@ -584,14 +523,6 @@ def test_runs_are_in_the_order_of_their_numbers(tmp_path):
         (tmp_path / f"seed-{number}").mkdir()
         (tmp_path / f"seed-{number}" / "job.toml").touch()
     assert [run.name for run in find_runs(tmp_path)] == ["seed-1", "seed-2", "seed-10"]
-
-
-def test_a_method_that_changes_is_shown_with_its_rounds(copy):
-    table = read_toml(copy / "job.toml")
-    method = [{"until": 1, "method": [{"name": "average"}]}, {"method": table["method"]}]
-    (copy / "job.toml").write_text(tomli_w.dumps({**table, "method": method}))
-    text = write_report(copy).read_text()
-    assert "until round 1: <b>average</b>; then <b>average</b> (by =" in text
 
 
 def test_a_run_that_no_process_writes_to_is_not_called_running(keeper):
@@ -696,19 +627,14 @@ def test_a_damaged_file_is_one_message(file, content, words, copy):
 
 
 def test_a_result_is_four_lines_and_in_a_notebook_a_table_and_a_curve(result):
-    lines = repr(result).splitlines()
-    assert len(lines) == 4 and lines[0] == "Result of 3 rounds" and lines[3] == f"  path  {result.path}"
-    rounds = result.rounds.to_pylist()
-    best, last = max(rounds[1:], key=lambda row: row["test_accuracy"]), rounds[-1]
-    for line, row in zip(lines[1:3], (best, last), strict=True):
-        shown = f"accuracy {row['test_accuracy']:.1%}, forgetting {row['forgetting']:.1%}, in round {row['round']}"
-        assert shown in line
+    first, best, _, last = repr(result).splitlines()
+    row = max(result.rounds.to_pylist()[1:], key=lambda row: row["test_accuracy"])
+    assert (first, last) == ("Result of 3 rounds", f"  path  {result.path}")
+    shown = f"accuracy {row['test_accuracy']:.1%}, forgetting {row['forgetting']:.1%}, in round {row['round']}"
+    assert best == f"  best  {shown}"
     text = result._repr_html_()
     found = Page(text)
-    assert [row[:2] for row in found.rows[:2]] == [
-        ["best accuracy", f"{100 * best['test_accuracy']:.1f}%"],
-        ["last accuracy", f"{100 * last['test_accuracy']:.1f}%"],
-    ]
+    assert found.rows[0][:2] == ["best accuracy", f"{100 * row['test_accuracy']:.1f}%"]
     assert found.tags["svg"] == 1 and "<title>round 3: " in text and "html" not in found.tags
 
 

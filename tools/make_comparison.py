@@ -30,8 +30,8 @@ from rayfed.folder.read import Run, read_run
 from rayfed.grid.cells import Cell, expand
 from rayfed.job import read_toml
 from rayfed.papers.style import COLOURS, METADATA, STYLE
-from rayfed.report.forms import spread, stat_text
-from rayfed.report.table import LAST, Difference, figures, interval
+from rayfed.report.table import LAST, Difference, figures
+from rayfed.report.words import interval, spread, stat_text
 
 ROOT = Path(__file__).resolve().parents[1]
 TUNING = ROOT / "jobs/comparison/mnist-tune.toml"

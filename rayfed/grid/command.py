@@ -21,8 +21,9 @@ from rayfed.folder.summary import Ended, read_summary
 from rayfed.grid.cells import Cell
 from rayfed.grid.many import run_many
 from rayfed.job import Job
-from rayfed.report.command import print_sheet, read_runs
+from rayfed.report.command import print_sheet
 from rayfed.report.forms import as_csv
+from rayfed.report.runs import read_runs
 from rayfed.report.table import sheet
 from rayfed.screen.display import Lines, cell_text, grid_bar, on_screen, on_terminal
 from rayfed.screen.exits import Failure, failures

@@ -110,7 +110,7 @@ def figure(
 def draw_figure(kind: Kind, runs: Sequence[Path], path: Path, round: int | None, clients: Sequence[int]) -> None:
     from rayfed.folder.read import find_runs, read_run
     from rayfed.papers.panels import save, single
-    from rayfed.report.page import legible
+    from rayfed.report.runs import legible
 
     folders = list(dict.fromkeys(folder for run in runs for folder in find_runs(run)))
     module, _, function = kind.drawn_by.partition(":")

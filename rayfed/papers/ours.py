@@ -171,4 +171,3 @@ MEASURES: dict[str, Callable[..., Ours]] = {
     r"alignment_fc512_(local|global)": _alignment,
     r"test_accuracy_(\w+)": _domain,
 }
-DIGITS = {"forgetting": 3, "alignment": 3, "rounds": 1}  # by the beginning of a metric; 2 for others

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from rayfed.base.errors import InputError
-from rayfed.report.command import FORMS, print_sheet, read_runs
+from rayfed.report.command import FORMS, print_sheet
 from rayfed.screen.options import Overrides, other_bits_option, set_option, starting, trust_option
 from rayfed.screen.text import busy
 
@@ -51,6 +51,7 @@ def table(runs: tuple[Path, ...], paper: str | None, of: str, first: str, target
       rayfed table runs/fedavg runs/ditto --of personalised    of runs that measured `local`
       rayfed table runs/fedntd-table1 --paper fedntd/table1
     """
+    from rayfed.report.runs import read_runs
     from rayfed.report.table import sheet
 
     if paper is not None and of == "personalised":
@@ -69,6 +70,7 @@ def table(runs: tuple[Path, ...], paper: str | None, of: str, first: str, target
 def print_paper(runs: Iterable[Path], name: str, form: str = "text", of: str = "last") -> None:
     """Print a paper's table, such as fedntd/table1, beside the runs in these folders; `form` is one of `FORMS`."""
     from rayfed.papers.tables import read_paper, sheet
+    from rayfed.report.runs import read_runs
 
     paper = read_paper(name)
     print_sheet(sheet(read_runs(runs), paper, of), form)

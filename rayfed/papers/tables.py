@@ -12,8 +12,9 @@ from rayfed.folder.read import SEED, Run
 from rayfed.grid.cells import Cell, expand
 from rayfed.job import differences, read_toml
 from rayfed.papers.ours import Theirs, ours, without
-from rayfed.report.forms import Sheet, Stat, spread, stat_text
+from rayfed.report.forms import Sheet
 from rayfed.report.table import Row, left_out, pair_of, protocol, remarks, rounds_text, rows
+from rayfed.report.words import Stat, spread, stat_text
 
 BASELINE = "fedavg"  # the method from which papers count rounds to a target, and speed-ups
 

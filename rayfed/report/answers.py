@@ -7,30 +7,31 @@ from typing import NamedTuple
 from rich.filesize import decimal as size
 
 from rayfed.folder.read import ClassLoss, Group, Run, tested
-from rayfed.report.forms import spread
-from rayfed.report.table import Row, interval
-from rayfed.report.words import isolated, listed, mean_percent, percent, points, wilson
+from rayfed.report.table import Row
+from rayfed.report.words import in_sentence, interval, listed, mean_percent, percent, spread, wilson
 
 WORST = 3  # classes
 COSTS = ("seconds", "bytes_down", "bytes_up")
+Number = tuple[str, str, str]  # name, value, note
 
 
 class Answer(NamedTuple):
-    """A question with its numbers (name, value, note), and a sentence."""
+    """A question with its numbers, and a sentence."""
 
     question: str
-    numbers: Sequence[tuple[str, str, str]]
+    numbers: Sequence[Number]
     text: str
 
 
-def headline(run: Run) -> list[tuple[str, str, str]]:
-    """Name, value and note of the numbers that sum up a run."""
-    total, best, last = run.summary, run.summary.get("best", {}), run.summary.get("last", {})
-    at = f"round {last['round']}" if last and last["round"] < total["rounds"] else ""
+def headline(run: Run) -> list[Number]:
+    """The numbers that sum up a run."""
+    total = run.summary
+    best, last = total.get("best", {}), total.get("last", {})
+    at_last = f"round {last['round']}" if last and last["round"] < total["rounds"] else ""
     return [
         ("best accuracy", percent(best.get("test_accuracy")), f"round {best['round']}" if best else ""),
-        ("last accuracy", percent(last.get("test_accuracy")), at),
-        ("forgetting", percent(last.get("forgetting")), at),
+        ("last accuracy", percent(last.get("test_accuracy")), at_last),
+        ("forgetting", percent(last.get("forgetting")), at_last),
         ("rounds", f"{total['rounds']:,}", f"of {run.job['train']['num_rounds']:,}"),
         ("time", str(timedelta(seconds=int(total.get("seconds", 0)))), ""),
         ("sent to clients", size(total.get("bytes_down", 0)), ""),
@@ -40,12 +41,12 @@ def headline(run: Run) -> list[tuple[str, str, str]]:
 
 def of_run(run: Run, losses: Sequence[ClassLoss]) -> list[Answer]:
     """About a single run."""
-    best, last, forgetting, rounds, time, down, up = headline(run)
+    best, last, forgetting, *costs = headline(run)
     return [
         Answer("How good is it?", [best, last], _sure(run)),
-        Answer("Compared with what?", _beside(run), "With other runs: rayfed report RUN RUN"),
+        Answer("Compared with what?", _untrained(run), "With other runs: rayfed report RUN RUN"),
         Answer("What was forgotten?", [forgetting], _worst(losses)),
-        Answer("What did it cost?", [rounds, time, down, up], ""),
+        Answer("What did it cost?", costs, ""),
     ]
 
 
@@ -54,16 +55,20 @@ def _sure(run: Run) -> str:
     if last is None or not count:
         return ""
     low, high = wilson(last, count)
-    examples = f"95% interval of the last, from {count:,} test examples: {percent(low)} to {percent(high)}."
-    return f"{examples} Another seed may differ by more: run several."
+    return (
+        f"95% interval of the last, from {count:,} test examples: {percent(low)} to {percent(high)}. "
+        "Another seed may differ by more: run several."
+    )
 
 
-def _beside(run: Run) -> list[tuple[str, str, str]]:
+def _untrained(run: Run) -> list[Number]:
     """A guess among the classes, and the initial model."""
-    found = [("a guess", percent(1 / len(run.classes)), f"of {len(run.classes):,} classes")] if run.classes else []
+    numbers = []
+    if run.classes:
+        numbers.append(("a guess", percent(1 / len(run.classes)), f"of {len(run.classes):,} classes"))
     if len(run.evaluated) and run.evaluated[0]:
-        found.append(("the untrained model", percent(float(run.rounds["test_accuracy"][0])), "round 0"))
-    return found
+        numbers.append(("the untrained model", percent(float(run.rounds["test_accuracy"][0])), "round 0"))
+    return numbers
 
 
 def _worst(losses: Sequence[ClassLoss]) -> str:
@@ -72,71 +77,80 @@ def _worst(losses: Sequence[ClassLoss]) -> str:
         return "Nothing can be forgotten before the second evaluated round of training."
     if not lost:
         return "No class is below its best earlier round."
-    worst = (f"{isolated(c.name)}, {100 * c.lost:.1f} points since round {c.peak_round}" for c in lost[:WORST])
+    worst = (f"{in_sentence(c.name)}, {100 * c.lost:.1f} points since round {c.peak_round}" for c in lost[:WORST])
     return f"{len(lost):,} of {len(losses):,} classes lost accuracy, most of all {'; '.join(worst)}."
 
 
-def of_groups(groups: Sequence[Group], names: Sequence[str], found: Sequence[Row] | str) -> list[Answer]:
-    """About several runs; `found` are the rows of their table, or why there are none."""
-    last = {name: shares for name, group in zip(names, groups, strict=True) if (shares := _of(group, "test_accuracy"))}
-    lost = {name: shares for name, group in zip(names, groups, strict=True) if (shares := _of(group, "forgetting"))}
+def of_groups(groups: Sequence[Group], names: Sequence[str], rows: Sequence[Row] | str) -> list[Answer]:
+    """About several runs, by the rows of their table, or why there are none."""
     runs = [run for group in groups for run in [*group.runs, *group.behind]]
     seconds, down, up = (int(sum(run.summary.get(key, 0) for run in runs)) for key in COSTS)
-    forgotten = "Of the last evaluated round" + (
-        ", averaged over seeds." if any(len(of) > 1 for of in lost.values()) else "."
-    )
-    spent = [("time of all runs", str(timedelta(seconds=seconds)), ""), ("sent to clients", size(down), "")]
+    costs = [
+        ("time of all runs", str(timedelta(seconds=seconds)), ""),
+        ("sent to clients", size(down), ""),
+        ("sent back", size(up), ""),
+    ]
     return [
-        Answer("How good are they?", _top(last, "last accuracy"), _interval(last)),
-        Answer("Compared with what?", *_gaps(found)),
-        Answer("What was forgotten?", _ends(lost), forgotten),
-        Answer("What did it cost?", [*spent, ("sent back", size(up), "")], f"{len(runs):,} runs; by row, see below."),
+        _best(_ranked(groups, names, "test_accuracy")),
+        _compared(rows),
+        _most_forgotten(_ranked(groups, names, "forgetting")),
+        Answer("What did it cost?", costs, f"{len(runs):,} runs; by row, see below."),
     ]
 
 
-def _of(group: Group, figure: str) -> list[float]:
-    return [run.summary["last"][figure] for run in group.counted if run.summary.get("last")]
+def _ranked(groups: Sequence[Group], names: Sequence[str], key: str) -> list[tuple[str, list[float]]]:
+    """The groups' names and their runs' last values, the highest mean first."""
+    lasts = [[run.summary["last"][key] for run in group.counted if run.summary.get("last")] for group in groups]
+    ranked = [(name, values) for name, values in zip(names, lasts, strict=True) if values]
+    return sorted(ranked, key=lambda pair: -spread(pair[1])[0])
 
 
-def _order(known: dict[str, list[float]]) -> list[str]:
-    return sorted(known, key=lambda name: -spread(known[name])[0])
-
-
-def _top(known: dict[str, list[float]], words: str) -> list[tuple[str, str, str]]:
-    return [(f"highest {words}", mean_percent(known[name]), name) for name in _order(known)[:1]]
-
-
-def _interval(known: dict[str, list[float]]) -> str:
-    if not known:
-        return "No round was evaluated."
-    of_top = known[_order(known)[0]]
-    ends = interval(of_top)
+def _best(ranked: list[tuple[str, list[float]]]) -> Answer:
+    question = "How good are they?"
+    if not ranked:
+        return Answer(question, [], "No round was evaluated.")
+    name, shares = ranked[0]
+    numbers = [("highest last accuracy", mean_percent(shares), name)]
+    ends = interval(shares)
     if ends is None:
-        return "One seed each: how much of this is chance is not known."
-    return f"95% interval from {len(of_top)} seeds: {percent(max(ends[0], 0.0))} to {percent(min(ends[1], 1.0))}."
+        return Answer(question, numbers, "One seed each: how much of this is chance is not known.")
+    low, high = percent(max(ends[0], 0.0)), percent(min(ends[1], 1.0))
+    return Answer(question, numbers, f"95% interval from {len(shares)} seeds: {low} to {high}.")
 
 
-def _ends(known: dict[str, list[float]]) -> list[tuple[str, str, str]]:
-    names = _order(known)
-    chosen = {"forgetting": names[:1]} if len(names) < 2 else {"least forgetting": names[-1:], "most": names[:1]}
-    return [(words, mean_percent(known[name]), name) for words, of in chosen.items() for name in of]
+def _most_forgotten(ranked: list[tuple[str, list[float]]]) -> Answer:
+    ends = {"forgetting": ranked} if len(ranked) < 2 else {"least forgetting": ranked[-1:], "most": ranked[:1]}
+    numbers = [(words, mean_percent(shares), name) for words, of in ends.items() for name, shares in of]
+    several = any(len(shares) > 1 for _, shares in ranked)
+    text = "Of the last evaluated round, averaged over seeds." if several else "Of the last evaluated round."
+    return Answer("What was forgotten?", numbers, text)
 
 
-def _gaps(found: Sequence[Row] | str) -> tuple[list[tuple[str, str, str]], str]:
+def _compared(rows: Sequence[Row] | str) -> Answer:
     """The largest difference, and which of the others are not chance."""
-    if isinstance(found, str):
-        return [], found
-    gaps = {row.name: row.difference for row in found if row.difference}
+    question = "Compared with what?"
+    if isinstance(rows, str):
+        return Answer(question, [], rows)
+    gaps = {row.name: row.difference for row in rows if row.difference}
     if not gaps:
-        return [], "No two rows have the same data, partition, seed and number of rounds, so none are a pair."
+        text = "No two rows have the same data, partition, seed and number of rounds, so none are a pair."
+        return Answer(question, [], text)
     name, gap = max(gaps.items(), key=lambda item: item[1].mean)
-    better = [name for name, gap in gaps.items() if gap.sure and gap.mean > 0]
-    worse = [name for name, gap in gaps.items() if gap.sure and gap.mean < 0]
-    told = [f"{how}: {listed(map(isolated, of))}." for how, of in (("Better", better), ("Worse", worse)) if of]
-    rest = len(gaps) - len(better) - len(worse)
-    told += [f"Neither better nor worse for sure: {rest} of {len(gaps)}."] if rest else []
-    number = (f"from {gap.reference}", f"{gap.mean:+.1f} points", name)
+    numbers = [(f"from {gap.reference}", f"{gap.mean:+.1f} points", name)]
     if not any(gap.interval for gap in gaps.values()):
-        return [number], "A single pair each, which has no interval: how much of this is chance is not known."
-    pairs = f"over {gap.pairs} {'pair' if gap.pairs == 1 else 'pairs'}"
-    return [number], f"{points(gap.mean, gap.interval)} {pairs}. By these intervals: {' '.join(told)}"
+        text = "A single pair each, which has no interval: how much of this is chance is not known."
+        return Answer(question, numbers, text)
+    text = f"{gap.mean:+.1f} points"
+    if gap.interval:
+        text += f" (95% interval {gap.interval[0]:+.1f} to {gap.interval[1]:+.1f})"
+    text += f" over {gap.pairs} {'pair' if gap.pairs == 1 else 'pairs'}. By these intervals:"
+    better = [in_sentence(name) for name, gap in gaps.items() if gap.sure and gap.mean > 0]
+    worse = [in_sentence(name) for name, gap in gaps.items() if gap.sure and gap.mean < 0]
+    unsure = len(gaps) - len(better) - len(worse)
+    if better:
+        text += f" Better: {listed(better)}."
+    if worse:
+        text += f" Worse: {listed(worse)}."
+    if unsure:
+        text += f" Neither better nor worse for sure: {unsure} of {len(gaps)}."
+    return Answer(question, numbers, text)

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rayfed.report.table import Difference
+
 MOST_POINTS = 400  # of a line
 MOST_CELLS = 40_000  # of a heat map
 MOST_ROWS = 50  # of a table
@@ -40,6 +42,27 @@ class Line(NamedTuple):
     low: np.ndarray | None = None  # (P,)
     high: np.ndarray | None = None  # (P,)
 
+    def thinned(self) -> "Line":
+        """The line with a part of its points, if it has many."""
+        kept = thinned(len(self.x))
+        band = [end if end is None else end[kept] for end in (self.low, self.high)]
+        return Line(self.name, self.number, self.x[kept], self.y[kept], *band)
+
+    def data(self) -> dict[str, Any]:
+        """For the page's script."""
+        ends = {"y": self.y, "low": self.low, "high": self.high}
+        numbers = {name: rounded(values) for name, values in ends.items() if values is not None}
+        return {"name": self.name, "number": self.number, "x": self.x.tolist(), **numbers}
+
+    def value(self, i: int, unit: str, digits: int) -> str:
+        """A point in words, with its band."""
+        if not math.isfinite(self.y[i]):
+            return "n/a"
+        value = f"{self.y[i]:.{digits}f}{unit}"
+        if self.low is None or self.high is None:
+            return value
+        return f"{value} ({self.low[i]:.{digits}f} to {self.high[i]:.{digits}f})"
+
 
 def lines(
     key: str,
@@ -56,40 +79,28 @@ def lines(
 
     With `zero`, the vertical axis begins at 0, or below it where values are negative.
     """
-    there = len({x for line in drawn for x in line.x.tolist()})
-    drawn = [line._replace(x=line.x[kept], **_at(line, kept)) for line in drawn for kept in [thinned(len(line.x))]]
-    points: dict[int, list[str]] = {}
+    evaluated = len({x for line in drawn for x in line.x.tolist()})
+    drawn = [line.thinned() for line in drawn]
+    cells: dict[int, list[str]] = {}  # by round
     for number, line in enumerate(drawn):
-        for i, x in enumerate(line.x.tolist()):
-            points.setdefault(x, [""] * len(drawn))[number] = _value(line, i, unit, digits)
-    rounds = sorted(points)
+        for i, at in enumerate(line.x.tolist()):
+            cells.setdefault(at, [""] * len(drawn))[number] = line.value(i, unit, digits)
+    rounds = sorted(cells)
     shown = [rounds[i] for i in thinned(len(rounds), MOST_ROWS)]
-    series = [
-        {"name": line.name, "number": line.number, "x": line.x.tolist()}
-        | {end: rounded(values) for end in ("y", "low", "high") if (values := getattr(line, end)) is not None}
-        for line in drawn
-    ]
     data = {
-        **{"kind": "lines", "x": "round", "y": y, "unit": unit, "digits": digits, "zero": zero, "series": series},
-        "rules": [{"y": place, "name": name} for place, name in rules if math.isfinite(place)],
+        "kind": "lines",
+        "x": "round",
+        "y": y,
+        "unit": unit,
+        "digits": digits,
+        "zero": zero,
+        "series": [line.data() for line in drawn],
+        "rules": [{"y": at, "name": name} for at, name in rules if math.isfinite(at)],
         "marked": dict(zip(("x", "y", "name"), marked, strict=True)) if marked else None,
     }
     head = ["round", *(line.name for line in drawn)]
-    note = fewer("rounds", there, len(shown), len(rounds))
-    return Chart(key, title, data, head, [[str(x), *points[x]] for x in shown], note)
-
-
-def _at(line: Line, kept: np.ndarray) -> dict[str, Any]:
-    return {end: None if (of := getattr(line, end)) is None else of[kept] for end in ("y", "low", "high")}
-
-
-def _value(line: Line, i: int, unit: str, digits: int) -> str:
-    if not math.isfinite(line.y[i]):
-        return "n/a"
-    text = f"{line.y[i]:.{digits}f}{unit}"
-    if line.low is None or line.high is None:
-        return text
-    return f"{text} ({line.low[i]:.{digits}f} to {line.high[i]:.{digits}f})"
+    note = fewer("rounds", evaluated, len(shown), len(rounds))
+    return Chart(key, title, data, head, [[str(x), *cells[x]] for x in shown], note)
 
 
 def heat(
@@ -112,22 +123,27 @@ def heat(
     cells, names = values[:, kept], [columns[i] for i in kept]
     largest = top or float(np.nanmax(cells, initial=0.0)) or 1.0
     data = {
-        **{"kind": "heat", "x": x, "unit": unit, "top": largest, "slider": slider, "faint": faint, "columns": names},
+        "kind": "heat",
+        "x": x,
+        "unit": unit,
+        "top": largest,
+        "slider": slider,
+        "faint": faint,
+        "columns": names,
         "rows": list(rows),
         "values": [rounded(row) for row in cells],
     }
-    some = thinned(len(names), MOST_COLUMNS)
+    few = thinned(len(names), MOST_COLUMNS)
     digits = 1 if np.any(np.nan_to_num(cells) % 1) else 0
-    told = [
-        [name, *("" if math.isnan(value) else f"{value:,.{digits}f}" for value in row[some])]
-        for name, row in zip(rows[:MOST_ROWS], cells, strict=False)
+    table = []
+    for name, row in zip(rows[:MOST_ROWS], cells[:, few], strict=False):
+        table.append([name, *("" if math.isnan(value) else f"{value:,.{digits}f}" for value in row)])
+    notes = [
+        fewer("classes", len(rows), len(table), len(rows)),
+        fewer(f"{x}s", len(columns), len(few), len(names)),
     ]
-    left_out = [
-        fewer("classes", len(rows), len(told), len(rows)),
-        fewer(f"{x}s", len(columns), len(some), len(names)),
-    ]
-    head = ["class", *(f"{x} {names[i]}" for i in some)]
-    return Chart(key, title, data, head, told, " ".join(filter(None, left_out)), wide=True)
+    head = ["class", *(f"{x} {names[i]}" for i in few)]
+    return Chart(key, title, data, head, table, " ".join(filter(None, notes)), wide=True)
 
 
 def bars(key: str, title: str, x: str, y: str, heights: np.ndarray) -> Chart:
@@ -140,22 +156,24 @@ def bars(key: str, title: str, x: str, y: str, heights: np.ndarray) -> Chart:
 
 def dots(key: str, title: str, x: str, y: str, points: Sequence[tuple[str, float, float, int]]) -> Chart:
     """Points with a name, x, y and a round, the more opaque the later. Of too many, evenly spread ones."""
-    kept = thinned(len(points), 2 * MOST_POINTS)
-    places = [[name, *rounded(np.array([at_x, at_y])), round] for name, at_x, at_y, round in (points[i] for i in kept)]
-    rows = [[name, f"{at_x:.3g}", f"{at_y:.3g}"] for name, at_x, at_y, _ in (points[i] for i in kept[:MOST_ROWS])]
-    note = fewer("points", len(points), len(rows), len(kept))
+    drawn = [points[i] for i in thinned(len(points), 2 * MOST_POINTS)]
+    places = [[name, *rounded(np.array([at_x, at_y])), number] for name, at_x, at_y, number in drawn]
+    rows = [[name, f"{at_x:.3g}", f"{at_y:.3g}"] for name, at_x, at_y, _ in drawn[:MOST_ROWS]]
+    note = fewer("points", len(points), len(rows), len(drawn))
     return Chart(key, title, {"kind": "dots", "x": x, "y": y, "points": places}, ["point", x, y], rows, note)
 
 
-def gaps(key: str, title: str, x: str, found: Sequence[tuple[str, float, tuple[float, float] | None, str]]) -> Chart:
+def gaps(key: str, title: str, x: str, differences: Sequence[tuple[str, Difference]]) -> Chart:
     """Differences by name, with their intervals where there are any, and what they are from."""
-    rows = [
-        [name, f"{mean:+.2f}", f"{ends[0]:+.2f} to {ends[1]:+.2f}" if ends else "n/a", of]
-        for name, mean, ends, of in found
-    ]
-    places = [{"name": name, "mean": mean, "ends": ends, "from": of} for name, mean, ends, of in found]
+    rows: list[list[str]] = []
+    points: list[dict[str, Any]] = []
+    for name, gap in differences:
+        reference = f"{gap.reference} ({gap.pairs} {'pair' if gap.pairs == 1 else 'pairs'})"
+        ends = f"{gap.interval[0]:+.2f} to {gap.interval[1]:+.2f}" if gap.interval else "n/a"
+        rows.append([name, f"{gap.mean:+.2f}", ends, reference])
+        points.append({"name": name, "mean": gap.mean, "ends": gap.interval, "from": reference})
     head = ["run", x, "95 % interval", "from"]
-    return Chart(key, title, {"kind": "gaps", "x": x, "points": places}, head, rows, wide=True)
+    return Chart(key, title, {"kind": "gaps", "x": x, "points": points}, head, rows, wide=True)
 
 
 def look(number: int) -> tuple[str, str]:
@@ -176,15 +194,19 @@ def thinned(count: int, most: int = MOST_POINTS) -> np.ndarray:
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))
 
 
-def fewer(what: str, there: int, table: int, figure: int) -> str:
+def fewer(things: str, there: int, table: int, figure: int) -> str:
     """A sentence on what the table and the figure leave out.
 
     >>> fewer("rounds", 200, 50, 200), fewer("rounds", 3, 3, 3)
     ('Of 200 rounds, the table has 50; the Parquet files have all.', '')
     """
-    less = [f"the {where} has {number:,}" for where, number in (("table", table), ("figure", figure)) if number < there]
-    text = " and ".join(less).replace("and the figure has", "and the figure")
-    return f"Of {there:,} {what}, {text}; the Parquet files have all." if less else ""
+    if table == there == figure:
+        return ""
+    if figure == there:
+        return f"Of {there:,} {things}, the table has {table:,}; the Parquet files have all."
+    if table == there:
+        return f"Of {there:,} {things}, the figure has {figure:,}; the Parquet files have all."
+    return f"Of {there:,} {things}, the table has {table:,} and the figure {figure:,}; the Parquet files have all."
 
 
 def rounded(values: np.ndarray) -> list[float | None]:

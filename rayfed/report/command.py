@@ -1,17 +1,15 @@
 """The command `report`, and how tables are printed."""
 
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from rayfed.base.errors import InputError, harmless
+from rayfed.base.errors import harmless
 from rayfed.screen.text import print_table, shown
 
 if TYPE_CHECKING:
-    from rayfed.folder.read import Run
     from rayfed.report.forms import Sheet
 
 FORMS = ("text", "md", "latex", "csv")
@@ -44,33 +42,20 @@ def report(runs: tuple[Path, ...], output: Path | None) -> None:
     print(f"page in {shown(path)}")
 
 
-def read_runs(folders: Iterable[Path]) -> "list[Run]":
-    """The runs in these folders, each once. Raises `InputError` for a run with a damaged file."""
-    from rayfed.folder.read import find_runs, read_run
-
-    found = {path.resolve(): path for folder in folders for path in find_runs(folder)}
-    runs = []
-    for path in found.values():
-        try:
-            runs.append(read_run(path))
-        except InputError:
-            raise
-        except (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
-            what = f"'{path}' cannot be read, as a file in it is not as a run wrote it: {error!r}"
-            raise InputError(f"{what}; put that file back, or leave this run out") from error
-    return runs
-
-
 def print_sheet(sheet: "Sheet", form: str) -> None:
     """Print a table and its notes; beside comma-separated values, the notes go to standard error."""
-    from rayfed.report import forms
+    from rayfed.report.forms import as_csv, latex, markdown
 
+    notes = [harmless(note) for note in sheet.notes]
     if form == "csv":
-        print(forms.as_csv(sheet))
-        print(*map(harmless, sheet.notes), sep="\n", end="\n" if sheet.notes else "", file=sys.stderr)
+        print(as_csv(sheet))
+        for note in notes:
+            print(note, file=sys.stderr)
     elif form == "text":
         print_table(sheet.head, sheet.lines)
-        print(*map(harmless, ["", *sheet.notes] if sheet.notes else []), sep="\n", end="\n" if sheet.notes else "")
+        for note in ["", *notes] if notes else []:
+            print(note)
     else:
-        clean = sheet._replace(lines=[[harmless(cell) for cell in line] for line in sheet.lines])
-        print((forms.markdown if form == "md" else forms.latex)(clean._replace(notes=[*map(harmless, sheet.notes)])))
+        lines = [[harmless(cell) for cell in line] for line in sheet.lines]
+        clean = sheet._replace(lines=lines, notes=notes)
+        print(markdown(clean) if form == "md" else latex(clean))

@@ -16,7 +16,7 @@ from rayfed.losses.metrics import rounds_to_target
 from rayfed.report.answers import COSTS, headline
 from rayfed.report.charts import MOST_ROWS
 from rayfed.report.table import Row, rows
-from rayfed.report.words import bar, listed, mean_percent, percent
+from rayfed.report.words import html_bar, listed, mean_percent, percent
 
 HASHES = {"hash of the data": "data", "hash of the partition": "partition"}  # and their keys in environment.json
 VARIED = ("seed", "data.partition.seed", "hash of the partition")  # may differ between the runs of a group
@@ -46,15 +46,17 @@ def differences(groups: Sequence[Group]) -> list[tuple[str, str, str]]:
     settings = [(name, _settings(run)) for name, of in zip(shorten(groups), groups, strict=True) for run in of.runs]
     rows: list[tuple[str, str, str]] = []
     for key in dict.fromkeys(key for _, setting in settings for key in setting):
-        users: dict[str, dict[str, None]] = {}  # value -> groups, in their order
+        users: dict[str, list[str]] = {}  # value -> groups, in their order
         values: dict[str, set[str]] = {}  # group -> values
         for name, setting in settings:
-            users.setdefault(setting.get(key, "not set"), {})[name] = None
-            values.setdefault(name, set()).add(setting.get(key, "not set"))
-        inside = key not in VARIED and any(len(of) > 1 for of in values.values())
+            value = setting.get(key, "not set")
+            users.setdefault(value, []).append(name)
+            values.setdefault(name, set()).add(value)
+        within = key not in VARIED and any(len(of) > 1 for of in values.values())
+        between = len({frozenset(of) for of in values.values()}) > 1
         explained = key in HASHES and any(other.startswith("data.") for other, _, _ in rows)
-        if not explained and (inside or len({frozenset(of) for of in values.values()}) > 1):
-            rows += [(key, value, listed(names)) for value, names in users.items()]
+        if (within or between) and not explained:
+            rows += [(key, value, listed(dict.fromkeys(names))) for value, names in users.items()]
     return rows
 
 
@@ -67,23 +69,23 @@ def partition_of(group: Group) -> dict[str, Any]:
 
 def _settings(run: Run) -> dict[str, str]:
     """Whatever two runs may differ in; not the method, which is shown beside, nor what changes no numbers."""
-    job = flat(
-        {key: value for key, value in run.job.items() if key not in ("name", "method", "ray", "output", *MEASURE)}
-    )
-    hashes = {name: run.environment.get(key, "unknown") for name, key in HASHES.items()}
-    return {key: str(value)[:64] for key, value in {**job, **hashes}.items()}
+    left_out = ("name", "method", "ray", "output", *MEASURE)
+    settings = flat({key: value for key, value in run.job.items() if key not in left_out})
+    settings |= {name: run.environment.get(key, "unknown") for name, key in HASHES.items()}
+    return {key: str(value)[:64] for key, value in settings.items()}
 
 
 def class_losses(groups: Sequence[Group]) -> list[list[Any]]:
     """A row per class, the worst first: how much of it each group has lost, as the mean over its runs."""
-    found: dict[str, list[list[float]]] = {}
+    losses: dict[str, list[list[float]]] = {}  # class -> of each group, of each run
     for number, group in enumerate(groups):
-        for loss in (loss for run in group.counted for loss in forgotten(run)):
-            found.setdefault(loss.name, [[] for _ in groups])[number].append(loss.lost)
-    means = {name: [float(np.mean(lost)) if lost else math.nan for lost in losses] for name, losses in found.items()}
+        for run in group.counted:
+            for loss in forgotten(run):
+                losses.setdefault(loss.name, [[] for _ in groups])[number].append(loss.lost)
+    means = {name: [float(np.mean(lost)) if lost else math.nan for lost in of] for name, of in losses.items()}
     worst = sorted(means, key=lambda name: -max(np.nan_to_num(means[name], nan=-np.inf)))[:MOST_ROWS]
     cell = Markup('<div class="lost">{}<span>{}</span></div>')
-    return [[name, *(cell.format(bar(lost), percent(lost)) for lost in means[name])] for name in worst]
+    return [[name, *(cell.format(html_bar(lost), percent(lost)) for lost in means[name])] for name in worst]
 
 
 def paired(runs: Sequence[Run]) -> list[Row] | str:

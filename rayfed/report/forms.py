@@ -1,12 +1,9 @@
-"""Numbers over seeds; a table of numbers as Markdown, as LaTeX, and as comma-separated values."""
+"""A table of numbers as Markdown, as LaTeX, and as comma-separated values."""
 
 import csv
 import io
-from collections.abc import Sequence
-from statistics import mean, stdev
 from typing import Any, NamedTuple
 
-Stat = tuple[float, float | None]  # a mean, and the sample standard deviation if there are several values
 MARKS = {"text": "{}*", "csv": "{}*", "md": "**{}**", "latex": r"\textbf{{{}}}"}  # of what is unlikely to be chance
 TEX = str.maketrans(
     {character: rf"\{character}" for character in "&%$#_{}"}
@@ -21,23 +18,6 @@ class Sheet(NamedTuple):
     lines: list[list[str]]  # a cell for each column of `head`
     notes: list[str]  # to be read with the table
     records: list[dict[str, Any]]  # the same as plain numbers, for other programs; None where there is none
-
-
-def spread(values: Sequence[float]) -> Stat:
-    """
-    >>> spread([1.0, 2.0, 3.0]), spread([1.0])
-    ((2.0, 1.0), (1.0, None))
-    """
-    return mean(values), stdev(values) if len(values) > 1 else None
-
-
-def stat_text(stat: Stat, digits: int) -> str:
-    """
-    >>> stat_text((1.0, 0.25), 2), stat_text((1.0, None), 1)
-    ('1.00 ± 0.25', '1.0')
-    """
-    mean, deviation = stat
-    return f"{mean:.{digits}f}" + ("" if deviation is None else f" ± {deviation:.{digits}f}")
 
 
 def markdown(sheet: Sheet) -> str:

@@ -58,13 +58,16 @@ def personalised(run: Run, last: int, when: str = "after") -> float:
     return float(by_round(noted([run], "local", name), name, 100).mean[-last:].mean())
 
 
-def unmeasured(run: Run, measure: str, what: str) -> InputError:
+def unmeasured(run: Run, measure: str, numbers: str) -> InputError:
     """That a run lacks the numbers of a measure, and what helps: its job may ask for them, and yet have none."""
     if measure not in run.job["measure"]:
-        return InputError(f"'{run.folder}' has no {what}: put measure = [\"{measure}\"] into its job and run it again")
-    rounds, every = run.summary["rounds"], run.job["measure_every"]
-    text = f"no client was measured in its {rounds} rounds, with measure_every = {every}"
-    return InputError(f"'{run.folder}' has no {what}: {text}; resume it with more rounds, or a smaller measure_every")
+        return InputError(
+            f"'{run.folder}' has no {numbers}: put measure = [\"{measure}\"] into its job and run it again"
+        )
+    return InputError(
+        f"'{run.folder}' has no {numbers}: no client was measured in its {run.summary['rounds']} rounds, "
+        f"with measure_every = {run.job['measure_every']}; resume it with more rounds, or a smaller measure_every"
+    )
 
 
 def drifts(group: Group) -> Columns:
@@ -72,12 +75,14 @@ def drifts(group: Group) -> Columns:
     columns = noted(group.runs, "drift", *DISTANCES)
     known = np.all([np.isfinite(columns[name]) for name in DISTANCES], axis=0)
     if not known.any():
-        text = "no measured round has a distribution distance: the global model is right on none of the examples"
-        raise InputError(f"'{group.runs[0].folder}': {text}; measure more with a larger measure_images")
+        raise InputError(
+            f"'{group.runs[0].folder}': no measured round has a distribution distance: the global model is right on "
+            "none of the examples; measure more with a larger measure_images"
+        )
     return {key: column[known] for key, column in columns.items()}
 
 
 def measured_on(run: Run) -> int:
-    """The test examples that a run's clients were measured on; 0 of a run so old that its tables do not tell."""
+    """The test examples that a run's clients were measured on."""
     total = tested(run)
-    return min(run.job.get("measure_images") or total, total)
+    return min(run.job["measure_images"] or total, total)

@@ -9,23 +9,21 @@ import functools
 import gzip
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, PackageLoader, StrictUndefined, TemplateError
+from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from rayfed.base.errors import InputError
 from rayfed.base.files import write_text
-from rayfed.folder.read import Run, forgotten, grouped, read_run, shorten
+from rayfed.folder.read import ClassLoss, Run, forgotten, grouped, read_run, shorten
 from rayfed.report import answers, charts, compared, plots
 from rayfed.report.charts import MOST_ROWS, Chart
-from rayfed.report.forms import spread
-from rayfed.report.words import bar, listed, percent
+from rayfed.report.runs import legible
+from rayfed.report.words import html_bar, listed, percent, spread
 
 FORGETTING = "The accuracy lost since each class's best earlier round, on average. Below 0, this round is the best yet."
 NOT_ALL = (
@@ -61,68 +59,66 @@ def write_comparison(folders: Sequence[Path], path: Path) -> Path:
     return path
 
 
-@contextmanager
-def legible(*folders: Path) -> Iterator[None]:
-    """`InputError` in place of whatever a damaged file raises while it is read and shown."""
-    try:
-        yield
-    except InputError:
-        raise
-    except (ArithmeticError, AttributeError, LookupError, OSError, TemplateError, TypeError, ValueError) as error:
-        what = f"{listed(dict.fromkeys(folders))} cannot be shown, as a file in it is not as a run wrote it: {error!r}"
-        raise InputError(f"{what}; put that file back, or move it away: the page does without it") from error
-
-
 def run_page(run: Run) -> str:
     """Everything about a run."""
     losses = forgotten(run)
-    shown = losses[:MOST_ROWS]
-    more = f" The {len(shown)} of {len(losses):,} classes that lost most." if len(shown) < len(losses) else ""
-    untrained = dict(zip(run.classes, run.class_accuracy[0], strict=False)) if losses else {}
-    peaks = {loss.name: percent(loss.peak) + ("*" if 0 < loss.peak <= untrained[loss.name] else "") for loss in shown}
-    if any(peak.endswith("*") for peak in peaks.values()):
-        more += " * Not above the untrained model, which may take every example for one class."
-    packages = run.environment.get("packages", {})
     played, sampled = len(run.rounds["round"]) > 0, len(run.clients["client"]) > 0
-    held = [plots.partition(run.partition, run.classes, run.num_clients)] if len(run.partition["count"]) else []
+    packages = run.environment.get("packages", {})
+    hashes = {key: value for key, value in run.environment.items() if key != "packages"}
+    drawn = {
+        "global": plots.global_model(grouped([run])) if played else [],
+        "classes": [plots.class_accuracy(run)] if len(run.class_accuracy) > 1 else [],
+        "local": plots.local_models(run),
+        "clients": plots.clients(run) if sampled else [],
+        "partition": [],
+        "costs": plots.costs(run) if len(run.rounds["round"]) > 1 else [],
+    }
+    if len(run.partition["count"]):
+        drawn["partition"] = [plots.partition(run.partition, run.classes, run.num_clients)]
+    rows, more = _class_rows(run, losses)
     return rendered(
         "run.html",
         run=run,
         answers=answers.of_run(run, losses),
         not_all=not_all([run]),
         forgetting=FORGETTING,
-        classes=[[c.name, peaks[c.name], c.peak_round, percent(c.last), percent(c.lost), bar(c.lost)] for c in shown],
+        classes=rows,
         more_classes=more,
         partition=_partition(run),
         clients=_clients(run),
-        environment=list({**{k: v for k, v in run.environment.items() if k != "packages"}, **packages}.items()),
-        drawn={
-            "global": plots.global_model(grouped([run])) if played else [],
-            "classes": [plots.class_accuracy(run)] if len(run.class_accuracy) > 1 else [],
-            "local": plots.local_models(run),
-            "clients": plots.clients(run) if sampled else [],
-            "partition": held,
-            "costs": plots.costs(run) if len(run.rounds["round"]) > 1 else [],
-        },
+        environment=[*hashes.items(), *packages.items()],
+        drawn=drawn,
     )
+
+
+def _class_rows(run: Run, losses: Sequence[ClassLoss]) -> tuple[list[list[Any]], str]:
+    """A row per class, those that lost most first, and what to know about the rows."""
+    shown = losses[:MOST_ROWS]
+    text = f" The {len(shown)} of {len(losses):,} classes that lost most." if len(shown) < len(losses) else ""
+    untrained = dict(zip(run.classes, run.class_accuracy[0], strict=False)) if losses else {}
+    rows: list[list[Any]] = []
+    for loss in shown:
+        mark = "*" if 0 < loss.peak <= untrained[loss.name] else ""
+        peak = percent(loss.peak) + mark
+        rows.append([loss.name, peak, loss.peak_round, percent(loss.last), percent(loss.lost), html_bar(loss.lost)])
+    if any(row[1].endswith("*") for row in rows):
+        text += " * Not above the untrained model, which may take every example for one class."
+    return rows, text
 
 
 def comparison_page(runs: Sequence[Run]) -> str:
     """The curves of all runs in the same figures, and a table that is their legend; a group's runs as one."""
     groups = grouped(runs)
+    names = shorten(groups)
     bests = [run.summary["best"]["test_accuracy"] for run in groups[0].runs if "best" in run.summary]
     target = spread(bests)[0] if bests else np.nan
     rows = compared.paired(runs)
-    gaps = [
-        (row.name, gap.mean, gap.interval, f"{gap.reference} ({gap.pairs} {'pair' if gap.pairs == 1 else 'pairs'})")
-        for row in ([] if isinstance(rows, str) else rows)
-        if (gap := row.difference)
-    ]
+    gaps = [] if isinstance(rows, str) else [(row.name, row.difference) for row in rows if row.difference]
     return rendered(
         "comparison.html",
         runs=runs,
         groups=groups,
-        names=(names := shorten(groups)),
+        names=names,
         answers=answers.of_groups(groups, names, rows),
         looks=[charts.look(number) for number in range(len(groups))],
         columns=["run", "seed", *(name for name, _, _ in answers.headline(runs[0])), "rounds to target"],

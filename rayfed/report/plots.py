@@ -1,5 +1,6 @@
 """What the page draws: of one run or of groups of runs, as the figures of `charts`. Shapes: `T` rounds, `C` classes."""
 
+import functools
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
@@ -22,8 +23,8 @@ def global_model(groups: Sequence[Group]) -> list[Chart]:
     marked = (best["round"], 100 * best["test_accuracy"], "best") if best else None
     losses = curves(groups, "test_loss")
     if len(groups) == 1:
-        losses = [losses[0]._replace(name="test"), curves(groups, "train_loss", first=1)[0]._replace(name="training")]
-        losses[1] = losses[1]._replace(number=1)
+        (test,), (training,) = losses, curves(groups, "train_loss", first=1)
+        losses = [test._replace(name="test"), training._replace(name="training", number=1)]
     accuracy = curves(groups, "test_accuracy", 100)
     lost = curves(groups, "forgetting", 100, first=1)
     rules = [(100 * share, "chance") for share in sorted(chance)]
@@ -40,13 +41,13 @@ def curves(groups: Sequence[Group], column: str, factor: float = 1, first: int =
     Of several runs, the mean, in a band from the lowest to the highest run. A round has a point where all runs of the
     group were evaluated.
     """
-    found = []
+    drawn = []
     for number, (group, name) in enumerate(zip(groups, shorten(groups), strict=True)):
         there = np.all([run.evaluated | (column == "train_loss") for run in group.runs], axis=0)
         rounds = first + np.flatnonzero(there[first:])
         values = np.stack([finite(run.rounds[column][rounds]) * factor for run in group.runs])  # (runs, points)
-        found.append(band(name, number, rounds, values))
-    return found
+        drawn.append(band(name, number, rounds, values))
+    return drawn
 
 
 def band(name: str, number: int, rounds: np.ndarray, values: np.ndarray) -> Line:
@@ -77,17 +78,17 @@ def partition(cells: Columns, classes: Sequence[str], num_clients: int) -> Chart
 def clients(run: Run) -> list[Chart]:
     """What is known of the clients: their losses, the terms of these, who answered, how often each took part."""
     loss = spread_of(run.clients["round"], finite(run.clients["train_loss"]))
-    found = [charts.lines("training", "Training loss", "mean loss per step (nats)", [loss], digits=3, zero=True)]
+    figures = [charts.lines("training", "Training loss", "mean loss per step (nats)", [loss], digits=3, zero=True)]
     terms = {name: line for name, line in run.notes.items() if name.startswith("loss.")}
     if len(terms) > 1:
         drawn = [
             Line(name.removeprefix("loss."), number, rounds, finite(means))
             for number, (name, (rounds, means)) in enumerate(terms.items())
         ]
-        found.append(charts.lines("terms", "Terms of the loss", "mean per step (nats)", drawn, digits=3, zero=True))
+        figures.append(charts.lines("terms", "Terms of the loss", "mean per step (nats)", drawn, digits=3, zero=True))
     times = np.bincount(np.bincount(run.clients["client"], minlength=run.num_clients))
     x = "rounds in which a client took part"
-    return [*found, *answers(run), charts.bars("participation", "Participation", x, "number of clients", times)]
+    return [*figures, *answers(run), charts.bars("participation", "Participation", x, "number of clients", times)]
 
 
 def answers(run: Run) -> Iterator[Chart]:
@@ -107,35 +108,38 @@ def costs(run: Run) -> list[Chart]:
     """Seconds and bytes by round."""
     rounds = np.arange(len(run.rounds["round"]))[1:]
     taken = Line("round", 0, rounds, finite(run.rounds["seconds"][1:]))
-    found = [charts.lines("seconds", "Time", "seconds per round", [taken], digits=2, zero=True)]
+    figures = [charts.lines("seconds", "Time", "seconds per round", [taken], digits=2, zero=True)]
     if len(run.clients["round"]):
         client = spread_of(run.clients["round"], finite(run.clients["seconds"]))
-        found.append(
-            charts.lines("client-seconds", "Time of clients", "seconds per client", [client], digits=2, zero=True)
-        )
-    most = max((float(np.nanmax(run.rounds[name], initial=1.0)) for name in ("bytes_down", "bytes_up")), default=1.0)
-    size, unit = next(((size, unit) for size, unit in BYTES if most >= size), BYTES[-1])
-    names = {"bytes_down": "to clients", "bytes_up": "back"}
-    sent = [Line(n, i, rounds, finite(run.rounds[c][1:] / size)) for i, (c, n) in enumerate(names.items())]
-    return [*found, charts.lines("bytes", "Sent", f"{unit} per round", sent, f" {unit}", zero=True)]
+        y = "seconds per client"
+        figures.append(charts.lines("client-seconds", "Time of clients", y, [client], digits=2, zero=True))
+    down, up = run.rounds["bytes_down"], run.rounds["bytes_up"]
+    most = max(float(np.nanmax(sent, initial=1.0)) for sent in (down, up))
+    size, unit = next((size, unit) for size, unit in BYTES if most >= size)
+    sent = [Line("to clients", 0, rounds, finite(down[1:] / size)), Line("back", 1, rounds, finite(up[1:] / size))]
+    return [*figures, charts.lines("bytes", "Sent", f"{unit} per round", sent, f" {unit}", zero=True)]
 
 
 def local_models(run: Run) -> list[Chart]:
     """The figures of measured clients that the run has numbers for."""
-    found: list[Chart] = []
-    keys = {"accuracy": "all classes", **WHERE}
-    for key, words in keys.items() if any(name.startswith("local.") for name in run.notes) else ():
-        with suppress(InputError):  # it says what is missing
-            columns = noted([run], "local", *(f"local.{when}.{key}" for when in WHEN))
-            drawn = []
-            for number, (when, name) in enumerate(WHEN.items()):
-                values = by_round(columns, f"local.{when}.{key}", 100)
-                drawn.append(Line(name, number, values.rounds, values.mean, *values.band(100)))
-            title = f"Local models: {words}"
-            found.append(charts.lines(f"local-{key}".replace("_", "-"), title, "accuracy (%)", drawn, "%"))
+    figures: list[Chart] = []
+    if any(name.startswith("local.") for name in run.notes):
+        for key, words in {"accuracy": "all classes", **WHERE}.items():
+            with suppress(InputError):  # it says what is missing
+                figures.append(before_and_after(run, key, f"Local models: {words}"))
     with suppress(InputError):
-        found.append(divergence(run))
-    return found
+        figures.append(divergence(run))
+    return figures
+
+
+def before_and_after(run: Run, key: str, title: str) -> Chart:
+    """An accuracy of the clients' models before and after their training: means, and deviations around them."""
+    columns = noted([run], "local", *(f"local.{when}.{key}" for when in WHEN))
+    drawn = []
+    for number, (when, name) in enumerate(WHEN.items()):
+        values = by_round(columns, f"local.{when}.{key}", 100)
+        drawn.append(Line(name, number, values.rounds, values.mean, *values.band(100)))
+    return charts.lines(f"local-{key}".replace("_", "-"), title, "accuracy (%)", drawn, "%")
 
 
 def divergence(run: Run) -> Chart:
@@ -152,18 +156,21 @@ def local_groups(groups: Sequence[Group]) -> Iterator[Chart]:
     """In-local and out-local accuracy of groups by round: means over clients, then over runs, in their range."""
     for when, model in {"before": "the global model", "after": "clients' models"}.items():
         for where, words in WHERE.items():
-            name, drawn = f"local.{when}.{where}", []
+            drawn = []
             for number, (group, title) in enumerate(zip(groups, shorten(groups), strict=True)):
                 with suppress(InputError):
-                    of_runs = [by_round(noted([run], "local", name), name, 100) for run in group.runs]
-                    rounds = of_runs[0].rounds[
-                        np.all([np.isin(of_runs[0].rounds, of.rounds) for of in of_runs], axis=0)
-                    ]
-                    values = np.stack([of.mean[np.isin(of.rounds, rounds)] for of in of_runs])
-                    drawn.append(band(title, number, rounds, values))
+                    drawn.append(mean_of_runs(group, f"local.{when}.{where}", title, number))
             if drawn:
                 key = f"{when}-{where}".replace("_", "-")
                 yield charts.lines(key, f"{words.capitalize()}, {model}", "accuracy (%)", drawn, "%")
+
+
+def mean_of_runs(group: Group, name: str, title: str, number: int) -> Line:
+    """A note in percent, in the rounds that all runs of a group have measured."""
+    of_runs = [by_round(noted([run], "local", name), name, 100) for run in group.runs]
+    rounds = functools.reduce(np.intersect1d, [of.rounds for of in of_runs])
+    values = np.stack([of.mean[np.isin(of.rounds, rounds)] for of in of_runs])
+    return band(title, number, rounds, values)
 
 
 def spread_of(rounds: np.ndarray, values: np.ndarray) -> Line:

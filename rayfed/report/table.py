@@ -5,10 +5,8 @@ only the method, or whatever else their jobs say, differs between them.
 """
 
 import copy
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from statistics import fmean, stdev
 from typing import Any
 
 import numpy as np
@@ -17,14 +15,11 @@ from rayfed.base.errors import InputError, did_you_mean
 from rayfed.folder.read import Group, Run, grouped, shorten
 from rayfed.job import MEASURE, differences
 from rayfed.losses import metrics
-from rayfed.report.forms import MARKS, Sheet, Stat, spread, stat_text
+from rayfed.report.forms import MARKS, Sheet
 from rayfed.report.measured import IN_LOCAL, personalised, unmeasured
+from rayfed.report.words import Stat, interval, spread, stat_text
 
 LAST = 10  # evaluated rounds, at most, in the mean of the last
-T = (  # 97.5 % points of Student's t with 1, 2, ... degrees of freedom
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131),
-    *(2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
-)
 PAIR = ("data", "partition", "seed", "number of rounds")  # what the two runs of a pair have in common
 HEADS = {
     "best": "best (%)",
@@ -75,23 +70,30 @@ def rows(runs: Sequence[Run], of: str = "last", first: str = "") -> list[Row]:
         raise InputError(f"'{runs[0].folder}' has no evaluated round yet, so there is nothing to put into a table")
     made: list[Row] = []
     for name, group in _ordered(dict(zip(shorten(groups), groups, strict=True)), first):
-        _refuse_twins(counted := group.counted)
-        numbers = {run.folder: figures(run) for run in counted}
-        if without := [run for run in counted if of not in numbers[run.folder]]:
-            raise unmeasured(without[0], "local", "personalised accuracy")
-        every = [key for key in HEADS if all(key in known for known in numbers.values())]
-        stats = {key: spread([known[key] for known in numbers.values()]) for key in every}
-        references = [(row, found) for row in made if not row.pairs and (found := _pairs(row.runs, counted))]
-        pairs: list[tuple[Run, Run]] = []
-        difference, unlike = None, ""
-        if references:
-            reference, pairs = references[0]
-            gaps = [numbers[run.folder][of] - figures(other)[of] for other, run in pairs]
-            difference = Difference(reference.name, len(gaps), float(np.mean(gaps)), interval(gaps))
-        elif made:
-            unlike = _unlike(made[0].runs, counted)
-        made.append(Row(name, counted, group.left_out, stats, pairs, difference, unlike))
+        made.append(_row(name, group, of, made))
     return made
+
+
+def _row(name: str, group: Group, of: str, above: Sequence[Row]) -> Row:
+    """A group's row, compared with the first of the rows above it that has its pairs."""
+    counted = group.counted
+    _refuse_twins(counted)
+    numbers = [figures(run) for run in counted]
+    for run, known in zip(counted, numbers, strict=True):
+        if of not in known:
+            raise unmeasured(run, "local", "personalised accuracy")
+    stats = {}
+    for key in HEADS:
+        if all(key in known for known in numbers):
+            stats[key] = spread([known[key] for known in numbers])
+    for reference in above:
+        pairs = [] if reference.pairs else _pairs(reference.runs, counted)
+        if pairs:
+            gaps = [figures(run)[of] - figures(other)[of] for other, run in pairs]
+            difference = Difference(reference.name, len(gaps), float(np.mean(gaps)), interval(gaps))
+            return Row(name, counted, group.left_out, stats, pairs, difference, "")
+    unlike = _unlike(above[0].runs, counted) if above else ""
+    return Row(name, counted, group.left_out, stats, [], None, unlike)
 
 
 def _ordered(groups: dict[str, Group], first: str) -> list[tuple[str, Group]]:
@@ -105,9 +107,10 @@ def figures(run: Run) -> dict[str, float]:
     accuracy = 100 * run.rounds["test_accuracy"][run.evaluated][1:]
     last = float(np.mean(accuracy[-LAST:]))
     forgetting = 100 * float(run.rounds["forgetting"][run.evaluated][-1])
-    known = {"best": float(accuracy.max()), "last": float(accuracy[-1]), "last_10": last, "forgetting": forgetting}
-    measured = "local" in run.job["measure"] and IN_LOCAL in run.notes
-    return known | ({"personalised": personalised(run, LAST)} if measured else {})
+    numbers = {"best": float(accuracy.max()), "last": float(accuracy[-1]), "last_10": last, "forgetting": forgetting}
+    if "local" in run.job["measure"] and IN_LOCAL in run.notes:
+        numbers["personalised"] = personalised(run, LAST)
+    return numbers
 
 
 def pair_of(run: Run) -> tuple[Any, ...]:
@@ -117,39 +120,25 @@ def pair_of(run: Run) -> tuple[Any, ...]:
 
 
 def _pairs(reference: Sequence[Run], runs: Sequence[Run]) -> list[tuple[Run, Run]]:
-    known = {pair_of(run): run for run in reference}
-    return [(known[pair_of(run)], run) for run in runs if pair_of(run) in known]
+    others = {pair_of(run): run for run in reference}
+    return [(others[pair_of(run)], run) for run in runs if pair_of(run) in others]
 
 
 def _refuse_twins(runs: Sequence[Run]) -> None:
-    known: dict[tuple[Any, ...], Run] = {}
+    seen: dict[tuple[Any, ...], Run] = {}
     for run in runs:
-        other = known.setdefault(pair_of(run), run)
+        other = seen.setdefault(pair_of(run), run)
         if other is not run:
-            text = "so they would count as two seeds although they are one; give only one of them"
-            raise InputError(f"'{other.folder}' and '{run.folder}' have the same {', '.join(PAIR)}, {text}")
+            raise InputError(
+                f"'{other.folder}' and '{run.folder}' have the same {', '.join(PAIR)}, "
+                "so they would count as two seeds although they are one; give only one of them"
+            )
 
 
 def _unlike(reference: Sequence[Run], runs: Sequence[Run]) -> str:
-    both = zip(PAIR, zip(*map(pair_of, reference), strict=True), zip(*map(pair_of, runs), strict=True), strict=True)
-    found = [name for name, theirs, ours in both if not {*theirs} & {*ours}]
-    return f"other {', '.join(found) or 'pairs of partition and seed'}"
-
-
-def interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """A 95 % interval of the mean by Student's t; None for a single value.
-
-    Not by the bootstrap, which is too narrow for a few values: where nothing differs, its interval leaves 0 out in 27 %
-    of cases with three normal values, and in 15 % with six. This one does so in 5 %.
-
-    >>> interval([1.0, 2.0, 3.0]), interval([1.0])
-    ((-0.4843..., 4.4843...), None)
-    """
-    free = len(values) - 1
-    if free < 1:
-        return None
-    half = (T[free - 1] if free <= len(T) else 1.96 + 2.4 / free) * stdev(values) / math.sqrt(len(values))
-    return fmean(values) - half, fmean(values) + half
+    theirs, ours = (list(zip(*map(pair_of, of), strict=True)) for of in (reference, runs))
+    other = [name for name, a, b in zip(PAIR, theirs, ours, strict=True) if not {*a} & {*b}]
+    return f"other {', '.join(other) or 'pairs of partition and seed'}"
 
 
 # As text --------------------------------------------------------------------------------------------------------------
@@ -160,48 +149,48 @@ def sheet(runs: Sequence[Run], form: str, of: str = "last", target: float | None
 
     With a `target`, a fraction of 1, also the rounds to this accuracy, and how many times sooner than the reference.
     """
-    found = rows(runs, of, first)
-    several = sum(not row.pairs for row in found) > 1
-    heads = {key: text for key, text in HEADS.items() if any(key in row.figures for row in found)}
-    head = [
-        "run",
-        "seeds",
-        "rounds",
-        *heads.values(),
-        f"difference in {of.replace('_', ' ')} (points)",
-        *(["from"] if several else []),
-    ]
-    head += [] if target is None else [f"rounds to {100 * target:g} %", "speed-up"]
+    made = rows(runs, of, first)
+    several = sum(not row.pairs for row in made) > 1
+    heads = {key: text for key, text in HEADS.items() if any(key in row.figures for row in made)}
+    head = ["run", "seeds", "rounds", *heads.values(), f"difference in {of.replace('_', ' ')} (points)"]
+    if several:
+        head.append("from")
+    if target is not None:
+        head += [f"rounds to {100 * target:g} %", "speed-up"]
     lines, records = [], []
-    for row in found:
+    for row in made:
         line = [row.name, str(len(row.runs)), rounds_text(row)]
         line += [stat_text(row.figures[key], 2) if key in row.figures else "" for key in heads]
-        line += [_gap(row, form), *([row.difference.reference if row.difference else ""] if several else [])]
+        line.append(_gap(row, form))
+        if several:
+            line.append(row.difference.reference if row.difference else "")
         record = _record(row, heads)
         if target is not None:
             reached, faster = _to_target(row, target)
+            there = [number for number in reached if number is not None]
             line += [_reached(reached), stat_text(spread(faster), 2) if faster else ""]
-            record |= {"reached": sum(each is not None for each in reached)}
-            record |= {"rounds_to_target": None if None in reached else spread(reached)[0]}  # type: ignore[arg-type]
-            record |= {"speed_up": spread(faster)[0] if faster else None}
+            record["reached"] = len(there)
+            record["rounds_to_target"] = spread(there)[0] if len(there) == len(reached) else None
+            record["speed_up"] = spread(faster)[0] if faster else None
         lines.append(line)
         records.append(record)
-    notes = [f"{row.name}: {note}" for row in found for note in remarks(row)]
-    for row in found:
+    notes = [f"{row.name}: {note}" for row in made for note in remarks(row)]
+    for row in made:
         if row.difference and len(row.pairs) < len(row.runs):
-            notes.append(
-                f"{row.name}: {len(row.pairs)} of its {len(row.runs)} runs have a pair in {row.difference.reference}"
-            )
-    if len(every := sorted({run.eval_every for row in found for run in row.runs})) > 1:
-        listed = " and ".join(map(str, every))
-        notes.append(f"train.eval_every is {listed}: best, the mean of the last and forgetting depend on it")
+            reference = row.difference.reference
+            notes.append(f"{row.name}: {len(row.pairs)} of its {len(row.runs)} runs have a pair in {reference}")
+    every = sorted({run.eval_every for row in made for run in row.runs})
+    if len(every) > 1:
+        values = " and ".join(map(str, every))
+        notes.append(f"train.eval_every is {values}: best, the mean of the last and forgetting depend on it")
     return Sheet(head, lines, notes + left_out(runs), records)
 
 
 def protocol(job: dict[str, Any]) -> dict[str, Any]:
     """What a number depends on in a job's tables, but for the seed."""
-    kept = {key: value for key, value in job.items() if key not in ("name", "seed", "ray", "output", *MEASURE)}
-    return {**kept, "data": {key: value for key, value in job["data"].items() if key != "root"}}
+    tables = {key: value for key, value in job.items() if key not in ("name", "seed", "ray", "output", *MEASURE)}
+    tables["data"] = {key: value for key, value in job["data"].items() if key != "root"}
+    return tables
 
 
 def remarks(row: Row) -> list[str]:
@@ -225,9 +214,10 @@ def left_out(runs: Sequence[Run]) -> list[str]:
 
 def rounds_text(row: Row) -> str:
     """The rounds that a row's runs have played, and how many they should play if these are more."""
-    played, wanted = sorted({run.summary["rounds"] for run in row.runs}), row.runs[0].job["train"]["num_rounds"]
-    text = str(played[0]) if len(played) == 1 else f"{played[0]} to {played[-1]}"
-    return text if played[-1] == wanted else f"{text} of {wanted}"
+    played = sorted({run.summary["rounds"] for run in row.runs})
+    wanted = row.runs[0].job["train"]["num_rounds"]
+    rounds = str(played[0]) if len(played) == 1 else f"{played[0]} to {played[-1]}"
+    return rounds if played[-1] == wanted else f"{rounds} of {wanted}"
 
 
 def accuracies(run: Run) -> np.ndarray:
@@ -238,8 +228,9 @@ def accuracies(run: Run) -> np.ndarray:
 def _to_target(row: Row, target: float) -> tuple[list[int | None], list[float]]:
     """The first evaluated round with this accuracy for each run, and each pair's speed-up, unless one has none."""
     reached = [metrics.rounds_to_target(accuracies(run), target) for run in row.runs]
-    faster = [metrics.speed_up(accuracies(run), accuracies(other), target) for other, run in row.pairs]
-    return reached, [] if None in faster else faster  # type: ignore[return-value]
+    speed_ups = [metrics.speed_up(accuracies(run), accuracies(other), target) for other, run in row.pairs]
+    faster = [speed_up for speed_up in speed_ups if speed_up is not None]
+    return reached, faster if len(faster) == len(speed_ups) else []
 
 
 def _reached(rounds: Sequence[int | None]) -> str:
@@ -252,10 +243,11 @@ def _reached(rounds: Sequence[int | None]) -> str:
 def _gap(row: Row, form: str) -> str:
     if row.difference is None:
         return row.unlike
-    text = f"{row.difference.mean:+.2f}"
+    gap = f"{row.difference.mean:+.2f}"
     if row.difference.interval is not None:
-        text += f" [{row.difference.interval[0]:+.2f}, {row.difference.interval[1]:+.2f}]"
-    return MARKS[form].format(text) if row.difference.sure else text
+        low, high = row.difference.interval
+        gap += f" [{low:+.2f}, {high:+.2f}]"
+    return MARKS[form].format(gap) if row.difference.sure else gap
 
 
 def _record(row: Row, keys: Iterable[str]) -> dict[str, Any]:

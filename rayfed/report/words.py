@@ -1,12 +1,64 @@
-"""Numbers as the page says them."""
+"""Numbers over seeds, and numbers and names as pages and tables say them."""
 
 import math
 from collections.abc import Iterable, Sequence
+from statistics import fmean, mean, stdev
 
 import numpy as np
 from markupsafe import Markup
 
-from rayfed.report.forms import spread
+Stat = tuple[float, float | None]  # a mean, and the sample standard deviation if there are several values
+MOST = 6  # words of a list
+T = (  # 97.5 % points of Student's t with 1, 2, ... degrees of freedom
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131),
+    *(2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
+
+
+def spread(values: Sequence[float]) -> Stat:
+    """
+    >>> spread([1.0, 2.0, 3.0]), spread([1.0])
+    ((2.0, 1.0), (1.0, None))
+    """
+    return mean(values), stdev(values) if len(values) > 1 else None
+
+
+def interval(values: Sequence[float]) -> tuple[float, float] | None:
+    """A 95 % interval of the mean by Student's t; None for a single value.
+
+    Not by the bootstrap, which is too narrow for a few values: where nothing differs, its interval leaves 0 out in 27 %
+    of cases with three normal values, and in 15 % with six. This one does so in 5 %.
+
+    >>> interval([1.0, 2.0, 3.0]), interval([1.0])
+    ((-0.4843..., 4.4843...), None)
+    """
+    free = len(values) - 1
+    if free < 1:
+        return None
+    half = (T[free - 1] if free <= len(T) else 1.96 + 2.4 / free) * stdev(values) / math.sqrt(len(values))
+    return fmean(values) - half, fmean(values) + half
+
+
+def wilson(share: float, count: int) -> tuple[float, float]:
+    """A 95 % interval of a share of so many images: Wilson's score interval, which stays within 0 and 1.
+
+    >>> wilson(0.5, 100), wilson(0.0, 10)
+    ((0.4038..., 0.5961...), (0.0, 0.2775...))
+    """
+    square = 1.959964**2
+    middle = share + square / (2 * count)
+    half = math.sqrt(square * (share * (1 - share) + square / (4 * count)) / count)
+    low, high = ((middle + sign * half) / (1 + square / count) for sign in (-1, 1))
+    return max(low, 0.0), min(high, 1.0)
+
+
+def stat_text(stat: Stat, digits: int) -> str:
+    """
+    >>> stat_text((1.0, 0.25), 2), stat_text((1.0, None), 1)
+    ('1.00 ± 0.25', '1.0')
+    """
+    mean, deviation = stat
+    return f"{mean:.{digits}f}" if deviation is None else f"{mean:.{digits}f} ± {deviation:.{digits}f}"
 
 
 def percent(share: float | None) -> str:
@@ -19,20 +71,12 @@ def percent(share: float | None) -> str:
 
 def mean_percent(shares: Sequence[float]) -> str:
     """
-    >>> mean_percent([0.5, 0.7]), mean_percent([0.5])
-    ('60.0 ± 14.1%', '50.0%')
+    >>> mean_percent([0.5, 0.7]), mean_percent([0.5]), mean_percent([])
+    ('60.0 ± 14.1%', '50.0%', 'n/a')
     """
-    average, deviation = spread(shares) if shares else (math.nan, None)
-    return percent(average) if deviation is None else f"{100 * average:.1f} ± {100 * deviation:.1f}%"
-
-
-def points(value: float, ends: tuple[float, float] | None = None) -> str:
-    """A difference in points of accuracy, with its interval.
-
-    >>> points(1.25), points(-3.0, (-4.0, -2.0))
-    ('+1.2 points', '-3.0 points (95% interval -4.0 to -2.0)')
-    """
-    return f"{value:+.1f} points" + (f" (95% interval {ends[0]:+.1f} to {ends[1]:+.1f})" if ends else "")
+    if not shares:
+        return percent(None)
+    return f"{stat_text(spread([100 * share for share in shares]), 1)}%"
 
 
 def listed(values: Iterable[object]) -> str:
@@ -41,27 +85,15 @@ def listed(values: Iterable[object]) -> str:
     ('0, 1, 1', 'a, b, c, d, e, f and 2 more')
     """
     words = [str(value) for value in values]
-    return ", ".join(words[:6]) + (f" and {len(words) - 6:,} more" if len(words) > 6 else "")
+    shown = ", ".join(words[:MOST])
+    return shown if len(words) <= MOST else f"{shown} and {len(words) - MOST:,} more"
 
 
-def isolated(name: str) -> str:
-    """A name within a sentence: its marks of direction end with it."""
+def in_sentence(name: str) -> str:
+    """A name whose marks of direction end with it."""
     return f"\u2068{name}\u2069"
 
 
-def bar(share: float) -> Markup:
+def html_bar(share: float) -> Markup:
     """A bar over a share of the width; none for an unknown or negative share."""
     return Markup(f'<div class="bar" style="width: {100 * max(np.nan_to_num(share), 0):.1f}%"></div>')
-
-
-def wilson(share: float, count: int) -> tuple[float, float]:
-    """A 95 % interval of a share of so many images: Wilson's score interval, which stays within 0 and 1.
-
-    >>> wilson(0.5, 100), wilson(0.0, 10)
-    ((0.4038..., 0.5961...), (0.0, 0.2775...))
-    """
-    square = 1.959964**2
-    middle, width = share + square / (2 * count), square * (share * (1 - share) + square / (4 * count)) / count
-    ends = ((middle + sign * math.sqrt(width)) / (1 + square / count) for sign in (-1, 1))
-    low, high = (min(max(end, 0.0), 1.0) for end in ends)
-    return low, high
