@@ -21,7 +21,7 @@ from rayfed.grid import command as cli_grid
 from rayfed.grid.cells import Cell, expand
 from rayfed.job import read_job
 from rayfed.screen import display
-from rayfed.submit.status import progress
+from rayfed.screen.lines import progress
 
 GRID = """
 name = "g"

@@ -86,42 +86,58 @@ def _keep_streams() -> None:
         setattr(sys, name, io.TextIOWrapper(io.BufferedWriter(raw), **form, line_buffering=number == 2 or raw.isatty()))
 
 
-def _end_as(code: int, said: bool, arguments: Sequence[str], run: str, what: str) -> NoReturn:
-    """End as a child did, at `what` of a `run`: `code` is its exit code, or minus the signal that killed it."""
-    words = [word for word in arguments if word not in ("--force", "--resume")]
-    more, or_begin = (["--resume"], ", or from the start if there is none") if words[0] == "run" else ([], "")
-    to_continue = f"to continue from its last checkpoint{or_begin}: rayfed {shlex.join([*words, *more])}"
-    if sys.stderr.isatty() and not said:
+def _end_as(code: int, has_said: bool, arguments: Sequence[str], run: str, work: str) -> NoReturn:
+    """End as a child did, at `work` of a `run`: `code` is its exit code, or minus the signal that killed it."""
+    if sys.stderr.isatty() and not has_said:
         print("\x1b[?25h", file=sys.stderr)  # a bar has hidden the cursor
-    during = f" during {what}" if what else ""
     if code < 0:
-        if -code not in PASSED_ON:
-            why = ", as a system does when it has no memory left" if -code == signal.SIGKILL else ""
-            ended = f"error: the run's process was ended by {signal.Signals(-code).name}{during}{why}"
-            print(f"{ended}\n{to_continue}", file=sys.stderr)
-        if -code != signal.SIGKILL:
-            signal.signal(-code, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {-code})
-        os.kill(os.getpid(), -code)
-        sys.exit(128 - code)  # where the signal is ignored here
-    if not said and what and not run:  # nothing is written yet, and Ray is not started: it would end so again
-        ended = f"error: the run's process has ended without a message, with exit code {code}{during}"
-        print(f"{ended}: code of yours there may call os._exit", file=sys.stderr)
-        sys.exit(RunFailed.exit_code)
-    if not said:
-        ended = f"error: the run's process has ended without a message, with exit code {code}{during}"
-        by_ray = "Ray does that when the node of the run is lost, or the head of its cluster for a minute"
-        if what and run and _is_without_ray(run):
-            ended += ": code there may call os._exit"
-        elif what:
-            ended += f": code there may call os._exit, or else {by_ray}"
-        else:
-            ended += f": {by_ray}"
-        number, code = code, Resumable.exit_code
-        if what and run and _has_ended_so(run, f"{what}, {number}"):
-            code, to_continue = RunFailed.exit_code, "it has ended so before: to resume it unchanged would not help"
-        print(f"{ended}\n{to_continue}", file=sys.stderr)
+        _end_by(-code, _next_step(arguments), work)
+    if not has_said:
+        code = _explain(code, _next_step(arguments), run, work)
     sys.exit(code)
+
+
+def _next_step(arguments: Sequence[str]) -> str:
+    words = [word for word in arguments if word not in ("--force", "--resume")]
+    if words[0] != "run":
+        return f"to continue from its last checkpoint: rayfed {shlex.join(words)}"
+    again = shlex.join([*words, "--resume"])
+    return f"to continue from its last checkpoint, or from the start if there is none: rayfed {again}"
+
+
+def _end_by(number: int, next_step: str, work: str) -> NoReturn:
+    """End by the signal that has killed the child."""
+    if number not in PASSED_ON:
+        during = f" during {work}" if work else ""
+        why = ", as a system does when it has no memory left" if number == signal.SIGKILL else ""
+        print(f"error: the run's process was ended by {signal.Signals(number).name}{during}{why}", file=sys.stderr)
+        print(next_step, file=sys.stderr)
+    if number != signal.SIGKILL:
+        signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+    os.kill(os.getpid(), number)
+    sys.exit(128 + number)  # where the signal is ignored here
+
+
+def _explain(code: int, next_step: str, run: str, work: str) -> int:
+    """Say why a child may have ended without a message; the exit code that this has."""
+    during = f" during {work}" if work else ""
+    ended = f"error: the run's process has ended without a message, with exit code {code}{during}"
+    by_ray = "Ray does that when the node of the run is lost, or the head of its cluster for a minute"
+    if work and not run:  # nothing is written yet, and Ray is not started: it would end so again
+        print(f"{ended}: code of yours there may call os._exit", file=sys.stderr)
+        return RunFailed.exit_code
+    if not work:
+        print(f"{ended}: {by_ray}", file=sys.stderr)
+    elif _is_without_ray(run):
+        print(f"{ended}: code there may call os._exit", file=sys.stderr)
+    else:
+        print(f"{ended}: code there may call os._exit, or else {by_ray}", file=sys.stderr)
+    if work and _has_ended_so(run, f"{work}, {code}"):
+        print("it has ended so before: to resume it unchanged would not help", file=sys.stderr)
+        return RunFailed.exit_code
+    print(next_step, file=sys.stderr)
+    return Resumable.exit_code
 
 
 def _is_without_ray(run: str) -> bool:

@@ -12,7 +12,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 from rich.status import Status
 
-from rayfed.clients.settings import Training
 from rayfed.data.federation import Federation
 from rayfed.data.inputs import Images
 from rayfed.data.partition import Rule, write_rule
@@ -23,6 +22,7 @@ from rayfed.methods.registry import describe
 from rayfed.rounds.display import Display
 from rayfed.rounds.local import Site
 from rayfed.rounds.round import Round
+from rayfed.screen.lines import figures_text, round_line
 from rayfed.screen.text import aligned, bar, in_line, shown
 from rayfed.tensors.weights import parameters_of
 
@@ -43,8 +43,9 @@ def follow(of_grid: str = "") -> Iterator[Display]:
         progress = bar_on(console, transient=bool(of_grid))
         try:
             with console.status("opening the data") as spinner:
-                yield (drawn := Bar(progress, of_grid, spinner))
-            drawn.ended()
+                display = Bar(progress, of_grid, spinner)
+                yield display
+            display.ended()
         finally:
             progress.stop()
     else:
@@ -68,20 +69,17 @@ class Lines(Display):
     """A header, then a line for each round; with `quiet` in the log only."""
 
     def __init__(self, quiet: bool = False) -> None:
-        self._quiet, self._explained = quiet, False
+        self._quiet = quiet
 
     def start(self, site: Site) -> None:
-        self._training = site.job.train
+        self._num_rounds = site.job.train.num_rounds
         self._say(header(site))
 
     def round(self, round: Round) -> None:
-        self._say(round_line(round, self._training))
-        if (round.forgetting or 0) < 0 and not self._explained:
-            self._say(f"({BELOW_ZERO})")
-            self._explained = True
+        self._say(round_line(round, self._num_rounds))
 
     def _say(self, text: str) -> None:
-        noted(text)
+        to_log(text)
         if not self._quiet:
             print(text, flush=True)
 
@@ -96,11 +94,13 @@ class Bar(Display):
         if self._spinner is not None:
             self._spinner.stop()
         self._progress.start()
-        text = noted(header(site))
+        text = header(site)
+        to_log(text)
         if not self._of_grid:
             print(text, flush=True)
-        self._training = site.job.train
-        self._total, self._round, self._evaluated = self._training.num_rounds, 0, "not evaluated"
+        self._total = site.job.train.num_rounds
+        self._round = 0
+        self._evaluated = "not evaluated"
         self._accuracy: float | None = None
         empty: dict[str, Any] = {"round": 0, "rounds": self._total, "clients": "", "figures": "starting the workers"}
         self._task = self._progress.add_task(self._of_grid, start=False, total=self._total, **empty)
@@ -115,7 +115,7 @@ class Bar(Display):
         self._finished(round)
 
     def round(self, round: Round) -> None:
-        noted(round_line(round, self._training))
+        to_log(round_line(round, self._total))
         self._finished(round)
 
     def ended(self) -> None:
@@ -139,10 +139,9 @@ class Bar(Display):
         self._progress.update(self._task, completed=completed, refresh=True, **fields)
 
 
-def noted(text: str) -> str:
-    """The text, once it is in the run's log: the screen may be closed before the run ends."""
+def to_log(text: str) -> None:
+    """What is on the screen is in the run's log too: the screen may be closed before the run ends."""
     log.info("%s", text, extra={"on_screen": True})
-    return text
 
 
 def bar_on(console: Console, **options: Any) -> Progress:
@@ -179,10 +178,8 @@ def grid_bar() -> Progress:
 def header(site: Site) -> str:
     """The run that is about to start, in a few lines."""
     job, federation = site.job, site.federation
-    parameters, training = (
-        sum(parameter.numel() for parameter in some)
-        for some in (site.model.parameters(), parameters_of(site.model).values())
-    )
+    parameters = sum(parameter.numel() for parameter in site.model.parameters())
+    training = sum(parameter.numel() for parameter in parameters_of(site.model).values())
     frozen = f", of which {training:,} train" if training < parameters else ""
     lines = {
         "name": job.name,
@@ -213,11 +210,16 @@ def partition_text(rule: Rule) -> str:
     values = write_rule(rule)
     name, num_clients, seed = values.pop("name"), values.pop("num_clients", None), values.pop("seed", 0)
     defaults = {key: field.default for key, field in rule.__dataclass_fields__.items()}  # type: ignore[attr-defined]
-    first = next(iter(values), None)
-    words = [f"{key} = {value!r}" for key, value in values.items() if key == first or value != defaults[key]]
-    words += [f"{num_clients} clients"] if num_clients is not None else []
-    words += [f"seed = {seed}"] if seed else []
-    return ", ".join([" ".join([name, *words[: first is not None]]), *words[first is not None :]])
+    words = []
+    for place, (key, value) in enumerate(values.items()):
+        if place == 0 or value != defaults[key]:
+            words.append(f"{key} = {value!r}")
+    words = [" ".join([name, *words[:1]]), *words[1:]]
+    if num_clients is not None:
+        words.append(f"{num_clients} clients")
+    if seed:
+        words.append(f"seed = {seed}")
+    return ", ".join(words)
 
 
 def ray_text(job: Job) -> str:
@@ -229,25 +231,6 @@ def ray_text(job: Job) -> str:
     return f"{at}; actors: {job.ray.actors}, each with {job.ray.num_cpus:g} CPU and {gpus}"
 
 
-def round_line(round: Round, training: Training) -> str:
-    """A finished round as a line of text."""
-    total, loss = training.num_rounds, round.train_loss
-    words = [
-        f"round {round.round:{len(str(total))}}/{total}",
-        figures_text(round),
-        *([f"loss {loss:.3f}"] if loss is not None else []),
-        *([f"{round.seconds:.1f} s"] if round.round else []),
-    ]
-    return "  ".join(words)
-
-
-def figures_text(round: Round, arrow: str = " ") -> str:
-    """The figures of a round's evaluation; an arrow may follow the accuracy."""
-    if round.test_accuracy is None:
-        return "not evaluated"
-    return f"accuracy {round.test_accuracy:.3f}{arrow} forgetting {round.forgetting:.3f}"
-
-
 def arrow(before: float | None, now: float) -> str:
     """Where the accuracy has gone since the last evaluation.
 
@@ -256,13 +239,9 @@ def arrow(before: float | None, now: float) -> str:
     """
     if before is None:
         return " "
-    return "→" if now == before else "↑" if now > before else "↓"
-
-
-def cell_text(summary: dict[str, Any]) -> str:
-    """How a run of a grid ended."""
-    best, last = (summary[which]["test_accuracy"] for which in ("best", "last"))
-    return f"best {best:.3f}  last {last:.3f}  forgetting {summary['last']['forgetting']:.3f}"
+    if now == before:
+        return "→"
+    return "↑" if now > before else "↓"
 
 
 def result_text(path: Path, summary: dict[str, Any]) -> str:
@@ -271,8 +250,8 @@ def result_text(path: Path, summary: dict[str, Any]) -> str:
     rows = [(which, line.format(**summary[which])) for which in ("best", "last")]
     if min(summary[which]["forgetting"] for which in ("best", "last")) < 0:
         rows.append(("", f"({BELOW_ZERO})"))
-    if why := summary.get("ended_early"):
-        rows.append(("ended", f"after round {summary['rounds']}: {why}"))
+    if summary.get("ended_early"):
+        rows.append(("ended", f"after round {summary['rounds']}: {summary['ended_early']}"))
     return aligned([*rows, *forgotten_rows(forgotten(read_run(path))), ("results", shown(path))])
 
 

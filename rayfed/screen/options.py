@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.shell_completion import BashComplete, CompletionItem, add_completion_class
+from click.shell_completion import CompletionItem
 
 from rayfed.base.errors import InputError
 from rayfed.runtime.private import TRUST
@@ -20,31 +20,6 @@ if TYPE_CHECKING:
     from rayfed.job import Job
 
 Overrides = tuple[tuple[str, Any], ...]
-
-
-@add_completion_class
-class Bash(BashComplete):
-    """Completion after `=`, where bash begins a new word: here the word is whole, and its end is offered."""
-
-    source_template = BashComplete.source_template.replace(
-        "    return 0\n", "    [[ ${COMPREPLY[0]} == *= ]] && compopt -o nospace\n    return 0\n"
-    )
-
-    def get_completion_args(self) -> tuple[list[str], str]:
-        args, incomplete = super().get_completion_args()
-        words: list[str] = []
-        before = ""
-        for word in [*args, incomplete]:
-            if words and "=" in (word, before):
-                words[-1] += word
-            else:
-                words.append(word)
-            before = word
-        self._typed = words[-1][: words[-1].rfind("=") + 1] if words[-1] != incomplete else ""
-        return words[:-1], words[-1]
-
-    def format_completion(self, item: CompletionItem[Any]) -> str:
-        return f"{item.type},{item.value.removeprefix(self._typed)}"
 
 
 def complete_job(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:

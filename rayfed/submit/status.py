@@ -1,6 +1,5 @@
 """The command status: the jobs submitted to a cluster with their progress, and the runs of this folder."""
 
-import re
 import tomllib
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,12 +13,10 @@ from rayfed.base.files import read_regular
 from rayfed.folder.summary import read_summary, status_of
 from rayfed.runtime.address import connected
 from rayfed.runtime.jobs import Jobs, Submission
+from rayfed.screen.lines import progress
 from rayfed.screen.text import aligned, duration, print_table, shown
 from rayfed.submit.command import address_option, hint
 
-# Lines of `rayfed.screen.display`: of a round, and of a grid's run.
-ROUND = re.compile(r"^round +(\d+)/(\d+)  (?:accuracy ([\d.]+)|not evaluated)", re.MULTILINE)
-CELL = re.compile(r"^(run \d+/\d+)  \S+ +best ([\d.]+)", re.MULTILINE)
 RUN = ("run", "status", "round", "best accuracy", "last written")
 MOST = 30  # rows of a table
 LAST_LINES = 10  # of a log, for one submission
@@ -123,25 +120,6 @@ def runs_in(root: Path) -> list[tuple[str, str, str, str, str]]:
             found.append((file.stat().st_mtime, row))
     found.sort(reverse=True)
     return [(*row, time_text(datetime.fromtimestamp(written, UTC))) for written, row in found]
-
-
-def progress(log: str) -> tuple[str, str]:
-    """The last round in a run's log, and the last accuracy; for a grid, the last finished run, and its best.
-
-    >>> progress("round  4/12  accuracy 0.512  forgetting 0.100\\n")
-    ('4/12', '0.512')
-    >>> progress("round  4/12  accuracy 0.512  forgetting 0.100\\nround  5/12  not evaluated  loss 1.234\\n")
-    ('5/12', '0.512 in round 4')
-    >>> progress("run 2/9  g/iid/seed-0  best 0.512  last 0.500  forgetting 0.100  0:01:02 left\\n")
-    ('run 2/9', '0.512')
-    """
-    if cells := CELL.findall(log):
-        return cells[-1]
-    if not (rounds := ROUND.findall(log)):
-        return "", ""
-    number, total, accuracy = rounds[-1]
-    evaluated = [f"{found} in round {at}" for at, _, found in rounds if found]
-    return f"{number}/{total}", accuracy or (evaluated[-1] if evaluated else "")
 
 
 def status_text(one: Submission) -> str:

@@ -14,14 +14,13 @@ import pytest
 from rayfed import __version__, read_job
 from rayfed.base.errors import InputError
 from rayfed.cli import main
-from rayfed.clients.settings import Training
 from rayfed.folder.owner import lock
 from rayfed.grid.cells import expand
 from rayfed.runtime.jobs import Submission
-from rayfed.screen.display import round_line
 from rayfed.screen.exits import Failure
+from rayfed.screen.lines import progress, round_line
 from rayfed.submit.command import conclude, described, hint, refuse_twins
-from rayfed.submit.status import progress, runs_in, status_text
+from rayfed.submit.status import runs_in, status_text
 
 NO_RAY = "127.0.0.1:1"  # nothing listens there
 
@@ -134,13 +133,13 @@ def test_a_run_counts_as_running_while_a_process_holds_its_lock(folder):
 def test_progress_reads_the_lines_of_a_run():
     def line(number):
         figures = {"test_accuracy": number / 100, "forgetting": 0.0, "train_loss": 1.0, "seconds": 1.0}
-        return round_line(SimpleNamespace(round=number, **figures), Training(num_rounds=40)) + "\n"
+        return round_line(SimpleNamespace(round=number, **figures), 40) + "\n"
 
     assert progress("") == ("", "")
     assert progress(line(0)) == ("0/40", "0.000")
     assert progress(f"header\n{line(8)}{line(9)}{line(10)}error: a client failed\n") == ("10/40", "0.100")
     unknown = [SimpleNamespace(round=n, test_accuracy=None, train_loss=1.0, seconds=1.0) for n in (11, 12)]
-    lines = [round_line(round, Training(num_rounds=40)) + "\n" for round in unknown]
+    lines = [round_line(round, 40) + "\n" for round in unknown]
     assert lines[0] == "round 11/40  not evaluated  loss 1.000  1.0 s\n"
     assert progress(line(10) + "".join(lines)) == ("12/40", "0.100 in round 10")
     assert progress(lines[0]) == ("11/40", ""), "a resumed run"

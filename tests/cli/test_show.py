@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.shell_completion import BashComplete, get_completion_class
+from click.shell_completion import BashComplete
 
 from rayfed import __version__
 from rayfed.base.values import table
@@ -220,36 +220,3 @@ def test_completion_offers_job_files_keys_and_methods(folder):
     assert completions("run", "job.toml", "-s", "train.lr=") == []
     assert completions("methods", "fedpro") == ["fedprox", "fedproto", "fedproc"]
     assert completions("figure", "con") == ["consistency", "confusion"]
-
-
-@pytest.mark.parametrize(
-    ("typed", "offered"),
-    [
-        ("-s model = resnet5", "resnet50 resnet56"),
-        ("-s data.source = cifar", "cifar10 cifar100"),
-        ("-s seed = 1 -s data.partition =", "iid shards dirichlet classes natural"),
-        ("-s data.partition=d", "data.partition=dirichlet"),  # where the user took = out of COMP_WORDBREAKS
-        ("-s train.lr_", "train.lr_decay="),
-    ],
-)
-def test_bash_which_cuts_words_at_equals_signs_gets_their_ends(typed, offered, monkeypatch):
-    words = ["rayfed", "run", "job.toml", *typed.split()]
-    monkeypatch.setenv("COMP_WORDS", "\n".join(words))
-    monkeypatch.setenv("COMP_CWORD", str(len(words) - 1))
-    shell = get_completion_class("bash")(main, {}, "rayfed", "_RAYFED_COMPLETE")
-    assert shell.complete().split("\n") == [f"plain,{word}" for word in offered.split()]
-
-
-@pytest.mark.slow
-def test_in_bash_a_value_is_completed_and_a_key_gets_no_space(folder):
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    script = """
-    eval "$(rayfed completion bash)"
-    compopt() { options=$2; }
-    COMP_WORDS=(rayfed run job.toml -s "$@"); COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
-    _rayfed_completion rayfed; echo "${COMPREPLY[*]} $options"
-    """
-    for typed, offered in {("model", "=", "le"): "lenet ", ("train.lr_",): "train.lr_decay= nospace"}.items():
-        command = ["bash", "--norc", "-c", script, "bash", *typed]
-        done = subprocess.run(command, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=True)
-        assert done.stdout == f"{offered}\n"
