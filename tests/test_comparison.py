@@ -191,7 +191,7 @@ def test_the_commands_write_what_the_runs_say(runs, records, tmp_path, monkeypat
     tool.main("page", str(runs))
     assert {each[:3] for each in tool.read_records(tool.RESULTS)} == {each[:3] for each in records}
     assert tool.put_tables(page.read_text(), tool.read_records(tool.RESULTS)) == page.read_text()
-    assert page.read_text().count("| mean of last 10 rounds | difference from FedAvg | forgetting |") == 1
+    assert page.read_text().count("| method | shards 2: mean of last 10 | difference from FedAvg |\n") == 1
     assert sorted(path.stem for path in tmp_path.glob("*.svg")) == ["fedavg", "fedlmd", "fedntd"]
 
     monkeypatch.setattr(tool, "REPORTED", files)
@@ -237,10 +237,10 @@ def test_a_diverged_seed_is_told_and_has_no_pair():
     lines = [line for line in tool.tables(records).splitlines() if line.startswith("| [")]
     assert [line.partition("]")[0] for line in lines] == ["| [fedntd", "| [fedavg", "| [fedlmd"]
     assert lines[0].split(" | ")[1:3] == ["66.5 ± 12.7", "+2.0 [-0.5, +4.5]"]
-    assert lines[1].startswith("| [fedavg](methods/fedavg.md) (1 of 4 diverged) | 60.0 ± 10.0 |  |")
+    assert lines[1].startswith("| [fedavg](methods/fedavg.md) | 60.0 ± 10.0 (1 of 4 diverged) |  |")
     assert tool.tables(records).endswith("which flatters their methods.")
     (none,) = (line for line in tool.tables([*records, *four("moon", None)]).splitlines() if "moon" in line)
-    assert none == "| [moon](methods/moon.md) (1 of 1 diverged) |  |  |  |"
+    assert none == "| [moon](methods/moon.md) | (1 of 1 diverged) |  |  |  |"
 
 
 def test_the_pages_tables_are_made_from_its_results():

@@ -144,23 +144,6 @@ def speed(rounds: dict[str, Rows]) -> str:
     return table(["method", *head, "seconds per round"], lines())
 
 
-def per_class(classes: dict[str, Rows]) -> str:
-    """The accuracy of each class after the last round, and what it has lost since its best round."""
-    names = [row["class"] for row in next(iter(classes.values()))]
-    by_name = {method: {row["class"]: row for row in rows} for method, rows in classes.items()}
-
-    def lines() -> Iterator[Sequence[str]]:
-        for name in sorted(names):
-            cells = (
-                f"{100 * rows[name]['last']:.0f} | {100 * (rows[name]['peak'] - rows[name]['last']):.0f}"
-                for rows in by_name.values()
-            )
-            yield [name, *cells]
-
-    head = ["class", *(f"{method} | lost" for method in by_name)]
-    return table(" | ".join(head).split(" | "), lines())
-
-
 def put(page: str, name: str, text: str) -> str:
     """The page with the table of a name made anew."""
     between = rf"(?<=<!-- {name} -->\n).*?(?=<!-- end of {name} -->)"
@@ -203,10 +186,10 @@ def main(*folders: str) -> None:
         RECORDS.mkdir(exist_ok=True)
         for rows, file in zip(records(runs), files, strict=True):
             keep(rows, file)
-    rounds, classes = map(read, files)
+    rounds = read(files[0])
     if folders:
         draw(rounds, RECORDS / "curves.svg")
-    tables = {"status": status(rounds), "beside": beside(rounds), "speed": speed(rounds), "classes": per_class(classes)}
+    tables = {"status": status(rounds), "beside": beside(rounds), "speed": speed(rounds)}
     page = PAGE.read_text()
     for name, text in tables.items():
         page = put(page, name, text)
