@@ -132,9 +132,9 @@ def replay(run: str | Path, round: int, client: int, *, method: Method | None = 
         opening = engine.open_round(site, last, workers)
         if not trains(opening.parts):
             raise InputError(f"--round {round}: no client trained in it, as its method works on the server alone")
-        _, (arrival,) = next(workers.train(opening.broadcast, [(client,)], last.memories))
+        (reply,) = next(workers.train(opening.broadcast, [(client,)], last.memories)).clients
     losses = {(row["round"], row["client"]): row["train_loss"] for row in _rows(place.path, "clients")}
-    return arrival.row, losses.get((round, client))
+    return reply.row, losses.get((round, client))
 
 
 def last_model(run: str | Path, round: int | None = None) -> tuple[Site, int, nn.Module]:

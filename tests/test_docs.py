@@ -39,7 +39,7 @@ from rayfed.models.settings import MODELS as BUILT_IN
 from rayfed.rounds import local
 from rayfed.rounds.engine import rounds
 from rayfed.rounds.local import Site
-from rayfed.runtime.here import Here
+from rayfed.runtime.local_workers import LocalWorkers
 from rayfed.tensors.trees import num_bytes
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -304,7 +304,7 @@ def test_cost_is_as_measured(name, make_federation, monkeypatch):
     training = Training(num_rounds=7, clients_per_round=data.num_clients, local_steps=1, batch_size=5, lr=0.01)
     every_batch = Data(augment=Augment(flip=True))  # else a teacher runs once per round
     site = Site(model, data, Job("cost", method=RECIPES[name](), data=every_batch, train=training), torch.device("cpu"))
-    history = [(round, len(batches), len(runs), len(passes)) for round in rounds(site, Here(site))]
+    history = [(round, len(batches), len(runs), len(passes)) for round in rounds(site, LocalWorkers(site))]
     (_, *before), (last, *now) = history[-2:]
     steps, in_batches, in_round = (after - earlier for earlier, after in zip(before, now, strict=True))
 

@@ -155,7 +155,7 @@ def test_hooks_run_in_order_and_see_their_client(make_site):
     reply = train(Desk(site, broadcast), CLIENT, {"spy": "before", "other": "not for it"})
     assert [name for name, _ in SEEN] == ["survey", "begin", "loss", "loss", "loss", "report"]
     assert [value for name, value in SEEN if name == "loss"] == [(size, "local", True, True) for size in (5, 5, 1)]
-    assert SEEN[-1][1] == ("local", 3, reply.train_loss, False, True)
+    assert SEEN[-1][1] == ("local", 3, reply.row.train_loss, False, True)
     assert reply.memory == {"spy": "memory"}
     assert reply.summands.keys() == {"average"}  # a part that reports nothing sends nothing
     surveying, view = SEEN[0][1], SEEN[1][1]
@@ -188,7 +188,7 @@ def test_the_loss_is_the_sum_of_all_terms(make_site):
 
     def loss(*parts):
         site = make_site(compose(*parts), local_steps=1, batch_size=100)
-        return train(Desk(site, broadcast_of(site)), CLIENT, {}).train_loss
+        return train(Desk(site, broadcast_of(site)), CLIENT, {}).row.train_loss
 
     plain, term = loss(), loss(CrossEntropy(weight=0.0), NotTrueDistill(teacher=False))
     assert plain > 0 and term > 0
@@ -234,9 +234,9 @@ class TeacherWatch(Part):
 def test_notes_are_means_over_the_steps_that_have_them(make_site):
     site = make_site(compose(Noting()), local_epochs=2)  # batches of 5, 5 and 1
     reply = train(Desk(site, broadcast_of(site)), CLIENT, {})
-    assert reply.notes.keys() == {"loss.cross_entropy", "loss.noting", "full", "size"}
-    assert (reply.notes["full"], reply.notes["size"], reply.notes["loss.noting"]) == (2.0, 1.0, 3.0)
-    assert reply.train_loss == pytest.approx(reply.notes["loss.cross_entropy"] + 3.0 / 3, rel=1e-6)
+    assert reply.row.notes.keys() == {"loss.cross_entropy", "loss.noting", "full", "size"}
+    assert (reply.row.notes["full"], reply.row.notes["size"], reply.row.notes["loss.noting"]) == (2.0, 1.0, 3.0)
+    assert reply.row.train_loss == pytest.approx(reply.row.notes["loss.cross_entropy"] + 3.0 / 3, rel=1e-6)
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ from rayfed.report.page import comparison_page, run_page, write_comparison, writ
 from rayfed.report.words import wilson
 from rayfed.rounds.local import Site, open_data
 from rayfed.rounds.round import ClientRow, Round
-from rayfed.runtime.here import Here
+from rayfed.runtime.local_workers import LocalWorkers
 
 HOSTILE = "</td></svg><script src=//evil.example></script><img src=x onerror='alert(1)'>&amp;$\\x$\"_"
 VOID = {"meta", "img", "link", "br"}  # elements without an end tag
@@ -118,7 +118,7 @@ def keeper(tmp_path):
         samples = Samples(np.zeros((60, 1, 4, 4), np.uint8), np.arange(60) % len(classes), classes)
         federation = federate(Dataset(samples, samples), job.data.partition)
         site = Site(nn.Linear(1, 1), federation, job, torch.device("cpu"))
-        return Keeper(site, Here(site))
+        return Keeper(site, LocalWorkers(site))
 
     return make
 

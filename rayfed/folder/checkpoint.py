@@ -38,7 +38,8 @@ from rayfed.folder.saved import VERSION, Saved, digest_of, stem
 from rayfed.folder.shards import ahead, fill, settled, to_table, twin_of
 from rayfed.folder.tables import RESULTS, ROWS, to_parquet
 from rayfed.job import Job
-from rayfed.rounds.round import Round, Workers
+from rayfed.rounds.round import Round
+from rayfed.rounds.workers import Workers
 from rayfed.tensors.trees import num_bytes
 from rayfed.tensors.wire import pack
 

@@ -22,7 +22,7 @@ from rayfed.folder.summary import read_environment
 from rayfed.job import Job
 from rayfed.methods.part import all_parts
 from rayfed.rounds.local import Site
-from rayfed.rounds.round import Workers
+from rayfed.rounds.workers import Workers
 from rayfed.tensors.weights import frozen
 
 COMMIT = "RAYFED_COMMIT"

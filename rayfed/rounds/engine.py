@@ -31,13 +31,13 @@ from rayfed.methods.views import Step
 from rayfed.rounds import measures
 from rayfed.rounds.local import Broadcast, Site, server_view
 from rayfed.rounds.measures import UPDATES
-from rayfed.rounds.round import Arrival, Round, Workers
-from rayfed.rounds.tasks import Summed, Task, add_up, cut
+from rayfed.rounds.round import Round
+from rayfed.rounds.tasks import Task, TaskReply, add_up, cut
+from rayfed.rounds.workers import Workers
 from rayfed.tensors.trees import Tree, copied, first_difference, num_bytes
 from rayfed.tensors.weights import Weights, parameters_of, state, state_of
 
 log = logging.getLogger(__name__)
-Replies = Iterator[tuple[Summed, list[Arrival]]]  # of `Workers.train`
 
 
 def start(site: Site, workers: Workers) -> Round:
@@ -139,7 +139,7 @@ class Next:
         self._site = site
         self._workers = workers
         self._clients = clients
-        self._opened: tuple[Opening, Replies] | None = None
+        self._opened: tuple[Opening, Iterator[TaskReply]] | None = None
         self._error: Exception | None = None
         if any(defines(part, "survey") for part in parts_at(site.job.method, last.round + 1)):
             return
@@ -148,7 +148,7 @@ class Next:
         except Exception as error:  # `last` is finished first
             self._error = error
 
-    def _open(self, last: Round) -> tuple[Opening, Replies]:
+    def _open(self, last: Round) -> tuple[Opening, Iterator[TaskReply]]:
         opening = open_round(self._site, last, self._workers, self._clients)
         tasks = opening.to_train
         return opening, self._workers.train(opening.broadcast, tasks, last.memories) if tasks else iter(())
@@ -163,7 +163,7 @@ class Next:
         return _train(self._site, last, self._workers, opening, replies)
 
 
-def _train(site: Site, last: Round, workers: Workers, opening: Opening, replies: Replies) -> Round:
+def _train(site: Site, last: Round, workers: Workers, opening: Opening, replies: Iterator[TaskReply]) -> Round:
     """The round after `last`, not evaluated: its clients' summands are added, and make the update."""
     number, cohort = opening.broadcast.round, opening.cohort
     unchanged = replace(
@@ -182,23 +182,23 @@ def _train(site: Site, last: Round, workers: Workers, opening: Opening, replies:
     if not cohort.answered:
         log.warning("round %d is empty, and the model stays as it was: %s", number, cohort)
         return unchanged
-    total, arrivals = add_up(f"round {number}", opening.to_train, replies)
+    total, clients, bytes_up = add_up(f"round {number}", opening.to_train, replies)
     updates = total.pop(UPDATES, None)
     weights, states = _updated(site, last.weights, opening, total)
-    measured = measures.of_round(updates, len(arrivals))
+    measured = measures.of_round(updates, len(clients))
     measured |= _drift(site, number, workers, last.weights, weights)
-    by_client = {arrival.row.client: arrival for arrival in arrivals}
-    in_order = [by_client[client] for client in cohort.answered if client in by_client]
-    forgotten = {client: memory for client, memory in last.memories.items() if client not in by_client}
+    replied = {client.row.client: client for client in clients}
+    in_order = [replied[client] for client in cohort.answered if client in replied]
+    absent = {client: memory for client, memory in last.memories.items() if client not in replied}
     return replace(
         unchanged,
         weights=weights,
         held={slot: replace(hold, state=states[slot]) for slot, hold in opening.held.items()},
-        memories=forgotten | {a.row.client: a.memory for a in arrivals if a.memory is not None},
-        clients=tuple(arrival.row for arrival in in_order),
-        bytes_up=opening.bytes_surveyed + sum(arrival.bytes_up for arrival in arrivals),
+        memories=absent | {reply.row.client: reply.memory for reply in clients if reply.memory is not None},
+        clients=tuple(reply.row for reply in in_order),
+        bytes_up=opening.bytes_surveyed + bytes_up,
         notes={**cohort.notes, **measured},
-        confusions={a.row.client: a.confusion for a in in_order if a.confusion is not None},
+        confusions={reply.row.client: reply.confusion for reply in in_order if reply.confusion is not None},
     )
 
 
@@ -274,7 +274,7 @@ def open_round(site: Site, last: Round, workers: Workers, clients: Sequence[int]
     surveyors = {part.slot: states[part.slot] for part in parts if defines(part, "survey")}
     broadcast = Broadcast(number, last.weights, surveyors, {}, {slot: hold.since for slot, hold in held.items()})
     replies = workers.survey(broadcast, tasks) if surveyors else ()
-    surveyed, sizes = add_up(f"round {number} (survey)", tasks if surveyors else (), replies)
+    surveyed, _, bytes_surveyed = add_up(f"round {number} (survey)", tasks if surveyors else (), replies)
 
     payloads: dict[str, Tree] = {}
     with at(f"tell, round {number}"), isolated(seed_of(job.seed, Purpose.TELL, number), site.device):
@@ -283,7 +283,7 @@ def open_round(site: Site, last: Round, workers: Workers, clients: Sequence[int]
             states[part.slot], payload = two_values(part, "tell", values, "state", "payload")
             if payload is not None:
                 payloads[part.slot] = payload
-    return Opening(cohort, tasks, parts, held, states, replace(broadcast, payloads=payloads), sum(sizes))
+    return Opening(cohort, tasks, parts, held, states, replace(broadcast, payloads=payloads), bytes_surveyed)
 
 
 def cohort_of(site: Site, round: int) -> Cohort:

@@ -6,9 +6,8 @@ It is all a function of the run's site, the round's broadcast and the client: an
 from __future__ import annotations
 
 import logging
-import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial, reduce
@@ -37,11 +36,11 @@ from rayfed.models.adapt import adapt
 from rayfed.models.registry import build_model, refuse_batches_of_one
 from rayfed.rounds import measures
 from rayfed.rounds.measures import Activations, Seen
+from rayfed.rounds.round import ClientRow
 from rayfed.tensors.trees import Tree, to_device
 from rayfed.tensors.weights import Weights, in_training, overwrite, parameters_of, state, with_weights
 
 log = logging.getLogger(__name__)
-os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages, from torch's first allocation on: a step is 5 % faster
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,6 +52,7 @@ class Site:
     job: Job
     device: torch.device
     trace: Trace | None = None  # of which clients are there in which round
+    node: str = ""  # where the worker is, as the results name it
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,33 +94,30 @@ class Desk:
         self._model = with_weights(self.site.model, weights) if self._model is None else overwrite(self._model, weights)
         return self._model
 
-    def measured(self, client: ClientView, fit: Fit, own: Models) -> tuple[dict[str, float], np.ndarray | None, Tree]:
-        """What the job measures in this round at a client: notes, its model's confusion, a summand of the updates."""
+    def measured(
+        self, client: ClientView, fit: Fit, own: Weights, own_models: Models
+    ) -> tuple[dict[str, float], np.ndarray | None]:
+        """What the job measures in this round at a client: notes, and the confusion (C, C) of its model."""
         names = self.site.job.measures(client.round)
-        update = measures.summand(client.weights, fit.model) if "drift" in names else None
         if not names or client.id not in (self.site.job.measure_clients or (client.id,)):
-            return {}, None, update
+            return {}, None
         p = client.label_counts.cpu().numpy() / client.num_examples
-        seen = self._seen if client.weights is self.broadcast.weights else []  # not of another client's own entries
+        seen = [] if own else self._seen  # the model of a client with entries of its own is another than the global one
 
         def on(weights: Weights) -> Seen:  # by a copy: a forward pass may change a buffer, which is to be averaged
             return _see(self.site, with_weights(self.site.model, weights).eval())
 
-        return *measures.measured(names, on, client.weights, state(fit.model), seen, p, own), update
+        return measures.measured(names, on, client.weights, state(fit.model), seen, p, own_models)
 
 
 @dataclass(frozen=True, eq=False)
 class Reply:
-    """A client's answer after training."""
+    """A client's reply after training. Its summands are added to its task's sum, and its memory is sent by itself."""
 
-    num_examples: int
-    train_loss: float  # mean over the steps
-    notes: dict[str, float]  # each part's term of the loss, and what parts noted: means over the steps that have them
-    seconds: float
-    summands: dict[str, Tree]  # slot -> the part's report
-    memory: dict[str, Tree]  # slot -> the part's memory of this client
+    row: ClientRow
+    summands: dict[str, Tree]  # slot -> the part's report, and what is measured of the update; {} once they are added
+    memory: Any  # slot -> the part's memory of this client; packed on the way, and a handle at the server, or None
     confusion: np.ndarray | None  # int64 (C, C), of the client's model on the sampled test images, if it is measured
-    update: Tree  # `measures.summand`, if it is measured
 
 
 def open_site(job: Job) -> Site:
@@ -173,28 +170,46 @@ def train(desk: Desk, client: int, memory: dict[str, Tree]) -> Reply:
     parts, memory = parts_at(site.job.method, broadcast.round), to_device(memory, site.device)
     rng = torch.Generator().manual_seed(seed_of(site.job.seed, Purpose.BATCHES, broadcast.round, client))
     stay = local_names(parts, site.model)
+    own = recalled(stay, memory)
     with _isolated(site, Purpose.TRAIN, broadcast.round, client):
-        view = _view(desk, client, recalled(stay, memory))
-        known = broadcast.since, broadcast.states, broadcast.payloads, memory
-        views = {part.slot: view.for_part(part.slot, *known) for part in parts}
+        view = _view(desk, client, own)
+        views = {
+            part.slot: view.for_part(part.slot, broadcast.since, broadcast.states, broadcast.payloads, memory)
+            for part in parts
+        }
         local = {part.slot: part.begin(views[part.slot]) for part in parts}
         model = desk.model(view.weights)
         losses, notes = _descend(site, model, view, parts, local, rng)
-        if (bad := next((i for i, loss in enumerate(losses) if not np.isfinite(loss)), None)) is not None:
-            raise Diverged(
-                f"the loss became {losses[bad]} at client {client}, round {broadcast.round}, batch {bad + 1} "
-                f"of {len(losses)}, with the method {' + '.join(map(repr, parts))}; try a smaller train.lr"
-            )
+        refuse_diverged(losses, f"client {client}, round {broadcast.round}", parts)
         mean_loss = float(np.mean(losses))
         trained = state(model.eval())
         fit = Fit(model, shared(stay, trained), len(losses), mean_loss)
-        given = [(part, part.report(views[part.slot], local[part.slot], fit)) for part in parts]
-        reports = {part.slot: two_values(part, "report", values, "summands", "memory") for part, values in given}
-    summands = {slot: summand for slot, (summand, _) in reports.items() if summand is not None}
-    kept = remembered(stay, trained, {slot: kept for slot, (_, kept) in reports.items() if kept is not None})
+        summands: dict[str, Tree] = {}
+        memories: dict[str, Tree] = {}
+        for part in parts:
+            values = part.report(views[part.slot], local[part.slot], fit)
+            summand, new_memory = two_values(part, "report", values, "summands", "memory")
+            if summand is not None:
+                summands[part.slot] = summand
+            if new_memory is not None:
+                memories[part.slot] = new_memory
+    kept = remembered(stay, trained, memories)
     seconds = time.perf_counter() - started
-    numbers, confusion, update = desk.measured(view, fit, before_and_after(parts, view.weights, memory, kept))
-    return Reply(view.num_examples, mean_loss, notes | numbers, seconds, summands, kept, confusion, update)
+    if "drift" in site.job.measures(broadcast.round):
+        summands[measures.UPDATES] = measures.summand(view.weights, fit.model)
+    numbers, confusion = desk.measured(view, fit, own, before_and_after(parts, view.weights, memory, kept))
+    row = ClientRow(client, view.num_examples, mean_loss, seconds, site.node, notes | numbers)
+    return Reply(row, summands, kept, confusion)
+
+
+def refuse_diverged(losses: Sequence[float], work: str, parts: Parts) -> None:
+    """Raises `Diverged` for the first loss that is NaN or infinite."""
+    for index, loss in enumerate(losses):
+        if not np.isfinite(loss):
+            raise Diverged(
+                f"the loss became {loss} at {work}, batch {index + 1} of {len(losses)}, with the method "
+                f"{' + '.join(map(repr, parts))}; try a smaller train.lr"
+            )
 
 
 def _isolated(site: Site, purpose: Purpose, round: int, client: int) -> AbstractContextManager[None]:

@@ -1,21 +1,17 @@
-"""A round: what is known of it when it is finished, and the workers that play it."""
+"""A round: what is known of it when it is finished."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from rayfed.losses import metrics
 from rayfed.losses.metrics import Evaluation
 from rayfed.methods.part import Held
-from rayfed.rounds.local import Broadcast
-from rayfed.rounds.measures import Activations
-from rayfed.rounds.tasks import Summed, Task
 from rayfed.tensors.weights import Weights
-from rayfed.tensors.wire import Packed
 
 Memory = Any  # a handle to one client's memory: the workers make it and read it
 Kind = dict[str, str]  # of hardware, with its settings: two that are equal compute the same bits
@@ -27,53 +23,11 @@ class ClientRow:
 
     client: int
     num_examples: int
-    train_loss: float
+    train_loss: float  # mean over the steps
     seconds: float
     node: str
-    notes: Mapping[str, float] = field(default_factory=dict)  # as in `local.Reply`
-
-
-@dataclass(frozen=True, eq=False)
-class Arrival:
-    """A client that has trained: its row, a handle to its memory (None: it has none), and the bytes it sent."""
-
-    row: ClientRow
-    memory: Memory
-    bytes_up: int
-    confusion: np.ndarray | None = None  # as in `local.Reply`
-
-
-class Workers(Protocol):
-    """The workers of a round, in this process or on Ray. Results come in the order of the tasks.
-
-    On Ray the work begins when a method is called; in this process, when a result is asked for.
-    """
-
-    def survey(self, broadcast: Broadcast, tasks: Sequence[Task]) -> Iterator[tuple[Summed, list[int]]]:
-        """Each task's summands, and the bytes that each client sent."""
-
-    def train(
-        self, broadcast: Broadcast, tasks: Sequence[Task], memories: Mapping[int, Memory]
-    ) -> Iterator[tuple[Summed, list[Arrival]]]:
-        """Each task's summands, and the rest of each client's reply."""
-
-    def evaluate(self, weights: Weights) -> Callable[[], Evaluation]:
-        """The weights on the whole test set: a function that waits for the result."""
-
-    def activations(self, weights: Weights) -> Activations | None:
-        """What the weights' measured layers say of the classes, on the sampled test images; None where that fails."""
-
-    def recall(self, memory: Memory) -> Packed:
-        """The memory behind a handle, on its way into a checkpoint."""
-
-    def remember(self, memory: Packed) -> Memory:
-        """A handle to a client's memory that comes out of a checkpoint."""
-
-    def kinds(self) -> Sequence[Kind]:
-        """The kinds of hardware that have done the run's work so far, in this process's time."""
-
-    def finished(self, round: Round) -> bool:
-        """Called after each round. True if Ray may soon end this process, so that a checkpoint is needed now."""
+    # Each part's term of the loss, and what parts noted: means over the steps that have them; and measures.
+    notes: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,18 +5,19 @@ engine adds up the tasks' sums in the order of the tasks. So neither the driver 
 cohort.
 """
 
+from __future__ import annotations
+
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
 
 from rayfed.base.errors import RunFailed, Unlike
 from rayfed.clients.settings import Training
+from rayfed.rounds.local import Reply
 from rayfed.tensors.sums import OrderedSum
 from rayfed.tensors.trees import Layout, Tree
 
-T = TypeVar("T")
 Task = tuple[int, ...]  # clients
 
 MOST_TASKS = 2000  # per round, roughly: the sums of more would fill the driver's link (docs/scale.md)
@@ -24,11 +25,17 @@ TAPER = 8  # a task has at most an eighth of the work that is left: at the end, 
 
 
 @dataclass(frozen=True, eq=False)
-class Summed:
-    """The checked summands of a task, by slot: added up, or of a single client as they are."""
+class TaskReply:
+    """What comes back from a task: the summands of its clients, added up, and the rest of each client's reply.
 
-    tree: dict[str, Tree]
+    On the wire, the summands and each memory are objects of their own beside it.
+    """
+
     layout: Layout  # of each client's summands
+    bytes_up: int  # that the clients sent, all together
+    clients: Sequence[Reply] = ()  # in their order; none after a survey
+    with_memory: frozenset[int] = frozenset()  # the clients that have one: a handle does not show it
+    summands: Tree = None  # slot -> their sum; of a single client, as they are
 
 
 def cut(num_examples: Mapping[int, int], training: Training) -> list[Task]:
@@ -47,28 +54,35 @@ def cut(num_examples: Mapping[int, int], training: Training) -> list[Task]:
     images = {c: steps * training.batch_size if steps else n * epochs for c, n in num_examples.items()}
     waiting = deque(sorted(num_examples, key=lambda client: (-num_examples[client], client)))
     left = sum(images.values())
-    most, tasks = max(training.task_images, left / MOST_TASKS), []
+    most = max(training.task_images, left / MOST_TASKS)
+    tasks: list[Task] = []
     while waiting:
         task: list[int] = []
         room = min(most, left / TAPER)
         while waiting and (not task or images[waiting[0]] <= room):
-            task.append(client := waiting.popleft())
-            left, room = left - images[client], room - images[client]
+            client = waiting.popleft()
+            task.append(client)
+            left -= images[client]
+            room -= images[client]
         tasks.append(tuple(task))
     return tasks
 
 
-def add_up(
-    stage: str, tasks: Sequence[Task], replies: Iterable[tuple[Summed, list[T]]]
-) -> tuple[dict[str, Tree], list[T]]:
-    """The tasks' summands, added up by slot, and the rest of each client's reply."""
-    total = OrderedSum()
-    rests: list[T] = []
-    for task, (summed, found) in zip(tasks, replies, strict=True):
+def task_text(task: Task, round: int, *, survey: bool) -> str:
+    """A task in words."""
+    clients = f"client {task[0]}" if len(task) == 1 else f"{len(task)} clients ({', '.join(map(str, task))})"
+    return f"{clients}, round {round} (survey)" if survey else f"{clients}, round {round}"
+
+
+def add_up(stage: str, tasks: Sequence[Task], replies: Iterable[TaskReply]) -> tuple[dict[str, Tree], list[Reply], int]:
+    """The total of all summands by slot; the clients' replies without them; the bytes that all clients sent."""
+    total, clients, bytes_up = OrderedSum(), list[Reply](), 0
+    for task, reply in zip(tasks, replies, strict=True):
         with refusing(stage, task[0], tasks[0][0]):
-            total.add(summed.tree, summed.layout)  # and drop them: the next are fetched only now
-        rests += found
-    return total.value or {}, rests
+            total.add(reply.summands, reply.layout)  # and drop them: the next are fetched only now
+        clients += reply.clients
+        bytes_up += reply.bytes_up
+    return total.value or {}, clients, bytes_up
 
 
 @contextmanager

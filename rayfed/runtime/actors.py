@@ -11,11 +11,12 @@ from ray import ObjectRef, cloudpickle
 
 from rayfed.base.errors import Restarted
 from rayfed.rounds.local import Broadcast
-from rayfed.rounds.tasks import Task
+from rayfed.rounds.tasks import Task, TaskReply
+from rayfed.rounds.workers import Look, Piece, Sent
 from rayfed.runtime.gpus import device_given, memory_cap, peak_bytes
 from rayfed.runtime.placement import Place
 from rayfed.runtime.profile import answer, measure
-from rayfed.runtime.worker import Look, Worker, at_client, name_client
+from rayfed.runtime.worker import Worker, at_client, name_client
 from rayfed.tensors.wire import Packed
 
 
@@ -55,17 +56,17 @@ class ClientActor:
 
     def survey(self, tasks: Sequence[Task], *broadcast: Any) -> tuple[Any, ...]:
         with sendable():
-            return answer(_each, self._worker.survey(Broadcast(*broadcast), tasks))
+            return answer(_flat, self._worker.survey(Broadcast(*broadcast), tasks))
 
     def fit(self, tasks: Sequence[Task], remembered: Sequence[int], *broadcast_and_memories: Any) -> tuple[Any, ...]:
         """The memories, of the clients that are `remembered`, are arguments of their own: each moves by reference."""
         end = len(broadcast_and_memories) - len(remembered)
         broadcast, memories = broadcast_and_memories[:end], broadcast_and_memories[end:]
-        found = dict(zip(remembered, memories, strict=True))
+        by_client = dict(zip(remembered, memories, strict=True))
         with sendable():
-            return answer(_each, self._worker.train(Broadcast(*broadcast), tasks, found))
+            return answer(_flat, self._worker.train(Broadcast(*broadcast), tasks, by_client))
 
-    def evaluate(self, weights: Packed, pieces: Sequence[tuple[int, int]], look: Look) -> list[list[Any]]:
+    def evaluate(self, weights: Packed, pieces: Sequence[Piece], look: Look) -> list[list[Any]]:
         return answer(lambda: [self._worker.evaluate(weights, pieces, look)])
 
     def measure_memory(self, site: Sequence[ObjectRef]) -> int:
@@ -96,10 +97,12 @@ def sendable() -> Iterator[None]:
         raise
 
 
-def _each(values: Iterable[Sequence[Any]]) -> tuple[Any, ...]:
-    """The first value for each task, in a list, and then the others, one after the other."""
-    firsts, others = [], []
-    for first, *rest in values:
-        firsts.append(first)
-        others += rest
-    return firsts, *others
+def _flat(sent: Iterable[Sent]) -> tuple[Any, ...]:
+    """The replies of all tasks in a list, and then, task by task, the summands and each memory, as objects."""
+    replies: list[TaskReply] = []
+    others: list[Any] = []
+    for reply, summands, memories in sent:
+        replies.append(reply)
+        others.append(summands)
+        others.extend(memories)
+    return replies, *others

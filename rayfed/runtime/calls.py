@@ -7,12 +7,11 @@ from typing import Any, Literal
 from ray import ObjectRef
 from ray.exceptions import ObjectLostError
 
-from rayfed.rounds.tasks import Task
-from rayfed.runtime.worker import what_of
+from rayfed.rounds.tasks import Task, task_text
 
-# The values of a call, in order: the first is small; the second is fetched when its turn comes; others stay references.
+# A call's reply, value by value: the first is small; the second is fetched when its turn comes; others stay references.
 # A message's values are a list of the first values of all its calls, and then, call by call, the others.
-Answer = list[Any]
+Values = list[Any]
 
 Submit = Callable[[Any, Sequence["Call"]], list[ObjectRef]]  # sends an actor a message; references of its values
 
@@ -24,7 +23,7 @@ class Call:
     """A task or an evaluation, and its size compared with other calls of its kind; or several that go together."""
 
     kind: str
-    what: str  # in words
+    work: str  # in words
     size: int
     others: int = 0  # values after the first
     missing: Callable[[ObjectLostError], None] = lambda error: None  # called when an object that it needs is lost
@@ -46,7 +45,7 @@ def together(calls: Sequence[Call]) -> Call:
     task = tuple(client for call in calls for client in call.task)
     return replace(
         calls[0],
-        what=what_of(task, calls[0].round, survey=calls[0].kind == "survey"),
+        work=task_text(task, calls[0].round, survey=calls[0].kind == "survey"),
         size=sum(call.size for call in calls),
         others=sum(call.others for call in calls),
         missing=missing,

@@ -23,7 +23,8 @@ from rich.filesize import decimal
 
 from rayfed.base.errors import ClientFailed, KilledActors, RunFailed, WorkersLost, first_line, uncoloured
 from rayfed.base.spans import span
-from rayfed.runtime.calls import Answer, Call, Deadline, together
+from rayfed.rounds.tasks import task_text
+from rayfed.runtime.calls import Call, Deadline, Values, together
 from rayfed.runtime.causes import cause_of, is_gpu_fault, is_loss, lost_object, ray_may_fail
 from rayfed.runtime.crew import Crew, Member, named
 from rayfed.runtime.head import memory_was_full
@@ -31,7 +32,7 @@ from rayfed.runtime.heartbeat import Heartbeat
 from rayfed.runtime.profile import lost, received
 from rayfed.runtime.signals import refuse_to_go_on
 from rayfed.runtime.stage import Stage
-from rayfed.runtime.worker import at_client, what_of
+from rayfed.runtime.worker import at_client
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class Dispatch:
         self._working: dict[ObjectRef, Message] = {}
         self._heartbeat = Heartbeat()
 
-    def begin(self, stage: Stage) -> Iterator[Answer]:
+    def begin(self, stage: Stage) -> Iterator[Values]:
         """Hand out a stage's calls, after those of the stages before it. Its answers, in the order of its calls.
 
         To wait for an answer raises `ClientFailed` for an exception of the call's own, `WorkersLost` where a call was
@@ -78,7 +79,7 @@ class Dispatch:
             self._hand_out()
         return self._answers(stage)
 
-    def _answers(self, stage: Stage) -> Iterator[Answer]:
+    def _answers(self, stage: Stage) -> Iterator[Values]:
         try:
             stage.watch()
             for turn in range(len(stage.calls)):
@@ -176,7 +177,7 @@ class Dispatch:
         self._heartbeat.progress()
         stage.clients_done(len(call.task))
 
-    def _fetched(self, stage: Stage, turn: int) -> Answer | None:
+    def _fetched(self, stage: Stage, turn: int) -> Values | None:
         """The whole answer whose turn has come; None while it is not there."""
         if stage.error is not None:
             raise stage.error
@@ -199,13 +200,13 @@ class Dispatch:
         call = together([stage.calls[index] for index in indices])
         if (times := stage.lost(indices)) > self.max_retries:
             text = (
-                f"{call.what}: lost {times} times, and ray.max_retries = {self.max_retries}; "
+                f"{call.work}: lost {times} times, and ray.max_retries = {self.max_retries}; "
                 f"the last time: {why}" + (f"\n{error}" if error else "") + (MORE_MEMORY if how == MEMORY else "")
             )
             client = call.task[0] if len(call.task) == 1 else None
-            raise KilledActors(text, call.what, how, client, call.round) if how else WorkersLost(text)
+            raise KilledActors(text, call.work, how, client, call.round) if how else WorkersLost(text)
         again = "running it again" if call.count == 1 else f"running its {call.count} tasks again, each by itself"
-        log.warning("%s: %s; %s", call.what, why, again)
+        log.warning("%s: %s; %s", call.work, why, again)
         for _ in indices:
             self.retried()
         self._heartbeat.progress()
@@ -217,7 +218,7 @@ class Dispatch:
         return max(0.0, min([self._heartbeat.left, *(moment - now for moment in due)]))
 
     def _awaited(self) -> list[str]:
-        work = [f"{message.call.what} on {message.member}" for message in self._working.values()]
+        work = [f"{message.call.work} on {message.member}" for message in self._working.values()]
         return [*work, *self.crew.awaited()]
 
 
@@ -246,5 +247,7 @@ def _failure(call: Call, member: Member, error: RayError) -> RunFailed:
         return failed
     node = member.place.node if member.place else "?"
     client = at_client(cause, call.task)
-    what = call.what if client is None else what_of((client,), call.round, survey=call.kind == "survey")
-    return ClientFailed(f"{what} failed on {node} ({member.name}):\n{uncoloured(str(error))}", client, call.round)
+    work = call.work
+    if client is not None:
+        work = task_text((client,), call.round, survey=call.kind == "survey")
+    return ClientFailed(f"{work} failed on {node} ({member.name}):\n{uncoloured(str(error))}", client, call.round)

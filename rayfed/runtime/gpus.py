@@ -21,7 +21,7 @@ from rayfed.rounds.local import Site
 from rayfed.rounds.round import Round
 from rayfed.runtime.causes import is_loss, refuse_input
 from rayfed.runtime.heartbeat import Heartbeat
-from rayfed.runtime.here import Here
+from rayfed.runtime.local_workers import LocalWorkers
 from rayfed.runtime.placement import Resources
 
 log = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ def peak_bytes(site: Site) -> int:
 
 def rehearse(site: Site) -> Round:
     """Play the first round, and twice the last round (a method may switch, a client has a memory), by one client."""
-    federation, workers = site.federation, Here(site, gpu=True)
+    federation, workers = site.federation, LocalWorkers(site, gpu=True)
     largest = max(range(federation.num_clients), key=federation.num_examples)
     last = start(site, workers)
     for number in (1, site.job.train.num_rounds, site.job.train.num_rounds):

@@ -25,15 +25,15 @@ from rayfed.base.spans import span
 from rayfed.folder.provenance import hash_of_model
 from rayfed.job import Job, RayOptions
 from rayfed.rounds.local import Site, open_site
+from rayfed.rounds.workers import Progress, no_progress
 from rayfed.runtime import OWNER, dashboard, private, replaced, trust
 from rayfed.runtime.causes import end_of_ray, ray_may_fail
 from rayfed.runtime.crew import Crew, new_actor
 from rayfed.runtime.gauges import Gauges
 from rayfed.runtime.gpus import measure_share, without_absent_gpus
 from rayfed.runtime.head import Head, ending_with_its_node
-from rayfed.runtime.here import Progress, no_progress
 from rayfed.runtime.placement import Resources, num_actors, warn_of_idle_gpus
-from rayfed.runtime.pool import Pool
+from rayfed.runtime.ray_workers import RayWorkers
 from rayfed.runtime.signals import stopping
 
 log = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ def machine() -> Resources:
 
 
 @contextmanager
-def open_pool(site: Site, progress: Progress = no_progress, *, other_bits: bool = False) -> Iterator[Pool]:
+def open_pool(site: Site, progress: Progress = no_progress, *, other_bits: bool = False) -> Iterator[RayWorkers]:
     """A pool of actors, on the Ray that is connected.
 
     With `other_bits` the actors may be on several kinds of hardware.
@@ -109,7 +109,7 @@ def open_pool(site: Site, progress: Progress = no_progress, *, other_bits: bool 
         try:
             with ray_may_fail():
                 crew.start(wanted(options, [*head.known().values()], cohort))
-            yield Pool(crew, site, progress, gauges)
+            yield RayWorkers(crew, site, progress, gauges)
         finally:
             crew.end()
 

@@ -1,11 +1,11 @@
-"""A stage of a round (evaluation, survey or training) as calls: which of them wait, and what has come of the others."""
+"""A stage of a round (evaluation, survey or training) as calls: those that wait, and the replies of the others."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from rayfed.base.errors import RunFailed
-from rayfed.runtime.calls import Answer, Call, Submit
+from rayfed.runtime.calls import Call, Submit, Values
 from rayfed.runtime.crew import Member
 
 
@@ -20,7 +20,7 @@ class Stage:
 
     def __post_init__(self) -> None:
         self.waiting = deque(range(len(self.calls)))
-        self.finished: dict[int, tuple[Member, Answer]] = {}  # and not yet given out: who answered, and what
+        self.finished: dict[int, tuple[Member, Values]] = {}  # who replied and what; not yet given out
         self.losses: Counter[int] = Counter()
         self.alone: set[int] = set()  # calls that get a message of their own
         self.faulty: dict[int, str] = {}  # call -> the node whose GPU failed it; the call is tried on another, once

@@ -15,7 +15,7 @@ from rayfed.base.errors import InputError
 from rayfed.cli import main
 from rayfed.folder.keeper import PARTITION
 from rayfed.folder.tables import read_table
-from rayfed.runtime import worker
+from rayfed.runtime import hardware, worker
 
 pytestmark = pytest.mark.usefixtures("no_page")
 
@@ -81,9 +81,9 @@ def test_variables_that_decide_bits_are_of_the_hardware(tables, tmp_path, monkey
 
 
 def test_a_processor_without_proc_has_a_maker(monkeypatch):
-    kind = worker.kind_of(torch.device("cpu"))
-    monkeypatch.setattr(worker.Path, "read_text", Mock(side_effect=FileNotFoundError))
-    other = worker.kind_of(torch.device("cpu"))
+    kind = hardware.kind_of(torch.device("cpu"))
+    monkeypatch.setattr(hardware.Path, "read_text", Mock(side_effect=FileNotFoundError))
+    other = hardware.kind_of(torch.device("cpu"))
     assert other["maker"] and {**other, "maker": kind["maker"]} == kind
 
 

@@ -6,7 +6,7 @@ Every test runs the hardest case: BatchNorm and Dropout, augmentation, and clien
 import dataclasses
 import pickle
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -21,9 +21,9 @@ from rayfed.methods.part import Method, all_parts, parts_at, trains
 from rayfed.methods.views import Fit
 from rayfed.rounds import local
 from rayfed.rounds.engine import rounds
-from rayfed.rounds.round import Arrival, ClientRow, Round
-from rayfed.rounds.tasks import Summed
-from rayfed.runtime.here import Here
+from rayfed.rounds.round import Round
+from rayfed.rounds.tasks import TaskReply
+from rayfed.runtime.local_workers import LocalWorkers
 from rayfed.tensors.sums import OrderedSum
 from rayfed.tensors.trees import Tree, num_bytes
 from rayfed.tensors.weights import Weights, state_of
@@ -111,7 +111,7 @@ every_part = pytest.mark.parametrize("part", EVERY_PART, ids=repr)
 # The same bits wherever and whenever the work is done.
 
 
-class Recording(Here):
+class Recording(LocalWorkers):
     """Keeps each client's state after its training, as the model holds it."""
 
     def __init__(self, site):
@@ -130,7 +130,7 @@ class Recording(Here):
         self.trained[broadcast.round] = trained
 
 
-class Lost(Here):
+class Lost(LocalWorkers):
     """Runs the last task first and loses every result; a new worker with a pickled site then does the work again."""
 
     def __init__(self, site):
@@ -148,11 +148,11 @@ class Lost(Here):
         for task in reversed(tasks):
             work(super(), task)
             torch.rand(task[0] + 1)  # no draw may depend on the state of the global generator
-            done[task] = work(Here(pickle.loads(self._pickled)), task)
+            done[task] = work(LocalWorkers(pickle.loads(self._pickled)), task)
         yield from (done[task] for task in tasks)
 
 
-class Unwrapped(Here):
+class Unwrapped(LocalWorkers):
     """Gives a client the original values, not copies, and so finds a hook that writes to its input."""
 
     def __init__(self, site, digest):
@@ -164,27 +164,26 @@ class Unwrapped(Here):
         for task in tasks:
             summands = [local.survey(local.Desk(self._site, broadcast), client) for client in task]
             assert self._sent(broadcast) == before
-            yield self._summed(summands), [num_bytes(summand) for summand in summands]
+            yield self._reply(summands)
 
     def train(self, broadcast, tasks, memories):
         for task in tasks:
-            summands, arrivals = [], []
+            summands, replies = [], []
             for client in task:
                 memory = unpack(memories[client])["slots"] if client in memories else {}
                 before = self._sent(broadcast), self._digest(memory)
                 reply = local.train(local.Desk(self._site, broadcast), client, memory)
                 assert (self._sent(broadcast), self._digest(memory)) == before
                 summands.append(unpack(pack(reply.summands)))
-                row = ClientRow(client, reply.num_examples, reply.train_loss, reply.seconds, "here", reply.notes)
                 memory = pack({"round": broadcast.round, "slots": reply.memory}) if reply.memory else None
-                arrivals.append(Arrival(row, memory, num_bytes(reply.summands)))
-            yield self._summed(summands), arrivals
+                replies.append(replace(reply, memory=memory))
+            yield self._reply(summands, replies)
 
-    def _summed(self, summands):
+    def _reply(self, summands, clients=()):
         total = OrderedSum()
         for summand in summands:
             total.add(summand)
-        return Summed(total.value, total.layout)
+        return TaskReply(total.layout, sum(map(num_bytes, summands)), clients, summands=total.value)
 
     def _sent(self, broadcast):
         return self._digest([broadcast.weights, broadcast.states, broadcast.payloads])
@@ -233,7 +232,7 @@ def test_a_finished_round_is_never_changed(method, reference, bits):
 def test_a_run_can_continue_after_any_round(method, reference, make_site, bits):
     for last in reference.rounds[1:]:
         site = make_site(method, **SETTING)
-        assert [bits(round) for round in rounds(site, Here(site), last)] == reference.bits[last.round + 1 :]
+        assert [bits(round) for round in rounds(site, LocalWorkers(site), last)] == reference.bits[last.round + 1 :]
 
 
 @every_method
@@ -253,7 +252,7 @@ def test_a_client_with_a_single_sample_takes_part(method, make_site, play):
 @every_method
 def test_the_terms_add_up_to_the_training_loss(method, make_site):
     site = make_site(method, **SETTING, num_rounds=3)
-    for round in list(rounds(site, Here(site)))[1:]:
+    for round in list(rounds(site, LocalWorkers(site)))[1:]:
         for row in round.clients:
             # A term that some steps lack counts as a mean over the others, which no recipe has within a client's round.
             terms = [value for name, value in row.notes.items() if name.startswith("loss.")]

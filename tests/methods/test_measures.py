@@ -23,7 +23,7 @@ from rayfed.rounds import measures
 from rayfed.rounds.engine import open_round, rounds
 from rayfed.rounds.local import open_site
 from rayfed.rounds.measures import Seen, sampled
-from rayfed.runtime.here import Here
+from rayfed.runtime.local_workers import LocalWorkers
 from rayfed.tensors.weights import with_weights
 
 LABELS = np.array([0, 0, 1, 1])
@@ -158,13 +158,13 @@ def test_a_buffer_that_every_forward_pass_changes_is_not_changed_by_a_measure(me
 
 def states_after_training(site, last):
     """What each client of the round after `last` has trained, each in a task of its own: float64 (K, P)."""
-    workers = Here(site)
+    workers = LocalWorkers(site)
     opening = open_round(site, last, workers)
     names = dict(site.model.named_parameters())
     found = {}
     for client in opening.cohort.answered:
-        [(summed, _)] = workers.train(opening.broadcast, [(client,)], {})
-        found[client] = summed.tree["average"]["weights"].values
+        (reply,) = workers.train(opening.broadcast, [(client,)], {})
+        found[client] = reply.summands["average"]["weights"].values
     return names, found
 
 
@@ -255,7 +255,7 @@ def test_domains_have_the_accuracy_of_their_own_test_images(make_site, play, bit
         assert round.notes.keys() == {"domain.amazon", "domain.webcam"}, "a domain without test images has no accuracy"
         for code, name in ((0, "amazon"), (2, "webcam")):
             only = replace(site, federation=replace(site.federation, test=test.take(np.flatnonzero(domains == code))))
-            own = Here(only).evaluate(round.weights)().confusion
+            own = LocalWorkers(only).evaluate(round.weights)().confusion
             assert round.notes[f"domain.{name}"] == own.trace() / own.sum()
         shares = round.notes["domain.amazon"] * 10 + round.notes["domain.webcam"] * 20
         assert shares / 30 == pytest.approx(round.test_accuracy)
@@ -285,7 +285,7 @@ def test_a_measure_that_fails_warns_once_and_the_run_goes_on(make_site, monkeypa
     monkeypatch.setitem(measures.MEASURES, "drift", broken)
     site = with_measures(make_site(fedavg()))
     with caplog.at_level(logging.WARNING):
-        *_, last = rounds(site, Here(site))
+        *_, last = rounds(site, LocalWorkers(site))
     assert [r.getMessage() for r in caplog.records] == [
         "measure = drift fails, and is left out: ValueError: no such layer"
     ]
@@ -300,7 +300,7 @@ def test_a_model_that_cannot_be_shown_the_images_does_not_end_the_run(make_site,
     monkeypatch.setattr(measures, "Seen", full)
     site = with_measures(make_site(fedavg()))
     with caplog.at_level(logging.WARNING):
-        *_, last = rounds(site, Here(site))
+        *_, last = rounds(site, LocalWorkers(site))
     text = "fails, and is left out: OutOfMemoryError: CUDA out of memory"
     of_clients, of_the_round = (record.getMessage() for record in caplog.records)
     assert (of_clients, of_the_round) == (f"measure = local and drift and confusion {text}", f"measure = drift {text}")
@@ -314,7 +314,7 @@ def test_an_update_that_cannot_be_measured_leaves_out_the_numbers_of_the_round(m
     monkeypatch.setattr("rayfed.rounds.measures.summand", lambda w, m: summand({} if next(turn) == 5 else w, m))
     turn, site = itertools.count(), with_measures(make_site(fedavg(), norm=True))
     with caplog.at_level(logging.WARNING):
-        found = [round.notes.keys() for round in rounds(site, Here(site))][1:]
+        found = [round.notes.keys() for round in rounds(site, LocalWorkers(site))][1:]
     assert [record.getMessage() for record in caplog.records] == [
         "measure = drift fails, and is left out: KeyError: 'features.0.weight'"
     ]

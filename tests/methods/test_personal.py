@@ -21,7 +21,7 @@ from rayfed.methods.registry import PARTS
 from rayfed.models.classifier import Classifier
 from rayfed.rounds import local
 from rayfed.rounds.engine import open_round
-from rayfed.runtime.here import Here
+from rayfed.runtime.local_workers import LocalWorkers
 from rayfed.tensors.trees import num_bytes
 from rayfed.tensors.weights import parameters_of, state_of, with_weights
 from rayfed.tensors.wire import unpack
@@ -271,13 +271,13 @@ def test_a_client_is_served_the_global_model_after_one_with_its_own_entries(make
     """One desk serves both: no entry of the first may be left in the second."""
     site = make_site(m.fedper(), clients_per_round=3)
     last = play(site)[1]
-    opening = open_round(site, last, Here(site), clients=[0, 1, 2, 3, 4, 5])
+    opening = open_round(site, last, LocalWorkers(site), clients=[0, 1, 2, 3, 4, 5])
     once = {}
     for tasks in ([(0, 1, 2, 3, 4, 5)], [(5,), (4,), (3,), (2,), (1,), (0,)]):
-        for _, arrivals in Here(site).train(opening.broadcast, tasks, last.memories):
-            for arrival in arrivals:
-                own = unpack(arrival.memory)["slots"]["local_head"]
-                for name, w in once.setdefault(arrival.row.client, own).items():
+        for task in LocalWorkers(site).train(opening.broadcast, tasks, last.memories):
+            for reply in task.clients:
+                own = unpack(reply.memory)["slots"]["local_head"]
+                for name, w in once.setdefault(reply.row.client, own).items():
                     assert torch.equal(w, own[name])
     assert len(once) == 6 and len(last.memories) == 3
 

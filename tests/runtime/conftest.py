@@ -20,7 +20,7 @@ from ray.cluster_utils import Cluster
 from rayfed.job import RayOptions
 from rayfed.rounds.engine import rounds
 from rayfed.runtime.gpus import PRETENDED
-from rayfed.runtime.here import Here
+from rayfed.runtime.local_workers import LocalWorkers
 from rayfed.runtime.session import OUR_RAY, open_pool
 
 FAIR = {"RAY_worker_niceness": "0"}  # workers keep up with the other work of the machine
@@ -160,7 +160,7 @@ def here(played):
 
     def here(site):
         site = replace(site, model=copy.deepcopy(site.model))
-        return played(site, Here(site))
+        return played(site, LocalWorkers(site))
 
     return here
 

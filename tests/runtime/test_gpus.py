@@ -22,8 +22,8 @@ from rayfed.runtime.gpus import (
     share_as_measured,
     without_absent_gpus,
 )
-from rayfed.runtime.here import Here
-from rayfed.runtime.worker import make_cuda_repeatable
+from rayfed.runtime.hardware import make_cuda_repeatable
+from rayfed.runtime.local_workers import LocalWorkers
 from rayfed.tensors.weights import state_of
 
 GIB = 2**30
@@ -122,7 +122,7 @@ def test_evaluation_gives_advice_too(make_site, monkeypatch):
     def evaluate(*given):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    workers = Here(site := make_site(fedavg()))
+    workers = LocalWorkers(site := make_site(fedavg()))
     monkeypatch.setattr("rayfed.rounds.local.evaluate", evaluate)
     with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory") as caught:
         workers.evaluate(state_of(site.model))()

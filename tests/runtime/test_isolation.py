@@ -13,7 +13,7 @@ from rayfed.base.errors import RunFailed
 from rayfed.base.isolation import SETTINGS
 from rayfed.base.seeds import Purpose, seed_of
 from rayfed.methods import Part, compose, fedavg
-from rayfed.runtime.here import Here
+from rayfed.runtime.local_workers import LocalWorkers
 
 HARMS = {
     "freezes": lambda model: model.requires_grad_(False),
@@ -55,7 +55,7 @@ class Harm(Part):
         return state, step
 
 
-class Backwards(Here):
+class Backwards(LocalWorkers):
     """Trains the last task first."""
 
     def call_each(self, broadcast, tasks, memories):

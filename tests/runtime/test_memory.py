@@ -30,7 +30,7 @@ def test_the_driver_has_no_copy_of_the_data_and_no_actor_has_what_only_others_ne
     expected = here(site)
     shared = stored(site)
     assert not any(array.flags.owndata for array in (shared.federation.train.examples, shared.federation.test.examples))
-    monkeypatch.setattr("rayfed.runtime.pool.SMALL", 0)  # else the model goes along with each call
+    monkeypatch.setattr("rayfed.runtime.ray_workers.SMALL", 0)  # else the model goes along with each call
     monkeypatch.setattr(ray, "put", lambda value: puts.append(type(value)) or put(value))
     with pool_on(shared, "lean", actors=1) as pool:
         assert played(shared, pool) == expected

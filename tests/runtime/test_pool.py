@@ -16,10 +16,10 @@ from rayfed.clients.schedules import Cosine
 from rayfed.job import read_job
 from rayfed.methods import RECIPES, Part, Proximal, ccvr, compose, fedavg, feddf, fedntd, scaffold, switch
 from rayfed.rounds.local import open_site
+from rayfed.rounds.workers import no_progress
 from rayfed.runtime.calls import Call, Deadline
 from rayfed.runtime.crew import Member
 from rayfed.runtime.dispatch import Dispatch
-from rayfed.runtime.here import no_progress
 from rayfed.runtime.stage import Stage
 
 MANY = [[20, 20, 20, 20], *[[2, 2, 2, 2]] * 12]  # a large client, and small ones

@@ -14,7 +14,8 @@ from rayfed.base.errors import RunFailed
 from rayfed.job import RayOptions
 from rayfed.methods import Part, compose, fedavg
 from rayfed.rounds.engine import rounds
-from rayfed.runtime.here import Here
+from rayfed.runtime.local_workers import LocalWorkers
+from rayfed.runtime.repeat import users_own
 
 GENERATOR, COUNTS, SQUARE = torch.Generator().manual_seed(1), [0], torch.square
 
@@ -99,7 +100,7 @@ def as_before(monkeypatch):
 @pytest.mark.parametrize("what", KEEPS)
 def test_what_a_part_keeps_is_restored_or_ends_the_run_before_its_round_is_recorded(make_site, bits, what):
     site = make_site(compose(fedavg(), Keeps(what)))
-    come = rounds(site, Here(site))
+    come = rounds(site, LocalWorkers(site))
     initial = next(come)
     if what in REFUSED:
         with pytest.raises(
@@ -110,14 +111,32 @@ def test_what_a_part_keeps_is_restored_or_ends_the_run_before_its_round_is_recor
         return
     whole = [initial, *come]
     by_client.cache_clear()  # as a new process has it
-    again = [*rounds(site, Here(site), whole[1])]
+    again = [*rounds(site, LocalWorkers(site), whole[1])]
     assert [bits(round) for round in again] == [bits(round) for round in whole[2:]]
 
 
 def test_the_check_is_off_where_the_job_says_so_and_for_parts_of_rayfed(make_site, play, monkeypatch):
     play(make_site(compose(fedavg(), Keeps("global")), ray=RayOptions(check_repeat=False)))
-    monkeypatch.setattr("rayfed.runtime.worker._refuse_other_bits", pytest.fail)
+    monkeypatch.setattr("rayfed.runtime.repeat.RepeatCheck.compare", pytest.fail)
     play(make_site(fedavg()))
+
+
+def test_modules_of_timm_and_peft_share_a_model_as_torchs_do(make_site, play, monkeypatch):
+    """They keep nothing of a client either; a module of the user's gets a model of its own for each client."""
+    norm = pytest.importorskip("timm.layers").LayerNorm2d
+    peft = pytest.importorskip("peft")
+    site = make_site(fedavg())
+    site.model.features.insert(1, norm(4))
+    site.model.head = peft.tuners.lora.Linear(site.model.head, "default", peft.LoraConfig(), r=2)
+    assert users_own(site, 1) == []
+    monkeypatch.setattr("rayfed.runtime.repeat.RepeatCheck.compare", pytest.fail)
+    assert len(play(site)) == 4
+    site.model.features.append(Own())
+    assert [type(one) for one in users_own(site, 1)] == [Own]
+
+
+class Own(nn.Identity):
+    pass
 
 
 @pytest.mark.slow

@@ -1,0 +1,104 @@
+"""The hardware of a process, and how torch is set on it: what the bits of a result depend on beside the code."""
+
+import ctypes
+import os
+import platform
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rayfed.rounds.round import Kind
+
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages, from torch's first allocation on: a step is 5 % faster
+
+# Variables of the environment that decide bits, and those of such names that decide none: rayfed sets the threads.
+DECIDE = re.compile(
+    r"(ATEN|BLIS|CUBLAS(LT)?|CUDNN|DNNL|MKL|NPY_(DIS|EN)ABLE|NVIDIA_TF32|ONEDNN|OPENBLAS)_|OMP_(DYNAMIC|THREAD_LIMIT)$"
+    r"|TORCH_(ALLOW_TF32|BLAS|CUBLAS|CUDNN|LINALG|MKLDNN)_|DISABLE_ADDMM_"
+)
+HARMLESS = re.compile(r"VERBOSE|LOG|DUMP|PROFILE|CACHE_CAPACITY|(MKL|BLAS|BLIS)_(NUM_THREADS|DYNAMIC)|WORKSPACE_CONFIG")
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # as glibc's malloc.h numbers them
+# What to do about errors of CUDA's, by a pattern in their text.
+ADVICE = {
+    "does not have a deterministic implementation": (
+        "on a GPU this operation gives other bits each time, so rayfed refuses it: put another in its place, in the "
+        "model or the part (docs/gpu.md names some), or train on CPUs with ray.num_gpus = 0"
+    ),
+    "CUDA out of memory|CUDA error: out of memory|_ALLOC_FAILED": (
+        "its actor has too little GPU memory: try a larger ray.num_gpus (auto measures the need), or a smaller "
+        "train.batch_size"
+    ),
+}
+
+
+def kind_of(device: torch.device) -> Kind:
+    """The hardware, and torch's settings: what the bits of a result depend on beside the code and its versions."""
+    settings = {
+        "float32": torch.get_float32_matmul_precision(),
+        "deterministic": "yes" if torch.are_deterministic_algorithms_enabled() else "no",
+        "variables": _variables() or "none",
+    }
+    if device.type == "cuda":
+        tf32 = "yes" if torch.backends.cudnn.allow_tf32 else "no"
+        return {"device": torch.cuda.get_device_name(device), "tf32 in cudnn": tf32, **settings}
+    instructions = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+    return {"device": device.type, "instructions": instructions, **_processor(), **settings}
+
+
+def _variables() -> str:
+    """Those of the environment that change how torch and its libraries compute: `NAME=value NAME=value`."""
+    names = [name for name, value in os.environ.items() if value and DECIDE.match(name) and not HARMLESS.search(name)]
+    return " ".join(f"{name}={os.environ[name]}" for name in sorted(names))
+
+
+def _processor() -> Kind:
+    """Its maker, and its instructions for matrices and short numbers: oneDNN and MKL choose their code by both."""
+    capabilities = torch.cpu.get_capabilities()
+    maker = str(capabilities.get("cpu_name", "")).partition(" ")[0]
+    with suppress(OSError):  # there is no /proc
+        line = re.search(r"(?:vendor_id|CPU implementer)\s*:\s*(\S+)", Path("/proc/cpuinfo").read_text())
+        maker = line[1] if line else maker
+    present = [name for name, has_it in capabilities.items() if has_it is True]
+    short = [name for name in present if re.search("amx|bf16|fp16|i8mm|sve|vnni", name)]
+    return {"maker": maker or "unknown", "extensions": " ".join(sorted(short)) or "none"}
+
+
+def make_cuda_repeatable() -> None:
+    """Set CUDA, in this process, to give the same bits every time, and float32 where float32 is asked for.
+
+    What has no such form is an error, with `ADVICE`. Memory that torch leaves unset is filled, as is torch's default.
+    """
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # read when cuBLAS is first used; another size, other bits
+    torch.use_deterministic_algorithms(True)
+    backends: Any = torch.backends
+    backends.cudnn.benchmark = False  # it would choose by time, so differently each time
+    # TF32 keeps 10 bits of 23, and is torch's default in convolutions. torch has two sets of switches for it: the newer
+    # overrules the older, but raises an error where they disagree.
+    backends.cudnn.allow_tf32 = False
+    torch.set_float32_matmul_precision("highest")
+    for operations in (backends.cudnn.conv, backends.cudnn.rnn, backends.cuda.matmul):
+        operations.fp32_precision = "ieee"
+
+
+def keep_freed_memory() -> None:
+    """Let this process keep what torch frees: to have it from the kernel again slows evaluation by 15 %."""
+    if platform.libc_ver()[0] == "glibc":
+        of_c = ctypes.CDLL(None)
+        of_c.mallopt(M_TRIM_THRESHOLD, 2**27)  # bytes, at the end of the heap
+        of_c.mallopt(M_MMAP_THRESHOLD, 2**25)  # the most that glibc takes
+
+
+@contextmanager
+def advising() -> Iterator[None]:
+    """An error of CUDA's in the context comes with a note: what to do next."""
+    try:
+        yield
+    except Exception as error:
+        for pattern, advice in ADVICE.items():
+            if re.search(pattern, str(error)):
+                error.add_note(advice)
+        raise

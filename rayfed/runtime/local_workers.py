@@ -1,0 +1,71 @@
+"""The work of a round in this process, client by client, without Ray (`ray.mode = "off"`)."""
+
+import platform
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from rayfed.base.errors import ClientFailed, RunFailed
+from rayfed.rounds.local import Broadcast, Site, sample
+from rayfed.rounds.round import Kind, Round
+from rayfed.rounds.tasks import Task, task_text
+from rayfed.rounds.workers import Look, Piece, Progress, Sent, Workers, no_progress
+from rayfed.runtime.signals import refuse_to_go_on
+from rayfed.runtime.worker import Worker, at_client
+from rayfed.tensors.weights import Weights
+from rayfed.tensors.wire import Packed, pack
+
+
+class LocalWorkers(Workers):
+    """A single worker in this process. Values are packed and unpacked as on Ray, and have the same bits."""
+
+    def __init__(self, site: Site, progress: Progress = no_progress, *, gpu: bool = False) -> None:
+        device = torch.device("cuda:0" if gpu and torch.cuda.is_available() else "cpu")
+        self._worker = Worker(site, device, platform.node())
+        self._progress = progress
+        self.num_test = len(site.federation.test)
+        self.num_sampled = len(sample(site))
+
+    def call_each(
+        self, broadcast: Broadcast, tasks: Sequence[Task], memories: Mapping[int, Packed] | None
+    ) -> Iterator[Sent]:
+        packed, survey = broadcast.map(pack), memories is None
+        total, done = sum(map(len, tasks)), 0
+        replies: Iterator[Sent]
+        if memories is None:
+            replies = self._worker.survey(packed, tasks)
+        else:
+            replies = self._worker.train(packed, tasks, memories)
+        for task in tasks:
+            refuse_to_go_on()
+            try:
+                sent = next(replies)
+            except RunFailed as error:
+                error.client, error.round = at_client(error, ()), broadcast.round
+                raise
+            except Exception as error:
+                client = at_client(error, task)
+                work = task_text(task if client is None else (client,), broadcast.round, survey=survey)
+                message = f"{work} failed:\n{traceback.format_exc().rstrip()}"
+                raise ClientFailed(message, client, broadcast.round) from error
+            if not survey:
+                done += len(task)
+                self._progress(done, total)
+            yield sent
+
+    def evaluate_pieces(self, weights: Weights, pieces: Sequence[Piece], look: Look) -> Iterator[Any]:
+        yield from self._worker.evaluate(pack(weights), pieces, look)
+
+    def recall(self, memory: Packed) -> Packed:
+        return memory
+
+    def remember(self, memory: Packed) -> Packed:
+        return memory
+
+    def kinds(self) -> list[Kind]:
+        return [self._worker.kind]
+
+    def finished(self, round: Round) -> bool:
+        return False

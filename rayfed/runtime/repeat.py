@@ -1,0 +1,66 @@
+"""Code of the user's may keep something from client to client: who it is, and a check that refuses it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from rayfed.base.errors import RunFailed
+from rayfed.methods.part import Part, parts_at
+from rayfed.rounds.local import Reply, Site
+from rayfed.tensors.trees import leaves
+from rayfed.tensors.wire import bytes_of
+
+# Packages whose parts and modules keep nothing of a client: those of any other may, and are the user's.
+LIBRARIES = frozenset({"rayfed", "torch", "torchvision", "timm", "peft"})
+
+
+def users_own(site: Site, round: int) -> list[Part | nn.Module]:
+    """The parts and the modules of the model that are the user's."""
+    every: list[Part | nn.Module] = [*parts_at(site.job.method, round), *site.model.modules()]
+    return [one for one in every if type(one).__module__.partition(".")[0] not in LIBRARIES]
+
+
+class RepeatCheck:
+    """Compares a client's reply with its reply when it is served again, after others."""
+
+    def __init__(self, own: Sequence[Part | nn.Module]) -> None:
+        self._own = own
+        self.client: int | None = None  # the first that was served
+        self._bits: dict[str, Any] = {}
+
+    def note(self, client: int, reply: Reply) -> None:
+        """A client was served: the first one is to be compared later."""
+        if self.client is None:
+            self.client = client
+            self._bits = _bits(reply)
+
+    def compare(self, stage: str, reply: Reply) -> None:
+        """Raises `RunFailed` where the client, served again, gives other bits."""
+        before, after = self._bits, _bits(reply)
+        if before == after:
+            return
+        slots = [slot for slot in before.keys() | after.keys() if before.get(slot) != after.get(slot)]
+        suspects = [one for one in self._own if getattr(one, "slot", "") in slots] or self._own
+        names = " or ".join(dict.fromkeys(f"{type(one).__module__}.{type(one).__qualname__}" for one in suspects))
+        raise RunFailed(
+            f"client {self.client}, {stage}: served again after others, it gives other bits, so the results would "
+            f"depend on which process serves whom, and on where a run is resumed. {names} keeps something from client "
+            "to client (a global, an attribute of a class, a generator of its own, a patched function): give it back "
+            "as memory or state, and draw from torch's generator (docs/own.md); to have no check: "
+            "ray.check_repeat = false"
+        )
+
+
+def _bits(reply: Reply) -> dict[str, Any]:
+    """All bits of a reply that a run depends on, by slot; the loss under the slot ''."""
+    bits: dict[str, Any] = {"": reply.row.train_loss.hex()}
+    for slot in reply.summands.keys() | reply.memory.keys():
+        of_slot = leaves((reply.summands.get(slot), reply.memory.get(slot)))
+        bits[slot] = [(path, _bytes(leaf) if isinstance(leaf, torch.Tensor) else repr(leaf)) for path, leaf in of_slot]
+    return bits
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return bytes_of(tensor.detach().contiguous().reshape(-1)).tobytes()
