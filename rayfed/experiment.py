@@ -29,7 +29,8 @@ from rayfed.report.result import Result
 from rayfed.rounds import engine
 from rayfed.rounds.display import Display
 from rayfed.rounds.local import Site, open_site
-from rayfed.rounds.round import ClientRow, Workers
+from rayfed.rounds.round import ClientRow
+from rayfed.rounds.workers import Workers
 from rayfed.runtime.profile import finished
 from rayfed.runtime.workers import open_workers, opened
 from rayfed.tensors.weights import whole, with_weights
