@@ -10,17 +10,18 @@
     best.safetensors                    the global weights of the best round, whichever that is; no checkpoint's own
 
 A checkpoint whose .json is there is complete, so a run that is killed at any moment has the checkpoint before. The
-newest two are kept, and all files that they name. Random numbers need no place in it: they are a function of seed,
-round and client.
+newest two are kept, and all files that they name. A checkpoint need not hold random numbers: they are a function of
+seed, round and client. `saved.py` reads checkpoints.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -30,12 +31,22 @@ import torch
 from rayfed.base.errors import InputError
 from rayfed.base.files import writing_to
 from rayfed.base.storage import Folder, joined
-from rayfed.folder import best
+from rayfed.clients.settings import Training
 from rayfed.folder.owner import lock
-from rayfed.folder.packing import to_bytes, weights_to_bytes
+from rayfed.folder.packing import (
+    Index,
+    ahead,
+    index_to_table,
+    shards_of,
+    to_bytes,
+    twin_of,
+    unmoved,
+    weights_to_bytes,
+)
 from rayfed.folder.places import Place
+from rayfed.folder.provenance import hash_of
 from rayfed.folder.saved import VERSION, Saved, digest_of, stem
-from rayfed.folder.shards import ahead, fill, settled, to_table, twin_of
+from rayfed.folder.summary import best_of
 from rayfed.folder.tables import RESULTS, ROWS, to_parquet
 from rayfed.job import Job
 from rayfed.rounds.round import Round
@@ -43,8 +54,12 @@ from rayfed.rounds.workers import Workers
 from rayfed.tensors.trees import num_bytes
 from rayfed.tensors.wire import pack
 
+BEST = "best.safetensors"
 OWN = re.compile(r"(round-\d{5,}(\.[\w-]+)?|best)\.(json|safetensors|parquet|shard)")
 PROBE = ".probe"
+ORIGIN = ("data", "partition", "model", "trace", "modules")  # hashes that a manifest has, where there are such
+
+log = logging.getLogger(__name__)
 
 
 class Checkpoints:
@@ -66,7 +81,7 @@ class Checkpoints:
         self._newest = saved
         self._index = saved.index() if saved and saved.lends_to(folder) else {}
         self._changed: set[int] = set()  # clients that have trained since the newest checkpoint
-        self._best = best.Best(folder, saved, job.train)
+        self._best = Best(folder, saved, job.train)
 
     @property
     def round(self) -> int | None:
@@ -76,20 +91,21 @@ class Checkpoints:
     def place_of_best(self, round: int) -> str | None:
         """The file that holds the weights of the best round; None where there is none."""
         if self._best.held is not None and self._best.held["round"] == round:
-            return joined(self._folder.place, best.NAME)
+            return joined(self._folder.place, BEST)
         is_extra = round == self.round and not self._job.train.counts(round)
         return joined(self._folder.place, f"{stem(round)}.safetensors") if is_extra else None
 
     def probe(self, round: Round) -> None:
         """Raises `Unwritable` where there is no room for the round's weights and state, and the best weights."""
-        sizes = dict(enumerate([num_bytes(round.weights), len(to_bytes(pack(_state(round))))]))
-        sizes |= {} if self._best.held else {2: sizes[0]}
+        sizes = [num_bytes(round.weights), len(to_bytes(pack(_state(round))))]
+        if not self._best.held:
+            sizes.append(num_bytes(round.weights))
         with writing_to(self._folder.place):
             try:
-                for number, size in sizes.items():
+                for number, size in enumerate(sizes):
                     self._folder.write(f"{PROBE}-{number}", bytes(size))
             finally:
-                for number in sizes:
+                for number in range(len(sizes)):
                     with suppress(OSError):
                         self._folder.delete(f"{PROBE}-{number}")
 
@@ -109,64 +125,211 @@ class Checkpoints:
         self._best.write()
         if round.round == self.round:
             return
-        beginning, before, state = stem(round.round), self._newest, _state(round)
+        before = self._newest
         lender = before if before and before.lends_to(self._folder) else None
-        written = [f"{beginning}.json"]  # first: it is deleted first if writing fails
-        files: dict[str, str] = {}  # name -> hash
-
-        def write(name: str, *content: bytes, twice: bool = False) -> None:
-            digest = hashlib.sha256()
-            for piece in content:
-                digest.update(piece)
-            for copy in [name, twin_of(name)] if twice else [name]:
-                self._folder.write(copy, *content)
-                written.append(copy)
-                files[copy] = digest.hexdigest()
-
+        files = Files(self._folder, round.round)
         try:
-            write(f"{beginning}.state.safetensors", to_bytes(pack(state)))
-            write(f"{beginning}.safetensors", weights_to_bytes(round.weights))
-            tables, shared = {}, set()  # names of files that are lent
-            for name in RESULTS:
-                full = [(last, number) for last, number in (lender.parts(name) if lender else ()) if number >= ROWS]
-                rest = rows(name, full[-1][0] if full else -1)
-                if not rest.num_rows and not full:
-                    continue  # a table that not all runs have
-                write(f"{beginning}.{name}.parquet", to_parquet(rest), twice=rest.num_rows >= ROWS)
-                tables[name] = [*full, (round.round, rest.num_rows)]
-                shared |= {f"{stem(last)}.{name}.parquet" for last, _ in full}
-            index = settled(self._index, round.memories.keys() - self._changed)
-            shared |= {place.shard for place in index.values()}
-            moving = sorted(round.memories.keys() - index.keys())
-            memories = ((client, to_bytes(workers.recall(round.memories[client]))) for client in moving)
-            for name, pieces, places in ahead(fill(beginning, memories)):
-                write(name, *pieces, twice=True)
-                index |= places
-            if index:
-                write(f"{beginning}.memories.parquet", to_parquet(to_table(index)))
-            lent = sorted({*shared, *map(twin_of, shared)})
-            files |= {name: lender.manifest["files"][name] for name in lent} if lender else {}
-            manifest = {"version": VERSION, "round": round.round, "job": self._job.table()}
-            manifest |= {"evaluated": round.evaluation is not None}
-            origin = ("data", "partition", "model", "trace", "modules")
-            manifest |= {key: self._origin[key] for key in origin if key in self._origin}
-            manifest |= {"best": self._best.held} if self._best.held else {}
-            manifest |= {"hardware": list(workers.kinds()), "tables": tables, "files": files}
-            text = json.dumps({"checkpoint": manifest, "sha256": digest_of(manifest)}, indent=1)
-            self._folder.write(f"{beginning}.json", sealed := f"{text}\n".encode())
+            files.write("state.safetensors", to_bytes(pack(_state(round))))
+            files.write("safetensors", weights_to_bytes(round.weights))
+            tables = _write_tables(files, lender, rows)
+            index = self._write_memories(files, round, workers)
+            if lender:
+                files.borrow(lender, _shared_tables(tables, round.round) | {extent.shard for extent in index.values()})
+            manifest = self._manifest(round, workers, tables, files.hashes)
+            seal = files.write_manifest(manifest)
         except BaseException:  # the pieces of it would only fill the disk
-            for name in written:
-                with suppress(OSError):
-                    self._folder.delete(name)
+            files.delete()
             raise
+        self._take_back_if_another_owns(f"{stem(round.round)}.json", seal)
+        self._newest, self._index, self._changed = Saved(self._folder, manifest), index, set()
+        kept = {BEST} | self._newest.names
+        if before:
+            kept |= before.names
+        _delete(self._folder, kept)
+
+    def _write_memories(self, files: Files, round: Round, workers: Workers) -> Index:
+        """Write the memories that have changed, or lie in shards with little else; gives where each memory lies."""
+        index = unmoved(self._index, round.memories.keys() - self._changed)
+        moving = sorted(round.memories.keys() - index.keys())
+        memories = ((client, to_bytes(workers.recall(round.memories[client]))) for client in moving)
+        for name, pieces, extents in ahead(shards_of(files.beginning, memories)):
+            files.write_twice(name.removeprefix(f"{files.beginning}."), pieces)
+            index |= extents
+        if index:
+            files.write("memories.parquet", to_parquet(index_to_table(index)))
+        return index
+
+    def _manifest(
+        self, round: Round, workers: Workers, tables: dict[str, list[tuple[int, int]]], files: dict[str, str]
+    ) -> dict[str, Any]:
+        manifest = {
+            "version": VERSION,
+            "round": round.round,
+            "job": self._job.table(),
+            "evaluated": round.evaluation is not None,
+            "hardware": list(workers.kinds()),
+            "tables": tables,
+            "files": files,
+        }
+        for key in ORIGIN:
+            if key in self._origin:
+                manifest[key] = self._origin[key]
+        if self._best.held:
+            manifest["best"] = self._best.held
+        return manifest
+
+    def _take_back_if_another_owns(self, name: str, seal: bytes) -> None:
+        """Raises `InputError` where the folder is another run's now. Nobody shall continue from this manifest then.
+
+        The owner's next checkpoint deletes our other files.
+        """
         try:
             self._still_ours()
-        except InputError:  # nobody shall continue from it; the owner's next checkpoint deletes our other files
-            if self._folder.read(f"{beginning}.json") == sealed:
-                self._folder.delete(f"{beginning}.json")
+        except InputError:
+            if self._folder.read(name) == seal:
+                self._folder.delete(name)
             raise
-        self._newest, self._index, self._changed = Saved(self._folder, manifest), index, set()
-        _delete(self._folder, keep={best.NAME} | self._newest.names | (before.names if before else set()))
+
+
+class Files:
+    """The files of a checkpoint that is being written. `hashes` has the SHA-256 of each by its name."""
+
+    def __init__(self, folder: Folder, round: int) -> None:
+        self.beginning = stem(round)
+        self.hashes: dict[str, str] = {}
+        self._folder = folder
+        self._written = [f"{self.beginning}.json"]  # first: it is deleted first if writing fails
+
+    def write(self, ending: str, content: bytes) -> None:
+        self._write(f"{self.beginning}.{ending}", [content])
+
+    def write_twice(self, ending: str, pieces: list[bytes]) -> None:
+        """Write a file that later checkpoints need too, and its twin."""
+        name = f"{self.beginning}.{ending}"
+        self._write(name, pieces)
+        self._write(twin_of(name), pieces)
+
+    def _write(self, name: str, pieces: list[bytes]) -> None:
+        digest = hashlib.sha256()
+        for piece in pieces:
+            digest.update(piece)
+        self._folder.write(name, *pieces)
+        self._written.append(name)
+        self.hashes[name] = digest.hexdigest()
+
+    def borrow(self, lender: Saved, names: Iterable[str]) -> None:
+        """Name files, with their twins, that an earlier checkpoint has written; not those of this checkpoint."""
+        earlier = {name for name in names if name not in self.hashes}
+        for name in sorted(earlier | {twin_of(name) for name in earlier}):
+            self.hashes[name] = lender.manifest["files"][name]
+
+    def write_manifest(self, manifest: dict[str, Any]) -> bytes:
+        """Write the file that says that the checkpoint is complete; gives its content."""
+        sealed = json.dumps({"checkpoint": manifest, "sha256": digest_of(manifest)}, indent=1)
+        content = f"{sealed}\n".encode()
+        self._folder.write(f"{self.beginning}.json", content)
+        return content
+
+    def delete(self) -> None:
+        for name in self._written:
+            with suppress(OSError):
+                self._folder.delete(name)
+
+
+def _write_tables(
+    files: Files, lender: Saved | None, rows: Callable[[str, int], pa.Table]
+) -> dict[str, list[tuple[int, int]]]:
+    """Write the rows of each table that no full file of the lender has.
+
+    Gives the files that hold each table, as `Saved.parts` does: the last round in each, and its number of rows.
+    """
+    tables = {}
+    round = int(files.beginning.removeprefix("round-"))
+    for name in RESULTS:
+        full = [(last, number) for last, number in (lender.parts(name) if lender else ()) if number >= ROWS]
+        rest = rows(name, full[-1][0] if full else -1)
+        if not rest.num_rows and not full:
+            continue  # a table that not all runs have
+        if rest.num_rows >= ROWS:
+            files.write_twice(f"{name}.parquet", [to_parquet(rest)])
+        else:
+            files.write(f"{name}.parquet", to_parquet(rest))
+        tables[name] = [*full, (round, rest.num_rows)]
+    return tables
+
+
+def _shared_tables(tables: Mapping[str, list[tuple[int, int]]], round: int) -> set[str]:
+    """The files of tables that earlier checkpoints have written."""
+    return {f"{stem(last)}.{name}.parquet" for name, parts in tables.items() for last, _ in parts if last != round}
+
+
+class Best:
+    """`best.safetensors`: the global weights of the best evaluated round so far.
+
+    Only rounds that count (`engine.py`) are followed: where a run is extended, the extra evaluation of its old last
+    round is none of the longer run's. Where that round is the best of the shorter run, its last checkpoint has the
+    weights.
+
+    The file is written with the next checkpoint, which notes its hash, and before it: until then the weights wait in
+    memory, as a file in each better round would cost a run's first rounds too much. A run that is killed between the
+    two continues from the checkpoint before, and plays the better round again, to the same bits.
+
+    `held` is what a checkpoint notes, round and hash of the file; None: no file.
+    """
+
+    def __init__(self, folder: Folder, saved: Saved | None, training: Training) -> None:
+        """`saved` is the checkpoint to continue from; its results say which round was the best."""
+        self.held: dict[str, Any] | None = None
+        self._folder = folder
+        self._accuracy = -1.0
+        self._better: Round | None = None  # than what the file holds
+        if saved is None:
+            return
+        self.held = _carried(folder, saved)
+        counting = [row for row in saved.table("rounds").to_pylist() if training.counts(row["round"])]
+        best_row = best_of(counting)
+        if best_row:
+            self._accuracy = best_row["test_accuracy"]
+
+    def follow(self, round: Round) -> None:
+        """Keep the weights of a round with a better accuracy; the first of several equal ones stays the best."""
+        if round.test_accuracy is not None and round.test_accuracy > self._accuracy:
+            self._accuracy, self._better = round.test_accuracy, round
+
+    def write(self) -> None:
+        """Write what is not yet in the file."""
+        if self._better is None:
+            return
+        content = weights_to_bytes(self._better.weights, {"round": str(self._better.round)})
+        self._folder.write(BEST, content)
+        self.held, self._better = {"round": self._better.round, "sha256": hash_of(content)}, None
+
+
+def _carried(folder: Folder, saved: Saved) -> dict[str, Any] | None:
+    """What a checkpoint to continue from has noted of the best weights, if the file is so; it moves to a new folder.
+
+    Else it is damaged, or of a later round, which may never be reached again, and is deleted.
+    """
+    held: dict[str, Any] | None = saved.manifest.get("best")
+    if held is None and BEST not in saved.folder.names(odd=True):
+        return None
+    stays_here = folder.place == saved.folder.place
+    content = b""
+    with suppress(OSError):
+        content = saved.folder.read(BEST)
+    if held is not None and hash_of(content) == held["sha256"]:
+        if not stays_here:
+            folder.write(BEST, content)
+        return held
+    log.warning(
+        "'%s' is damaged, missing, or of a round after %d: it is not used; the next better round writes it again",
+        BEST,
+        saved.round,
+    )
+    if stays_here:
+        with suppress(OSError):
+            folder.delete(BEST)
+    return None
 
 
 def clear_checkpoints(folder: Folder) -> None:
@@ -191,16 +354,18 @@ def start_over(job: Job) -> None:
 
 def _delete(folder: Folder, keep: set[str]) -> None:
     names = [name for name in folder.names() if OWN.fullmatch(name) and name not in keep]
-    for name in sorted(names, key=lambda name: not name.endswith(".json")):  # first the file that says it is complete
+    names.sort(key=lambda name: not name.endswith(".json"))  # first the files that say that a checkpoint is complete
+    for name in names:
         folder.delete(name)
 
 
 def _state(round: Round) -> dict[str, Any]:
-    found = round.evaluation
+    evaluation = round.evaluation
     return {
         "held": {slot: {"since": held.since, "state": held.state} for slot, held in round.held.items()},
-        "confusion": torch.tensor(found.confusion) if found else None,  # copied: an array from Ray is read-only
-        "loss": found.loss if found else None,
+        # Copied, as an array from Ray is read-only.
+        "confusion": torch.tensor(evaluation.confusion) if evaluation else None,
+        "loss": evaluation.loss if evaluation else None,
         "peak": torch.tensor(round.peak),
         "forgetting": round.forgetting,
     }

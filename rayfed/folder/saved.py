@@ -17,10 +17,9 @@ import safetensors.torch
 from rayfed.base.errors import InputError, Resumable, Torn
 from rayfed.base.files import PASSING
 from rayfed.base.storage import Folder
-from rayfed.folder.packing import from_bytes
+from rayfed.folder.packing import Index, from_bytes, index_from_table, memories_in, twin_of
 from rayfed.folder.places import lineage_of
 from rayfed.folder.provenance import hash_of, hash_of_model
-from rayfed.folder.shards import Index, contents, from_table, twin_of
 from rayfed.folder.summary import early_end
 from rayfed.folder.tables import SCHEMAS
 from rayfed.job import Job, differences
@@ -68,7 +67,9 @@ class Saved:
     def index(self) -> Index:
         """Where the memories lie."""
         name = f"{stem(self.round)}.memories.parquet"
-        return from_table(pq.read_table(io.BytesIO(self._read(name)))) if name in self.manifest["files"] else {}
+        if name not in self.manifest["files"]:
+            return {}
+        return index_from_table(pq.read_table(io.BytesIO(self._read(name))))
 
     def leaves_work(self, job: Job) -> bool:
         """Whether anything of a job is left to do: later rounds, or the evaluation of this one, its last."""
@@ -83,7 +84,7 @@ class Saved:
     def restore(self, site: Site, workers: Workers) -> Round:
         """The round as it was, to continue from. Raises `InputError` where it does not fit the site."""
         state = unpack(from_bytes(self._read(f"{stem(self.round)}.state.safetensors")))
-        memories = contents(self.index(), self._read)
+        memories = memories_in(self.index(), self._read)
         known = state["confusion"] is not None  # a round may be without evaluation
         parts = {part.slot: part for part in parts_at(site.job.method, self.round)} if self.round else {}
         return Round(
@@ -169,12 +170,6 @@ def newest(folder: Folder, before: int | None = None) -> Saved | None:
     if refused:
         raise kind("\n".join([*refused, f"'{folder.place}' holds no good checkpoint"]))
     return None
-
-
-def weights_of(folder: Folder, round: int) -> Weights:
-    """The global model's weights after a round. Raises `Torn` where its checkpoint is not kept, or they are torn."""
-    saved = Saved(folder, _read_manifest(folder, round))
-    return safetensors.torch.load(saved._read(f"{stem(round)}.safetensors"))
 
 
 def stem(round: int) -> str:

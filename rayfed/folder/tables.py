@@ -21,7 +21,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rayfed.base.files import whole
-from rayfed.losses import metrics
 
 if TYPE_CHECKING:  # these bring torch, which a reader of tables does not need
     from rayfed.clients.settings import Training
@@ -46,36 +45,44 @@ ROWS = 2**13  # after which a file is full; a round replaces the last file, and 
 
 def round_rows(round: Round, site: Site) -> dict[str, list[dict[str, Any]]]:
     """The rows that one round adds to each table. There is a table of confusions only where they are measured."""
-    classes, number = site.federation.train.classes, round.round
-    found = {
-        "rounds": [
-            {**{column: getattr(round, column) for column in COLUMNS["rounds"]}, "notes": [*round.notes.items()]}
-        ],
-        "clients": [{"round": number, **vars(row), "notes": [*row.notes.items()]} for row in round.clients],
+    number = round.round
+    of_round = {column: getattr(round, column) for column in COLUMNS["rounds"]}
+    of_round["notes"] = list(round.notes.items())
+    rows = {
+        "rounds": [of_round],
+        "clients": [{"round": number, **vars(row), "notes": list(row.notes.items())} for row in round.clients],
         "classes": [{"round": number, **row} for row in _of_classes(round, site)],
     }
-    matrices: list[tuple[int | None, np.ndarray]] = [*round.confusions.items()]
+    matrices: dict[int | None, np.ndarray] = {}  # None: the global model's
     if round.evaluation is not None and "confusion" in site.job.measures(number):
-        matrices = [(None, round.evaluation.confusion), *matrices]
+        matrices[None] = round.evaluation.confusion
+    matrices.update(round.confusions)
     if matrices:
-        found["confusions"] = [
-            dict(zip(COLUMNS["confusions"], (number, client, classes[c], classes[k], int(counts[c, k])), strict=True))
-            for client, counts in matrices
+        classes = site.federation.train.classes
+        rows["confusions"] = [
+            {"round": number, "client": client, "class": classes[c], "predicted": classes[k], "count": int(counts[c, k])}
+            for client, counts in matrices.items()
             for c, k in np.argwhere(counts)
         ]
-    return found
+    return rows
 
 
 def _of_classes(round: Round, site: Site) -> Iterator[dict[str, Any]]:
     """A row per class of an evaluated round."""
-    if (evaluation := round.evaluation) is None:
+    accuracies = round.class_accuracy
+    if round.evaluation is None or accuracies is None:
         return
     seen = np.zeros(site.federation.num_classes, dtype=np.int64)
     for row in round.clients:
         seen += site.federation.label_counts(row.client)
-    columns = metrics.class_accuracy(evaluation.confusion), seen, evaluation.confusion.sum(axis=0)
-    for name, accuracy, images, times in zip(site.federation.train.classes, *columns, strict=True):
-        yield {"class": name, "accuracy": float(accuracy), "seen": int(images), "predicted": int(times)}
+    predicted = round.evaluation.confusion.sum(axis=0)
+    for number, name in enumerate(site.federation.train.classes):
+        yield {
+            "class": name,
+            "accuracy": float(accuracies[number]),
+            "seen": int(seen[number]),
+            "predicted": int(predicted[number]),
+        }
 
 
 def confusions_of(path: Path, round: int, classes: tuple[str, ...]) -> dict[int, np.ndarray]:

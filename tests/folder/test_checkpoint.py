@@ -15,7 +15,7 @@ from pyarrow import fs as pafs
 from rayfed.base import storage
 from rayfed.base.errors import InputError
 from rayfed.base.storage import Folder
-from rayfed.folder import checkpoint, shards
+from rayfed.folder import checkpoint, packing
 from rayfed.folder.checkpoint import Checkpoints
 from rayfed.folder.provenance import hash_of_model
 from rayfed.folder.saved import newest, stem
@@ -164,8 +164,8 @@ class Mortal(Folder):
 def test_a_kill_at_any_change_leaves_a_good_checkpoint(make_site, play, bits, tmp_path, monkeypatch, size):
     """With small shards and none that may be thin, each memory has a shard, or is moved to another."""
     if size == "small":
-        monkeypatch.setattr(shards, "SHARD", 2000)
-        monkeypatch.setattr(shards, "THIN", 0)
+        monkeypatch.setattr(packing, "SHARD", 2000)
+        monkeypatch.setattr(packing, "THIN", 0)
     site = make_site(scaffold(), num_rounds=3)
     played = play(site)
     for changes in range(200):
@@ -194,7 +194,7 @@ def test_a_kill_at_any_change_leaves_a_good_checkpoint(make_site, play, bits, tm
 
 def test_there_are_few_shards_however_many_rounds_wrote_some(make_site, play, bits, tmp_path, monkeypatch):
     """A shard of which little is in use is not kept for the sake of it; what is in use is kept."""
-    monkeypatch.setattr(shards, "THIN", 2)
+    monkeypatch.setattr(packing, "THIN", 2)
     site = make_site(scaffold(), num_rounds=12, clients_per_round=1)
     played, made = play(site), checkpoints(tmp_path, site)
     for number, round in enumerate(played):
