@@ -53,15 +53,15 @@ def round_rows(round: Round, site: Site) -> dict[str, list[dict[str, Any]]]:
         "clients": [{"round": number, **vars(row), "notes": list(row.notes.items())} for row in round.clients],
         "classes": [{"round": number, **row} for row in _of_classes(round, site)],
     }
-    matrices: dict[int | None, np.ndarray] = {}  # None: the global model's
+    matrices: list[tuple[int | None, np.ndarray]] = []  # by client; None: the global model's
     if round.evaluation is not None and "confusion" in site.job.measures(number):
-        matrices[None] = round.evaluation.confusion
-    matrices.update(round.confusions)
+        matrices.append((None, round.evaluation.confusion))
+    matrices.extend(round.confusions.items())
     if matrices:
-        classes = site.federation.train.classes
+        names = site.federation.train.classes
         rows["confusions"] = [
-            {"round": number, "client": client, "class": classes[c], "predicted": classes[k], "count": int(counts[c, k])}
-            for client, counts in matrices.items()
+            {"round": number, "client": client, "class": names[c], "predicted": names[k], "count": int(counts[c, k])}
+            for client, counts in matrices
             for c, k in np.argwhere(counts)
         ]
     return rows
