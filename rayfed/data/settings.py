@@ -29,7 +29,7 @@ IN_PLACE = ("tokens", "text", "features")
 """Keys of [data] that name columns in place of images."""
 
 BEYOND_IMAGES = (*IN_PLACE, "length", "vocabulary")
-"""Keys of [data] that jobs of images do without."""
+"""Keys of [data] that jobs of images do not need."""
 
 
 @dataclass(frozen=True)

@@ -91,8 +91,8 @@ def is_locked(path: Path, name: str = LOCK) -> bool:
 def owning(folder: Folder) -> Iterator[Callable[[], None]]:
     """Take a folder of checkpoints for this run. Yields a check, which raises `InputError` once another has taken it.
 
-    A local folder is locked for as long as the context lasts. On other file systems the last run that takes it has it:
-    a run that was killed cannot give it back.
+    A local folder is locked for as long as the context lasts. On other file systems the folder belongs to the run that
+    took it last, because a run that was killed cannot give it back.
     """
     words = f"{_this_process()}\n{uuid.uuid4()}\n"
 

@@ -30,7 +30,7 @@ class Evaluation:
     confusion: Array  # int64 (C, C), rows true, columns predicted
     loss: float  # summed over the images
     domains: Array = field(default_factory=lambda: np.zeros((2, 0), np.int64))  # by domain: right answers, images
-    seconds: float = 0.0  # of those who evaluated
+    seconds: float = 0.0  # of all workers that evaluated, added up
 
     def __add__(self, other: "Evaluation") -> "Evaluation":
         confusion, domains = self.confusion + other.confusion, self.domains + other.domains

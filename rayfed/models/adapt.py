@@ -1,4 +1,4 @@
-"""What is done to any model once it is built: weights from a file, frozen parameters, LoRA."""
+"""Changes to any model after it is built: weights from a file, frozen parameters, LoRA."""
 
 import difflib
 import logging

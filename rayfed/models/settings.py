@@ -1,4 +1,4 @@
-"""The [model] table of a job file: a model's name and options, and what is done to any model once it is built."""
+"""The [model] table of a job file: a model's name and options, and the keys that change any model after it is built."""
 
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any

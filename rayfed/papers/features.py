@@ -64,8 +64,8 @@ class Trained:
 def tsne(models: Sequence[Trained]) -> Figure:
     """The features of test examples in a plane, by t-SNE, coloured by class (FedNTD appendix O, FedCSD Fig. 7).
 
-    Each model has a map of its own: only who is whose neighbour can be compared, not places. Of global models only:
-    a run keeps no clients' models.
+    Each model has a map of its own, so neighbourhoods can be compared, but not places. The models are global models,
+    because a run keeps no clients' models.
     """
     planes = [(embedded(features), labels) for features, labels in (trained.features() for trained in models)]
     figure, axes = squares("Features of test examples (t-SNE)", len(models))

@@ -172,7 +172,7 @@ class Dispatch:
         others = iter(rest := message.references[1:])
         for index, first in zip(indices, firsts, strict=True):
             stage.finished[index] = member, [first, *islice(others, stage.calls[index].others)]
-        # The rest is brought to this node in the meantime: the sum for its turn, memories since a node may be lost.
+        # Bring the rest to this node in the meantime: the sum waits for its turn, and memories must outlive their node.
         ray.wait(rest, num_returns=len(rest), timeout=0, fetch_local=True)
         self._heartbeat.progress()
         stage.clients_done(len(call.task))

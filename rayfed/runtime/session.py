@@ -54,7 +54,7 @@ INSTALLED = "site-packages", "dist-packages"  # folders, of which setuptools rep
 def connected(options: RayOptions, name: str, most: int) -> Iterator[None]:
     """A Ray that is started here for the context, with room for `most` actors, or a Ray that is joined.
 
-    Not for a thread that ends earlier: Linux would end Ray's processes with the thread that started them.
+    Call it in a thread that lasts as long as the context: Linux ends Ray's processes with the thread that started them.
     """
     refuse_hidden()
     with _joined(options.cluster) if options.cluster else _started(options, name, most):

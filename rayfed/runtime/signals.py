@@ -15,7 +15,7 @@ _asked: list[list[int]] = []  # the signals that came in each of the contexts
 
 
 def refuse_to_go_on() -> None:
-    """Raise KeyboardInterrupt where a run that was asked to stop still works, because Python has dropped the first."""
+    """Raise KeyboardInterrupt if the run was asked to stop and works on, because Python dropped the first interrupt."""
     if any(_asked):
         raise KeyboardInterrupt
 

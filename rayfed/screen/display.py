@@ -161,7 +161,7 @@ def bar_on(console: Console, **options: Any) -> Progress:
 
 
 def grid_bar() -> Progress:
-    """Empty bars of runs that go on at once."""
+    """Bars for runs that go on at once, still empty."""
     return Progress(
         SpinnerColumn(finished_text=""),
         TextColumn("{task.description}"),
