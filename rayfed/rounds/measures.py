@@ -193,7 +193,8 @@ def measured(
 
     `on` shows a model with some weights the images; `p` (C,) is the client's label distribution. `known` holds what the
     model before has seen, or is empty, and gets it. A measure that fails is left out, with a warning: it does not end a
-    run. If a client keeps a model of its own, `own` has its weights before and after; all measures but `drift` are of it.
+    run. If a client keeps a model of its own, `own` has its weights before and after; all but `drift` measure that
+    model.
     """
     if own is not None:
         of_update = [name for name in names if name == "drift"]
