@@ -1,9 +1,10 @@
 """Figures of a model on test examples: its features in a plane or on a circle, and the loss around its weights.
 
-Each is a function of models that stand side by side. `N` images, `C` classes, `D` features, `G` steps to a side.
+Each is a function of runs, whose last models, or those of a round, stand side by side. Raises `InputError` where a run
+has no such checkpoint. `N` images, `C` classes, `D` features, `G` steps to a side.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +19,10 @@ from torch import Tensor, nn
 
 from rayfed.base.errors import InputError
 from rayfed.base.seeds import Purpose, seed_of
+from rayfed.experiment import last_model
 from rayfed.folder.read import Run
 from rayfed.methods.views import RUNS
-from rayfed.papers.panels import MARKERS, SQUARE, bar_of, in_rows, legend, looks, panels, shortened
+from rayfed.papers.panels import MARKERS, SQUARE, bar_of, in_rows, legend, looks, panels, shortened, single
 from rayfed.papers.style import COLOURS, INK, WIDTH
 from rayfed.rounds.local import Site
 from rayfed.rounds.measures import sampled, see
@@ -44,6 +46,10 @@ class Trained:
     model: nn.Module
 
     @property
+    def classes(self) -> tuple[str, ...]:
+        return self.site.federation.train.classes
+
+    @property
     def title(self) -> str:
         return f"{self.name}\nround {self.round}"
 
@@ -61,29 +67,32 @@ class Trained:
         return seen.features, seen.labels
 
 
-def tsne(models: Sequence[Trained]) -> Figure:
+def trained(runs: Sequence[Run], round: int | None) -> list[Trained]:
+    """The global models of runs after a round, or after the last one."""
+    return [Trained(name, *last_model(run.folder, round)) for name, run in single(runs, "a checkpoint").items()]
+
+
+def tsne(runs: Sequence[Run], round: int | None = None) -> Figure:
     """The features of test examples in a plane, by t-SNE, coloured by class (FedNTD appendix O, FedCSD Fig. 7).
 
     Each model has a map of its own, so neighbourhoods can be compared, but not places. The models are global models,
     because a run keeps no clients' models.
     """
-    planes = [(embedded(features), labels) for features, labels in (trained.features() for trained in models)]
-    figure, axes = squares("Features of test examples (t-SNE)", len(models))
-    for place, trained, (plane, labels) in zip(axes.flat, models, planes, strict=False):
-        by_class(place, plane, labels, trained.site.federation.train.classes)
-        place.set(title=trained.title, xticks=[], yticks=[], xlabel="t-SNE 1 (no unit)", ylabel="t-SNE 2 (no unit)")
-        place.set_aspect("equal", adjustable="datalim")
-        name_clouds(place, plane, labels, trained.site.federation.train.classes)
-    name_all(figure, axes.flat[0], models)
-    return figure
-
-
-def refuse_without_sklearn(runs: Mapping[str, Run]) -> None:
-    """Raises `InputError`: before the data are opened, which takes seconds."""
     try:
         import sklearn.manifold  # noqa: F401
-    except ImportError:
+    except ImportError:  # before the data are opened, which takes seconds
         raise InputError("t-SNE needs scikit-learn: pip install 'rayfed-distill[figures]'") from None
+    models = trained(runs, round)
+    figure, axes = squares("Features of test examples (t-SNE)", len(models))
+    for place, model in zip(axes.flat, models, strict=False):
+        features, labels = model.features()
+        plane = embedded(features)
+        by_class(place, plane, labels, model.classes)
+        place.set(title=model.title, xticks=[], yticks=[], xlabel="t-SNE 1 (no unit)", ylabel="t-SNE 2 (no unit)")
+        place.set_aspect("equal", adjustable="datalim")
+        name_clouds(place, plane, labels, model.classes)
+    name_all(figure, axes.flat[0], models)
+    return figure
 
 
 def embedded(features: np.ndarray) -> np.ndarray:
@@ -94,55 +103,58 @@ def embedded(features: np.ndarray) -> np.ndarray:
     return TSNE(init="pca", perplexity=perplexity, random_state=0, n_jobs=1).fit_transform(features)
 
 
-def hypersphere(models: Sequence[Trained]) -> Figure:
+def hypersphere(runs: Sequence[Run], round: int | None = None) -> Figure:
     """The directions of two-dimensional features on the unit circle, and their density (FedNTD appendix N, Fig. 18).
 
     Only of a model with two features, which `project = 2` gives: a projection of more would not be what its head sees.
     FedNTD normalises features in the network; here they are normalised to be drawn.
     """
-    seen = [trained.features() for trained in models]
-    for trained, (features, _) in zip(models, seen, strict=True):
-        if features.shape[1] != 2:
-            raise not_two(trained.name, trained.site.job.model.name)
+    for name, run in single(runs, "a checkpoint").items():  # before the data are opened, which takes seconds
+        model = run.job["model"]
+        if ":" not in model["name"] and model.get("project") != 2:  # a model of the user's may have two by itself
+            raise not_two(name, model["name"])
+    models = trained(runs, round)
     options = {"width_ratios": [1, 1.4]}
     figure, axes = panels("Features of test examples on the unit circle", len(models), 2, 3.9, gridspec_kw=options)
-    for (circle, curve), trained, (features, labels) in zip(axes, models, seen, strict=True):
+    for (circle, curve), model in zip(axes, models, strict=True):
+        features, labels = model.features()
+        if features.shape[1] != 2:
+            raise not_two(model.name, model.site.job.model.name)
         angles = np.arctan2(features[:, 1], features[:, 0])
-        classes = trained.site.federation.train.classes
-        rings = (1 + RING * (1 + labels))[:, None]
-        edge = 1 + RING * (min(len(classes), CLASSES) + 1)
-        circle.add_patch(Circle((0, 0), 1, fill=False, edgecolor=INK, linewidth=0.8))
-        by_class(circle, rings * np.stack([np.cos(angles), np.sin(angles)], axis=1), labels, classes)
-        circle.set(
-            title=trained.title, xlabel="direction of the features (the\nunit circle, and a ring for each class)"
-        )
-        circle.set(xticks=[], yticks=[], xlim=(-edge, edge), ylim=(-edge, edge), aspect="equal")
-        circle.spines[:].set_visible(False)
-        grid = np.linspace(-np.pi, np.pi, 361)
-        for c in [c for c in range(min(len(classes), CLASSES)) if (labels == c).any()]:
-            look = {**looks(c), "markevery": (c * 4, 40), "markersize": 4}
-            curve.plot(np.degrees(grid), density(angles[labels == c], grid), label=shortened(classes[c]), **look)
-        curve.set(title="density of each class", xlabel="angle (degrees)", ylabel="density (per radian)")
-        curve.set_xticks(range(-180, 181, 90))
+        draw_circle(circle, angles, labels, model.classes)
+        circle.set_title(model.title)
+        draw_densities(curve, angles, labels, model.classes)
     name_all(figure, axes[0, 1], models)
     return figure
 
 
-def refuse_other_features(runs: Mapping[str, Run]) -> None:
-    """Raises `InputError` for a model of rayfed's without `project = 2`: before the data are opened."""
-    for name, run in runs.items():
-        model = run.job["model"]
-        if ":" not in model["name"] and model.get("project") != 2:  # a model of the user's may have two by itself
-            raise not_two(name, model["name"])
-
-
 def not_two(run: str, model: str) -> InputError:
-    wanted = f'model = {{ name = "{model}", project = 2 }}'
-    what = f"a circle shows two features, and the model of '{run}' has another number"
-    return InputError(f"{what}: put {wanted} into its job and run it again")
+    return InputError(
+        f"a circle shows two features, and the model of '{run}' has another number: "
+        f'put model = {{ name = "{model}", project = 2 }} into its job and run it again'
+    )
 
 
-REFUSALS = {"tsne": refuse_without_sklearn, "hypersphere": refuse_other_features}  # before the data are opened
+def draw_circle(axes: Axes, angles: np.ndarray, labels: np.ndarray, classes: Sequence[str]) -> None:
+    """The unit circle, and a ring of points for each class."""
+    rings = (1 + RING * (1 + labels))[:, None]
+    edge = 1 + RING * (min(len(classes), CLASSES) + 1)
+    axes.add_patch(Circle((0, 0), 1, fill=False, edgecolor=INK, linewidth=0.8))
+    by_class(axes, rings * np.stack([np.cos(angles), np.sin(angles)], axis=1), labels, classes)
+    axes.set(xlabel="direction of the features (the\nunit circle, and a ring for each class)", aspect="equal")
+    axes.set(xticks=[], yticks=[], xlim=(-edge, edge), ylim=(-edge, edge))
+    axes.spines[:].set_visible(False)
+
+
+def draw_densities(axes: Axes, angles: np.ndarray, labels: np.ndarray, classes: Sequence[str]) -> None:
+    """The density of each class over the angle."""
+    grid = np.linspace(-np.pi, np.pi, 361)
+    for c in range(min(len(classes), CLASSES)):
+        if (labels == c).any():
+            look = {**looks(c), "markevery": (c * 4, 40), "markersize": 4}
+            axes.plot(np.degrees(grid), density(angles[labels == c], grid), label=shortened(classes[c]), **look)
+    axes.set(title="density of each class", xlabel="angle (degrees)", ylabel="density (per radian)")
+    axes.set_xticks(range(-180, 181, 90))
 
 
 def density(angles: np.ndarray, at: np.ndarray) -> np.ndarray:
@@ -152,19 +164,20 @@ def density(angles: np.ndarray, at: np.ndarray) -> np.ndarray:
     return kernels.mean(axis=1) / (2 * np.pi * np.i0(narrow))
 
 
-def landscape(models: Sequence[Trained]) -> Figure:
+def landscape(runs: Sequence[Run], round: int | None = None) -> Figure:
     """The loss on test examples around the weights, along two random directions (Li et al., NeurIPS 2018).
 
     FedNTD's Fig. 14b is along the Hessian's eigenvectors, which are another pair in each model; here the same random
     pair is scaled to each model's filters, so that models can be compared.
     """
+    models = trained(runs, round)
     steps = np.linspace(-REACH, REACH, STEPS)
-    losses = [around(trained, steps) for trained in models]
+    losses = [around(model, steps) for model in models]
     known = np.concatenate([loss[np.isfinite(loss)] for loss in losses])
     low, high = max(known.min(initial=np.inf), 1e-6), max(known.max(initial=0), 1e-5)
     levels = np.geomspace(low, high * 1.0001, 13)
     figure, axes = squares("Loss around the weights", len(models))
-    for place, trained, loss in zip(axes.flat, models, losses, strict=False):
+    for place, model, loss in zip(axes.flat, models, losses, strict=False):
         inks = ["white"] * 6 + ["black"] * 7  # on dark and on light
         options = {"levels": levels, "norm": LogNorm(low, high * 1.0001)}
         drawn = place.contourf(steps, steps, np.ma.masked_invalid(loss), cmap="cividis", **options)
@@ -174,7 +187,7 @@ def landscape(models: Sequence[Trained]) -> Figure:
             if max(map(abs, text.get_position())) > 0.9 * REACH:  # the edge would cut it
                 text.remove()
         place.plot(0, 0, "+", color="white", markersize=9, markeredgewidth=1.5)
-        place.set(title=trained.title, xlabel="direction 1 (filter norms)", ylabel="direction 2 (filter norms)")
+        place.set(title=model.title, xlabel="direction 1 (filter norms)", ylabel="direction 2 (filter norms)")
         place.set(aspect="equal", xticks=np.linspace(-REACH, REACH, 5), yticks=np.linspace(-REACH, REACH, 5))
         place.grid(False)
     options = {"format": lambda value, _: two_digits(value), "ticks": levels[::2]}
@@ -221,10 +234,8 @@ def by_class(axes: Axes, points: np.ndarray, labels: np.ndarray, classes: Sequen
     """Points (N, 2) in the look of their class, of the first 20 classes."""
     for c in range(min(len(classes), CLASSES)):
         look: dict[str, Any] = {"color": COLOURS[c % len(COLOURS)], "marker": MARKERS[c % len(MARKERS)], "s": 12}
-        own = points[labels == c]
-        axes.scatter(
-            own[:, 0], own[:, 1], alpha=0.7, linewidths=0, rasterized=True, label=shortened(classes[c]), **look
-        )
+        x, y = points[labels == c].T
+        axes.scatter(x, y, alpha=0.7, linewidths=0, rasterized=True, label=shortened(classes[c]), **look)
 
 
 def squares(title: str, count: int) -> tuple[Figure, np.ndarray]:
@@ -242,7 +253,7 @@ def name_clouds(axes: Axes, points: np.ndarray, labels: np.ndarray, classes: Seq
 
 def name_all(figure: Figure, axes: Axes, models: Sequence[Trained]) -> None:
     """The legend of the classes, as a panel has them, which says which are drawn."""
-    number = max(len(trained.site.federation.train.classes) for trained in models)
+    number = max(len(model.classes) for model in models)
     if number > CLASSES:
         figure.supxlabel(f"the first {CLASSES} of {number} classes", fontsize="small")
     legend(figure, axes)

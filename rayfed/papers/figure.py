@@ -23,11 +23,6 @@ class Kind(NamedTuple):
     papers: str
     takes: Sequence[str] = ()  # of --round and --client
 
-    @property
-    def of_checkpoints(self) -> bool:
-        """Whether it draws models, not tables."""
-        return self.drawn_by.startswith("features:")
-
 
 ROUND, BOTH = ["round"], ["round", "client"]
 KINDS = {
@@ -86,49 +81,39 @@ def figure(
         print(aligned(rows))
         return
     if kind not in KINDS:
-        given = [kind, *map(str, runs)]
-        meant = next((word for word in given if word in KINDS), "local")
-        folders = " ".join(word for word in given if word not in KINDS)
-        order = f"; the kind comes first: rayfed figure {meant} {folders}" if Path(kind).is_dir() else ""
-        raise InputError(f"no kind of figure '{kind}'{order} (valid: {', '.join(KINDS)})")
+        valid = f"(valid: {', '.join(KINDS)})"
+        if not Path(kind).is_dir():
+            raise InputError(f"no kind of figure '{kind}' {valid}")
+        words = [kind, *map(str, runs)]
+        meant = next((word for word in words if word in KINDS), "local")
+        folders = " ".join(word for word in words if word not in KINDS)
+        raise InputError(f"no kind of figure '{kind}'; the kind comes first: rayfed figure {meant} {folders} {valid}")
     if not runs:
         raise InputError(f"rayfed figure {kind}: name the folder of a run, or several")
     path = output or Path(f"{kind}.svg")
     if path.suffix not in PICTURES:
         raise InputError(f"--output '{path}': pictures end in {', '.join(PICTURES)}")
-    chosen = KINDS[kind]
-    options: dict[str, Any] = {"round": round, "client": clients}
-    for name, value in options.items():
-        if value not in (None, ()) and name not in chosen.takes:
-            *others, last = (other for other, each in KINDS.items() if name in each.takes)
-            which = f"{', '.join(others)} and {last} have" if others else f"{last} has"
-            raise InputError(f"--{name}: '{kind}' has no use for it; {which}")
-    draw_figure(chosen, runs, path, round, clients)
+    options: dict[str, Any] = {}
+    if round is not None:
+        options["round"] = round
+        if "round" not in KINDS[kind].takes:
+            *others, last = (other for other, each in KINDS.items() if "round" in each.takes)
+            raise InputError(f"--round: '{kind}' has no use for it; {', '.join(others)} and {last} have")
+    if clients:
+        options["clients"] = clients
+        if "client" not in KINDS[kind].takes:
+            raise InputError(f"--client: '{kind}' has no use for it; confusion has")
+    draw_figure(KINDS[kind], runs, path, options)
     print(f"figure in {shown(path)}")
 
 
-def draw_figure(kind: Kind, runs: Sequence[Path], path: Path, round: int | None, clients: Sequence[int]) -> None:
+def draw_figure(kind: Kind, runs: Sequence[Path], path: Path, options: dict[str, Any]) -> None:
     from rayfed.folder.read import find_runs, read_run
-    from rayfed.papers.panels import save, single
+    from rayfed.papers.panels import save
     from rayfed.report.runs import legible
 
     folders = list(dict.fromkeys(folder for run in runs for folder in find_runs(run)))
     module, _, function = kind.drawn_by.partition(":")
     draw = getattr(import_module(f"rayfed.papers.{module}"), function)
-    with legible(*folders):
-        read = [read_run(folder) for folder in folders]
-        if not kind.of_checkpoints:
-            options = {"round": round} if "round" in kind.takes else {}
-            save(draw, path, read, **options, **({"clients": clients} if "client" in kind.takes else {}))
-            return
-    from rayfed.experiment import last_model
-    from rayfed.papers.features import REFUSALS, Trained
-
-    with legible(*folders):
-        shown = single(read, "a checkpoint")
-        if function in REFUSALS:
-            REFUSALS[function](shown)
-
-    with busy("drawing"):
-        models = [Trained(name, *last_model(run.folder, round)) for name, run in shown.items()]
-        save(draw, path, models)
+    with busy("drawing"), legible(*folders):
+        save(draw, path, [read_run(folder) for folder in folders], **options)

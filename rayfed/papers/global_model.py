@@ -144,35 +144,44 @@ def matrices(run: Run, round: int | None, clients: Sequence[int]) -> tuple[int, 
     table = confusions(run)
     if not len(table["round"]):
         raise unmeasured(run, "confusion", "confusion matrices")
-    there = np.unique(table["round"][table["client"] >= 0]) if clients else np.unique(table["round"])
+    rounds = np.unique(table["round"][table["client"] >= 0] if clients else table["round"])
     if round is None:
-        round = int(there.max(initial=0))
-    if round not in there:
-        raise InputError(f"--round {round}: '{run.folder}' has confusion matrices of {told(there, 'round')}")
+        round = int(rounds.max(initial=0))
+    if round not in rounds:
+        has = numbers_text(rounds, "round")
+        raise InputError(f"--round {round}: '{run.folder}' has confusion matrices of {has}")
     of_round = table["round"] == round
     there = np.unique(table["client"][of_round])
     measured = there[there >= 0]
-    if absent := [client for client in clients if client not in measured]:
-        has = told(measured, "client")
-        raise InputError(f"--client {absent[0]}: round {round} of '{run.folder}' has confusion matrices of {has}")
-    wanted = [-1, *(clients or measured[:CLIENTS].tolist())]
-    matrix = np.zeros((len(wanted), len(run.classes), len(run.classes)))
-    for n, client in enumerate(wanted):
-        rows = of_round & (table["client"] == client)
-        matrix[n][table["class"][rows], table["predicted"][rows]] = table["count"][rows]
-    found = zip(wanted, matrix, strict=True)
-    return round, {None if client < 0 else client: counts for client, counts in found if client in there}, measured
+    for client in clients:
+        if client not in measured:
+            has = numbers_text(measured, "client")
+            raise InputError(f"--client {client}: round {round} of '{run.folder}' has confusion matrices of {has}")
+    matrices: dict[int | None, Array] = {}
+    for client in [-1, *(clients or measured[:CLIENTS].tolist())]:
+        if client in there:
+            rows = of_round & (table["client"] == client)
+            matrix = np.zeros((len(run.classes), len(run.classes)))
+            matrix[table["class"][rows], table["predicted"][rows]] = table["count"][rows]
+            matrices[None if client < 0 else client] = matrix
+    return round, matrices, measured
 
 
-def told(numbers: Array, what: str) -> str:
+def numbers_text(numbers: Array, thing: str) -> str:
     """
-    >>> told(np.array([3]), "round"), told(np.array([], int), "round"), told(np.arange(20), "client")
-    ('round 3', 'no round', 'clients 0, 1, 2, 3, 4, 5, 6, 7, ..., 19')
+    >>> numbers_text(np.array([3]), "round"), numbers_text(np.array([], int), "round")
+    ('round 3', 'no round')
+    >>> numbers_text(np.arange(20), "client")
+    'clients 0, 1, 2, 3, 4, 5, 6, 7, ..., 19'
     """
-    if len(numbers) < 2:
-        return f"{what} {numbers[0]}" if len(numbers) else f"no {what}"
-    shown = [*map(str, numbers)] if len(numbers) <= 10 else [*map(str, numbers[:8]), "...", str(numbers[-1])]
-    return f"{what}s {', '.join(shown)}"
+    if not len(numbers):
+        return f"no {thing}"
+    if len(numbers) == 1:
+        return f"{thing} {numbers[0]}"
+    words = [str(number) for number in numbers]
+    if len(words) > 10:
+        words = [*words[:8], "...", words[-1]]
+    return f"{thing}s {', '.join(words)}"
 
 
 def draw_confusion(place: Any, matrix: Array, classes: Sequence[str], inches: float) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from matplotlib import style
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.colors import Colormap, LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -57,13 +57,15 @@ def apart(runs: Sequence[Run]) -> dict[str, Group]:
     return dict(zip(names, groups, strict=True))
 
 
-def single(runs: Sequence[Run], what: str) -> dict[str, Run]:
+def single(runs: Sequence[Run], picture: str) -> dict[str, Run]:
     """The same for a figure that shows one run per panel, not a mean. Raises `InputError` for several seeds."""
     groups = apart(runs)
     for name, group in groups.items():
         if len(group.runs) + len(group.behind) > 1:
-            runs_of_name = f"'{name}' has several seeds, and {what} is of one run"
-            raise InputError(f"{runs_of_name}: give the folder of one of them, such as {group.runs[0].folder}")
+            raise InputError(
+                f"'{name}' has several seeds, and {picture} is of one run: "
+                f"give the folder of one of them, such as {group.runs[0].folder}"
+            )
     return {name: group.runs[0] for name, group in groups.items()}
 
 
@@ -113,7 +115,7 @@ def span(numbers: Iterable[int]) -> str:
     >>> span([6, 6]), span([1000, 3])
     ('6', '3 to 1,000')
     """
-    low, high = min(numbers := [*numbers]), max(numbers)
+    low, *_, high = sorted([*numbers] * 2)
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
@@ -138,11 +140,19 @@ def high(number: int, least: float, most: float) -> float:
     return min(max(ROW * number, least), most)
 
 
-def cells(axes: Axes, rounds: np.ndarray, values: np.ndarray, classes: Sequence[str], top: float, inches: float) -> Any:
-    """A heat map of values (rounds, C) from 0 to `top`; each round reaches half-way to those beside it."""
-    ends = np.concatenate([[rounds[0] - 0.5], (rounds[1:] + rounds[:-1]) / 2, [rounds[-1] + 0.5]])
+def cells(
+    axes: Axes,
+    places: np.ndarray,
+    values: np.ndarray,
+    classes: Sequence[str],
+    top: float,
+    inches: float,
+    colours: Colormap = SHARES,
+) -> Any:
+    """A heat map of values (places, C) from 0 to `top`; each round, or client, reaches half-way to those beside it."""
+    ends = np.concatenate([[places[0] - 0.5], (places[1:] + places[:-1]) / 2, [places[-1] + 0.5]])
     rows = np.arange(len(classes) + 1) - 0.5
-    shown = axes.pcolormesh(ends, rows, np.ma.masked_invalid(values.T), cmap=SHARES, vmin=0, vmax=top, rasterized=True)
+    shown = axes.pcolormesh(ends, rows, np.ma.masked_invalid(values.T), cmap=colours, vmin=0, vmax=top, rasterized=True)
     axes.set_ylim(len(classes) - 0.5, -0.5)
     axes.grid(False)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))

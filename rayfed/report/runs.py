@@ -4,6 +4,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from jinja2 import TemplateError
+
 from rayfed.base.errors import InputError
 from rayfed.folder.read import Run, find_runs, read_run
 from rayfed.report.words import listed
@@ -16,7 +18,7 @@ def legible(*folders: Path, otherwise: str = "move it away: the page does withou
         yield
     except InputError:
         raise
-    except Exception as error:
+    except (ArithmeticError, AttributeError, LookupError, OSError, TemplateError, TypeError, ValueError) as error:
         names = listed(dict.fromkeys(folders))
         raise InputError(
             f"{names} cannot be shown, as a file in it is not as a run wrote it: {error!r}; "
