@@ -1,8 +1,9 @@
-"""What docs/ says about the methods is true: names, defaults, snippets, links, costs."""
+"""What the documentation says is true: names, defaults, snippets, links, files, costs."""
 
 import importlib
 import json
 import re
+import shutil
 import sys
 import tomllib
 from dataclasses import replace
@@ -29,6 +30,7 @@ from rayfed.methods import (
     DynamicRegularizer,
     HeadCalibration,
     NormalizedAverage,
+    fedntd,
     read_method,
 )
 from rayfed.methods.adaptive import ExtrapolatedAverage
@@ -49,10 +51,14 @@ PAGES = {path.stem: path for path in sorted(METHODS.glob("*.md")) if path != OVE
 OWN = DOCS / "own.md"
 MODELS = DOCS / "models.md"
 PARTICIPATION = DOCS / "participation.md"
-EVERY = [*sorted(DOCS.glob("*.md")), OVERVIEW, *PAGES.values()]
+RESULTS = DOCS / "results.md"
+ROOT = DOCS.parent
+README = ROOT / "README.md"
+BESIDE = [README, ROOT / "CONTRIBUTING.md", ROOT / "jobs/papers/README.md", ROOT / "cluster/README.md"]
+EVERY = [*BESIDE, *sorted(DOCS.glob("*.md")), OVERVIEW, *PAGES.values()]
 
 every_page = pytest.mark.parametrize("name", PAGES)
-every_file = pytest.mark.parametrize("path", EVERY, ids=lambda path: str(path.relative_to(DOCS)))
+every_file = pytest.mark.parametrize("path", EVERY, ids=lambda path: str(path.relative_to(ROOT)))
 
 
 def snippets(path, language):
@@ -81,7 +87,7 @@ def modules(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     names = []
-    for code in (code for page in (OVERVIEW, OWN) for code in snippets(page, "python")):
+    for code in (code for page in (README, OVERVIEW, OWN) for code in snippets(page, "python")):
         if name := re.match(r"# (\w+)\.py\n", code):
             Path(f"{name[1]}.py").write_text(code)
             names.append(name[1])
@@ -143,6 +149,37 @@ def test_the_examples_of_models_partitions_sampling_and_loggers_run(capsys):
     lines = [json.loads(line) for line in Path("rounds.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines] == [0, 1, 2]
     assert all(0 < line["accuracy"] < 1 for line in lines)
+
+
+@pytest.mark.usefixtures("modules")
+def test_the_examples_of_results_run(capsys):
+    job = {
+        "name": "quickstart",
+        "method": "fedntd",
+        "measure": ["confusion"],
+        "model": "lenet",
+        "train": {"num_rounds": 2, "clients_per_round": 2, "local_steps": 1},
+        "ray": {"mode": "off"},
+    }
+    shutil.copytree(rayfed.run(job).path, "runs/measured")
+    for code in snippets(RESULTS, "python"):
+        exec(code.replace('"round") == 10', '"round") == 2').replace(' & (pc.field("client") == 3)', ""), {})
+    forgetting, best, terms, cells = map(str.split, capsys.readouterr().out.splitlines())
+    assert len(forgetting) == 3 and best[0] in ("1", "2") and int(best[1]) > 40_000
+    assert len(terms) == 2 * 2 and all(float(term.strip("[],")) >= 0 for term in terms)
+    assert "'predicted':" in cells
+
+
+def test_the_part_of_the_readme_can_be_composed(modules):
+    from mine import Pull
+
+    assert read_method(["fedntd", {"name": "mine:Pull", "strength": 0.01}]) == rayfed.compose(fedntd(), Pull(0.01))
+
+
+def test_the_files_that_the_architecture_names_exist():
+    named = set(re.findall(r"`([a-z_]+(?:/[a-z_]+)*\.py)`", (DOCS / "architecture.md").read_text()))
+    assert len(named) > 30
+    assert [name for name in sorted(named) if not any((at / name).is_file() for at in (ROOT / "rayfed", ROOT))] == []
 
 
 @pytest.mark.usefixtures("modules")
