@@ -1,6 +1,12 @@
-"""Code of the user's may keep something from client to client: who it is, and a check that refuses it."""
+"""Code of the user's may keep something from client to client: who it is, its caches, and a check that refuses it."""
 
-from collections.abc import Sequence
+import functools
+import sys
+import sysconfig
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -14,12 +20,46 @@ from rayfed.tensors.wire import bytes_of
 
 # Packages whose parts and modules keep nothing of a client: those of any other may, and are the user's.
 LIBRARIES = frozenset({"rayfed", "torch", "torchvision", "timm", "peft"})
+INSTALLED = (
+    str(Path(__file__).parents[1]),
+    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+)
 
 
 def users_own(site: Site, round: int) -> list[Part | nn.Module]:
     """The parts and the modules of the model that are the user's."""
     every: list[Part | nn.Module] = [*parts_at(site.job.method, round), *site.model.modules()]
-    return [one for one in every if type(one).__module__.partition(".")[0] not in LIBRARIES]
+    own = [one for one in every if _of_user(type(one))]
+    # A function of the user's makes a model of torch's own modules, and may have hung hooks on them.
+    if ":" in site.job.model.name and site.model not in own:
+        own.append(site.model)
+    return own
+
+
+def users_caches(own: Sequence[Part | nn.Module]) -> list[Callable[[], object]]:
+    """What empties the caches in the user's modules, in their classes, and of the parts' `cached_property`."""
+    empty: list[Callable[[], object]] = []
+    for module in filter(_is_users, list(sys.modules.values())):
+        values = list(vars(module).values())
+        for kind in [value for value in values if isinstance(value, type) and value.__module__ == module.__name__]:
+            values += [getattr(value, "__func__", value) for value in vars(kind).values()]  # also of a staticmethod
+        clears = [getattr(value, "cache_clear", None) for value in values]
+        empty += [clear for clear in clears if callable(clear)]
+    for part in own:
+        for name in dir(type(part)):
+            if isinstance(getattr(type(part), name), functools.cached_property):
+                empty.append(partial(vars(part).pop, name, None))
+    return empty
+
+
+def _is_users(module: ModuleType) -> bool:
+    """Whether a module is a file that is neither installed nor of this package."""
+    file = getattr(module, "__file__", None)
+    return isinstance(file, str) and not file.startswith(INSTALLED)
+
+
+def _of_user(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] not in LIBRARIES
 
 
 class RepeatCheck:
@@ -43,7 +83,7 @@ class RepeatCheck:
             return
         slots = [slot for slot in before.keys() | after.keys() if before.get(slot) != after.get(slot)]
         suspects = [one for one in self._own if getattr(one, "slot", "") in slots] or self._own
-        names = " or ".join(dict.fromkeys(f"{type(one).__module__}.{type(one).__qualname__}" for one in suspects))
+        names = " or ".join(dict.fromkeys(map(_name, suspects)))
         raise RunFailed(
             f"client {self.client}, {stage}: served again after others, it gives other bits, so the results would "
             f"depend on which process serves whom, and on where a run is resumed. {names} keeps something from client "
@@ -51,6 +91,11 @@ class RepeatCheck:
             "as memory or state, and draw from torch's generator (docs/own.md); to have no check: "
             "ray.check_repeat = false"
         )
+
+
+def _name(one: Part | nn.Module) -> str:
+    kind = type(one)
+    return f"{kind.__module__}.{kind.__qualname__}" if _of_user(kind) else "the model that your function makes"
 
 
 def _bits(reply: Reply) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """A worker serves clients in packed values: the same work and the same wire on an actor and in this process."""
 
 import copy
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -19,7 +18,7 @@ from rayfed.rounds.measures import UPDATES, Seen
 from rayfed.rounds.tasks import Task, TaskReply, refusing
 from rayfed.rounds.workers import Look, Piece, Sent
 from rayfed.runtime.hardware import advising, keep_freed_memory, kind_of, make_cuda_repeatable
-from rayfed.runtime.repeat import RepeatCheck, users_own
+from rayfed.runtime.repeat import RepeatCheck, users_caches, users_own
 from rayfed.tensors.sums import OrderedSum, checked
 from rayfed.tensors.trees import Tree, num_bytes
 from rayfed.tensors.weights import with_weights
@@ -121,13 +120,11 @@ class Worker:
             self._model = self._model or copy.deepcopy(self.site.model)
             shared = Desk(self.site, packed.map(partial(unpack, copy=False)), seen, self._model)
             return lambda: shared
-        modules = {type(one).__module__ for one in own}
-        values = [value for name in modules if name in sys.modules for value in vars(sys.modules[name]).values()]
-        caches = [value.cache_clear for value in values if callable(getattr(value, "cache_clear", None))]
+        caches = users_caches(own)
 
         def fresh() -> Desk:
-            for clear in caches:
-                clear()
+            for empty in caches:
+                empty()
             return Desk(self.site, packed.map(unpack), seen)
 
         return fresh

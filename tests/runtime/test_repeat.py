@@ -2,7 +2,7 @@
 
 import functools
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -41,8 +41,23 @@ class Keeps(Part):
     slot = "keeps"
     seen = 0
 
+    @staticmethod
+    @functools.lru_cache
+    def by_client_alone(client):
+        return sum_of_head(client)
+
+    @classmethod
+    @functools.lru_cache
+    def by_client(cls, client):
+        return sum_of_head(client)
+
+    @functools.cached_property
+    def first_sum(self):
+        return sum_of_head("now")
+
     def begin(self, client):
-        return KEEPS[self.what](client)
+        KNOWN["now"] = client
+        return self.first_sum if self.what == "cached property" else KEEPS[self.what](client)
 
     def loss(self, batch, factor):
         return torch.square(batch.logits).mean() * batch.logits.square().mean() * factor
@@ -72,7 +87,10 @@ KEEPS = {
     "attribute": attribute,
     "generator": lambda _: float(torch.rand((), generator=GENERATOR)),
     "patch": lambda _: 1,
-    "cache": lambda client: cached(client.id, client),
+    "cache": lambda client: cached(by_client, client),
+    "cache of a method": lambda client: cached(Keeps.by_client, client),
+    "cache of a static method": lambda client: cached(Keeps.by_client_alone, client),
+    "cached property": None,
     "environment": number,
     "hook": lambda _: 1,
     "mode": lambda _: 1,
@@ -81,14 +99,18 @@ REFUSED = ["global", "attribute", "generator", "patch"]
 KNOWN = {}
 
 
-@functools.lru_cache
-def by_client(client):
+def sum_of_head(client):
     return float(KNOWN[client].weights["head.weight"].sum())
 
 
-def cached(client, view):
-    KNOWN[client] = view
-    return by_client(client)
+@functools.lru_cache
+def by_client(client):
+    return sum_of_head(client)
+
+
+def cached(of_client, view):
+    KNOWN[view.id] = view
+    return of_client(view.id)
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +121,8 @@ def as_before(monkeypatch):
 
 @pytest.mark.parametrize("what", KEEPS)
 def test_what_a_part_keeps_is_restored_or_ends_the_run_before_its_round_is_recorded(make_site, bits, what):
-    site = make_site(compose(fedavg(), Keeps(what)))
+    keeps = Keeps(what)
+    site = make_site(compose(fedavg(), keeps))
     come = rounds(site, LocalWorkers(site))
     initial = next(come)
     if what in REFUSED:
@@ -110,9 +133,23 @@ def test_what_a_part_keeps_is_restored_or_ends_the_run_before_its_round_is_recor
         assert refused.value.client is not None and refused.value.exit_code == 1
         return
     whole = [initial, *come]
-    by_client.cache_clear()  # as a new process has it
+    for function in (by_client, Keeps.by_client.__func__, Keeps.by_client_alone):
+        function.cache_clear()  # as a new process has it
+    vars(keeps).pop("first_sum", None)
     again = [*rounds(site, LocalWorkers(site), whole[1])]
     assert [bits(round) for round in again] == [bits(round) for round in whole[2:]]
+
+
+def test_a_model_of_torchs_own_modules_on_which_the_user_has_hung_a_counter_is_refused(make_site):
+    def counter(module, args, output):
+        return output * (1 + 0.001 * count(module))
+
+    site = make_site(fedavg())
+    site.model.head.register_forward_hook(counter)
+    named = replace(site.job, model=replace(site.job.model, name="mine:hooked"))
+    site = replace(site, job=named)
+    with pytest.raises(RunFailed, match=r"served again .* the model that your function makes keeps something"):
+        list(rounds(site, LocalWorkers(site)))
 
 
 def test_the_check_is_off_where_the_job_says_so_and_for_parts_of_rayfed(make_site, play, monkeypatch):
