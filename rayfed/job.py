@@ -5,22 +5,21 @@ loaded or started; an unknown key is refused with the nearest valid key.
 """
 
 import copy
-import difflib
 import hashlib
 import json
 import math
 import os
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from rayfed.base.errors import InputError, did_you_mean, refuse_secrets, told
+from rayfed.base.errors import InputError, did_you_mean, nearest, refuse_secrets, told
 from rayfed.base.spans import at
-from rayfed.base.values import Checked, Form, Ge, Gt, PathMark, UnknownKey, build, keys, nearest, table
+from rayfed.base.values import Checked, Form, Ge, Gt, PathMark, UnknownKey, build, keys, nearest_key, table
 from rayfed.clients.participation import Participation
 from rayfed.clients.settings import Training
 from rayfed.data.partition import shared_keys
@@ -32,7 +31,6 @@ DEADLINE_TEXT = "seconds after which a piece of work counts as hung; auto: ten t
 TRACK_TEXT = "tensorboard, wandb, mlflow: where to send the curves, too; each an extra of the package"
 MEASURE_TEXT = "local, drift: notes in clients.parquet and rounds.parquet; confusion: confusions.parquet"
 MEASURE = ("measure", "measure_every", "measure_images", "measure_layers", "measure_clients", "track")  # change no bits
-NAMES = {"threads": "ray.num_cpus (as threads)"}  # of what a lineage calls otherwise than the job file
 WITH_NAME = ("method", "model", "data.partition", "train.schedule")  # tables that a name may stand for
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}(/[A-Za-z0-9][A-Za-z0-9._+-]{0,199}){0,9}")  # a file's has 255
 
@@ -129,11 +127,16 @@ class Job(Checked):
             raise InputError(f"name = {self.name!r}: a job needs a name that can be a folder's: {form} of 200 at most")
         _registry("check_method", self.method, self.train.optimizer)
         for key in ("measure", "measure_layers", "measure_clients"):
-            if len({*(given := getattr(self, key))}) < len(given):
-                raise InputError(f"{key} = {given}: give each {key.removeprefix('measure_').rstrip('s')} once")
+            values = getattr(self, key)
+            if len({*values}) < len(values):
+                raise InputError(f"{key} = {values}: give each {key.removeprefix('measure_').rstrip('s')} once")
         if self.measure_layers and "drift" not in self.measure:
             raise InputError(f"measure_layers = {self.measure_layers}: add 'drift' to measure, which aligns them")
-        for key, path in self.places().items() if self.ray.data == "storage" else ():
+        if self.ray.data == "storage":
+            self._refuse_relative_paths()
+
+    def _refuse_relative_paths(self) -> None:
+        for key, path in self.places().items():
             if not key.startswith("output.") and is_relative(path):
                 text = "with ray.data = 'storage' every node reads it, so give an absolute path"
                 raise InputError(f"{key} = '{path}': {text}")
@@ -152,40 +155,45 @@ class Job(Checked):
         for key in ("num_rounds", "patience"):
             del kept["train"][key]
         del kept["data"]["domain"]  # it is measured, too
-        return json.loads(json.dumps({**kept, "threads": self.ray.threads}))  # as it is read back from a checkpoint
+        kept["ray.num_cpus (as threads)"] = self.ray.threads
+        return json.loads(json.dumps(kept))  # as it is read back from a checkpoint
 
     def hash(self) -> str:
         """SHA-256 of everything that the results depend on."""
-        ends = [self.train.num_rounds, *([self.train.patience] if self.train.patience else [])]
-        return hashlib.sha256(json.dumps([self.lineage(), *ends], sort_keys=True).encode()).hexdigest()
+        whole = [self.lineage(), self.train.num_rounds, self.train.patience]
+        return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
 
     def places(self) -> dict[str, str]:
         """The paths in the job, by their dotted keys. The name of a known source is not a path."""
-        named = flat(self.table())
-        found = {key.name: named.get(key.name, "") for key in keys(type(self)) if key.is_path}
-        return {key: path for key, path in found.items() if path and path not in SOURCES}
+        values = flat(self.table())
+        paths = {key.name: values.get(key.name, "") for key in keys(type(self)) if key.is_path}
+        return {key: path for key, path in paths.items() if path and path not in SOURCES}
 
 
 def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested tables as a table of dotted keys."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in tables.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return found
+        if isinstance(value, Mapping):
+            values |= flat(value, f"{prefix}{key}.")
+        else:
+            values[f"{prefix}{key}"] = value
+    return values
 
 
-def differences(there: Mapping[str, Any], here: Mapping[str, Any], *places: str) -> list[str]:
-    """What differs between two tables, in words; `places` are the words for there and here.
+def differences(
+    there: Mapping[str, Any], here: Mapping[str, Any], at_first: str = "there", at_second: str = "here"
+) -> list[str]:
+    """What differs between two tables, in words; the last two arguments are the words for there and here.
 
     >>> differences({"train": {"lr": 0.1}, "seed": 0}, {"train": {"lr": 0.2}, "seed": 0})
     ['train.lr is 0.1 there, 0.2 here']
     """
-    before, now = ({key: value for key, value in flat(each).items() if value != ""} for each in (there, here))
-    at, at_now = places or ("there", "here")
+    first, second = ({key: value for key, value in flat(each).items() if value != ""} for each in (there, here))
     return [
-        f"{NAMES.get(key, key)} is {before.get(key, 'not set')} {at}, {now.get(key, 'not set')} {at_now}"
-        for key in sorted({*before, *now})
-        if before.get(key) != now.get(key)
+        f"{key} is {first.get(key, 'not set')} {at_first}, {second.get(key, 'not set')} {at_second}"
+        for key in sorted({*first, *second})
+        if first.get(key) != second.get(key)
     ]
 
 
@@ -202,13 +210,10 @@ def read_toml(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(source, Mapping):
         return dict(source)
     try:
-        real = Path(source).resolve()  # of a named pipe; the shell's <(...) has no such path
-        if real.is_fifo() or real.is_char_device():  # to read it would wait for a writer, or never end
-            raise OSError(f"it is a {'named pipe' if real.is_fifo() else 'device'}; give a file")
         return tomllib.loads(Path(source).read_text(encoding="utf-8-sig"))  # some editors write a mark in front
     except FileNotFoundError:
         raise InputError(f"no job file '{source}'; jobs/quickstart.toml is an example") from None
-    except (OSError, ValueError, RecursionError) as error:  # of TOML, of UTF-8, of a path with a zero byte
+    except (OSError, ValueError) as error:  # of TOML, of UTF-8, of a path with a zero byte
         raise InputError(f"job file '{source}' cannot be read: {error}") from None
 
 
@@ -230,39 +235,37 @@ def override(tables: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[st
     >>> override({}, {"model.width": 3, "model.name": "cnn", "model": "lenet"})
     {'model': {'name': 'lenet', 'width': 3}}
     """
-    try:
-        result: dict[str, Any] = copy.deepcopy(dict(tables))
-    except RecursionError:  # a dotted key in a file may have any number of steps
-        raise InputError("the job's tables are nested too deeply") from None
-    for dotted in sorted(overrides, key=_rank):  # names drop options
-        *path, last = dotted.split(".")
-        value, inner = overrides[dotted], result
+    result: dict[str, Any] = copy.deepcopy(dict(tables))
+    for dotted in sorted(overrides, key=lambda dotted: _short(dotted).count(".")):  # names come before options
+        *path, last = _short(dotted).split(".")
+        outer = result
         for number, step in enumerate(path, start=1):
-            if isinstance(inner.get(step), str) and ".".join(path[:number]) in WITH_NAME:
-                inner[step] = {"name": inner[step]}  # the short form of such a table
-            inner = inner.setdefault(step, {})
-            if not isinstance(inner, dict):
-                raise InputError(f"'{dotted}' cannot be set: {step} = {told(inner)} is not a table")
-        place = dotted.removesuffix(".name")
-        known = inner if place != dotted else inner.get(last)
-        if isinstance(value, str) and place in WITH_NAME and isinstance(known, dict):
-            if str(known.get("name")).lower() != value.lower():
-                kept = shared_keys(value) if place == "data.partition" else set()
-                for option in known.keys() - kept - {"name"}:
-                    del known[option]
-            known["name"] = value
+            if isinstance(outer.get(step), str) and ".".join(path[:number]) in WITH_NAME:
+                outer[step] = {"name": outer[step]}
+            outer = outer.setdefault(step, {})
+            if not isinstance(outer, dict):
+                raise InputError(f"'{dotted}' cannot be set: {step} = {told(outer)} is not a table")
+        value, before = overrides[dotted], outer.get(last)
+        if _short(dotted) in WITH_NAME and isinstance(value, str) and isinstance(before, dict):
+            outer[last] = _renamed(before, value, shared_keys(value) if last == "partition" else set())
         else:
-            inner[last] = value
+            outer[last] = value
     for key, value in flat(result).items():
         refuse_secrets(value, key)
     return result
 
 
-def _rank(dotted: str) -> tuple[int, bool]:
-    """Of an override: outer tables come first, and names before what stands beside them."""
-    place = dotted.removesuffix(".name")
-    short = place != dotted and place in WITH_NAME  # `model.name = "cnn"` is `model = "cnn"`
-    return (place if short else dotted).count("."), not dotted.endswith(".name") and dotted not in WITH_NAME
+def _short(dotted: str) -> str:
+    """The key of an override; `model` for `model.name`, which says the same."""
+    table = dotted.removesuffix(".name")
+    return table if table in WITH_NAME else dotted
+
+
+def _renamed(table: Mapping[str, Any], name: str, shared: Set[str]) -> dict[str, Any]:
+    """A table with another name: without the options of the one before, but for `shared` ones."""
+    if str(table.get("name")).lower() == name.lower():
+        return {**table, "name": name}
+    return {"name": name} | {option: value for option, value in table.items() if option in shared}
 
 
 def make_job(tables: Mapping[str, Any]) -> Job:
@@ -271,18 +274,17 @@ def make_job(tables: Mapping[str, Any]) -> Job:
         raise InputError(
             "this job file is a grid of runs: `rayfed run` runs them, `rayfed.grid.cells.expand` makes its jobs"
         )
-    partition = data.get("partition") if isinstance(data := tables.get("data"), Mapping) else None
-    if isinstance(partition, Mapping) and partition.get("seed") == "run":
+    if flat(tables).get("data.partition.seed") == "run":
         tables = override(tables, {"data.partition.seed": tables.get("seed", 0)})
     try:
         with at("the reading of the job"):
             return build(Job, tables, "")
     except UnknownKey as error:
         where, key, *valid = error.args
-        here = [
-            f"{where}.{name}" if where else name for name in difflib.get_close_matches(key, valid, n=1, cutoff=0.75)
-        ]
-        near = here[0] if here else nearest(key, keys(Job))
+        here = nearest(key, valid, 0.75)
+        if here and where:
+            here = f"{where}.{here}"
+        near = here or nearest_key(key, keys(Job))
         if not near or where.startswith("method ") or near == f"{where}.{key}":  # a key of another partition
             raise
         raise InputError(f"{where or 'the job'}: unknown key '{key}'{did_you_mean(key, valid, near)}") from None

@@ -27,8 +27,8 @@ from PIL import Image
 import rayfed
 from rayfed.base.errors import InputError, RunFailed
 from rayfed.cli import main
-from rayfed.clients.trace_file import read_trace
-from rayfed.data import decode, memory, samples
+from rayfed.clients.trace import read_trace
+from rayfed.data import decode, samples
 from rayfed.data.settings import Data
 from rayfed.data.sources import load
 from rayfed.folder.log import logging_to_file
@@ -198,87 +198,6 @@ def test_class_names_of_odd_types_do_no_harm(tmp_path, metadata):
     assert [type(name) for name in load(Data(path, test=path)).train.classes] == [str, str]
 
 
-def test_more_images_than_memory_are_refused_before_memory_is_full(tmp_path, monkeypatch):
-    path = write(tmp_path / "a.parquet", [encoded(Image.new("RGB", (64, 64)))] * 100, [0, 1] * 50)
-    monkeypatch.setattr(memory, "MEMORY", 10**6)
-    refuses(
-        Data(path, test=path), "100 images of 3 x 64 x 64 take 1.2 MB, and this process may use 1.0 MB; .*data.size"
-    )
-    assert len(load(Data(path, test=path, size=8)).train) == 100
-    monkeypatch.setattr(memory, "MEMORY", 2 * 10**6)
-    refuses(Data(path, test=path, size=128), "100 images of 3 x 128 x 128 take 4.9 MB")
-    monkeypatch.undo()
-    with pytest.raises(InputError, match=r"Data.size = 1000000000: give 4096 or less"):
-        Data(size=10**9)
-
-
-@pytest.mark.parametrize(
-    ("own", "limits", "allowed"),
-    [
-        ("0::/", {"memory.max": "4096"}, 4096),  # a pod
-        ("0::/job/step", {"memory.max": "max", "job/memory.max": "4096", "job/step/memory.max": "8192"}, 4096),
-        ("0::/", {"memory.max": "max"}, None),
-        ("4:memory:/on/the/host\n0::/", {"memory/memory.limit_in_bytes": "4096"}, 4096),  # version 1
-        ("3:cpu,cpuacct:/\n4:memory:/", {"memory/memory.limit_in_bytes": "9223372036854771712"}, None),
-        ("", {}, None),
-    ],
-)
-def test_the_memory_of_a_process_is_what_its_control_groups_allow(tmp_path, own, limits, allowed):
-    machine = memory._memory(tmp_path / "none", tmp_path / "none")
-    (tmp_path / "own").write_text(own)
-    for name, limit in limits.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(f"{limit}\n")
-    assert memory._memory(tmp_path, tmp_path / "own") == (allowed or machine)
-
-
-def png_of_zeros(side: int) -> bytes:
-    """A PNG of one bit per pixel: a few bytes that unpack to many."""
-    rows = zlib.compress(b"\0" * (side // 8 + 1) * side, 9)
-    header = struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)
-    return SMALL[:8] + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
-
-
-def test_many_small_files_that_claim_much_are_refused_by_their_first_header(tmp_path, monkeypatch):
-    path = write(tmp_path / "a.parquet", [png_of_zeros(4096)] * 3000, [0, 1] * 1500)
-    monkeypatch.setattr(memory, "MEMORY", 2**33)
-    monkeypatch.setattr(decode, "decode", None)  # nothing is decoded
-    refuses(Data(path, test=path), "3,000 images of 1 x 4096 x 4096 take 50.3 GB, and this process may use 8.6 GB")
-
-
-@pytest.mark.parametrize("threads", [True, False])
-def test_large_images_are_decoded_one_at_a_time(monkeypatch, threads):
-    sizes = []
-    monkeypatch.setattr(decode, "_decode_block", lambda block, size: sizes.append(len(block)) or np.zeros((1, 1, 2, 2)))
-    decode.decode_all([("place", lambda: png_of_zeros(4096))] * 40, 40, threads=threads)
-    assert sizes == [1] * 40
-
-
-@pytest.mark.parametrize("dictionary", [True, False])
-def test_names_that_unpack_to_more_than_memory_are_refused(tmp_path, dictionary):
-    """A million rows with two labels of 100 kB: 105 GB, from a file of some kB."""
-    rows = 2**20 if dictionary else 2000
-    names = pa.DictionaryArray.from_arrays(pa.array(np.arange(rows) % 2, pa.int32()), ["x" * 10**5, "y" * 10**5])
-    table = pa.table({"image": pa.array([b""] * rows), "label": names if dictionary else names.cast(pa.string())})
-    pq.write_table(table, tmp_path / "a.parquet")
-    assert (tmp_path / "a.parquet").stat().st_size < 300_000
-    assert "column 'label' has a name of 100,000 bytes, more than the 1,000 allowed" in refused_with_little_memory(
-        str(tmp_path / "a.parquet")
-    )
-
-
-def test_long_names_that_are_stored_one_by_one_are_refused_by_their_footer(tmp_path):
-    names = pa.array([f"{i:05}" * 2000 for i in range(3000)])
-    pq.write_table(pa.table({"image": [SMALL] * 3000, "label": names}), tmp_path / "a.parquet", use_dictionary=False)
-    refuses(Data(str(tmp_path / "a.parquet")), "column 'label' takes 30.0 MB in 3,000 rows: is it the label")
-
-
-def test_lists_of_more_pixels_than_memory_are_refused_by_their_footer(tmp_path, monkeypatch):
-    path = write(tmp_path / "a.parquet", pa.array([np.zeros(10_000, np.uint8)] * 200), [0, 1] * 100)
-    monkeypatch.setattr(memory, "MEMORY", 10**6)
-    refuses(Data(path, test=path), "200 images of 10000 take 2.0 MB, and this process may use 1.0 MB")
-
-
 def test_a_column_of_lists_is_no_client(tmp_path):
     table = pa.table({"image": [SMALL] * 2, "label": [0, 1], "who": [[1], [2]]})
     pq.write_table(table, tmp_path / "a.parquet")
@@ -416,12 +335,8 @@ def test_paths_that_are_not_data_files_are_refused(tmp_path, monkeypatch, path):
         load(Data(path, test_fraction=0.5))
 
 
-def test_a_file_that_is_too_large_or_was_deleted_after_it_was_listed_is_refused(tmp_path, monkeypatch):
+def test_a_file_that_was_deleted_after_it_was_listed_is_refused(tmp_path, monkeypatch):
     root = tree(tmp_path / "tree")
-    with open(root / "cat" / "0.png", "wb") as file:
-        file.truncate(2**40)  # takes no room on the disk
-    refuses(Data(str(root)), "cat/0.png: cannot be read .1,099,511,627,776 bytes, more than the")
-    (root / "cat" / "0.png").unlink()
     whole = decode._batched
 
     def late(items, size):
@@ -446,12 +361,8 @@ def test_an_annotation_file_that_is_not_text_does_no_harm(tmp_path):
     [
         (b"\x80\x81\xff\0", "cannot be read: 'utf-8' codec can't decode"),
         (b'name = "a"\0', "cannot be read: .*line 1, column 11"),
-        (b"x = " + b"[" * 5000, "cannot be read: maximum recursion depth exceeded"),
-        (b"x = " + b"{ x = " * 5000, "cannot be read: maximum recursion depth exceeded"),
-        (b"x" + b".x" * 5000 + b" = 1", "nested too deeply"),
-        (b"[" + b"x." * 5000 + b"x]", "nested too deeply"),
     ],
-    ids=["binary", "zero byte", "open lists", "open tables", "dots", "headers"],
+    ids=["binary", "zero byte"],
 )
 def test_files_that_are_not_jobs_are_refused(tmp_path, text, message):
     (tmp_path / "job.toml").write_bytes(text)
@@ -459,10 +370,9 @@ def test_files_that_are_not_jobs_are_refused(tmp_path, text, message):
         read_job(tmp_path / "job.toml")
 
 
-@pytest.mark.parametrize("path", ["/", "a\0b", "x" * 5000, "pipe"])
+@pytest.mark.parametrize("path", ["/", "a\0b", "x" * 5000])
 def test_paths_that_are_not_job_files_are_refused(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    os.mkfifo("pipe")
     with pytest.raises(InputError, match="job file"):
         read_job(path)
 

@@ -422,9 +422,9 @@ def test_a_single_infinite_loss_is_refused_with_client_round_batch_and_method(ma
         trained(site, broadcast_of(site, 3))
 
 
-@pytest.mark.parametrize(("batch_size", "fits"), [(5, 8), (1, 8), (12, 13)])
+@pytest.mark.parametrize("batch_size", [5, 1, 12])
 def test_a_batch_of_one_image_is_refused_where_batchnorm_could_not_learn_from_it(
-    make_federation, monkeypatch, batch_size, fits
+    make_federation, monkeypatch, batch_size
 ):
     """Clients of 12, 11, 8 and 13 images: batches of 5 or of 12 leave a single image."""
     federation = make_federation([[12, 0, 0, 0], [0, 11, 0, 0], [2, 2, 2, 2], [0, 0, 13, 0]])
@@ -437,9 +437,9 @@ def test_a_batch_of_one_image_is_refused_where_batchnorm_could_not_learn_from_it
         monkeypatch.setattr(local, "build_model", lambda name, options, **given: model)
         open_site(Job("n", train=Training(clients_per_round=4, batch_size=batch_size)))
 
-    message = rf"train.batch_size = {batch_size}: .* with train.batch_size = {fits} no image is alone"
+    message = rf"train.batch_size = {batch_size}: .* give another train.batch_size, or model"
     with pytest.raises(InputError, match=message):
         open_with(one_by_one, batch_size)
     assert all(map(torch.equal, before, one_by_one.state_dict().values()))
-    open_with(one_by_one, fits)
+    open_with(one_by_one, 8)
     open_with(wide, batch_size)

@@ -14,7 +14,7 @@ from urllib.parse import unquote
 STOPPED = 130
 ENDED = ".ended"  # a file in a run's folder: what it was at when its process ended without a word
 LONGEST = 200  # characters of a value in a message
-MANY = 40  # names in a message that has a better hint
+MANY = 40  # names in a message
 # In an address: a key as the user; a password, even with / in it, but no port (S3 has none); the same in a parameter.
 WITH_PASSWORD = re.compile(
     r"(?s)((?:https?|s3[an]?|ray|hf)://(?=[^/?#]+@)|s3[an]?://(?=[^/?#@\s]*:)|://(?=[^/?#:\s]*:(?!\d*(?:[/?#]|$)))"
@@ -127,19 +127,29 @@ def first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
+def nearest(name: str, names: Iterable[str], cutoff: float = 0.5) -> str:
+    """Which of the valid names a wrong one probably means; '' if none is near. `cutoff`: 1 for equal names alone.
+
+    >>> nearest("Fednt", ["fedavg", "fedntd"]), nearest("zzz", ["fedavg"])
+    ('fedntd', '')
+    """
+    by_lower = {valid.lower(): valid for valid in sorted(names)}
+    near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=cutoff)
+    return by_lower[near[0]] if near else ""
+
+
 def did_you_mean(given: str, allowed: Iterable[str], near: str = "") -> str:
     """The end of a message about an unknown name: the nearest valid name, or `near`, and all valid names.
 
-    Of more than forty valid names only the nearest is given, if there is one.
+    More than forty valid names are only counted.
 
     >>> did_you_mean("fednt", ["fedavg", "fedntd"])
     "; did you mean 'fedntd'? (valid: fedavg, fedntd)"
     """
     allowed = sorted(allowed)
-    near = near or next(iter(difflib.get_close_matches(given.lower(), allowed, n=1, cutoff=0.5)), "")
-    all_valid = not near or len(allowed) <= MANY
-    valid = f"valid: {', '.join(allowed) or 'none'}" if all_valid else f"{len(allowed)} names are valid"
-    return (f"; did you mean '{near}'?" if near else "") + f" ({valid})"
+    near = near or nearest(given, allowed)
+    valid = f"valid: {', '.join(allowed) or 'none'}" if len(allowed) <= MANY else f"{len(allowed)} names are valid"
+    return f"; did you mean '{near}'? ({valid})" if near else f" ({valid})"
 
 
 def explained(error: Exception) -> str:

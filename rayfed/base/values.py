@@ -18,7 +18,6 @@ Traceback (most recent call last):
 rayfed.base.errors.InputError: Proximal.mu = -1: give 0 or more
 """
 
-import difflib
 import functools
 import importlib
 import inspect
@@ -27,22 +26,21 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt
 
-from rayfed.base.errors import InputError, did_you_mean, refuse_secrets, spelled, told
+from rayfed.base.errors import InputError, did_you_mean, nearest, refuse_secrets, spelled, told
 
 log = logging.getLogger(__name__)
 
 __all__ = [
     "Checked", "Form", "Ge", "Gt", "Le", "Lt", "PathMark", "UnknownKey", "build", "find", "keys", "name_in", "named",
-    "nearest", "sentence", "snake_case", "table",
+    "nearest_key", "sentence", "snake_case", "table",
 ]  # fmt: skip
 
 T = TypeVar("T")
-PLAIN = re.compile(r"-?[\d.]+|(?i:true|false)")  # what stands without quotes in TOML
 NEEDED = inspect.Parameter.empty  # in place of a default
 WANTED = {  # a kind of pydantic's errors: what to give
     "greater_than_equal": "{ge:.10g} or more", "greater_than": "more than {gt:.10g}",
@@ -109,9 +107,9 @@ def build(maker: Callable[..., T], values: Mapping[str, Any], where: str, **give
     for key in values:
         if key in given or (key not in valid and not takes_any):
             raise UnknownKey(where, str(key), *valid)
-    if missing := [name for name, p in valid.items() if p.default is NEEDED and name not in values]:
-        texts = {_join(where, name): sentence(maker, name) for name in missing}
-        raise InputError("\n".join(f"{key} is missing{text and ': ' + text}" for key, text in texts.items()))
+    missing = [name for name, p in valid.items() if p.default is NEEDED and name not in values]
+    if missing:
+        raise InputError("\n".join(_missing(maker, name, where) for name in missing))
     ready = {name: _read(maker, name, value, _join(where, name)) for name, value in values.items()}
     return maker(**given, **_validated(maker, ready, where))
 
@@ -120,9 +118,14 @@ def table(value: Any) -> dict[str, Any]:
     """A dataclass as the plain table that `build` reads. None is left out: TOML cannot write it."""
     plain = {}
     for f in fields(value):
-        if (item := getattr(value, f.name)) is not None:
-            form = _mark(type(value), f.name, Form)
-            plain[f.name] = form.write(item) if form else table(item) if is_dataclass(item) else item
+        item = getattr(value, f.name)
+        form = _mark(type(value), f.name, Form)
+        if form:
+            plain[f.name] = form.write(item)
+        elif is_dataclass(item):
+            plain[f.name] = table(item)
+        elif item is not None:
+            plain[f.name] = item
     return plain
 
 
@@ -138,31 +141,37 @@ def keys(cls: type, prefix: str = "") -> Iterator[Key]:
         elif is_dataclass(hint):
             yield from keys(hint, name)  # type: ignore[arg-type]
         else:
-            made = form.default if form else f.default if f.default_factory is MISSING else f.default_factory()
-            default = NEEDED if made is MISSING else made
-            yield Key(name, default, sentence(cls, f.name), _mark(cls, f.name, PathMark) is not None)
+            yield Key(name, _default(f, form), sentence(cls, f.name), _mark(cls, f.name, PathMark) is not None)
 
 
-def nearest(given: str, known: Iterable[Key]) -> str:
+def _default(f: Field[Any], form: Form | None) -> Any:
+    if form:
+        return form.default
+    if f.default_factory is not MISSING:
+        return f.default_factory()
+    return NEEDED if f.default is MISSING else f.default
+
+
+def nearest_key(name: str, keys: Iterable[Key]) -> str:
     """The key or the table that a wrong key probably means: by its last step, else by its meaning; '' if none is near.
 
-    >>> known = [Key("train.lr", 0.01, "learning rate of the first round"), Key("train.num_rounds", 20, "rounds")]
-    >>> nearest("lr", known), nearest("rounds", known), nearest("train.learning_rate", known), nearest("x", known)
-    ('train.lr', 'train.num_rounds', 'train.lr', '')
+    >>> keys = [Key("train.lr", 0.01, "learning rate of the first round"), Key("train.num_rounds", 20, "rounds")]
+    >>> [nearest_key(name, keys) for name in ("lr", "rounds", "train.learning_rate", "x")]
+    ['train.lr', 'train.num_rounds', 'train.lr', '']
     """
     places: dict[str, str] = {}  # the last step of a key or a table: the whole of it
-    meant = ""
-    last = given.rpartition(".")[2].lower()
-    for key in known:
+    last = name.rpartition(".")[2].lower()
+    words = f" {last.replace('_', ' ')} "
+    by_meaning = ""
+    for key in keys:
         steps = key.name.split(".")
         for end in range(1, len(steps) + 1):
             places.setdefault(steps[end - 1], ".".join(steps[:end]))
-        if not meant and f" {last.replace('_', ' ')} " in f" {key.sentence} " and len(last) > 3:
-            meant = key.name
-    first = [name for name, place in places.items() if name == place and "." not in given]
-    near = [last] if last in places else difflib.get_close_matches(last, first, n=1, cutoff=0.75)
-    near = near or difflib.get_close_matches(last, places, n=1, cutoff=0.6)
-    return places[near[0]] if near else meant
+        if len(last) > 3 and words in f" {key.sentence} ":
+            by_meaning = by_meaning or key.name
+    tables = [step for step, place in places.items() if step == place and "." not in name]
+    near = last if last in places else nearest(last, tables, 0.75) or nearest(last, places, 0.6)
+    return places[near] if near else by_meaning
 
 
 def sentence(cls: Callable[..., Any], name: str) -> str:
@@ -180,7 +189,7 @@ def find(name: str, known: Mapping[str, T], kind: str) -> T:
     if module.partition(".")[0] in sys.stdlib_module_names:  # to import some of these does something, or to call them
         raise InputError(f"{kind} '{name}': '{module}' is a module of Python itself; name a module of yours")
     try:
-        found: Any = importlib.import_module(module)
+        value: Any = importlib.import_module(module)
     except SyntaxError as error:
         place = f"{error.filename}, line {error.lineno}"
         raise InputError(f"{kind} '{name}': Python cannot read {place}: {error.msg}") from error
@@ -192,13 +201,13 @@ def find(name: str, known: Mapping[str, T], kind: str) -> T:
         raise InputError(f"{kind} '{name}': importing '{module}' fails: {why}") from error
     _warn_of_another(module.partition(".")[0])
     try:
-        found = functools.reduce(getattr, attribute.split("."), found)
+        value = functools.reduce(getattr, attribute.split("."), value)
     except AttributeError as error:
         raise InputError(f"{kind} '{name}': {error}") from error
-    if callable(found) and not _is_ours(found):
+    if callable(value) and _home(value) in sys.stdlib_module_names:
         where = "a function or a class that was written for rayfed, in a module of yours"
-        raise InputError(f"{kind} '{name}' is {told(found)}, which is Python's own or built in; name {where}")
-    return found
+        raise InputError(f"{kind} '{name}' is {told(value)}, which is Python's own or built in; name {where}")
+    return value
 
 
 @functools.cache  # a job is read several times, and the user is told once
@@ -210,12 +219,12 @@ def _warn_of_another(module: str) -> None:
         log.warning("%s comes from %s, not from %s.py in this folder", module, imported, module)
 
 
-def _is_ours(found: Any) -> bool:
-    """Whether something that can be called was written in Python, and not for Python's standard library."""
-    found = found.func if isinstance(found, functools.partial) else getattr(found, "__func__", found)  # of a method
-    found = inspect.unwrap(found)
-    made = found if inspect.isfunction(found) or inspect.isclass(found) else type(found)  # an object with __call__
-    return str(made.__module__).partition(".")[0] not in sys.stdlib_module_names
+def _home(value: Any) -> str:
+    """The package in which something that can be called was written; `builtins` where that was not in Python."""
+    value = value.func if isinstance(value, functools.partial) else getattr(value, "__func__", value)  # of a method
+    value = inspect.unwrap(value)
+    written = value if inspect.isfunction(value) or inspect.isclass(value) else type(value)  # an object with __call__
+    return str(written.__module__).partition(".")[0]
 
 
 def snake_case(name: str) -> str:
@@ -232,20 +241,23 @@ def name_in(known: Mapping[str, Any], value: Any) -> str:
     return next((name for name, one in known.items() if one is value), f"{value.__module__}:{value.__qualname__}")
 
 
-def named(given: Any, where: str, default: str | None = None) -> tuple[str, dict[str, Any]]:
+def named(value: Any, where: str, default: str | None = None) -> tuple[str, dict[str, Any]]:
     """The name and the options of `"name"` or `{name = "name", option = value, ...}`."""
-    if not isinstance(given, str | Mapping):
-        raise InputError(f"{where} = {told(given)}: give a name, or a table with a name")
-    options = {"name": given} if isinstance(given, str) else dict(given)
+    if isinstance(value, str):
+        return value, {}
+    if not isinstance(value, Mapping):
+        raise InputError(f"{where} = {told(value)}: give a name, or a table with a name")
+    options = dict(value)
     name = options.pop("name", default)
     if not isinstance(name, str):
-        raise InputError(f"{where}: {told(given)} has no name (such as {{name = '{default or 'fedntd'}'}})")
+        raise InputError(f"{where}: {told(value)} has no name (such as {{name = '{default or 'fedntd'}'}})")
     return name, options
 
 
 def _read(maker: Callable[..., Any], name: str, value: Any, place: str) -> Any:
     """A value of a table as its field holds it: a table in it becomes a dataclass."""
-    if form := _mark(maker, name, Form):
+    form = _mark(maker, name, Form)
+    if form:
         return form.read(value)
     hint = _hints(maker).get(name)
     if not (isinstance(hint, type) and issubclass(hint, Checked)) or isinstance(value, hint):
@@ -263,9 +275,11 @@ def _validated(maker: Callable[..., Any], values: Mapping[str, Any], where: str)
     mistakes, ready = [], dict(values)
     for name, value in values.items():
         refuse_secrets(value, _join(where, name))
+        adapter = _adapter(maker, name)
+        if adapter is None:
+            continue
         try:
-            if adapter := _adapter(maker, name):
-                ready[name] = adapter.validate_python(value, strict=True)
+            ready[name] = adapter.validate_python(value, strict=True)
         except ValidationError as error:
             mistakes += _explain(error.errors(), _join(where, name))
     if mistakes:
@@ -303,22 +317,31 @@ def _join(where: str, name: str) -> str:
     return f"{where}.{name}" if where else name
 
 
+def _missing(maker: Callable[..., Any], name: str, where: str) -> str:
+    text = sentence(maker, name)
+    return f"{_join(where, name)} is missing: {text}" if text else f"{_join(where, name)} is missing"
+
+
 def _explain(errors: Iterable[Any], where: str) -> list[str]:
     """A line for each value that is wrong. For each type that a value may have, pydantic gives an error of its own."""
-    wanted: dict[str, list[str]] = {}
+    wanted: dict[str, list[str]] = {}  # a value: what to give in its place
     for error in errors:
-        place = ".".join([where, *(str(step) for step in error["loc"] if isinstance(step, int))])
-        form = WANTED.get(error["type"])
-        what = "give " + form.format(**error.get("ctx", {})) if form else error["msg"].removeprefix("Value error, ")
-        plain = error["input"] if error["type"] in ("int_type", "float_type", "bool_type") else None
-        what += "; write it without quotes" if isinstance(plain, str) and PLAIN.fullmatch(plain) else ""
-        what += _nearest(error["input"], error["ctx"]["expected"]) if error["type"] == "literal_error" else ""
-        what += f", such as [{told(error['input'])}]" if error["type"] == "list_type" else ""
-        wanted.setdefault(f"{place} = {told(error['input'])}: ", []).append(what)
-    return [start + " or ".join(whats).replace(" or give ", " or ") for start, whats in wanted.items()]
+        steps = [str(step) for step in error["loc"] if isinstance(step, int)]
+        value = f"{'.'.join([where, *steps])} = {told(error['input'])}"
+        wanted.setdefault(value, []).append(_wanted(error))
+    return [f"{value}: {' or '.join(ways).replace(' or give ', ' or ')}" for value, ways in wanted.items()]
 
 
-def _nearest(given: Any, names: str) -> str:
-    """Which of the 'names' in a text the given one probably means."""
-    near = difflib.get_close_matches(str(given).lower(), names.split("'")[1::2], n=1)
-    return f"; did you mean '{near[0]}'?" if near else ""
+def _wanted(error: Any) -> str:
+    """What to do, by one of pydantic's errors."""
+    kind, value = error["type"], error["input"]
+    form = WANTED.get(kind)
+    if form is None:
+        return str(error["msg"].removeprefix("Value error, "))
+    wanted = f"give {form.format(**error.get('ctx', {}))}"
+    if kind == "list_type":
+        return f"{wanted}, such as [{told(value)}]"
+    if kind == "literal_error":
+        near = nearest(str(value), wanted.split("'")[1::2], 0.6)
+        return f"{wanted}; did you mean '{near}'?" if near else wanted
+    return wanted

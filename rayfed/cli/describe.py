@@ -93,7 +93,7 @@ def keys(prefix: str) -> None:
             row = key.name, default_text(key.default), key.sentence
             rules.setdefault(row, []).extend([key.kind] if key.kind else [])
     if not rules:
-        near = values.nearest(prefix, known)
+        near = values.nearest_key(prefix, known)
         rather = f"; did you mean '{near}'?" if near else ";"
         raise InputError(f"no key begins with '{prefix}'{rather} `rayfed keys` lists all")
     rows = [(*row[:2], f"{', '.join(kinds)}: {row[2]}" if kinds else row[2]) for row, kinds in rules.items()]

@@ -1,10 +1,24 @@
-"""A trace: which clients are there in which round, and what is known of them there."""
+"""A trace: which clients are there in which round, and what is known of them there; read from Parquet, and checked."""
+
+from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+from rayfed.base.errors import InputError, did_you_mean
+from rayfed.clients.participation import DROPS, SPEEDS, Participation
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+log = logging.getLogger(__name__)
+NEEDED = ("round", "client")
+COLUMNS = (*NEEDED, *SPEEDS, DROPS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,3 +40,79 @@ class Trace:
         for column in (self.rounds, self.clients, *self.columns.values()):
             digest.update(np.ascontiguousarray(column).data)
         return digest.hexdigest()
+
+
+def open_trace(settings: Participation, num_clients: int, num_rounds: int) -> Trace | None:
+    """The trace that the settings name, checked; None where they name none. Warns where it will begin again."""
+    if not settings.trace:
+        return None
+    trace = read_trace(settings.trace, num_clients)
+    settings.refuse_idle(trace.columns)
+    last = int(trace.rounds[-1])
+    if last < num_rounds:
+        text = "clients.trace = '%s' ends with round %d of %d; from round %d on it begins again"
+        log.warning(text, settings.trace, last, num_rounds, last + 1)
+    return trace
+
+
+def read_trace(path: str, num_clients: int) -> Trace:
+    """A trace from a Parquet file, or a folder of such files. Raises `InputError` for all that is wrong with it."""
+    import pyarrow.parquet as pq  # actors are sent the trace, and need no Parquet
+
+    from rayfed.base.storage import locate, reach
+
+    where = f"clients.trace = '{path}'"
+    try:
+        fs, place = locate(path)
+        table = reach(path, lambda: pq.read_table(place, filesystem=fs))
+    except InputError as error:
+        raise InputError(
+            f"clients.trace: {error}; give a Parquet file with the columns round and client, each once"
+        ) from None
+    for name in NEEDED:
+        if name not in table.column_names:
+            raise InputError(f"{where}: there is no column '{name}'; it has {', '.join(table.column_names)}")
+    for name in table.column_names:
+        if name not in COLUMNS:
+            raise InputError(f"{where}: the column '{name}' has no meaning{did_you_mean(name, COLUMNS)}")
+    if not table.num_rows:
+        raise InputError(f"{where}: it has no rows, so no client is ever there")
+    columns = {name: _values(table.column(name), name, where) for name in COLUMNS if name in table.column_names}
+    rounds, clients = columns.pop("round"), columns.pop("client")
+    if rounds.min() < 1:
+        raise InputError(f"{where}: there is a round {rounds.min()}; the first round is 1")
+    unknown = clients[(clients < 0) | (clients >= num_clients)]
+    if len(unknown):
+        raise InputError(f"{where}: there is a client {unknown[0]}; the partition has clients 0 to {num_clients - 1}")
+    order = np.lexsort((clients, rounds))
+    rounds, clients = rounds[order], clients[order]
+    twice = np.flatnonzero((np.diff(rounds) == 0) & (np.diff(clients) == 0))
+    if len(twice):
+        client, round = clients[twice[0]], rounds[twice[0]]
+        raise InputError(f"{where}: client {client} is there twice in round {round}; give each client of a round once")
+    return Trace(rounds, clients, {name: values[order] for name, values in columns.items()})
+
+
+def _values(column: pa.ChunkedArray, name: str, where: str) -> np.ndarray:
+    """A column as int64, bool or float64, checked."""
+    from pyarrow import types
+
+    if name in NEEDED:
+        right, wanted = types.is_integer(column.type), "whole numbers"
+    elif name == DROPS:
+        right, wanted = types.is_boolean(column.type), "true or false"
+    else:
+        right, wanted = types.is_integer(column.type) or types.is_floating(column.type), "numbers"
+    if not right:
+        raise InputError(f"{where}: the column '{name}' is of type {column.type}; give {wanted}")
+    if column.null_count:
+        raise InputError(f"{where}: {column.null_count} values of the column '{name}' are missing; give all")
+    values = column.to_numpy()
+    if name == DROPS:
+        return values
+    if name in NEEDED:
+        return values.astype(np.int64)
+    wrong = values[~(np.isfinite(values) & (values > 0))]
+    if len(wrong):
+        raise InputError(f"{where}: the column '{name}' has the value {wrong[0]}; give more than 0")
+    return values.astype(np.float64)

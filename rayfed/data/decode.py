@@ -1,28 +1,24 @@
 """Encoded images (PNG, JPEG, ...) as one uint8 array (N, C, H, W), and resized images."""
 
 import io
-import math
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from itertools import chain, islice, repeat
+from itertools import islice, repeat
 from typing import TypeVar
 
 import numpy as np
 from PIL import Image, ImageOps
 
 from rayfed.base.errors import InputError
-from rayfed.data.memory import has_room
 
 # Only plain raster formats: Pillow's other plugins start interpreters (EPS) or parse whole documents.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm", ".pgm")
 MAX_PIXELS = 2**24  # of one encoded image; a few bytes can claim to unpack to gigabytes
-MAX_BYTES = 2**28  # of one encoded image
 GREY = {"1": "L", "L": "L", "LA": "L"}
 DEEP = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")  # more than 8 bits per channel
-BLOCK = 256  # images per task of a thread, fewer if they are large
-BLOCK_BYTES = 2**24  # decoded bytes per task
+BLOCK = 64  # images per task of a thread
+BLOCKS = 16  # tasks at a time, so that few bytes wait to be decoded or copied out
 T = TypeVar("T")
 Encoded = tuple[str, Callable[[], bytes | None]]  # an image's place, for messages, and a function that reads its bytes
 
@@ -44,18 +40,13 @@ def decode(data: bytes, size: int = 0) -> np.ndarray:
 def decode_all(images: Iterable[Encoded], count: int, size: int = 0, *, threads: bool = True) -> np.ndarray:
     """All `count` images as uint8 (count, C, H, W); grey ones among RGB ones become RGB.
 
-    Raises InputError, naming the image, if one cannot be decoded or differs in size; and, from the header of the first
-    image alone, if all of them do not fit in memory.
+    Raises InputError, naming the image, if one cannot be decoded or differs in size.
     """
-    images = iter(images)
-    shape = _announced(first := next(images), size)
-    has_room(count, shape)
-    blocks = _batched(chain([first], images), max(1, min(BLOCK, BLOCK_BYTES // math.prod(shape))))
+    blocks = _batched(images, BLOCK)
     if not threads:
         return gather((_decode_block(block, size) for block in blocks), count)
     with ThreadPoolExecutor() as pool:
-        # A few blocks at a time, so that few bytes wait to be decoded or copied out.
-        groups = _batched(blocks, 16)
+        groups = _batched(blocks, BLOCKS)
         return gather((block for group in groups for block in pool.map(_decode_block, group, repeat(size))), count)
 
 
@@ -65,11 +56,9 @@ def gather(blocks: Iterable[np.ndarray], count: int) -> np.ndarray:
     start = 0
     for block in blocks:
         if out is None:
-            has_room(count, block.shape[1:])
             out = np.empty((count, *block.shape[1:]), dtype=np.uint8)
         _refuse_another_size(f"rows from {start} on", block.shape[2:], out.shape[2:])
         if block.shape[1] > out.shape[1]:
-            has_room(count, block.shape[1:])
             out = np.repeat(out, block.shape[1], axis=1)
         out[start : start + len(block)] = block  # a grey block is broadcast over three channels
         start += len(block)
@@ -77,19 +66,10 @@ def gather(blocks: Iterable[np.ndarray], count: int) -> np.ndarray:
     return out
 
 
-def _announced(image: Encoded, size: int) -> tuple[int, int, int]:
-    """The shape of an image after decoding, from its header; (1, 1, 1) where decoding will refuse it."""
-    with suppress(Exception), Image.open(io.BytesIO(image[1]() or b""), formats=FORMATS) as header:
-        if header.width * header.height <= MAX_PIXELS:
-            return 1 if header.mode in GREY else 3, size or header.height, size or header.width
-    return 1, 1, 1
-
-
 def resize(images: np.ndarray, size: int) -> np.ndarray:
     """Images (N, C, H, W) scaled and cut at the centre to (N, C, size, size), as `decode` does."""
     if images.shape[2:] == (size, size):
         return images
-    has_room(len(images), (images.shape[1], size, size))
     planar = images[:, 0] if images.shape[1] == 1 else images.transpose(0, 2, 3, 1)
     fitted = [_channels_first(_fit(Image.fromarray(np.ascontiguousarray(image)), size)) for image in planar]
     return np.ascontiguousarray(np.stack(fitted))

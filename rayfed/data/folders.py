@@ -11,8 +11,8 @@ import numpy as np
 from pyarrow import fs as pafs
 
 from rayfed.base.errors import InputError, harmless
-from rayfed.data.decode import MAX_BYTES, decode_all
-from rayfed.data.samples import Samples, few_classes, few_domains, shortened
+from rayfed.data.decode import decode_all
+from rayfed.data.samples import Samples, few_classes, shortened
 from rayfed.data.settings import Data
 
 ANNOTATIONS = "val_annotations.txt"  # Tiny-ImageNet's classes of its `val` images, which lie in one folder
@@ -40,7 +40,6 @@ def read_tree(fs: pafs.FileSystem, files: list[str], data: Data, train: Samples 
     above = [posixpath.basename(posixpath.dirname(folder)) for folder in folders]
     found, codes = np.unique(above, return_inverse=True)
     domains, domain_names = (codes, tuple(map(harmless, found))) if data.domain else (None, ())
-    few_domains(domain_names, data.domain)
     images = decode_all(((file, functools.partial(_bytes, fs, file)) for file in files), len(files), data.size)
     labels = np.array([code[name] for name in names], dtype=np.int64)
     return Samples(images, labels, classes, codes if data.client and not train else None, domains, domain_names)
@@ -57,6 +56,4 @@ def _annotations(fs: pafs.FileSystem, folder: str) -> dict[str, str]:
 
 def _bytes(fs: pafs.FileSystem, path: str) -> bytes:
     with fs.open_input_file(path) as file:
-        if file.size() > MAX_BYTES:
-            raise OSError(f"{file.size():,} bytes, more than the {MAX_BYTES:,} allowed")
         return file.read()

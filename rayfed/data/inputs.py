@@ -23,6 +23,7 @@ from rayfed.data.samples import Samples
 from rayfed.data.settings import Augment
 
 SOME = 1024  # examples of which a sum is taken at a time: squares take twice the memory of what they are squares of
+Floats = Sequence[float]
 Moments = tuple[tuple[float, ...], tuple[float, ...]]  # mean and standard deviation, as `prepare` takes them
 
 
@@ -30,10 +31,6 @@ class Images(NamedTuple):
     """Images of one shape; in a batch normalised, float32 (B, C, H, W)."""
 
     image_shape: tuple[int, int, int]  # (C, H, W)
-
-    @property
-    def less(self) -> str:
-        return "smaller images"
 
     @property
     def size(self) -> str:
@@ -50,9 +47,7 @@ class Images(NamedTuple):
         """By channel, of a training set, uint8 (n, C, H, W)."""
         return pixel_moments(examples)
 
-    def prepare(
-        self, examples: Tensor, mean: Sequence[float], std: Sequence[float], augment: Augment | None
-    ) -> Batches:
+    def prepare(self, examples: Tensor, mean: Floats, std: Floats, augment: Augment | None) -> Batches:
         """Images, uint8 (n, C, H, W), ready for batches."""
         return prepare(examples, mean, std, augment)
 
@@ -62,10 +57,6 @@ class Tokens(NamedTuple):
 
     length: int
     vocabulary: int  # each number is below it; 0, the padding, is one of them
-
-    @property
-    def less(self) -> str:
-        return "a smaller data.vocabulary"
 
     @property
     def size(self) -> str:
@@ -82,7 +73,7 @@ class Tokens(NamedTuple):
         """None: token numbers are names."""
         return (), ()
 
-    def prepare(self, examples: Tensor, mean: Sequence[float], std: Sequence[float], augment: Augment | None) -> Rows:
+    def prepare(self, examples: Tensor, mean: Floats, std: Floats, augment: Augment | None) -> Rows:
         """Tokens, int64 (n, L), as they are."""
         return Rows(examples)
 
@@ -91,10 +82,6 @@ class Vectors(NamedTuple):
     """Vectors of numbers; in a batch standardised, float32 (B, D)."""
 
     num_features: int
-
-    @property
-    def less(self) -> str:
-        return "fewer features"
 
     @property
     def size(self) -> str:
@@ -111,7 +98,7 @@ class Vectors(NamedTuple):
         """By feature, of a training set (n, D)."""
         return feature_moments(examples)
 
-    def prepare(self, examples: Tensor, mean: Sequence[float], std: Sequence[float], augment: Augment | None) -> Rows:
+    def prepare(self, examples: Tensor, mean: Floats, std: Floats, augment: Augment | None) -> Rows:
         """Vectors, floats (n, D), standardised by a `mean` and a `std` per feature."""
         centre = torch.tensor(mean, dtype=torch.float64, device=examples.device)
         scale = torch.tensor(std, dtype=torch.float64, device=examples.device)

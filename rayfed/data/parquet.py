@@ -11,7 +11,6 @@ import json
 import logging
 import math
 from collections.abc import Iterator
-from difflib import get_close_matches
 
 import numpy as np
 import pyarrow as pa
@@ -19,19 +18,17 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs as pafs
 from pyarrow import types
-from rich.filesize import decimal
 
-from rayfed.base.errors import InputError, harmless
-from rayfed.data.decode import BLOCK_BYTES, Encoded, decode_all, gather
-from rayfed.data.memory import fits, has_room
-from rayfed.data.samples import Samples, few_classes, few_domains, shortened
+from rayfed.base.errors import InputError, harmless, nearest
+from rayfed.data.decode import Encoded, decode_all, gather
+from rayfed.data.samples import Samples, few_classes, shortened
 from rayfed.data.settings import Data
 from rayfed.data.tokens import Locate, is_list, read_tokens
 from rayfed.data.vectors import read_vectors
 
 log = logging.getLogger(__name__)
-ROWS = 4096  # rows of images read at a time
-LONGEST = 1000  # bytes of a label's or a client's name: a few bytes of a file can stand for many long names
+ROWS = 4096  # rows read at a time
+VALUES = 2**24  # values read at a time, where a row has many
 SMALL = 4096  # bytes; the decoder of a smaller image hardly releases the interpreter, so threads only cost time
 Files = dict[str, pq.ParquetFile]  # by path
 
@@ -57,7 +54,6 @@ def read_parquet(fs: pafs.FileSystem, paths: list[str], data: Data, train: Sampl
     labels, classes = label_codes(column, train.classes if train else named, data.label, place)
     groups = _group_codes(_column(files, clients, place), clients, place)[0] if clients else None
     domains, names = _group_codes(_column(files, data.domain, place), data.domain, place) if data.domain else (None, ())
-    few_domains(names, data.domain)
     names = tuple(map(harmless, names))
     inputs, vocabulary = _inputs(files, int(ends[-1]), data, train, place)
     return Samples(inputs, labels, classes, groups, domains, names, vocabulary)
@@ -172,12 +168,8 @@ def _inputs(files: Files, count: int, data: Data, train: Samples | None, place: 
         return (block for _, _, block in _chunks(files, name))
 
     if data.features:
-        width = sum(_announced(files, name, "num_values") for name in data.features) // count
-        fits(8 * count * width, f"{count:,} vectors of {width:,} features", "give fewer")
         return read_vectors({name: blocks(name) for name in data.features}, place), 0
     if name := data.tokens or data.text:
-        numbers = _announced(files, name, "num_values")
-        fits(8 * numbers, f"{numbers:,} tokens", "give fewer")  # before they are unpacked, in which they may grow much
         return read_tokens(blocks(name), data, train, place)
     return _images(files, count, data), 0
 
@@ -187,7 +179,6 @@ def _images(files: Files, count: int, data: Data) -> np.ndarray:
     kind = first.schema_arrow.field(data.image).type
     kind = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
     if is_list(kind):
-        has_room(count, (_announced(files, data.image, "num_values") // count,))
         blocks = (pixels(column, tuple(data.shape), place) for _, place, column in _chunks(files, data.image))
         return np.ascontiguousarray(gather(blocks, count))
     if types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
@@ -218,17 +209,13 @@ def _chunks(files: Files, name: str) -> Iterator[tuple[int, str, pa.Array]]:
                 start += len(batch)
 
 
-def _announced(files: Files, name: str, figure: str) -> int:
-    """The sum of a figure over the chunks of a column, as the footers of the files say."""
-    groups = [file.metadata.row_group(i) for file in files.values() for i in range(file.metadata.num_row_groups)]
-    chunks = (group.column(i) for group in groups for i in range(group.num_columns))
-    return sum(getattr(chunk, figure) for chunk in chunks if chunk.path_in_schema.partition(".")[0] == name)
-
-
 def _rows(file: pq.ParquetFile, name: str) -> int:
     """Rows of a column to read at a time: fewer where each of them has many values."""
-    per_row = _announced({"": file}, name, "num_values") // max(1, file.metadata.num_rows)
-    return max(1, min(ROWS, BLOCK_BYTES // max(1, per_row)))
+    groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+    chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
+    values = sum(chunk.num_values for chunk in chunks if chunk.path_in_schema.partition(".")[0] == name)
+    per_row = max(1, values // max(1, file.metadata.num_rows))
+    return max(1, min(ROWS, VALUES // per_row))
 
 
 def _open(fs: pafs.FileSystem, path: str, data: Data, names: list[str]) -> pq.ParquetFile:
@@ -238,10 +225,12 @@ def _open(fs: pafs.FileSystem, path: str, data: Data, names: list[str]) -> pq.Pa
     schema = file.schema_arrow
     for name in [*data.columns, *names]:
         if name not in schema.names:
-            near = "".join(f"; did you mean '{near}'?" for near in get_close_matches(name, schema.names, n=1))
+            near = nearest(name, schema.names, 0.6)
+            hint = f"; did you mean '{near}'?" if near else ""
             keys = f"(data.{data.in_place_of_images or 'image'}, data.label, data.client, data.domain)"
-            raise InputError(f"{path}: no column '{name}'; it has {shortened(schema.names, 30)} {keys}{near}")
-        if (many := schema.names.count(name)) > 1:
+            raise InputError(f"{path}: no column '{name}'; it has {shortened(schema.names, 30)} {keys}{hint}")
+        many = schema.names.count(name)
+        if many > 1:
             raise InputError(f"{path}: {many} columns have the name '{name}'; give each a name of its own")
     texts = [name for name in names if types.is_dictionary(_kind(schema.field(name).type))]
     return pq.ParquetFile(source, metadata=file.metadata, pre_buffer=True, read_dictionary=texts)
@@ -256,10 +245,7 @@ def _readable(path: str) -> Iterator[None]:
 
 
 def _column(files: Files, name: str, place: Locate) -> pa.ChunkedArray:
-    """One column of all files, names as dictionaries; missing values and names that are too long are refused."""
-    rows = sum(file.metadata.num_rows for file in files.values())
-    if (size := _announced(files, name, "total_uncompressed_size")) > max(BLOCK_BYTES, rows * LONGEST):
-        raise InputError(f"column '{name}' takes {decimal(size)} in {rows:,} rows: is it the label, or the client?")
+    """One column of all files, names as dictionaries; missing values are refused."""
     parts = []
     for path, file in files.items():
         with _readable(path):
@@ -272,10 +258,6 @@ def _column(files: Files, name: str, place: Locate) -> pa.ChunkedArray:
     if any(part.type != parts[0].type for part in parts):
         raise InputError(f"column '{name}' has different types in {next(iter(files))} and in the other files")
     column = pa.chunked_array([chunk for part in parts for chunk in part.chunks], parts[0].type)
-    for chunk in column.chunks if types.is_dictionary(column.type) else ():
-        longest = pc.max(pc.binary_length(chunk.dictionary)).as_py() or 0
-        if longest > LONGEST:
-            raise InputError(f"column '{name}' has a name of {longest:,} bytes, more than the {LONGEST:,} allowed")
     if column.null_count:
         raise InputError(f"{place(_first(pc.is_null(column)))}: no value in column '{name}'")
     return column

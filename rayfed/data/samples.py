@@ -15,7 +15,6 @@ import numpy as np
 from rayfed.base.errors import InputError
 
 MAX_CLASSES = 2**15  # the counts of each pair of classes take 8 GiB then
-MAX_DOMAINS = 1000
 PADDING = 0  # in place of a token, after the end of a list
 
 
@@ -74,13 +73,6 @@ def few_classes(num_classes: int, where: str) -> None:
     """Raises InputError for too many classes: the label column may hold something else."""
     if num_classes > MAX_CLASSES:
         raise InputError(f"{where}: {num_classes:,} classes, more than the {MAX_CLASSES:,} allowed; is it the label?")
-
-
-def few_domains(names: Sequence[str], column: str) -> None:
-    """Raises InputError for too many domains: each has a note in every row of `rounds.parquet`."""
-    if len(names) > MAX_DOMAINS:
-        too_many = f"{len(names):,} domains, more than the {MAX_DOMAINS:,} allowed"
-        raise InputError(f"data.domain = '{column}': {too_many}; each has an accuracy of its own in every round")
 
 
 def hold_out(samples: Samples, fraction: float, seed: int) -> Dataset:

@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from rayfed.base.errors import InputError
-from rayfed.data.memory import fits
 from rayfed.data.samples import PADDING, Samples
 from rayfed.data.settings import Data
 
@@ -46,7 +45,6 @@ def read_tokens(blocks: Iterable[pa.Array], data: Data, train: Samples | None, p
         text = f"token {values[wrong[0]]} in column '{name}'; tokens are from 0 to {vocabulary - 1} ({whose}){enough}"
         raise InputError(f"{place(int(rows[wrong[0]]))}: {text}")
     length = train.shape[0] if train else data.length or max(1, int(sizes.max()))
-    fits(8 * len(sizes) * length, f"{len(sizes):,} lists of {length:,} tokens", "cut them with data.length")
     out = np.full((len(sizes), length), PADDING)
     at = np.arange(len(values)) - np.repeat(np.cumsum(sizes) - sizes, sizes)  # in its list
     out[rows[at < length], at[at < length]] = values[at < length]

@@ -1,6 +1,5 @@
 """Changes to any model after it is built: weights from a file, frozen parameters, LoRA."""
 
-import difflib
 import logging
 import re
 from collections.abc import Iterable, Sequence
@@ -13,12 +12,12 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from rayfed.base.errors import InputError
+from rayfed.base.errors import InputError, did_you_mean
 from rayfed.base.files import read_regular
 from rayfed.models.settings import Adapt, Lora
 from rayfed.tensors.weights import Weights
 
-NAMED = 4  # names in a message
+MOST = 4  # reasons in a message
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 CLOSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer)  # they take the weights of their layers, and call none
 
@@ -47,7 +46,7 @@ def matching(patterns: Sequence[str], names: Iterable[str], key: str, kind: str)
     names = list(names)
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
-            raise InputError(f"{key}: the pattern '{pattern}' fits no {kind}; {_nearest(pattern, names)}")
+            raise InputError(f"{key}: the pattern '{pattern}' fits no {kind}{did_you_mean(pattern, names)}")
     return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
 
 
@@ -61,33 +60,33 @@ def head_of(model: nn.Module) -> str:
 def _load_file(model: nn.Module, path: str) -> None:
     """The weights in a file, by our names or by those of timm's own files; the head may be of other classes."""
     try:
-        given = safetensors.torch.load(read_regular(Path(path)))
+        file = safetensors.torch.load(read_regular(Path(path)))
     except FileNotFoundError:
         raise InputError(f"model.weights = '{path}': there is no such file") from None
     except (OSError, SafetensorError) as error:
         raise InputError(f"model.weights = '{path}': not a safetensors file that can be read ({error})") from None
     own: Weights = model.state_dict()
     renamed = getattr(model, "renamed", str)
-    found = {name if name in own else renamed(name): tensor for name, tensor in given.items()}
-    wrong = sorted(
-        [
-            *(f"'{name}' is not in the model; {_nearest(name, own)}" for name in found.keys() - own.keys()),
-            *(f"'{name}' is not in the file; {_nearest(name, given)}" for name in own.keys() - found.keys()),
-            *(
-                f"'{name}' is {tuple(found[name].shape)} in the file, and {tuple(tensor.shape)} in the model"
-                for name, tensor in own.items()
-                if name in found and found[name].shape != tensor.shape
-            ),
-        ]
-    )
-    head = f"'{head_of(model)}."
-    if refused := [text for text in wrong if not text.startswith(head)]:
-        more = f"; and {len(refused) - NAMED} more" if len(refused) > NAMED else ""
-        raise InputError(f"model.weights = '{path}' does not fit the model: {'; '.join(refused[:NAMED])}{more}")
+    weights = {name if name in own else renamed(name): tensor for name, tensor in file.items()}
+    wrong: dict[str, str] = {}  # by entry: why it does not fit
+    for name in sorted({*weights, *own}):
+        if name not in own:
+            wrong[name] = f"'{name}' is not in the model{did_you_mean(name, own)}"
+        elif name not in weights:
+            wrong[name] = f"'{name}' is not in the file{did_you_mean(name, file)}"
+        elif weights[name].shape != own[name].shape:
+            there, here = tuple(weights[name].shape), tuple(own[name].shape)
+            wrong[name] = f"'{name}' is {there} in the file, and {here} in the model"
+    head = f"{head_of(model)}."
+    reasons = [reason for name, reason in wrong.items() if not name.startswith(head)]
+    if reasons:
+        more = f"; and {len(reasons) - MOST} more" if len(reasons) > MOST else ""
+        raise InputError(f"model.weights = '{path}' does not fit the model: {'; '.join(reasons[:MOST])}{more}")
     if wrong:
-        log.warning("model.weights: the head is not taken from the file, and begins as the seed draws it: %s", wrong[0])
-        found = {name: tensor for name, tensor in found.items() if not f"'{name}".startswith(head)}
-    model.load_state_dict(found, strict=False)
+        reason = next(iter(wrong.values()))
+        log.warning("model.weights: the head is not taken from the file, and begins as the seed draws it: %s", reason)
+        weights = {name: tensor for name, tensor in weights.items() if not name.startswith(head)}
+    model.load_state_dict(weights, strict=False)
 
 
 def _add_lora(model: nn.Module, lora: Lora) -> None:
@@ -101,14 +100,17 @@ def _add_lora(model: nn.Module, lora: Lora) -> None:
         if name and isinstance(module, LAYERS) and getattr(module, "groups", 1) == 1 and not _is_in(name, apart)
     ]
     if not layers:
-        kinds = "linear layer and no convolution without groups, beside its head, that LoRA could change"
-        closed = "those of torch's own attention and TransformerEncoderLayer it cannot"
-        raise InputError(f"model.lora: the model has no {kinds}; {closed}")
+        raise InputError(
+            "model.lora: the model has no linear layer and no convolution without groups, beside its head, that LoRA "
+            "could change; those of torch's own attention and TransformerEncoderLayer it cannot"
+        )
     names = matching(lora.targets or ["*"], layers, "model.lora.targets", "layer that LoRA can change")
-    weights = {name: model.get_submodule(name).get_parameter("weight") for name in names}
-    if full := [name for name, weight in weights.items() if lora.rank >= min(len(weight), weight[0].numel())]:
-        text = "model.lora.rank = %d: no less than the rank of '%s' itself%s, so LoRA sends more than the whole layer"
-        log.warning(text, lora.rank, full[0], f" (and of {len(full) - 1} more)" if len(full) > 1 else "")
+    for name in names:
+        weight = model.get_submodule(name).get_parameter("weight")
+        if lora.rank >= min(len(weight), weight[0].numel()):
+            text = "model.lora.rank = %d: no less than the rank of '%s' itself, so LoRA sends more than the whole layer"
+            log.warning(text, lora.rank, name)
+            break
     try:
         from peft import LoraConfig, inject_adapter_in_model  # takes seconds: it imports transformers
     except ImportError as error:
@@ -122,12 +124,3 @@ def _add_lora(model: nn.Module, lora: Lora) -> None:
 
 def _is_in(name: str, modules: Iterable[str]) -> bool:
     return any(name == module or name.startswith(f"{module}.") for module in modules)
-
-
-def _nearest(given: str, names: Iterable[str]) -> str:
-    """The end of a message about a name that is not there."""
-    names = list(names)
-    if near := difflib.get_close_matches(given, sorted(names), n=3, cutoff=0.3):
-        return f"the nearest are {', '.join(map(repr, near))}"
-    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    return f"there are {', '.join(map(repr, names[:NAMED]))}{more}" if names else "there is none"

@@ -1,13 +1,12 @@
 """Any model of timm by its name, `[model] name = "timm/resnet18"`. The seed draws its weights: none are downloaded."""
 
-import difflib
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
-from rayfed.base.errors import InputError
+from rayfed.base.errors import InputError, did_you_mean
 from rayfed.data.inputs import Images
 from rayfed.models.classifier import Classifier
 
@@ -39,12 +38,10 @@ def timm_builder(name: str) -> Callable[..., nn.Module]:
     except ImportError as error:
         install = "pip install 'rayfed-distill[timm]'"
         raise InputError(f"model '{name}' needs timm, which cannot be imported ({error}): {install}") from None
-    known, wanted = timm.list_models(), name.removeprefix(PREFIX)
-    if wanted not in known:
-        near = difflib.get_close_matches(wanted.lower(), known, n=3, cutoff=0.5)
-        rather = f"; did you mean {' or '.join(repr(PREFIX + one) for one in near)}?" if near else ";"
-        version = timm.__version__
-        raise InputError(f"model '{name}': timm {version} has no such model{rather} timm.list_models() has all")
+    names = [f"{PREFIX}{model}" for model in timm.list_models()]
+    if name not in names:
+        raise InputError(f"model '{name}': timm {timm.__version__} has no such model{did_you_mean(name, names)}")
+    wanted = name.removeprefix(PREFIX)
 
     def build(*, image_shape: tuple[int, int, int], num_classes: int, **options: Any) -> nn.Module:
         for key in options:
@@ -53,13 +50,13 @@ def timm_builder(name: str) -> Callable[..., nn.Module]:
             if key in OURS:
                 raise InputError(f"model '{name}'.{key}: the data say this; data.size scales images")
         channels, *size = image_shape
-        given = {"in_chans": channels, "num_classes": num_classes, **options}
+        options |= {"in_chans": channels, "num_classes": num_classes}
         try:
-            net = timm.create_model(wanted, pretrained=False, img_size=tuple(size), **given)
+            net = timm.create_model(wanted, pretrained=False, img_size=tuple(size), **options)
         except TypeError as error:
             if "'img_size'" not in str(error):
                 raise
-            net = timm.create_model(wanted, pretrained=False, **given)  # of convolutions, for images of any size
+            net = timm.create_model(wanted, pretrained=False, **options)  # of convolutions, for images of any size
         _refuse_cropping(name, net, size)
         return _split(net, image_shape)
 
@@ -70,8 +67,11 @@ def _refuse_cropping(name: str, net: nn.Module, size: list[int]) -> None:
     """A grid of patches that is smaller than the images would leave out their edges."""
     patch = getattr(getattr(net, "patch_embed", None), "patch_size", None)
     if isinstance(patch, tuple) and any(side % p for side, p in zip(size, patch, strict=True)):
-        given = f"its patches of {'x'.join(map(str, patch))} pixels do not divide images of {'x'.join(map(str, size))}"
-        raise InputError(f"model '{name}': {given}; give data.size = 224, for example, or model.patch_size")
+        patches, images = "x".join(map(str, patch)), "x".join(map(str, size))
+        raise InputError(
+            f"model '{name}': its patches of {patches} pixels do not divide images of {images}; "
+            "give data.size = 224, for example, or model.patch_size"
+        )
 
 
 @torch.no_grad()

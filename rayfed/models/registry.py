@@ -1,41 +1,35 @@
 """Models by name: those of this package, and any importable function."""
 
 import copy
+import importlib
 import inspect
-import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import torch
-from rich.filesize import decimal
 from torch import nn
 
 from rayfed.base.errors import InputError, told
 from rayfed.base.values import UnknownKey, build, find
 from rayfed.data.inputs import INPUTS, Images, Inputs, inputs_with
-from rayfed.data.memory import MEMORY
 from rayfed.models.classifier import has_features
-from rayfed.models.convnets import cnn, lenet
-from rayfed.models.dense import mlp, text
 from rayfed.models.from_timm import PREFIX, timm_builder
 from rayfed.models.projection import with_projection
-from rayfed.models.resnet import resnet8, resnet10, resnet50, resnet56
-from rayfed.models.settings import Adapt
-from rayfed.models.vision import alexnet, mobilenet
+from rayfed.models.settings import HOMES, Adapt
 from rayfed.tensors.weights import in_training
 
 # Called as `builder(image_shape=(channels, height, width), num_classes=..., **options)`; `INPUTS` has other keywords.
 Builder = Callable[..., nn.Module]
 NO_OPTIONS: Mapping[str, Any] = {}
 KEYS = [f.name for f in fields(Adapt)]  # of every model
-KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
-log = logging.getLogger(__name__)
-
-_BUILDERS = (cnn, lenet, resnet8, resnet10, resnet50, resnet56, mobilenet, alexnet, text, mlp)
-MODELS: dict[str, Builder] = {builder.__name__: with_projection(builder) for builder in _BUILDERS}
+MODELS: dict[str, Builder] = {
+    name: with_projection(getattr(importlib.import_module(f"rayfed.models.{home}"), name))
+    for home, names in HOMES.items()
+    for name in names
+}
 
 
 def build_model(
@@ -64,8 +58,6 @@ def build_model(
         needs = "an image shape (channels, height, width) and at least one class"
         raise InputError(f"model '{name}': needs {needs}, not {inputs[0]} and {num_classes}")
     given = {**shape, "num_classes": num_classes}
-    if name in MODELS:
-        _refuse_too_large(name, inputs, {**given, **options})
     builder = timm_builder(name) if name.startswith(PREFIX) else find(name, MODELS, "model")
     if not callable(builder):
         raise InputError(f"model '{name}' is {told(builder)}; it must be a function that returns a torch.nn.Module")
@@ -81,8 +73,7 @@ def build_model(
             raise
         except Exception as error:
             call = ", ".join(f"{key}={value!r}" for key, value in {**given, **options}.items())
-            why = "".join(_unlike_default(builder, options))
-            raise InputError(f"model '{name}': cannot be built from {call}: {_line(error)}{why}") from error
+            raise InputError(f"model '{name}': cannot be built from {call}: {_line(error)}") from error
         if not isinstance(model, nn.Module):
             raise InputError(f"model '{name}': must return a torch.nn.Module, not {type(model).__name__}")
         _check_forward(name, model, inputs, num_classes)
@@ -94,22 +85,16 @@ def refuse_batches_of_one(model: nn.Module, inputs: Inputs, sizes: np.ndarray, b
 
     `sizes` has the number of each client's images.
     """
-
-    def alone(batch_size: int) -> list[int]:
-        return [client for client in range(len(sizes)) if sizes[client] % batch_size == 1 % batch_size]
-
-    if not (clients := alone(batch_size)):
+    clients = np.flatnonzero(sizes % batch_size == 1 % batch_size)
+    if not len(clients):
         return
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             in_training(copy.deepcopy(model))(inputs.some(1))
     except Exception as error:
-        near = sorted(range(2, 2 * batch_size + 10), key=lambda size: abs(size - batch_size))
-        fits = next((size for size in near if not alone(size)), None)
         raise InputError(
-            f"train.batch_size = {batch_size}: one of client {clients[0]}'s images would be alone in its last "
-            f"batch, and this model cannot be trained on a single image ({error}); "
-            + (f"with train.batch_size = {fits} no image is alone" if fits else "give another model")
+            f"train.batch_size = {batch_size}: one of client {clients[0]}'s images would be alone in its last batch, "
+            f"and this model cannot be trained on a single image ({error}); give another train.batch_size, or model"
         ) from None
 
 
@@ -127,20 +112,6 @@ def _refuse_other_inputs(name: str, builder: Builder, inputs: Inputs) -> None:
         raise InputError(f"model '{name}' takes {there}, and the data are {here}: give {fitting}, or {own}")
 
 
-def _refuse_too_large(name: str, inputs: Inputs, given: dict[str, Any]) -> None:
-    """A model beyond the machine's memory is refused before any of it is filled."""
-    try:
-        with torch.device("meta"):
-            model = MODELS[name](**given)
-    except Exception:
-        return  # the real build raises it again, and reports it
-    if (size := sum(tensor.nbytes for tensor in model.state_dict().values())) > MEMORY:
-        raise InputError(
-            f"model '{name}': for {inputs} and {given['num_classes']:,} classes it has {decimal(size)} of weights, and "
-            f"this process may use {decimal(MEMORY)} of memory; give {inputs.less}, or another model"
-        )
-
-
 @torch.no_grad()
 def _check_forward(name: str, model: nn.Module, inputs: Inputs, num_classes: int) -> None:
     """One pass in eval mode, where dropout is off and BatchNorm's statistics stay as they are."""
@@ -153,9 +124,6 @@ def _check_forward(name: str, model: nn.Module, inputs: Inputs, num_classes: int
     shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
     if shape != (2, num_classes):
         raise InputError(f"model '{name}': logits of 2 {inputs} need the shape (2, {num_classes}), not {shape}")
-    if num_classes > 1 and (logits >= 0).all() and ((logits.sum(dim=1) - 1).abs() < 1e-4).all():
-        ends = "its outputs are all 0 or more and sum to 1 for each image"
-        log.warning("model '%s' seems to end in a softmax (%s); it must give logits: leave the softmax out", name, ends)
     if has_features(model):
         try:
             features = model.features(images)
@@ -166,16 +134,6 @@ def _check_forward(name: str, model: nn.Module, inputs: Inputs, num_classes: int
             must = "features(images) must have the shape (B, D), and head of them must give the model's logits"
             raise InputError(f"model '{name}': {must}; features here: {tuple(features.shape)}")
     model.train()
-
-
-def _unlike_default(builder: Builder, options: Mapping[str, Any]) -> Iterator[str]:
-    """For each option of another type than its default: a clause of a message, which says so."""
-    for key, parameter in inspect.signature(builder).parameters.items():
-        kind, given = type(parameter.default), options.get(key)
-        if key in options and kind in KINDS and type(given) is not kind and (kind, type(given)) != (float, int):
-            quotes = "; numbers and true or false are written without quotes" if isinstance(given, str) else ""
-            was, default = KINDS.get(type(given), type(given).__name__), told(parameter.default)
-            yield f"; {key} = {told(given)} is {was}, and its default {default} is {KINDS[kind]}{quotes}"
 
 
 def _line(error: Exception) -> str:

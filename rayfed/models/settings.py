@@ -6,7 +6,13 @@ from typing import Annotated, Any
 from rayfed.base.errors import InputError, spelled
 from rayfed.base.values import Checked, Form, Ge, Gt, PathMark, build, named, table
 
-MODELS = ("cnn", "lenet", "resnet8", "resnet10", "resnet50", "resnet56", "mobilenet", "alexnet", "text", "mlp")
+HOMES = {  # a module of this package: its models, functions of these names
+    "convnets": ("cnn", "lenet"),
+    "resnet": ("resnet8", "resnet10", "resnet50", "resnet56"),
+    "vision": ("mobilenet", "alexnet"),
+    "dense": ("text", "mlp"),
+}
+MODELS = tuple(name for names in HOMES.values() for name in names)
 
 
 @dataclass(frozen=True)
@@ -51,17 +57,14 @@ class Model(Checked):
     adapt: Adapt = field(default_factory=Adapt)
 
 
-def _read(given: Any) -> Model:
-    name, options = named(given, "model", default="cnn")
+def _read(value: Any) -> Model:
+    name, options = named(value, "model", default="cnn")
     adapt = {f.name: options.pop(f.name) for f in fields(Adapt) if f.name in options}
     return Model(spelled(name, MODELS), options, build(Adapt, adapt, "model"))
 
 
 def _write(model: Model) -> dict[str, Any]:
-    """Without the keys that have their defaults, so that a job's hash is that from before there were such keys."""
-    default = table(Adapt())
-    changed = {key: value for key, value in table(model.adapt).items() if value != default[key]}
-    return {"name": model.name, **model.options, **changed}
+    return {"name": model.name, **model.options, **table(model.adapt)}
 
 
 MODEL = Form(_read, _write, default="cnn", kinds={"any model": Adapt})

@@ -22,7 +22,7 @@ from rayfed.base.isolation import isolated, threads
 from rayfed.base.seeds import Purpose, seed_of
 from rayfed.clients.batches import batches
 from rayfed.clients.optimizers import stepper
-from rayfed.clients.trace import Trace
+from rayfed.clients.trace import Trace, open_trace
 from rayfed.data.federation import Federation, open_federation
 from rayfed.job import Job
 from rayfed.losses import metrics
@@ -122,8 +122,6 @@ class Reply:
 
 def open_site(job: Job) -> Site:
     """Load the data, deal it to the clients, build the model. Raises `InputError` for all that is wrong with a job."""
-    from rayfed.clients.trace_file import open_trace  # brings pyarrow, which actors that are sent a site never need
-
     federation = open_data(job)
     inputs = federation.inputs
     if job.clients.chosen(job.train.clients_per_round) > federation.num_clients:

@@ -11,7 +11,7 @@ import torch
 
 from rayfed import methods as m
 from rayfed.clients.participation import Participation
-from rayfed.clients.trace_file import read_trace
+from rayfed.clients.trace import read_trace
 from rayfed.methods import Part
 from rayfed.rounds.engine import cohort_of, play, start
 from rayfed.runtime.local_workers import LocalWorkers

@@ -1,13 +1,11 @@
 """Augmentation equals a plain loop over images, and without augmentation images are only normalised."""
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayfed.base.errors import InputError
-from rayfed.data.augment import prepare, refuse_too_small
+from rayfed.data.augment import prepare
 from rayfed.data.settings import Augment
 
 few = settings(max_examples=40)
@@ -74,10 +72,3 @@ def test_plain_images_are_only_normalised_and_draw_nothing(a):
     assert torch.equal(plain, prepare(pixels, MEAN, STD).augmented(rows, generator))
     assert torch.equal(before, generator.get_state())
     torch.testing.assert_close(plain.double(), torch.tensor(normalised(pixels[rows].numpy(), 3)), rtol=1e-5, atol=1e-5)
-
-
-def test_reflection_needs_images_larger_than_the_padding():
-    with pytest.raises(InputError, match=r"^data.augment.crop = 4: images of 4 x 9 pixels reflect at most 3$"):
-        refuse_too_small(4, 9, Augment(crop=4, crop_padding="reflect"))
-    refuse_too_small(4, 4, Augment(crop=3, crop_padding="reflect"))
-    refuse_too_small(4, 4, Augment(crop=4))

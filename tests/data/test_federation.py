@@ -6,12 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from rayfed.base.errors import InputError
-from rayfed.data.federation import federate, open_federation
+from rayfed.data.federation import federate
 from rayfed.data.inputs import Images, pixel_moments
 from rayfed.data.partition import Dirichlet, Iid, Natural, Shards
 from rayfed.data.samples import Dataset, Samples
-from rayfed.data.settings import Data
 from rayfed.papers.partition import save_partition
 
 
@@ -66,24 +64,6 @@ def test_auxiliary_images_belong_to_no_client(rule):
     assert federation.dealt.hash() == federate(data, rule).dealt.hash()
 
 
-def test_an_auxiliary_set_that_cannot_be_taken_is_refused():
-    message = "auxiliary set of 11 images per class cannot be taken: class 'class 2' has 10"
-    with pytest.raises(InputError, match=message):
-        federate(dataset([30, 20, 10]), Iid(2), auxiliary_per_class=11)
-
-
-def test_natural_clients_are_the_groups_of_the_data():
-    groups = np.arange(60) // 45
-    federation = federate(dataset([30, 20, 10], groups), Natural())
-    assert federation.client(0).tolist() == list(range(45))
-    assert federation.client(1).tolist() == list(range(45, 60))
-
-
-def test_two_names_for_the_client_column_are_refused():
-    with pytest.raises(InputError, match=r"data.client = 'a' and data.partition.column = 'b' name different columns"):
-        open_federation(Data(client="a", partition=Natural("b")))
-
-
 @settings(max_examples=40)
 @given(hnp.arrays(np.uint8, st.tuples(*(st.integers(1, n) for n in (5, 3, 4, 4)))))
 def test_moments_equal_those_of_numpy(images):
@@ -108,9 +88,3 @@ def test_a_figure_of_a_partition_is_drawn(tmp_path, suffix, beginning, num_clien
     path = tmp_path / f"p.{suffix}"
     save_partition(cells, [f"c{i}" for i in range(num_classes)], num_clients, path)
     assert path.read_bytes().startswith(beginning)
-
-
-def test_a_client_without_images_is_refused():
-    data = Data(partition=Dirichlet(alpha=0.01, num_clients=50, min_size=0, cap=False))
-    with pytest.raises(InputError, match=r"of 50 clients hold no image, such as client \d+.*min_size = 1"):
-        open_federation(data)

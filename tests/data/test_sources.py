@@ -267,7 +267,6 @@ def test_a_client_column_becomes_groups(tmp_path):
     assert data.test.groups is None
     train = load(Data(path, test=path, client="year")).train
     assert train.groups.tolist() == [1, 2, 1, 2, 0]
-    refuses(Data(client="writer"), "data.client = 'writer': the source 'fashion-mnist-mini' has no such column")
 
 
 def test_a_domain_column_names_the_domains_of_the_test_images(tmp_path):
@@ -291,15 +290,6 @@ def test_a_domain_column_names_the_domains_of_the_test_images(tmp_path):
     refuses(
         Data(marked, test=plain, domain="site"), "plain.parquet: no column 'site'; it has image, label .*data.domain"
     )
-    refuses(Data(domain="site"), "data.domain = 'site': the source 'fashion-mnist-mini' has no such column")
-
-
-def test_a_column_of_very_many_domains_is_refused(tmp_path):
-    images = [encode(image) for image in pixels(1001)]
-    path = write(tmp_path / "a.parquet", images, [0] * 1001, writer=list(range(1001)))
-    refuses(
-        Data(path, test=path, domain="writer"), "data.domain = 'writer': 1,001 domains, more than the 1,000 allowed"
-    )
 
 
 def test_columns_can_have_other_names(tmp_path):
@@ -315,8 +305,6 @@ def test_a_test_set_can_be_taken_from_the_training_set(tmp_path):
     data = load(Data(path, test_fraction=0.25))
     assert np.bincount(data.test.labels).tolist() == [5, 5, 5]
     assert len(data.train) == 45
-    refuses(Data(path, test=path, test_fraction=0.5), "test_fraction = 0.5: there is a test set already")
-    refuses(Data(test=path), "the source 'fashion-mnist-mini' has a test set of its own")
     refuses(Data(png_file(tmp_path / "b.parquet", 3, 3), test_fraction=0.5), "no class has two images")
     together = {image.tobytes() for part in (data.train, data.test) for image in part.examples}
     assert together == {image.tobytes() for image in pixels(60)}
@@ -326,12 +314,9 @@ def test_a_test_set_can_be_taken_from_the_training_set(tmp_path):
 
 
 def test_missing_and_damaged_files_are_refused(tmp_path):
-    refuses(Data("fashion-mnist-min"), "no such source or file; did you mean 'fashion-mnist-mini'?")
-    refuses(Data(str(tmp_path / "a.parquet")), "a.parquet': no such file or folder")
     refuses(Data(str(tmp_path)), "neither Parquet files .* nor images .* in it")
     path = png_file(tmp_path / "a.parquet")
     refuses(Data(path, test="b.parquet"), "data.test = 'b.parquet': no such file or folder")
-    refuses(Data("nofs://bucket/a"), "'nofs://bucket/a': cannot be reached")
     (tmp_path / "c.parquet").write_text("no")
     refuses(Data(str(tmp_path / "c.parquet")), "c.parquet: cannot be read as a Parquet file")
     whole = Path(path).read_bytes()
@@ -470,10 +455,6 @@ def test_a_table_of_a_job_becomes_settings():
     augment = {"crop": 4, "flip": True, "cutout": 16}
     made = Data("a", shape=[3, 2, 2], augment=Augment(4, "zero", True, 16))
     assert build(Data, {"source": "a", "shape": [3, 2, 2], "augment": augment}, where="data") == made
-    with pytest.raises(InputError, match=r"data.test_fraction = 1: give less than 1"):
-        build(Data, {"test_fraction": 1}, where="data")
-    with pytest.raises(InputError, match=r"data.augment.crop_padding = 'mirror': give 'zero' or 'reflect'"):
-        build(Data, {"augment": {"crop_padding": "mirror"}}, where="data")
     assert set(SOURCES) == {"fashion-mnist-mini", *sources.TORCHVISION, *HUB}
 
 

@@ -138,57 +138,6 @@ def test_a_step_with_frozen_features_is_one_of_softmax_regression_on_them(make_s
     torch.testing.assert_close(last.weights["head.bias"], (bias - lr * wrong.sum(dim=0)).detach())
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (Adapt(freeze=["*"]), r"model.freeze = \['\*'\]: no parameter of the model would train"),
-        (
-            Adapt(freeze=["feature.0.*"]),
-            r"the pattern 'feature.0.\*' fits no parameter; the nearest are 'features.0.\w+', ",
-        ),
-        (Adapt(freeze=["zzz"]), r"fits no parameter; there are '[\w.]+', '[\w.]+', '[\w.]+', '[\w.]+' and \d+ more"),
-        (Adapt(lora=Lora(rank=2, targets=["head"])), "model.lora.targets: the pattern 'head' fits no layer"),
-    ],
-)
-def test_what_matches_nothing_or_leaves_nothing_is_refused(settings, message):
-    with pytest.raises(InputError, match=message):
-        adapt(built(), settings, seed=0)
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"freeze": ["a"], "lora": {"rank": 2}}, r"model.freeze: with \[model.lora\], all but"),
-        ({"lora": {"targets": ["a"]}}, "without model.lora.rank there is no LoRA"),
-        ({"lora": {"rank": -1}}, "model.lora.rank = -1: give 0 or more"),
-        ({"lora": 4}, r"model.lora = 4: this is a table, \[model.lora\], with the keys rank"),
-        ({"freeze": "head"}, r"model.freeze = 'head': give a list, such as \['head'\]"),
-        ({"lora": {"ranks": 4}}, "model.lora: unknown key 'ranks'; did you mean 'model.lora.rank'"),
-    ],
-)
-def test_keys_that_cannot_mean_anything_are_refused_when_the_job_is_read(keys, message):
-    with pytest.raises(InputError, match=message):
-        read_job(job(vit(**keys)))
-
-
-def test_a_misspelt_key_is_compared_with_the_keys_of_every_model():
-    with pytest.raises(InputError, match="unknown key 'freez'; did you mean 'freeze'"):
-        open_site(read_job(job({"name": "lenet", "freez": ["features.*"]})))
-
-
-def test_the_keys_are_written_only_where_they_are_given_so_old_jobs_keep_their_hash():
-    plain = read_job({"name": "n", "model": {"name": "cnn", "project": 3}})
-    assert plain.table()["model"] == plain.lineage()["model"] == {"name": "cnn", "project": 3}
-    keys = {"freeze": ["head.*"], "weights": "/w.safetensors"}
-    given = read_job({"name": "n", "model": {"name": "cnn", "project": 3, **keys}})
-    assert given.model.options == plain.model.options
-    assert given.table()["model"] == {"name": "cnn", "project": 3, **keys}
-    assert read_job(given.table()) == given and given.hash() != plain.hash()
-    assert given.places()["model.weights"] == "/w.safetensors"
-    lora = read_job(job(vit(lora={"rank": 4})))
-    assert read_job(lora.table()) == lora
-
-
 # LoRA.
 
 
@@ -227,12 +176,22 @@ def test_loras_matrices_depend_on_the_seed_alone():
     assert all(torch.equal(a, b) for a, b in zip(state(first).values(), state(second).values(), strict=True))
 
 
+def test_the_keys_of_every_model_are_read_back_as_they_were_written():
+    keys = {"freeze": ["head.*"], "weights": "/w.safetensors"}
+    model = read_job({"name": "n", "model": {"name": "cnn", "project": 3, **keys}})
+    assert model.model.options == {"project": 3}
+    assert model.places()["model.weights"] == "/w.safetensors"
+    for written in (model, read_job(job(vit(lora={"rank": 4})))):
+        assert read_job(written.table()) == written
+        assert written.hash() != read_job({"name": "n", "model": {"name": "cnn", "project": 3}}).hash()
+
+
 def test_a_rank_that_is_not_low_is_warned_about(caplog):
     given = nn.Sequential(nn.Linear(8, 3), nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2))
     adapt(copy.deepcopy(given), Adapt(lora=Lora(rank=2)), seed=1)
     assert not caplog.messages
     adapt(given, Adapt(lora=Lora(rank=3)), seed=1)
-    assert ["no less than the rank of '0' itself (and of 1 more)" in text for text in caplog.messages] == [True]
+    assert ["no less than the rank of '0' itself" in text for text in caplog.messages] == [True]
 
 
 def test_loras_targets_are_exactly_the_layers_that_the_patterns_fit():
@@ -311,9 +270,9 @@ def test_timms_own_files_fit_and_a_head_of_other_classes_is_left_as_the_seed_dra
         ),
         (
             {"features__0__weight": None},
-            "'features.0.weight' is not in the file; the nearest are 'features.\\d.weight'",
+            "'features.0.weight' is not in the file; did you mean 'features.\\d.weight'",
         ),
-        ({"features__9__other": torch.zeros(1)}, "'features.9.other' is not in the model; the nearest are 'features.9"),
+        ({"features__9__other": torch.zeros(1)}, "'features.9.other' is not in the model; did you mean 'features.9"),
     ],
 )
 def test_a_file_that_does_not_fit_is_refused_with_what_does_not(file, other, message):
@@ -322,10 +281,8 @@ def test_a_file_that_does_not_fit_is_refused_with_what_does_not(file, other, mes
         adapted("lenet", weights=path)
 
 
-def test_a_file_that_is_not_there_or_no_safetensors_is_refused(tmp_path):
+def test_a_file_that_is_no_safetensors_is_refused(tmp_path):
     (tmp_path / "w.pt").write_bytes(b"PK\x03\x04 of another kind")
-    with pytest.raises(InputError, match=r"w.safetensors': there is no such file"):
-        adapted("lenet", weights=str(tmp_path / "w.safetensors"))
     with pytest.raises(InputError, match=r"w.pt': not a safetensors file"):
         adapted("lenet", weights=str(tmp_path / "w.pt"))
 
@@ -351,26 +308,6 @@ def test_a_model_of_timm_takes_the_datas_images_and_its_own_options_and_gives_fe
     x = torch.rand(3, *SHAPE)
     assert model.features(x).shape == (3, 32) and model.head.in_features == 32
     assert len(model.features.blocks) == 2 and model.features.patch_embed.num_patches == 16
-
-
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        ({"name": "timm/vit_tinny_patch16_224"}, "has no such model; did you mean 'timm/vit_tiny_patch16_224' or "),
-        (
-            {"name": "timm/vit_tiny_patch16_224"},
-            "patches of 16x16 pixels do not divide images of 28x28; give data.size",
-        ),
-        ({**VIT, "pretrained": True}, "pretrained: nothing is downloaded; give a file as model.weights"),
-        ({**VIT, "num_classes": 3}, "model 'timm/vit_tiny_patch16_224': unknown key 'num_classes'"),
-        ({**VIT, "img_size": 32}, "img_size: the data say this"),
-        ({**VIT, "no_such_option": 3}, "cannot be built from .*'no_such_option'"),
-        ({"name": "timm/vgg11", "pre_logits": "x"}, "cannot be built from "),
-    ],
-)
-def test_models_of_timm_that_cannot_be_built_are_refused(model, message):
-    with pytest.raises(InputError, match=message):
-        open_site(read_job(job(model)))
 
 
 # A ViT with LoRA, federated.

@@ -289,11 +289,8 @@ def test_a_projection_head_is_two_layers_between_the_same_features_and_a_new_hea
     assert [type(layer) for layer in model.head.modules()] == [type(layer) for layer in plain.head.modules()]
 
 
-def test_no_projection_head_is_the_same_model_and_a_wrong_one_is_refused():
+def test_no_projection_head_is_the_same_model():
     assert digest(build_model("cnn", {"project": 0}, image_shape=CIFAR, num_classes=10, seed=0)) == digest(built("cnn"))
-    for wrong in (-1, 2.5, True, "7"):
-        with pytest.raises(InputError, match=rf"model 'cnn'.project = .*{wrong}.*: give a whole number, 0 or more"):
-            build_model("cnn", {"project": wrong}, image_shape=CIFAR, num_classes=10, seed=0)
 
 
 # Models of the user.
@@ -321,34 +318,16 @@ class AsClass(nn.Sequential):
         super().__init__(linear(image_shape=image_shape, num_classes=num_classes))
 
 
-def hidden(*, image_shape, num_classes, width=8, drop=0.0):
-    inner = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(image_shape), width), nn.Dropout(drop))
-    return nn.Sequential(inner, nn.Linear(width, num_classes))
-
-
-def soft(*, image_shape, num_classes, last="softmax"):
-    ends = {"softmax": nn.Softmax(dim=1), "log_softmax": nn.LogSoftmax(dim=1), "relu": nn.ReLU()}
-    return nn.Sequential(linear(image_shape=image_shape, num_classes=num_classes).double(), ends[last])
-
-
-class Pair(nn.Module):
-    def forward(self, x):
-        return x, x
-
-
 class Doubled(Classifier):
     def forward(self, x):
         return 2 * super().forward(x)
 
 
 bad = types.SimpleNamespace(
-    seven=7,
     raises=lambda image_shape, num_classes: {}["depth"],
     not_a_model=lambda image_shape, num_classes: "resnet",
     too_few_logits=lambda image_shape, num_classes: linear(image_shape=image_shape, num_classes=num_classes - 1),
-    tuple_of_logits=lambda image_shape, num_classes: Pair(),
     only_grey=lambda image_shape, num_classes: linear(image_shape=(1, *image_shape[1:]), num_classes=num_classes),
-    maps_as_features=lambda image_shape, num_classes: Classifier(nn.Identity(), AsClass(image_shape, num_classes)),
     forward_does_more=lambda image_shape, num_classes: Doubled(nn.Flatten(), nn.Linear(3072, num_classes)),
 )
 
@@ -367,71 +346,27 @@ def test_a_users_function_gets_shape_classes_and_options():
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "message"),
+    ("name", "message"),
     [
-        ("cnnn", {}, r"'cnnn'; did you mean 'cnn'\? \(valid: alexnet, cnn, lenet, .*, or give 'package.module:name'"),
-        ("rayfed.models.cnn", {}, "unknown model 'rayfed.models.cnn'.*, or give 'package.module:name'"),
-        ("no.such.module:net", {}, "importing 'no.such.module' fails: ModuleNotFoundError: No module named 'no'"),
-        (":net", {}, "model ':net': importing '' fails: ValueError: Empty module name"),
-        ("{here}:nothing", {}, "model '.*:nothing': module '.*' has no attribute 'nothing'"),
-        ("{here}:bad.seven", {}, "model '.*:bad.seven' is 7; it must be a function that returns a torch.nn.Module"),
-        ("{here}:", {}, "model '.*:': module '.*' has no attribute ''"),
-        ("cnn", {"width": 2}, r"model 'cnn': unknown key 'width'; .* \(valid: freeze, lora, project, weights\)"),
-        ("alexnet", {"drop_out": 0.1}, r"unknown key 'drop_out'; did you mean 'dropout'\? \(valid: dropout"),
-        ("alexnet", {"dropout": 7}, "cannot be built from .*dropout=7: ValueError: dropout probability"),
-        ("{here}:with_features", {}, "model '.*:with_features'.width is missing"),
-        ("{here}:hidden", {"width": "8"}, "= .8. is text, and its default 8 is a whole number; .* without quotes$"),
-        ("{here}:hidden", {"width": 8.5, "drop": 0}, "; width = 8.5 is a number, and its default 8 is a whole"),
-        ("{here}:bad.raises", {}, r"cannot be built from image_shape=\(3, 32, 32\), num_classes=10: KeyError: 'depth'"),
-        ("{here}:bad.not_a_model", {}, r"must return a torch.nn.Module, not str"),
-        ("{here}:bad.too_few_logits", {}, r"need the shape \(2, 10\), not \(2, 9\)"),
-        ("{here}:bad.tuple_of_logits", {}, r"need the shape \(2, 10\), not tuple"),
-        ("{here}:bad.only_grey", {}, "cannot take images of 3x32x32: RuntimeError"),
-        ("{here}:bad.maps_as_features", {}, r"must have the shape \(B, D\).*features here: \(2, 3, 32, 32\)"),
-        ("{here}:bad.forward_does_more", {}, r"head of them must give the model's logits"),
+        ("with_features", "model '.*:with_features'.width is missing"),
+        ("bad.raises", r"cannot be built from image_shape=\(3, 32, 32\), num_classes=10: KeyError: 'depth'"),
+        ("bad.not_a_model", "must return a torch.nn.Module, not str"),
+        ("bad.too_few_logits", r"need the shape \(2, 10\), not \(2, 9\)"),
+        ("bad.only_grey", "cannot take images of 3x32x32: RuntimeError"),
+        ("bad.forward_does_more", "head of them must give the model's logits"),
     ],
 )
-def test_bad_names_options_and_functions_are_refused(name, options, message):
+def test_a_users_function_that_gives_no_such_model_is_refused(name, message):
     with pytest.raises(InputError, match=message) as caught:
-        build_model(name.format(here=__name__), image_shape=CIFAR, num_classes=10, seed=0, options=options)
+        own(name)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "image_shape", "message"),
-    [
-        ("cnn", (3, 3, 32), "model 'cnn': its two pools need images of 4x4 pixels or more, not 3x32"),
-        ("lenet", (1, 15, 28), "model 'lenet': it needs images of at least 16x16 pixels, not 15x28"),
-        ("alexnet", (1, 14, 14), "model 'alexnet': it needs images of at least 15x15 pixels, not 14x14"),
-        ("cnn", (0, 32, 32), r"at least one class, not \(0, 32, 32\) and 10"),
-        ("cnn", (32, 32), r"an image shape \(channels, height, width\)"),
-    ],
-)
-def test_sizes_that_a_model_cannot_take_are_refused(name, image_shape, message):
-    with pytest.raises(InputError, match=message):
-        build_model(name, image_shape=image_shape, num_classes=10, seed=0)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("raise RuntimeError('no licence')", "importing 'failing' fails: RuntimeError: no licence$"),
-        ("\ndef net(:\n", "Python cannot read {folder}/failing.py, line 2: invalid syntax$"),
-    ],
-)
-def test_a_module_that_cannot_be_imported_is_refused_with_its_reason(tmp_path, monkeypatch, content, message):
-    (tmp_path / "failing.py").write_text(content)
+def test_a_module_that_python_cannot_read_is_refused_with_its_line(tmp_path, monkeypatch):
+    (tmp_path / "failing.py").write_text("\ndef net(:\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(InputError, match="^model 'failing:net': " + message.format(folder=tmp_path)):
+    with pytest.raises(InputError, match=r"Python cannot read .*failing.py, line 2: invalid syntax$"):
         build_model("failing:net", image_shape=CIFAR, num_classes=10, seed=0)
-
-
-@pytest.mark.parametrize(("last", "doubted"), [("softmax", True), ("log_softmax", False), ("relu", False)])
-def test_a_model_that_ends_in_a_softmax_is_doubted(caplog, monkeypatch, last, doubted):
-    monkeypatch.setattr(nn.Flatten, "forward", lambda self, x: x.flatten(1).double())
-    own("soft", last=last)
-    assert ("seems to end in a softmax" in caplog.text) == doubted
-    assert ("it must give logits: leave the softmax out" in caplog.text) == doubted
 
 
 def test_a_model_with_features_needs_a_head_as_well():
@@ -439,10 +374,3 @@ def test_a_model_with_features_needs_a_head_as_well():
     model.features = nn.Identity()
     assert not has_features(model)
     assert not has_features(types.SimpleNamespace(features=None, head=None))
-
-
-@pytest.mark.parametrize(("shape", "classes"), [((3, 2**16, 2**16), 10), ((1, 28, 28), 10**12)])
-def test_a_model_larger_than_the_machines_memory_is_refused(shape, classes):
-    message = r"model 'cnn': for images of .* [TP]B of weights, and this process may use [\d.]+ GB"
-    with pytest.raises(InputError, match=message):
-        build_model("cnn", image_shape=shape, num_classes=classes, seed=0)
