@@ -300,8 +300,8 @@ def test_the_overview_lists_every_method():
 
 
 def test_the_overview_says_which_methods_average_uniformly():
-    text = section(OVERVIEW, "How the models are averaged")
-    told = re.search(r"`(\w+)` and `(\w+)` take the\s+uniform mean", text)
+    text = " ".join(section(OVERVIEW, "How the models are averaged").split())
+    told = re.search(r"`(\w+)` and `(\w+)` take the uniform mean", text)
     averages = {name: next(part for part in recipe() if part.slot == "average") for name, recipe in RECIPES.items()}
     assert averages.pop(told[1]) == Average(by="client")
     assert isinstance(averages.pop(told[2]), DynamicRegularizer)
