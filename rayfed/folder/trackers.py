@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,15 +34,13 @@ log = logging.getLogger(__name__)
 
 
 class Tracker(Protocol):
-    """One run at a tracker. It is made in the tracker's own thread, and any method may raise."""
+    """One run at a tracker. It is made in a thread of its own, and any method may raise."""
+
+    sent: int  # the last round that the tracker has; -1 for none
 
     @property
     def id(self) -> str | None:
         """By which the tracker knows the run when it is resumed."""
-
-    @property
-    def sent(self) -> int:
-        """The last round that the tracker has; -1 for none."""
 
     def __init__(self, job: Job, path: Path, id: str | None) -> None:
         """`path` is the run's folder."""
@@ -56,7 +55,8 @@ class Tracker(Protocol):
 class TensorBoard:
     """Event files in the run's folder. They are written anew when a run is resumed, since no event can be replaced."""
 
-    id, sent = None, -1
+    id: str | None = None
+    sent = -1
 
     def __init__(self, job: Job, path: Path, id: str | None) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -71,7 +71,7 @@ class TensorBoard:
 
     def log(self, round: int, values: dict[str, float]) -> None:
         for name, value in values.items():
-            self._writer.add_scalar(name, value, round, new_style=True, double_precision=True)
+            self._writer.add_scalar(name, value, round, new_style=True)  # not as doubles, which its page drops
         self._writer.flush()
 
     def close(self, status: str) -> None:
@@ -102,7 +102,8 @@ class WandB:
             reinit="create_new",  # leaves a run of the user's own alone
             settings=wandb.Settings(console="off", silent=True),
         )
-        self.id, self.sent = self._run.id, self._run.starting_step - 1
+        self.id: str | None = self._run.id
+        self.sent = self._run.starting_step - 1
 
     def log(self, round: int, values: dict[str, float]) -> None:
         self._run.log(values, step=round, commit=True)
@@ -119,16 +120,17 @@ class MLflow:
         from mlflow.entities import Param
 
         self._client = MlflowClient()
-        if id is not None:
-            self._client.update_run(id, status="RUNNING")
-            found = self._client.get_metric_history(id, "seconds")  # which every round has
-            self.id, self.sent = id, max((metric.step for metric in found), default=-1)
-            return
         self.sent = -1
+        if id is not None:
+            self.id = id
+            self._client.update_run(id, status="RUNNING")
+            every_round = self._client.get_metric_history(id, "seconds")
+            self.sent = max((metric.step for metric in every_round), default=-1)
+            return
         self.id = self._client.create_run(self._experiment(), run_name=job.name).info.run_id
         params = [Param(key, str(value)) for key, value in config(job).items()]
-        for some in chunks(params, 100):  # as many as a request may have
-            self._client.log_batch(self.id, params=some)
+        for start in range(0, len(params), 100):  # as many as a request may have
+            self._client.log_batch(self.id, params=params[start : start + 100])
 
     def _experiment(self) -> str:
         from mlflow.exceptions import MlflowException
@@ -137,16 +139,18 @@ class MLflow:
         try:
             return self._client.create_experiment(name)
         except MlflowException:  # it is there already: another run may have made it just now
-            if (found := self._client.get_experiment_by_name(name)) is None:
+            experiment = self._client.get_experiment_by_name(name)
+            if experiment is None:
                 raise
-            return found.experiment_id
+            return experiment.experiment_id
 
     def log(self, round: int, values: dict[str, float]) -> None:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        for some in chunks([Metric(name, value, now, round) for name, value in values.items()], 1000):
-            self._client.log_batch(self.id, metrics=some)
+        metrics = [Metric(name, value, now, round) for name, value in values.items()]
+        for start in range(0, len(metrics), 1000):  # as many as a request may have
+            self._client.log_batch(self.id, metrics=metrics[start : start + 1000])
 
     def close(self, status: str) -> None:
         self._client.set_terminated(self.id, {"done": "FINISHED", "failed": "FAILED"}.get(status, "KILLED"))
@@ -171,74 +175,92 @@ def tracking(job: Job) -> Iterator[Callable[[int], None]]:
     try:
         yield recorded
         for follower in followers:
-            if follower.ident is None:  # no round was left to play: send what was missed
+            if not follower.is_begun:  # no round was left to play: send what was missed
                 follower.recorded(read_summary(folder_of(job)).get("rounds", 0))
     finally:
+        for follower in followers:
+            follower.recorded(None)
         deadline = time.monotonic() + PATIENCE
-        begun = [follower for follower in followers if follower.ident is not None]
-        for follower in begun:
-            follower.news.put(None)
-        for follower in begun:
-            follower.join(max(0.0, deadline - time.monotonic()))
-            if follower.is_alive():
-                follower.give_up(f"it did not answer within {PATIENCE:g} seconds after the last round")
+        for follower in followers:
+            follower.wait_until(deadline)
 
 
 def refuse_missing(job: Job) -> None:
     """Raises `InputError`, with the command that helps, where a package that a tracker needs is not installed."""
     for name in job.track:
-        found = importlib.util.find_spec(name)
-        if found is None or found.origin is None:  # none, or just a folder of this name here, such as W&B makes
-            text = f"track: {name} is not installed here, where the run is driven"
-            raise InputError(f"{text}: pip install 'rayfed-distill[{name}]'")
+        package = importlib.util.find_spec(name)
+        if package is None or package.origin is None:  # none, or just a folder of this name here, such as W&B makes
+            raise InputError(
+                f"track: {name} is not installed here, where the run is driven: pip install 'rayfed-distill[{name}]'"
+            )
     if "mlflow" in job.track and importlib.util.find_spec("sqlalchemy") is None:
         from mlflow import get_tracking_uri
 
         if get_tracking_uri().startswith(("sqlite", "postgresql", "mysql", "mssql")):
-            text = "track: mlflow would write to a database, and that needs sqlalchemy, which is not installed"
-            raise InputError(f"{text}: set MLFLOW_TRACKING_URI to your tracking server, or pip install mlflow")
+            raise InputError(
+                "track: mlflow would write to a database, and that needs sqlalchemy, which is not installed: "
+                "set MLFLOW_TRACKING_URI to your tracking server, or pip install mlflow"
+            )
 
 
-class Follower(Thread):
+class Follower:
     """Sends one tracker what the run's folder has and it has not. `<tracker>/run.json` there has its id of the run."""
 
-    def __init__(self, name: str, job: Job) -> None:
-        super().__init__(name=f"rayfed-{name}", daemon=True)  # it does not hold up the end of the process
-        self.news: SimpleQueue[int | None] = SimpleQueue()  # rounds that are recorded; None: there are no more
-        self._tracker, self._job, self._path = name, job, folder_of(job)
+    def __init__(self, tracker: str, job: Job) -> None:
+        self._news: SimpleQueue[int | None] = SimpleQueue()  # rounds that are recorded; None: there are no more
+        self._tracker, self._job, self._path = tracker, job, folder_of(job)
         self._given_up = False
+        # A daemon does not hold up the end of the process.
+        self._thread = Thread(target=self._follow, name=f"rayfed-{tracker}", daemon=True)
 
-    def recorded(self, round: int) -> None:
-        if self.ident is None:
-            self.start()
-        self.news.put(round)
+    @property
+    def is_begun(self) -> bool:
+        return self._thread.ident is not None
 
-    def run(self) -> None:
-        try:
-            self._follow()
-        except BaseException as error:  # a library may even exit
-            self.give_up(cut(f"{type(error).__name__}: {error}", 1000))
+    def recorded(self, round: int | None) -> None:
+        """A round is recorded; None: there are no more."""
+        if round is not None and not self.is_begun:
+            self._thread.start()
+        self._news.put(round)
 
-    def give_up(self, why: str) -> None:
-        """Say once that the tracker gets no more."""
-        if self._given_up:
+    def wait_until(self, deadline: float) -> None:
+        if not self.is_begun:
             return
-        self._given_up = True
-        then = f"the run goes on without; `rayfed resume {self._path}` sends what is missing"
-        log.warning("track: %s gets no more of %s (%s); %s", self._tracker, self._job.name, why, then)
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        if self._thread.is_alive():
+            self._give_up(f"it did not answer within {PATIENCE:g} seconds after the last round")
 
     def _follow(self) -> None:
         note = self._path / self._tracker / "run.json"
-        tracker = TRACKERS[self._tracker](self._job, self._path, read_json(note).get("id"))
         try:
-            write_text(note, json.dumps({"id": tracker.id}) + "\n")
-            sent = tracker.sent
-            while (number := self.news.get()) is not None:
-                for round, values in curves(self._path, sent, number):
-                    tracker.log(sent := round, values)
-        except BaseException as error:
-            self.give_up(cut(f"{type(error).__name__}: {error}", 1000))  # and the tracker keeps what it has
-        tracker.close(read_summary(self._path).get("status", ""))
+            tracker = TRACKERS[self._tracker](self._job, self._path, read_json(note).get("id"))
+            try:
+                write_text(note, json.dumps({"id": tracker.id}) + "\n")
+                self._send(tracker)
+            except BaseException as error:
+                self._give_up(cut(f"{type(error).__name__}: {error}", 1000))
+            tracker.close(read_summary(self._path).get("status", ""))  # it keeps what it has
+        except BaseException as error:  # a library may even exit
+            self._give_up(cut(f"{type(error).__name__}: {error}", 1000))
+
+    def _send(self, tracker: Tracker) -> None:
+        sent = tracker.sent
+        while (number := self._news.get()) is not None:
+            for round, values in curves(self._path, sent, number):
+                tracker.log(round, values)
+                sent = round
+
+    def _give_up(self, why: str) -> None:
+        """Say once that the tracker gets no more."""
+        if not self._given_up:
+            self._given_up = True
+            log.warning(
+                "track: %s gets no more of %s (%s); the run goes on without; `rayfed resume %s` sends what is missing",
+                self._tracker,
+                self._job.name,
+                why,
+                self._path,
+            )
 
 
 def curves(path: Path, after: int = -1, last: float = float("inf")) -> Iterator[tuple[int, dict[str, float]]]:
@@ -246,21 +268,23 @@ def curves(path: Path, after: int = -1, last: float = float("inf")) -> Iterator[
 
     A column of `rounds.parquet` by its own name, `notes/<name>`, and `class/<name>` for the accuracy of a class.
     """
-    found = [row for row in read_table(path, "rounds", after).to_pylist() if row["round"] <= last]
-    accuracies: dict[int, list[tuple[str, float]]] = {}
-    for row in read_table(path, "classes", after).to_pylist() if found else ():
-        accuracies.setdefault(row["round"], []).append((row["class"], row["accuracy"]))
-    for row in found:
+    rounds = [row for row in read_table(path, "rounds", after).to_pylist() if row["round"] <= last]
+    if not rounds:
+        return
+    accuracies: dict[int, list[tuple[str, float]]] = defaultdict(list)
+    for row in read_table(path, "classes", after).to_pylist():
+        accuracies[row["round"]].append((row["class"], row["accuracy"]))
+    for row in rounds:
         values = {name: value for name, value in row.items() if name not in ("round", "notes")}
-        values |= {f"notes/{name}": value for name, value in harmless(row["notes"] or [])}
-        values |= {f"class/{name}": value for name, value in harmless(accuracies.get(row["round"], []))}
+        values |= {f"notes/{name}": value for name, value in plain_names(row["notes"] or [])}
+        values |= {f"class/{name}": value for name, value in plain_names(accuracies[row["round"]])}
         yield row["round"], {name: float(value) for name, value in values.items() if value is not None}
 
 
-def harmless(named: list[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+def plain_names(named: list[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
     """The values under names that every tracker takes: of 200 letters, digits, spaces, and . - _ at most.
 
-    >>> list(harmless([("<b>", 1), ("été 2", 2)])), list(harmless([("a/b", 1), ("a:b", 2)]))
+    >>> list(plain_names([("<b>", 1), ("été 2", 2)])), list(plain_names([("a/b", 1), ("a:b", 2)]))
     ([('_b_', 1), ('été 2', 2)], [('0 a_b', 1), ('1 a_b', 2)])
     """
     names = [re.sub(r"[^\w .-]", "_", name)[:200].strip(". ") or "_" for name, _ in named]
@@ -275,8 +299,3 @@ def config(job: Job) -> dict[str, Any]:
 
     values = {**flat(job.table()), "method": describe(job.method)}
     return {key: value if isinstance(value, bool | int | float) else str(value) for key, value in values.items()}
-
-
-def chunks(items: list[Any], size: int) -> Iterator[list[Any]]:
-    """The items in lists of at most `size`."""
-    return (items[start : start + size] for start in range(0, len(items), size))
