@@ -262,8 +262,7 @@ def test_the_example_in_the_documentation_is_such_a_table():
         if cell["ours"]:
             assert float(cell["difference"]) == pytest.approx(float(cell["ours"]) - float(theirs.value), abs=0.0101)
         seen.append((cell["run"], metric))
-    of_run = ("test_accuracy", "speed_up")
-    assert seen == [(name, metric) for name in ("fedavg", "fedntd", "fedlmd") for metric in of_run]
+    assert seen == [("fedavg", "test_accuracy"), ("fedlmd", "test_accuracy"), ("fedlmd", "speed_up")]
     assert notes.startswith("1. other than the paper's grid: ")
 
 
