@@ -7,28 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 import rayfed
-from rayfed.models import build_model
 
 TOOL = Path(__file__).parents[1] / "tools/bench.py"
-MINI = Path(rayfed.__file__).parent / "data/fashion_mnist_mini"
-SMAPS = """\
-7f0000000000-7f0000100000 r-xp 00000000 08:01 42                         /usr/lib/libtorch.so
-Rss:                 100 kB
-Pss:                  25 kB
-Private_Dirty:        10 kB
-VmFlags: rd ex mr mw me
-7f0000200000-7f0000300000 rw-p 00000000 00:00 0                          [heap]
-Rss:                  60 kB
-Pss:                  50 kB
-Private_Dirty:        60 kB
-7f0000400000-7f0000500000 rw-s 00000000 00:01 7                          /dev/shm/plasma (deleted)
-Rss:                  40 kB
-Pss:                  20 kB
-Private_Dirty:         0 kB
-"""
 
 
 @pytest.fixture(scope="module")
@@ -63,45 +45,12 @@ def test_a_round_is_compared_with_the_same_round_of_the_tuned_pool(bench, entry)
     assert "1.50" in table and "1.00" in table
 
 
-def test_contenders_that_are_pools_race_in_each_size(bench):
-    assert bench.entrants(["ray", "here"], [4]) == {"ray": 4, "here": 1}
-    assert bench.entrants(["tuned", "here"], [1, 8]) == {"tuned x1": 1, "tuned x8": 8, "here": 1}
-    assert all(bench.kind_of(name) in bench.CONTENDERS for name in bench.entrants(bench.CONTENDERS, [1, 2]))
-
-
-def test_accuracies_that_are_apart_are_seen(bench, entry):
-    assert bench.gap(entry("ray", [1, 1]), entry("tuned", [1, 1], accuracy=0.4)) == pytest.approx(0.1)
-
-
-def test_memory_counts_each_file_once_and_all_else_by_its_share(bench, tmp_path, monkeypatch):
-    found = dict(bench.mappings(SMAPS))
-    assert found["[heap]"] == {"Rss": 60, "Pss": 50, "Private_Dirty": 60}
-    monkeypatch.setattr(bench, "Path", lambda name: tmp_path / name.strip("/"))
-    for pid, pages in ((1, 100), (2, 80)):
-        (tmp_path / f"proc/{pid}").mkdir(parents=True)
-        (tmp_path / f"proc/{pid}/smaps").write_text(SMAPS.replace("100 kB", f"{pages} kB"))
-    assert bench.memory_of([1, 2, 3]) * 1024 == 2 * (10 + 50 + 20) + (100 - 10)  # process 3 has ended
-
-
 @pytest.mark.parametrize("name", ["W1", "W1b", "W2", "W3", "W3b"])
 def test_every_workload_is_a_valid_job(bench, name):
     workload = bench.WORKLOADS[name]
     job = rayfed.read_job(bench.job_table(workload, {"source": "mnist"}, 60_000, 7, 0.0))
     assert job.data.partition.num_clients == (1000 if name == "W2" else 100)
     assert bench.distils(job) == name.startswith("W3")
-
-
-@pytest.mark.parametrize("channels_last", [True, False])
-def test_the_tuned_pools_model_is_the_same_function_of_one_vector(bench, channels_last):
-    model = build_model("cnn", image_shape=(3, 12, 12), num_classes=10, seed=0)
-    images = torch.randn(4, 3, 12, 12)
-    flat = bench.Flat(model, channels_last=channels_last)
-    assert [type(layer).__name__ for layer in flat.model.features][:3] == ["Conv2d", "MaxPool2d", "ReLU"]
-    torch.testing.assert_close(flat.model(images), model(images))
-    another = build_model("cnn", image_shape=(3, 12, 12), num_classes=10, seed=1)
-    other = bench.Flat(another, channels_last=channels_last).to("cpu")
-    other.values.copy_(flat.values)
-    assert torch.equal(other.model(images), flat.model(images))
 
 
 @pytest.mark.slow

@@ -2,18 +2,12 @@
 
 import importlib.util
 import itertools
-import math
 import sys
-import tomllib
-from contextlib import nullcontext
 from pathlib import Path
 
-import numpy as np
 import pytest
-import tomli_w
 
 import rayfed
-from rayfed.base.errors import Diverged, InputError
 from rayfed.folder.read import read_run
 from rayfed.grid.cells import expand
 from rayfed.job import read_toml
@@ -36,15 +30,7 @@ tool, personal = script("make_comparison"), script("make_personal")
 
 PERSONAL = {"fedbn", "fedper", "fedrep", "ditto"}  # what the global model says is not what they are for
 TUNED = set(RECIPES) - PERSONAL - {"ccvr"}  # which changes the last round alone, where the last ten are compared
-BOUNDED = {
-    "fedavgm",
-    "fedacg",
-    "fedrs",
-    "fedlsd",
-    "fedcad",
-    "feddisco",
-    "fedrep",
-}  # a third and three times would leave the range
+BOUNDED = {"fedavgm", "fedacg", "fedrs", "fedlsd", "fedcad", "feddisco", "fedrep"}  # a third or three times is too far
 TINY = {
     "name": "tiny",
     "data": {"source": "fashion-mnist-mini", "partition": {"name": "shards", "s": 2, "num_clients": 20, "seed": "run"}},
@@ -52,33 +38,7 @@ TINY = {
     "train": {"num_rounds": 2, "clients_per_round": 2, "local_steps": 8, "lr": 0.05, "momentum": 0.9},
     "ray": {"mode": "off"},
 }
-SETTINGS = [{"name": "shards-2"}, {"name": "dirichlet-0.1", "data.partition.num_clients": 10}]
-TRIES = [
-    {"name": "fedavg", "method": "fedavg"},
-    {"name": "fedavg+lr-1e9", "method": "fedavg", "train.lr": 1e9},  # diverges
-    {"name": "fedlmd", "method": "fedlmd"},
-    {"name": "fedlmd+beta-0.3", "method": {"name": "fedlmd", "beta": 0.3}},
-]
-TUNING = {**TINY, "grid": {"seeds": [9], "setting": SETTINGS, "method": TRIES}}
-REPORTED = {**TINY, "grid": {"seeds": [0, 1, 2], "setting": SETTINGS[:1], "method": ["fedavg", "fedntd", "fedlmd"]}}
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """The tiny tuning and the tiny comparison."""
-    path = tmp_path_factory.mktemp("runs")
-    for tables, of in ((TUNING, "tune"), (REPORTED, "all")):
-        for cell in expand({**tables, "name": of}, {"output.path": str(path)}):
-            diverges = cell.method == "fedavg+lr-1e9"
-            with pytest.raises(Diverged, match="the loss became") if diverges else nullcontext():
-                rayfed.run(cell.tables)
-    return path
-
-
-@pytest.fixture(scope="module")
-def records(runs):
-    found = tool.played({**REPORTED, "name": "all"}, runs)
-    return [tool.record(cell.setting, cell.method, cell.tables["seed"], run) for cell, run in found]
+GRID = {"seeds": [0, 1, 2], "setting": [{"name": "shards-2"}], "method": ["fedavg", "fedntd", "fedlmd"]}
 
 
 @pytest.mark.parametrize(
@@ -141,88 +101,18 @@ def test_the_reported_runs_of_own_models_are_tries_of_their_tuning_on_other_seed
 
 
 @pytest.mark.slow
-def test_the_best_try_of_each_method_is_chosen_per_setting(runs):
-    tables = {**TUNING, "name": "tune"}
-    last = {
-        (cell.setting, cell.method): run and tool.figures(run)["last_10"] for cell, run in tool.played(tables, runs)
-    }
-    for setting, text in tool.chosen(tables, runs).items():
-        # What was written is a job file again, with the best try of each method under the method's name.
-        written = tool.put_methods('seeds = [0]\nmethod = [\n  # old\n  { name = "old" },\n]\nx = 1\n', text)
-        assert (
-            "old" not in written
-            and written.startswith("seeds = [0]\nmethod = [\n  # middle ")
-            and written.endswith("]\nx = 1\n")
-        )
-        assert "lr-1e9 diverged" in written
-        found = tomllib.loads(written)["method"]
-        assert [entry["name"] for entry in found] == ["fedavg", "fedlmd"]
-        for entry in found:
-            tries = {name: number or -math.inf for (of, name), number in last.items() if of == setting}
-            own = {name: number for name, number in tries.items() if name.partition("+")[0] == entry["name"]}
-            best = next(each for each in TRIES if each["name"] == max(own, key=own.get))
-            assert entry == {**best, "name": entry["name"]}
-
-
-@pytest.mark.slow
-def test_runs_that_are_not_there_are_refused(runs):
-    with pytest.raises(
-        InputError, match=r"tiny/shards-2/fedavg/seed-9' is not done: not begun; give `rayfed run` again"
-    ):
-        tool.chosen(TUNING, runs)
-    with pytest.raises(InputError, match=r"train\.lr"):  # the folder is another job's
-        tool.chosen({**TUNING, "name": "tune", "train": {**TINY["train"], "lr": 0.02}}, runs)
-
-
-@pytest.mark.slow
-def test_the_commands_write_what_the_runs_say(runs, records, tmp_path, monkeypatch):
-    methods = "".join(f"  {tool.inline({'name': name, 'method': name})},\n" for name in ("fedavg", "fedntd", "fedlmd"))
-    grid = f"[grid]\nseeds = [0, 1, 2]\nmethod = [\n{methods}]\n"
-    files = {setting: tmp_path / f"{setting}.toml" for setting in tool.SETTINGS}
-    for setting, file in files.items():
-        file.write_text(tomli_w.dumps({**TINY, "name": f"all/{setting}"}) + grid)
-    page = tmp_path / "page.md"
-    page.write_text(tool.put_tables(tool.PAGE.read_text(), []))
-    places = {"TUNING": {**TUNING, "name": "tune"}, "PAGE": page, "FIGURES": tmp_path, "ROOT": tmp_path}
-    places |= {"REPORTED": {"shards-2": files["shards-2"]}, "RESULTS": tmp_path / "results.csv"}
-    for name, place in {**places, "SETTINGS": {"shards-2": "shards 2"}, "CLAIMS": tool.CLAIMS[:2]}.items():
-        monkeypatch.setattr(tool, name, place)
-
-    tool.main("page", str(runs))
-    assert {each[:3] for each in tool.read_records(tool.RESULTS)} == {each[:3] for each in records}
-    assert tool.put_tables(page.read_text(), tool.read_records(tool.RESULTS)) == page.read_text()
-    assert page.read_text().count("| method | shards 2: mean of last 10 | difference from FedAvg |\n") == 1
-    assert sorted(path.stem for path in tmp_path.glob("*.svg")) == ["fedavg", "fedlmd", "fedntd"]
-
-    monkeypatch.setattr(tool, "REPORTED", files)
-    tool.main("best", str(runs))
-    for setting, text in tool.chosen(tool.TUNING, runs).items():
-        assert text in files[setting].read_text()
-        assert len(expand(read_toml(files[setting]))) == 6
-    with pytest.raises(SystemExit, match=r"make_comparison\.py best runs"):
-        tool.main("best")
-
-
-@pytest.mark.slow
-def test_differences_are_those_of_rayfed_table(runs, records):
-    methods = "fedavg", "fedntd", "fedlmd"
-    folders = [runs / f"all/shards-2/{method}/seed-{seed}" for method in methods for seed in range(3)]
-    baseline, *others = rows(list(map(read_run, folders)), of="last_10")
+def test_differences_are_those_of_rayfed_table(tmp_path):
+    cells = expand({**TINY, "name": "all", "grid": GRID}, {"output.path": str(tmp_path)})
+    runs = [read_run(rayfed.run(cell.tables).path) for cell in cells]
+    records = [
+        tool.record(cell.setting, cell.method, cell.tables["seed"], run) for cell, run in zip(cells, runs, strict=True)
+    ]
+    baseline, *others = rows(runs, of="last_10")
     assert [row.name for row in others] == ["fedntd", "fedlmd"]
     for row in others:
         gap = tool.difference(records, "shards-2", row.name, baseline.name)
         assert (gap.reference, gap.pairs) == ("fedavg", 3)
         assert (gap.mean, *gap.interval) == pytest.approx((row.difference.mean, *row.difference.interval))
-
-
-@pytest.mark.slow
-def test_records_are_read_as_written(records, tmp_path):
-    lost = tool.record("shards-2", "fedntd", 3, None)
-    tool.write_records([*records, lost], tmp_path / "results.csv")
-    *read, last = tool.read_records(tmp_path / "results.csv")
-    assert last == lost
-    for one, two in zip(read, records, strict=True):
-        assert one[:3] == two[:3] and one[3:] == pytest.approx(two[3:], abs=1e-4)
 
 
 def test_a_diverged_seed_is_told_and_has_no_pair():
@@ -277,56 +167,3 @@ def test_the_pages_table_of_own_models_is_made_from_its_results():
     page = personal.PAGE.read_text()
     assert personal.put_tables(page, records) == page
     assert len(records) == len({record[:3] for record in records}) == 42
-
-
-@pytest.mark.slow
-def test_own_models_are_read_from_the_notes_of_runs_and_the_best_try_is_that_of_both_settings(tmp_path, monkeypatch):
-    """By the tables of the runs: a mean over the clients of a round, then over the rounds (both, of two)."""
-    tries = [{"name": "ditto", "method": "ditto"}, {"name": "ditto+lr-0.01", "method": "ditto", "train.lr": 0.01}]
-    tries += [{"name": "fedper", "method": "fedper"}]
-    grid = {"seeds": [9], "setting": SETTINGS, "method": tries}
-    files = {"TUNING": tmp_path / "tune.toml", "REPORTED": tmp_path / "all.toml"}
-    methods = "method = [\n" + "".join(f"  {tool.inline(each)},\n" for each in tries[::2]) + "]\n"
-    tables = {**TINY, "measure": ["local"], "measure_images": 200}
-    files["TUNING"].write_text(tomli_w.dumps({**tables, "name": "tune", "grid": grid}))
-    files["REPORTED"].write_text(tomli_w.dumps({**tables, "name": "all"}) + f"[grid]\nseeds = [0]\n{methods}")
-    (page := tmp_path / "page.md").write_text("<!-- personal -->\n<!-- end of personal -->\n")
-    for name, place in {**files, "PAGE": page, "RESULTS": tmp_path / "personal.csv"}.items():
-        monkeypatch.setattr(personal, name, place)
-    found = {}
-    for cell in expand(read_toml(personal.TUNING), {"output.path": str(tmp_path)}):
-        clients = rayfed.run(cell.tables).clients.to_pylist()
-        after = [(row["round"], dict(row["notes"])["local.after.in_local"]) for row in clients]
-        means = [np.mean([accuracy for at, accuracy in after if at == round]) for round in (1, 2)]
-        found.setdefault(cell.method, []).append(100 * np.mean(means))
-        run = read_run(tmp_path / cell.name)
-        assert personal.personalised(run, last=10) == pytest.approx(found[cell.method][-1])
-        one = personal.record("shards-2", "ditto", 9, run)
-        assert (one.after, one.before) == (personal.personalised(run, 10), personal.personalised(run, 10, "before"))
-        assert one.after != one.before
-
-    personal.main("best", str(tmp_path))
-    entries = read_toml(personal.REPORTED)["grid"]["method"]
-    best = max(("ditto", "ditto+lr-0.01"), key=lambda name: sum(found[name]))
-    assert entries == [{**next(each for each in tries if each["name"] == best), "name": "ditto"}, tries[2]]
-    cells = expand(read_toml(personal.REPORTED), {"output.path": str(tmp_path), "grid.setting": SETTINGS[:1]})
-    for cell in cells:
-        rayfed.run(cell.tables)
-    monkeypatch.setattr(personal, "REPORTED", {**read_toml(personal.REPORTED)})
-    personal.REPORTED["grid"]["setting"] = SETTINGS[:1]
-    personal.main("page", str(tmp_path))
-    assert [each[:3] for each in tool.read_records(personal.RESULTS, personal.Record)] == [
-        ("shards-2", "ditto", 0),
-        ("shards-2", "fedper", 0),
-    ]
-    assert page.read_text().count("| [ditto](methods/ditto.md) |") == 1
-    with pytest.raises(SystemExit, match=r"make_personal\.py best runs"):
-        personal.main("best")
-
-
-def test_a_figure_has_a_column_per_setting(tmp_path):
-    curves = {(setting, method): [np.full((2, 5), 0.5)] * 3 for setting in tool.SETTINGS for method in ("fedavg", "kd")}
-    tool.draw("kd", curves, tmp_path / "kd.svg")
-    text = (tmp_path / "kd.svg").read_text()
-    assert text.count('<g id="axes_') == 4
-    assert "MNIST, shards 2" in text and "MNIST, Dirichlet 0.1" in text and "CIFAR" not in text

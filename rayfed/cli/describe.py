@@ -2,6 +2,7 @@
 
 import inspect
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from rayfed.screen.options import (
 from rayfed.screen.text import aligned, print_table, shown
 
 MOST_CLIENTS = 50  # in the table of `partition`
+MOST_WORDS = 20  # in a line of `data`
 
 
 @click.command()
@@ -122,22 +124,26 @@ def data(job: str | None, overrides: Overrides) -> None:
     read = read_base(job, overrides)
     federation = open_data(read)
     classes = federation.train.classes
-    form = ".4g" if read.data.in_place_of_images else ".4f"  # features have units of their own
-    mean, deviation = (
-        " ".join([*(f"{value:{form}}" for value in each[:20]), *["..."][: len(each) > 20]])
-        for each in (federation.mean, federation.std)
-    )
-    facts = {
-        "source": read.data.source,
-        "examples" if read.data.in_place_of_images else "images": images_text(federation),
-        "classes": f"{len(classes)}: {', '.join(classes[:20])}{', ...' if len(classes) > 20 else ''}",
-        **({"mean": mean, "deviation": deviation} if mean else {}),
-        "partition": partition_text(read.data.partition),
-        "clients": clients_text(federation),
-    }
-    if names := federation.test.domain_names:
-        facts["domains"] = f"{len(names)} in the test set: {', '.join(names[:20])}{', ...' if len(names) > 20 else ''}"
-    print(aligned(list(facts.items())))
+    beyond_images = bool(read.data.in_place_of_images)
+    form = ".4g" if beyond_images else ".4f"  # features have units of their own
+    facts = [
+        ("source", read.data.source),
+        ("examples" if beyond_images else "images", images_text(federation)),
+        ("classes", f"{len(classes)}: {first_ones(classes, ', ')}"),
+    ]
+    if len(federation.mean):
+        facts.append(("mean", first_ones([f"{value:{form}}" for value in federation.mean], " ")))
+        facts.append(("deviation", first_ones([f"{value:{form}}" for value in federation.std], " ")))
+    facts.append(("partition", partition_text(read.data.partition)))
+    facts.append(("clients", clients_text(federation)))
+    domains = federation.test.domain_names
+    if domains:
+        facts.append(("domains", f"{len(domains)} in the test set: {first_ones(domains, ', ')}"))
+    print(aligned(facts))
+
+
+def first_ones(words: Sequence[str], between: str) -> str:
+    return between.join([*words[:MOST_WORDS], "..."] if len(words) > MOST_WORDS else words)
 
 
 @click.command()

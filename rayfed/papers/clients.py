@@ -14,7 +14,7 @@ from rayfed.base.errors import InputError
 from rayfed.folder.read import Columns, Group, Run
 from rayfed.papers.panels import MARKERS, apart, headline, in_rows, legend, line, panels, span, wide
 from rayfed.papers.style import COLOURS, INK
-from rayfed.report.measured import DISTANCES, WHEN, WHERE, by_round, drifts, measured_on, noted
+from rayfed.report.measured import DISTANCES, WHEN, WHERE, by_round, drifts, measured_on, notes_of
 
 BARS = 5  # rounds, from the first to the last that was measured
 MOST = {"drift.distribution_distance": 2.0}  # that there can be
@@ -25,12 +25,11 @@ MOST_PATHS = 300  # points that are drawn one by one in an SVG; more become a pi
 def local(runs: Sequence[Run]) -> Figure:
     """The accuracy on all classes before and after local training, by round (FedCAD Fig. 1, FedSSD Fig. 2 and 7)."""
     groups = apart(runs)
-    found = {
-        name: noted(group.runs, "local", *(f"local.{when}.accuracy" for when in WHEN)) for name, group in groups.items()
-    }
-    title = f"Local models: {of_whom(runs, found)}"
+    notes = [f"local.{when}.accuracy" for when in WHEN]
+    measured = {name: notes_of(group.runs, "local", *notes) for name, group in groups.items()}
+    title = f"Local models: {of_whom(runs, measured)}"
     figure, axes = in_rows(title, len(groups), 3.0, sharex=True, sharey=True)
-    for place, (name, columns) in zip(axes.flat, found.items(), strict=False):
+    for place, (name, columns) in zip(axes.flat, measured.items(), strict=False):
         for number, (when, words) in enumerate(WHEN.items()):
             values = by_round(columns, f"local.{when}.accuracy", 100)
             line(place, number, values.rounds, values.mean, *values.band(100), words)
@@ -48,13 +47,13 @@ def in_out(runs: Sequence[Run], round: int | None = None) -> Figure:
     """
     groups = apart(runs)
     notes = [f"local.{when}.{where}" for when in WHEN for where in WHERE]
-    found = {name: noted(group.runs, "local", *notes) for name, group in groups.items()}
-    figure, axes = panels(f"Learnt and forgotten: {of_whom(runs, found)}", len(groups), 2, 2.5, sharey=True)
+    measured = {name: notes_of(group.runs, "local", *notes) for name, group in groups.items()}
+    figure, axes = panels(f"Learnt and forgotten: {of_whom(runs, measured)}", len(groups), 2, 2.5, sharey=True)
     for places, (name, group) in zip(axes, groups.items(), strict=True):
-        chosen = rounds_of(group, found[name]["round"], round)
+        chosen = rounds_of(group, measured[name]["round"], round)
         for place, (where, words) in zip(places, WHERE.items(), strict=True):
             for side, (when, label) in zip((-0.2, 0.2), WHEN.items(), strict=True):
-                values = by_round(found[name], f"local.{when}.{where}", 100)
+                values = by_round(measured[name], f"local.{when}.{where}", 100)
                 rows = np.searchsorted(values.rounds, chosen)
                 low, high = values.band(100)
                 ends = np.stack([values.mean - low, high - values.mean])[:, rows]
@@ -69,9 +68,9 @@ def in_out(runs: Sequence[Run], round: int | None = None) -> Figure:
     return figure
 
 
-def of_whom(runs: Sequence[Run], found: dict[str, Columns]) -> str:
+def of_whom(runs: Sequence[Run], measured: dict[str, Columns]) -> str:
     """The end of a title: of how many clients a round's numbers are, and on how many test examples."""
-    counts = np.concatenate([np.unique(columns["round"], return_counts=True)[1] for columns in found.values()])
+    counts = np.concatenate([np.unique(columns["round"], return_counts=True)[1] for columns in measured.values()])
     examples = [measured_on(run) for run in runs]
     on = f"on {span(examples)} test examples" if all(examples) else "on test examples"
     if counts.max() == 1:
@@ -108,14 +107,14 @@ def divergence(runs: Sequence[Run]) -> Figure:
     A panel of points for each run, with their correlation, and both distances by round. A point is a client in a round.
     """
     groups = apart(runs)
-    found = {name: drifts(group) for name, group in groups.items()}
+    measured = {name: drifts(group) for name, group in groups.items()}
     figure = Figure(figsize=(wide(len(groups)), 6.9))
-    headline(figure, f"Drift of the local models: {of_whom(runs, found)}")
+    headline(figure, f"Drift of the local models: {of_whom(runs, measured)}")
     above, below = figure.subfigures(2, 1, squeeze=False)[:, 0]
     scatters = above.subplots(1, len(groups), squeeze=False, sharex=True, sharey=True)[0]
     lines = below.subplots(1, 2)
-    top = outlying(np.concatenate([columns["drift.divergence"] for columns in found.values()]))
-    for number, (place, (name, columns)) in enumerate(zip(scatters, found.items(), strict=True)):
+    top = outlying(np.concatenate([columns["drift.divergence"] for columns in measured.values()]))
+    for number, (place, (name, columns)) in enumerate(zip(scatters, measured.items(), strict=True)):
         x, y = (columns[note] for note in DISTANCES)
         scatter(place, number, columns["round"], x, y)
         beyond = f"{(y > top).sum()} points are higher, up to {y.max():.3g}" if (y > top).any() else ""

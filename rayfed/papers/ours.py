@@ -42,19 +42,23 @@ class Ours(NamedTuple):
 
 def ours(run: Run, number: Theirs, baseline: Run | None, of: str = "last") -> Ours:
     """Our number for a paper's number. Where the paper does not say of which round, `of` does."""
-    if lacking := without(number.metric):
-        return Ours(math.nan, lacking)
-    found = ((re.fullmatch(pattern, number.metric), take) for pattern, take in MEASURES.items())
-    match, take = next((match, take) for match, take in found if match)
-    return take(run, number, baseline, number.stat or of, *match.groups())
+    reason = without(number.metric)
+    if reason:
+        return Ours(math.nan, reason)
+    for pattern, take in MEASURES.items():
+        match = re.fullmatch(pattern, number.metric)
+        if match:
+            return take(run, number, baseline, number.stat or of, *match.groups())
+    raise AssertionError("`without` has a reason for every other metric")
 
 
 def without(metric: str) -> str:
     """Why no run gives a metric; '' if a run does."""
-    if reason := next((text for pattern, text in NOWHERE.items() if re.fullmatch(pattern, metric)), ""):
-        return reason
-    known = any(re.fullmatch(pattern, metric) for pattern in MEASURES)
-    return "" if known else f"'{metric}' is not a measure of rayfed"
+    for pattern, reason in NOWHERE.items():
+        if re.fullmatch(pattern, metric):
+            return reason
+    measured = any(re.fullmatch(pattern, metric) for pattern in MEASURES)
+    return "" if measured else f"'{metric}' is not a measure of rayfed"
 
 
 def _figure(run: Run, number: Theirs, baseline: Run | None, stat: str) -> Ours:
@@ -131,21 +135,23 @@ def _of_client(run: Run, table: pa.Table, client: int, far: float, k: int) -> Ou
 
 def _alignment(run: Run, number: Theirs, baseline: Run | None, stat: str, which: str) -> Ours:
     """Of the features before the head: the mean over clients, or the global model's (FedNTD, Table 2)."""
-    noted = _last_notes(run, "clients" if which == "local" else "rounds", "drift.alignment")
-    names = {name for notes in noted for name in notes}
-    chosen = "drift.alignment" if "drift.alignment" in names else next(iter(names), "")
-    if not chosen or (chosen != "drift.alignment" and len(names) > 1):
-        text = f": the run has {', '.join(sorted(names))}" if names else ""
-        return Ours(math.nan, f'measure = ["drift"], without measure_layers, records the alignment{text}')
-    return Ours(float(np.mean([notes[chosen] for notes in noted if chosen in notes])))
+    rows = _last_notes(run, "clients" if which == "local" else "rounds", "drift.alignment")
+    names = sorted({name for notes in rows for name in notes})
+    chosen = names[0] if len(names) == 1 else "drift.alignment"
+    if chosen not in names:
+        has = f": the run has {', '.join(names)}" if names else ""
+        return Ours(math.nan, f'measure = ["drift"], without measure_layers, records the alignment{has}')
+    return Ours(float(np.mean([notes[chosen] for notes in rows if chosen in notes])))
 
 
 def _domain(run: Run, number: Theirs, baseline: Run | None, stat: str, domain: str) -> Ours:
     """Of the last evaluated round; the mean is that of the domains, whatever their sizes (FedCSD, Table II)."""
-    found = {name.casefold(): value for notes in _last_notes(run, "rounds", "domain.") for name, value in notes.items()}
-    values = [*found.values()] if domain == "mean" else [found[key] for key in (f"domain.{domain}",) if key in found]
+    by_domain: dict[str, float] = {}
+    for notes in _last_notes(run, "rounds", "domain."):
+        by_domain |= {name.removeprefix("domain.").casefold(): value for name, value in notes.items()}
+    values = [value for name, value in by_domain.items() if domain in ("mean", name)]
     if not values:
-        has = ", ".join(name.removeprefix("domain.") for name in found) or "none"
+        has = ", ".join(by_domain) or "none"
         return Ours(math.nan, f"there is no accuracy by domain for it; the test data have these domains: {has}")
     unsaid = "" if number.stat else "the paper does not say of which round; ours is the last"
     return Ours(100 * float(np.mean(values)), unsaid)
@@ -154,11 +160,13 @@ def _domain(run: Run, number: Theirs, baseline: Run | None, stat: str, domain: s
 def _last_notes(run: Run, table: str, prefix: str) -> list[dict[str, float]]:
     """The notes with a prefix in each row of the last round that has any."""
     rows = read_table(run.folder, table)
-    for number in reversed(pc.unique(rows["round"]).to_pylist()) if "notes" in rows.column_names else ():
+    if "notes" not in rows.column_names:
+        return []
+    for number in reversed(pc.unique(rows["round"]).to_pylist()):
         of_round = rows.filter(pc.field("round") == number)["notes"].to_pylist()
-        found = [{name: value for name, value in notes or () if name.startswith(prefix)} for notes in of_round]
-        if any(found):
-            return found
+        notes = [{name: value for name, value in each or () if name.startswith(prefix)} for each in of_round]
+        if any(notes):
+            return notes
     return []
 
 

@@ -57,11 +57,15 @@ def grids(folder: Path | None = None) -> dict[str, Path]:
 
 def grid_of(name: str, folder: Path | None = None) -> Path:
     """The job file of a paper's table. Raises `InputError` where `grids` has no such name."""
-    known = grids(folder)
-    if name not in known:
-        text = "; the grids are sought in jobs/papers, below the current folder or in the repository of rayfed"
-        raise InputError(f"'{name}': there is no such grid{did_you_mean(name, known)}{'' if known else text}")
-    return known[name]
+    every = grids(folder)
+    if not every:
+        raise InputError(
+            f"'{name}': there is no such grid{did_you_mean(name, every)}; "
+            "the grids are sought in jobs/papers, below the current folder or in the repository of rayfed"
+        )
+    if name not in every:
+        raise InputError(f"'{name}': there is no such grid{did_you_mean(name, every)}")
+    return every[name]
 
 
 def read_paper(name: str, folder: Path | None = None) -> Paper:
@@ -92,63 +96,80 @@ def sheet(runs: Sequence[Run], paper: Paper, of: str = "last") -> Sheet:
 
     Raises `InputError` if no run is of the paper's grid.
     """
-    found = rows(runs, of)
-    evaluated = [run for row in found for run in (*row.runs, *row.behind)]
-    known = [row for row in found if plain(row.runs[0].name) in paper.cells]
-    if not known:
-        theirs, ours = next(iter(paper.cells.values())).name, found[0].runs[0].name
-        names = f"its runs are named as {SEED.sub('', theirs)}, this one {SEED.sub('', ours)}"
-        raise InputError(f"none of the runs is of the paper's grid: {names}")
-    known.sort(key=lambda row: [*paper.cells].index(plain(row.runs[0].name)))
+    every_row = rows(runs, of)
+    evaluated = [run for row in every_row for run in (*row.runs, *row.behind)]
+    of_paper = [row for row in every_row if plain(row.runs[0].name) in paper.cells]
+    if not of_paper:
+        theirs, first = next(iter(paper.cells.values())).name, every_row[0].runs[0].name
+        raise InputError(
+            "none of the runs is of the paper's grid: "
+            f"its runs are named as {SEED.sub('', theirs)}, this one {SEED.sub('', first)}"
+        )
+    of_paper.sort(key=lambda row: [*paper.cells].index(plain(row.runs[0].name)))
     lines: list[list[str]] = []
     records: list[dict[str, Any]] = []
-    numbered: dict[str, int] = {}
-    for row in known:
+    marks: dict[str, int] = {}  # note -> its number below the table
+    for row in of_paper:
+        about = remarks(row)
         unlike = paper.unlike(row.runs[0])
-        about = [*(["other than the paper's grid: " + "; ".join(unlike)] if unlike else []), *remarks(row)]
+        if unlike:
+            about.insert(0, "other than the paper's grid: " + "; ".join(unlike))
         for number in paper.numbers[plain(row.runs[0].name)]:
-            stat, notes = _ours(row, number, evaluated, paper, of)
-            notes = [*about, *notes, *([f"paper: {number.note}"] if number.note else [])]
-            marks = sorted(numbered.setdefault(note, len(numbered) + 1) for note in notes)
+            stat, of_ours = _ours(row, number, evaluated, paper, of)
+            notes = [*about, *of_ours]
+            if number.note:
+                notes.append(f"paper: {number.note}")
+            numbered = sorted(marks.setdefault(note, len(marks) + 1) for note in notes)
             cells = [row.name, str(len(row.runs)), rounds_text(row), *_cells(number, stat)]
-            lines.append([*cells, ", ".join(map(str, marks))])
+            lines.append([*cells, ", ".join(map(str, numbered))])
             records.append(_record(row, number, stat, notes))
     if not lines:
-        raise InputError(f"the paper prints no number for {', '.join(row.name for row in known)}")
-    below = [f"{mark}. {note}" for note, mark in numbered.items()]
-    for text, named in (
-        ("the paper prints no number for", [row.name for row in known if not paper.numbers[plain(row.runs[0].name)]]),
-        ("not of the paper's grid:", [row.name for row in found if row not in known]),
-    ):
-        below += [f"{text} {', '.join(named)}"] if named else []
+        raise InputError(f"the paper prints no number for {', '.join(row.name for row in of_paper)}")
+    below = [f"{mark}. {note}" for note, mark in marks.items()]
+    unprinted = [row.name for row in of_paper if not paper.numbers[plain(row.runs[0].name)]]
+    if unprinted:
+        below.append(f"the paper prints no number for {', '.join(unprinted)}")
+    others = [row.name for row in every_row if row not in of_paper]
+    if others:
+        below.append(f"not of the paper's grid: {', '.join(others)}")
     return Sheet(HEAD, lines, below + left_out(runs), records)
 
 
 def _ours(row: Row, number: Theirs, runs: Sequence[Run], paper: Paper, of: str) -> tuple[Stat | None, list[str]]:
     """Our mean over the seeds, None unless all runs have a number, and notes."""
-    found = [ours(run, number, paper.baseline(run, runs), of) for run in row.runs]
-    lacking = [one for one in found if math.isnan(one.value)]
-    some = f" (so in {len(lacking)} of {len(found)} runs)" if 0 < len(lacking) < len(found) else ""
-    notes = [f"ours: {one.note or 'not a number'}{some}" for one in lacking or found if one.note or lacking]
-    return None if lacking else spread([one.value for one in found]), list(dict.fromkeys(notes))
+    of_runs = [ours(run, number, paper.baseline(run, runs), of) for run in row.runs]
+    lacking = [one for one in of_runs if math.isnan(one.value)]
+    if not lacking:
+        notes = [f"ours: {one.note}" for one in of_runs if one.note]
+        return spread([one.value for one in of_runs]), list(dict.fromkeys(notes))
+    part = f" (so in {len(lacking)} of {len(of_runs)} runs)" if len(lacking) < len(of_runs) else ""
+    return None, list(dict.fromkeys(f"ours: {one.note or 'not a number'}{part}" for one in lacking))
 
 
 def _cells(number: Theirs, stat: Stat | None) -> list[str]:
     """The metric, ours, the paper's, and the difference."""
     digits = DIGITS.get(number.metric.split("_")[0], 2)
-    name = number.metric + (f", {number.stat}" if number.stat else "") + (" (%)" if "accuracy" in number.metric else "")
+    metric = f"{number.metric}, {number.stat}" if number.stat else number.metric
+    if "accuracy" in number.metric:
+        metric += " (%)"
     theirs = f"{number.value} ± {number.spread}" if number.spread else number.value
     if stat is None:
-        return [name, "", theirs, ""]
-    return [name, stat_text(stat, digits), theirs, f"{stat[0] - float(number.value):+.{digits}f}"]
+        return [metric, "", theirs, ""]
+    return [metric, stat_text(stat, digits), theirs, f"{stat[0] - float(number.value):+.{digits}f}"]
 
 
 def _record(row: Row, number: Theirs, stat: Stat | None, notes: Sequence[str]) -> dict[str, Any]:
     mean, deviation = stat or (None, None)
     return {
-        **{"run": row.name, "seeds": len(row.runs), "rounds": row.runs[0].summary["rounds"]},
-        **{"metric": number.metric, "stat": number.stat, "ours": mean, "ours_spread": deviation},
-        **{"paper": number.value, "paper_spread": number.spread},
+        "run": row.name,
+        "seeds": len(row.runs),
+        "rounds": row.runs[0].summary["rounds"],
+        "metric": number.metric,
+        "stat": number.stat,
+        "ours": mean,
+        "ours_spread": deviation,
+        "paper": number.value,
+        "paper_spread": number.spread,
         "difference": None if mean is None else mean - float(number.value),
         "notes": "; ".join(notes),
     }

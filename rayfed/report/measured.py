@@ -40,7 +40,7 @@ def by_round(columns: Columns, name: str, factor: float = 1) -> Spread:
     return Spread(rounds, mean, np.sqrt(np.bincount(index, (values - mean[index]) ** 2, len(rounds)) / counts))
 
 
-def noted(runs: Sequence[Run], measure: str, *names: str) -> Columns:
+def notes_of(runs: Sequence[Run], measure: str, *names: str) -> Columns:
     """The notes of the clients of all runs, `round` and each name: (M,). Raises `InputError` where a run has none."""
     of_runs = [of_clients(run.folder, *names) for run in runs]
     for run, columns in zip(runs, of_runs, strict=True):
@@ -55,7 +55,7 @@ def personalised(run: Run, last: int, when: str = "after") -> float:
     Over the clients of a round, each once, and over the last measured rounds.
     """
     name = f"local.{when}.in_local"
-    return float(by_round(noted([run], "local", name), name, 100).mean[-last:].mean())
+    return float(by_round(notes_of([run], "local", name), name, 100).mean[-last:].mean())
 
 
 def unmeasured(run: Run, measure: str, numbers: str) -> InputError:
@@ -72,7 +72,7 @@ def unmeasured(run: Run, measure: str, numbers: str) -> InputError:
 
 def drifts(group: Group) -> Columns:
     """Round, and the notes of `DISTANCES`, of the measured clients (M,) that have both."""
-    columns = noted(group.runs, "drift", *DISTANCES)
+    columns = notes_of(group.runs, "drift", *DISTANCES)
     known = np.all([np.isfinite(columns[name]) for name in DISTANCES], axis=0)
     if not known.any():
         raise InputError(

@@ -10,7 +10,7 @@ from rayfed.base.errors import InputError
 from rayfed.folder.read import MOST_ACROSS, Columns, Group, Run, dealt, grouped, of_rounds, shorten
 from rayfed.report import charts
 from rayfed.report.charts import Chart, Line
-from rayfed.report.measured import DISTANCES, WHEN, WHERE, by_round, drifts, noted
+from rayfed.report.measured import DISTANCES, WHEN, WHERE, by_round, drifts, notes_of
 
 BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 
@@ -134,7 +134,7 @@ def local_models(run: Run) -> list[Chart]:
 
 def before_and_after(run: Run, key: str, title: str) -> Chart:
     """An accuracy of the clients' models before and after their training: means, and deviations around them."""
-    columns = noted([run], "local", *(f"local.{when}.{key}" for when in WHEN))
+    columns = notes_of([run], "local", *(f"local.{when}.{key}" for when in WHEN))
     drawn = []
     for number, (when, name) in enumerate(WHEN.items()):
         values = by_round(columns, f"local.{when}.{key}", 100)
@@ -167,7 +167,7 @@ def local_groups(groups: Sequence[Group]) -> Iterator[Chart]:
 
 def mean_of_runs(group: Group, name: str, title: str, number: int) -> Line:
     """A note in percent, in the rounds that all runs of a group have measured."""
-    of_runs = [by_round(noted([run], "local", name), name, 100) for run in group.runs]
+    of_runs = [by_round(notes_of([run], "local", name), name, 100) for run in group.runs]
     rounds = functools.reduce(np.intersect1d, [of.rounds for of in of_runs])
     values = np.stack([of.mean[np.isin(of.rounds, rounds)] for of in of_runs])
     return band(title, number, rounds, values)
