@@ -7,7 +7,7 @@ import re
 import signal
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -52,6 +52,8 @@ HARMS = {
     "unpicklable": lambda: throw(Unpicklable("no such thing at this client")),
     "demanding": lambda: throw(Demanding("no such thing", "this client")),
     "memory": lambda: throw(torch.OutOfMemoryError("CUDA out of memory")),
+    "iteration": lambda: throw(StopIteration("no such thing")),
+    "library": lambda: throw(OSError("a broken library on this node")),
     "disk": lambda: throw(OSError(28, "No space left on device")),
     "GPU": lambda: throw(torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered\nMore.")),
 }
@@ -69,7 +71,7 @@ def happens(folder, times):
 class Harm(Part):
     """Harms the process that trains a client, or raises an exception there, a number of times."""
 
-    what: str
+    harm: str
     folder: str
     times: int = 1
     client: int = 1
@@ -77,19 +79,18 @@ class Harm(Part):
 
     def begin(self, client):
         if (client.id, client.round) == (self.client, self.round) and happens(self.folder, self.times):
-            HARMS[self.what]()
+            HARMS[self.harm]()
 
 
 @dataclass(frozen=True)
-class Surveyed(Part):
-    """Kills the process that surveys a client."""
+class Surveyed(Harm):
+    """Harms the process that surveys any client."""
 
-    folder: str
-    times: int
+    begin = Part.begin
 
     def survey(self, client):
         if happens(self.folder, self.times):
-            os.kill(os.getpid(), signal.SIGKILL)
+            HARMS[self.harm]()
 
 
 @dataclass(frozen=True)
@@ -103,11 +104,18 @@ class Slow(Part):
 
 
 class Trap(nn.Module):
-    """Kills its process, or raises an error, when the model is evaluated or unpickled; if named, by one actor only."""
+    """Does harm when the model is evaluated, or opened by an actor; if named, by that actor only."""
 
-    def __init__(self, inner, stage, folder, times, actor=""):
+    def __init__(self, inner, harm, moment, folder, times, actor=""):
         super().__init__()
-        self.inner, self.stage, self.folder, self.times, self.actor = inner, stage, folder, times, actor
+        self.inner, self.harm, self.moment, self.folder, self.times, self.actor = (
+            inner,
+            harm,
+            moment,
+            folder,
+            times,
+            actor,
+        )
 
     def forward(self, x):
         if not self.training:
@@ -117,17 +125,14 @@ class Trap(nn.Module):
     def __setstate__(self, state):
         super().__setstate__(state)
         self.spring("open")
-        self.spring("refuse")
 
-    def spring(self, stage):
-        if stage != self.stage or not Path(self.folder).exists():
+    def spring(self, moment):
+        if moment != self.moment or not Path(self.folder).exists():
             return
         if self.actor and ray.get_runtime_context().get_actor_name() != self.actor:
             return
         if happens(self.folder, self.times):
-            if stage == "refuse":
-                raise OSError("a broken library on this node")
-            os.kill(os.getpid(), signal.SIGKILL)
+            HARMS[self.harm]()
 
 
 @pytest.fixture
@@ -135,6 +140,22 @@ def folder(tmp_path):
     """Where `happens` counts."""
     (folder := tmp_path / "happened").mkdir()
     return str(folder)
+
+
+@pytest.fixture
+def world(make_site, folder):
+    """A site in which the harm of a row happens, or none."""
+
+    def world(row, *, harmless=False, clients=6):
+        times = 0 if harmless else row.times
+        kind = {"begin": Harm, "survey": Surveyed}.get(row.moment, Harm)
+        part = kind(row.harm, folder, times if row.moment in ("begin", "survey") else 0, row.client, row.round)
+        counts = {} if clients == 6 else {"counts": [[20] * 4, *[[2] * 4] * (clients - 1)], "task_images": 20}
+        site = make_site(compose(scaffold(), part), num_rounds=2, clients_per_round=clients, **counts)
+        site.model.features = Trap(site.model.features, row.harm, row.moment, folder, times)
+        return site
+
+    return world
 
 
 def pids(run):
@@ -147,28 +168,87 @@ def pids(run):
             time.sleep(0.1)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("what", ["SIGKILL", "crash", "abort"])
-def test_a_process_that_dies_in_training_changes_nothing(cluster, make_site, here, on_ray, folder, caplog, what):
-    site = make_site(compose(scaffold(), Harm(what, folder, times=2)), clients_per_round=6)
-    result = on_ray(site, 2)
-    assert not happens(folder, 2), "it did happen, twice"
-    assert result == here(site)
-    assert "client 1, round 2: lost with actor-" in caplog.text
-    assert caplog.text.count("running it again") == 2, "no other call was waiting on a process that died"
-    assert "is back" in caplog.text
+@dataclass(frozen=True)
+class Row:
+    """A harm at a moment, and how a run with it ends: with the same bits and these words in its log, or in an error."""
+
+    harm: str
+    moment: str = "begin"
+    times: int = 2
+    client: int = 1
+    round: int = 2
+    ray: dict = field(default_factory=dict)
+    logs: tuple[str, ...] = ()  # regular expressions
+    error: type[Exception] | None = None
+    says: str = ""  # a regular expression
+
+    def __str__(self):
+        return f"{self.harm}-{self.moment}"
+
+
+AGAIN = (r"client 1, round 2: lost with actor-\d on [\d.]+ \(\w+\); running it again", "is back")
+DIES = [
+    *(Row(harm, logs=AGAIN) for harm in ("SIGKILL", "crash", "abort")),
+    *(Row("SIGKILL", moment) for moment in ("survey", "evaluate", "open")),
+    Row("library", "open"),
+    Row(
+        "hang",
+        times=1,
+        ray={"deadline": 20.0},  # enough for the other clients, also on a busy machine
+        logs=(
+            r"no progress for \d+ s; waiting for client 1, round 2 on actor-\d on [\d.]+",
+            r"client 1, round 2: no answer from actor-\d on [\d.]+ for \d+ s; it is killed",
+        ),
+    ),
+]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", ["open", "refuse", "evaluate", "survey"])
-def test_a_process_that_dies_at_another_moment_changes_nothing(cluster, make_site, here, on_ray, folder, stage):
-    def site(times):
-        made = make_site(compose(scaffold(), Surveyed(folder, times if stage == "survey" else 0)), num_rounds=2)
-        made.model.features = Trap(made.model.features, stage, folder, times)
-        return made
+@pytest.mark.parametrize("row", DIES, ids=str)
+def test_a_process_that_dies_or_hangs_changes_nothing(cluster, world, here, on_ray, folder, caplog, monkeypatch, row):
+    monkeypatch.setattr(heartbeat, "HEARTBEAT", 0.25)
+    expected = here(world(row, harmless=True))
+    assert on_ray(world(row), 2, **row.ray) == expected
+    assert not happens(folder, row.times), "it did happen, so many times"
+    assert all(re.search(words, caplog.text) for words in row.logs)
+    if row.logs == AGAIN:
+        assert caplog.text.count("running it again") == 2, "no other call was waiting on a process that died"
 
-    assert on_ray(site(times=2), 2) == here(site(times=0))
-    assert not happens(folder, 2), "it did happen, twice"
+
+NAMED = r"(?s)client 5, round 2 failed on [\d.]+ .*"
+LOST = r"client 5, round 2: lost 2 times, .*the last time: lost with actor-\d on [\d.]+ "
+ENDS = [
+    *(
+        Row(harm, client=5, error=ClientFailed, says=NAMED + "no such thing")
+        for harm in ("plain", "unpicklable", "demanding", "iteration")
+    ),
+    Row("memory", client=5, error=ClientFailed, says=NAMED + "CUDA out of memory.*try a larger ray.num_gpus"),
+    Row("disk", client=5, error=ClientFailed, says=NAMED + "No space left on device"),
+    Row("GPU", client=5, error=ClientFailed, says=NAMED + "uncorrectable ECC error"),
+    Row("exit", times=99, client=5, ray={"max_retries": 1}, error=KilledActors, says=LOST + r"\(\w+Error\)"),
+    Row("library", "open", times=99, error=RunFailed, says="(?s)no actor could open the run.*a broken library"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ENDS, ids=str)
+def test_a_harm_that_comes_back_or_is_the_clients_own_ends_the_run(cluster, world, on_ray, here, folder, row):
+    """The client is named, also where it goes to an actor together with others; nothing of its own is tried again."""
+    with pytest.raises(row.error, match=row.says) as caught:
+        on_ray(world(row, clients=13), 2, **row.ray)
+    if row.moment == "begin":
+        assert (caught.value.client, caught.value.round) == (5, 2)
+    if row.error is ClientFailed:
+        assert happens(folder, 2) == (row.harm != "GPU"), "only after an error of CUDA's the client was tried once more"
+        with pytest.raises(ClientFailed, match="client 5, round 2 failed"):
+            here(world(replace(row, times=99), clients=13))
+
+
+@pytest.mark.slow
+def test_actors_that_ray_killed_for_their_memory_are_said_to_be_too_many(cluster, world, on_ray, monkeypatch):
+    monkeypatch.setattr(dispatch, "memory_was_full", lambda process: True)  # test_memory.py asks a real Ray
+    with pytest.raises(WorkersLost, match=LOST + r"\(out of memory\)(?s:.*)fewer actors per node"):
+        on_ray(world(Row("exit", times=99, client=5)), 2, max_retries=1)
 
 
 @pytest.mark.slow
@@ -220,7 +300,7 @@ def test_a_process_killed_every_second_and_a_half_changes_nothing(cluster, make_
 def test_a_broken_actor_takes_no_work_from_the_others(cluster, make_site, played, here, pool_on, tmp_path, caplog):
     """It fails every call at once, and so might look idle."""
     site = make_site(scaffold(), num_rounds=4, clients_per_round=6)
-    site.model.features = Trap(site.model.features, "refuse", tmp_path / "from now on", 99, "broken/actor-0")
+    site.model.features = Trap(site.model.features, "library", "open", tmp_path / "from now on", 99, "broken/actor-0")
     expected = here(site)
 
     def break_it(round):
@@ -234,15 +314,6 @@ def test_a_broken_actor_takes_no_work_from_the_others(cluster, make_site, played
         assert played(site, pool, break_it) == expected
     assert re.search(r"(?s)actor-0 on [\d.]+ could not open the run, and is given up.*a broken library", caplog.text)
     assert caplog.text.count("running it again") <= 1, "at most the call that it was working on"
-
-
-@pytest.mark.slow
-def test_an_actor_that_hangs_is_killed_and_its_client_run_elsewhere(cluster, make_site, here, on_ray, folder, caplog):
-    site = make_site(compose(scaffold(), Harm("hang", folder)), clients_per_round=6)
-    result = on_ray(site, 2, deadline=20.0)  # enough for the other clients, also on a busy machine
-    assert result == here(site)
-    message = r"client 1, round 2: no answer from actor-\d on [\d.]+ for \d+ s; it is killed"
-    assert re.search(message, caplog.text)
 
 
 def test_a_client_may_take_ten_times_as_long_as_the_longest_before():
@@ -272,30 +343,6 @@ def test_answers_that_came_while_the_driver_was_busy_are_not_late(cluster, make_
 
 
 @pytest.mark.slow
-def test_a_heartbeat_names_the_awaited_client_and_actor_less_and_less_often(
-    cluster, make_site, on_ray, folder, monkeypatch, caplog
-):
-    monkeypatch.setattr(heartbeat, "HEARTBEAT", 0.25)
-    site = make_site(compose(Harm("hang", folder, round=1)), num_rounds=1)
-    on_ray(site, 1, deadline=6.0)
-    before = caplog.text.partition("client 1, round 1: no answer")[0]  # a slow machine may also lose other calls
-    beats = re.findall(r"no progress for \d+ s; waiting for client 1, round 1 on actor-0 on [\d.]+", before)
-    assert 2 <= len(beats) <= 5, "after 0.25, 0.5, 1, 2 and 4 s"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("full", "why"), [(False, r"\w+Error\)"), (True, r"out of memory\)(?s:.*)fewer actors per node")]
-)
-def test_work_that_kills_every_worker_ends_the_run(cluster, make_site, on_ray, folder, monkeypatch, full, why):
-    monkeypatch.setattr(dispatch, "memory_was_full", lambda process: full)  # test_memory.py asks a real Ray
-    site = make_site(compose(Harm("exit", folder, times=99, round=1)), clients_per_round=6)
-    words = rf"client 1, round 1: lost 2 times, .*the last time: lost with actor-\d on [\d.]+ \({why}"
-    with pytest.raises(WorkersLost, match=words):
-        on_ray(site, 2, max_retries=1)
-
-
-@pytest.mark.slow
 def test_work_that_kills_every_worker_again_after_a_resume_ends_the_run_for_good(cluster, folder, tmp_path):
     job = {
         "name": "again",
@@ -312,34 +359,6 @@ def test_work_that_kills_every_worker_again_after_a_resume_ends_the_run_for_good
         codes.append(caught.value.exit_code)
     assert codes == [75, 1]
     assert any("ended in the same way before" in note for note in caught.value.__notes__)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [
-        ("plain", "no such thing at this client"),
-        ("unpicklable", "no such thing at this client"),
-        ("demanding", "no such thing at this client"),
-        ("memory", "CUDA out of memory.*try a larger ray.num_gpus"),
-        ("GPU", "uncorrectable ECC error"),
-        ("disk", "No space left on device"),
-    ],
-)
-def test_a_clients_own_exception_ends_the_run_at_once(cluster, make_site, on_ray, folder, error, message):
-    site = make_site(compose(Harm(error, folder, times=2, client=3, round=1)), clients_per_round=6)
-    with pytest.raises(ClientFailed, match=rf"(?s)client 3, round 1 failed on [\d.]+ .*{message}") as caught:
-        on_ray(site, 2)
-    assert (caught.value.client, caught.value.round) == (3, 1)
-    assert happens(folder, 2) == (error != "GPU"), "only after an error of CUDA's the client was tried once more"
-
-
-@pytest.mark.slow
-def test_an_actor_that_can_never_open_the_run_says_why(cluster, make_site, on_ray, folder):
-    site = make_site(fedavg())
-    site.model.features = Trap(site.model.features, "refuse", folder, 99)
-    with pytest.raises(RunFailed, match=r"(?s)no actor could open the run.*a broken library on this node"):
-        on_ray(site, 1)
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import ray
 
-from rayfed.base.errors import ClientFailed, KilledActors, WorkersLost
+from rayfed.base.errors import ClientFailed, WorkersLost
 from rayfed.clients.schedules import Cosine
 from rayfed.job import read_job
 from rayfed.methods import RECIPES, Part, Proximal, ccvr, compose, fedavg, feddf, fedntd, scaffold, switch
@@ -270,35 +270,3 @@ def test_an_error_is_raised_for_those_who_wait_for_its_stage(work):
     _, again = work(dispatch, sent, "train", 2)
     assert list(again) == ["train 0", "train 1"], "and the crew works on"
     assert len(sent) == number + 2, "of a stage that has failed, nothing more is sent"
-
-
-class Unpicklable(Exception):
-    def __reduce__(self):
-        raise TypeError("not me")
-
-
-@dataclass(frozen=True)
-class Raising(Part):
-    """Raises an exception at client 5 in round 2."""
-
-    what: str
-
-    def begin(self, client):
-        if (client.id, client.round) == (5, 2):
-            if self.what == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            raise {"unpicklable": Unpicklable, "iteration": StopIteration, "plain": KeyError}[self.what]("it is wrong")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("what", ["unpicklable", "iteration", "plain", "kill"])
-def test_the_client_that_fails_is_named_also_where_it_goes_with_others(cluster, make_site, on_ray, here, what):
-    site = make_site(compose(Raising(what)), counts=MANY, clients_per_round=13, task_images=20)
-    kind = KilledActors if what == "kill" else ClientFailed
-    with pytest.raises(kind, match=r"client 5, round 2") as caught:
-        on_ray(site, 1, max_retries=0)
-    assert (caught.value.client, caught.value.round) == (5, 2)
-    if what != "kill":
-        with pytest.raises(ClientFailed, match=r"client 5, round 2") as caught:
-            here(site)
-        assert caught.value.client == 5
