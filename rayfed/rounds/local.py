@@ -125,9 +125,10 @@ def open_site(job: Job) -> Site:
     federation = open_data(job)
     inputs = federation.inputs
     if job.clients.chosen(job.train.clients_per_round) > federation.num_clients:
-        given = f"train.clients_per_round = {job.train.clients_per_round}"
-        given += f", clients.oversample = {job.clients.oversample}" if job.clients.oversample > 1 else ""
-        raise InputError(f"{given}: the partition has only {federation.num_clients} clients")
+        keys = f"train.clients_per_round = {job.train.clients_per_round}"
+        if job.clients.oversample > 1:
+            keys += f", clients.oversample = {job.clients.oversample}"
+        raise InputError(f"{keys}: the partition has only {federation.num_clients} clients")
     trace = open_trace(job.clients, federation.num_clients, job.train.num_rounds)
     sizes, seed = {**inputs._asdict(), "num_classes": federation.num_classes}, seed_of(job.seed, Purpose.MODEL)
     with threads(job.ray.threads):  # orthogonal weights have other bits with more
@@ -217,14 +218,15 @@ def _isolated(site: Site, purpose: Purpose, round: int, client: int) -> Abstract
 
 def evaluate(site: Site, model: nn.Module, start: int, stop: int) -> Evaluation:
     """A model, in eval mode and on the site's device, on the test images `start` to `stop`."""
-    started, test, loss, found = time.perf_counter(), site.federation.test, 0.0, []
+    started, test = time.perf_counter(), site.federation.test
+    loss, predictions = 0.0, []
     rows, run = np.arange(start, min(stop, len(test.labels))), RUNS[site.job.train.precision]
     with torch.no_grad():
         for images, labels in site.federation.batches(test, rows, site.device):
             logits = run(model, images).logits
             loss += float(nn.functional.cross_entropy(logits, labels, reduction="sum"))
-            found.append(logits.argmax(dim=1).cpu())
-    truth, answers = test.labels[rows], torch.cat(found).numpy()
+            predictions.append(logits.argmax(dim=1).cpu())
+    truth, answers = test.labels[rows], torch.cat(predictions).numpy()
     domains = np.stack([test.by_domain(rows[truth == answers]), test.by_domain(rows)])
     confusion = metrics.confusion_matrix(truth, answers, site.federation.num_classes)
     return Evaluation(confusion, loss, domains, time.perf_counter() - started)

@@ -63,7 +63,7 @@ class Seen:
     @functools.cached_property
     def activations(self) -> Activations:
         classes = self.logits.shape[1]
-        sums = {layer: metrics.class_sums(found, self.labels, classes) for layer, found in self.layers.items()}
+        sums = {layer: metrics.class_sums(outputs, self.labels, classes) for layer, outputs in self.layers.items()}
         return Activations(sums, np.bincount(self.labels, minlength=classes))
 
 
@@ -78,17 +78,17 @@ def sampled(total: int, wanted: int, seed: int) -> np.ndarray:
 def see(run: Run, layers: Sequence[str], batches: Iterable[tuple[Tensor, Tensor]], model: nn.Module) -> Seen:
     """A model in eval mode on batches of images and labels; `layers` are names of its modules."""
     labels, logits, features = [], [], []
-    with torch.no_grad(), _outputs(model, layers) as found:
+    with torch.no_grad(), _outputs(model, layers) as by_layer:
         for images, answers in batches:
             outputs = run(model, images)
             labels.append(answers.cpu())
             logits.append(outputs.logits.cpu())
             features += [] if outputs.features is None else [outputs.features.cpu()]
-    for layer, given in found.items():
-        if len(given) != len(labels):
-            raise ValueError(f"the layer '{layer}' gave {len(given)} outputs in {len(labels)} forward passes")
+    for layer, parts in by_layer.items():
+        if len(parts) != len(labels):
+            raise ValueError(f"the layer '{layer}' gave {len(parts)} outputs in {len(labels)} forward passes")
     joined = [torch.cat(each).numpy() if each else None for each in (labels, logits, features)]
-    chosen = {layer: torch.cat(given).numpy() for layer, given in found.items()}
+    chosen = {layer: torch.cat(parts).numpy() for layer, parts in by_layer.items()}
     if not layers and joined[-1] is not None:
         chosen = {FEATURES: joined[-1]}
     return Seen(parameters_of(model), *joined, chosen)  # type: ignore[arg-type,call-arg]
@@ -97,17 +97,19 @@ def see(run: Run, layers: Sequence[str], batches: Iterable[tuple[Tensor, Tensor]
 @contextmanager
 def _outputs(model: nn.Module, layers: Sequence[str]) -> Iterator[dict[str, list[Tensor]]]:
     """What layers give while the context lasts, (N, D) per forward pass. A map (N, D, h, w) counts as its mean."""
-    found: dict[str, list[Tensor]] = {layer: [] for layer in layers}
+    by_layer: dict[str, list[Tensor]] = {layer: [] for layer in layers}
 
     def keep(layer: str, module: nn.Module, inputs: object, output: object) -> None:
         if not isinstance(output, Tensor) or output.ndim < 2:
             raise ValueError(f"the layer '{layer}' gives no tensor with a dimension of images and one of neurons")
         values = output.float().flatten(2).mean(dim=2) if output.ndim > 2 else output
-        found[layer].append(values.to("cpu", torch.float32, copy=True))  # the next layer may write to it, as ReLU can
+        by_layer[layer].append(
+            values.to("cpu", torch.float32, copy=True)
+        )  # the next layer may write to it, as ReLU can
 
     hooks = [model.get_submodule(layer).register_forward_hook(functools.partial(keep, layer)) for layer in layers]
     try:
-        yield found
+        yield by_layer
     finally:
         for hook in hooks:
             hook.remove()
@@ -121,7 +123,8 @@ def refuse_absent(
     num_clients: int,
 ) -> None:
     """Raises `InputError` for a layer or a client that is not there, and for a layer that cannot be measured."""
-    if absent := [client for client in clients if not 0 <= client < num_clients]:
+    absent = [client for client in clients if not 0 <= client < num_clients]
+    if absent:
         raise InputError(f"measure_clients: there is no client {absent[0]}; the clients are 0 to {num_clients - 1}")
     names = [name for name, _ in model.named_modules() if name]
     for layer in layers:
@@ -173,7 +176,7 @@ def drift(before: Seen, after: Seen, p: np.ndarray) -> Iterator[tuple[str, float
 def aligned(before: Activations, after: Activations) -> Iterator[tuple[str, float]]:
     """By layer, the share of neurons that prefer the same class in both models (FedNTD section 5.1, appendix M)."""
     for layer in before.sums:
-        of_both = (metrics.class_preference(found.sums[layer], found.counts) for found in (before, after))
+        of_both = (metrics.class_preference(model.sums[layer], model.counts) for model in (before, after))
         yield "alignment" if layer == FEATURES else f"alignment.{layer}", metrics.alignment(*of_both)
 
 
@@ -185,36 +188,37 @@ def measured(
     on: Callable[[Weights], Seen],
     before: Weights,
     after: Weights,
-    known: list[Seen],
+    seen_before: list[Seen],
     p: np.ndarray,
     own: tuple[Weights, Weights] | None = None,
 ) -> tuple[dict[str, float], np.ndarray | None]:
     """The measures' numbers, `local.after.accuracy` and so on, and the confusion (C, C) of the model after, if asked.
 
-    `on` shows a model with some weights the images; `p` (C,) is the client's label distribution. `known` holds what the
-    model before has seen, or is empty, and gets it. A measure that fails is left out, with a warning: it does not end a
-    run. If a client keeps a model of its own, `own` has its weights before and after; all but `drift` measure that
-    model.
+    `on` shows a model with some weights the images; `p` (C,) is the client's label distribution. `seen_before` holds
+    what the model before has seen, or is empty, and gets it. A measure that fails is left out, with a warning: it does
+    not end a run. If a client keeps a model of its own, `own` has its weights before and after; all but `drift` measure
+    that model.
     """
     if own is not None:
         of_update = [name for name in names if name == "drift"]
-        moved, _ = measured(of_update, on, before, after, known, p) if of_update else ({}, None)
+        moved, _ = measured(of_update, on, before, after, seen_before, p) if of_update else ({}, None)
         of_own = [name for name in names if name != "drift"]
-        said, confusion = measured(of_own, on, *own, [], p) if of_own else ({}, None)
-        return said | moved, confusion
-    found: dict[str, float] = {}
+        of_model, confusion = measured(of_own, on, own[0], own[1], [], p) if of_own else ({}, None)
+        return of_model | moved, confusion
+    numbers: dict[str, float] = {}
     confusion, failing = None, " and ".join(names)
     try:
         seen = on(after)
         if "confusion" in names:
             confusion = seen.confusion
         for name in (name for name in names if name in MEASURES):
-            known[:] = known or [on(before)]
+            if not seen_before:
+                seen_before.append(on(before))
             failing = name
-            found |= {f"{name}.{key}": value for key, value in MEASURES[name](known[0], seen, p)}
+            numbers |= {f"{name}.{key}": value for key, value in MEASURES[name](seen_before[0], seen, p)}
     except Exception as error:
         _failed(failing, error)
-    return found, confusion
+    return numbers, confusion
 
 
 def summand(before: Weights, after: nn.Module) -> Tree:

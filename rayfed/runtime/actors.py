@@ -46,7 +46,8 @@ class ClientActor:
         object store.
         """
         measure(profiled)
-        if (device := device_given()).type == "cuda":
+        device = device_given()
+        if device.type == "cuda":
             torch.cuda.set_per_process_memory_fraction(memory_cap(self._gpu_share))
         node, context = ray.util.get_node_ip_address(), ray.get_runtime_context()
         self._opened = Worker(ray.get(site[0]), device, node)
@@ -91,7 +92,8 @@ def sendable() -> Iterator[None]:
             cloudpickle.loads(cloudpickle.dumps(error))
         except Exception:
             words = RuntimeError(f"{type(error).__name__}: {error}")
-            if (client := at_client(error, ())) is not None:
+            client = at_client(error, ())
+            if client is not None:
                 name_client(words, client)
             raise words from error
         raise

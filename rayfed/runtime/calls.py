@@ -61,13 +61,13 @@ class Deadline:
     call; at least five minutes; and an hour while no call has finished.
     """
 
-    def __init__(self, given: float | Literal["auto"]) -> None:
-        self._given = given
+    def __init__(self, seconds: float | Literal["auto"]) -> None:
+        self._fixed = seconds
         self._longest: dict[str, tuple[float, int]] = {}  # kind -> seconds, size
 
     def seconds(self, call: Call) -> float:
-        if self._given != "auto":
-            return self._given * max(call.count, len(call.pieces))
+        if self._fixed != "auto":
+            return self._fixed * max(call.count, len(call.pieces))
         if call.kind not in self._longest:
             return FIRST_DEADLINE
         seconds, size = self._longest[call.kind]

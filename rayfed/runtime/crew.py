@@ -160,9 +160,10 @@ class Crew:
 
     def grow(self, seconds: float = HEAD_LIMIT) -> None:
         """Create more actors where the cluster has room for them, if the head answers in `seconds` (`Head.nodes`)."""
-        if (found := self.head.nodes(seconds)) is None:
+        by_id = self.head.nodes(seconds)
+        if by_id is None:
             return
-        nodes = [resources for node, resources in found.items() if node not in self._unfit]
+        nodes = [resources for node, resources in by_id.items() if node not in self._unfit]
         more = min(self.most, capacity(self.options, nodes)) - len(self._members)
         if more > 0:
             log.info("%s, with room for %d more actors; they join when they are up", nodes_text(nodes), more)
@@ -195,7 +196,8 @@ class Crew:
     def _create(self, count: int) -> None:
         for _ in range(count):
             name = f"actor-{next(self._numbers)}"
-            self._members.append(member := Member(name, new_actor(self.options, f"{self.run}/{name}", self._unfit)))
+            member = Member(name, new_actor(self.options, f"{self.run}/{name}", self._unfit))
+            self._members.append(member)
             self.open(member)
 
     def _ask(self, member: Member, method: Any, *arguments: Any) -> None:
@@ -206,7 +208,7 @@ class Crew:
         """Members are up, have opened the run, or failed to."""
         for reference in references:
             member = self.opening.pop(reference)
-            known = member.place is not None
+            was_open = member.place is not None
             try:
                 answer = ray.get(reference)
                 if not member.up:
@@ -218,7 +220,7 @@ class Crew:
                     continue
                 self.idle.append(member)
                 came_up(member.name)
-                if known:
+                if was_open:
                     log.warning("%s is back", member)
             except ActorUnavailableError:  # it is being restarted, or there is no room for it yet
                 member.up = False
@@ -243,7 +245,8 @@ class Crew:
                 raise WorkersLost(f"{self._mixed}; resume on hardware as before, or allow the other with --other-bits")
             self.most = len(self._members)
             return False
-        self.kinds += [kind] if kind not in self.kinds else []
+        if kind not in self.kinds:
+            self.kinds.append(kind)
         return True
 
     def _failed(self, member: Member, error: RayError) -> None:
@@ -256,30 +259,41 @@ class Crew:
             refuse_input(error)
         cause = cause_of(error)
         unfit = isinstance(cause, InputError)
-        if gone := lost_object(error):
-            self.site_at(member.node_id, gone)
+        lost = lost_object(error)
+        if lost is not None:
+            self.site_at(member.node_id, lost)
         member.failures += 1
         if member.failures < MAX_OPENINGS and not unfit and not isinstance(error, ActorDiedError):
             self.open(member)
             return
         self._last_words = uncoloured(str(cause if unfit else error))
         log.warning("%s could not open the run, and is given up: %s", member, self._last_words)
-        self._unfit |= {member.node_id} if unfit else set()
+        if unfit:
+            self._unfit.add(member.node_id)
         self._members.remove(member)
         ray.kill(member.actor)
         if member.place is not None:  # also after its node has ended in good order, when Ray calls it dead for a while
             self._create(1)
 
     def _missing(self) -> str:
-        if (found := self.head.nodes()) is None:
-            now = "the head of the cluster does not answer"
+        """Why the run ends without an actor, and what to do."""
+        by_id = self.head.nodes()
+        if by_id is None:
+            cluster = "the head of the cluster does not answer"
         else:
-            now = f"now {nodes_text(nodes := [*found.values()])}"
+            nodes = list(by_id.values())
+            cluster = f"now {nodes_text(nodes)}"
             if capacity(self.options, nodes):
-                now += ", which other jobs may hold (`ray status`): try again when they are done, or raise ray.patience"
-        last = f"\nthe last actor that was given up said: {self._last_words}" if self._last_words else ""
-        text = f"for {self._patience:.0f} s (ray.patience) there was no actor to work on; the run wants"
-        return f"{text} {self.most}, each with {actor_text(self.options)}; {now}{last}"
+                cluster += (
+                    ", which other jobs may hold (`ray status`): try again when they are done, or raise ray.patience"
+                )
+        message = (
+            f"for {self._patience:.0f} s (ray.patience) there was no actor to work on; the run wants {self.most}, "
+            f"each with {actor_text(self.options)}; {cluster}"
+        )
+        if self._last_words:
+            message += f"\nthe last actor that was given up said: {self._last_words}"
+        return message
 
 
 def new_actor(options: RayOptions, name: str, unfit: Iterable[str] = ()) -> Any:
@@ -297,5 +311,7 @@ def new_actor(options: RayOptions, name: str, unfit: Iterable[str] = ()) -> Any:
 
 def named(awaited: Sequence[str]) -> str:
     """The first few of those that are awaited, in words."""
-    more = f" and {len(awaited) - NAMED} more" if len(awaited) > NAMED else ""
-    return (", ".join(awaited[:NAMED]) or "room for an actor") + more
+    if not awaited:
+        return "room for an actor"
+    first = ", ".join(awaited[:NAMED])
+    return f"{first} and {len(awaited) - NAMED} more" if len(awaited) > NAMED else first

@@ -99,7 +99,8 @@ class Dispatch:
         self._hand_out()
         seconds = self._until_something_is_due() if seconds is None else seconds
         for reference in self.crew.wait(list(self._working), seconds):
-            with _failing((message := self._working.pop(reference)).stage):
+            message = self._working.pop(reference)
+            with _failing(message.stage):
                 self._arrived(message)
         now = time.monotonic()
         for reference, message in list(self._working.items()):
@@ -116,7 +117,10 @@ class Dispatch:
     def _hand_out(self) -> None:
         actors = len(self.crew.idle) + len(self._working)
         for stage in self._stages:
-            while stage.waiting and self.crew.idle and (member := self._member_for(stage, stage.waiting[0])):
+            while stage.waiting and self.crew.idle:
+                member = self._member_for(stage, stage.waiting[0])
+                if member is None:
+                    break
                 indices = stage.next_message(actors)
                 calls = [stage.calls[index] for index in indices]
                 references = stage.submit(member.actor, calls)
@@ -135,47 +139,52 @@ class Dispatch:
         return member
 
     def _arrived(self, message: Message) -> None:
-        stage, indices, call, member = message.stage, message.indices, message.call, message.member
+        """A message has its reply, or has failed."""
+        stage, member = message.stage, message.member
         seconds = time.monotonic() - message.since
         try:
             firsts = ray.get(message.references[0], timeout=FETCH_LIMIT)
             firsts = received(firsts, member.name, message.since)
         except RayError as error:
             lost(member.name, message.since)
-            if gone := lost_object(error):
-                self.crew.idle.append(member)
-                call.missing(gone)
-                self._run_again(stage, indices, f"an object that it needs was lost ({type(gone).__name__})")
-            elif is_loss(error):
-                full = member.place is not None and not self.crew.in_danger and memory_was_full(member.place.process)
-                self.crew.open(member)
-                why = MEMORY if full else type(error).__name__
-                self._run_again(
-                    stage,
-                    indices,
-                    f"lost with {member} ({why})",
-                    error,
-                    how=MEMORY if full else "" if cause_of(error) else "died",
-                )
-            elif is_gpu_fault(error) and indices[0] not in stage.faulty:
-                stage.faulty |= dict.fromkeys(indices, member.node_id)
-                self.crew.open(member, kill=True)  # the error would stay in its process
-                said = first_line(cause_of(error) or error)
-                self._run_again(stage, indices, f"the GPU of {member} failed ({said})", error, how="GPU")
-            else:
-                self.crew.idle.append(member)
-                raise _failure(call, member, error) from None
+            self._failed(message, error)
             return
         self.crew.idle.append(member)
         self._hand_out()  # first of all: the member waits for it
-        self.deadline.took(call, seconds)
-        others = iter(rest := message.references[1:])
-        for index, first in zip(indices, firsts, strict=True):
-            stage.finished[index] = member, [first, *islice(others, stage.calls[index].others)]
-        # Bring the rest to this node in the meantime: the sum waits for its turn, and memories must outlive their node.
-        ray.wait(rest, num_returns=len(rest), timeout=0, fetch_local=True)
+        self.deadline.took(message.call, seconds)
+        others = message.references[1:]
+        of_calls = iter(others)
+        for index, first in zip(message.indices, firsts, strict=True):
+            stage.finished[index] = member, [first, *islice(of_calls, stage.calls[index].others)]
+        # The rest is brought to this node in the meantime: the sum for its turn, memories since a node may be lost.
+        ray.wait(others, num_returns=len(others), timeout=0, fetch_local=True)
         self._heartbeat.progress()
-        stage.clients_done(len(call.task))
+        stage.clients_done(len(message.call.task))
+
+    def _failed(self, message: Message, error: RayError) -> None:
+        """Run a message again that was lost. Raises `RunFailed` for an exception of its own."""
+        stage, indices, member = message.stage, message.indices, message.member
+        missing = lost_object(error)
+        if missing is not None:
+            self.crew.idle.append(member)
+            message.call.missing(missing)
+            self._run_again(stage, indices, f"an object that it needs was lost ({type(missing).__name__})")
+        elif is_loss(error):
+            full = member.place is not None and not self.crew.in_danger and memory_was_full(member.place.process)
+            self.crew.open(member)
+            if full:
+                self._run_again(stage, indices, f"lost with {member} ({MEMORY})", error, how=MEMORY)
+            else:
+                how = "" if cause_of(error) else "died"
+                self._run_again(stage, indices, f"lost with {member} ({type(error).__name__})", error, how)
+        elif is_gpu_fault(error) and indices[0] not in stage.faulty:
+            stage.faulty |= dict.fromkeys(indices, member.node_id)
+            self.crew.open(member, kill=True)  # the error would stay in its process
+            cause = first_line(cause_of(error) or error)
+            self._run_again(stage, indices, f"the GPU of {member} failed ({cause})", error, how="GPU")
+        else:
+            self.crew.idle.append(member)
+            raise _failure(message.call, member, error) from None
 
     def _fetched(self, stage: Stage, turn: int) -> Values | None:
         """The whole answer whose turn has come; None while it is not there."""
@@ -198,13 +207,15 @@ class Dispatch:
         if stage.over:
             return
         call = together([stage.calls[index] for index in indices])
-        if (times := stage.lost(indices)) > self.max_retries:
-            text = (
-                f"{call.work}: lost {times} times, and ray.max_retries = {self.max_retries}; "
-                f"the last time: {why}" + (f"\n{error}" if error else "") + (MORE_MEMORY if how == MEMORY else "")
-            )
+        times = stage.lost(indices)
+        if times > self.max_retries:
+            problem = f"{call.work}: lost {times} times, and ray.max_retries = {self.max_retries}; the last time: {why}"
+            if error is not None:
+                problem += f"\n{error}"
+            if how == MEMORY:
+                problem += MORE_MEMORY
             client = call.task[0] if len(call.task) == 1 else None
-            raise KilledActors(text, call.work, how, client, call.round) if how else WorkersLost(text)
+            raise KilledActors(problem, call.work, how, client, call.round) if how else WorkersLost(problem)
         again = "running it again" if call.count == 1 else f"running its {call.count} tasks again, each by itself"
         log.warning("%s: %s; %s", call.work, why, again)
         for _ in indices:
@@ -226,7 +237,9 @@ def short_of_disk() -> str:
     """In words, that what has no room in Ray's store may have none on the disk either: Ray would try for ever."""
     folder = ray._private.worker.global_worker.node.get_session_dir_path()  # type: ignore[union-attr]
     free = shutil.disk_usage(folder).free
-    return f"; Ray's disk here has only {decimal(free)} left, for what its store cannot hold" if free < LITTLE else ""
+    if free >= LITTLE:
+        return ""
+    return f"; Ray's disk here has only {decimal(free)} left, for what its store cannot hold"
 
 
 @contextmanager

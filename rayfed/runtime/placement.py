@@ -46,8 +46,10 @@ def num_actors(options: RayOptions, nodes: Sequence[Resources], clients_per_roun
     """
     fit = capacity(options, nodes)
     if fit == 0:
-        what = f"no actor with {actor_text(options)} fits: {nodes_text(nodes)}"
-        raise InputError(f"{what}; ask for less with ray.num_cpus and ray.num_gpus")
+        raise InputError(
+            f"no actor with {actor_text(options)} fits: {nodes_text(nodes)}; ask for less with ray.num_cpus and "
+            "ray.num_gpus"
+        )
     if options.actors == "auto":
         return min(fit, clients_per_round)
     if options.actors > fit and options.num_gpus != "auto":
@@ -81,7 +83,8 @@ def actor_text(options: RayOptions) -> str:
 def nodes_text(nodes: Sequence[Resources]) -> str:
     """A cluster's resources, in words."""
     cpus, gpus = (sum(node.get(kind, 0) for node in nodes) for kind in ("CPU", "GPU"))
-    return f"there are {cpus:g} CPU and {gpus:g} GPU" + (f" on {len(nodes)} nodes" if len(nodes) > 1 else "")
+    resources = f"there are {cpus:g} CPU and {gpus:g} GPU"
+    return f"{resources} on {len(nodes)} nodes" if len(nodes) > 1 else resources
 
 
 def places_text(places: Iterable[Place]) -> str:

@@ -37,10 +37,11 @@ class Stage:
         "Factoring").
         """
         first = self.waiting.popleft()
-        room = min(self._largest, self._left / (2 * actors))
         end, size = first + 1, self.calls[first].size
+        room = min(self._largest, self._left / (2 * actors))
         while self.waiting and self.waiting[0] == end < first + self.most and not self.alone & {first, end}:
-            if (size := size + self.calls[end].size) > room:
+            size += self.calls[end].size
+            if size > room:
                 break
             end += 1
             self.waiting.popleft()

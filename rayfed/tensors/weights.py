@@ -63,9 +63,10 @@ def whole(model: nn.Module, weights: Weights) -> Weights:
 def load(model: nn.Module, weights: Weights) -> None:
     """Give a model these weights. Raises RuntimeError where a name is unknown, or missing and not frozen."""
     still = frozen(model)
-    found = model.load_state_dict(weights, strict=not still)
-    if wrong := [*found.unexpected_keys, *sorted({*found.missing_keys} - still)]:
-        raise RuntimeError(f"these weights are not of this model: '{wrong[0]}' is only in one of the two")
+    differing = model.load_state_dict(weights, strict=not still)
+    only_in_one = differing.unexpected_keys + sorted(set(differing.missing_keys) - still)
+    if only_in_one:
+        raise RuntimeError(f"these weights are not of this model: '{only_in_one[0]}' is only in one of the two")
 
 
 def overwrite(model: nn.Module, weights: Weights) -> nn.Module:
