@@ -66,119 +66,153 @@ def expand(tables: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
     `overrides` win over the settings; overrides of the grid itself (`grid.seeds`) change the grid. Raises `InputError`
     where the grid is not well formed; each run is checked by its `job()`.
     """
-    of_grid = {key: value for key, value in (overrides or {}).items() if key.split(".")[0] == "grid"}
-    others = {key: value for key, value in (overrides or {}).items() if key not in of_grid}
+    overrides = overrides or {}
+    of_grid = {key: value for key, value in overrides.items() if key.split(".")[0] == "grid"}
+    of_job = {key: value for key, value in overrides.items() if key not in of_grid}
     tables = override(tables, of_grid)
     if "grid" not in tables:
-        return [Cell(override(tables, others))]
+        return [Cell(override(tables, of_job))]
     grid, values = _read(tables.pop("grid"))
-    for key, own in _given(grid, values).items():
-        if key in others:
-            choose = "choose runs with --only (of a paper's table, with --rows)"
-            raise InputError(f"'{key}' is given by this job's grid; use {own}=[...], or {choose}")
-    base = override(tables, others)
+    for key, own in _keys_of(grid, values).items():
+        if key in of_job:
+            raise InputError(
+                f"'{key}' is given by this job's grid; use {own}=[...], or choose runs with --only (of a paper's "
+                "table, with --rows)"
+            )
+    base = override(tables, of_job)
     if not base.get("name"):
         raise InputError('a grid needs a name, for the folder of its runs: name = "search" at the top of the file')
     cells: list[Cell] = []
     seeds = grid.seeds or [base.get("seed", 0)]
-    for seed, *chosen in product(seeds, grid.setting or [{}], grid.method or [{}], *values.values()):
-        changes = {key: value for entry in (*chosen, {"seed": seed}) for key, value in entry.items() if key != "name"}
-        steps = [str(base["name"]), *(entry["name"] for entry in chosen if entry), f"seed-{seed}"]
-        setting, method, *_ = chosen
-        cell = override(override(tables, changes), others) | {"name": "/".join(steps)}
+    for seed, setting, method, *others in product(seeds, grid.setting or [{}], grid.method or [{}], *values.values()):
+        changes: dict[str, Any] = {}
+        steps = [str(base["name"])]
+        for entry in (setting, method, *others):
+            changes |= entry
+            if entry:
+                steps.append(entry["name"])
+        steps.append(f"seed-{seed}")
+        changes["seed"] = seed
+        cell = override(override(tables, changes), of_job) | {"name": "/".join(steps)}
         cells.append(Cell(cell, steps[0], setting.get("name", ""), method.get("name", "")))
     return cells
 
 
 def refuse_same(cells: Sequence[Cell]) -> None:
     """Raise `InputError` where two cells are the same job, as where an override replaces what sets them apart."""
-    known: dict[str, Cell] = {}
+    first: dict[str, Cell] = {}
     for cell in cells:
-        other = known.setdefault(repr(sorted(flat({**cell.tables, "name": ""}).items(), key=str)), cell)
+        values = repr(sorted(flat({**cell.tables, "name": ""}).items(), key=str))
+        other = first.setdefault(values, cell)
         if other is not cell:
-            text = "the same job under two names; leave out what makes them the same, or one of the two"
-            raise InputError(f"grid: '{other.name}' and '{cell.name}' are {text}")
+            raise InputError(
+                f"grid: '{other.name}' and '{cell.name}' are the same job under two names; leave out what makes them "
+                "the same, or one of the two"
+            )
 
 
 def matching(cells: list[Cell], pattern: str, option: str) -> list[Cell]:
     """The cells whose names match. Raises `InputError` if none does, or if two of them are the same job."""
-    found = [cell for cell in cells if fnmatch(cell.name, pattern) or fnmatch(cell.name, f"*/{pattern}")]
-    if not found:
-        none = f"none of {len(cells)} runs matches, such as '{cells[0].name}'; see --list"
-        raise InputError(f"{option} '{pattern}': {none}")
-    refuse_same(found)
-    return found
+    chosen = [cell for cell in cells if fnmatch(cell.name, pattern) or fnmatch(cell.name, f"*/{pattern}")]
+    if not chosen:
+        raise InputError(
+            f"{option} '{pattern}': none of {len(cells)} runs matches, such as '{cells[0].name}'; see --list"
+        )
+    refuse_same(chosen)
+    return chosen
 
 
 Values = dict[str, list[dict[str, Any]]]  # dotted key -> each of its values as a table, with a name
 
 
-def _given(grid: Grid, values: Values) -> dict[str, str]:
+def _keys_of(grid: Grid, values: Values) -> dict[str, str]:
     """The keys of a job that the grid gives to each run, and the grid's own keys for them."""
-    listed = {"seed": grid.seeds, "method": grid.method, **values}
-    return {key: "grid.seeds" if key == "seed" else f"grid.{key}" for key, found in listed.items() if found}
+    keys = {key: f"grid.{key}" for key in values}
+    if grid.seeds:
+        keys["seed"] = "grid.seeds"
+    if grid.method:
+        keys["method"] = "grid.method"
+    return keys
 
 
-def _read(given: Any) -> tuple[Grid, Values]:
-    if not isinstance(given, Mapping):
-        raise InputError(f"grid = {given!r}: this is a table, [grid]")
-    own = {key: _entries(value) for key, value in given.items() if key in OWN and not isinstance(value, Mapping)}
-    keys = flat({key: value for key, value in given.items() if key not in own})
+def _read(table: Any) -> tuple[Grid, Values]:
+    if not isinstance(table, Mapping):
+        raise InputError(f"grid = {table!r}: this is a table, [grid]")
+    own = {key: _entries(value) for key, value in table.items() if key in OWN and not isinstance(value, Mapping)}
+    keys = flat({key: value for key, value in table.items() if key not in own})
     lists = {key: value for key, value in keys.items() if "." in key or key == "model"}
-    grid = build(Grid, {**own, **{key: value for key, value in keys.items() if key not in lists}}, "grid")
+    unknown = {key: value for key, value in keys.items() if key not in lists}
+    grid = build(Grid, {**own, **unknown}, "grid")
     values = _named_values(lists)
-    for where, entries in (("grid.setting", grid.setting), ("grid.method", grid.method)):
-        for entry in entries:
-            name = entry.get("name")
-            if not isinstance(name, str) or not NAME.fullmatch(name) or "/" in name:
-                what = "a table without a name" if name is None else f"name = {name!r}"
-                raise InputError(f"{where}: {what}: give each a name of letters, digits and . _ + -")
-        _refuse_twins([entry["name"] for entry in entries], where)
+    _refuse_twins(grid.seeds, "grid.seeds")
+    _check_names(grid.setting, "grid.setting")
+    _check_names(grid.method, "grid.method")
+    given = {"seed": "grid.seeds", **_keys_of(grid, values)}
     for entry in grid.setting:
-        for key, instead in {"seed": "grid.seeds", **_given(grid, values)}.items():
-            if key in entry:
-                text = f"'{entry['name']}' gives a {key}, which {instead} gives to every run"
-                raise InputError(f"grid.setting: {text}; leave it out")
+        for key in entry.keys() & given.keys():
+            raise InputError(
+                f"grid.setting: '{entry['name']}' gives a {key}, which {given[key]} gives to every run; leave it out"
+            )
     for entry in grid.method:
         if "method" not in entry or "seed" in entry:
-            ours = "it takes a name and a method, and keys of the job other than seed"
-            raise InputError(f"grid.method: '{entry['name']}' has {', '.join(entry)}; {ours}")
-        others = [(f"the setting '{setting['name']}'", setting) for setting in grid.setting]
-        for what, other in (*others, ("the grid's lists of values", values)):
-            if both := other.keys() & entry.keys() - {"name"}:
-                text = f"'{entry['name']}' and {what} both give {', '.join(sorted(both))}"
-                raise InputError(f"grid.method: {text}; leave it out of one of the two")
-    _refuse_twins(grid.seeds, "grid.seeds")
+            raise InputError(
+                f"grid.method: '{entry['name']}' has {', '.join(entry)}; it takes a name and a method, and keys of the "
+                "job other than seed"
+            )
+        _refuse_both(entry, values, "the grid's lists of values")
+        for setting in grid.setting:
+            _refuse_both(entry, setting, f"the setting '{setting['name']}'")
     return grid, values
 
 
-def _entries(listed: Any) -> Any:
+def _check_names(entries: list[dict[str, Any]], where: str) -> None:
+    for entry in entries:
+        name = entry.get("name")
+        if name is None:
+            raise InputError(f"{where}: a table without a name: give each a name of letters, digits and . _ + -")
+        if not isinstance(name, str) or not NAME.fullmatch(name) or "/" in name:
+            raise InputError(f"{where}: name = {name!r}: give each a name of letters, digits and . _ + -")
+    _refuse_twins([entry["name"] for entry in entries], where)
+
+
+def _refuse_both(entry: dict[str, Any], other: Mapping[str, Any], name: str) -> None:
+    both = entry.keys() & other.keys() - {"name"}
+    if both:
+        raise InputError(
+            f"grid.method: '{entry['name']}' and {name} both give {', '.join(sorted(both))}; leave it out of "
+            "one of the two"
+        )
+
+
+def _entries(values: Any) -> Any:
     """The entries of a list with the name of a method as a table, and with keys that TOML has read as inner tables."""
-    return [_entry(one) for one in listed] if isinstance(listed, list) else listed
+    return [_entry(value) for value in values] if isinstance(values, list) else values
 
 
-def _entry(given: Any) -> Any:
-    if isinstance(given, str):
-        return {"name": given, "method": given}
-    if not isinstance(given, Mapping):
-        return given
-    inner = {key: value for key, value in given.items() if key in SECTIONS and isinstance(value, Mapping)}
-    return {key: value for key, value in given.items() if key not in inner} | _dotted(inner)
+def _entry(value: Any) -> Any:
+    if isinstance(value, str):
+        return {"name": value, "method": value}
+    if not isinstance(value, Mapping):
+        return value
+    inner = {key: table for key, table in value.items() if key in SECTIONS and isinstance(table, Mapping)}
+    return {key: one for key, one in value.items() if key not in inner} | _dotted(inner)
 
 
 def _dotted(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """As `flat`, but a table with a name, such as a partition, stays whole."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in tables.items():
-        whole = not isinstance(value, Mapping) or "name" in value
-        found |= {f"{prefix}{key}": value} if whole else _dotted(value, f"{prefix}{key}.")
-    return found
+        if isinstance(value, Mapping) and "name" not in value:
+            values |= _dotted(value, f"{prefix}{key}.")
+        else:
+            values[f"{prefix}{key}"] = value
+    return values
 
 
 def _named_values(lists: Mapping[str, Any]) -> Values:
     """Each value with a name: the last step of its key, or the whole key if two end alike, and the value."""
     ends = Counter(key.rpartition(".")[2] for key in lists)
-    found: Values = {}
+    named: Values = {}
     for key, values in lists.items():
         if not isinstance(values, list) or not values:
             raise InputError(
@@ -186,21 +220,21 @@ def _named_values(lists: Mapping[str, Any]) -> Values:
             )
         _refuse_twins(values, f"grid: '{key}'")
         end = key.rpartition(".")[2]
-        entries = [{"name": f"{end if ends[end] == 1 else key}-{_text(value)}", key: value} for value in values]
-        _refuse_twins([entry["name"] for entry in entries], f"grid: '{key}'")
-        for entry in entries:
-            if not NAME.fullmatch(entry["name"]) or "/" in entry["name"]:
-                text = f"{told(entry[key])} cannot be part of a run's name"
-                raise InputError(f"grid: '{key}': {text}; give it as [[grid.setting]], with a name")
-        found[key] = entries
-    return found
+        short = end if ends[end] == 1 else key
+        named[key] = []
+        for value in values:
+            name = f"{short}-{str(value).lower() if isinstance(value, bool) else value}"
+            if not NAME.fullmatch(name) or "/" in name:
+                raise InputError(
+                    f"grid: '{key}': {told(value)} cannot be part of a run's name; give it as [[grid.setting]], with a "
+                    "name"
+                )
+            named[key].append({"name": name, key: value})
+        _refuse_twins([entry["name"] for entry in named[key]], f"grid: '{key}'")
+    return named
 
 
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _refuse_twins(names: list[Any], where: str) -> None:
-    for name in names:  # not hashed: a value may be anything
-        if names.count(name) > 1:
-            raise InputError(f"{where}: {name!r} is listed {names.count(name)} times")
+def _refuse_twins(values: list[Any], where: str) -> None:
+    for value in values:  # not hashed: a value may be anything
+        if values.count(value) > 1:
+            raise InputError(f"{where}: {value!r} is listed {values.count(value)} times")

@@ -19,20 +19,21 @@ ANSWER_LIMIT = 10.0  # seconds in which a cluster must answer
 
 
 @contextmanager
-def connected(given: str | None) -> Iterator[Jobs]:
+def connected(named: str | None) -> Iterator[Jobs]:
     """The job server at an address: its URL, `host:port` of the server or of the cluster itself, or `auto`.
 
     Without an address, the environment names it, or it is the Ray on this machine. Shows the user's token, if any.
     Raises `InputError` where no Ray answers, or it refuses us; `NoRay` if the user has named no address either.
     """
-    by = "--address" if given else next((name for name in VARIABLES if os.environ.get(name)), "")
-    address = given or os.environ.get(by) or USUAL
+    by = "--address" if named else next((name for name in VARIABLES if os.environ.get(name)), "")
+    address = named or os.environ.get(by) or USUAL
     refuse_secrets(f"ray://{address.rpartition('://')[2]}", by)
     hidden = {name: os.environ.pop(name) for name in VARIABLES if name in os.environ}
     keep_private()
     try:
         url = _url(address, by)
-        if error := _unreachable(url):
+        error = _unreachable(url)
+        if error:
             raise _no_ray(address, by, error)
         jobs = Jobs(url, by)
         try:
@@ -68,13 +69,13 @@ def _url(address: str, by: str) -> str:
         return address.rstrip("/")
     if address != "auto" and "://" not in address and not _unreachable(f"http://{address}"):
         return f"http://{address}"
-    from ray.dashboard.utils import get_address_for_submission_client
+    from ray.job_submission import JobSubmissionClient
 
     from rayfed.runtime import trust
 
     try:
         trust.joining(address)
-        return get_address_for_submission_client(address)
+        return str(JobSubmissionClient(address).get_address())
     except InputError as error:
         raise InputError(str(error).replace("ray.address =", f"{by} =", 1)) from None
     except Exception as error:  # Ray raises many kinds
@@ -94,8 +95,8 @@ def _unreachable(url: str) -> Exception | None:
 
 
 def _no_ray(address: str, by: str, error: Exception) -> InputError:
-    said = f", which {by} names," if by.startswith("RAY") else ""
+    variable = f", which {by} names," if by.startswith("RAY") else ""
     return (InputError if by else NoRay)(
-        f"no Ray answers at {address}{said} ({brief(error)}); start a Ray here with `{private.RECIPE}`, or name "
+        f"no Ray answers at {address}{variable} ({brief(error)}); start a Ray here with `{private.RECIPE}`, or name "
         f"another by its dashboard, such as --address {USUAL}"
     )

@@ -28,8 +28,10 @@ def ray_may_fail() -> Iterator[None]:
         of_ray = str(frame.f_globals.get("__name__")).partition(".")[0] in ("ray", "grpc")
         if isinstance(error, RayTaskError) or not (of_ray or isinstance(error, RayError)):
             raise
-        what = f"Ray has failed here ({type(error).__name__}: {first_line(error)})"
-        raise WorkersLost(f"{what}: the node of this process is lost, or its disk or object store is full") from error
+        raise WorkersLost(
+            f"Ray has failed here ({type(error).__name__}: {first_line(error)}): the node of this process is lost, or "
+            "its disk or object store is full"
+        ) from error
 
 
 def end_of_ray(end: Callable[[], object]) -> None:
@@ -48,7 +50,8 @@ def cause_of(error: RayError) -> BaseException | None:
 
 def refuse_input(error: RayError) -> None:
     """Raises the `InputError` that an actor raised, if it did, as this process would have raised it."""
-    if isinstance(cause := cause_of(error), InputError):
+    cause = cause_of(error)
+    if isinstance(cause, InputError):
         raise InputError(str(cause)) from None
 
 

@@ -24,6 +24,7 @@ from rich.filesize import decimal
 from rayfed.base.errors import ClientFailed, KilledActors, RunFailed, WorkersLost, first_line, uncoloured
 from rayfed.base.spans import span
 from rayfed.rounds.tasks import task_text
+from rayfed.runtime import internals
 from rayfed.runtime.calls import Call, Deadline, Values, together
 from rayfed.runtime.causes import cause_of, is_gpu_fault, is_loss, lost_object, ray_may_fail
 from rayfed.runtime.crew import Crew, Member, named
@@ -235,8 +236,7 @@ class Dispatch:
 
 def short_of_disk() -> str:
     """In words, that what has no room in Ray's store may have none on the disk either: Ray would try for ever."""
-    folder = ray._private.worker.global_worker.node.get_session_dir_path()  # type: ignore[union-attr]
-    free = shutil.disk_usage(folder).free
+    free = shutil.disk_usage(internals.session_folder()).free
     if free >= LITTLE:
         return ""
     return f"; Ray's disk here has only {decimal(free)} left, for what its store cannot hold"

@@ -14,10 +14,9 @@ from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 import ray
-from ray._private.state import state
-from ray.core.generated import common_pb2, gcs_pb2
 
 from rayfed.base.errors import WorkersLost
+from rayfed.runtime import internals
 from rayfed.runtime.placement import Resources
 
 log = logging.getLogger(__name__)
@@ -59,14 +58,8 @@ def memory_was_full(process: str) -> bool:
     The call that is lost does not say it: to Ray, an actor that will be restarted is only unavailable.
     """
     with suppress(Empty):
-        return _ask(partial(_killed_for_memory, process)).get(timeout=HEAD_LIMIT) is True
+        return _ask(partial(internals.memory_was_full, process)).get(timeout=HEAD_LIMIT) is True
     return False
-
-
-def _killed_for_memory(process: str) -> bool:
-    found = state._connect_and_get_accessor().get_worker_info(ray.WorkerID(bytes.fromhex(process)))
-    ended = gcs_pb2.WorkerTableData.FromString(found)  # type: ignore[attr-defined]
-    return bool(ended.exit_type == common_pb2.NODE_OUT_OF_MEMORY)  # type: ignore[attr-defined]
 
 
 def _ask(question: Callable[[], T]) -> SimpleQueue[T | Exception]:

@@ -31,18 +31,19 @@ def way_in(place: Path) -> Path | None:
     for way in (place.absolute(), Path(os.path.realpath(place))):  # links on the way, and what they lead to
         with suppress(OSError):
             for folder in (*reversed(way.parents), way):
-                found = folder.lstat()
-                mode = 0o1777 if stat.S_ISLNK(found.st_mode) else found.st_mode
-                if found.st_uid in trusted and not mode & 0o011:
+                status = folder.lstat()
+                mode = 0o1777 if stat.S_ISLNK(status.st_mode) else status.st_mode
+                if status.st_uid in trusted and not mode & 0o011:
                     break
-                if found.st_uid not in trusted or (mode & 0o022 and not mode & stat.S_ISVTX):
+                if status.st_uid not in trusted or (mode & 0o022 and not mode & stat.S_ISVTX):
                     return folder
     return None
 
 
 def refuse_open(place: str, ray: str) -> None:
     """Raises `InputError` where another user could write into the folder `place` of the Ray that `ray` names."""
-    if not os.environ.get(TRUST) and (way := way_in(Path(place))):
+    way = None if os.environ.get(TRUST) else way_in(Path(place))
+    if way:
         raise InputError(
             f"{ray}: other users of this machine can change what that Ray runs, in its folder '{place}', through "
             f"'{way}'; stop it (`ray stop` ends every Ray of yours on this machine), then start it in a folder that "
@@ -65,9 +66,10 @@ def folder() -> Iterator[Path]:
             with suppress(BlockingIOError), open(old / "lock", "a") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 _remove(old)
-        own = next(path for number in count() if not (path := home / str(number)).exists())
+        own = next(path for path in map(home.joinpath, map(str, count())) if not path.exists())
         own.mkdir()
-        fcntl.flock(lock := open(own / "lock", "a"), fcntl.LOCK_EX)  # noqa: SIM115
+        lock = open(own / "lock", "a")  # noqa: SIM115
+        fcntl.flock(lock, fcntl.LOCK_EX)
     with lock:
         yield own
         _remove(own)

@@ -7,17 +7,14 @@ import os
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import ray
 import torch
 from ray import ObjectRef
-from ray._private import node as ray_node
-from ray._private import utils as ray_utils
 from ray.exceptions import ObjectLostError, RayError
-from ray.job_config import JobConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayfed.base.errors import InputError, WorkersLost, first_line
@@ -26,7 +23,7 @@ from rayfed.folder.provenance import hash_of_model
 from rayfed.job import Job, RayOptions
 from rayfed.rounds.local import Site, open_site
 from rayfed.rounds.workers import Progress, no_progress
-from rayfed.runtime import OWNER, dashboard, private, replaced, trust
+from rayfed.runtime import OWNER, dashboard, internals, private, trust
 from rayfed.runtime.causes import end_of_ray, ray_may_fail
 from rayfed.runtime.crew import Crew, new_actor
 from rayfed.runtime.gauges import Gauges
@@ -47,7 +44,7 @@ OUR_RAY = {
     "PYTHONSAFEPATH": "1",  # or its processes that begin with `python -c` look for modules in the working folder first
 }
 SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # in the environment of a submitted job
-INSTALLED = "site-packages", "dist-packages"  # folders, of which setuptools replaces a module of the library
+INSTALLED = {"site-packages", "dist-packages"}  # folders, of which setuptools replaces a module of the library
 
 
 @contextmanager
@@ -64,23 +61,18 @@ def connected(options: RayOptions, name: str, most: int) -> Iterator[None]:
 def refuse_hidden() -> None:
     """Raises `InputError` where a user's file is imported in place of a module of Python's: Ray's workers have both."""
     library = sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")
-    for name, module in [*sys.modules.items()]:
-        file = getattr(module, "__file__", None) or "" if name in sys.stdlib_module_names else ""
-        if file and not file.startswith(library) and not {*INSTALLED} & {*Path(file).parts}:
+    for name in sys.stdlib_module_names & sys.modules.keys():
+        file = getattr(sys.modules[name], "__file__", None)
+        if file and not file.startswith(library) and not INSTALLED & set(Path(file).parts):
             raise InputError(
                 f"'{file}' hides Python's own module '{name}', and Ray's workers would not all import the same; give "
                 "the file another name, or ray.mode = 'off'"
             )
 
 
-def same_modules(**metadata: str) -> JobConfig:
-    """A configuration with which Ray's workers look for modules where this process does, in its order.
-
-    Ray would have them look in the working folder first, where a file may have the name of one of Python's modules.
-    """
-    config = JobConfig(metadata=metadata, _py_driver_sys_path=[*map(os.path.abspath, reversed(sys.path))])
-    config._runtime_env_has_working_dir = lambda: True  # type: ignore[method-assign]  # then Ray adds no folder
-    return config
+def where_this_process_looks() -> list[str]:
+    """The folders in which Ray's workers look for modules."""
+    return [os.path.abspath(folder) for folder in sys.path]
 
 
 def machine() -> Resources:
@@ -96,7 +88,8 @@ def open_pool(site: Site, progress: Progress = no_progress, *, other_bits: bool 
     """
     options, name, cohort = site.job.ray, site.job.name, site.job.train.clients_per_round
     head, sites = Head(), Sites(site)
-    options = without_absent_gpus(options, nodes := [*head.known().values()])
+    nodes = list(head.known().values())
+    options = without_absent_gpus(options, nodes)
     warn_of_idle_gpus(options, nodes)
     if options.num_gpus == "auto":
         num_actors(options, nodes, cohort)  # where not a single actor fits, that is refused before anything is measured
@@ -108,7 +101,7 @@ def open_pool(site: Site, progress: Progress = no_progress, *, other_bits: bool 
     with closing(Gauges(name)) as gauges, ending_with_its_node():
         try:
             with ray_may_fail():
-                crew.start(wanted(options, [*head.known().values()], cohort))
+                crew.start(wanted(options, list(head.known().values()), cohort))
             yield RayWorkers(crew, site, progress, gauges)
         finally:
             crew.end()
@@ -122,9 +115,7 @@ def wanted(options: RayOptions, nodes: Sequence[Resources], clients_per_round: i
     try:
         return num_actors(options, nodes, clients_per_round)
     except InputError:
-        from ray.autoscaler.v2.utils import is_autoscaler_v2  # importing it takes a tenth of a second
-
-        if options.actors == "auto" or not is_autoscaler_v2(fetch_from_server=True):
+        if options.actors == "auto" or not internals.adds_nodes():
             raise
         return options.actors
 
@@ -162,31 +153,32 @@ class Sites:
     def at(self, node: str, lost: ObjectLostError | None = None) -> ObjectRef:
         """The site for the actors of a node; a new one if this is the object that was lost."""
         key = node if self._hash else ""
-        known = self._made.get(key)
-        if known is None or (lost is not None and lost.object_ref_hex == known.hex()):
+        made = self._made.get(key)
+        if made is None or (lost is not None and lost.object_ref_hex == made.hex()):
             self._made[key] = self._made_on(node) if self._hash else ray.put(self._site)
         return self._made[key]
 
     def _made_on(self, node: str) -> ObjectRef:
         on_node = NodeAffinitySchedulingStrategy(node, soft=True)  # on another node if Ray must make it again
-        given = self._site.job, self._hash, self._model
-        return _make_site.options(scheduling_strategy=on_node).remote(open_site, *given)
+        make = _make_site.options(scheduling_strategy=on_node)
+        return make.remote(open_site, self._site.job, self._hash, self._model)
 
 
 @ray.remote(num_cpus=0)
 def _make_site(make: Callable[[Job], Site], job: Job, data: str, model: str) -> Site:
     site = make(job)
-    for what, key, expected, found in (
-        ("data", "data.source", data, site.federation.hash()),
-        ("model", "model.weights", model, hash_of_model(site)),
-    ):
-        if found != expected:
-            raise InputError(
-                f"the {what} that {ray.util.get_node_ip_address()} reads (ray.data = 'storage') is not the {what} "
-                f"here: its hash is {found[:12]}..., not {expected[:12]}...; make {key} the same on all nodes, or set "
-                "ray.data = 'store'"
-            )
+    _refuse_other("data", "data.source", site.federation.hash(), data)
+    _refuse_other("model", "model.weights", hash_of_model(site), model)
     return site
+
+
+def _refuse_other(part: str, key: str, there: str, here: str) -> None:
+    if there != here:
+        raise InputError(
+            f"the {part} that {ray.util.get_node_ip_address()} reads (ray.data = 'storage') is not the {part} here: "
+            f"its hash is {there[:12]}..., not {here[:12]}...; make {key} the same on all nodes, or set ray.data = "
+            "'store'"
+        )
 
 
 @contextmanager
@@ -208,9 +200,8 @@ def _started(options: RayOptions, name: str, most: int) -> Iterator[None]:
                 _explained(),
                 trust.starting(),
                 stopping("stopping, as soon as Ray has started; Ctrl-C again to stop now", at_the_end=True),
-                keeping_handlers(),
-                dashboard.not_awaited(),
-                without_autoscaler(),
+                internals.keeping_handlers(),
+                internals.without_waiting_for_the_dashboard(),
                 span("start of Ray"),
             ):
                 folder = stack.enter_context(private.folder())
@@ -218,7 +209,7 @@ def _started(options: RayOptions, name: str, most: int) -> Iterator[None]:
                     address="local",  # a bare init would follow an old address file to a Ray that may be gone
                     num_cpus=int(here["CPU"]),
                     num_gpus=int(here["GPU"]),
-                    job_config=same_modules(**{OWNER: name}),
+                    job_config=internals.same_modules(where_this_process_looks(), **{OWNER: name}),
                     logging_level=logging.WARNING,
                     _temp_dir=str(folder),
                 )
@@ -231,16 +222,6 @@ def _started(options: RayOptions, name: str, most: int) -> Iterator[None]:
                 os.environ.pop(key, None)
 
 
-def keeping_handlers() -> AbstractContextManager[None]:
-    """`ray.init` sets a handler of SIGTERM that would end this process at once, with Ray half started: keep ours."""
-    return replaced(ray_utils, "set_sigterm_handler", lambda handler: None)
-
-
-def without_autoscaler() -> AbstractContextManager[None]:
-    """Within the context, `ray.init` starts no autoscaler: it would take 50 MB, and has nothing to add to a machine."""
-    return replaced(ray_node.Node, "start_monitor", lambda self: None)
-
-
 @contextmanager
 def _explained() -> Iterator[None]:
     """Raise one sentence where Ray, which raises many kinds of errors, cannot be started here."""
@@ -249,10 +230,12 @@ def _explained() -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:
-        what = f"Ray cannot be started here: {first_line(error)}"
         if isinstance(error, OSError) and error.filename and error.errno != errno.ENOSPC:
-            raise InputError(f"{what}; HOME and TMPDIR must name folders that can be written to") from None
-        raise WorkersLost(f"{what}; try again") from error
+            raise InputError(
+                f"Ray cannot be started here: {first_line(error)}; HOME and TMPDIR must name folders that can be "
+                "written to"
+            ) from None
+        raise WorkersLost(f"Ray cannot be started here: {first_line(error)}; try again") from error
 
 
 @contextmanager
@@ -263,8 +246,9 @@ def _joined(address: str) -> Iterator[None]:
         return
     trust.joining(address)
     try:
-        with keeping_handlers(), span("start of Ray"):
-            context = ray.init(address=address, job_config=same_modules(), logging_level=logging.WARNING)
+        config = internals.same_modules(where_this_process_looks())
+        with internals.keeping_handlers(), span("start of Ray"):
+            context = ray.init(address=address, job_config=config, logging_level=logging.WARNING)
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         raise InputError(
             f"ray.address = '{address}': no Ray answers there ({first_line(error)}); start one with "

@@ -11,7 +11,6 @@ import signal
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any
 
 import ray
 import torch
@@ -52,12 +51,13 @@ def connected_for_many(jobs: Sequence[Job]) -> Iterator[bool]:
         yield False
         return
     with connected(options, jobs[0].name, len(jobs)):
-        yield not options.cluster or _pays(jobs, [*Head().known().values()])
+        yield not options.cluster or _pays(jobs, list(Head().known().values()))
 
 
 def _pays(jobs: Sequence[Job], nodes: Sequence[Resources]) -> bool:
     slots = _room(jobs[0], nodes)
-    return slots > 1 and len(jobs) >= min(slots, *(job.train.clients_per_round for job in jobs))
+    smallest_cohort = min(job.train.clients_per_round for job in jobs)
+    return slots > 1 and len(jobs) >= min(slots, smallest_cohort)
 
 
 def _room(job: Job, nodes: Sequence[Resources]) -> int:
@@ -85,7 +85,8 @@ def in_slots(
         while waiting or slots.running:
             while waiting and slots.has_room(waiting[0]):
                 slots.begin(waiting.popleft())
-            watch(under_way := [job for job in slots.running.values() if is_locked(folder_of(job))])
+            under_way = [job for job in slots.running.values() if is_locked(folder_of(job))]
+            watch(under_way)
             if under_way:
                 heartbeat.progress()
             heartbeat.beat(lambda: "a run to begin, and for room for it on the cluster (`ray status`)")
@@ -106,7 +107,7 @@ class Slots:
 
     def has_room(self, job: Job) -> bool:
         """Whether another run is to be begun; a cluster may grow or shrink."""
-        return len(self.running) < max(1, _room(job, [*self._head.known().values()]))
+        return len(self.running) < max(1, _room(job, list(self._head.known().values())))
 
     def begin(self, job: Job) -> None:
         """Make a run's folder, and send the run to a node."""
@@ -114,57 +115,61 @@ class Slots:
             folder_of(job).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"results cannot be written: {error}") from None
-        options = without_absent_gpus(job.ray, [*self._head.known().values()])
-        needs: dict[str, Any] = {"num_cpus": options.num_cpus, "num_gpus": options.gpu_share, "max_retries": 0}
-        task = _play_in_slot.options(name=job.name, **needs)
-        self.running[task.remote(self._play, job, os.getcwd(), self._data(job))] = job
+        options = without_absent_gpus(job.ray, list(self._head.known().values()))
+        task = _play_in_slot.options(
+            name=job.name, num_cpus=options.num_cpus, num_gpus=options.gpu_share, max_retries=0
+        )
+        reference = task.remote(self._play, job, os.getcwd(), self._data(job))
+        self.running[reference] = job
 
     def ended(self) -> Iterator[Ended]:
         """The runs that have ended since the last time, after a second at most; lost runs are begun again."""
-        ray.wait([*self.running], timeout=TICK)
-        done, _ = ray.wait([*self.running], num_returns=len(self.running), timeout=0)
+        references = list(self.running)
+        ray.wait(references, timeout=TICK)
+        done, _ = ray.wait(references, num_returns=len(references), timeout=0)
         for reference in done:
             job = self.running.pop(reference)
             try:
-                answer = ray.get(reference)
+                exit_code, message = ray.get(reference)
             except RayError as error:
                 refuse_input(error)
-                answer = STOPPED, first_line(error)
-            if answer[0] != STOPPED:
-                yield Ended(job, *answer)
-            elif end := self._again(job, answer[1]):
-                yield end
-
-    def _again(self, job: Job, why: str) -> Ended | None:
-        """Begin a run again whose process was lost. Gives its end where that has happened too often."""
-        self._lost[job.name] += 1
-        times = self._lost[job.name]
-        if times > job.ray.max_retries:
-            text = f"error: the process of the run was lost or locked out {times} times, the last time: {why}"
-            return Ended(job, WorkersLost.exit_code, text)
-        log.warning(
-            "the process of %s is lost or locked out (%s); it continues from its last checkpoint, attempt %d of %d",
-            *(job.name, why, times + 1, job.ray.max_retries + 1),
-        )
-        self.begin(job)
-        return None
+                exit_code, message = STOPPED, first_line(error)
+            if exit_code != STOPPED:
+                yield Ended(job, exit_code, message)
+                continue
+            self._lost[job.name] += 1
+            times, limit = self._lost[job.name], job.ray.max_retries
+            if times > limit:
+                why = f"error: the process of the run was lost or locked out {times} times, the last time: {message}"
+                yield Ended(job, WorkersLost.exit_code, why)
+                continue
+            log.warning(
+                "the process of %s is lost or locked out (%s); it continues from its last checkpoint, attempt %d of %d",
+                job.name,
+                message,
+                times + 1,
+                limit + 1,
+            )
+            self.begin(job)
 
     def _data(self, job: Job) -> ObjectRef | None:
         """The job's data in Ray's store, where the runs of a node read them in place."""
         if job.ray.data == "storage":
             return None
         dataset = self._data_of(job)
-        known = next((reference for kept, reference in self._stored if kept is dataset), None)
-        if known is None:
-            self._stored.append((dataset, known := ray.put(dataset)))
-        return known
+        for stored, reference in self._stored:
+            if stored is dataset:
+                return reference
+        reference = ray.put(dataset)
+        self._stored.append((dataset, reference))
+        return reference
 
     def stop(self) -> None:
         """Stop the runs that are under way, each with a checkpoint."""
         for reference in self.running:
             ray.cancel(reference)
         if self.running:
-            ray.wait([*self.running], num_returns=len(self.running), timeout=LAST_WORDS)
+            ray.wait(list(self.running), num_returns=len(self.running), timeout=LAST_WORDS)
 
 
 @ray.remote

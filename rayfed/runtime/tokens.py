@@ -21,7 +21,8 @@ def read_token() -> str:
     """The token to show to a cluster; '' if there is none, or `RAY_AUTH_MODE` forbids it."""
     if os.environ.get("RAY_AUTH_MODE", "token") != "token":
         return ""
-    if token := os.environ.get("RAY_AUTH_TOKEN"):
+    token = os.environ.get("RAY_AUTH_TOKEN")
+    if token:
         return token
     try:
         return token_file().read_text().strip()

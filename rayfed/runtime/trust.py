@@ -1,31 +1,27 @@
 """Access to a Ray: its token, and the network interface that it listens on. See docs/security.md.
 
 Whoever reaches a Ray can run code in it. Ray itself turns tokens on for a cluster of one machine; the rest is added
-here. Some of Ray's names used here are private: `tests/runtime/test_trust.py` checks them against a real Ray.
+here.
 """
 
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 
 import grpc
-from ray._private import ray_constants, services
-from ray._private.authentication import authentication_token_setup as ray_tokens
-from ray._private.grpc_utils import init_grpc_channel
-from ray.core.generated import gcs_service_pb2, gcs_service_pb2_grpc
 from ray.exceptions import AuthenticationError
 
 from rayfed.base.errors import InputError, refuse_secrets
-from rayfed.runtime import replaced
+from rayfed.runtime import internals
 from rayfed.runtime.private import RECIPE
 from rayfed.runtime.tokens import ADVICE, keep_private, token_file
 
 ASK_LIMIT = 5.0  # seconds in which a cluster must answer whether it accepts our token
-NO_PROXY = (("grpc.enable_http_proxy", 0),)  # like Ray's own connections
+MODE = "RAY_AUTH_MODE"
 
 # It warns that token authentication is on, which is right.
-logging.getLogger(ray_tokens.__name__).setLevel(logging.ERROR)
+logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
 
 
 @contextmanager
@@ -34,11 +30,11 @@ def starting() -> Iterator[None]:
 
     Ray makes a token if there is none, which every user of this machine could read. `RAY_AUTH_MODE` is obeyed.
     """
-    if os.environ.get(ray_tokens.AUTH_MODE_ENV_VAR, "token") == "token":
+    if os.environ.get(MODE, "token") == "token":
         with suppress(OSError):  # Ray says why it cannot write there
             token_file().parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    try:  # as Ray does on Windows and macOS: other machines cannot reach it
-        with replaced(ray_constants, "ENABLE_RAY_CLUSTER", False), _naming_the_token():
+    try:
+        with internals.on_loopback(), _naming_the_token():
             yield
     finally:
         keep_private()
@@ -52,12 +48,12 @@ def joining(address: str) -> None:
     our token; Ray itself would try for 20 seconds to some minutes, without a reason.
     """
     refuse_secrets(f"ray://{address.rpartition('://')[2]}", "ray.address")
-    chosen = ray_tokens.AUTH_MODE_ENV_VAR in os.environ  # obeyed, whatever the cluster does
+    chosen = MODE in os.environ  # obeyed, whatever the cluster does
+    cannot_be_asked = "://" in address or not internals.can_knock()  # it gets our token, if there is one
     error = None if chosen else _knock(address)
-    if chosen or "://" in address or (error and error.code() == grpc.StatusCode.UNAUTHENTICATED):
+    if chosen or cannot_be_asked or (error and error.code() == grpc.StatusCode.UNAUTHENTICATED):
         with _naming_the_token():
-            ray_tokens.maybe_enable_token_auth_if_token_available(warn_if_disabled=False)
-            ray_tokens.ensure_token_if_auth_enabled(None, create_token_if_missing=False)
+            internals.show_token()
         keep_private()
         error = _knock(address)
     if error and error.code() == grpc.StatusCode.UNAUTHENTICATED:
@@ -74,26 +70,21 @@ def _knock(address: str) -> grpc.RpcError | None:
     if "://" in address:
         return None  # an address for Ray's client, which has another server
     try:
-        place = services.canonicalize_bootstrap_address(address)
-    except (ValueError, ConnectionError):  # no such address; no Ray on this machine
-        return None
-    if place:
-        try:
-            with closing(init_grpc_channel(place, NO_PROXY)) as channel:
-                head = gcs_service_pb2_grpc.NodeInfoGcsServiceStub(channel)
-                head.CheckAlive(gcs_service_pb2.CheckAliveRequest(), timeout=ASK_LIMIT)  # type: ignore[attr-defined]
-        except grpc.RpcError as error:
-            return error
-        except (OSError, RuntimeError) as error:  # of the files that the RAY_TLS_... variables name
-            raise InputError(f"ray.address = '{address}': TLS is on, but cannot be used: {error}") from None
-    return None
+        return internals.knock(address, ASK_LIMIT)
+    except (OSError, RuntimeError) as error:
+        raise InputError(f"ray.address = '{address}': TLS is on, but cannot be used: {error}") from None
 
 
 def _shown() -> str:
     """The token that we showed to a cluster, in words."""
-    if (mode := os.environ.get(ray_tokens.AUTH_MODE_ENV_VAR, "")) != "token":
-        return f"RAY_AUTH_MODE is '{mode}'" if mode else "there is none here"
-    return f"{'RAY_AUTH_TOKEN' if os.environ.get('RAY_AUTH_TOKEN') else repr(str(token_file()))} holds another token"
+    mode = os.environ.get(MODE)
+    if not mode:
+        return "there is none here"
+    if mode != "token":
+        return f"RAY_AUTH_MODE is '{mode}'"
+    if os.environ.get("RAY_AUTH_TOKEN"):
+        return "RAY_AUTH_TOKEN holds another token"
+    return f"'{token_file()}' holds another token"
 
 
 @contextmanager

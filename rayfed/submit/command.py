@@ -80,12 +80,13 @@ def submit(
     jobs = [cell.job() for cell in cells]  # all are checked before anything is sent
     run = cells[0].grid or jobs[0].name
     apart = {Path(path) for one in jobs for path in one.places().values() if "://" not in path}
-    found = package.chosen(root, sorted(apart), patterns, include)
+    files = package.chosen(root, sorted(apart), patterns, include)
     if dry_run:
-        print(aligned(found.all_lines()), aligned(found.lines()), sep="\n\n")
+        print(aligned(files.all_lines()), aligned(files.lines()), sep="\n\n")
         return
-    if (place := Path(job).resolve().relative_to(root.resolve()).as_posix()) not in found.files:
-        why = found.stays.get(place, "or its folder is left out, or git ignores it")
+    place = Path(job).resolve().relative_to(root.resolve()).as_posix()
+    if place not in files.sent:
+        why = files.stays.get(place, "or its folder is left out, or git ignores it")
         raise InputError(f"'{job}' would not be sent: it {why}")
     with connected(address) as cluster:
         cluster.refuse_temporary()
@@ -95,23 +96,26 @@ def submit(
         refuse_twins(run, cluster.submissions(), address)
         if here and not cells[0].grid:
             Place.of(jobs[0]).refuse_overwriting(force or resume)
-        settings = (*settings, *(f"{key}={path}" for key, path in paths.items()))
-        if any(one.ray.address for one in jobs):
-            settings = (*settings, "ray.address=")  # the job runs on the cluster that gets it
-        said = f", named by {cluster.named_by}" if cluster.named_by.startswith("RAY") else ""
-        lines = [
-            ("cluster", cluster.address + said + (", on this machine" if here else "")),
-            *found.lines(),
-            *([("grid", f"{len(jobs)} runs in one job")] if cells[0].grid else []),
-            *((key, path) for key, path in paths.items() if key != "output.path"),
-            ("results", f"{results}" + ("" if here else ", on the cluster's head node")),
-        ]
+        named_by = f", named by {cluster.named_by}" if cluster.named_by.startswith("RAY") else ""
+        lines = [("cluster", cluster.address + named_by + (", on this machine" if here else ""))]
+        lines += files.lines()
+        if cells[0].grid:
+            lines.append(("grid", f"{len(jobs)} runs in one job"))
+        lines += [(key, path) for key, path in paths.items() if key != "output.path"]
+        lines.append(("results", str(results) if here else f"{results}, on the cluster's head node"))
         print(aligned(lines), flush=True)
+        changed = [*settings, *(f"{key}={path}" for key, path in paths.items())]
+        if any(one.ray.address for one in jobs):
+            changed.append("ray.address=")  # the job runs on the cluster that gets it
         # On this machine, `python` may be a Python without Ray: the user need not activate an environment.
         command = [sys.executable if here else "python", "-m", "rayfed", "run", place]
-        command += [word for setting in settings for word in ("-s", setting)]
-        command += [*(["--force"] if force else []), *(["--resume"] if resume else [])]
-        with package.staged(root, found.files) as code:
+        for setting in changed:
+            command += ["-s", setting]
+        if force:
+            command.append("--force")
+        if resume:
+            command.append("--resume")
+        with package.staged(root, files.sent) as code:
             environment = {**code, "env_vars": {COMMIT: commit() or ""}}
             submitted = cluster.submit(command, run, environment, described(cells, jobs, results))
         print(f"submitted as {submitted.id}", flush=True)
@@ -131,12 +135,12 @@ def logs(name: str, follow: bool, address: str | None) -> None:
     NAME is a run's name (of several submissions, the newest) or a submission id.
     """
     with connected(address) as cluster:
-        found = cluster.find(name)
+        submission = cluster.find(name)
         if not follow:
-            print(cluster.log(found.id), end="")
+            print(cluster.log(submission.id), end="")
             return
         try:
-            ended = Log(cluster, found.id, show).follow()
+            ended = Log(cluster, submission.id, show).follow()
         except KeyboardInterrupt:
             raise Failure(f"{name} continues; to stop it: {hint('stop', name, address)}", STOPPED) from None
         conclude(ended, address)
@@ -152,14 +156,14 @@ def stop(name: str, address: str | None) -> None:
     finished rounds.
     """
     with connected(address) as cluster:
-        found = cluster.find(name)
-        if found.over:
-            print(f"{name} is {found.status} already")
+        submission = cluster.find(name)
+        if submission.over:
+            print(f"{name} is {submission.status} already")
             return
         print(f"stopping {name}", file=sys.stderr)
-        cluster.stop(found.id)
+        cluster.stop(submission.id)
         try:
-            ended = cluster.wait(found.id)
+            ended = cluster.wait(submission.id)
         except KeyboardInterrupt:
             later = hint("status", name, address)
             raise Failure(f"{name} is being stopped; how it ended: {later}", STOPPED) from None
@@ -172,8 +176,10 @@ def refuse_twins(run: str, submissions: Sequence[Submission], address: str | Non
     """Raises `InputError` where a run of this name has not ended: both would write to one folder."""
     for one in submissions:
         if one.run == run and not one.over:
-            there = f"'{run}' is {one.status} there already, as {one.id}"
-            raise InputError(f"{there}; give the job another name, or stop that run: {hint('stop', run, address)}")
+            raise InputError(
+                f"'{run}' is {one.status} there already, as {one.id}; give the job another name, or stop that run: "
+                f"{hint('stop', run, address)}"
+            )
 
 
 def described(cells: Sequence[Cell], jobs: Sequence[Job], results: Path) -> dict[str, str]:
@@ -226,4 +232,5 @@ def results_of(one: Submission) -> str:
 
 def hint(command: str, name: str, address: str | None) -> str:
     """A command to be typed next."""
-    return f"`rayfed {command} {shlex.join([name, *(['--address', address] if address else [])])}`"
+    words = [name, "--address", address] if address else [name]
+    return f"`rayfed {command} {shlex.join(words)}`"

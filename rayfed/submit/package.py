@@ -11,8 +11,9 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -39,18 +40,18 @@ MARKS = (("pyvenv.cfg",), ("conda-meta",), ("job.toml", "environment.json"))  # 
 class Chosen(NamedTuple):
     """The files that are sent with their bytes; what stays and why; what is sent although it looks like a secret."""
 
-    files: dict[str, int]
+    sent: dict[str, int]
     stays: dict[str, str]
     suspect: dict[str, str]  # code and prose
     included: dict[str, str]  # by --include
 
     def lines(self) -> list[tuple[str, Any]]:
         """For the screen: what is sent, the largest files of it, and what looks like secrets."""
-        largest = ", ".join(f"{name} {decimal(size)}" for name, size in Counter(self.files).most_common(10))
+        largest = ", ".join(f"{name} {decimal(size)}" for name, size in Counter(self.sent).most_common(10))
         looks = [f"{name} ({why.removeprefix(SECRET)})" for name, why in self.stays.items() if why.startswith(SECRET)]
         suspect = [f"{name} ({why})" for name, why in self.suspect.items()]
         included = [f"{name} ({why})" for name, why in self.included.items()]
-        lines = [("packed", f"{len(self.files):,} files, {decimal(sum(self.files.values()))}, and rayfed itself")]
+        lines = [("packed", f"{len(self.sent):,} files, {decimal(sum(self.sent.values()))}, and rayfed itself")]
         if largest:
             lines.append(("largest", largest))
         if looks:
@@ -65,7 +66,7 @@ class Chosen(NamedTuple):
     def all_lines(self) -> list[tuple[str, str, str]]:
         """Every file with its size, and all that stays with the reason."""
         looks = {**self.suspect, **self.included}
-        files = [(decimal(size), name, looks.get(name, "")) for name, size in sorted(self.files.items())]
+        files = [(decimal(size), name, looks.get(name, "")) for name, size in sorted(self.sent.items())]
         return [*files, *(("not sent", name, why) for name, why in sorted(self.stays.items()))]
 
 
@@ -81,46 +82,56 @@ def chosen(
     """
     real = root.resolve()
     included = [_plain(pattern) for pattern in include]
-    apart = [path.expanduser().resolve() for path in (*without, PACKAGE, real / PACKAGE.name)]
-    refused = (*HIDDEN, *CACHES, *DATA, *map(_plain, patterns))
-    marked: dict[PurePosixPath, str] = {}
-
-    def why(place: PurePosixPath) -> str:
-        """Why a file or folder stays, by itself; '' for none. A file is sent if its folders are, too."""
-        if place not in marked:
-            path = real / place
-            marks = any(all((path / mark).exists() for mark in marks) for marks in MARKS)
-            named = [pattern for pattern in refused if place.name != RAYIGNORE and place.match(pattern)]
-            here = "is the job's own place, or rayfed" if path in apart else f"matches '{named[0]}'" if named else ""
-            marked[place] = "is an environment, or the folder of a run" if marks else here
-        return marked[place]
-
-    found = Chosen({}, {}, {}, {})
+    why_apart = _reasons(real, without, patterns)
+    files = Chosen({}, {}, {}, {})
     names = []
     for name in _listed(real):
-        if place := next((place for place in [name, *name.parents][-2::-1] if why(place)), None):
-            found.stays[str(place) if place == name else f"{place}/"] = why(place)
+        above = [*reversed(name.parents[:-1]), name]  # its folders, the outermost first, and itself
+        place = next((place for place in above if why_apart(place)), None)
+        if place == name:
+            files.stays[str(name)] = why_apart(name)
+        elif place is not None:
+            files.stays[f"{place}/"] = why_apart(place)
         elif (real / name).is_file():
             names.append(name)
-    sent: set[Path] = set()
+    targets: set[Path] = set()
     for name in sorted(names, key=lambda name: ((real / name).is_symlink(), name)):  # links come last
         path = real / name
-        if path.is_symlink() and path.resolve() not in sent:
-            found.stays[str(name)] = "is a link to what is not sent"
+        if path.is_symlink() and path.resolve() not in targets:
+            files.stays[str(name)] = "is a link to what is not sent"
             continue
-        look, stays = secret_in(real, str(name))
+        look, is_secret = secret_in(real, str(name))
         is_included = any(place.match(pattern) for pattern in included for place in (name, *name.parents))
-        if stays and not is_included:
-            found.stays[str(name)] = SECRET + look
+        if is_secret and not is_included:
+            files.stays[str(name)] = SECRET + look
             continue
-        if look:
-            where = found.included if stays else found.suspect
-            where[str(name)] = look
-        found.files[str(name)] = path.stat().st_size
-        sent.add(path)
-    _refuse_hiding(real, found.files)
-    _refuse_too_many(found.files)
-    return found
+        if is_secret:
+            files.included[str(name)] = look
+        elif look:
+            files.suspect[str(name)] = look
+        files.sent[str(name)] = path.stat().st_size
+        targets.add(path)
+    _refuse_hiding(real, files.sent)
+    _refuse_too_many(files.sent)
+    return files
+
+
+def _reasons(root: Path, without: Sequence[Path], patterns: Sequence[str]) -> Callable[[PurePosixPath], str]:
+    """Gives why a file or folder stays, by itself; '' for none. A file is sent if its folders are, too."""
+    apart = [path.expanduser().resolve() for path in (*without, PACKAGE, root / PACKAGE.name)]
+    refused = [*HIDDEN, *CACHES, *DATA, *map(_plain, patterns)]
+
+    @cache
+    def why(place: PurePosixPath) -> str:
+        path = root / place
+        if any(all((path / mark).exists() for mark in marks) for marks in MARKS):
+            return "is an environment, or the folder of a run"
+        if path in apart:
+            return "is the job's own place, or rayfed"
+        pattern = next((pattern for pattern in refused if place.match(pattern)), None)
+        return f"matches '{pattern}'" if pattern and place.name != RAYIGNORE else ""
+
+    return why
 
 
 @contextmanager
@@ -140,11 +151,11 @@ def anchored(jobs: Sequence[Job], base: Path | None, cluster: str) -> dict[str, 
 
     Raises `InputError` where there is no base, because the cluster is elsewhere, or where the jobs of a grid differ.
     """
-    found: dict[str, set[str]] = {}
+    places: dict[str, set[str]] = {}
     for job in jobs:
         for key, path in job.places().items():
-            found.setdefault(key, set()).add(path)
-    relative = {key: paths for key, paths in found.items() if any(map(is_relative, paths))}
+            places.setdefault(key, set()).add(path)
+    relative = {key: paths for key, paths in places.items() if any(map(is_relative, paths))}
     for key, paths in relative.items():
         shown = ", ".join(f"'{path}'" for path in sorted(paths))
         if base is None:
@@ -181,8 +192,10 @@ def _git(root: Path, *words: str) -> bytes:
     except (OSError, subprocess.SubprocessError) as error:
         why = str(error)
     if why:
-        what = f"'{root}' is in a git repository, but git cannot list the files that it ignores ({why})"
-        raise InputError(f"{what}, so nothing is sent; repair that, or submit from a folder without git")
+        raise InputError(
+            f"'{root}' is in a git repository, but git cannot list the files that it ignores ({why}), so nothing is "
+            "sent; repair that, or submit from a folder without git"
+        )
     return done.stdout
 
 
@@ -199,7 +212,8 @@ def _refuse_hiding(root: Path, names: Iterable[str]) -> None:
 
 
 def _refuse_too_many(sizes: dict[str, int]) -> None:
-    if (total := sum(sizes.values())) <= LIMIT:
+    total = sum(sizes.values())
+    if total <= LIMIT:
         return
     largest = Counter(sizes)
     for place, size in sizes.items():

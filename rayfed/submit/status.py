@@ -32,15 +32,20 @@ def status(name: str | None, address: str | None) -> None:
     the newest), or a submission id.
     """
     if name is not None:
-        if here := next((row for row in runs_in(Path("runs")) if row[0] == name), ()):
+        here = next((row for row in runs_in(Path("runs")) if row[0] == name), None)
+        if here:
             print(aligned(list(zip(RUN, here, strict=True))))
             if here[1] not in ("done", "running"):
                 print(f"to continue it: rayfed resume {shown(Path('runs') / name)}")
-        with suppress(*([InputError] if here else [])), connected(address) as cluster:  # it need not be submitted
-            found = cluster.find(name)
-            if here:
-                print(f"\nsubmitted to {cluster.address}:")
-            describe(cluster, found, address)
+        try:
+            with connected(address) as cluster:
+                submission = cluster.find(name)
+                if here:
+                    print(f"\nsubmitted to {cluster.address}:")
+                describe(cluster, submission, address)
+        except InputError:
+            if not here:  # else it need not be submitted
+                raise
         return
     list_runs(Path("runs"))
     try:
@@ -56,18 +61,20 @@ def describe(cluster: Jobs, one: Submission, address: str | None) -> None:
     print(aligned([fact for fact in facts(one, log).items() if fact[1]]))
     if one.status == "pending" or (one.status == "failed" and one.exit_code is None):  # the command was not run
         print(f"\n{harmless(one.message.strip())}")
-    if lines := log.rstrip().splitlines():
+    lines = log.rstrip().splitlines()
+    if lines:
         print(f"\nthe last lines of its log; all of it: {hint('logs', one.run or one.id, address)}\n")
         print(harmless("\n".join(lines[-LAST_LINES:])))
 
 
 def list_submissions(cluster: Jobs) -> None:
     """Print a table of rayfed's submissions, the newest first."""
-    found = [one for one in cluster.submissions() if one.run]
-    print(f"\nsubmitted to {cluster.address}: " + (f"{len(found):,}" if found else "nothing yet, by rayfed"))
+    ours = [one for one in cluster.submissions() if one.run]
+    number = f"{len(ours):,}" if ours else "nothing yet, by rayfed"
+    print(f"\nsubmitted to {cluster.address}: {number}")
     columns = ["run", "status", "round", "accuracy", "started", "took", "submission"]
-    newest = [facts(one, cluster.log(one.id)) for one in found[:MOST]]
-    print_newest(columns, [[one[column] for column in columns] for one in newest], len(found))
+    newest = [facts(one, cluster.log(one.id)) for one in ours[:MOST]]
+    print_newest(columns, [[one[column] for column in columns] for one in newest], len(ours))
 
 
 def facts(one: Submission, log: str) -> dict[str, str]:
@@ -105,7 +112,7 @@ def print_newest(columns: Sequence[str], rows: Sequence[Sequence[str]], count: i
 
 def runs_in(root: Path) -> list[tuple[str, str, str, str, str]]:
     """Name, status, round, best accuracy and time of the last change of each run in a folder."""
-    found = []
+    runs = []
     for file in root.rglob("summary.json"):
         with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):  # incomplete, or another program's
             summary = read_summary(file.parent)
@@ -117,9 +124,9 @@ def runs_in(root: Path) -> list[tuple[str, str, str, str, str]]:
                 f"{summary['rounds']}/{job['train']['num_rounds']}",
                 f"{best['test_accuracy']:.3f}" if best else "",
             )
-            found.append((file.stat().st_mtime, row))
-    found.sort(reverse=True)
-    return [(*row, time_text(datetime.fromtimestamp(written, UTC))) for written, row in found]
+            runs.append((file.stat().st_mtime, row))
+    runs.sort(reverse=True)
+    return [(*row, time_text(datetime.fromtimestamp(written, UTC))) for written, row in runs]
 
 
 def status_text(one: Submission) -> str:

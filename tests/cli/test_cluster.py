@@ -19,8 +19,8 @@ from rayfed.grid.cells import expand
 from rayfed.runtime.jobs import Submission
 from rayfed.screen.exits import Failure
 from rayfed.screen.lines import progress, round_line
-from rayfed.submit.command import conclude, described, hint, refuse_twins
-from rayfed.submit.status import runs_in, status_text
+from rayfed.submit.command import conclude, described, refuse_twins
+from rayfed.submit.status import runs_in
 
 NO_RAY = "127.0.0.1:1"  # nothing listens there
 
@@ -42,15 +42,6 @@ def write_run(path, status, accuracy=0.5):
     (path / "summary.json").write_text(json.dumps({"status": status, "rounds": 4, **best}))
 
 
-@pytest.mark.parametrize("words", [["submit", "job.toml"], ["status"], ["logs", "tiny"], ["stop", "tiny"]])
-def test_a_cluster_that_does_not_answer_is_one_error(folder, rayfed, words):
-    ended = rayfed(*words, "--address", f"http://{NO_RAY}")
-    assert ended.exit_code == 2
-    (error,) = ended.stderr.splitlines()
-    assert error.startswith(f"error: no Ray answers at http://{NO_RAY} (")
-    assert "name another by its dashboard, such as --address http://127.0.0.1:8265" in error
-
-
 def test_the_error_names_the_variable_that_gave_the_address(folder, rayfed, monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:2")
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", f"http://{NO_RAY}")
@@ -58,36 +49,6 @@ def test_the_error_names_the_variable_that_gave_the_address(folder, rayfed, monk
     assert f"error: no Ray answers at http://{NO_RAY}, which RAY_API_SERVER_ADDRESS names, (" in ended.stderr
     ended = rayfed("logs", "tiny", "--address", "http://127.0.0.1:3")
     assert "error: no Ray answers at http://127.0.0.1:3 (" in ended.stderr, "an option wins over a variable"
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        (["-s", "train.num_round=2"], "unknown key 'num_round'; did you mean 'train.num_rounds'?"),
-        (["-s", "train"], "'train': write an override as key.sub=value"),
-        (["--address", "http://nobody.invalid", "-s", "method=fedntdd"], "did you mean 'fedntd'?"),
-    ],
-)
-def test_submit_checks_a_job_before_it_contacts_the_cluster(folder, rayfed, given, message):
-    ended = rayfed("submit", "job.toml", *given)
-    assert ended.exit_code == 2
-    assert message in ended.stderr
-
-
-def test_submit_checks_every_run_of_a_grid(folder, rayfed):
-    (folder / "grid.toml").write_text('name = "g"\n[[grid.method]]\nname = "a"\nmethod = "fedavgg"')
-    ended = rayfed("submit", "grid.toml")
-    assert ended.exit_code == 2
-    assert ended.stderr.startswith("error: g/a/seed-0: unknown method 'fedavgg'; did you mean 'fedavg'?")
-
-
-def test_submit_refuses_a_job_file_outside_the_folder(folder, rayfed, monkeypatch):
-    (folder / "inner").mkdir()
-    monkeypatch.chdir(folder / "inner")
-    ended = rayfed("submit", "../job.toml")
-    assert ended.exit_code == 2
-    message = "error: '../job.toml' lies outside this folder, which is sent to the cluster; submit"
-    assert ended.stderr.startswith(message)
 
 
 def test_status_shows_the_runs_of_this_folder(folder, rayfed, monkeypatch):
@@ -154,10 +115,6 @@ def submission(status, **more):
     return Submission("tiny", status, "tiny", {"rayfed_results": "/shared/runs/tiny"}, **more)
 
 
-def test_a_finished_job_is_not_a_failure():
-    conclude(submission("done", exit_code=0), None)
-
-
 @pytest.mark.parametrize(
     ("ended", "code", "said"),
     [
@@ -177,11 +134,6 @@ def test_the_command_ends_as_the_job_did(capsys, ended, code, said):
     assert capsys.readouterr().err.startswith(said)
 
 
-def test_status_says_that_a_job_can_be_resumed():
-    assert status_text(submission("failed", exit_code=75)) == "can be resumed"
-    assert status_text(submission("failed", exit_code=1)) == "failed"
-
-
 def test_a_run_is_refused_while_another_of_its_name_is_pending_or_running():
     over = submission("done", started=datetime.now(UTC) - timedelta(hours=1))
     refuse_twins("tiny", [over], None)
@@ -189,10 +141,6 @@ def test_a_run_is_refused_while_another_of_its_name_is_pending_or_running():
     for status in ("pending", "running"):
         with pytest.raises(InputError, match=f"'tiny' is {status} there already, as tiny; .*: `rayfed stop tiny`"):
             refuse_twins("tiny", [over, submission(status)], None)
-
-
-def test_a_hint_names_the_same_cluster():
-    assert hint("logs -f", "a/b", "http://x:1") == "`rayfed logs -f a/b --address http://x:1`"
 
 
 def test_the_cluster_gets_a_description_of_the_job_as_text():

@@ -7,14 +7,12 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.error
-import urllib.parse
 import urllib.request
 from pathlib import Path
 
@@ -85,26 +83,13 @@ def get(url):
         return reply.read().decode()
 
 
-def test_panels_are_complete():
-    assert [panel["id"] for panel in DASHBOARD["panels"]] == list(range(1, len(DASHBOARD["panels"]) + 1))
+def test_every_panel_asks_the_datasource_for_the_chosen_run():
     source = (MONITORING / "grafana" / "provisioning" / "datasources" / "prometheus.yaml").read_text()
     uid = re.search(r"uid: (\S+)", source)[1]
     (run,) = DASHBOARD["templating"]["list"]
     assert run["name"] == "run" and run["query"]["query"] == "label_values(ray_rayfed_round, run)"
     for part in (run, *PANELS, *(target for _, target in TARGETS)):
         assert part["datasource"] == {"type": "prometheus", "uid": uid}
-    for panel in PANELS:
-        assert panel["title"] and panel["description"] and panel["fieldConfig"]["defaults"]["unit"]
-        assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"]) > 0
-    places = [(p["gridPos"]["x"], p["gridPos"]["y"]) for p in DASHBOARD["panels"]]
-    assert len(set(places)) == len(places)
-    assert all(p["gridPos"]["x"] + p["gridPos"]["w"] <= 24 for p in DASHBOARD["panels"])
-
-
-@pytest.mark.parametrize(("title", "target"), TARGETS)
-def test_a_legend_names_labels_that_the_expression_keeps(title, target):
-    (group,) = re.findall(r"\bby \((.*?)\)", target["expr"])
-    assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) == set(re.split(r",\s*", group.strip()))
 
 
 def test_every_gauge_of_a_run_has_a_panel():
@@ -128,36 +113,27 @@ def test_without_a_ray_the_script_says_how_to_start_one(tmp_path):
     assert "start the run first, or give Ray's --temp-dir" in done.stderr
 
 
-@pytest.mark.skipif(not shutil.which("promtool"), reason="needs promtool, of Prometheus")
-def test_prometheus_accepts_its_configuration():
-    command = ["promtool", "check", "config", "--syntax-only", MONITORING / "prometheus.yml"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 @pytest.fixture(scope="module")
 def ray_folder():
     """The folder of a small Ray with ports of its own; at the end Ray is stopped and the folder removed."""
-    folder = tempfile.mkdtemp(prefix="mon-", dir="/tmp")  # a socket's path may have 107 characters
     flags = ("port", "dashboard-port", "dashboard-agent-listen-port", "dashboard-agent-grpc-port")
     flags += ("metrics-export-port", "ray-client-server-port")
     *ports, head, autoscaler = free_ports(len(flags) + 2)
-    command = [Path(sys.executable).with_name("ray"), "start", "--head", "--block", "--num-cpus=2"]
-    command += ["--disable-usage-stats", f"--temp-dir={folder}/ray"]
-    command += [f"--{flag}={port}" for flag, port in zip(flags, ports, strict=True)]
     environment = os.environ | {"RAY_AUTH_MODE": "token"}
     environment |= {"DASHBOARD_METRIC_PORT": str(head), "AUTOSCALER_METRIC_PORT": str(autoscaler)}  # else fixed ones
-    with open(Path(folder) / "log", "w") as log:
-        ray = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
-    try:
-        written = [Path(folder, "ray", f) for f in ("prom_metrics_service_discovery.json", "ray_current_cluster")]
-        until(lambda: all(path.exists() for path in written) or ray.poll() is not None)
-        assert ray.poll() is None, (Path(folder) / "log").read_text()
-        yield Path(folder) / "ray"
-    finally:
-        ray.terminate()
-        ray.wait(60)
-        shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="mon-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        command = [Path(sys.executable).with_name("ray"), "start", "--head", "--block", "--num-cpus=2"]
+        command += ["--disable-usage-stats", f"--temp-dir={folder}/ray"]
+        command += [f"--{flag}={port}" for flag, port in zip(flags, ports, strict=True)]
+        ray = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, env=environment)
+        try:
+            written = [Path(folder, "ray", f) for f in ("prom_metrics_service_discovery.json", "ray_current_cluster")]
+            until(lambda: all(path.exists() for path in written) or ray.poll() is not None)
+            assert ray.poll() is None
+            yield Path(folder) / "ray"
+        finally:
+            ray.terminate()
+            ray.wait(60)
 
 
 @pytest.fixture(scope="module")
@@ -216,25 +192,3 @@ def test_every_panel_finds_its_metrics_in_a_scrape(ray_folder, run):
             assert there or metric in ONLY_WITH_GPU, f"{title}: Ray has no {metric}"
             found_it = any(fits(labels, wanted) for labels in there)
             assert found_it or not there, f"{title}: {metric} with {wanted} is not among {there}"
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not shutil.which("prometheus"), reason="needs Prometheus")
-@pytest.mark.usefixtures("run")
-def test_prometheus_answers_every_panel(ray_folder):
-    port, other = free_ports(2)
-    environment = os.environ | {"PROMETHEUS_PORT": str(port), "GRAFANA_PORT": str(other)}
-    watching = subprocess.Popen([MONITORING / "start.sh", ray_folder], env=environment)
-
-    def ask(expr):
-        query = urllib.parse.urlencode({"query": expr.replace("$run", "watched/run")})
-        return json.loads(get(f"http://127.0.0.1:{port}/api/v1/query?{query}"))["data"]["result"]
-
-    def empty():
-        return [title for title, t in TARGETS if not ask(t["expr"]) and not set(selectors(t["expr"])) & ONLY_WITH_GPU]
-
-    try:
-        until(lambda: not empty())
-    finally:
-        watching.terminate()
-        watching.wait(60)

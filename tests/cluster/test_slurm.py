@@ -113,11 +113,6 @@ def assert_nothing_is_left(folder, nodes):
     assert left == [[], []]
 
 
-@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
-def test_shellcheck_finds_nothing():
-    subprocess.run(["shellcheck", "--severity=warning", SCRIPT], check=True)
-
-
 def test_outside_of_slurm_the_script_says_how_to_start_it():
     environment = {key: value for key, value in os.environ.items() if key != "SLURM_JOB_ID"}
     ended = subprocess.run(["bash", SCRIPT, "run"], env=environment, capture_output=True, text=True)

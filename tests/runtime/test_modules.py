@@ -104,4 +104,4 @@ def test_a_folder_with_such_a_file_is_not_submitted(tmp_path, name):
     (tmp_path / "nested/random.py").touch()
     with pytest.raises(InputError, match=f"^'{name}' would hide the module '.*--exclude {name.partition('/')[0]}$"):
         chosen(tmp_path)
-    assert [*chosen(tmp_path, patterns=[f"/{name}"]).files] in (["nested/random.py"], [])
+    assert [*chosen(tmp_path, patterns=[f"/{name}"]).sent] in (["nested/random.py"], [])

@@ -71,17 +71,6 @@ def test_data_that_are_refused_start_no_ray(make_site, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["HOME", "TMPDIR"])
-def test_a_folder_that_ray_cannot_write_to_is_one_sentence(tmp_path, name):
-    environment = {key: value for key, value in os.environ.items() if key not in ("RAY_ADDRESS", "RAY_TMPDIR")}
-    settings = [f"output.path={tmp_path}", "train.clients_per_round=1", "ray.actors=1"]
-    done = rayfed_run(settings, env={**environment, name: "/proc/nowhere"}, cwd=QUICKSTART.parents[1])
-    assert done.returncode == 2, done.stderr
-    assert done.stderr.splitlines()[-1].startswith("error: Ray cannot be started here: [Errno 2]")
-    assert "Traceback" not in done.stderr
-
-
-@pytest.mark.slow
 def test_actors_have_their_share_of_a_gpu(cluster, make_site, pool_on):
     with pool_on(make_site(fedavg()), "gpu", num_gpus=0.5, actors=4):
         assert ray.available_resources().get("GPU", 0) == 0
@@ -101,13 +90,6 @@ def test_auto_puts_as_many_actors_on_a_gpu_as_fit(cluster, make_site, monkeypatc
 
 
 @pytest.mark.slow
-def test_auto_on_a_gpu_that_torch_does_not_see_gives_each_actor_a_whole_gpu(cluster, make_site, pool_on, caplog):
-    with pool_on(make_site(fedavg()), "auto", num_gpus="auto"):
-        assert "torch sees no GPU where Ray has one" in caplog.text
-        assert named_actors("auto/") == ["auto/actor-0", "auto/actor-1"]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("asked", [1.0, "auto"])
 def test_a_gpu_that_torch_does_not_see_is_refused_with_the_name_of_its_node(
     a_cluster, make_site, pool_on, monkeypatch, asked
@@ -123,15 +105,6 @@ def test_without_ray_absent_gpus_are_warned_about(make_site, monkeypatch, caplog
     monkeypatch.setattr(workers.torch.cuda, "device_count", lambda: 0)
     with workers.open_workers(make_site(fedavg(), ray=RayOptions(num_gpus=0.5)), on_ray=False):
         assert "ray.num_gpus = 0.5, but torch sees no GPU here: this process trains on its CPU" in caplog.text
-
-
-def test_an_address_where_no_ray_answers_is_refused(make_site, monkeypatch):
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "1")
-    with pytest.raises(InputError, match=r"ray.address = '127.0.0.1:1': no Ray answers there"):
-        with connected(RayOptions(address="127.0.0.1:1"), "t", 2):
-            pass
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 from ray._private import utils as ray_utils
 
 from rayfed.methods import fedavg
-from rayfed.runtime.session import keeping_handlers
+from rayfed.runtime.internals import keeping_handlers
 from rayfed.runtime.signals import refuse_to_go_on, stopping
 
 

@@ -144,12 +144,6 @@ def test_a_run_that_fails_says_why_as_its_command_would(jobs):
     assert "rounds up to 1 are recorded in" in message
 
 
-def test_wrong_input_is_a_message_too(jobs):
-    wrong = read_job(jobs[0].table(), {"train.clients_per_round": 9})
-    [code] = {one.exit_code for one in run_many([wrong, *jobs[1:]]) if one.job is wrong}
-    assert code == 2
-
-
 def test_fewer_runs_than_actors_are_left_to_be_done_one_after_the_other(jobs):
     assert list(run_many(jobs[:2])) == [], "a cohort of 3 has more actors"
     assert not Path("runs").exists()
@@ -192,12 +186,6 @@ def test_a_node_that_does_not_see_the_results_is_refused_and_named(tables, a_clu
         finally:
             os.killpg(other.pid, signal.SIGTERM)
             other.wait(30)
-
-
-def test_results_that_cannot_be_written_are_refused(jobs):
-    Path("runs").touch()
-    with pytest.raises(InputError, match="results cannot be written"):
-        list(run_many(jobs))
 
 
 def test_a_grid_whose_command_was_killed_goes_on_when_it_is_given_again(tables, tmp_path):

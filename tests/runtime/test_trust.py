@@ -89,16 +89,6 @@ def test_a_token_that_others_could_read_is_made_private_with_a_warning(home, cap
     assert not caplog.text
 
 
-def test_only_the_token_file_that_ray_reads_is_made_private(home, monkeypatch):
-    tokens.keep_private()  # a missing file is no error
-    with_token(home, WRONG)
-    (named := home / "named").write_text(RIGHT)
-    named.chmod(0o644)
-    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(named))
-    tokens.keep_private()
-    assert (mode_of(named), mode_of(home / ".ray/auth_token")) == (0o600, 0o644)
-
-
 START = """
 import ray
 from rayfed.runtime import trust

@@ -1,0 +1,223 @@
+"""Ray's private names: all that this package uses. Where a later Ray has one no longer, a public way is taken instead.
+
+Each function says what is then slower or worse. `tests/runtime/test_internals.py` takes each name away in turn.
+"""
+
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, closing, contextmanager
+from importlib import import_module
+from typing import Any
+
+import grpc
+import ray
+from ray.exceptions import AuthenticationError
+from ray.job_config import JobConfig
+
+NAMES = {
+    "adds_nodes": "ray.autoscaler.v2.utils:is_autoscaler_v2",
+    "check_alive": "ray.core.generated.gcs_service_pb2:CheckAliveRequest",
+    "cluster_address": "ray._private.services:canonicalize_bootstrap_address",
+    "dashboard_key": "ray._private.ray_constants:DASHBOARD_ADDRESS",
+    "dashboard_space": "ray._private.ray_constants:KV_NAMESPACE_DASHBOARD",
+    "full_memory": "ray.core.generated.common_pb2:NODE_OUT_OF_MEMORY",
+    "head_store": "ray.experimental.internal_kv:internal_kv_get_gcs_client",
+    "head_value": "ray.experimental.internal_kv:_internal_kv_get",
+    "job_request": "ray.job_submission:JobSubmissionClient._do_request",
+    "multi_node": "ray._private.ray_constants:ENABLE_RAY_CLUSTER",
+    "need_token": "ray._private.authentication.authentication_token_setup:ensure_token_if_auth_enabled",
+    "node_service": "ray.core.generated.gcs_service_pb2_grpc:NodeInfoGcsServiceStub",
+    "open_channel": "ray._private.grpc_utils:init_grpc_channel",
+    "own_folders": "ray.job_config:JobConfig._runtime_env_has_working_dir",
+    "own_node": "ray._private.worker:global_worker.node",
+    "set_sigterm": "ray._private.utils:set_sigterm_handler",
+    "show_token": "ray._private.authentication.authentication_token_setup:maybe_enable_token_auth_if_token_available",
+    "state": "ray._private.state:state",
+    "worker_table": "ray.core.generated.gcs_pb2:WorkerTableData",
+}
+NO_PROXY = (("grpc.enable_http_proxy", 0),)  # like Ray's own connections
+
+
+def private(*names: str) -> list[Any] | None:
+    """What Ray has under these keys of `NAMES`; None if it lacks any of them."""
+    values = []
+    for name in names:
+        module, _, path = NAMES[name].partition(":")
+        try:
+            value = import_module(module)
+            for step in path.split("."):
+                value = getattr(value, step)
+        except (ImportError, AttributeError):
+            return None
+        values.append(value)
+    return values
+
+
+@contextmanager
+def replaced(name: str, value: Any) -> Iterator[None]:
+    """Within the context a key of `NAMES` names another value. Where Ray lacks the name, nothing is changed."""
+    if private(name) is None:
+        yield
+        return
+    module, _, path = NAMES[name].partition(":")
+    owner = import_module(module)
+    before = getattr(owner, path)
+    setattr(owner, path, value)
+    try:
+        yield
+    finally:
+        setattr(owner, path, before)
+
+
+def keeping_handlers() -> AbstractContextManager[None]:
+    """Within the context, `ray.init` leaves this process's handler of SIGTERM alone.
+
+    Ray's would end the process at once, with Ray half started. Else it has Ray's handler from here on.
+    """
+    return replaced("set_sigterm", lambda handler: None)
+
+
+def on_loopback() -> AbstractContextManager[None]:
+    """Within the context, a Ray starts on the loopback interface only, as Ray does on Windows and macOS.
+
+    Else other machines reach it too, and its token alone protects it.
+    """
+    return replaced("multi_node", False)
+
+
+def same_modules(folders: list[str], **metadata: str) -> JobConfig:
+    """A configuration with which Ray's workers look for modules in these folders, in this order.
+
+    Else they look in the working folder first, where a file may have the name of one of Python's modules.
+    """
+    if private("own_folders") is None:
+        return JobConfig(metadata=metadata)
+    config = JobConfig(metadata=metadata, _py_driver_sys_path=[*reversed(folders)])
+    config._runtime_env_has_working_dir = lambda: True  # type: ignore[method-assign]  # then Ray adds no folder
+    return config
+
+
+def session_folder() -> str:
+    """The folder of the Ray that is connected; else the folder of temporary files, where it is by default."""
+    found = private("own_node")
+    if found is None:
+        return os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+    return str(found[0].get_session_dir_path())
+
+
+def memory_was_full(process: str) -> bool:
+    """Whether Ray killed a process (its id in hexadecimal digits) because its node ran out of memory.
+
+    Else the dashboard is asked, which takes longer, and which a cluster need not have.
+    """
+    found = private("state", "worker_table", "full_memory")
+    if found is None:
+        from ray.util.state import get_worker
+
+        worker = get_worker(process, address=ray.get_runtime_context().gcs_address)
+        return worker is not None and worker.exit_type == "NODE_OUT_OF_MEMORY"
+    state, worker_table, full_memory = found
+    answer = state._connect_and_get_accessor().get_worker_info(ray.WorkerID(bytes.fromhex(process)))
+    return bool(worker_table.FromString(answer).exit_type == full_memory)
+
+
+def adds_nodes() -> bool:
+    """Whether the cluster has an autoscaler, of version 2, for which waiting actors are a demand; else False."""
+    found = private("adds_nodes")
+    return found is not None and bool(found[0](fetch_from_server=True))
+
+
+def show_token() -> None:
+    """Show our token to the clusters that are joined from now on; else only `RAY_AUTH_MODE` does that.
+
+    Raises `ray.exceptions.AuthenticationError` where there is no token and `RAY_AUTH_MODE` asks for one.
+    """
+    found = private("show_token", "need_token")
+    if found is None:
+        if "RAY_AUTH_MODE" not in os.environ:
+            raise AuthenticationError("this Ray shows a token only where RAY_AUTH_MODE=token is set")
+        return
+    show, need = found
+    show(warn_if_disabled=False)
+    need(None, create_token_if_missing=False)
+
+
+def can_knock() -> bool:
+    """Whether a cluster can be asked if it accepts our token; else Ray itself tries to join, for 20 seconds or more."""
+    return private("cluster_address", "open_channel", "node_service", "check_alive") is not None
+
+
+def knock(address: str, limit: float) -> grpc.RpcError | None:
+    """The error that a cluster's head answers to a call within `limit` seconds; None if there is none.
+
+    Also None where there is no such address, no Ray on this machine, or no way to ask. Raises `OSError` or
+    `RuntimeError` for the files that the RAY_TLS_... variables name.
+    """
+    found = private("cluster_address", "open_channel", "node_service", "check_alive")
+    if found is None:
+        return None
+    cluster_address, open_channel, node_service, check_alive = found
+    try:
+        place = cluster_address(address)
+    except (ValueError, ConnectionError):
+        return None
+    if not place:
+        return None
+    try:
+        with closing(open_channel(place, NO_PROXY)) as channel:
+            node_service(channel).CheckAlive(check_alive(), timeout=limit)
+    except grpc.RpcError as error:
+        return error
+    return None
+
+
+@contextmanager
+def without_waiting_for_the_dashboard() -> Iterator[None]:
+    """Within the context, `ray.init` goes on before the dashboard's address is known, which saves two seconds."""
+    found = private("head_value", "dashboard_key", "dashboard_space", "head_store")
+    if found is None:
+        yield
+        return
+    get, key, *_ = found
+
+    def at_once(name: str | bytes, **options: Any) -> bytes | None:
+        return b"" if name == key else get(name, **options)
+
+    with replaced("head_value", at_once):
+        yield
+
+
+def dashboard_address(limit: float) -> str:
+    """Where the dashboard is; '' if it is not known yet. Puts it where Ray's own tools look for it.
+
+    Raises an exception where the head does not answer within `limit` seconds. '' for ever where Ray lacks a name.
+    """
+    found = private("head_value", "dashboard_key", "dashboard_space", "head_store")
+    if found is None:
+        return ""
+    _, key, space, head_store = found
+    head = head_store()
+    address = head.internal_kv_get(key.encode(), space, timeout=limit)
+    if not address:
+        return ""
+    head.internal_kv_put(b"webui:url", address, True, space, timeout=limit)
+    return str(address.decode())
+
+
+def job_client(url: str, headers: Mapping[str, str], limit: float) -> Any:
+    """Ray's client of a job server, with these headers, and `limit` seconds for each request.
+
+    The headers replace a token that Ray may find. Else a request has no limit, and Ray shows its token unasked.
+    """
+    from ray.job_submission import JobSubmissionClient  # importing it takes a third of a second
+
+    if private("job_request") is None:
+        return JobSubmissionClient(url, headers=dict(headers))
+
+    class Client(JobSubmissionClient):
+        def _do_request(self, method: str, endpoint: str, **options: Any) -> Any:
+            self._headers = dict(headers)
+            return super()._do_request(method, endpoint, timeout=limit, **options)
+
+    return Client(url)

@@ -1,0 +1,245 @@
+"""The files of cluster/: Kubernetes' and KubeRay's schemas, and Ray's dry run, accept them; one image is in them all.
+
+`kubernetes-1.37.json.gz` is the part of Kubernetes' published schema that the manifests need (Apache-2.0), without its
+descriptions: the kinds below, and all kinds that they refer to, of `v1.37.0-local-strict/_definitions.json` in the
+package kubernetes-validate 1.37.0.
+
+`kuberay-1.6.2.json` lists the fields of KubeRay's RayCluster and RayJob and their types, from the reference of its
+interface (release 1.6.2, ray.io/v1); `!` marks a required field, `[]` a list. A name with a capital is another kind,
+of the same file or of Kubernetes.
+"""
+
+import gzip
+import json
+import re
+import shlex
+import subprocess
+import tomllib
+from itertools import pairwise
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
+from ray.autoscaler._private.util import prepare_config, validate_config
+
+from rayfed import read_job
+from rayfed.screen.options import read_override
+
+ROOT = Path(__file__).resolve().parents[2]
+CLUSTER = ROOT / "cluster"
+LAUNCHERS = ["aws.yaml", "gcp.yaml", "on-premise.yaml"]
+DOCUMENTS = {
+    path.relative_to(CLUSTER).as_posix(): list(yaml.safe_load_all(path.read_text())) for path in CLUSTER.rglob("*.yaml")
+}
+KUBERNETES = {name: documents for name, documents in DOCUMENTS.items() if name.startswith("kubernetes/")}
+RAY = KUBERNETES["kubernetes/raycluster.yaml"][0]
+JOB = KUBERNETES["kubernetes/rayjob.yaml"][0]
+SERVICE, REDIS = KUBERNETES["kubernetes/redis.yaml"]
+RAY_PODS = [RAY["spec"]["headGroupSpec"]["template"], RAY["spec"]["workerGroupSpecs"][0]["template"]]
+PODS = [*RAY_PODS, JOB["spec"]["submitterPodTemplate"], REDIS["spec"]["template"]]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PINNED = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
+PYTHON = PROJECT["tool"]["mypy"]["python_version"]
+
+HERE = Path(__file__).parent
+SCHEMAS = HERE / "kubernetes-1.37.json.gz"
+CORE, META = "io.k8s.api.core.v1.", "io.k8s.apimachinery.pkg.apis.meta.v1."
+KINDS = {  # by apiVersion and kind
+    ("v1", "PersistentVolumeClaim"): f"{CORE}PersistentVolumeClaim",
+    ("v1", "Secret"): f"{CORE}Secret",
+    ("v1", "Service"): f"{CORE}Service",
+    ("apps/v1", "StatefulSet"): "io.k8s.api.apps.v1.StatefulSet",
+    ("networking.k8s.io/v1", "NetworkPolicy"): "io.k8s.api.networking.v1.NetworkPolicy",
+    ("ray.io/v1", "RayCluster"): "RayCluster",
+    ("ray.io/v1", "RayJob"): "RayJob",
+}
+SIMPLE = {
+    "strings": {"type": "object", "additionalProperties": {"type": "string"}},
+    "positive": {"type": "integer", "minimum": 1},
+    **{name: {"type": name} for name in ("string", "boolean", "number")},
+    "integer": {"type": "integer", "minimum": 0},
+}
+
+
+def check(manifest):
+    """Raises jsonschema.ValidationError, which names the place, if Kubernetes or its operator would refuse it."""
+    kind = KINDS[manifest["apiVersion"], manifest["kind"]]
+    schema = {"$ref": f"#/$defs/{kind}", "$defs": {**_kubernetes(), **_kuberay()}}
+    jsonschema.Draft202012Validator(schema).validate(manifest)
+
+
+def _kubernetes():
+    return json.loads(gzip.decompress(SCHEMAS.read_bytes()))
+
+
+def _kuberay():
+    kinds = json.loads((HERE / "kuberay-1.6.2.json").read_text())
+
+    def schema(given):
+        if isinstance(given, list):
+            return {"enum": given}
+        if given.endswith("[]"):
+            return {"type": "array", "items": schema(given.removesuffix("[]"))}
+        if given in SIMPLE:
+            return SIMPLE[given]
+        of_kubernetes = (META if given == "ObjectMeta" else CORE) + given
+        return {"$ref": f"#/$defs/{given if given in kinds else of_kubernetes}"}
+
+    return {
+        kind: {
+            "type": "object",
+            "properties": {name.rstrip("!"): schema(given) for name, given in fields.items()},
+            "required": [name.rstrip("!") for name in fields if name.endswith("!")],
+            "additionalProperties": False,
+        }
+        for kind, fields in kinds.items()
+    }
+
+
+every_launcher = pytest.mark.parametrize("name", LAUNCHERS)
+
+# Kubernetes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", KUBERNETES)
+def test_kubernetes_accepts_every_manifest_and_none_holds_a_secret(name):
+    for manifest in KUBERNETES[name]:
+        check(manifest)
+        assert manifest["kind"] != "Secret"
+
+
+def test_the_schema_refuses_a_misspelt_field():
+    with pytest.raises(jsonschema.ValidationError):
+        check({**RAY, "spec": {**RAY["spec"], "enableInTreeAutoscalling": True}})
+
+
+def test_the_operator_accepts_the_cluster_and_the_job_which_starts_the_same_cluster():
+    """Its rules beyond the schema: autoscaler v2 restarts no pods, and a time to live needs a shutdown."""
+    assert JOB["spec"]["rayClusterSpec"] == RAY["spec"]
+    assert RAY["spec"]["rayVersion"] == PINNED["ray"]
+    assert RAY["spec"]["enableInTreeAutoscaling"] and RAY["spec"]["autoscalerOptions"]["version"] == "v2"
+    assert all(pod["spec"]["restartPolicy"] == "Never" for pod in RAY_PODS)
+    assert JOB["spec"]["shutdownAfterJobFinishes"] and "deletionStrategy" not in JOB["spec"]
+
+
+def test_rays_autoscaler_reads_a_head_that_does_not_train_and_workers_with_whole_gpus():
+    read = _derive_autoscaling_config_from_ray_cr({**RAY, "metadata": {**RAY["metadata"], "namespace": "default"}})
+    head, worker = (read["available_node_types"][name] for name in ("headgroup", "gpu"))
+    assert (head["resources"]["CPU"], head["resources"].get("GPU", 0), head["max_workers"]) == (0, 0, 0)
+    assert (worker["resources"]["CPU"], worker["resources"]["GPU"]) == (8, 1)
+    assert (worker["min_workers"], worker["max_workers"]) == (1, 4)
+
+
+def test_the_job_runs_a_valid_job_file():
+    command, verb, path, *words = shlex.split(JOB["spec"]["entrypoint"])
+    assert (command, verb) == ("rayfed", "run") and "--resume" in words
+    overrides = dict(read_override(value) for flag, value in pairwise(words) if flag == "-s")
+    job = read_job(ROOT / Path(path).relative_to("/home/ray/rayfed"), overrides)  # the checkout in the image
+    assert job.output.path.startswith("/shared/") and job.ray.num_gpus == 0.25
+
+
+@pytest.mark.parametrize("pod", PODS, ids=["head", "worker", "submitter", "redis"])
+def test_no_pod_is_root_and_each_asks_for_its_memory(pod):
+    owner = pod["spec"]["securityContext"]
+    assert owner["runAsNonRoot"] and owner["runAsUser"] > 0
+    assert owner.get("fsGroupChangePolicy") == ("OnRootMismatch" if "fsGroup" in owner else None)
+    for container in pod["spec"]["containers"]:
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        assert container["resources"]["limits"]["memory"] == container["resources"]["requests"]["memory"]
+
+
+def test_names_agree_between_manifests():
+    (claim,) = KUBERNETES["kubernetes/storage.yaml"]
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    for pod in RAY_PODS:
+        assert pod["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+        assert pod["spec"]["containers"][0]["volumeMounts"] == [{"name": "shared", "mountPath": "/shared"}]
+    options = RAY["spec"]["gcsFaultToleranceOptions"]
+    assert options["redisAddress"] == f"{SERVICE['metadata']['name']}:{SERVICE['spec']['ports'][0]['port']}"
+    (password,) = REDIS["spec"]["template"]["spec"]["containers"][0]["env"]
+    assert password["valueFrom"] == options["redisPassword"]["valueFrom"]
+
+
+def test_network_policies_admit_only_the_cluster_and_the_operator():
+    policies = {policy["metadata"]["name"]: policy["spec"] for policy in KUBERNETES["kubernetes/network.yaml"]}
+    labels = [pod["metadata"]["labels"].items() for pod in PODS]
+    assert all(any(spec["podSelector"]["matchLabels"].items() <= own for own in labels) for spec in policies.values())
+    cluster, operator = policies["rayfed"]["ingress"]
+    assert cluster == {"from": [{"podSelector": {"matchLabels": {"app": "rayfed"}}}]}
+    assert operator["from"][0]["podSelector"] == {"matchLabels": {"app.kubernetes.io/name": "kuberay-operator"}}
+    assert operator["ports"] == [{"port": 8265}]
+    assert policies["rayfed"]["policyTypes"] == ["Ingress", "Egress"]
+    assert "egress" not in policies["rayfed-redis"], "Redis opens no connections"
+
+
+def test_redis_takes_the_place_of_its_shell_with_its_settings_on_standard_input(tmp_path):
+    """As process 1 of its container it gets the signal to stop, which a shell would not pass on."""
+    (container,) = REDIS["spec"]["template"]["spec"]["containers"]
+    (tmp_path / "redis-server").write_text('#!/bin/sh\necho "$$ $*"\ncat\n')
+    (tmp_path / "redis-server").chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "REDIS_PASSWORD": "a$b"}
+    command = [*container["command"], *container["args"]]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as redis:
+        said, _ = redis.communicate(timeout=60)
+    assert said == f"{redis.pid} -\nrequirepass a$b\nappendonly yes\ndir /data\n"
+
+
+# `ray up` -----------------------------------------------------------------------------------------------------------
+
+
+@every_launcher
+def test_rays_dry_run_accepts_every_launcher_and_adds_no_command(name):
+    """Ray's defaults would replace the image's Ray by a nightly build."""
+    (launcher,) = DOCUMENTS[name]
+    prepared = prepare_config(launcher)
+    validate_config(prepared)
+    assert not any(prepared[key] for key in ("setup_commands", "head_setup_commands", "worker_setup_commands"))
+    for key in ("initialization_commands", "head_start_ray_commands", "worker_start_ray_commands"):
+        assert prepared[key] == launcher[key]
+
+
+@every_launcher
+def test_the_head_does_not_train_and_every_node_has_the_token_storage_and_its_gpus(name):
+    (launcher,) = DOCUMENTS[name]
+    (start,) = [command for command in launcher["head_start_ray_commands"] if "ray start" in command]
+    assert {"--num-cpus=0", "--num-gpus=0", "--dashboard-host=127.0.0.1"} <= set(start.split())
+    assert launcher["file_mounts"] == {"/home/ray/.ray/auth_token": "~/.ray/auth_token"}
+    assert launcher["head_start_ray_commands"][0] == "chmod 600 ~/.ray/auth_token"
+    assert launcher["worker_start_ray_commands"][0] == "chmod 600 ~/.ray/auth_token"
+    options = launcher["docker"]["run_options"]
+    assert {"--env RAY_AUTH_MODE=token", "--volume /shared:/shared"} <= set(options)
+    assert {"--env NVIDIA_VISIBLE_DEVICES=all", "--env NVIDIA_DRIVER_CAPABILITIES=compute,utility"} <= set(options)
+
+
+def test_the_security_group_admits_ssh_only():
+    (rule,) = DOCUMENTS["aws.yaml"][0]["provider"]["security_group"]["IpPermissions"]
+    assert (rule["FromPort"], rule["ToPort"]) == (22, 22)
+    assert all(where["CidrIp"].endswith("/32") for where in rule["IpRanges"])
+
+
+# The image -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_file_names_the_same_image():
+    files = [path for path in CLUSTER.rglob("*") if path.is_file()]
+    tags = {path.name: re.findall(r"example.com/rayfed:(\S+)", path.read_text()) for path in files}
+    named = {name for name, found in tags.items() if found}
+    assert named >= {"Dockerfile", *LAUNCHERS, "raycluster.yaml", "rayjob.yaml"}
+    assert {tag for found in tags.values() for tag in found} == {f"ray{PINNED['ray']}-py{PYTHON}"}
+
+
+def test_the_build_gets_only_what_it_copies_and_the_image_runs_as_a_numbered_user():
+    """.dockerignore excludes every file that COPY does not name, so no data, result or token is sent to the build."""
+    text = re.sub(r"^#.*\n", "", (CLUSTER / "Dockerfile").read_text(), flags=re.MULTILINE).replace("\\\n", " ")
+    steps = [line.split(maxsplit=1) for line in text.splitlines() if line.strip()]
+    assert re.fullmatch(rf"python:{re.escape(PYTHON)}\.\d+-slim-bookworm", steps[0][1])
+    assert steps[-1] == ["USER", "1000"]
+    assert not [value for kind, value in steps if kind in ("ENV", "ARG") and re.search("TOKEN|PASSWORD|KEY", value)]
+    copied = {source for kind, value in steps if kind == "COPY" for source in value.split()[:-1]}
+    assert all((ROOT / source).exists() for source in copied)
+    lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
+    assert {line for line in lines if line[0] != "!"} == {"*", "**/__pycache__"}
+    assert {line[1:] for line in lines if line[0] == "!"} == copied
