@@ -36,9 +36,14 @@ def speeds(
     if settings.spread:
         normal = np.random.default_rng(seed_of(seed, Purpose.SPEED)).standard_normal((num_clients, 2))
         factors = np.exp(settings.spread * normal[clients].T)
-    each = zip(SPEEDS, factors, strict=True)
-    drawn = {name: median * factor for name, factor in each if (median := getattr(settings, name)) is not None}
-    return drawn | {name: values for name, values in traced.items() if name in SPEEDS}
+    by_name = {}
+    for name, factor in zip(SPEEDS, factors, strict=True):
+        median = getattr(settings, name)
+        if name in traced:
+            by_name[name] = traced[name]
+        elif median is not None:
+            by_name[name] = median * factor
+    return by_name
 
 
 def seconds(speeds: Mapping[str, np.ndarray], images: np.ndarray, num_bytes: int) -> np.ndarray:

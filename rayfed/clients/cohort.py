@@ -33,11 +33,11 @@ class Cohort:
         """Raise `InputError` where a client did not train in the round."""
         if client in self.answered:
             return
-        there = ", ".join(map(str, self.answered)) or "no client"
+        clients = ", ".join(map(str, self.answered)) or "no client"
         if client not in self.chosen:
-            raise InputError(f"--client {client}: not in round {round}, which has {there}")
-        why = "dropped out of" if client in self.dropped else "was late in"
-        raise InputError(f"--client {client}: it {why} round {round}, and did not train; that round has {there}")
+            raise InputError(f"--client {client}: not in round {round}, which has {clients}")
+        reason = "dropped out of" if client in self.dropped else "was late in"
+        raise InputError(f"--client {client}: it {reason} round {round}, and did not train; that round has {clients}")
 
     def __str__(self) -> str:
         if not self.chosen:
@@ -57,7 +57,8 @@ def cohort_at(
 ) -> Cohort:
     """The cohort of a round; `sizes` are the numbers of images of all clients, `num_bytes` the bytes of the model."""
     if settings == Participation():
-        return Cohort(clients := cohort(seed, round, len(sizes), training.clients_per_round), clients)
+        clients = cohort(seed, round, len(sizes), training.clients_per_round)
+        return Cohort(chosen=clients, answered=clients)
     there, traced = _there(round, seed, settings, trace, len(sizes))
     number = min(settings.chosen(training.clients_per_round), len(there))
     places = np.array(cohort(seed, round, len(there), number), dtype=np.int64)
@@ -72,9 +73,14 @@ def cohort_at(
     order = np.lexsort((chance, time))  # of those at the same time, as the seed says
     first = order[(~drops & (time <= deadline))[order]][:needed]
 
-    dropped, late = int(drops.sum()), number - len(first) - int(drops.sum())
-    counts = {"available": len(there), "chosen": number, "answered": len(first), "dropped": dropped, "late": late}
-    notes = {f"clients.{name}": float(count) for name, count in counts.items()}
+    num_dropped = int(drops.sum())
+    notes = {
+        "clients.available": float(len(there)),
+        "clients.chosen": float(number),
+        "clients.answered": float(len(first)),
+        "clients.dropped": float(num_dropped),
+        "clients.late": float(number - len(first) - num_dropped),
+    }
     if speed:
         waits = deadline < math.inf and len(first) < max(needed, 1)  # to the end, for answers that do not come
         notes["clients.virtual_seconds"] = deadline if waits else float(time[first].max(initial=0.0))

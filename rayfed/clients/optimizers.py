@@ -31,11 +31,11 @@ def stepper(parameters: Weights, training: Training, round: int) -> Callable[[Te
         for p in parameters.values():
             p.grad = None
         loss.backward()
-        found = [p for p in parameters.values() if p.grad is not None]
+        reached = [p for p in parameters.values() if p.grad is not None]
         if training.clip:
-            clip_grad_norm_(found, training.clip)
+            clip_grad_norm_(reached, training.clip)
         with torch.no_grad():
-            update(found, [p.grad for p in found if p.grad is not None])
+            update(reached, [p.grad for p in reached if p.grad is not None])
 
     return step
 

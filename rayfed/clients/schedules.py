@@ -72,8 +72,10 @@ class Cosine(Schedule):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.warmup >= self.until:
-            text = f"leaves no round up to train.schedule.until = {self.until} for the cosine; give a smaller number"
-            raise InputError(f"train.schedule.warmup = {self.warmup}: {text}")
+            raise InputError(
+                f"train.schedule.warmup = {self.warmup}: leaves no round up to train.schedule.until = {self.until} for "
+                "the cosine; give a smaller number"
+            )
 
     def _after(self, rounds: int) -> float:
         done = min(1.0, rounds / (self.until - self.warmup))
@@ -83,10 +85,11 @@ class Cosine(Schedule):
 SCHEDULES: Mapping[str, type[Schedule]] = {"constant": Constant, "step": Step, "cosine": Cosine}
 
 
-def read_schedule(given: Any) -> Schedule:
+def read_schedule(value: Any) -> Schedule:
     """A schedule from its name, or from a table with a name; a table without one is `constant`."""
-    name, options = named(given, "train.schedule", default="constant")
-    if (name := spelled(name, SCHEDULES)) not in SCHEDULES:
+    name, options = named(value, "train.schedule", default="constant")
+    name = spelled(name, SCHEDULES)
+    if name not in SCHEDULES:
         raise InputError(f"train.schedule: unknown schedule '{name}'{did_you_mean(name, SCHEDULES)}")
     return build(SCHEDULES[name], options, "train.schedule")
 

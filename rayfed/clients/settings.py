@@ -40,21 +40,29 @@ class Training(Checked):
         if self.local_epochs == int(self.local_epochs):  # 2.0 is 2, in job files and in hashes too
             object.__setattr__(self, "local_epochs", int(self.local_epochs))
         if self.momentum and self.optimizer != "sgd":
-            text = f"{self.optimizer} has its own (its first moment); give train.momentum = 0"
-            raise InputError(f"train.momentum = {self.momentum} is for sgd: {text}")
+            raise InputError(
+                f"train.momentum = {self.momentum} is for sgd: {self.optimizer} has its own (its first moment); give "
+                "train.momentum = 0"
+            )
         if self.lr_decay < 1 and not isinstance(self.schedule, Constant):
             name = write_schedule(self.schedule)["name"]
-            text = f"with train.schedule = '{name}' the rate would fall in two ways; give one of the two"
-            raise InputError(f"train.lr_decay = {self.lr_decay}: {text}")
+            raise InputError(
+                f"train.lr_decay = {self.lr_decay}: with train.schedule = '{name}' the rate would fall in two ways; "
+                "give one of the two"
+            )
         if isinstance(self.schedule, Cosine) and not self.schedule.factor(self.num_rounds):
-            text = f"after train.schedule.until = {self.schedule.until} the rate is 0, and nothing would train"
-            rather = "give the last round as train.schedule.until, or a train.schedule.floor above 0"
-            raise InputError(f"train.num_rounds = {self.num_rounds}: {text}; {rather}")
+            raise InputError(
+                f"train.num_rounds = {self.num_rounds}: after train.schedule.until = {self.schedule.until} the rate is "
+                "0, and nothing would train; give the last round as train.schedule.until, or a train.schedule.floor "
+                "above 0"
+            )
         soonest = (self.patience + 1) * self.eval_every
         if self.patience and self.eval_every > 1 and soonest > self.num_rounds:
-            text = f"with train.eval_every = {self.eval_every} the run could end early only from round {soonest} on"
-            rather = f"and train.num_rounds = {self.num_rounds}; evaluate more often, or give a smaller train.patience"
-            raise InputError(f"train.patience = {self.patience}: {text}, {rather}")
+            raise InputError(
+                f"train.patience = {self.patience}: with train.eval_every = {self.eval_every} the run could end early "
+                f"only from round {soonest} on, and train.num_rounds = {self.num_rounds}; evaluate more often, or give "
+                "a smaller train.patience"
+            )
 
     def steps(self, num_examples: int) -> int:
         """The steps of a client with so many images in a round; a part of a batch counts as a whole one.
@@ -86,5 +94,5 @@ class Training(Checked):
         >>> Training(patience=2).patience_is_over({0: 0.1, 1: 0.5, 2: 0.4, 3: 0.5})
         True
         """
-        found = [accuracy for round, accuracy in accuracies.items() if self.counts(round) and accuracy is not None]
-        return 0 < self.patience < len(found) and max(found) == max(found[: -self.patience])
+        counted = [accuracy for round, accuracy in accuracies.items() if self.counts(round) and accuracy is not None]
+        return 0 < self.patience < len(counted) and max(counted) == max(counted[: -self.patience])

@@ -9,11 +9,8 @@
 """
 
 import hashlib
-import inspect
-import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -128,12 +125,15 @@ def federate(dataset: Dataset, rule: Rule, *, auxiliary_per_class: int = 0) -> F
 
     `auxiliary_per_class` images of each class are withdrawn evenly from those who hold it, with the partition's seed;
     who holds the others does not depend on it. Raises InputError where a class has fewer, where a client would hold no
-    image, where the rule refuses the data, or where a user's rule fails, leaves images out, or deals one twice.
+    image, where the rule refuses the data, or where a user's rule leaves images out, or deals one twice.
     """
     train = dataset.train
-    given = train.labels, len(train.classes), train.groups
-    dealt = rule.split(*given) if type(rule) in PARTITIONS.values() else _split_own(rule, *given)
-    if len(empty := np.flatnonzero(dealt.sizes == 0)):
+    if type(rule) in PARTITIONS.values():
+        dealt = rule.split(train.labels, len(train.classes), train.groups)
+    else:
+        dealt = _split_own(rule, train)
+    empty = np.flatnonzero(dealt.sizes == 0)
+    if len(empty):
         least = "set min_size = 1 or more, or " if hasattr(rule, "min_size") else ""
         raise InputError(
             f"data.partition: {len(empty)} of {dealt.num_clients} clients hold no image, such as client {empty[0]}, "
@@ -145,34 +145,28 @@ def federate(dataset: Dataset, rule: Rule, *, auxiliary_per_class: int = 0) -> F
     return Federation(train, dataset.test, partition, dealt, mean, std, auxiliary)
 
 
-def _split_own(rule: Rule, labels: np.ndarray, num_classes: int, groups: np.ndarray | None) -> Partition:
-    """What a user's rule deals, checked; `InputError` in place of whatever it raises."""
+def _split_own(rule: Rule, train: Samples) -> Partition:
+    """What a user's rule deals, checked."""
     name = f"data.partition: {type(rule).__qualname__}.split"
-    try:
-        inspect.signature(rule.split).bind(labels, num_classes, groups)
-    except TypeError as error:
-        how = "rayfed calls split(labels, num_classes, groups): write def split(self, labels, num_classes, groups=None)"
-        raise InputError(f"{name} cannot be called ({error}); {how}") from None
-    try:  # with copies, as it may write to them
-        dealt: Any = rule.split(labels.copy(), num_classes, None if groups is None else groups.copy())
-    except InputError:
-        raise
-    except Exception as error:  # the user's code may raise anything
-        at = traceback.extract_tb(error.__traceback__)[:2][-1]  # the first is ours, the second its `split`
-        text = f"{name} fails in {at.filename}, line {at.lineno}: {type(error).__name__}: {error}"
-        raise InputError(text) from error
+    groups = None if train.groups is None else train.groups.copy()
+    dealt = rule.split(train.labels.copy(), len(train.classes), groups)  # it may write to copies
     if not isinstance(dealt, Partition):
-        must = "it must give a Partition, such as Partition.of_owners(...)"
-        raise InputError(f"{name} gave {type(dealt).__name__}; {must}")
-    n, indices, offsets = len(labels), np.asarray(dealt.indices), np.asarray(dealt.offsets)
+        raise InputError(
+            f"{name} gave {type(dealt).__name__}; it must give a Partition, such as Partition.of_owners(...)"
+        )
+    n, indices, offsets = len(train), np.asarray(dealt.indices), np.asarray(dealt.offsets)
     if len(indices) != n:
-        what = f"{name} gets {n:,} labels but deals {len(indices):,} images"
-        raise InputError(f"{what}; deal those whose labels it gets, each once")
+        raise InputError(
+            f"{name} gets {n:,} labels but deals {len(indices):,} images; deal those whose labels it gets, each once"
+        )
     if indices.dtype.kind not in "iu" or offsets[0] != 0 or offsets[-1] != n or (np.diff(offsets) < 0).any():
-        what = f"indices are whole numbers, and offsets grow from 0 to {n:,}"
-        raise InputError(f"{name} gave a Partition that is none: its {what}; Partition.of_owners makes one")
+        raise InputError(
+            f"{name} gave a Partition that is none: its indices are whole numbers, and offsets grow from 0 to {n:,}; "
+            "Partition.of_owners makes one"
+        )
     times = np.bincount(indices[(indices >= 0) & (indices < n)], minlength=n)
-    if len(wrong := np.flatnonzero(times != 1)):
+    wrong = np.flatnonzero(times != 1)
+    if len(wrong):
         raise InputError(f"{name} deals image {wrong[0]} {times[wrong[0]]} times; deal each image once")
     return dealt
 
@@ -190,10 +184,12 @@ def _withdraw(dealt: Partition, train: Samples, per_class: int, seed: int) -> tu
     left, kept = dealt.sizes, np.ones(len(labels), dtype=bool)
     counts = np.bincount(labels, minlength=len(train.classes))
     for label in np.argsort(counts, kind="stable"):  # the rarest first, as it has the fewest to choose from
-        what = f"an auxiliary set of {per_class} images per class cannot be taken"
         name, count = train.classes[label], counts[label]
         if count < per_class:
-            raise InputError(f"{what}: class '{name}' has {count} images, and no more can be taken of any class")
+            raise InputError(
+                f"an auxiliary set of {per_class} images per class cannot be taken: class '{name}' has {count} images, "
+                "and no more can be taken of any class"
+            )
         members = rng.permutation(np.flatnonzero(labels == label))
         order = np.argsort(owners[members], kind="stable")
         by_owner = owners[members[order]]
@@ -201,10 +197,12 @@ def _withdraw(dealt: Partition, train: Samples, per_class: int, seed: int) -> tu
         turns[order] = np.arange(len(order)) - np.searchsorted(by_owner, by_owner)
         spare = np.flatnonzero(turns < left[owners[members]] - 1)
         if len(spare) < per_class:
-            only = f"of class '{name}', clients can give up only {len(spare)} of {count} images, as each must keep one"
-            raise InputError(f"{what}: {only}; take fewer, or have fewer clients")
-        given = members[spare[np.argsort(turns[spare], kind="stable")[:per_class]]]
-        kept[given] = False
-        left = left - np.bincount(owners[given], minlength=dealt.num_clients)
+            raise InputError(
+                f"an auxiliary set of {per_class} images per class cannot be taken: of class '{name}', clients can "
+                f"give up only {len(spare)} of {count} images, as each must keep one; take fewer, or have fewer clients"
+            )
+        withdrawn = members[spare[np.argsort(turns[spare], kind="stable")[:per_class]]]
+        kept[withdrawn] = False
+        left = left - np.bincount(owners[withdrawn], minlength=dealt.num_clients)
     offsets = np.concatenate([[0], np.cumsum(left)])
     return Partition(dealt.indices[kept], offsets), np.sort(dealt.indices[~kept])

@@ -1,26 +1,33 @@
-"""Data sets in files: which files a path has, and the split of each file.
+"""Data sets in files: which files a path has, the split of each file, and images in folders.
 
 Names tell the split: `train/...` and `test/...`, or `train-00000.parquet` and `test.parquet`; `val`, `valid` and
 `validation` stand in for `test`. Without such names, everything in the folder is one set.
+
+An image's class is the folder that holds it, its client or domain the folder above that. Examples: `train/cat/1.png`
+(CINIC-10), `train/n01443537/images/1.JPEG` (Tiny-ImageNet; a folder called `images` is skipped) and
+`amazon/backpack/1.jpg` (Office-Caltech-10, whose clients are its domains).
 """
 
+import functools
 import os
+import posixpath
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+import numpy as np
 from pyarrow import fs as pafs
 
-from rayfed.base.errors import InputError
+from rayfed.base.errors import InputError, harmless
 from rayfed.base.storage import exists, locate, reach
-from rayfed.data.decode import SUFFIXES
-from rayfed.data.folders import read_tree
+from rayfed.data.decode import SUFFIXES, decode_all
 from rayfed.data.parquet import read_parquet
-from rayfed.data.samples import Samples
+from rayfed.data.samples import Samples, few_classes, shortened
 from rayfed.data.settings import Data
 
 PARQUET = (".parquet", ".pq")
+ANNOTATIONS = "val_annotations.txt"  # Tiny-ImageNet's classes of its `val` images, which lie in one folder
 SPLIT = re.compile(r"(train|test|val)(?:id|idation)?(?=[-_./])")
 
 
@@ -28,15 +35,16 @@ def read_files(data: Data) -> tuple[Samples, Samples | None]:
     """The training set and, if there is one, the test set, from `data.source` and `data.test`."""
     fs, splits = find_splits(data.source)
     files = splits.get("train") or splits[""]
-    there = fs
+    test_fs = fs
     if data.test:
         if not exists(data.test):
             raise InputError(f"data.test = '{data.test}': no such file or folder")
-        there, splits = find_splits(data.test)
-    held = splits.get("test") or splits.get("val") or (splits[""] if data.test else None)
-    # Domains are of test images, of which the training set has some only where part of it is held out.
-    train = _read(fs, files, replace(data, domain="") if held else data, None)
-    return train, _read(there, held, data, train) if held else None
+        test_fs, splits = find_splits(data.test)
+    test_files = splits.get("test") or splits.get("val") or (splits[""] if data.test else None)
+    if not test_files:
+        return _read(fs, files, data, None), None
+    train = _read(fs, files, replace(data, domain=""), None)  # domains are of test images
+    return train, _read(test_fs, test_files, data, train)
 
 
 def find_splits(path: str) -> tuple[pafs.FileSystem, dict[str, list[str]]]:
@@ -55,10 +63,10 @@ def _list(fs: pafs.FileSystem, root: str) -> list[str]:
     if fs.get_file_info(root).type == pafs.FileType.File:
         return [root]
     if isinstance(fs, pafs.LocalFileSystem):
-        found: Iterable[str] = _walk(root)
+        paths: Iterable[str] = _walk(root)
     else:
-        found = (info.path for info in fs.get_file_info(pafs.FileSelector(root, recursive=True)) if info.is_file)
-    visible = sorted(file for file in found if not os.path.basename(file).startswith((".", "_")))
+        paths = (info.path for info in fs.get_file_info(pafs.FileSelector(root, recursive=True)) if info.is_file)
+    visible = sorted(path for path in paths if not os.path.basename(path).startswith((".", "_")))
     for suffixes in (PARQUET, SUFFIXES):
         if files := [file for file in visible if file.lower().endswith(suffixes)]:
             return files
@@ -85,3 +93,43 @@ def _read(fs: pafs.FileSystem, files: list[str], data: Data, train: Samples | No
             raise InputError(f"data.{key} names columns of Parquet files, and '{files[0]}' is an image")
         return read_tree(fs, files, data, train)
     return read_parquet(fs, files, data, train)
+
+
+def read_tree(fs: pafs.FileSystem, files: list[str], data: Data, train: Samples | None) -> Samples:
+    """Image files as samples, with clients and domains if asked for. A test set's classes must be among `train`'s."""
+    folders = [posixpath.dirname(file).removesuffix("/images") for file in files]
+    names = [harmless(posixpath.basename(folder)) for folder in folders]
+    notes = {folder: _annotations(fs, folder) for folder in set(folders)}
+    names = [
+        notes[folder].get(posixpath.basename(file), name)
+        for file, name, folder in zip(files, names, folders, strict=True)
+    ]
+    classes = train.classes if train else tuple(sorted(set(names)))
+    few_classes(len(classes), f"folders such as '{folders[0]}'")
+    code = {name: label for label, name in enumerate(classes)}
+    for file, name in zip(files, names, strict=True):
+        if name not in code:
+            raise InputError(
+                f"{file}: its folder '{name}' is not one of the training set's classes ({shortened(classes)}); "
+                "if another split is the labelled one, name its folder with data.test"
+            )
+    above = [posixpath.basename(posixpath.dirname(folder)) for folder in folders]
+    groups, codes = np.unique(above, return_inverse=True)
+    images = decode_all(((file, functools.partial(_bytes, fs, file)) for file in files), len(files), data.size)
+    labels = np.array([code[name] for name in names], dtype=np.int64)
+    samples = Samples(images, labels, classes, groups=codes if data.client and not train else None)
+    return replace(samples, domains=codes, domain_names=tuple(map(harmless, groups))) if data.domain else samples
+
+
+def _annotations(fs: pafs.FileSystem, folder: str) -> dict[str, str]:
+    """File name to class, from the lines `name <tab> class <tab> ...` of a folder's annotation file, if it has one."""
+    path = posixpath.join(folder, ANNOTATIONS)
+    if not fs.get_file_info(path).is_file:
+        return {}
+    rows = (line.split("\t") for line in _bytes(fs, path).decode(errors="replace").splitlines())
+    return {row[0]: harmless(row[1]) for row in rows if len(row) > 1}
+
+
+def _bytes(fs: pafs.FileSystem, path: str) -> bytes:
+    with fs.open_input_file(path) as file:
+        return file.read()

@@ -8,7 +8,6 @@ Shapes: `N` rows, `C` channels, `H` x `W` pixels, `K` classes.
 
 import contextlib
 import json
-import logging
 import math
 from collections.abc import Iterator
 
@@ -20,13 +19,11 @@ from pyarrow import fs as pafs
 from pyarrow import types
 
 from rayfed.base.errors import InputError, harmless, nearest
+from rayfed.data.columns import Locate, is_list, read_tokens, read_vectors
 from rayfed.data.decode import Encoded, decode_all, gather
 from rayfed.data.samples import Samples, few_classes, shortened
 from rayfed.data.settings import Data
-from rayfed.data.tokens import Locate, is_list, read_tokens
-from rayfed.data.vectors import read_vectors
 
-log = logging.getLogger(__name__)
 ROWS = 4096  # rows read at a time
 VALUES = 2**24  # values read at a time, where a row has many
 SMALL = 4096  # bytes; the decoder of a smaller image hardly releases the interpreter, so threads only cost time
@@ -76,31 +73,28 @@ def label_codes(
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Labels as int64 (N,) and the class names. `names` are the names known before, if any."""
     if types.is_dictionary(column.type):
-        codes, there = _name_codes(column)
-        few_classes(len(there), f"column '{name}'")
-        there = tuple(map(harmless, there))
-        classes = names or there
+        codes, used = _name_codes(column)
+        few_classes(len(used), f"column '{name}'")
+        used = tuple(map(harmless, used))
+        classes = names or used
         label_of = {label: number for number, label in enumerate(classes)}
-        labels = np.array([label_of.get(label, -1) for label in there])[codes]
-        if len(unknown := np.flatnonzero(labels < 0)):
+        labels = np.array([label_of.get(label, -1) for label in used])[codes]
+        unknown = np.flatnonzero(labels < 0)
+        if len(unknown):
             row = int(unknown[0])
-            text = f"label '{there[codes[row]]}' is not one of the classes ({shortened(classes)})"
-            raise InputError(f"{place(row)}: {text}")
+            label = used[codes[row]]
+            raise InputError(f"{place(row)}: label '{label}' is not one of the classes ({shortened(classes)})")
         return labels, classes
     if not types.is_integer(column.type):
         raise InputError(f"{place(0)}: column '{name}' is of type {column.type}; labels are whole numbers or text")
     labels = column.to_numpy().astype(np.int64)
-    few_classes(len(names) if names else int(labels.max()) + 1, f"column '{name}'")
-    classes = names or tuple(str(label) for label in range(int(labels.max()) + 1))
-    if not names and len(found := np.unique(labels)) < len(classes) and labels.min() >= 0:
-        log.warning(
-            "column '%s' has %d labels (%s), and the model gets %d classes, one for each number up to the largest; "
-            "number the labels 0, 1, 2, ..., or give names",
-            *(name, len(found), shortened(found.tolist()), len(classes)),
-        )
-    if len(outside := np.flatnonzero((labels < 0) | (labels >= len(classes)))):
-        row, last = int(outside[0]), len(classes) - 1
-        raise InputError(f"{place(row)}: label {labels[row]} is outside 0..{last} ({shortened(classes)})")
+    num_classes = len(names) if names else int(labels.max()) + 1
+    few_classes(num_classes, f"column '{name}'")
+    classes = names or tuple(map(str, range(num_classes)))
+    outside = np.flatnonzero((labels < 0) | (labels >= num_classes))
+    if len(outside):
+        row = int(outside[0])
+        raise InputError(f"{place(row)}: label {labels[row]} is outside 0..{num_classes - 1} ({shortened(classes)})")
     return labels, classes
 
 
@@ -123,11 +117,12 @@ def _group_codes(column: pa.ChunkedArray, name: str, place: Locate) -> tuple[np.
         raise InputError(
             f"{place(0)}: column '{name}' is of type {column.type}; a client, or a domain, is a number or a name"
         )
-    given = column.to_numpy()
-    if types.is_floating(column.type) and len(unknown := np.flatnonzero(np.isnan(given))):
-        raise InputError(f"{place(int(unknown[0]))}: NaN in column '{name}'; give each row a number or a name")
-    values, codes = np.unique(given, return_inverse=True)
-    return codes, tuple(map(str, values))
+    values = column.to_numpy()
+    if types.is_floating(column.type) and np.isnan(values).any():
+        row = int(np.flatnonzero(np.isnan(values))[0])
+        raise InputError(f"{place(row)}: NaN in column '{name}'; give each row a number or a name")
+    names, codes = np.unique(values, return_inverse=True)
+    return codes, tuple(map(str, names))
 
 
 def pixels(column: pa.Array, shape: tuple[int, ...], place: str) -> np.ndarray:
@@ -155,8 +150,11 @@ def pixels(column: pa.Array, shape: tuple[int, ...], place: str) -> np.ndarray:
     shape = shape or (tuple(nested) if len(nested) > 1 else _square(nested[0], place))
     shape = (1, *shape) if len(shape) == 2 else shape
     if len(shape) != 3 or min(shape) < 1 or math.prod(shape) != math.prod(nested) or not {shape[0], shape[2]} & {1, 3}:
-        what = f"lists of {' x '.join(map(str, nested))} pixels cannot be images of shape {list(shape)}"
-        raise InputError(f"{place}: {what}; data.shape must be [C, H, W] or [H, W, C] with C = 1 or 3")
+        lengths = " x ".join(map(str, nested))
+        raise InputError(
+            f"{place}: lists of {lengths} pixels cannot be images of shape {list(shape)}; data.shape must be [C, H, W] "
+            "or [H, W, C] with C = 1 or 3"
+        )
     images = values.astype(np.uint8, copy=False).reshape(count, *shape)
     return images if shape[0] in (1, 3) else images.transpose(0, 3, 1, 2)
 

@@ -40,13 +40,18 @@ class Partition:
     @classmethod
     def of_owners(cls, owners: np.ndarray, num_clients: int) -> Partition:
         """From each image's client: `owners`, integers (n,) in 0..num_clients-1. Raises InputError for others."""
-        if (owners := np.asarray(owners)).ndim != 1 or owners.dtype.kind not in "biu":
-            given = f"{owners.dtype} of shape {owners.shape}"
-            raise InputError(f"Partition.of_owners: owners are {given}; give a whole number for each image (n,)")
+        owners = np.asarray(owners)
+        if owners.ndim != 1 or owners.dtype.kind not in "biu":
+            raise InputError(
+                f"Partition.of_owners: owners are {owners.dtype} of shape {owners.shape}; give a whole number for each "
+                "image (n,)"
+            )
         for owner in (owners.min(initial=0), owners.max(initial=0)):
             if not 0 <= owner < num_clients:
-                text = f"an owner is {owner}; with {num_clients} clients, owners are 0 to {num_clients - 1}"
-                raise InputError(f"Partition.of_owners: {text}")
+                raise InputError(
+                    f"Partition.of_owners: an owner is {owner}; with {num_clients} clients, owners are 0 to "
+                    f"{num_clients - 1}"
+                )
         sizes = np.bincount(owners.astype(np.int64), minlength=num_clients)
         return cls(np.argsort(owners, kind="stable"), np.concatenate([[0], np.cumsum(sizes)]))
 
@@ -96,10 +101,12 @@ class Iid(Checked):
     def _refuse_too_many_clients(self, n: int, least: int = 1) -> None:
         least = max(least, 1)
         if self.num_clients * least > n:
-            with_images = f" with at least {least} images each" if least > 1 else ""
-            what = f"{self.num_clients} clients{with_images} cannot be made of {n} images"
             rule = name_in(PARTITIONS, type(self))
-            raise InputError(f"{rule}: {what}; num_clients can be at most {n // least}")
+            with_images = f" with at least {least} images each" if least > 1 else ""
+            raise InputError(
+                f"{rule}: {self.num_clients} clients{with_images} cannot be made of {n} images; num_clients can be at "
+                f"most {n // least}"
+            )
 
 
 class _ByClass(Iid):
@@ -139,10 +146,11 @@ class Shards(_ByClass):
     def _cuts(self, counts: np.ndarray) -> np.ndarray:
         """The number of shards that each class is cut into, (K,)."""
         wanted, present = self.num_clients * self.s, int(np.count_nonzero(counts))
-        if not present <= wanted <= counts.sum():
-            few = f"fewer than the {present} classes" if wanted < present else f"more than the {counts.sum()} images"
-            what = f"{self.num_clients} clients x s = {self.s} makes {wanted} shards of a single class, {few}"
-            raise InputError(f"shards: {what}; {'raise' if wanted < present else 'lower'} s or num_clients")
+        shards = f"{self.num_clients} clients x s = {self.s} makes {wanted} shards of a single class"
+        if wanted < present:
+            raise InputError(f"shards: {shards}, fewer than the {present} classes; raise s or num_clients")
+        if wanted > counts.sum():
+            raise InputError(f"shards: {shards}, more than the {counts.sum()} images; lower s or num_clients")
         cuts = (counts > 0).astype(np.int64)
         largest = [(-float(count), label) for label, count in enumerate(counts) if count]
         heapq.heapify(largest)
@@ -222,17 +230,20 @@ class Classes(_ByClass):
         holders = np.bincount(held, minlength=len(counts))
         short = np.flatnonzero(counts < holders)
         if len(short):
-            what = f"class {short[0]} has {counts[short[0]]} images for {holders[short[0]]} clients"
-            raise InputError(f"classes: {what}; lower num_clients or k")
+            label = short[0]
+            raise InputError(
+                f"classes: class {label} has {counts[label]} images for {holders[label]} clients; lower num_clients "
+                "or k"
+            )
         return owners, np.concatenate([_even(count, h) for count, h in zip(counts, holders, strict=True) if h])
 
     def _holders(self, present: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """All pairs of a class and a client that holds it, each (N * k,), sorted by class."""
         num_classes, num_clients = len(present), self.num_clients
         if not self.k <= num_classes <= num_clients * self.k:
-            what = f"k = {self.k} classes for each of {num_clients} clients, of {num_classes} classes in all"
             raise InputError(
-                f"classes: {what}; k must be at most {num_classes}, num_clients * k at least {num_classes}"
+                f"classes: k = {self.k} classes for each of {num_clients} clients, of {num_classes} classes in all; "
+                f"k must be at most {num_classes}, num_clients * k at least {num_classes}"
             )
         # A client takes the k classes of lowest rank; the classes dealt to it come first.
         rank = rng.random((num_clients, num_classes))
@@ -259,9 +270,9 @@ class Natural(Checked):
 PARTITIONS: dict[str, type[Rule]] = {rule.__name__.lower(): rule for rule in (Iid, Shards, Dirichlet, Classes, Natural)}
 
 
-def read_rule(given: Any) -> Rule:
+def read_rule(value: Any) -> Rule:
     """The rule that `data.partition` says: a name, or a table with a name and the rule's values."""
-    name, values = named(given, "data.partition", default="iid")
+    name, values = named(value, "data.partition", default="iid")
     return build(_find(name), values, "data.partition")
 
 

@@ -28,9 +28,6 @@ SOURCES = {
 IN_PLACE = ("tokens", "text", "features")
 """Keys of [data] that name columns in place of images."""
 
-BEYOND_IMAGES = (*IN_PLACE, "length", "vocabulary")
-"""Keys of [data] that jobs of images do not need."""
-
 
 @dataclass(frozen=True)
 class Augment(Checked):
@@ -82,8 +79,9 @@ class Data(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (known := spelled(self.source, SOURCES)) != self.source and not Path(self.source).exists():
-            object.__setattr__(self, "source", known)  # CIFAR10, where there is no folder of that name
+        source = spelled(self.source, SOURCES)  # cifar10 for CIFAR10, where there is no folder of that name
+        if source != self.source and not Path(self.source).exists():
+            object.__setattr__(self, "source", source)
         self._check_columns()
 
     @property
@@ -97,30 +95,35 @@ class Data(Checked):
         return self.features or [self.tokens or self.text or self.image]
 
     def _check_columns(self) -> None:
-        key, given = self.in_place_of_images, [key for key in BEYOND_IMAGES if getattr(self, key)]
-        if not key and given:
-            raise InputError(f"data.{given[0]} is for tokens: name their column with data.tokens or data.text")
+        key = self.in_place_of_images
+        for_tokens = [name for name in ("length", "vocabulary") if getattr(self, name)]
         if not key:
+            if for_tokens:
+                raise InputError(f"data.{for_tokens[0]} is for tokens: name their column with data.tokens or data.text")
             return
-        here = f"data.{key} = {getattr(self, key)!r}"
+        place = f"data.{key} = {getattr(self, key)!r}"
         if self.source in SOURCES:
             raise InputError(
-                f"{here}: the source '{self.source}' has images; give data.source, a path of Parquet files"
+                f"{place}: the source '{self.source}' has images; give data.source, a path of Parquet files"
             )
-        if len(others := [other for other in given if other in IN_PLACE]) > 1:
-            raise InputError(f"data.{' and data.'.join(others)}: give only one of them")
-        plain = {"image": Data.image, "size": 0, "shape": [], "augment": Augment()}
-        if of_images := [other for other, default in plain.items() if getattr(self, other) != default]:
-            raise InputError(f"{here}: data.{of_images[0]} is for images; leave it out")
-        if key == "features" and len(given) > 1:
-            raise InputError(f"{here}: data.{given[1]} is for tokens; leave it out")
-        if twice := [column for column in self.columns if self.columns.count(column) > 1]:
-            raise InputError(f"{here}: give '{twice[0]}' once")
+        kinds = [name for name in IN_PLACE if getattr(self, name)]
+        if len(kinds) > 1:
+            raise InputError(f"data.{' and data.'.join(kinds)}: give only one of them")
+        for name, default in {"image": Data.image, "size": 0, "shape": [], "augment": Augment()}.items():
+            if getattr(self, name) != default:
+                raise InputError(f"{place}: data.{name} is for images; leave it out")
+        if self.features and for_tokens:
+            raise InputError(f"{place}: data.{for_tokens[0]} is for tokens; leave it out")
+        for column in self.columns:
+            if self.columns.count(column) > 1:
+                raise InputError(f"{place}: give '{column}' once")
         if self.label in self.columns:
-            raise InputError(f"{here}: '{self.label}' is the label, which the model is to predict (data.label)")
+            raise InputError(f"{place}: '{self.label}' is the label, which the model is to predict (data.label)")
         if self.text and self.vocabulary < 2:
-            many = "how many token numbers words are hashed to, such as 20000"
-            raise InputError(f"{here}: data.vocabulary = {self.vocabulary}; give 2 or more, {many}")
+            raise InputError(
+                f"{place}: data.vocabulary = {self.vocabulary}; give 2 or more, how many token numbers words are "
+                "hashed to, such as 20000"
+            )
 
 
 def is_relative(path: str) -> bool:

@@ -105,12 +105,6 @@ def _add_lora(model: nn.Module, lora: Lora) -> None:
             "could change; those of torch's own attention and TransformerEncoderLayer it cannot"
         )
     names = matching(lora.targets or ["*"], layers, "model.lora.targets", "layer that LoRA can change")
-    for name in names:
-        weight = model.get_submodule(name).get_parameter("weight")
-        if lora.rank >= min(len(weight), weight[0].numel()):
-            text = "model.lora.rank = %d: no less than the rank of '%s' itself, so LoRA sends more than the whole layer"
-            log.warning(text, lora.rank, name)
-            break
     try:
         from peft import LoraConfig, inject_adapter_in_model  # takes seconds: it imports transformers
     except ImportError as error:

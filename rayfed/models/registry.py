@@ -14,9 +14,8 @@ from torch import nn
 from rayfed.base.errors import InputError, told
 from rayfed.base.values import UnknownKey, build, find
 from rayfed.data.inputs import INPUTS, Images, Inputs, inputs_with
-from rayfed.models.classifier import has_features
+from rayfed.models.classifier import has_features, with_projection
 from rayfed.models.from_timm import PREFIX, timm_builder
-from rayfed.models.projection import with_projection
 from rayfed.models.settings import HOMES, Adapt
 from rayfed.tensors.weights import in_training
 
@@ -108,8 +107,8 @@ def _refuse_other_inputs(name: str, builder: Builder, inputs: Inputs) -> None:
     if kinds and type(inputs) not in kinds:
         fitting = " or ".join(f"'{known}'" for known, other in MODELS.items() if takes(other, type(inputs)))
         own = f"a function of yours with the keywords {', '.join(inputs._fields)}"
-        here, there = type(inputs).__name__.lower(), kinds[0].__name__.lower()
-        raise InputError(f"model '{name}' takes {there}, and the data are {here}: give {fitting}, or {own}")
+        takes_these, are = kinds[0].__name__.lower(), type(inputs).__name__.lower()
+        raise InputError(f"model '{name}' takes {takes_these}, and the data are {are}: give {fitting}, or {own}")
 
 
 @torch.no_grad()
@@ -131,8 +130,10 @@ def _check_forward(name: str, model: nn.Module, inputs: Inputs, num_classes: int
         except Exception as error:
             raise InputError(f"model '{name}': head(features(images)) fails: {_line(error)}") from error
         if not same:
-            must = "features(images) must have the shape (B, D), and head of them must give the model's logits"
-            raise InputError(f"model '{name}': {must}; features here: {tuple(features.shape)}")
+            raise InputError(
+                f"model '{name}': features(images) must have the shape (B, D), and head of them must give the model's "
+                f"logits; features here: {tuple(features.shape)}"
+            )
     model.train()
 
 

@@ -294,7 +294,7 @@ class Wrong:
             "offsets": lambda: Partition(order, np.array([0, n + 5, n])),
             "floats": lambda: Partition(order / 1, offsets),
             "empty": lambda: Partition.of_owners(np.zeros(n, int), 3),
-            "fails": lambda: np.split(labels, 3),
+            "list": lambda: [dealt],
         }[self.how]()
 
 
@@ -309,8 +309,8 @@ class Wrong:
         ("beyond", "data.partition: Wrong.split deals image 0 0 times; deal each image once"),
         ("offsets", "data.partition: Wrong.split gave a Partition that is none: .* grow from 0 to 10,000"),
         ("floats", "data.partition: Wrong.split gave a Partition that is none: its indices are whole numbers"),
+        ("list", "data.partition: Wrong.split gave list; it must give a Partition, such as"),
         ("empty", "data.partition: 2 of 3 clients hold no image, such as client 1, and could not train; have fewer"),
-        ("fails", r"data.partition: Wrong.split fails in .*test_partition.py, line \d+: ValueError: array split"),
     ],
 )
 def test_a_users_rule_that_does_not_deal_each_image_once_is_refused(how, message):

@@ -466,15 +466,3 @@ def test_the_shared_parquet_file_is_read():
     assert len(data.test) == 1000
     assert data.train.classes[:2] == ("airplane", "automobile")
     assert set(np.bincount(data.test.labels)) == {100}
-
-
-def test_numbers_of_labels_with_gaps_are_said(tmp_path, caplog):
-    images = [encode(image) for image in pixels(6)]
-    gaps = write(tmp_path / "gaps.parquet", images, [0, 1000, 2000] * 2)
-    assert len(load(Data(gaps, test_fraction=0.5)).train.classes) == 2001
-    said = "column 'label' has 3 labels (0, 1000, 2000), and the model gets 2001 classes, one for each number up to"
-    assert caplog.text.count(said) == 1
-    caplog.clear()
-    load(Data(write(tmp_path / "named.parquet", images, [0, 2] * 3, {"classes": "a,b,c"}), test_fraction=0.5))
-    load(Data(write(tmp_path / "all.parquet", images, [0, 1, 2] * 2), test_fraction=0.5))
-    assert caplog.text == ""

@@ -186,14 +186,6 @@ def test_the_keys_of_every_model_are_read_back_as_they_were_written():
         assert written.hash() != read_job({"name": "n", "model": {"name": "cnn", "project": 3}}).hash()
 
 
-def test_a_rank_that_is_not_low_is_warned_about(caplog):
-    given = nn.Sequential(nn.Linear(8, 3), nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 2))
-    adapt(copy.deepcopy(given), Adapt(lora=Lora(rank=2)), seed=1)
-    assert not caplog.messages
-    adapt(given, Adapt(lora=Lora(rank=3)), seed=1)
-    assert ["no less than the rank of '0' itself" in text for text in caplog.messages] == [True]
-
-
 def test_loras_targets_are_exactly_the_layers_that_the_patterns_fit():
     model = adapted("resnet8", lora=Lora(rank=2, targets=["features.[0-3].*"]))
     changed = {name.partition(".lora_")[0] for name in state(model) if ".lora_" in name}
