@@ -208,23 +208,8 @@ def claims(records: Sequence[Record]) -> str:
 
 
 def tables(records: Sequence[Record]) -> str:
-    """A row per method with a mean and a difference per setting, and how forgetting goes with the last round."""
-    names = [f"{title}: mean of last {LAST} | difference from FedAvg" for title in SETTINGS.values()]
-    text = [f"| method | {' | '.join(names)} |", "|---" * (1 + 2 * len(SETTINGS)) + "|"]
-    rows: dict[str, float] = {}
-    for method in dict.fromkeys(each.method for each in records):
-        cells = [link(method)]
-        means = []
-        for setting in SETTINGS:
-            every = [each for each in records if (each.setting, each.method) == (setting, method)]
-            numbers = [each.last_10 for each in every if each.last_10 is not None]
-            lost = f" ({len(every) - len(numbers)} of {len(every)} diverged)" if len(numbers) < len(every) else ""
-            mean = stat_text(spread(numbers), 1) if numbers else ""
-            cells.append((mean + lost).strip())
-            cells.append("" if method == BASELINE else told(difference(records, setting, method, BASELINE)))
-            means.append(spread(numbers)[0] if numbers else float("-inf"))
-        rows[f"| {' | '.join(cells)} |"] = means[0]
-    text += [*sorted(rows, key=rows.__getitem__, reverse=True), ""]
+    """The table of all methods, and how forgetting goes with the last round."""
+    text = side_by_side(records, {HEADLINE: f"mean of last {LAST}"})
     pairs = [(each.last, each.forgetting) for each in records if each.last is not None]
     if len(pairs) > 1:
         correlation = np.corrcoef(np.array(pairs, float), rowvar=False)[0, 1]
@@ -234,24 +219,30 @@ def tables(records: Sequence[Record]) -> str:
     return "\n".join(text).rstrip()
 
 
-def by_setting(records: Sequence[Any], measures: Mapping[str, str]) -> list[str]:
-    """The lines of a table for each setting, the highest mean first; a column per measure, compared by the first."""
-    text, first = [], next(iter(measures))
-    for setting, title in SETTINGS.items():
-        means = {}
-        of_setting = [each for each in records if each.setting == setting]
-        for method in dict.fromkeys(each.method for each in of_setting):
-            found = [each for each in of_setting if each.method == method]
-            done = [each for each in found if getattr(each, first) is not None]
-            cells = [stat_text(spread([getattr(each, key) for each in done]), 1) if done else "" for key in measures]
-            gap = "" if method == BASELINE else told(difference(records, setting, method, BASELINE, first))
-            lost = f" ({len(found) - len(done)} of {len(found)} diverged)" if len(done) < len(found) else ""
-            mean = spread([getattr(each, first) for each in done])[0] if done else float("-inf")
-            means[f"| {link(method)}{lost} | {' | '.join([cells[0], gap, *cells[1:]])} |"] = mean
-        names = [measures[first], "difference from FedAvg", *list(measures.values())[1:]]
-        text += [f"### MNIST, {title}", "", f"| method | {' | '.join(names)} |", "|---" * (len(names) + 1) + "|"]
-        text += [*sorted(means, key=means.__getitem__, reverse=True), ""]
-    return text
+def side_by_side(records: Sequence[Any], measures: Mapping[str, str]) -> list[str]:
+    """The lines of a table: a row per method, and per setting its measures; the first of these is compared.
+
+    The highest mean of the first setting comes first.
+    """
+    compared, *others = measures
+    head = ["method"]
+    for title in SETTINGS.values():
+        head += [f"{title}: {measures[compared]}", "difference from FedAvg", *(measures[key] for key in others)]
+    rows: dict[str, float] = {}
+    for method in dict.fromkeys(each.method for each in records):
+        cells, means = [link(method)], []
+        for setting in SETTINGS:
+            every = [each for each in records if (each.setting, each.method) == (setting, method)]
+            done = [each for each in every if getattr(each, compared) is not None]
+            texts = [stat_text(spread([getattr(each, key) for each in done]), 1) if done else "" for key in measures]
+            if len(done) < len(every):
+                texts[0] = f"{texts[0]} ({len(every) - len(done)} of {len(every)} diverged)".strip()
+            gap = "" if method == BASELINE else told(difference(records, setting, method, BASELINE, compared))
+            cells += [texts[0], gap, *texts[1:]]
+            means.append(spread([getattr(each, compared) for each in done])[0] if done else float("-inf"))
+        rows[f"| {' | '.join(cells)} |"] = means[0]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    return [*lines, *sorted(rows, key=rows.__getitem__, reverse=True), ""]
 
 
 def put_tables(page: str, records: Sequence[Record]) -> str:

@@ -24,7 +24,7 @@ TUNING = comparison.ROOT / "jobs/comparison/mnist-personal-tune.toml"
 REPORTED = comparison.ROOT / "jobs/comparison/mnist-personal.toml"
 RESULTS = comparison.ROOT / "docs/comparison/personal.csv"
 PAGE = comparison.PAGE
-MEASURES = {"after": "personalised accuracy", "before": "before the client's training"}
+MEASURES = {"after": "personalised accuracy", "before": "before the training"}
 
 
 class Record(NamedTuple):
@@ -49,7 +49,7 @@ def chosen(job_file: Path, runs: Path) -> str:
 def put_tables(page: str, records: Sequence[Record]) -> str:
     """The page with its tables of personalised accuracy made anew."""
     lost = ["", comparison.LOST] if any(each.after is None for each in records) else []
-    text = "\n".join([*comparison.by_setting(records, MEASURES), *lost]).strip()
+    text = "\n".join([*comparison.side_by_side(records, MEASURES), *lost]).strip()
     return comparison.put(page, {"personal": text})
 
 
