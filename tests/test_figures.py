@@ -28,7 +28,7 @@ from rayfed.folder.read import of_clients, read_run
 from rayfed.folder.tables import read_table
 from rayfed.papers import clients, features, global_model
 from rayfed.papers.clients import ranks
-from rayfed.papers.features import Trained, around, density, direction
+from rayfed.papers.features import Trained
 from rayfed.papers.figure import KINDS
 from rayfed.papers.global_model import cosines, lost_of, matrices
 from rayfed.papers.panels import apart, save
@@ -209,7 +209,7 @@ def test_runs_that_differ_in_their_seed_are_one_panel(folders, tmp_path):
     ]
     np.testing.assert_allclose(place.lines[1].get_ydata(), np.mean(of_each, axis=0))
     assert figure("local", tmp_path / "grid", "-o", tmp_path / "a.svg").exit_code == 0
-    for kind in ("forgetting", "confusion", "counts", "landscape"):
+    for kind in ("forgetting", "confusion", "counts"):
         done = figure(kind, tmp_path / "grid")
         assert done.exit_code == 2 and "has several seeds" in done.stderr
         assert f"give the folder of one of them, such as {tmp_path / 'grid/x/seed-0'}\n" in done.stderr
@@ -352,7 +352,6 @@ def test_the_same_numbers_are_the_same_bytes(runs, tmp_path):
         ("local", 'put measure = ["local"] into its job and run it again'),
         ("confusion", 'put measure = ["confusion"] into its job and run it again'),
         ("counts", "run it again with this rayfed"),
-        ("hypersphere", 'put model = { name = "lenet", project = 2 } into its job and run it again'),
     ],
 )
 def test_a_run_without_the_numbers_is_refused(kind, words, folders, tmp_path):
@@ -375,13 +374,11 @@ def test_a_run_that_measures_but_did_not_yet_is_told_so(copy, tmp_path):
 
 
 def test_a_checkpoint_that_is_not_there_is_refused(folders, tmp_path):
-    done = figure("landscape", folders[0], "--round", 3, "-o", tmp_path / "a.svg")
-    assert (
-        "holds no checkpoint of round 3; the newest before it is of round 1; a run keeps the newest two" in done.stderr
-    )
+    with pytest.raises(InputError, match="no checkpoint of round 3; the newest before it is of round 1; a run keeps"):
+        last_model(folders[0], 3)
     shutil.copytree(folders[0], tmp_path / "bare", ignore=shutil.ignore_patterns("checkpoints"))
-    assert "'hypersphere'" not in (done := figure("hypersphere", tmp_path / "bare")).stderr
-    assert "holds no checkpoint; a run keeps the newest two" in done.stderr
+    with pytest.raises(InputError, match="holds no checkpoint; a run keeps the newest two"):
+        last_model(tmp_path / "bare")
 
 
 @pytest.fixture
@@ -394,51 +391,6 @@ def test_a_checkpoints_model_is_the_runs_last(trained, folders):
     weights = rayfed.resume(folders[0]).weights
     assert trained.round == job.train.num_rounds
     assert all(torch.equal(weights[name], tensor) for name, tensor in state_of(trained.model).items())
-
-
-def test_a_density_on_the_circle_is_one_in_all_and_goes_round():
-    angles = np.array([np.pi, -np.pi + 0.01, 0.5])
-    grid = np.linspace(-np.pi, np.pi, 2001)[:-1]
-    found = density(angles, grid)
-    assert found.mean() * 2 * np.pi == pytest.approx(1)
-    np.testing.assert_allclose(density(angles + 0.3, grid + 0.3), found)
-    assert density(angles, np.array([-np.pi]))[0] == pytest.approx(density(angles, np.array([np.pi]))[0])
-
-
-def test_a_direction_has_the_length_of_each_filter(trained):
-    weights = state_of(trained.model)
-    found = direction(weights, trained.model, 0)
-    assert found.keys() == {name for name, tensor in weights.items() if tensor.ndim > 1}
-    for name in found:
-        norms = [of.flatten(1).norm(dim=1) for of in (found[name], weights[name])]
-        torch.testing.assert_close(*norms)
-    other = direction(weights, trained.model, 1)
-    assert not any(torch.equal(found[name], other[name]) for name in found)
-
-
-def test_the_loss_at_the_weights_is_that_of_an_evaluation(trained, monkeypatch):
-    monkeypatch.setattr(features, "LANDSCAPE_IMAGES", 0)  # all
-    losses = around(trained, np.array([-0.5, 0.0, 0.5]))
-    last = rayfed.resume(trained.site.job.output.path + "/fedavg").rounds.to_pylist()[-1]
-    assert losses[1, 1] == pytest.approx(last["test_loss"], rel=1e-5)
-    assert losses.shape == (3, 3) and (losses != losses[1, 1]).sum() == 8
-
-
-def test_the_loss_around_a_model_with_whole_numbers_in_its_buffers_is_drawn(trained):
-    """A BatchNorm counts its batches."""
-    norm = nn.BatchNorm2d(trained.site.federation.inputs.image_shape[0])
-    with_norm = nn.Sequential(norm, trained.model).eval()
-    losses = around(replace(trained, model=with_norm), np.array([0.0, 0.5]))
-    assert np.isfinite(losses).all() and losses[0, 0] != losses[1, 1]
-
-
-def test_figures_of_checkpoints_are_drawn(folders, tmp_path, monkeypatch):
-    monkeypatch.setattr(features, "STEPS", 3)
-    for kind in ("hypersphere", "landscape"):
-        done = figure(kind, *folders, "-o", tmp_path / f"{kind}.svg")
-        assert done.exit_code == 0, done.stderr
-        text = (tmp_path / f"{kind}.svg").read_text()
-        assert all(f">{words}</" in text for words in ("fedavg", "fedntd", "round 4")) and "mathdefault" not in text
 
 
 def test_a_tsne_is_drawn(folders, tmp_path, monkeypatch):

@@ -35,7 +35,7 @@ from rayfed.data.samples import Dataset, Samples
 from rayfed.folder import read
 from rayfed.folder.keeper import Keeper
 from rayfed.folder.places import folder_of
-from rayfed.folder.read import ClassLoss, Group, find_runs, forgotten, grouped, read_run, shorten
+from rayfed.folder.read import ClassLoss, find_runs, forgotten, grouped, read_run
 from rayfed.folder.tables import read_table, write_round
 from rayfed.job import make_job, read_toml
 from rayfed.losses.metrics import Evaluation
@@ -314,20 +314,6 @@ def test_a_page_is_made_even_if_a_file_is_missing(gone, copy):
         shutil.rmtree(file) if file.is_dir() else file.unlink()
     text = write_report(copy).read_text()
     assert "look" in text and Page(text).tiles
-
-
-@pytest.mark.parametrize(
-    ("names", "short"),
-    [
-        (["a/shards/fedavg"], ["a/shards/fedavg"]),
-        (["a/shards/fedavg", "a/shards/fedntd"], ["fedavg", "fedntd"]),
-        (["a/shards/fedavg", "b/shards/fedntd"], ["a/fedavg", "b/fedntd"]),
-        (["a/shards/fedavg", "a/iid/fedavg"], ["shards", "iid"]),
-        (["a/b/fedavg", "a/fedavg"], ["b/fedavg", "fedavg"]),
-    ],
-)
-def test_names_are_shown_without_the_steps_that_all_have(names, short):
-    assert shorten(Group(name, [], []) for name in names) == short
 
 
 def test_an_unfinished_run_has_a_page(keeper):
@@ -612,10 +598,7 @@ def test_every_value_of_a_file_is_plain_text_or_refused(hostile, copy, monkeypat
 @pytest.mark.parametrize(
     ("file", "content", "words"),
     [
-        ("job.toml", b"\xff", "cannot be read"),
         ("job.toml", b"name = 1", "cannot be shown, as a file in it is not as a run wrote it: KeyError('data')"),
-        ("environment.json", b'{"packages": 3}', "cannot be shown"),
-        ("partition.parquet", b"PAR1PAR1", "cannot be shown"),
         ("rounds.parquet/round-00002.parquet", b"PAR1", "cannot be shown"),
     ],
 )

@@ -34,8 +34,6 @@ KINDS = {
     "confusion": Kind("global_model:confusion", "confusion matrices, global and clients'", "FedSSD 4, FedCAD 2", BOTH),
     "counts": Kind("global_model:counts", "classes that clients hold and that the model predicts", "FedLMD 2"),
     "tsne": Kind("features:tsne", "features of test images in a plane, by t-SNE", "FedNTD 21, FedCSD 7", ROUND),
-    "hypersphere": Kind("features:hypersphere", "two features of test images on a circle", "FedNTD 18", ROUND),
-    "landscape": Kind("features:landscape", "loss around the weights, in two directions", "FedNTD 14b", ROUND),
 }
 
 
