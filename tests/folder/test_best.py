@@ -10,12 +10,10 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
-import rayfed
 from rayfed.base.storage import Folder
 from rayfed.data.federation import federate
 from rayfed.data.partition import Iid
 from rayfed.data.samples import Dataset, Samples
-from rayfed.experiment import Display
 from rayfed.folder.keeper import Keeper
 from rayfed.folder.places import checkpoints_of, folder_of
 from rayfed.folder.saved import newest
@@ -158,26 +156,6 @@ def test_a_damaged_file_is_not_used_and_a_better_round_writes_it_again(site, dam
 def test_a_new_run_over_it_has_its_own(site):
     keep(site)
     assert_best(keep(site, 2, force=True), 1)
-
-
-def test_of_a_real_run_that_is_stopped_and_continued(tables, tmp_path, no_page):
-    weights = {}
-
-    class Kept(Display):
-        def round(self, round):
-            weights[round.round] = round.weights
-            if round.round == 3 and len(weights) == 4:
-                raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        rayfed.run(tables, display=Kept())
-    weights[None] = {}
-    path = rayfed.resume(tmp_path / "runs/run", display=Kept()).path
-    accuracies = read_table(path, "rounds").column("test_accuracy").to_pylist()
-    best = accuracies.index(max(accuracies[1:]), 1)
-    found = load_file(path / "checkpoints/best.safetensors")
-    assert found.keys() == weights[best].keys()
-    assert all(torch.equal(found[name], tensor) for name, tensor in weights[best].items())
 
 
 def test_a_run_that_was_extended_has_the_best_of_a_run_that_never_stopped(site, monkeypatch):

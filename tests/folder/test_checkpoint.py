@@ -236,20 +236,6 @@ def test_results_are_written_once(make_site, play, tmp_path, monkeypatch):
         newest(Folder(str(tmp_path)))
 
 
-def test_a_checkpoint_elsewhere_needs_no_file_of_the_one_that_it_continues(make_site, play, bits, tmp_path):
-    site = make_site(scaffold(), num_rounds=2, clients_per_round=2)
-    _, one, two = play(site)
-    save(tmp_path / "old", [one], site, 1)
-    made = checkpoints(tmp_path / "new", site, newest(Folder(str(tmp_path / "old"))))
-    made.follow(two)
-    made.save(two, LocalWorkers(site), rows)
-    shutil.rmtree(tmp_path / "old")
-    assert (
-        bits(newest(Folder(str(tmp_path / "new"))).restore(site, LocalWorkers(site)))["memories"]
-        == bits(two)["memories"]
-    )
-
-
 def test_any_damage_to_a_checkpoint_is_noticed(make_site, play, tmp_path, caplog):
     site = make_site(scaffold())
     whole = tmp_path / "whole"

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -135,32 +134,6 @@ def test_a_round_without_evaluation_has_no_figures_and_no_classes(site):
     assert summary["last"]["test_accuracy"] == 0.75
     only_first = read_summary(keep(site, a_round(0), a_round(1, None), force=True))
     assert (only_first["rounds"], only_first["best"]["round"], only_first["last"]["round"]) == (1, 0, 0)
-
-
-def test_any_parquet_reader_reads_the_rounds_in_order(site):
-    numbers = [0, 1, 2, 9, 10, 11, 100]
-    path = keep(site, *map(a_round, numbers))
-    assert pq.read_table(path / "rounds.parquet").column("round").to_pylist() == numbers
-
-
-def test_the_table_of_clients_can_be_read_before_the_first_round(site):
-    assert read_table(keep(site, a_round(0)), "clients").num_rows == 0
-
-
-def test_half_written_files_of_a_killed_run_are_skipped(site, monkeypatch):
-    def die(source, target):
-        raise KeyboardInterrupt
-
-    with Keeper(site, LocalWorkers(site)) as keeper:
-        keeper.keep(a_round(0))
-        with monkeypatch.context() as patch:
-            patch.setattr(files.os, "replace", die)
-            patch.setattr(files.Path, "unlink", lambda self, missing_ok: None)  # a killed process does not tidy up
-            with pytest.raises(KeyboardInterrupt):
-                keeper.keep(a_round(1))
-        assert [file.name for file in (keeper.path / "rounds.parquet").iterdir() if file.name.startswith(".")]
-        assert read_table(keeper.path, "rounds").column("round").to_pylist() == [0]
-        assert read_summary(keeper.path)["status"] == "running"
 
 
 def test_the_summary_has_best_and_last_round_and_the_costs(site):

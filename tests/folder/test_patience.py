@@ -3,7 +3,6 @@
 import pytest
 
 import rayfed
-from rayfed.experiment import Display
 from rayfed.folder.places import is_done
 from rayfed.folder.summary import read_summary
 from rayfed.folder.tables import read_table
@@ -11,15 +10,6 @@ from rayfed.job import read_job
 from rayfed.screen.display import result_text
 
 pytestmark = pytest.mark.usefixtures("no_page")
-
-
-class Stops(Display):
-    def __init__(self, *rounds):
-        self._rounds = rounds
-
-    def round(self, round):
-        if round.round in self._rounds:
-            raise KeyboardInterrupt
 
 
 @pytest.fixture
@@ -63,19 +53,6 @@ def test_a_run_ends_where_its_accuracies_say(tables, path, accuracies, patience,
     words = f"{patience} evaluated round{'s' if patience > 1 else ''}"
     assert summary["ended_early"] == f"no better test accuracy in {words} (train.patience)"
     assert f"ended    after round {end}: no better test accuracy" in result_text(path, summary)
-
-
-@pytest.mark.parametrize("stop", [1, "last"])
-def test_a_run_that_was_stopped_goes_on_to_the_same_end_and_beyond(tables, path, accuracies, stop, caplog):
-    end = end_of(accuracies, 2)
-    with pytest.raises(KeyboardInterrupt):
-        rayfed.run(tables, {"train.patience": 2}, display=Stops(end if stop == "last" else stop))
-    rayfed.resume(path)
-    rayfed.run({**tables, "name": "at-once"}, {"train.patience": 2})
-    assert numbers(path) == numbers(path.with_name("at-once"))
-    rayfed.resume(path, {"train.patience": 0})
-    assert numbers(path) == numbers(path.with_name("whole")), "as if it had never ended"
-    assert "ended_early" not in read_summary(path) and read_summary(path)["rounds"] == 12
 
 
 def test_a_run_that_has_ended_says_why_and_is_done_for_a_job_with_its_patience_only(tables, path, accuracies, caplog):

@@ -152,16 +152,6 @@ def test_resuming_heals_files_that_a_power_cut_has_damaged(tmp_path):
     assert found(tmp_path) == expected(9)
 
 
-def test_the_table_of_an_older_run_with_a_file_for_each_round_continues(tmp_path, monkeypatch):
-    monkeypatch.setattr(tables, "ROWS", 0)
-    add(tmp_path, *range(6))
-    assert len(list((tmp_path / "clients.parquet").iterdir())) == 6
-    monkeypatch.undo()
-    resume(tmp_path, (4, read_table(tmp_path, "clients").slice(0, 8)), 9)
-    assert found(tmp_path) == expected(9)
-    assert len(list((tmp_path / "clients.parquet").iterdir())) == 5
-
-
 def test_resuming_writes_nothing_through_a_link(tmp_path):
     (tmp_path / "away").mkdir()
     (tmp_path / "clients.parquet").symlink_to(tmp_path / "away", target_is_directory=True)
