@@ -59,7 +59,8 @@ def run_grid(
                 if code == STOPPED:
                     raise KeyboardInterrupt
                 failure = Failure(ended.message, code)
-                if code not in FAILED or (code == InputError.exit_code and number == 1):  # likely to be all runs' fault
+                is_input_of_all = code == InputError.exit_code and number == 1  # likely
+                if code not in FAILED or is_input_of_all:
                     raise failure
                 print(f"{line}  failed", flush=True)
                 failure.show()
@@ -73,7 +74,8 @@ def run_grid(
         except InputError as error:  # how the runs ended is worth more
             print(f"warning: there is no table: {error}", file=sys.stderr)
     if failed:
-        raise Failure("\n".join([f"error: {len(failed)} of {len(todo)} runs failed:", *failed]), min(failed.values()))
+        names = "\n".join(failed)
+        raise Failure(f"error: {len(failed)} of {len(todo)} runs failed:\n{names}", min(failed.values()))
 
 
 def _ended(todo: Sequence[Job], force: bool, other_bits: bool) -> Generator[Ended]:
@@ -147,13 +149,14 @@ def say_begun(job: Job) -> None:
 
 def show_results(cells: list[Cell]) -> None:
     """Print the table of a grid's finished cells, and write it beside them."""
-    if not (done := finished(cells)):
+    done = finished(cells)
+    if not done:
         return
-    found = sheet(read_runs(map(folder_of, done)), "text")
+    table = sheet(read_runs(map(folder_of, done)), "text")
     path = folder_of(replace(done[0], name=cells[0].grid)) / "table.csv"
-    write_text(path, as_csv(found) + "\n")
+    write_text(path, as_csv(table) + "\n")
     print(f"\n{len(done)} of {len(cells)} runs done; mean ± deviation over seeds, in {shown(path)}:")
-    print_sheet(found, "text")
+    print_sheet(table, "text")
 
 
 def finished(cells: list[Cell]) -> list[Job]:
@@ -161,6 +164,7 @@ def finished(cells: list[Cell]) -> list[Job]:
     done = []
     for cell in cells:
         with suppress(InputError):  # a cell that was not chosen may be invalid
-            if is_done(job := cell.job()):
+            job = cell.job()
+            if is_done(job):
                 done.append(job)
     return done

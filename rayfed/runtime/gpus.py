@@ -99,14 +99,16 @@ def measure_share(
     return share_as_measured(needed, [size for node in sizes for size in node])
 
 
-def _got(references: list[ObjectRef], limit: float, what: str) -> list[Any]:
+def _got(references: list[ObjectRef], limit: float, awaited: str) -> list[Any]:
     """The values of all references. Raises `GetTimeoutError` after `limit` seconds; until then, a heartbeat."""
     end, heartbeat = time.monotonic() + limit, Heartbeat()
-    while (left := end - time.monotonic()) > 0:
-        if not ray.wait(references, num_returns=len(references), timeout=min(left, heartbeat.left))[1]:
+    while time.monotonic() < end:
+        pause = min(end - time.monotonic(), heartbeat.left)
+        _, missing = ray.wait(references, num_returns=len(references), timeout=max(0.0, pause))
+        if not missing:
             break
-        heartbeat.beat(lambda: what)
-    return ray.get(references, timeout=max(1.0, left))
+        heartbeat.beat(lambda: awaited)
+    return ray.get(references, timeout=max(1.0, end - time.monotonic()))
 
 
 def share_as_measured(needed: int, gpus: Sequence[int]) -> float:
@@ -127,8 +129,12 @@ def share_as_measured(needed: int, gpus: Sequence[int]) -> float:
             f"a client needs {decimal(needed)} of GPU memory, and {GPU_PART:.0%} of the smallest GPU are "
             f"{decimal(room)}; try a smaller train.batch_size, or ray.num_gpus = 1 for a whole GPU per actor"
         )
-    sizes = decimal(needed), decimal(min(gpus))
-    log.info("the largest client takes %s of GPU memory, the smallest GPU has %s: ray.num_gpus = 1/%d", *sizes, fit)
+    log.info(
+        "the largest client takes %s of GPU memory, the smallest GPU has %s: ray.num_gpus = 1/%d",
+        decimal(needed),
+        decimal(min(gpus)),
+        fit,
+    )
     return 1 / fit
 
 

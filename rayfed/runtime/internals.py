@@ -3,6 +3,7 @@
 Each function says what is then slower or worse. `tests/runtime/test_internals.py` takes each name away in turn.
 """
 
+import logging
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -36,6 +37,14 @@ NAMES = {
     "state": "ray._private.state:state",
     "worker_table": "ray.core.generated.gcs_pb2:WorkerTableData",
 }
+QUIET = {
+    "ray._private.authentication.authentication_token_setup": logging.ERROR,  # warns that tokens are on, which is right
+    "ray.dashboard.modules.dashboard_sdk": logging.WARNING,  # logs what it uploads
+    "ray.dashboard.modules.job.sdk": logging.WARNING,  # logs that a log has ended
+}
+for name, level in QUIET.items():
+    logging.getLogger(name).setLevel(level)
+
 NO_PROXY = (("grpc.enable_http_proxy", 0),)  # like Ray's own connections
 
 

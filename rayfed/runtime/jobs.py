@@ -6,7 +6,6 @@ others. Plain HTTP requests ask the server's public REST interface: `ray.job_sub
 """
 
 import json
-import logging
 import re
 import shlex
 import time
@@ -168,9 +167,6 @@ def job_client(url: str, headers: Mapping[str, str]) -> Any:
     from ray.exceptions import AuthenticationError
 
     from rayfed.runtime import internals
-
-    for module in ("ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk"):
-        logging.getLogger(module).setLevel(logging.WARNING)  # they log what they upload, and that a log has ended
 
     try:
         return internals.job_client(url, headers, REQUEST_LIMIT)

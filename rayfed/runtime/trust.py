@@ -4,7 +4,6 @@ Whoever reaches a Ray can run code in it. Ray itself turns tokens on for a clust
 here.
 """
 
-import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -19,9 +18,6 @@ from rayfed.runtime.tokens import ADVICE, keep_private, token_file
 
 ASK_LIMIT = 5.0  # seconds in which a cluster must answer whether it accepts our token
 MODE = "RAY_AUTH_MODE"
-
-# It warns that token authentication is on, which is right.
-logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
 
 
 @contextmanager

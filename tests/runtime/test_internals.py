@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,12 @@ print(internals.memory_was_full(ray.get_runtime_context().get_worker_id()), inte
 @pytest.mark.parametrize("name", internals.NAMES)
 def test_this_ray_has_every_name(name):
     assert internals.private(name) is not None
+
+
+def test_no_other_file_knows_a_private_name():
+    others = {path for path in (ROOT / "rayfed").rglob("*.py") if path.name != "internals.py"}
+    knowing = re.compile(r"(import|from) ray\.(_private|core|autoscaler|dashboard|experimental|_raylet)|\bray\._")
+    assert others and [path.name for path in others if knowing.search(path.read_text())] == []
 
 
 def run(script, name, *words, **environment):
