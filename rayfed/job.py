@@ -123,8 +123,10 @@ class Job(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not NAME.fullmatch(self.name):
-            form = "letters, digits and . _ + -, beginning with a letter or digit; / may divide it into parts"
-            raise InputError(f"name = {self.name!r}: a job needs a name that can be a folder's: {form} of 200 at most")
+            raise InputError(
+                f"name = {self.name!r}: a job needs a name that can be a folder's: letters, digits and . _ + -, "
+                "beginning with a letter or digit; / may divide it into parts of 200 at most"
+            )
         _registry("check_method", self.method, self.train.optimizer)
         for key in ("measure", "measure_layers", "measure_clients"):
             values = getattr(self, key)
@@ -138,8 +140,9 @@ class Job(Checked):
     def _refuse_relative_paths(self) -> None:
         for key, path in self.places().items():
             if not key.startswith("output.") and is_relative(path):
-                text = "with ray.data = 'storage' every node reads it, so give an absolute path"
-                raise InputError(f"{key} = '{path}': {text}")
+                raise InputError(
+                    f"{key} = '{path}': with ray.data = 'storage' every node reads it, so give an absolute path"
+                )
 
     def measures(self, round: int) -> Sequence[str]:
         """What is measured in a round."""
@@ -281,10 +284,10 @@ def make_job(tables: Mapping[str, Any]) -> Job:
             return build(Job, tables, "")
     except UnknownKey as error:
         where, key, *valid = error.args
-        here = nearest(key, valid, 0.75)
-        if here and where:
-            here = f"{where}.{here}"
-        near = here or nearest_key(key, keys(Job))
+        near = nearest(key, valid, 0.75)
+        if near and where:
+            near = f"{where}.{near}"
+        near = near or nearest_key(key, keys(Job))
         if not near or where.startswith("method ") or near == f"{where}.{key}":  # a key of another partition
             raise
         raise InputError(f"{where or 'the job'}: unknown key '{key}'{did_you_mean(key, valid, near)}") from None

@@ -181,7 +181,8 @@ def sentence(cls: Callable[..., Any], name: str) -> str:
 
 def find(name: str, known: Mapping[str, T], kind: str) -> T:
     """The value with this name: one of `known`, or an importable `package.module:attribute`. Raises `InputError`."""
-    if (name := spelled(name, known)) in known:
+    name = spelled(name, known)
+    if name in known:
         return known[name]
     module, colon, attribute = name.partition(":")
     if not colon:

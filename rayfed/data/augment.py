@@ -48,7 +48,8 @@ class Batches:
 
     def augmented(self, rows: Tensor, generator: torch.Generator) -> Tensor:
         """The images `rows` (B,), augmented with draws from the CPU `generator`, float32 (B, C, H, W)."""
-        if (a := self.augment).off:
+        a = self.augment
+        if a.off:
             return self.plain(rows)
         _, height, width = self.shape
         size = (len(rows),)
@@ -117,8 +118,10 @@ def prepare(images: Tensor, mean: Sequence[float], std: Sequence[float], augment
 def refuse_too_small(height: int, width: int, augment: Augment) -> None:
     """Raises InputError if images are too small to reflect as much as the crop asks for."""
     if augment.crop_padding == "reflect" and augment.crop >= min(height, width):
-        most = f"images of {height} x {width} pixels reflect at most {min(height, width) - 1}"
-        raise InputError(f"data.augment.crop = {augment.crop}: {most}")
+        most = min(height, width) - 1
+        raise InputError(
+            f"data.augment.crop = {augment.crop}: images of {height} x {width} pixels reflect at most {most}"
+        )
 
 
 def _cut_out(images: Tensor, y: Tensor, x: Tensor, side: int) -> Tensor:

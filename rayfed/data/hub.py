@@ -41,47 +41,46 @@ def fetch(data: Data) -> Data:
     """
     place, label = HUB.get(data.source, (data.source, data.label))
     label = label if data.label == Data.label else data.label
-    given = "" if place == data.source else f"data.source = '{data.source}': "
-    source, test = _fetch(place, data.root, given), _fetch(data.test, data.root)
+    prefix = "" if place == data.source else f"data.source = '{data.source}': "
+    source, test = _fetch(place, data.root, prefix), _fetch(data.test, data.root)
     return replace(data, source=source, test=test, label=label)
 
 
-def _fetch(place: str, root: str, given: str = "") -> str:
+def _fetch(place: str, root: str, prefix: str = "") -> str:
     """The local path of a place, downloaded if it is not in `root`; a path that is not at the hub stays as it is.
 
-    Messages begin with what was `given`.
+    Messages begin with `prefix`.
     """
     if not place.startswith("hf://"):
         return place
-    if not (match := PLACE.fullmatch(place)):
-        form = "hf://datasets/OWNER/NAME or hf://datasets/OWNER/NAME/PATH, with NAME@REVISION for another one than main"
-        raise InputError(f"'{place}': a data set at the Hugging Face hub is written as {form}")
+    match = PLACE.fullmatch(place)
+    if not match:
+        raise InputError(
+            f"'{place}': a data set at the Hugging Face hub is written as hf://datasets/OWNER/NAME or "
+            "hf://datasets/OWNER/NAME/PATH, with NAME@REVISION for another one than main"
+        )
     try:
         from huggingface_hub import snapshot_download
     except ImportError as error:
         raise InputError(
-            f"{given}'{place}' needs huggingface_hub, which cannot be imported ({error}): "
+            f"{prefix}'{place}' needs huggingface_hub, which cannot be imported ({error}): "
             "pip install 'rayfed-distill[hf]'"
         ) from None
     repository, revision, path = match[1], unquote(match[2] or "main"), match[3] or ""
     patterns = [path] if path.endswith(PARQUET) else [f"{path}/*{end}".removeprefix("/") for end in PARQUET]
-    what: dict[str, Any] = {
-        "repo_type": "dataset",
-        "revision": revision,
-        "allow_patterns": patterns,
-        "cache_dir": _cache(root),
-    }
+    selection: dict[str, Any] = {"revision": revision, "allow_patterns": patterns, "cache_dir": _cache(root)}
     for offline in (True, False):  # as with torchvision, what is here is not asked for again, even if main moves on
         try:
-            folder = snapshot_download(repository, local_files_only=offline, **what)
+            folder = snapshot_download(repository, repo_type="dataset", local_files_only=offline, **selection)
         except Exception as error:  # the hub's, its HTTP client's, and those of the disk
             reason = " ".join(str(error).split()) or type(error).__name__
         else:
-            if files := sorted(file for pattern in patterns for file in Path(folder).glob(_deep(pattern))):
+            files = sorted(file for pattern in patterns for file in Path(folder).glob(_deep(pattern)))
+            if files:
                 return _common(place, files)
             reason = "there is no Parquet file at that place"
     raise InputError(
-        f"{given}'{place}': {_cache(root)} has no copy, and the download failed ({reason}). Either run once where "
+        f"{prefix}'{place}': {_cache(root)} has no copy, and the download failed ({reason}). Either run once where "
         "there is a network and copy that folder here, or give the path of Parquet files that you have"
     )
 

@@ -58,10 +58,12 @@ def load(data: Data) -> Dataset:
     """Read a source whole, as uint8 arrays. Raises InputError for anything wrong with it, with the place."""
     if _kept is None:
         return _load(data)
-    what = _what_is_read(data)
-    if not (same := [dataset for known, dataset in _kept if known == what]):
-        _kept.append((what, _load(data)))
-    return same[0] if same else _kept[-1][1]
+    key = _what_is_read(data)
+    for other, dataset in _kept:
+        if other == key:
+            return dataset
+    _kept.append((key, _load(data)))
+    return _kept[-1][1]
 
 
 def _what_is_read(data: Data) -> Data:

@@ -16,9 +16,15 @@ def cnn(*, image_shape: tuple[int, int, int], num_classes: int) -> Classifier:
         raise InputError(f"model 'cnn': its two pools need images of 4x4 pixels or more, not {height}x{width}")
     return Classifier(
         nn.Sequential(
-            *(nn.Conv2d(channels, 32, kernel_size=5, padding=2), nn.MaxPool2d(2), nn.ReLU()),
-            *(nn.Conv2d(32, 64, kernel_size=5, padding=2), nn.MaxPool2d(2), nn.ReLU()),
-            *(nn.Flatten(), nn.Linear(64 * (height // 4) * (width // 4), 512), nn.ReLU()),
+            nn.Conv2d(channels, 32, kernel_size=5, padding=2),
+            nn.MaxPool2d(2),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, kernel_size=5, padding=2),
+            nn.MaxPool2d(2),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(64 * (height // 4) * (width // 4), 512),
+            nn.ReLU(),
         ),
         head=nn.Linear(512, num_classes),
     )

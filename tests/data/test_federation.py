@@ -80,8 +80,10 @@ def test_moments_do_not_depend_on_the_order_of_many_images():
     assert pixel_moments(images) == pixel_moments(images[::-1])
 
 
-@pytest.mark.parametrize(("suffix", "beginning"), [("png", b"\x89PNG\r"), ("svg", b"<?xml"), ("pdf", b"%PDF-")])
-@pytest.mark.parametrize(("num_clients", "num_classes"), [(1, 1), (20, 10), (1001, 100)])
+@pytest.mark.parametrize(
+    ("suffix", "beginning", "num_clients", "num_classes"),
+    [("png", b"\x89PNG\r", 1, 1), ("svg", b"<?xml", 20, 10), ("pdf", b"%PDF-", 1001, 100)],
+)
 def test_a_figure_of_a_partition_is_drawn(tmp_path, suffix, beginning, num_clients, num_classes):
     clients, classes = np.divmod(np.arange(num_clients * num_classes), num_classes)
     cells = {"client": clients, "class": classes, "count": np.random.default_rng(0).integers(0, 50, len(clients))}

@@ -18,7 +18,7 @@ from rayfed.base.errors import InputError
 from rayfed.data import hub, sources
 from rayfed.data.federation import open_federation
 from rayfed.data.partition import Natural
-from rayfed.data.settings import SOURCES, Data
+from rayfed.data.settings import MINI, SOURCES, Data
 from rayfed.data.sources import load
 from rayfed.job import Job
 
@@ -208,6 +208,6 @@ def test_without_huggingface_hub_the_message_says_how_to_get_it(tmp_path, monkey
 
 
 def test_every_set_of_the_hub_is_listed():
-    assert set(hub.HUB) < set(SOURCES)
+    assert set(SOURCES) == {MINI, *sources.TORCHVISION, *hub.HUB}
     assert all(hub.PLACE.fullmatch(place) for place, _ in hub.HUB.values())
     assert set(Job(name="a", data=Data("cinic10")).places()) == {"output.path", "data.root"}
