@@ -130,9 +130,9 @@ def open_site(job: Job) -> Site:
             keys += f", clients.oversample = {job.clients.oversample}"
         raise InputError(f"{keys}: the partition has only {federation.num_clients} clients")
     trace = open_trace(job.clients, federation.num_clients, job.train.num_rounds)
-    sizes, seed = {**inputs._asdict(), "num_classes": federation.num_classes}, seed_of(job.seed, Purpose.MODEL)
+    sizes = inputs._asdict() | {"num_classes": federation.num_classes}
     with threads(job.ray.threads):  # orthogonal weights have other bits with more
-        model = build_model(job.model.name, job.model.options, **sizes, seed=seed)
+        model = build_model(job.model.name, job.model.options, **sizes, seed=seed_of(job.seed, Purpose.MODEL))
         adapt(model, job.model.adapt, seed_of(job.seed, Purpose.MODEL, 1))
     refuse_batches_of_one(model, inputs, federation.partition.sizes, job.train.batch_size)
     measures.refuse_absent(job.measure_layers, model, inputs, job.measure_clients, federation.num_clients)
@@ -303,8 +303,12 @@ def _common_view(site: Site, round: int, weights: Weights, rows: np.ndarray, fro
     """The fields of a `View` whose samples are some rows of the training set."""
     data = site.federation
     return {
-        **{"round": round, "weights": weights, "num_classes": data.num_classes, "num_clients": data.num_clients},
+        "round": round,
+        "weights": weights,
+        "num_classes": data.num_classes,
+        "num_clients": data.num_clients,
         "mean_examples": len(data.partition.indices) / data.num_clients,
-        **{"frozen": frozen, "run": RUNS[site.job.train.precision]},
-        **{"samples": partial(data.batches, data.train, rows, site.device)},
+        "frozen": frozen,
+        "run": RUNS[site.job.train.precision],
+        "samples": partial(data.batches, data.train, rows, site.device),
     }

@@ -305,7 +305,11 @@ def test_a_broken_actor_takes_no_work_from_the_others(cluster, make_site, played
 
     def break_it(round):
         if round.round == 1:
-            ray.kill(ray.get_actor("broken/actor-0"), no_restart=False)  # first: it is at work on the next round
+            actor = ray.get_actor("broken/actor-0")
+            process = Path("/proc", str(ray.get(actor.__ray_call__.remote(lambda self: os.getpid()))))
+            ray.kill(actor, no_restart=False)
+            while process.exists():  # it is at work on the next round, and would fail a client
+                time.sleep(0.1)
             (tmp_path / "from now on").mkdir()
         while round.round == 2 and "given up" not in caplog.text:  # Ray takes its time to start it again
             pool._crew.wait([], 1.0)
