@@ -24,7 +24,7 @@ class AdaptiveStep(Part):
     Buffers are the average's. `m` and `v` are float64.
     """
 
-    order: ClassVar[int] = 1
+    changes_average: ClassVar[bool] = True
     rule: Annotated[Literal["adam", "yogi", "adagrad"], "how v follows the squares"] = "adam"
     lr: Annotated[float, Gt(0), "the server's learning rate (eta)"] = 0.1
     beta1: Annotated[float, Ge(0), Lt(1), "how much of the last direction is kept"] = 0.9
@@ -63,7 +63,6 @@ class ExtrapolatedAverage(Part):
     """
 
     slot: ClassVar[str] = "average"
-    order: ClassVar[int] = 0
     epsilon: Annotated[float, Gt(0), "holds eta down where the mean update is small; large values are FedAvg"] = 1e-3
     by: Annotated[Literal["samples", "client"], "what a client's weight is: its number of samples, or 1"] = "samples"
 

@@ -36,7 +36,7 @@ class EnsembleDistill(Part):
     is on a batch of the auxiliary set, which the clients get anew in each round, to report their logits on it.
     """
 
-    order: ClassVar[int] = 1
+    changes_average: ClassVar[bool] = True
     steps: Annotated[int, Ge(0), "steps on the server in each round; 0 is FedAvg"] = 100
     lr: Annotated[float, Gt(0), "learning rate of these steps (Adam)"] = 1e-3
     batch_size: Annotated[int, Ge(1), "images per step"] = 128
@@ -74,7 +74,6 @@ class HeadCalibration(Part):
     """
 
     slot: ClassVar[str] = "average"
-    order: ClassVar[int] = 0
     needs_features: ClassVar[bool] = True
     features_per_class: Annotated[int, Ge(1), "features to draw for each class (M_c)"] = 1000
     steps: Annotated[int, Ge(1), "steps on them, from the old head"] = 500

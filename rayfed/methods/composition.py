@@ -2,9 +2,11 @@
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import ParamSpec, get_type_hints
+from dataclasses import is_dataclass
+from typing import Any, ParamSpec, get_type_hints
 
-from rayfed.methods.part import Part, Parts, arrange
+from rayfed.base.errors import InputError, told
+from rayfed.methods.part import HOOKS, Part, Parts, defines
 from rayfed.methods.server import Average
 from rayfed.methods.supervise import CrossEntropy
 
@@ -17,10 +19,43 @@ def compose(*parts: Part | Sequence[Part]) -> Parts:
     Without a part for the slot `supervise` it gets cross-entropy, and without a part for `average` the mean by samples:
     `compose()` is FedAvg. Raises `InputError` where two parts fill one slot.
     """
-    flat = [part for group in parts for part in (group if isinstance(group, tuple | list) else (group,))]
-    slots = {part.slot for part in flat if isinstance(part, Part)}
-    defaults = [part for part in (Average(), CrossEntropy()) if part.slot not in slots]
-    return arrange((*defaults, *flat))
+    flat: list[Any] = []
+    for group in parts:
+        flat += group if isinstance(group, tuple | list) else [group]
+    by_slot: dict[str, Part] = {}
+    for part in flat:
+        refuse_unfit(part)
+        if part.slot in by_slot:
+            raise InputError(
+                f"two parts fill the slot '{part.slot}': {by_slot[part.slot]!r} and {part!r}; keep one part "
+                "(to combine two methods, add the second method's own part rather than its whole recipe)"
+            )
+        by_slot[part.slot] = part
+    defaults = [part for part in (Average(), CrossEntropy()) if part.slot not in by_slot]
+    return tuple(sorted([*defaults, *flat], key=turn))
+
+
+def turn(part: Part) -> int:
+    """When a part's `update` runs: first the average, then what changes it, then the others, which read the outcome."""
+    if part.slot == "average":
+        return 0
+    return 1 if part.changes_average else 2
+
+
+def refuse_unfit(part: object) -> None:
+    """Raise `InputError` for what cannot be in a method."""
+    if not isinstance(part, Part):
+        name = getattr(part, "__name__", "")
+        rather = f"; did you mean {name}()?" if callable(part) and name.isidentifier() else ""
+        raise InputError(f"a method is made of parts; {told(part)} is not a part{rather}")
+    if not is_dataclass(part):
+        raise InputError(f"{told(part)} is not a dataclass; put @dataclass(frozen=True) above its class")
+    if not any(defines(part, hook) for hook in (*HOOKS, "local_names")):
+        raise InputError(f"{told(part)} has no hook, and would change nothing; the hooks are {', '.join(HOOKS)}")
+    if part.slot == "average" and not defines(part, "update"):
+        raise InputError(
+            f"{told(part)} fills the slot 'average', so it has to define update, and return step.towards(weights) there"
+        )
 
 
 def recipe(name: str, part: Callable[P, Part]) -> Callable[P, Parts]:

@@ -29,61 +29,59 @@ FedProx (Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 20
 
 import difflib
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, get_args, get_type_hints
 
 from torch import Tensor, nn
 
-from rayfed.base.errors import InputError, RunFailed, told
+from rayfed.base.errors import InputError
 from rayfed.base.values import Checked, snake_case
 from rayfed.methods.views import Batch, ClientView, Fit, ServerView, Step
 from rayfed.models.classifier import has_features
-from rayfed.tensors.sums import checked
-from rayfed.tensors.trees import Tree, copied, dotted, is_container, leaves
+from rayfed.tensors.trees import Tree
 from rayfed.tensors.weights import Weights
 
+HOOKS = ("init", "survey", "tell", "begin", "loss", "report", "update")
 ROLES = ("supervise", "average")  # slots that `compose` fills where no part does
-HOOKS = ("check", "local_names", "init", "survey", "tell", "begin", "loss", "report", "update")
 
 Parts = tuple["Part", ...]
 
 
 class Part(Checked):
-    """One ingredient of a method. Define the hooks that it needs; the others do nothing, and cost nothing."""
+    """One ingredient of a method. Define the hooks that it needs; the others do nothing, and cost nothing.
+
+    Beside its hooks it may say what it is: by the class variables, by `check`, and by `local_names`.
+    """
 
     slot: ClassVar[str]  # its role; two parts of one slot cannot be composed. The default is the class's name
-    order: ClassVar[int] = 2  # of `update`: 0 makes the new weights, 1 changes them, 2 is for all other parts
+    changes_average: ClassVar[bool] = False  # whether its `update` changes the new weights
     auxiliary_per_class: ClassVar[int] = 0  # samples of each class for the server to keep; may be a field
     needs_features: ClassVar[bool] = False  # whether the model must have `features(x)` and `head(h)`
-    needs_sgd: ClassVar[bool] = False  # whether it takes a client's steps for the learning rate times gradients
+    needs_sgd: ClassVar[bool] = False  # whether its maths holds only for steps of the learning rate times the gradient
     keeps_model: ClassVar[bool] = False  # whether its memory is the weights of a model of the client's own
 
     def __init_subclass__(cls) -> None:
-        slot = str(vars(cls).get("slot"))  # None: inherited, or the class's name
-        near = difflib.get_close_matches(slot.lower(), ROLES, n=1, cutoff=0.8)
-        if near and slot not in ROLES and not slot.startswith("my_"):
-            text = f"did you mean '{near[0]}'? Else take a name that is less like it, such as 'my_{near[0]}'"
-            raise InputError(f"{cls.__name__}.slot = '{slot}': {text}")
+        refuse_misspelt_slot(cls)
+        refuse_misspelt_hooks(cls)
         if not hasattr(cls, "slot"):
             cls.slot = name_of(cls)
-        for name in (name for name, value in vars(cls).items() if callable(value) and not name.startswith("_")):
-            near = difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.75)
-            if near and name not in HOOKS:
-                raise InputError(f"{cls.__name__}.{name} is no hook; did you mean '{near[0]}'? Else begin it with _")
 
     def check(self, model: nn.Module) -> None:
         """Raise `InputError` where this part cannot work with a model; called once, before anything is started."""
         if self.needs_features and not has_features(model):
-            text = "looks at features, and this model has none"
-            raise InputError(f"{self!r} {text}: the model needs the methods `features(x)` and `head(h)`")
+            raise InputError(
+                f"{self!r} looks at features, and this model has none: the model needs the methods `features(x)` and "
+                "`head(h)`"
+            )
 
     def local_names(self, model: nn.Module) -> Collection[str]:
-        """Names of entries of a model's state that stay at each client: its next training begins with its own.
+        """Names of entries of a model's state that stay at each client, which begins its next training with its own.
 
-        They are not sent, no term on `batch.parameters` has them, and in the global model they stay as at the start,
-        which is where a client begins. Such a part has no other memory.
+        They are not sent, and `batch.parameters` is without them. In the global model they keep their initial values,
+        with which a client begins its first training. Such a part has no other memory.
         """
         return ()
 
@@ -122,6 +120,28 @@ class Part(Checked):
         It may train, on `step.server.samples()`. The server's generators are seeded by the round.
         """
         return state, step
+
+
+def refuse_misspelt_slot(cls: type[Part]) -> None:
+    slot = vars(cls).get("slot", "")  # "": inherited, or the class's name
+    near = difflib.get_close_matches(slot.lower(), ROLES, n=1, cutoff=0.8)
+    if near and slot not in ROLES and not slot.startswith("my_"):
+        raise InputError(
+            f"{cls.__name__}.slot = '{slot}': did you mean '{near[0]}'? Else take a name that is less like it, such as "
+            f"'my_{near[0]}'"
+        )
+
+
+def refuse_misspelt_hooks(cls: type[Part]) -> None:
+    """Refuse a method that is named nearly as a hook and takes what the hook takes: it would never be called."""
+    for name, method in vars(cls).items():
+        near = difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.75)
+        if not near or name in HOOKS or name.startswith("_") or not inspect.isfunction(method):
+            continue
+        taken = [*inspect.signature(method).parameters]
+        takes = [*inspect.signature(getattr(Part, near[0])).parameters]
+        if len(taken) == len(takes) and taken[1] == takes[1]:
+            raise InputError(f"{cls.__name__}.{name} is no hook; did you mean '{near[0]}'? Else begin it with _")
 
 
 def name_of(cls: type) -> str:
@@ -213,75 +233,3 @@ class Held:
     part: Part
     since: int
     state: Tree
-
-
-def in_force(part: Part, before: Held | None, round: int, weights: Weights) -> Held:
-    """A part with its state from the round before. A part that was not in force then starts from `init`."""
-    if before is not None and type(before.part) is type(part):
-        return replace(before, part=part)
-    state = part.init(copied(weights))
-    refuse_unkept(f"{type(part).__name__}.init", "state", state)
-    return Held(part, round, state)
-
-
-def a_term(part: Part, term: object) -> Tensor | None:
-    """A part's term of the loss, checked."""
-    if term is None or (isinstance(term, Tensor) and term.ndim == 0):
-        return term
-    what = f"a tensor of shape {tuple(term.shape)}" if isinstance(term, Tensor) else told(term)
-    raise TypeError(f"{type(part).__name__}.loss gave {what}; it must give a scalar tensor, or None for no term")
-
-
-def two_values(part: Part, hook: str, given: object, *what: str) -> Any:
-    """What a hook gave, checked: two values, of which a state or a memory must fit into a checkpoint."""
-    name = f"{type(part).__name__}.{hook}"
-    if not isinstance(given, tuple) or len(given) != 2:
-        raise TypeError(f"{name} gave {told(given)}; it must give two values, the {what[0]} and the {what[1]}")
-    if hook == "report" and given[1] is not None and not gives_memory(type(part).report):
-        raise TypeError(f"{name} gave a memory, and is annotated to give None in its place; annotate it as it is")
-    for kind, value in zip(what, given, strict=True):
-        if kind in ("state", "memory"):
-            refuse_unkept(name, kind, value)
-    return given
-
-
-def refuse_unkept(name: str, kind: str, tree: Tree) -> None:
-    """Raise TypeError where a state or a memory holds what a checkpoint would change, or cannot hold."""
-    for path, leaf in leaves(tree):
-        keys = all(type(key) in (str, int) for step, key in path if step == "dict")
-        if not keys or not (isinstance(leaf, Tensor | int | float | str | None) or is_container(leaf)):
-            made = "tensors, numbers and text, in lists, tuples, and dicts whose keys are text or integers"
-            raise TypeError(f"{name} gave a {kind} with {told(leaf)} at {dotted(path)}; a {kind} is made of {made}")
-
-
-def refuse_spoilt(where: str, step: object) -> None:
-    """Raise `RunFailed` where an `update` gave no step, or weights that are no numbers."""
-    if not isinstance(step, Step):
-        raise RunFailed(f"{where}: it gave {told(step)} in place of the step")
-    try:
-        checked(step.proposed)
-    except ValueError as error:
-        raise RunFailed(f"{where}: the new global model {error}; the round is not recorded") from None
-
-
-def arrange(parts: Parts) -> Parts:
-    """Parts in the order in which their `update` runs. Raises `InputError` where two parts fill one slot."""
-    taken: dict[str, Part] = {}
-    for part in parts:
-        if not isinstance(part, Part):
-            name = getattr(part, "__name__", "")
-            rather = f"; did you mean {name}()?" if callable(part) and name.isidentifier() else ""
-            raise InputError(f"a method is made of parts; {told(part)} is not a part{rather}")
-        if not is_dataclass(part):
-            raise InputError(f"{told(part)} is not a dataclass; put @dataclass(frozen=True) above its class")
-        if not any(defines(part, hook) for hook in HOOKS):
-            raise InputError(f"{told(part)} has no hook, and would change nothing; the hooks are {', '.join(HOOKS)}")
-        if part.slot == "average" and not defines(part, "update"):
-            text = "fills the slot 'average', so it has to define update, and return step.towards(weights) there"
-            raise InputError(f"{told(part)} {text}")
-        if part.slot in taken:
-            both = f"{taken[part.slot]!r} and {part!r}"
-            rather = "to combine two methods, add the second method's own part rather than its whole recipe"
-            raise InputError(f"two parts fill the slot '{part.slot}': {both}; keep one part ({rather})")
-        taken[part.slot] = part
-    return tuple(sorted(parts, key=lambda part: part.order))

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from rayfed import losses
 from rayfed.base.errors import InputError
 from rayfed.base.values import Ge, Lt
-from rayfed.methods.part import Method, Part, Parts, all_parts, defines, in_turn
+from rayfed.methods.part import Part, Parts, defines
 from rayfed.methods.views import Batch, ClientView
 from rayfed.tensors.trees import Tree
 from rayfed.tensors.weights import Weights, dot, parameters_of, state
@@ -115,26 +115,3 @@ def remembered(local: Local, state: Mapping[str, Tensor], memory: dict[str, Tree
     if both := sorted(local.keys() & memory.keys()):
         raise TypeError(f"the part '{both[0]}' has local names, and so no other memory; keep that in a second part")
     return memory | {slot: {name: w for name, w in state.items() if name in names} for slot, names in local.items()}
-
-
-def refuse_misplaced(method: Method, model: nn.Module) -> None:
-    """Raise `InputError` where the entries that stay at the clients make no sense with the rest of a method."""
-    first, *others = [local_names(parts, model) for parts in in_turn(method)] or [{}]
-    if any(local != first for local in others):
-        raise InputError("a method that changes in time must leave the same entries at the clients in all rounds")
-    for slot, names in first.items():
-        if unknown := sorted(names - state(model).keys()):
-            why = "the model's state has no such entry, or it is frozen"
-            raise InputError(f"{slot}: local_names gives '{unknown[0]}', and {why}")
-    for parts in in_turn(method):
-        keepers = [part.slot for part in parts if part.keeps_model]
-        if keepers and len(both := [*keepers, *first]) > 1:
-            raise InputError(
-                f"{' and '.join(both)}: a client would have several models of its own; keep one of these parts"
-            )
-    if first and not any(p.requires_grad for p in shared(first, dict(model.named_parameters())).values()):
-        raise InputError(f"{' and '.join(first)}: all parameters would stay at the clients, and none would be averaged")
-    for part in all_parts(method) if first else ():
-        if defines(part, "survey") or part.auxiliary_per_class:
-            why = f"with {' and '.join(first)} some entries of it are never trained; remove one of these parts"
-            raise InputError(f"{part!r} needs the whole global model, and {why}")

@@ -53,18 +53,22 @@ def read_method(given: Any) -> Method:
 
 
 def check_method(method: Any, optimizer: str = "sgd") -> None:
-    """Raises `InputError` unless `compose`, a recipe or `switch` made the method, and it can do with the optimizer."""
+    """Raise `InputError` unless `compose`, a recipe or `switch` made the method, and all parts allow the optimizer."""
     if isinstance(method, Switch):
         check_method(method.before, optimizer)
         check_method(method.after, optimizer)
-    elif not isinstance(method, tuple) or "average" not in {getattr(part, "slot", "") for part in method}:
+        return
+    if not isinstance(method, tuple) or "average" not in {getattr(part, "slot", "") for part in method}:
         raise InputError(
             f"method = {told(method)}: not a method; make one with compose(...), fedntd() and the like, or switch"
         )
-    elif optimizer != "sgd" and (part := next((part for part in method if part.needs_sgd), None)):
-        text = "takes the clients' steps for the learning rate times gradients, which are those of sgd alone"
-        rather = "give train.optimizer = 'sgd', or another method"
-        raise InputError(f"train.optimizer = '{optimizer}': the part '{name_in(PARTS, type(part))}' {text}; {rather}")
+    for part in method:
+        if part.needs_sgd and optimizer != "sgd":
+            raise InputError(
+                f"train.optimizer = '{optimizer}': the part '{name_in(PARTS, type(part))}' counts on steps that are "
+                "the learning rate times a gradient, which are those of sgd alone; give train.optimizer = 'sgd', or "
+                "another method"
+            )
 
 
 def write_method(method: Method) -> Any:

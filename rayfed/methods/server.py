@@ -22,7 +22,6 @@ class Average(Part):
     """
 
     slot: ClassVar[str] = "average"
-    order: ClassVar[int] = 0
     by: Annotated[Literal["samples", "client"], "what a client's weight is: its number of samples, or 1"] = "samples"
 
     def report(self, client: ClientView, local: None, fit: Fit) -> tuple[Tree, None]:
@@ -44,7 +43,6 @@ class NormalizedAverage(Part):
     """
 
     slot: ClassVar[str] = "average"
-    order: ClassVar[int] = 0
     needs_sgd: ClassVar[bool] = True
 
     def report(self, client: ClientView, local: None, fit: Fit) -> tuple[Tree, None]:
@@ -75,7 +73,6 @@ class DiscrepancyAverage(Part):
     """
 
     slot: ClassVar[str] = "average"
-    order: ClassVar[int] = 0
     a: Annotated[float, Ge(0), Lt(1), "how much uneven labels count against a client; 0 with b = 0 is FedAvg"] = 0.5
     b: Annotated[float, Ge(0), "what every client gets; large values are a uniform mean"] = 0.1
 
@@ -110,7 +107,6 @@ class DynamicRegularizer(Part):
     """
 
     slot: ClassVar[str] = "average"
-    order: ClassVar[int] = 0
     alpha: Annotated[float, Gt(0), "strength of the regulariser"] = 0.01
     by_size: Annotated[bool, "divide a client's alpha by its number of samples over the clients' mean"] = False
 
@@ -149,7 +145,7 @@ class ServerMomentum(Part):
     model, as in FedACG (Kim et al., CVPR 2024, algorithm 1), whose `m` is `-v`.
     """
 
-    order: ClassVar[int] = 1
+    changes_average: ClassVar[bool] = True
     beta: Annotated[float, Ge(0), Lt(1), "how much of the last step is kept; 0 is FedAvg"] = 0.9
     nesterov: Annotated[bool, "go on from the average by the velocity, times beta"] = False
 

@@ -25,7 +25,8 @@ from rayfed.base.spans import at, timed
 from rayfed.clients.cohort import Cohort, cohort_at
 from rayfed.losses import metrics
 from rayfed.losses.metrics import Evaluation
-from rayfed.methods.part import Held, Parts, defines, in_force, parts_at, refuse_spoilt, trains, two_values
+from rayfed.methods.checks import in_force, refuse_spoilt, two_values
+from rayfed.methods.part import Held, Parts, defines, parts_at, trains
 from rayfed.methods.personal import local_names, put_back, shared
 from rayfed.methods.views import Step
 from rayfed.rounds import measures

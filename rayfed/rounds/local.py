@@ -27,9 +27,9 @@ from rayfed.data.federation import Federation, open_federation
 from rayfed.job import Job
 from rayfed.losses import metrics
 from rayfed.losses.metrics import Evaluation
-from rayfed.methods.doubts import doubts
+from rayfed.methods.checks import a_term, doubts, two_values
 from rayfed.methods.own_model import Models, before_and_after
-from rayfed.methods.part import Parts, a_term, all_parts, defines, names_of_terms, parts_at, two_values
+from rayfed.methods.part import Parts, all_parts, defines, names_of_terms, parts_at
 from rayfed.methods.personal import local_names, recalled, remembered, shared
 from rayfed.methods.views import RUNS, Batch, ClientView, Fit, Frozen, Known, Notes, ServerView
 from rayfed.models.adapt import adapt

@@ -15,7 +15,7 @@ from rayfed.base.seeds import Purpose, seed_of
 from rayfed.clients.batches import batches
 from rayfed.clients.settings import Training
 from rayfed.methods.at_server import gaussian
-from rayfed.methods.doubts import of_rounds
+from rayfed.methods.checks import of_rounds
 from rayfed.methods.part import name_of, trains
 from rayfed.methods.views import Frozen, run_model
 from rayfed.models.classifier import Classifier

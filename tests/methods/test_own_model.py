@@ -21,8 +21,7 @@ from rayfed.clients.optimizers import stepper
 from rayfed.clients.settings import Training
 from rayfed.data.augment import prepare
 from rayfed.data.settings import Augment
-from rayfed.methods.doubts import of_models
-from rayfed.methods.personal import refuse_misplaced
+from rayfed.methods.checks import of_models, refuse_misplaced
 from rayfed.methods.views import run_model
 from rayfed.models.classifier import Classifier
 from rayfed.rounds import local

@@ -13,8 +13,8 @@ from rayfed import methods as m
 from rayfed.base.errors import InputError
 from rayfed.base.values import Ge
 from rayfed.methods import RECIPES
-from rayfed.methods.doubts import of_losses
-from rayfed.methods.part import Part, all_parts, defines, gives_memory, name_of, parts_at, remembers, two_values
+from rayfed.methods.checks import two_values
+from rayfed.methods.part import Part, all_parts, defines, gives_memory, name_of, parts_at, remembers
 from rayfed.methods.views import Frozen, run_model
 from rayfed.tensors.weights import squared_distance, state_of
 
@@ -35,8 +35,6 @@ class OwnProximal(m.Part):
 @dataclass(frozen=True)
 class Watcher(m.Part):
     """Defines `report` and `update` and no loss."""
-
-    order: ClassVar[int] = 0
 
     def report(self, client, local, fit):
         return {"steps": fit.steps, "loss": fit.loss}, None
@@ -116,33 +114,6 @@ def test_a_part_that_is_not_a_dataclass_is_refused():
 
     with pytest.raises(InputError, match="is not a dataclass; put @dataclass"):
         m.compose(Bare())
-
-
-@dataclass(frozen=True)
-class Focal(m.Part):
-    def loss(self, batch, local):
-        return (batch.logits.softmax(1)[range(len(batch.labels)), batch.labels]).mean()
-
-
-@dataclass(frozen=True)
-class Meant(Focal):
-    slot: ClassVar[str] = "my_focal"
-
-
-@dataclass(frozen=True)
-class Instead(Focal):
-    slot: ClassVar[str] = "supervise"
-
-
-def test_an_own_loss_on_labels_beside_the_cross_entropy_is_said_once():
-    every = m.compose(*[m.PARTS[name]() for name in m.PARTS if m.PARTS[name].slot == name])  # many look at labels
-    for method in (every, m.compose(Meant()), m.compose(Instead()), m.compose(OwnProximal())):
-        assert list(of_losses(all_parts(method))) == []
-    for method in (m.compose(Focal()), m.compose(Focal(), m.RestrictedCrossEntropy()), m.compose(Focal()) * 2):
-        (said,) = of_losses(all_parts(method))
-        learns = type(next(part for part in method if part.slot == "supervise")).__name__
-        assert said.startswith(f"Focal.loss reads the labels, and {learns} learns them too: both are trained.")
-        assert 'slot = "supervise"' in said and 'slot = "my_focal"' in said
 
 
 # Slots, names, hooks.
@@ -321,17 +292,27 @@ def test_a_step_separates_parameters_from_buffers_and_needs_an_average():
 
 
 @pytest.mark.parametrize(
-    ("name", "hook"), [("los", "loss"), ("reports", "report"), ("tells", "tell"), ("updat", "update")]
+    ("name", "hook", "arguments"),
+    [
+        ("los", "loss", "batch, local"),
+        ("reports", "report", "client, local, fit"),
+        ("updat", "update", "state, total, step"),
+    ],
 )
-def test_a_misspelt_hook_is_refused(name, hook):
+def test_a_misspelt_hook_is_refused_and_no_other_method(name, hook, arguments):
+    def defined(arguments):
+        return eval(f"lambda self, {arguments}: None")
+
     with pytest.raises(InputError, match=f"Mine.{name} is no hook; did you mean '{hook}'"):
-        type("Mine", (m.Part,), {name: lambda self, *values: None})
-    type("Mine", (m.Part,), {f"_{name}": lambda self, *values: None, "logits_of": lambda self: None})
+        type("Mine", (m.Part,), {name: defined(arguments)})
+    type("Mine", (m.Part,), {f"_{name}": defined(arguments), name: defined("logits"), "losses": defined("batch")})
 
 
 def test_a_part_without_a_hook_is_refused():
-    with pytest.raises(InputError, match=r"Idle\(\) has no hook, and would .*; the hooks are check, local_names, init"):
-        m.compose(dataclass(frozen=True)(type("Idle", (m.Part,), {}))())
+    with pytest.raises(
+        InputError, match=r"Idle\(\) has no hook, and would .*; the hooks are init, survey, tell, begin"
+    ):
+        m.compose(dataclass(frozen=True)(type("Idle", (m.Part,), {"check": lambda self, model: None}))())
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from rayfed.base.errors import InputError
 from rayfed.base.seeds import Purpose, seed_of
 from rayfed.clients.batches import batches
 from rayfed.data.augment import prepare
-from rayfed.methods.doubts import of_models
-from rayfed.methods.personal import local_names, refuse_misplaced, shared
+from rayfed.methods.checks import of_models, refuse_misplaced
+from rayfed.methods.personal import local_names, shared
 from rayfed.methods.registry import PARTS
 from rayfed.models.classifier import Classifier
 from rayfed.rounds import local
@@ -203,7 +203,7 @@ class Looks(m.Part):
 class Moves(m.Part):
     """Moves every entry of the new weights by 1, and sees before that which were moved by an average."""
 
-    order: ClassVar[int] = 1
+    changes_average: ClassVar[bool] = True
 
     def update(self, state, total, step):
         assert all(torch.equal(step.averaged[name], step.weights[name]) for name in HEAD)

@@ -1,0 +1,189 @@
+"""What is checked of a method: before a run, that its parts make sense; in it, what the hooks give."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from rayfed.base.errors import InputError, RunFailed, told
+from rayfed.clients.settings import Training
+from rayfed.methods.part import (
+    Held,
+    Method,
+    Part,
+    all_parts,
+    defines,
+    gives_memory,
+    in_turn,
+    name_of,
+    stages,
+    trains,
+)
+from rayfed.methods.personal import local_names, shared
+from rayfed.methods.views import Step
+from rayfed.tensors.sums import checked
+from rayfed.tensors.trees import Tree, copied, dotted, is_container, leaves
+from rayfed.tensors.weights import Weights, state
+
+
+def doubts(method: Method, model: nn.Module, training: Training, measured: bool = False) -> Iterator[str]:
+    """Warnings of what the user of a method may not mean; `measured` is whether the clients' models are measured.
+
+    Raises `InputError` where the parts make no sense together, or nothing would be trained.
+    """
+    refuse_misplaced(method, model)
+    _refuse_vain(method)
+    yield from of_rounds(method, training)
+    yield from of_models(method, model, measured)
+
+
+def _refuse_vain(method: Method) -> None:
+    """Where the part for `average` takes no report of the clients, no other part has anything to act on."""
+    for parts in in_turn(method):
+        average = next(part for part in parts if part.slot == "average")
+        if defines(average, "report"):
+            continue
+        for part in parts:
+            acts = any(defines(part, hook) for hook in ("report", "local_names", "update"))
+            if acts and part is not average:
+                name, other = name_of(type(average)), name_of(type(part))
+                raise InputError(
+                    f"{name} averages no clients, and {other} acts on clients that have trained; give each rounds of "
+                    f'its own: method = [{{until = ROUND, method = "{other}"}}, {{method = "{name}"}}]'
+                )
+
+
+def refuse_misplaced(method: Method, model: nn.Module) -> None:
+    """Raise `InputError` where the entries that stay at the clients make no sense with the rest of a method."""
+    local, *later = [local_names(parts, model) for parts in in_turn(method)] or [{}]
+    slots = " and ".join(local)
+    if any(names != local for names in later):
+        raise InputError("a method that changes in time must leave the same entries at the clients in all rounds")
+    for slot, names in local.items():
+        unknown = sorted(names - state(model).keys())
+        if unknown:
+            raise InputError(
+                f"{slot}: local_names gives '{unknown[0]}', and the model's state has no such entry, or it is frozen"
+            )
+    for parts in in_turn(method):
+        keepers = [part.slot for part in parts if part.keeps_model]
+        owners = [*keepers, *local]
+        if keepers and len(owners) > 1:
+            raise InputError(
+                f"{' and '.join(owners)}: a client would have several models of its own; keep one of these parts"
+            )
+    if not local:
+        return
+    if not any(p.requires_grad for p in shared(local, dict(model.named_parameters())).values()):
+        raise InputError(f"{slots}: all parameters would stay at the clients, and none would be averaged")
+    for part in all_parts(method):
+        if defines(part, "survey") or part.auxiliary_per_class:
+            raise InputError(
+                f"{part!r} needs the whole global model, and with {slots} some entries of it are never trained; "
+                "remove one of these parts"
+            )
+
+
+def of_rounds(method: Method, training: Training) -> Iterator[str]:
+    """Warnings of a method that changes in time: of rounds without training, and of changes that never come.
+
+    Raises `InputError` where no client would ever train.
+    """
+    yield from _of_idle_rounds(method, training.num_rounds)
+    changes = [first for first, _, _ in stages(method, 1, sys.maxsize)][1:]
+    missed = [number for number in changes if number > training.num_rounds]
+    if missed:
+        yield (
+            f"the method changes in round {missed[0]}, and train.num_rounds = {training.num_rounds}: it never does; "
+            "give `until` an earlier round, or the run more rounds"
+        )
+    elif changes and training.patience:
+        yield (
+            f"train.patience = {training.patience} may end the run before round {changes[-1]}, in which the method "
+            "changes"
+        )
+
+
+def _of_idle_rounds(method: Method, num_rounds: int) -> Iterator[str]:
+    idle = [(first, last, parts) for first, last, parts in stages(method, 1, num_rounds) if not trains(parts)]
+    count = sum(last - first + 1 for first, last, _ in idle)
+    if count == 0 or (count == 1 and idle[0][0] > 1):  # a single round, after training, is what such a method is for
+        return
+    _, _, parts = idle[-1]
+    names = " + ".join(name_of(type(part)) for part in parts if part.slot == "average")
+    why = f"{names} changes a trained model, and no client trains in its rounds, which are {count} of {num_rounds}"
+    rather = f'method = [{{until = {max(1, num_rounds - 1)}, method = "fedavg"}}, {{method = ...}}]'
+    if count == num_rounds:
+        raise InputError(f"{why}: nothing would be trained. Train first, and give it the last round: {rather}")
+    yield f"{why}. Give it the last round alone: {rather}"
+
+
+def of_models(method: Method, model: nn.Module, measured: bool) -> Iterator[str]:
+    """A warning that the global model's accuracy is not what such a method is for."""
+    advice = "" if measured else "; measure = ['local'] records the accuracy of the clients' models"
+    slots = local_names(all_parts(method), model)
+    if slots:
+        yield (
+            f"with {' and '.join(slots)} each client has a model of its own, and some entries of the global model are "
+            f"never trained: test_accuracy says little{advice}"
+        )
+    keepers = dict.fromkeys(part.slot for part in all_parts(method) if part.keeps_model)
+    if keepers:
+        yield (
+            f"with {' and '.join(keepers)} each client has a model of its own, and test_accuracy is that of the global "
+            f"model{advice}"
+        )
+
+
+def in_force(part: Part, before: Held | None, round: int, weights: Weights) -> Held:
+    """A part with its state from the round before. A part that was not in force then starts from `init`."""
+    if before is not None and type(before.part) is type(part):
+        return replace(before, part=part)
+    state = part.init(copied(weights))
+    refuse_unkept(f"{type(part).__name__}.init", "state", state)
+    return Held(part, round, state)
+
+
+def a_term(part: Part, term: object) -> Tensor | None:
+    """A part's term of the loss, checked."""
+    if term is None or (isinstance(term, Tensor) and term.ndim == 0):
+        return term
+    kind = f"a tensor of shape {tuple(term.shape)}" if isinstance(term, Tensor) else told(term)
+    raise TypeError(f"{type(part).__name__}.loss gave {kind}; it must give a scalar tensor, or None for no term")
+
+
+def two_values(part: Part, hook: str, values: object, first: str, second: str) -> Any:
+    """What a hook gave, checked: two values of these names. A state or a memory must fit into a checkpoint."""
+    name = f"{type(part).__name__}.{hook}"
+    if not isinstance(values, tuple) or len(values) != 2:
+        raise TypeError(f"{name} gave {told(values)}; it must give two values, the {first} and the {second}")
+    if hook == "report" and values[1] is not None and not gives_memory(type(part).report):
+        raise TypeError(f"{name} gave a memory, and is annotated to give None in its place; annotate it as it is")
+    for kind, value in zip((first, second), values, strict=True):
+        if kind in ("state", "memory"):
+            refuse_unkept(name, kind, value)
+    return values
+
+
+def refuse_unkept(name: str, kind: str, tree: Tree) -> None:
+    """Raise TypeError where a state or a memory holds what a checkpoint would change, or cannot hold."""
+    for path, leaf in leaves(tree):
+        plain_keys = all(type(key) in (str, int) for step, key in path if step == "dict")
+        plain_leaf = isinstance(leaf, Tensor | int | float | str | None) or is_container(leaf)
+        if not plain_keys or not plain_leaf:
+            raise TypeError(
+                f"{name} gave a {kind} with {told(leaf)} at {dotted(path)}; a {kind} is made of tensors, numbers and "
+                "text, in lists, tuples, and dicts whose keys are text or integers"
+            )
+
+
+def refuse_spoilt(where: str, step: object) -> None:
+    """Raise `RunFailed` where an `update` gave no step, or weights that are no numbers."""
+    if not isinstance(step, Step):
+        raise RunFailed(f"{where}: it gave {told(step)} in place of the step")
+    try:
+        checked(step.proposed)
+    except ValueError as error:
+        raise RunFailed(f"{where}: the new global model {error}; the round is not recorded") from None
