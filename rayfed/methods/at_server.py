@@ -20,6 +20,7 @@ from rayfed.clients.batches import batches
 from rayfed.clients.optimizers import stepper
 from rayfed.clients.settings import Training
 from rayfed.methods.part import Part
+from rayfed.methods.personal import head_parameters
 from rayfed.methods.views import ClientView, Fit, ServerView, Step
 from rayfed.tensors.trees import Tree
 from rayfed.tensors.weights import Weights, parameters_of
@@ -60,7 +61,7 @@ class EnsembleDistill(Part):
         def loss(rows: Tensor) -> Tensor:
             return losses.distill(step.server.run(model, images[rows]).logits, teacher[rows], tau=self.tau)
 
-        _descend(self, step.round, parameters_of(model), loss, len(images))
+        _take_steps(self, step.round, parameters_of(model), loss, len(images))
         return None, step.towards(_with_parameters(step.averaged, model))
 
 
@@ -82,14 +83,16 @@ class HeadCalibration(Part):
 
     def check(self, model: nn.Module) -> None:
         super().check(model)
-        if not _head(model):
-            text = "the model has no module `head` that trains, so there is nothing to calibrate"
-            raise InputError(f"head_calibration: {text}; give its last layer that name, and do not freeze it")
+        if not head_parameters(model):
+            raise InputError(
+                "head_calibration: the model has no module `head` that trains, so there is nothing to calibrate; give "
+                "its last layer that name, and do not freeze it"
+            )
 
     def survey(self, client: ClientView) -> Tree:
         """By class: the number of the client's samples (C,), sums of features (C, D), of their products (C, D, D)."""
-        found = [(outputs.of_features.double(), labels) for outputs, labels in client.outputs(client.global_model)]
-        features, labels = (torch.cat(column) for column in zip(*found, strict=True))
+        seen = [(outputs.of_features.double(), labels) for outputs, labels in client.outputs(client.global_model)]
+        features, labels = (torch.cat(column) for column in zip(*seen, strict=True))
         sums = features.new_zeros(client.num_classes, features.shape[1])
         products = features.new_zeros(*sums.shape, features.shape[1])  # large: gigabytes with 2048 features
         for c in labels.unique().tolist():
@@ -101,18 +104,20 @@ class HeadCalibration(Part):
         return surveyed, None  # until `update`
 
     def update(self, surveyed: Tree, total: None, step: Step) -> tuple[None, Step]:
-        known = surveyed["counts"].nonzero().flatten()  # the classes of the cohort
-        if absent := sorted({*range(len(surveyed["counts"]))} - {*known.tolist()}):
-            which = ", ".join(map(str, absent))
-            log.warning("round %d: head_calibration has no example of the classes numbered %s", step.round, which)
-        features = torch.cat([self._drawn(surveyed, c) for c in known.tolist()])
-        labels = torch.arange(len(known)).repeat_interleave(self.features_per_class)  # among the known
+        counts = surveyed["counts"]
+        held = counts.nonzero().flatten()  # the classes of the cohort
+        absent = (counts == 0).nonzero().flatten().tolist()
+        if absent:
+            numbers = ", ".join(map(str, absent))
+            log.warning("round %d: head_calibration has no example of the classes numbered %s", step.round, numbers)
+        features = torch.cat([self._drawn(surveyed, c) for c in held.tolist()])
+        labels = torch.arange(len(held)).repeat_interleave(self.features_per_class)  # among the classes held
         model = _trainable(step, step.weights)
 
         def loss(rows: Tensor) -> Tensor:
-            return losses.cross_entropy(model.get_submodule("head")(features[rows])[:, known], labels[rows])
+            return losses.cross_entropy(model.get_submodule("head")(features[rows])[:, held], labels[rows])
 
-        _descend(self, step.round, _head(model), loss, len(features))
+        _take_steps(self, step.round, head_parameters(model), loss, len(features))
         return None, step.towards(_with_parameters(step.weights, model))
 
     def _drawn(self, surveyed: Tree, c: int) -> Tensor:
@@ -150,20 +155,13 @@ def _trainable(step: Step, weights: Weights) -> nn.Module:
     return model
 
 
-def _head(model: nn.Module) -> Weights:
-    """The parameters of the model's head that train."""
-    head = getattr(model, "head", None)
-    inside = {id(p) for p in head.parameters()} if isinstance(head, nn.Module) else set()
-    return {name: p for name, p in parameters_of(model).items() if id(p) in inside}
-
-
 def _with_parameters(weights: Weights, model: nn.Module) -> Weights:
     """Some weights with a model's parameters in place of theirs; buffers, as BatchNorm's, stay those of the weights."""
     parameters = dict(model.named_parameters(remove_duplicate=False))  # a tied one has two names
     return {name: parameters[name].detach() if name in parameters else w for name, w in weights.items()}
 
 
-def _descend(
+def _take_steps(
     part: EnsembleDistill | HeadCalibration,
     round: int,
     parameters: Weights,
@@ -176,6 +174,8 @@ def _descend(
     for index, rows in enumerate(batches(count, training, torch.default_generator)):  # seeded by the round
         value = loss(rows)
         if not torch.isfinite(value):
-            where = f"in round {round}, step {index + 1} of {part.steps}, with {part!r}"
-            raise Diverged(f"the server's loss became {value.item()} {where}; try a smaller lr")
+            raise Diverged(
+                f"the server's loss became {value.item()} in round {round}, step {index + 1} of {part.steps}, with "
+                f"{part!r}; try a smaller lr"
+            )
         step(value)

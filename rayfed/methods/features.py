@@ -1,17 +1,14 @@
-"""Parts that use the penultimate features. They need a model with `features` and `head`."""
+"""Parts that shape a batch's features or predictions: apart from each other, or near those of other models."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-import torch
 from torch import Tensor, nn
 
 from rayfed import losses
-from rayfed.base.errors import InputError
 from rayfed.base.values import Ge, Gt, Le
 from rayfed.methods.part import Part
-from rayfed.methods.views import Batch, ClientView, Fit, ServerView, Step
+from rayfed.methods.views import Batch, ClientView, Fit, ServerView
 from rayfed.tensors.trees import Tree
 from rayfed.tensors.weights import Weights
 
@@ -52,204 +49,70 @@ class ModelContrast(Part):
         return None, fit.weights
 
 
-class MeanFeatures:
-    """The hooks that keep prototypes: the mean feature of each class over the round's clients, (C, D).
+@dataclass(frozen=True)
+class Decorrelation(Part):
+    """Features kept from correlating with each other over a batch. FedDecorr (Shi et al., ICLR 2023).
 
-    Each client sends the sums and counts of its features by class, from its trained model on its un-augmented data. A
-    class that no client of a round holds keeps its prototype. In a part's first round there are none.
+    The factor is that of the authors' code, `rayfed.losses.decorrelation`: with batches of 64 it is 62 times that of
+    the paper's formula, and the default weight belongs to it.
     """
 
     needs_features: ClassVar[bool] = True
-
-    def tell(self, prototypes: Tree, server: ServerView, surveyed: None) -> tuple[Tree, Tree]:
-        return prototypes, prototypes
-
-    def report(self, client: ClientView, local: Tree, fit: Fit) -> tuple[Tree, None]:
-        return _sums_by_class(client, fit.model), None
-
-    def update(self, prototypes: Tree, total: Tree, step: Step) -> tuple[Tree, Step]:
-        return _means_by_class(total, prototypes), step
-
-
-@dataclass(frozen=True)
-class Prototypes(MeanFeatures, Part):
-    """Features pulled towards the mean feature of their label. FedProto (Tan et al., AAAI 2022), with averaging.
-
-    The means are of the clients' trained models, over the clients of the round before.
-    """
-
-    mu: Annotated[float, Ge(0), "weight of the distance; 0 is FedAvg"] = 1.0
-
-    def loss(self, batch: Batch, prototypes: Tree) -> Tensor | None:
-        if prototypes is None:
-            return None
-        distance = losses.prototype_distance(batch.features, batch.labels, prototypes["means"], prototypes["known"])
-        return self.mu * distance
-
-
-@dataclass(frozen=True)
-class PrototypeContrast(MeanFeatures, Part):
-    """Features contrasted with the prototypes of all classes, then cross-entropy. FedProc (Mu et al., FGCS 2023).
-
-    `a CE + (1 - a) contrast`, where `a` grows from 0 to 1 over `rounds` rounds of this part. The prototypes are those
-    of `Prototypes`; its first round has none, and trains on cross-entropy alone, as in the authors' code
-    (MuXutong/FedProc).
-    """
-
-    slot: ClassVar[str] = "supervise"
-    rounds: Annotated[int, Ge(1), "rounds after which cross-entropy is alone; 1 is FedAvg"] = 100
-
-    def tell(self, prototypes: Tree, server: ServerView, surveyed: None) -> tuple[Tree, Tree]:
-        return prototypes, None if prototypes is None else prototypes["means"]
-
-    def begin(self, client: ClientView) -> tuple[Tensor | None, float]:
-        return client.payload, min(1.0, (client.round - client.since) / self.rounds)
-
-    def loss(self, batch: Batch, local: tuple[Tensor | None, float]) -> Tensor:
-        prototypes, share = local
-        hard = losses.cross_entropy(batch.logits, batch.labels)
-        if prototypes is None or share == 1:
-            return hard
-        return share * hard + (1 - share) * losses.prototype_contrast(batch.features, batch.labels, prototypes)
-
-
-@dataclass(frozen=True)
-class PrototypeMargin(MeanFeatures, Part):
-    """Features kept as far from other classes as their own prototype is. In FedMR (Fan et al., TMLR 2023).
-
-    For the paper's inter-class loss, from memory, as the authors' code has none: `rayfed.losses.prototype_margin`. The
-    prototypes are those of `Prototypes`; a part's first round has none.
-    """
-
-    inter: Annotated[float, Ge(0), "weight of the margins between classes; 0 has none"] = 1.0
-
-    def loss(self, batch: Batch, prototypes: Tree) -> Tensor | None:
-        if prototypes is None:
-            return None
-        invaded = losses.prototype_margin(batch.features, batch.labels, prototypes["means"], prototypes["known"])
-        return self.inter * invaded
-
-
-def _sums_by_class(client: ClientView, model: nn.Module) -> Tree:
-    """A model's features on the client's samples, summed by class (C, D), and the samples of each class (C,)."""
-    sums = []
-    for outputs, labels in client.outputs(model):
-        features = outputs.of_features.double()  # (B, D)
-        zeros = features.new_zeros(client.num_classes, features.shape[1])
-        sums.append(zeros.index_add_(0, labels, features))  # (C, D)
-    return {"sums": torch.stack(sums).sum(dim=0), "counts": client.label_counts}
-
-
-def _means_by_class(total: Tree, before: Tree) -> Tree:
-    """The prototypes, mean features of each class (C, D), those before where it has no samples; and which are known."""
-    counts = total["counts"]
-    means = (total["sums"] / counts.clamp(min=1)[:, None]).float()
-    known = counts > 0
-    if before is not None:
-        means = torch.where(known[:, None], means, before["means"])
-        known = known | before["known"]
-    return {"means": means, "known": known}
-
-
-@dataclass(frozen=True)
-class SlimAlign(Part):
-    """The last stage kept as smooth as a slimmed copy of itself. FedAlign (Mendieta et al., CVPR 2022), eq. 3-5.
-
-    The slimmed stage shares the stage's weights and keeps the first `width` of the channels of its input and of every
-    layer. For both stages, the spectral norm of the matrix between input and output features stands for the Lipschitz
-    constant; the slimmed stage's norm is pulled to the full stage's. The authors' code scales the gap to the
-    cross-entropy and clips gradients; we divide the gap by the full norm, which needs neither. FedNTD compares with it
-    in its Table 13.
-    """
-
-    needs_features: ClassVar[bool] = True
-    mu: Annotated[float, Ge(0), "weight of the term; 0 is FedAvg"] = 0.45
-    width: Annotated[float, Gt(0), Le(1), "share of the channels that the slimmed stage keeps"] = 0.25
-
-    def check(self, model: nn.Module) -> None:
-        super().check(model)
-        if not isinstance(model.features, nn.Sequential) or not any(list(m.parameters()) for m in model.features):
-            raise InputError(f"{self!r} needs a model whose `features` is an nn.Sequential, to find its last stage")
+    beta: Annotated[float, Ge(0), "weight of the term; 0 is FedAvg"] = 0.1
 
     def loss(self, batch: Batch, local: None) -> Tensor:
-        with torch.no_grad():
-            stage, inputs, outputs = _last_stage(batch.model.features, batch.images)  # type: ignore[arg-type]
-            full, narrow = _spectral_norm(inputs, outputs), _cut(inputs, self.width)
-        slim = _spectral_norm(narrow, _slimmed(stage, narrow, self.width))
-        # Divided by the full norm: features have no common scale, and with the plain gap `cnn` and `lenet` diverged.
-        return self.mu * ((slim - full) / full.clamp(min=1e-6)).square().mean()
+        return self.beta * losses.decorrelation(batch.features)
 
 
-def _last_stage(features: nn.Module, images: Tensor) -> tuple[nn.Sequential, Tensor, Tensor]:
-    """The last stage of `features`, with its input and its output on some images.
+@dataclass(frozen=True)
+class ClassDecorrelation(Part):
+    """Features kept from correlating with each other within each class of a batch. In FedMR (Fan et al., TMLR 2023).
 
-    A stage begins with the layer that changes the shape, and ends before the next one that does. The last one counts
-    that has parameters: the blocks of a residual network's last resolution, `cnn`'s hidden layer with its ReLU.
+    The paper's intra-class loss, with the factor of the authors' code: `rayfed.losses.class_decorrelation`.
     """
-    layers, values = list(_layers(features)), [images]
-    for layer in layers:
-        values.append(_apart(layer, values[-1]))
-    changes = [i for i in range(len(layers)) if values[i].shape != values[i + 1].shape]
-    trained = [i for i, layer in enumerate(layers) if list(layer.parameters())]
-    first = next(i for i, value in enumerate(values) if value.is_floating_point())  # tokens make no matrix
-    start = max((i for i in changes if first <= i <= trained[-1]), default=first)
-    start = start if start in trained else start + 1  # a pool goes before the stage
-    end = min((i for i in changes if i > trained[-1]), default=len(layers))
-    return nn.Sequential(*layers[start:end]), values[start], values[end]
+
+    needs_features: ClassVar[bool] = True
+    intra: Annotated[float, Ge(0), "weight of the correlations within classes; 0 has none"] = 0.01
+
+    def loss(self, batch: Batch, local: None) -> Tensor:
+        return self.intra * losses.class_decorrelation(batch.features, batch.labels)
 
 
-def _layers(module: nn.Module) -> Iterator[nn.Module]:
-    """The layers of a sequence, and of the sequences in it, in order, without dropout: two passes would drop others."""
-    if type(module).forward is nn.Sequential.forward:
-        for layer in module.children():
-            yield from _layers(layer)
-    elif not isinstance(module, nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d):
-        yield module
+@dataclass(frozen=True)
+class RelaxedContrast(Part):
+    """Features near those of their class, but not too near, and far from other classes. FedRCL (Seo et al., CVPR 2024).
 
-
-def _apart(module: nn.Module, x: Tensor) -> Tensor:
-    """A forward pass whose running statistics (BatchNorm's) go to copies: the pass must leave no trace in the model."""
-    buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
-    return torch.func.functional_call(module, buffers, (x,))
-
-
-def _cut(x: Tensor, width: float) -> Tensor:
-    """`x`, (B, c, ...), with only the first `width` of its channels; the others are zero, as if cut."""
-    mask = torch.arange(x.shape[1], device=x.device) < max(1, round(width * x.shape[1]))
-    return x * mask.view(1, -1, *[1] * (x.dim() - 2))
-
-
-def _slimmed(stage: nn.Module, x: Tensor, width: float) -> Tensor:
-    """The stage with only the first `width` of each layer's channels.
-
-    From an input that is cut as well, a shortcut that is the identity carries only these channels.
+    On penultimate features, and mined as in the authors' code: `rayfed.losses.relaxed_contrast`. The code takes the
+    mean of this term over the stages of a ResNet; here are the last one's features alone.
     """
-    hooks = [
-        layer.register_forward_hook(lambda module, inputs, output: _cut(output, width))
-        for layer in stage.modules()
-        if isinstance(layer, nn.Linear | nn.Conv2d | nn.BatchNorm2d)
-    ]
-    try:
-        return _apart(stage, x)
-    finally:
-        for hook in hooks:
-            hook.remove()
+
+    needs_features: ClassVar[bool] = True
+    weight: Annotated[float, Ge(0), "weight of the term; 0 is FedAvg"] = 1.0
+    penalty: Annotated[float, Ge(0), "weight of the penalty on samples that are too near to their class (beta)"] = 1.0
+    threshold: Annotated[float, Ge(-1), Le(1), "the cosine from which on they are too near (lambda)"] = 0.7
+    tau: Annotated[float, Gt(0), "temperature"] = 0.05
+
+    def loss(self, batch: Batch, local: None) -> Tensor:
+        options = {"tau": self.tau, "threshold": self.threshold, "penalty": self.penalty}
+        return self.weight * losses.relaxed_contrast(batch.features, batch.labels, **options)
 
 
-def _spectral_norm(inputs: Tensor, outputs: Tensor, iterations: int = 10) -> Tensor:
-    """The largest singular value of each sample's matrix between input and output features: (B,).
+@dataclass(frozen=True)
+class PredictionVariance(Part):
+    """Predictions that vary over a batch as those of sure, even classes would. In FedUV (Son et al., CVPR 2024)."""
 
-    (B, c, h, w) or (B, c) each; of maps of two sizes the larger is pooled to the smaller. By power iteration.
-    """
-    if inputs.dim() == 4 and inputs.shape[2:] != outputs.shape[2:]:
-        inputs = nn.functional.adaptive_avg_pool2d(inputs, [*outputs.shape[2:]])  # type: ignore[arg-type]
-    a, b = (x.flatten(2) if x.dim() == 4 else x[:, :, None] for x in (inputs, outputs))
+    variance: Annotated[float, Ge(0), "weight of the lack of variance in the predictions (lambda)"] = 2.5
 
-    def apply(v: Tensor) -> Tensor:  # the matrix a b^T / (h w) times v, never formed: it may have millions of entries
-        return a @ (b.transpose(1, 2) @ v) / a.shape[2]
+    def loss(self, batch: Batch, local: None) -> Tensor:
+        return self.variance * losses.prediction_variance(batch.logits)
 
-    with torch.no_grad():
-        v = torch.ones(len(b), b.shape[1], 1, dtype=b.dtype, device=b.device)  # (B, c_out, 1)
-        for _ in range(iterations):
-            v = nn.functional.normalize(b @ (a.transpose(1, 2) @ apply(v)), dim=1)
-    return apply(v).flatten(1).norm(dim=1)
+
+@dataclass(frozen=True)
+class FeatureUniformity(Part):
+    """Features pushed apart over a batch, whatever their labels. In FedUV (Son et al., CVPR 2024)."""
+
+    needs_features: ClassVar[bool] = True
+    uniformity: Annotated[float, Ge(0), "weight of the nearness of features (mu)"] = 0.5
+
+    def loss(self, batch: Batch, local: None) -> Tensor:
+        return self.uniformity * losses.feature_uniformity(batch.features)

@@ -16,9 +16,10 @@ from rayfed import losses
 from rayfed.base.errors import InputError
 from rayfed.base.values import Ge, Lt
 from rayfed.methods.part import Part, Parts, defines
+from rayfed.methods.sharpness import with_gradient
 from rayfed.methods.views import Batch, ClientView
 from rayfed.tensors.trees import Tree
-from rayfed.tensors.weights import Weights, dot, parameters_of, state
+from rayfed.tensors.weights import Weights, parameters_of, state
 
 Local = Mapping[str, frozenset[str]]  # slot of a part -> the entries that it leaves at the clients
 
@@ -57,35 +58,44 @@ class HeadThenBody(Part):
     """Cross-entropy that trains the head alone, then the body alone. In FedRep (Collins et al., ICML 2021).
 
     Algorithm 1. With `head = 0` the head is never trained, as in FedBABU (Oh et al., ICLR 2022). What is not trained
-    has no gradient from this term, so that a step leaves it as it is, without weight decay or momentum.
+    has no gradient from this term.
     """
 
     slot: ClassVar[str] = "supervise"
     head: Annotated[float, Ge(0), Lt(1), "share of a client's steps, rounded down, that train the head"] = 0.9
 
     def check(self, model: nn.Module) -> None:
-        if not isinstance(head := getattr(model, "head", None), nn.Module):
+        if not isinstance(getattr(model, "head", None), nn.Module):
             raise InputError("head_then_body: the model has no module `head`; give its last layer that name")
-        inside = {id(p) for p in head.parameters()}
-        training = {"head" if id(p) in inside else "body" for p in model.parameters() if p.requires_grad}
-        if idle := ({"head", "body"} if self.head else {"body"}) - training:
-            raise InputError(f"{self!r}: nothing in the model's {idle.pop()} trains; freeze fewer of its parameters")
+        head = head_parameters(model)
+        body = parameters_of(model).keys() - head.keys()
+        if self.head and not head:
+            raise InputError(f"{self!r}: nothing in the model's head trains; freeze fewer of its parameters")
+        if not body:
+            raise InputError(f"{self!r}: nothing in the model's body trains; freeze fewer of its parameters")
 
     def begin(self, client: ClientView) -> Iterator[bool]:
         return chain(repeat(True, int(round(self.head * client.steps, 9))), repeat(False))  # 0.7 * 90 is 62.99...
 
     def loss(self, batch: Batch, trains_head: Iterator[bool]) -> Tensor:
         loss = losses.cross_entropy(batch.logits, batch.labels)
-        head, now = {id(p) for p in batch.model.get_submodule("head").parameters()}, next(trains_head)
-        trained = {name: p for name, p in parameters_of(batch.model).items() if (id(p) in head) == now}
-        found = torch.autograd.grad(loss, list(trained.values()), retain_graph=True, allow_unused=True)
-        linear = dot({name: g for name, g in zip(trained, found, strict=True) if g is not None}, trained)
-        return loss.detach() + (linear - linear.detach())
+        head = head_parameters(batch.model)
+        now = next(trains_head)
+        trained = {name: p for name, p in parameters_of(batch.model).items() if (name in head) == now}
+        gradients = torch.autograd.grad(loss, list(trained.values()), retain_graph=True, allow_unused=True)
+        return with_gradient(loss, gradients, trained)
 
 
-def _entries(model: nn.Module, some: Iterable[nn.Module]) -> list[str]:
-    """The names of some modules' parameters and buffers in the model's state."""
-    inside = {id(module) for one in some for module in one.modules()}
+def head_parameters(model: nn.Module) -> Weights:
+    """The parameters of the model's `head` that train; none where it has no such module."""
+    head = getattr(model, "head", None)
+    inside = {id(p) for p in head.parameters()} if isinstance(head, nn.Module) else set()
+    return {name: p for name, p in parameters_of(model).items() if id(p) in inside}
+
+
+def _entries(model: nn.Module, layers: Iterable[nn.Module]) -> list[str]:
+    """The names of some layers' parameters and buffers in the model's state."""
+    inside = {id(module) for layer in layers for module in layer.modules()}
     owners = {name for name, module in model.named_modules(remove_duplicate=False) if id(module) in inside}
     return [name for name in state(model) if name.rpartition(".")[0] in owners]
 
@@ -112,6 +122,7 @@ def recalled(local: Local, memory: Mapping[str, Tree]) -> Weights:
 
 def remembered(local: Local, state: Mapping[str, Tensor], memory: dict[str, Tree]) -> dict[str, Tree]:
     """A client's memory by slot, with its own entries. Raises TypeError where a part has another memory besides."""
-    if both := sorted(local.keys() & memory.keys()):
+    both = sorted(local.keys() & memory.keys())
+    if both:
         raise TypeError(f"the part '{both[0]}' has local names, and so no other memory; keep that in a second part")
     return memory | {slot: {name: w for name, w in state.items() if name in names} for slot, names in local.items()}

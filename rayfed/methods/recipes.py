@@ -17,10 +17,11 @@ from rayfed.methods import (
     features,
     own_model,
     personal,
+    prototypes,
     server,
     sharpness,
     simplex,
-    spread,
+    slim,
     supervise,
 )
 from rayfed.methods.composition import compose, recipe
@@ -74,24 +75,24 @@ fedrs = recipe("fedrs", supervise.RestrictedCrossEntropy)  # Li and Zhan, KDD 20
 fedlc = recipe("fedlc", calibrate.CalibratedCrossEntropy)  # Zhang et al., ICML 2022
 fedetf = recipe("fedetf", simplex.SimplexHead)  # Li et al., ICCV 2023
 moon = recipe("moon", features.ModelContrast)  # Li et al., CVPR 2021
-fedproto = recipe("fedproto", features.Prototypes)  # Tan et al., AAAI 2022, on top of averaging
-feddecorr = recipe("feddecorr", spread.Decorrelation)  # Shi et al., ICLR 2023
-fedrcl = recipe("fedrcl", spread.RelaxedContrast)  # Seo et al., CVPR 2024
+fedproto = recipe("fedproto", prototypes.Prototypes)  # Tan et al., AAAI 2022, on top of averaging
+feddecorr = recipe("feddecorr", features.Decorrelation)  # Shi et al., ICLR 2023
+fedrcl = recipe("fedrcl", features.RelaxedContrast)  # Seo et al., CVPR 2024
 
 
 def fedmr(intra: float = 0.01, inter: float = 1.0) -> Parts:
     """Classes that spread in all directions, each outside of the others' room (Fan et al., TMLR 2023)."""
-    return compose(spread.ClassDecorrelation(intra), features.PrototypeMargin(inter))
+    return compose(features.ClassDecorrelation(intra), prototypes.PrototypeMargin(inter))
 
 
 def feduv(variance: float = 2.5, uniformity: float = 0.5) -> Parts:
     """Predictions that vary as with even classes, and features that spread (Son et al., CVPR 2024)."""
-    return compose(spread.PredictionVariance(variance), spread.FeatureUniformity(uniformity))
+    return compose(features.PredictionVariance(variance), features.FeatureUniformity(uniformity))
 
 
 fedsam = recipe("fedsam", sharpness.SharpnessAware)  # Qu et al., ICML 2022
 fedsol = recipe("fedsol", sharpness.ProximalPerturbation)  # Lee et al., CVPR 2024
-fedproc = recipe("fedproc", features.PrototypeContrast)  # Mu et al., FGCS 2023
+fedproc = recipe("fedproc", prototypes.PrototypeContrast)  # Mu et al., FGCS 2023
 fedcurv = recipe("fedcurv", anchors.Curvature)  # Shoham et al., 2019
 
 
@@ -125,7 +126,7 @@ def fedsmoo(alpha: float = 0.1, rho: float = 0.1) -> Parts:
     return compose(server.DynamicRegularizer(alpha), sharpness.AgreedPerturbation(rho))
 
 
-fedalign = recipe("fedalign", features.SlimAlign)  # Mendieta et al., CVPR 2022
+fedalign = recipe("fedalign", slim.SlimAlign)  # Mendieta et al., CVPR 2022
 
 
 def fedadam(lr: float = 0.1, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Parts:

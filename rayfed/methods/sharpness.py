@@ -4,6 +4,7 @@ The gradient enters as a linear term of the loss, so it passes through SGD like 
 that of the loss at the weights in training.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -117,9 +118,10 @@ class _Runner(nn.Module):
 
 def _ascent(loss: Tensor, parameters: Weights, rho: float, less: Weights | None = None) -> Weights:
     """A step of length `rho` along the gradient of a loss, less a vector; its graph is kept, as other terms need it."""
-    found = torch.autograd.grad(loss, list(parameters.values()), retain_graph=True, materialize_grads=True)
-    gradient = dict(zip(parameters, found, strict=True))
-    gradient = subtract(gradient, less) if less else gradient
+    gradients = torch.autograd.grad(loss, list(parameters.values()), retain_graph=True, materialize_grads=True)
+    gradient = dict(zip(parameters, gradients, strict=True))
+    if less:
+        gradient = subtract(gradient, less)
     norm = dot(gradient, gradient).sqrt() + 1e-12
     return combine(lambda g: rho / norm * g, gradient)
 
@@ -136,10 +138,16 @@ def _with_gradient_at(step: Weights, loss: Tensor, batch: Batch, run: Run) -> Te
     values = there | {name: buffer.clone() for name, buffer in batch.model.named_buffers()}
     named = {f"model.{name}": value for name, value in values.items()}
     outputs: Outputs = torch.func.functional_call(_Runner(batch.model, run), named, (batch.images,))
-    found = torch.autograd.grad(
-        losses.cross_entropy(outputs.logits, batch.labels), list(there.values()), allow_unused=True
-    )
-    linear = dot({name: g for name, g in zip(there, found, strict=True) if g is not None}, parameters)
+    loss_there = losses.cross_entropy(outputs.logits, batch.labels)
+    return with_gradient(loss, torch.autograd.grad(loss_there, list(there.values()), allow_unused=True), parameters)
+
+
+def with_gradient(loss: Tensor, gradients: Iterable[Tensor | None], parameters: Weights) -> Tensor:
+    """The value of a loss with other gradients on some parameters, in their order; None is no gradient.
+
+    A parameter without a gradient is left alone by a step, without weight decay or momentum.
+    """
+    linear = dot({name: g for name, g in zip(parameters, gradients, strict=True) if g is not None}, parameters)
     return loss.detach() + (linear - linear.detach())
 
 

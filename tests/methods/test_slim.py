@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from rayfed import methods as m
-from rayfed.methods.features import _cut, _last_stage, _slimmed
+from rayfed.methods.slim import _cut, _last_stage, _slimmed
 from rayfed.models import build_model
 from rayfed.models.resnet import Residual, _basic, _padded
 
