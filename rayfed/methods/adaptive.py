@@ -12,7 +12,7 @@ from rayfed.methods.part import Part
 from rayfed.methods.server import Average
 from rayfed.methods.views import ClientView, Fit, Step
 from rayfed.tensors.trees import Tree
-from rayfed.tensors.weights import Weights, add, combine, like, scale, squared_distance, zeros_like
+from rayfed.tensors.weights import Weights, add, combine, scale, squared_distance, zeros_like
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class AdaptiveStep(Part):
         m = add(scale(state["m"], self.beta1), update, alpha=1 - self.beta1)
         v = combine(self._follow, state["v"], combine(torch.square, update))
         moved = combine(lambda w, m, v: w + self.lr * m / (v.sqrt() + self.tau), before, m, v)
-        return {"m": m, "v": v}, step.towards({**step.averaged, **like(moved, step.weights)})
+        return {"m": m, "v": v}, step.changed(moved)
 
     def _follow(self, v: Tensor, square: Tensor) -> Tensor:
         if self.rule == "adagrad":
@@ -77,4 +77,4 @@ class ExtrapolatedAverage(Part):
         update = combine(lambda w, locals: locals / total["weight"] - w, before, total["weights"])
         length = float(squared_distance(update, zeros_like(update)))
         eta = max(1.0, total["squares"] / total["weight"] / 2 / (length + self.epsilon))
-        return None, step.towards({**step.averaged, **like(add(before, update, alpha=eta), step.weights)})
+        return None, step.changed(add(before, update, alpha=eta))

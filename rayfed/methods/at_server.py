@@ -62,7 +62,7 @@ class EnsembleDistill(Part):
             return losses.distill(step.server.run(model, images[rows]).logits, teacher[rows], tau=self.tau)
 
         _take_steps(self, step.round, parameters_of(model), loss, len(images))
-        return None, step.towards(_with_parameters(step.averaged, model))
+        return None, step.changed(_trained(model, step))
 
 
 @dataclass(frozen=True)
@@ -91,13 +91,14 @@ class HeadCalibration(Part):
 
     def survey(self, client: ClientView) -> Tree:
         """By class: the number of the client's samples (C,), sums of features (C, D), of their products (C, D, D)."""
-        seen = [(outputs.of_features.double(), labels) for outputs, labels in client.outputs(client.global_model)]
-        features, labels = (torch.cat(column) for column in zip(*seen, strict=True))
+        outputs, labels = client.all_outputs(client.global_model)
+        features = outputs.of_features.double()
         sums = features.new_zeros(client.num_classes, features.shape[1])
         products = features.new_zeros(*sums.shape, features.shape[1])  # large: gigabytes with 2048 features
         for c in labels.unique().tolist():
             own = features[labels == c]
-            sums[c], products[c] = own.sum(dim=0), own.T @ own
+            sums[c] = own.sum(dim=0)
+            products[c] = own.T @ own
         return {"counts": client.label_counts, "sums": sums, "products": products}
 
     def tell(self, state: None, server: ServerView, surveyed: Tree) -> tuple[Tree, None]:
@@ -118,7 +119,7 @@ class HeadCalibration(Part):
             return losses.cross_entropy(model.get_submodule("head")(features[rows])[:, held], labels[rows])
 
         _take_steps(self, step.round, head_parameters(model), loss, len(features))
-        return None, step.towards(_with_parameters(step.weights, model))
+        return None, step.towards(step.weights).changed(_trained(model, step))
 
     def _drawn(self, surveyed: Tree, c: int) -> Tensor:
         """Features of a class, (features_per_class, D). The root is symmetric: it alone does not depend on signs."""
@@ -155,10 +156,10 @@ def _trainable(step: Step, weights: Weights) -> nn.Module:
     return model
 
 
-def _with_parameters(weights: Weights, model: nn.Module) -> Weights:
-    """Some weights with a model's parameters in place of theirs; buffers, as BatchNorm's, stay those of the weights."""
-    parameters = dict(model.named_parameters(remove_duplicate=False))  # a tied one has two names
-    return {name: parameters[name].detach() if name in parameters else w for name, w in weights.items()}
+def _trained(model: nn.Module, step: Step) -> Weights:
+    """The model's parameters under all names that the weights have: a tied one has two. Not BatchNorm's buffers."""
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    return {name: p.detach() for name, p in parameters.items() if name in step.weights}
 
 
 def _take_steps(

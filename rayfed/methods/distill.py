@@ -4,7 +4,7 @@ The teacher is the round's global model, unless a part says otherwise.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
@@ -125,8 +125,10 @@ class SelectiveDistill(Part):
         return None, torch.from_numpy(metrics.credibility(confusion)).float()
 
     def loss(self, batch: Batch, credibility: Tensor) -> Tensor:
-        given = batch.logits, batch.teacher.logits, batch.labels, credibility
-        return losses.selective_distill(*given, m_max=self.m_max, inside_norm=self.inside_norm)
+        teacher = batch.teacher.logits
+        return losses.selective_distill(
+            batch.logits, teacher, batch.labels, credibility, m_max=self.m_max, inside_norm=self.inside_norm
+        )
 
 
 @dataclass(frozen=True)
@@ -152,8 +154,10 @@ class PrototypeSimilarityDistill(Part):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.released and self.mu > 1:
-            text = "the released code weighs the cross-entropy by 1 - mu; take mu from 0 to 1, or released = false"
-            raise InputError(f"prototype_similarity_distill: mu = {self.mu}, released = true: {text}")
+            raise InputError(
+                f"prototype_similarity_distill: mu = {self.mu}, released = true: the released code weighs the "
+                "cross-entropy by 1 - mu; take mu from 0 to 1, or released = false"
+            )
 
     def init(self, weights: Weights) -> Weights | None:
         return weights if self.decay else None  # None: the teacher is the global model, which is sent anyway
@@ -170,16 +174,18 @@ class PrototypeSimilarityDistill(Part):
         return self._teacher(client), client.payload
 
     def loss(self, batch: Batch, local: tuple[nn.Module, Tensor | None]) -> Tensor:
-        teacher, prototypes = local
-        given = batch.logits, batch.outputs_of(teacher).logits, batch.labels, prototypes
-        # Fig. 5 draws their ratio. The released code's mask looks at other logits.
-        masks = {} if self.released else {"filtered": self.mask, "teacher_wrong": "forcible"}
-        for name, mask in masks.items():
-            batch.note(name, 1 - losses.trusted(*given[1:3], mask).float().mean())
-        options: dict[str, Any] = {"tau": self.tau, "mask": self.mask, "released": self.released}
-        term = self.mu * losses.prototype_similarity_distill(*given, **options)
-        # The slot `supervise` adds a whole CE; less mu of it, the sum is the code's (1 - mu) CE + mu L.
-        return term - self.mu * losses.cross_entropy(batch.logits, batch.labels) if self.released else term
+        model, prototypes = local
+        teacher = batch.outputs_of(model).logits
+        term = self.mu * losses.prototype_similarity_distill(
+            batch.logits, teacher, batch.labels, prototypes, tau=self.tau, mask=self.mask, released=self.released
+        )
+        if self.released:
+            # The slot `supervise` adds a whole CE; less mu of it, the sum is the code's (1 - mu) CE + mu L.
+            return term - self.mu * losses.cross_entropy(batch.logits, batch.labels)
+        # Fig. 5 draws their ratio. The released code's mask looks at other logits, and so it is not noted.
+        batch.note("filtered", 1 - losses.trusted(teacher, batch.labels, self.mask).float().mean())
+        batch.note("teacher_wrong", 1 - losses.trusted(teacher, batch.labels, "forcible").float().mean())
+        return term
 
     def update(self, teacher: Weights | None, total: None, step: Step) -> tuple[Weights | None, Step]:
         if teacher is None:

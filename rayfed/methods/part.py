@@ -196,10 +196,10 @@ def trains(parts: Parts) -> bool:
 def gives_memory(report: Callable[..., Any]) -> bool:
     """Whether a part's `report` may give a memory: not where it is annotated as `-> tuple[Tree, None]`."""
     try:
-        given = get_args(get_type_hints(report).get("return"))
+        returned = get_args(get_type_hints(report).get("return"))
     except NameError:  # a name that is imported for type checkers only
         return True
-    return report is not Part.report and given[1:] not in ((None,), (type(None),))
+    return report is not Part.report and returned[1:] not in ((None,), (type(None),))
 
 
 def remembers(parts: Parts) -> bool:

@@ -46,11 +46,12 @@ class NormalizedAverage(Part):
     needs_sgd: ClassVar[bool] = True
 
     def report(self, client: ClientView, local: None, fit: Fit) -> tuple[Tree, None]:
-        n, a = client.num_examples, momentum_corrected_steps(fit.steps, client.momentum)
+        n = client.num_examples
+        a = momentum_corrected_steps(fit.steps, client.momentum)
         parameters = fit.parameters
         buffers = {name: tensor for name, tensor in fit.weights.items() if name not in parameters}
-        counts = {"n": n, "na": n * a, "n/a": n / a}
-        return {**counts, "parameters": Scaled(n / a, parameters), "buffers": Scaled(n, buffers)}, None
+        sums = {"parameters": Scaled(n / a, parameters), "buffers": Scaled(n, buffers)}
+        return {"n": n, "na": n * a, "n/a": n / a, **sums}, None
 
     def update(self, state: None, total: Tree, step: Step) -> tuple[None, Step]:
         tau = total["na"] / total["n"]
@@ -133,7 +134,8 @@ class DynamicRegularizer(Part):
         change = scale(moved, -self.alpha / step.num_clients)
         h = change if h is None else add(h, change)
         mean = combine(lambda x: x / total["clients"], total["weights"])
-        return h, step.towards(like({**mean, **add(step.parameters(mean), h, alpha=-1 / self.alpha)}, step.weights))
+        corrected = add(step.parameters(mean), h, alpha=-1 / self.alpha)
+        return h, step.towards(like({**mean, **corrected}, step.weights))
 
 
 @dataclass(frozen=True)
@@ -154,4 +156,4 @@ class ServerMomentum(Part):
         change = combine(lambda old, new: old.double() - new.double(), before, step.averaged)
         velocity = change if velocity is None else add(scale(velocity, self.beta), change)
         moved = add(change, velocity, alpha=self.beta) if self.nesterov else velocity
-        return velocity, step.towards({**step.averaged, **like(subtract(before, moved), before)})
+        return velocity, step.changed(subtract(before, moved))

@@ -35,7 +35,9 @@ class SharpnessAware(Part):
 
     def loss(self, batch: Batch, run: Run) -> Tensor:
         loss = losses.cross_entropy(batch.logits, batch.labels)
-        return _with_gradient_at(_ascent(loss, batch.parameters, self.rho), loss, batch, run) if self.rho else loss
+        if not self.rho:
+            return loss
+        return _with_gradient_at(_ascent(loss, batch.parameters, self.rho), loss, batch, run)
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class AgreedPerturbation(Part):
         return s, s
 
     def begin(self, client: ClientView) -> tuple[Run, Weights | None, Weights]:
-        return client.run, client.payload, {**(client.memory or {})}
+        return client.run, client.payload, dict(client.memory or {})
 
     def loss(self, batch: Batch, local: tuple[Run, Weights | None, Weights]) -> Tensor:
         """`mu_i` changes with every step: the round's own dict holds it."""

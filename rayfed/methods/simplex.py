@@ -14,7 +14,7 @@ from rayfed.base.values import Gt
 from rayfed.methods.part import Part
 from rayfed.methods.views import Batch, ClientView, ServerView, Step
 from rayfed.tensors.trees import Tree
-from rayfed.tensors.weights import Weights, like
+from rayfed.tensors.weights import Weights
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,12 @@ class SimplexHead(Part):
 
     def check(self, model: nn.Module) -> None:
         super().check(model)
-        if not isinstance(head := model.head, nn.Linear) or head.in_features < head.out_features:
-            form = "a single linear layer as its head, with as many features as there are classes, or more"
-            raise InputError(f"{self!r} needs a model with {form}; the model's option `project` sets the features")
+        head = model.head
+        if not isinstance(head, nn.Linear) or head.in_features < head.out_features:
+            raise InputError(
+                f"{self!r} needs a model with a single linear layer as its head, with as many features as there are "
+                "classes, or more; the model's option `project` sets the features"
+            )
         if not head.weight.requires_grad:
             raise InputError(f"{self!r} learns the scale of the head, which is frozen; freeze less")
 
@@ -58,14 +61,15 @@ class SimplexHead(Part):
             raise InputError("simplex_head: the head stays at the clients; remove that, or this part")
         scale = float(_scale(state, step.weights["head.weight"].double(), step.averaged["head.weight"].double()))
         corners = state["corners"] * scale / math.sqrt(len(state["corners"]))
-        fixed = {"head.weight": corners, "head.bias": torch.zeros(len(corners))}
-        fixed = {name: tensor for name, tensor in fixed.items() if name in step.averaged}
-        return {**state, "scale": scale}, step.towards({**step.averaged, **like(fixed, step.averaged)})
+        fixed = {"head.weight": corners}
+        if "head.bias" in step.averaged:
+            fixed["head.bias"] = torch.zeros(len(corners))
+        return {**state, "scale": scale}, step.changed(fixed)
 
 
-def _scale(known: Tree, before: Tensor, weight: Tensor) -> Tensor:
-    """The factor, from how far the head has moved along the corners since it was known."""
-    return known["scale"] + ((weight - before) * known["corners"]).sum() / math.sqrt(len(before))
+def _scale(state: Tree, before: Tensor, weight: Tensor) -> Tensor:
+    """The factor now: that of the state, plus how far the head has moved along the corners since then."""
+    return state["scale"] + ((weight - before) * state["corners"]).sum() / math.sqrt(len(before))
 
 
 def _simplex(head: Tensor) -> Tensor:

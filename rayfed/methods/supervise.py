@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-import torch
 from torch import Tensor
 
 from rayfed import losses
@@ -59,10 +58,10 @@ class ClassAdaptiveDistill(Part):
             raise InputError(f"class_adaptive_distill: low = {self.low} must not be above high = {self.high}")
 
     def begin(self, client: ClientView) -> Tensor:
-        known = [(outputs.logits, labels) for outputs, labels in client.outputs(client.global_model)]
-        logits, labels = (torch.cat(column) for column in zip(*known, strict=True))
-        options = {"low": self.low, "high": self.high, "tau": self.tau}
-        return losses.class_adaptive_weights(logits, labels, client.num_classes, **options)
+        outputs, labels = client.all_outputs(client.global_model)
+        return losses.class_adaptive_weights(
+            outputs.logits, labels, client.num_classes, low=self.low, high=self.high, tau=self.tau
+        )
 
     def loss(self, batch: Batch, class_weights: Tensor) -> Tensor:
         teacher = batch.teacher.logits

@@ -17,7 +17,7 @@ from rayfed.base.errors import told
 from rayfed.base.spans import span
 from rayfed.models.classifier import has_features
 from rayfed.tensors.trees import Tree
-from rayfed.tensors.weights import Weights, parameters_of, with_weights
+from rayfed.tensors.weights import Weights, like, parameters_of, with_weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,12 +91,9 @@ class Known:
         if model not in self._client.frozen:
             return None
         if model not in self._outputs:
-            made = [outputs for outputs, _ in self._client.outputs(model)]
-            features = [outputs.features for outputs in made if outputs.features is not None]
-            logits = torch.cat([outputs.logits for outputs in made])
-            self._outputs[model] = Outputs(torch.cat(features) if features else None, logits)
-        known = self._outputs[model]
-        return Outputs(None if known.features is None else known.features[rows], known.logits[rows])
+            self._outputs[model], _ = self._client.all_outputs(model)
+        outputs = self._outputs[model]
+        return Outputs(None if outputs.features is None else outputs.features[rows], outputs.logits[rows])
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,6 +121,13 @@ class View:
                 with span("teacher", on=images.device):
                     outputs = self.run(model, images)
                 yield outputs, labels
+
+    def all_outputs(self, model: nn.Module) -> tuple[Outputs, Tensor]:
+        """The same on all `samples` at once: of N samples, features (N, D), logits (N, C) and labels (N,)."""
+        outputs, labels = zip(*self.outputs(model), strict=True)
+        features = [each.features for each in outputs if each.features is not None]
+        logits = torch.cat([each.logits for each in outputs])
+        return Outputs(torch.cat(features) if features else None, logits), torch.cat(labels)
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,11 +177,13 @@ class Notes:
     def __call__(self, name: str, value: Tensor | float) -> None:
         """Raises TypeError for a name or a value that cannot be recorded."""
         if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= 100 or name.startswith(RESERVED):
-            form = f"1 to 100 printable characters that do not begin with {', '.join(RESERVED)}, which are rayfed's own"
-            raise TypeError(f"batch.note({told(name)}, ...): a name has {form}")
+            raise TypeError(
+                f"batch.note({told(name)}, ...): a name has 1 to 100 printable characters that do not begin with "
+                f"{', '.join(RESERVED)}, which are rayfed's own"
+            )
         if not isinstance(value, Tensor | Real) or (isinstance(value, Tensor) and (value.ndim or value.is_complex())):
-            given = f"a tensor ({value.dtype}, {tuple(value.shape)})" if isinstance(value, Tensor) else told(value)
-            raise TypeError(f"batch.note('{name}', ...) got {given}; give a number, such as a mean over the batch")
+            kind = f"a tensor ({value.dtype}, {tuple(value.shape)})" if isinstance(value, Tensor) else told(value)
+            raise TypeError(f"batch.note('{name}', ...) got {kind}; give a number, such as a mean over the batch")
         self.add(name, value)
 
     def add(self, name: str, value: Tensor | Real) -> None:
@@ -237,11 +243,11 @@ class Batch:
     def outputs_of(self, model: nn.Module) -> Outputs:
         """A frozen model on this batch."""
         if model not in self._frozen:
-            known = self._known and self._known(model)
-            if known is None:
+            outputs = self._known and self._known(model)
+            if outputs is None:
                 with torch.no_grad(), span("teacher", on=self.images.device):
-                    known = self._client.run(model, self.images)
-            self._frozen[model] = known
+                    outputs = self._client.run(model, self.images)
+            self._frozen[model] = outputs
         return self._frozen[model]
 
 
@@ -296,3 +302,7 @@ class Step:
     def towards(self, proposed: Weights) -> Step:
         """The same step, to other weights."""
         return replace(self, proposed=proposed)
+
+    def changed(self, values: Weights) -> Step:
+        """The same step, with some entries of the proposed weights changed, in the model's dtypes."""
+        return self.towards({**self.averaged, **like(values, self.weights)})

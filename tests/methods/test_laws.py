@@ -384,6 +384,7 @@ def test_terms_on_a_batch_are_those_of_the_papers(case):
     client.num_classes, client.label_counts, client.global_model = 4, COUNTED, "now"
     outputs = {"now": PRESENT, "past": PAST}
     client.frozen, client.outputs = lambda weights: weights, lambda model: [(outputs[model], LABELS)]
+    client.all_outputs = lambda model: (outputs[model], LABELS)
     batch = SimpleNamespace(logits=Z, features=H, labels=LABELS, teacher=PRESENT, outputs_of=outputs.__getitem__)
     batch.note = Notes()
     torch.testing.assert_close(part.loss(batch, part.begin(client)), term)
