@@ -61,9 +61,10 @@ def test_feddf_distils_the_mean_logits_into_the_mean_model_by_hand(tau):
     for w in clients:
         fit = SimpleNamespace(model=with_weights(linear, {"weight": torch.tensor(w)}))
         total.add(part.report(view, payload, fit)[0])
-    server = SimpleNamespace(round=1, frozen=Frozen(linear), run=run_model, samples=view.samples)
     # Not from the mean of the clients: of linear models it has the mean logits, and there is nothing to learn.
-    begin = m.Step(server, {"weight": torch.tensor(clients[0])}, frozenset({"weight"}))
+    weights = {"weight": torch.tensor(clients[0])}
+    server = SimpleNamespace(round=1, weights=weights, frozen=Frozen(linear), run=run_model, samples=view.samples)
+    begin = m.Step(server, weights, frozenset({"weight"}))
     _, step = part.update(None, total.value, begin)
 
     def softmax(z):
