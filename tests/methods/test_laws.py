@@ -12,8 +12,6 @@ import torch.nn.functional as F
 from rayfed import losses
 from rayfed import methods as m
 from rayfed.base.errors import InputError
-from rayfed.base.seeds import Purpose, seed_of
-from rayfed.clients.batches import batches
 from rayfed.data.augment import prepare
 from rayfed.methods.anchors import momentum_corrected_steps
 from rayfed.methods.views import Notes, Outputs
@@ -256,51 +254,23 @@ def test_the_first_step_of_a_round_is_that_of_fedavg(final):
 # Plain SGD, step by step.
 
 
-def of_client(site, client):
-    """A client's normalised images, and its labels."""
-    data = site.federation
-    rows = data.client(client)
-    images = prepare(torch.from_numpy(data.train.examples[rows]), data.mean, data.std)
-    return images.plain(torch.arange(len(rows))), torch.from_numpy(data.train.labels[rows])
-
-
-def sgd(site, client, weights, round):
-    """One client's round in plain torch from the given weights; returns the model's state and the losses."""
-    training, model = site.job.train, site.model
-    model.load_state_dict(weights)
-    model.train()
-    images, labels = of_client(site, client)
-    lr = training.lr * training.lr_decay ** (round - 1)
-    decay = training.weight_decay
-    optimizer = torch.optim.SGD(model.parameters(), lr, training.momentum, weight_decay=decay, fused=True)
-    rng = torch.Generator().manual_seed(seed_of(site.job.seed, Purpose.BATCHES, round, client))
-    losses = []
-    for index in batches(len(labels), training, rng):
-        loss = F.cross_entropy(model(images[index]), labels[index])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return state_of(model), losses
-
-
-def test_one_client_with_all_data_is_plain_sgd_bit_for_bit(make_site, play):
+def test_one_client_with_all_data_is_plain_sgd_bit_for_bit(make_site, play, plain_sgd):
     setting = {"counts": [[12, 13, 9, 8]], "clients_per_round": 1}  # the last batch of an epoch has two samples
     site = make_site(m.fedavg(), **setting)
     weights = state_of(site.model)
     for round in play(make_site(m.fedavg(), **setting))[1:]:
-        weights, losses = sgd(site, 0, weights, round.round)
+        weights, losses = plain_sgd(site, 0, weights, round.round)
         assert all(torch.equal(round.weights[name], w) for name, w in weights.items())
         assert round.clients[0].train_loss == float(np.mean(losses))
 
 
-def test_a_round_of_fedavg_is_the_weighted_mean_of_plain_sgd(make_site, play):
+def test_a_round_of_fedavg_is_the_weighted_mean_of_plain_sgd(make_site, play, plain_sgd):
     site = make_site(m.fedavg())
     weights = state_of(site.model)
     for round in play(make_site(m.fedavg()))[1:]:
         clients = [row.client for row in round.clients]
         sizes = np.array([site.federation.num_examples(client) for client in clients])
-        trained = [sgd(site, client, weights, round.round)[0] for client in clients]
+        trained = [plain_sgd(site, client, weights, round.round)[0] for client in clients]
         for name, w in round.weights.items():
             mean = np.tensordot(sizes, np.array([t[name].double().numpy() for t in trained]), axes=1) / sizes.sum()
             np.testing.assert_array_equal(w.numpy(), mean.astype(np.float32))
@@ -516,7 +486,7 @@ def test_fedcurvs_sums_are_the_sums_of_the_memories(states):
                 torch.testing.assert_close(total, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_fedcurvs_share_is_the_fisher_information_at_the_trained_weights(make_site, states):
+def test_fedcurvs_share_is_the_fisher_information_at_the_trained_weights(make_site, states, of_client):
     """For a single client: over its own data in order, batch by batch, in eval mode."""
     alone = {"counts": [[3, 4, 2, 2]], "clients_per_round": 1, "num_rounds": 1}
     site = make_site(m.fedavg(), **alone)
@@ -567,7 +537,7 @@ def test_feddyns_h_is_the_mean_of_all_clients_g_i_and_corrects_the_weights(by_si
 
 
 @pytest.mark.parametrize(("method", "slot"), [(m.fedproto(), "prototypes"), (m.fedproc(), "supervise")])
-def test_the_prototypes_are_the_mean_features_of_the_trained_model(method, slot, make_site, states):
+def test_the_prototypes_are_the_mean_features_of_the_trained_model(method, slot, make_site, states, of_client):
     alone = {"counts": [[3, 4, 0, 2]], "clients_per_round": 1, "num_rounds": 1, "norm": True}
     site = make_site(method, **alone)
     view = server_view(site, 1, {})
@@ -579,7 +549,7 @@ def test_the_prototypes_are_the_mean_features_of_the_trained_model(method, slot,
             torch.testing.assert_close(prototypes["means"][c], features[labels == c].mean(dim=0))
 
 
-def test_fedcsds_prototypes_are_the_mean_logits_of_the_teacher_over_the_cohort(make_site):
+def test_fedcsds_prototypes_are_the_mean_logits_of_the_teacher_over_the_cohort(make_site, of_client):
     site, part = make_site(m.fedcsd(), norm=True), m.fedcsd()[-1]
     weights, total = state_of(site.model), OrderedSum()
     view, cohort = server_view(site, 1, weights), [0, 2, 4]

@@ -14,7 +14,7 @@ from rayfed.base.errors import InputError
 from rayfed.base.values import Ge
 from rayfed.methods import RECIPES
 from rayfed.methods.checks import two_values
-from rayfed.methods.part import Part, all_parts, defines, gives_memory, name_of, parts_at, remembers
+from rayfed.methods.part import Part, all_parts, gives_memory, name_of, parts_at, remembers
 from rayfed.methods.views import Frozen, run_model
 from rayfed.tensors.weights import squared_distance, state_of
 
@@ -53,12 +53,6 @@ def test_compose_flattens_adds_defaults_and_puts_parts_in_order():
     assert m.compose(m.fedlmd(), m.Proximal()) == (m.Average(), m.CrossEntropy(), m.LabelMaskedDistill(), m.Proximal())
     assert m.compose(m.NormalizedAverage()) == (m.NormalizedAverage(), m.CrossEntropy())
     assert m.compose(m.RestrictedCrossEntropy(), m.Distill()) == (m.Average(), m.RestrictedCrossEntropy(), m.Distill())
-
-
-def test_compose_gives_the_same_for_grouped_parts():
-    parts = [m.ServerMomentum(), m.Proximal(), m.NotTrueDistill()]
-    assert m.compose(*parts) == m.compose(parts) == m.compose(parts[:1], m.compose(*parts[1:])[2:])
-    assert m.compose(m.compose(*parts)) == m.compose(*parts)
 
 
 @dataclass(frozen=True)
@@ -145,15 +139,6 @@ def test_a_slot_that_is_nearly_one_that_compose_fills_is_refused(slot):
         type("Focal", (m.Part,), {"slot": slot})
     for fine in (near, f"my_{near}", "distill", "weighted_mean"):
         assert type("Focal", (m.Part,), {"slot": fine}).slot == fine
-
-
-def test_a_part_defines_its_own_and_inherited_hooks():
-    class Heir(m.Proximal):
-        pass
-
-    for part in (m.Proximal(), Heir()):
-        hooks = ("init", "survey", "tell", "begin", "loss", "report")
-        assert [hook for hook in hooks if defines(part, hook)] == ["begin", "loss"]
 
 
 def test_hooks_that_are_not_defined_do_nothing():

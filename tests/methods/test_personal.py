@@ -7,14 +7,10 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from rayfed import methods as m
 from rayfed.base.errors import InputError
-from rayfed.base.seeds import Purpose, seed_of
-from rayfed.clients.batches import batches
-from rayfed.data.augment import prepare
 from rayfed.methods.checks import of_models, refuse_misplaced
 from rayfed.methods.personal import local_names, shared
 from rayfed.methods.registry import PARTS
@@ -56,35 +52,13 @@ def test_a_client_alone_has_fedavgs_model_in_two_pieces(method, slot, names, mak
             assert torch.equal(own[name] if name in names else ours.weights[name], w)
 
 
-def trained(site, client, weights, round, head=None):
-    """One client's round in plain torch, from the given weights; with `head`, that share of the steps for it alone."""
-    data, training, model = site.federation, site.job.train, with_weights(site.model, weights).train()
-    rows = data.client(client)
-    images = prepare(torch.from_numpy(data.train.examples[rows]), data.mean, data.std).plain(torch.arange(len(rows)))
-    labels = torch.from_numpy(data.train.labels[rows])
-    lr = training.lr * training.lr_decay ** (round - 1)
-    optimizer = torch.optim.SGD(
-        model.parameters(), lr, training.momentum, weight_decay=training.weight_decay, fused=True
-    )
-    rng = torch.Generator().manual_seed(seed_of(0, Purpose.BATCHES, round, client))
-    order = list(batches(len(rows), training, rng))
-    for step, index in enumerate(order):
-        if head is not None:
-            model.features.requires_grad_(step >= int(head * len(order)))
-            model.head.requires_grad_(step < int(head * len(order)))
-        optimizer.zero_grad()
-        F.cross_entropy(model(images[index]), labels[index]).backward()
-        optimizer.step()
-    return state_of(model)
-
-
-def test_a_round_of_fedper_is_the_mean_of_plain_sgd_from_each_clients_own_head(make_site, play):
+def test_a_round_of_fedper_is_the_mean_of_plain_sgd_from_each_clients_own_head(make_site, play, plain_sgd):
     """A client that was not sampled before begins with the initial head, and one that is not sampled keeps its own."""
     site, heads = make_site(m.fedper()), {}
     run = play(site)
     for before, after in pairwise(run):
         cohort = [row.client for row in after.clients]
-        found = {i: trained(site, i, before.weights | heads.get(i, {}), after.round) for i in cohort}
+        found = {i: plain_sgd(site, i, before.weights | heads.get(i, {}), after.round)[0] for i in cohort}
         sizes = np.array([site.federation.num_examples(client) for client in cohort])
         for name, w in after.weights.items():
             if name in HEAD:
@@ -104,22 +78,16 @@ def test_a_round_of_fedper_is_the_mean_of_plain_sgd_from_each_clients_own_head(m
 @pytest.mark.parametrize(
     ("method", "head"), [(m.fedrep(head=0.5), 0.5), (m.fedrep(), 0.9), (m.compose(m.LocalHead(), m.fedbabu()[-1]), 0.0)]
 )
-def test_fedrep_trains_the_head_first_and_then_the_body(method, head, make_site, play):
+def test_fedrep_trains_the_head_first_and_then_the_body(method, head, make_site, play, plain_sgd):
     """Weight decay and momentum leave alone what is not trained."""
     alone = {"counts": [[12, 13, 9, 8]], "clients_per_round": 1, "weight_decay": 0.1}
     site, own = make_site(method, **alone), {}
     for before, after in pairwise(play(site)):
-        found = trained(site, 0, before.weights | own, after.round, head)
+        found = plain_sgd(site, 0, before.weights | own, after.round, head=head)[0]
         own = own_of(after, "local_head")[0]
         for name, w in found.items():
             torch.testing.assert_close(own[name] if name in HEAD else after.weights[name], w, rtol=1e-4, atol=1e-6)
     assert all(torch.equal(own[name], state_of(site.model)[name]) for name in HEAD) == (head == 0)
-
-
-def test_fedbabus_head_stays_as_drawn_in_the_global_model_too(make_site, play):
-    run = play(make_site(m.fedbabu(), weight_decay=0.1))
-    for name, w in run[-1].weights.items():
-        assert torch.equal(w, run[0].weights[name]) == (name in HEAD)
 
 
 @pytest.mark.parametrize(
@@ -141,6 +109,12 @@ def test_a_client_knows_how_many_steps_it_will_take(training, make_site, play):
 
     play(make_site(m.compose(Steps()), **training))
     assert len(told) == 12 + 1 and all(before == after for before, after in told)  # one client is served again
+
+
+def test_fedbabus_head_stays_as_drawn_in_the_global_model_too(make_site, play):
+    run = play(make_site(m.fedbabu(), weight_decay=0.1))
+    for name, w in run[-1].weights.items():
+        assert torch.equal(w, run[0].weights[name]) == (name in HEAD)
 
 
 @pytest.mark.parametrize(
@@ -251,7 +225,7 @@ def test_a_head_and_a_body_that_take_turns_must_both_train():
     m.HeadThenBody(head=0.0).check(model(head=False, body=True))
 
 
-def test_measures_compare_the_clients_own_models(make_site, play):
+def test_measures_compare_the_clients_own_models(make_site, play, plain_sgd):
     """`local.before` of a client that returns is of the round's model with the entries it has kept."""
     site = make_site(m.fedper(), num_rounds=2, clients_per_round=6)
     site = replace(site, job=replace(site.job, measure=["local"], measure_images=0))
@@ -260,7 +234,7 @@ def test_measures_compare_the_clients_own_models(make_site, play):
     for row in second.clients:
         before = local.evaluate(site, with_weights(site.model, first.weights | heads[row.client]).eval(), 0, 30)
         assert row.notes["local.before.accuracy"] == np.trace(before.confusion) / 30
-        its = trained(site, row.client, first.weights | heads[row.client], 2)
+        its = plain_sgd(site, row.client, first.weights | heads[row.client], 2)[0]
         assert all(torch.equal(its[name], after[row.client][name]) for name in HEAD)
         own = local.evaluate(site, with_weights(site.model, its).eval(), 0, 30)
         assert row.notes["local.after.accuracy"] == np.trace(own.confusion) / 30
@@ -338,10 +312,3 @@ def test_a_part_that_would_leave_nothing_at_the_clients_is_refused(part, lacks):
 def test_a_part_with_local_names_has_no_other_memory(make_site, play):
     with pytest.raises(Exception, match="the part 'stays' has local names, and so no other memory"):
         play(make_site(m.compose(Stays(tuple(HEAD), memory=True))))
-
-
-def test_shared_and_local_entries_are_the_whole(make_model):
-    state = state_of(make_model(norm=True))
-    names = local_names((m.LocalNorm(), m.LocalHead()), make_model(norm=True))
-    assert shared(names, state).keys() == state.keys() - NORM - HEAD
-    assert shared({}, state) == state

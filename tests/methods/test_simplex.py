@@ -11,7 +11,6 @@ from rayfed import methods as m
 from rayfed.base.errors import InputError
 from rayfed.base.seeds import Purpose, seed_of
 from rayfed.clients.batches import batches
-from rayfed.data.augment import prepare
 from rayfed.models.classifier import Classifier
 
 
@@ -39,13 +38,13 @@ def test_the_global_models_head_is_the_scaled_corners_and_the_scale_is_learned(m
     assert len(set(scales)) == 4 and not torch.equal(before.weights["head.weight"], run[0].weights["head.weight"])
 
 
-def test_a_client_alone_learns_features_and_a_scale_by_plain_sgd(make_site, play):
+def test_a_client_alone_learns_features_and_a_scale_by_plain_sgd(make_site, play, of_client):
     """The scale as a parameter of its own; weight decay is 0, as at first the head has other weights to decay."""
     alone = {"counts": [[12, 13, 9, 8]], "clients_per_round": 1, "weight_decay": 0.0}
     site = make_site(m.fedetf(scale=2.0), **alone)
-    data, training, features = site.federation, site.job.train, site.model.features
-    images = prepare(torch.from_numpy(data.train.examples[data.client(0)]), data.mean, data.std).plain(torch.arange(42))
-    labels, prior = torch.from_numpy(data.train.labels[data.client(0)]), torch.tensor([12.0, 13.0, 9.0, 8.0]).log()
+    training, features = site.job.train, site.model.features
+    images, labels = of_client(site, 0)
+    prior = torch.tensor([12.0, 13.0, 9.0, 8.0]).log()
     scale = torch.tensor(2.0, requires_grad=True)
     for before, after in pairwise(play(make_site(m.fedetf(scale=2.0), **alone))):
         features.load_state_dict({k.removeprefix("features."): w for k, w in before.weights.items() if "feat" in k})
@@ -60,15 +59,6 @@ def test_a_client_alone_learns_features_and_a_scale_by_plain_sgd(make_site, play
         assert state(after)["scale"] == pytest.approx(scale.item(), rel=1e-4)
         for name, w in features.state_dict().items():
             torch.testing.assert_close(after.weights[f"features.{name}"], w, rtol=1e-3, atol=1e-5)
-
-
-def test_the_predictions_of_the_global_model_are_those_by_the_cosines(make_site, play):
-    site = make_site(m.fedetf())
-    last = play(site)[-1]
-    site.model.load_state_dict(last.weights)
-    images = torch.rand(20, *site.federation.inputs.image_shape)
-    cosines = F.normalize(site.model.features(images)) @ state(last)["corners"].T
-    assert torch.equal(site.model(images).argmax(dim=1), cosines.argmax(dim=1))
 
 
 @pytest.mark.parametrize("head", [nn.Linear(3, 4), nn.Sequential(nn.Linear(8, 4))], ids=["narrow", "not linear"])
