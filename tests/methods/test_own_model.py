@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rayfed import methods as m
-from rayfed.base.errors import ClientFailed, Diverged, InputError
+from rayfed.base.errors import ClientFailed, Diverged
 from rayfed.data.settings import Augment
 from rayfed.methods.checks import of_models, refuse_misplaced
 from rayfed.rounds import local
@@ -96,14 +96,6 @@ class Keeps(m.Part):
 
     def begin(self, client):
         return None
-
-
-@pytest.mark.parametrize(
-    "method", [m.compose(m.ditto(), Keeps()), m.compose(m.ditto(), m.LocalHead()), m.compose(m.fedbn(), m.OwnModel())]
-)
-def test_a_client_has_one_model_of_its_own(method, make_model):
-    with pytest.raises(InputError, match=r"own_model.*would have several models of its own; keep one of these"):
-        refuse_misplaced(method, make_model(norm=True))
 
 
 def test_a_method_may_change_to_ditto(make_site, play, plain_sgd):

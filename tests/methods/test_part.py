@@ -85,23 +85,6 @@ def test_compose_refuses_with_a_message(parts, message):
         m.compose(*parts)
 
 
-@pytest.mark.parametrize(
-    ("part", "value", "message"),
-    [
-        (m.Proximal, {"mu": -1.0}, r"Proximal.mu = -1.0: give 0 or more"),
-        (m.Proximal, {"mu": float("nan")}, "Proximal.mu = nan: give a finite number"),
-        (m.Distill, {"tau": 0.0}, r"Distill.tau = 0.0: give more than 0"),
-        (m.NotTrueDistill, {"mix": 1.5}, r"NotTrueDistill.mix = 1.5: give 1 or less"),
-        (m.NotTrueDistill, {"form": "l1"}, r"NotTrueDistill.form = 'l1': give 'kl' or 'mse'"),
-        (m.ServerMomentum, {"beta": 1.0}, r"ServerMomentum.beta = 1.0: give less than 1"),
-        (OwnProximal, {"mu": -1.0}, r"OwnProximal.mu = -1.0"),
-    ],
-)
-def test_a_part_with_a_value_out_of_range_cannot_be_made(part, value, message):
-    with pytest.raises(InputError, match=message):
-        part(**value)
-
-
 def test_a_part_that_is_not_a_dataclass_is_refused():
     class Bare(m.Part):
         pass

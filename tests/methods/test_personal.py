@@ -277,11 +277,9 @@ BODY = ("features.0.weight", "features.0.bias", "head.weight", "head.bias")
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        (m.switch(m.fedper(), m.fedavg(), at=2), "must leave the same entries at the clients in all rounds"),
         (m.compose(Stays(("head.wait",))), "stays: local_names gives 'head.wait', and the model's state has no such"),
         (m.compose(Stays(BODY)), "stays: all parameters would stay at the clients, and none would be averaged"),
         (m.compose(m.fedper(), m.fedcsd()[-1]), "PrototypeSimilarityDistill.* needs the whole global model"),
-        (m.compose(m.fedper(), m.fedssd()[-1]), "with local_head some entries of it are never trained; remove"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

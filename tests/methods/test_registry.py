@@ -61,40 +61,6 @@ def test_an_entry_of_a_job_file_becomes_a_method(given, method):
     assert m.read_method(m.write_method(method)) == method
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ("fednt", r"unknown method 'fednt'; did you mean 'fedntd'\? \(\d+ names are valid\), or give "),
-        ("fed avg!", "unknown method 'fed avg!'"),
-        ({"name": "fedntd", "betta": 1}, r"method fedntd: unknown key 'betta'; did you mean 'beta'\?"),
-        ({"name": "fedavg", "mu": 1}, r"method fedavg: unknown key 'mu' \(valid: none\)"),
-        ({"name": "fedprox", "mu": -1}, r"mu = -1(\.0)?: give 0 or more"),
-        ({"name": "fedprox", "mu": "much"}, r"method fedprox\.mu = 'much': give a number$"),
-        ({"name": "fedntd", "teacher": 1}, r"method fedntd\.teacher = 1: give true or false"),
-        ({"name": "fedntd", "form": "l1"}, r"method fedntd\.form = 'l1': give 'kl' or 'mse'"),
-        ({"beta": 1.0}, r"\{'beta': 1.0\} has no name \(such as"),
-        (["fedntd", "fedlmd"], "whole recipe"),
-        ([], r"method = \[\]: give a name, a table with a name, or a list of tables"),
-        (5, "method = 5: give a name"),
-        ([5], "method"),
-        ([{"until": 5, "method": "fedavg"}], "the last entry only {method = ...}"),
-        ([{"method": "fedavg"}, {"method": "fedntd"}], "each entry is {until = ROUND, method = ...}"),
-        ([{"until": 5, "method": "fedavg"}, "fedntd"], "'fedntd' in a list that changes in time"),
-        ([{"until": 0, "method": "fedavg"}, {"method": "fedntd"}], r"method.until = 0: give the last round"),
-        ([{"until": "x", "method": "fedavg"}, {"method": "fedntd"}], r"method.until = 'x': give the last round"),
-        (
-            [{"until": 5, "method": "fedavg"}, {"until": 5, "method": "fedntd"}, {"method": "fedlmd"}],
-            "method.until = 5 follows 5: rounds must grow",
-        ),
-        ("no_such:Part", "method 'no_such:Part': importing 'no_such' fails: ModuleNotFoundError: No module named"),
-    ],
-    ids=str,
-)
-def test_an_entry_that_is_not_a_method_is_refused_with_a_message(given, message):
-    with pytest.raises(InputError, match=message):
-        m.read_method(given)
-
-
 def test_parts_and_recipes_can_come_from_the_users_module(own):
     method = m.read_method({"name": f"{own}:Own", "strength": 3.0})
     assert repr(method[-1]) == "Own(strength=3.0)"
