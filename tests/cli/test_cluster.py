@@ -2,18 +2,14 @@
 
 import json
 import os
-import re
-import shlex
 import signal
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from rayfed import __version__, read_job
 from rayfed.base.errors import InputError
-from rayfed.cli import main
 from rayfed.folder.owner import lock
 from rayfed.grid.cells import expand
 from rayfed.runtime.jobs import Submission
@@ -154,12 +150,3 @@ def test_the_cluster_gets_a_description_of_the_job_as_text():
     assert of_grid["rayfed_method"] == "a grid of 2 runs"
     assert of_grid["rayfed_job"] != kept["rayfed_job"]
     assert all(isinstance(value, str) for value in (*kept.values(), *of_grid.values()))
-
-
-def test_the_commands_in_the_documentation_have_valid_options():
-    page = (Path(__file__).resolve().parents[2] / "docs/jobs.md").read_text()
-    lines = re.findall(r"^\$ rayfed (.*)$", page, re.MULTILINE)
-    for line in lines:
-        name, *given = shlex.split(line)
-        main.commands[name].make_context(name, given)  # refuses unknown options
-    assert len(lines) >= 4

@@ -1,4 +1,4 @@
-"""docs/cluster.md and the files of cluster/: every command, option and file that they name exists."""
+"""docs/cluster.md, docs/jobs.md and the files of cluster/: every command, option and file that they name exists."""
 
 import re
 import shlex
@@ -11,7 +11,7 @@ from ray.scripts.scripts import cli as ray
 from rayfed.cli import main as rayfed
 
 ROOT = Path(__file__).resolve().parents[2]
-GUIDE = (ROOT / "docs/cluster.md").read_text()
+GUIDE = "\n".join((ROOT / "docs" / page).read_text() for page in ("cluster.md", "jobs.md"))
 BLOCKS = re.findall(r"^```console\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
 COMMANDS = [re.sub(r"^\w*\$ ", "", line) for block in BLOCKS for line in block.splitlines()]
 FILES = [path for path in (ROOT / "cluster").rglob("*") if path.suffix in (".yaml", ".sh") or path.name == "Dockerfile"]
