@@ -64,9 +64,13 @@ def _take(file: int, path: Path, name: str) -> None:
         number, _, host = holder.removeprefix("process ").partition(" on ")
         if (host == platform.node() and os.path.exists(f"/proc/{number}")) or second == LEASES:
             raise Locked(f"'{path}' is being written to by {holder}: wait for it, or stop it")
-        if not second:
-            text = "'%s' is locked by %s, which may be lost: waiting for its lock to end, %d seconds at most"
-            log.warning(text, path, holder, LEASES)
+        if second == 0:
+            log.warning(
+                "'%s' is locked by %s, which may be lost: waiting for its lock to end, %d seconds at most",
+                path,
+                holder,
+                LEASES,
+            )
         time.sleep(1)
 
 

@@ -53,18 +53,21 @@ def sources(job: Job) -> dict[str, bytes]:
     A script or notebook (`__main__`) is none: it may change between a run and its continuation. A library is one only
     where the job names it.
     """
-    named = [type(part).__module__ for part in (*all_parts(job.method), job.data.partition)]
-    named += [job.model.name.partition(":")[0]] if ":" in job.model.name else []
-    named = [name for name in named if name.partition(".")[0] not in ("rayfed", "__main__")]
-    found: dict[str, bytes] = {}
-    while named:
-        module = sys.modules.get(name := named.pop())
+    in_job = [type(part).__module__ for part in all_parts(job.method)]
+    in_job.append(type(job.data.partition).__module__)
+    if ":" in job.model.name:
+        in_job.append(job.model.name.partition(":")[0])
+    unread = [name for name in in_job if name.partition(".")[0] not in ("rayfed", "__main__")]
+    contents: dict[str, bytes] = {}
+    while unread:
+        name = unread.pop()
+        module = sys.modules.get(name)
         file = str(getattr(module, "__file__", None))
-        if module and name not in found and file.endswith(".py") and os.path.isfile(file):
-            found[name] = Path(file).read_bytes()
+        if module and name not in contents and file.endswith(".py") and os.path.isfile(file):
+            contents[name] = Path(file).read_bytes()
             with suppress(SyntaxError):  # it has been changed since it was imported
-                named += [name for name in _imports(module, found[name]) if _is_users(name)]
-    return found
+                unread += [imported for imported in _imports(module, contents[name]) if _is_users(imported)]
+    return contents
 
 
 def is_of(modules: Collection[str], error: BaseException) -> bool:
@@ -77,11 +80,16 @@ def is_of(modules: Collection[str], error: BaseException) -> bool:
 def refuse_another_partition(folder: Path, site: Site, round: int) -> None:
     """Raises `InputError` where a run's clients held other images in a round than the site deals to them."""
     began = read_environment(folder)
-    parts = [began, *(part for part in began.get("resumed", []) if part["after_round"] < round)]
+    in_force = began
+    for resumed in began.get("resumed", []):
+        if resumed["after_round"] < round:
+            in_force = resumed
     now = site.federation.dealt.hash()
-    if parts[-1].get("partition", now) != now:
-        what = f"the partition is not the one of round {round} of the run in '{folder}': clients hold other images now"
-        raise InputError(f"{what}; put back the rule, or the file that it reads, as it was")
+    if in_force.get("partition", now) != now:
+        raise InputError(
+            f"the partition is not the one of round {round} of the run in '{folder}': clients hold other images now; "
+            "put back the rule, or the file that it reads, as it was"
+        )
 
 
 def hash_of_model(site: Site) -> str:

@@ -122,8 +122,10 @@ class Saved:
         if not differing and self.manifest["model"] != hash_of_model(site):
             differing = ["the file of the model's weights, or what is frozen in the model, has changed since"]
         if differing:
-            what = f"the checkpoint of round {self.round} in '{self.folder.place}'"
-            raise InputError(f"{what} belongs to another job: {'; '.join(differing)}")
+            raise InputError(
+                f"the checkpoint of round {self.round} in '{self.folder.place}' belongs to another job: "
+                f"{'; '.join(differing)}"
+            )
 
     def other_bits(self, kinds: Sequence[Kind], modules: Mapping[str, str]) -> list[str]:
         """Why the run would continue to other bits, in words: other hardware, or modules with other hashes."""
@@ -189,7 +191,8 @@ def _content(folder: Folder, name: str) -> bytes:
 
 def _read_manifest(folder: Folder, round: int) -> dict[str, Any]:
     """Raises `Torn`."""
-    content = _content(folder, name := f"{stem(round)}.json")
+    name = f"{stem(round)}.json"
+    content = _content(folder, name)
     try:
         sealed = json.loads(content)
         manifest, digest = sealed["checkpoint"], sealed["sha256"]

@@ -178,7 +178,8 @@ def read_table(path: Path, name: str, after: int = -1) -> pa.Table:
 def to_parquet(table: pa.Table) -> bytes:
     """The content of a Parquet file."""
     texts = [column.name for column in table.schema if column.type == TEXT]  # numbers in a dictionary cost more time
-    pq.write_table(table, content := io.BytesIO(), use_dictionary=texts)
+    content = io.BytesIO()
+    pq.write_table(table, content, use_dictionary=texts)
     return content.getvalue()
 
 
