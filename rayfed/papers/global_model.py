@@ -82,11 +82,12 @@ def consistency(runs: Sequence[Run]) -> Figure:
     groups = apart(runs)
     figure, axes = panels("Consistency of the global model", 1, 1, 3.4)
     for number, (name, group) in enumerate(groups.items()):
-        found = [cosines(run) for run in group.runs]
-        if any(not np.array_equal(rounds, found[0][0]) for rounds, _ in found):
+        of_runs = [cosines(run) for run in group.runs]
+        evaluated = of_runs[0][0]
+        if any(not np.array_equal(rounds, evaluated) for rounds, _ in of_runs):
             raise InputError(f"the runs of '{name}' were evaluated in different rounds; give one of them")
-        values = np.stack([cosine for _, cosine in found])  # (runs, E - 1)
-        line(axes[0, 0], number, found[0][0], values.mean(axis=0), values.min(axis=0), values.max(axis=0), name)
+        values = np.stack([cosine for _, cosine in of_runs])  # (runs, E - 1)
+        line(axes[0, 0], number, evaluated, values.mean(axis=0), values.min(axis=0), values.max(axis=0), name)
     label = "cosine of class accuracies\nwith the evaluated round before"
     axes[0, 0].set(xlabel="round", ylabel=label, ylim=(None, 1.02))
     legend(figure, axes[0, 0])
@@ -109,22 +110,23 @@ def confusion(runs: Sequence[Run], round: int | None = None, clients: Sequence[i
     with the lowest numbers, which the title then says.
     """
     shown = single(runs, "a confusion matrix")
-    found = {name: matrices(run, round, clients) for name, run in shown.items()}
-    most = max(len(of_run) for _, of_run, _ in found.values())
+    of_runs = {name: matrices(run, round, clients) for name, run in shown.items()}
+    most = max(len(of_models) for _, of_models, _ in of_runs.values())
     columns, number_of_classes = min(most, ABREAST), most_classes(shown)
     side = high(number_of_classes, 2.0, 4.0)
     names = LETTER * max(len(shortened(name)) for run in shown.values() for name in run.classes)
     names = names if number_of_classes <= NAMED else 0.3
     size = {"height": side + names + 0.65, "width": columns * (side + names + 0.2) + 1.0}
-    title, measured = "Confusion of classes", [len(there) for *_, there in found.values()]
+    title = "Confusion of classes"
+    measured = [len(clients_measured) for *_, clients_measured in of_runs.values()]
     if not clients and max(measured) > CLIENTS:
         title += f": of the {span(measured)} clients measured in the round, the first {CLIENTS}"
     figure, axes = panels(title, len(shown) * -(-most // columns), columns, **size)
-    for places, (name, (number, of_run, _)) in zip(axes.reshape(len(shown), -1), found.items(), strict=True):
+    for places, (name, (number, of_models, _)) in zip(axes.reshape(len(shown), -1), of_runs.items(), strict=True):
         run = shown[name]
-        for place in places[len(of_run) :]:
+        for place in places[len(of_models) :]:
             place.set_axis_off()
-        for place, (client, matrix) in zip(places, of_run.items(), strict=False):
+        for place, (client, matrix) in zip(places, of_models.items(), strict=False):
             drawn = draw_confusion(place, matrix, run.classes, side)
             model = "global model" if client is None else f"client {client}"
             place.set(title=f"{name}\n{model}, round {number}", xlabel="predicted class")
@@ -210,18 +212,18 @@ def held_by(run: Run, client: int | None) -> list[bool]:
 def counts(runs: Sequence[Run]) -> Figure:
     """The classes of the examples of a round's clients, and those that the global model predicts (FedLMD Fig. 2)."""
     shown = single(runs, "a heat map")
-    found = {name: counted(run) for name, run in shown.items()}
-    for name, (rounds, *_) in found.items():
+    of_runs = {name: counted(run) for name, run in shown.items()}
+    for name, (rounds, *_) in of_runs.items():
         if not len(rounds):
             raise InputError(f"'{shown[name].folder}' has no counts of classes: run it again with this rayfed")
-    shares = {name: [rates(part) for part in parts] for name, (_, *parts) in found.items()}
+    shares = {name: [rates(part) for part in parts] for name, (_, *parts) in of_runs.items()}
     top = max(float(np.nanmax(part, initial=1.0)) for parts in shares.values() for part in parts)
     inches = high(most_classes(shown), 1.8, 4.0)
     options = {"sharex": True, "sharey": same_classes(shown), "width": wide(len(shown))}
     figure, axes = panels("Classes seen and predicted", 2, len(shown), inches + 0.6, **options)
     for column, (name, run) in zip(axes.T, shown.items(), strict=True):
         for place, part, what in zip(column, shares[name], ("examples of the clients", "predictions"), strict=True):
-            drawn = cells(place, found[name][0], part, run.classes, top, inches)
+            drawn = cells(place, of_runs[name][0], part, run.classes, top, inches)
             place.set_title(f"{name}\n{what}")
         column[1].set_xlabel("round")
     for place in axes[:, 0]:

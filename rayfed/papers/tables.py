@@ -73,11 +73,11 @@ def read_paper(name: str, folder: Path | None = None) -> Paper:
     path = grid_of(name, folder)
     cells = {plain(cell.name): cell for cell in expand(read_toml(path))}
     with (path.parent / "results.csv").open(newline="", encoding="utf-8") as file:
-        found = [line for line in csv.DictReader(file) if line["grid"] == path.stem]
+        printed = [line for line in csv.DictReader(file) if line["grid"] == path.stem]
     numbers = {
         name: [
             Theirs(*(line[key] for key in ("metric", "value", "spread", "stat", "note")))
-            for line in found
+            for line in printed
             if (line["setting"], line["method"]) == (cell.setting, cell.method)
         ]
         for name, cell in cells.items()
@@ -180,7 +180,7 @@ def coverage(folder: Path | None = None) -> list[tuple[str, Theirs, str]]:
 
     A run gives it if the number's cell is a valid job and `ours` knows the metric. The run may need data, or measures.
     """
-    found = []
+    numbers_of_papers = []
     for name in grids(folder):
         paper = read_paper(name, folder)
         for cell, numbers in paper.numbers.items():
@@ -189,5 +189,5 @@ def coverage(folder: Path | None = None) -> list[tuple[str, Theirs, str]]:
                 reason = ""
             except InputError as error:
                 reason = str(error)
-            found += [(name, number, reason or without(number.metric)) for number in numbers]
-    return found
+            numbers_of_papers += [(name, number, reason or without(number.metric)) for number in numbers]
+    return numbers_of_papers

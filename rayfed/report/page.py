@@ -19,7 +19,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from rayfed.base.files import write_text
+from rayfed.base.values import table
 from rayfed.folder.read import ClassLoss, Run, forgotten, grouped, read_run, shorten
+from rayfed.models.settings import Adapt
 from rayfed.report import answers, charts, compared, plots
 from rayfed.report.charts import MOST_ROWS, Chart
 from rayfed.report.runs import legible
@@ -39,11 +41,21 @@ TEMPLATES.filters["toml"] = lambda value: json.dumps(value, ensure_ascii=False, 
 TEMPLATES.filters["json"] = lambda value: Markup(json.dumps(value, separators=(",", ":")).replace("<", "\\u003c"))
 
 
+def _of_model(model: dict[str, Any]) -> dict[str, Any]:
+    """A model's table without the keys of all models that have their defaults."""
+    default = table(Adapt())
+    return {key: value for key, value in model.items() if key not in default or value != default[key]}
+
+
+TEMPLATES.filters["of_model"] = _of_model
+
+
 def write_report(folder: Path, path: Path | None = None) -> Path:
     """Make a run's page from its folder alone: `report.html` in it, or `path`. Raises `InputError`."""
     with legible(folder):
         page = run_page(read_run(folder))
-    write_text(path := path or folder / "report.html", page)
+    path = path or folder / "report.html"
+    write_text(path, page)
     return path
 
 

@@ -34,10 +34,10 @@ class Result:
         return read_table(self.path, "confusions")
 
     def __repr__(self) -> str:
-        told = summarise(self.rounds.to_pylist())
+        summary = summarise(self.rounds.to_pylist())
         line = "accuracy {test_accuracy:.1%}, forgetting {forgetting:.1%}, in round {round}"
-        best, last = (line.format(**told[which]) for which in ("best", "last"))
-        return f"Result of {told['rounds']} rounds\n  best  {best}\n  last  {last}\n  path  {self.path}"
+        best, last = (line.format(**summary[which]) for which in ("best", "last"))
+        return f"Result of {summary['rounds']} rounds\n  best  {best}\n  last  {last}\n  path  {self.path}"
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the numbers, and the accuracy by round."""
