@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from rayfed.base.errors import InputError, did_you_mean, nearest, refuse_secrets, told
+from rayfed.base.files import read_regular
 from rayfed.base.spans import at
 from rayfed.base.values import Checked, Form, Ge, Gt, PathMark, UnknownKey, build, keys, nearest_key, table
 from rayfed.clients.participation import Participation
@@ -213,7 +214,8 @@ def read_toml(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(source, Mapping):
         return dict(source)
     try:
-        return tomllib.loads(Path(source).read_text(encoding="utf-8-sig"))  # some editors write a mark in front
+        text = read_regular(Path(source)).decode("utf-8-sig")  # some editors write a mark in front
+        return tomllib.loads(text)
     except FileNotFoundError:
         raise InputError(f"no job file '{source}'; jobs/quickstart.toml is an example") from None
     except (OSError, ValueError) as error:  # of TOML, of UTF-8, of a path with a zero byte

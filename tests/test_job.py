@@ -1,5 +1,6 @@
 """Job files: how they are read, overridden and written."""
 
+import os
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from rayfed.base.values import keys
 from rayfed.clients.settings import Training
 from rayfed.data.partition import PARTITIONS
 from rayfed.grid.cells import Grid
-from rayfed.job import Model, Output, RayOptions, override, read_job
+from rayfed.job import Model, Output, RayOptions, override, read_job, read_toml
 from rayfed.methods import Proximal, fedavg, fedlmd_tf, fedntd
 from rayfed.models.registry import MODELS as BUILDERS
 from rayfed.models.settings import MODELS
@@ -122,6 +123,12 @@ def test_a_folder_named_like_a_source_in_other_spelling_is_the_folder(tmp_path, 
     Path("MNIST").mkdir()
     assert read_job({"name": "n"}, {"data.source": "MNIST"}).data.source == "MNIST"
     assert read_job({"name": "n"}, {"data.source": "Emnist"}).data.source == "emnist"
+
+
+def test_a_pipe_in_place_of_a_job_file_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "job.toml")
+    with pytest.raises(InputError, match=r"cannot be read: .*no regular file"):
+        read_toml(tmp_path / "job.toml")
 
 
 def test_a_byte_order_mark_in_front_of_a_job_is_ignored(tmp_path):

@@ -122,7 +122,9 @@ def test_methods_describes_one_method(rayfed):
     assert lines[-1].split()[:2] == ["mu", "0.01"]
 
 
-def test_methods_describes_a_users_part(folder, rayfed):
+def test_methods_describes_a_users_part(folder, rayfed, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mine", None)  # so that it leaves none behind
+    sys.modules.pop("mine")
     (folder / "mine.py").write_text(
         "from dataclasses import dataclass\nfrom typing import Annotated\nfrom rayfed.methods import Part\n"
         '@dataclass(frozen=True)\nclass Mine(Part):\n    mu: Annotated[float, "how much"] = 0.5\n'

@@ -70,16 +70,6 @@ def test_warnings_of_the_package_go_to_standard_error(folder, rayfed, monkeypatc
     assert not logging.getLogger("rayfed").handlers
 
 
-def test_an_own_loss_that_trains_beside_the_cross_entropy_is_warned_about_before_training(folder, rayfed):
-    loss = (
-        BROKEN.partition("    def ")[0] + "    def loss(self, batch, local):\n        return batch.labels.sum() * 0.0\n"
-    )
-    (folder / "my_loss.py").write_text(loss)
-    result = rayfed("run", "job.toml", "-s", "method=my_loss:Broken")
-    assert result.stderr.startswith("warning: Broken.loss reads the labels, and CrossEntropy learns them too")
-    assert (result.exit_code, result.stderr.count("\n")) == (0, 1)
-
-
 def test_force_replaces_the_results_of_a_run(folder, rayfed):
     assert rayfed("run", "job.toml").exit_code == 0
     assert rayfed("run", "job.toml", "-s", "seed=1", "--force").exit_code == 0
