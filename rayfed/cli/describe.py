@@ -62,7 +62,8 @@ def describe(name: str) -> None:
     if paper := document(name):
         print(paper, end="\n\n")
     rows = [(parameter, default_text(default), what) for parameter, default, what in parameters(name)]
-    print_table(["parameter", "default", "what"], rows)
+    if rows:
+        print_table(["parameter", "default", "what"], rows)
 
 
 def default_text(value: Any) -> str:
