@@ -218,7 +218,7 @@ def read_toml(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
         return tomllib.loads(text)
     except FileNotFoundError:
         raise InputError(f"no job file '{source}'; jobs/quickstart.toml is an example") from None
-    except (OSError, ValueError) as error:  # of TOML, of UTF-8, of a path with a zero byte
+    except (OSError, ValueError, RecursionError) as error:  # of TOML, of UTF-8, of a path with a zero byte
         raise InputError(f"job file '{source}' cannot be read: {error}") from None
 
 
