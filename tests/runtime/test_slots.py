@@ -192,19 +192,20 @@ def test_a_grid_whose_command_was_killed_goes_on_when_it_is_given_again(tables, 
     """With a Ray of its own, which ends with the command."""
     import tomli_w
 
-    tables["train"]["num_rounds"], tables["ray"] = 40, {"actors": 2}
+    tables["train"]["num_rounds"], tables["ray"] = 80, {"actors": 2}
     Path("g.toml").write_text(tomli_w.dumps(tables))
     command = [sys.executable, "-m", "rayfed", "run", "g.toml"]
     first = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
     runs = [folder_of(job) for job in jobs_of(tables)]
     while not any(read_summary(run).get("rounds", 0) > 2 for run in runs):
         assert first.poll() is None
-        time.sleep(0.1)
+        time.sleep(0.02)
     os.killpg(first.pid, signal.SIGKILL)
     first.wait()
-    assert not all(read_summary(run).get("status") == "done" for run in runs)
+    cut_off = [run for run in runs if 2 < read_summary(run).get("rounds", 0) < 80]
+    assert cut_off
     again = subprocess.run(command, check=True, capture_output=True, text=True)
-    assert again.stdout.count("  best 0.") == 4, again.stdout
+    assert "4 of 4 runs done;" in again.stdout
     assert [outcome(job) for job in jobs_of(tables)] == [alone(job) for job in jobs_of(tables)]
-    assert json.loads((runs[0] / "environment.json").read_text())["resumed"]
+    assert all(json.loads((run / "environment.json").read_text())["resumed"] for run in cut_off)
     shutil.rmtree("runs")
