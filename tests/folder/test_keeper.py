@@ -145,6 +145,12 @@ def test_the_summary_has_best_and_last_round_and_the_costs(site):
     assert (summary["seconds"], summary["bytes_down"], summary["bytes_up"]) == (3.0, 300, 30)
 
 
+def test_a_folder_where_a_file_is_to_be_written_aside_does_not_stop_it(tmp_path):
+    (tmp_path / ".summary.json.tmp/inner").mkdir(parents=True)
+    files.write_text(tmp_path / "summary.json", "{}")
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
+
+
 def test_the_summary_of_a_failed_run_says_why(site):
     with suppress(ZeroDivisionError), Keeper(site, LocalWorkers(site)):
         raise ZeroDivisionError("so")

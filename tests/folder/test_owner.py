@@ -38,6 +38,7 @@ def locked_for_others(path):
 def test_the_lock_is_one_that_nfs_carries_and_lasts_until_it_is_given_back(tmp_path):
     """Neither a reader nor a forked child in between takes it away, as each would take a lock of `lockf`."""
     held = lock(tmp_path)
+    assert (tmp_path / ".lock").stat().st_mode & 0o077 == 0, "who can read it can lock it"
     shutil.copytree(tmp_path, tmp_path / "copy")
     if (child := os.fork()) == 0:
         os.close(held)

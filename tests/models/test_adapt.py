@@ -3,6 +3,7 @@
 import builtins
 import copy
 import math
+import os
 import re
 from dataclasses import replace
 
@@ -271,6 +272,12 @@ def test_a_file_that_does_not_fit_is_refused_with_what_does_not(file, other, mes
     path = file(built(), **other)
     with pytest.raises(InputError, match=f"model.weights = '.*' does not fit the model: {message}"):
         adapted("lenet", weights=path)
+
+
+def test_a_pipe_in_place_of_a_file_of_weights_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "w.safetensors")
+    with pytest.raises(InputError, match=r"not a safetensors file that can be read \(.*no regular file"):
+        adapted("lenet", weights=str(tmp_path / "w.safetensors"))
 
 
 def test_a_file_that_is_no_safetensors_is_refused(tmp_path):
