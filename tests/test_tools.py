@@ -1,0 +1,96 @@
+"""The tools: each can be imported, and does its work once. Nothing here asserts on seconds."""
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rayfed.grid.cells import expand
+from rayfed.job import read_toml
+
+ROOT = Path(__file__).resolve().parents[1]
+TOOLS = {path.stem: path for path in sorted((ROOT / "tools").glob("*.py"))}
+
+
+def tool(name):
+    """A file of tools/ as a module, which other tools can import."""
+    spec = importlib.util.spec_from_file_location(name, TOOLS[name])
+    sys.modules[name] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_a_tool_finds_all_that_it_needs_of_rayfed(name):
+    assert tool(name).__doc__
+
+
+def test_the_comparisons_tables_are_made_from_its_results_and_the_readme_has_rows_of_them():
+    """No number was typed by hand. Values were chosen by runs with other seeds than those that are reported."""
+    comparison, personal = tool("make_comparison"), tool("make_personal")
+    page, readme = comparison.PAGE.read_text(), (ROOT / "README.md").read_text()
+    records, own = (
+        comparison.read_records(comparison.RESULTS),
+        comparison.read_records(personal.RESULTS, personal.Record),
+    )
+    assert personal.put_tables(comparison.put_tables(page, records), own) == page
+    for rows in (records, own):
+        cells = {(row.setting, row.method, row.seed) for row in rows}
+        settings, methods, seeds = map(set, zip(*cells, strict=True))
+        assert len(rows) == len(cells) == len(settings) * len(methods) * len(seeds) and len(seeds) >= 3
+    row = re.compile(r"^\| \[(\w+)\]\(.*?\) \| (.*) \|$", re.MULTILINE)
+    theirs, ours = (
+        dict(row.findall(page.partition("## The tables")[2].partition("\n## ")[0])),
+        dict(row.findall(readme)),
+    )
+    assert len(ours) >= 5 and ours.items() <= theirs.items()
+    for tuning, reported in (
+        (comparison.TUNING, comparison.REPORTED.values()),
+        (personal.TUNING, [personal.REPORTED]),
+    ):
+        tries, seeds = read_toml(tuning), [read_toml(file)["grid"]["seeds"] for file in reported]
+        assert not {*tries["grid"]["seeds"]} & {seed for one in seeds for seed in one}
+        assert f"{len(expand(tries))} runs" in tuning.read_text()
+
+
+@pytest.mark.slow
+def test_all_contenders_of_the_benchmark_do_the_same_work(tmp_path):
+    """FedNTD, on the embedded images."""
+    contenders = ["ray", "tuned", "here", "plain"]
+    options = ["--quick", "--workloads", "W3", "--contenders", *contenders, "--json", tmp_path / "out.json"]
+    run = subprocess.run([sys.executable, TOOLS["bench"], *options], capture_output=True, text=True, timeout=280)
+    assert run.returncode == 0, run.stderr
+    lines = json.loads((tmp_path / "out.json").read_text())["workloads"]["W3"]["contenders"]
+    assert [line["contender"] for line in lines] == contenders
+    for laps in zip(*(line["laps"] for line in lines), strict=True):
+        assert len({(lap["number"], lap["clients"]) for lap in laps}) == 1
+        assert max(lap["accuracy"] for lap in laps) - min(lap["accuracy"] for lap in laps) <= 0.05
+
+
+def shown(notebook):
+    """What the cells print, without decimals, whose last digits differ between processors, and how much they draw."""
+    for cell in notebook.cells:
+        outputs = cell.get("outputs", [])
+        text = "".join(output.text for output in outputs if output.output_type == "stream")
+        yield re.sub(r"-?\d+\.\d+", "#", text), sum("image/png" in output.get("data", {}) for output in outputs)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_notebook_runs_and_prints_what_its_committed_outputs_say(tmp_path, monkeypatch):
+    pytest.importorskip("nbclient")
+    notebook = tool("run_notebook")
+    for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "MPLCONFIGDIR"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    committed = notebook.nbformat.read(notebook.NOTEBOOK, as_version=4)
+    notebook.nbformat.validate(committed)
+    (tmp_path / "work").mkdir()
+    fresh = notebook.executed(tmp_path / "work")
+    assert list(shown(fresh)) == list(shown(committed))
+    text = re.sub(r'"image/png": "[^"]*"', "", notebook.NOTEBOOK.read_text())
+    assert not re.search(r"(?<![\w.])/(home|root|work|Users|mnt|tmp)\b", text), "nothing of a machine"
