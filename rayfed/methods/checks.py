@@ -1,6 +1,5 @@
 """What is checked of a method: before a run, that its parts make sense; in it, what the hooks give."""
 
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from rayfed.base.errors import InputError, RunFailed, told
-from rayfed.clients.settings import Training
 from rayfed.methods.part import (
     Held,
     Method,
@@ -18,7 +16,7 @@ from rayfed.methods.part import (
     gives_memory,
     in_turn,
     name_of,
-    stages,
+    parts_at,
     trains,
 )
 from rayfed.methods.personal import local_names, shared
@@ -28,14 +26,14 @@ from rayfed.tensors.trees import Tree, copied, dotted, is_container, leaves
 from rayfed.tensors.weights import Weights, state
 
 
-def doubts(method: Method, model: nn.Module, training: Training, measured: bool = False) -> Iterator[str]:
+def doubts(method: Method, model: nn.Module, num_rounds: int, measured: bool = False) -> Iterator[str]:
     """Warnings of what the user of a method may not mean; `measured` is whether the clients' models are measured.
 
     Raises `InputError` where the parts make no sense together, or nothing would be trained.
     """
     refuse_misplaced(method, model)
     _refuse_vain(method)
-    yield from of_rounds(method, training)
+    yield from of_rounds(method, num_rounds)
     yield from of_models(method, model, measured)
 
 
@@ -86,33 +84,13 @@ def refuse_misplaced(method: Method, model: nn.Module) -> None:
             )
 
 
-def of_rounds(method: Method, training: Training) -> Iterator[str]:
-    """Warnings of a method that changes in time: of rounds without training, and of changes that never come.
-
-    Raises `InputError` where no client would ever train.
-    """
-    yield from _of_idle_rounds(method, training.num_rounds)
-    changes = [first for first, _, _ in stages(method, 1, sys.maxsize)][1:]
-    missed = [number for number in changes if number > training.num_rounds]
-    if missed:
-        yield (
-            f"the method changes in round {missed[0]}, and train.num_rounds = {training.num_rounds}: it never does; "
-            "give `until` an earlier round, or the run more rounds"
-        )
-    elif changes and training.patience:
-        yield (
-            f"train.patience = {training.patience} may end the run before round {changes[-1]}, in which the method "
-            "changes"
-        )
-
-
-def _of_idle_rounds(method: Method, num_rounds: int) -> Iterator[str]:
-    idle = [(first, last, parts) for first, last, parts in stages(method, 1, num_rounds) if not trains(parts)]
-    count = sum(last - first + 1 for first, last, _ in idle)
-    if count == 0 or (count == 1 and idle[0][0] > 1):  # a single round, after training, is what such a method is for
+def of_rounds(method: Method, num_rounds: int) -> Iterator[str]:
+    """A warning of rounds in which no client trains. Raises `InputError` where no client would ever train."""
+    idle = [round for round in range(1, num_rounds + 1) if not trains(parts_at(method, round))]
+    count = len(idle)
+    if count == 0 or (count == 1 and idle[0] > 1):  # a single round, after training, is what such a method is for
         return
-    _, _, parts = idle[-1]
-    names = " + ".join(name_of(type(part)) for part in parts if part.slot == "average")
+    names = " + ".join(name_of(type(part)) for part in parts_at(method, idle[-1]) if part.slot == "average")
     why = f"{names} changes a trained model, and no client trains in its rounds, which are {count} of {num_rounds}"
     rather = f'method = [{{until = {max(1, num_rounds - 1)}, method = "fedavg"}}, {{method = ...}}]'
     if count == num_rounds:

@@ -30,8 +30,7 @@ FedProx (Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 20
 import difflib
 import functools
 import inspect
-import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, get_args, get_type_hints
 
@@ -64,7 +63,6 @@ class Part(Checked):
     keeps_model: ClassVar[bool] = False  # whether its memory is the weights of a model of the client's own
 
     def __init_subclass__(cls) -> None:
-        refuse_misspelt_slot(cls)
         refuse_misspelt_hooks(cls)
         if not hasattr(cls, "slot"):
             cls.slot = name_of(cls)
@@ -122,16 +120,6 @@ class Part(Checked):
         return state, step
 
 
-def refuse_misspelt_slot(cls: type[Part]) -> None:
-    slot = vars(cls).get("slot", "")  # "": inherited, or the class's name
-    near = difflib.get_close_matches(slot.lower(), ROLES, n=1, cutoff=0.8)
-    if near and slot not in ROLES and not slot.startswith("my_"):
-        raise InputError(
-            f"{cls.__name__}.slot = '{slot}': did you mean '{near[0]}'? Else take a name that is less like it, such as "
-            f"'my_{near[0]}'"
-        )
-
-
 def refuse_misspelt_hooks(cls: type[Part]) -> None:
     """Refuse a method that is named nearly as a hook and takes what the hook takes: it would never be called."""
     for name, method in vars(cls).items():
@@ -160,31 +148,45 @@ def defines(part: Part, hook: str) -> bool:
     return getattr(type(part), hook) is not getattr(Part, hook)
 
 
-def parts_at(method: "Method", round: int) -> Parts:
-    """The parts in force in a round."""
-    return method(round) if isinstance(method, Switch) else method
-
-
 @dataclass(frozen=True)
 class Switch:
-    """A method that changes in time: `before` in rounds 1 to `at - 1`, `after` from round `at` on (FedLMD, Fig. 8)."""
+    """A method that changes in time: the first round and the parts of each of its stages."""
 
-    before: "Method"
-    after: "Method"
-    at: int
-
-    def __post_init__(self) -> None:
-        if self.at < 2:
-            raise InputError(f"switch: at = {self.at}: a method can change at round 2 or later")
-        if isinstance(self.after, Switch) and self.after.at <= self.at:
-            raise InputError(f"switch: at = {self.at}, then at = {self.after.at}: the second change must come later")
-
-    def __call__(self, round: int) -> Parts:
-        return parts_at(self.before if round < self.at else self.after, round)
+    stages: tuple[tuple[int, Parts], ...]
 
 
-switch = Switch  # as a verb, like `compose`
 Method = Parts | Switch
+
+
+def switch(before: Method, after: Method, at: int) -> Switch:
+    """`before` in rounds 1 to `at - 1`, `after` from round `at` on (FedLMD, Fig. 8)."""
+    if at < 2:
+        raise InputError(f"switch: at = {at}: a method can change at round 2 or later")
+    earlier = [(first, parts) for first, parts in stages(before) if first < at]
+    (_, changed), *later = stages(after)
+    if later and later[0][0] <= at:
+        raise InputError(f"switch: at = {at}, then at = {later[0][0]}: the second change must come later")
+    return Switch((*earlier, (at, changed), *later))
+
+
+def stages(method: Method) -> tuple[tuple[int, Parts], ...]:
+    """The parts that a method has in turn, those in force together in one tuple, each with their first round."""
+    return method.stages if isinstance(method, Switch) else ((1, method),)
+
+
+def in_turn(method: Method) -> tuple[Parts, ...]:
+    """The parts of each stage."""
+    return tuple(parts for _, parts in stages(method))
+
+
+def parts_at(method: Method, round: int) -> Parts:
+    """The parts in force in a round."""
+    return [parts for first, parts in stages(method) if first <= round][-1]
+
+
+def all_parts(method: Method) -> Parts:
+    """Every part that a method has in any round."""
+    return sum(in_turn(method), ())
 
 
 def trains(parts: Parts) -> bool:
@@ -205,25 +207,6 @@ def gives_memory(report: Callable[..., Any]) -> bool:
 def remembers(parts: Parts) -> bool:
     """Whether clients may have a memory after a round with these parts; entries that stay there are one."""
     return any(defines(part, "local_names") or gives_memory(type(part).report) for part in parts)
-
-
-def stages(method: Method, first: int, last: int) -> Iterator[tuple[int, int, Parts]]:
-    """A method's parts in the rounds `first` to `last`, one after the other, each with its own first and last round."""
-    if isinstance(method, Switch):
-        yield from stages(method.before, first, min(last, method.at - 1))
-        yield from stages(method.after, max(first, method.at), last)
-    elif isinstance(method, tuple) and first <= last:
-        yield first, last, method
-
-
-def in_turn(method: Method) -> tuple[Parts, ...]:
-    """The parts that a method has in any round, those in force together in one tuple."""
-    return tuple(parts for _, _, parts in stages(method, 1, sys.maxsize))
-
-
-def all_parts(method: Method) -> Parts:
-    """Every part that a method has in any round."""
-    return sum(in_turn(method), ())
 
 
 @dataclass(frozen=True, eq=False)

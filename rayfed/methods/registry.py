@@ -18,7 +18,7 @@ from rayfed.base.errors import InputError, told
 from rayfed.base.values import build, find, name_in, named, sentence, table
 from rayfed.methods import recipes
 from rayfed.methods.composition import compose
-from rayfed.methods.part import Method, Part, Parts, Switch, name_of, switch
+from rayfed.methods.part import Method, Part, Parts, Switch, all_parts, in_turn, name_of, switch
 from rayfed.methods.server import Average
 from rayfed.methods.supervise import CrossEntropy
 
@@ -54,15 +54,12 @@ def read_method(given: Any) -> Method:
 
 def check_method(method: Any, optimizer: str = "sgd") -> None:
     """Raise `InputError` unless `compose`, a recipe or `switch` made the method, and all parts allow the optimizer."""
-    if isinstance(method, Switch):
-        check_method(method.before, optimizer)
-        check_method(method.after, optimizer)
-        return
-    if not isinstance(method, tuple) or "average" not in {getattr(part, "slot", "") for part in method}:
-        raise InputError(
-            f"method = {told(method)}: not a method; make one with compose(...), fedntd() and the like, or switch"
-        )
-    for part in method:
+    for parts in in_turn(method):
+        if not isinstance(parts, tuple) or "average" not in {getattr(part, "slot", "") for part in parts}:
+            raise InputError(
+                f"method = {told(parts)}: not a method; make one with compose(...), fedntd() and the like, or switch"
+            )
+    for part in all_parts(method):
         if part.needs_sgd and optimizer != "sgd":
             raise InputError(
                 f"train.optimizer = '{optimizer}': the part '{name_in(PARTS, type(part))}' counts on steps that are "
@@ -73,11 +70,11 @@ def check_method(method: Any, optimizer: str = "sgd") -> None:
 
 def write_method(method: Method) -> Any:
     """A method as `read_method` reads it."""
-    if isinstance(method, Switch):
-        after = write_method(method.after)
-        later = after if isinstance(method.after, Switch) else [{"method": after}]
-        return [{"until": method.at - 1, "method": write_method(method.before)}, *later]
-    return [{"name": name_in(PARTS, type(part)), **table(part)} for part in method]
+    lists = [[{"name": name_in(PARTS, type(part)), **table(part)} for part in parts] for parts in in_turn(method)]
+    if not isinstance(method, Switch):
+        return lists[0]
+    untils = [{"until": first - 1} for first, _ in method.stages[1:]]
+    return [{**until, "method": parts} for until, parts in zip([*untils, {}], lists, strict=True)]
 
 
 def _read_switch(entries: list[Any]) -> Method:
@@ -110,7 +107,8 @@ def describe(method: Method) -> str:
     ('fedntd beta = 0.5', 'not_true_distill + proximal, with cross_entropy and average')
     """
     if isinstance(method, Switch):
-        return f"{describe(method.before)}; from round {method.at} on: {describe(method.after)}"
+        first, *later = method.stages
+        return describe(first[1]) + "".join(f"; from round {at} on: {describe(parts)}" for at, parts in later)
     held = {f.name: getattr(part, f.name) for part in reversed(method) for f in dataclasses.fields(part)}  # type: ignore[arg-type]
     found = []
     for name, recipe in RECIPES.items():

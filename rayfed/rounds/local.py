@@ -138,7 +138,7 @@ def open_site(job: Job) -> Site:
     measures.refuse_absent(job.measure_layers, model, inputs, job.measure_clients, federation.num_clients)
     for part in all_parts(job.method):
         part.check(model)
-    for doubt in doubts(job.method, model, job.train, measured="local" in job.measure):
+    for doubt in doubts(job.method, model, job.train.num_rounds, measured="local" in job.measure):
         log.warning("%s", doubt)
     model.to(memory_format=torch.channels_last)  # convolutions on CPUs: a third faster
     return Site(model, federation, job, torch.device("cpu"), trace)

@@ -204,21 +204,11 @@ def test_ccvr_refuses_a_model_without_a_head_that_trains(head):
 
 def test_ccvr_in_several_rounds_is_warned_of():
     assert not trains(m.ccvr()) and trains(m.fedavg()) and trains(m.feddf())
-    nine = Training(num_rounds=9)
-    assert list(of_rounds(m.switch(m.fedavg(), m.ccvr(), at=9), nine)) == []
-    (said,) = of_rounds(m.switch(m.fedavg(), m.ccvr(), at=7), nine)
+    assert list(of_rounds(m.switch(m.fedavg(), m.ccvr(), at=9), 9)) == []
+    (said,) = of_rounds(m.switch(m.fedavg(), m.ccvr(), at=7), 9)
     assert "which are 3 of 9. Give it the last round alone: method = [{until = 8" in said
-    (said,) = of_rounds(m.switch(m.ccvr(), m.fedavg(), at=2), nine)
+    (said,) = of_rounds(m.switch(m.ccvr(), m.fedavg(), at=2), 9)
     assert "which are 1 of 9" in said
-
-
-def test_a_change_that_never_comes_or_may_not_is_warned_of():
-    later = m.switch(m.fedavg(), m.ccvr(), at=10)
-    (said,) = of_rounds(later, Training(num_rounds=9))
-    assert said.startswith("the method changes in round 10, and train.num_rounds = 9: it never does")
-    (said,) = of_rounds(later, Training(num_rounds=10, patience=3))
-    assert said == "train.patience = 3 may end the run before round 10, in which the method changes"
-    assert not list(of_rounds(later, Training(num_rounds=10))) + list(of_rounds(m.fedavg(), Training(patience=3)))
 
 
 def test_a_server_that_diverges_says_what_to_lower(make_site, play):

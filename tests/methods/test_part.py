@@ -114,16 +114,6 @@ def test_a_slot_is_the_name_of_the_class_unless_the_class_or_its_base_sets_it():
     assert name_of(SecondHeir) == "second_heir"
 
 
-@pytest.mark.parametrize("slot", ["supervised", "Supervise", "supervision", "averages"])
-def test_a_slot_that_is_nearly_one_that_compose_fills_is_refused(slot):
-    near = "average" if slot == "averages" else "supervise"
-    told = rf"Focal.slot = '{slot}': did you mean '{near}'\? Else take a name .* such as 'my_{near}'"
-    with pytest.raises(InputError, match=told):
-        type("Focal", (m.Part,), {"slot": slot})
-    for fine in (near, f"my_{near}", "distill", "weighted_mean"):
-        assert type("Focal", (m.Part,), {"slot": fine}).slot == fine
-
-
 def test_hooks_that_are_not_defined_do_nothing():
     part, step = m.Part(), object()
     assert part.init({}) is part.survey(None) is part.loss(None, None) is None
