@@ -14,7 +14,7 @@ from torch import nn
 
 from rayfed.base.aside import aside
 from rayfed.base.errors import InputError
-from rayfed.base.spans import at, span, timed
+from rayfed.base.noted import at
 from rayfed.base.storage import Folder
 from rayfed.folder.keeper import Keeper
 from rayfed.folder.log import logging_to_file
@@ -31,7 +31,6 @@ from rayfed.rounds.display import Display
 from rayfed.rounds.local import Site, open_site
 from rayfed.rounds.round import ClientRow
 from rayfed.rounds.workers import Workers
-from rayfed.runtime.profile import finished
 from rayfed.runtime.workers import open_workers, opened
 from rayfed.tensors.weights import whole, with_weights
 
@@ -179,16 +178,13 @@ def _train(
         last = run.keeper.restored()
         if last is not None:
             display.restored(last)
-            finished(last.round)
         for round in engine.rounds(run.site, run.workers, last, run.keeper.early_end):
             run.keeper.keep(round)
             last = round
             if run.workers.finished(round):  # Ray may soon end this process
                 run.keeper.checkpoint(round)
             run.tell_trackers(round.round)
-            with span("display"):
-                display.round(round)
-            finished(round.round)
+            display.round(round)
     assert last is not None, "there is always a round 0"
     return Result(run.keeper.path, read_table(run.keeper.path, "rounds"), whole(run.site.model, last.weights))
 
@@ -234,11 +230,9 @@ def _writing_page() -> Iterator[Callable[[Path], None]]:
     try:
         yield begin
     finally:
-        with span("waiting: page"):
-            wait(pages)
+        wait(pages)
 
 
-@timed("data, model")
 def _checked_site(job: Job, saved: Saved | None) -> Site:
     with at("the opening of the data and the model"):
         site = open_site(job)
@@ -315,7 +309,6 @@ def _read(job: Mapping[str, Any] | Job, overrides: Mapping[str, Any] | None, met
     return replace(read_job({**job, "method": "fedavg"}, overrides), method=method)
 
 
-@timed("page")
 def _write_page(path: Path) -> None:
     """Write the run's page. A run does not fail where its page cannot be made."""
     try:

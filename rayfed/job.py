@@ -19,7 +19,7 @@ from typing import Annotated, Any, Literal
 
 from rayfed.base.errors import InputError, did_you_mean, nearest, refuse_secrets, told
 from rayfed.base.files import read_regular
-from rayfed.base.spans import at
+from rayfed.base.noted import at
 from rayfed.base.values import Checked, Form, Ge, Gt, PathMark, UnknownKey, build, keys, nearest_key, table
 from rayfed.clients.participation import Participation
 from rayfed.clients.settings import Training

@@ -1,1 +1,1 @@
-"""The ground: errors, checked values, seeds, isolation of hooks, files, spans of time."""
+"""The ground: errors, checked values, seeds, isolation of hooks, files, a note for the parent process."""

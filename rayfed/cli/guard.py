@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rayfed.base.errors import ENDED, STOPPED, Resumable, RunFailed
-from rayfed.base.spans import noted
+from rayfed.base.noted import noted
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 AWAITED = (*PASSED_ON, signal.SIGTSTP, signal.SIGCHLD)

@@ -9,9 +9,6 @@ from pathlib import Path
 import click
 
 from rayfed.base.errors import InputError, RunFailed
-from rayfed.base.spans import span
-from rayfed.cli.profile import profile_option
-from rayfed.runtime.profile import profile
 from rayfed.screen.options import Overrides, job_argument, other_bits_option, set_option, trust_option
 from rayfed.screen.text import busy
 
@@ -23,7 +20,6 @@ from rayfed.screen.text import busy
 @click.option("--resume", is_flag=True, help="Continue the run if it was begun; else begin it.")
 @other_bits_option
 @trust_option
-@profile_option
 @click.option("--only", metavar="PATTERN", default="*", help="Of a grid, the runs whose names match: '*/fedntd/*'.")
 @click.option("--list", "listed", is_flag=True, help="List the runs and do nothing.")
 def run(job: str, overrides: Overrides, force: bool, resume: bool, other_bits: bool, only: str, listed: bool) -> None:
@@ -41,7 +37,7 @@ def run(job: str, overrides: Overrides, force: bool, resume: bool, other_bits: b
     """
     if force and resume:
         raise InputError("--force begins the run again, and --resume continues it: give one of the two")
-    with busy(f"reading {job}"), span("imports"):
+    with busy(f"reading {job}"):
         from rayfed.grid.cells import expand, matching
         from rayfed.job import read_toml
 
@@ -50,16 +46,13 @@ def run(job: str, overrides: Overrides, force: bool, resume: bool, other_bits: b
         jobs = [cell.job() for cell in chosen]  # the first brings torch
     if listed:
         print("\n".join(job.name for job in jobs))
-    elif profile() and len(jobs) > 1:
-        raise InputError(f"--profile is of a single run: choose one of the {len(jobs)} with --only '{jobs[0].name}'")
     elif chosen[0].grid:
         from rayfed.grid.command import run_grid
 
         run_grid(cells, jobs, force, other_bits)
     else:
-        with span("imports"):
-            from rayfed import experiment
-            from rayfed.screen.display import on_screen
+        from rayfed import experiment
+        from rayfed.screen.display import on_screen
 
         on_screen(partial(experiment.run, jobs[0], force=force, resume=resume, other_bits=other_bits))
 
@@ -69,7 +62,6 @@ def run(job: str, overrides: Overrides, force: bool, resume: bool, other_bits: b
 @set_option
 @other_bits_option
 @trust_option
-@profile_option
 def resume(run: str, overrides: Overrides, other_bits: bool) -> None:
     """Continue a run that was stopped, or killed.
 
@@ -83,7 +75,7 @@ def resume(run: str, overrides: Overrides, other_bits: bool) -> None:
       rayfed resume runs/quickstart -s train.num_rounds=50
       rayfed resume runs/quickstart -s ray.mode=off
     """
-    with busy(f"reading {run}"), span("imports"):
+    with busy(f"reading {run}"):
         from rayfed import experiment
         from rayfed.screen.display import on_screen
 

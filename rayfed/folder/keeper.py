@@ -18,7 +18,7 @@ import tomli_w
 
 from rayfed.base.errors import InputError, KilledActors, RunFailed, Unwritable, cut
 from rayfed.base.files import write_bytes, write_text, writing_to
-from rayfed.base.spans import note, timed
+from rayfed.base.noted import note
 from rayfed.folder.checkpoint import Checkpoints, clear_checkpoints
 from rayfed.folder.owner import lock, owning
 from rayfed.folder.places import Place
@@ -75,7 +75,6 @@ class Keeper:
         self._last: Round | None = None  # that was given to `keep`
         self._is_open = False
 
-    @timed("run's folder")
     def __enter__(self) -> Keeper:
         self._place.refuse_unwritable()
         if self._saved is None:
@@ -137,7 +136,6 @@ class Keeper:
         self._summarise("running")
         self._tried = time.monotonic()
 
-    @timed("checkpoint")
     def restored(self) -> Round | None:
         """The round of the checkpoint to continue from; None for a new run."""
         if self._saved is None:
@@ -184,7 +182,6 @@ class Keeper:
         output = self._site.job.output
         return round == 1 or round % output.every == 0 or time.monotonic() >= self._tried + output.every_seconds
 
-    @timed("tables")
     def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         with self._owned:
             ended = error
@@ -214,7 +211,6 @@ class Keeper:
             if ended is not error and ended is not None:
                 raise ended from None
 
-    @timed("tables")
     def _record(self, round: Round) -> None:
         rows = round_rows(round, self._site)
         try:
@@ -225,7 +221,6 @@ class Keeper:
             raise Unwritable(f"the results of round {round.round} cannot be written to {self.path}: {error}") from None
         self._checkpoints.follow(round)
 
-    @timed("checkpoint")
     def _checkpoint(self, round: Round) -> str:
         """Write a checkpoint. Gives why it could not be written, and continues; '' if it was."""
         why = ""

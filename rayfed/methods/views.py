@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from rayfed.base.errors import told
-from rayfed.base.spans import span
 from rayfed.models.classifier import has_features
 from rayfed.tensors.trees import Tree
 from rayfed.tensors.weights import Weights, like, parameters_of, with_weights
@@ -118,9 +117,7 @@ class View:
         """A frozen model's outputs on all `samples`, with their labels, batch by batch."""
         with torch.no_grad():
             for images, labels in self.samples():
-                with span("teacher", on=images.device):
-                    outputs = self.run(model, images)
-                yield outputs, labels
+                yield self.run(model, images), labels
 
     def all_outputs(self, model: nn.Module) -> tuple[Outputs, Tensor]:
         """The same on all `samples` at once: of N samples, features (N, D), logits (N, C) and labels (N,)."""
@@ -245,7 +242,7 @@ class Batch:
         if model not in self._frozen:
             outputs = self._known and self._known(model)
             if outputs is None:
-                with torch.no_grad(), span("teacher", on=self.images.device):
+                with torch.no_grad():
                     outputs = self._client.run(model, self.images)
             self._frozen[model] = outputs
         return self._frozen[model]

@@ -20,8 +20,8 @@ import numpy as np
 
 from rayfed.base.errors import RunFailed
 from rayfed.base.isolation import isolated
+from rayfed.base.noted import at
 from rayfed.base.seeds import Purpose, seed_of
-from rayfed.base.spans import at, timed
 from rayfed.clients.cohort import Cohort, cohort_at
 from rayfed.losses import metrics
 from rayfed.losses.metrics import Evaluation
@@ -81,7 +81,6 @@ def rounds(
         last = following.play(last)
 
 
-@timed("server")
 def play(site: Site, last: Round, workers: Workers, clients: Sequence[int] | None = None) -> Round:
     """The round after `last`, with its cohort or with the given clients, which all train; evaluated if that is due.
 
@@ -105,7 +104,6 @@ def _begin_evaluation(site: Site, round: Round, workers: Workers) -> Callable[[]
     return workers.evaluate(round.weights) if due else lambda: None
 
 
-@timed("server")
 def _evaluated(site: Site, round: Round, wait: Callable[[], Evaluation | None]) -> Round:
     """A round with the evaluation of its weights, if one is due after it.
 
@@ -135,7 +133,6 @@ class Next:
     that fails.
     """
 
-    @timed("server")
     def __init__(self, site: Site, last: Round, workers: Workers, clients: Sequence[int] | None = None) -> None:
         self._site = site
         self._workers = workers
@@ -154,7 +151,6 @@ class Next:
         tasks = opening.to_train
         return opening, self._workers.train(opening.broadcast, tasks, last.memories) if tasks else iter(())
 
-    @timed("server")
     def play(self, last: Round) -> Round:
         """The round, trained and averaged, not evaluated; `last` is finished by now."""
         if self._error is not None:

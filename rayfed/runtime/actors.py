@@ -15,7 +15,6 @@ from rayfed.rounds.tasks import Task, TaskReply
 from rayfed.rounds.workers import Look, Piece, Sent
 from rayfed.runtime.gpus import device_given, memory_cap, peak_bytes
 from rayfed.runtime.placement import Place
-from rayfed.runtime.profile import answer, measure
 from rayfed.runtime.worker import Worker, at_client, name_client
 from rayfed.tensors.wire import Packed
 
@@ -38,14 +37,13 @@ class ClientActor:
         """The node on which this actor is: Ray's id, and its address."""
         return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
 
-    def open(self, site: Sequence[ObjectRef], profiled: bool = False) -> Place:
+    def open(self, site: Sequence[ObjectRef]) -> Place:
         """Open the run, and say where this actor is. A restarted actor must open the run again.
 
         `site` is the reference to the run's site, in a list, so that this method waits for the data, not the actor's
         queue. It is no argument of the constructor: Ray cannot restart an actor whose constructor has arguments in the
         object store.
         """
-        measure(profiled)
         device = device_given()
         if device.type == "cuda":
             torch.cuda.set_per_process_memory_fraction(memory_cap(self._gpu_share))
@@ -57,7 +55,7 @@ class ClientActor:
 
     def survey(self, tasks: Sequence[Task], *broadcast: Any) -> tuple[Any, ...]:
         with sendable():
-            return answer(_flat, self._worker.survey(Broadcast(*broadcast), tasks))
+            return _flat(self._worker.survey(Broadcast(*broadcast), tasks))
 
     def fit(self, tasks: Sequence[Task], remembered: Sequence[int], *broadcast_and_memories: Any) -> tuple[Any, ...]:
         """The memories, of the clients that are `remembered`, are arguments of their own: each moves by reference."""
@@ -65,10 +63,10 @@ class ClientActor:
         broadcast, memories = broadcast_and_memories[:end], broadcast_and_memories[end:]
         by_client = dict(zip(remembered, memories, strict=True))
         with sendable():
-            return answer(_flat, self._worker.train(Broadcast(*broadcast), tasks, by_client))
+            return _flat(self._worker.train(Broadcast(*broadcast), tasks, by_client))
 
     def evaluate(self, weights: Packed, pieces: Sequence[Piece], look: Look) -> list[list[Any]]:
-        return answer(lambda: [self._worker.evaluate(weights, pieces, look)])
+        return [self._worker.evaluate(weights, pieces, look)]
 
     def measure_memory(self, site: Sequence[ObjectRef]) -> int:
         """The GPU memory in bytes that this process takes for the largest client; 0 on a pretended GPU."""

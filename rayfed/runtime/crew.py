@@ -17,7 +17,6 @@ from ray import ObjectRef
 from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostError, RayError
 
 from rayfed.base.errors import InputError, RunFailed, WorkersLost, uncoloured
-from rayfed.base.spans import timed
 from rayfed.job import RayOptions, differences
 from rayfed.rounds.round import Kind
 from rayfed.runtime.actors import ClientActor
@@ -25,7 +24,6 @@ from rayfed.runtime.causes import cause_of, end_of_ray, lost_object, refuse_inpu
 from rayfed.runtime.head import HEAD_LIMIT, Head
 from rayfed.runtime.heartbeat import Heartbeat
 from rayfed.runtime.placement import Place, actor_text, capacity, nodes_text, places_text
-from rayfed.runtime.profile import came_up, profile
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +78,6 @@ class Crew:
         self._patience = max(self.options.patience, UP_LIMIT)  # seconds; at first, processes must come up
         self._last_words = ""  # of the last actor that was given up
 
-    @timed("actors up")
     def start(self, count: int) -> None:
         """Create `count` actors, wait for the first, and a little for the others; log which are up.
 
@@ -184,7 +181,6 @@ class Crew:
         """Whether Ray may soon end this process, and the run with it."""
         return self.head.silent
 
-    @timed("end of Ray")
     def end(self) -> None:
         """Kill all actors at once."""
         actors = [member.actor for member in self._members]
@@ -213,13 +209,12 @@ class Crew:
                 answer = ray.get(reference)
                 if not member.up:
                     member.up, (member.node_id, member.node) = True, answer
-                    self._ask(member, member.actor.open, [self.site_at(member.node_id, None)], profile() is not None)
+                    self._ask(member, member.actor.open, [self.site_at(member.node_id, None)])
                     continue
                 member.place, member.failures = answer, 0
                 if not self._admit(member, member.place.kind):
                     continue
                 self.idle.append(member)
-                came_up(member.name)
                 if was_open:
                     log.warning("%s is back", member)
             except ActorUnavailableError:  # it is being restarted, or there is no room for it yet

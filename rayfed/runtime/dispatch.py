@@ -22,7 +22,6 @@ from ray.exceptions import RayError
 from rich.filesize import decimal
 
 from rayfed.base.errors import ClientFailed, KilledActors, RunFailed, WorkersLost, first_line, uncoloured
-from rayfed.base.spans import span
 from rayfed.rounds.tasks import task_text
 from rayfed.runtime import internals
 from rayfed.runtime.calls import Call, Deadline, Values, together
@@ -30,7 +29,6 @@ from rayfed.runtime.causes import cause_of, is_gpu_fault, is_loss, lost_object, 
 from rayfed.runtime.crew import Crew, Member, named
 from rayfed.runtime.head import memory_was_full
 from rayfed.runtime.heartbeat import Heartbeat
-from rayfed.runtime.profile import lost, received
 from rayfed.runtime.signals import refuse_to_go_on
 from rayfed.runtime.stage import Stage
 from rayfed.runtime.worker import at_client
@@ -85,7 +83,7 @@ class Dispatch:
             stage.watch()
             for turn in range(len(stage.calls)):
                 self._heartbeat.progress()
-                with span(f"waiting: {stage.calls[turn].kind}"), ray_may_fail():
+                with ray_may_fail():
                     self._step(0.0)  # while the caller used an answer, actors may have finished: none should be idle
                     while (answer := self._fetched(stage, turn)) is None:
                         self._step()
@@ -108,7 +106,6 @@ class Dispatch:
             if now >= message.since + self.deadline.seconds(message.call):
                 del self._working[reference]  # a late answer is ignored
                 self.crew.open(message.member, kill=True)
-                lost(message.member.name, message.since)
                 why = f"no answer from {message.member} for {now - message.since:.0f} s; it is killed"
                 with _failing(message.stage):
                     self._run_again(message.stage, message.indices, why, how="no answer")
@@ -145,9 +142,7 @@ class Dispatch:
         seconds = time.monotonic() - message.since
         try:
             firsts = ray.get(message.references[0], timeout=FETCH_LIMIT)
-            firsts = received(firsts, member.name, message.since)
         except RayError as error:
-            lost(member.name, message.since)
             self._failed(message, error)
             return
         self.crew.idle.append(member)
@@ -195,8 +190,7 @@ class Dispatch:
             return None
         member, answer = stage.finished.pop(turn)
         try:
-            with span("wire"):
-                return [*answer[:1], *ray.get(answer[1:2], timeout=FETCH_LIMIT), *answer[2:]]
+            return [*answer[:1], *ray.get(answer[1:2], timeout=FETCH_LIMIT), *answer[2:]]
         except RayError as error:
             stage.clients_done(-len(stage.calls[turn].task))
             why = f"its reply was lost with {member} ({type(error).__name__})"

@@ -9,7 +9,6 @@ from ray import ObjectRef
 from ray.exceptions import ObjectLostError
 
 from rayfed.base.errors import WorkersLost
-from rayfed.base.spans import timed
 from rayfed.clients.clock import images_trained
 from rayfed.methods.part import parts_at, remembers
 from rayfed.rounds.local import Broadcast, Site, sample
@@ -116,7 +115,6 @@ class RayWorkers(Workers):
     def kinds(self) -> list[Kind]:
         return list(self._crew.kinds)
 
-    @timed("the cluster")
     @ray_may_fail()
     def finished(self, round: Round) -> bool:
         self._gauges.round(round)
@@ -128,7 +126,6 @@ class RayWorkers(Workers):
         trees = (self._put(name, getattr(broadcast, name)) for name in ("weights", "states", "payloads"))
         return (broadcast.round, *trees, broadcast.since)
 
-    @timed("wire")
     def _put(self, name: str, tree: Tree) -> ObjectRef | Packed:
         """One object per node for all its actors. The tree that was sent last under this name is not sent again.
 

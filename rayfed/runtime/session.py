@@ -18,7 +18,6 @@ from ray.exceptions import ObjectLostError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayfed.base.errors import InputError, WorkersLost, first_line
-from rayfed.base.spans import span
 from rayfed.folder.provenance import hash_of_model
 from rayfed.job import Job, RayOptions
 from rayfed.rounds.local import Site, open_site
@@ -202,7 +201,6 @@ def _started(options: RayOptions, name: str, most: int) -> Iterator[None]:
                 stopping("stopping, as soon as Ray has started; Ctrl-C again to stop now", at_the_end=True),
                 internals.keeping_handlers(),
                 internals.without_waiting_for_the_dashboard(),
-                span("start of Ray"),
             ):
                 folder = stack.enter_context(private.folder())
                 ray.init(
@@ -216,8 +214,7 @@ def _started(options: RayOptions, name: str, most: int) -> Iterator[None]:
             with dashboard.announced():
                 yield
         finally:
-            with span("end of Ray"):
-                end_of_ray(ray.shutdown)
+            end_of_ray(ray.shutdown)
             for key in ours:
                 os.environ.pop(key, None)
 
@@ -247,7 +244,7 @@ def _joined(address: str) -> Iterator[None]:
     trust.joining(address)
     try:
         config = internals.same_modules(where_this_process_looks())
-        with internals.keeping_handlers(), span("start of Ray"):
+        with internals.keeping_handlers():
             context = ray.init(address=address, job_config=config, logging_level=logging.WARNING)
     except (ConnectionError, RuntimeError, ValueError, RayError) as error:
         raise InputError(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rayfed.base.spans import at, span
+from rayfed.base.noted import at
 from rayfed.methods.part import parts_at, remembers
 from rayfed.rounds import local
 from rayfed.rounds.local import Broadcast, Desk, Reply, Site
@@ -47,9 +47,7 @@ class Worker:
         desk_of = self._desks(packed)
 
         def surveyed(client: int) -> Tree:
-            desk = desk_of()
-            with span("survey"):
-                return local.survey(desk, client)
+            return local.survey(desk_of(), client)
 
         for task in tasks:
             reply, total = _summed(f"round {packed.round} (survey)", task, surveyed)
@@ -71,9 +69,7 @@ class Worker:
             memory: dict[str, Any] = unpack(memories[client]) if client in memories else {"round": 0, "slots": {}}
             # Only of parts that have been in force since the memory was written.
             recalled = {slot: tree for slot, tree in memory["slots"].items() if packed.holds(slot, memory["round"])}
-            desk = desk_of()
-            with span("train"):
-                return local.train(desk, client, recalled)
+            return local.train(desk_of(), client, recalled)
 
         def trained(client: int) -> Tree:
             reply = serve(client)
@@ -134,11 +130,7 @@ class Worker:
         work = local.evaluate if look == "evaluation" else local.activations
         with at(f"the {look}"), advising():
             model = with_weights(self.site.model, unpack(weights, copy=False)).eval()
-            results = []
-            for start, stop in pieces:
-                with span("evaluate"):
-                    results.append(work(self.site, model, start, stop))
-            return results
+            return [work(self.site, model, start, stop) for start, stop in pieces]
 
 
 def _summed(stage: str, task: Task, work: Callable[[int], Tree]) -> tuple[TaskReply, Packed]:

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 import torch
 
 from rayfed.base.isolation import threads
-from rayfed.base.spans import span
 from rayfed.job import Job
 from rayfed.rounds.local import Site
 from rayfed.rounds.workers import Progress, Workers, no_progress
@@ -30,8 +29,7 @@ def opened(job: Job, make: Callable[[], Site], tell: Callable[[Site], None], *, 
     if not on_ray:
         yield site
         return
-    with span("imports"):
-        from rayfed.runtime.session import connected, stored  # importing Ray takes a second
+    from rayfed.runtime.session import connected, stored  # importing Ray takes a second
 
     with stopping("stopping"), connected(job.ray, job.name, job.train.clients_per_round):
         site = stored(site)  # without this process's own copy of the data

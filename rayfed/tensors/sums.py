@@ -7,12 +7,10 @@ import torch
 from torch import Tensor
 
 from rayfed.base.errors import Unlike
-from rayfed.base.spans import timed
 from rayfed.tensors.trees import Layout, Path, Tree, difference, dotted, is_container, layout_of, leaves, tree_of
 from rayfed.tensors.wire import Packed, Span, bytes_of, within
 
 
-@timed("fold")
 def checked(summand: Tree) -> Layout:
     """The layout of a summand. Raises ValueError, naming the place, for what cannot be added: a NaN, an infinity."""
     for path, leaf in leaves(summand):
@@ -74,7 +72,6 @@ class OrderedSum:
         skeleton = [(path, self._spans.get(path, total)) for path, total in self._totals.items()]
         return Packed(skeleton, {dtype: bytes_of(buffer) for dtype, buffer in self._buffers.items()})
 
-    @timed("fold")
     def add(self, summand: Tree, layout: Layout | None = None) -> None:
         """Raises ValueError as `checked` does, and `Unlike` for another layout than before.
 

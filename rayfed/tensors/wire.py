@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rayfed.base.spans import timed
 from rayfed.tensors.trees import Path, Tree, leaves, tree_of
 
 PIECE = 2**20 - 2**6  # bytes: less than a MiB, and a multiple of 64, to which Ray's store aligns what it holds
@@ -68,7 +67,6 @@ def _joined(pieces: list[np.ndarray]) -> np.ndarray:
     return np.concatenate(pieces)
 
 
-@timed("wire")
 def pack(tree: Tree) -> Packed:
     """Copy a tree's tensors, in order, into one buffer per dtype. Tensors may live on any device."""
     tensors: dict[str, list[Tensor]] = {}
@@ -87,7 +85,6 @@ def pack(tree: Tree) -> Packed:
     return Packed(skeleton, {dtype: bytes_of(_flat(of_one)) for dtype, of_one in tensors.items()})
 
 
-@timed("wire")
 def unpack(packed: Packed, *, copy: bool = True) -> Tree:
     """The tree again, in memory of its own, so that its owner may change it; without a copy, for reading only."""
     buffers = {dtype: _tensor(buffer, getattr(torch, dtype), copy) for dtype, buffer in packed.buffers.items()}

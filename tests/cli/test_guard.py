@@ -54,7 +54,7 @@ def test_an_exit_without_a_message_is_explained_and_can_be_resumed(start, code):
 
 
 def test_a_client_that_ends_the_process_is_named_and_does_so_for_good_the_second_time(start, tmp_path):
-    note = "from rayfed.base.spans import at, note; "
+    note = "from rayfed.base.noted import at, note; "
     here = f"{note}note({str(tmp_path)!r})\nwith at('client 3, round 2'): os._exit(7)"
     ends = []
     for _ in range(2):
@@ -69,7 +69,7 @@ def test_a_client_that_ends_the_process_is_named_and_does_so_for_good_the_second
 
 def test_an_exit_before_the_run_has_a_folder_fails_as_it_would_again(start):
     _, said = (
-        run := start("from rayfed.base.spans import at\nwith at('the reading of the job'): os._exit(0)")
+        run := start("from rayfed.base.noted import at\nwith at('the reading of the job'): os._exit(0)")
     ).communicate(timeout=60)
     assert run.returncode == 1
     assert "with exit code 0 during the reading of the job: code of yours there may call os._exit" in said
