@@ -1,16 +1,31 @@
-"""Every loss equals its formula, written here again for one sample in float64 numpy; and what all losses share."""
+"""Every loss equals its formula in the oracle, value and gradient; and what all losses share."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
+from oracle import (
+    ce,
+    cosines,
+    fedcsd,
+    feddecorr,
+    fedlmd,
+    fedmr,
+    fedmr_margin,
+    fedrcl,
+    fedssd,
+    feduv_uniformity,
+    feduv_variance,
+    fedvls,
+    gradient,
+    kl,
+    mean_of,
+    soft_ce,
+    without,
+)  # fmt: skip
 
 from rayfed import losses
 
@@ -20,261 +35,156 @@ HELD = torch.tensor([7, 2, 1, 1, 3])  # the client has samples of every class
 VACANT = torch.tensor([1, 2, 4])
 MAJORITY = torch.tensor([True, False, False, False, True])
 WEIGHTS = torch.tensor([0.3, 0.25, 0.5, 0.0, 1.0], dtype=torch.float64)  # of classes, where a loss takes them
-PROTOTYPES = torch.from_numpy(np.random.default_rng(1).normal(size=(C, C)))
+PROTOTYPES = torch.randn(C, C, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 PROTOTYPES[2] = 0  # no client holds this class
 KNOWN = torch.tensor([True, True, False, True, True])
+CSD, SSD = losses.prototype_similarity_distill, losses.selective_distill
+RCL = {"tau": 0.5, "threshold": -0.2, "penalty": 0.7}
 
 
-# The formulas for one sample: `z` student's logits (C,), `t` teacher's logits (C,), `y` label.
-
-
-def softmax(z):
-    e = np.exp(z - z.max())
-    return e / e.sum()
-
-
-def log_softmax(z):
-    return z - z.max() - math.log(np.exp(z - z.max()).sum())
-
-
-def cosine(a, b):
-    norm = np.linalg.norm(a) * np.linalg.norm(b)
-    return a @ b / norm if norm > 0 else 0.0
-
-
-def ce(z, t, y, *, smoothing=0.0):
-    target = np.full(C, smoothing / C)
-    target[y] += 1 - smoothing
-    return -target @ log_softmax(z)
-
-
-def soft_ce(z, t, tau):
-    return -(tau**2) * softmax(t / tau) @ log_softmax(z / tau)
-
-
-def kl(z, t, tau):
-    return tau**2 * softmax(t / tau) @ (log_softmax(t / tau) - log_softmax(z / tau))
-
-
-def fedrs(z, t, y, *, soft):
-    held = COUNTS.numpy() / COUNTS.max().item() if soft else COUNTS.numpy() > 0
-    return -log_softmax(z * (0.5 + 0.5 * held))[y]
-
-
-def fedlc(z, t, y):
-    return -log_softmax(z - 2 / np.sqrt(np.sqrt(HELD.numpy())))[y]
-
-
-def adjusted(z, t, y):
-    return -log_softmax(z + np.log(COUNTS.numpy() / 13 + 1e-9))[y]
-
-
-def vacant(z, t, y):
-    return kl(z[VACANT.numpy()], t[VACANT.numpy()], 1)
-
-
-def fedntd(z, t, y):
-    return kl(np.delete(z, y), np.delete(t, y), 2)
-
-
-def fedntd_mse(z, t, y):
-    return np.mean((np.delete(z, y) - np.delete(t, y)) ** 2)
-
-
-def fedlmd(z, t, y):
-    others = [c for c in range(C) if c != y]
-    taught = [c for c in others if COUNTS[c] <= COUNTS.sum() / C]
-    q = dict(zip(others, log_softmax(z[others] / 2), strict=True))
-    p = dict(zip(taught, log_softmax(t[taught] / 2), strict=True))
-    return 4 * sum(math.exp(p[c]) * (p[c] - q[c]) for c in taught)
-
-
-def fedcad(z, t, y):
-    a = WEIGHTS[y].item()
-    return (1 - a) * ce(z, t, y) + a * soft_ce(z, t, 2)
-
-
-def fedssd(z, t, y, *, inside):
-    m = 0.01 * np.maximum(0, WEIGHTS.numpy() * (1 - math.sqrt(1 - softmax(t)[y])) - 0.1)
-    return ((m * (t - z)) ** 2).sum() if inside else (m * (t - z) ** 2).sum()
-
-
-def fedcsd(z, t, y, *, mask, prototypes=PROTOTYPES, seen=None):
-    """`seen`: the student's logits from which the target is made; constant while the derivative is taken."""
-    kept = {"adaptive": softmax(t)[y] > 1 / C, "forcible": t.argmax() == y, "none": True}[mask]
-    student = z if seen is None else seen
-    delta = 1 if prototypes is None else softmax(np.array([cosine(student, p) for p in prototypes.numpy()]))
-    return kept * soft_ce(z, delta * t, 2)
-
-
-def fedcsd_released(z, t, y, *, mask, prototypes=PROTOTYPES):
-    """As train_ours.py of IAMJackYan/FedCSD has it: delta moves with `z`, KL, and the mask on the refined logits."""
-    delta = 1 if prototypes is None else softmax(np.array([cosine(z, p) for p in prototypes.numpy()]))
-    refined = delta * t
-    kept = {"adaptive": softmax(refined)[y] > 1 / C, "forcible": refined.argmax() == y, "none": True}[mask]
-    return kept * kl(z, refined, 2)
-
-
-def moon(z, t, y):
-    return -log_softmax(np.array([cosine(z, t), cosine(z, t[::-1])]) / 0.5)[0]
-
-
-def fedproc(z, t, y):
-    return -log_softmax(np.array([cosine(z, p) for p in PROTOTYPES.numpy()]))[y]
-
-
-def fedproto(z, t, y):
-    return KNOWN[y].item() * np.mean((z - PROTOTYPES[y].numpy()) ** 2)
-
-
-def fedmr(z, t, y):
-    if not KNOWN[y]:
-        return 0.0
-    h, *points = (x / max(np.linalg.norm(x), 1e-12) for x in (z, *PROTOTYPES.numpy()))
-    others = [c for c in range(C) if c != y and KNOWN[c]]
-    return np.mean([max(0, math.dist(points[y], points[c]) - math.dist(h, points[c])) for c in others])
-
-
-@dataclass(frozen=True)
-class Case:
-    """`call(z, t, y)` on a batch is the mean of `formula(z, t, y)` over its samples."""
-
-    call: Callable[..., torch.Tensor]
-    formula: Callable[..., float]
-    constants: dict[str, torch.Tensor] = field(default_factory=dict)  # further arguments of `call`, without gradient
-    sees_student: bool = False  # whether the target depends on the student
-
-    def __call__(self, z, t, y):
-        return self.call(z, t, y, **self.constants)
-
-
-def csd(mask, released=False):
-    def call(z, t, y, prototypes):
-        return losses.prototype_similarity_distill(z, t, y, prototypes, tau=2.0, mask=mask, released=released)
-
-    formula = partial(fedcsd_released if released else fedcsd, mask=mask)
-    return Case(call, formula, {"prototypes": PROTOTYPES}, sees_student=not released)
-
-
-def ssd(inside):
-    def call(z, t, y, credibility):
-        return losses.selective_distill(z, t, y, credibility, m_max=0.01, inside_norm=inside)
-
-    return Case(call, partial(fedssd, inside=inside), {"credibility": WEIGHTS})
-
-
-CASES = {
-    "cross_entropy": Case(lambda z, t, y: losses.cross_entropy(z, y), ce),
-    "cross_entropy, smoothed": Case(
-        lambda z, t, y: losses.cross_entropy(z, y, smoothing=0.1), partial(ce, smoothing=0.1)
-    ),
-    "restricted_cross_entropy": Case(
-        lambda z, t, y: losses.restricted_cross_entropy(z, y, COUNTS, alpha=0.5), partial(fedrs, soft=False)
-    ),
-    "restricted_cross_entropy, soft": Case(
-        lambda z, t, y: losses.restricted_cross_entropy(z, y, COUNTS, alpha=0.5, soft=True), partial(fedrs, soft=True)
-    ),
-    "calibrated_cross_entropy": Case(lambda z, t, y: losses.calibrated_cross_entropy(z, y, HELD, tau=2.0), fedlc),
-    "adjusted_cross_entropy": Case(lambda z, t, y: losses.adjusted_cross_entropy(z, y, COUNTS), adjusted),
-    "distill": Case(lambda z, t, y: losses.distill(z, t, tau=2.0), lambda z, t, y: kl(z, t, 2)),
-    "squared_error": Case(lambda z, t, y: losses.squared_error(z, t), lambda z, t, y: ((z - t) ** 2).sum()),
-    "not_true_distill": Case(partial(losses.not_true_distill, tau=2.0), fedntd),
-    "not_true_squared_error": Case(losses.not_true_squared_error, fedntd_mse),
-    "label_masked_distill": Case(partial(losses.label_masked_distill, tau=2.0), fedlmd, {"majority": MAJORITY}),
-    "vacant_class_distill": Case(lambda z, t, y: losses.vacant_class_distill(z, t, VACANT), vacant),
-    "class_adaptive_distill": Case(partial(losses.class_adaptive_distill, tau=2.0), fedcad, {"class_weights": WEIGHTS}),
-    "selective_distill": ssd(inside=True),
-    "selective_distill, outside": ssd(inside=False),
-    "prototype_similarity_distill": csd("adaptive"),
-    "prototype_similarity_distill, forcible": csd("forcible"),
-    "prototype_similarity_distill, no mask": csd("none"),
-    "prototype_similarity_distill, no prototypes": Case(
-        lambda z, t, y: losses.prototype_similarity_distill(z, t, y, None, tau=2.0, mask="adaptive"),
-        partial(fedcsd, mask="adaptive", prototypes=None),
-    ),
-    "prototype_similarity_distill, released": csd("adaptive", released=True),
-    "prototype_similarity_distill, released, forcible": csd("forcible", released=True),
-    "prototype_similarity_distill, released, no mask": csd("none", released=True),
-    "prototype_similarity_distill, released, no prototypes": Case(
-        lambda z, t, y: losses.prototype_similarity_distill(z, t, y, None, tau=2.0, mask="adaptive", released=True),
-        partial(fedcsd_released, mask="adaptive", prototypes=None),
-    ),
-    "model_contrast": Case(lambda z, t, y: losses.model_contrast(z, t, t.flip(1), tau=0.5), moon),
-    "prototype_contrast": Case(
-        lambda z, t, y, prototypes: losses.prototype_contrast(z, y, prototypes), fedproc, {"prototypes": PROTOTYPES}
-    ),
-    "prototype_distance": Case(
-        lambda z, t, y, prototypes: losses.prototype_distance(z, y, prototypes, KNOWN),
-        fedproto,
-        {"prototypes": PROTOTYPES},
-    ),
-    "prototype_margin": Case(
-        lambda z, t, y, prototypes: losses.prototype_margin(z, y, prototypes, KNOWN), fedmr, {"prototypes": PROTOTYPES}
-    ),
-}
-few = settings(max_examples=25)
-every_loss = pytest.mark.parametrize("loss", CASES.values(), ids=CASES)
-
-logits = arrays(np.float64, C, elements=st.floats(-20, 20, width=16))
-samples = st.lists(st.tuples(logits, logits, st.integers(0, C - 1)), min_size=1, max_size=4)
-
-
-def batch_of(rows):
-    z, t, y = zip(*rows, strict=True)
-    return torch.tensor(np.stack(z)), torch.tensor(np.stack(t)), torch.tensor(y)
-
-
-def some(batch=10, scale=3.0):
+def some(batch=10, scale=3.0, seed=0):
     """Logits of student and teacher, and labels that go through all classes in turn."""
-    z, t = scale * torch.randn(2, batch, C, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(seed)
+    z, t = scale * torch.randn(2, batch, C, dtype=torch.float64, generator=generator)
     return z, t, torch.arange(batch) % C
 
 
-def gradient(function, z):
-    z = z.clone().requires_grad_()
-    return torch.autograd.grad(function(z), z)[0]
+def csd(mask, prototypes=PROTOTYPES, released=False):
+    given = {"mask": mask, "prototypes": prototypes, "released": released, "tau": 2.0}
+    return lambda z, t, y: CSD(z, t, y, **given), lambda z, t, y: fedcsd(z, t, y, **given)
+
+
+CASES = {  # a loss of (z, t, y), and its formula for a sample
+    "cross_entropy": (lambda z, t, y: losses.cross_entropy(z, y), lambda z, t, y: ce(z, y)),
+    "cross_entropy, smoothed": (
+        lambda z, t, y: losses.cross_entropy(z, y, smoothing=0.1),
+        lambda z, t, y: ce(z, y, smoothing=0.1),
+    ),
+    "restricted_cross_entropy": (
+        lambda z, t, y: losses.restricted_cross_entropy(z, y, COUNTS, alpha=0.5),
+        lambda z, t, y: ce(z * (0.5 + 0.5 * (COUNTS > 0)), y),
+    ),
+    "restricted_cross_entropy, soft": (
+        lambda z, t, y: losses.restricted_cross_entropy(z, y, COUNTS, alpha=0.5, soft=True),
+        lambda z, t, y: ce(z * (0.5 + 0.5 * COUNTS.double() / 7), y),
+    ),
+    "calibrated_cross_entropy": (
+        lambda z, t, y: losses.calibrated_cross_entropy(z, y, HELD, tau=2.0),
+        lambda z, t, y: ce(z - 2 / HELD.double().sqrt().sqrt(), y),
+    ),
+    "adjusted_cross_entropy": (
+        lambda z, t, y: losses.adjusted_cross_entropy(z, y, COUNTS),
+        lambda z, t, y: ce(z + (COUNTS.double() / 13 + 1e-9).log(), y),
+    ),
+    "distill": (lambda z, t, y: losses.distill(z, t, tau=2.0), lambda z, t, y: kl(z, t, 2)),
+    "squared_error": (lambda z, t, y: losses.squared_error(z, t), lambda z, t, y: ((z - t) ** 2).sum()),
+    "not_true_distill": (
+        lambda z, t, y: losses.not_true_distill(z, t, y, tau=2.0),
+        lambda z, t, y: kl(without(z, y), without(t, y), 2),
+    ),
+    "not_true_squared_error": (
+        losses.not_true_squared_error,
+        lambda z, t, y: ((without(z, y) - without(t, y)) ** 2).mean(),
+    ),
+    "label_masked_distill": (
+        lambda z, t, y: losses.label_masked_distill(z, t, y, MAJORITY, tau=2.0),
+        lambda z, t, y: fedlmd(z, t, y, COUNTS, tau=2),
+    ),
+    "vacant_class_distill": (
+        lambda z, t, y: losses.vacant_class_distill(z, t, VACANT),
+        lambda z, t, y: kl(z[VACANT], t[VACANT]),
+    ),
+    "class_adaptive_distill": (
+        lambda z, t, y: losses.class_adaptive_distill(z, t, y, WEIGHTS, tau=2.0),
+        lambda z, t, y: (1 - WEIGHTS[y]) * ce(z, y) + WEIGHTS[y] * soft_ce(z, t, 2),
+    ),
+    "selective_distill": (
+        lambda z, t, y: SSD(z, t, y, WEIGHTS, m_max=0.01, inside_norm=True),
+        lambda z, t, y: fedssd(z, t, y, WEIGHTS, 0.01, inside=True),
+    ),
+    "selective_distill, outside": (
+        lambda z, t, y: SSD(z, t, y, WEIGHTS, m_max=0.01, inside_norm=False),
+        lambda z, t, y: fedssd(z, t, y, WEIGHTS, 0.01, inside=False),
+    ),
+    "prototype_similarity_distill": csd("adaptive"),
+    "prototype_similarity_distill, forcible": csd("forcible"),
+    "prototype_similarity_distill, no mask": csd("none"),
+    "prototype_similarity_distill, no prototypes": csd("adaptive", None),
+    "prototype_similarity_distill, released": csd("adaptive", released=True),
+    "prototype_similarity_distill, released, forcible": csd("forcible", released=True),
+    "prototype_similarity_distill, released, no mask": csd("none", released=True),
+    "prototype_similarity_distill, released, no prototypes": csd("adaptive", None, released=True),
+    "model_contrast": (
+        lambda z, t, y: losses.model_contrast(z, t, t.flip(1), tau=0.5),
+        lambda z, t, y: ce(cosines(z, [t, t.flip(0)]) / 0.5, 0),
+    ),
+    "prototype_contrast": (
+        lambda z, t, y: losses.prototype_contrast(z, y, PROTOTYPES),
+        lambda z, t, y: ce(cosines(z, PROTOTYPES), y),
+    ),
+    "prototype_distance": (
+        lambda z, t, y: losses.prototype_distance(z, y, PROTOTYPES, KNOWN),
+        lambda z, t, y: KNOWN[y] * ((z - PROTOTYPES[y]) ** 2).mean(),
+    ),
+    "prototype_margin": (
+        lambda z, t, y: losses.prototype_margin(z, y, PROTOTYPES, KNOWN),
+        lambda z, t, y: fedmr_margin(z, y, PROTOTYPES, KNOWN),
+    ),
+}
+OF_THE_BATCH = {  # a loss of (z, t, y), and its formula for a batch
+    "class_decorrelation": (lambda z, t, y: losses.class_decorrelation(z, y % 2), lambda z, t, y: fedmr(z, y % 2)),
+    "decorrelation": (lambda z, t, y: losses.decorrelation(z), lambda z, t, y: feddecorr(z)),
+    "feature_uniformity": (lambda z, t, y: losses.feature_uniformity(z), lambda z, t, y: feduv_uniformity(z)),
+    "logit_suppression": (
+        lambda z, t, y: losses.logit_suppression(z, y, COUNTS),
+        lambda z, t, y: fedvls(z, y, COUNTS),
+    ),
+    "prediction_variance": (lambda z, t, y: losses.prediction_variance(z), lambda z, t, y: feduv_variance(z)),
+    "relaxed_contrast": (
+        lambda z, t, y: losses.relaxed_contrast(z, y, **RCL),
+        lambda z, t, y: fedrcl(z, y, **RCL),
+    ),
+}
+EVERY = {name: (loss, mean_of(formula)) for name, (loss, formula) in CASES.items()} | OF_THE_BATCH
+LOSSES = {name: loss for name, (loss, _) in EVERY.items()}
+every_loss = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+few = settings(max_examples=25)
 
 
 def test_every_loss_has_a_formula_here():
     measures = {"majority_labels", "class_adaptive_weights", "trusted"}
-    of_the_batch = {"decorrelation", "feature_uniformity", "logit_suppression", "prediction_variance"}
-    of_the_batch |= {"class_decorrelation", "relaxed_contrast"}  # all in test_of_the_batch.py
-    assert {name.split(",")[0] for name in CASES} | measures | of_the_batch == set(losses.__all__)
+    assert {name.split(",")[0] for name in EVERY} | measures == set(losses.__all__)
 
 
 # Value and gradient.
 
 
-@every_loss
-@few
-@given(rows=samples)
-def test_a_loss_is_the_mean_of_its_formula_over_the_batch(loss, rows):
-    value = loss(*batch_of(rows))
-    assert value.shape == ()
-    np.testing.assert_allclose(value.item(), np.mean([loss.formula(*row) for row in rows]), rtol=1e-9, atol=1e-12)
-
-
-@every_loss
-def test_the_gradient_is_the_derivative_of_the_formula(loss):
-    z, t, y = some()
-    derivative, step = np.zeros(z.shape), 1e-5
-    for i, (student, teacher, label) in enumerate(zip(z.numpy(), t.numpy(), y.tolist(), strict=True)):
-        formula = partial(loss.formula, seen=student) if loss.sees_student else loss.formula
-        for c, shift in enumerate(step * np.eye(C)):
-            rise = formula(student + shift, teacher, label) - formula(student - shift, teacher, label)
-            derivative[i, c] = rise / (2 * step) / len(z)
-    assert np.abs(derivative).max() > 1e-6
-    np.testing.assert_allclose(gradient(lambda z: loss(z, t, y), z), derivative, rtol=1e-6, atol=1e-9)
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("loss", "formula"), EVERY.values(), ids=EVERY)
+def test_value_and_gradient_are_those_of_the_formula(loss, formula, seed):
+    z, t, y = some(7 + seed, seed=seed)  # two classes have two samples, and the others one; or more
+    assert loss(z, t, y).shape == ()
+    torch.testing.assert_close(loss(z, t, y), formula(z, t, y).double(), rtol=1e-6, atol=1e-12)
+    expected = gradient(lambda z: formula(z, t, y), z)
+    assert expected.abs().max() > 1e-6
+    torch.testing.assert_close(gradient(lambda z: loss(z, t, y), z), expected, rtol=1e-5, atol=1e-9)
 
 
 @every_loss
 def test_only_the_first_argument_gets_a_gradient(loss):
     z, t, y = some()
-    constants = {k: c.clone().requires_grad_(c.is_floating_point()) for k, c in loss.constants.items()}
-    given = {"student": z.requires_grad_(), "teacher": t.requires_grad_()}
-    given |= {name: c for name, c in constants.items() if c.requires_grad}
-    found = torch.autograd.grad(loss.call(z, t, y, **constants), list(given.values()), allow_unused=True)
-    assert [name for name, g in zip(given, found, strict=True) if g is not None] == ["student"]
+    found = torch.autograd.grad(loss(z.requires_grad_(), t.requires_grad_(), y), [z, t], allow_unused=True)
+    assert found[0] is not None and found[1] is None
+
+
+def test_class_weights_and_prototypes_are_constants():
+    z, t, y = some()
+    constant = WEIGHTS.clone().requires_grad_(), PROTOTYPES.clone().requires_grad_()
+    weighed = [losses.class_adaptive_distill(z, t, y, constant[0], tau=2.0)]
+    weighed += [SSD(z, t, y, constant[0], m_max=0.01, inside_norm=inside) for inside in (True, False)]
+    weighed += [CSD(z, t, y, constant[1], tau=2.0, mask="none", released=released) for released in (True, False)]
+    weighed += [losses.prototype_contrast(z, y, constant[1]), losses.prototype_distance(z, y, constant[1], KNOWN)]
+    assert not any(value.requires_grad for value in weighed)
 
 
 @every_loss
@@ -286,10 +196,13 @@ def test_float32_is_close_to_float64(loss):
 
 
 @every_loss
-@pytest.mark.parametrize("batch", [1, 200])
-def test_loss_and_gradient_are_finite_on_logits_of_size_1e3(loss, batch):
+@pytest.mark.parametrize("batch", [1, 2, 200])
+@pytest.mark.parametrize("constant", [False, True])
+def test_loss_and_gradient_are_finite_on_logits_of_size_1e3(loss, batch, constant):
     z, t, y = some(batch)
     z, t = 1e3 * z.sign().float(), -1e3 * z.sign().float()  # student and teacher always disagree
+    if constant:
+        z[:, 0] = 1e3
     assert loss(z, t, y).isfinite()
     assert gradient(lambda z: loss(z, t, y), z).isfinite().all()
 
@@ -302,9 +215,7 @@ SOFTENED = {
     "not_true_distill": partial(losses.not_true_distill, labels=Y),
     "label_masked_distill": partial(losses.label_masked_distill, labels=Y, majority=MAJORITY),
     "class_adaptive_distill": partial(losses.class_adaptive_distill, labels=Y, class_weights=torch.ones(C)),
-    "prototype_similarity_distill": partial(
-        losses.prototype_similarity_distill, labels=Y, prototypes=PROTOTYPES, mask="none"
-    ),
+    "prototype_similarity_distill": partial(CSD, labels=Y, prototypes=PROTOTYPES, mask="none"),
 }
 
 
@@ -320,12 +231,12 @@ def test_tau_divides_all_logits_and_its_square_multiplies_the_loss(loss, tau):
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_the_labels_logit_has_neither_gradient_nor_influence(name, dtype):
     z, t, y = some()
-    z, t = z.to(dtype), t.to(dtype)
-    found = gradient(lambda z: CASES[name](z, t, y), z)
+    z, t, loss = z.to(dtype), t.to(dtype), LOSSES[name]
+    found = gradient(lambda z: loss(z, t, y), z)
     assert (found.gather(1, y[:, None]) == 0).all()  # exactly
     for student, teacher in ((5, 0), (0, 5)):
         moved = [v.scatter_add(1, y[:, None], torch.full_like(v, by)) for v, by in ((z, student), (t, teacher))]
-        assert torch.equal(CASES[name](*moved, y), CASES[name](z, t, y))
+        assert torch.equal(loss(*moved, y), loss(z, t, y))
 
 
 @few
@@ -348,33 +259,26 @@ def test_a_sample_without_an_unmasked_class_adds_nothing():
     torch.testing.assert_close(loss(z, t, y), loss(z[1:], t[1:], y[1:]) / 2)
 
 
-# FedCAD, FedSSD, FedCSD, FedRS, MOON, FedProto.
-
-
-@few
-@given(rows=samples, low=st.floats(0, 0.5), high=st.floats(0, 1))
-def test_class_adaptive_weights_are_linear_in_the_papers_phi(rows, low, high):
-    _, t, y = batch_of(rows)
-    weights = losses.class_adaptive_weights(t.requires_grad_(), y, C, low=low, high=high, tau=2.0)
-    assert not weights.requires_grad
-    for c in range(C):
-        phi = [2 * softmax(t / 2)[label] - 1 for _, t, label in rows if label == c]
-        expected = (high - low) / 2 * np.mean(phi) + (high + low) / 2 if phi else low
-        assert weights[c].item() == pytest.approx(expected, abs=1e-12)
+@pytest.mark.parametrize("seed", range(3))
+def test_class_adaptive_weights_are_linear_in_the_papers_phi(seed):
+    _, t, y = some(8, seed=seed)
+    t, y = t[:7].requires_grad_(), y[:7] % 3  # classes 3 and 4 have no sample
+    weights = losses.class_adaptive_weights(t, y, C, low=0.2, high=0.9, tau=2.0)
+    assert not weights.requires_grad and weights[3:].tolist() == pytest.approx([0.2, 0.2])
+    for c in range(3):
+        phi = torch.stack([2 * (row / 2).softmax(0)[c] - 1 for row, label in zip(t, y, strict=True) if label == c])
+        assert weights[c].item() == pytest.approx((0.7 / 2 * phi.mean() + 1.1 / 2).item(), abs=1e-12)
 
 
 def test_cosine_with_a_zero_vector_is_zero():
     """No NaN: a class that no client holds has a zero prototype, and features after a ReLU may all be zero."""
     z, t, y = some()
-    loss = losses.prototype_similarity_distill(z, t, y, torch.zeros(C, C), tau=1.0, mask="none")
-    uniform = losses.prototype_similarity_distill(z, t / C, y, None, tau=1.0, mask="none")
-    torch.testing.assert_close(loss, uniform)
-    for zero in range(3):
-        h = [torch.ones(1, C) for _ in range(3)]
+    loss = CSD(z, t, y, torch.zeros(C, C), tau=1.0, mask="none")
+    torch.testing.assert_close(loss, CSD(z, t / C, y, None, tau=1.0, mask="none"))
+    for zero, near, far in ((0, 0.0, 0.0), (1, 0.0, 1.0), (2, 1.0, 0.0)):
+        h = [torch.ones(1, C, dtype=torch.float64) for _ in range(3)]
         h[zero].zero_()
-        cosines = [0.0 if zero in (0, 1) else 1.0, 0.0 if zero in (0, 2) else 1.0]
-        expected = -log_softmax(np.array(cosines) / 0.5)[0]
-        assert losses.model_contrast(*h, tau=0.5).item() == pytest.approx(expected)
+        torch.testing.assert_close(losses.model_contrast(*h, tau=0.5), ce(2 * torch.tensor([near, far]).double(), 0))
 
 
 def test_a_class_that_a_client_lacks_is_not_in_the_calibrated_softmax():
@@ -395,3 +299,31 @@ def test_a_margin_has_a_gradient_where_a_distance_is_0():
     assert found.isfinite().all()
     alone = torch.tensor([True, False, False])
     assert losses.prototype_margin(prototypes[1:2], labels, prototypes, alone) == 0
+
+
+# Features.
+
+
+def test_a_single_sample_and_a_single_feature_have_no_correlation():
+    for x in (some(1)[0], some()[0][:, :1]):
+        assert losses.decorrelation(x).item() == 0
+        assert (gradient(losses.decorrelation, x) == 0).all()
+
+
+def test_correlations_within_classes_are_those_of_each_class_alone():
+    x, alone = some(8)[0], torch.arange(8)
+    assert losses.class_decorrelation(x, alone).item() == 0  # no class has two samples
+    assert (gradient(lambda x: losses.class_decorrelation(x, alone), x) == 0).all()
+    torch.testing.assert_close(losses.class_decorrelation(x, 0 * alone), losses.decorrelation(x))
+    halves = (3 * losses.decorrelation(x[:3]) + 5 * losses.decorrelation(x[3:])) / 8
+    moved = x + torch.tensor([9.0, -2.0])[(alone >= 3).long(), None]  # classes far apart correlate all features
+    assert losses.decorrelation(moved) > 2 * losses.decorrelation(x)
+    torch.testing.assert_close(losses.class_decorrelation(moved, (alone >= 3).long()), halves)
+
+
+@pytest.mark.parametrize(("angle", "pushed"), [(30, True), (60, False)])
+def test_samples_of_one_class_are_pushed_apart_only_beyond_the_threshold(angle, pushed):
+    """Two samples of one class and none of another: nothing is left but the penalty."""
+    x = torch.tensor([[1.0, 0.0], [math.cos(math.radians(angle)), math.sin(math.radians(angle))]], dtype=torch.float64)
+    found = gradient(lambda x: losses.relaxed_contrast(x, torch.tensor([0, 0]), tau=0.5, threshold=0.7), x)
+    assert (found[1, 1] < -1e-3) if pushed else found.abs().max() < 1e-12

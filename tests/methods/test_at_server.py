@@ -1,8 +1,10 @@
 """The server's own training: FedDF's distillation and CCVR's head, beside independent forms of them."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
+import oracle
 import pytest
 import torch
 import torch.nn.functional as F
@@ -32,11 +34,7 @@ def of_server(site):
 
 def adam(parameters, loss, rows_of_steps, lr):
     """torch's own class, which the package does not use."""
-    optimizer = torch.optim.Adam(parameters, lr=lr)
-    for rows in rows_of_steps:
-        optimizer.zero_grad()
-        loss(rows).backward()
-        optimizer.step()
+    oracle.descend(parameters, [partial(loss, rows) for rows in rows_of_steps], torch.optim.Adam, lr=lr)
 
 
 def rows_of(count, seed, **training):
@@ -49,34 +47,28 @@ def rows_of(count, seed, **training):
 
 @pytest.mark.parametrize("tau", [1.0, 3.0])
 def test_feddf_distils_the_mean_logits_into_the_mean_model_by_hand(tau):
-    """A linear model in float64: the gradient is `tau (p - q) x / B`, and Adam is written out."""
-    rng = np.random.default_rng(0)
-    images, clients = rng.normal(size=(6, 3)), rng.normal(size=(4, 5, 3))  # six samples of three features; W_i (5, 3)
+    """A linear model in float64."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(6, 3, generator=generator, dtype=torch.float64)  # six samples of three features
+    clients = torch.randn(4, 5, 3, generator=generator, dtype=torch.float64)
     linear = nn.Linear(3, 5, bias=False).double()
-    pieces = [(torch.tensor(some), None) for some in (images[:4], images[4:])]
+    pieces = [(images[:4], None), (images[4:], None)]
     view = SimpleNamespace(run=run_model, samples=lambda: pieces)
     part, total = m.EnsembleDistill(steps=7, lr=0.1, batch_size=6, tau=tau), OrderedSum()
     _, payload = part.tell(None, view, None)
     for w in clients:
-        fit = SimpleNamespace(model=with_weights(linear, {"weight": torch.tensor(w)}))
+        fit = SimpleNamespace(model=with_weights(linear, {"weight": w}))
         total.add(part.report(view, payload, fit)[0])
     # Not from the mean of the clients: of linear models it has the mean logits, and there is nothing to learn.
-    weights = {"weight": torch.tensor(clients[0])}
+    weights = {"weight": clients[0]}
     server = SimpleNamespace(round=1, weights=weights, frozen=Frozen(linear), run=run_model, samples=view.samples)
     begin = m.Step(server, weights, frozenset({"weight"}))
     _, step = part.update(None, total.value, begin)
 
-    def softmax(z):
-        e = np.exp(z - z.max(axis=1, keepdims=True))
-        return e / e.sum(axis=1, keepdims=True)
-
-    q = softmax(np.mean([images @ w.T for w in clients], axis=0) / tau)
-    w, first, second = clients[0], 0.0, 0.0
-    for t in range(1, 8):
-        gradient = tau * (softmax(images @ w.T / tau) - q).T @ images / 6
-        first, second = 0.9 * first + 0.1 * gradient, 0.999 * second + 0.001 * gradient**2
-        w = w - 0.1 * (first / (1 - 0.9**t)) / (np.sqrt(second / (1 - 0.999**t)) + 1e-8)
-    np.testing.assert_allclose(step.averaged["weight"].numpy(), w, rtol=1e-8)
+    w, taught = clients[0].clone().requires_grad_(), (images @ clients.mT).mean(dim=0)
+    divergence = oracle.mean_of(lambda z, t, y: oracle.kl(z, t, tau))
+    adam([w], lambda rows: divergence(images @ w.T, taught, torch.zeros(6)), range(7), lr=0.1)
+    torch.testing.assert_close(step.averaged["weight"], w.detach(), rtol=1e-8, atol=1e-10)
 
 
 def test_feddf_trains_the_average_on_the_servers_images_in_eval_mode(make_site, play):

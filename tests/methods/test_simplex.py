@@ -1,7 +1,9 @@
 """FedETF: its corners, its scale, and what the global model's head is."""
 
+from functools import partial
 from itertools import pairwise
 
+import oracle
 import pytest
 import torch
 import torch.nn.functional as F
@@ -49,13 +51,15 @@ def test_a_client_alone_learns_features_and_a_scale_by_plain_sgd(make_site, play
     for before, after in pairwise(play(make_site(m.fedetf(scale=2.0), **alone))):
         features.load_state_dict({k.removeprefix("features."): w for k, w in before.weights.items() if "feat" in k})
         lr = training.lr * training.lr_decay ** (after.round - 1)
-        optimizer = torch.optim.SGD([*features.parameters(), scale], lr, training.momentum)
         order = torch.Generator().manual_seed(seed_of(0, Purpose.BATCHES, after.round, 0))
-        for index in batches(42, training, order):
-            cosines = F.normalize(features(images[index])) @ state(after)["corners"].T
-            optimizer.zero_grad()
-            F.cross_entropy(scale * cosines + prior, labels[index]).backward()
-            optimizer.step()
+
+        corners = state(after)["corners"]
+
+        def loss(corners, index):
+            return F.cross_entropy(scale * F.normalize(features(images[index])) @ corners.T + prior, labels[index])
+
+        losses = [partial(loss, corners, index) for index in batches(42, training, order)]
+        oracle.descend([*features.parameters(), scale], losses, lr=lr, momentum=training.momentum)
         assert state(after)["scale"] == pytest.approx(scale.item(), rel=1e-4)
         for name, w in features.state_dict().items():
             torch.testing.assert_close(after.weights[f"features.{name}"], w, rtol=1e-3, atol=1e-5)
