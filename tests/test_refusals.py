@@ -5,10 +5,11 @@
     says = "train.lr = -1.0: ..."        # words of the message, as they are
 
     [[refused]]
-    command = "run job.toml --force --resume"     # in an empty folder; job.toml is the quickstart, without Ray
+    command = "run job.toml --force --resume"     # in a folder with job.toml, the quickstart without Ray,
+    files = { "runs/x/job.toml" = "name = 'x'" }  # and these files
     says = "give one of the two"
 
-A message is an `InputError`, exit code 2, of one line, unless `lines = true`; nothing is written.
+A message is an `InputError`, exit code 2, of one line, unless `lines = true`. Nothing is written, and Ray stays off.
 """
 
 import re
@@ -44,11 +45,16 @@ def test_it_is_refused_in_words_and_nothing_is_written(pair, tmp_path, monkeypat
     row = pair[1]
     monkeypatch.chdir(tmp_path)
     if "command" in row:
-        Path("job.toml").write_text((ROOT / "jobs/quickstart.toml").read_text().replace('mode = "on"', 'mode = "off"'))
+        quickstart = (ROOT / "jobs/quickstart.toml").read_text().replace('mode = "on"', 'mode = "off"')
+        before = {Path(name): text for name, text in {"job.toml": quickstart, **row.get("files", {})}.items()}
+        for path, text in before.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        monkeypatch.setattr("ray.init", None)
         result = CliRunner().invoke(main, shlex.split(row["command"]))
         message = result.stderr if result.exception is None or isinstance(result.exception, SystemExit) else ""
         assert (result.exit_code, row["says"] in message) == (2, True), result.output or repr(result.exception)
-        assert [path.name for path in tmp_path.iterdir()] == ["job.toml"]
+        assert {path: path.read_text() for path in Path().rglob("*") if path.is_file()} == before
         return
     with pytest.raises(InputError, match=re.escape(row["says"])) as refused:
         opened(row["job"], row.get("site", False))

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from click.shell_completion import BashComplete
 
-from rayfed import __version__
 from rayfed.base.values import table
 from rayfed.cli import main
 from rayfed.clients.schedules import SCHEDULES
@@ -43,10 +42,6 @@ def test_help_has_every_command_and_examples(rayfed):
     assert "..." not in result.stdout.replace("[ARGS]...", ""), "a command's first sentence is too long for the list"
 
 
-def test_the_version_is_that_of_the_package(rayfed):
-    assert rayfed("--version").stdout == f"rayfed, version {__version__}\n"
-
-
 def imported_by(*words, **variables):
     """The top-level modules that a command imports, and its output."""
     command = [sys.executable, "-X", "importtime", "-m", "rayfed", *words]
@@ -55,25 +50,27 @@ def imported_by(*words, **variables):
     return {name.partition(".")[0] for name in lines}, ended.stdout
 
 
-@pytest.mark.parametrize("line", ["--help", "run --help", "keys", "figure", "status --address URL"])
-def test_a_command_that_only_shows_imports_nothing_heavy(line, folder, cluster):
-    modules, shown = imported_by(*line.replace("URL", cluster.url).split())
-    assert shown and "rayfed" in modules
-    assert not modules & HEAVY - ({"numpy"} if line == "keys" else set())
+SHOWING = {  # a command, or what is typed before Tab is pressed, and what is printed
+    "--help": "",
+    "run --help": "",
+    "keys": "",
+    "figure": "",
+    "status --address URL": "",
+    "Tab: run job.toml -s ray.num": "plain,ray.num_cpus=\nplain,ray.num_gpus=\n",
+    "Tab: methods fedb": "plain,fedbn\nplain,fedbabu\n",
+}
 
 
-@pytest.mark.parametrize(
-    ("typed", "offered"),
-    [
-        ("run job.toml -s ray.num", "plain,ray.num_cpus=\nplain,ray.num_gpus=\n"),
-        ("methods fedb", "plain,fedbn\nplain,fedbabu\n"),
-    ],
-)
-def test_completion_imports_nothing_heavy(typed, offered, folder):
-    line = {"COMP_WORDS": f"rayfed {typed}", "COMP_CWORD": str(len(typed.split()))}
-    modules, shown = imported_by(_RAYFED_COMPLETE="bash_complete", **line)
-    assert shown == offered
-    assert not modules & HEAVY - {"numpy"}
+@pytest.mark.parametrize("line", SHOWING)
+def test_a_command_that_only_shows_and_completion_import_nothing_heavy(line, folder, cluster):
+    words, typed = line.replace("URL", cluster.url).split(), line.removeprefix("Tab: ")
+    if words[0] == "Tab:":
+        completing = {"_RAYFED_COMPLETE": "bash_complete", "COMP_CWORD": str(len(typed.split()))}
+        modules, shown = imported_by(**completing, COMP_WORDS=f"rayfed {typed}")
+    else:
+        modules, shown = imported_by(*words)
+    assert "rayfed" in modules and (shown == SHOWING[line] if SHOWING[line] else shown)
+    assert not modules & HEAVY - ({"numpy"} if words[0] in ("Tab:", "keys") else set())
 
 
 def test_keys_lists_every_key_with_a_valid_default(rayfed):
@@ -96,16 +93,6 @@ def test_keys_lists_every_key_with_a_valid_default(rayfed):
         read_job({"name": "any"}, {**name, **dict([read_override(f"{key}={value}")])})
 
 
-def test_keys_with_a_prefix_lists_the_keys_that_begin_with_it(rayfed):
-    rows = rayfed("keys", "output").stdout.splitlines()[1:]
-    assert [line.split()[0] for line in rows] == [
-        "output.path",
-        "output.checkpoints",
-        "output.every",
-        "output.every_seconds",
-    ]
-
-
 def test_methods_lists_every_recipe_and_part(rayfed):
     result = rayfed("methods")
     assert result.exit_code == 0
@@ -116,29 +103,18 @@ def test_methods_lists_every_recipe_and_part(rayfed):
     assert 'form="kl"' in result.stdout
 
 
-def test_methods_describes_one_method(rayfed):
+def test_methods_describes_a_method_and_a_users_part(folder, rayfed, monkeypatch):
     lines = rayfed("methods", "FedProx").stdout.splitlines()
-    assert "FedProx (Li et al., MLSys 2020)" in lines[0]
-    assert lines[-1].split()[:2] == ["mu", "0.01"]
-
-
-def test_methods_describes_a_users_part(folder, rayfed, monkeypatch):
+    assert "FedProx (Li et al., MLSys 2020)" in lines[0] and lines[-1].split()[:2] == ["mu", "0.01"]
     monkeypatch.setitem(sys.modules, "mine", None)  # so that it leaves none behind
     sys.modules.pop("mine")
     (folder / "mine.py").write_text(
         "from dataclasses import dataclass\nfrom typing import Annotated\nfrom rayfed.methods import Part\n"
-        '@dataclass(frozen=True)\nclass Mine(Part):\n    mu: Annotated[float, "how much"] = 0.5\n'
+        '@dataclass(frozen=True)\nclass Mine(Part):\n    """A term.\n\n    Where it is from."""\n'
+        '    mu: Annotated[float, "how much"] = 0.5\n'
     )
-    assert rayfed("methods", "mine:Mine").stdout.splitlines()[1].split() == ["mu", "0.5", "how", "much"]
-    with (folder / "mine.py").open("a") as file:
-        file.write('@dataclass(frozen=True)\nclass Told(Mine):\n    """A term.\n\n    Where it is from."""\n')
-    sys.modules.pop("mine")
-    lines = rayfed("methods", "mine:Told").stdout.splitlines()
-    assert lines[:4] == ["A term.", "", "Where it is from.", ""] and lines[5].split()[:2] == ["mu", "0.5"]
-
-
-def test_completion_reads_every_name_of_a_method_from_the_source():
-    assert sorted(method_names()) == sorted([*RECIPES, *PARTS])
+    lines = rayfed("methods", "mine:Mine").stdout.splitlines()
+    assert lines[:4] == ["A term.", "", "Where it is from.", ""] and lines[5].split() == ["mu", "0.5", "how", "much"]
 
 
 def test_data_lists_the_sources_and_whether_they_are_on_this_machine(folder, rayfed):
@@ -156,69 +132,54 @@ def test_data_describes_the_data_of_a_job(folder, rayfed):
     assert "partition  iid, 5 clients\nclients    5 with 8 images each\n" in result.stdout
 
 
-@pytest.mark.parametrize(
-    ("rule", "text"),
-    [
-        (PARTITIONS["shards"](s=2, num_clients=50), "shards s = 2, 50 clients"),
-        (
-            PARTITIONS["dirichlet"](alpha=0.3, min_size=1, seed=4),
-            "dirichlet alpha = 0.3, min_size = 1, 10 clients, seed = 4",
-        ),
-        (PARTITIONS["iid"](), "iid, 10 clients"),
-        (PARTITIONS["natural"](column="writer"), "natural column = 'writer'"),
-    ],
-)
-def test_a_partition_is_described_as_it_was_written(rule, text):
-    assert partition_text(rule) == text
+def test_a_partition_is_described_as_it_was_written():
+    dirichlet = PARTITIONS["dirichlet"](alpha=0.3, min_size=1, seed=4)
+    assert partition_text(dirichlet) == "dirichlet alpha = 0.3, min_size = 1, 10 clients, seed = 4"
+    assert partition_text(PARTITIONS["iid"]()) == "iid, 10 clients"
+    assert partition_text(PARTITIONS["natural"](column="writer")) == "natural column = 'writer'"
 
 
-def test_partition_prints_a_table_and_draws_a_figure_in_the_current_folder(folder, rayfed):
+def test_partition_prints_a_table_which_is_short_and_draws_a_figure(folder, rayfed, write_images):
     result = rayfed("partition", "job.toml")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert lines[0].split() == ["client", "0", "1", "2", "3", "total"]
     assert lines[5].split() == ["total", "10", "10", "10", "10", "40"]
     assert (folder / "tiny.partition.png").read_bytes().startswith(b"\x89PNG")
-    assert not (folder / "runs").exists()
-
-
-def test_partition_shortens_a_long_table_and_draws_to_a_given_file(folder, rayfed, write_images):
     write_images(folder / "data/train.parquet", [np.arange(16)] * 120, np.arange(120) % 4)
     result = rayfed("partition", "job.toml", "-s", "data.partition.num_clients=60", "-o", "picture.svg")
     assert result.exit_code == 0, result.output
-    assert "\n10 more\n" in result.stdout
-    assert len(result.stdout.splitlines()) < 60
+    assert "\n10 more\n" in result.stdout and len(result.stdout.splitlines()) < 60
     assert "<svg" in (folder / "picture.svg").read_text()
     assert rayfed("partition", "job.toml", "-o", "picture.docx").exit_code == 2
-
-
-# Completion ----------------------------------------------------------------------------------------------------------
+    assert not (folder / "runs").exists()
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_prints_a_script_per_shell(shell, rayfed):
-    result = rayfed("completion", shell)
-    assert result.exit_code == 0
-    assert f"_RAYFED_COMPLETE={shell}_complete" in result.stdout
+    assert f"_RAYFED_COMPLETE={shell}_complete" in rayfed("completion", shell).stdout
 
 
-def completions(*words):
-    completer = BashComplete(main, {}, "rayfed", "_RAYFED_COMPLETE")
-    return [item.value for item in completer.get_completions(list(words[:-1]), words[-1])]
+OF_THE_FILE = ["train.num_rounds=", "train.clients_per_round=", "train.batch_size="]
+OFFERED = {
+    "ru": ["run"],
+    "run ": ["job.toml", "jobs/more.toml"],
+    "run jobs/": ["jobs/more.toml"],
+    "run job.toml -s seed=1 -s train.": OF_THE_FILE,  # only keys of the file, if any of them match
+    "run job.toml -s ray.num": ["ray.num_cpus=", "ray.num_gpus="],  # not in the file
+    "run job.toml -s method=fedn": ["method=fedntd", "method=fednova"],
+    "run job.toml -s data.partition.name=s": ["data.partition.name=shards"],
+    "run job.toml -s train.lr=": [],
+    "methods fedpro": ["fedprox", "fedproto", "fedproc"],
+    "figure con": ["consistency", "confusion"],
+}
 
 
 def test_completion_offers_job_files_keys_and_methods(folder):
     (folder / "jobs").mkdir()
     (folder / "jobs/more.toml").write_text("")
-    assert completions("ru") == ["run"]
-    assert completions("run", "") == ["job.toml", "jobs/more.toml"]
-    assert completions("run", "jobs/") == ["jobs/more.toml"]
-    keys = ["train.num_rounds=", "train.clients_per_round=", "train.batch_size="]
-    assert completions("run", "job.toml", "-s", "train.") == keys, "only keys of the file, if any of them match"
-    assert completions("run", "job.toml", "-s", "seed=1", "-s", "train.") == keys
-    assert completions("run", "job.toml", "-s", "ray.num") == ["ray.num_cpus=", "ray.num_gpus="], "not in the file"
-    assert completions("run", "job.toml", "-s", "method=fedn") == ["method=fedntd", "method=fednova"]
-    assert completions("run", "job.toml", "-s", "data.partition.name=s") == ["data.partition.name=shards"]
-    assert completions("run", "job.toml", "-s", "train.lr=") == []
-    assert completions("methods", "fedpro") == ["fedprox", "fedproto", "fedproc"]
-    assert completions("figure", "con") == ["consistency", "confusion"]
+    completer = BashComplete(main, {}, "rayfed", "_RAYFED_COMPLETE")
+    for typed, offered in OFFERED.items():
+        *words, last = typed.split(" ")
+        assert [item.value for item in completer.get_completions(words, last)] == offered, typed
+    assert sorted(method_names()) == sorted([*RECIPES, *PARTS]), "as read from the source"

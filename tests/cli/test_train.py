@@ -27,32 +27,23 @@ from rayfed.screen.text import bar
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def files(folder):
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
-    }
-
-
 # A run ---------------------------------------------------------------------------------------------------------------
 
 
 def test_a_run_prints_a_header_a_line_per_round_and_where_the_results_are(folder, rayfed):
-    result = rayfed("run", "job.toml", "-s", "train.num_rounds=3")
+    result = rayfed("run", "job.toml", "-s", "train.num_rounds=4", "-s", "train.eval_every=3")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    assert lines[0] == "name     tiny"
-    assert lines[1] == "method   fedntd"
-    assert lines[2] == "data     data: 40 + 20 of 1x4x4; iid, 4 clients"
-    assert lines[3] == "clients  4 with 10 images each; 2 per round"
-    assert lines[5] == "ray      off: in this process"
-    assert [line.split("  ")[0] for line in lines[6:10]] == [f"round {r}/3" for r in range(4)]
-    assert {"accuracy", "forgetting", "loss", "s"} <= set(lines[9].split())
-    assert [line.split()[0] for line in lines[10:]] == ["best", "last", "results"]
-    assert lines[-1].endswith("runs/tiny")
-    assert "\r" not in result.output
-    assert result.stderr == ""
+    assert lines[:2] == ["name     tiny", "method   fedntd"]
+    assert "data     data: 40 + 20 of 1x4x4; iid, 4 clients" in lines
+    assert "clients  4 with 10 images each; 2 per round" in lines and "ray      off: in this process" in lines
+    rounds = [line.split("  ") for line in lines if line.startswith("round ")]
+    assert [words[0] for words in rounds] == [f"round {number}/4" for number in range(5)]
+    assert [words[1].split()[0] for words in rounds] == ["accuracy", "not", "not", "accuracy", "accuracy"]
+    assert "round 1/4  not evaluated  loss " in (folder / "runs/tiny/log.txt").read_text()
+    assert [line.split()[0] for line in lines[-3:]] == ["best", "last", "results"]
+    assert lines[-1].endswith("runs/tiny") and lines[-2].endswith("in round 4")
+    assert "\r" not in result.output and result.stderr == ""
 
 
 def test_warnings_of_the_package_go_to_standard_error(folder, rayfed, monkeypatch):
@@ -129,51 +120,44 @@ def test_an_infinite_loss_ends_the_run_with_one_message(folder, rayfed):
     assert "Traceback" not in result.stderr
 
 
-def test_on_a_terminal_a_bar_moves_with_each_client(folder):
-    screen = io.StringIO()
+@contextmanager
+def drawn(folder, width=100):
+    """A bar, and what is written to its terminal."""
     sys.path.insert(0, str(folder))
-    with bar_on(Console(file=screen, force_terminal=True, width=100)) as progress:
-        run("job.toml", display=Bar(progress))
+    with bar_on(Console(file=(screen := io.StringIO()), force_terminal=True, width=width)) as progress:
+        yield progress, screen
+
+
+def test_on_a_terminal_a_bar_moves_with_each_client_and_says_which_rounds_are_not_evaluated(folder):
+    with drawn(folder) as (progress, screen):
+        run("job.toml", {"train.num_rounds": 4, "train.eval_every": 3}, display=Bar(progress))
         task = progress.tasks[0]
-        assert (task.completed, task.total, task.finished) == (2, 2, True)
-    written = screen.getvalue()
+        assert (task.completed, task.total, task.finished) == (4, 4, True)
     steps = ("starting the workers", "evaluating the initial model")
-    for words in (*steps, "round 0/2", "round 1/2", "clients 1/2", "accuracy 0.", "round 2/2", "0:00:0"):
-        assert words in written, words
+    for words in (*steps, "round 0/4", "round 1/4", "clients 1/2", "accuracy 0.", "round 4/4", "0:00:0"):
+        assert words in screen.getvalue(), words
+    shown = re.findall(r"(accuracy [\d.]+[ ↑↓→] forgetting|accuracy [\d.]+ in round \d)", screen.getvalue())
+    assert [end for end, _ in itertools.groupby(text.split()[-1] for text in shown)] == [
+        "forgetting",
+        "0",
+        "forgetting",
+    ]
 
 
 def test_the_bar_of_a_resumed_run_goes_on_at_its_round_and_stands_still_where_the_run_ends_early(folder):
-    sys.path.insert(0, str(folder))
-    run("job.toml", {"train.num_rounds": 3})
-    screen = io.StringIO()
-    with bar_on(Console(file=screen, force_terminal=True, width=100)) as progress:
+    with drawn(folder) as (progress, screen):
+        run("job.toml", {"train.num_rounds": 3})
         more = {"train.num_rounds": 9, "train.lr": 1e-9, "train.patience": 2}
-        run("job.toml", {**more, "name": "early"}, display=(drawn := Bar(progress)))
-        drawn.ended()
+        run("job.toml", {**more, "name": "early"}, display=(display := Bar(progress)))
+        display.ended()
         task = progress.tasks[0]
-        assert task.finished and task.fields["round"] == drawn._round < 9
+        assert task.finished and task.fields["round"] == display._round < 9
         resume("runs/tiny", {"train.num_rounds": 5}, display=Bar(progress))
         first, *_, last = (sample.completed for sample in progress.tasks[1]._progress)
         assert first == 3 and last < 1, "the time left is counted from the rounds that were played here"
     written = screen.getvalue().partition("reading the checkpoint")[2]
     assert re.findall(r"round (\d)/5", written.partition("clients 1/2")[0])[-1] == "4"
     assert "round 9/9" not in screen.getvalue()
-
-
-def test_rounds_that_are_not_evaluated_say_so(folder, rayfed):
-    result = rayfed("run", "job.toml", "-s", "train.num_rounds=4", "-s", "train.eval_every=3")
-    assert result.exit_code == 0, result.output
-    lines = [line for line in result.stdout.splitlines() if line.startswith("round ")]
-    assert [line.split("  ")[1].split()[0] for line in lines] == ["accuracy", "not", "not", "accuracy", "accuracy"]
-    assert "round 1/4  not evaluated  loss " in (folder / "runs/tiny/log.txt").read_text()
-    assert result.stdout.splitlines()[-2].endswith("in round 4")
-
-    screen, seldom = io.StringIO(), {"name": "bar", "train.num_rounds": 4, "train.eval_every": 3}
-    with bar_on(Console(file=screen, force_terminal=True, width=100)) as progress:
-        run("job.toml", seldom, display=Bar(progress))
-    shown = re.findall(r"(accuracy [\d.]+[ ↑↓→] forgetting|accuracy [\d.]+ in round \d)", screen.getvalue())
-    ends = [end for end, _ in itertools.groupby(text.split()[-1] for text in shown)]
-    assert ends == ["forgetting", "0", "forgetting"]
 
 
 def test_the_classes_that_were_forgotten_are_a_bar_chart():
@@ -190,10 +174,9 @@ def test_the_classes_that_were_forgotten_are_a_bar_chart():
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
-def test_a_bar_is_one_line_of_the_terminal_and_80_columns_show_all_of_it(width):
-    screen = io.StringIO()
-    with bar_on(Console(file=screen, force_terminal=True, width=width)) as progress:
-        figures = "accuracy 0.123↑ forgetting -0.123"
+def test_a_bar_is_one_line_of_the_terminal_and_80_columns_show_all_of_it(width, folder):
+    figures = "accuracy 0.123↑ forgetting -0.123"
+    with drawn(folder, width) as (progress, screen):
         progress.add_task("", total=200, round=100, rounds=200, clients="clients 10/10", figures=figures)
         progress.refresh()
     lines = re.split(r"[\r\n]", re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue()))
@@ -207,9 +190,8 @@ def test_a_negative_forgetting_is_explained_once_where_it_is_shown(folder, rayfe
     monkeypatch.setattr(metrics, "forgetting_from", lambda peak, now: -0.25)
     result = rayfed("run", "job.toml")
     assert result.stdout.count("forgetting -0.250") == 5
-    lines = result.stdout.splitlines()
     explained = "(a negative forgetting: on average, a class is better now than in any evaluated round before)"
-    assert [number for number, line in enumerate(lines) if line.strip() == explained] == [11]
+    assert result.stdout.count(explained) == 1
 
 
 @pytest.mark.slow
@@ -263,7 +245,9 @@ def test_a_signal_stops_a_run_which_says_so_at_once(folder, number):
     _, stopping, stopped = said.splitlines()  # the first says that the job is read
     assert stopping == "stopping, with a checkpoint of the last finished round; Ctrl-C again ends at once, without it"
     assert stopped.startswith("stopped; rounds up to ")
-    assert read_summary(folder / "runs/tiny")["status"] == "stopped"
+    summary = read_summary(folder / "runs/tiny")
+    newest = max(path.name for path in (folder / "runs/tiny/checkpoints").glob("*.json"))
+    assert (summary["status"], newest) == ("stopped", f"round-{summary['rounds']:05d}.json")
 
 
 @pytest.mark.slow
@@ -273,39 +257,3 @@ def test_nohup_lets_a_run_go_on_after_sighup(folder):
         run.send_signal(signal.SIGHUP)
         run.communicate(timeout=60)
     assert run.returncode == 0
-
-
-# Bad input -----------------------------------------------------------------------------------------------------------
-
-
-BAD = {  # case -> a file that is written before, overrides, and words of the message
-    "unknown key": ("", ["train.num_round=2"], "train: unknown key 'num_round'; did you mean 'train.num_rounds'?"),
-    "broken TOML": ("job.toml", [], "job file 'job.toml' cannot be read: "),
-    "too many actors": ("", ["ray.mode=on", "ray.actors=999"], "ray.actors = 999, each with 1 CPU"),
-    "no GPU": ("", ["ray.mode=on", "ray.num_gpus=64"], "no actor with 1 CPU and 64 GPU fits: there are"),
-    "results": ("runs/tiny/job.toml", [], "holds the results of a run; give --force to replace them"),
-    "no run": ("runs/tiny/thesis.txt", [], "exists and is not a rayfed run; give the job another name"),
-    "file in the way": ("runs", [], "is not a folder that can be written to"),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_bad_input_gives_one_message_and_code_2_and_writes_nothing(case, folder, rayfed, monkeypatch):
-    import ray
-
-    def refuse(*_, **__):
-        raise AssertionError("Ray was started")
-
-    monkeypatch.setattr(ray, "init", refuse)
-    place, overrides, message = BAD[case]
-    if place:
-        (folder / place).parent.mkdir(parents=True, exist_ok=True)
-        (folder / place).write_text("name = ")
-    before = files(folder)
-    result = rayfed("run", "job.toml", *(word for override in overrides for word in ("-s", override)))
-    assert result.exit_code == 2, result.output
-    assert result.stdout == "" or case in ("too many actors", "no GPU"), result.stdout
-    assert result.stderr.startswith("error: ")
-    assert message in result.stderr
-    assert "Traceback" not in result.stderr
-    assert files(folder) == before

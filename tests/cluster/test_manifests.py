@@ -13,7 +13,6 @@ import gzip
 import json
 import re
 import shlex
-import subprocess
 import tomllib
 from itertools import pairwise
 from pathlib import Path
@@ -98,8 +97,6 @@ def _kuberay():
     }
 
 
-every_launcher = pytest.mark.parametrize("name", LAUNCHERS)
-
 # Kubernetes ----------------------------------------------------------------------------------------------------------
 
 
@@ -115,13 +112,13 @@ def test_the_schema_refuses_a_misspelt_field():
         check({**RAY, "spec": {**RAY["spec"], "enableInTreeAutoscalling": True}})
 
 
-def test_the_operator_accepts_the_cluster_and_the_job_which_starts_the_same_cluster():
-    """Its rules beyond the schema: autoscaler v2 restarts no pods, and a time to live needs a shutdown."""
-    assert JOB["spec"]["rayClusterSpec"] == RAY["spec"]
-    assert RAY["spec"]["rayVersion"] == PINNED["ray"]
-    assert RAY["spec"]["enableInTreeAutoscaling"] and RAY["spec"]["autoscalerOptions"]["version"] == "v2"
-    assert all(pod["spec"]["restartPolicy"] == "Never" for pod in RAY_PODS)
-    assert JOB["spec"]["shutdownAfterJobFinishes"] and "deletionStrategy" not in JOB["spec"]
+def test_the_job_starts_the_same_cluster_and_runs_a_valid_job_file():
+    assert JOB["spec"]["rayClusterSpec"] == RAY["spec"] and RAY["spec"]["rayVersion"] == PINNED["ray"]
+    command, verb, path, *words = shlex.split(JOB["spec"]["entrypoint"])
+    assert (command, verb) == ("rayfed", "run") and "--resume" in words
+    overrides = dict(read_override(value) for flag, value in pairwise(words) if flag == "-s")
+    job = read_job(ROOT / Path(path).relative_to("/home/ray/rayfed"), overrides)  # the checkout in the image
+    assert job.output.path.startswith("/shared/")
 
 
 def test_rays_autoscaler_reads_a_head_that_does_not_train_and_workers_with_whole_gpus():
@@ -129,22 +126,12 @@ def test_rays_autoscaler_reads_a_head_that_does_not_train_and_workers_with_whole
     head, worker = (read["available_node_types"][name] for name in ("headgroup", "gpu"))
     assert (head["resources"]["CPU"], head["resources"].get("GPU", 0), head["max_workers"]) == (0, 0, 0)
     assert (worker["resources"]["CPU"], worker["resources"]["GPU"]) == (8, 1)
-    assert (worker["min_workers"], worker["max_workers"]) == (1, 4)
-
-
-def test_the_job_runs_a_valid_job_file():
-    command, verb, path, *words = shlex.split(JOB["spec"]["entrypoint"])
-    assert (command, verb) == ("rayfed", "run") and "--resume" in words
-    overrides = dict(read_override(value) for flag, value in pairwise(words) if flag == "-s")
-    job = read_job(ROOT / Path(path).relative_to("/home/ray/rayfed"), overrides)  # the checkout in the image
-    assert job.output.path.startswith("/shared/") and job.ray.num_gpus == 0.25
 
 
 @pytest.mark.parametrize("pod", PODS, ids=["head", "worker", "submitter", "redis"])
 def test_no_pod_is_root_and_each_asks_for_its_memory(pod):
     owner = pod["spec"]["securityContext"]
     assert owner["runAsNonRoot"] and owner["runAsUser"] > 0
-    assert owner.get("fsGroupChangePolicy") == ("OnRootMismatch" if "fsGroup" in owner else None)
     for container in pod["spec"]["containers"]:
         assert container["securityContext"]["allowPrivilegeEscalation"] is False
         assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
@@ -153,81 +140,43 @@ def test_no_pod_is_root_and_each_asks_for_its_memory(pod):
 
 def test_names_agree_between_manifests():
     (claim,) = KUBERNETES["kubernetes/storage.yaml"]
-    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
-    for pod in RAY_PODS:
-        assert pod["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
-        assert pod["spec"]["containers"][0]["volumeMounts"] == [{"name": "shared", "mountPath": "/shared"}]
+    claims = {pod["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] for pod in RAY_PODS}
+    assert claims == {claim["metadata"]["name"]}
     options = RAY["spec"]["gcsFaultToleranceOptions"]
     assert options["redisAddress"] == f"{SERVICE['metadata']['name']}:{SERVICE['spec']['ports'][0]['port']}"
     (password,) = REDIS["spec"]["template"]["spec"]["containers"][0]["env"]
     assert password["valueFrom"] == options["redisPassword"]["valueFrom"]
-
-
-def test_network_policies_admit_only_the_cluster_and_the_operator():
-    policies = {policy["metadata"]["name"]: policy["spec"] for policy in KUBERNETES["kubernetes/network.yaml"]}
     labels = [pod["metadata"]["labels"].items() for pod in PODS]
-    assert all(any(spec["podSelector"]["matchLabels"].items() <= own for own in labels) for spec in policies.values())
-    cluster, operator = policies["rayfed"]["ingress"]
-    assert cluster == {"from": [{"podSelector": {"matchLabels": {"app": "rayfed"}}}]}
-    assert operator["from"][0]["podSelector"] == {"matchLabels": {"app.kubernetes.io/name": "kuberay-operator"}}
-    assert operator["ports"] == [{"port": 8265}]
-    assert policies["rayfed"]["policyTypes"] == ["Ingress", "Egress"]
-    assert "egress" not in policies["rayfed-redis"], "Redis opens no connections"
+    for policy in KUBERNETES["kubernetes/network.yaml"]:
+        assert any(policy["spec"]["podSelector"]["matchLabels"].items() <= own for own in labels)
 
 
-def test_redis_takes_the_place_of_its_shell_with_its_settings_on_standard_input(tmp_path):
-    """As process 1 of its container it gets the signal to stop, which a shell would not pass on."""
-    (container,) = REDIS["spec"]["template"]["spec"]["containers"]
-    (tmp_path / "redis-server").write_text('#!/bin/sh\necho "$$ $*"\ncat\n')
-    (tmp_path / "redis-server").chmod(0o755)
-    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "REDIS_PASSWORD": "a$b"}
-    command = [*container["command"], *container["args"]]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as redis:
-        said, _ = redis.communicate(timeout=60)
-    assert said == f"{redis.pid} -\nrequirepass a$b\nappendonly yes\ndir /data\n"
+# `ray up`, and the image ---------------------------------------------------------------------------------------------
 
 
-# `ray up` -----------------------------------------------------------------------------------------------------------
-
-
-@every_launcher
-def test_rays_dry_run_accepts_every_launcher_and_adds_no_command(name):
-    """Ray's defaults would replace the image's Ray by a nightly build."""
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_rays_dry_run_accepts_every_launcher_whose_head_has_a_token_and_does_not_train(name):
+    """Ray's defaults would add commands, which would replace the image's Ray by a nightly build."""
     (launcher,) = DOCUMENTS[name]
     prepared = prepare_config(launcher)
     validate_config(prepared)
     assert not any(prepared[key] for key in ("setup_commands", "head_setup_commands", "worker_setup_commands"))
     for key in ("initialization_commands", "head_start_ray_commands", "worker_start_ray_commands"):
         assert prepared[key] == launcher[key]
-
-
-@every_launcher
-def test_the_head_does_not_train_and_every_node_has_the_token_storage_and_its_gpus(name):
-    (launcher,) = DOCUMENTS[name]
     (start,) = [command for command in launcher["head_start_ray_commands"] if "ray start" in command]
     assert {"--num-cpus=0", "--num-gpus=0", "--dashboard-host=127.0.0.1"} <= set(start.split())
-    assert launcher["file_mounts"] == {"/home/ray/.ray/auth_token": "~/.ray/auth_token"}
-    assert launcher["head_start_ray_commands"][0] == "chmod 600 ~/.ray/auth_token"
-    assert launcher["worker_start_ray_commands"][0] == "chmod 600 ~/.ray/auth_token"
-    options = launcher["docker"]["run_options"]
-    assert {"--env RAY_AUTH_MODE=token", "--volume /shared:/shared"} <= set(options)
-    assert {"--env NVIDIA_VISIBLE_DEVICES=all", "--env NVIDIA_DRIVER_CAPABILITIES=compute,utility"} <= set(options)
-
-
-def test_the_security_group_admits_ssh_only():
-    (rule,) = DOCUMENTS["aws.yaml"][0]["provider"]["security_group"]["IpPermissions"]
-    assert (rule["FromPort"], rule["ToPort"]) == (22, 22)
-    assert all(where["CidrIp"].endswith("/32") for where in rule["IpRanges"])
-
-
-# The image -----------------------------------------------------------------------------------------------------------
+    assert "--env RAY_AUTH_MODE=token" in launcher["docker"]["run_options"]
 
 
 def test_every_file_names_the_same_image():
-    files = [path for path in CLUSTER.rglob("*") if path.is_file()]
-    tags = {path.name: re.findall(r"example.com/rayfed:(\S+)", path.read_text()) for path in files}
-    named = {name for name, found in tags.items() if found}
-    assert named >= {"Dockerfile", *LAUNCHERS, "raycluster.yaml", "rayjob.yaml"}
+    texts = {path.name: path.read_text() for path in CLUSTER.rglob("*") if path.is_file()}
+    tags = {name: re.findall(r"example.com/rayfed:(\S+)", text) for name, text in texts.items()}
+    assert {name for name, found in tags.items() if found} >= {
+        "Dockerfile",
+        *LAUNCHERS,
+        "raycluster.yaml",
+        "rayjob.yaml",
+    }
     assert {tag for found in tags.values() for tag in found} == {f"ray{PINNED['ray']}-py{PYTHON}"}
 
 
@@ -235,9 +184,7 @@ def test_the_build_gets_only_what_it_copies_and_the_image_runs_as_a_numbered_use
     """.dockerignore excludes every file that COPY does not name, so no data, result or token is sent to the build."""
     text = re.sub(r"^#.*\n", "", (CLUSTER / "Dockerfile").read_text(), flags=re.MULTILINE).replace("\\\n", " ")
     steps = [line.split(maxsplit=1) for line in text.splitlines() if line.strip()]
-    assert re.fullmatch(rf"python:{re.escape(PYTHON)}\.\d+-slim-bookworm", steps[0][1])
     assert steps[-1] == ["USER", "1000"]
-    assert not [value for kind, value in steps if kind in ("ENV", "ARG") and re.search("TOKEN|PASSWORD|KEY", value)]
     copied = {source for kind, value in steps if kind == "COPY" for source in value.split()[:-1]}
     assert all((ROOT / source).exists() for source in copied)
     lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]

@@ -146,11 +146,6 @@ def test_rays_folder_in_tmp_is_never_another_users(tmp_path, there):
         assert "cannot be made, or is not our folder" in ended.stderr
 
 
-def test_the_driver_is_warned_before_the_time_is_up():
-    """Slurm signals only the script (B:), which passes the signal on; two minutes are enough for the checkpoint."""
-    assert "#SBATCH --signal=B:TERM@120\n" in SCRIPT.read_text()
-
-
 @pytest.mark.slow
 @needs_namespaces
 def test_a_job_runs_on_two_nodes_and_leaves_nothing_behind(tmp_path, nodes, start):

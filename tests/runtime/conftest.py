@@ -115,11 +115,13 @@ def free_ports():
 
 @contextmanager
 def _ray_head(environment, *flags):
-    ports = _free(PORTS)
+    ports, metrics = _free(PORTS), _free(["DASHBOARD_METRIC_PORT", "AUTOSCALER_METRIC_PORT"])  # else fixed ones
     command = [Path(sys.executable).parent / "ray", "start", "--head", "--block", "--object-store-memory=100000000"]
     command += ["--min-worker-port=0", "--max-worker-port=0", *(f"--{name}={port}" for name, port in ports.items())]
     with _short_folder() as folder, open(f"{folder}/log", "w+") as log:
-        environment = {**environment, "RAY_TMPDIR": folder}  # as docs/security.md has it
+        environment = {**environment, "RAY_TMPDIR": folder} | {
+            name: str(port) for name, port in metrics.items()
+        }  # as docs/security.md has it
         head = subprocess.Popen([*command, *flags], env=environment, stdout=log, stderr=log, start_new_session=True)
         try:
             while "Ray runtime started" not in (said := Path(folder, "log").read_text()):
