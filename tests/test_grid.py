@@ -1,9 +1,7 @@
 """Grids: the runs of a job file with a [grid], and the table of their results."""
 
 import csv
-import io
 import json
-import re
 import tomllib
 from itertools import product
 
@@ -12,16 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from rich.console import Console
 
 from rayfed.base.errors import InputError, WorkersLost
 from rayfed.cli import main
 from rayfed.data import sources
-from rayfed.grid import command as cli_grid
 from rayfed.grid.cells import Cell, expand
 from rayfed.job import read_job
-from rayfed.screen import display
-from rayfed.screen.lines import progress
 
 GRID = """
 name = "g"
@@ -170,7 +164,6 @@ def test_a_grid_runs_what_is_not_done_and_prints_its_table(folder, tables):
     assert [line.split()[:3] for line in lines[:4]] == [["run", f"{i}/4", name] for i, name in enumerate(names, 1)]
     assert lines[3].endswith("  0:00:00 left")
     assert result.stderr.splitlines() == [f"{name} begins; its rounds: runs/{name}/log.txt" for name in names]
-    assert progress(result.stdout) == ("run 4/4", lines[3].split()[4])
     assert "4 of 8 runs done; mean ± deviation over seeds, in runs/g/table.csv:" in result.stdout
 
     result = rayfed("run", "grid.toml")
@@ -287,21 +280,3 @@ def test_a_papers_table_is_listed_and_a_wrong_name_is_refused(paper):
     none = rayfed("reproduce", "p/t", "--rows", "fedntd")
     assert (none.exit_code, "--rows 'fedntd': none of 8 runs matches" in none.stderr) == (2, True)
     assert not (paper / "runs").exists()
-
-
-def test_bars_of_runs_at_once_tell_runs_accuracies_and_times_apart_in_80_columns(tmp_path, monkeypatch):
-    screen = io.StringIO()
-    monkeypatch.setattr(cli_grid, "on_terminal", lambda: True)
-    monkeypatch.setattr(display, "Console", lambda stderr: Console(file=screen, force_terminal=True, width=80))
-    names = [f"skewed/dirichlet-0.1/{method}/lr-0.01/seed-{seed}" for method in ("fedavg", "fedntd") for seed in (0, 1)]
-    job = {"train": {"num_rounds": 1000}, "output": {"path": str(tmp_path)}}
-    jobs = [read_job({**job, "name": name}) for name in names]
-    last = {"test_accuracy": 0.321, "forgetting": -0.5}
-    summary = {"rounds": 500, "best": last, "last": last}
-    (tmp_path / names[0]).mkdir(parents=True)
-    (tmp_path / names[0] / "summary.json").write_text(json.dumps(summary))
-    with cli_grid.watching(names) as watch:
-        watch(jobs[:2])
-    lines = re.split(r"[\r\n]", re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue()))
-    bars = [line for line in lines if "500/1000" in line]
-    assert bars and all("fedavg/seed-0 " in bar and "accuracy 0.321" in bar and "-:--:--" in bar for bar in bars)

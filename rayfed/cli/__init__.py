@@ -10,7 +10,6 @@ import sys
 from collections.abc import Sequence
 
 import click
-from click.shell_completion import get_completion_class
 
 from rayfed import __version__
 from rayfed.base.aside import is_working
@@ -23,18 +22,6 @@ from rayfed.screen.exits import Commands, end_at_once
 from rayfed.screen.text import StderrHandler
 from rayfed.submit import command as submit
 from rayfed.submit import status
-
-WITH_JOB = (
-    "run",
-    "reproduce",
-    "resume",
-    "replay",
-    "submit",
-    "data",
-    "partition",
-    "methods",
-    "figure",
-)  # they may import the user's modules
 
 
 @click.group(
@@ -63,26 +50,12 @@ def main(ctx: click.Context) -> None:
       rayfed figure local runs/fedavg runs/fedntd          a figure as the papers have it
       rayfed methods fedntd                                a method's paper and parameters
       rayfed keys ray                                      the keys of a job file that begin with ray
-      rayfed completion bash >> ~/.bashrc                  complete job files, keys and methods
+      _RAYFED_COMPLETE=bash_source rayfed >> ~/.bashrc     complete commands, options and keys; also zsh, fish
     """
-    if ctx.invoked_subcommand in WITH_JOB and (here := os.getcwd()) not in sys.path:
+    here = os.getcwd()
+    if here not in sys.path:
         sys.path.append(here)  # for the user's own methods and models; last, as its files may have any names
     ctx.with_resource(logging_to(StderrHandler()))
-
-
-@main.command()
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-def completion(shell: str) -> None:
-    """Print a script that completes this command.
-
-    \b
-    Once, for every shell to come:
-      rayfed completion bash >> ~/.bashrc
-      rayfed completion zsh >> ~/.zshrc
-      rayfed completion fish > ~/.config/fish/completions/rayfed.fish
-    """
-    if script := get_completion_class(shell):
-        print(script(main, {}, "rayfed", "_RAYFED_COMPLETE").source())
 
 
 for each in (

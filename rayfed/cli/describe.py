@@ -11,8 +11,6 @@ import click
 from rayfed.base.errors import InputError, harmless, spelled
 from rayfed.screen.options import (
     Overrides,
-    complete_job,
-    complete_method,
     job_argument,
     read_base,
     set_option,
@@ -24,7 +22,7 @@ MOST_WORDS = 20  # in a line of `data`
 
 
 @click.command()
-@click.argument("name", required=False, shell_complete=complete_method)
+@click.argument("name", required=False)
 def methods(name: str | None) -> None:
     """List the methods, or describe one.
 
@@ -104,7 +102,7 @@ def keys(prefix: str) -> None:
 
 
 @click.command()
-@click.argument("job", required=False, shell_complete=complete_job)
+@click.argument("job", required=False, type=click.Path())
 @set_option
 def data(job: str | None, overrides: Overrides) -> None:
     """List the sources of data, or describe a job's data.

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
-
-from rich.progress import TaskID
 
 from rayfed import experiment
 from rayfed.base.errors import STOPPED, InputError, Resumable
 from rayfed.base.files import write_text
 from rayfed.data.sources import reading_once
 from rayfed.folder.places import folder_of, is_done
-from rayfed.folder.read import short
 from rayfed.folder.summary import Ended, read_summary
 from rayfed.grid.cells import Cell
 from rayfed.grid.many import run_many
@@ -25,7 +22,7 @@ from rayfed.report.command import print_sheet
 from rayfed.report.forms import as_csv
 from rayfed.report.runs import read_runs
 from rayfed.report.table import sheet
-from rayfed.screen.display import Lines, grid_bar, on_screen, on_terminal
+from rayfed.screen.display import Lines
 from rayfed.screen.exits import Failure, failures
 from rayfed.screen.lines import cell_text
 from rayfed.screen.text import duration, shown
@@ -79,72 +76,36 @@ def run_grid(
 
 
 def _ended(todo: Sequence[Job], force: bool, other_bits: bool) -> Generator[Ended]:
-    """The runs as they end: many at once, or one after the other."""
+    """The runs as they end: many at once, or one after the other. Their logs have their rounds."""
+    logged = partial(Lines, quiet=True)
+    watch = naming()
     one_by_one = True
-    with watching([job.name for job in todo]) as watch:
-        logged = partial(Lines, quiet=True)
-        for ended in run_many(todo, watch, force=force, other_bits=other_bits, display=logged):
-            one_by_one = False
-            yield ended
+    for ended in run_many(todo, watch, force=force, other_bits=other_bits, display=logged):
+        one_by_one = False
+        yield ended
     with reading_once():
-        for number, job in enumerate(todo if one_by_one else (), start=1):
-            if not on_terminal():
-                say_begun(job)
-            run = partial(experiment.run, job, force=force, resume=not force, other_bits=other_bits)
+        for job in todo if one_by_one else ():
+            watch([job])
             try:
                 with failures():
-                    on_screen(run, f"run {number}/{len(todo)}")
+                    experiment.run(job, force=force, resume=not force, other_bits=other_bits, display=logged())
             except Failure as failure:
                 yield Ended(job, failure.exit_code, failure.message)
             else:
                 yield Ended(job)
 
 
-@contextmanager
-def watching(names: Sequence[str]) -> Iterator[Callable[[Sequence[Job]], None]]:
-    """On a terminal, bars: one of all runs, and one for each that is under way. Elsewhere, a line as a run begins.
+def naming() -> Callable[[Sequence[Job]], None]:
+    """Names each run that begins, which may take hours, and where its rounds can be followed."""
+    named: set[str] = set()
 
-    `names` are those of all runs. A bar has little room, and says only what sets its run apart, and its accuracy.
-    """
-    seen: set[str] = set()
-    if not on_terminal():
+    def watch(jobs: Sequence[Job]) -> None:
+        for job in jobs:
+            if job.name not in named:
+                named.add(job.name)
+                print(f"{job.name} begins; its rounds: {shown(folder_of(job) / 'log.txt')}", file=sys.stderr)
 
-        def say(jobs: Sequence[Job]) -> None:
-            for job in jobs:
-                if job.name not in seen:
-                    seen.add(job.name)
-                    say_begun(job)
-
-        yield say
-        return
-    with grid_bar() as progress:
-        bars: dict[str, TaskID] = {}
-        called = dict(zip(names, short(names), strict=True))
-        runs = None
-
-        def watch(jobs: Sequence[Job]) -> None:
-            nonlocal runs
-            if runs is None:
-                runs = progress.add_task("runs", total=len(names), figures="")
-            for name in bars.keys() - {job.name for job in jobs}:
-                progress.remove_task(bars.pop(name))
-            for job in jobs:
-                seen.add(job.name)
-                if job.name not in bars:
-                    total, name = job.train.num_rounds, called[job.name]
-                    bars[job.name] = progress.add_task(name, total=total, figures="starting")
-                summary = read_summary(folder_of(job))
-                if "last" in summary:
-                    figures = f"accuracy {summary['last']['test_accuracy']:.3f}"
-                    progress.update(bars[job.name], completed=summary["rounds"], figures=figures)
-            progress.update(runs, completed=len(seen) - len(jobs))
-
-        yield watch
-
-
-def say_begun(job: Job) -> None:
-    """Name the run that begins, which may take hours, and where its rounds can be followed."""
-    print(f"{job.name} begins; its rounds: {shown(folder_of(job) / 'log.txt')}", file=sys.stderr)
+    return watch
 
 
 def show_results(cells: list[Cell]) -> None:

@@ -3,7 +3,7 @@
 import logging
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from rich.status import Status
 from rayfed.data.federation import Federation
 from rayfed.data.inputs import Images
 from rayfed.data.partition import Rule, write_rule
-from rayfed.folder.read import ClassLoss, forgotten, read_run
 from rayfed.folder.summary import read_summary
 from rayfed.job import Job
 from rayfed.methods.registry import describe
@@ -23,33 +22,29 @@ from rayfed.rounds.display import Display
 from rayfed.rounds.local import Site
 from rayfed.rounds.round import Round
 from rayfed.screen.lines import figures_text, round_line
-from rayfed.screen.text import aligned, bar, in_line, shown
+from rayfed.screen.text import aligned, shown
 from rayfed.tensors.weights import parameters_of
 
-CLASSES = 10  # at most, in the summary of a run
 BELOW_ZERO = "a negative forgetting: on average, a class is better now than in any evaluated round before"
 
 log = logging.getLogger(__name__)
 
 
 @contextmanager
-def follow(of_grid: str = "") -> Iterator[Display]:
-    """A display for `rayfed.run`, for as long as the context lasts.
-
-    `of_grid` is the number of a grid's run, such as "run 3/9": its bar has no header, and goes away at the end.
-    """
-    if on_terminal():
-        console = Console(stderr=True)
-        progress = bar_on(console, transient=bool(of_grid))
-        try:
-            with console.status("opening the data") as spinner:
-                display = Bar(progress, of_grid, spinner)
-                yield display
-            display.ended()
-        finally:
-            progress.stop()
-    else:
-        yield Lines(quiet=bool(of_grid))
+def follow() -> Iterator[Display]:
+    """A display for `rayfed.run`, for as long as the context lasts."""
+    if not on_terminal():
+        yield Lines()
+        return
+    console = Console(stderr=True)
+    progress = bar_on(console)
+    try:
+        with console.status("opening the data") as spinner:
+            display = Bar(progress, spinner)
+            yield display
+        display.ended()
+    finally:
+        progress.stop()
 
 
 def on_terminal() -> bool:
@@ -57,12 +52,11 @@ def on_terminal() -> bool:
     return sys.stdout.isatty() and sys.stderr.isatty()
 
 
-def on_screen(train: Callable[..., Any], of_grid: str = "") -> None:
-    """`train`, which gives a `Result`, with its progress shown, and its results; of a grid's run, only the progress."""
-    with follow(of_grid) as display:
+def on_screen(train: Callable[..., Any]) -> None:
+    """`train`, which gives a `Result`, with its progress shown, and its results."""
+    with follow() as display:
         result = train(display=display)
-    if not of_grid:
-        print(result_text(result.path, read_summary(result.path)))
+    print(result_text(result.path, read_summary(result.path)))
 
 
 class Lines(Display):
@@ -87,8 +81,8 @@ class Lines(Display):
 class Bar(Display):
     """A header, then a bar that moves with each client; before them, a spinner may turn."""
 
-    def __init__(self, progress: Progress, of_grid: str = "", spinner: Status | None = None) -> None:
-        self._progress, self._of_grid, self._spinner = progress, of_grid, spinner
+    def __init__(self, progress: Progress, spinner: Status | None = None) -> None:
+        self._progress, self._spinner = progress, spinner
 
     def start(self, site: Site) -> None:
         if self._spinner is not None:
@@ -96,14 +90,12 @@ class Bar(Display):
         self._progress.start()
         text = header(site)
         to_log(text)
-        if not self._of_grid:
-            print(text, flush=True)
+        print(text, flush=True)
         self._total = site.job.train.num_rounds
         self._round = 0
         self._evaluated = "not evaluated"
-        self._accuracy: float | None = None
         empty: dict[str, Any] = {"round": 0, "rounds": self._total, "clients": "", "figures": "starting the workers"}
-        self._task = self._progress.add_task(self._of_grid, start=False, total=self._total, **empty)
+        self._task = self._progress.add_task("", start=False, total=self._total, **empty)
 
     def ready(self, resumed: bool) -> None:
         self._show(0, figures="reading the checkpoint" if resumed else "evaluating the initial model")
@@ -128,10 +120,7 @@ class Bar(Display):
         self._progress.start_task(self._task)  # the first time only: the time counts from its end
         figures = self._evaluated
         if round.test_accuracy is not None:
-            figures = figures_text(round, arrow(self._accuracy, round.test_accuracy))
-            if self._of_grid:  # whose number takes the room
-                figures = figures.partition(" forgetting")[0]
-            self._accuracy = round.test_accuracy
+            figures = figures_text(round)
             self._evaluated = f"accuracy {round.test_accuracy:.3f} in round {round.round}"
         self._show(round.round, round=min(round.round + 1, self._total), clients="", figures=figures)
 
@@ -144,7 +133,7 @@ def to_log(text: str) -> None:
     log.info("%s", text, extra={"on_screen": True})
 
 
-def bar_on(console: Console, **options: Any) -> Progress:
+def bar_on(console: Console) -> Progress:
     """An empty bar, with the columns that `Bar` fills."""
     return Progress(
         SpinnerColumn(finished_text=""),
@@ -156,22 +145,6 @@ def bar_on(console: Console, **options: Any) -> Progress:
         console=console,
         expand=True,
         speed_estimate_period=math.inf,  # clients come in bursts: only the mean speed predicts the end
-        **options,
-    )
-
-
-def grid_bar() -> Progress:
-    """Bars for runs that go on at once, still empty."""
-    return Progress(
-        SpinnerColumn(finished_text=""),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
-        TextColumn("{task.fields[figures]}"),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        speed_estimate_period=math.inf,
-        transient=True,
     )
 
 
@@ -231,19 +204,6 @@ def ray_text(job: Job) -> str:
     return f"{at}; actors: {job.ray.actors}, each with {job.ray.num_cpus:g} CPU and {gpus}"
 
 
-def arrow(before: float | None, now: float) -> str:
-    """Where the accuracy has gone since the last evaluation.
-
-    >>> arrow(0.5, 0.6), arrow(0.6, 0.5), arrow(0.5, 0.5), arrow(None, 0.5)
-    ('↑', '↓', '→', ' ')
-    """
-    if before is None:
-        return " "
-    if now == before:
-        return "→"
-    return "↑" if now > before else "↓"
-
-
 def result_text(path: Path, summary: dict[str, Any]) -> str:
     """How a run ended, and where its results are."""
     line = "accuracy {test_accuracy:.3f}  forgetting {forgetting:.3f}  in round {round}"
@@ -252,15 +212,4 @@ def result_text(path: Path, summary: dict[str, Any]) -> str:
         rows.append(("", f"({BELOW_ZERO})"))
     if summary.get("ended_early"):
         rows.append(("ended", f"after round {summary['rounds']}: {summary['ended_early']}"))
-    return aligned([*rows, *forgotten_rows(forgotten(read_run(path))), ("results", shown(path))])
-
-
-def forgotten_rows(losses: Sequence[ClassLoss]) -> Iterator[tuple[str, str]]:
-    """The classes that have lost most accuracy, as a bar chart; its full width is all of a class."""
-    lost = [loss for loss in losses if loss.lost >= 0.0005]
-    width = max((len(in_line(loss.name)) for loss in lost[:CLASSES]), default=0)
-    for number, loss in enumerate(lost[:CLASSES]):
-        figures = f"{loss.lost:.3f}  {in_line(loss.name):{width}}  {bar(loss.lost)}"
-        yield "" if number else "forgotten", figures.rstrip()
-    if len(lost) > CLASSES:
-        yield "", f"and less of {len(lost) - CLASSES} more classes"
+    return aligned([*rows, ("results", shown(path))])

@@ -51,16 +51,6 @@ def shown(path: Path) -> str:
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
-def bar(part: float, width: int = 20) -> str:
-    """A horizontal bar for a part of 1; of # where the output cannot show blocks.
-
-    >>> len(bar(0.5)), bar(0.0), bar(-0.1)
-    (10, '', '')
-    """
-    full = "█" if (sys.stdout.encoding or "").lower().startswith("utf") else "#"
-    return full * round(max(part, 0.0) * width)
-
-
 def aligned(rows: Sequence[Sequence[str]], gap: str = "  ") -> str:
     """Rows of words as lines of columns, without control characters.
 

@@ -1,4 +1,4 @@
-"""The command status: the jobs submitted to a cluster with their progress, and the runs of this folder."""
+"""The command status: the jobs submitted to a cluster and the runs of this folder."""
 
 import tomllib
 from collections.abc import Sequence
@@ -13,7 +13,6 @@ from rayfed.base.files import read_regular
 from rayfed.folder.summary import read_summary, status_of
 from rayfed.runtime.address import connected
 from rayfed.runtime.jobs import Jobs, Submission
-from rayfed.screen.lines import progress
 from rayfed.screen.text import aligned, duration, print_table, shown
 from rayfed.submit.command import address_option, hint
 
@@ -57,11 +56,10 @@ def status(name: str | None, address: str | None) -> None:
 
 def describe(cluster: Jobs, one: Submission, address: str | None) -> None:
     """Print everything about a submission, with the last lines of its log."""
-    log = cluster.log(one.id)
-    print(aligned([fact for fact in facts(one, log).items() if fact[1]]))
+    print(aligned([fact for fact in facts(one).items() if fact[1]]))
     if one.status == "pending" or (one.status == "failed" and one.exit_code is None):  # the command was not run
         print(f"\n{harmless(one.message.strip())}")
-    lines = log.rstrip().splitlines()
+    lines = cluster.log(one.id).rstrip().splitlines()
     if lines:
         print(f"\nthe last lines of its log; all of it: {hint('logs', one.run or one.id, address)}\n")
         print(harmless("\n".join(lines[-LAST_LINES:])))
@@ -72,19 +70,16 @@ def list_submissions(cluster: Jobs) -> None:
     ours = [one for one in cluster.submissions() if one.run]
     number = f"{len(ours):,}" if ours else "nothing yet, by rayfed"
     print(f"\nsubmitted to {cluster.address}: {number}")
-    columns = ["run", "status", "round", "accuracy", "started", "took", "submission"]
-    newest = [facts(one, cluster.log(one.id)) for one in ours[:MOST]]
+    columns = ["run", "status", "started", "took", "submission"]
+    newest = [facts(one) for one in ours[:MOST]]
     print_newest(columns, [[one[column] for column in columns] for one in newest], len(ours))
 
 
-def facts(one: Submission, log: str) -> dict[str, str]:
+def facts(one: Submission) -> dict[str, str]:
     """A submission's facts by name; '' where a fact is not known."""
-    round, accuracy = progress(log)
     return {
         "run": one.run,
         "status": status_text(one),
-        "round": round,
-        "accuracy": accuracy,
         "method": one.metadata.get("rayfed_method", ""),
         "started": time_text(one.started),
         "took": duration(one.took.total_seconds()) if one.took else "",

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 from datetime import UTC, datetime, timedelta
-from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +13,6 @@ from rayfed.folder.owner import lock
 from rayfed.grid.cells import expand
 from rayfed.runtime.jobs import Submission
 from rayfed.screen.exits import Failure
-from rayfed.screen.lines import progress, round_line
 from rayfed.submit.command import conclude, described, refuse_twins
 from rayfed.submit.status import runs_in
 
@@ -85,23 +83,6 @@ def test_a_run_counts_as_running_while_a_process_holds_its_lock(folder):
     assert [row[1] for row in runs_in(folder / "runs")] == ["running"]
     os.close(held)
     assert [row[1] for row in runs_in(folder / "runs")] == ["killed, or running elsewhere"]
-
-
-def test_progress_reads_the_lines_of_a_run():
-    def line(number):
-        figures = {"test_accuracy": number / 100, "forgetting": 0.0, "train_loss": 1.0, "seconds": 1.0}
-        return round_line(SimpleNamespace(round=number, **figures), 40) + "\n"
-
-    assert progress("") == ("", "")
-    assert progress(line(0)) == ("0/40", "0.000")
-    assert progress(f"header\n{line(8)}{line(9)}{line(10)}error: a client failed\n") == ("10/40", "0.100")
-    unknown = [SimpleNamespace(round=n, test_accuracy=None, train_loss=1.0, seconds=1.0) for n in (11, 12)]
-    lines = [round_line(round, 40) + "\n" for round in unknown]
-    assert lines[0] == "round 11/40  not evaluated  loss 1.000  1.0 s\n"
-    assert progress(line(10) + "".join(lines)) == ("12/40", "0.100 in round 10")
-    assert progress(lines[0]) == ("11/40", ""), "a resumed run"
-    runs = "".join(f"run {i}/3  g/x/seed-{i}  best 0.{i}00  last 0.1  forgetting 0.0  0:00:09 left\n" for i in (1, 2))
-    assert progress(runs) == ("run 2/3", "0.200")
 
 
 # How a job ends ------------------------------------------------------------------------------------------------------

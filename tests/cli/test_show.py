@@ -19,7 +19,7 @@ from rayfed.job import flat, read_job
 from rayfed.methods.registry import PARTS, RECIPES
 from rayfed.models.settings import Adapt
 from rayfed.screen.display import partition_text
-from rayfed.screen.options import method_names, read_override
+from rayfed.screen.options import read_override
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = {"torch", "ray", "pyarrow", "matplotlib", "pydantic", "numpy"}
@@ -57,7 +57,6 @@ SHOWING = {  # a command, or what is typed before Tab is pressed, and what is pr
     "figure": "",
     "status --address URL": "",
     "Tab: run job.toml -s ray.num": "plain,ray.num_cpus=\nplain,ray.num_gpus=\n",
-    "Tab: methods fedb": "plain,fedbn\nplain,fedbabu\n",
 }
 
 
@@ -155,31 +154,15 @@ def test_partition_prints_a_table_which_is_short_and_draws_a_figure(folder, rayf
     assert not (folder / "runs").exists()
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_completion_prints_a_script_per_shell(shell, rayfed):
-    assert f"_RAYFED_COMPLETE={shell}_complete" in rayfed("completion", shell).stdout
-
-
-OF_THE_FILE = ["train.num_rounds=", "train.clients_per_round=", "train.batch_size="]
 OFFERED = {
     "ru": ["run"],
-    "run ": ["job.toml", "jobs/more.toml"],
-    "run jobs/": ["jobs/more.toml"],
-    "run job.toml -s seed=1 -s train.": OF_THE_FILE,  # only keys of the file, if any of them match
-    "run job.toml -s ray.num": ["ray.num_cpus=", "ray.num_gpus="],  # not in the file
-    "run job.toml -s method=fedn": ["method=fedntd", "method=fednova"],
-    "run job.toml -s data.partition.name=s": ["data.partition.name=shards"],
-    "run job.toml -s train.lr=": [],
-    "methods fedpro": ["fedprox", "fedproto", "fedproc"],
+    "run job.toml -s ray.num": ["ray.num_cpus=", "ray.num_gpus="],
     "figure con": ["consistency", "confusion"],
 }
 
 
-def test_completion_offers_job_files_keys_and_methods(folder):
-    (folder / "jobs").mkdir()
-    (folder / "jobs/more.toml").write_text("")
+def test_completion_offers_commands_keys_and_values_of_options():
     completer = BashComplete(main, {}, "rayfed", "_RAYFED_COMPLETE")
     for typed, offered in OFFERED.items():
         *words, last = typed.split(" ")
         assert [item.value for item in completer.get_completions(words, last)] == offered, typed
-    assert sorted(method_names()) == sorted([*RECIPES, *PARTS]), "as read from the source"

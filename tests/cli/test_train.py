@@ -4,7 +4,6 @@ import io
 import itertools
 import json
 import logging
-import math
 import re
 import signal
 import subprocess
@@ -16,13 +15,11 @@ import pytest
 from rich.console import Console
 
 from rayfed import resume, run
-from rayfed.folder.read import ClassLoss
 from rayfed.folder.summary import read_summary
 from rayfed.folder.tables import read_table
 from rayfed.losses import metrics
 from rayfed.rounds import engine
-from rayfed.screen.display import Bar, bar_on, forgotten_rows
-from rayfed.screen.text import bar
+from rayfed.screen.display import Bar, bar_on
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -136,7 +133,7 @@ def test_on_a_terminal_a_bar_moves_with_each_client_and_says_which_rounds_are_no
     steps = ("starting the workers", "evaluating the initial model")
     for words in (*steps, "round 0/4", "round 1/4", "clients 1/2", "accuracy 0.", "round 4/4", "0:00:0"):
         assert words in screen.getvalue(), words
-    shown = re.findall(r"(accuracy [\d.]+[ ↑↓→] forgetting|accuracy [\d.]+ in round \d)", screen.getvalue())
+    shown = re.findall(r"(accuracy [\d.]+  forgetting|accuracy [\d.]+ in round \d)", screen.getvalue())
     assert [end for end, _ in itertools.groupby(text.split()[-1] for text in shown)] == [
         "forgetting",
         "0",
@@ -160,22 +157,9 @@ def test_the_bar_of_a_resumed_run_goes_on_at_its_round_and_stands_still_where_th
     assert "round 9/9" not in screen.getvalue()
 
 
-def test_the_classes_that_were_forgotten_are_a_bar_chart():
-    lost = [ClassLoss("Shirt", 0.8, 3, 0.3, 0.5), ClassLoss("Bag\x1b[31m\n", 0.9, 2, 0.8, 0.1)]
-    kept = [ClassLoss("Coat", 0.5, 1, 0.6, -0.1), ClassLoss("Sandal", math.nan, 0, math.nan, math.nan)]
-    full = bar(1.0)[0]  # a block, or # where the output cannot show it
-    assert list(forgotten_rows([*lost, *kept])) == [
-        ("forgotten", f"0.500  Shirt  {10 * full}"),
-        ("", f"0.100  Bag\\n  {2 * full}"),
-    ]
-    assert list(forgotten_rows(kept)) == []
-    many = list(forgotten_rows([ClassLoss(str(c), 1.0, 1, 0.5, 0.5) for c in range(25)]))
-    assert len(many) == 11 and many[-1] == ("", "and less of 15 more classes")
-
-
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_a_bar_is_one_line_of_the_terminal_and_80_columns_show_all_of_it(width, folder):
-    figures = "accuracy 0.123↑ forgetting -0.123"
+    figures = "accuracy 0.123  forgetting -0.123"
     with drawn(folder, width) as (progress, screen):
         progress.add_task("", total=200, round=100, rounds=200, clients="clients 10/10", figures=figures)
         progress.refresh()

@@ -269,8 +269,7 @@ def test_a_job_is_submitted_followed_and_listed(at, tmp_path):
     code, out, _ = ended(at("status"))
     assert code == 0
     rows = [line.split() for line in out.splitlines()]
-    accuracy = f"{summary(results)['last']['test_accuracy']:.3f}"
-    assert ["papers/tiny", "done", "2/2", accuracy] in [row[:4] for row in rows if row[-1:] == ["papers-tiny"]]
+    assert ["papers/tiny", "done"] in [row[:2] for row in rows if row[-1:] == ["papers-tiny"]]
     code, out, _ = ended(at("status", "papers/tiny"))
     assert re.search(r"^method +fedavg$", out, re.M)
     assert f"results     {results}" in out and "round 2/2" in out
