@@ -13,7 +13,7 @@ import rayfed
 from rayfed.folder import tables
 from rayfed.folder.read import read_run
 from rayfed.folder.tables import NOTES, SCHEMAS
-from rayfed.papers.ours import CLIENT, Theirs, ours, without
+from rayfed.papers.ours import CLIENT, Theirs, ours
 from rayfed.papers.tables import coverage
 
 TINY = {"model.name": "lenet", "train.num_rounds": 1, "train.clients_per_round": 2, "train.local_steps": 1}
@@ -83,13 +83,6 @@ def test_rounds_and_speed_up_are_to_fedavgs_last_and_best_accuracy(path):
     for metric in ("rounds_to_target", "speed_up"):
         lacking = taken(run, metric)
         assert math.isnan(lacking.value) and "needs the run of fedavg" in lacking.note
-
-
-def test_only_evaluated_rounds_reach_a_target(path):
-    fedavg = with_accuracies(path, np.nan, 0.3, np.nan, 0.5)
-    run = with_accuracies(path, np.nan, 0.6, np.nan, 0.6)
-    assert taken(run, "rounds_to_target", fedavg).value == 2
-    assert taken(run, "speed_up", fedavg).value == 2.0
 
 
 def test_a_classs_accuracy_is_that_of_the_named_round(path):
@@ -170,8 +163,3 @@ def test_a_run_without_these_tables_has_no_number_and_says_why(path):
     for metric in {number.metric for _, number, _ in coverage()}:
         found = taken(run, metric, run)
         assert not math.isnan(found.value) or found.note, metric
-
-
-def test_an_unknown_metric_has_a_reason(path):
-    assert without("beauty") == "'beauty' is not a measure of rayfed"
-    assert taken(read_run(path), "beauty").note == "'beauty' is not a measure of rayfed"

@@ -5,7 +5,6 @@ import functools
 import gzip
 import hashlib
 import html
-import itertools
 import json
 import math
 import os
@@ -14,12 +13,13 @@ import shutil
 import subprocess
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tomli_w
@@ -39,7 +39,6 @@ from rayfed.folder.read import ClassLoss, find_runs, forgotten, grouped, read_ru
 from rayfed.folder.tables import read_table, write_round
 from rayfed.job import make_job, read_toml
 from rayfed.losses.metrics import Evaluation
-from rayfed.methods import Part
 from rayfed.report import page, plots
 from rayfed.report.page import comparison_page, run_page, write_comparison, write_report
 from rayfed.report.words import wilson
@@ -248,17 +247,6 @@ def test_every_figure_has_its_numbers_as_a_table(result):
     assert charts["bytes"]["series"][0]["y"] == pytest.approx(kilobytes, rel=1e-5) and charts["bytes"]["unit"] == " kB"
 
 
-def test_headings_are_in_order_and_there_are_landmarks(result):
-    text = (result.path / "report.html").read_text()
-    levels = [int(level) for level in re.findall(r"<h(\d)", text)]
-    assert levels[0] == 1 and levels.count(1) == 1
-    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
-    tags = Page(text).tags
-    assert [tags[name] for name in ("header", "main", "nav", "footer")] == [1, 1, 1, 1]
-    assert re.search(r"<body>\s*<a class=\"skip\" href=\"#main\">", text), "the first thing that takes the focus"
-    assert "prefers-color-scheme: dark" in text and "@media print" in text
-
-
 @pytest.mark.parametrize(("right", "count"), [(0, 10), (3, 8), (700, 1000), (50, 50)])
 def test_an_interval_ends_where_the_share_is_1_96_deviations_away(right, count):
     share = right / count
@@ -308,12 +296,12 @@ def test_names_are_shown_as_plain_text(keeper):
     assert charts_of(comparison_page([run]))["accuracy"]["series"][0]["name"] == HOSTILE
 
 
-@pytest.mark.parametrize("gone", ["rounds", "clients", "classes", "partition", "environment", "summary"])
-def test_a_page_is_made_even_if_a_file_is_missing(gone, copy):
-    for file in copy.glob(f"{gone}.*"):
-        shutil.rmtree(file) if file.is_dir() else file.unlink()
-    text = write_report(copy).read_text()
-    assert "look" in text and Page(text).tiles
+def test_a_page_is_made_even_if_a_file_is_missing(copy):
+    for gone in ("rounds", "clients", "classes", "partition", "environment", "summary"):
+        for file in copy.glob(f"{gone}.*"):
+            shutil.rmtree(file) if file.is_dir() else file.unlink()
+        text = write_report(copy).read_text()
+        assert "look" in text and Page(text).tiles
 
 
 def test_an_unfinished_run_has_a_page(keeper):
@@ -337,39 +325,16 @@ def test_the_last_round_may_lack_a_table(keeper):
     assert Page(run_page(run)).tiles["rounds"] == "3"
 
 
-def test_a_class_without_test_images_has_no_numbers(keeper):
-    run = read_run(keep(keeper(("cat", "dog", "elk"))))
-    history = np.array([[1.0, 1.0, np.nan], [0.9, 0.0, np.nan], [0.2, 0.5, np.nan], [0.3, 0.6, np.nan]])
-    run = replace(run, classes=("cat", "dog", "elk"), class_rounds=np.arange(4), class_accuracy=history)
-    losses = forgotten(run)
-    assert [(loss.name, loss.peak_round, loss.peak) for loss in losses[:2]] == [("cat", 1, 0.9), ("dog", 2, 0.5)]
-    assert [round(loss.lost, 6) for loss in losses[:2]] == [0.6, -0.1]
-    assert losses[2].name == "elk" and ["elk", "n/a", "1", "n/a", "n/a", ""] in Page(run_page(run)).rows
-
-
-def test_a_point_of_several_runs_needs_all_of_them(keeper, tmp_path):
-    histories = [[0, 0], None, [2, 2], None, [4, 4]], [[0, 0], None, [0, 0], [1, 1], [2, 2]]
-    for seed, history in enumerate(histories):
-        keep(keeper(name=f"g/seed-{seed}", seed=seed, train={"eval_every": 2}), *history)
-    text = comparison_page([read_run(folder) for folder in find_runs(tmp_path / "g")])
-    line = charts_of(text)["accuracy"]["series"][0]
-    assert (line["x"], line["y"]) == ([0, 2, 4], [0.0, 25.0, 75.0])
-    assert Page(text).rows[1][3] == "75.0 ± 35.4%" and Page(text).rows[1][-1] == "4, never"
-
-
 def test_a_seldom_evaluated_run_has_the_forgetting_of_its_tables(tables, result):
     seldom = {"name": "seldom", "train.num_rounds": 5, "train.eval_every": 2, "train.local_steps": 2}
     found = rayfed.run(tables, seldom)
     rows = found.rounds.to_pylist()
-    assert [row["round"] for row in rows if row["test_loss"] is not None] == [0, 2, 4, 5]
     losses = forgotten(read_run(found.path))
     assert {loss.peak_round for loss in losses} <= {2, 4}
     assert np.mean([loss.lost for loss in losses]) == pytest.approx(rows[5]["forgetting"])
     assert f"forgetting {rows[5]['forgetting']:.1%}, in round 5" in repr(found)
     assert "Only some rounds were evaluated" in found._repr_html_()
     assert "Only some rounds were evaluated" not in result._repr_html_()
-    page = comparison_page([read_run(result.path), read_run(found.path)])
-    assert ["train.eval_every", "2", "seldom"] in Page(page).rows
 
 
 def test_many_clients_share_the_columns_of_the_figure(keeper):
@@ -382,22 +347,11 @@ def test_many_clients_share_the_columns_of_the_figure(keeper):
     assert "10,001 clients hold 50,000 examples: 0 to 5 each" in run_page(crowd)
 
 
-@dataclass(frozen=True)
-class Fails(Part):
-    """Raises an error in round `at`."""
-
-    at: int = 2
-
-    def begin(self, client):
-        if client.round == self.at:
-            raise RuntimeError("as asked")
-
-
 def test_a_failed_run_has_a_page_that_says_why(tables):
-    with pytest.raises(RuntimeError, match="as asked"):
-        rayfed.run(tables, {"name": "failed"}, method=rayfed.compose(Fails()))
+    with pytest.raises(rayfed.base.errors.Diverged):
+        rayfed.run(tables, {"name": "failed", "train.lr": 1e30})
     text = (folder_of(make_job({**tables, "name": "failed"})) / "report.html").read_text()
-    assert 'class="status failed"' in text and "as asked" in text and Page(text).tiles["rounds"] == "1"
+    assert 'class="status failed"' in text and "the loss became" in text
 
 
 def test_a_page_that_cannot_be_made_does_not_fail_the_run(tables, monkeypatch):
@@ -411,17 +365,56 @@ def test_a_page_that_cannot_be_made_does_not_fail_the_run(tables, monkeypatch):
     assert not (result.path / "report.html").exists()
 
 
-@pytest.fixture
-def grid(keeper, tmp_path):
-    """The folder of an invented grid: two methods with three seeds each, one of which was killed, and one behind."""
+def grid(keeper):
+    """Two methods with three seeds each, one of which was killed, and one behind."""
+    folders = []
     for number, (method, ends) in enumerate({"avg": [1, 2, 3], "ntd": [3, 4, 4]}.items()):
         for seed, last in enumerate(ends):
             made = keeper(name=f"g/s/{method}/seed-{seed}", seed=seed, method=["fedavg", "fedntd"][number])
-            path = keep(made, [0, 0], [2, 0], [last, last])
-    keep(keeper(name="g/s/ntd/seed-3", seed=3), [4, 4])
+            folders.append(keep(made, [0, 0], [2, 0], [last, last]))
+    killed(folders[-1])
+    return [*folders, keep(keeper(name="g/s/ntd/seed-3", seed=3), [4, 4])]
+
+
+def killed(path):
     summary = path / "summary.json"
     summary.write_text(summary.read_text().replace('"done"', '"running"'))
-    return tmp_path / "g"
+
+
+def two_seeds(keeper):
+    """A point of both needs both of them."""
+    histories = [[0, 0], None, [2, 2], None, [4, 4]], [[0, 0], None, [0, 0], [1, 1], [2, 2]]
+    return [
+        keep(keeper(name=f"g/seed-{seed}", seed=seed, train={"eval_every": 2}), *history)
+        for seed, history in enumerate(histories)
+    ]
+
+
+def unfinished(keeper):
+    """No process writes to it: it is not called running. A class has no test images."""
+    path = keep(keeper(("cat", "dog", "elk")), [0, 1, 1], [1, 2, 1], [3, 2, 1])
+    table = read_table(path, "classes").to_pydict()
+    table["accuracy"] = [
+        np.nan if name == "elk" else value for name, value in zip(table["class"], table["accuracy"], strict=True)
+    ]
+    shutil.rmtree(path / "classes.parquet")
+    pq.write_table(pa.table(table), path / "classes.parquet")
+    killed(path)
+    return [path]
+
+
+def notes(keeper):
+    """Means over images where there are any: of clients with 10 and 30; a NaN does not count."""
+    path = keep(keeper(), [1, 1], [2, 2], [3, 3])
+    row = {"round": 1, "client": 0, "num_examples": 10, "train_loss": 1.0, "seconds": 0.5, "node": "a"}
+    for number, pair in {
+        1: ([("loss.a", 1.0), ("loss.b", 7.0)], [("loss.a", 3.0), ("loss.b", math.nan)]),
+        2: ([("loss.a", 5.0), ("local.before.accuracy", 0.5), ("local.after.accuracy", math.nan)], []),
+    }.items():
+        of_both = zip((10, 30), pair, strict=True)
+        rows = [{**row, "round": number, "num_examples": images, "notes": given} for images, given in of_both]
+        write_round(path, number, {"clients": rows})
+    return [path]
 
 
 def seldom(keeper):
@@ -458,6 +451,7 @@ def own_partitions(keeper):
 WORLDS = {  # name -> the folders of its runs: of a single run its page, of several the page that compares them
     "one": lambda keeper: [keep(keeper(), [0, 4], [2, 4], [2, 1])],
     **{made.__name__: made for made in (seldom, three, unlike, own_partitions)},
+    **{made.__name__: made for made in (two_seeds, unfinished, notes)},
 }
 
 
@@ -470,76 +464,34 @@ def test_a_page_says_and_draws_what_is_recorded(name, keeper):
     records = json.loads(RECORDS.read_text())
     if os.environ.get("RECORD"):
         records[name] = said
-        RECORDS.write_text(json.dumps(records, indent=1, ensure_ascii=False) + "\n")
+        text = json.dumps(records, indent=1, ensure_ascii=False) + "\n"
+        RECORDS.write_text(re.sub(r"\[[^\[\]{}\"]*\]", lambda numbers: " ".join(numbers[0].split()), text))
     assert said == records[name]
 
 
-def test_the_runs_of_a_grid_are_one_line_per_method(grid):
-    done = CliRunner().invoke(main, ["report", str(grid)])
+def test_a_grid_is_a_line_per_method(keeper, tmp_path):
+    grid(keeper)
+    done = CliRunner().invoke(main, ["report", str(tmp_path / "g")])
     assert done.exit_code == 0, done.output
-    text = (grid / "report.html").read_text()
+    text = (tmp_path / "g/report.html").read_text()
     _, avg, ntd = Page(text).rows[:3]
     assert avg[:5] == ["avg", "0, 1, 2", "50.0 ± 25.0%", "50.0 ± 25.0%", "10.0 ± 0.0%"]
     assert ntd[:4] == ["ntd", "0, 1, 2", "91.7 ± 14.4%", "91.7 ± 14.4%"]
     assert "more rounds: g/s/ntd/seed-3 (done, 0 rounds)." in text
-    line = charts_of(text)["accuracy"]["series"][1]
-    assert [line[end][2] for end in ("x", "low", "high")] == [2, 75.0, 100.0]
     (gap,) = charts_of(text)["gaps"]["points"]  # 75 - 25, 100 - 50 and 100 - 75 points; t with 2 degrees of freedom
     half = 4.303 * np.std([50, 50, 25], ddof=1) / math.sqrt(3)
-    assert (gap["name"], gap["mean"], gap["from"]) == ("ntd", pytest.approx(125 / 3), "avg (3 pairs)")
     assert gap["ends"] == pytest.approx([125 / 3 - half, 125 / 3 + half])
+    (tmp_path / "g/s/avg/seed-0").rename(tmp_path / "g/s/avg/seed-10")
+    runs = find_runs(tmp_path / "g/s/avg")
+    assert [run.name for run in runs] == ["seed-1", "seed-2", "seed-10"], "in the order of their numbers"
 
 
-def test_other_images_behind_the_same_job_are_told(keeper, tmp_path):
-    folders = [keep(keeper(name=name), [1, 1], [2, 2]) for name in ("one", "two")]
-    environment = folders[1] / "environment.json"
-    environment.write_text(re.sub('"data": "[^"]*"', '"data": "fedcba"', environment.read_text()))
-    assert "hash of the data" in comparison_page([read_run(folder) for folder in folders])
-
-
-def test_runs_of_one_name_in_two_places_stay_apart(grid, tmp_path):
-    old = shutil.copytree(grid, tmp_path / "old" / "g")
-    runs = [read_run(run) for folder in (grid, old) for run in find_runs(folder)]
+def test_runs_of_one_name_in_two_places_stay_apart(keeper, tmp_path):
+    grid(keeper)
+    old = shutil.copytree(tmp_path / "g", tmp_path / "old" / "g")
+    runs = [read_run(run) for folder in (tmp_path / "g", old) for run in find_runs(folder)]
     assert [(len(group.runs), len(group.behind)) for group in grouped(runs)] == [(3, 0), (3, 1)] * 2
     assert len({group.name for group in grouped(runs)}) == 4
-
-
-def test_runs_are_in_the_order_of_their_numbers(tmp_path):
-    for number in (10, 2, 1):
-        (tmp_path / f"seed-{number}").mkdir()
-        (tmp_path / f"seed-{number}" / "job.toml").touch()
-    assert [run.name for run in find_runs(tmp_path)] == ["seed-1", "seed-2", "seed-10"]
-
-
-def test_a_run_that_no_process_writes_to_is_not_called_running(keeper):
-    made = keeper()
-    path = keep(made, [1, 1])
-    (path / "summary.json").write_text('{"status": "running"}')
-    assert '<span class="status killed">killed, or running elsewhere</span>' in run_page(read_run(path))
-
-
-def test_notes_are_drawn_as_means_over_images_where_there_are_any(keeper):
-    """Clients with 10 and 30 images; a NaN, of a class without test images, does not count."""
-    path = keep(keeper(), [1, 1], [2, 2], [3, 3])
-    row = {"round": 1, "client": 0, "num_examples": 10, "train_loss": 1.0, "seconds": 0.5, "node": "a"}
-    nan = float("nan")
-    for round, pair in {
-        1: ([("loss.a", 1.0), ("loss.b", 7.0)], [("loss.a", 3.0), ("loss.b", nan)]),
-        2: ([("loss.a", 5.0), ("local.before.accuracy", 0.5), ("local.after.accuracy", nan)], []),
-    }.items():
-        of_both = zip((10, 30), pair, strict=True)
-        rows = [{**row, "round": round, "num_examples": images, "notes": notes} for images, notes in of_both]
-        write_round(path, round, {"clients": rows})
-    run = read_run(path)
-    found = {name: [list(of) for of in line] for name, line in run.notes.items()}
-    assert found.pop("local.after.accuracy")[0] == found.pop("local.before.accuracy")[0] == [2]
-    assert found == {"loss.a": [[1, 2], [2.5, 5.0]], "loss.b": [[1], [7.0]]}
-    terms = charts_of(run_page(run))["terms"]["series"]
-    assert [(line["name"], line["y"]) for line in terms] == [("a", [2.5, 5.0]), ("b", [7.0])]
-    assert "Terms of the loss" in run_page(run) and "Local models" in run_page(run)
-    for name in ("clients.parquet", "classes.parquet", "partition.parquet"):  # what is missing is empty
-        shutil.rmtree(path / name) if (path / name).is_dir() else (path / name).unlink()
-        assert "Terms of the loss" not in run_page(read_run(path))
 
 
 def test_how_clients_answered_the_virtual_time_and_an_early_end_are_shown(tables, tmp_path):
@@ -595,18 +547,12 @@ def test_every_value_of_a_file_is_plain_text_or_refused(hostile, copy, monkeypat
     assert all(told for _, told in refused)
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "words"),
-    [
-        ("job.toml", b"name = 1", "cannot be shown, as a file in it is not as a run wrote it: KeyError('data')"),
-        ("rounds.parquet/round-00002.parquet", b"PAR1", "cannot be shown"),
-    ],
-)
-def test_a_damaged_file_is_one_message(file, content, words, copy):
-    (copy / file).write_bytes(content)
-    for runs in ([copy], [copy, copy.parent]):
-        done = CliRunner().invoke(main, ["report", *map(str, runs)])
-        assert (done.exit_code, words in done.stderr, done.stderr.count("\n")) == (2, True, 1), done.stderr
+def test_a_damaged_file_is_one_message(copy):
+    for file, content in (("rounds.parquet/round-00002.parquet", "PAR1"), ("job.toml", "name = 1")):
+        (copy / file).write_text(content)
+        for runs in ([copy], [copy, copy.parent]):
+            done = CliRunner().invoke(main, ["report", *map(str, runs)])
+            assert (done.exit_code, "cannot be shown" in done.stderr, done.stderr.count("\n")) == (2, True, 1)
 
 
 def test_a_result_is_four_lines_and_in_a_notebook_a_table_and_a_curve(result):
