@@ -16,8 +16,8 @@ from torch import nn
 from rayfed.clients.settings import Training
 from rayfed.data import sources
 from rayfed.data.federation import Federation
-from rayfed.data.inputs import pixel_moments
-from rayfed.data.partition import Iid, Partition
+from rayfed.data.inputs import Images
+from rayfed.data.partition import Natural, Partition
 from rayfed.data.samples import Samples
 from rayfed.data.settings import MINI, Augment, Data
 from rayfed.job import Job, RayOptions
@@ -57,7 +57,7 @@ def _embedded_images_are_decoded_once():
     def load(data):
         if data.source != MINI:
             return read(data)
-        key = repr(replace(data, partition=Iid(), augment=Augment(), auxiliary_per_class=0))
+        key = repr(replace(data, partition=Natural(data.client), augment=Augment(), auxiliary_per_class=0))
         if key not in known:
             known[key] = read(data)
         return known[key]
@@ -83,7 +83,7 @@ def make_federation():
         train = _samples(rng, np.concatenate([*labels, np.repeat(np.arange(len(CLASSES)), 2)]))
         test = _samples(rng, rng.integers(0, len(CLASSES), 30))
         dealt = Partition.of_owners(np.repeat(np.arange(len(counts)), counts.sum(axis=1)), len(counts))
-        mean, std = pixel_moments(train.examples)
+        mean, std = Images((1, 4, 4)).moments(train.examples)
         return Federation(train, test, dealt, dealt, mean, std, auxiliary=np.arange(counts.sum(), len(train)))
 
     return make

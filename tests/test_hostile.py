@@ -27,6 +27,7 @@ from rayfed.base.errors import InputError, RunFailed
 from rayfed.cli import main
 from rayfed.clients.trace import read_trace
 from rayfed.data import decode
+from rayfed.data.partition import Natural
 from rayfed.data.settings import Data
 from rayfed.data.sources import load
 from rayfed.folder.log import logging_to_file
@@ -111,19 +112,24 @@ FOUR = pa.array([SMALL] * 4)
 # A table as a user may have it, the settings with which it is read, and the words that refuse it.
 ODD_TABLES = {
     "no columns": (pa.table({}), {}, "no column 'image'"),
-    "deep lists": (of_images(nested(60)), {}, "cannot be read as a Parquet file .*nested|cannot be images"),
-    "no pixels": (of_images(pa.array([[], []], pa.list_(pa.uint8()))), {}, "lists without pixels"),
-    "large numbers": (of_images(pa.array([[2**63 - 1] * 4, [0] * 4])), {}, "they must be in 0..255"),
+    "deep lists": (
+        of_images(nested(60)),
+        {},
+        "cannot be read as a Parquet file .*nested|cannot be images",
+    ),
     "times": (of_images(pa.array([1, 2], pa.timestamp("s"))), {}, "images are encoded bytes"),
-    "negative shape": (of_images([[0] * 12] * 2), {"shape": [3, -2, -2]}, r"cannot be images of shape \[3, -2, -2\]"),
-    "list as client": (of_images([SMALL] * 2, who=[[1], [2]]), {"client": "who"}, "is of type list<element: int64>"),
+    "list as client": (
+        of_images([SMALL] * 2, who=[[1], [2]]),
+        {"partition": Natural("who")},
+        "is of type list<element: int64>",
+    ),
     "label twice": ([("label", TWICE), ("label", TWICE)], {}, "2 columns have the name 'label'; give each a name of"),
     "image twice": ([("image", FOUR), ("label", TWICE)], {}, "2 columns have the name 'image'"),
     "label no text": ([("label", NO_TEXT)], {}, "column 'label' has text that is not UTF-8; write it as UTF-8"),
     "domain no text": ([("label", TWICE), ("who", NO_TEXT)], {"domain": "who"}, "'who' has text that is not UTF-8"),
     "client NaN": (
         [("label", TWICE), ("who", pa.array([1.0, np.nan] * 2))],
-        {"client": "who"},
+        {"partition": Natural("who")},
         "row 1: NaN in column 'who'; give",
     ),
 }
@@ -161,7 +167,10 @@ def test_class_names_of_odd_types_do_no_harm(tmp_path, metadata):
 def test_numbers_in_one_file_and_lists_in_another_are_one_message(tmp_path):
     for name, x in (("a", [[1.0, 2.0]] * 2), ("b", [1.0] * 2)):
         pq.write_table(pa.table({"x": x, "label": [0, 1]}), tmp_path / f"{name}.parquet")
-    refuses(Data(str(tmp_path), features=["x"], test_fraction=0.5), "b.parquet, row 0: a number in column 'x', where")
+    refuses(
+        Data(str(tmp_path), features=["x"], test_fraction=0.5),
+        "column 'x' has different types in .*a.parquet and in .*b.parquet",
+    )
 
 
 def test_a_trace_with_a_column_twice_is_one_message(tmp_path):
@@ -360,7 +369,7 @@ def test_control_characters_in_the_names_of_classes_do_not_reach_the_terminal(tm
     pq.write_table(table, tmp_path / "a.parquet")
     (tmp_path / "job.toml").write_text('name = "n"\n[data]\nsource = "a.parquet"\ntest_fraction = 0.5\n')
     monkeypatch.chdir(tmp_path)
-    for words in (["data", "job.toml"], ["partition", "job.toml"], ["data", "job.toml", "-s", "data.client=\x1b[31mx"]):
+    for words in (["data", "job.toml"], ["partition", "job.toml"], ["data", "job.toml", "-s", "data.source=\x1b[31mx"]):
         said = CliRunner().invoke(main, [*words, "-s", "data.partition.num_clients=1"]).output
         assert said and "\x1b" not in said and "Traceback" not in said
 

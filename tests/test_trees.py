@@ -3,7 +3,6 @@
 import math
 import pickle
 from fractions import Fraction
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -17,7 +16,7 @@ from rayfed.folder.packing import from_bytes, to_bytes
 from rayfed.tensors import trees
 from rayfed.tensors.sums import OrderedSum
 from rayfed.tensors.trees import Scaled, layout_of, leaves, tree_map
-from rayfed.tensors.wire import PIECE, pack, unpack
+from rayfed.tensors.wire import pack, unpack
 
 DTYPES = [
     torch.float16, torch.bfloat16, torch.float32, torch.float64,
@@ -264,25 +263,6 @@ def test_unpacking_gives_fresh_memory_each_time():
     assert same(second, unpack(packed))
     assert second[0].tolist() == [1, 1]
     assert second[1].values["x"].tolist() == [1, 1, 1]
-
-
-@pytest.mark.parametrize("numbers", [0, 1, 3 * PIECE // 8, 3 * PIECE // 8 + 1])
-def test_a_packed_tree_is_pickled_in_pieces_and_put_together_without_a_copy_where_they_touch(numbers):
-    packed, found = pack({"w": torch.arange(numbers, dtype=torch.float64), "n": torch.ones(3)}), []
-    inband = pickle.dumps(packed, protocol=5, buffer_callback=found.append)
-    assert all(len(piece.raw()) <= PIECE for piece in found)
-    together = bytearray(b"".join(piece.raw() for piece in found))  # as in Ray's store
-    ends = np.cumsum([0, *(len(piece.raw()) for piece in found)])
-    touching = [memoryview(together)[start:end] for start, end in pairwise(ends)]
-    apart = [bytearray(piece.raw()) for piece in found]
-    for buffers, copied in ((touching, False), (apart, numbers * 8 > PIECE)):
-        again = pickle.loads(inband, buffers=buffers)
-        assert same(unpack(again), unpack(packed))
-        assert again.skeleton == packed.skeleton
-        assert again.buffers["float64"].flags.owndata == copied
-    touched = pickle.loads(inband, buffers=touching).buffers["float64"]
-    together[:] = bytes(len(together))
-    assert not touched.any(), "it was read in place"
 
 
 # Saving.

@@ -109,13 +109,10 @@ def data(job: str | None, overrides: Overrides) -> None:
 
     A Parquet file or folder, or a tree of image folders, is a source too: -s data.source=PATH.
     """
-    from rayfed.data.settings import SOURCES, Data
-    from rayfed.data.sources import is_here
+    from rayfed.data.settings import SOURCES
 
     if job is None:
-        root = dict(overrides).get("data.root", Data.root)
-        rows = [(name, "yes" if is_here(name, root) else "no", what) for name, what in SOURCES.items()]
-        print_table(["source", "here", "what"], rows)
+        print_table(["source", "what"], list(SOURCES.items()))
         return
     from rayfed.rounds.local import open_data
     from rayfed.screen.display import clients_text, images_text, partition_text

@@ -56,13 +56,6 @@ class Training(Checked):
                 "0, and nothing would train; give the last round as train.schedule.until, or a train.schedule.floor "
                 "above 0"
             )
-        soonest = (self.patience + 1) * self.eval_every
-        if self.patience and self.eval_every > 1 and soonest > self.num_rounds:
-            raise InputError(
-                f"train.patience = {self.patience}: with train.eval_every = {self.eval_every} the run could end early "
-                f"only from round {soonest} on, and train.num_rounds = {self.num_rounds}; evaluate more often, or give "
-                "a smaller train.patience"
-            )
 
     def steps(self, num_examples: int) -> int:
         """The steps of a client with so many images in a round; a part of a batch counts as a whole one.

@@ -17,8 +17,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 log = logging.getLogger(__name__)
-NEEDED = ("round", "client")
-COLUMNS = (*NEEDED, *SPEEDS, DROPS)
+COLUMNS = {  # a column: its type, and what to give
+    "round": ("int64", "whole numbers"),
+    "client": ("int64", "whole numbers"),
+    **dict.fromkeys(SPEEDS, ("float64", "numbers")),
+    DROPS: ("bool", "true or false"),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +73,7 @@ def read_trace(path: str, num_clients: int) -> Trace:
         raise InputError(
             f"clients.trace: {error}; give a Parquet file with the columns round and client, each once"
         ) from None
-    for name in NEEDED:
+    for name in ("round", "client"):
         if name not in table.column_names:
             raise InputError(f"{where}: there is no column '{name}'; it has {', '.join(table.column_names)}")
     for name in table.column_names:
@@ -94,25 +98,15 @@ def read_trace(path: str, num_clients: int) -> Trace:
 
 
 def _values(column: pa.ChunkedArray, name: str, where: str) -> np.ndarray:
-    """A column as int64, bool or float64, checked."""
-    from pyarrow import types
-
-    if name in NEEDED:
-        right, wanted = types.is_integer(column.type), "whole numbers"
-    elif name == DROPS:
-        right, wanted = types.is_boolean(column.type), "true or false"
-    else:
-        right, wanted = types.is_integer(column.type) or types.is_floating(column.type), "numbers"
-    if not right:
-        raise InputError(f"{where}: the column '{name}' is of type {column.type}; give {wanted}")
+    """A column in the type that `COLUMNS` gives it, checked."""
     if column.null_count:
         raise InputError(f"{where}: {column.null_count} values of the column '{name}' are missing; give all")
-    values = column.to_numpy()
-    if name == DROPS:
-        return values
-    if name in NEEDED:
-        return values.astype(np.int64)
-    wrong = values[~(np.isfinite(values) & (values > 0))]
+    kind, wanted = COLUMNS[name]
+    try:
+        values = column.cast(kind).to_numpy()
+    except (ValueError, NotImplementedError):  # Arrow's own
+        raise InputError(f"{where}: the column '{name}' is of type {column.type}; give {wanted}") from None
+    wrong = values[~(np.isfinite(values) & (values > 0))] if name in SPEEDS else values[:0]
     if len(wrong):
         raise InputError(f"{where}: the column '{name}' has the value {wrong[0]}; give more than 0")
-    return values.astype(np.float64)
+    return values

@@ -1,67 +1,188 @@
-"""Columns of token numbers or of text as lists of one length, and columns of numbers as vectors of features.
+"""The columns of Parquet files as samples: images or other inputs, labels and, if asked for, clients and domains.
 
-Shapes: `N` examples, `L` tokens of each after cutting and padding, `D` features.
+Images are encoded bytes, `{bytes, path}` structs (as on the Hugging Face hub) or lists of pixels. Labels are numbers
+from 0, or names. Class names come from the schema's metadata: `classes`, separated by commas, or the hub's ClassLabel.
+
+Shapes: `N` rows, `K` classes, `C` channels, `H` x `W` pixels, `L` tokens after cutting and padding, `D` features.
 """
 
-import logging
+import json
+import math
 import re
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterator, Sequence
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyarrow import fs as pafs
 from pyarrow import types
 
 from rayfed.base.errors import InputError
-from rayfed.data.samples import PADDING, Samples
+from rayfed.data.decode import Read, decode_all
+from rayfed.data.parquet import Table, is_list, is_text
+from rayfed.data.samples import PADDING, Samples, few_classes, shortened
 from rayfed.data.settings import Data
 
-log = logging.getLogger(__name__)
 WORD = re.compile(r"\w+")
-Locate = Callable[[int], str]  # the file and row of the n-th row of all files, for messages
 
 
-def read_tokens(blocks: Iterable[pa.Array], data: Data, train: Samples | None, place: Locate) -> tuple[np.ndarray, int]:
+def read_parquet(fs: pafs.FileSystem, paths: list[str], data: Data, train: Samples | None) -> Samples:
+    """All rows of all files. A test set is read with the classes of `train`. Raises InputError, with the place."""
+    client = "" if train else data.client
+    columns = [*data.columns, data.label, *filter(None, [client, data.domain])]
+    keys = f"(data.{data.in_place_of_images or 'image'}, data.label, data.partition.column, data.domain)"
+    table = Table(fs, paths, columns, keys)
+    named = class_names(table.schema, data.label)
+    if train and named and named != train.classes:
+        ours, theirs = shortened(named), shortened(train.classes)
+        raise InputError(f"{paths[0]}: its classes ({ours}) are not the training set's ({theirs})")
+    labels, classes = read_labels(table, data.label, train.classes if train else named)
+    examples, vocabulary = _read_examples(table, data, train)
+    groups = _read_groups(table, client)[0] if client else None
+    domains, names = _read_groups(table, data.domain) if data.domain else (None, [])
+    return Samples(examples, labels, classes, groups, domains, tuple(map(str, names)), vocabulary)
+
+
+def class_names(schema: pa.Schema, label: str) -> tuple[str, ...] | None:
+    """The class names that a schema's metadata gives for the column `label`, in label order."""
+    metadata = schema.metadata or {}
+    if b"classes" in metadata:
+        return tuple(metadata[b"classes"].decode(errors="replace").split(","))
+    try:
+        return tuple(map(str, json.loads(metadata[b"huggingface"])["info"]["features"][label]["names"]))
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return None
+
+
+def read_labels(table: Table, name: str, known: tuple[str, ...] | None) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Labels as int64 (N,) and the class names. `known` are the names known before, if any."""
+    column = table.column(name)
+    if is_text(column.type):
+        codes, used = _coded(column)
+        classes = known or tuple(used)
+        label_of = {label: number for number, label in enumerate(classes)}
+        labels = np.array([label_of.get(label, -1) for label in used])[codes]
+        few_classes(len(classes), f"column '{name}'")
+        unknown = np.flatnonzero(labels < 0)
+        if len(unknown):
+            row = int(unknown[0])
+            label = used[codes[row]]
+            raise InputError(f"{table.place(row)}: label '{label}' is not one of the classes ({shortened(classes)})")
+        return labels, classes
+    if not types.is_integer(column.type):
+        raise InputError(
+            f"{table.place(0)}: column '{name}' is of type {column.type}; labels are whole numbers or text"
+        )
+    labels = column.to_numpy().astype(np.int64)
+    num_classes = len(known) if known else int(labels.max()) + 1
+    few_classes(num_classes, f"column '{name}'")
+    classes = known or tuple(map(str, range(num_classes)))
+    outside = np.flatnonzero((labels < 0) | (labels >= num_classes))
+    if len(outside):
+        row = int(outside[0])
+        raise InputError(
+            f"{table.place(row)}: label {labels[row]} is outside 0..{num_classes - 1} ({shortened(classes)})"
+        )
+    return labels, classes
+
+
+def _read_groups(table: Table, name: str) -> tuple[np.ndarray, list[Any]]:
+    """A column of clients or domains, numbered in their sorted order, int64 (N,), and their names."""
+    column = table.column(name)
+    if types.is_nested(column.type):
+        raise InputError(
+            f"{table.place(0)}: column '{name}' is of type {column.type}; a client, or a domain, is a number or a name"
+        )
+    wrong = np.flatnonzero(pc.is_null(column, nan_is_null=True))
+    if len(wrong):
+        raise InputError(f"{table.place(int(wrong[0]))}: NaN in column '{name}'; give each row a number or a name")
+    return _coded(column)
+
+
+def _coded(column: pa.Array) -> tuple[np.ndarray, list[Any]]:
+    """A column's values, numbered in their sorted order, int64 (N,), and the values. Each is unpacked once."""
+    encoded = column.dictionary_encode()
+    values = encoded.dictionary.to_pylist()
+    order = sorted(range(len(values)), key=values.__getitem__)
+    return np.argsort(order)[encoded.indices], [values[index] for index in order]
+
+
+def _read_examples(table: Table, data: Data, train: Samples | None) -> tuple[np.ndarray, int]:
+    """The rows' images, tokens or vectors, and the vocabulary of tokens; 0 of others."""
+    if data.features:
+        return read_vectors(table, data.features), 0
+    if data.tokens or data.text:
+        return read_tokens(table, data, train)
+    return read_images(table, data), 0
+
+
+def read_images(table: Table, data: Data) -> np.ndarray:
+    """A column of images as uint8 (N, C, H, W)."""
+    name = data.image
+    kind = table.kind(name)
+    if is_list(kind):
+        return _pixels(table, name, data.shape)
+    if types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
+        kind = kind.field("bytes").type
+    if not (types.is_binary(kind) or types.is_large_binary(kind)):
+        raise InputError(
+            f"{table.place(0)}: column '{name}' is of type {kind}; images are encoded bytes, {{bytes, path}} structs "
+            "or lists of pixels"
+        )
+    return decode_all(_encoded(table, name), len(table), table.place, data.size)
+
+
+def _encoded(table: Table, name: str) -> Iterator[Read]:
+    for _, block in table.blocks(name):
+        for value in pc.struct_field(block, "bytes") if types.is_struct(block.type) else block:
+            yield value.as_py
+
+
+def _pixels(table: Table, name: str, shape: Sequence[int]) -> np.ndarray:
+    """Lists of pixels, flat or nested, as uint8 (N, C, H, W). Without a shape, they are grey squares."""
+    column = table.column(name).flatten(recursive=True)
+    values = column.to_numpy(zero_copy_only=False)
+    side = math.isqrt(len(values) // len(table))
+    shape = shape or [1, side, side]
+    is_shape = len(shape) == 3 and min(shape) > 0 and bool({shape[0], shape[2]} & {1, 3})
+    if not is_shape or len(values) != len(table) * math.prod(shape):
+        raise InputError(
+            f"{table.place(0)}: lists of {len(values) / len(table):g} pixels cannot be images of shape {list(shape)}; "
+            "data.shape must be [C, H, W] or [H, W, C] with C = 1 or 3"
+        )
+    if not types.is_integer(column.type) or values.min() < 0 or values.max() > 255:
+        raise InputError(f"{table.place(0)}: pixels of type {column.type}; they must be whole numbers in 0..255")
+    images = values.astype(np.uint8, copy=False).reshape(-1, *shape)
+    return np.ascontiguousarray(images if shape[0] in (1, 3) else images.transpose(0, 3, 1, 2))
+
+
+def read_tokens(table: Table, data: Data, train: Samples | None) -> tuple[np.ndarray, int]:
     """A column as int64 (N, L), and its vocabulary. Raises `InputError`, with the row.
 
     A test set has the length and the vocabulary of `train`. Token 0 pads; in text, no word has it.
     """
     name = data.tokens or data.text
-    sizes_of_blocks, values_of_blocks = [], []
-    start = 0
-    for block in blocks:
-        refuse_missing(block, name, start, place)
-        lists = _words(block, name, data.vocabulary, place(start)) if data.text else _lists(block, name, place(start))
-        sizes_of_blocks.append(pc.list_value_length(lists).to_numpy(zero_copy_only=False).astype(np.int64))
-        values_of_blocks.append(pc.list_flatten(lists).to_numpy(zero_copy_only=False).astype(np.int64, copy=False))
-        start += len(block)
-    sizes, values = np.concatenate(sizes_of_blocks), np.concatenate(values_of_blocks)
+    _refuse_other_kind(table, name, text=bool(data.text))
+    lists = pa.concat_arrays(
+        [_words(block, data.vocabulary) if data.text else block for _, block in table.blocks(name)]
+    )
+    sizes = pc.list_value_length(lists).to_numpy(zero_copy_only=False).astype(np.int64)
+    values = pc.list_flatten(lists).to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
     rows = np.repeat(np.arange(len(sizes)), sizes)  # the row of each value
     vocabulary = data.vocabulary or (train.vocabulary if train else int(values.max(initial=PADDING)) + 1)
     wrong = np.flatnonzero((values < 0) | (values >= vocabulary))
     if len(wrong):
-        token, row = values[wrong[0]], int(rows[wrong[0]])
+        token, place = values[wrong[0]], table.place(int(rows[wrong[0]]))
         limit = "data.vocabulary" if data.vocabulary else "the training set's largest number, plus 1"
-        largest = int(values.max())
-        hint = f"; with data.vocabulary = {largest + 1} there is room for all" if largest >= vocabulary else ""
-        raise InputError(
-            f"{place(row)}: token {token} in column '{name}'; tokens are from 0 to {vocabulary - 1} ({limit}){hint}"
-        )
+        raise InputError(f"{place}: token {token} in column '{name}'; tokens are from 0 to {vocabulary - 1} ({limit})")
     length = train.shape[0] if train else data.length or max(1, int(sizes.max()))
     out = np.full((len(sizes), length), PADDING)
     position = np.arange(len(values)) - np.repeat(np.cumsum(sizes) - sizes, sizes)  # of each value in its list
     kept = position < length
     out[rows[kept], position[kept]] = values[kept]
-    inner = int(((out[:, :-1] == PADDING) & (out[:, 1:] != PADDING)).any(axis=1).sum())
-    if inner and not train:
-        log.warning(
-            "column '%s': in %d lists, token 0 stands before other tokens; 0 is padding and counts as no token, so "
-            "number the tokens from 1 if 0 is one of them",
-            name,
-            inner,
-        )
     return out, vocabulary
 
 
@@ -74,85 +195,54 @@ def number_of(word: str, vocabulary: int) -> int:
     return zlib.crc32(word.encode()) % (vocabulary - 1) + 1
 
 
-def _words(block: pa.Array, name: str, vocabulary: int, place: str) -> pa.Array:
+def _words(block: pa.Array, vocabulary: int) -> pa.Array:
     """The numbers of the words of each text: runs of letters and digits, in lower case."""
-    kind = block.type.value_type if types.is_dictionary(block.type) else block.type
-    if not (types.is_string(kind) or types.is_large_string(kind)):
-        raise InputError(f"{place}: column '{name}' is of type {kind}; data.text names a column of text")
     number = cache(lambda word: number_of(word, vocabulary))
-    try:
-        texts = block.to_pylist()
-    except UnicodeDecodeError:
-        raise InputError(f"{place}: column '{name}' has text that is not UTF-8; write it as UTF-8") from None
-    lists = [[number(word) for word in WORD.findall(text.lower())] for text in texts]
+    lists = [[number(word) for word in WORD.findall(text.lower())] for text in block.to_pylist()]
     return pa.array(lists, pa.list_(pa.int64()))
 
 
-def _lists(block: pa.Array, name: str, place: str) -> pa.Array:
-    """The lists of numbers as they are, checked."""
-    if not is_list(block.type) or not types.is_integer(block.type.value_type):
-        is_text = types.is_string(block.type) or types.is_large_string(block.type) or types.is_dictionary(block.type)
-        hint = f"; data.text = '{name}' makes tokens of the words of text" if is_text else ""
-        raise InputError(f"{place}: column '{name}' is of type {block.type}; tokens are lists of whole numbers{hint}")
-    return block
+def _refuse_other_kind(table: Table, name: str, text: bool) -> None:
+    kind = table.kind(name)
+    if text and not is_text(kind):
+        raise InputError(f"{table.place(0)}: column '{name}' is of type {kind}; data.text names a column of text")
+    if not text and not (is_list(kind) and types.is_integer(kind.value_type)):
+        raise InputError(f"{table.place(0)}: column '{name}' is of type {kind}; tokens are lists of whole numbers")
 
 
-def read_vectors(columns: Mapping[str, Iterable[pa.Array]], place: Locate) -> np.ndarray:
+def read_vectors(table: Table, names: Sequence[str]) -> np.ndarray:
     """Columns, each of numbers or of lists of numbers, side by side: (N, D), float32 where that holds them, or float64.
 
-    Raises `InputError`, with the row, for anything else, and for a value that is missing, NaN or infinite.
+    Raises `InputError`, with the row, for anything else, and for a value that is NaN or infinite.
     """
-    side_by_side = np.concatenate([_numbers(name, blocks, place) for name, blocks in columns.items()], axis=1)
+    side_by_side = np.concatenate([_numbers(table, name) for name in names], axis=1)
     return np.ascontiguousarray(side_by_side, np.result_type(side_by_side, np.float32))
 
 
-def _numbers(name: str, blocks: Iterable[pa.Array], place: Locate) -> np.ndarray:
+def _numbers(table: Table, name: str) -> np.ndarray:
     """A column, (N, 1), or (N, n) where it has lists of n numbers."""
-    read: list[np.ndarray] = []
-    start = 0
-    for block in blocks:
-        values = refuse_missing(block, name, start, place)
-        if is_list(block.type):
-            sizes = pc.list_value_length(block).to_numpy(zero_copy_only=False)
-            width = read[0].shape[1] if read else int(sizes[0])
-            other = np.flatnonzero((sizes != width) | (sizes == 0))
-            if len(other):
-                raise InputError(
-                    f"{place(start + int(other[0]))}: a list of {sizes[other[0]]} numbers in column '{name}', where "
-                    f"the first has {width}; all lists need one length, 1 or more"
-                )
-            values = pc.list_flatten(block)
-        kind = values.type
-        if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
+    column = values = table.column(name)
+    if is_list(column.type):
+        sizes = pc.list_value_length(column).to_numpy(zero_copy_only=False)
+        other = np.flatnonzero((sizes != sizes[0]) | (sizes == 0))
+        if len(other):
             raise InputError(
-                f"{place(start)}: column '{name}' is of type {block.type}; features are numbers, or lists of numbers; "
-                "write categories as columns of 0 and 1"
+                f"{table.place(int(other[0]))}: a list of {sizes[other[0]]} numbers in column '{name}', where "
+                f"the first has {sizes[0]}; all lists need one length, 1 or more"
             )
-        numbers = values.to_numpy(zero_copy_only=False).reshape(len(block), -1)
-        wrong = np.argwhere(~np.isfinite(numbers))
-        if len(wrong):
-            row, column = wrong[0]
-            raise InputError(
-                f"{place(start + int(row))}: {numbers[row, column]} in column '{name}'; put a number there, or leave "
-                "out the row or the column"
-            )
-        if read and numbers.shape[1] != read[0].shape[1]:
-            raise InputError(f"{place(start)}: a number in column '{name}', where the first file has lists; give lists")
-        read.append(numbers)
-        start += len(block)
-    return np.concatenate(read)
-
-
-def refuse_missing(block: pa.Array, name: str, start: int, place: Locate) -> pa.Array:
-    """The block; raises `InputError` for a row without a value, or with a list that lacks one."""
-    missing = np.flatnonzero(block.is_null().to_numpy(zero_copy_only=False))
-    if not len(missing) and is_list(block.type) and (values := pc.list_flatten(block)).null_count:
-        first = np.flatnonzero(values.is_null().to_numpy(zero_copy_only=False))[:1]
-        missing = pc.list_parent_indices(block).to_numpy(zero_copy_only=False)[first]
-    if len(missing):
-        raise InputError(f"{place(start + int(missing[0]))}: no value in column '{name}'")
-    return block
-
-
-def is_list(kind: pa.DataType) -> bool:
-    return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+        values = pc.list_flatten(column)
+    kind = values.type
+    if not (types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)):
+        raise InputError(
+            f"{table.place(0)}: column '{name}' is of type {column.type}; features are numbers, or lists of numbers; "
+            "write categories as columns of 0 and 1"
+        )
+    numbers = values.to_numpy(zero_copy_only=False).reshape(len(table), -1)
+    wrong = np.argwhere(~np.isfinite(numbers))
+    if len(wrong):
+        row, position = wrong[0]
+        raise InputError(
+            f"{table.place(int(row))}: {numbers[row, position]} in column '{name}'; put a number there, or leave "
+            "out the row or the column"
+        )
+    return numbers

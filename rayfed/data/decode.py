@@ -3,7 +3,7 @@
 import io
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import islice, repeat
+from itertools import islice
 from typing import TypeVar
 
 import numpy as np
@@ -20,7 +20,8 @@ DEEP = ("I", "F", "I;16", "I;16L", "I;16B", "I;16N")  # more than 8 bits per cha
 BLOCK = 64  # images per task of a thread
 BLOCKS = 16  # tasks at a time, so that few bytes wait to be decoded or copied out
 T = TypeVar("T")
-Encoded = tuple[str, Callable[[], bytes | None]]  # an image's place, for messages, and a function that reads its bytes
+Read = Callable[[], bytes | None]  # reads the bytes of an image
+Locate = Callable[[int], str]  # the place of the n-th example, for messages
 
 
 def decode(data: bytes, size: int = 0) -> np.ndarray:
@@ -37,32 +38,37 @@ def decode(data: bytes, size: int = 0) -> np.ndarray:
         return _channels_first(_fit(image if image.mode == mode else image.convert(mode), size))
 
 
-def decode_all(images: Iterable[Encoded], count: int, size: int = 0, *, threads: bool = True) -> np.ndarray:
+def decode_all(images: Iterable[Read], count: int, place: Locate, size: int = 0) -> np.ndarray:
     """All `count` images as uint8 (count, C, H, W); grey ones among RGB ones become RGB.
 
     Raises InputError, naming the image, if one cannot be decoded or differs in size.
     """
-    blocks = _batched(images, BLOCK)
-    if not threads:
-        return gather((_decode_block(block, size) for block in blocks), count)
+
+    def decode_block(block: list[tuple[int, Read]]) -> list[np.ndarray]:
+        return [_decoded(read, row, place, size) for row, read in block]
+
     with ThreadPoolExecutor() as pool:
-        groups = _batched(blocks, BLOCKS)
-        return gather((block for group in groups for block in pool.map(_decode_block, group, repeat(size))), count)
+        groups = _batched(enumerate(images), BLOCK * BLOCKS)
+        blocks = (block for group in groups for block in pool.map(decode_block, _batched(group, BLOCK)))
+        decoded = (image for block in blocks for image in block)
+        return _gathered(decoded, count, place)
 
 
-def gather(blocks: Iterable[np.ndarray], count: int) -> np.ndarray:
-    """Blocks of images, each (n, C, H, W), as one array of `count` rows, without holding all of them twice."""
-    out: np.ndarray | None = None
-    start = 0
-    for block in blocks:
-        if out is None:
-            out = np.empty((count, *block.shape[1:]), dtype=np.uint8)
-        _refuse_another_size(f"rows from {start} on", block.shape[2:], out.shape[2:])
-        if block.shape[1] > out.shape[1]:
-            out = np.repeat(out, block.shape[1], axis=1)
-        out[start : start + len(block)] = block  # a grey block is broadcast over three channels
-        start += len(block)
-    assert out is not None, "the caller has at least one image"
+def _gathered(images: Iterable[np.ndarray], count: int, place: Locate) -> np.ndarray:
+    """Images as one array of `count` rows, without holding all of them twice."""
+    out: np.ndarray = np.empty(0, dtype=np.uint8)
+    for row, image in enumerate(images):
+        if row == 0:
+            out = np.empty((count, *image.shape), dtype=np.uint8)
+        if image.shape[1:] != out.shape[2:]:
+            size, usual = (" x ".join(map(str, shape)) for shape in (image.shape[1:], out.shape[2:]))
+            raise InputError(
+                f"{place(row)}: {size} pixels, where earlier images have {usual}; set data.size (say, size = 32) to "
+                "scale all images to one size"
+            )
+        if len(image) > out.shape[1]:
+            out = np.repeat(out, len(image), axis=1)
+        out[row] = image  # a grey one is broadcast over three channels
     return out
 
 
@@ -75,36 +81,24 @@ def resize(images: np.ndarray, size: int) -> np.ndarray:
     return np.ascontiguousarray(np.stack(fitted))
 
 
-def _refuse_another_size(place: str, given: tuple[int, ...], first: tuple[int, ...]) -> None:
-    if given != first:
-        sizes = f"{given[0]} x {given[1]} pixels, where earlier images have {first[0]} x {first[1]}"
-        raise InputError(f"{place}: {sizes}; set data.size (say, size = 32) to scale all images to one size")
-
-
 def _batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
     rest = iter(items)
     while batch := list(islice(rest, size)):
         yield batch
 
 
-def _decode_block(images: list[Encoded], size: int) -> np.ndarray:
-    decoded: list[np.ndarray] = []
-    for place, read in images:
-        try:
-            data = read()
-        except OSError as error:
-            raise InputError(f"{place}: cannot be read ({error})") from None
-        if not data:
-            raise InputError(f"{place}: no image bytes")
-        try:
-            decoded.append(decode(data, size))
-        except Exception as error:  # Pillow's decoders raise nearly anything on damaged bytes
-            why = str(error).partition(" <_io.")[0]  # without an address in memory
-            raise InputError(f"{place}: cannot be decoded as an image ({why})") from None
-        _refuse_another_size(place, decoded[-1].shape[1:], decoded[0].shape[1:])
-    if len({image.shape[0] for image in decoded}) > 1:
-        decoded = [np.broadcast_to(image, (3, *image.shape[1:])) for image in decoded]
-    return np.stack(decoded)
+def _decoded(read: Read, row: int, place: Locate, size: int) -> np.ndarray:
+    try:
+        data = read()
+    except OSError as error:
+        raise InputError(f"{place(row)}: cannot be read ({error})") from None
+    if not data:
+        raise InputError(f"{place(row)}: no image bytes")
+    try:
+        return decode(data, size)
+    except Exception as error:  # Pillow's decoders raise nearly anything on damaged bytes
+        why = str(error).partition(" <_io.")[0]  # without an address in memory
+        raise InputError(f"{place(row)}: cannot be decoded as an image ({why})") from None
 
 
 def _fit(image: Image.Image, size: int) -> Image.Image:

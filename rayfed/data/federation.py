@@ -10,7 +10,7 @@
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 from rayfed.base.errors import InputError
 from rayfed.data.augment import Batches, Rows, refuse_too_small
 from rayfed.data.inputs import Images, Inputs, inputs_of
-from rayfed.data.partition import PARTITIONS, Natural, Partition, Rule
+from rayfed.data.partition import PARTITIONS, Partition, Rule
 from rayfed.data.samples import Dataset, Samples
 from rayfed.data.settings import Augment, Data
 
@@ -106,18 +106,12 @@ def open_federation(data: Data, *, auxiliary_per_class: int = 0) -> Federation:
     """
     from rayfed.data.sources import load  # brings pyarrow and Pillow, which actors that are sent a site never need
 
-    rule = data.partition
-    if isinstance(rule, Natural) and rule.column:
-        if data.client not in ("", rule.column):
-            both = f"data.client = '{data.client}' and data.partition.column = '{rule.column}'"
-            raise InputError(f"{both} name different columns; give only one of the two")
-        data = replace(data, client=rule.column)
     dataset = load(data)
     inputs = inputs_of(dataset.train)
     if isinstance(inputs, Images):
         _, height, width = inputs.image_shape
         refuse_too_small(height, width, data.augment)
-    return federate(dataset, rule, auxiliary_per_class=max(auxiliary_per_class, data.auxiliary_per_class))
+    return federate(dataset, data.partition, auxiliary_per_class=max(auxiliary_per_class, data.auxiliary_per_class))
 
 
 def federate(dataset: Dataset, rule: Rule, *, auxiliary_per_class: int = 0) -> Federation:

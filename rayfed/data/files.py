@@ -4,8 +4,7 @@ Names tell the split: `train/...` and `test/...`, or `train-00000.parquet` and `
 `validation` stand in for `test`. Without such names, everything in the folder is one set.
 
 An image's class is the folder that holds it, its client or domain the folder above that. Examples: `train/cat/1.png`
-(CINIC-10), `train/n01443537/images/1.JPEG` (Tiny-ImageNet; a folder called `images` is skipped) and
-`amazon/backpack/1.jpg` (Office-Caltech-10, whose clients are its domains).
+(CINIC-10) and `amazon/backpack/1.jpg` (Office-Caltech-10, whose clients are its domains).
 """
 
 import functools
@@ -19,15 +18,14 @@ from dataclasses import replace
 import numpy as np
 from pyarrow import fs as pafs
 
-from rayfed.base.errors import InputError, harmless
+from rayfed.base.errors import InputError
 from rayfed.base.storage import exists, locate, reach
+from rayfed.data.columns import read_parquet
 from rayfed.data.decode import SUFFIXES, decode_all
-from rayfed.data.parquet import read_parquet
 from rayfed.data.samples import Samples, few_classes, shortened
 from rayfed.data.settings import Data
 
 PARQUET = (".parquet", ".pq")
-ANNOTATIONS = "val_annotations.txt"  # Tiny-ImageNet's classes of its `val` images, which lie in one folder
 SPLIT = re.compile(r"(train|test|val)(?:id|idation)?(?=[-_./])")
 
 
@@ -97,13 +95,8 @@ def _read(fs: pafs.FileSystem, files: list[str], data: Data, train: Samples | No
 
 def read_tree(fs: pafs.FileSystem, files: list[str], data: Data, train: Samples | None) -> Samples:
     """Image files as samples, with clients and domains if asked for. A test set's classes must be among `train`'s."""
-    folders = [posixpath.dirname(file).removesuffix("/images") for file in files]
-    names = [harmless(posixpath.basename(folder)) for folder in folders]
-    notes = {folder: _annotations(fs, folder) for folder in set(folders)}
-    names = [
-        notes[folder].get(posixpath.basename(file), name)
-        for file, name, folder in zip(files, names, folders, strict=True)
-    ]
+    folders = [posixpath.dirname(file) for file in files]
+    names = [posixpath.basename(folder) for folder in folders]
     classes = train.classes if train else tuple(sorted(set(names)))
     few_classes(len(classes), f"folders such as '{folders[0]}'")
     code = {name: label for label, name in enumerate(classes)}
@@ -115,19 +108,12 @@ def read_tree(fs: pafs.FileSystem, files: list[str], data: Data, train: Samples 
             )
     above = [posixpath.basename(posixpath.dirname(folder)) for folder in folders]
     groups, codes = np.unique(above, return_inverse=True)
-    images = decode_all(((file, functools.partial(_bytes, fs, file)) for file in files), len(files), data.size)
+    images = decode_all(
+        (functools.partial(_bytes, fs, file) for file in files), len(files), files.__getitem__, data.size
+    )
     labels = np.array([code[name] for name in names], dtype=np.int64)
     samples = Samples(images, labels, classes, groups=codes if data.client and not train else None)
-    return replace(samples, domains=codes, domain_names=tuple(map(harmless, groups))) if data.domain else samples
-
-
-def _annotations(fs: pafs.FileSystem, folder: str) -> dict[str, str]:
-    """File name to class, from the lines `name <tab> class <tab> ...` of a folder's annotation file, if it has one."""
-    path = posixpath.join(folder, ANNOTATIONS)
-    if not fs.get_file_info(path).is_file:
-        return {}
-    rows = (line.split("\t") for line in _bytes(fs, path).decode(errors="replace").splitlines())
-    return {row[0]: harmless(row[1]) for row in rows if len(row) > 1}
+    return replace(samples, domains=codes, domain_names=tuple(groups)) if data.domain else samples
 
 
 def _bytes(fs: pafs.FileSystem, path: str) -> bytes:

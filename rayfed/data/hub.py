@@ -8,11 +8,9 @@ import os
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-from urllib.parse import unquote
 
 from rayfed.base.errors import InputError
-from rayfed.data.files import PARQUET, SPLIT
+from rayfed.data.files import SPLIT
 from rayfed.data.samples import shortened
 from rayfed.data.settings import Data
 
@@ -24,16 +22,6 @@ HUB = {  # our name: the place, and its column of labels
 PLACE = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@(refs/(?:convert|pr)/[^/]+|[^/]+))?(?:/(.*?))?/*")
 
 
-def is_at_hub(source: str) -> bool:
-    return source in HUB or source.startswith("hf://")
-
-
-def is_downloaded(name: str, root: str) -> bool:
-    """Whether a set of `HUB` lies in `root`."""
-    match = PLACE.fullmatch(HUB[name][0])
-    return match is not None and (_cache(root) / f"datasets--{match[1].replace('/', '--')}" / "snapshots").is_dir()
-
-
 def fetch(data: Data) -> Data:
     """The same data with local paths in place of the hub's, and the column of labels that a named set has.
 
@@ -41,16 +29,11 @@ def fetch(data: Data) -> Data:
     """
     place, label = HUB.get(data.source, (data.source, data.label))
     label = label if data.label == Data.label else data.label
-    prefix = "" if place == data.source else f"data.source = '{data.source}': "
-    source, test = _fetch(place, data.root, prefix), _fetch(data.test, data.root)
-    return replace(data, source=source, test=test, label=label)
+    return replace(data, source=_fetch(place, data.root), test=_fetch(data.test, data.root), label=label)
 
 
-def _fetch(place: str, root: str, prefix: str = "") -> str:
-    """The local path of a place, downloaded if it is not in `root`; a path that is not at the hub stays as it is.
-
-    Messages begin with `prefix`.
-    """
+def _fetch(place: str, root: str) -> str:
+    """The local path of a place, downloaded if it is not in `root`; a path that is not at the hub stays as it is."""
     if not place.startswith("hf://"):
         return place
     match = PLACE.fullmatch(place)
@@ -63,35 +46,32 @@ def _fetch(place: str, root: str, prefix: str = "") -> str:
         from huggingface_hub import snapshot_download
     except ImportError as error:
         raise InputError(
-            f"{prefix}'{place}' needs huggingface_hub, which cannot be imported ({error}): "
-            "pip install 'rayfed-distill[hf]'"
+            f"'{place}' needs huggingface_hub, which cannot be imported ({error}): pip install 'rayfed-distill[hf]'"
         ) from None
-    repository, revision, path = match[1], unquote(match[2] or "main"), match[3] or ""
-    patterns = [path] if path.endswith(PARQUET) else [f"{path}/*{end}".removeprefix("/") for end in PARQUET]
-    selection: dict[str, Any] = {"revision": revision, "allow_patterns": patterns, "cache_dir": _cache(root)}
+    repository, revision, path = match[1], match[2] or "main", match[3] or ""
+    pattern = path if path.endswith(".parquet") else f"{path}/*.parquet".removeprefix("/")
+    cache = Path(root).expanduser() / "hub"
     for offline in (True, False):  # as with torchvision, what is here is not asked for again, even if main moves on
         try:
-            folder = snapshot_download(repository, repo_type="dataset", local_files_only=offline, **selection)
+            folder = snapshot_download(
+                repository,
+                repo_type="dataset",
+                revision=revision,
+                allow_patterns=pattern,
+                cache_dir=cache,
+                local_files_only=offline,
+            )
         except Exception as error:  # the hub's, its HTTP client's, and those of the disk
             reason = " ".join(str(error).split()) or type(error).__name__
         else:
-            files = sorted(file for pattern in patterns for file in Path(folder).glob(_deep(pattern)))
+            files = sorted(Path(folder).glob(pattern.replace("*", "**/*")))  # the hub's * crosses folders
             if files:
                 return _common(place, files)
             reason = "there is no Parquet file at that place"
     raise InputError(
-        f"{prefix}'{place}': {_cache(root)} has no copy, and the download failed ({reason}). Either run once where "
+        f"'{place}': {cache} has no copy, and the download failed ({reason}). Either run once where "
         "there is a network and copy that folder here, or give the path of Parquet files that you have"
     )
-
-
-def _cache(root: str) -> Path:
-    return Path(root).expanduser() / "hub"
-
-
-def _deep(pattern: str) -> str:
-    """The hub's `*`, which crosses folders, as pathlib writes it."""
-    return pattern.replace("*", "**/*")
 
 
 def _common(place: str, files: list[Path]) -> str:

@@ -44,8 +44,25 @@ class Images(NamedTuple):
         return torch.linspace(0, 1, count * math.prod(self.image_shape)).view(count, *self.image_shape)
 
     def moments(self, examples: np.ndarray) -> Moments:
-        """By channel, of a training set, uint8 (n, C, H, W)."""
-        return pixel_moments(examples)
+        """Of each channel of a training set, uint8 (n, C, H, W), in units of [0, 1].
+
+        The sums are of integers, hence exact and the same on every machine. A constant channel has deviation 1, so that
+        it can be a divisor.
+
+        >>> Images((1, 1, 1)).moments(np.array([0, 255], dtype=np.uint8).reshape(2, 1, 1, 1))
+        ((0.5,), (0.5,))
+        """
+        channels = examples.shape[1]
+        total, squares = np.zeros(channels, dtype=np.int64), np.zeros(channels, dtype=np.int64)
+        for start in range(0, len(examples), SOME):
+            some = examples[start : start + SOME]
+            total += some.sum(axis=(0, 2, 3), dtype=np.int64)
+            squares += np.square(some, dtype=np.uint16).sum(axis=(0, 2, 3), dtype=np.int64)  # 255**2 < 2**16
+        count = examples.size // channels
+        mean = tuple(int(t) / count / 255 for t in total)
+        # n**2 times the variance is a whole number too, and Python's integers do not overflow.
+        spread = (int(s) * count - int(t) ** 2 for s, t in zip(squares, total, strict=True))
+        return mean, tuple((v**0.5 / count / 255) or 1.0 for v in spread)
 
     def prepare(self, examples: Tensor, mean: Floats, std: Floats, augment: Augment | None) -> Batches:
         """Images, uint8 (n, C, H, W), ready for batches."""
@@ -95,8 +112,17 @@ class Vectors(NamedTuple):
         return torch.linspace(0, 1, count * self.num_features).view(count, self.num_features)
 
     def moments(self, examples: np.ndarray) -> Moments:
-        """By feature, of a training set (n, D)."""
-        return feature_moments(examples)
+        """Of each feature of a training set (n, D), in its unit. A constant feature has deviation 1.
+
+        >>> Vectors(2).moments(np.array([[1.0, 5.0], [3.0, 5.0]]))
+        ((2.0, 5.0), (1.0, 1.0))
+        """
+        blocks = [examples[start : start + SOME] for start in range(0, len(examples), SOME)]
+        mean = sum(block.sum(axis=0, dtype=np.float64) for block in blocks) / len(examples)
+        squares = sum(np.square(block - mean).sum(axis=0) for block in blocks)
+        constant = examples.min(axis=0) == examples.max(axis=0)  # rounding may leave it a deviation that is not quite 0
+        deviation = np.where(constant, 1.0, np.sqrt(squares / len(examples)))
+        return tuple(mean.tolist()), tuple(deviation.tolist())
 
     def prepare(self, examples: Tensor, mean: Floats, std: Floats, augment: Augment | None) -> Rows:
         """Vectors, floats (n, D), standardised by a `mean` and a `std` per feature."""
@@ -125,41 +151,3 @@ def inputs_with(keywords: Mapping[str, Any]) -> Inputs:
             return kind(**keywords)
     kinds = ", or ".join(" and ".join(kind._fields) for kind in INPUTS)
     raise TypeError(f"a model is for inputs given by {kinds}; not by {' and '.join(keywords) or 'nothing'}")
-
-
-def pixel_moments(images: np.ndarray) -> Moments:
-    """Mean and standard deviation of each channel of uint8 (n, C, H, W), in units of [0, 1].
-
-    The sums are of integers, hence exact and the same on every machine. A constant channel has deviation 1, so that it
-    can be a divisor.
-
-    >>> pixel_moments(np.array([0, 255], dtype=np.uint8).reshape(2, 1, 1, 1))
-    ((0.5,), (0.5,))
-    """
-    channels = images.shape[1]
-    total, squares = np.zeros(channels, dtype=np.int64), np.zeros(channels, dtype=np.int64)
-    for start in range(0, len(images), SOME):
-        some = images[start : start + SOME]
-        total += some.sum(axis=(0, 2, 3), dtype=np.int64)
-        squares += np.square(some, dtype=np.uint16).sum(axis=(0, 2, 3), dtype=np.int64)  # 255**2 < 2**16
-    count = images.size // channels
-    mean = tuple(int(t) / count / 255 for t in total)
-    # n**2 times the variance is a whole number too, and Python's integers do not overflow.
-    spread = (int(s) * count - int(t) ** 2 for s, t in zip(squares, total, strict=True))
-    return mean, tuple((v**0.5 / count / 255) or 1.0 for v in spread)
-
-
-def feature_moments(vectors: np.ndarray) -> Moments:
-    """Mean and standard deviation of each feature of (n, D), in its unit.
-
-    A constant feature has deviation 1, so that it can be a divisor.
-
-    >>> feature_moments(np.array([[1.0, 5.0], [3.0, 5.0]]))
-    ((2.0, 5.0), (1.0, 1.0))
-    """
-    blocks = [vectors[start : start + SOME] for start in range(0, len(vectors), SOME)]
-    mean = sum(block.sum(axis=0, dtype=np.float64) for block in blocks) / len(vectors)
-    squares = sum(np.square(block - mean).sum(axis=0) for block in blocks)
-    constant = vectors.min(axis=0) == vectors.max(axis=0)  # rounding may leave it a deviation that is not quite 0
-    deviation = np.where(constant, 1.0, np.sqrt(squares / len(vectors)))
-    return tuple(mean.tolist()), tuple(deviation.tolist())

@@ -258,7 +258,7 @@ class Classes(_ByClass):
 class Natural(Checked):
     """A client for each value of a column of the data: writers, domains, devices."""
 
-    column: Annotated[str, "column that names each image's client; '' stands for `data.client`"] = ""
+    column: Annotated[str, "column of the clients; in image trees, any name stands for the folders above classes"] = ""
 
     def split(self, labels: np.ndarray, num_classes: int, groups: np.ndarray | None = None) -> Partition:
         if groups is None:

@@ -60,9 +60,8 @@ class Data(Checked):
     test_seed: Annotated[int, Ge(0), "seed of the choice of held-out images"] = 0
     image: Annotated[str, "column of the images: encoded bytes, {bytes, path} structs or lists of pixels"] = "image"
     label: Annotated[str, "column of the labels: numbers from 0 or names"] = "label"
-    client: Annotated[str, "column of the natural clients; in image trees, a name for the folders above classes"] = ""
-    domain: Annotated[str, "column of the test images' domains, as data.client; each has an accuracy of its own"] = ""
-    shape: Annotated[list[int], "shape of images in flat lists: [C, H, W] or [H, W, C]"] = field(default_factory=list)
+    domain: Annotated[str, "column of the test images' domains; each has an accuracy of its own"] = ""
+    shape: Annotated[list[int], "shape of lists of pixels: [C, H, W] or [H, W, C]"] = field(default_factory=list)
     tokens: Annotated[str, "in place of images: column of lists of token numbers, from 1; 0 is padding"] = ""
     text: Annotated[str, "in place of images: column of text, each of whose words is hashed to a token number"] = ""
     features: Annotated[list[str], "in place of images: columns of numbers, or of lists of numbers"] = field(
@@ -85,6 +84,11 @@ class Data(Checked):
         self._check_columns()
 
     @property
+    def client(self) -> str:
+        """The column of the natural clients, which the partition names; '' if it needs none."""
+        return getattr(self.partition, "column", "")
+
+    @property
     def in_place_of_images(self) -> str:
         """The key that names the columns a model sees, where they are no images: tokens, text or features; else ''."""
         return next((key for key in IN_PLACE if getattr(self, key)), "")
@@ -96,10 +100,7 @@ class Data(Checked):
 
     def _check_columns(self) -> None:
         key = self.in_place_of_images
-        for_tokens = [name for name in ("length", "vocabulary") if getattr(self, name)]
         if not key:
-            if for_tokens:
-                raise InputError(f"data.{for_tokens[0]} is for tokens: name their column with data.tokens or data.text")
             return
         place = f"data.{key} = {getattr(self, key)!r}"
         if self.source in SOURCES:
@@ -112,11 +113,6 @@ class Data(Checked):
         for name, default in {"image": Data.image, "size": 0, "shape": [], "augment": Augment()}.items():
             if getattr(self, name) != default:
                 raise InputError(f"{place}: data.{name} is for images; leave it out")
-        if self.features and for_tokens:
-            raise InputError(f"{place}: data.{for_tokens[0]} is for tokens; leave it out")
-        for column in self.columns:
-            if self.columns.count(column) > 1:
-                raise InputError(f"{place}: give '{column}' once")
         if self.label in self.columns:
             raise InputError(f"{place}: '{self.label}' is the label, which the model is to predict (data.label)")
         if self.text and self.vocabulary < 2:

@@ -19,21 +19,21 @@ from typing import Any
 
 import numpy as np
 
-from rayfed.base.errors import InputError, did_you_mean
+from rayfed.base.errors import InputError, did_you_mean, harmless
 from rayfed.base.storage import exists
 from rayfed.data.decode import resize
 from rayfed.data.files import read_files
-from rayfed.data.hub import HUB, fetch, is_at_hub, is_downloaded
-from rayfed.data.partition import Iid
+from rayfed.data.hub import HUB, fetch
+from rayfed.data.partition import Natural
 from rayfed.data.samples import Dataset, Samples, hold_out
 from rayfed.data.settings import MINI, SOURCES, Augment, Data
 
-TORCHVISION = {  # our name: torchvision's class, and the folder in which it puts the set
-    "mnist": ("MNIST", "MNIST/raw"),
-    "fashion-mnist": ("FashionMNIST", "FashionMNIST/raw"),
-    "emnist": ("EMNIST", "EMNIST/raw"),
-    "cifar10": ("CIFAR10", "cifar-10-batches-py"),
-    "cifar100": ("CIFAR100", "cifar-100-python"),
+TORCHVISION = {  # our name: torchvision's class
+    "mnist": "MNIST",
+    "fashion-mnist": "FashionMNIST",
+    "emnist": "EMNIST",
+    "cifar10": "CIFAR10",
+    "cifar100": "CIFAR100",
 }
 
 
@@ -68,7 +68,7 @@ def load(data: Data) -> Dataset:
 
 def _what_is_read(data: Data) -> Data:
     """The data without what does not change the arrays that are read."""
-    return replace(data, partition=Iid(), augment=Augment(), auxiliary_per_class=0)
+    return replace(data, partition=Natural(data.client), augment=Augment(), auxiliary_per_class=0)
 
 
 def _load(data: Data) -> Dataset:
@@ -80,14 +80,14 @@ def _load(data: Data) -> Dataset:
         train, test = read_files(Data(str(Path(__file__).parent / "fashion_mnist_mini")))
     elif data.source in TORCHVISION:
         train, test = read_download(data.source, data.root, data.split)
-    elif is_at_hub(data.source) or exists(data.source):
+    elif data.source in HUB or data.source.startswith("hf://") or exists(data.source):
         train, test = read_files(fetch(data))
     elif any(mark in data.source for mark in "/\\."):
         raise InputError(f"data.source = '{data.source}': no such file or folder")
     else:
         raise InputError(f"data.source = '{data.source}': no such source or file{did_you_mean(data.source, SOURCES)}")
     if data.client and train.groups is None:
-        raise InputError(f"data.client = '{data.client}': the source '{data.source}' has no such column")
+        raise InputError(f"data.partition.column = '{data.client}': the source '{data.source}' has no such column")
     if data.domain and (test or train).domains is None:
         raise InputError(f"data.domain = '{data.domain}': the source '{data.source}' has no such column")
     if data.test_fraction and test is not None:
@@ -96,11 +96,14 @@ def _load(data: Data) -> Dataset:
         ways = 'name a test set (data.test = "path"), or hold out a part (data.test_fraction = 0.1)'
         raise InputError(f"data.source = '{data.source}': it has no test set; {ways}")
     sets = hold_out(train, data.test_fraction, data.test_seed) if test is None else Dataset(train, test)
-    if not data.size:
-        return sets
-    return Dataset(
-        *(replace(samples, examples=resize(samples.examples, data.size)) for samples in (sets.train, sets.test))
-    )
+    return Dataset(_as_wanted(sets.train, data.size), _as_wanted(sets.test, data.size))
+
+
+def _as_wanted(samples: Samples, size: int) -> Samples:
+    """The samples with images of this size, and names without control characters."""
+    examples = resize(samples.examples, size) if size else samples.examples
+    classes, domains = (tuple(map(harmless, names)) for names in (samples.classes, samples.domain_names))
+    return replace(samples, examples=examples, classes=classes, domain_names=domains)
 
 
 def read_download(name: str, root: str, split: str) -> tuple[Samples, Samples]:
@@ -110,20 +113,13 @@ def read_download(name: str, root: str, split: str) -> tuple[Samples, Samples]:
     return _samples(_fetch(name, folder, options, train=True)), _samples(_fetch(name, folder, options, train=False))
 
 
-def is_here(name: str, root: str) -> bool:
-    """Whether a set lies in `root`, where torchvision or the hub puts it. Another set is always here."""
-    if name in HUB:
-        return is_downloaded(name, root)
-    return name not in TORCHVISION or (Path(root).expanduser() / TORCHVISION[name][1]).is_dir()
-
-
 def _fetch(name: str, folder: Path, options: dict[str, Any], *, train: bool) -> Any:
     """torchvision's data set object, from `folder` if it is there, else downloaded."""
     try:
         from torchvision import datasets  # slow, and actors never need it
     except (ImportError, RuntimeError) as error:
         raise InputError(f"data.source = '{name}': it needs torchvision, which cannot be imported ({error})") from None
-    cls = getattr(datasets, TORCHVISION[name][0])
+    cls = getattr(datasets, TORCHVISION[name])
     for download in (False, True):
         try:
             return cls(str(folder), train=train, download=download, **options)

@@ -17,7 +17,6 @@ from rayfed.base.files import read_regular
 from rayfed.models.settings import Adapt, Lora
 from rayfed.tensors.weights import Weights
 
-MOST = 4  # reasons in a message
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 CLOSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer)  # they take the weights of their layers, and call none
 
@@ -78,10 +77,9 @@ def _load_file(model: nn.Module, path: str) -> None:
             there, here = tuple(weights[name].shape), tuple(own[name].shape)
             wrong[name] = f"'{name}' is {there} in the file, and {here} in the model"
     head = f"{head_of(model)}."
-    reasons = [reason for name, reason in wrong.items() if not name.startswith(head)]
-    if reasons:
-        more = f"; and {len(reasons) - MOST} more" if len(reasons) > MOST else ""
-        raise InputError(f"model.weights = '{path}' does not fit the model: {'; '.join(reasons[:MOST])}{more}")
+    for name, reason in wrong.items():
+        if not name.startswith(head):
+            raise InputError(f"model.weights = '{path}' does not fit the model: {reason}")
     if wrong:
         reason = next(iter(wrong.values()))
         log.warning("model.weights: the head is not taken from the file, and begins as the seed draws it: %s", reason)

@@ -1,13 +1,8 @@
 """A model: penultimate features, and a head that turns them into logits; between them, perhaps, a projection."""
 
-import functools
-import inspect
-from collections.abc import Callable
 from typing import TypeGuard
 
 from torch import Tensor, nn
-
-from rayfed.base.errors import InputError, told
 
 
 class Classifier(nn.Module):
@@ -36,31 +31,15 @@ def has_features(model: nn.Module) -> TypeGuard[Classifier]:
     return callable(getattr(model, "features", None)) and callable(getattr(model, "head", None))
 
 
-Builder = Callable[..., Classifier]
-
-
-def with_projection(builder: Builder) -> Builder:
-    """The builder with the option `project`, the number of features after a projection head; 0 is no such head.
+def with_projection(model: Classifier, width: int) -> Classifier:
+    """The model with a projection head, whose `width` features methods see; the model's head is on top of them.
 
     MOON's network (Li et al., CVPR 2021, section 3.2, and its public code): features (B, D), a linear layer to D, ReLU,
-    a linear layer to `project`; these are the features that methods see. The head is on top of them.
+    a linear layer to `width`.
     """
-
-    @functools.wraps(builder)
-    def build(*, project: int = 0, **options: object) -> Classifier:
-        if not isinstance(project, int) or isinstance(project, bool) or project < 0:
-            raise InputError(f"model '{builder.__name__}'.project = {told(project)}: give a whole number, 0 or more")
-        model = builder(**options)
-        if not project:
-            return model
-        *before, last = model.head if isinstance(model.head, nn.Sequential) else [model.head]  # mobilenet's has dropout
-        assert isinstance(last, nn.Linear) and isinstance(model.features, nn.Sequential)
-        width = last.in_features
-        projection = nn.Linear(width, width), nn.ReLU(), nn.Linear(width, project)
-        head = nn.Linear(project, last.out_features)
-        return Classifier(nn.Sequential(*model.features, *projection), nn.Sequential(*before, head) if before else head)
-
-    option = inspect.Parameter("project", inspect.Parameter.KEYWORD_ONLY, default=0, annotation=int)
-    signature = inspect.signature(builder)
-    build.__signature__ = signature.replace(parameters=[*signature.parameters.values(), option])  # type: ignore[attr-defined]
-    return build
+    *before, last = model.head if isinstance(model.head, nn.Sequential) else [model.head]  # mobilenet's has dropout
+    assert isinstance(last, nn.Linear) and isinstance(model.features, nn.Sequential)
+    inner = last.in_features
+    projection = nn.Linear(inner, inner), nn.ReLU(), nn.Linear(inner, width)
+    head = nn.Linear(width, last.out_features)
+    return Classifier(nn.Sequential(*model.features, *projection), nn.Sequential(*before, head) if before else head)

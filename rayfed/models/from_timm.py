@@ -1,6 +1,7 @@
 """Any model of timm by its name, `[model] name = "timm/resnet18"`. The seed draws its weights: none are downloaded."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,9 +12,6 @@ from rayfed.data.inputs import Images
 from rayfed.models.classifier import Classifier
 
 PREFIX = "timm/"
-# Options of timm's `create_model` that this package gives, or that fetch weights.
-OURS = ("model_name", "num_classes", "in_chans", "img_size", "features_only", "scriptable", "exportable", "no_jit")
-FETCHING = ("pretrained", "pretrained_cfg", "pretrained_cfg_overlay", "checkpoint_path", "cache_dir")
 
 
 class TimmClassifier(Classifier):
@@ -44,19 +42,15 @@ def timm_builder(name: str) -> Callable[..., nn.Module]:
     wanted = name.removeprefix(PREFIX)
 
     def build(*, image_shape: tuple[int, int, int], num_classes: int, **options: Any) -> nn.Module:
-        for key in options:
-            if key in FETCHING:
-                raise InputError(f"model '{name}'.{key}: nothing is downloaded; give a file as model.weights")
-            if key in OURS:
-                raise InputError(f"model '{name}'.{key}: the data say this; data.size scales images")
         channels, *size = image_shape
-        options |= {"in_chans": channels, "num_classes": num_classes}
+        given: dict[str, Any] = {"pretrained": False, "in_chans": channels, "num_classes": num_classes}
+        create = partial(timm.create_model, wanted, **given, **options)
         try:
-            net = timm.create_model(wanted, pretrained=False, img_size=tuple(size), **options)
+            net = create(img_size=tuple(size))
         except TypeError as error:
             if "'img_size'" not in str(error):
                 raise
-            net = timm.create_model(wanted, pretrained=False, **options)  # of convolutions, for images of any size
+            net = create()  # of convolutions, for images of any size
         _refuse_cropping(name, net, size)
         return _split(net, image_shape)
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from rayfed.base.errors import InputError, told
 from rayfed.base.values import UnknownKey, build, find
-from rayfed.data.inputs import INPUTS, Images, Inputs, inputs_with
+from rayfed.data.inputs import INPUTS, Inputs, inputs_with
 from rayfed.models.classifier import has_features, with_projection
 from rayfed.models.from_timm import PREFIX, timm_builder
 from rayfed.models.settings import HOMES, Adapt
@@ -25,7 +25,7 @@ NO_OPTIONS: Mapping[str, Any] = {}
 KEYS = [f.name for f in fields(Adapt)]  # of every model
 
 MODELS: dict[str, Builder] = {
-    name: with_projection(getattr(importlib.import_module(f"rayfed.models.{home}"), name))
+    name: getattr(importlib.import_module(f"rayfed.models.{home}"), name)
     for home, names in HOMES.items()
     for name in names
 }
@@ -52,11 +52,11 @@ def build_model(
     1663370
     """
     inputs = inputs_with(shape)
-    is_shape = not isinstance(inputs, Images) or (len(inputs.image_shape) == 3 and min(inputs.image_shape) > 0)
-    if not is_shape or num_classes < 1:
-        needs = "an image shape (channels, height, width) and at least one class"
-        raise InputError(f"model '{name}': needs {needs}, not {inputs[0]} and {num_classes}")
     given = {**shape, "num_classes": num_classes}
+    options = dict(options)
+    project = options.pop("project", 0) if name in MODELS else 0
+    if not isinstance(project, int) or isinstance(project, bool) or project < 0:
+        raise InputError(f"model '{name}'.project = {told(project)}: give a whole number, 0 or more")
     builder = timm_builder(name) if name.startswith(PREFIX) else find(name, MODELS, "model")
     if not callable(builder):
         raise InputError(f"model '{name}' is {told(builder)}; it must be a function that returns a torch.nn.Module")
@@ -64,10 +64,15 @@ def build_model(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         try:
-            _refuse_other_inputs(name, builder, inputs)
+            kinds = [kind for kind in INPUTS if {*kind._fields} <= {*inspect.signature(builder).parameters}]
+            if kinds and type(inputs) not in kinds:
+                takes, are = kinds[0].__name__.lower(), type(inputs).__name__.lower()
+                raise InputError(f"model '{name}' takes {takes}, and the data are {are}")
             model = build(builder, options, f"model '{name}'", **given)
+            if project and has_features(model):
+                model = with_projection(model, project)
         except UnknownKey as error:
-            raise UnknownKey(*error.args, *KEYS) from None
+            raise UnknownKey(*error.args, *(["project"] if name in MODELS else []), *KEYS) from None
         except InputError:
             raise
         except Exception as error:
@@ -95,20 +100,6 @@ def refuse_batches_of_one(model: nn.Module, inputs: Inputs, sizes: np.ndarray, b
             f"train.batch_size = {batch_size}: one of client {clients[0]}'s images would be alone in its last batch, "
             f"and this model cannot be trained on a single image ({error}); give another train.batch_size, or model"
         ) from None
-
-
-def _refuse_other_inputs(name: str, builder: Builder, inputs: Inputs) -> None:
-    """A model whose keywords are those of another kind of inputs is refused, with the models of this kind."""
-
-    def takes(builder: Builder, kind: type[Inputs]) -> bool:
-        return {*kind._fields} <= {*inspect.signature(builder).parameters}
-
-    kinds = [kind for kind in INPUTS if takes(builder, kind)]
-    if kinds and type(inputs) not in kinds:
-        fitting = " or ".join(f"'{known}'" for known, other in MODELS.items() if takes(other, type(inputs)))
-        own = f"a function of yours with the keywords {', '.join(inputs._fields)}"
-        takes_these, are = kinds[0].__name__.lower(), type(inputs).__name__.lower()
-        raise InputError(f"model '{name}' takes {takes_these}, and the data are {are}: give {fitting}, or {own}")
 
 
 @torch.no_grad()

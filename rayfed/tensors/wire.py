@@ -2,7 +2,6 @@
 
 import math
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +10,6 @@ import torch
 from torch import Tensor
 
 from rayfed.tensors.trees import Path, Tree, leaves, tree_of
-
-PIECE = 2**20 - 2**6  # bytes: less than a MiB, and a multiple of 64, to which Ray's store aligns what it holds
 
 
 @dataclass(frozen=True)
@@ -39,32 +36,6 @@ class Packed:
     def num_bytes(self) -> int:
         """Bytes of the tensors. The skeleton takes a few dozen more per tensor."""
         return sum(buffer.nbytes for buffer in self.buffers.values())
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _received, (self.skeleton, {dtype: _pieces(buffer) for dtype, buffer in self.buffers.items()})
-
-
-def _pieces(buffer: np.ndarray) -> list[np.ndarray]:
-    """A buffer in pieces, which Ray's store copies one by one.
-
-    It copies larger ones by six threads, for which it waits: on cores that are at work that takes twice as long.
-    """
-    return [buffer[start : start + PIECE] for start in range(0, buffer.nbytes, PIECE)] or [buffer]
-
-
-def _received(skeleton: list[tuple[Path, Any]], pieces: Mapping[str, list[np.ndarray]]) -> Packed:
-    return Packed(skeleton, {dtype: _joined(of_one) for dtype, of_one in pieces.items()})
-
-
-def _joined(pieces: list[np.ndarray]) -> np.ndarray:
-    """The buffer again: in place where its pieces lie one after the other, as they do in Ray's store.
-
-    The first piece keeps all of them alive, as each holds on to the whole object in the store.
-    """
-    ends = [piece.ctypes.data + piece.nbytes for piece in pieces]
-    if all(end == piece.ctypes.data for end, piece in zip(ends, pieces[1:], strict=False)):
-        return np.lib.stride_tricks.as_strided(pieces[0], (sum(piece.nbytes for piece in pieces),), writeable=False)
-    return np.concatenate(pieces)
 
 
 def pack(tree: Tree) -> Packed:

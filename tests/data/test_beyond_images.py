@@ -25,7 +25,8 @@ from rayfed.data.settings import Data
 from rayfed.data.sources import load
 from rayfed.job import read_job
 from rayfed.methods import RECIPES
-from rayfed.models import MODELS, build_model, has_features
+from rayfed.models.classifier import has_features
+from rayfed.models.registry import MODELS, build_model
 from rayfed.rounds.engine import rounds
 from rayfed.rounds.local import open_site
 from rayfed.runtime.local_workers import LocalWorkers
@@ -253,7 +254,7 @@ def with_column(**columns):
     ("columns", "data", "message"),
     [
         ({}, {"tokens": "idz"}, r"no column 'idz'; it has .*\(data.tokens, .*\); did you mean 'ids'\?$"),
-        ({}, {"tokens": "text"}, r"row 0: column 'text' is of type string; .*data.text = 'text' makes tokens of"),
+        ({}, {"tokens": "text"}, r"row 0: column 'text' is of type string; tokens are lists of whole numbers$"),
         ({"ids": [[1.5], [2.0]]}, {"tokens": "ids"}, "row 0: column 'ids' is of type list<.*double>; tokens are lists"),
         ({"ids": [[1], None]}, {"tokens": "ids"}, "train.parquet, row 1: no value in column 'ids'"),
         ({"ids": [[1], [2, None]]}, {"tokens": "ids"}, "train.parquet, row 1: no value in column 'ids'"),
@@ -261,7 +262,7 @@ def with_column(**columns):
         (
             {},
             {"tokens": "ids", "vocabulary": 3},
-            r"row 1: token 3 .* 0 to 2 \(data.vocabulary\); with data.vocab.* = 4 ",
+            r"row 1: token 3 .* 0 to 2 \(data.vocabulary\)$",
         ),
         (
             {},
@@ -288,7 +289,7 @@ def test_a_column_that_cannot_be_read_is_refused(folder, columns, data, message)
 
 def test_a_test_set_that_does_not_fit_is_refused(folder):
     source = folder(TOKENS, with_column(ids=[[1], [9]]))
-    with pytest.raises(InputError, match=r"test.parquet, row 1: token 9 .*0 to 3 \(the training .* = 10 there is room"):
+    with pytest.raises(InputError, match=r"test.parquet, row 1: token 9 .*0 to 3 \(the training .*1\)$"):
         load(Data(source, tokens="ids"))
     source = folder(TOKENS, {"ids": [[1]], "label": [0]})
     with pytest.raises(InputError, match=r"test.parquet: no column 'age'; it has ids, label"):
@@ -296,14 +297,6 @@ def test_a_test_set_that_does_not_fit_is_refused(folder):
     source = folder(with_column(age=[[1.0], [2.0]]), with_column(age=[[1.0, 3.0], [2.0, 3.0]]))
     with pytest.raises(InputError, match="training and test set disagree in number of features: 1 and 2"):
         load(Data(source, features=["age"]))
-
-
-def test_a_zero_before_other_tokens_is_warned_about(folder, caplog):
-    load(Data(folder({"ids": [[0, 2], [1, 0], [1, 0, 2]], "label": [0, 1, 0]}), tokens="ids"))
-    assert [record.getMessage() for record in caplog.records] == [
-        "column 'ids': in 2 lists, token 0 stands before other tokens; 0 is padding and counts as no token, so number "
-        "the tokens from 1 if 0 is one of them"
-    ]
 
 
 def test_image_files_are_no_tokens(tmp_path):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from rayfed.data.federation import federate
-from rayfed.data.inputs import Images, pixel_moments
+from rayfed.data.inputs import Images
 from rayfed.data.partition import Dirichlet, Iid, Natural, Shards
 from rayfed.data.samples import Dataset, Samples
 from rayfed.papers.partition import save_partition
@@ -67,7 +67,7 @@ def test_auxiliary_images_belong_to_no_client(rule):
 @settings(max_examples=40)
 @given(hnp.arrays(np.uint8, st.tuples(*(st.integers(1, n) for n in (5, 3, 4, 4)))))
 def test_moments_equal_those_of_numpy(images):
-    mean, std = pixel_moments(images)
+    mean, std = Images(images.shape[1:]).moments(images)
     scaled = images.astype(np.float64) / 255
     assert mean == pytest.approx(scaled.mean(axis=(0, 2, 3)))
     expected = scaled.std(axis=(0, 2, 3))
@@ -77,7 +77,7 @@ def test_moments_equal_those_of_numpy(images):
 
 def test_moments_do_not_depend_on_the_order_of_many_images():
     images = np.random.default_rng(0).integers(0, 256, (3000, 2, 8, 8), dtype=np.uint8)
-    assert pixel_moments(images) == pixel_moments(images[::-1])
+    assert Images(images.shape[1:]).moments(images) == Images(images.shape[1:]).moments(images[::-1])
 
 
 @pytest.mark.parametrize(

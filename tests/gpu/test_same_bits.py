@@ -6,7 +6,7 @@ import torch
 from rayfed.data.augment import prepare
 from rayfed.data.settings import Augment
 from rayfed.methods import RECIPES
-from rayfed.models import MODELS
+from rayfed.models.registry import MODELS
 from rayfed.tensors.trees import Scaled
 from rayfed.tensors.weights import squared_distance, state_of
 from rayfed.tensors.wire import pack, unpack

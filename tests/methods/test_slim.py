@@ -9,7 +9,7 @@ from torch import nn
 
 from rayfed import methods as m
 from rayfed.methods.slim import _cut, _last_stage, _slimmed
-from rayfed.models import build_model
+from rayfed.models.registry import build_model
 from rayfed.models.resnet import Residual, _basic, _padded
 
 X = torch.rand(6, 3, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

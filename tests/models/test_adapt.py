@@ -17,8 +17,9 @@ from rayfed import methods as m
 from rayfed.base.errors import InputError
 from rayfed.experiment import last_model
 from rayfed.job import read_job
-from rayfed.models import Classifier, build_model
 from rayfed.models.adapt import adapt
+from rayfed.models.classifier import Classifier
+from rayfed.models.registry import build_model
 from rayfed.models.settings import Adapt, Lora
 from rayfed.rounds import local
 from rayfed.rounds.local import open_site

@@ -19,7 +19,8 @@ from torchvision.models import alexnet, mobilenet_v2, resnet
 from rayfed.base.errors import InputError
 from rayfed.base.values import keys
 from rayfed.job import Job
-from rayfed.models import MODELS, Classifier, build_model, has_features
+from rayfed.models.classifier import Classifier, has_features
+from rayfed.models.registry import MODELS, build_model
 from rayfed.models.resnet import Pad
 from rayfed.models.vision import pooled
 from rayfed.runtime.workers import threads
@@ -255,7 +256,7 @@ def test_weights_depend_on_the_seed_alone_and_the_callers_generator_is_unchanged
 def test_another_process_makes_the_same_weights_and_does_not_import_torchvision():
     code = """
 import hashlib, sys, torch
-from rayfed.models import build_model
+from rayfed.models.registry import build_model
 torch.rand(5)
 model = build_model("cnn", image_shape=(3, 32, 32), num_classes=10, seed=0)
 assert "torchvision" not in sys.modules
