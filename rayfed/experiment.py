@@ -10,8 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import nn
-
 from rayfed.base.aside import aside
 from rayfed.base.errors import InputError
 from rayfed.base.noted import at
@@ -32,7 +30,7 @@ from rayfed.rounds.local import Site, open_site
 from rayfed.rounds.round import ClientRow
 from rayfed.rounds.workers import Workers
 from rayfed.runtime.workers import open_workers, opened
-from rayfed.tensors.weights import whole, with_weights
+from rayfed.tensors.weights import whole
 
 RUNS_NAMED = 10  # in a message
 
@@ -135,29 +133,6 @@ def replay(run: str | Path, round: int, client: int, *, method: Method | None = 
         (reply,) = next(workers.train(opening.broadcast, [(client,)], last.memories)).clients
     losses = {(row["round"], row["client"]): row["train_loss"] for row in _rows(place.path, "clients")}
     return reply.row, losses.get((round, client))
-
-
-def last_model(run: str | Path, round: int | None = None) -> tuple[Site, int, nn.Module]:
-    """A run's site, and the round and the global model, in eval mode, of its newest checkpoint, or that of a `round`.
-
-    Raises `InputError` where there is no such checkpoint, or the job's data have changed.
-    """
-    job = _job_of(run, None, None)
-    if job is None:
-        raise InputError(f"'{run}' is not the folder of a run")
-    saved = newest(Place.of(job).checkpoints, before=None if round is None else round + 1)
-    if saved is None and round is None:
-        raise InputError(f"'{run}' holds no checkpoint; a run keeps the newest two")
-    if saved is None:
-        raise InputError(f"'{run}' holds no checkpoint of round {round}; a run keeps the newest two")
-    if round is not None and saved.round != round:
-        raise InputError(
-            f"'{run}' holds no checkpoint of round {round}; the newest before it is of round {saved.round}; "
-            "a run keeps the newest two"
-        )
-    site = open_site(job)
-    saved.refuse_another(site)
-    return site, saved.round, with_weights(site.model, saved.weights(site)).eval()
 
 
 def _rows(path: Path, name: str) -> list[dict[str, Any]]:

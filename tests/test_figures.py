@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import sys
 from dataclasses import replace
 from xml.etree import ElementTree
 
@@ -11,31 +10,25 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 from click.testing import CliRunner
 from matplotlib import style
 from PIL import Image
-from torch import nn
 
 import rayfed
 from rayfed.base.errors import InputError
 from rayfed.cli import main
-from rayfed.experiment import last_model
 from rayfed.folder.read import of_clients, read_run
 from rayfed.folder.tables import read_table
-from rayfed.papers import clients, features, global_model
+from rayfed.papers import clients, global_model
 from rayfed.papers.clients import ranks
-from rayfed.papers.features import Trained
 from rayfed.papers.figure import KINDS
-from rayfed.papers.global_model import cosines, lost_of, matrices
+from rayfed.papers.global_model import lost_of, matrices
 from rayfed.papers.panels import apart, save
 from rayfed.papers.style import STYLE
 from rayfed.report.measured import by_round, drifts
 from rayfed.report.page import run_page
-from rayfed.tensors.weights import state_of
 
 HOSTILE = ("<script>alert(1)</script>", "$x_{", "\u72ac \U0001f415", "a" * 60)
-FROM_TABLES = ("forgetting", "consistency", "local", "in-out", "divergence", "confusion", "counts")
 
 
 @pytest.fixture(scope="module")
@@ -67,13 +60,9 @@ def copy(folders, tmp_path):
 
 @pytest.fixture
 def full(copy):
-    """A run with the tables of `measure = ["confusion"]` and with counts: class c is taken for c and for c + 1."""
+    """A run with the tables of `measure = ["confusion"]`: class c is taken for c and for c + 1."""
     run = read_run(copy)
-    table = read_table(copy, "classes").to_pydict()
     number = len(run.classes)
-    table["seen"] = [0 if round == 0 else 10 * round for round in table["round"]]
-    table["predicted"] = list(range(number)) * (len(table["round"]) // number)
-    write(copy / "classes.parquet", table)
     rows = []
     for round, client in ((2, None), (2, 1), (4, None), (4, 0), (4, 5)):
         for c, name in enumerate(run.classes):
@@ -120,15 +109,6 @@ def test_only_rounds_that_count_are_peaks(runs):
     run = replace(runs[0], classes=("a", "b"), class_rounds=np.array([0, 2, 3, 4]), class_accuracy=accuracy)
     every_second = replace(run, job={**run.job, "train": {**run.job["train"], "eval_every": 2}})
     assert [lost_of(each)[1][-1].round(6).tolist() for each in (run, every_second)] == [[30, -30], [10, -50]]
-
-
-def test_consistency_is_the_cosine_with_the_evaluated_round_before(runs):
-    rounds, values = cosines(runs[0])
-    a, b = runs[0].class_accuracy[[3, 4]]
-    assert rounds.tolist() == [2, 3, 4]
-    assert values[-1] == pytest.approx(a @ b / np.sqrt((a @ a) * (b @ b)))
-    still = replace(runs[0], class_accuracy=np.tile(runs[0].class_accuracy[4], (5, 1)))
-    np.testing.assert_allclose(cosines(still)[1], 1)
 
 
 def test_a_line_of_local_models_is_the_mean_of_the_notes(runs):
@@ -217,15 +197,7 @@ def test_a_confusion_matrix_is_that_of_the_table(full):
     assert bold == {row["class"] for row in partition if row["client"] == 5}
 
 
-def test_counts_are_shares_of_a_round(full):
-    axes = drawn(global_model.counts, [read_run(full)]).axes
-    seen, predicted = (place.collections[0].get_array() for place in axes[:2])
-    np.testing.assert_allclose(seen, 10)
-    np.testing.assert_allclose(predicted[:, 0], 100 * np.arange(10) / 45)
-    assert axes[0].get_xlim() == (0.5, 4.5)
-
-
-@pytest.mark.parametrize("kind", FROM_TABLES)
+@pytest.mark.parametrize("kind", KINDS)
 def test_names_are_text_in_every_figure(kind, full, tmp_path):
     """Of a class and a run, in SVG, and in PNG where the font has not every letter."""
     run = read_run(full)
@@ -248,7 +220,7 @@ def test_names_are_text_in_every_figure(kind, full, tmp_path):
     words = [element.text for element in ElementTree.fromstring(text).iter() if element.text]
     assert "<script" not in text and "<b>" not in text
     assert any("<b>$y$" in word for word in words), "a name is text, and not a formula"
-    if kind in ("forgetting", "confusion", "counts"):
+    if kind in ("forgetting", "confusion"):
         assert HOSTILE[1] in words and HOSTILE[2] in words
     with Image.open(tmp_path / "a.png") as picture:
         assert picture.width >= (800 if kind == "confusion" else 1350)
@@ -266,7 +238,6 @@ WITHOUT_NUMBERS = {
     "forgetting": "has no two evaluated rounds after round 0",
     "local": 'put measure = ["local"] into its job and run it again',
     "confusion": 'put measure = ["confusion"] into its job and run it again',
-    "counts": "run it again with this rayfed",
 }
 
 
@@ -274,8 +245,6 @@ def test_a_run_without_the_numbers_is_refused(folders, full, tmp_path):
     job = {**rayfed.read_job(folders[0] / "job.toml").table(), "name": "bare", "measure": []}
     job |= {"output": {"path": str(tmp_path)}, "model": "lenet"}
     path = rayfed.run(job, {"train.num_rounds": 1, "train.local_steps": 1}).path
-    for file in (path / "classes.parquet").iterdir():  # as an earlier rayfed wrote it
-        pq.write_table(pq.read_table(file).drop_columns(["seen", "predicted"]), file)
     given = [(words, kind, path) for kind, words in WITHOUT_NUMBERS.items()]
     given.append(("has confusion matrices of rounds 2, 4", "confusion", full, "--round", "3"))
     given.append(("has confusion matrices of clients 0, 5", "confusion", full, "--client", "1"))
@@ -283,45 +252,6 @@ def test_a_run_without_the_numbers_is_refused(folders, full, tmp_path):
         done = figure(*arguments, "-o", tmp_path / "a.svg")
         assert (done.exit_code, words in done.stderr, done.stderr.count("\n")) == (2, True, 1), done.stderr
         assert not (tmp_path / "a.svg").exists()
-
-
-def test_a_checkpoint_that_is_not_there_is_refused(folders, tmp_path):
-    with pytest.raises(InputError, match="no checkpoint of round 3; the newest before it is of round 1; a run keeps"):
-        last_model(folders[0], 3)
-    shutil.copytree(folders[0], tmp_path / "bare", ignore=shutil.ignore_patterns("checkpoints"))
-    with pytest.raises(InputError, match="holds no checkpoint; a run keeps the newest two"):
-        last_model(tmp_path / "bare")
-
-
-@pytest.fixture
-def trained(folders):
-    return Trained("fedavg", *last_model(folders[0]))
-
-
-def test_a_checkpoints_model_is_the_runs_last(trained, folders):
-    job = rayfed.read_job(folders[0] / "job.toml")
-    weights = rayfed.resume(folders[0]).weights
-    assert trained.round == job.train.num_rounds
-    assert all(torch.equal(weights[name], tensor) for name, tensor in state_of(trained.model).items())
-
-
-def test_a_tsne_is_drawn(folders, tmp_path, monkeypatch):
-    pytest.importorskip("sklearn")
-    monkeypatch.setattr(features, "IMAGES", 60)
-    done = figure("tsne", *folders, "-o", tmp_path / "a.svg")
-    assert done.exit_code == 0, done.stderr
-    assert "t-SNE 1 (no unit)" in (tmp_path / "a.svg").read_text()
-
-
-def test_without_scikit_learn_the_command_that_installs_it_is_told(folders, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn.manifold", None)
-    done = figure("tsne", folders[0], "-o", tmp_path / "a.svg")
-    assert done.stderr == "error: t-SNE needs scikit-learn: pip install 'rayfed-distill[figures]'\n"
-
-
-def test_a_model_without_features_is_refused(trained):
-    with pytest.raises(InputError, match="gives no features"):
-        replace(trained, model=nn.Sequential(nn.Flatten(), nn.Linear(784, 10))).features()
 
 
 def test_the_page_draws_what_was_measured(runs):

@@ -160,14 +160,15 @@ def test_gradient_diversity_by_hand():
 def test_diversity_is_at_least_one_and_the_mean_cosine_is_that_of_all_pairs(updates):
     assert diversity(updates) >= 1 - 1e-9
     clients = range(len(updates))
-    pairs = [metrics.cosine(updates[i], updates[j]) for i in clients for j in clients if i != j]
+    lengths = np.linalg.norm(updates, axis=1, keepdims=True)
+    units = updates / np.where(lengths > 0, lengths, 1)
+    pairs = [units[i] @ units[j] for i in clients for j in clients if i != j]
     assert pairwise(updates) == pytest.approx(np.mean(pairs), abs=1e-9)
 
 
 def test_drift_is_measured_in_float64():
     big = np.full(3, 1e30, np.float32)
     assert metrics.weight_divergence(big, -big) == pytest.approx(2e30 * math.sqrt(3))
-    assert metrics.cosine(big, -big) == pytest.approx(-1.0)
     assert metrics.gradient_diversity(2 * big, 6 * np.float64(1e30) ** 2, 2) == pytest.approx(1.0)
     outputs = np.full((10**6, 1), 0.1, np.float32)
     assert metrics.class_sums(outputs, np.zeros(10**6), 1)[0, 0] == pytest.approx(
@@ -178,7 +179,6 @@ def test_drift_is_measured_in_float64():
 def test_a_single_client_has_no_pairs_and_a_zero_update_has_no_direction():
     assert math.isnan(pairwise(np.ones((1, 3))))
     assert pairwise(np.array([[1.0, 0.0], [0.0, 0.0]])) == 0.0
-    assert metrics.cosine(np.zeros(2), np.ones(2)) == 0.0
 
 
 def test_feature_distance_by_hand():

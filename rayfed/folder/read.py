@@ -253,16 +253,6 @@ def confusions(run: Run) -> Columns:
     return {name: column.to_numpy() for name, column in columns.items()}
 
 
-def counted(run: Run) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The evaluated rounds (E,) after round 0 with counts; examples of their clients, and predictions, (E, C) each."""
-    table = read_table(run.folder, "classes")
-    number = max(len(run.class_accuracy[0]) if len(run.class_accuracy) else 0, 1)
-    rounds = table.column("round").to_numpy()[::number]
-    seen, predicted = (table.column(name).to_numpy().reshape(-1, number) for name in ("seen", "predicted"))
-    there = (rounds > 0) & np.isfinite(seen + predicted).all(axis=1)
-    return rounds[there], seen[there], predicted[there]
-
-
 def dealt(cells: Columns, num_classes: int, num_clients: int, most: int = MOST_ACROSS) -> tuple[np.ndarray, int]:
     """The examples of each class (C, columns) in at most `most` columns, means of so many clients, and how many."""
     together = -(-num_clients // most)
@@ -273,8 +263,9 @@ def dealt(cells: Columns, num_classes: int, num_clients: int, most: int = MOST_A
 
 def tested(run: Run) -> int:
     """The test examples of an evaluation; 0 of a run so old that its tables do not tell."""
-    _, _, predicted = counted(run)
-    return int(predicted[0].sum()) if len(predicted) else 0
+    table = read_table(run.folder, "classes").filter(pc.field("round") > 0)
+    first = table.filter(pc.field("round") == pc.min(table["round"]))
+    return pc.sum(first["predicted"]).as_py() or 0
 
 
 def _named(table: pa.Table, *names: str) -> list[tuple[str, pa.ChunkedArray]]:

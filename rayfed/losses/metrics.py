@@ -206,11 +206,6 @@ def mean_pairwise_cosine(units: Array, moved: int, clients: int) -> float:
     return float(pairs / (clients * (clients - 1))) if clients > 1 else math.nan
 
 
-def cosine(a: Array, b: Array) -> float:
-    """The cosine of two vectors, 0 if one is 0; of the class accuracies (C,) of two rounds in FedNTD Fig. 2b."""
-    return float((_units(_float64(a)) * _units(_float64(b))).sum())
-
-
 def feature_distance(features: Array, local_features: Array) -> float:
     """The L2 distance of two models' features (N, D), averaged over the samples (FedCSD Fig. 1b)."""
     return float(np.linalg.norm(_float64(local_features) - _float64(features), axis=1).mean())

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from rayfed.base.errors import InputError
 from rayfed.folder.read import Columns, Group, Run
-from rayfed.papers.panels import MARKERS, apart, headline, in_rows, legend, line, panels, span, wide
+from rayfed.papers.panels import MARKERS, apart, headline, legend, line, panels, span, wide
 from rayfed.papers.style import COLOURS, INK
 from rayfed.report.measured import DISTANCES, WHEN, WHERE, by_round, drifts, measured_on, notes_of
 
@@ -28,14 +28,13 @@ def local(runs: Sequence[Run]) -> Figure:
     notes = [f"local.{when}.accuracy" for when in WHEN]
     measured = {name: notes_of(group.runs, "local", *notes) for name, group in groups.items()}
     title = f"Local models: {of_whom(runs, measured)}"
-    figure, axes = in_rows(title, len(groups), 3.0, sharex=True, sharey=True)
-    for place, (name, columns) in zip(axes.flat, measured.items(), strict=False):
+    figure, axes = panels(title, 1, len(groups), 3.0, width=wide(len(groups)), sharex=True, sharey=True)
+    for place, (name, columns) in zip(axes[0], measured.items(), strict=True):
         for number, (when, words) in enumerate(WHEN.items()):
             values = by_round(columns, f"local.{when}.accuracy", 100)
             line(place, number, values.rounds, values.mean, *values.band(100), words)
         place.set(title=name, xlabel="round", ylim=(0, 100))
-    for place in axes[:, 0]:
-        place.set_ylabel("accuracy, all classes (%)")
+    axes[0, 0].set_ylabel("accuracy, all classes (%)")
     legend(figure, axes[0, 0])
     return figure
 

@@ -27,13 +27,10 @@ class Kind(NamedTuple):
 ROUND, BOTH = ["round"], ["round", "client"]
 KINDS = {
     "forgetting": Kind("global_model:forgetting", "accuracy that each class has lost, by round", "FedNTD 2"),
-    "consistency": Kind("global_model:consistency", "cosine of class accuracies, round after round", "FedNTD 2b"),
     "local": Kind("clients:local", "accuracy before and after local training", "FedCAD 1, FedSSD 2 and 7"),
     "in-out": Kind("clients:in_out", "the same on a client's own and on other classes", "FedNTD 4 and 6", ROUND),
     "divergence": Kind("clients:divergence", "distances of weights and of label distributions", "FedNTD 8"),
     "confusion": Kind("global_model:confusion", "confusion matrices, global and clients'", "FedSSD 4, FedCAD 2", BOTH),
-    "counts": Kind("global_model:counts", "classes that clients hold and that the model predicts", "FedLMD 2"),
-    "tsne": Kind("features:tsne", "features of test images in a plane, by t-SNE", "FedNTD 21, FedCSD 7", ROUND),
 }
 
 
@@ -48,8 +45,7 @@ def complete_kind(ctx: click.Context, param: click.Parameter, incomplete: str) -
 @click.option(
     "--round",
     type=int,
-    help="A measured round, of in-out and confusion, or the round of a checkpoint. If not given: the last; of in-out, "
-    "up to five rounds.",
+    help="A measured round, of in-out and confusion. If not given: the last; of in-out, up to five rounds.",
 )
 @click.option(
     "--client",
@@ -65,7 +61,7 @@ def figure(
     """Draw a figure as the papers have it.
 
     Without a KIND, lists the kinds, each with the paper's figure that it redraws. Several runs, or the folder of a
-    grid, stand side by side. In consistency, local, in-out and divergence, runs whose names end in seed-0, seed-1, ...
+    grid, stand side by side. In local, in-out and divergence, runs whose names end in seed-0, seed-1, ...
     are one; the other kinds draw one run per panel, and refuse several seeds of it.
 
     \b

@@ -1,10 +1,9 @@
-"""Figures of the global model: what it forgets, how steadily it answers, which classes it takes for which.
+"""Figures of the global model: what it forgets, and which classes it takes for which.
 
 Each is a function of runs, which stand side by side. Raises `InputError` where a run lacks what is to be drawn.
 Shapes: `E` evaluated rounds, `C` classes.
 """
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,17 +11,14 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from rayfed.base.errors import InputError
-from rayfed.folder.read import Run, confusions, counted
+from rayfed.folder.read import Run, confusions
 from rayfed.losses import metrics
 from rayfed.papers.panels import (
     LETTER,
     SHARES,
-    apart,
     bar_of,
     cells,
     high,
-    legend,
-    line,
     name_classes,
     panels,
     shortened,
@@ -75,32 +71,6 @@ def learnt(run: Run) -> tuple[Array, Array]:
     """The evaluated rounds (E,) after round 0, and their class accuracies (E, C)."""
     after = run.class_rounds > 0
     return run.class_rounds[after], run.class_accuracy[after]
-
-
-def consistency(runs: Sequence[Run]) -> Figure:
-    """The cosine of the class accuracies of each evaluated round and the one before, by round (FedNTD Fig. 2b)."""
-    groups = apart(runs)
-    figure, axes = panels("Consistency of the global model", 1, 1, 3.4)
-    for number, (name, group) in enumerate(groups.items()):
-        of_runs = [cosines(run) for run in group.runs]
-        evaluated = of_runs[0][0]
-        if any(not np.array_equal(rounds, evaluated) for rounds, _ in of_runs):
-            raise InputError(f"the runs of '{name}' were evaluated in different rounds; give one of them")
-        values = np.stack([cosine for _, cosine in of_runs])  # (runs, E - 1)
-        line(axes[0, 0], number, evaluated, values.mean(axis=0), values.min(axis=0), values.max(axis=0), name)
-    label = "cosine of class accuracies\nwith the evaluated round before"
-    axes[0, 0].set(xlabel="round", ylabel=label, ylim=(None, 1.02))
-    legend(figure, axes[0, 0])
-    return figure
-
-
-def cosines(run: Run) -> tuple[Array, Array]:
-    """The evaluated rounds after the first, and the cosines of their class accuracies with those before (E - 1,)."""
-    rounds, accuracy = learnt(run)
-    if len(rounds) < 2:
-        raise InputError(f"'{run.folder}' has no two evaluated rounds after round 0, so there is nothing to compare")
-    known = np.nan_to_num(accuracy)  # a class without test examples has none in any round
-    return rounds[1:], np.array([metrics.cosine(a, b) for a, b in itertools.pairwise(known)])
 
 
 def confusion(runs: Sequence[Run], round: int | None = None, clients: Sequence[int] = ()) -> Figure:
@@ -207,35 +177,6 @@ def held_by(run: Run, client: int | None) -> list[bool]:
     """Of each class, whether a client holds examples of it; of none for the global model."""
     own = run.partition["class"][run.partition["client"] == client] if client is not None else []
     return [c in own for c in range(len(run.classes))]
-
-
-def counts(runs: Sequence[Run]) -> Figure:
-    """The classes of the examples of a round's clients, and those that the global model predicts (FedLMD Fig. 2)."""
-    shown = single(runs, "a heat map")
-    of_runs = {name: counted(run) for name, run in shown.items()}
-    for name, (rounds, *_) in of_runs.items():
-        if not len(rounds):
-            raise InputError(f"'{shown[name].folder}' has no counts of classes: run it again with this rayfed")
-    shares = {name: [rates(part) for part in parts] for name, (_, *parts) in of_runs.items()}
-    top = max(float(np.nanmax(part, initial=1.0)) for parts in shares.values() for part in parts)
-    inches = high(most_classes(shown), 1.8, 4.0)
-    options = {"sharex": True, "sharey": same_classes(shown), "width": wide(len(shown))}
-    figure, axes = panels("Classes seen and predicted", 2, len(shown), inches + 0.6, **options)
-    for column, (name, run) in zip(axes.T, shown.items(), strict=True):
-        for place, part, what in zip(column, shares[name], ("examples of the clients", "predictions"), strict=True):
-            drawn = cells(place, of_runs[name][0], part, run.classes, top, inches)
-            place.set_title(f"{name}\n{what}")
-        column[1].set_xlabel("round")
-    for place in axes[:, 0]:
-        place.set_ylabel("class")
-    bar_of(figure, drawn, axes, "share (%)")
-    return figure
-
-
-def rates(counts: Array) -> Array:
-    """Counts (E, C) in percent of each round; nan where a round has none."""
-    totals = counts.sum(axis=1, keepdims=True)
-    return np.divide(100 * counts, totals, out=np.full(counts.shape, np.nan), where=totals > 0)
 
 
 def most_classes(shown: dict[str, Run]) -> int:

@@ -23,7 +23,6 @@ GLYPH = "Glyph .* missing"
 MARKERS = ("o", "s", "^", "D", "v", "X", "P")  # with six colours, 42 looks
 LINES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 1.5, 1.5, 1.5)))
 MOST_PANELS = 6  # side by side
-SQUARE = 5.0  # inches, the width of a single square panel
 NARROWEST = 2.3  # inches that a panel needs for its title
 LETTER = 0.078  # inches, the width of one, on average
 ROW = 0.2  # inches that the name of a class takes
@@ -81,15 +80,6 @@ def panels(
     figure = Figure(figsize=(width, rows * height + 0.5 + 0.17 * title.count("\n")))
     axes = figure.subplots(rows, columns, squeeze=False, **options)
     headline(figure, title)
-    return figure, axes
-
-
-def in_rows(title: str, count: int, height: float, **options: Any) -> tuple[Figure, np.ndarray]:
-    """The same for a number of panels, up to three side by side."""
-    columns = min(count, 3)
-    figure, axes = panels(title, -(-count // columns), columns, height, **options)
-    for place in axes.flat[count:]:
-        place.set_axis_off()
     return figure, axes
 
 
