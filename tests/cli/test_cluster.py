@@ -70,19 +70,14 @@ def test_status_of_a_name_looks_at_the_runs_of_this_folder_first(folder, rayfed,
     assert rayfed("status", "nothing", "--address", cluster.url).exit_code == 2
 
 
-def test_status_lists_the_newest_run_first(folder):
-    for age, name in enumerate(("new", "old", "older")):
-        write_run(folder / "runs" / name, "done")
+def test_runs_are_listed_from_the_newest_and_one_is_running_while_a_process_holds_its_lock(folder):
+    for age, name in enumerate(("new", "old")):
+        write_run(folder / "runs" / name, "running")
         os.utime(folder / "runs" / name / "summary.json", (10**9 - age, 10**9 - age))
-    assert [row[0] for row in runs_in(folder / "runs")] == ["new", "old", "older"]
-
-
-def test_a_run_counts_as_running_while_a_process_holds_its_lock(folder):
-    write_run(folder / "runs/one", "running")
-    held = lock(folder / "runs/one")
-    assert [row[1] for row in runs_in(folder / "runs")] == ["running"]
+    held = lock(folder / "runs/old")
+    listed = [tuple(row[:2]) for row in runs_in(folder / "runs")]
     os.close(held)
-    assert [row[1] for row in runs_in(folder / "runs")] == ["killed, or running elsewhere"]
+    assert listed == [("new", "killed, or running elsewhere"), ("old", "running")]
 
 
 # How a job ends ------------------------------------------------------------------------------------------------------

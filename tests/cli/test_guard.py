@@ -40,17 +40,23 @@ def state(pid):
     return file.read_text().rpartition(")")[2].split()[0] if file.exists() else ""
 
 
-@pytest.mark.parametrize("code", [0, 2, 130])
-def test_output_and_code_of_a_normal_exit_are_passed_on(start, code):
-    run = start(f"print('done'); sys.exit({code})")
-    assert (*run.communicate(timeout=60), run.returncode) == ("done\n", "", code)
+UNEXPLAINED = "ended without a message, with exit code "
+ENDS = {  # the code of the run -> the exit code of the guard, and words about it
+    **{f"print('done'); sys.exit({code})": (code, "") for code in (0, 2, 130)},
+    **{f"os._exit({code})": (75, f"{UNEXPLAINED}{code}") for code in (0, 1)},
+    "os.kill(os.getpid(), 9)": (-signal.SIGKILL, "was ended by SIGKILL"),
+    "ctypes.string_at(0)": (-signal.SIGSEGV, "was ended by SIGSEGV"),
+}
 
 
-@pytest.mark.parametrize("code", [0, 1])
-def test_an_exit_without_a_message_is_explained_and_can_be_resumed(start, code):
-    _, said = (run := start(f"os._exit({code})")).communicate(timeout=60)
-    assert run.returncode == 75
-    assert f"ended without a message, with exit code {code}" in said and said.endswith(HOW_TO_CONTINUE)
+@pytest.mark.parametrize("code", ENDS)
+def test_a_normal_end_is_passed_on_and_one_without_a_message_is_explained_and_can_be_resumed(start, code):
+    shown, said = (run := start(code)).communicate(timeout=60)
+    assert (run.returncode, ENDS[code][1] in said) == (ENDS[code][0], True)
+    if ENDS[code][1]:
+        assert said.endswith(HOW_TO_CONTINUE)
+    else:
+        assert (shown, said) == ("done\n", "")
 
 
 def test_a_client_that_ends_the_process_is_named_and_does_so_for_good_the_second_time(start, tmp_path):
@@ -73,15 +79,6 @@ def test_an_exit_before_the_run_has_a_folder_fails_as_it_would_again(start):
     ).communicate(timeout=60)
     assert run.returncode == 1
     assert "with exit code 0 during the reading of the job: code of yours there may call os._exit" in said
-
-
-@pytest.mark.parametrize(
-    ("what", "number"), [("os.kill(os.getpid(), 9)", signal.SIGKILL), ("ctypes.string_at(0)", signal.SIGSEGV)]
-)
-def test_the_signal_that_killed_the_process_is_named(start, what, number):
-    _, said = (run := start(what)).communicate(timeout=60)
-    assert run.returncode == -number
-    assert f"was ended by {number.name}" in said and said.endswith(HOW_TO_CONTINUE)
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,21 @@
-"""A run that really loses actors, calls or objects has the same bits as a run that loses nothing."""
+"""What a run survives in its actors: a table of harms, their moments, and the ends that are expected, on a real Ray.
+
+The end is the bits of a run that loses nothing, with words in its log; or an error, with its words.
+"""
 
 import ctypes
 import os
-import random
 import re
 import signal
-import threading
 import time
-from dataclasses import dataclass, field, replace
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
 import ray
 import torch
-from ray._private import state
 from ray.exceptions import ActorUnavailableError, OutOfDiskError
 from torch import nn
 
@@ -24,6 +26,25 @@ from rayfed.rounds.engine import rounds
 from rayfed.runtime import dispatch, heartbeat
 from rayfed.runtime.calls import Call, Deadline
 from rayfed.tensors.wire import pack
+
+slow = pytest.mark.slow
+
+
+@dataclass(frozen=True)
+class Row:
+    """A harm at a moment, and how a run with it ends: with the same bits and these words in its log, or in an error."""
+
+    harm: str
+    moment: str = "begin"
+    times: int = 2
+    client: int = 1
+    ray: dict = field(default_factory=dict)
+    logs: tuple[str, ...] = ()  # regular expressions
+    error: type[Exception] | None = None
+    says: str = ""  # a regular expression
+
+    def __str__(self):
+        return f"{self.harm}-{self.moment}"
 
 
 class Unpicklable(Exception):
@@ -69,38 +90,27 @@ def happens(folder, times):
 
 @dataclass(frozen=True)
 class Harm(Part):
-    """Harms the process that trains a client, or raises an exception there, a number of times."""
+    """Harms the process that surveys a client or trains it in round 2, or raises an exception there, some times."""
 
     harm: str
+    moment: str
     folder: str
-    times: int = 1
+    times: int
     client: int = 1
-    round: int = 2
 
     def begin(self, client):
-        if (client.id, client.round) == (self.client, self.round) and happens(self.folder, self.times):
-            HARMS[self.harm]()
+        if self.moment == "begin" and (client.id, client.round) == (self.client, 2):
+            self._harm()
 
-
-@dataclass(frozen=True)
-class Surveyed(Harm):
-    """Harms the process that surveys any client."""
-
-    begin = Part.begin
-
-    def survey(self, client):
+    def _harm(self):
         if happens(self.folder, self.times):
             HARMS[self.harm]()
 
 
 @dataclass(frozen=True)
-class Slow(Part):
-    """Waits at each client."""
-
-    seconds: float
-
-    def begin(self, client):
-        time.sleep(self.seconds)
+class Surveyed(Harm):
+    def survey(self, client):
+        self._harm()
 
 
 class Trap(nn.Module):
@@ -108,14 +118,8 @@ class Trap(nn.Module):
 
     def __init__(self, inner, harm, moment, folder, times, actor=""):
         super().__init__()
-        self.inner, self.harm, self.moment, self.folder, self.times, self.actor = (
-            inner,
-            harm,
-            moment,
-            folder,
-            times,
-            actor,
-        )
+        self.inner, self.harm, self.moment = inner, harm, moment
+        self.folder, self.times, self.actor = folder, times, actor
 
     def forward(self, x):
         if not self.training:
@@ -146,112 +150,119 @@ def folder(tmp_path):
 def world(make_site, folder):
     """A site in which the harm of a row happens, or none."""
 
-    def world(row, *, harmless=False, clients=6):
-        times = 0 if harmless else row.times
-        kind = {"begin": Harm, "survey": Surveyed}.get(row.moment, Harm)
-        part = kind(row.harm, folder, times if row.moment in ("begin", "survey") else 0, row.client, row.round)
-        counts = {} if clients == 6 else {"counts": [[20] * 4, *[[2] * 4] * (clients - 1)], "task_images": 20}
-        site = make_site(compose(scaffold(), part), num_rounds=2, clients_per_round=clients, **counts)
+    def world(row, times):
+        kind = Surveyed if row.moment == "survey" else Harm
+        together = {"counts": [[20] * 4, *[[2] * 4] * 12], "task_images": 20, "clients_per_round": 13}
+        sizes = together if row.client == 5 else {"clients_per_round": 6}
+        site = make_site(
+            compose(scaffold(), kind(row.harm, row.moment, folder, times, row.client)), num_rounds=2, **sizes
+        )
         site.model.features = Trap(site.model.features, row.harm, row.moment, folder, times)
         return site
 
     return world
 
 
-def pids(run):
-    """The processes of a run's actors, once all of them are up."""
-    actors = [ray.get_actor(name) for name in ray.util.list_named_actors() if name.startswith(run)]
-    while True:
-        try:
-            return set(ray.get([actor.__ray_call__.remote(lambda self: os.getpid()) for actor in actors]))
-        except ActorUnavailableError:  # it is being restarted
-            time.sleep(0.1)
-
-
-@dataclass(frozen=True)
-class Row:
-    """A harm at a moment, and how a run with it ends: with the same bits and these words in its log, or in an error."""
-
-    harm: str
-    moment: str = "begin"
-    times: int = 2
-    client: int = 1
-    round: int = 2
-    ray: dict = field(default_factory=dict)
-    logs: tuple[str, ...] = ()  # regular expressions
-    error: type[Exception] | None = None
-    says: str = ""  # a regular expression
-
-    def __str__(self):
-        return f"{self.harm}-{self.moment}"
-
-
 AGAIN = (r"client 1, round 2: lost with actor-\d on [\d.]+ \(\w+\); running it again", "is back")
-DIES = [
+HANGS = (
+    r"no progress for \d+ s; waiting for client 1, round 2 on actor-\d on [\d.]+",
+    r"client 1, round 2: no answer from actor-\d on [\d.]+ for \d+ s; it is killed",
+)
+NAMED = r"(?s)client 5, round 2 failed on [\d.]+ .*"
+LOST = r"client 5, round 2: lost 2 times, .*the last time: lost with actor-\d on [\d.]+ "
+OWN = partial(Row, client=5, error=ClientFailed)  # client 5 goes to an actor together with others
+IN_AN_ACTOR = [
     *(Row(harm, logs=AGAIN) for harm in ("SIGKILL", "crash", "abort")),
     *(Row("SIGKILL", moment) for moment in ("survey", "evaluate", "open")),
     Row("library", "open"),
-    Row(
-        "hang",
-        times=1,
-        ray={"deadline": 20.0},  # enough for the other clients, also on a busy machine
-        logs=(
-            r"no progress for \d+ s; waiting for client 1, round 2 on actor-\d on [\d.]+",
-            r"client 1, round 2: no answer from actor-\d on [\d.]+ for \d+ s; it is killed",
-        ),
-    ),
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("row", DIES, ids=str)
-def test_a_process_that_dies_or_hangs_changes_nothing(cluster, world, here, on_ray, folder, caplog, monkeypatch, row):
-    monkeypatch.setattr(heartbeat, "HEARTBEAT", 0.25)
-    expected = here(world(row, harmless=True))
-    assert on_ray(world(row), 2, **row.ray) == expected
-    assert not happens(folder, row.times), "it did happen, so many times"
-    assert all(re.search(words, caplog.text) for words in row.logs)
-    if row.logs == AGAIN:
-        assert caplog.text.count("running it again") == 2, "no other call was waiting on a process that died"
-
-
-NAMED = r"(?s)client 5, round 2 failed on [\d.]+ .*"
-LOST = r"client 5, round 2: lost 2 times, .*the last time: lost with actor-\d on [\d.]+ "
-ENDS = [
-    *(
-        Row(harm, client=5, error=ClientFailed, says=NAMED + "no such thing")
-        for harm in ("plain", "unpicklable", "demanding", "iteration")
-    ),
-    Row("memory", client=5, error=ClientFailed, says=NAMED + "CUDA out of memory.*try a larger ray.num_gpus"),
-    Row("disk", client=5, error=ClientFailed, says=NAMED + "No space left on device"),
-    Row("GPU", client=5, error=ClientFailed, says=NAMED + "uncorrectable ECC error"),
+    Row("hang", times=1, ray={"deadline": 20.0}, logs=HANGS),  # enough for the others, also on a busy machine
+    *(OWN(harm, says=NAMED + "no such thing") for harm in ("plain", "unpicklable", "demanding", "iteration")),
+    OWN("memory", says=NAMED + "CUDA out of memory.*try a larger ray.num_gpus"),
+    OWN("disk", says=NAMED + "No space left on device"),
+    OWN("GPU", says=NAMED + "uncorrectable ECC error"),
     Row("exit", times=99, client=5, ray={"max_retries": 1}, error=KilledActors, says=LOST + r"\(\w+Error\)"),
     Row("library", "open", times=99, error=RunFailed, says="(?s)no actor could open the run.*a broken library"),
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("row", ENDS, ids=str)
-def test_a_harm_that_comes_back_or_is_the_clients_own_ends_the_run(cluster, world, on_ray, here, folder, row):
-    """The client is named, also where it goes to an actor together with others; nothing of its own is tried again."""
-    with pytest.raises(row.error, match=row.says) as caught:
-        on_ray(world(row, clients=13), 2, **row.ray)
-    if row.moment == "begin":
+@slow
+@pytest.mark.parametrize("row", IN_AN_ACTOR, ids=lambda row: f"{row}-{row.error.__name__ if row.error else 'same'}")
+def test_what_happens_in_an_actor(cluster, world, here, on_ray, folder, caplog, monkeypatch, row):
+    """What kills a process is tried again, elsewhere and then alone. A client's own error ends the run at once."""
+    monkeypatch.setattr(heartbeat, "HEARTBEAT", 0.25)
+    expected = None if row.error else here(world(row, 0))
+    with pytest.raises(row.error, match=row.says) if row.error else nullcontext() as caught:
+        assert on_ray(world(row, row.times), 2, **row.ray) == expected
+    if row.error is None:
+        assert not happens(folder, row.times), "it did happen, so many times"
+    elif row.moment == "begin":
         assert (caught.value.client, caught.value.round) == (5, 2)
+    assert all(re.search(words, caplog.text) for words in row.logs)
+    if row.logs == AGAIN:
+        assert caplog.text.count("running it again") == 2, "no other call was waiting on a process that died"
     if row.error is ClientFailed:
         assert happens(folder, 2) == (row.harm != "GPU"), "only after an error of CUDA's the client was tried once more"
         with pytest.raises(ClientFailed, match="client 5, round 2 failed"):
-            here(world(replace(row, times=99), clients=13))
+            here(world(row, 99))
 
 
-@pytest.mark.slow
+@slow
 def test_actors_that_ray_killed_for_their_memory_are_said_to_be_too_many(cluster, world, on_ray, monkeypatch):
-    monkeypatch.setattr(dispatch, "memory_was_full", lambda process: True)  # test_memory.py asks a real Ray
+    monkeypatch.setattr(dispatch, "memory_was_full", lambda process: True)  # the row of `takes_memory` asks a real Ray
     with pytest.raises(WorkersLost, match=LOST + r"\(out of memory\)(?s:.*)fewer actors per node"):
-        on_ray(world(Row("exit", times=99, client=5)), 2, max_retries=1)
+        on_ray(world(Row("exit", client=5), 99), 2, max_retries=1)
 
 
-@pytest.mark.slow
+@slow
+def test_work_that_kills_every_worker_again_after_a_resume_ends_the_run_for_good(cluster, folder, tmp_path):
+    job = {
+        "name": "again",
+        "model": "lenet",
+        "data": {"partition": {"name": "iid", "num_clients": 2}},
+        "train": {"num_rounds": 2, "clients_per_round": 2, "local_steps": 1},
+        "ray": {"address": cluster, "actors": 1, "max_retries": 1},
+        "output": {"path": str(tmp_path / "runs")},
+    }
+    codes = []
+    for _ in range(2):
+        with pytest.raises(KilledActors, match="client 1, round 2: lost 2 times") as caught:
+            rayfed.run(job, method=compose(Harm("exit", "begin", folder, times=99)), resume=True)
+        codes.append(caught.value.exit_code)
+    assert codes == [75, 1]
+    assert any("ended in the same way before" in note for note in caught.value.__notes__)
+
+
+RAYS_OWN = [  # as Ray raises them in C++ where its node is gone, or has no room
+    ("wait", OSError("Broken pipe"), lambda pool, site: list(rounds(site, pool))),
+    ("get", ValueError("no such object"), lambda pool, site: pool.recall(ray.put(1))),
+    ("put", OutOfDiskError("Local disk is full"), lambda pool, site: pool.remember(pack({}))),
+]
+
+
+@slow
+@pytest.mark.parametrize(("call", "error", "enter"), RAYS_OWN)
+def test_an_error_of_rays_own_is_lost_workers(cluster, make_site, pool_on, monkeypatch, call, error, enter):
+    exec("def fails(*_, **__): raise error", names := {"__name__": "ray._raylet", "error": error})
+    with pool_on(site := make_site(scaffold()), "ray-fails", actors=1) as pool, monkeypatch.context() as patch:
+        patch.setattr(ray, call, names["fails"])
+        with pytest.raises(WorkersLost, match=f"Ray has failed here .*{error.args[0]}"):
+            enter(pool, site)
+
+
+# Between rounds ------------------------------------------------------------------------------------------------------
+
+
+def pids(run):
+    """The processes of a run's actors, once all of them are up."""
+    members = [ray.get_actor(name) for name in ray.util.list_named_actors() if name.startswith(run)]
+    while True:
+        try:
+            return set(ray.get([member.__ray_call__.remote(lambda self: os.getpid()) for member in members]))
+        except ActorUnavailableError:  # it is being restarted
+            time.sleep(0.1)
+
+
+@slow
 def test_idle_actors_that_die_between_rounds_change_nothing(cluster, make_site, played, here, pool_on):
     """No call waits for them: Ray has restarted them before the driver notices, and they have not opened the run."""
     site = make_site(scaffold(), num_rounds=4, clients_per_round=6)
@@ -261,42 +272,15 @@ def test_idle_actors_that_die_between_rounds_change_nothing(cluster, make_site, 
         for pid in pids("idle/"):
             os.kill(pid, signal.SIGKILL)
             killed.append(pid)
-        if round.round == 2:
-            while not pids("idle/").isdisjoint(killed):  # until Ray has restarted them, before they are opened
-                time.sleep(0.1)
+        while round.round == 2 and not pids("idle/").isdisjoint(killed):  # until they are restarted, and not yet opened
+            time.sleep(0.1)
 
     with pool_on(site, "idle", actors=2) as pool:
         assert played(site, pool, kill) == here(site)
     assert len(set(killed)) == 8
 
 
-@pytest.mark.chaos  # the slow chaos test kills too; this one does so more often
-def test_a_process_killed_every_second_and_a_half_changes_nothing(cluster, make_site, here, on_ray):
-    """And each client is in each round once: `bits` has all clients."""
-
-    def site(seconds):
-        return make_site(compose(scaffold(), Slow(seconds)), num_rounds=12, clients_per_round=6)
-
-    killed, over = [], threading.Event()
-
-    def kill():
-        while len(killed) < 13 and not over.wait(1.5):
-            alive = [a for a in state.actors().values() if a["State"] == "ALIVE" and a["Name"].startswith("test-")]
-            if alive:
-                killed.append(random.Random(len(killed)).choice(alive)["Pid"])
-                os.kill(killed[-1], signal.SIGKILL)
-
-    (killer := threading.Thread(target=kill)).start()
-    try:
-        result = on_ray(site(0.3), 2, max_retries=13)
-    finally:
-        over.set()
-        killer.join()
-    assert len(killed) >= 6, "every client lasts 0.3 s, and two work at a time: ten seconds at least"
-    assert result == here(site(0.0))
-
-
-@pytest.mark.slow
+@slow
 def test_a_broken_actor_takes_no_work_from_the_others(cluster, make_site, played, here, pool_on, tmp_path, caplog):
     """It fails every call at once, and so might look idle."""
     site = make_site(scaffold(), num_rounds=4, clients_per_round=6)
@@ -320,6 +304,23 @@ def test_a_broken_actor_takes_no_work_from_the_others(cluster, make_site, played
     assert caplog.text.count("running it again") <= 1, "at most the call that it was working on"
 
 
+@dataclass(frozen=True)
+class Slow(Part):
+    """Waits at each client."""
+
+    def begin(self, client):
+        time.sleep(0.01)
+
+
+@slow
+def test_answers_that_came_while_the_driver_was_busy_are_not_late(cluster, make_site, played, here, pool_on, caplog):
+    site = make_site(compose(fedavg(), Slow()), clients_per_round=6)
+    with pool_on(site, "busy", actors=2, deadline=2.0, max_retries=0) as pool:
+        # A slow tracker or disk: actors are done with what they have, and their answers lie there.
+        assert played(site, pool, between=lambda round: time.sleep(3.0)) == here(site)
+    assert "no answer" not in caplog.text
+
+
 def test_a_client_may_take_ten_times_as_long_as_the_longest_before():
     def call(size, kind="fit"):
         return Call(kind, "", size)
@@ -335,49 +336,3 @@ def test_a_client_may_take_ten_times_as_long_as_the_longest_before():
     assert deadline.seconds(call(10, "evaluate")) == 3600, "another kind of work"
     assert Deadline(7.5).seconds(call(10)) == 7.5
     assert Deadline(7.5).seconds(Call("evaluate", "", 3000, pieces=[(0, 1000), (1000, 2000), (2000, 3000)])) == 22.5
-
-
-@pytest.mark.slow
-def test_answers_that_came_while_the_driver_was_busy_are_not_late(cluster, make_site, played, here, pool_on, caplog):
-    site = make_site(compose(fedavg(), Slow(0.01)), clients_per_round=6)
-    with pool_on(site, "busy", actors=2, deadline=2.0, max_retries=0) as pool:
-        # A slow tracker or disk: actors are done with what they have, and their answers lie there.
-        assert played(site, pool, between=lambda round: time.sleep(3.0)) == here(site)
-    assert "no answer" not in caplog.text
-
-
-@pytest.mark.slow
-def test_work_that_kills_every_worker_again_after_a_resume_ends_the_run_for_good(cluster, folder, tmp_path):
-    job = {
-        "name": "again",
-        "model": "lenet",
-        "data": {"partition": {"name": "iid", "num_clients": 2}},
-        "train": {"num_rounds": 2, "clients_per_round": 2, "local_steps": 1},
-        "ray": {"address": cluster, "actors": 1, "max_retries": 1},
-        "output": {"path": str(tmp_path / "runs")},
-    }
-    codes = []
-    for _ in range(2):
-        with pytest.raises(KilledActors, match="client 1, round 2: lost 2 times") as caught:
-            rayfed.run(job, method=compose(Harm("exit", folder, times=99)), resume=True)
-        codes.append(caught.value.exit_code)
-    assert codes == [75, 1]
-    assert any("ended in the same way before" in note for note in caught.value.__notes__)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("call", "error", "enter"),
-    [
-        ("wait", OSError("Broken pipe"), lambda pool, site: list(rounds(site, pool))),
-        ("get", ValueError("no such object"), lambda pool, site: pool.recall(ray.put(1))),
-        ("put", OutOfDiskError("Local disk is full"), lambda pool, site: pool.remember(pack({}))),
-    ],
-)
-def test_an_error_of_rays_own_is_lost_workers(cluster, make_site, pool_on, monkeypatch, call, error, enter):
-    """As Ray raises them in C++ where its node is gone, or has no room."""
-    exec("def fails(*_, **__): raise error", names := {"__name__": "ray._raylet", "error": error})
-    with pool_on(site := make_site(scaffold()), "ray-fails", actors=1) as pool, monkeypatch.context() as patch:
-        patch.setattr(ray, call, names["fails"])
-        with pytest.raises(WorkersLost, match=f"Ray has failed here .*{error.args[0]}"):
-            enter(pool, site)

@@ -77,14 +77,6 @@ def test_every_series_is_shown_with_the_values_of_the_run(shown, make_site, play
     assert set(shown["a/run"]) == set(SERIES)
 
 
-def test_a_round_without_evaluation_leaves_the_figures_of_the_last_evaluated_round(shown, make_site, play):
-    run, finished = Gauges("run"), play(make_site(fedavg(), num_rounds=5, eval_every=3))
-    for round in finished[:5]:
-        run.round(round)
-    run.close()
-    assert (shown["run"]["rayfed_round"], shown["run"]["rayfed_test_loss"]) == (4, finished[3].test_loss)
-
-
 def test_values_are_shown_again_until_the_run_is_closed(shown):
     run = Gauges("long")
     run.clients(1, 2)

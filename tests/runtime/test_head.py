@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from rayfed.base.errors import WorkersLost
-from rayfed.folder.summary import read_json
 from rayfed.folder.tables import read_table
 from rayfed.runtime import head
 from rayfed.runtime.head import Head
@@ -39,23 +38,18 @@ def test_a_silent_head_is_not_asked_again_until_it_answers(monkeypatch, caplog):
     assert caplog.text.count("is back") == 1
     assert len(asked) == 2, "once while it was silent, and once more"
 
+    def fails():
+        raise OSError("no route")
 
-def test_a_head_that_fails_is_asked_again(monkeypatch, caplog):
-    answers = [OSError("no route"), OSError("no route"), {}]
-
-    def nodes():
-        if isinstance(answer := answers.pop(0), Exception):
-            raise answer
-        return answer
-
-    monkeypatch.setattr(head, "nodes", nodes)
+    monkeypatch.setattr(head, "nodes", fails)
+    caplog.clear()
     asking = Head()
     with pytest.raises(WorkersLost, match="the head of the cluster does not answer; try again"):
         asking.known()
     assert [asking.nodes(), asking.silent] == [None, True]
     assert caplog.text.count("the head of the cluster failed (OSError('no route'))") == 1
-    assert [asking.nodes(), asking.silent] == [{}, False]
-    assert caplog.text.count("is back") == 1
+    monkeypatch.setattr(head, "nodes", lambda: {})
+    assert [asking.nodes(), asking.silent] == [{}, False] and caplog.text.count("is back") == 1
 
 
 def rayfed(command, target, *settings):
@@ -69,35 +63,28 @@ def losses(path):
     return read_table(path, "rounds").select(["round", "test_loss", "train_loss"]).to_pylist()
 
 
-@pytest.mark.parametrize(
-    "lost", [pytest.param("raylet", marks=pytest.mark.chaos), pytest.param("gcs_server", marks=pytest.mark.slow)]
-)
-def test_a_run_that_loses_its_own_node_or_the_head_can_be_resumed(a_cluster, tmp_path, monkeypatch, lost):
+@pytest.mark.slow
+def test_a_run_that_loses_the_head_keeps_each_round_and_can_be_resumed(a_cluster, tmp_path, monkeypatch):
+    """The chaos test kills the raylets and the heads of runs' own Rays."""
     monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "20")  # Ray's default is a minute
     settings = [f"output.path={tmp_path}", "name=run", "method=scaffold", *SETTINGS]
     with a_cluster(join=False, num_cpus=0) as cluster:  # Ray would end this process too
         cluster.add_node(num_cpus=1)
         with rayfed("run", QUICKSTART, *settings, f"ray.address={cluster.address}") as run:
             try:
-                for line in run.stdout:
-                    if line.startswith("round   11/"):
-                        os.kill(cluster.head_node.all_processes[lost][0].process.pid, signal.SIGKILL)
-                        break
+                next(line for line in run.stdout if line.startswith("round   11/"))
+                os.kill(cluster.head_node.all_processes["gcs_server"][0].process.pid, signal.SIGKILL)
                 _, said = run.communicate(timeout=120)
             finally:
                 run.kill()
     assert run.returncode == 75, said
     assert "ended without a message" in said and "--resume" in said
+    assert "the head of the cluster has not answered for 10 s" in said
     kept = max(int(file.stem[6:]) for file in (tmp_path / "run/checkpoints").glob("round-*.json"))
-    if lost == "raylet":
-        assert kept == 10, "every ten rounds"
-    else:
-        assert "the head of the cluster has not answered for 10 s" in said
-        assert kept > 11, "after each round without the head"
+    assert kept > 11, "after each round without the head; usually every ten rounds"
     ending = [f"train.num_rounds={kept + 2}", "ray.mode=off"]
     with rayfed("resume", tmp_path / "run", *ending, "ray.address=") as resumed:
         assert resumed.wait(120) == 0, resumed.stderr.read()
-    assert read_json(tmp_path / "run/summary.json")["status"] == "done"
     with rayfed("run", QUICKSTART, *settings, *ending, "name=whole") as whole:
         assert whole.wait(120) == 0, whole.stderr.read()
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")

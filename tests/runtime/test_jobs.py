@@ -123,36 +123,25 @@ def server(tmp_path, monkeypatch):
             thread.join()
 
 
-@pytest.mark.parametrize(
-    ("answer", "error", "message"),
-    [
-        (None, ClusterLost, r"the cluster at {url} does not answer any more \(timed out\)"),
-        ((200, "<html>"), ClusterLost, r"the cluster at {url} does not answer any more \(Expecting value"),
-        ((500, NO_AGENT), ClusterLost, rf"cluster at {{url}} refuses: {NO_AGENT}"),
-        ((401, ""), InputError, r"the cluster at {url} asks for a token, and got none or a wrong token"),
-    ],
-    ids=["silence", "no JSON", "no agent", "no token"],
-)
-def test_an_error_of_a_job_server_is_one_message(server, answer, error, message):
+BAD_ANSWERS = {  # of a job server to a question and to a job
+    "silence": (None, ClusterLost, r"the cluster at {url} does not answer any more \(.*timed out"),
+    "no JSON": ((200, "<html>"), ClusterLost, r"the cluster at {url} does not answer any more \(Expecting value"),
+    "no agent": ((500, NO_AGENT), ClusterLost, rf"cluster at {{url}} refuses: .*{NO_AGENT}"),
+    "no token": ((401, ""), InputError, r"the cluster at {url} asks for a token, and got none or a wrong token"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_ANSWERS)
+def test_an_error_of_a_job_server_is_one_message(server, name):
     url, answers = server
+    answer, error, message = BAD_ANSWERS[name]
     answers["GET /api/jobs/"] = answer
     with pytest.raises(error, match=message.format(url=url)):
         Jobs(url, "").submissions()
-
-
-@pytest.mark.parametrize(
-    ("answer", "message"),
-    [
-        (None, r"the cluster at {url} does not answer any more \(.*timed out"),
-        ((500, NO_AGENT), rf"cluster at {{url}} refuses: .*{NO_AGENT}"),
-    ],
-    ids=["silence", "no agent"],
-)
-def test_a_job_that_cannot_be_submitted_is_one_message(server, answer, message):
-    url, answers = server
-    answers |= {"GET /api/jobs/": (200, "[]"), "POST /api/jobs/": answer}
-    with pytest.raises(ClusterLost, match=message.format(url=url)):
-        Jobs(url, "").submit(["true"], "run", {}, {})
+    if name in ("silence", "no agent"):
+        answers |= {"GET /api/jobs/": (200, "[]"), "POST /api/jobs/": answer}
+        with pytest.raises(error, match=message.format(url=url)):
+            Jobs(url, "").submit(["true"], "run", {}, {})
 
 
 SUBMITTED = '{"submission_id": "run", "job_id": null}'

@@ -1,4 +1,7 @@
-"""Several nodes on one machine: they come, go and die, or their link is cut; the bits are always the same."""
+"""What a run survives in its cluster: a table of harms, their moments, and the ends that are expected, on real nodes.
+
+They come, go and die, or their link is cut. The end is the bits of a run in this process, or an error.
+"""
 
 import copy
 import os
@@ -9,23 +12,24 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import ray
 import torch
 from ray._private.state import actors
-from ray.cluster_utils import Cluster
 
 from rayfed.base.errors import InputError, WorkersLost
 from rayfed.job import RayOptions
 from rayfed.methods import Part, compose, fedavg, scaffold
 from rayfed.rounds.engine import rounds, start
-from rayfed.runtime import session
+from rayfed.runtime import crew, heartbeat, session
 from rayfed.runtime.crew import Crew
 from rayfed.runtime.dispatch import Dispatch
 from rayfed.runtime.gpus import PRETENDED
@@ -34,6 +38,7 @@ from rayfed.runtime.session import Sites, open_pool
 pytestmark = pytest.mark.slow
 
 PATIENT = {"RAY_health_check_failure_threshold": "1000"}  # Ray gives no node up
+OTHER = {"ATEN_CPU_CAPABILITY": "default"}  # torch computes as on a CPU of another kind
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,17 @@ class Linger(Part):
         if client.round > 1 and ray.get_runtime_context().get_node_id() == self.node and not Path(self.file).exists():
             Path(self.file).touch()
             time.sleep(self.seconds)
+
+
+@dataclass(frozen=True)
+class FaultyGPU(Part):
+    """Every client on a certain node ends with an error of CUDA's."""
+
+    node: str
+
+    def begin(self, client):
+        if ray.get_runtime_context().get_node_id() == self.node:
+            raise torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered")
 
 
 @contextmanager
@@ -68,66 +84,130 @@ def once(file, action):
         thread.join()
 
 
-def kill_raylet(cluster, node):
-    """As if the machine had lost its power."""
-    os.kill(node.all_processes["raylet"][0].process.pid, signal.SIGKILL)
+def removes_its_node(it):
+    it.cluster.remove_node(it.node)
 
 
-OTHER = {"ATEN_CPU_CAPABILITY": "default"}  # torch computes as on a CPU of another kind
+def loses_power(it):
+    os.kill(it.node.all_processes["raylet"][0].process.pid, signal.SIGKILL)
 
 
-def test_actors_on_several_kinds_of_hardware_are_refused_or_allowed(several, make_site, played, pool_on):
-    several.add_node(num_cpus=1, env_vars=OTHER)
-    site = make_site(fedavg(), num_rounds=1)
-    differing = "on other hardware than the run, and would compute other bits: instructions is .*; .*--other-bits"
-    with pytest.raises(InputError, match=differing), pool_on(site, "mixed", actors=2):
+def swaps_for_other_hardware(it):
+    it.cluster.add_node(num_cpus=1, env_vars=OTHER)
+    it.cluster.remove_node(it.node)
+
+
+def joins_with_other_hardware(it):
+    it.cluster.add_node(num_cpus=1, env_vars=OTHER)
+
+
+def joins_without_its_gpu(it):
+    it.cluster.add_node(**GPUS, env_vars={PRETENDED: ""})  # torch does not see it
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is done to a cluster of a head and perhaps a second node, and how a run ends."""
+
+    harm: Callable | None = None
+    after: int = 0  # this round; 0: while a client trains on the second node, or without a harm from the start
+    held: bool = False  # by another job
+    head: dict = field(default_factory=lambda: {"num_cpus": 1})
+    second: dict | None = None
+    environment: dict = field(default_factory=dict)
+    part: Callable | None = None  # of the second node and a folder
+    before: int = 0  # the words are there before this round begins
+    size: int = 0  # of the crew, in the end
+    ray: dict = field(default_factory=dict)
+    logs: tuple[str, ...] = ()  # regular expressions
+    error: type[Exception] | None = None
+    says: str = ""  # a regular expression
+
+    def __str__(self):
+        return self.harm.__name__ if self.harm else re.sub(r"\W+", " ", self.says or self.logs[0])
+
+
+ONE, TWO, GPUS = {"num_cpus": 1}, {"actors": 2}, {"num_cpus": 1, "num_gpus": 1}
+ON_GPUS = {"head": GPUS, "environment": {PRETENDED: "1"}}
+LINGERS = {"second": ONE, "ray": TWO, "part": lambda node, there: Linger(node, f"{there}/there")}
+LOST = ("lost with actor-", "running it again")
+FAULTY = (r"the GPU of actor-\d on .* failed \(CUDA error: uncorrectable.*running it",)
+ONLY_OTHER = r"is on other hardware .*; resume on hardware as before"
+NO_ACTOR = r"(?s)for 5 s \(ray.patience\) there was no actor.*the run wants 1, each with 1 CPU.*there are 0 CPU"
+OTHER_BITS = "on other hardware than the run, and would compute other bits: instructions is .*; .*--other-bits"
+BLIND = r"^Ray counts a GPU on node [\d.]+, but torch .* sees none there.*NVIDIA_VISIBLE_DEVICES=all"
+NO_ROOM = r"for 4 s .*the run wants 2, each with 1 CPU.*other jobs may hold .*: try again when they are done"
+NO_GPU = r"for 3 s \(ray.patience\) no whole GPU was free"
+WAITS = ("s; waiting for actor-0 to come up, actor-1 to come up",)
+WAITS_FOR_GPU = ("s; waiting for a whole GPU, to measure the largest client",)
+ALONE = partial(Row, after=1, head={"num_cpus": 0}, second=ONE, error=WorkersLost)
+REFUSED = partial(Row, error=InputError)
+HELD = partial(Row, held=True, error=WorkersLost)
+ROWS = [
+    Row(removes_its_node, logs=LOST, **LINGERS),
+    Row(loses_power, logs=LOST, **LINGERS),
+    Row(second=ONE, ray=TWO, part=lambda node, there: FaultyGPU(node), logs=FAULTY),
+    Row(joins_with_other_hardware, after=1, ray={"actors": "auto"}, before=4, logs=("it is not used",), size=1),
+    Row(joins_without_its_gpu, after=1, **ON_GPUS, before=3, logs=("is given up: Ray counts a GPU",), size=1),
+    ALONE(swaps_for_other_hardware, ray={"actors": 1}, says=ONLY_OTHER),
+    ALONE(removes_its_node, ray={"actors": 1, "patience": 5.0}, says=NO_ACTOR),
+    REFUSED(says=OTHER_BITS, second={"num_cpus": 1, "env_vars": OTHER}, ray=TWO),
+    *(REFUSED(says=BLIND, head=GPUS, environment={PRETENDED: ""}, ray={"num_gpus": asked}) for asked in (1.0, "auto")),
+    HELD(head={"num_cpus": 2}, ray={"actors": 2, "patience": 4.0}, logs=WAITS, says=NO_ROOM),
+    HELD(**ON_GPUS, ray={"num_gpus": "auto", "patience": 3.0}, logs=WAITS_FOR_GPU, says=NO_GPU),
+]
+
+
+@ray.remote
+class Another:
+    """An actor of another job, which holds resources."""
+
+    def up(self):
         pass
-    job = replace(site.job, ray=RayOptions(address=several.address, actors=2))
-    with open_pool(replace(site, job=job), other_bits=True) as pool:
+
+
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_what_happens_to_a_cluster(a_cluster, make_site, played, here, pool_on, tmp_path, caplog, monkeypatch, row):
+    """No wait is silent, and none is longer than it must be."""
+    monkeypatch.setattr(heartbeat, "HEARTBEAT", 0.5)
+    if row.held:
+        monkeypatch.setattr(crew, "UP_LIMIT", 3.0)
+        monkeypatch.setattr(crew, "LATE", 3.0)
+    it = SimpleNamespace()
+
+    def between(round):
+        if row.harm and round.round == row.after:
+            row.harm(it)
+        while round.round == row.before - 1 and not re.search(row.logs[0], caplog.text):
+            it.pool._crew.wait([], 0.2)
+
+    with ExitStack() as stack:
+        it.cluster = stack.enter_context(a_cluster(row.environment, **row.head))
+        if row.second:
+            it.node = it.cluster.add_node(**row.second)
+        if row.held:
+            it.holder = Another.options(**row.head).remote()
+            ray.get(it.holder.up.remote())
+        parts = [row.part(it.node.node_id, tmp_path)] if row.part else []
+        site = make_site(compose(scaffold(), *parts), clients_per_round=6, num_rounds=4)
+        expected = here(site)
+        if row.harm and not row.after:
+            stack.enter_context(once(tmp_path / "there", partial(row.harm, it)))
+        stack.enter_context(pytest.raises(row.error, match=row.says) if row.error else nullcontext())
+        it.pool = stack.enter_context(pool_on(site, "harm", **row.ray))
+        assert played(site, it.pool, between) == expected
+        it.pool._crew.grow()
+        assert not row.size or it.pool._crew.size == row.size, "no other actor is put there"
+        assert len(it.pool.kinds()) == 1
+    assert all(re.search(words, caplog.text) for words in row.logs)
+
+
+def test_actors_on_several_kinds_of_hardware_are_allowed_where_other_bits_are(several, make_site, played):
+    several.add_node(num_cpus=1, env_vars=OTHER)
+    site = make_site(fedavg(), num_rounds=1, ray=RayOptions(address=several.address, actors=2))
+    with open_pool(site, other_bits=True) as pool:
         played(site, pool)
         assert len({kind["instructions"] for kind in pool.kinds()}) == 2
-
-
-def test_an_actor_that_joins_on_other_hardware_is_not_used(several, make_site, played, here, pool_on, caplog):
-    site = make_site(fedavg(), num_rounds=4)
-    expected = here(site)
-
-    def join(round):
-        if round.round == 1:
-            several.add_node(num_cpus=1, env_vars=OTHER)
-        while round.round == 3 and "it is not used" not in caplog.text:
-            pool._crew.wait([], 0.2)
-
-    with pool_on(site, "joins", actors="auto") as pool:
-        assert played(site, pool, join) == expected
-        assert len(pool.kinds()) == 1
-
-
-def test_a_run_that_only_other_hardware_is_left_for_ends_and_can_be_resumed(a_cluster, make_site, played, pool_on):
-    with a_cluster(num_cpus=0) as cluster:
-        node = cluster.add_node(num_cpus=1)
-
-        def swap(round):
-            if round.round == 1:
-                cluster.add_node(num_cpus=1, env_vars=OTHER)
-                cluster.remove_node(node)
-
-        with pool_on(make_site(fedavg(), num_rounds=4), "swapped", actors=1) as pool:
-            with pytest.raises(WorkersLost, match=r"is on other hardware .*; resume on hardware as before"):
-                played(pool._site, pool, swap)
-
-
-@pytest.mark.parametrize("loss", [Cluster.remove_node, kill_raylet])
-def test_a_node_is_lost_with_its_work_and_the_memories_on_it(
-    several, make_site, played, here, pool_on, tmp_path, caplog, loss
-):
-    node = several.add_node(num_cpus=1)
-    method = compose(scaffold(), Linger(node.node_id, str(tmp_path / "there")))
-    site = make_site(method, clients_per_round=6)
-    expected = here(site)
-    with once(tmp_path / "there", partial(loss, several, node)), pool_on(site, "lost", actors=2) as pool:
-        assert played(site, pool) == expected
-    assert "lost with actor-" in caplog.text and "running it again" in caplog.text
 
 
 def test_a_reply_is_lost_with_its_node(a_cluster, make_site, played, here, pool_on, monkeypatch, caplog):
@@ -183,24 +263,6 @@ def test_lost_objects_are_made_again_or_named(several, make_site, play, bits, po
         assert found == bits(play(replace(site, model=expected))[1])
         with pytest.raises(WorkersLost, match=r"client 1, round 2: the memory of client 1 of an earlier .*resume"):
             next(rounds(site, pool, replace(second, memories={**second.memories, 1: lost})))
-
-
-@dataclass(frozen=True)
-class FaultyGPU(Part):
-    """Every client on a certain node ends with an error of CUDA's."""
-
-    node: str
-
-    def begin(self, client):
-        if ray.get_runtime_context().get_node_id() == self.node:
-            raise torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered")
-
-
-def test_a_client_whose_gpu_failed_is_run_again_on_another_node(several, make_site, here, on_ray, caplog):
-    node = several.add_node(num_cpus=1)
-    site = make_site(compose(scaffold(), FaultyGPU(node.node_id)), clients_per_round=6)
-    assert on_ray(site, 2) == here(site)
-    assert re.search(r"the GPU of actor-\d on .* failed \(CUDA error: uncorrectable.*running it", caplog.text)
 
 
 def test_the_pool_grows_and_shrinks_with_the_cluster(several, make_site, played, here, pool_on, ready, caplog):
@@ -265,24 +327,6 @@ def test_a_node_that_comes_during_a_round_works_in_it_and_reads_the_data_itself(
         assert pool._crew.site_at.__self__._made.keys() == {node.name for node in tmp_path.iterdir()}
 
 
-def test_a_late_node_that_cannot_work_is_left_out(a_cluster, make_site, played, here, pool_on, caplog):
-    """torch does not see its GPU."""
-    site = make_site(fedavg())
-    expected = here(site)
-    with a_cluster({PRETENDED: "1"}, num_cpus=1, num_gpus=1) as cluster:
-
-        def join(round):
-            if round.round == 1:
-                cluster.add_node(num_cpus=1, num_gpus=1, env_vars={PRETENDED: ""})
-            while round.round == 2 and "is given up: Ray counts a GPU" not in caplog.text:
-                pool._crew.wait([], 0.2)
-
-        with pool_on(site, "late", num_gpus=1.0) as pool:
-            assert played(site, pool, join) == expected
-            pool._crew.grow()
-            assert pool._crew.size == 1, "no other actor is put there"
-
-
 def test_an_actor_whose_node_ends_in_good_order_is_asked_for_again(
     several, make_site, played, here, pool_on, tmp_path, free_ports
 ):
@@ -304,13 +348,23 @@ def test_an_actor_whose_node_ends_in_good_order_is_asked_for_again(
             assert states & {"PENDING_CREATION", "RESTARTING"}
 
 
-def test_a_run_without_any_actor_left_ends_with_a_message(a_cluster, make_site, played, pool_on):
-    site = make_site(fedavg())
-    with a_cluster(num_cpus=0) as cluster:
-        node = cluster.add_node(num_cpus=1)
-        words = r"(?s)for 5 s \(ray.patience\) there was no actor.*the run wants 1, each with 1 CPU.*there are 0 CPU"
-        with pool_on(site, "none", actors=1, patience=5.0) as pool, pytest.raises(WorkersLost, match=words):
-            played(site, pool, lambda round: cluster.remove_node(node))
+def opened_late(site, seconds, job):
+    """Stands for `open_site` on storage that is slow."""
+    time.sleep(seconds)
+    return site
+
+
+def test_an_actor_that_waits_for_its_data_is_not_restarted(a_cluster, make_site, here, on_ray, monkeypatch, caplog):
+    """Neither does the run end, although the data need longer than an actor may need to come up."""
+    monkeypatch.setattr(heartbeat, "HEARTBEAT", 0.5)
+    monkeypatch.setattr(crew, "UP_LIMIT", 20.0)
+    monkeypatch.setattr(crew, "LATE", 3.0)
+    site = make_site(fedavg(), num_rounds=1)
+    monkeypatch.setattr(session, "open_site", partial(opened_late, site, 30.0))
+    with a_cluster(num_cpus=1):
+        assert on_ray(site, 1, data="storage", patience=5.0) == here(site)
+    assert re.search(r"s; waiting for actor-0 on [\d.]+ to get the data", caplog.text)
+    assert "to come up" not in caplog.text.partition("to get the data")[2]
 
 
 def sh(script):

@@ -1,24 +1,20 @@
 """Work on Ray gives the same bits as work in this process, with any number of actors."""
 
-import os
-import signal
-from collections import deque
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import ray
 
-from rayfed.base.errors import ClientFailed, WorkersLost
+import rayfed
+from rayfed.base.errors import WorkersLost
 from rayfed.clients.schedules import Cosine
 from rayfed.job import read_job
 from rayfed.methods import RECIPES, Part, Proximal, ccvr, compose, fedavg, feddf, fedntd, scaffold, switch
 from rayfed.rounds.local import open_site
 from rayfed.rounds.workers import no_progress
-from rayfed.runtime.calls import Call, Deadline
-from rayfed.runtime.crew import Member
+from rayfed.runtime.calls import Call
 from rayfed.runtime.dispatch import Dispatch
 from rayfed.runtime.stage import Stage
 
@@ -109,6 +105,28 @@ def test_text_and_tables_have_the_same_bits_on_ray(cluster, here, on_ray, tmp_pa
 
 
 @pytest.mark.slow
+def test_virtual_time_and_drop_outs_have_the_same_rounds_on_ray(cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr("rayfed.experiment._write_page", lambda path: None)
+    job = {
+        "method": "scaffold",
+        "data": {"partition": {"name": "shards", "s": 2, "num_clients": 10}},
+        "model": "lenet",
+        "train": {"num_rounds": 3, "clients_per_round": 3, "local_steps": 1, "batch_size": 10},
+        "clients": {"available": 0.8, "dropout": 0.3, "oversample": 1.4, "deadline": 6.0, "seconds_per_example": 0.1},
+        "output": {"path": str(tmp_path)},
+    }
+    job["clients"] |= {"bytes_per_second": 1e5, "spread": 0.5}
+
+    def rounds(name, **ray):
+        return rayfed.run({**job, "name": name, "ray": ray}).rounds.drop_columns("seconds").to_pylist()
+
+    here = rounds("here", mode="off")
+    assert rounds("one", address=cluster, actors=1) == rounds("three", address=cluster, actors=3) == here
+    dropped, late = (sum(dict(row["notes"])[f"clients.{name}"] for row in here[1:]) for name in ("dropped", "late"))
+    assert dropped and late
+
+
+@pytest.mark.slow
 def test_a_client_that_overwrites_its_weights_harms_no_other_client(cluster, make_site, here, on_ray):
     site = make_site(compose(Proximal(0.1), Vandal()))
     assert on_ray(site, 1) == on_ray(site, 3) == here(site)
@@ -177,96 +195,3 @@ def test_a_lost_call_is_tried_alone_and_only_then_a_loss_counts():
     dispatch._run_again(stage, range(3, 4), "lost")
     with pytest.raises(WorkersLost, match=r"^client 3, round 1: lost 2 times, and ray.max_retries = 1; the last time"):
         dispatch._run_again(stage, range(3, 4), "lost")
-
-
-@ray.remote(num_cpus=0, max_restarts=-1)
-class Echo:
-    """Answers with the numbers of its calls, or dies of one of them."""
-
-    def where(self):
-        return "here"
-
-    def work(self, kind, numbers, dies_of):
-        if dies_of in numbers:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if "wrong" in kind:
-            raise ClientFailed(f"{kind} is wrong", None, 1)
-        return [f"{kind} {number}" for number in numbers]
-
-
-class FewEchoes:
-    """As much of a crew as a `Dispatch` needs. Actors that have died get no more work."""
-
-    in_danger = False
-
-    def __init__(self, count):
-        self.idle = deque(Member(f"actor-{i}", Echo.remote()) for i in range(count))
-        ray.get([member.actor.where.remote() for member in self.idle])
-        self.opened = []
-
-    def wait(self, working, seconds):
-        return ray.wait(working, timeout=seconds)[0] if working else []
-
-    def open(self, member, *, kill=False):
-        self.opened.append(member.name)
-
-    def awaited(self):
-        return []
-
-
-@pytest.fixture
-def work(cluster):
-    """Begin a stage of so many calls of one kind: gives its answers, and notes what was sent to which actor.
-
-    An actor dies of a call the first time.
-    """
-
-    def begin(dispatch, sent, kind, count, dies_of=-1):
-        def submit(actor, calls):
-            numbers = [call.task[0] for call in calls]
-            again = any(numbers == before for _, before, _ in sent)
-            sent.append((kind, numbers, actor))
-            return [actor.work.remote(kind, numbers, -1 if again else dies_of)]
-
-        stage = Stage([Call(kind, f"{kind} {i}", 1, task=(i,), round=1) for i in range(count)], submit, 1, no_progress)
-        return stage, (first for (first,) in dispatch.begin(stage))
-
-    return begin
-
-
-def test_stages_are_handed_out_in_their_order(work):
-    crew, sent = FewEchoes(2), []
-    dispatch = Dispatch(crew, Deadline("auto"), 0, lambda: None)
-    one, other = crew.idle[0].actor, crew.idle[1].actor
-    _, evaluated = work(dispatch, sent, "evaluate", 3)
-    assert sent == [("evaluate", [0], one), ("evaluate", [1], other)]
-    _, trained = work(dispatch, sent, "train", 9)
-    assert len(sent) == 2, "none goes before what waits of the stage before it"
-    assert list(evaluated) == ["evaluate 0", "evaluate 1", "evaluate 2"]
-    assert len(sent) > 3, "training goes to actors while the evaluation ends"
-    assert list(trained) == [f"train {i}" for i in range(9)]
-    assert [number for kind, (number,), _ in sent if kind == "train"] == [*range(9)], "each once, in their order"
-    assert {actor for _, _, actor in sent} == {one, other}
-
-
-def test_an_actor_that_dies_takes_nothing_with_it_but_its_message(work):
-    crew, sent = FewEchoes(2), []
-    dispatch, dying = Dispatch(crew, Deadline("auto"), 1, lambda: None), crew.idle[0].name
-    stage, answers = work(dispatch, sent, "train", 12, dies_of=0)
-    assert list(answers) == [f"train {i}" for i in range(12)]
-    assert stage.losses == {0: 1}
-    assert crew.opened == [dying]
-
-
-def test_an_error_is_raised_for_those_who_wait_for_its_stage(work):
-    crew, sent = FewEchoes(1), []
-    dispatch = Dispatch(crew, Deadline("auto"), 0, lambda: None)
-    _, evaluated = work(dispatch, sent, "evaluate", 2)
-    _, wrong = work(dispatch, sent, "wrong", 4)
-    assert list(evaluated) == ["evaluate 0", "evaluate 1"]
-    with pytest.raises(ClientFailed, match="wrong is wrong"):
-        list(wrong)
-    number = len(sent)
-    _, again = work(dispatch, sent, "train", 2)
-    assert list(again) == ["train 0", "train 1"], "and the crew works on"
-    assert len(sent) == number + 2, "of a stage that has failed, nothing more is sent"

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import ray
-from ray.exceptions import ObjectLostError
 
 from rayfed.base.errors import InputError, WorkersLost
 from rayfed.job import RayOptions
@@ -27,10 +26,6 @@ def rayfed_run(settings, **options):
     words = [word for setting in settings for word in ("-s", setting)]
     command = [sys.executable, "-m", "rayfed", "run", QUICKSTART, *words]
     return subprocess.run(command, capture_output=True, text=True, **options)
-
-
-def named_actors(run):
-    return sorted(name for name in ray.util.list_named_actors() if name.startswith(run))
 
 
 @pytest.mark.parametrize(
@@ -71,13 +66,6 @@ def test_data_that_are_refused_start_no_ray(make_site, monkeypatch):
 
 
 @pytest.mark.slow
-def test_actors_have_their_share_of_a_gpu(cluster, make_site, pool_on):
-    with pool_on(make_site(fedavg()), "gpu", num_gpus=0.5, actors=4):
-        assert ray.available_resources().get("GPU", 0) == 0
-        assert named_actors("gpu/") == [f"gpu/actor-{i}" for i in range(4)]
-
-
-@pytest.mark.slow
 def test_auto_puts_as_many_actors_on_a_gpu_as_fit(cluster, make_site, monkeypatch, caplog, here, on_ray):
     """The GPUs and the measured bytes are pretended, all else is real."""
     share = gpus.share_as_measured
@@ -87,18 +75,6 @@ def test_auto_puts_as_many_actors_on_a_gpu_as_fit(cluster, make_site, monkeypatc
         assert on_ray(site, "auto", num_gpus="auto") == here(site)
     assert "client takes 4.0 GB of GPU memory, the smallest GPU has 9.0 GB: ray.num_gpus = 1/2" in caplog.text
     assert "actors: 4 on " in caplog.text
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("asked", [1.0, "auto"])
-def test_a_gpu_that_torch_does_not_see_is_refused_with_the_name_of_its_node(
-    a_cluster, make_site, pool_on, monkeypatch, asked
-):
-    monkeypatch.delenv(gpus.PRETENDED, raising=False)  # the cluster of other tests has it
-    message = r"^Ray counts a GPU on node [\d.]+, but torch .* sees none there.*NVIDIA_VISIBLE_DEVICES=all"
-    with a_cluster(num_cpus=1, num_gpus=1), pytest.raises(InputError, match=message):
-        with pool_on(make_site(fedavg()), "blind", num_gpus=asked):
-            pass
 
 
 def test_without_ray_absent_gpus_are_warned_about(make_site, monkeypatch, caplog):
@@ -120,20 +96,23 @@ def test_the_address_file_of_a_ray_that_is_gone_is_not_followed(tmp_path, short_
     assert "actors: 1 on " in done.stderr
 
 
-@pytest.mark.slow
-def test_nothing_of_a_run_stays_in_a_cluster_that_was_joined(cluster, make_site, on_ray):
-    on_ray(make_site(fedntd(), num_rounds=1), 2)
-    assert ray.is_initialized()
-    wait_until_all_is_free()
-    assert not named_actors("test-")
-
-
 def files(folder):
     return {path.relative_to(folder).as_posix() for path in Path(folder).rglob("*") if path.is_file()}
 
 
+def nothing_is_left(run):
+    """The CPU of a killed actor, and the memory of objects without references, come back a moment later."""
+    gc.collect()  # a traceback that an earlier test caught may hold a reference to an object
+    for _ in range(300):
+        if ray.available_resources() == ray.cluster_resources():
+            break
+        time.sleep(0.1)
+    assert ray.available_resources() == ray.cluster_resources()
+    assert not [name for name in ray.util.list_named_actors() if name.startswith(run)]
+
+
 @pytest.mark.slow
-def test_no_file_but_the_results_stays_of_a_run_in_a_cluster_that_was_joined(cluster, tmp_path):
+def test_nothing_but_the_results_stays_of_a_run_in_a_cluster_that_was_joined(cluster, tmp_path):
     """Except for Ray's logs, and matplotlib's list of fonts."""
     session = ray._private.worker._global_node.get_session_dir_path()
     before = files(session)
@@ -145,16 +124,7 @@ def test_no_file_but_the_results_stays_of_a_run_in_a_cluster_that_was_joined(clu
     left = {file for file in files(tmp_path) if not file.startswith("home/.cache/matplotlib/")}
     assert left and all(file.startswith("here/runs/quickstart/") for file in left)
     assert all(file.startswith("logs/") for file in files(session) - before)
-
-
-def wait_until_all_is_free():
-    """The CPU of a killed actor, and the memory of objects without references, come back a moment later."""
-    gc.collect()  # a traceback that an earlier test caught may hold a reference to an object
-    for _ in range(300):
-        if ray.available_resources() == ray.cluster_resources():
-            break
-        time.sleep(0.1)
-    assert ray.available_resources() == ray.cluster_resources()
+    nothing_is_left("quickstart")
 
 
 HANGING = """
@@ -197,28 +167,12 @@ def test_a_signal_while_waiting_ends_the_run_and_leaves_nothing_in_the_cluster(c
     finally:
         run.kill()
     assert "KeyboardInterrupt" in said
-    wait_until_all_is_free()
-    assert not named_actors("hanging")
+    nothing_is_left("hanging")
 
 
 def opened(site, job):
     """Stands for `open_site`, which would open the data that the job names."""
     return site
-
-
-@pytest.mark.parametrize("data", ["store", "storage"])
-def test_an_actor_gets_one_reference_to_the_data_and_another_only_once_it_is_lost(make_site, monkeypatch, data):
-    new = map(ray.ObjectRef, (bytes([number]) * 28 for number in range(9)))
-    monkeypatch.setattr(session.ray, "put", lambda site: next(new))
-    monkeypatch.setattr(session.Sites, "_made_on", lambda sites, node: next(new))
-    sites = session.Sites(make_site(fedavg(), ray=RayOptions(data=data)))
-    here, there = sites.at("here"), sites.at("there")
-    assert (here == there) == (data == "store"), "a copy of this process, or of each node"
-    lost = ObjectLostError(here.hex(), None, "")
-    again = sites.at("here", lost)
-    assert again != here
-    assert sites.at("here") == sites.at("here", lost) == again, "several actors report the same loss"
-    assert (sites.at("there") == again) == (data == "store")
 
 
 @pytest.mark.slow

@@ -38,13 +38,12 @@ class Dies(Part):
 
     file: str
     times: int
-    how: int = signal.SIGKILL
 
     def begin(self, client):
         file = Path(self.file)
         if client.round == 2 and (seen := file.read_text() if file.exists() else "").count("x") < self.times:
             file.write_text(seen + "x")
-            os.kill(os.getpid(), self.how)
+            os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(60)
 
 
@@ -103,45 +102,40 @@ def test_runs_at_once_have_the_bits_of_each_run_alone(jobs):
     assert not log, "without a display, nothing is said"
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_a_run_whose_process_ends_continues_from_its_checkpoint(jobs, tmp_path, caplog, how):
-    dying = rayfed.experiment._read(jobs[0].table(), None, compose(fedavg(), Dies(str(tmp_path / "times"), 2, how)))
-    assert codes(run_many([dying, *jobs[1:]])) == {job.name: 0 for job in jobs}
+@pytest.fixture
+def dying(jobs, tmp_path):
+    """Make the first job one whose process ends some times."""
+
+    def dying(times, overrides=None):
+        method = compose(fedavg(), Dies(str(tmp_path / "times"), times))
+        return rayfed.experiment._read(jobs[0].table(), overrides, method)
+
+    return dying
+
+
+def test_a_run_whose_process_ends_continues_from_its_checkpoint(jobs, dying, tmp_path, caplog):
+    job = dying(2)
+    assert codes(run_many([job, *jobs[1:]])) == {job.name: 0 for job in jobs}
     assert (tmp_path / "times").read_text() == "xx"
-    assert outcome(dying) == alone(jobs[0])
-    assert f"the process of {dying.name} is lost or locked out" in caplog.text
+    assert outcome(job) == alone(jobs[0])
+    assert f"the process of {job.name} is lost or locked out" in caplog.text
     assert "continues from its last checkpoint, attempt 3 of 4" in caplog.text
 
 
-def test_a_run_whose_process_always_ends_fails_and_the_others_do_not(jobs, tmp_path):
-    dying = rayfed.experiment._read(
-        jobs[0].table(), {"ray.max_retries": 1}, compose(fedavg(), Dies(str(tmp_path / "times"), 9))
-    )
-    others = [read_job(job.table(), {"ray.max_retries": 1}) for job in jobs[1:]]
-    ended = list(run_many([dying, *others]))
-    assert codes(ended) == {job.name: 75 if job is dying else 0 for job in (dying, *others)}
-    assert "the process of the run was lost or locked out 2 times" in next(
-        one.message for one in ended if one.exit_code
-    )
-
-
-def test_a_run_whose_folder_another_process_has_is_begun_again_and_does_not_count_as_bad_input(jobs, caplog):
-    folder_of(jobs[1]).mkdir(parents=True)
-    held = lock(folder_of(jobs[1]))
-    ended = list(run_many(jobs))
+def test_runs_that_fail_say_why_as_their_commands_would_and_the_others_are_done(jobs, dying, caplog):
+    """A process that always ends, a loss that diverges, a folder that another process has, and a run without fault."""
+    few = {"ray.max_retries": 1}
+    ends = [dying(9, few), read_job(jobs[1].table(), {**few, "train.lr": 1e30})]
+    ends += [read_job(job.table(), few) for job in jobs[2:]]
+    folder_of(jobs[2]).mkdir(parents=True)
+    held = lock(folder_of(jobs[2]))
+    ended = {one.job.name: one for one in run_many(ends)}
     os.close(held)
-    assert codes(ended) == {job.name: 75 if job is jobs[1] else 0 for job in jobs}
-    assert "is being written to by process" in next(one.message for one in ended if one.exit_code)
-    assert "attempt 4 of 4" in caplog.text
-
-
-def test_a_run_that_fails_says_why_as_its_command_would(jobs):
-    diverging = read_job(jobs[0].table(), {"train.lr": 1e30})
-    ended = list(run_many([diverging, *jobs[1:]]))
-    assert codes(ended) == {job.name: int(job is diverging) for job in (diverging, *jobs[1:])}
-    message = next(one.message for one in ended if one.exit_code)
-    assert message.startswith("error: the loss became ")
-    assert "rounds up to 1 are recorded in" in message
+    assert [ended[job.name].exit_code for job in ends] == [75, 1, 75, 0]
+    lost, diverged, locked, _ = (ended[job.name].message for job in ends)
+    assert "the process of the run was lost or locked out 2 times" in lost
+    assert diverged.startswith("error: the loss became ") and "rounds up to 1 are recorded in" in diverged
+    assert "is being written to by process" in locked and "attempt 2 of 2" in caplog.text
 
 
 def test_fewer_runs_than_actors_are_left_to_be_done_one_after_the_other(jobs):
