@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from rayfed.base.errors import ClientFailed, InputError
 from rayfed.base.isolation import isolated
 from rayfed.job import RayOptions
-from rayfed.methods import Part, compose, fedavg, scaffold
-from rayfed.methods.part import Switch
+from rayfed.methods import Part, compose, fedavg, scaffold, switch
 from rayfed.runtime.gpus import (
     GPU_PART,
     MOST_ON_A_GPU,
@@ -59,7 +58,7 @@ def test_an_actor_alone_on_a_gpu_may_fill_it():
 
 
 def test_the_largest_client_is_rehearsed_in_the_first_and_the_last_round(make_site):
-    site = make_site(Switch(at=3, before=fedavg(), after=scaffold()), num_rounds=3)
+    site = make_site(switch(fedavg(), scaffold(), at=3), num_rounds=3)
     last = rehearse(site)
     sizes = [site.federation.num_examples(client) for client in range(site.federation.num_clients)]
     assert last.round == 3

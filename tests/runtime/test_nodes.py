@@ -136,6 +136,7 @@ ONLY_OTHER = r"is on other hardware .*; resume on hardware as before"
 NO_ACTOR = r"(?s)for 5 s \(ray.patience\) there was no actor.*the run wants 1, each with 1 CPU.*there are 0 CPU"
 OTHER_BITS = "on other hardware than the run, and would compute other bits: instructions is .*; .*--other-bits"
 BLIND = r"^Ray counts a GPU on node [\d.]+, but torch .* sees none there.*NVIDIA_VISIBLE_DEVICES=all"
+BLIND_LATE = ("is given up: Ray counts a GPU",)
 NO_ROOM = r"for 4 s .*the run wants 2, each with 1 CPU.*other jobs may hold .*: try again when they are done"
 NO_GPU = r"for 3 s \(ray.patience\) no whole GPU was free"
 WAITS = ("s; waiting for actor-0 to come up, actor-1 to come up",)
@@ -148,7 +149,7 @@ ROWS = [
     Row(loses_power, logs=LOST, **LINGERS),
     Row(second=ONE, ray=TWO, part=lambda node, there: FaultyGPU(node), logs=FAULTY),
     Row(joins_with_other_hardware, after=1, ray={"actors": "auto"}, before=4, logs=("it is not used",), size=1),
-    Row(joins_without_its_gpu, after=1, **ON_GPUS, before=3, logs=("is given up: Ray counts a GPU",), size=1),
+    Row(joins_without_its_gpu, after=1, **ON_GPUS, ray={"num_gpus": 1.0}, before=3, logs=BLIND_LATE, size=1),
     ALONE(swaps_for_other_hardware, ray={"actors": 1}, says=ONLY_OTHER),
     ALONE(removes_its_node, ray={"actors": 1, "patience": 5.0}, says=NO_ACTOR),
     REFUSED(says=OTHER_BITS, second={"num_cpus": 1, "env_vars": OTHER}, ray=TWO),
