@@ -19,7 +19,7 @@ from rayfed.folder.log import logging_to_file
 from rayfed.folder.places import Place, folder_of, is_begun
 from rayfed.folder.provenance import refuse_another_partition
 from rayfed.folder.saved import Saved, newest
-from rayfed.folder.tables import read_table
+from rayfed.folder.tables import read_table, write_own
 from rayfed.folder.trackers import tracking
 from rayfed.job import Job, read_job, read_toml
 from rayfed.methods.part import Method, trains
@@ -27,6 +27,7 @@ from rayfed.report.result import Result
 from rayfed.rounds import engine
 from rayfed.rounds.display import Display
 from rayfed.rounds.local import Site, open_site
+from rayfed.rounds.own import OwnRow, Tuning, own_rows
 from rayfed.rounds.round import ClientRow
 from rayfed.rounds.workers import Workers
 from rayfed.runtime.workers import open_workers, opened
@@ -133,6 +134,20 @@ def replay(run: str | Path, round: int, client: int, *, method: Method | None = 
         (reply,) = next(workers.train(opening.broadcast, [(client,)], last.memories)).clients
     losses = {(row["round"], row["client"]): row["train_loss"] for row in _rows(place.path, "clients")}
     return reply.row, losses.get((round, client))
+
+
+def own_models(run: str | Path, tuning: Tuning | None = None) -> list[OwnRow]:
+    """Each client's own model after a run's newest checkpoint, measured in this process and kept in `own.parquet`.
+
+    Raises `InputError` where there is no checkpoint, or the job's data have changed.
+    """
+    job, saved = _find(run, None, None)
+    site = open_site(job)
+    saved.refuse_another(site)
+    with open_workers(site, on_ray=False) as workers:
+        rows = list(own_rows(site, saved.restore(site, workers), workers, tuning))
+    write_own(folder_of(job), rows)
+    return rows
 
 
 def _rows(path: Path, name: str) -> list[dict[str, Any]]:

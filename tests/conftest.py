@@ -146,6 +146,7 @@ def bits(digest):
             "states": {slot: digest(hold.state) for slot, hold in round.held.items()},
             "memories": {client: digest(unpack(packed)) for client, packed in round.memories.items()},
             "evaluation": round.evaluation and (round.evaluation.confusion.tolist(), round.evaluation.loss),
+            "calibration_error": round.calibration_error,
             "forgetting": round.forgetting,
             "peak": digest(torch.tensor(round.peak)),
             "clients": [(row.client, row.num_examples, row.train_loss, row.notes) for row in round.clients],

@@ -218,7 +218,7 @@ THROUGH_A_TRAINED_MODEL = ("fedalign", "fedsam", "fedsol", "fedspeed", "fedsmoo"
 def test_cost_is_as_measured(name, make_federation, monkeypatch):
     """In the seventh round with all clients. The model is so large that terms in C and D are small."""
     runs, passes, batches = [], [], []
-    inside, view, outputs_of = Batch.__init__, local._view, Batch.outputs_of
+    inside, view, outputs_of = Batch.__init__, local.view_of, Batch.outputs_of
 
     def counted_batch(self, *given):
         batches.append(self)
@@ -234,7 +234,7 @@ def test_cost_is_as_measured(name, make_federation, monkeypatch):
 
     monkeypatch.setattr(Batch, "__init__", counted_batch)
     monkeypatch.setattr(Batch, "outputs_of", counted_outputs)
-    monkeypatch.setattr(local, "_view", counted_view)
+    monkeypatch.setattr(local, "view_of", counted_view)
 
     torch.manual_seed(0)
     layers = nn.Sequential(nn.Flatten(), nn.Linear(16, 2048), nn.ReLU(), nn.Linear(2048, 16), nn.ReLU())

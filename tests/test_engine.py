@@ -168,7 +168,7 @@ def figures(round):
 
 def test_rounds_without_evaluation_train_the_same_bits(make_site, play, bits):
     often, seldom = (play(make_site(scaffold(), num_rounds=7, eval_every=k, norm=True)) for k in (1, 3))
-    measured = {"evaluation", "forgetting", "peak"}
+    measured = {"evaluation", "calibration_error", "forgetting", "peak"}
     for one, other in zip(often, seldom, strict=True):
         assert {k: v for k, v in bits(one).items() if k not in measured}.items() <= bits(other).items()
     assert [round.round for round in seldom if round.evaluation] == [0, 3, 6, 7]

@@ -20,6 +20,8 @@ class Purpose(IntEnum):
     TRAIN = 9  # its hooks in the round, and what its model draws (Dropout)
     INIT = 10
     TELL = 11
+    HELD_OUT = 12
+    TUNE = 13  # a client's own model, after the run
 
 
 def seed_of(seed: int, purpose: Purpose, *place: int) -> int:

@@ -13,7 +13,7 @@ import click
 
 from rayfed import __version__
 from rayfed.base.aside import is_working
-from rayfed.cli import describe, train
+from rayfed.cli import clients, describe, train
 from rayfed.cli.guard import guarded
 from rayfed.folder.log import logging_to
 from rayfed.papers import figure, reproduce
@@ -46,6 +46,7 @@ def main(ctx: click.Context) -> None:
       rayfed partition jobs/quickstart.toml                the images of each class at each client
       rayfed report runs/fedavg runs/fedntd                compare runs on a page
       rayfed table runs/fedavg runs/fedntd                 their numbers, and differences
+      rayfed clients runs/fedper                           each client's own model, and held-out clients
       rayfed reproduce fedntd/table1 --list                the runs of a paper's table
       rayfed figure local runs/fedavg runs/fedntd          a figure as the papers have it
       rayfed methods fedntd                                a method's paper and parameters
@@ -59,7 +60,7 @@ def main(ctx: click.Context) -> None:
 
 
 for each in (
-    *(train.run, train.resume, train.replay),
+    *(train.run, train.resume, train.replay, clients.clients),
     *(submit.submit, status.status, submit.logs, submit.stop),
     *(describe.methods, describe.keys, describe.data, describe.partition),
     *(report.report, reproduce.table, reproduce.reproduce, figure.figure),

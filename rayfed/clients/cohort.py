@@ -87,11 +87,27 @@ def cohort_at(
     return Cohort(chosen.tolist(), np.sort(chosen[first]).tolist(), chosen[drops].tolist(), notes)
 
 
+def held_out(settings: Participation, seed: int, num_clients: int) -> np.ndarray:
+    """The clients that never train, int64 (`settings.held_out`,), ascending.
+
+    >>> held_out(Participation(held_out=2), seed=0, num_clients=5).size
+    2
+    """
+    if not settings.held_out:
+        return np.empty(0, np.int64)
+    order = np.argsort(chances(seed, Purpose.HELD_OUT, 0, num_clients))
+    return np.sort(order[: settings.held_out])
+
+
 def _there(
     round: int, seed: int, settings: Participation, trace: Trace | None, num_clients: int
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """The clients that are there, int64 (A,), ascending, and what a trace says of them, (A,) each."""
+    absent = held_out(settings, seed, num_clients)
     if trace is not None:
-        rows = trace.rows(round)
+        of_round = np.arange(len(trace.clients))[trace.rows(round)]
+        rows = of_round[~np.isin(trace.clients[of_round], absent)]
         return trace.clients[rows], {name: values[rows] for name, values in trace.columns.items()}
-    return np.flatnonzero(chances(seed, Purpose.AVAILABLE, round, num_clients) < settings.available), {}
+    there = chances(seed, Purpose.AVAILABLE, round, num_clients) < settings.available
+    there[absent] = False
+    return np.flatnonzero(there), {}

@@ -32,6 +32,7 @@ class Participation(Checked):
     bytes_per_second: Annotated[float | None, Gt(0), "virtual speed of a client's network; the median"] = None
     spread: Annotated[float, Ge(0), Le(10), "deviation of the logarithms of both speeds among the clients"] = 0.0
     deadline: Annotated[float | None, Gt(0), "virtual seconds after which an answer does not count"] = None
+    held_out: Annotated[int, Ge(0), "clients, drawn by the seed, that never train: for `rayfed clients`"] = 0
     oversample: Annotated[float, Ge(1), Le(1000), "clients chosen, over train.clients_per_round; the first count"] = 1.0
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,16 +26,26 @@ if TYPE_CHECKING:  # these bring torch, which a reader of tables does not need
     from rayfed.clients.settings import Training
     from rayfed.data.federation import Federation
     from rayfed.rounds.local import Site
+    from rayfed.rounds.own import OwnRow
     from rayfed.rounds.round import Round
 
 INT, FLOAT, TEXT, NOTES = pa.int64(), pa.float64(), pa.string(), pa.map_(pa.string(), pa.float64())
-EVALUATED = ("test_accuracy", "test_loss", "forgetting")
+EVALUATED = ("test_accuracy", "test_loss", "forgetting", "macro_f1", "calibration_error")
 FIGURES = (*EVALUATED, "train_loss", "seconds")
 COLUMNS = {
     "rounds": {"round": INT, **dict.fromkeys(FIGURES, FLOAT), "bytes_down": INT, "bytes_up": INT, "notes": NOTES},
     "clients": dict(round=INT, client=INT, num_examples=INT, train_loss=FLOAT, seconds=FLOAT, node=TEXT, notes=NOTES),
     "classes": {"round": INT, "class": TEXT, "accuracy": FLOAT, "seen": INT, "predicted": INT},
     "confusions": {"round": INT, "client": INT, "class": TEXT, "predicted": TEXT, "count": INT},
+    "own": dict(
+        client=INT,
+        num_examples=INT,
+        held_out=pa.bool_(),
+        accuracy=FLOAT,
+        in_local=FLOAT,
+        tuned_accuracy=FLOAT,
+        tuned_in_local=FLOAT,
+    ),
     "partition": {"client": INT, "class": TEXT, "count": INT},
 }
 SCHEMAS = {name: pa.schema(list(columns.items())) for name, columns in COLUMNS.items()}
@@ -148,6 +158,11 @@ def write_partition(path: Path, federation: Federation) -> None:
     names = pa.array(federation.train.classes).take(pa.array(labels))
     table = pa.table([pa.array(clients), names, pa.array(counts)], schema=SCHEMAS["partition"])
     _write(path / "partition.parquet", table)
+
+
+def write_own(path: Path, rows: Sequence[OwnRow]) -> None:
+    """Write what `rayfed clients` measured of each client's own model."""
+    _write(path / "own.parquet", pa.Table.from_pylist([vars(row) for row in rows], SCHEMAS["own"]))
 
 
 def read_table(path: Path, name: str, after: int = -1) -> pa.Table:

@@ -23,6 +23,9 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 
+BINS = 15  # of confidences, as Guo et al. have them
+
+
 @dataclass(frozen=True, eq=False)
 class Evaluation:
     """Counts on some test images; two of them add up."""
@@ -30,11 +33,17 @@ class Evaluation:
     confusion: Array  # int64 (C, C), rows true, columns predicted
     loss: float  # summed over the images
     domains: Array = field(default_factory=lambda: np.zeros((2, 0), np.int64))  # by domain: right answers, images
+    overconfidence: Array = field(default_factory=lambda: np.zeros(BINS))  # (BINS,), as `overconfidence` has it
     seconds: float = 0.0  # of all workers that evaluated, added up
 
     def __add__(self, other: "Evaluation") -> "Evaluation":
-        confusion, domains = self.confusion + other.confusion, self.domains + other.domains
-        return Evaluation(confusion, self.loss + other.loss, domains, self.seconds + other.seconds)
+        return Evaluation(
+            self.confusion + other.confusion,
+            self.loss + other.loss,
+            self.domains + other.domains,
+            self.overconfidence + other.overconfidence,
+            self.seconds + other.seconds,
+        )
 
 
 def confusion_matrix(labels: Array, predictions: Array, num_classes: int) -> NDArray[np.int64]:
@@ -58,6 +67,36 @@ def row_normalised(confusion: Array) -> Array:
 def class_accuracy(confusion: Array) -> Array:
     """The accuracy on each true class (C,); nan for a class without samples."""
     return np.diagonal(row_normalised(confusion)).copy()
+
+
+def macro_f1(confusion: Array) -> float:
+    """The mean over classes of `2 TP / (2 TP + FP + FN)`, from `confusion` (C, C), of classes that occur in it.
+
+    >>> macro_f1(np.array([[3, 1], [0, 4]])) == (6 / 7 + 8 / 9) / 2
+    True
+    """
+    both = confusion.sum(axis=0) + confusion.sum(axis=1)
+    occurs = both > 0
+    return float((2 * np.diagonal(confusion)[occurs] / both[occurs]).mean()) if occurs.any() else math.nan
+
+
+def overconfidence(confidence: Array, right: Array) -> Array:
+    """By bin of confidence (BINS,): the sum of confidence minus right answer (0 or 1) over its images.
+
+    `confidence` (N,) is the probability of the predicted class, `right` (N,) whether that is the label. Bins of batches
+    add up.
+    """
+    bins = np.clip(np.ceil(confidence * BINS).astype(np.int64) - 1, 0, BINS - 1)
+    return np.bincount(bins, confidence.astype(np.float64) - right, BINS)
+
+
+def calibration_error(overconfidence: Array, images: int) -> float:
+    """The expected calibration error of Guo et al. (ICML 2017, eq. 3), from the bins of so many images.
+
+    >>> calibration_error(overconfidence(np.array([0.75, 0.75, 0.25]), np.array([1, 0, 0])), 3)
+    0.25
+    """
+    return float(np.abs(overconfidence).sum() / images) if images else math.nan
 
 
 def credibility(confusion: Array) -> Array:

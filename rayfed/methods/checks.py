@@ -19,7 +19,7 @@ from rayfed.methods.part import (
     parts_at,
     trains,
 )
-from rayfed.methods.personal import local_names, shared
+from rayfed.methods.personal import LocalModel, local_names, shared
 from rayfed.methods.views import Step
 from rayfed.tensors.sums import checked
 from rayfed.tensors.trees import Tree, copied, dotted, is_container, leaves
@@ -72,7 +72,7 @@ def refuse_misplaced(method: Method, model: nn.Module) -> None:
             raise InputError(
                 f"{' and '.join(owners)}: a client would have several models of its own; keep one of these parts"
             )
-    if not local:
+    if not local or any(isinstance(part, LocalModel) for part in all_parts(method)):
         return
     if not any(p.requires_grad for p in shared(local, dict(model.named_parameters())).values()):
         raise InputError(f"{slots}: all parameters would stay at the clients, and none would be averaged")

@@ -54,6 +54,17 @@ class LocalHead(Part):
 
 
 @dataclass(frozen=True)
+class LocalModel(Part):
+    """The whole model stays at each client, and nothing is averaged: the floor. `Local` in Ditto (ICML 2021).
+
+    The global model stays the initial one; `rayfed clients` measures the clients' models.
+    """
+
+    def local_names(self, model: nn.Module) -> Collection[str]:
+        return state(model).keys()
+
+
+@dataclass(frozen=True)
 class HeadThenBody(Part):
     """Cross-entropy that trains the head alone, then the body alone. In FedRep (Collins et al., ICML 2021).
 

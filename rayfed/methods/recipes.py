@@ -154,6 +154,7 @@ def fedacg(beta: float = 0.85, mu: float = 0.002) -> Parts:
 
 feddf = recipe("feddf", at_server.EnsembleDistill)  # Lin et al., NeurIPS 2020
 ccvr = recipe("ccvr", at_server.HeadCalibration)  # Luo et al., NeurIPS 2021, for the last round
+local = recipe("local", personal.LocalModel)  # the floor: each client alone
 fedbn = recipe("fedbn", personal.LocalNorm)  # Li et al., ICLR 2021
 fedper = recipe("fedper", personal.LocalHead)  # Arivazhagan et al., 2019
 

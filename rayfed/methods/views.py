@@ -102,7 +102,7 @@ class View:
     round: int  # 1 is the first
     weights: Weights  # the round's global model; at a client with entries of its own, with these
     num_classes: int
-    num_clients: int  # of the population
+    num_clients: int  # of the population: all clients but those that are held out
     mean_examples: float  # images per client, over the population
     frozen: Frozen  # called with weights: a model with them, in eval mode, that takes no gradient
     run: Run  # a forward pass, in the job's precision

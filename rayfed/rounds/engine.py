@@ -27,7 +27,7 @@ from rayfed.losses import metrics
 from rayfed.losses.metrics import Evaluation
 from rayfed.methods.checks import in_force, refuse_spoilt, two_values
 from rayfed.methods.part import Held, Parts, defines, parts_at, trains
-from rayfed.methods.personal import local_names, put_back, shared
+from rayfed.methods.personal import Local, local_names, put_back, shared
 from rayfed.methods.views import Step
 from rayfed.rounds import measures
 from rayfed.rounds.local import Broadcast, Site, server_view
@@ -202,7 +202,7 @@ def _train(site: Site, last: Round, workers: Workers, opening: Opening, replies:
 def _updated(site: Site, before: Weights, opening: Opening, total: dict[str, Tree]) -> tuple[Weights, dict[str, Tree]]:
     """The new global model and the parts' new states: each part's `update` of the total of its summands, in turn."""
     number, states = opening.broadcast.round, dict(opening.states)
-    stay = local_names(opening.parts, site.model)
+    stay = opening.stay
     trainable = frozenset(shared(stay, parameters_of(site.model)))
     step = Step(server_view(site, number, copied(before)), None, trainable)
     with at(f"update, round {number}"), isolated(seed_of(site.job.seed, Purpose.UPDATE, number), site.device):
@@ -238,12 +238,13 @@ class Opening:
     held: dict[str, Held]  # as the last round left them
     states: dict[str, Tree]  # slot -> state, once the parts have told
     broadcast: Broadcast
+    stay: Local  # the entries of the model that stay at each client, and so are not sent
     bytes_surveyed: int
 
     @property
     def bytes_down(self) -> int:
         """What the server sends: the same message to each client that was chosen."""
-        message = [self.broadcast.weights, self.broadcast.states, self.broadcast.payloads]
+        message = [shared(self.stay, self.broadcast.weights), self.broadcast.states, self.broadcast.payloads]
         return num_bytes(message) * len(self.cohort.chosen)
 
     @property
@@ -280,7 +281,8 @@ def open_round(site: Site, last: Round, workers: Workers, clients: Sequence[int]
             states[part.slot], payload = two_values(part, "tell", values, "state", "payload")
             if payload is not None:
                 payloads[part.slot] = payload
-    return Opening(cohort, tasks, parts, held, states, replace(broadcast, payloads=payloads), bytes_surveyed)
+    stay = local_names(parts, site.model)
+    return Opening(cohort, tasks, parts, held, states, replace(broadcast, payloads=payloads), stay, bytes_surveyed)
 
 
 def cohort_of(site: Site, round: int) -> Cohort:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import cached_property, partial, reduce
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from rayfed.base.errors import Diverged, InputError
 from rayfed.base.isolation import isolated, threads
 from rayfed.base.seeds import Purpose, seed_of
 from rayfed.clients.batches import batches
+from rayfed.clients.cohort import held_out
 from rayfed.clients.optimizers import stepper
 from rayfed.clients.trace import Trace, open_trace
 from rayfed.data.federation import Federation, open_federation
@@ -53,6 +54,17 @@ class Site:
     device: torch.device
     trace: Trace | None = None  # of which clients are there in which round
     node: str = ""  # where the worker is, as the results name it
+
+    @cached_property
+    def held_out(self) -> np.ndarray:
+        """The clients that never train, int64, ascending."""
+        return held_out(self.job.clients, self.job.seed, self.federation.num_clients)
+
+    @cached_property
+    def population(self) -> tuple[int, float]:
+        """The number of clients that train, and their mean number of images."""
+        sizes = np.delete(self.federation.partition.sizes, self.held_out)
+        return len(sizes), int(sizes.sum()) / len(sizes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,11 +136,12 @@ def open_site(job: Job) -> Site:
     """Load the data, deal it to the clients, build the model. Raises `InputError` for all that is wrong with a job."""
     federation = open_data(job)
     inputs = federation.inputs
-    if job.clients.chosen(job.train.clients_per_round) > federation.num_clients:
+    if job.clients.chosen(job.train.clients_per_round) > federation.num_clients - job.clients.held_out:
         keys = f"train.clients_per_round = {job.train.clients_per_round}"
         if job.clients.oversample > 1:
             keys += f", clients.oversample = {job.clients.oversample}"
-        raise InputError(f"{keys}: the partition has only {federation.num_clients} clients")
+        held_out = f", of which {job.clients.held_out} are held out" if job.clients.held_out else ""
+        raise InputError(f"{keys}: the partition has only {federation.num_clients} clients{held_out}")
     trace = open_trace(job.clients, federation.num_clients, job.train.num_rounds)
     sizes = inputs._asdict() | {"num_classes": federation.num_classes}
     with threads(job.ray.threads):  # orthogonal weights have other bits with more
@@ -152,7 +165,7 @@ def open_data(job: Job) -> Federation:
 
 def survey(desk: Desk, client: int) -> dict[str, Tree]:
     """The summands of the parts that survey, by slot."""
-    site, broadcast, view = desk.site, desk.broadcast, _view(desk, client, {})
+    site, broadcast, view = desk.site, desk.broadcast, view_of(desk, client, {})
     surveyors = [part for part in parts_at(site.job.method, broadcast.round) if defines(part, "survey")]
     with _isolated(site, Purpose.SURVEY, broadcast.round, client):
         return {p.slot: p.survey(view.for_part(p.slot, broadcast.since, broadcast.states, {}, {})) for p in surveyors}
@@ -171,14 +184,14 @@ def train(desk: Desk, client: int, memory: dict[str, Tree]) -> Reply:
     stay = local_names(parts, site.model)
     own = recalled(stay, memory)
     with _isolated(site, Purpose.TRAIN, broadcast.round, client):
-        view = _view(desk, client, own)
+        view = view_of(desk, client, own)
         views = {
             part.slot: view.for_part(part.slot, broadcast.since, broadcast.states, broadcast.payloads, memory)
             for part in parts
         }
         local = {part.slot: part.begin(views[part.slot]) for part in parts}
         model = desk.model(view.weights)
-        losses, notes = _descend(site, model, view, parts, local, rng)
+        losses, notes = descend(site, model, view, parts, local, rng)
         refuse_diverged(losses, f"client {client}, round {broadcast.round}", parts)
         mean_loss = float(np.mean(losses))
         trained = state(model.eval())
@@ -219,17 +232,19 @@ def _isolated(site: Site, purpose: Purpose, round: int, client: int) -> Abstract
 def evaluate(site: Site, model: nn.Module, start: int, stop: int) -> Evaluation:
     """A model, in eval mode and on the site's device, on the test images `start` to `stop`."""
     started, test = time.perf_counter(), site.federation.test
-    loss, predictions = 0.0, []
+    loss, predictions, overconfidence = 0.0, [], np.zeros(metrics.BINS)
     rows, run = np.arange(start, min(stop, len(test.labels))), RUNS[site.job.train.precision]
     with torch.no_grad():
         for images, labels in site.federation.batches(test, rows, site.device):
             logits = run(model, images).logits
             loss += float(nn.functional.cross_entropy(logits, labels, reduction="sum"))
+            confidence, predicted = (each.cpu() for each in logits.float().softmax(dim=1).max(dim=1))
+            overconfidence += metrics.overconfidence(confidence.numpy(), (predicted == labels.cpu()).numpy())
             predictions.append(logits.argmax(dim=1).cpu())
     truth, answers = test.labels[rows], torch.cat(predictions).numpy()
     domains = np.stack([test.by_domain(rows[truth == answers]), test.by_domain(rows)])
     confusion = metrics.confusion_matrix(truth, answers, site.federation.num_classes)
-    return Evaluation(confusion, loss, domains, time.perf_counter() - started)
+    return Evaluation(confusion, loss, domains, overconfidence, time.perf_counter() - started)
 
 
 def activations(site: Site, model: nn.Module, start: int, stop: int) -> Activations | None:
@@ -247,7 +262,7 @@ def _see(site: Site, model: nn.Module, some: slice = slice(None)) -> Seen:
     return measures.see(RUNS[site.job.train.precision], site.job.measure_layers, batches, model)
 
 
-def _descend(
+def descend(
     site: Site, model: nn.Module, client: ClientView, parts: Parts, local: dict[str, Tree], rng: torch.Generator
 ) -> tuple[list[float], dict[str, float]]:
     """The optimizer's steps, in place on the model: the loss of every step, and the means of the notes."""
@@ -277,7 +292,7 @@ def _descend(
     return torch.stack(losses).tolist(), notes.means()  # read once: each read of a loss would wait for the GPU
 
 
-def _view(desk: Desk, client: int, own: Weights) -> ClientView:
+def view_of(desk: Desk, client: int, own: Weights) -> ClientView:
     """A client's view; `own` are the entries that have stayed there since it last trained."""
     site, broadcast, data, training = desk.site, desk.broadcast, desk.site.federation, desk.site.job.train
     weights = {**broadcast.weights, **own} if own else broadcast.weights
@@ -302,12 +317,13 @@ def server_view(site: Site, round: int, weights: Weights) -> ServerView:
 def _common_view(site: Site, round: int, weights: Weights, rows: np.ndarray, frozen: Frozen) -> dict[str, Any]:
     """The fields of a `View` whose samples are some rows of the training set."""
     data = site.federation
+    num_clients, mean_examples = site.population
     return {
         "round": round,
         "weights": weights,
         "num_classes": data.num_classes,
-        "num_clients": data.num_clients,
-        "mean_examples": len(data.partition.indices) / data.num_clients,
+        "num_clients": num_clients,
+        "mean_examples": mean_examples,
         "frozen": frozen,
         "run": RUNS[site.job.train.precision],
         "samples": partial(data.batches, data.train, rows, site.device),

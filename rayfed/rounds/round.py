@@ -57,6 +57,16 @@ class Round:
         return self.evaluation.loss / int(self.evaluation.confusion.sum()) if self.evaluation else None
 
     @property
+    def macro_f1(self) -> float | None:
+        return metrics.macro_f1(self.evaluation.confusion) if self.evaluation else None
+
+    @property
+    def calibration_error(self) -> float | None:
+        if self.evaluation is None:
+            return None
+        return metrics.calibration_error(self.evaluation.overconfidence, int(self.evaluation.confusion.sum()))
+
+    @property
     def train_loss(self) -> float | None:
         """The clients' mean losses over their steps, weighted by images; None for the initial model."""
         examples = sum(row.num_examples for row in self.clients)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import mean, pstdev
 
 import pytest
 from rich.console import Console
@@ -241,3 +242,19 @@ def test_nohup_lets_a_run_go_on_after_sighup(folder):
         run.send_signal(signal.SIGHUP)
         run.communicate(timeout=60)
     assert run.returncode == 0
+
+
+def test_clients_measures_each_clients_own_model_after_a_run(folder, rayfed):
+    rayfed("run", "job.toml", "-s", "clients.held_out=1")
+    shown = rayfed("clients", "runs/tiny", "--tune", "all", "--epochs", "0.5")
+    rows = read_table(folder / "runs/tiny", "own").to_pylist()
+    assert [row["client"] for row in rows] == [0, 1, 2, 3] and sum(row["held_out"] for row in rows) == 1
+    _, *lines = shown.stdout.splitlines()
+    of_lines = [(False, "in_local"), (False, "tuned_in_local"), (True, "in_local"), (True, "tuned_in_local")]
+    for line, (held_out, column) in zip(lines, of_lines, strict=True):
+        values = [row[column] for row in rows if row["held_out"] == held_out]
+        expected = (len(values), mean(values), pstdev(values), min(values))  # a tenth of three is one
+        assert [float(word) for word in line.split()[-5:-1]] == pytest.approx(
+            [expected[0], *(100 * value for value in expected[1:])], abs=0.06
+        )
+    assert "the model has no module `head` that trains" in rayfed("clients", "runs/tiny", "--tune", "head").stderr

@@ -51,6 +51,7 @@ NEUTRAL = {
     m.LabelMaskedDistill: {"beta": 0.0},
     m.LocalHead: None,
     m.LocalNorm: None,
+    m.LocalModel: None,
     m.LogitSuppression: {"strength": 0.0},
     m.ModelContrast: {"mu": 0.0},
     m.NormalizedAverage: None,

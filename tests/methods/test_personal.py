@@ -207,7 +207,7 @@ def test_every_frozen_model_at_a_client_has_its_own_entries(make_site):
     """Also one that the server has sent, as FedGKD's teacher, or that lacks them, as MOON's last model."""
     site, own = make_site(m.fedper()), {"head.weight": torch.ones(4, 16), "head.bias": torch.ones(4)}
     sent = {name: w + 2 for name, w in state_of(site.model).items()}
-    client = local._view(local.Desk(site, local.Broadcast(1, state_of(site.model), {}, {}, {})), 0, own)
+    client = local.view_of(local.Desk(site, local.Broadcast(1, state_of(site.model), {}, {}, {})), 0, own)
     for weights in (sent, shared({"local_head": frozenset(HEAD)}, sent), client.weights):
         made = client.frozen(weights).state_dict()
         assert all(torch.equal(made[name], w) for name, w in ({**weights, **own}).items())

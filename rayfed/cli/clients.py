@@ -1,0 +1,71 @@
+"""The command `clients`: each client's own model, measured after a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import mean, pstdev
+from typing import TYPE_CHECKING
+
+import click
+
+from rayfed.base.errors import InputError
+from rayfed.screen.text import busy, print_table, shown
+
+if TYPE_CHECKING:
+    from rayfed.rounds.own import OwnRow
+
+HEAD = ["run", "clients", "number", "own labels", "deviation", "worst tenth", "all labels"]
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
+@click.option("--tune", type=click.Choice(["head", "all"]), help="Also measure each model after training these layers.")
+@click.option("--epochs", type=float, default=1.0, show_default=True, help="Epochs of --tune at each client.")
+def clients(runs: tuple[Path, ...], tune: str | None, epochs: float) -> None:
+    """Measure every client's own model after a run, on all test images.
+
+    A client's own model is the global model with what stays at the client (fedper, fedrep, fedbn, local) or the model
+    that it keeps (ditto); with other methods it is the global model. 'own labels' is the accuracy weighted as the
+    client's labels are, 'worst tenth' its mean over the tenth of the clients with the lowest. Clients that
+    clients.held_out kept out of the training have a line of their own. The rows are in RUN/own.parquet.
+
+    \b
+    Examples:
+      rayfed clients runs/fedper
+      rayfed clients runs/fedbabu --tune head --epochs 5
+    """
+    from rayfed import experiment
+    from rayfed.folder.read import find_runs
+    from rayfed.rounds.own import Tuning
+
+    if epochs <= 0:
+        raise InputError(f"--epochs {epochs:g}: give a number above 0")
+    tuning = Tuning(epochs, "head" if tune == "head" else "all") if tune else None
+    lines = []
+    for folder in dict.fromkeys(folder for run in runs for folder in find_runs(run)):
+        with busy(f"measuring {shown(folder)}"):
+            rows = experiment.own_models(folder, tuning)
+        trained = [row for row in rows if not row.held_out]
+        held_out = [row for row in rows if row.held_out]
+        lines += lines_of(shown(folder), "trained", trained)
+        lines += lines_of(shown(folder), "held out", held_out)
+    print_table(HEAD, lines)
+
+
+def lines_of(run: str, which: str, rows: Sequence[OwnRow]) -> list[list[str]]:
+    """A line of the table for some clients, and a line after tuning, in percent; none without clients."""
+    if not rows:
+        return []
+    lines = [[run, which, str(len(rows)), *numbers([row.in_local for row in rows], [row.accuracy for row in rows])]]
+    tuned = [(row.tuned_in_local, row.tuned_accuracy) for row in rows if row.tuned_in_local is not None]
+    if tuned:
+        lines.append([run, f"{which}, tuned", str(len(rows)), *numbers(*zip(*tuned, strict=True))])
+    return lines
+
+
+def numbers(in_local: Sequence[float], accuracy: Sequence[float]) -> list[str]:
+    """Mean, deviation and mean of the worst tenth over clients, of their own labels; the mean over all labels."""
+    lowest = sorted(in_local)[: -(-len(in_local) // 10)]
+    values = (mean(in_local), pstdev(in_local), mean(lowest), mean(accuracy))
+    return [f"{100 * value:.1f}" for value in values]

@@ -1,0 +1,119 @@
+"""Each client's own model after a run, as papers report it: measured at every client, without another local epoch.
+
+A client's own model is the global model with the entries that stay at the client (FedPer, FedRep, FedBN), or the model
+that it keeps beside the global one (Ditto); with other methods it is the global model. A client that never trained has
+the global model. Some papers tune that model at the client before they measure it: FedBABU its head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import nn
+
+from rayfed.base.errors import InputError
+from rayfed.base.isolation import isolated
+from rayfed.base.seeds import Purpose, seed_of
+from rayfed.losses import metrics
+from rayfed.methods.part import Parts, parts_at
+from rayfed.methods.personal import head_parameters, local_names, recalled
+from rayfed.methods.supervise import CrossEntropy
+from rayfed.rounds.local import Broadcast, Desk, Site, descend, evaluate, refuse_diverged, view_of
+from rayfed.rounds.round import Round
+from rayfed.rounds.workers import Workers
+from rayfed.tensors.trees import Tree
+from rayfed.tensors.weights import Weights, parameters_of, with_weights
+from rayfed.tensors.wire import unpack
+
+TUNES: Parts = (CrossEntropy(),)
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Epochs of plain cross-entropy at a client, with the job's optimizer at the last round's learning rate."""
+
+    epochs: float
+    layers: Literal["head", "all"] = "all"  # FedBABU tunes either
+
+
+@dataclass(frozen=True)
+class OwnRow:
+    """A client's own model on all test images, before and after tuning (None: not tuned)."""
+
+    client: int
+    num_examples: int
+    held_out: bool
+    accuracy: float
+    in_local: float  # weighted as the client's labels (FedNTD eq. 6)
+    tuned_accuracy: float | None = None
+    tuned_in_local: float | None = None
+
+
+def own_rows(site: Site, last: Round, workers: Workers, tuning: Tuning | None) -> Iterator[OwnRow]:
+    """The own models of all clients after a round, in this process; `workers` hold the clients' memories.
+
+    Raises `InputError` where the head is to be tuned and the model has none, and `Diverged` where tuning diverges.
+    """
+    if tuning is not None:
+        training = replace(site.job.train, local_epochs=tuning.epochs, local_steps=None)
+        site = replace(site, job=replace(site.job, train=training))
+    if tuning is not None and tuning.layers == "head" and not head_parameters(site.model):
+        raise InputError("--tune head: the model has no module `head` that trains; give --tune all")
+    parts = parts_at(site.job.method, last.round)
+    since = {slot: held.since for slot, held in last.held.items()}
+    desk = Desk(site, Broadcast(last.round, last.weights, {}, {}, since))
+    of_global = _measured(site, with_weights(site.model, desk.broadcast.weights))
+    for client in range(site.federation.num_clients):
+        num_examples = site.federation.num_examples(client)
+        p = site.federation.label_counts(client) / num_examples
+        own = _own_weights(desk, parts, _memory(last, workers, client, desk.broadcast))
+        model = with_weights(site.model, {**desk.broadcast.weights, **own})
+        accuracy, by_class = _measured(site, model) if own else of_global
+        in_local = metrics.in_local_accuracy(by_class, p)
+        row = OwnRow(client, num_examples, client in site.held_out, accuracy, in_local)
+        if tuning is not None:
+            _tune(desk, client, model, own, tuning)
+            accuracy, by_class = _measured(site, model)
+            row = replace(row, tuned_accuracy=accuracy, tuned_in_local=metrics.in_local_accuracy(by_class, p))
+        yield row
+
+
+def _memory(last: Round, workers: Workers, client: int, broadcast: Broadcast) -> dict[str, Tree]:
+    """A client's memory by slot, of parts in force since it was written; empty where it never trained."""
+    if client not in last.memories:
+        return {}
+    memory = unpack(workers.recall(last.memories[client]))
+    return {slot: tree for slot, tree in memory["slots"].items() if broadcast.holds(slot, memory["round"])}
+
+
+def _own_weights(desk: Desk, parts: Parts, memory: dict[str, Tree]) -> Weights:
+    """The entries in which a client's own model is not the global one; empty where it is the same."""
+    keeper = next((part for part in parts if part.keeps_model), None)
+    if keeper is not None:
+        return dict(memory.get(keeper.slot) or {})
+    return recalled(local_names(parts, desk.site.model), memory)
+
+
+def _measured(site: Site, model: nn.Module) -> tuple[float, np.ndarray]:
+    """A model's accuracy on the test images, and on each class (C,)."""
+    confusion = evaluate(site, model.eval(), 0, len(site.federation.test)).confusion
+    return metrics.accuracy(confusion), metrics.class_accuracy(confusion)
+
+
+def _tune(desk: Desk, client: int, model: nn.Module, own: Weights, tuning: Tuning) -> None:
+    """Train a client's own model in place."""
+    site, round = desk.site, desk.broadcast.round
+    if tuning.layers == "head":
+        head = head_parameters(model)
+        for name, p in parameters_of(model).items():
+            p.requires_grad_(name in head)
+    seed = seed_of(site.job.seed, Purpose.TUNE, round, client)
+    with isolated(seed, site.device):
+        order = torch.Generator().manual_seed(seed_of(site.job.seed, Purpose.TUNE, round, client, 1))
+        local = {part.slot: None for part in TUNES}
+        losses, _ = descend(site, model, view_of(desk, client, own), TUNES, local, order)
+    refuse_diverged(losses, f"client {client}, while its own model was tuned", TUNES)
