@@ -39,7 +39,7 @@ def clients(runs: tuple[Path, ...], tune: str | None, epochs: float) -> None:
     from rayfed.folder.read import find_runs
     from rayfed.rounds.own import Tuning
 
-    if epochs <= 0:
+    if not 0 < epochs < float("inf"):
         raise InputError(f"--epochs {epochs:g}: give a number above 0")
     tuning = Tuning(epochs, "head" if tune == "head" else "all") if tune else None
     lines = []
