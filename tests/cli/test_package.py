@@ -57,63 +57,48 @@ def sent(root, *without, patterns=()):
     return sorted(there)
 
 
-def test_code_is_sent_and_secrets_data_caches_environments_and_runs_stay(root):
-    assert sent(root) == CODE
+SPECIAL = ["*", "[a]", "!mine.py", "#mine.py", "mine.??", "end ", " mine.py", "back\\slash", "jobs/**", "tab\t", "\n"]
+IGNORING = {"secret.py": "", "models/mine.py": "", "models/large/a.bin": "", "models/.gitignore": "mine.py\nlarge/\n"}
+WORLDS = {  # other files, folders with git, paths that are left out, patterns; and what is sent
+    "as it is": ({}, [], [], [], CODE),
+    "paths of the job": (
+        {"out/tiny/table.csv": "", "images/cat/1.png": "", "models/images/1.png": ""},
+        *([], ["out", "images"], [], sorted([*CODE, "models/images/1.png"])),
+    ),
+    **{
+        " ".join(patterns): ({"notes/old/a.pdf": ""}, [], [], patterns, WITHOUT_TABLE)
+        for patterns in (["notes", "*.csv"], ["notes/**", "jobs"], ["/notes/old/*.pdf", "table.csv"])
+    },
+    **{
+        f"{file}: {pattern}": ({**IGNORING, file: f"{pattern}\nsecret.*\n"}, git, [], [], WITHOUT_TABLE)
+        for file, pattern in ((".gitignore", "jobs/"), (".git/info/exclude", "table.csv"), (".rayignore", "*.csv"))
+        for git in (["."], [".", "models"])
+    },
+    "special names": (dict.fromkeys(SPECIAL, ""), [], SPECIAL, [], CODE),  # each leaves out the file of its name alone
+}
 
 
-def test_paths_of_the_job_stay(root, monkeypatch):
-    write(root / "out/tiny/table.csv")
-    write(root / "images/cat/1.png")
-    write(root / "models/images/1.png")  # the same name elsewhere
+@pytest.mark.parametrize("name", WORLDS)
+def test_code_is_sent_and_secrets_data_caches_environments_runs_and_what_is_ignored_stay(root, name):
+    files, repositories, without, patterns, expected = WORLDS[name]
+    for repository in repositories:
+        git(root, "init", "-q", repository)
+    for place, text in files.items():
+        write(root / place, text)
     (root.parent / "link").symlink_to(root)
-    monkeypatch.chdir(root)
-    assert sent(root, Path("out"), root.parent / "link/images") == sorted([*CODE, "models/images/1.png"])
-
-
-@pytest.mark.parametrize("patterns", [["notes", "*.csv"], ["notes/**", "jobs"], ["/notes/old/*.pdf", "table.csv"]])
-def test_patterns_leave_out_files_and_whole_folders(root, patterns):
-    write(root / "notes/old/a.pdf")
-    assert sent(root, patterns=patterns) == WITHOUT_TABLE
-
-
-@pytest.mark.parametrize(
-    ("file", "pattern"),
-    [(".gitignore", "jobs/"), (".gitignore", "*.csv"), (".git/info/exclude", "table.csv"), (".rayignore", "table.csv")],
-)
-def test_ignored_files_stay(root, file, pattern):
-    write(root / "secret.py")
-    git(root, "init", "-q")
-    assert "secret.py" in sent(root)
-    write(root / file, f"{pattern}\nsecret.*\n")
-    assert [name for name in sent(root) if name != ".rayignore"] == WITHOUT_TABLE
-
-
-@pytest.mark.parametrize("inner", [".", "models"])
-def test_a_nested_gitignore_applies_to_its_folder_or_inner_repository(root, inner):
-    git(root, "init", "-q")
-    git(root, "init", "-q", inner)
-    write(root / "models/.gitignore", "mine.py\nweights/\n")
-    write(root / "models/mine.py")
-    write(root / "models/weights/large.bin")
-    assert sent(root) == CODE
+    places = [root.parent / "link" / place for place in without]
+    assert [place for place in sent(root, *places, patterns=patterns) if place != ".rayignore"] == expected
 
 
 @pytest.mark.parametrize("repository", ["work", "."])
 def test_a_git_that_fails_inside_a_repository_is_refused(root, repository, monkeypatch):
     git(root.parent, "init", "-q", repository)
-    break_git(root.parent, monkeypatch)
-    with pytest.raises(InputError) as caught:
+    write(root.parent / "bin/git", "#!/bin/sh\necho git is broken >&2\nexit 2\n")
+    (root.parent / "bin/git").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{root.parent / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    words = "but git cannot list the files that it ignores \\(git is broken\\), so nothing is sent; repair that, or"
+    with pytest.raises(InputError, match=words):
         chosen(root)
-    assert str(caught.value) == (
-        f"'{root}' is in a git repository, but git cannot list the files that it ignores (git is broken), so nothing "
-        "is sent; repair that, or submit from a folder without git"
-    )
-
-
-def break_git(folder, monkeypatch):
-    write(folder / "bin/git", "#!/bin/sh\necho git is broken >&2\nexit 2\n")
-    (folder / "bin/git").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}")
 
 
 def test_links_to_files_in_the_folder_are_sent_and_other_links_stay(root):
@@ -125,14 +110,6 @@ def test_links_to_files_in_the_folder_are_sent_and_other_links_stay(root):
     (root / "nowhere").symlink_to("gone")
     (root / "key.txt").symlink_to("server.pem")
     assert sent(root) == sorted([*CODE, "inside.py"])
-
-
-def test_any_name_can_be_left_out(root):
-    """A name with special characters of patterns leaves out only the file of that name."""
-    names = ["*", "[a]", "!mine.py", "#mine.py", "mine.??", "end ", " mine.py", "back\\slash", "jobs/**", "tab\t", "\n"]
-    for name in names:
-        write(root / name)
-    assert sent(root, *(root / name for name in names)) == CODE
 
 
 def test_more_than_100_mib_is_refused_with_the_largest_files(root):
