@@ -1,20 +1,25 @@
 """Work on Ray gives the same bits as work in this process, with any number of actors."""
 
+import os
+from collections import deque
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import ray
 
 import rayfed
-from rayfed.base.errors import WorkersLost
+from rayfed.base.errors import ClientFailed, WorkersLost
 from rayfed.clients.schedules import Cosine
 from rayfed.job import read_job
 from rayfed.methods import RECIPES, Part, Proximal, ccvr, compose, fedavg, feddf, fedntd, scaffold, switch
 from rayfed.rounds.local import open_site
 from rayfed.rounds.workers import no_progress
 from rayfed.runtime.calls import Call
+from rayfed.runtime.crew import Member
 from rayfed.runtime.dispatch import Dispatch
 from rayfed.runtime.stage import Stage
 
@@ -195,3 +200,29 @@ def test_a_lost_call_is_tried_alone_and_only_then_a_loss_counts():
     dispatch._run_again(stage, range(3, 4), "lost")
     with pytest.raises(WorkersLost, match=r"^client 3, round 1: lost 2 times, and ray.max_retries = 1; the last time"):
         dispatch._run_again(stage, range(3, 4), "lost")
+
+
+def test_stages_are_handed_out_in_their_order_and_of_one_that_has_failed_nothing_more():
+    """As far as no Ray is needed: its actors are names, which are never done."""
+    sent = []
+
+    def stage_of(kind, count):
+        def submit(actor, calls):
+            sent.extend((kind, *call.task) for call in calls)
+            return [ray.ObjectRef(os.urandom(28))]
+
+        calls = [Call(kind, f"{kind} {number}", 1, task=(number,), round=1) for number in range(count)]
+        return Stage(calls, submit, 1, no_progress)
+
+    crew = SimpleNamespace(idle=deque(Member(f"actor-{number}", None) for number in range(2)))
+    dispatch, evaluate, train = Dispatch(crew, None, 0, None), stage_of("evaluate", 3), stage_of("train", 9)
+    dispatch.begin(evaluate)
+    dispatch.begin(train)
+    assert sent == [("evaluate", 0), ("evaluate", 1)]
+    crew.idle.extend([Member("actor-0", None), Member("actor-1", None)])
+    dispatch._hand_out()
+    assert sent[2:] == [("evaluate", 2), ("train", 0)], "training goes to actors while the evaluation ends"
+    train.end(ClientFailed("wrong", None, 1))
+    crew.idle.append(Member("actor-0", None))
+    dispatch._hand_out()
+    assert len(sent) == 4
