@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
-from itertools import product
+from itertools import combinations, product
 from typing import Annotated, Any
 
 from rayfed.base.errors import InputError, told
@@ -72,29 +72,29 @@ def expand(tables: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
     tables = override(tables, of_grid)
     if "grid" not in tables:
         return [Cell(override(tables, of_job))]
-    grid, values = _read(tables.pop("grid"))
-    for key, own in _keys_of(grid, values).items():
+    axes = _axes(tables.pop("grid"))
+    for axis in axes:
+        key = "seed" if axis == "seeds" else axis
         if key in of_job:
             raise InputError(
-                f"'{key}' is given by this job's grid; use {own}=[...], or choose runs with --only (of a paper's "
+                f"'{key}' is given by this job's grid; use grid.{axis}=[...], or choose runs with --only (of a paper's "
                 "table, with --rows)"
             )
     base = override(tables, of_job)
     if not base.get("name"):
         raise InputError('a grid needs a name, for the folder of its runs: name = "search" at the top of the file')
+    grid = str(base["name"])
+    seeds = axes.pop("seeds", None) or _seeds([base.get("seed", 0)])
     cells: list[Cell] = []
-    seeds = grid.seeds or [base.get("seed", 0)]
-    for seed, setting, method, *others in product(seeds, grid.setting or [{}], grid.method or [{}], *values.values()):
+    for combination in product(seeds, *axes.values()):
+        entries = combination[1:] + combination[:1]  # the seed changes last, and is the last step of the name
         changes: dict[str, Any] = {}
-        steps = [str(base["name"])]
-        for entry in (setting, method, *others):
+        for entry in entries:
             changes |= entry
-            if entry:
-                steps.append(entry["name"])
-        steps.append(f"seed-{seed}")
-        changes["seed"] = seed
-        cell = override(override(tables, changes), of_job) | {"name": "/".join(steps)}
-        cells.append(Cell(cell, steps[0], setting.get("name", ""), method.get("name", "")))
+        name = "/".join([grid, *(entry["name"] for entry in entries)])
+        cell = override(override(tables, changes), of_job) | {"name": name}
+        names = {axis: entry["name"] for axis, entry in zip(axes, combination[1:], strict=True)}
+        cells.append(Cell(cell, grid, names.get("setting", ""), names.get("method", "")))
     return cells
 
 
@@ -122,20 +122,11 @@ def matching(cells: list[Cell], pattern: str, option: str) -> list[Cell]:
     return chosen
 
 
-Values = dict[str, list[dict[str, Any]]]  # dotted key -> each of its values as a table, with a name
+Axis = list[dict[str, Any]]  # what one list of the grid gives: each entry has a name, and values by dotted key
 
 
-def _keys_of(grid: Grid, values: Values) -> dict[str, str]:
-    """The keys of a job that the grid gives to each run, and the grid's own keys for them."""
-    keys = {key: f"grid.{key}" for key in values}
-    if grid.seeds:
-        keys["seed"] = "grid.seeds"
-    if grid.method:
-        keys["method"] = "grid.method"
-    return keys
-
-
-def _read(table: Any) -> tuple[Grid, Values]:
+def _axes(table: Any) -> dict[str, Axis]:
+    """The lists of a grid: seeds, settings, methods, values of single keys. No two of them give the same key."""
     if not isinstance(table, Mapping):
         raise InputError(f"grid = {table!r}: this is a table, [grid]")
     own = {key: _entries(value) for key, value in table.items() if key in OWN and not isinstance(value, Mapping)}
@@ -143,45 +134,38 @@ def _read(table: Any) -> tuple[Grid, Values]:
     lists = {key: value for key, value in keys.items() if "." in key or key == "model"}
     unknown = {key: value for key, value in keys.items() if key not in lists}
     grid = build(Grid, {**own, **unknown}, "grid")
-    values = _named_values(lists)
     _refuse_twins(grid.seeds, "grid.seeds")
-    _check_names(grid.setting, "grid.setting")
-    _check_names(grid.method, "grid.method")
-    given = {"seed": "grid.seeds", **_keys_of(grid, values)}
-    for entry in grid.setting:
-        for key in entry.keys() & given.keys():
-            raise InputError(
-                f"grid.setting: '{entry['name']}' gives a {key}, which {given[key]} gives to every run; leave it out"
-            )
+    axes = {"seeds": _seeds(grid.seeds), "setting": grid.setting, "method": grid.method, **_named_values(lists)}
+    axes = {name: axis for name, axis in axes.items() if axis}
+    for name, axis in axes.items():
+        _check_names(axis, f"grid.{name}")
     for entry in grid.method:
-        if "method" not in entry or "seed" in entry:
+        if "method" not in entry:
             raise InputError(
                 f"grid.method: '{entry['name']}' has {', '.join(entry)}; it takes a name and a method, and keys of the "
                 "job other than seed"
             )
-        _refuse_both(entry, values, "the grid's lists of values")
-        for setting in grid.setting:
-            _refuse_both(entry, setting, f"the setting '{setting['name']}'")
-    return grid, values
+    for first, second in combinations({"seeds": _seeds([0]), **axes}.values(), 2):
+        for one, other in product(first, second):
+            both = one.keys() & other.keys() - {"name"}
+            if both:
+                raise InputError(
+                    f"grid: '{one['name']}' and '{other['name']}' both give {', '.join(sorted(both))}; leave it out of "
+                    "one of the two"
+                )
+    return axes
 
 
-def _check_names(entries: list[dict[str, Any]], where: str) -> None:
-    for entry in entries:
+def _seeds(seeds: Sequence[int]) -> Axis:
+    return [{"name": f"seed-{seed}", "seed": seed} for seed in seeds]
+
+
+def _check_names(axis: Axis, where: str) -> None:
+    for entry in axis:
         name = entry.get("name")
-        if name is None:
-            raise InputError(f"{where}: a table without a name: give each a name of letters, digits and . _ + -")
         if not isinstance(name, str) or not NAME.fullmatch(name) or "/" in name:
             raise InputError(f"{where}: name = {name!r}: give each a name of letters, digits and . _ + -")
-    _refuse_twins([entry["name"] for entry in entries], where)
-
-
-def _refuse_both(entry: dict[str, Any], other: Mapping[str, Any], name: str) -> None:
-    both = entry.keys() & other.keys() - {"name"}
-    if both:
-        raise InputError(
-            f"grid.method: '{entry['name']}' and {name} both give {', '.join(sorted(both))}; leave it out of "
-            "one of the two"
-        )
+    _refuse_twins([entry["name"] for entry in axis], where)
 
 
 def _entries(values: Any) -> Any:
@@ -209,16 +193,15 @@ def _dotted(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return values
 
 
-def _named_values(lists: Mapping[str, Any]) -> Values:
+def _named_values(lists: Mapping[str, Any]) -> dict[str, Axis]:
     """Each value with a name: the last step of its key, or the whole key if two end alike, and the value."""
     ends = Counter(key.rpartition(".")[2] for key in lists)
-    named: Values = {}
+    named: dict[str, Axis] = {}
     for key, values in lists.items():
         if not isinstance(values, list) or not values:
             raise InputError(
                 f"grid: '{key}' = {told(values)}: give a list of values, such as \"train.lr\" = [0.01, 0.1]"
             )
-        _refuse_twins(values, f"grid: '{key}'")
         end = key.rpartition(".")[2]
         short = end if ends[end] == 1 else key
         named[key] = []
@@ -230,7 +213,6 @@ def _named_values(lists: Mapping[str, Any]) -> Values:
                     "name"
                 )
             named[key].append({"name": name, key: value})
-        _refuse_twins([entry["name"] for entry in named[key]], f"grid: '{key}'")
     return named
 
 
