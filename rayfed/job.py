@@ -24,7 +24,7 @@ from rayfed.base.values import Checked, Form, Ge, Gt, PathMark, UnknownKey, buil
 from rayfed.clients.participation import Participation
 from rayfed.clients.settings import Training
 from rayfed.data.partition import shared_keys
-from rayfed.data.settings import SOURCES, Data, is_relative
+from rayfed.data.settings import SOURCES, Data
 from rayfed.models.settings import MODEL, MODEL_TEXT, Model
 
 Auto = Literal["auto"]
@@ -45,7 +45,6 @@ class RayOptions(Checked):
     address: Annotated[str, "of a running Ray (auto: the Ray on this machine); empty: start a Ray here"] = ""
     num_cpus: Annotated[float, Gt(0), "CPUs per actor, with a thread for each; at least one thread"] = 1.0
     num_gpus: Annotated[Auto | Annotated[float, Ge(0)], "GPUs per actor, rounded up to 1/k; auto: measured"] = 0.0
-    data: Annotated[Literal["store", "storage"], "store: the driver sends it; storage: each node reads it"] = "store"
     deadline: Annotated[Auto | Annotated[float, Gt(0)], DEADLINE_TEXT] = "auto"
     max_retries: Annotated[int, Ge(0), "how often a lost piece of work is run again"] = 3
     patience: Annotated[float, Gt(0), "seconds without any actor after which the run ends"] = 180.0
@@ -135,15 +134,6 @@ class Job(Checked):
                 raise InputError(f"{key} = {values}: give each {key.removeprefix('measure_').rstrip('s')} once")
         if self.measure_layers and "drift" not in self.measure:
             raise InputError(f"measure_layers = {self.measure_layers}: add 'drift' to measure, which aligns them")
-        if self.ray.data == "storage":
-            self._refuse_relative_paths()
-
-    def _refuse_relative_paths(self) -> None:
-        for key, path in self.places().items():
-            if not key.startswith("output.") and is_relative(path):
-                raise InputError(
-                    f"{key} = '{path}': with ray.data = 'storage' every node reads it, so give an absolute path"
-                )
 
     def measures(self, round: int) -> Sequence[str]:
         """What is measured in a round."""

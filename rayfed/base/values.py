@@ -153,25 +153,19 @@ def _default(f: Field[Any], form: Form | None) -> Any:
 
 
 def nearest_key(name: str, keys: Iterable[Key]) -> str:
-    """The key or the table that a wrong key probably means: by its last step, else by its meaning; '' if none is near.
+    """The key or the table that a wrong key probably means, by its last step; '' if none is near.
 
     >>> keys = [Key("train.lr", 0.01, "learning rate of the first round"), Key("train.num_rounds", 20, "rounds")]
-    >>> [nearest_key(name, keys) for name in ("lr", "rounds", "train.learning_rate", "x")]
-    ['train.lr', 'train.num_rounds', 'train.lr', '']
+    >>> [nearest_key(name, keys) for name in ("lr", "rounds", "x")]
+    ['train.lr', 'train.num_rounds', '']
     """
     places: dict[str, str] = {}  # the last step of a key or a table: the whole of it
-    last = name.rpartition(".")[2].lower()
-    words = f" {last.replace('_', ' ')} "
-    by_meaning = ""
     for key in keys:
         steps = key.name.split(".")
         for end in range(1, len(steps) + 1):
             places.setdefault(steps[end - 1], ".".join(steps[:end]))
-        if len(last) > 3 and words in f" {key.sentence} ":
-            by_meaning = by_meaning or key.name
-    tables = [step for step, place in places.items() if step == place and "." not in name]
-    near = last if last in places else nearest(last, tables, 0.75) or nearest(last, places, 0.6)
-    return places[near] if near else by_meaning
+    last = name.rpartition(".")[2].lower()
+    return places.get(nearest(last, places, 0.6), "")
 
 
 def sentence(cls: Callable[..., Any], name: str) -> str:
@@ -200,7 +194,6 @@ def find(name: str, known: Mapping[str, T], kind: str) -> T:
             looked = f"; there is no {error.name}.py in this folder ({os.getcwd()})"
         why = f"{type(error).__name__}: {error}{looked}"
         raise InputError(f"{kind} '{name}': importing '{module}' fails: {why}") from error
-    _warn_of_another(module.partition(".")[0])
     try:
         value = functools.reduce(getattr, attribute.split("."), value)
     except AttributeError as error:
@@ -209,15 +202,6 @@ def find(name: str, known: Mapping[str, T], kind: str) -> T:
         where = "a function or a class that was written for rayfed, in a module of yours"
         raise InputError(f"{kind} '{name}' is {told(value)}, which is Python's own or built in; name {where}")
     return value
-
-
-@functools.cache  # a job is read several times, and the user is told once
-def _warn_of_another(module: str) -> None:
-    """Warn where a module came from elsewhere, though the working folder has a file of its name."""
-    here = os.path.join(os.getcwd(), f"{module}.py")
-    imported = getattr(sys.modules[module], "__file__", None)
-    if imported and os.path.isfile(here) and not os.path.samefile(here, imported):
-        log.warning("%s comes from %s, not from %s.py in this folder", module, imported, module)
 
 
 def _home(value: Any) -> str:

@@ -13,7 +13,6 @@ import shlex
 import signal
 import sys
 import time
-import tomllib
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -129,8 +128,6 @@ def _explain(code: int, next_step: str, run: str, work: str) -> int:
         return RunFailed.exit_code
     if not work:
         print(f"{ended}: {by_ray}", file=sys.stderr)
-    elif _is_without_ray(run):
-        print(f"{ended}: code there may call os._exit", file=sys.stderr)
     else:
         print(f"{ended}: code there may call os._exit, or else {by_ray}", file=sys.stderr)
     if work and _has_ended_so(run, f"{work}, {code}"):
@@ -138,15 +135,6 @@ def _explain(code: int, next_step: str, run: str, work: str) -> int:
         return RunFailed.exit_code
     print(next_step, file=sys.stderr)
     return Resumable.exit_code
-
-
-def _is_without_ray(run: str) -> bool:
-    """Whether the job of the run in a folder has `ray.mode = "off"`."""
-    try:
-        job = tomllib.loads(Path(run, "job.toml").read_text())
-    except (OSError, ValueError):
-        return False
-    return bool(job.get("ray", {}).get("mode") == "off")
 
 
 def _has_ended_so(run: str, how: str) -> bool:

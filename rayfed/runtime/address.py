@@ -20,7 +20,7 @@ ANSWER_LIMIT = 10.0  # seconds in which a cluster must answer
 
 @contextmanager
 def connected(named: str | None) -> Iterator[Jobs]:
-    """The job server at an address: its URL, `host:port` of the server or of the cluster itself, or `auto`.
+    """The job server at an address: its URL, or its `host:port`.
 
     Without an address, the environment names it, or it is the Ray on this machine. Shows the user's token, if any.
     Raises `InputError` where no Ray answers, or it refuses us; `NoRay` if the user has named no address either.
@@ -31,7 +31,7 @@ def connected(named: str | None) -> Iterator[Jobs]:
     hidden = {name: os.environ.pop(name) for name in VARIABLES if name in os.environ}
     keep_private()
     try:
-        url = _url(address, by)
+        url = address.rstrip("/") if "://" in address else f"http://{address}"
         error = _unreachable(url)
         if error:
             raise _no_ray(address, by, error)
@@ -61,25 +61,6 @@ def is_here(jobs: Jobs) -> bool:
             private.refuse_open(folder, f"the Ray at {jobs.address}")
             return True
     return False
-
-
-def _url(address: str, by: str) -> str:
-    """The URL of the job server. An address without `http://` may be the server's or the cluster's."""
-    if address.startswith(("http://", "https://")):
-        return address.rstrip("/")
-    if address != "auto" and "://" not in address and not _unreachable(f"http://{address}"):
-        return f"http://{address}"
-    from ray.job_submission import JobSubmissionClient
-
-    from rayfed.runtime import trust
-
-    try:
-        trust.joining(address)
-        return str(JobSubmissionClient(address).get_address())
-    except InputError as error:
-        raise InputError(str(error).replace("ray.address =", f"{by} =", 1)) from None
-    except Exception as error:  # Ray raises many kinds
-        raise _no_ray(address, by, error) from None
 
 
 def _unreachable(url: str) -> Exception | None:

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 MAX_OPENINGS = 3  # times in a row that an actor may fail to open the run
 PAUSE = 0.1  # seconds, at least, before an actor is asked again; mostly Ray itself takes a second to refuse
 UP_LIMIT = 180.0  # seconds in which an actor's process must come up; afterwards it is restarted
-DATA_LIMIT = 3600.0  # seconds in which an actor that is up must have the data, which its node may have to load first
+DATA_LIMIT = 3600.0  # seconds in which an actor that is up must have the data
 LOOK = 5.0  # seconds after which a run that works looks for new nodes again
 LATE = 30.0  # seconds without another actor after which a run starts with those that are up
 NAMED = 5  # awaited actors or pieces of work that a line names
@@ -59,7 +59,7 @@ class Crew:
 
     options: RayOptions
     run: str
-    site_at: Callable[[str, ObjectLostError | None], ObjectRef]  # the site for a node; a new one if it was lost
+    site: Callable[[ObjectLostError | None], ObjectRef]  # the run's site; a new one if it was lost
     most: int  # actors, however large the cluster is
     head: Head
     other_bits: bool = False  # actors may be on several kinds of hardware
@@ -209,7 +209,7 @@ class Crew:
                 answer = ray.get(reference)
                 if not member.up:
                     member.up, (member.node_id, member.node) = True, answer
-                    self._ask(member, member.actor.open, [self.site_at(member.node_id, None)])
+                    self._ask(member, member.actor.open, [self.site(None)])
                     continue
                 member.place, member.failures = answer, 0
                 if not self._admit(member, member.place.kind):
@@ -256,7 +256,7 @@ class Crew:
         unfit = isinstance(cause, InputError)
         lost = lost_object(error)
         if lost is not None:
-            self.site_at(member.node_id, lost)
+            self.site(lost)
         member.failures += 1
         if member.failures < MAX_OPENINGS and not unfit and not isinstance(error, ActorDiedError):
             self.open(member)

@@ -3,7 +3,7 @@
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -63,9 +63,7 @@ def memory_cap(gpu_share: float) -> float:
     return GPU_PART * gpu_share if gpu_share < 1 else 1.0
 
 
-def measure_share(
-    probe: Any, site_at: Callable[[str], ObjectRef], nodes: Mapping[str, Resources], patience: float
-) -> float:
+def measure_share(probe: Any, site: ObjectRef, nodes: Mapping[str, Resources], patience: float) -> float:
     """GPUs per actor for `ray.num_gpus = "auto"`: `probe`, an actor on a whole GPU, trains the largest client.
 
     Kills the probe. Raises `WorkersLost` where no whole GPU is free for `patience` seconds, `InputError` where a client
@@ -74,14 +72,14 @@ def measure_share(
     strategies = [NodeAffinitySchedulingStrategy(name, soft=False) for name in nodes if nodes[name].get("GPU")]
     try:
         try:
-            [(node, _)] = _got([probe.where.remote()], patience, "a whole GPU, to measure the largest client")
+            _got([probe.where.remote()], patience, "a whole GPU, to measure the largest client")
         except GetTimeoutError:
             raise WorkersLost(
                 f"ray.num_gpus = 'auto': for {patience:.0f} s (ray.patience) no whole GPU was free, to measure the "
                 "largest client; try again when other jobs are done, or give the part of a GPU that a client needs, "
                 "such as ray.num_gpus = 0.25"
             ) from None
-        asked = [probe.measure_memory.remote([site_at(node)])]
+        asked = [probe.measure_memory.remote([site])]
         asked += [_gpu_bytes.options(scheduling_strategy=strategy).remote() for strategy in strategies]
         needed, *sizes = _got(asked, MEASURE_LIMIT, "the largest client, which is measured on a whole GPU")
     except GetTimeoutError:

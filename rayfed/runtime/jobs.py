@@ -81,7 +81,14 @@ class Jobs:
 
     def find(self, name: str) -> Submission:
         """The newest submission of a run, or the one with this id. Raises `InputError` with the nearest name."""
-        return pick(name, self.submissions(), self.address)
+        submissions = self.submissions()
+        names = [one.run for one in submissions] + [one.id for one in submissions]
+        if name in names:
+            return submissions[names.index(name) % len(submissions)]
+        if not submissions:
+            raise InputError(f"'{name}': nothing has been submitted to the cluster at {self.address}")
+        near = did_you_mean(name, set(filter(None, names)))
+        raise InputError(f"nothing called '{name}' was submitted to the cluster at {self.address}{near}")
 
     def submit(
         self, command: Sequence[str], run: str, runtime_env: Mapping[str, Any], metadata: Mapping[str, str]
@@ -179,17 +186,6 @@ def id_for(run: str, taken: Collection[str]) -> str:
     base = re.sub(r"[^A-Za-z0-9._-]", "-", run)
     numbered = (f"{base}-{number}" for number in count(2))
     return next(name for name in chain([base], numbered) if name not in taken)
-
-
-def pick(name: str, submissions: Sequence[Submission], address: str) -> Submission:
-    """The first of these submissions of the run, or the submission with this id."""
-    names = [one.run for one in submissions] + [one.id for one in submissions]
-    if name in names:
-        return submissions[names.index(name) % len(submissions)]
-    if not submissions:
-        raise InputError(f"'{name}': nothing has been submitted to the cluster at {address}")
-    near = did_you_mean(name, set(filter(None, names)))
-    raise InputError(f"nothing called '{name}' was submitted to the cluster at {address}{near}")
 
 
 def no_token(url: str) -> InputError:

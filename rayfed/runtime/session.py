@@ -6,7 +6,7 @@ import math
 import os
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,12 +15,10 @@ import ray
 import torch
 from ray import ObjectRef
 from ray.exceptions import ObjectLostError, RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayfed.base.errors import InputError, WorkersLost, first_line
-from rayfed.folder.provenance import hash_of_model
-from rayfed.job import Job, RayOptions
-from rayfed.rounds.local import Site, open_site
+from rayfed.job import RayOptions
+from rayfed.rounds.local import Site
 from rayfed.rounds.workers import Progress, no_progress
 from rayfed.runtime import OWNER, dashboard, internals, private, trust
 from rayfed.runtime.causes import end_of_ray, ray_may_fail
@@ -86,7 +84,7 @@ def open_pool(site: Site, progress: Progress = no_progress, *, other_bits: bool 
     With `other_bits` the actors may be on several kinds of hardware.
     """
     options, name, cohort = site.job.ray, site.job.name, site.job.train.clients_per_round
-    head, sites = Head(), Sites(site)
+    head, kept = Head(), StoredSite(site)
     nodes = list(head.known().values())
     options = without_absent_gpus(options, nodes)
     warn_of_idle_gpus(options, nodes)
@@ -94,9 +92,9 @@ def open_pool(site: Site, progress: Progress = no_progress, *, other_bits: bool 
         num_actors(options, nodes, cohort)  # where not a single actor fits, that is refused before anything is measured
         with ray_may_fail():
             probe = new_actor(replace(options, num_gpus=1.0), f"{name}/probe")
-            options = replace(options, num_gpus=measure_share(probe, sites.at, head.known(), options.patience))
+            options = replace(options, num_gpus=measure_share(probe, kept.at(), head.known(), options.patience))
     most = cohort if options.actors == "auto" else options.actors
-    crew = Crew(options, name, sites.at, most, head, other_bits)
+    crew = Crew(options, name, kept.at, most, head, other_bits)
     with closing(Gauges(name)) as gauges, ending_with_its_node():
         try:
             with ray_may_fail():
@@ -128,56 +126,24 @@ class Stored(Site):
 
 @ray_may_fail()
 def stored(site: Site) -> Site:
-    """Put the site into the store, unless nodes make theirs. Who drops `site` for the result keeps no second copy."""
-    if site.job.ray.data == "storage":
-        return site
+    """Put the site into the store. Who drops `site` for the result keeps no second copy."""
     reference = ray.put(site)
     there: Site = ray.get(reference)
     return Stored(site.model, there.federation, site.job, site.device, there.trace, reference=reference)
 
 
-class Sites:
-    """The run's site in Ray's object store: one copy per node, which its actors read in place.
-
-    This process sends it once to each node; or each node makes it (`ray.data`), and its data are compared with ours.
-    """
+class StoredSite:
+    """The run's site in Ray's object store: one copy per node, which its actors read in place."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
-        self._hash = site.federation.hash() if site.job.ray.data == "storage" else ""
-        self._model = hash_of_model(site) if self._hash else ""
-        # By node; or a single reference, for all nodes.
-        self._made: dict[str, ObjectRef] = {"": site.reference} if isinstance(site, Stored) else {}
+        self._reference = site.reference if isinstance(site, Stored) else ray.put(site)
 
-    def at(self, node: str, lost: ObjectLostError | None = None) -> ObjectRef:
-        """The site for the actors of a node; a new one if this is the object that was lost."""
-        key = node if self._hash else ""
-        made = self._made.get(key)
-        if made is None or (lost is not None and lost.object_ref_hex == made.hex()):
-            self._made[key] = self._made_on(node) if self._hash else ray.put(self._site)
-        return self._made[key]
-
-    def _made_on(self, node: str) -> ObjectRef:
-        on_node = NodeAffinitySchedulingStrategy(node, soft=True)  # on another node if Ray must make it again
-        make = _make_site.options(scheduling_strategy=on_node)
-        return make.remote(open_site, self._site.job, self._hash, self._model)
-
-
-@ray.remote(num_cpus=0)
-def _make_site(make: Callable[[Job], Site], job: Job, data: str, model: str) -> Site:
-    site = make(job)
-    _refuse_other("data", "data.source", site.federation.hash(), data)
-    _refuse_other("model", "model.weights", hash_of_model(site), model)
-    return site
-
-
-def _refuse_other(part: str, key: str, there: str, here: str) -> None:
-    if there != here:
-        raise InputError(
-            f"the {part} that {ray.util.get_node_ip_address()} reads (ray.data = 'storage') is not the {part} here: "
-            f"its hash is {there[:12]}..., not {here[:12]}...; make {key} the same on all nodes, or set ray.data = "
-            "'store'"
-        )
+    def at(self, lost: ObjectLostError | None = None) -> ObjectRef:
+        """The site for actors; a new one if this is the object that was lost."""
+        if lost is not None and lost.object_ref_hex == self._reference.hex():
+            self._reference = ray.put(self._site)
+        return self._reference
 
 
 @contextmanager

@@ -152,10 +152,8 @@ class Slots:
             )
             self.begin(job)
 
-    def _data(self, job: Job) -> ObjectRef | None:
+    def _data(self, job: Job) -> ObjectRef:
         """The job's data in Ray's store, where the runs of a node read them in place."""
-        if job.ray.data == "storage":
-            return None
         dataset = self._data_of(job)
         for stored, reference in self._stored:
             if stored is dataset:
@@ -173,7 +171,7 @@ class Slots:
 
 
 @ray.remote
-def _play_in_slot(play: Play, job: Job, folder: str, dataset: Dataset | None) -> tuple[int, str]:
+def _play_in_slot(play: Play, job: Job, folder: str, dataset: Dataset) -> tuple[int, str]:
     """The exit code and the message that the run's command would have ended with.
 
     Raises `InputError` where this node does not see the run's folder: its results would be lost here.
@@ -191,7 +189,7 @@ def _play_in_slot(play: Play, job: Job, folder: str, dataset: Dataset | None) ->
     try:
         if device_given().type == "cuda":
             torch.cuda.set_per_process_memory_fraction(memory_cap(job.ray.gpu_share))
-        with reading_once([(job.data, dataset)] if dataset is not None else []):
+        with reading_once([(job.data, dataset)]):
             play(job)
     except (KeyboardInterrupt, TaskCancelledError):
         return STOPPED, "a signal has stopped it"

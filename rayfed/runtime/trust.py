@@ -53,7 +53,9 @@ def joining(address: str) -> None:
         keep_private()
         error = _knock(address)
     if error and error.code() == grpc.StatusCode.UNAUTHENTICATED:
-        raise InputError(f"ray.address = '{address}': the cluster asks for a token, and {_shown()}; {ADVICE}")
+        raise InputError(
+            f"ray.address = '{address}': the cluster asks for a token, and got none or a wrong token; {ADVICE}"
+        )
     if error and error.code() == grpc.StatusCode.UNAVAILABLE:
         raise InputError(
             f"ray.address = '{address}': no Ray answers there ({error.details()}); start one with `{RECIPE}`, "
@@ -69,18 +71,6 @@ def _knock(address: str) -> grpc.RpcError | None:
         return internals.knock(address, ASK_LIMIT)
     except (OSError, RuntimeError) as error:
         raise InputError(f"ray.address = '{address}': TLS is on, but cannot be used: {error}") from None
-
-
-def _shown() -> str:
-    """The token that we showed to a cluster, in words."""
-    mode = os.environ.get(MODE)
-    if not mode:
-        return "there is none here"
-    if mode != "token":
-        return f"RAY_AUTH_MODE is '{mode}'"
-    if os.environ.get("RAY_AUTH_TOKEN"):
-        return "RAY_AUTH_TOKEN holds another token"
-    return f"'{token_file()}' holds another token"
 
 
 @contextmanager

@@ -179,20 +179,10 @@ def clients_text(federation: Federation) -> str:
 
 
 def partition_text(rule: Rule) -> str:
-    """A partition rule as a job file has it: shards s = 2, 50 clients."""
+    """A partition rule, with its keys as a job file has them."""
     values = write_rule(rule)
-    name, num_clients, seed = values.pop("name"), values.pop("num_clients", None), values.pop("seed", 0)
-    defaults = {key: field.default for key, field in rule.__dataclass_fields__.items()}  # type: ignore[attr-defined]
-    words = []
-    for place, (key, value) in enumerate(values.items()):
-        if place == 0 or value != defaults[key]:
-            words.append(f"{key} = {value!r}")
-    words = [" ".join([name, *words[:1]]), *words[1:]]
-    if num_clients is not None:
-        words.append(f"{num_clients} clients")
-    if seed:
-        words.append(f"seed = {seed}")
-    return ", ".join(words)
+    name = values.pop("name")
+    return ", ".join([name] + [f"{key} = {value!r}" for key, value in values.items()])
 
 
 def ray_text(job: Job) -> str:

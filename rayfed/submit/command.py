@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shlex
 import sys
 from collections.abc import Sequence
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from rayfed import __version__
 from rayfed.base.errors import STOPPED, InputError, Resumable
 from rayfed.runtime.address import connected, is_here
 from rayfed.runtime.jobs import Jobs, Log, Submission
@@ -186,11 +184,8 @@ def described(cells: Sequence[Cell], jobs: Sequence[Job], results: Path) -> dict
     """The description that the cluster keeps beside a submission."""
     from rayfed.methods.registry import describe
 
-    hashes = [job.hash() for job in jobs]
     return {
-        "rayfed_version": __version__,
         "rayfed_method": f"a grid of {len(jobs)} runs" if cells[0].grid else describe(jobs[0].method),
-        "rayfed_job": hashlib.sha256("".join(hashes).encode()).hexdigest() if cells[0].grid else hashes[0],
         "rayfed_results": str(results),
     }
 

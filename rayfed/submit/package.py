@@ -38,36 +38,27 @@ MARKS = (("pyvenv.cfg",), ("conda-meta",), ("job.toml", "environment.json"))  # 
 
 
 class Chosen(NamedTuple):
-    """The files that are sent with their bytes; what stays and why; what is sent although it looks like a secret."""
+    """The files that are sent, with their bytes; what stays, and why."""
 
     sent: dict[str, int]
     stays: dict[str, str]
-    suspect: dict[str, str]  # code and prose
-    included: dict[str, str]  # by --include
 
     def lines(self) -> list[tuple[str, Any]]:
         """For the screen: what is sent, the largest files of it, and what looks like secrets."""
         largest = ", ".join(f"{name} {decimal(size)}" for name, size in Counter(self.sent).most_common(10))
         looks = [f"{name} ({why.removeprefix(SECRET)})" for name, why in self.stays.items() if why.startswith(SECRET)]
-        suspect = [f"{name} ({why})" for name, why in self.suspect.items()]
-        included = [f"{name} ({why})" for name, why in self.included.items()]
         lines = [("packed", f"{len(self.sent):,} files, {decimal(sum(self.sent.values()))}, and rayfed itself")]
         if largest:
             lines.append(("largest", largest))
         if looks:
             how = "like secrets; rename them, or send them with --include PATTERN"
             lines.append(("not sent", f"{listed(looks)}: {how}"))
-        if suspect:
-            lines.append(("look at", f"{listed(suspect)}: sent, as code or prose"))
-        if included:
-            lines.append(("look at", f"{listed(included)}: sent because of --include"))
         return lines
 
     def all_lines(self) -> list[tuple[str, str, str]]:
         """Every file with its size, and all that stays with the reason."""
-        looks = {**self.suspect, **self.included}
-        files = [(decimal(size), name, looks.get(name, "")) for name, size in sorted(self.sent.items())]
-        return [*files, *(("not sent", name, why) for name, why in sorted(self.stays.items()))]
+        files = [(decimal(size), name, "") for name, size in sorted(self.sent.items())]
+        return files + [("not sent", name, why) for name, why in sorted(self.stays.items())]
 
 
 def chosen(
@@ -83,7 +74,7 @@ def chosen(
     real = root.resolve()
     included = [_plain(pattern) for pattern in include]
     why_apart = _reasons(real, without, patterns)
-    files = Chosen({}, {}, {}, {})
+    files = Chosen({}, {})
     names = []
     for name in _listed(real):
         above = [*reversed(name.parents[:-1]), name]  # its folders, the outermost first, and itself
@@ -100,15 +91,11 @@ def chosen(
         if path.is_symlink() and path.resolve() not in targets:
             files.stays[str(name)] = "is a link to what is not sent"
             continue
-        look, is_secret = secret_in(real, str(name))
         is_included = any(place.match(pattern) for pattern in included for place in (name, *name.parents))
-        if is_secret and not is_included:
+        look = "" if is_included else secret_in(real, str(name))
+        if look:
             files.stays[str(name)] = SECRET + look
             continue
-        if is_secret:
-            files.included[str(name)] = look
-        elif look:
-            files.suspect[str(name)] = look
         files.sent[str(name)] = path.stat().st_size
         targets.add(path)
     _refuse_hiding(real, files.sent)

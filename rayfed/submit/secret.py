@@ -1,6 +1,7 @@
 """Which files look like secrets: by their names, and by what they begin with; in upper or lower case.
 
-Source code may have any name, and code and prose may speak of passwords: these stay only where they hold a whole key.
+Source code may have any name, and code and prose may speak of passwords: code stays only where it holds a whole key,
+prose also where it holds a token.
 """
 
 import re
@@ -51,27 +52,29 @@ WORD = re.compile(
 )
 
 
-def secret_in(root: Path, name: str) -> tuple[str, bool]:
-    """Why a file below `root` looks like a secret, and whether it is to stay for that; '' where it does not."""
+def secret_in(root: Path, name: str) -> str:
+    """Why a file below `root` looks like a secret; '' where it does not."""
     low = HUMP.sub("_", name).lower()
     is_code = re.search(CODE, low) is not None
     is_prose = re.search(PROSE, low) is not None
     name_of_secret = None if is_code else NAME.search(low)
     if name_of_secret:
-        return f"named '{name_of_secret[0].strip('/')}'", True
+        return f"named '{name_of_secret[0].strip('/')}'"
     try:
         with (root / name).open("rb") as file:
             head = file.read(HEAD)
     except OSError as error:
         raise InputError(f"'{name}' cannot be read ({error.strerror}); leave it out: --exclude '{name}'") from None
     if BINARY.match(head):
-        return "holds a key in binary form (DER)", True
+        return "holds a key in binary form (DER)"
     head = head.replace(b"\0", b"")  # of UTF-16
-    looks = [(KEY, True), (TOKEN, not is_code), (ADDRESS, not (is_code or is_prose))]
+    patterns = [KEY]
+    if not is_code:
+        patterns.append(TOKEN)
     if not (is_code or is_prose):
-        looks.append((WORD, True))
-    for pattern, stays in looks:
+        patterns += [ADDRESS, WORD]
+    for pattern in patterns:
         keyword = pattern.search(head)
         if keyword:
-            return f"holds '{keyword[0].decode(errors='replace')}'", stays
-    return "", False
+            return f"holds '{keyword[0].decode(errors='replace')}'"
+    return ""

@@ -85,8 +85,6 @@ def facts(one: Submission) -> dict[str, str]:
         "took": duration(one.took.total_seconds()) if one.took else "",
         "results": one.metadata.get("rayfed_results", ""),
         "submission": one.id,
-        "rayfed": one.metadata.get("rayfed_version", ""),
-        "job": one.metadata.get("rayfed_job", ""),
     }
 
 

@@ -7,7 +7,6 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from rayfed import __version__, read_job
 from rayfed.base.errors import InputError
 from rayfed.folder.owner import lock
 from rayfed.grid.cells import expand
@@ -118,11 +117,6 @@ def test_a_run_is_refused_while_another_of_its_name_is_pending_or_running():
 def test_the_cluster_gets_a_description_of_the_job_as_text():
     tables = {"name": "tiny", "method": "fedntd"}
     (cell,) = expand(tables)
-    kept = described([cell], [cell.job()], "/runs/tiny")
-    assert kept["rayfed_job"] == read_job(tables).hash()
-    assert (kept["rayfed_version"], kept["rayfed_results"]) == (__version__, "/runs/tiny")
+    assert described([cell], [cell.job()], "/runs/tiny") == {"rayfed_method": "fedntd", "rayfed_results": "/runs/tiny"}
     cells = expand({**tables, "grid": {"seeds": [0, 1]}})
-    of_grid = described(cells, [cell.job() for cell in cells], "/runs/tiny")
-    assert of_grid["rayfed_method"] == "a grid of 2 runs"
-    assert of_grid["rayfed_job"] != kept["rayfed_job"]
-    assert all(isinstance(value, str) for value in (*kept.values(), *of_grid.values()))
+    assert described(cells, [cell.job() for cell in cells], "/runs/tiny")["rayfed_method"] == "a grid of 2 runs"

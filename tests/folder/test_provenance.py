@@ -10,7 +10,6 @@ import torch
 from click.testing import CliRunner
 
 import rayfed
-from rayfed.base import values
 from rayfed.base.errors import InputError
 from rayfed.cli import main
 from rayfed.folder.keeper import PARTITION
@@ -121,15 +120,6 @@ def test_ones_own_modules_are_kept_and_changed_ones_need_leave(tables, tmp_path,
     assert CliRunner().invoke(main, [*words, "--other-bits"]).exit_code == 0
     assert environment(path)["resumed"][-1]["other_bits"] == [reason]
     assert len(list((path / "modules").iterdir())) == 3
-
-
-def test_a_module_from_another_folder_than_this_one_is_told(tables, own, tmp_path, monkeypatch, caplog):
-    (tmp_path / "here").mkdir()
-    (tmp_path / "here/my_part.py").touch()
-    monkeypatch.chdir(tmp_path / "here")
-    values._warn_of_another.cache_clear()
-    rayfed.read_job(tables)
-    assert caplog.messages == [f"my_part comes from {tmp_path}/my_part.py, not from my_part.py in this folder"]
 
 
 def test_modules_of_models_and_partitions_are_noted_and_libraries_only_where_named(tables, own, tmp_path):

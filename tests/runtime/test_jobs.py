@@ -15,7 +15,7 @@ import pytest
 import rayfed
 from rayfed.base.errors import ClusterLost, InputError
 from rayfed.runtime import jobs
-from rayfed.runtime.jobs import Jobs, Submission, id_for, pick
+from rayfed.runtime.jobs import Jobs, Submission, id_for
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -74,17 +74,20 @@ def test_an_id_is_new_and_can_be_part_of_a_url():
     assert id_for("a/b+c", ["a-b-c", "a-b-c-2"]) == "a-b-c-3"
 
 
-def test_a_submission_is_found_by_its_run_or_its_id_or_the_nearest_is_named():
+def test_a_submission_is_found_by_its_run_or_its_id_or_the_nearest_is_named(monkeypatch):
     tiny = [Submission(number, "done", "papers/tiny") for number in ("papers-tiny-2", "papers-tiny")]
     known = [*tiny, Submission("raysubmit_1", "done")]
-    assert pick("papers/tiny", known, "here") == known[0], "the newest"
+    monkeypatch.setattr(Jobs, "submissions", lambda jobs: known)
+    jobs = Jobs("here", "")
+    assert jobs.find("papers/tiny") == known[0], "the newest"
+    assert jobs.find("raysubmit_1") == known[2]
     with pytest.raises(
         InputError, match=r"nothing called 'papers/tyni' was submitted to the cluster at here; did you mean"
     ):
-        pick("papers/tyni", known, "here")
+        jobs.find("papers/tyni")
+    known.clear()
     with pytest.raises(InputError, match="'tiny': nothing has been submitted to the cluster at here"):
-        pick("tiny", [], "here")
-    assert pick("raysubmit_1", known, "here") == known[2]
+        jobs.find("tiny")
 
 
 # Errors of a job server ----------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from rayfed.runtime import crew, heartbeat, session
 from rayfed.runtime.crew import Crew
 from rayfed.runtime.dispatch import Dispatch
 from rayfed.runtime.gpus import PRETENDED
-from rayfed.runtime.session import Sites, open_pool
+from rayfed.runtime.session import StoredSite, open_pool
 
 pytestmark = pytest.mark.slow
 
@@ -242,17 +242,17 @@ def test_lost_objects_are_made_again_or_named(several, make_site, play, bits, po
     def leave():
         return np.zeros(10**6)
 
-    class LostSites(Sites):
+    class LostSite(StoredSite):
         def __init__(self, site):
             super().__init__(site)
-            self._made = {"": lost}
+            self._reference = lost
 
     node = several.add_node(num_cpus=0, resources={"far": 1})
     lost = leave.remote()
     ray.wait([lost], fetch_local=False)
     several.remove_node(node)
 
-    monkeypatch.setattr(session, "Sites", LostSites)
+    monkeypatch.setattr(session, "StoredSite", LostSite)
     site = make_site(scaffold(), counts=[[4, 4, 4, 4]] * 2, clients_per_round=2, num_rounds=2)
     expected = copy.deepcopy(site.model)
     with pool_on(site, "objects", actors=1) as pool:
@@ -301,14 +301,7 @@ class Meet(Part):
         raise TimeoutError("no client has begun on a second node")
 
 
-def opened(site, job):
-    """Stands for `open_site`, which would open the data that the job names."""
-    return site
-
-
-def test_a_node_that_comes_during_a_round_works_in_it_and_reads_the_data_itself(
-    several, make_site, played, here, pool_on, tmp_path, monkeypatch
-):
+def test_a_node_that_comes_during_a_round_works_in_it(several, make_site, played, here, pool_on, tmp_path, monkeypatch):
     site = make_site(compose(scaffold(), Meet(str(tmp_path))), clients_per_round=6, num_rounds=1)
     (stands_in := tmp_path / "another node").touch()
     expected = here(site)
@@ -322,10 +315,9 @@ def test_a_node_that_comes_during_a_round_works_in_it_and_reads_the_data_itself(
         return wait(self, working, seconds)
 
     monkeypatch.setattr(Crew, "wait", wait)
-    monkeypatch.setattr(session, "open_site", partial(opened, site))
-    with pool_on(site, "meet", data="storage") as pool:
+    with pool_on(site, "meet") as pool:
         assert played(site, pool) == expected
-        assert pool._crew.site_at.__self__._made.keys() == {node.name for node in tmp_path.iterdir()}
+        assert len([*tmp_path.iterdir()]) == 2
 
 
 def test_an_actor_whose_node_ends_in_good_order_is_asked_for_again(
@@ -349,10 +341,17 @@ def test_an_actor_whose_node_ends_in_good_order_is_asked_for_again(
             assert states & {"PENDING_CREATION", "RESTARTING"}
 
 
-def opened_late(site, seconds, job):
-    """Stands for `open_site` on storage that is slow."""
-    time.sleep(seconds)
+@ray.remote(num_cpus=0)
+def late(site):
+    """The site, as over a network that is slow."""
+    time.sleep(30.0)
     return site
+
+
+class LateSite(StoredSite):
+    def __init__(self, site):
+        super().__init__(site)
+        self._reference = late.remote(site)
 
 
 def test_an_actor_that_waits_for_its_data_is_not_restarted(a_cluster, make_site, here, on_ray, monkeypatch, caplog):
@@ -361,9 +360,9 @@ def test_an_actor_that_waits_for_its_data_is_not_restarted(a_cluster, make_site,
     monkeypatch.setattr(crew, "UP_LIMIT", 20.0)
     monkeypatch.setattr(crew, "LATE", 3.0)
     site = make_site(fedavg(), num_rounds=1)
-    monkeypatch.setattr(session, "open_site", partial(opened_late, site, 30.0))
+    monkeypatch.setattr(session, "StoredSite", LateSite)
     with a_cluster(num_cpus=1):
-        assert on_ray(site, 1, data="storage", patience=5.0) == here(site)
+        assert on_ray(site, 1, patience=5.0) == here(site)
     assert re.search(r"s; waiting for actor-0 on [\d.]+ to get the data", caplog.text)
     assert "to come up" not in caplog.text.partition("to get the data")[2]
 

@@ -6,16 +6,14 @@ import signal
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
 import ray
 
 from rayfed.base.errors import InputError, WorkersLost
 from rayfed.job import RayOptions
-from rayfed.methods import fedavg, fedntd
+from rayfed.methods import fedavg
 from rayfed.runtime import gpus, session, workers
 from rayfed.runtime.session import connected
 
@@ -168,17 +166,3 @@ def test_a_signal_while_waiting_ends_the_run_and_leaves_nothing_in_the_cluster(c
         run.kill()
     assert "KeyboardInterrupt" in said
     nothing_is_left("hanging")
-
-
-def opened(site, job):
-    """Stands for `open_site`, which would open the data that the job names."""
-    return site
-
-
-@pytest.mark.slow
-def test_a_node_that_reads_other_data_is_refused(cluster, make_site, on_ray, monkeypatch):
-    other = make_site(fedntd())
-    other.federation.train.examples[0] ^= np.uint8(1)
-    monkeypatch.setattr(session, "open_site", partial(opened, other))
-    with pytest.raises(InputError, match=r"the data that .* reads \(ray.data = 'storage'\) is not the data here"):
-        on_ray(make_site(fedntd()), 2, data="storage")

@@ -143,16 +143,16 @@ def test_a_cluster_with_a_token_is_joined_only_with_it_and_others_always(home, h
     with_token(theirs, RIGHT)
     with ExitStack() as stack:
         join = JOIN.format(address=stack.enter_context(head(theirs, RAY_AUTH_MODE="token")))
-        assert "InputError" in python(join) and "asks for a token, and there is none here" in python(join)
+        assert "InputError" in python(join) and "asks for a token, and got none or a wrong token" in python(join)
         assert "no token for Ray: " in python(join, RAY_AUTH_TOKEN_PATH="/nothing")
         with_token(home, WRONG)
-        assert f"'{home}/.ray/auth_token' holds another token; put the token that" in python(join)
+        assert "got none or a wrong token; put the token that" in python(join)
         assert mode_of(home / ".ray/auth_token") == 0o600
         assert "joined, 42" in python(join, RAY_AUTH_TOKEN=RIGHT)
-        assert "RAY_AUTH_TOKEN holds another token" in python(join, RAY_AUTH_TOKEN="f")
+        assert "got none or a wrong token" in python(join, RAY_AUTH_TOKEN="f")
         with_token(home, RIGHT)
         assert "joined, 42" in python(join)
-        assert "and RAY_AUTH_MODE is 'disabled'" in python(join, RAY_AUTH_MODE="disabled")
+        assert "got none or a wrong token" in python(join, RAY_AUTH_MODE="disabled")
         join = JOIN.format(address=stack.enter_context(head(theirs, RAY_AUTH_MODE="disabled")))
         assert "joined, 42" in python(join)  # with a token that this cluster does not ask for
         (home / ".ray" / "auth_token").unlink()
