@@ -38,19 +38,7 @@ def main(ctx: click.Context) -> None:
     Examples:
       rayfed run jobs/quickstart.toml                      train, on this machine
       rayfed run jobs/quickstart.toml -s train.num_rounds=2 -s ray.mode=off
-      rayfed run jobs/quickstart.toml -s method=fedavg -s name=quickstart-fedavg
       rayfed run jobs/quickstart.toml -s ray.address=auto  on the Ray cluster that runs here
-      rayfed resume runs/quickstart                        continue a run that was stopped
-      rayfed submit jobs/quickstart.toml --follow          as a job, on a Ray cluster
-      rayfed status                                        submitted jobs, and the runs of this folder
-      rayfed partition jobs/quickstart.toml                the images of each class at each client
-      rayfed report runs/fedavg runs/fedntd                compare runs on a page
-      rayfed table runs/fedavg runs/fedntd                 their numbers, and differences
-      rayfed clients runs/fedper                           each client's own model, and held-out clients
-      rayfed reproduce fedntd/table1 --list                the runs of a paper's table
-      rayfed figure local runs/fedavg runs/fedntd          a figure as the papers have it
-      rayfed methods fedntd                                a method's paper and parameters
-      rayfed keys ray                                      the keys of a job file that begin with ray
       _RAYFED_COMPLETE=bash_source rayfed >> ~/.bashrc     complete commands, options and keys; also zsh, fish
     """
     here = os.getcwd()

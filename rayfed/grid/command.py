@@ -22,9 +22,8 @@ from rayfed.report.command import print_sheet
 from rayfed.report.forms import as_csv
 from rayfed.report.runs import read_runs
 from rayfed.report.table import sheet
-from rayfed.screen.display import Lines
+from rayfed.screen.display import Lines, cell_text
 from rayfed.screen.exits import Failure, failures
-from rayfed.screen.lines import cell_text
 from rayfed.screen.text import duration, shown
 
 FAILED = (1, InputError.exit_code, Resumable.exit_code)  # exit codes of a run that does not end the others

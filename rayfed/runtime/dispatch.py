@@ -9,7 +9,6 @@ it ends.
 """
 
 import logging
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,11 +18,9 @@ from itertools import islice
 import ray
 from ray import ObjectRef
 from ray.exceptions import RayError
-from rich.filesize import decimal
 
 from rayfed.base.errors import ClientFailed, KilledActors, RunFailed, WorkersLost, first_line, uncoloured
 from rayfed.rounds.tasks import task_text
-from rayfed.runtime import internals
 from rayfed.runtime.calls import Call, Deadline, Values, together
 from rayfed.runtime.causes import cause_of, is_gpu_fault, is_loss, lost_object, ray_may_fail
 from rayfed.runtime.crew import Crew, Member, named
@@ -35,7 +32,6 @@ from rayfed.runtime.worker import at_client
 
 log = logging.getLogger(__name__)
 
-LITTLE = 10**9  # bytes
 FETCH_LIMIT = 600.0  # seconds in which the reply of a finished call must arrive
 MEMORY = "out of memory"
 MORE_MEMORY = "\nRay killed it, as its node had no memory left: try fewer actors per node (a larger ray.num_cpus)"
@@ -110,7 +106,7 @@ class Dispatch:
                 with _failing(message.stage):
                     self._run_again(message.stage, message.indices, why, how="no answer")
         self._hand_out()
-        self._heartbeat.beat(lambda: named(self._awaited()) + short_of_disk())
+        self._heartbeat.beat(lambda: named(self._awaited()))
 
     def _hand_out(self) -> None:
         actors = len(self.crew.idle) + len(self._working)
@@ -226,14 +222,6 @@ class Dispatch:
     def _awaited(self) -> list[str]:
         work = [f"{message.call.work} on {message.member}" for message in self._working.values()]
         return [*work, *self.crew.awaited()]
-
-
-def short_of_disk() -> str:
-    """In words, that what has no room in Ray's store may have none on the disk either: Ray would try for ever."""
-    free = shutil.disk_usage(internals.session_folder()).free
-    if free >= LITTLE:
-        return ""
-    return f"; Ray's disk here has only {decimal(free)} left, for what its store cannot hold"
 
 
 @contextmanager

@@ -5,7 +5,6 @@ Each function says what is then slower or worse. `tests/runtime/test_internals.p
 
 import logging
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager
 from importlib import import_module
@@ -31,7 +30,6 @@ NAMES = {
     "node_service": "ray.core.generated.gcs_service_pb2_grpc:NodeInfoGcsServiceStub",
     "open_channel": "ray._private.grpc_utils:init_grpc_channel",
     "own_folders": "ray.job_config:JobConfig._runtime_env_has_working_dir",
-    "own_node": "ray._private.worker:global_worker.node",
     "set_sigterm": "ray._private.utils:set_sigterm_handler",
     "show_token": "ray._private.authentication.authentication_token_setup:maybe_enable_token_auth_if_token_available",
     "state": "ray._private.state:state",
@@ -105,14 +103,6 @@ def same_modules(folders: list[str], **metadata: str) -> JobConfig:
     config = JobConfig(metadata=metadata, _py_driver_sys_path=[*reversed(folders)])
     config._runtime_env_has_working_dir = lambda: True  # type: ignore[method-assign]  # then Ray adds no folder
     return config
-
-
-def session_folder() -> str:
-    """The folder of the Ray that is connected; else the folder of temporary files, where it is by default."""
-    found = private("own_node")
-    if found is None:
-        return os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
-    return str(found[0].get_session_dir_path())
 
 
 def memory_was_full(process: str) -> bool:

@@ -10,7 +10,6 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
-from rich.status import Status
 
 from rayfed.data.federation import Federation
 from rayfed.data.inputs import Images
@@ -21,7 +20,6 @@ from rayfed.methods.registry import describe
 from rayfed.rounds.display import Display
 from rayfed.rounds.local import Site
 from rayfed.rounds.round import Round
-from rayfed.screen.lines import figures_text, round_line
 from rayfed.screen.text import aligned, shown
 from rayfed.tensors.weights import parameters_of
 
@@ -36,12 +34,10 @@ def follow() -> Iterator[Display]:
     if not on_terminal():
         yield Lines()
         return
-    console = Console(stderr=True)
-    progress = bar_on(console)
+    progress = bar_on(Console(stderr=True))
+    display = Bar(progress)
     try:
-        with console.status("opening the data") as spinner:
-            display = Bar(progress, spinner)
-            yield display
+        yield display
         display.ended()
     finally:
         progress.stop()
@@ -79,14 +75,12 @@ class Lines(Display):
 
 
 class Bar(Display):
-    """A header, then a bar that moves with each client; before them, a spinner may turn."""
+    """A header, then a bar that moves with each client."""
 
-    def __init__(self, progress: Progress, spinner: Status | None = None) -> None:
-        self._progress, self._spinner = progress, spinner
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
 
     def start(self, site: Site) -> None:
-        if self._spinner is not None:
-            self._spinner.stop()
         self._progress.start()
         text = header(site)
         to_log(text)
@@ -203,3 +197,26 @@ def result_text(path: Path, summary: dict[str, Any]) -> str:
     if summary.get("ended_early"):
         rows.append(("ended", f"after round {summary['rounds']}: {summary['ended_early']}"))
     return aligned([*rows, ("results", shown(path))])
+
+
+def round_line(round: Round, num_rounds: int) -> str:
+    """A finished round as a line of text."""
+    words = [f"round {round.round:{len(str(num_rounds))}}/{num_rounds}", figures_text(round)]
+    if round.train_loss is not None:
+        words.append(f"loss {round.train_loss:.3f}")
+    if round.round:
+        words.append(f"{round.seconds:.1f} s")
+    return "  ".join(words)
+
+
+def figures_text(round: Round) -> str:
+    """The figures of a round's evaluation."""
+    if round.test_accuracy is None:
+        return "not evaluated"
+    return f"accuracy {round.test_accuracy:.3f}  forgetting {round.forgetting:.3f}"
+
+
+def cell_text(summary: dict[str, Any]) -> str:
+    """How a run of a grid ended; `run 2/9  NAME` stands before it."""
+    best, last = summary["best"], summary["last"]
+    return f"best {best['test_accuracy']:.3f}  last {last['test_accuracy']:.3f}  forgetting {last['forgetting']:.3f}"
