@@ -8,6 +8,8 @@ import os
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import settings
@@ -71,6 +73,22 @@ def _embedded_images_are_decoded_once():
 def _small_cohorts_have_groups(monkeypatch):
     """Cohorts of a few clients are cut into tasks of several clients too, as large cohorts are."""
     monkeypatch.setattr(tasks, "TAPER", 2)
+
+
+@pytest.fixture(scope="session")
+def write_images():
+    """Write a data set of random images of so many pixels: the folder `data` in a folder, for `data.source`."""
+
+    def write(folder, train, test, pixels=784, classes=4):
+        rng = np.random.default_rng(0)
+        (folder / "data").mkdir(exist_ok=True)
+        for split, rows in (("train", train), ("test", test)):
+            images = pa.array(list(rng.integers(0, 256, (rows, pixels), np.uint8)))
+            pq.write_table(
+                pa.table({"image": images, "label": np.arange(rows) % classes}), folder / f"data/{split}.parquet"
+            )
+
+    return write
 
 
 @pytest.fixture(scope="session")

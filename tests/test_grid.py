@@ -6,8 +6,6 @@ import tomllib
 from itertools import product
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
@@ -140,14 +138,10 @@ def test_partitions_follow_the_seeds_of_the_runs_when_asked(tables):
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch, write_images):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("rayfed.experiment._write_page", lambda path: None)  # it would take longer than the run
-    rng = np.random.default_rng(0)
-    (tmp_path / "data").mkdir()
-    for split in ("train", "test"):
-        images = pa.array(list(rng.integers(0, 256, (16, 784), np.uint8)))
-        pq.write_table(pa.table({"image": images, "label": np.arange(16) % 4}), tmp_path / f"data/{split}.parquet")
+    write_images(tmp_path, 16, 16)
     (tmp_path / "grid.toml").write_text(GRID)
     return tmp_path
 

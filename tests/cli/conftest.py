@@ -6,9 +6,6 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
@@ -46,27 +43,13 @@ def rayfed():
 
 
 @pytest.fixture
-def write_images():
-    """Write images and labels to a Parquet file."""
-
-    def write(path, images, labels):
-        path.parent.mkdir(exist_ok=True)
-        pq.write_table(pa.table({"image": images, "label": labels}), path)
-
-    return write
-
-
-@pytest.fixture
 def folder(tmp_path, monkeypatch, write_images):
     """The current folder, a temporary one. Changes of sys.path are undone after the test."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "tiny_models", raising=False)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    rng = np.random.default_rng(0)
-    for split, rows in (("train", 40), ("test", 20)):
-        images = list(rng.integers(0, 256, (rows, 16), np.uint8))
-        write_images(tmp_path / f"data/{split}.parquet", images, np.arange(rows) % 4)
+    write_images(tmp_path, 40, 20, pixels=16)
     (tmp_path / "job.toml").write_text(JOB)
     (tmp_path / "tiny_models.py").write_text(MODELS)
     return tmp_path

@@ -6,7 +6,6 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
-import numpy as np
 import pytest
 from click.shell_completion import BashComplete
 
@@ -140,7 +139,7 @@ def test_partition_prints_a_table_which_is_short_and_draws_a_figure(folder, rayf
     assert lines[0].split() == ["client", "0", "1", "2", "3", "total"]
     assert lines[5].split() == ["total", "10", "10", "10", "10", "40"]
     assert (folder / "tiny.partition.png").read_bytes().startswith(b"\x89PNG")
-    write_images(folder / "data/train.parquet", [np.arange(16)] * 120, np.arange(120) % 4)
+    write_images(folder, 120, 20, pixels=16)
     result = rayfed("partition", "job.toml", "-s", "data.partition.num_clients=60", "-o", "picture.svg")
     assert result.exit_code == 0, result.output
     assert "\n10 more\n" in result.stdout and len(result.stdout.splitlines()) < 60

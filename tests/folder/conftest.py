@@ -1,18 +1,11 @@
 """A job that trains in a second on two files of random images."""
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 
 @pytest.fixture
-def tables(tmp_path):
-    rng = np.random.default_rng(0)
-    (tmp_path / "data").mkdir()
-    for split, rows in (("train", 40), ("test", 10)):
-        images = pa.array(list(rng.integers(0, 256, (rows, 784), np.uint8)))
-        pq.write_table(pa.table({"image": images, "label": np.arange(rows) % 2}), tmp_path / f"data/{split}.parquet")
+def tables(tmp_path, write_images):
+    write_images(tmp_path, 40, 10, classes=2)
     return {
         "name": "run",
         "method": "scaffold",

@@ -7,9 +7,6 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from rayfed.base.errors import InputError
@@ -42,12 +39,9 @@ FEW = ("random", "statistics", "queue", "colorsys", "dataclasses", "numpy", "tor
 
 
 @pytest.fixture
-def environment(tmp_path, short_folder, monkeypatch):
+def environment(tmp_path, short_folder, monkeypatch, write_images):
     """Of a working folder with such files. RAY_TMPDIR is where a Ray that is started here lives."""
-    (tmp_path / "data").mkdir()
-    for split in ("train", "test"):
-        images = list(np.random.default_rng(0).integers(0, 256, (20, 256), np.uint8))
-        pq.write_table(pa.table({"image": images, "label": np.arange(20) % 4}), tmp_path / f"data/{split}.parquet")
+    write_images(tmp_path, 20, 20, pixels=256)
     for name in {*FEW, *(name for name in sys.stdlib_module_names if find_spec(name) and name != "sys")}:
         (tmp_path / f"{name}.py").write_text(HIDING)
     (tmp_path / "mine.py").write_text(MINE)

@@ -26,6 +26,17 @@ def rayfed_run(settings, **options):
     return subprocess.run(command, capture_output=True, text=True, **options)
 
 
+def nothing_is_left(run):
+    """The CPU of a killed actor, and the memory of objects without references, come back a moment later."""
+    gc.collect()  # a traceback that an earlier test caught may hold a reference to an object
+    for _ in range(300):
+        if ray.available_resources() == ray.cluster_resources():
+            break
+        time.sleep(0.1)
+    assert ray.available_resources() == ray.cluster_resources()
+    assert not [name for name in ray.util.list_named_actors() if name.startswith(run)]
+
+
 @pytest.mark.parametrize(
     ("error", "kind", "message"),
     [
@@ -73,6 +84,7 @@ def test_auto_puts_as_many_actors_on_a_gpu_as_fit(cluster, make_site, monkeypatc
         assert on_ray(site, "auto", num_gpus="auto") == here(site)
     assert "client takes 4.0 GB of GPU memory, the smallest GPU has 9.0 GB: ray.num_gpus = 1/2" in caplog.text
     assert "actors: 4 on " in caplog.text
+    nothing_is_left("test-")
 
 
 def test_without_ray_absent_gpus_are_warned_about(make_site, monkeypatch, caplog):
@@ -96,17 +108,6 @@ def test_the_address_file_of_a_ray_that_is_gone_is_not_followed(tmp_path, short_
 
 def files(folder):
     return {path.relative_to(folder).as_posix() for path in Path(folder).rglob("*") if path.is_file()}
-
-
-def nothing_is_left(run):
-    """The CPU of a killed actor, and the memory of objects without references, come back a moment later."""
-    gc.collect()  # a traceback that an earlier test caught may hold a reference to an object
-    for _ in range(300):
-        if ray.available_resources() == ray.cluster_resources():
-            break
-        time.sleep(0.1)
-    assert ray.available_resources() == ray.cluster_resources()
-    assert not [name for name in ray.util.list_named_actors() if name.startswith(run)]
 
 
 @pytest.mark.slow

@@ -10,9 +10,6 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import ray
 
@@ -48,14 +45,10 @@ class Dies(Part):
 
 
 @pytest.fixture
-def tables(tmp_path, monkeypatch):
+def tables(tmp_path, monkeypatch, write_images):
     """A grid of four runs on 64 random images, written below a folder of the test's own."""
     monkeypatch.chdir(tmp_path)
-    rng = np.random.default_rng(0)
-    (tmp_path / "data").mkdir()
-    for split in ("train", "test"):
-        images = pa.array(list(rng.integers(0, 256, (64, 784), np.uint8)))
-        pq.write_table(pa.table({"image": images, "label": np.arange(64) % 4}), tmp_path / f"data/{split}.parquet")
+    write_images(tmp_path, 64, 64)
     return {
         "name": "g",
         "data": {"source": "data", "partition": {"name": "shards", "s": 2, "num_clients": 8}},
