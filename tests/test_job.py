@@ -48,9 +48,12 @@ def test_a_job_needs_only_a_name():
 
 @pytest.mark.parametrize("name", PARTITIONS)
 def test_every_partition_is_read_back_as_it_was_written(name):
-    job = read_job({"name": "n", "data": {"partition": {"name": name}}})
+    needed = {"path": "who.json"} if name == "file" else {}
+    job = read_job({"name": "n", "data": {"partition": {"name": name, **needed}}})
     assert isinstance(job.data.partition, PARTITIONS[name])
-    assert again(job) == job == read_job({"name": "n", "data": {"partition": name}})  # a string stands for a table
+    assert again(job) == job
+    if not needed:
+        assert job == read_job({"name": "n", "data": {"partition": name}})  # a string stands for a table
 
 
 def test_lists_model_options_and_a_value_of_none_are_read_back():

@@ -146,13 +146,15 @@ def first_ones(words: Sequence[str], between: str) -> str:
 @job_argument
 @set_option
 @click.option("-o", "--output", help="The picture: .png, .svg or .pdf; NAME.partition.png here if not given.")
-def partition(job: str, overrides: Overrides, output: str | None) -> None:
+@click.option("--export", help="Also write each client's images to this file: .json, .npz or .parquet.")
+def partition(job: str, overrides: Overrides, output: str | None, export: str | None) -> None:
     """Show how many images of each class each client holds.
 
     As a table, and as a heat map in a file. For a job with a [grid], the partition without the grid's settings.
     """
     import numpy as np
 
+    from rayfed.data.dealt import write_dealt
     from rayfed.papers.partition import save_partition
     from rayfed.papers.style import PICTURES
     from rayfed.rounds.local import open_data
@@ -163,6 +165,8 @@ def partition(job: str, overrides: Overrides, output: str | None) -> None:
     if path.suffix not in PICTURES:
         raise InputError(f"--output '{path}': pictures end in {', '.join(PICTURES)}")
     federation = open_data(read)
+    if export:
+        write_dealt(Path(export), [federation.dealt.client(i) for i in range(federation.num_clients)])
     classes, num_clients = tuple(map(harmless, federation.train.classes)), federation.num_clients
     clients, labels, counts = federation.cells()
     table = np.zeros((min(num_clients, MOST_CLIENTS), len(classes)), dtype=np.int64)

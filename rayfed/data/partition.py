@@ -18,13 +18,13 @@ import hashlib
 import heapq
 import inspect
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 from annotated_types import Ge, Le
 
 from rayfed.base.errors import InputError, told
-from rayfed.base.values import Checked, build, find, name_in, named, table
+from rayfed.base.values import Checked, PathMark, build, find, name_in, named, table
 
 PATIENCE = 5 * 10**8  # random numbers that a Dirichlet split may draw by default: about half a minute
 CHUNK = 2**15  # random numbers per draw: few enough to stay in the cache, enough to hide numpy's overhead
@@ -162,19 +162,17 @@ class Shards(_ByClass):
 
 
 @dataclass(frozen=True)
-class Dirichlet(_ByClass):
-    """For each class, proportions over the clients drawn from Dir(alpha).
+class _Drawn(_ByClass):
+    """A rule that draws each class's proportions over the clients, again until the smallest client has `min_size`.
 
-    The rule of the public benchmarks (Yurochkin et al., ICML 2019; Li et al., ICDE 2022): with `cap`, a client that
-    already holds n / N images gets none of the next class; everything is drawn again until the smallest client has
-    `min_size`. At alpha = 0.05 with 100 clients, 1 draw in 30,000 passes, so many draws are made together, as counts;
-    images are dealt once, at the end.
+    At alpha = 0.05 with 100 clients, 1 draw in 30,000 passes, so many draws are made together, as counts; images are
+    dealt once, at the end.
     """
 
     alpha: Annotated[float, Ge(1e-6), Le(1e6), "concentration: small is skewed, large is even"] = 0.5
-    cap: Annotated[bool, "clients that hold n / N images get no more"] = True
     min_size: Annotated[int, Ge(0), "images of the smallest client"] = 10
     max_draws: Annotated[int, Ge(0), "draws before giving up; 0: as many as take about half a minute"] = 0
+    cap = False
 
     def _runs(self, counts: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """The first table of images by class and client, (K, N), whose smallest client has `min_size`."""
@@ -190,9 +188,9 @@ class Dirichlet(_ByClass):
                 return np.tile(np.arange(self.num_clients), len(counts)), tables[:, passed[0]].ravel()
             best = max(best, int(smallest.max()))
         raise InputError(
-            f"dirichlet: none of {limit:,} draws with alpha = {self.alpha} gave each of {self.num_clients} clients "
-            f"min_size = {self.min_size} images (the best draw: {best}); raise alpha, lower num_clients or min_size, "
-            "or raise max_draws"
+            f"{name_in(PARTITIONS, type(self))}: none of {limit:,} draws with alpha = {self.alpha} gave each of "
+            f"{self.num_clients} clients min_size = {self.min_size} images (the best draw: {best}); raise alpha, lower "
+            "num_clients or min_size, or raise max_draws"
         )
 
     def _draw(self, counts: np.ndarray, rows: int, rng: np.random.Generator) -> np.ndarray:
@@ -203,9 +201,7 @@ class Dirichlet(_ByClass):
         for share, count in zip(tables, counts, strict=True):
             if not count:
                 continue  # at the end every client may be full, and no proportions left
-            # Dir(alpha) is gammas over their sum. Gamma(a) = Gamma(a + 1) U^(1/a), in logarithms: a small alpha's
-            # gammas are all below the smallest float.
-            logs = np.log(rng.standard_gamma(self.alpha + 1, shape)) - rng.standard_exponential(shape) / self.alpha
+            logs = self._logs(shape, rng)
             if self.cap:
                 logs[held * self.num_clients >= n] = -np.inf
             shares = np.cumsum(np.exp(logs - logs.max(axis=1, keepdims=True)), axis=1)
@@ -213,6 +209,49 @@ class Dirichlet(_ByClass):
             share[:] = np.diff(ends, axis=1, prepend=0)
             held += share
         return tables
+
+    def _logs(self, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+        """Logarithms of gammas, whose shares of their sum are Dir(alpha).
+
+        Gamma(a) = Gamma(a + 1) U^(1/a), in logarithms: a small alpha's gammas are all below the smallest float.
+        """
+        return np.log(rng.standard_gamma(self.alpha + 1, shape)) - rng.standard_exponential(shape) / self.alpha
+
+
+@dataclass(frozen=True)
+class Dirichlet(_Drawn):
+    """For each class, proportions over the clients drawn from Dir(alpha).
+
+    The rule of the public benchmarks (Yurochkin et al., ICML 2019; Li et al., ICDE 2022): with `cap`, a client that
+    already holds n / N images gets none of the next class.
+
+    With `sizes = "equal"`, as in the code of FedACG, FedRCL and FedWSQ: one client after the other draws proportions
+    over the classes from Dir(alpha), and its images by these weights among those that are left.
+    """
+
+    cap: Annotated[bool, "clients that hold n / N images get no more"] = True
+    sizes: Annotated[Literal["drawn", "equal"], "of clients; equal: proportions are drawn by client"] = "drawn"
+
+    def _runs(self, counts: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        if self.sizes == "drawn":
+            return super()._runs(counts, rng)
+        left = np.repeat(np.arange(len(counts)), counts)  # the classes of the images that are left
+        table = np.zeros((len(counts), self.num_clients), dtype=np.int64)
+        for client, size in enumerate(_even(len(left), self.num_clients)):
+            # The first `size` of exponential waiting times, at rates in these proportions, are a draw by weight.
+            waits = np.log(rng.standard_exponential(len(left))) - self._logs((len(counts),), rng)[left]
+            taken = np.argpartition(waits, size - 1)[:size]
+            table[:, client] = np.bincount(left[taken], minlength=len(counts))
+            left = np.delete(left, taken)
+        return np.tile(np.arange(self.num_clients), len(counts)), table.ravel()
+
+
+@dataclass(frozen=True)
+class Quantity(_Drawn):
+    """Clients' shares of all images drawn from Dir(alpha), and each client's images from all (Li et al., ICDE 2022)."""
+
+    def split(self, labels: np.ndarray, num_classes: int, groups: np.ndarray | None = None) -> Partition:
+        return super().split(np.zeros_like(labels), 1)
 
 
 @dataclass(frozen=True)
@@ -267,7 +306,21 @@ class Natural(Checked):
         return Partition.of_owners(owners, len(values))
 
 
-PARTITIONS: dict[str, type[Rule]] = {rule.__name__.lower(): rule for rule in (Iid, Shards, Dirichlet, Classes, Natural)}
+@dataclass(frozen=True)
+class File(Checked):
+    """Who holds which image, as a file says (`rayfed.data.dealt`): one of others, or one of `rayfed partition`."""
+
+    path: Annotated[str, PathMark(), "file of each client's images: .json, .txt, .npz or .parquet"]
+
+    def split(self, labels: np.ndarray, num_classes: int, groups: np.ndarray | None = None) -> Partition:
+        from rayfed.data.dealt import read_dealt  # brings pyarrow
+
+        owners = read_dealt(self.path, len(labels))
+        return Partition.of_owners(owners, int(owners.max()) + 1)
+
+
+RULES = (Iid, Shards, Dirichlet, Quantity, Classes, Natural, File)
+PARTITIONS: dict[str, type[Rule]] = {rule.__name__.lower(): rule for rule in RULES}
 
 
 def read_rule(value: Any) -> Rule:

@@ -145,12 +145,10 @@ def read_run(folder: Path) -> Run:
     dealt = read_table(folder, "partition")
     held = dealt.column("class")  # in Arrow, as a million names in Python would take 60 MB
     names = tuple(dict.fromkeys([*classes["class"][:num_classes], *pc.unique(held).to_pylist()]))
-    columns = {
-        **dict(zip(dealt.column_names, dealt.columns, strict=True)),
-        "class": pc.index_in(held, pa.array(names, pa.string())),
-    }
+    codes = pc.index_in(held, pa.array(names, pa.string()))
+    columns = {"client": dealt.column("client"), "class": codes, "count": dealt.column("count")}
     partition = {name: column.cast(pa.int32()).to_numpy() for name, column in columns.items()}
-    del dealt, held, columns
+    del dealt, held, codes, columns
     return Run(
         folder=folder,
         job=job,

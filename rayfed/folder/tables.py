@@ -46,7 +46,7 @@ COLUMNS = {
         tuned_accuracy=FLOAT,
         tuned_in_local=FLOAT,
     ),
-    "partition": {"client": INT, "class": TEXT, "count": INT},
+    "partition": {"client": INT, "class": TEXT, "count": INT, "images": pa.list_(INT)},
 }
 SCHEMAS = {name: pa.schema(list(columns.items())) for name, columns in COLUMNS.items()}
 RESULTS = ("rounds", "clients", "classes", "confusions")  # the tables to which each round adds rows
@@ -153,10 +153,14 @@ def without_extra(name: str, table: pa.Table, training: Training) -> pa.Table:
 
 
 def write_partition(path: Path, federation: Federation) -> None:
-    """Write the number of images of each class that each client holds."""
+    """Write which images of each class each client holds."""
     clients, labels, counts = federation.cells()
     names = pa.array(federation.train.classes).take(pa.array(labels))
-    table = pa.table([pa.array(clients), names, pa.array(counts)], schema=SCHEMAS["partition"])
+    held = federation.partition
+    owners = np.repeat(np.arange(held.num_clients), held.sizes)
+    order = np.lexsort((federation.train.labels[held.indices], owners))
+    images = pa.ListArray.from_arrays(np.cumsum([0, *counts], dtype=np.int32), held.indices[order])
+    table = pa.table([pa.array(clients), names, pa.array(counts), images], schema=SCHEMAS["partition"])
     _write(path / "partition.parquet", table)
 
 

@@ -1,42 +1,68 @@
 """Residual networks for small images (He et al., CVPR 2016).
 
-All have the CIFAR stem, a 3x3 convolution of stride 1 without a pool, so they take images of any size. The first stage
-keeps the resolution and every later stage halves it.
+They have the CIFAR stem, a 3x3 convolution of stride 1 without a pool, so they take images of any size. The first stage
+keeps the resolution and every later stage halves it. `norm = "group"` puts GroupNorm of `groups` groups (Wu and He,
+ECCV 2018) in the place of BatchNorm, whose statistics clients with skewed labels disagree about.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Annotated, Literal
 
+from annotated_types import Ge
 from torch import Tensor, nn
 
+from rayfed.base.errors import InputError
 from rayfed.models.classifier import Classifier
 
 Block = Callable[[int, int, int], nn.Module]  # of inputs, outputs and stride
+Norm = Literal["batch", "group"]
+Groups = Annotated[int, Ge(1)]  # of GroupNorm
+Shape = tuple[int, int, int]
 
 
-def resnet8(*, image_shape: tuple[int, int, int], num_classes: int) -> Classifier:
+def resnet8(*, image_shape: Shape, num_classes: int, norm: Norm = "batch", groups: Groups = 2) -> Classifier:
     """Residual network of 8 layers: one basic block at each of the widths 16, 32, 64."""
-    return _resnet(image_shape, num_classes, _basic, 16, [(16, 1), (32, 1), (64, 1)])
+    return _resnet(image_shape, num_classes, _basic, 16, [(16, 1), (32, 1), (64, 1)], norm, groups)
 
 
-def resnet10(*, image_shape: tuple[int, int, int], num_classes: int) -> Classifier:
+def resnet10(*, image_shape: Shape, num_classes: int, norm: Norm = "batch", groups: Groups = 2) -> Classifier:
     """Residual network of 10 layers: one basic block at each of the widths 64, 128, 256, 512."""
-    return _resnet(image_shape, num_classes, _basic, 64, [(64, 1), (128, 1), (256, 1), (512, 1)])
+    return _resnet(image_shape, num_classes, _basic, 64, [(64, 1), (128, 1), (256, 1), (512, 1)], norm, groups)
 
 
-def resnet50(*, image_shape: tuple[int, int, int], num_classes: int) -> Classifier:
+def resnet18(
+    *,
+    image_shape: Shape,
+    num_classes: int,
+    stem: Literal["3x3", "7x7"] = "3x3",
+    norm: Norm = "batch",
+    groups: Groups = 2,
+) -> Classifier:
+    """Residual network of 18 layers: 2 basic blocks at each of the widths 64, 128, 256, 512.
+
+    FedACG, FedRCL and FedWSQ train it with GroupNorm of 2 groups; FL-Simulator too, with the 7x7 stem of large images,
+    which has stride 2 and a pool.
+    """
+    stages = [(64, 2), (128, 2), (256, 2), (512, 2)]
+    return _resnet(image_shape, num_classes, _basic, 64, stages, norm, groups, large=stem == "7x7")
+
+
+def resnet50(*, image_shape: Shape, num_classes: int, norm: Norm = "batch", groups: Groups = 2) -> Classifier:
     """Residual network of 50 layers: 3, 4, 6 and 3 bottleneck blocks (FedSSD and FedCSD)."""
-    return _resnet(image_shape, num_classes, _bottleneck, 64, [(256, 3), (512, 4), (1024, 6), (2048, 3)])
+    return _resnet(image_shape, num_classes, _bottleneck, 64, [(256, 3), (512, 4), (1024, 6), (2048, 3)], norm, groups)
 
 
-def resnet56(*, image_shape: tuple[int, int, int], num_classes: int, bottleneck: bool = False) -> Classifier:
+def resnet56(
+    *, image_shape: Shape, num_classes: int, bottleneck: bool = False, norm: Norm = "batch", groups: Groups = 2
+) -> Classifier:
     """Residual network of 56 layers for CIFAR: 9 basic blocks at each of the widths 16, 32, 64 (He et al., 4.2).
 
     With `bottleneck`, the network of the same name in the code of FedML and of FedAlign: 6 bottleneck blocks at each of
     the widths 64, 128, 256. They have 0.85 and 0.59 million parameters for 10 classes.
     """
     if bottleneck:
-        return _resnet(image_shape, num_classes, _bottleneck, 16, [(64, 6), (128, 6), (256, 6)])
-    return _resnet(image_shape, num_classes, _padded, 16, [(16, 9), (32, 9), (64, 9)])
+        return _resnet(image_shape, num_classes, _bottleneck, 16, [(64, 6), (128, 6), (256, 6)], norm, groups)
+    return _resnet(image_shape, num_classes, _padded, 16, [(16, 9), (32, 9), (64, 9)], norm, groups)
 
 
 class Residual(nn.Module):
@@ -90,15 +116,34 @@ def _projection(inputs: int, outputs: int, stride: int) -> nn.Module:
 
 
 def _resnet(
-    image_shape: tuple[int, int, int], num_classes: int, block: Block, stem: int, stages: Sequence[tuple[int, int]]
+    image_shape: Shape,
+    num_classes: int,
+    block: Block,
+    stem: int,
+    stages: Sequence[tuple[int, int]],
+    norm: Norm,
+    groups: int,
+    large: bool = False,
 ) -> Classifier:
-    """Blocks in stages of a width and a depth, after a `stem` of this width."""
-    layers, inputs = [*_convolution(image_shape[0], stem, 3), nn.ReLU()], stem
+    """Blocks in stages of a width and a depth, after a `stem` of this width, which divides all other widths.
+
+    The stem is a 3x3 convolution, or for `large` images a 7x7 convolution and a pool, each of stride 2.
+    """
+    first = _convolution(image_shape[0], stem, 7, 2) if large else _convolution(image_shape[0], stem, 3)
+    layers, inputs = [*first, nn.ReLU()], stem
+    if large:
+        layers.append(nn.MaxPool2d(3, stride=2, padding=1))
     for stage, (width, depth) in enumerate(stages):
         for position in range(depth):
             layers.append(block(inputs, width, 2 if stage > 0 and position == 0 else 1))
             inputs = width
     features = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    if norm == "group":
+        if stem % groups:
+            raise InputError(f"model.groups = {groups} does not divide the {stem} channels of the first layer")
+        for name, module in list(features.named_modules()):
+            if isinstance(module, nn.BatchNorm2d):
+                features.set_submodule(name, nn.GroupNorm(groups, module.num_features))
     return Classifier(features, head=nn.Linear(inputs, num_classes))
 
 

@@ -8,7 +8,7 @@ from rayfed.base.values import Checked, Form, Ge, Gt, PathMark, build, named, ta
 
 HOMES = {  # a module of this package: its models, functions of these names
     "convnets": ("cnn", "lenet"),
-    "resnet": ("resnet8", "resnet10", "resnet50", "resnet56"),
+    "resnet": ("resnet8", "resnet10", "resnet18", "resnet50", "resnet56"),
     "vision": ("mobilenet", "alexnet"),
     "dense": ("text", "mlp"),
 }

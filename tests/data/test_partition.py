@@ -6,14 +6,18 @@ from typing import Annotated
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+import rayfed
 from rayfed.base.errors import InputError
 from rayfed.base.values import Ge
+from rayfed.data.dealt import write_dealt
 from rayfed.data.federation import Federation, federate, open_federation
-from rayfed.data.partition import PARTITIONS, Classes, Dirichlet, Iid, Natural, Partition, Shards
+from rayfed.data.partition import PARTITIONS, Classes, Dirichlet, File, Iid, Natural, Partition, Quantity, Shards
 from rayfed.data.samples import Dataset, Samples
+from rayfed.folder.provenance import read_environment
 from rayfed.job import read_job
 
 few = settings(max_examples=40)
@@ -33,7 +37,7 @@ def splits(draw: st.DrawFn) -> tuple[object, np.ndarray, int]:
     """A rule, and labels that it can split."""
     labels, num_classes = draw(label_arrays())
     present = np.count_nonzero(np.bincount(labels))
-    kind = draw(st.sampled_from(list(PARTITIONS.values())))
+    kind = draw(st.sampled_from([kind for kind in PARTITIONS.values() if kind is not File]))
     if kind is Natural:
         return Natural(), labels, num_classes
     options, smallest, largest = {"seed": draw(st.integers(0, 2**40))}, 1, len(labels)
@@ -41,7 +45,10 @@ def splits(draw: st.DrawFn) -> tuple[object, np.ndarray, int]:
         options["s"] = s = draw(st.integers(1, 4).filter(lambda s: len(labels) // s * s >= present))
         smallest, largest = -(-present // s), len(labels) // s
     if kind is Dirichlet:
-        options |= {"alpha": draw(st.floats(1e-6, 100)), "cap": draw(st.booleans()), "min_size": 0}
+        sizes = draw(st.sampled_from(["drawn", "equal"]))
+        options |= {"alpha": draw(st.floats(1e-6, 100)), "cap": draw(st.booleans()), "min_size": 0, "sizes": sizes}
+    if kind is Quantity:
+        options |= {"alpha": draw(st.floats(1e-6, 100)), "min_size": 0}
     if kind is Classes:
         options["k"] = k = draw(st.integers(1, present))
         smallest, largest = -(-present // k), 8 + present
@@ -158,7 +165,7 @@ def test_withdrawals_that_cannot_be_are_refused(owners, labels, per_class, messa
         opened(Listed(tuple(owners)), np.array(labels), per_class)
 
 
-@pytest.mark.parametrize("rule", [Iid, Shards, Dirichlet, Classes])
+@pytest.mark.parametrize("rule", [Iid, Shards, Dirichlet, Quantity, Classes])
 def test_another_seed_makes_another_partition(rule):
     assert rule(seed=0).split(CIFAR, 10).hash() != rule(seed=1).split(CIFAR, 10).hash()
 
@@ -194,6 +201,72 @@ def test_shards_by_hand():
     labels = np.repeat([0, 2, 3], [8, 3, 1])
     counts = table(Shards(s=1, num_clients=5).split(labels, 4), labels, 4)
     assert sorted(map(tuple, counts)) == [(0, 0, 0, 1), (0, 0, 3, 0), (2, 0, 0, 0), (3, 0, 0, 0), (3, 0, 0, 0)]
+
+
+@few
+@given(label_arrays(), st.floats(1e-6, 1e6), st.data())
+def test_dirichlet_clients_of_equal_sizes_differ_by_at_most_one(case, alpha, data):
+    labels, num_classes = case
+    rule = Dirichlet(data.draw(st.integers(1, len(labels))), alpha=alpha, min_size=0, sizes="equal")
+    assert np.ptp(rule.split(labels, num_classes).sizes) <= 1
+
+
+def test_dirichlet_clients_of_equal_sizes_draw_their_proportions_over_the_classes():
+    """A tenth of each client's images is of each class on average, with the variance of Dir(alpha) among the first."""
+    even = table(Dirichlet(50, alpha=1e6, sizes="equal").split(CIFAR, 10), CIFAR, 10)
+    assert np.abs(even - 100).max() < 5 * 10
+    skewed = table(Dirichlet(50, alpha=1e-6, sizes="equal").split(CIFAR, 10), CIFAR, 10)
+    assert set(skewed.ravel()) == {0, 1000}, "each of a single class, as 1000 divides 5000"
+    shares = []
+    for seed in range(200):
+        rule = Dirichlet(50, seed, alpha=0.5, sizes="equal")
+        first = table(rule.split(CIFAR, 10), CIFAR, 10)[0] / 1000
+        shares.append(first[:3])
+    shares = np.concatenate(shares)
+    assert abs(shares.mean() - 0.1) < 5 * 0.12 / np.sqrt(600)
+    assert abs(shares.var() / (0.1 * 0.9 / (0.5 * 10 + 1)) - 1) < 0.4
+
+
+def test_quantity_skews_sizes_alone():
+    partition = Quantity(20, alpha=0.5).split(CIFAR, 10)
+    counts = table(partition, CIFAR, 10)
+    assert partition.sizes.min() >= 10 and partition.sizes.max() > 3 * partition.sizes.mean()
+    expected = partition.sizes[:, None] / 10
+    assert (np.abs(counts - expected) < 5 * np.sqrt(expected) + 1).all()
+    sizes = np.concatenate([Quantity(10, seed, alpha=2.0, min_size=0).split(CIFAR, 10).sizes for seed in range(100)])
+    assert abs((sizes / 50_000).var() / (0.1 * 0.9 / (2.0 * 10 + 1)) - 1) < 0.3, "the variance of Dir(2)"
+
+
+@pytest.mark.parametrize("suffix", [".json", ".npz", ".parquet"])
+def test_an_exported_partition_is_read_back(tmp_path, suffix):
+    dealt = Dirichlet(7, alpha=0.3, min_size=1).split(CIFAR[::100], 10)
+    write_dealt(tmp_path / f"a{suffix}", [dealt.client(i) for i in range(7)])
+    assert File(str(tmp_path / f"a{suffix}")).split(CIFAR[::100], 10).hash() == dealt.hash()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("fedacg.txt", "{0: [4, 1], 2: [0], 1: [3, 2]}\n"),
+        ("sets.txt", "{0: {1, 4}, 1: {2, 3}, 2: {0}}"),
+        ("named.json", '{"0": [1, 4], "1": [2, 3], "2": [0]}'),
+        ("lists.json", "[[1, 4], [2, 3], [0]]"),
+    ],
+)
+def test_others_files_are_read(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    partition = File(str(tmp_path / name)).split(np.zeros(5), 1)
+    assert [partition.client(i).tolist() for i in range(3)] == [[1, 4], [2, 3], [0]]
+
+
+def test_a_runs_own_partition_is_read_and_gives_the_same_weights(tmp_path):
+    keys = {"ray.mode": "off", "train.num_rounds": 1, "train.local_steps": 2, "output.path": str(tmp_path)}
+    first = rayfed.run("jobs/quickstart.toml", keys | {"name": "first"})
+    file = {"name": "file", "path": str(first.path / "partition.parquet")}
+    second = rayfed.run("jobs/quickstart.toml", keys | {"name": "second", "data.partition": file})
+    held = [read_environment(result.path)["partition"] for result in (first, second)]
+    assert held[0] == held[1]
+    assert all(torch.equal(tensor, second.weights[name]) for name, tensor in first.weights.items())
 
 
 def test_dirichlet_keeps_min_size_and_cap():

@@ -49,6 +49,7 @@ def digest(model):
         ("lenet", CIFAR, 62_006),
         ("resnet8", CIFAR, 78_042),
         ("resnet10", CIFAR, 4_903_242),
+        ("resnet18", CIFAR, 11_173_962),
         ("resnet50", CIFAR, 23_520_842),
         ("resnet56", CIFAR, 853_018),
         ("mobilenet", CIFAR, 2_236_682),
@@ -60,7 +61,7 @@ def test_parameter_counts(name, image_shape, parameters):
 
 
 OF_IMAGES = [name for name, build in MODELS.items() if "image_shape" in inspect.signature(build).parameters]
-RESNETS = {"resnet8": 64, "resnet10": 512, "resnet50": 2048, "resnet56": 64}
+RESNETS = {"resnet8": 64, "resnet10": 512, "resnet18": 512, "resnet50": 2048, "resnet56": 64}
 WIDTHS = {"cnn": 512, "lenet": 84, **RESNETS, "mobilenet": 1280, "alexnet": 4096}
 
 
@@ -123,12 +124,38 @@ def same_function(ours, theirs, image_shape):
 
 @pytest.mark.parametrize(
     ("name", "block", "depths"),
-    [("resnet10", resnet.BasicBlock, [1, 1, 1, 1]), ("resnet50", resnet.Bottleneck, [3, 4, 6, 3])],
+    [
+        ("resnet10", resnet.BasicBlock, [1, 1, 1, 1]),
+        ("resnet18", resnet.BasicBlock, [2, 2, 2, 2]),
+        ("resnet50", resnet.Bottleneck, [3, 4, 6, 3]),
+    ],
 )
-def test_resnets_are_torchvisions_with_a_small_stem(name, block, depths):
-    theirs = resnet.ResNet(block, depths, num_classes=10)
+@pytest.mark.parametrize("norm", ["batch", "group"])
+def test_resnets_are_torchvisions_with_a_small_stem(name, block, depths, norm):
+    layer = functools.partial(nn.GroupNorm, 2) if norm == "group" else nn.BatchNorm2d
+    theirs = resnet.ResNet(block, depths, num_classes=10, norm_layer=layer)
     theirs.conv1, theirs.maxpool = nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.Identity()
-    assert same_function(build_model(name, image_shape=CIFAR, num_classes=10, seed=0), theirs, CIFAR)
+    options = {"norm": norm}
+    assert same_function(build_model(name, options, image_shape=CIFAR, num_classes=10, seed=0), theirs, CIFAR)
+
+
+def test_resnet18_with_the_large_stem_is_torchvisions_as_fl_simulator_trains_it():
+    theirs = resnet.ResNet(resnet.BasicBlock, [2, 2, 2, 2], 10, norm_layer=functools.partial(nn.GroupNorm, 2))
+    options = {"stem": "7x7", "norm": "group"}
+    ours = build_model("resnet18", options, image_shape=CIFAR, num_classes=10, seed=0)
+    assert same_function(ours, theirs, CIFAR) and sum(p.numel() for p in ours.parameters()) == 11_181_642
+
+
+@pytest.mark.parametrize("name", sorted(RESNETS))
+def test_group_norm_is_in_the_place_of_each_batch_norm_and_the_weights_are_the_same(name):
+    build = functools.partial(build_model, name, image_shape=CIFAR, num_classes=10, seed=0)
+    batch, group = build(), build({"norm": "group", "groups": 4})
+    kinds = [{type(module) for module in model.modules()} for model in (batch, group)]
+    assert nn.GroupNorm not in kinds[0] and nn.BatchNorm2d not in kinds[1]
+    assert {module.num_groups for module in group.modules() if isinstance(module, nn.GroupNorm)} == {4}
+    ours, theirs = dict(group.named_parameters()), dict(batch.named_parameters())
+    assert ours.keys() == theirs.keys() == group.state_dict().keys(), "no running statistics are left"
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
 
 
 def test_resnet56_has_the_parameters_of_the_paper_counted_by_hand():
