@@ -182,19 +182,19 @@ def test_runs_that_differ_in_their_seed_are_one_panel(folders, tmp_path):
 
 def test_a_confusion_matrix_is_that_of_the_table(full):
     run = read_run(full)
-    number, found, measured = matrices(run, None, ())
+    number, found, measured = matrices(run, None)
     assert (number, [*found], measured.tolist()) == (4, [None, 0, 5], [0, 5])
     expected = 3 * np.eye(10) + np.roll(np.eye(10), 1, axis=1)
     np.testing.assert_array_equal(found[None], expected)
     np.testing.assert_array_equal(found[5], 3 * np.eye(10) + 9 * np.roll(np.eye(10), 1, axis=1))
-    assert [*matrices(run, 2, (1,))[1]] == [None, 1]
-    axes = drawn(global_model.confusion, [run], clients=[5]).axes
+    assert [*matrices(run, 2)[1]] == [None, 1]
+    axes = drawn(global_model.confusion, [run]).axes
     titles = [place.get_title(loc="left") for place in axes[:2]]
-    assert titles == ["fedavg\nglobal model, round 4", "fedavg\nclient 5, round 4"]
+    assert titles == ["fedavg\nglobal model, round 4", "fedavg\nclient 0, round 4"]
     assert axes[0].images[0].get_array()[0, 0] == pytest.approx(75)
     bold = {text.get_text() for text in axes[1].get_yticklabels() if text.get_fontweight() == "bold"}
     partition = read_table(full, "partition").to_pylist()
-    assert bold == {row["class"] for row in partition if row["client"] == 5}
+    assert bold == {row["class"] for row in partition if row["client"] == 0}
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -246,8 +246,7 @@ def test_a_run_without_the_numbers_is_refused(folders, full, tmp_path):
     job |= {"output": {"path": str(tmp_path)}, "model": "lenet"}
     path = rayfed.run(job, {"train.num_rounds": 1, "train.local_steps": 1}).path
     given = [(words, kind, path) for kind, words in WITHOUT_NUMBERS.items()]
-    given.append(("has confusion matrices of rounds 2, 4", "confusion", full, "--round", "3"))
-    given.append(("has confusion matrices of clients 0, 5", "confusion", full, "--client", "1"))
+    given.append(("has confusion matrices of the rounds 2, 4", "confusion", full, "--round", "3"))
     for words, *arguments in given:
         done = figure(*arguments, "-o", tmp_path / "a.svg")
         assert (done.exit_code, words in done.stderr, done.stderr.count("\n")) == (2, True, 1), done.stderr

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,20 +47,9 @@ class Place:
         _refuse_read_only("results", self.path)
         if local_checkpoints is not None:
             _refuse_read_only("checkpoints", local_checkpoints)
-        for name in (*OWN, LOCK):
-            self._refuse_link(name)
         _wait_for_lock(self.path, LOCK)
         if local_checkpoints is not None:
             _wait_for_lock(local_checkpoints, OWNER)
-
-    def _refuse_link(self, name: str) -> None:
-        file = self.path / name
-        if not os.path.lexists(file):
-            return
-        mode = os.lstat(file).st_mode
-        kind = "folder" if name in FOLDERS else "file"
-        if not (stat.S_ISDIR(mode) if kind == "folder" else stat.S_ISREG(mode)):
-            raise InputError(f"'{file}' is a link or the like, where a run has a {kind} of its own: remove it")
 
     def refuse_overwriting(self, force: bool) -> None:
         """Raises `InputError` where results exist already or, even with `force`, where the folder is not a run's."""

@@ -21,16 +21,15 @@ class Kind(NamedTuple):
     drawn_by: str
     what: str
     papers: str
-    takes: Sequence[str] = ()  # of --round and --client
+    takes_round: bool = False
 
 
-ROUND, BOTH = ["round"], ["round", "client"]
 KINDS = {
     "forgetting": Kind("global_model:forgetting", "accuracy that each class has lost, by round", "FedNTD 2"),
     "local": Kind("clients:local", "accuracy before and after local training", "FedCAD 1, FedSSD 2 and 7"),
-    "in-out": Kind("clients:in_out", "the same on a client's own and on other classes", "FedNTD 4 and 6", ROUND),
+    "in-out": Kind("clients:in_out", "the same on a client's own and on other classes", "FedNTD 4 and 6", True),
     "divergence": Kind("clients:divergence", "distances of weights and of label distributions", "FedNTD 8"),
-    "confusion": Kind("global_model:confusion", "confusion matrices, global and clients'", "FedSSD 4, FedCAD 2", BOTH),
+    "confusion": Kind("global_model:confusion", "confusion matrices, global and clients'", "FedSSD 4, FedCAD 2", True),
 }
 
 
@@ -47,17 +46,7 @@ def complete_kind(ctx: click.Context, param: click.Parameter, incomplete: str) -
     type=int,
     help="A measured round, of in-out and confusion. If not given: the last; of in-out, up to five rounds.",
 )
-@click.option(
-    "--client",
-    "clients",
-    type=int,
-    multiple=True,
-    help="A client, of confusion; may be given often. If not given: the three with the lowest numbers, of those "
-    "measured in the round.",
-)
-def figure(
-    kind: str | None, runs: tuple[Path, ...], output: Path | None, round: int | None, clients: tuple[int, ...]
-) -> None:
+def figure(kind: str | None, runs: tuple[Path, ...], output: Path | None, round: int | None) -> None:
     """Draw a figure as the papers have it.
 
     Without a KIND, lists the kinds, each with the paper's figure that it redraws. Several runs, or the folder of a
@@ -68,7 +57,7 @@ def figure(
     Examples:
       rayfed figure
       rayfed figure local runs/fedavg runs/fedntd
-      rayfed figure confusion runs/fedavg --round 20 --client 3 --client 7 -o confusion.pdf
+      rayfed figure confusion runs/fedavg --round 20 -o confusion.pdf
     """
     if kind is None:
         rows = [("kind", "what", "redraws"), *((name, each.what, each.papers) for name, each in KINDS.items())]
@@ -90,13 +79,8 @@ def figure(
     options: dict[str, Any] = {}
     if round is not None:
         options["round"] = round
-        if "round" not in KINDS[kind].takes:
-            *others, last = (other for other, each in KINDS.items() if "round" in each.takes)
-            raise InputError(f"--round: '{kind}' has no use for it; {', '.join(others)} and {last} have")
-    if clients:
-        options["clients"] = clients
-        if "client" not in KINDS[kind].takes:
-            raise InputError(f"--client: '{kind}' has no use for it; confusion has")
+        if not KINDS[kind].takes_round:
+            raise InputError(f"--round: '{kind}' has no use for it; in-out and confusion have")
     draw_figure(KINDS[kind], runs, path, options)
     print(f"figure in {shown(path)}")
 

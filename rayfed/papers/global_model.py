@@ -28,6 +28,7 @@ from rayfed.papers.panels import (
 )
 from rayfed.papers.style import NAMED
 from rayfed.report.measured import unmeasured
+from rayfed.report.words import listed
 
 Array = np.ndarray
 FEW = 12  # classes whose numbers fit into a confusion matrix
@@ -73,14 +74,13 @@ def learnt(run: Run) -> tuple[Array, Array]:
     return run.class_rounds[after], run.class_accuracy[after]
 
 
-def confusion(runs: Sequence[Run], round: int | None = None, clients: Sequence[int] = ()) -> Figure:
+def confusion(runs: Sequence[Run], round: int | None = None) -> Figure:
     """Confusion matrices of the global model and of trained clients' models (FedSSD Fig. 4, FedCAD Fig. 2).
 
-    Each run begins a row, in `round`, or the last measured one; of the `clients`, or of the three of the measured ones
-    with the lowest numbers, which the title then says.
+    Each run begins a row, in `round`, or the last measured one; of the three measured clients with the lowest numbers.
     """
     shown = single(runs, "a confusion matrix")
-    of_runs = {name: matrices(run, round, clients) for name, run in shown.items()}
+    of_runs = {name: matrices(run, round) for name, run in shown.items()}
     most = max(len(of_models) for _, of_models, _ in of_runs.values())
     columns, number_of_classes = min(most, ABREAST), most_classes(shown)
     side = high(number_of_classes, 2.0, 4.0)
@@ -89,7 +89,7 @@ def confusion(runs: Sequence[Run], round: int | None = None, clients: Sequence[i
     size = {"height": side + names + 0.65, "width": columns * (side + names + 0.2) + 1.0}
     title = "Confusion of classes"
     measured = [len(clients_measured) for *_, clients_measured in of_runs.values()]
-    if not clients and max(measured) > CLIENTS:
+    if max(measured) > CLIENTS:
         title += f": of the {span(measured)} clients measured in the round, the first {CLIENTS}"
     figure, axes = panels(title, len(shown) * -(-most // columns), columns, **size)
     for places, (name, (number, of_models, _)) in zip(axes.reshape(len(shown), -1), of_runs.items(), strict=True):
@@ -108,7 +108,7 @@ def confusion(runs: Sequence[Run], round: int | None = None, clients: Sequence[i
     return figure
 
 
-def matrices(run: Run, round: int | None, clients: Sequence[int]) -> tuple[int, dict[int | None, Array], Array]:
+def matrices(run: Run, round: int | None) -> tuple[int, dict[int | None, Array], Array]:
     """The round, the matrices (C, C) of the global model (None) and of clients in it, and its measured clients.
 
     The global model has none in a round that was not evaluated.
@@ -116,44 +116,23 @@ def matrices(run: Run, round: int | None, clients: Sequence[int]) -> tuple[int, 
     table = confusions(run)
     if not len(table["round"]):
         raise unmeasured(run, "confusion", "confusion matrices")
-    rounds = np.unique(table["round"][table["client"] >= 0] if clients else table["round"])
+    rounds = np.unique(table["round"])
     if round is None:
         round = int(rounds.max(initial=0))
     if round not in rounds:
-        has = numbers_text(rounds, "round")
-        raise InputError(f"--round {round}: '{run.folder}' has confusion matrices of {has}")
+        has = listed(rounds)
+        raise InputError(f"--round {round}: '{run.folder}' has confusion matrices of the rounds {has}")
     of_round = table["round"] == round
     there = np.unique(table["client"][of_round])
     measured = there[there >= 0]
-    for client in clients:
-        if client not in measured:
-            has = numbers_text(measured, "client")
-            raise InputError(f"--client {client}: round {round} of '{run.folder}' has confusion matrices of {has}")
     matrices: dict[int | None, Array] = {}
-    for client in [-1, *(clients or measured[:CLIENTS].tolist())]:
+    for client in [-1, *measured[:CLIENTS].tolist()]:
         if client in there:
             rows = of_round & (table["client"] == client)
             matrix = np.zeros((len(run.classes), len(run.classes)))
             matrix[table["class"][rows], table["predicted"][rows]] = table["count"][rows]
             matrices[None if client < 0 else client] = matrix
     return round, matrices, measured
-
-
-def numbers_text(numbers: Array, thing: str) -> str:
-    """
-    >>> numbers_text(np.array([3]), "round"), numbers_text(np.array([], int), "round")
-    ('round 3', 'no round')
-    >>> numbers_text(np.arange(20), "client")
-    'clients 0, 1, 2, 3, 4, 5, 6, 7, ..., 19'
-    """
-    if not len(numbers):
-        return f"no {thing}"
-    if len(numbers) == 1:
-        return f"{thing} {numbers[0]}"
-    words = [str(number) for number in numbers]
-    if len(words) > 10:
-        words = [*words[:8], "...", words[-1]]
-    return f"{thing}s {', '.join(words)}"
 
 
 def draw_confusion(place: Any, matrix: Array, classes: Sequence[str], inches: float) -> Any:

@@ -1,7 +1,5 @@
 """Panels of a figure of its own: runs side by side with shared axes, in looks that differ in grey too, and its file."""
 
-import logging
-import re
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -18,8 +16,6 @@ from rayfed.base.errors import InputError
 from rayfed.folder.read import Group, Run, grouped, shorten
 from rayfed.papers.style import COLOURS, LETTERS, LONGEST_NAME, METADATA, NAMED, STYLE, WIDTH
 
-log = logging.getLogger(__name__)
-GLYPH = "Glyph .* missing"
 MARKERS = ("o", "s", "^", "D", "v", "X", "P")  # with six colours, 42 looks
 LINES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 1.5, 1.5, 1.5)))
 MOST_PANELS = 6  # side by side
@@ -33,16 +29,14 @@ METADATAS = {".svg": METADATA, ".pdf": {"CreationDate": None}}  # the same bytes
 def save(draw: Callable[..., Figure], path: Path, *args: Any, **kwargs: Any) -> None:
     """Draw, and write the figure: SVG, PNG or PDF, by the path's suffix. Nothing is written where it cannot be drawn.
 
-    Names stay text in SVG. Where the font has no letter of a name, PNG and PDF show a box, with a warning.
+    Names stay text in SVG. Where the font has no letter of a name, PNG and PDF show a box.
     """
     options = {"svg.hashsalt": draw.__name__}
-    with style.context(["default", STYLE, options]), warnings.catch_warnings(record=True) as warned:
-        warnings.filterwarnings("always", GLYPH)
+    with style.context(["default", STYLE, options]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")
         figure = draw(*args, **kwargs)
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150, metadata=METADATAS.get(path.suffix))
-    if path.suffix != ".svg" and any(re.match(GLYPH, str(each.message)) for each in warned):
-        log.warning("a name has letters that the font lacks: they are boxes; an .svg file shows them")
 
 
 def apart(runs: Sequence[Run]) -> dict[str, Group]:

@@ -11,7 +11,7 @@ from rayfed.base.errors import InputError, did_you_mean
 from rayfed.folder.read import SEED, Run
 from rayfed.grid.cells import Cell, expand
 from rayfed.job import differences, read_toml
-from rayfed.papers.ours import Theirs, ours, without
+from rayfed.papers.ours import Theirs, ours
 from rayfed.report.forms import Sheet
 from rayfed.report.table import Row, left_out, pair_of, protocol, remarks, rounds_text, rows
 from rayfed.report.words import Stat, spread, stat_text
@@ -173,21 +173,3 @@ def _record(row: Row, number: Theirs, stat: Stat | None, notes: Sequence[str]) -
         "difference": None if mean is None else mean - float(number.value),
         "notes": "; ".join(notes),
     }
-
-
-def coverage(folder: Path | None = None) -> list[tuple[str, Theirs, str]]:
-    """All numbers of the papers in `folder`: the grid's name, the number, and why no run gives it, or ''.
-
-    A run gives it if the number's cell is a valid job and `ours` knows the metric. The run may need data, or measures.
-    """
-    numbers_of_papers = []
-    for name in grids(folder):
-        paper = read_paper(name, folder)
-        for cell, numbers in paper.numbers.items():
-            try:
-                paper.cells[cell].job()
-                reason = ""
-            except InputError as error:
-                reason = str(error)
-            numbers_of_papers += [(name, number, reason or without(number.metric)) for number in numbers]
-    return numbers_of_papers

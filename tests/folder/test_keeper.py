@@ -4,6 +4,7 @@ import importlib.metadata
 import json
 import logging
 import os
+import shutil
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ from rayfed.base.errors import InputError, KilledActors, Locked, Unwritable
 from rayfed.data.federation import federate
 from rayfed.data.partition import Iid
 from rayfed.data.samples import Dataset, Samples
-from rayfed.folder.checkpoint import Checkpoints, start_over
+from rayfed.folder.checkpoint import Checkpoints
 from rayfed.folder.keeper import Keeper
 from rayfed.folder.places import folder_of, is_begun, is_done
 from rayfed.folder.summary import read_summary
@@ -205,18 +206,14 @@ def test_nothing_is_written_or_removed_through_a_link(site, tmp_path):
     (tmp_path / "away").mkdir()
     (tmp_path / "away" / "kept.txt").write_text("mine")
     path = keep(site)
-    for name in ("clients.parquet", "checkpoints", "log.txt", ".lock", "partition.parquet", "job.toml"):
-        if (path / name).exists():
-            (path / name).rename(path / "before")
-        (path / name).symlink_to(tmp_path / "away" / ("" if "clients" in name or "check" in name else "kept.txt"))
-        for again in (lambda: keep(site, force=True), lambda: start_over(site.job)):
-            with pytest.raises(
-                InputError, match=f"{name}' is a link or the like, where a run has a f.* of its own: rem"
-            ):
-                again()
-        (path / name).unlink()
-        if (path / "before").exists():
-            (path / "before").rename(path / name)
+    for name in ("clients.parquet", "checkpoints", "log.txt", "partition.parquet", "environment.json"):
+        place = path / name
+        if place.is_dir():
+            shutil.rmtree(place)
+        place.unlink(missing_ok=True)
+        place.symlink_to(tmp_path / "away" / ("" if "clients" in name or "check" in name else "kept.txt"))
+        keep(site, force=True)
+        assert not place.is_symlink(), name
     (tmp_path / "runs" / "out").symlink_to(tmp_path / "away", target_is_directory=True)
     with pytest.raises(InputError, match=r"a link leads out of .*output\.path"):
         keep(with_job(site, name="out/one"))
