@@ -76,6 +76,7 @@ def test_the_tables_have_a_row_per_round_client_and_class(site):
     rounds, clients, classes = (read_table(path, name).to_pylist() for name in ("rounds", "clients", "classes"))
     assert {name: read_table(path, name).schema for name in SCHEMAS} == SCHEMAS
     measured = {"test_accuracy": 7 / 8, "test_loss": 1.0, "forgetting": 0.125, "train_loss": 1.75}
+    measured |= {"macro_f1": pytest.approx(55 / 63), "calibration_error": 0.0}
     costs = {"seconds": 1.5, "bytes_down": 100, "bytes_up": 10}
     assert rounds[1] == {"round": 1, **measured, **costs, "notes": [("drift.update_cosine", 0.5)]}
     assert [row["notes"] for row in rounds[::2]] == [[], [("drift.update_cosine", 0.5)]]
