@@ -14,6 +14,7 @@ from rayfed.base.aside import aside
 from rayfed.base.errors import InputError
 from rayfed.base.noted import at
 from rayfed.base.storage import Folder
+from rayfed.data.federation import Read
 from rayfed.folder.keeper import Keeper
 from rayfed.folder.log import logging_to_file
 from rayfed.folder.places import Place, folder_of, is_begun
@@ -65,17 +66,27 @@ def run(
 
 
 def run_checked(
-    job: Job, display: Display | None, *, force: bool, resume: bool, other_bits: bool, on_ray: bool = True
+    job: Job,
+    display: Display | None,
+    *,
+    force: bool,
+    resume: bool,
+    other_bits: bool,
+    on_ray: bool = True,
+    read: Read | None = None,
 ) -> Result:
-    """Begin a checked job, or continue it; without `on_ray` in this process, whatever the job says."""
+    """Begin a checked job, or continue it; without `on_ray` in this process, whatever the job says.
+
+    `read` reads its data where they are at hand already.
+    """
     place = Place.of(job)
     place.refuse_unwritable()  # waits for a lock, and while it does checkpoints may come and go
     on_ray = on_ray and job.ray.mode == "on"
     saved = _newest(place) if resume else None
     if resume and (is_begun(job) or saved):  # where only the checkpoints are left, they are enough
-        return _train(job, display, saved, force=True, other_bits=other_bits, on_ray=on_ray)
+        return _train(job, display, saved, force=True, other_bits=other_bits, on_ray=on_ray, read=read)
     place.refuse_overwriting(force)
-    return _train(job, display, None, force=force, other_bits=other_bits, on_ray=on_ray)
+    return _train(job, display, None, force=force, other_bits=other_bits, on_ray=on_ray, read=read)
 
 
 def resume(
@@ -160,11 +171,18 @@ def _rows(path: Path, name: str) -> list[dict[str, Any]]:
 
 
 def _train(
-    job: Job, display: Display | None, saved: Saved | None, *, force: bool, other_bits: bool, on_ray: bool
+    job: Job,
+    display: Display | None,
+    saved: Saved | None,
+    *,
+    force: bool,
+    other_bits: bool,
+    on_ray: bool,
+    read: Read | None = None,
 ) -> Result:
     """Play a job's remaining rounds after a checkpoint, or all, and keep each round when it is finished."""
     display = display or Display()
-    with _open_run(job, display, saved, force=force, other_bits=other_bits, on_ray=on_ray) as run:
+    with _open_run(job, display, saved, force=force, other_bits=other_bits, on_ray=on_ray, read=read) as run:
         last = run.keeper.restored()
         if last is not None:
             display.restored(last)
@@ -190,12 +208,19 @@ class OpenRun(NamedTuple):
 
 @contextmanager
 def _open_run(
-    job: Job, display: Display, saved: Saved | None, *, force: bool, other_bits: bool, on_ray: bool
+    job: Job,
+    display: Display,
+    saved: Saved | None,
+    *,
+    force: bool,
+    other_bits: bool,
+    on_ray: bool,
+    read: Read | None = None,
 ) -> Iterator[OpenRun]:
     """Open a run. At the end its folder is complete, Ray has ended, and the page is written, however the run ends."""
     Place.of(job).refuse_unwritable()
     on_ray = on_ray and (saved is None or saved.leaves_work(job))
-    make_site = partial(_checked_site, job, saved)
+    make_site = partial(_checked_site, job, saved, read)
     with (
         logging_to_file() as begin_log,
         tracking(job) as tell_trackers,
@@ -223,9 +248,9 @@ def _writing_page() -> Iterator[Callable[[Path], None]]:
         wait(pages)
 
 
-def _checked_site(job: Job, saved: Saved | None) -> Site:
+def _checked_site(job: Job, saved: Saved | None, read: Read | None) -> Site:
     with at("the opening of the data and the model"):
-        site = open_site(job)
+        site = open_site(job, read)
     if saved is not None:
         saved.refuse_another(site)
     return site

@@ -54,7 +54,7 @@ def _samples(rng, labels):
 
 @pytest.fixture(autouse=True, scope="session")
 def _embedded_images_are_decoded_once():
-    read, known = sources._load, {}
+    read, known = sources.load, {}
 
     def load(data):
         if data.source != MINI:
@@ -65,7 +65,7 @@ def _embedded_images_are_decoded_once():
         return known[key]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources, "_load", load)
+        patch.setattr(sources, "load", load)
         yield
 
 

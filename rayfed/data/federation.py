@@ -9,7 +9,7 @@
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +24,8 @@ from rayfed.data.samples import Dataset, Samples
 from rayfed.data.settings import Augment, Data
 
 EVALUATION_BATCH = 250  # examples per forward pass; a constant, since the batch size can change the last bits
+
+Read = Callable[[Data], Dataset]
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,14 +101,15 @@ class Federation:
         return digest.hexdigest()
 
 
-def open_federation(data: Data, *, auxiliary_per_class: int = 0) -> Federation:
+def open_federation(data: Data, *, auxiliary_per_class: int = 0, read: Read | None = None) -> Federation:
     """Load the source and deal it; a natural partition has its client column read. Raises InputError.
 
-    The server keeps `auxiliary_per_class` images of each class, or more where the data asks for more.
+    The server keeps `auxiliary_per_class` images of each class, or more where the data asks for more. `read` reads the
+    source, where `load` is not to read it again.
     """
     from rayfed.data.sources import load  # brings pyarrow and Pillow, which actors that are sent a site never need
 
-    dataset = load(data)
+    dataset = (read or load)(data)
     inputs = inputs_of(dataset.train)
     if isinstance(inputs, Images):
         _, height, width = inputs.image_shape

@@ -11,8 +11,6 @@ hub (hf://).
 ('T-shirt/top', 'Trouser', 'Pullover')
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,33 +35,19 @@ TORCHVISION = {  # our name: torchvision's class
 }
 
 
-_kept: list[tuple[Data, Dataset]] | None = None  # what was read in the context `reading_once`
+class Kept:
+    """Reads each source once, and keeps it: the runs of a grid share their data."""
 
+    def __init__(self) -> None:
+        self._kept: list[tuple[Data, Dataset]] = []
 
-@contextmanager
-def reading_once(known: Iterable[tuple[Data, Dataset]] = ()) -> Iterator[None]:
-    """Within the context, `load` reads a source once, and keeps it: the runs of a grid share their data.
-
-    It reads nothing of what is `known` already.
-    """
-    global _kept
-    _kept = [(_what_is_read(data), dataset) for data, dataset in known]
-    try:
-        yield
-    finally:
-        _kept = None
-
-
-def load(data: Data) -> Dataset:
-    """Read a source whole, as uint8 arrays. Raises InputError for anything wrong with it, with the place."""
-    if _kept is None:
-        return _load(data)
-    key = _what_is_read(data)
-    for other, dataset in _kept:
-        if other == key:
-            return dataset
-    _kept.append((key, _load(data)))
-    return _kept[-1][1]
+    def load(self, data: Data) -> Dataset:
+        wanted = _what_is_read(data)
+        for other, dataset in self._kept:
+            if other == wanted:
+                return dataset
+        self._kept.append((wanted, load(data)))
+        return self._kept[-1][1]
 
 
 def _what_is_read(data: Data) -> Data:
@@ -71,7 +55,8 @@ def _what_is_read(data: Data) -> Data:
     return replace(data, partition=Natural(data.client), augment=Augment(), auxiliary_per_class=0)
 
 
-def _load(data: Data) -> Dataset:
+def load(data: Data) -> Dataset:
+    """Read a source whole, as uint8 arrays. Raises InputError for anything wrong with it, with the place."""
     train: Samples
     test: Samples | None
     if data.test and data.source in SOURCES and data.source not in HUB:

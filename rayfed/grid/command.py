@@ -9,10 +9,10 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 
-from rayfed import experiment
 from rayfed.base.errors import STOPPED, InputError, Resumable
 from rayfed.base.files import write_text
-from rayfed.data.sources import reading_once
+from rayfed.data.sources import Kept
+from rayfed.experiment import run_checked
 from rayfed.folder.places import folder_of, is_done
 from rayfed.folder.summary import Ended, read_summary
 from rayfed.grid.cells import Cell
@@ -82,16 +82,16 @@ def _ended(todo: Sequence[Job], force: bool, other_bits: bool) -> Generator[Ende
     for ended in run_many(todo, watch, force=force, other_bits=other_bits, display=logged):
         one_by_one = False
         yield ended
-    with reading_once():
-        for job in todo if one_by_one else ():
-            watch([job])
-            try:
-                with failures():
-                    experiment.run(job, force=force, resume=not force, other_bits=other_bits, display=logged())
-            except Failure as failure:
-                yield Ended(job, failure.exit_code, failure.message)
-            else:
-                yield Ended(job)
+    kept = Kept()
+    for job in todo if one_by_one else ():
+        watch([job])
+        try:
+            with failures():
+                run_checked(job, logged(), force=force, resume=not force, other_bits=other_bits, read=kept.load)
+        except Failure as failure:
+            yield Ended(job, failure.exit_code, failure.message)
+        else:
+            yield Ended(job)
 
 
 def naming() -> Callable[[Sequence[Job]], None]:

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
-from rayfed.data.sources import load, reading_once
+from rayfed.data.samples import Dataset
+from rayfed.data.sources import Kept
 from rayfed.experiment import run_checked
 from rayfed.folder.checkpoint import start_over
 from rayfed.folder.summary import Ended
@@ -40,9 +41,11 @@ def run_many(
                 start_over(job)
         play = partial(_play_here, other_bits=other_bits, display=display)
         # Once more than in `connected_for_many`: when Ray is connected, its C++ handles SIGTERM.
-        with reading_once(), stopping(STOPPING):
-            yield from in_slots(jobs, play, lambda job: load(job.data), watch)
+        with stopping(STOPPING):
+            yield from in_slots(jobs, play, Kept().load, watch)
 
 
-def _play_here(job: Job, other_bits: bool, display: Callable[[], Display]) -> None:
-    run_checked(job, display(), force=False, resume=True, other_bits=other_bits, on_ray=False)
+def _play_here(job: Job, dataset: Dataset, other_bits: bool, display: Callable[[], Display]) -> None:
+    run_checked(
+        job, display(), force=False, resume=True, other_bits=other_bits, on_ray=False, read=lambda data: dataset
+    )

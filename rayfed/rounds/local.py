@@ -24,7 +24,7 @@ from rayfed.clients.batches import batches
 from rayfed.clients.cohort import held_out
 from rayfed.clients.optimizers import stepper
 from rayfed.clients.trace import Trace, open_trace
-from rayfed.data.federation import Federation, open_federation
+from rayfed.data.federation import Federation, Read, open_federation
 from rayfed.job import Job
 from rayfed.losses import metrics
 from rayfed.losses.metrics import Evaluation
@@ -132,9 +132,9 @@ class Reply:
     confusion: np.ndarray | None  # int64 (C, C), of the client's model on the sampled test images, if it is measured
 
 
-def open_site(job: Job) -> Site:
+def open_site(job: Job, read: Read | None = None) -> Site:
     """Load the data, deal it to the clients, build the model. Raises `InputError` for all that is wrong with a job."""
-    federation = open_data(job)
+    federation = open_data(job, read)
     inputs = federation.inputs
     if job.clients.chosen(job.train.clients_per_round) > federation.num_clients - job.clients.held_out:
         keys = f"train.clients_per_round = {job.train.clients_per_round}"
@@ -157,10 +157,10 @@ def open_site(job: Job) -> Site:
     return Site(model, federation, job, torch.device("cpu"), trace)
 
 
-def open_data(job: Job) -> Federation:
+def open_data(job: Job, read: Read | None = None) -> Federation:
     """The job's data, dealt to clients, less the images that the server takes from them."""
     wanted = (part.auxiliary_per_class for part in all_parts(job.method))
-    return open_federation(job.data, auxiliary_per_class=max(wanted, default=0))
+    return open_federation(job.data, auxiliary_per_class=max(wanted, default=0), read=read)
 
 
 def survey(desk: Desk, client: int) -> dict[str, Tree]:

@@ -18,8 +18,8 @@ from ray import ObjectRef
 from ray.exceptions import RayError, TaskCancelledError
 
 from rayfed.base.errors import STOPPED, InputError, Locked, WorkersLost, explained, first_line
+from rayfed.data.federation import Read
 from rayfed.data.samples import Dataset
-from rayfed.data.sources import reading_once
 from rayfed.folder.owner import is_locked
 from rayfed.folder.places import folder_of
 from rayfed.folder.summary import Ended
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 TICK = 1.0  # seconds from one look at the running runs to the next
 LAST_WORDS = 60.0  # seconds in which a run that is stopped must have written its checkpoint
 
-Play = Callable[[Job], None]  # runs a job in this process, from its checkpoint on if it has one
+Play = Callable[[Job, Dataset], None]  # runs a job in this process on its data, from its checkpoint on if it has one
 
 
 @contextmanager
@@ -69,17 +69,17 @@ def _room(job: Job, nodes: Sequence[Resources]) -> int:
 def in_slots(
     jobs: Sequence[Job],
     play: Play,
-    data_of: Callable[[Job], Dataset],
+    read: Read,
     watch: Callable[[Sequence[Job]], None],
 ) -> Iterator[Ended]:
     """Run jobs on the Ray that is connected, in their order, as many at once as there is room for; each as it ends.
 
-    `data_of` gives what a job reads, once for all jobs that read the same; `watch` is told, each second, which runs are
-    under way. Where the iteration is left early, runs that are under way stop with a checkpoint. Raises `InputError`
-    where a node does not see the folder of the results.
+    `read` gives a job's data, the same object for all jobs that read the same; `watch` is told, each second, which runs
+    are under way. Where the iteration is left early, they stop with a checkpoint. Raises `InputError` where a node does
+    not see the folder of the results.
     """
     with ray_may_fail(), ExitStack() as at_the_end:
-        slots = Slots(play, data_of)
+        slots = Slots(play, read)
         at_the_end.callback(slots.stop)
         waiting, heartbeat = deque(jobs), Heartbeat()
         while waiting or slots.running:
@@ -98,9 +98,9 @@ def in_slots(
 class Slots:
     """Runs under way on a cluster."""
 
-    def __init__(self, play: Play, data_of: Callable[[Job], Dataset]) -> None:
+    def __init__(self, play: Play, read: Read) -> None:
         self.running: dict[ObjectRef, Job] = {}
-        self._play, self._data_of = play, data_of
+        self._play, self._read = play, read
         self._head = Head()
         self._lost: Counter[str] = Counter()  # how often each run's task was lost
         self._stored: list[tuple[Dataset, ObjectRef]] = []
@@ -154,7 +154,7 @@ class Slots:
 
     def _data(self, job: Job) -> ObjectRef:
         """The job's data in Ray's store, where the runs of a node read them in place."""
-        dataset = self._data_of(job)
+        dataset = self._read(job.data)
         for stored, reference in self._stored:
             if stored is dataset:
                 return reference
@@ -189,8 +189,7 @@ def _play_in_slot(play: Play, job: Job, folder: str, dataset: Dataset) -> tuple[
     try:
         if device_given().type == "cuda":
             torch.cuda.set_per_process_memory_fraction(memory_cap(job.ray.gpu_share))
-        with reading_once([(job.data, dataset)]):
-            play(job)
+        play(job, dataset)
     except (KeyboardInterrupt, TaskCancelledError):
         return STOPPED, "a signal has stopped it"
     except Locked as error:  # a machine that was lost may still have it
