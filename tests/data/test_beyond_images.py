@@ -200,7 +200,7 @@ def test_a_run_learns_and_has_the_same_bits_twice(folder, make, bits):
 
 
 @pytest.mark.parametrize("make", [of_topics, of_people])
-@pytest.mark.parametrize("name", sorted({*RECIPES} - {"fedbn", "ccvr", "local"}))  # ccvr trains nobody, local changes no global weights
+@pytest.mark.parametrize("name", sorted({*RECIPES} - {"fedbn", "ccvr", "local"}))  # no client changes the last two
 def test_every_method_trains_on_them(folder, name, make):
     site = open_site(make(folder, name, count=400))
     *_, last = rounds(site, LocalWorkers(site))
