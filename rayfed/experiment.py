@@ -194,7 +194,7 @@ def _train(
             run.tell_trackers(round.round)
             display.round(round)
     assert last is not None, "there is always a round 0"
-    return Result(run.keeper.path, read_table(run.keeper.path, "rounds"), whole(run.site.model, last.weights))
+    return Result(run.keeper.path, read_table(run.keeper.path, "rounds"), whole(run.site.model, last.evaluated))
 
 
 class OpenRun(NamedTuple):

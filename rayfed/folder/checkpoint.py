@@ -300,7 +300,7 @@ class Best:
         """Write what is not yet in the file."""
         if self._better is None:
             return
-        content = weights_to_bytes(self._better.weights, {"round": str(self._better.round)})
+        content = weights_to_bytes(self._better.evaluated, {"round": str(self._better.round)})
         self._folder.write(BEST, content)
         self.held, self._better = {"round": self._better.round, "sha256": hash_of(content)}, None
 
@@ -368,4 +368,5 @@ def _state(round: Round) -> dict[str, Any]:
         "loss": evaluation.loss if evaluation else None,
         "peak": torch.tensor(round.peak),
         "forgetting": round.forgetting,
+        "shown": round.shown,
     }

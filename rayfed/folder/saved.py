@@ -83,7 +83,7 @@ class Saved:
 
     def restore(self, site: Site, workers: Workers) -> Round:
         """The round as it was, to continue from. Raises `InputError` where it does not fit the site."""
-        state = unpack(from_bytes(self._read(f"{stem(self.round)}.state.safetensors")))
+        state = self._state()
         memories = memories_in(self.index(), self._read)
         known = state["confusion"] is not None  # a round may be without evaluation
         parts = {part.slot: part for part in parts_at(site.job.method, self.round)} if self.round else {}
@@ -95,7 +95,16 @@ class Saved:
             evaluation=Evaluation(state["confusion"].numpy(), state["loss"]) if known else None,
             peak=state["peak"].numpy(),
             forgetting=state["forgetting"],
+            shown=state.get("shown"),
         )
+
+    def _state(self) -> dict[str, Any]:
+        state: dict[str, Any] = unpack(from_bytes(self._read(f"{stem(self.round)}.state.safetensors")))
+        return state
+
+    def shown(self, site: Site) -> Weights:
+        """The weights that the method evaluates: the global model's, unless it names others."""
+        return self._state().get("shown") or self.weights(site)
 
     def weights(self, site: Site) -> Weights:
         """The global model's weights. Raises `InputError` where they do not fit the site's model."""

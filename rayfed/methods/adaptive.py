@@ -26,7 +26,7 @@ class AdaptiveStep(Part):
 
     changes_average: ClassVar[bool] = True
     rule: Annotated[Literal["adam", "yogi", "adagrad"], "how v follows the squares"] = "adam"
-    lr: Annotated[float, Gt(0), "the server's learning rate (eta)"] = 0.1
+    lr: Annotated[float, Gt(0), "the server's learning rate (eta)"] = 0.03
     beta1: Annotated[float, Ge(0), Lt(1), "how much of the last direction is kept"] = 0.9
     beta2: Annotated[float, Ge(0), Lt(1), "how much of the last squares is kept; adagrad keeps all, and takes 0"] = 0.99
     tau: Annotated[float, Gt(0), "how large an update must be for the step to adapt to it"] = 1e-3
@@ -59,7 +59,8 @@ class ExtrapolatedAverage(Part):
     """A mean from which the server goes on, the further the less the clients agree. FedExP (Jhunjhunwala et al., 2023).
 
     ICLR 2023, eq. 5: `w <- w + eta d` with `d = w_avg - w`, and `eta` half of the clients' mean `||w_k - w||^2` over
-    `||d||^2 + epsilon`, but at least 1. Means are weighted as the average is. Buffers are the average's.
+    `||d||^2 + epsilon`, but at least 1. Means are weighted as the average is. Buffers are the average's. What is
+    evaluated is the mean of the last two models, as in the paper, since such steps oscillate.
     """
 
     slot: ClassVar[str] = "average"
@@ -77,4 +78,5 @@ class ExtrapolatedAverage(Part):
         update = combine(lambda w, locals: locals / total["weight"] - w, before, total["weights"])
         length = float(squared_distance(update, zeros_like(update)))
         eta = max(1.0, total["squares"] / total["weight"] / 2 / (length + self.epsilon))
-        return None, step.changed(add(before, update, alpha=eta))
+        after = add(before, update, alpha=eta)
+        return None, step.changed(after).showing(combine(lambda w, last: (w + last) / 2, before, after))

@@ -144,7 +144,7 @@ class ServerMomentum(Part):
 
     Buffers have no momentum: they are the average's. The velocity is float64, so that `w - (w - w_avg)` is `w_avg`.
     With `nesterov` the new weights are a step ahead, `w_avg - beta v`: clients train where momentum will take the
-    model, as in FedACG (Kim et al., CVPR 2024, algorithm 1), whose `m` is `-v`.
+    model, as in FedACG (Kim et al., CVPR 2024, algorithm 1), whose `m` is `-v`. `w_avg`, its theta, is evaluated.
     """
 
     changes_average: ClassVar[bool] = True
@@ -155,5 +155,23 @@ class ServerMomentum(Part):
         before = step.parameters(step.weights)
         change = combine(lambda old, new: old.double() - new.double(), before, step.averaged)
         velocity = change if velocity is None else add(scale(velocity, self.beta), change)
-        moved = add(change, velocity, alpha=self.beta) if self.nesterov else velocity
-        return velocity, step.changed(subtract(before, moved))
+        if not self.nesterov:
+            return velocity, step.changed(subtract(before, velocity))
+        ahead = step.changed(subtract(before, add(change, velocity, alpha=self.beta)))
+        return velocity, ahead.showing(step.parameters(step.averaged))
+
+
+@dataclass(frozen=True)
+class Smoothed(Part):
+    """The global models' exponential average, which is evaluated; the rounds go on from the last model as they would.
+
+    `s <- decay s + (1 - decay) w`, from the first round's `w` on, buffers included. Of what another part would have
+    evaluated, if one says so.
+    """
+
+    decay: Annotated[float, Ge(0), Lt(1), "how much of the average is kept; 0 evaluates the last model"] = 0.6
+
+    def update(self, average: Weights | None, total: None, step: Step) -> tuple[Weights, Step]:
+        last = combine(Tensor.double, step.averaged if step.shown is None else step.shown)
+        average = last if average is None else add(scale(average, self.decay), last, alpha=1 - self.decay)
+        return average, step.showing(average)

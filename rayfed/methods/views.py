@@ -270,6 +270,7 @@ class Step:
     server: ServerView  # as in `tell`: for an `update` that trains on the server
     proposed: Weights | None
     trainable: frozenset[str]  # the parameters in `weights`; the others are buffers, or stay at the clients
+    shown: Weights | None = None  # to be evaluated in place of the new weights, which are sent
 
     @property
     def weights(self) -> Weights:
@@ -297,8 +298,12 @@ class Step:
         return {name: tensor for name, tensor in weights.items() if name in self.trainable}
 
     def towards(self, proposed: Weights) -> Step:
-        """The same step, to other weights."""
-        return replace(self, proposed=proposed)
+        """The same step, to other weights, which are evaluated too."""
+        return replace(self, proposed=proposed, shown=None)
+
+    def showing(self, values: Weights) -> Step:
+        """The same step, after which these weights are evaluated; what they lack is as in the proposed weights."""
+        return replace(self, shown={**self.averaged, **like(values, self.weights)})
 
     def changed(self, values: Weights) -> Step:
         """The same step, with some entries of the proposed weights changed, in the model's dtypes."""

@@ -101,7 +101,7 @@ def _initial(site: Site) -> Round:
 def _begin_evaluation(site: Site, round: Round, workers: Workers) -> Callable[[], Evaluation | None]:
     """Hand out the evaluation of a round, if that is due after it; the function that is returned waits for it."""
     due = site.job.train.evaluates(round.round)
-    return workers.evaluate(round.weights) if due else lambda: None
+    return workers.evaluate(round.evaluated) if due else lambda: None
 
 
 def _evaluated(site: Site, round: Round, wait: Callable[[], Evaluation | None]) -> Round:
@@ -181,7 +181,7 @@ def _train(site: Site, last: Round, workers: Workers, opening: Opening, replies:
         return unchanged
     total, clients, bytes_up = add_up(f"round {number}", opening.to_train, replies)
     updates = total.pop(UPDATES, None)
-    weights, states = _updated(site, last.weights, opening, total)
+    weights, states, shown = _updated(site, last.weights, opening, total)
     measured = measures.of_round(updates, len(clients))
     measured |= _drift(site, number, workers, last.weights, weights)
     replied = {client.row.client: client for client in clients}
@@ -190,6 +190,7 @@ def _train(site: Site, last: Round, workers: Workers, opening: Opening, replies:
     return replace(
         unchanged,
         weights=weights,
+        shown=shown,
         held={slot: replace(hold, state=states[slot]) for slot, hold in opening.held.items()},
         memories=absent | {reply.row.client: reply.memory for reply in clients if reply.memory is not None},
         clients=tuple(reply.row for reply in in_order),
@@ -199,8 +200,13 @@ def _train(site: Site, last: Round, workers: Workers, opening: Opening, replies:
     )
 
 
-def _updated(site: Site, before: Weights, opening: Opening, total: dict[str, Tree]) -> tuple[Weights, dict[str, Tree]]:
-    """The new global model and the parts' new states: each part's `update` of the total of its summands, in turn."""
+def _updated(
+    site: Site, before: Weights, opening: Opening, total: dict[str, Tree]
+) -> tuple[Weights, dict[str, Tree], Weights | None]:
+    """The new global model, the parts' new states, and the weights to evaluate where they are others.
+
+    Each part's `update` gets the total of its summands, in turn.
+    """
     number, states = opening.broadcast.round, dict(opening.states)
     stay = opening.stay
     trainable = frozenset(shared(stay, parameters_of(site.model)))
@@ -212,10 +218,13 @@ def _updated(site: Site, before: Weights, opening: Opening, total: dict[str, Tre
             refuse_spoilt(f"round {number}, after {type(part).__name__}.update", step)
             if stay and step.proposed is not None:
                 step = step.towards(put_back(stay, step.proposed, step.weights))
-    unlike = first_difference(step.averaged, before)
-    if unlike is not None:
-        raise RunFailed(f"round {number}: the average does not fit the model: {unlike}")
-    return {name: step.averaged[name] for name in before}, states  # always in the model's order
+    made = {"average": step.averaged} | ({} if step.shown is None else {"evaluated average": step.shown})
+    for name, weights in made.items():
+        unlike = first_difference(weights, before)
+        if unlike is not None:
+            raise RunFailed(f"round {number}: the {name} does not fit the model: {unlike}")
+    ordered = [{name: weights[name] for name in before} for weights in made.values()]  # always in the model's order
+    return ordered[0], states, ordered[1] if ordered[1:] else None
 
 
 def _drift(site: Site, number: int, workers: Workers, before: Weights, after: Weights) -> dict[str, float]:

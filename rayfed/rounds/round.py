@@ -35,7 +35,7 @@ class Round:
     """A round that is averaged, and finished once it is evaluated, with all that the next round needs."""
 
     round: int  # 0 is the initial model
-    weights: Weights
+    weights: Weights  # that the next round sends
     held: dict[str, Held]  # slot -> the part in force, with its state on the server
     memories: Mapping[int, Memory]  # client -> handle, of the clients that have a memory
     evaluation: Evaluation | None  # None in a round that is not evaluated, as are all numbers that come from it
@@ -47,6 +47,12 @@ class Round:
     bytes_up: int = 0
     notes: Mapping[str, float] = field(default_factory=dict)  # numbers of no single client
     confusions: Mapping[int, np.ndarray] = field(default_factory=dict)  # client -> int64 (C, C), where measured
+    shown: Weights | None = None  # that the method evaluates in place of `weights`
+
+    @property
+    def evaluated(self) -> Weights:
+        """The global model as the method evaluates it."""
+        return self.weights if self.shown is None else self.shown
 
     @property
     def test_accuracy(self) -> float | None:

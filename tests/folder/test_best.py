@@ -10,6 +10,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
+import rayfed
 from rayfed.base.storage import Folder
 from rayfed.data.federation import federate
 from rayfed.data.partition import Iid
@@ -20,10 +21,12 @@ from rayfed.folder.saved import newest
 from rayfed.folder.summary import read_summary
 from rayfed.folder.tables import read_table
 from rayfed.job import make_job
+from rayfed.losses import metrics
 from rayfed.losses.metrics import Evaluation
-from rayfed.rounds.local import Site
+from rayfed.rounds.local import Site, evaluate, open_site
 from rayfed.rounds.round import Round
 from rayfed.runtime.local_workers import LocalWorkers
+from rayfed.tensors.weights import with_weights
 
 RIGHT = [4, 1, 0, 2, 2, None, 1, 3, 2, 3]  # of 4 cats, after rounds 0 to 9; None: not evaluated
 BEST = {1: 1, 2: 1, 3: 3, 4: 3, 5: 3, 6: 3, 7: 7, 8: 7, 9: 7}  # by the round that the run has come to
@@ -178,3 +181,17 @@ def test_a_run_that_was_extended_has_the_best_of_a_run_that_never_stopped(site, 
         return rows, read_summary(keeper.path), (keeper.path / "checkpoints/best.safetensors").read_bytes()
 
     assert extended(5, 9) == extended(4, 5, 7, 9) == extended(9)
+
+
+def test_the_best_and_the_final_weights_are_those_that_were_evaluated(tmp_path):
+    """FedACG sends other weights than it evaluates: each file gives the accuracy of its row, and a resumed run too."""
+    train = {"num_rounds": 3, "clients_per_round": 2, "local_steps": 5, "lr": 0.05, "momentum": 0.9}
+    job = {"name": "ahead", "method": "fedacg", "model": "lenet", "train": train, "ray": {"mode": "off"}}
+    result = rayfed.run({**job, "output": {"path": str(tmp_path)}})
+    site, best = open_site(make_job(job)), read_summary(result.path)["best"]
+    of_rounds = result.rounds.column("test_accuracy").to_pylist()
+    for weights, number in ((result.weights, 3), (load_file(best["weights"]), best["round"])):
+        evaluation = evaluate(site, with_weights(site.model, weights).eval(), 0, 10_000)
+        assert metrics.accuracy(evaluation.confusion) == of_rounds[number]
+    again = rayfed.resume(result.path)
+    assert all(torch.equal(again.weights[name], w) for name, w in result.weights.items())

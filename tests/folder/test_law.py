@@ -30,6 +30,7 @@ FIVE = {"num_rounds": 5, "clients_per_round": 2, "lr": 0.1}
 JOBS = {
     "memories": {"method": "scaffold", "train": FIVE},
     "measures": {"method": "moon", "train": {**FIVE, "eval_every": 3}, **MEASURED},
+    "evaluated average": {"method": ["fedacg", "smoothed"], "train": FIVE},
     "early end": {"method": "fedavg", "train": {**FIVE, "num_rounds": 12, "patience": 2}},
     "trace": {"method": "scaffold", "train": FIVE, "clients": {"deadline": 30.0}},
 }
