@@ -79,14 +79,6 @@ def fedcsd(z, t, y, prototypes, mask, tau, released=False):
     return int(kept) * (kl if released else soft_ce)(z, target, tau)
 
 
-def fedmr_margin(z, y, prototypes, known):
-    if not known[y]:
-        return 0 * z.sum()
-    h, *points = (x / x.norm().clamp(min=1e-12) for x in (z, *prototypes))
-    others = [c for c in range(len(points)) if c != y and known[c]]
-    return sum(((points[y] - points[c]).norm() - (h - points[c]).norm()).clamp(min=0) for c in others) / len(others)
-
-
 # Losses of a batch as a whole.
 
 

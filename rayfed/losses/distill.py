@@ -87,6 +87,17 @@ def vacant_class_distill(logits: Tensor, teacher_logits: Tensor, vacant: Tensor)
     return distill(logits[:, vacant], teacher_logits[:, vacant], tau=1.0)
 
 
+def class_weighted_distill(logits: Tensor, teacher_logits: Tensor, class_weights: Tensor) -> Tensor:
+    """`sum_c a_c p_c (log p_c - log q_c)`: the divergence from the teacher's softmax `p`, each class weighed, (C,).
+
+    Aljahdali et al., "Flashback: Understanding and Mitigating Forgetting in Federated Learning" (2024), its dynamic
+    distillation. With weights of 1 it is `distill` at `tau = 1`; with others it may be negative.
+    """
+    student = F.log_softmax(logits, dim=1)
+    teacher = F.log_softmax(teacher_logits.detach().to(logits), dim=1)
+    return (class_weights.detach().to(logits) * teacher.exp() * (teacher - student)).sum(dim=1).mean()
+
+
 def class_adaptive_weights(
     teacher_logits: Tensor, labels: Tensor, num_classes: int, *, low: float, high: float, tau: float
 ) -> Tensor:

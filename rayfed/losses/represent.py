@@ -64,23 +64,6 @@ def class_decorrelation(features: Tensor, labels: Tensor) -> Tensor:
     return total / max(1, sum(map(len, several)))
 
 
-def prototype_margin(features: Tensor, labels: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
-    """How much nearer features are to other classes' prototypes than the prototype of their label is.
-
-    `max(0, ||P_y - P_c|| - ||h - P_c||)`, all of length 1, averaged over the classes `c` other than `y` that are
-    `known`, (C,); 0 where `y` is not. An inter-class loss as FedMR (Fan et al., TMLR 2023) has one, written from
-    memory. `prototypes` are (C, D). Without the length, margins would grow with the features that they push away.
-    """
-    rows = F.normalize(prototypes.detach().to(features), dim=1)
-    exact = "donot_use_mm_for_euclid_dist"  # the faster way loses digits where two points are near
-    margins = torch.cdist(rows, rows, compute_mode=exact)[labels]  # (B, C)
-    distances = torch.cdist(F.normalize(features, dim=1), rows, compute_mode=exact)
-    invaded = (margins - distances).clamp(min=0)
-    apart = labels[:, None] != torch.arange(len(rows), device=labels.device)
-    others = (apart & known & known[labels][:, None]).to(features)  # (B, C)
-    return ((invaded * others).sum(dim=1) / others.sum(dim=1).clamp(min=1)).mean()
-
-
 def feature_uniformity(features: Tensor) -> Tensor:
     """Mean of `exp(-d / median d)` over the pairs of a batch, `d` their squared distances: low where features spread.
 

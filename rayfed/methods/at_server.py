@@ -6,23 +6,23 @@ trains where the rounds are played: on the CPU, with the job's number of threads
 
 import copy
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from rayfed import losses
 from rayfed.base.errors import Diverged, InputError
-from rayfed.base.values import Ge, Gt
+from rayfed.base.values import Ge, Gt, Lt
 from rayfed.clients.batches import batches
 from rayfed.clients.optimizers import stepper
 from rayfed.clients.settings import Training
 from rayfed.methods.part import Part
 from rayfed.methods.personal import head_parameters
 from rayfed.methods.views import ClientView, Fit, ServerView, Step
-from rayfed.tensors.trees import Tree
+from rayfed.tensors.trees import Tree, copied
 from rayfed.tensors.weights import Weights, parameters_of
 
 log = logging.getLogger(__name__)
@@ -33,8 +33,9 @@ AT_ONCE = 250  # images per forward pass; a constant, since it can change the la
 class EnsembleDistill(Part):
     """The average distilled from the clients' mean logits on the server's images. FedDF (Lin et al., NeurIPS 2020).
 
-    Algorithm 1, as in the authors' code: plain mean of the logits, KL divergence, Adam. Labels are not used. Each step
-    is on a batch of the auxiliary set, which the clients get anew in each round, to report their logits on it.
+    Algorithm 1, as in the authors' code: plain mean of the logits, KL divergence, Adam, and the student that was best
+    on held-out images, by their labels, of those after each pass; the average is the first. Each step is on a batch of
+    the auxiliary set, which the clients get anew in each round, to report their logits on it.
     """
 
     changes_average: ClassVar[bool] = True
@@ -42,10 +43,11 @@ class EnsembleDistill(Part):
     lr: Annotated[float, Gt(0), "learning rate of these steps (Adam)"] = 1e-3
     batch_size: Annotated[int, Ge(1), "images per step"] = 128
     tau: Annotated[float, Gt(0), "temperature"] = 1.0
+    held_out: Annotated[float, Ge(0), Lt(1), "share of the images that choose the best student; 0: the last one"] = 0.2
     auxiliary_per_class: Annotated[int, Ge(1), "samples of each class that the server keeps"] = 64  # type: ignore[misc]
 
     def tell(self, state: None, server: ServerView, surveyed: None) -> tuple[None, Tensor]:
-        return None, _images(server)
+        return None, images_of(server)
 
     def report(self, client: ClientView, images: Tensor, fit: Fit) -> tuple[Tree, None]:
         with torch.no_grad():
@@ -55,14 +57,24 @@ class EnsembleDistill(Part):
     def update(self, state: None, total: Tree, step: Step) -> tuple[None, Step]:
         if not self.steps:
             return None, step
-        images, teacher = _images(step.server), total["logits"] / total["clients"]
-        model = _trainable(step, step.averaged)
+        images, teacher = images_of(step.server), total["logits"] / total["clients"]
+        model, run = trainable(step, step.averaged), step.server.run
+        index = torch.arange(len(images))
+        held = ((index + 1) * self.held_out).floor() > (index * self.held_out).floor()  # evenly, as classes are in turn
+        to_train, labels = index[~held], torch.cat([labels for _, labels in step.server.samples()])[held]
+        accuracy, best = -1.0, trained(model, step)
 
         def loss(rows: Tensor) -> Tensor:
-            return losses.distill(step.server.run(model, images[rows]).logits, teacher[rows], tau=self.tau)
+            return losses.distill(run(model, images[to_train[rows]]).logits, teacher[to_train[rows]], tau=self.tau)
 
-        _take_steps(self, step.round, parameters_of(model), loss, len(images))
-        return None, step.changed(_trained(model, step))
+        for taken in steps_on(self, step.round, parameters_of(model), loss, len(to_train)):
+            if taken != self.steps and taken % -(-len(to_train) // self.batch_size):
+                continue
+            with torch.no_grad():
+                right = (run(model, images[held]).logits.argmax(dim=1) == labels).double().mean().item()
+            if right > accuracy or not held.any():
+                accuracy, best = right, copied(trained(model, step))
+        return None, step.changed(best)
 
 
 @dataclass(frozen=True)
@@ -113,13 +125,14 @@ class HeadCalibration(Part):
             log.warning("round %d: head_calibration has no example of the classes numbered %s", step.round, numbers)
         features = torch.cat([self._drawn(surveyed, c) for c in held.tolist()])
         labels = torch.arange(len(held)).repeat_interleave(self.features_per_class)  # among the classes held
-        model = _trainable(step, step.weights)
+        model = trainable(step, step.weights)
 
         def loss(rows: Tensor) -> Tensor:
             return losses.cross_entropy(model.get_submodule("head")(features[rows])[:, held], labels[rows])
 
-        _take_steps(self, step.round, head_parameters(model), loss, len(features))
-        return None, step.towards(step.weights).changed(_trained(model, step))
+        for _ in steps_on(self, step.round, head_parameters(model), loss, len(features)):
+            pass
+        return None, step.towards(step.weights).changed(trained(model, step))
 
     def _drawn(self, surveyed: Tree, c: int) -> Tensor:
         """Features of a class, (features_per_class, D). The root is symmetric: it alone does not depend on signs."""
@@ -143,12 +156,12 @@ def gaussian(n: int, sums: Tensor, products: Tensor) -> tuple[Tensor, Tensor]:
     return mean, (products - n * torch.outer(mean, mean)) / max(1, n - 1)
 
 
-def _images(server: ServerView) -> Tensor:
+def images_of(server: ServerView) -> Tensor:
     """The auxiliary set's, (A, c, h, w)."""
     return torch.cat([images for images, _ in server.samples()])
 
 
-def _trainable(step: Step, weights: Weights) -> nn.Module:
+def trainable(step: Step, weights: Weights) -> nn.Module:
     """The model with these weights, in eval mode, for the server to train; what the job freezes stays frozen."""
     model = copy.deepcopy(step.server.frozen(weights))
     for name, parameter in model.named_parameters():
@@ -156,22 +169,26 @@ def _trainable(step: Step, weights: Weights) -> nn.Module:
     return model
 
 
-def _trained(model: nn.Module, step: Step) -> Weights:
+def trained(model: nn.Module, step: Step) -> Weights:
     """The model's parameters under all names that the weights have: a tied one has two. Not BatchNorm's buffers."""
     parameters = dict(model.named_parameters(remove_duplicate=False))
     return {name: p.detach() for name, p in parameters.items() if name in step.weights}
 
 
-def _take_steps(
-    part: EnsembleDistill | HeadCalibration,
+def steps_on(
+    part: Any,
     round: int,
     parameters: Weights,
     loss: Callable[[Tensor], Tensor],
     count: int,
-) -> None:
-    """A part's steps, in place, on the loss of batches of rows 0 to `count - 1`, which each pass shuffles again."""
+) -> Iterator[int]:
+    """A part's steps, in place, on the loss of batches of rows 0 to `count - 1`, which each pass shuffles again.
+
+    The part has `steps`, `lr` and `batch_size`. Gives the number of steps that are taken: 0 at first.
+    """
     training = Training(optimizer="adam", lr=part.lr, local_steps=part.steps, batch_size=part.batch_size)
     step = stepper(parameters, training, round=1)
+    yield 0
     for index, rows in enumerate(batches(count, training, torch.default_generator)):  # seeded by the round
         value = loss(rows)
         if not torch.isfinite(value):
@@ -180,3 +197,4 @@ def _take_steps(
                 f"{part!r}; try a smaller lr"
             )
         step(value)
+        yield index + 1

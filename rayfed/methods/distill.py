@@ -137,15 +137,15 @@ class PrototypeSimilarityDistill(Part):
 
     Equations 6 to 15. The teacher is a moving average of all global models, the initial model included. Before training
     it is sent to the sampled clients, which return its logits summed by class; the prototypes are the means. The
-    defaults are for CIFAR-100 and FEMNIST; Office-Caltech-10 has `mu = 0.5, tau = 4`. Each ingredient can be turned off
-    (Tables III, IV).
+    defaults are for CIFAR-100 and FEMNIST; Office-Caltech-10 and the code have `mu = 0.5, tau = 4`. Each ingredient can
+    be turned off (Tables III, IV).
 
     `released` follows the authors' code (IAMJackYan/FedCSD) where it differs: `(1 - mu) CE`, the KL divergence with a
     gradient through the similarity, the mask on the scaled logits, and each client's prototypes from its own samples.
     """
 
-    mu: Annotated[float, Ge(0), "weight of the distillation; 0 is FedAvg"] = 0.001
-    tau: Tau = 10.0
+    mu: Annotated[float | None, Ge(0), "weight of the distillation; 0.001 (0.5 where released); 0 is FedAvg"] = None
+    tau: Annotated[float | None, Gt(0), "temperature of both softmaxes; 10 (4 where released)"] = None
     mask: Annotated[Literal["adaptive", "forcible", "none"], MASK] = "adaptive"
     similarity: Annotated[bool, "scale the teacher's logits by similarity to the prototypes"] = True
     decay: Annotated[float, Ge(0), Lt(1), "moving average of the teacher; 0: the last global model"] = 0.9
@@ -153,11 +153,21 @@ class PrototypeSimilarityDistill(Part):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.released and self.mu > 1:
+        if self.released and self.weight > 1:
             raise InputError(
                 f"prototype_similarity_distill: mu = {self.mu}, released = true: the released code weighs the "
                 "cross-entropy by 1 - mu; take mu from 0 to 1, or released = false"
             )
+
+    @property
+    def weight(self) -> float:
+        """`mu`, or its default."""
+        return (0.5 if self.released else 0.001) if self.mu is None else self.mu
+
+    @property
+    def temperature(self) -> float:
+        """`tau`, or its default."""
+        return (4.0 if self.released else 10.0) if self.tau is None else self.tau
 
     def init(self, weights: Weights) -> Weights | None:
         return weights if self.decay else None  # None: the teacher is the global model, which is sent anyway
@@ -176,12 +186,18 @@ class PrototypeSimilarityDistill(Part):
     def loss(self, batch: Batch, local: tuple[nn.Module, Tensor | None]) -> Tensor:
         model, prototypes = local
         teacher = batch.outputs_of(model).logits
-        term = self.mu * losses.prototype_similarity_distill(
-            batch.logits, teacher, batch.labels, prototypes, tau=self.tau, mask=self.mask, released=self.released
+        term = self.weight * losses.prototype_similarity_distill(
+            batch.logits,
+            teacher,
+            batch.labels,
+            prototypes,
+            tau=self.temperature,
+            mask=self.mask,
+            released=self.released,
         )
         if self.released:
             # The slot `supervise` adds a whole CE; less mu of it, the sum is the code's (1 - mu) CE + mu L.
-            return term - self.mu * losses.cross_entropy(batch.logits, batch.labels)
+            return term - self.weight * losses.cross_entropy(batch.logits, batch.labels)
         # Fig. 5 draws their ratio. The released code's mask looks at other logits, and so it is not noted.
         batch.note("filtered", 1 - losses.trusted(teacher, batch.labels, self.mask).float().mean())
         batch.note("teacher_wrong", 1 - losses.trusted(teacher, batch.labels, "forcible").float().mean())

@@ -66,13 +66,14 @@ class Decorrelation(Part):
 
 @dataclass(frozen=True)
 class ClassDecorrelation(Part):
-    """Features kept from correlating with each other within each class of a batch. In FedMR (Fan et al., TMLR 2023).
+    """Features kept from correlating with each other within each class of a batch. FedMR (Fan et al., TMLR 2023).
 
-    The paper's intra-class loss, with the factor of the authors' code: `rayfed.losses.class_decorrelation`.
+    The intra-class loss, with the factor of the authors' code: `rayfed.losses.class_decorrelation`. The paper's loss
+    between classes is not in that code, and not here.
     """
 
     needs_features: ClassVar[bool] = True
-    intra: Annotated[float, Ge(0), "weight of the correlations within classes; 0 has none"] = 0.01
+    intra: Annotated[float, Ge(0), "weight of the term; 0 is FedAvg"] = 0.01
 
     def loss(self, batch: Batch, local: None) -> Tensor:
         return self.intra * losses.class_decorrelation(batch.features, batch.labels)

@@ -5,9 +5,13 @@ from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 
 from rayfed import losses
-from rayfed.base.values import Ge
+from rayfed.base.errors import InputError
+from rayfed.base.values import Ge, Le
+from rayfed.methods.cosines import LearnedScale, LocalScale, Scale
+from rayfed.methods.own_model import refuse_other_heads
 from rayfed.methods.part import Part
 from rayfed.methods.views import Batch, ClientView, Fit, ServerView, Step
 from rayfed.tensors.trees import Tree
@@ -26,7 +30,7 @@ class MeanFeatures:
         return prototypes, prototypes
 
     def report(self, client: ClientView, local: Tree, fit: Fit) -> tuple[Tree, None]:
-        return _sums_by_class(client, fit.model), None
+        return sums_by_class(client, fit.model), None
 
     def update(self, prototypes: Tree, total: Tree, step: Step) -> tuple[Tree, Step]:
         return _means_by_class(total, prototypes), step
@@ -52,8 +56,8 @@ class Prototypes(MeanFeatures, Part):
 class PrototypeContrast(MeanFeatures, Part):
     """Features contrasted with the prototypes of all classes, then cross-entropy. FedProc (Mu et al., FGCS 2023).
 
-    `a CE + (1 - a) contrast`, where `a` grows from 0 to 1 over `rounds` rounds of this part. The prototypes are those
-    of `Prototypes`; its first round has none, and trains on cross-entropy alone, as in the authors' code
+    `a CE + (1 - a) contrast`, where `a` grows from 0 to 1 over `rounds` rounds of this part. The prototypes are means
+    of features of length 1. A part's first round has none, and trains on cross-entropy alone, as in the authors' code
     (MuXutong/FedProc).
     """
 
@@ -73,29 +77,58 @@ class PrototypeContrast(MeanFeatures, Part):
             return hard
         return share * hard + (1 - share) * losses.prototype_contrast(batch.features, batch.labels, prototypes)
 
+    def report(self, client: ClientView, local: object, fit: Fit) -> tuple[Tree, None]:
+        return sums_by_class(client, fit.model, of_length_1=True), None
+
 
 @dataclass(frozen=True)
-class PrototypeMargin(MeanFeatures, Part):
-    """Features kept as far from other classes as their own prototype is. In FedMR (Fan et al., TMLR 2023).
+class PrototypeHead(LearnedScale, Part):
+    """Cross-entropy of the cosines to a head of class means, which is not trained. FedNH (Dai et al., AAAI 2023).
 
-    For the paper's inter-class loss, from memory, as the authors' code has none: `rayfed.losses.prototype_margin`. The
-    prototypes are those of `Prototypes`; a part's first round has none.
+    The head's rows have length 1, from the initial head on. After a round each follows the mean of the clients' mean
+    features of its class: `W <- keep W + (1 - keep) P`, each at length 1, where a client's mean counts by its samples
+    of the class. A class that no client holds keeps its row. As in the authors' code (Yutong-Dai/FedNH), which begins
+    with orthogonal rows. The factor of the cosines is learned.
     """
 
-    inter: Annotated[float, Ge(0), "weight of the margins between classes; 0 has none"] = 1.0
+    slot: ClassVar[str] = "supervise"
+    changes_average: ClassVar[bool] = True
+    needs_features: ClassVar[bool] = True
+    keep: Annotated[float, Ge(0), Le(1), "how much of a class's row is kept (rho)"] = 0.9
+    scale: Scale = 1.0
 
-    def loss(self, batch: Batch, prototypes: Tree) -> Tensor | None:
-        if prototypes is None:
-            return None
-        invaded = losses.prototype_margin(batch.features, batch.labels, prototypes["means"], prototypes["known"])
-        return self.inter * invaded
+    def check(self, model: nn.Module) -> None:
+        super().check(model)
+        refuse_other_heads(self, model)
+
+    def begin(self, client: ClientView) -> tuple[LocalScale, Tensor]:
+        return self.local_scale(client), normalize(client.weights["head.weight"], dim=1)
+
+    def loss(self, batch: Batch, local: tuple[LocalScale, Tensor]) -> Tensor:
+        scale, head = local
+        cosines = normalize(batch.features, dim=1) @ head.T
+        return scale.learned(cosines, lambda cosines, s: losses.cross_entropy(s * cosines, batch.labels))
+
+    def report(self, client: ClientView, local: tuple[LocalScale, Tensor], fit: Fit) -> tuple[Tree, None]:
+        of_classes = sums_by_class(client, fit.model, of_length_1=True)
+        directions = of_classes["counts"][:, None] * normalize(of_classes["sums"], dim=1)
+        return {**self.scale_of(client, local[0]), "directions": directions}, None
+
+    def update(self, scale: Tree, total: Tree, step: Step) -> tuple[Tree, Step]:
+        if "head.weight" not in step.trainable:
+            raise InputError("prototype_head: the head stays at the clients; remove that, or this part")
+        rows = normalize(step.weights["head.weight"].double(), dim=1)
+        rows = normalize(self.keep * rows + (1 - self.keep) * normalize(total["directions"], dim=1), dim=1)
+        bias = {"head.bias": torch.zeros(len(rows))} if "head.bias" in step.averaged else {}
+        return self.averaged_scale(total), step.changed({"head.weight": rows, **bias})
 
 
-def _sums_by_class(client: ClientView, model: nn.Module) -> Tree:
+def sums_by_class(client: ClientView, model: nn.Module, of_length_1: bool = False) -> Tree:
     """A model's features on the client's samples, summed by class (C, D), and the samples of each class (C,)."""
     sums = []
     for outputs, labels in client.outputs(model):
         features = outputs.of_features.double()  # (B, D)
+        features = normalize(features, dim=1) if of_length_1 else features
         zeros = features.new_zeros(client.num_classes, features.shape[1])
         sums.append(zeros.index_add_(0, labels, features))  # (C, D)
     return {"sums": torch.stack(sums).sum(dim=0), "counts": client.label_counts}

@@ -14,7 +14,6 @@ from oracle import (
     feddecorr,
     fedlmd,
     fedmr,
-    fedmr_margin,
     fedrcl,
     fedssd,
     feduv_uniformity,
@@ -98,6 +97,10 @@ CASES = {  # a loss of (z, t, y), and its formula for a sample
         lambda z, t, y: losses.class_adaptive_distill(z, t, y, WEIGHTS, tau=2.0),
         lambda z, t, y: (1 - WEIGHTS[y]) * ce(z, y) + WEIGHTS[y] * soft_ce(z, t, 2),
     ),
+    "class_weighted_distill": (
+        lambda z, t, y: losses.class_weighted_distill(z, t, WEIGHTS),
+        lambda z, t, y: (WEIGHTS * t.softmax(0)) @ (t.log_softmax(0) - z.log_softmax(0)),
+    ),
     "selective_distill": (
         lambda z, t, y: SSD(z, t, y, WEIGHTS, m_max=0.01, inside_norm=True),
         lambda z, t, y: fedssd(z, t, y, WEIGHTS, 0.01, inside=True),
@@ -125,10 +128,6 @@ CASES = {  # a loss of (z, t, y), and its formula for a sample
     "prototype_distance": (
         lambda z, t, y: losses.prototype_distance(z, y, PROTOTYPES, KNOWN),
         lambda z, t, y: KNOWN[y] * ((z - PROTOTYPES[y]) ** 2).mean(),
-    ),
-    "prototype_margin": (
-        lambda z, t, y: losses.prototype_margin(z, y, PROTOTYPES, KNOWN),
-        lambda z, t, y: fedmr_margin(z, y, PROTOTYPES, KNOWN),
     ),
 }
 OF_THE_BATCH = {  # a loss of (z, t, y), and its formula for a batch
@@ -290,15 +289,6 @@ def test_a_class_that_a_client_lacks_is_not_in_the_calibrated_softmax():
     torch.testing.assert_close(calibrated(z), alone)
     found = gradient(calibrated, z)
     assert (found[:, COUNTS == 0] == 0).all() and (found[:, kept] != 0).all()
-
-
-def test_a_margin_has_a_gradient_where_a_distance_is_0():
-    labels, prototypes = torch.tensor([0]), torch.eye(3, dtype=torch.float64)
-    known = torch.tensor([True, True, False])
-    found = gradient(lambda h: losses.prototype_margin(h, labels, prototypes, known), prototypes[1:2])
-    assert found.isfinite().all()
-    alone = torch.tensor([True, False, False])
-    assert losses.prototype_margin(prototypes[1:2], labels, prototypes, alone) == 0
 
 
 # Features.

@@ -15,7 +15,8 @@ from rayfed.base.errors import Diverged, InputError
 from rayfed.base.seeds import Purpose, seed_of
 from rayfed.clients.batches import batches
 from rayfed.clients.settings import Training
-from rayfed.methods.at_server import gaussian
+from rayfed.methods import at_server
+from rayfed.methods.at_server import gaussian, trained
 from rayfed.methods.checks import of_rounds
 from rayfed.methods.part import trains
 from rayfed.methods.views import Frozen, run_model
@@ -24,6 +25,7 @@ from rayfed.rounds import engine
 from rayfed.rounds.local import server_view
 from rayfed.runtime.local_workers import LocalWorkers
 from rayfed.tensors.sums import OrderedSum
+from rayfed.tensors.trees import copied
 from rayfed.tensors.weights import state_of, with_weights
 
 
@@ -52,9 +54,9 @@ def test_feddf_distils_the_mean_logits_into_the_mean_model_by_hand(tau):
     images = torch.randn(6, 3, generator=generator, dtype=torch.float64)  # six samples of three features
     clients = torch.randn(4, 5, 3, generator=generator, dtype=torch.float64)
     linear = nn.Linear(3, 5, bias=False).double()
-    pieces = [(images[:4], None), (images[4:], None)]
+    pieces = [(images[:4], torch.zeros(4)), (images[4:], torch.zeros(2))]
     view = SimpleNamespace(run=run_model, samples=lambda: pieces)
-    part, total = m.EnsembleDistill(steps=7, lr=0.1, batch_size=6, tau=tau), OrderedSum()
+    part, total = m.EnsembleDistill(steps=7, lr=0.1, batch_size=6, tau=tau, held_out=0.0), OrderedSum()
     _, payload = part.tell(None, view, None)
     for w in clients:
         fit = SimpleNamespace(model=with_weights(linear, {"weight": w}))
@@ -73,7 +75,7 @@ def test_feddf_distils_the_mean_logits_into_the_mean_model_by_hand(tau):
 
 def test_feddf_trains_the_average_on_the_servers_images_in_eval_mode(make_site, play):
     """A round with BatchNorm and Dropout, beside torch's Adam on the average and the mean of the clients' logits."""
-    part = m.EnsembleDistill(steps=5, batch_size=3, lr=0.01)
+    part = m.EnsembleDistill(steps=5, batch_size=3, lr=0.01, held_out=0.0)
     site = make_site(m.compose(part), norm=True, num_rounds=1)
     averaged = play(make_site(m.fedavg(), norm=True, num_rounds=1))[1].weights
     images, fits = of_server(site), []
@@ -99,8 +101,68 @@ def test_feddf_trains_the_average_on_the_servers_images_in_eval_mode(make_site, 
     assert max((last.weights[name] - averaged[name]).abs().max() for name in averaged) > 1e-2
 
 
+@pytest.mark.parametrize(("held_out", "rows"), [(0.5, [1, 3, 5, 7]), (0.25, [3, 7])])
+def test_feddf_gives_the_student_that_was_best_on_held_out_images(held_out, rows, make_site, play, monkeypatch):
+    """Of the students after each pass over the other images, and the average; it is not trained on them."""
+    part = m.EnsembleDistill(steps=9, batch_size=3, lr=0.1, held_out=held_out)
+    site, seen = make_site(m.compose(part), num_rounds=1), []
+    images = of_server(site)
+    labels = torch.tensor(site.federation.train.labels[site.federation.auxiliary])
+
+    def watched(model, step):
+        weights = trained(model, step)
+        right = model(images[rows]).argmax(dim=1) == labels[rows]
+        seen.append((right.double().mean().item(), copied(weights)))
+        return weights
+
+    monkeypatch.setattr(at_server, "trained", watched)
+    (_, last) = play(site)
+    start, *others = seen
+    best = max(others, key=lambda one: one[0])[1]  # the first of equals
+    assert all(torch.equal(last.weights[name], w) for name, w in best.items())
+    assert start[0] <= max(accuracy for accuracy, _ in others)
+
+
+# Flashback.
+
+
+def test_flashback_teaches_each_class_as_far_as_it_was_counted_by_hand():
+    """Two clients of linear models, two rounds of counts, and one step of Adam on labels and the weighted softmaxes."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(6, 3, generator=generator, dtype=torch.float64)
+    *clients, before = torch.randn(3, 4, 3, generator=generator, dtype=torch.float64)
+    counts, labels = torch.tensor([[6, 0, 2, 0], [1, 3, 0, 0]]), torch.arange(6) % 4
+    linear, part = nn.Linear(3, 4, bias=False).double(), m.CountedDistill(0.75, steps=3, lr=0.1, batch_size=6)
+    server = SimpleNamespace(round=2, num_classes=4, weights={"weight": before}, frozen=Frozen(linear), run=run_model)
+    server.samples, server.global_model = lambda: [(images, labels)], with_weights(linear, {"weight": before})
+    v = torch.tensor([4.0, 1.0, 0.0, 0.0], dtype=torch.float64)
+    state, payload = part.tell(v, server, None)
+    assert torch.equal(state, v) and part.tell(None, server, None)[0].tolist() == [0.0] * 4
+    total, known = OrderedSum(), (None, 0.75)
+    for i, (w, memory) in enumerate(zip(clients, known, strict=True)):
+        n = counts[i]
+        client = SimpleNamespace(label_counts=n, payload=payload, memory=memory, run=run_model)
+        torch.testing.assert_close(part.begin(client)[0], torch.nan_to_num(v / (v + n)).float())
+        summand, memory = part.report(client, None, SimpleNamespace(model=with_weights(linear, {"weight": w})))
+        total.add(summand)
+        assert memory == (1.0 if i else 0.75)
+    averaged = {"weight": sum(clients) / 2}
+    after, step = part.update(v, total.value, m.Step(server, averaged, frozenset({"weight"})))
+    torch.testing.assert_close(after, v + 0.75 * counts[0] + 0.25 * counts[1])
+    w = averaged["weight"].clone().requires_grad_()
+    weighed = [(n, (images @ each.T).softmax(1)) for n, each in zip([*counts, v], [*clients, before], strict=True)]
+    target = sum(n * p for n, p in weighed) / sum(n for n, _ in weighed).clamp(min=1e-9)
+
+    def loss(rows):
+        log = (images @ w.T).log_softmax(1)
+        return (-(target * log).sum(1) - log[range(6), labels]).mean()
+
+    adam([w], loss, range(3), lr=0.1)
+    torch.testing.assert_close(step.averaged["weight"], w.detach(), rtol=1e-6, atol=1e-8)
+
+
 def test_feddf_leaves_what_is_frozen(make_site, play):
-    site = make_site(m.feddf(steps=3), norm=True)
+    site = make_site(m.feddf(steps=3, held_out=0.0), norm=True)
     site.model.head.requires_grad_(False)
     run = play(site)
     assert not any(name.startswith("head.") for name in run[-1].weights)
@@ -109,7 +171,7 @@ def test_feddf_leaves_what_is_frozen(make_site, play):
 
 def test_server_momentum_takes_the_distilled_model_where_it_comes_second(make_site, play):
     """Both change the average, in the order in which the method lists them."""
-    first, then = m.EnsembleDistill(steps=3), m.ServerMomentum(beta=0.5)
+    first, then = m.EnsembleDistill(steps=3, held_out=0.0), m.ServerMomentum(beta=0.5)
     one, other = (play(make_site(m.compose(*parts)))[-1].weights for parts in ((first, then), (then, first)))
     assert max((one[name] - other[name]).abs().max() for name in one) > 1e-4
 

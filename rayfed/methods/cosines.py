@@ -1,0 +1,115 @@
+"""Parts whose logits are cosines, so that no class has a longer row in the head than another."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from rayfed import losses
+from rayfed.base.values import Gt
+from rayfed.methods.part import Part
+from rayfed.methods.views import Batch, ClientView, Fit, ServerView, Step
+from rayfed.tensors.trees import Tree
+
+Scaled = Callable[[Tensor, Tensor], Tensor]  # of cosines (B, C) and their factor: a loss
+Scale = Annotated[float, Gt(0), "first factor of the cosines, which is learned then"]
+
+
+@dataclass(frozen=True, eq=False)
+class LocalScale:
+    """The factor of the cosines at a client, as it is trained."""
+
+    value: Tensor  # a scalar
+    step: Callable[[Tensor], None]  # on a loss: the job's optimizer
+
+    def learned(self, cosines: Tensor, loss: Scaled) -> Tensor:
+        """The loss of the cosines, as a term for the model; the factor takes its step on the same loss."""
+        term = loss(cosines, self.value.detach().clone())
+        self.step(loss(cosines.detach(), self.value))
+        return term
+
+
+class LearnedScale:
+    """The hooks of a factor of cosines that clients learn beside the model, and the server averages by samples."""
+
+    scale: float
+
+    def init(self, weights: Tree) -> Tree:
+        return self.scale
+
+    def tell(self, scale: Tree, server: ServerView, surveyed: None) -> tuple[Tree, Tree]:
+        return scale, scale
+
+    def local_scale(self, client: ClientView) -> LocalScale:
+        value = torch.tensor(client.payload, device=client.label_counts.device, requires_grad=True)
+        return LocalScale(value, client.stepper({"scale": value}))
+
+    def scale_of(self, client: ClientView, local: LocalScale) -> Tree:
+        """The summands of its average."""
+        return {"examples": client.num_examples, "scale": client.num_examples * local.value.item()}
+
+    def averaged_scale(self, total: Tree) -> Tree:
+        return total["scale"] / total["examples"]
+
+
+@dataclass(frozen=True)
+class SimplexHead(LearnedScale, Part):
+    """Cross-entropy of the cosines to a simplex's corners, shifted by class shares. FedETF (Li et al., ICCV 2023).
+
+    The head is the projection of the authors' code (ZexiLee/ICCV-2023-FedETF), linear, to as many features as there are
+    classes: so the corners may be those of `_to_corners`, and the model's largest logit is its largest cosine. The
+    factor is learned, as in that code.
+    """
+
+    slot: ClassVar[str] = "supervise"
+    scale: Scale = 1.0
+
+    def begin(self, client: ClientView) -> tuple[LocalScale, Tensor]:
+        return self.local_scale(client), client.label_counts
+
+    def loss(self, batch: Batch, local: tuple[LocalScale, Tensor]) -> Tensor:
+        scale, counts = local
+        return scale.learned(
+            _to_corners(batch.logits),
+            lambda cosines, s: losses.adjusted_cross_entropy(s * cosines, batch.labels, counts),
+        )
+
+    def report(self, client: ClientView, local: tuple[LocalScale, Tensor], fit: Fit) -> tuple[Tree, None]:
+        return self.scale_of(client, local[0]), None
+
+    def update(self, scale: Tree, total: Tree, step: Step) -> tuple[Tree, Step]:
+        return self.averaged_scale(total), step
+
+
+@dataclass(frozen=True)
+class ShareScaledSimplex(Part):
+    """Cross-entropy of the cosines to a simplex's corners, each times its class's share. FedGELA (NeurIPS 2023).
+
+    Fan et al. A client's corners are `C n_c / n` long, so that a class that it lacks has the logit 0: its room stays
+    free. As in the authors' code (MediaBrain-SJTU/FedGELA), with features of length 1 (its `l2`, where its default
+    is BatchNorm), and with the head for its last projection. The global model has corners of one length.
+    """
+
+    slot: ClassVar[str] = "supervise"
+    tau: Annotated[float, Gt(0), "temperature: what the cosines are divided by"] = 0.2
+
+    def begin(self, client: ClientView) -> Tensor:
+        return client.label_counts * client.num_classes / client.num_examples
+
+    def loss(self, batch: Batch, lengths: Tensor) -> Tensor:
+        return losses.cross_entropy(lengths * _to_corners(batch.logits) / self.tau, batch.labels)
+
+
+def _to_corners(logits: Tensor) -> Tensor:
+    """The cosines, (B, C), of logits to the corners of a simplex: the axes less their mean, scaled to length 1.
+
+    >>> _to_corners(torch.tensor([[3.0, 0.0]]))
+    tensor([[ 0.7071, -0.7071]])
+    """
+    classes = logits.shape[1]
+    directions = normalize(logits, dim=1)
+    return math.sqrt(classes / (classes - 1)) * (directions - directions.mean(dim=1, keepdim=True))
