@@ -66,7 +66,7 @@ def refuse_misplaced(method: Method, model: nn.Module) -> None:
                 f"{slot}: local_names gives '{unknown[0]}', and the model's state has no such entry, or it is frozen"
             )
     for parts in in_turn(method):
-        keepers = [part.slot for part in parts if part.keeps_model]
+        keepers = [part.slot for part in parts if defines(part, "own_model")]
         owners = [*keepers, *local]
         if keepers and len(owners) > 1:
             raise InputError(
@@ -107,7 +107,7 @@ def of_models(method: Method, model: nn.Module, measured: bool) -> Iterator[str]
             f"with {' and '.join(slots)} each client has a model of its own, and some entries of the global model are "
             f"never trained: test_accuracy says little{advice}"
         )
-    keepers = dict.fromkeys(part.slot for part in all_parts(method) if part.keeps_model)
+    keepers = dict.fromkeys(part.slot for part in all_parts(method) if defines(part, "own_model"))
     if keepers:
         yield (
             f"with {' and '.join(keepers)} each client has a model of its own, and test_accuracy is that of the global "

@@ -1,4 +1,4 @@
-"""A whole model of each client's own, which it trains beside the global model and keeps from round to round."""
+"""A model of each client's own, or a head, which it trains beside the global model and keeps from round to round."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -6,15 +6,26 @@ from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from rayfed import losses
-from rayfed.base.errors import Diverged
+from rayfed.base.errors import Diverged, InputError
 from rayfed.base.values import Ge
-from rayfed.methods.part import Part, Parts
+from rayfed.methods.part import Part, Parts, defines
 from rayfed.methods.views import Batch, ClientView, Fit, Run
 from rayfed.tensors.sums import checked
 from rayfed.tensors.trees import Tree
-from rayfed.tensors.weights import Weights, in_training, parameters_of, squared_distance, state, with_weights
+from rayfed.tensors.weights import (
+    Weights,
+    add,
+    combine,
+    in_training,
+    parameters_of,
+    squared_distance,
+    state,
+    with_weights,
+    zeros_like,
+)
 
 Models = tuple[Weights, Weights] | None  # a client's own model before and after its training, where it keeps one
 
@@ -40,8 +51,10 @@ class OwnModel(Part):
     Raises `Diverged` where the own model is no longer finite, which the loss of the global training does not show.
     """
 
-    keeps_model: ClassVar[bool] = True
     lam: Annotated[float, Ge(0), "strength of the pull to the global model; 0: own models are trained alone"] = 1.0
+
+    def own_model(self, weights: Weights, memory: Tree) -> Weights:
+        return memory or weights
 
     def begin(self, client: ClientView) -> Own:
         model = with_weights(client.global_model, client.memory or client.weights)
@@ -61,24 +74,72 @@ class OwnModel(Part):
         local.step(loss + self.lam / 2 * pull)
 
     def report(self, client: ClientView, local: Own, fit: Fit) -> tuple[None, Weights]:
-        own = state(local.model)
-        try:
-            checked(own)
-        except ValueError as error:
-            smaller = f"train.lr, or a lam below {self.lam}" if self.lam else "train.lr"
-            whose = f"client {client.id}'s own model in round {client.round}"
-            raise Diverged(f"{whose} {error}; try a smaller {smaller}") from None
-        return None, own
+        smaller = f"train.lr, or a lam below {self.lam}" if self.lam else "train.lr"
+        return None, _finite(state(local.model), f"client {client.id}'s own model in round {client.round}", smaller)
 
 
-def before_and_after(parts: Parts, weights: Weights, memory: Mapping[str, Tree], kept: Mapping[str, Tree]) -> Models:
-    """A client's own model before and after its training, out of its memories by slot; None where no part keeps one.
+@dataclass(frozen=True)
+class PersonalHead(Part):
+    """A head of each client's own, added to the global head's logits. In FedRoD (Chen and Chao, ICLR 2022).
 
-    Before its first training it is the round's global model, `weights`.
+    It learns by cross-entropy on the sum, by the job's optimizer, and the global model learns nothing from it. A
+    client's first head is 0. The client's own model is the global one with the sum of both heads.
     """
-    part = next((part for part in parts if part.keeps_model), None)
+
+    needs_features: ClassVar[bool] = True
+
+    def check(self, model: nn.Module) -> None:
+        super().check(model)
+        refuse_other_heads(self, model)
+
+    def own_model(self, weights: Weights, memory: Tree) -> Weights:
+        return weights if memory is None else {**weights, **add(memory, weights)}
+
+    def begin(self, client: ClientView) -> tuple[Weights, Callable[[Tensor], None]]:
+        head = {name: w for name, w in client.weights.items() if name in ("head.weight", "head.bias")}
+        own = combine(torch.clone, client.memory or zeros_like(head))
+        own = combine(Tensor.requires_grad_, own)
+        return own, client.stepper(own)
+
+    def loss(self, batch: Batch, local: tuple[Weights, Callable[[Tensor], None]]) -> None:
+        """A step of the own head; no term of the loss."""
+        own, step = local
+        added = linear(batch.features.detach(), own["head.weight"], own.get("head.bias"))
+        loss = losses.cross_entropy(batch.logits.detach() + added, batch.labels)
+        batch.note("own_loss", loss)
+        step(loss)
+
+    def report(
+        self, client: ClientView, local: tuple[Weights, Callable[[Tensor], None]], fit: Fit
+    ) -> tuple[None, Weights]:
+        own = combine(Tensor.detach, local[0])
+        return None, _finite(own, f"client {client.id}'s own head in round {client.round}", "train.lr")
+
+
+def refuse_other_heads(part: Part, model: nn.Module) -> None:
+    """Raise `InputError` unless the model's head is a single linear layer that trains."""
+    if not isinstance(model.head, nn.Linear):
+        raise InputError(f"{part!r} needs a model with a single linear layer as its head")
+    if not model.head.weight.requires_grad:
+        raise InputError(f"{part!r} learns the head, which is frozen; freeze less")
+
+
+def _finite(own: Weights, whose: str, smaller: str) -> Weights:
+    """The same weights. Raises `Diverged` where one is NaN or infinite."""
+    try:
+        checked(own)
+    except ValueError as error:
+        raise Diverged(f"{whose} {error}; try a smaller {smaller}") from None
+    return own
+
+
+def before_and_after(
+    parts: Parts, before: tuple[Weights, Mapping[str, Tree]], after: tuple[Weights, Mapping[str, Tree]]
+) -> Models:
+    """A client's own model before and after its training, where it has one, out of weights and memories by slot."""
+    part = next((part for part in parts if defines(part, "own_model")), None)
     if part is None:
         return None
-    if part.slot not in kept:
-        raise TypeError(f"{type(part).__name__} has keeps_model = True, and its report gave no weights as memory")
-    return memory.get(part.slot) or weights, kept[part.slot]
+    first, then = (part.own_model(weights, memory.get(part.slot)) for weights, memory in (before, after))
+    assert first is not None and then is not None
+    return first, then

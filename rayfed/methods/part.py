@@ -52,7 +52,7 @@ Parts = tuple["Part", ...]
 class Part(Checked):
     """One ingredient of a method. Define the hooks that it needs; the others do nothing, and cost nothing.
 
-    Beside its hooks it may say what it is: by the class variables, by `check`, and by `local_names`.
+    Beside its hooks it may say what it is: by the class variables, by `check`, `local_names` and `own_model`.
     """
 
     slot: ClassVar[str]  # its role; two parts of one slot cannot be composed. The default is the class's name
@@ -60,7 +60,6 @@ class Part(Checked):
     auxiliary_per_class: ClassVar[int] = 0  # samples of each class for the server to keep; may be a field
     needs_features: ClassVar[bool] = False  # whether the model must have `features(x)` and `head(h)`
     needs_sgd: ClassVar[bool] = False  # whether its maths holds only for steps of the learning rate times the gradient
-    keeps_model: ClassVar[bool] = False  # whether its memory is the weights of a model of the client's own
 
     def __init_subclass__(cls) -> None:
         refuse_misspelt_hooks(cls)
@@ -82,6 +81,13 @@ class Part(Checked):
         with which a client begins its first training. Such a part has no other memory.
         """
         return ()
+
+    def own_model(self, weights: Weights, memory: Tree) -> Weights | None:
+        """The weights of the model that a client has for its own beside the global model, for the measures.
+
+        From the global model's weights at the client, and the part's memory of it: before its training, and after it.
+        """
+        return None
 
     def init(self, weights: Weights) -> Tree:
         """The server's state before the first round, from the initial weights."""

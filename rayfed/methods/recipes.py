@@ -13,14 +13,16 @@ from rayfed.methods import (
     anchors,
     at_server,
     calibrate,
+    cosines,
+    counted,
     distill,
     features,
     own_model,
     personal,
     prototypes,
+    pseudo_data,
     server,
     sharpness,
-    simplex,
     slim,
     supervise,
 )
@@ -73,16 +75,13 @@ def fedvls(beta: float = 0.1, strength: float = 0.005) -> Parts:
 
 fedrs = recipe("fedrs", supervise.RestrictedCrossEntropy)  # Li and Zhan, KDD 2021
 fedlc = recipe("fedlc", calibrate.CalibratedCrossEntropy)  # Zhang et al., ICML 2022
-fedetf = recipe("fedetf", simplex.SimplexHead)  # Li et al., ICCV 2023
+fedetf = recipe("fedetf", cosines.SimplexHead)  # Li et al., ICCV 2023
+fedgela = recipe("fedgela", cosines.ShareScaledSimplex)  # Fan et al., NeurIPS 2023
 moon = recipe("moon", features.ModelContrast)  # Li et al., CVPR 2021
 fedproto = recipe("fedproto", prototypes.Prototypes)  # Tan et al., AAAI 2022, on top of averaging
 feddecorr = recipe("feddecorr", features.Decorrelation)  # Shi et al., ICLR 2023
 fedrcl = recipe("fedrcl", features.RelaxedContrast)  # Seo et al., CVPR 2024
-
-
-def fedmr(intra: float = 0.01, inter: float = 1.0) -> Parts:
-    """Classes that spread in all directions, each outside of the others' room (Fan et al., TMLR 2023)."""
-    return compose(features.ClassDecorrelation(intra), prototypes.PrototypeMargin(inter))
+fedmr = recipe("fedmr", features.ClassDecorrelation)  # Fan et al., TMLR 2023
 
 
 def feduv(variance: float = 2.5, uniformity: float = 0.5) -> Parts:
@@ -91,7 +90,21 @@ def feduv(variance: float = 2.5, uniformity: float = 0.5) -> Parts:
 
 
 fedsam = recipe("fedsam", sharpness.SharpnessAware)  # Qu et al., ICML 2022
+
+
+def mofedsam(alpha: float = 0.1, rho: float = 0.1) -> Parts:
+    """FedSAM's gradients, mixed with the server's last step as in FedCM (Qu et al., ICML 2022), algorithm 2."""
+    return compose(sharpness.SharpnessAware(rho, weight=alpha), anchors.ClientMomentum(alpha))
+
+
+def fedgamma(rho: float = 0.1) -> Parts:
+    """FedSAM's gradients, corrected by control variates as in SCAFFOLD (Dai et al., IEEE TNNLS 2023)."""
+    return compose(server.Average(by="client"), sharpness.SharpnessAware(rho), anchors.ControlVariates())
+
+
+fedlesam = recipe("fedlesam", sharpness.GlobalPerturbation)  # Fan et al., ICML 2024
 fedsol = recipe("fedsol", sharpness.ProximalPerturbation)  # Lee et al., CVPR 2024
+fednh = recipe("fednh", prototypes.PrototypeHead)  # Dai et al., AAAI 2023
 fedproc = recipe("fedproc", prototypes.PrototypeContrast)  # Mu et al., FGCS 2023
 fedcurv = recipe("fedcurv", anchors.Curvature)  # Shoham et al., 2019
 
@@ -129,17 +142,17 @@ def fedsmoo(alpha: float = 0.1, rho: float = 0.1) -> Parts:
 fedalign = recipe("fedalign", slim.SlimAlign)  # Mendieta et al., CVPR 2022
 
 
-def fedadam(lr: float = 0.1, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Parts:
+def fedadam(lr: float = 0.03, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Parts:
     """Adam on the server, along the clients' mean update (Reddi et al., ICLR 2021), algorithm 2."""
     return compose(adaptive.AdaptiveStep("adam", lr, beta1, beta2, tau))
 
 
-def fedyogi(lr: float = 0.1, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Parts:
+def fedyogi(lr: float = 0.03, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> Parts:
     """Yogi on the server, whose squares change slowly (Reddi et al., ICLR 2021), algorithm 2."""
     return compose(adaptive.AdaptiveStep("yogi", lr, beta1, beta2, tau))
 
 
-def fedadagrad(lr: float = 0.1, tau: float = 1e-3) -> Parts:
+def fedadagrad(lr: float = 0.03, tau: float = 1e-3) -> Parts:
     """Adagrad on the server, without momentum (Reddi et al., ICLR 2021), algorithm 2."""
     return compose(adaptive.AdaptiveStep("adagrad", lr, beta1=0.0, beta2=0.0, tau=tau))
 
@@ -152,6 +165,8 @@ def fedacg(beta: float = 0.85, mu: float = 0.002) -> Parts:
     return compose(server.ServerMomentum(beta, nesterov=True), anchors.Proximal(mu))
 
 
+flashback = recipe("flashback", counted.CountedDistill)  # Aljahdali et al., 2024
+fedreg = recipe("fedreg", pseudo_data.PseudoData)  # Xu et al., ICLR 2022
 feddf = recipe("feddf", at_server.EnsembleDistill)  # Lin et al., NeurIPS 2020
 ccvr = recipe("ccvr", at_server.HeadCalibration)  # Luo et al., NeurIPS 2021, for the last round
 local = recipe("local", personal.LocalModel)  # the floor: each client alone
@@ -170,3 +185,8 @@ def fedbabu() -> Parts:
 
 
 ditto = recipe("ditto", own_model.OwnModel)  # Li et al., ICML 2021
+
+
+def fedrod() -> Parts:
+    """A generic head, by adjusted logits, and each client's own head added to it (Chen and Chao, ICLR 2022)."""
+    return compose(calibrate.AdjustedCrossEntropy(), own_model.PersonalHead())

@@ -29,15 +29,43 @@ class SharpnessAware(Part):
 
     slot: ClassVar[str] = "supervise"
     rho: Annotated[float, Ge(0), "length of the step to the other weights; 0 is FedAvg"] = 0.1
+    weight: Annotated[float, Ge(0), "factor of the term"] = 1.0
 
     def begin(self, client: ClientView) -> Run:
         return client.run
 
     def loss(self, batch: Batch, run: Run) -> Tensor:
         loss = losses.cross_entropy(batch.logits, batch.labels)
-        if not self.rho:
-            return loss
-        return _with_gradient_at(_ascent(loss, batch.parameters, self.rho), loss, batch, run)
+        if self.rho:
+            loss = _with_gradient_at(_ascent(loss, batch.parameters, self.rho), loss, batch, run)
+        return loss if self.weight == 1 else self.weight * loss
+
+
+@dataclass(frozen=True)
+class GlobalPerturbation(Part):
+    """Cross-entropy with its gradient at weights back along the global model's path. FedLESAM (Fan et al., ICML 2024).
+
+    The step has length `rho` and goes to the global model that the client was sent when it last trained, from the one
+    of this round: where the global loss has fallen from. A client's first round has none. The authors' code
+    (MediaBrain-SJTU/FedLESAM) takes the server's last step for all clients, which is the same where all take part.
+    """
+
+    slot: ClassVar[str] = "supervise"
+    rho: Annotated[float, Ge(0), "length of the step to the other weights; 0 is FedAvg"] = 0.1
+
+    def begin(self, client: ClientView) -> tuple[Run, Weights | None]:
+        if not self.rho or client.memory is None:
+            return client.run, None
+        back = combine(lambda then, now: then - now, client.memory, client.weights)
+        return client.run, _of_length(back, self.rho)
+
+    def loss(self, batch: Batch, local: tuple[Run, Weights | None]) -> Tensor:
+        run, step = local
+        loss = losses.cross_entropy(batch.logits, batch.labels)
+        return loss if step is None else _with_gradient_at(step, loss, batch, run)
+
+    def report(self, client: ClientView, local: object, fit: Fit) -> tuple[None, Weights]:
+        return None, {name: client.weights[name] for name in fit.parameters}
 
 
 @dataclass(frozen=True)
@@ -103,8 +131,7 @@ class AgreedPerturbation(Part):
     def update(self, s: Weights | None, total: Weights | None, step: Step) -> tuple[Weights | None, Step]:
         if total is None:
             return s, step
-        norm = dot(total, total).sqrt() + 1e-12
-        return combine(lambda mu: (self.rho / norm * mu).float(), total), step
+        return combine(Tensor.float, _of_length(total, self.rho)), step
 
 
 class _Runner(nn.Module):
@@ -124,8 +151,12 @@ def _ascent(loss: Tensor, parameters: Weights, rho: float, less: Weights | None 
     gradient = dict(zip(parameters, gradients, strict=True))
     if less:
         gradient = subtract(gradient, less)
-    norm = dot(gradient, gradient).sqrt() + 1e-12
-    return combine(lambda g: rho / norm * g, gradient)
+    return _of_length(gradient, rho)
+
+
+def _of_length(step: Weights, rho: float) -> Weights:
+    norm = dot(step, step).sqrt() + 1e-12
+    return combine(lambda x: rho / norm * x, step)
 
 
 def _with_gradient_at(step: Weights, loss: Tensor, batch: Batch, run: Run) -> Tensor:
@@ -135,13 +166,23 @@ def _with_gradient_at(step: Weights, loss: Tensor, batch: Batch, run: Run) -> Te
     """
     parameters = parameters_of(batch.model)
     there = {name: w.detach() + step[name] if name in step else w.detach() for name, w in parameters.items()}
+    gradients = gradients_at(there, batch.model, run, batch.images, batch.labels)
+    return with_gradient(loss, gradients, parameters)
+
+
+def gradients_at(
+    there: Weights, model: nn.Module, run: Run, images: Tensor, labels: Tensor
+) -> tuple[Tensor | None, ...]:
+    """The gradients of the cross-entropy at other parameters, in their order; labels (B,), or probabilities (B, C).
+
+    The pass updates copies of the buffers: BatchNorm's running statistics must count each batch once.
+    """
     there = combine(Tensor.requires_grad_, there)
-    # The pass updates copies of the buffers: BatchNorm's running statistics must count each batch once.
-    values = there | {name: buffer.clone() for name, buffer in batch.model.named_buffers()}
+    values = there | {name: buffer.clone() for name, buffer in model.named_buffers()}
     named = {f"model.{name}": value for name, value in values.items()}
-    outputs: Outputs = torch.func.functional_call(_Runner(batch.model, run), named, (batch.images,))
-    loss_there = losses.cross_entropy(outputs.logits, batch.labels)
-    return with_gradient(loss, torch.autograd.grad(loss_there, list(there.values()), allow_unused=True), parameters)
+    outputs: Outputs = torch.func.functional_call(_Runner(model, run), named, (images,))
+    loss = losses.cross_entropy(outputs.logits, labels)
+    return torch.autograd.grad(loss, list(there.values()), allow_unused=True)
 
 
 def with_gradient(loss: Tensor, gradients: Iterable[Tensor | None], parameters: Weights) -> Tensor:

@@ -209,7 +209,7 @@ def train(desk: Desk, client: int, memory: dict[str, Tree]) -> Reply:
     seconds = time.perf_counter() - started
     if "drift" in site.job.measures(broadcast.round):
         summands[measures.UPDATES] = measures.summand(view.weights, fit.model)
-    numbers, confusion = desk.measured(view, fit, own, before_and_after(parts, view.weights, memory, kept))
+    numbers, confusion = desk.measured(view, fit, own, before_and_after(parts, (view.weights, memory), (trained, kept)))
     row = ClientRow(client, view.num_examples, mean_loss, seconds, site.node, notes | numbers)
     return Reply(row, summands, kept, confusion)
 

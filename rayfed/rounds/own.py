@@ -19,7 +19,7 @@ from rayfed.base.errors import InputError
 from rayfed.base.isolation import isolated
 from rayfed.base.seeds import Purpose, seed_of
 from rayfed.losses import metrics
-from rayfed.methods.part import Parts, parts_at
+from rayfed.methods.part import Parts, defines, parts_at
 from rayfed.methods.personal import head_parameters, local_names, recalled
 from rayfed.methods.supervise import CrossEntropy
 from rayfed.rounds.local import Broadcast, Desk, Site, descend, evaluate, refuse_diverged, view_of
@@ -92,9 +92,10 @@ def _memory(last: Round, workers: Workers, client: int, broadcast: Broadcast) ->
 
 def _own_weights(desk: Desk, parts: Parts, memory: dict[str, Tree]) -> Weights:
     """The entries in which a client's own model is not the global one; empty where it is the same."""
-    keeper = next((part for part in parts if part.keeps_model), None)
+    keeper = next((part for part in parts if defines(part, "own_model")), None)
     if keeper is not None:
-        return dict(memory.get(keeper.slot) or {})
+        kept = memory.get(keeper.slot)
+        return {} if kept is None else keeper.own_model(desk.broadcast.weights, kept) or {}
     return recalled(local_names(parts, desk.site.model), memory)
 
 

@@ -15,11 +15,11 @@ from rayfed.data.augment import prepare
 from rayfed.methods.anchors import momentum_corrected_steps
 from rayfed.methods.views import Notes, Outputs
 from rayfed.rounds import engine
-from rayfed.rounds.local import Broadcast, Desk, server_view, survey
+from rayfed.rounds.local import Broadcast, Desk, evaluate, server_view, survey
 from rayfed.runtime.local_workers import LocalWorkers
 from rayfed.tensors.sums import OrderedSum
 from rayfed.tensors.trees import Scaled
-from rayfed.tensors.weights import state_of
+from rayfed.tensors.weights import state_of, with_weights
 from rayfed.tensors.wire import unpack
 
 EVEN = [[5, 2, 1, 0], [1, 1, 3, 3], [2, 2, 2, 2], [0, 0, 1, 7], [4, 4, 0, 0], [3, 1, 4, 0]]  # eight samples per client
@@ -37,6 +37,7 @@ NEUTRAL = {
     m.ClassDecorrelation: {"intra": 0.0},
     m.ClientMomentum: {"alpha": 1.0},
     m.ControlVariates: None,
+    m.CountedDistill: None,
     m.CrossEntropy: {"weight": 1.0, "smoothing": 0.0},
     m.Curvature: {"strength": 0.0},
     m.Decorrelation: {"beta": 0.0},
@@ -46,6 +47,7 @@ NEUTRAL = {
     m.EnsembleDistill: {"steps": 0},
     m.ExtrapolatedAverage: {"epsilon": 1e12},
     m.FeatureUniformity: {"uniformity": 0.0},
+    m.GlobalPerturbation: {"rho": 0.0},
     m.HeadCalibration: None,
     m.HeadThenBody: None,
     m.LabelMaskedDistill: {"beta": 0.0},
@@ -58,20 +60,24 @@ NEUTRAL = {
     m.NotTrueDistill: {"beta": 0.0},
     m.OwnModel: {"lam": 0.0},
     m.PastTeachersDistill: {"beta": 0.0},
+    m.PersonalHead: None,
     m.PredictionVariance: {"variance": 0.0},
     m.PrototypeContrast: {"rounds": 1},
-    m.PrototypeMargin: {"inter": 0.0},
+    m.PrototypeHead: None,
     m.PrototypeSimilarityDistill: {"mu": 0.0},
     m.Prototypes: {"mu": 0.0},
     m.Proximal: {"mu": 0.0},
     m.ProximalPerturbation: {"rho": 0.0},
+    m.PseudoData: None,
     m.RelaxedContrast: {"weight": 0.0},
     m.RestrictedCrossEntropy: {"alpha": 1.0},
     m.SelectiveDistill: {"m_max": 0.0},
     m.ServerMomentum: {"beta": 0.0},
+    m.ShareScaledSimplex: None,
     m.SharpnessAware: {"rho": 0.0},
     m.SimplexHead: None,
     m.SlimAlign: {"mu": 0.0},
+    m.Smoothed: {"decay": 0.0},
     m.VacantClassDistill: {"beta": 0.0},
 }
 
@@ -109,7 +115,7 @@ def test_every_part_has_its_neutral_values_here():
 
 BIT_FOR_BIT = [m.fedavgm(beta=0.0), m.fedprox(mu=0.0), m.fedrs(alpha=1.0), m.fedrs(alpha=1.0, soft=True), m.fedlc(0.0)]
 BIT_FOR_BIT += [m.fedcm(alpha=1.0), m.feddisco(a=0.0, b=0.0), m.feduv(0.0, 0.0), m.fedrcl(weight=0.0), m.ditto(lam=3.0)]
-BIT_FOR_BIT += [m.fedmr(0.0, 0.0), m.feddf(steps=0)]
+BIT_FOR_BIT += [m.fedmr(0.0), m.feddf(steps=0), m.compose(m.Smoothed(0.9))]
 RELEASED = m.fedcsd(mu=0.0, released=True)
 NEUTRAL_METHODS = [*BIT_FOR_BIT, RELEASED, *(m.compose(part(**zero)) for part, zero in NEUTRAL.items() if zero)]
 
@@ -151,12 +157,7 @@ EQUAL = {
     "FedCurv without a past is FedAvg": (m.fedcurv(), m.fedavg(), {"num_rounds": 1}),
     "FedProto without prototypes is FedAvg": (m.fedproto(), m.fedavg(), {"num_rounds": 1}),
     "FedProc without prototypes is FedAvg": (m.fedproc(), m.fedavg(), {"num_rounds": 1}),
-    "FedMR's margins without prototypes are FedAvg": (m.fedmr(intra=0.0, inter=9.0), m.fedavg(), {"num_rounds": 1}),
-    "FedMR of clients of one class is FedDecorr": (
-        m.fedmr(intra=0.1, inter=0.0),
-        m.feddecorr(beta=0.1),
-        {"counts": ONE_CLASS},
-    ),
+    "FedMR of clients of one class is FedDecorr": (m.fedmr(0.1), m.feddecorr(beta=0.1), {"counts": ONE_CLASS}),
     "FedGKD without a teacher is FedAvg": (m.fedgkd(), m.fedavg(), {"num_rounds": 1}),
     "the first velocity is the whole step": (m.fedavgm(), m.fedavg(), {"num_rounds": 1}),
     "FedAdam with a large tau takes FedAvg's step, at first": (
@@ -183,6 +184,16 @@ EQUAL = {
         m.fedspeed(),
         {"num_rounds": 1, "local_steps": 1, "norm": True},
     ),
+    "MoFedSAM without a step uphill is FedCM": (m.mofedsam(0.25, rho=0.0), m.fedcm(0.25), {"norm": True}),
+    "FedGAMMA without a step uphill is SCAFFOLD": (m.fedgamma(rho=0.0), m.scaffold(), {"norm": True}),
+    "a fresh FedGAMMA is FedSAM with a uniform mean": (
+        m.fedgamma(),
+        m.compose(m.Average(by="client"), m.SharpnessAware()),
+        {"num_rounds": 1, "norm": True},
+    ),
+    "FedLESAM without a past is FedAvg": (m.fedlesam(9.0), m.fedavg(), {"num_rounds": 1}),
+    "FedRoD's global model learns by adjusted logits": (m.fedrod(), m.compose(m.AdjustedCrossEntropy()), {}),
+    "Flashback without a past or steps on the server is FedAvg": (m.flashback(steps=0), m.fedavg(), {"num_rounds": 1}),
     "FedRep without a step for the head is FedBABU": (m.fedrep(head=0.0), m.fedbabu(), {"norm": True}),
     "a switch to the same method changes nothing": (m.switch(m.fedntd(), m.fedntd(), at=2), m.fedntd(), {}),
 }
@@ -216,7 +227,7 @@ DIFFERENT = {  # the same pairs in other settings: so the settings do not make a
     "contrasted prototypes after a switch": (m.switch(m.fedavg(), m.fedproc(rounds=2), at=2), m.fedavg()),
     "past teachers": (m.fedgkd(beta=1.0), m.kd()),
     "velocity": (m.fedavgm(), m.fedavg()),
-    "adaptive steps": (m.fedadam(), m.fedyogi()),
+    "adaptive steps": (m.fedadam(0.1), m.fedyogi(0.1)),
     "adaptive steps without decay": (m.fedadagrad(), m.fedyogi(beta1=0.0)),
     "extrapolation": (m.fedexp(), m.fedavg()),
     "momentum at the clients": (m.fedcm(0.25), m.compose(m.CrossEntropy(weight=0.25))),
@@ -226,8 +237,15 @@ DIFFERENT = {  # the same pairs in other settings: so the settings do not make a
     "an agreed step uphill": (m.fedsmoo(0.1), m.fedspeed(0.1)),
     "varied predictions": (m.feduv(uniformity=0.0), m.fedavg()),
     "uniform features": (m.feduv(variance=0.0), m.fedavg()),
-    "correlations within classes": (m.fedmr(intra=1.0, inter=0.0), m.feddecorr(1.0)),
-    "margins between prototypes": (m.fedmr(intra=0.0, inter=9.0), m.fedavg()),
+    "a step uphill with momentum": (m.mofedsam(0.25, rho=0.5), m.fedcm(0.25)),
+    "a step uphill with control variates": (m.fedgamma(0.5), m.scaffold()),
+    "a step back": (m.fedlesam(0.5), m.fedavg()),
+    "counts at the clients": (m.flashback(steps=0), m.fedavg()),
+    "counts at the server": (m.flashback(), m.flashback(steps=0)),
+    "pseudo data": (m.fedreg(gamma=1.0), m.fedavg()),
+    "corners as long as shares": (m.fedgela(tau=1.0), m.fedetf()),
+    "a head of class means": (m.fednh(keep=0.1), m.fednh(keep=0.9)),
+    "correlations within classes": (m.fedmr(1.0), m.feddecorr(1.0)),
     "relaxed contrast": (m.fedrcl(), m.fedavg()),
     "the penalty on near features": (m.fedrcl(penalty=0.0), m.fedrcl(threshold=0.0)),
     "a simplex for a head": (m.fedetf(), m.fedbabu()),
@@ -338,9 +356,9 @@ ON_A_BATCH = [  # part, the term; the payload, where the part has one
     ),
     (m.Prototypes(0.5), 0.5 * losses.prototype_distance(H, LABELS, CENTRES, KNOWN), {"means": CENTRES, "known": KNOWN}),
     (
-        m.PrototypeMargin(0.5),
-        0.5 * losses.prototype_margin(H, LABELS, CENTRES, KNOWN),
-        {"means": CENTRES, "known": KNOWN},
+        m.CountedDistill(),
+        losses.class_weighted_distill(Z, T, 3 / (3 + COUNTED)),
+        {"v": torch.full((4,), 3.0)},
     ),
 ]
 
@@ -350,7 +368,7 @@ def test_terms_on_a_batch_are_those_of_the_papers(case):
     """Strings stand for models: "now" for the round's model, "past" for the one in the state and in the memory."""
     part, term, *payload = case
     client = SimpleNamespace(weights="now", state="past", memory="past", payload=payload[0] if payload else None)
-    client.round, client.since = 2, 1
+    client.round, client.since, client.run = 2, 1, None
     client.num_classes, client.label_counts, client.global_model = 4, COUNTED, "now"
     outputs = {"now": PRESENT, "past": PAST}
     client.frozen, client.outputs = lambda weights: weights, lambda model: [(outputs[model], LABELS)]
@@ -532,12 +550,14 @@ def test_feddyns_h_is_the_mean_of_all_clients_g_i_and_corrects_the_weights(by_si
 
 @pytest.mark.parametrize(("method", "slot"), [(m.fedproto(), "prototypes"), (m.fedproc(), "supervise")])
 def test_the_prototypes_are_the_mean_features_of_the_trained_model(method, slot, make_site, states, of_client):
+    """FedProc's are means of features of length 1."""
     alone = {"counts": [[3, 4, 0, 2]], "clients_per_round": 1, "num_rounds": 1, "norm": True}
     site = make_site(method, **alone)
     view = server_view(site, 1, {})
     images, labels = of_client(site, 0)
     for round, prototypes, _ in states(method, slot, **alone):
         features = view.frozen(round.weights).features(images)
+        features = F.normalize(features) if slot == "supervise" else features
         assert prototypes["known"].tolist() == [True, True, False, True]
         for c in (0, 1, 3):
             torch.testing.assert_close(prototypes["means"][c], features[labels == c].mean(dim=0))
@@ -681,6 +701,29 @@ def test_fedacgs_clients_start_from_their_last_mean_and_the_momentum_of_all_mean
             if name in momentum:
                 kept = -after.held["server_momentum"].state[name]
                 torch.testing.assert_close(kept, momentum[name], rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(after.shown, means, rtol=1e-6, atol=1e-7)
+
+
+def test_fedexp_shows_the_mean_of_the_last_two_models(make_site, play):
+    for before, after in pairwise(play(make_site(m.fedexp(), norm=True))):
+        for name, w in after.shown.items():
+            is_buffer = "running" in name or "num_batches" in name
+            expected = after.weights[name] if is_buffer else (after.weights[name] + before.weights[name]) / 2
+            torch.testing.assert_close(w, expected)
+
+
+@pytest.mark.parametrize("method", [m.fedavg(), m.fedacg()], ids=repr)
+def test_a_smoothed_run_evaluates_the_exponential_average_of_what_would_be_evaluated(method, make_site, play):
+    site, average = make_site(m.compose(method, m.Smoothed(0.75)), norm=True), None
+    for smoothed, plain in zip(play(site)[1:], play(make_site(method, norm=True))[1:], strict=True):
+        assert all(torch.equal(w, plain.weights[name]) for name, w in smoothed.weights.items())
+        last = {name: w.double() for name, w in plain.evaluated.items()}
+        average = {name: 0.75 * average[name] + 0.25 * w for name, w in last.items()} if average else last
+        model = with_weights(site.model, smoothed.shown).eval()
+        assert np.array_equal(evaluate(site, model, 0, 30).confusion, smoothed.evaluation.confusion)
+        for name, w in smoothed.shown.items():
+            expected = average[name] if w.is_floating_point() else average[name].round()
+            torch.testing.assert_close(w, expected.to(w.dtype), rtol=1e-6, atol=1e-7)
 
 
 def follow(rule, v, d):

@@ -1,15 +1,19 @@
 """Ditto: the global model is FedAvg's, the clients' own models are trained as by hand, and measures show them."""
 
 import itertools
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
+import oracle
 import pytest
 import torch
+import torch.nn.functional as F
 
 from rayfed import methods as m
-from rayfed.base.errors import ClientFailed, Diverged
+from rayfed.base.errors import Diverged
+from rayfed.base.seeds import Purpose, seed_of
+from rayfed.clients.batches import batches
 from rayfed.data.settings import Augment
 from rayfed.methods.checks import of_models, refuse_misplaced
 from rayfed.rounds import local
@@ -90,14 +94,6 @@ def test_measures_show_own_models_but_the_drift_that_of_the_global_training(make
 # What is refused, and what is told.
 
 
-@dataclass(frozen=True)
-class Keeps(m.Part):
-    keeps_model: ClassVar[bool] = True
-
-    def begin(self, client):
-        return None
-
-
 def test_a_method_may_change_to_ditto(make_site, play, plain_sgd):
     """The own models then begin with the global model of that round."""
     site = make_site(m.switch(m.fedavg(), m.ditto(lam=0.0), at=3))
@@ -120,13 +116,46 @@ def test_a_run_is_told_that_the_test_accuracy_is_not_of_the_own_models(make_mode
     assert not [*of_models(m.fedavg(), make_model(), measured=False)]
 
 
-def test_a_part_that_keeps_a_model_gives_it_as_memory(make_site, play):
-    with pytest.raises(ClientFailed, match="Keeps has keeps_model = True, and its report gave no weights as memory"):
-        play(make_site(m.compose(Keeps())))
-
-
 def test_an_own_model_that_is_no_longer_finite_ends_the_run(make_site, play):
     """A pull that is too strong for the rate throws it further away with each step; the global model is well."""
     match = r"client \d's own model in round 1 holds a NaN or an infinity at .*; try a smaller train.lr"
     with pytest.raises(Diverged, match=match + ", or a lam below 1000000000000.0"):
         play(make_site(m.ditto(lam=1e12), local_steps=20))
+
+
+# FedRoD.
+
+
+def test_an_own_head_learns_what_the_global_head_leaves(make_site, play, of_client):
+    """Beside plain torch: the features and the global logits of each step are those of training by adjusted logits."""
+    alone = {"counts": [[12, 13, 9, 8]], "clients_per_round": 1, "weight_decay": 0.0}
+    site = make_site(m.fedrod(), **alone)
+    images, labels = of_client(site, 0)
+    prior, head = torch.tensor([12.0, 13.0, 9.0, 8.0]).log(), torch.nn.Linear(16, 4)
+    torch.nn.init.zeros_(head.weight), torch.nn.init.zeros_(head.bias)
+    for before, after in itertools.pairwise(play(site)):
+        model, training = with_weights(site.model, before.weights).train(), site.job.train
+        options = {"lr": training.lr * training.lr_decay ** (after.round - 1), "momentum": training.momentum}
+
+        def loss(model, head, index):
+            logits = model(images[index])
+            own = logits.detach() + head(model.features(images[index]).detach())
+            return F.cross_entropy(logits + prior, labels[index]) + F.cross_entropy(own, labels[index])
+
+        order = torch.Generator().manual_seed(seed_of(0, Purpose.BATCHES, after.round, 0))
+        steps = [partial(loss, model, head, index) for index in batches(42, training, order)]
+        oracle.descend([*model.parameters(), *head.parameters()], steps, **options)
+        kept = unpack(after.memories[0])["slots"]["personal_head"]
+        torch.testing.assert_close(kept, {f"head.{k}": w.detach() for k, w in head.state_dict().items()})
+        torch.testing.assert_close(after.weights, state_of(model))
+
+
+def test_measures_show_the_sum_of_the_heads(make_site, play):
+    site = make_site(m.fedrod(), clients_per_round=6)
+    site = replace(site, job=replace(site.job, measure=["local"], measure_images=0))
+    _, first, second = play(site)[:3]
+    for row in second.clients:
+        head = unpack(first.memories[row.client])["slots"]["personal_head"]
+        own = {name: w + head[name] if name in head else w for name, w in first.weights.items()}
+        confusion = local.evaluate(site, with_weights(site.model, own).eval(), 0, 30).confusion
+        assert row.notes["local.before.accuracy"] == np.trace(confusion) / 30

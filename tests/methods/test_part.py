@@ -297,7 +297,8 @@ class Unknown(Part):
         return 1, None
 
 
-MEMORY = ["moon", "fedcurv", "scaffold", "feddyn", "feddc", "fedspeed", "fedsmoo", "fedbn", "fedper", "fedrep", "ditto"]
+MEMORY = ["moon", "fedgamma", "fedlesam", "fedcurv", "scaffold", "feddyn", "feddc", "fedspeed", "fedsmoo", "flashback"]
+MEMORY += ["local", "fedbn", "fedper", "fedrep", "ditto", "fedrod"]
 
 
 def test_a_report_that_is_annotated_so_gives_no_memory():

@@ -118,7 +118,7 @@ def test_fedbabus_head_stays_as_drawn_in_the_global_model_too(make_site, play):
 
 
 @pytest.mark.parametrize(
-    "part", [cls() for cls in PARTS.values() if cls.slot == "supervise" and cls is not m.SimplexHead], ids=repr
+    "part", [cls() for cls in PARTS.values() if cls.slot == "supervise" and cls is not m.PrototypeHead], ids=repr
 )
 def test_what_stays_is_trained_by_whatever_supervises(part, make_site, play):
     """A gradient that is taken at other weights has what stays, too, where that is."""

@@ -130,6 +130,23 @@ def test_fedsol_before_the_first_step_is_plain(model):
     torch.testing.assert_close(found, oracle.gradients(plain(here), here))
 
 
+def test_fedlesams_step_goes_back_to_the_global_model_that_the_client_had_last(model, teacher):
+    """`rho (w_then - w_now) / ||w_then - w_now||`; it is the same for every batch, and no step in a client's first."""
+    part, now = m.GlobalPerturbation(0.5), teacher.state_dict()
+    then = {name: w + torch.linspace(-1, 1, w.numel()).view_as(w) for name, w in teacher.named_parameters()}
+    batch, client = batch_and_client(model, teacher)
+    client.memory = then
+    step = oracle.scaled({name: then[name].detach() - now[name] for name in then}, 0.5)
+    expected = oracle.gradient_away(copy.deepcopy(model), step, IMAGES, LABELS)
+    torch.testing.assert_close(oracle.gradients(part.loss(batch, part.begin(client)), model), expected)
+    sent, kept = part.report(client, None, SimpleNamespace(parameters=parameters_of(model)))
+    assert sent is None and kept.keys() == then.keys() and all(torch.equal(w, now[name]) for name, w in kept.items())
+    here = copy.deepcopy(model)
+    torch.testing.assert_close(
+        oracle.gradients(term_of(part, model, teacher), model), oracle.gradients(plain(here), here)
+    )
+
+
 def test_fedsmoos_multipliers_follow_each_step(model, teacher):
     """Two batches by hand: `e = rho (g - mu - s) / norm`, `mu <- mu + e - s`. The client's memory is not written to."""
     part, draw = m.AgreedPerturbation(0.5), torch.Generator().manual_seed(3)

@@ -1,0 +1,77 @@
+"""A part that takes the number of samples that a model has learned a class from for how well it knows that class."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from rayfed import losses
+from rayfed.base.values import Ge, Gt, Le
+from rayfed.methods.at_server import AT_ONCE, images_of, steps_on, trainable, trained
+from rayfed.methods.part import Part
+from rayfed.methods.views import Batch, ClientView, Fit, Run, ServerView, Step
+from rayfed.tensors.trees import Tree
+from rayfed.tensors.weights import parameters_of
+
+
+@dataclass(frozen=True)
+class CountedDistill(Part):
+    """Distillation at clients and server, each class weighed by label counts. Flashback (Aljahdali et al., 2024).
+
+    arXiv:2402.05558, from memory. At a client, the global model teaches class `c` with the weight `v_c / (v_c + n_c)`.
+    At the server the average learns the labels of the auxiliary set, and from the clients' models and the last global
+    model, whose softmaxes are weighed by `n_c` and by `v_c` over the sum of all. `v` adds up the counts of the clients,
+    a share `gamma` of a client's counts each time that it trains, until all are in.
+    """
+
+    changes_average: ClassVar[bool] = True
+    gamma: Annotated[float, Gt(0), Le(1), "share of a client's label counts that is added each time"] = 0.1
+    steps: Annotated[int, Ge(0), "steps on the server in each round"] = 100
+    lr: Annotated[float, Gt(0), "learning rate of these steps (Adam)"] = 1e-3
+    batch_size: Annotated[int, Ge(1), "images per step"] = 128
+    auxiliary_per_class: Annotated[int, Ge(1), "samples of each class that the server keeps"] = 64  # type: ignore[misc]
+
+    def tell(self, v: Tensor | None, server: ServerView, surveyed: None) -> tuple[Tensor, Tree]:
+        v = torch.zeros(server.num_classes, dtype=torch.float64) if v is None else v
+        return v, {"images": images_of(server), "v": v.float()}
+
+    def begin(self, client: ClientView) -> tuple[Tensor, Run]:
+        v = client.payload["v"]
+        return v / (v + client.label_counts).clamp(min=1e-9), client.run
+
+    def loss(self, batch: Batch, local: tuple[Tensor, Run]) -> Tensor | None:
+        class_weights, _ = local
+        if not class_weights.any():
+            return None
+        return losses.class_weighted_distill(batch.logits, batch.teacher.logits, class_weights)
+
+    def report(self, client: ClientView, local: Any, fit: Fit) -> tuple[Tree, float]:
+        known = client.memory or 0.0
+        added = min(self.gamma, 1 - known)
+        taught = client.label_counts * softmax(fit.model, client.run, client.payload["images"])
+        return {"n": client.label_counts, "added": added * client.label_counts, "taught": taught}, known + added
+
+    def update(self, v: Tensor, total: Tree, step: Step) -> tuple[Tensor, Step]:
+        after = v + total["added"]
+        if not self.steps:
+            return after, step
+        server, model = step.server, trainable(step, step.averaged)
+        images, labels = images_of(server), torch.cat([labels for _, labels in server.samples()])
+        taught = total["taught"] + v * softmax(server.global_model, server.run, images)
+        target = (taught / (total["n"] + v).clamp(min=1e-9)).float()  # (A, C): not of sum 1, as each class has its sum
+
+        def loss(rows: Tensor) -> Tensor:
+            logits = server.run(model, images[rows]).logits
+            distilled = -(target[rows] * logits.log_softmax(dim=1)).sum(dim=1).mean()
+            return losses.cross_entropy(logits, labels[rows]) + distilled
+
+        for _ in steps_on(self, step.round, parameters_of(model), loss, len(images)):
+            pass
+        return after, step.changed(trained(model, step))
+
+
+def softmax(model: torch.nn.Module, run: Run, images: Tensor) -> Tensor:
+    """A model's probabilities on images, (A, C), in float64."""
+    with torch.no_grad():
+        return torch.cat([run(model, some).logits.double().softmax(dim=1) for some in images.split(AT_ONCE)])

@@ -1,0 +1,87 @@
+"""FedReg's part: steps that leave alone what the global model says of images that are made from a client's own."""
+
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Annotated, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from rayfed import losses
+from rayfed.base.values import Ge, Le
+from rayfed.methods.part import Part
+from rayfed.methods.sharpness import gradients_at, with_gradient
+from rayfed.methods.views import Batch, ClientView, Run
+from rayfed.tensors.weights import Weights, add, combine, dot, parameters_of, subtract, zeros_like
+
+MIDDLE = 0.5  # where the code takes the gradients on pseudo data, between the global and the own weights
+
+
+class Made(NamedTuple):
+    """Images made of a batch of a client's own, in the directions that raise the global model's loss."""
+
+    pseudo: Tensor  # far from them: they stand for what the client does not have
+    said: Tensor  # (B, C), the global model's probabilities on these
+    perturbed: Tensor  # near to them
+    labels: Tensor  # (B,), of the own images
+
+
+@dataclass(frozen=True)
+class PseudoData(Part):
+    """Cross-entropy whose steps are freed of what would change the global model. FedReg (Xu et al., ICLR 2022).
+
+    As in the authors' code (Zoesgithub/FedReg): the gradient is taken between the global and the own weights. From the
+    way that a client has then gone from the global model, the share along the gradient on pseudo data is removed, with
+    the global model's predictions for labels, and then that along the gradient on perturbed data, each if it leads up
+    that loss. That enters as a gradient, divided by the rate, so the maths holds for SGD without momentum.
+    """
+
+    slot: ClassVar[str] = "supervise"
+    needs_sgd: ClassVar[bool] = True
+    gamma: Annotated[float, Ge(0), Le(1), "where the gradient is taken: 1 is at the own weights"] = 0.4
+    iterations: Annotated[int, Ge(1), "steps that make an image"] = 10
+    pseudo: Annotated[float, Ge(0), "length of such a step for pseudo data, per pixel"] = 0.2
+    perturbed: Annotated[float, Ge(0), "length of such a step for perturbed data"] = 0.002
+
+    def begin(self, client: ClientView) -> tuple[ClientView, "cycle[Made]"]:
+        made = [self._made(client, images, labels) for images, labels in client.samples(client.batch_size)]
+        return client, cycle(made)
+
+    def loss(self, batch: Batch, local: tuple[ClientView, "cycle[Made]"]) -> Tensor:
+        client, made = local
+        data, run, anchor = next(made), client.run, client.weights
+        own = combine(Tensor.detach, parameters_of(batch.model))
+        shared = {name: w for name, w in own.items() if name in batch.parameters}
+
+        def gradient(share: float, of: Weights, images: Tensor, labels: Tensor) -> Weights:
+            between = combine(lambda w, w_global: torch.lerp(w_global, w, share), of, anchor)
+            found = gradients_at(own | between, batch.model, run, images, labels)
+            return {n: torch.zeros_like(w) if g is None else g for (n, w), g in zip(own.items(), found, strict=True)}
+
+        plain = gradient(self.gamma, shared, batch.images, batch.labels)
+        moved = add(shared, plain, alpha=-client.lr)
+        way = subtract(moved, anchor)
+        removed = zeros_like(shared)
+        for images, labels in ((data.pseudo, data.said), (data.perturbed, data.labels)):
+            found = gradient(MIDDLE, moved, images, labels)
+            g = {name: found[name] for name in shared}
+            share = (dot(way, g) / dot(g, g).clamp(min=1e-30)).clamp(min=0).item()
+            way, removed = add(way, g, alpha=-share), add(removed, g, alpha=share)
+        whole = plain | combine(lambda x, g: g + x / client.lr, removed, plain)
+        loss = losses.cross_entropy(batch.logits, batch.labels)
+        return with_gradient(loss, whole.values(), parameters_of(batch.model))
+
+    def _made(self, client: ClientView, images: Tensor, labels: Tensor) -> Made:
+        model, run = client.global_model, client.run
+        pseudo = self._uphill(model, run, images, labels, self.pseudo)
+        with torch.no_grad():
+            said = run(model, pseudo).logits.softmax(dim=1)
+        return Made(pseudo, said, self._uphill(model, run, images, labels, self.perturbed), labels)
+
+    def _uphill(self, model: nn.Module, run: Run, images: Tensor, labels: Tensor, length: float) -> Tensor:
+        """Images after steps along the sign of the loss's gradient (FGSM)."""
+        for _ in range(self.iterations):
+            images = images.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(losses.cross_entropy(run(model, images).logits, labels), images)
+            images = images + length * gradient.sign()
+        return images.detach()
