@@ -401,6 +401,8 @@ class Sloppy(Part):
             return state, step.towards({name: tensor * float("nan") for name, tensor in step.averaged.items()})
         if self.gives == "fewer":
             return state, replace(step, proposed=dict(list(step.averaged.items())[1:]))
+        if self.gives == "shown":
+            return state, replace(step, shown=dict(list(step.averaged.items())[1:]))
         return self._given("update", (state, step))
 
     def _given(self, hook, right):
@@ -420,6 +422,7 @@ class Sloppy(Part):
         ("tell", "tuple", "Sloppy.tell gave a state with 3 at (1, 2); a state is made of"),
         ("update", "named", "Sloppy.update gave a state with point(x=1, y=2) at the value"),
         ("update", "fewer", "round 1: the average does not fit the model: features.0.weight is missing"),
+        ("update", "shown", "round 1: the evaluated average does not fit the model: features.0.weight is missing"),
         ("update", "nan", "round 1, after Sloppy.update: the new global model holds a NaN or an infinity at"),
     ],
 )

@@ -163,5 +163,6 @@ def refuse_spoilt(where: str, step: object) -> None:
         raise RunFailed(f"{where}: it gave {told(step)} in place of the step")
     try:
         checked(step.proposed)
+        checked(step.shown)
     except ValueError as error:
         raise RunFailed(f"{where}: the new global model {error}; the round is not recorded") from None
