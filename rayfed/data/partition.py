@@ -40,12 +40,6 @@ class Partition:
     @classmethod
     def of_owners(cls, owners: np.ndarray, num_clients: int) -> Partition:
         """From each image's client: `owners`, integers (n,) in 0..num_clients-1. Raises InputError for others."""
-        owners = np.asarray(owners)
-        if owners.ndim != 1 or owners.dtype.kind not in "biu":
-            raise InputError(
-                f"Partition.of_owners: owners are {owners.dtype} of shape {owners.shape}; give a whole number for each "
-                "image (n,)"
-            )
         for owner in (owners.min(initial=0), owners.max(initial=0)):
             if not 0 <= owner < num_clients:
                 raise InputError(

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any
 
-from rayfed.base.errors import InputError, spelled
+from rayfed.base.errors import spelled
 from rayfed.base.values import Checked, Form, Ge, Gt, PathMark, build, named, table
 
 HOMES = {  # a module of this package: its models, functions of these names
@@ -25,11 +25,6 @@ class Lora(Checked):
         field(default_factory=list)
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.rank and (self.targets or self.alpha != Lora.alpha):
-            raise InputError("model.lora: without model.lora.rank there is no LoRA; give a rank, such as 4")
-
 
 @dataclass(frozen=True)
 class Adapt(Checked):
@@ -40,12 +35,6 @@ class Adapt(Checked):
         default_factory=list
     )
     lora: Lora = field(default_factory=Lora)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.freeze and self.lora.rank:
-            why = "with [model.lora], all but LoRA's matrices and the head is frozen already"
-            raise InputError(f"model.freeze: {why}; to leave layers as they are, choose the others in lora.targets")
 
 
 @dataclass(frozen=True)
