@@ -10,20 +10,17 @@ import struct
 import subprocess
 import sys
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import torch
 from click.testing import CliRunner
 from PIL import Image
 
 import rayfed
-from rayfed.base.errors import InputError, RunFailed
+from rayfed.base.errors import InputError
 from rayfed.cli import main
 from rayfed.clients.trace import read_trace
 from rayfed.data import decode
@@ -32,7 +29,7 @@ from rayfed.data.settings import Data
 from rayfed.data.sources import load
 from rayfed.folder.log import logging_to_file
 from rayfed.job import read_job
-from rayfed.methods import Part, compose
+from rayfed.methods import compose
 from rayfed.models.registry import build_model
 from rayfed.rounds.local import open_site
 
@@ -278,22 +275,10 @@ def test_a_file_that_was_deleted_after_it_was_listed_is_refused(tmp_path, monkey
 # --- jobs
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        (b"\x80\x81\xff\0", "cannot be read: 'utf-8' codec can't decode"),
-    ],
-    ids=["binary"],
-)
-def test_files_that_are_not_jobs_are_refused(tmp_path, text, message):
-    (tmp_path / "job.toml").write_bytes(text)
-    with pytest.raises(InputError, match=message):
-        read_job(tmp_path / "job.toml")
-
-
-@pytest.mark.parametrize("path", ["/", "a\0b", "x" * 5000])
+@pytest.mark.parametrize("path", ["/", "a\0b", "x" * 5000, "binary.toml"])
 def test_paths_that_are_not_job_files_are_refused(path, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    Path("binary.toml").write_bytes(b"\x80\x81\xff\0")
     with pytest.raises(InputError, match="job file"):
         read_job(path)
 
@@ -329,60 +314,21 @@ def test_an_address_that_means_any_ray_here_is_refused_where_there_is_none(monke
         pass
 
 
-# --- parts
-
-
-@dataclass(frozen=True)
-class Odd(Part):
-    hook: str
-    value: Any
-
-    def loss(self, batch, local):
-        return self.value if self.hook == "loss" else None
-
-    def report(self, client, local, fit):
-        return self.value if self.hook == "report" else (self.value, None) if self.hook == "sum" else (None, self.value)
-
-
-@pytest.mark.parametrize(
-    ("hook", "value", "message"),
-    [
-        ("loss", 0.5, "TypeError: Odd.loss gave 0.5; it must give a scalar tensor, or None for no term"),
-        ("loss", torch.ones(2), r"Odd.loss gave a tensor of shape \(2,\); it must give a scalar tensor"),
-        ("report", 3, "Odd.report gave 3; it must give two values, the summands and the memory"),
-        ("memory", {"a": np.ones(2)}, r"Odd.report gave a memory with array\(\[1., 1.\]\) at a; a memory is made of"),
-        ("memory", object(), "gave a memory with an object of the class builtins.object at the value"),
-        ("sum", {"a": np.ones(2)}, "its summand holds a ndarray, which is neither a tensor nor a number, at odd.a"),
-        ("sum", "", "its summand holds a str, which is neither a tensor nor a number, at odd"),
-    ],
-)
-def test_a_hook_that_gives_something_else_is_named(make_site, play, hook, value, message):
-    with pytest.raises(RunFailed, match=message):
-        play(make_site(compose(Odd(hook, value))))
-
-
 # --- the terminal
 
 
-def test_control_characters_in_the_names_of_classes_do_not_reach_the_terminal(tmp_path, monkeypatch):
-    table = pa.table({"image": [SMALL] * 4, "label": ["\x1b[31mred\x1b[0m", "\x1b]0;title\x07"] * 2})
-    pq.write_table(table, tmp_path / "a.parquet")
-    (tmp_path / "job.toml").write_text('name = "n"\n[data]\nsource = "a.parquet"\ntest_fraction = 0.5\n')
-    monkeypatch.chdir(tmp_path)
-    for words in (["data", "job.toml"], ["partition", "job.toml"], ["data", "job.toml", "-s", "data.source=\x1b[31mx"]):
-        said = CliRunner().invoke(main, [*words, "-s", "data.partition.num_clients=1"]).output
-        assert said and "\x1b" not in said and "Traceback" not in said
-
-
-def test_a_name_of_two_lines_is_in_one_line_of_a_table(tmp_path, monkeypatch):
-    table = pa.table({"x": [1.0, 2.0] * 4, "label": ["one", "a\nb\tc"] * 4, "d": ["x\ny", "z"] * 4})
-    pq.write_table(table, tmp_path / "a.parquet")
+def test_names_reach_the_terminal_in_one_line_without_control_characters(tmp_path, monkeypatch):
+    labels = ["\x1b[31mred\x1b[0m", "a\nb\tc\x1b]0;title\x07"] * 4
+    pq.write_table(pa.table({"x": [1.0, 2.0] * 4, "label": labels, "d": ["x\ny", "z"] * 4}), tmp_path / "a.parquet")
     data = 'source = "a.parquet"\nfeatures = ["x"]\ndomain = "d"\ntest_fraction = 0.5\n'
     partition = '[data.partition]\nname = "iid"\nnum_clients = 1\n'
     (tmp_path / "job.toml").write_text(f'name = "n"\nmodel = "mlp"\n[data]\n{data}{partition}')
     monkeypatch.chdir(tmp_path)
+    for words in (["data", "job.toml"], ["partition", "job.toml"], ["data", "job.toml", "-s", "data.client=\x1b[31mx"]):
+        said = CliRunner().invoke(main, words).output
+        assert said and "\x1b" not in said and "Traceback" not in said
     said = CliRunner().invoke(main, ["partition", "job.toml"]).stdout.splitlines()
-    assert said[0].split() == ["client", r"a\nb\tc", "one", "total"]
+    assert len(said[0].split()) == 4 and r"a\nb\tc" in said[0]
     said = CliRunner().invoke(main, ["data", "job.toml"]).stdout.splitlines()
     assert all(re.match(r"\w+  +\S", line) for line in said) and said[-1].endswith(r": x\ny, z")
 

@@ -364,13 +364,6 @@ def test_bf16_is_near_float32_and_leaves_weights_sums_and_losses_in_float32(make
 # What training leaves behind.
 
 
-def test_training_draws_nothing_from_the_global_generators(make_site):
-    generator, numpys = torch.get_rng_state(), np.random.get_state()[1].tolist()
-    trained(make_site(fedntd(), norm=True, augment=Augment(crop=1, flip=True)))
-    assert torch.equal(torch.get_rng_state(), generator)
-    assert np.random.get_state()[1].tolist() == numpys
-
-
 @pytest.mark.parametrize(("seed", "round", "client"), [(1, 1, 0), (0, 2, 0), (0, 1, 1)], ids=str)
 def test_a_client_draws_its_own_numbers_in_each_round(seed, round, client, make_site):
     """Two clients have the same image: only what Dropout and Cutout draw differs."""

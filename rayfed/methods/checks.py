@@ -16,7 +16,7 @@ from rayfed.methods.part import (
     gives_memory,
     in_turn,
     name_of,
-    parts_at,
+    stages,
     trains,
 )
 from rayfed.methods.personal import LocalModel, local_names, shared
@@ -86,11 +86,14 @@ def refuse_misplaced(method: Method, model: nn.Module) -> None:
 
 def of_rounds(method: Method, num_rounds: int) -> Iterator[str]:
     """A warning of rounds in which no client trains. Raises `InputError` where no client would ever train."""
-    idle = [round for round in range(1, num_rounds + 1) if not trains(parts_at(method, round))]
-    count = len(idle)
-    if count == 0 or (count == 1 and idle[0] > 1):  # a single round, after training, is what such a method is for
+    played = [(first, parts) for first, parts in stages(method) if first <= num_rounds]
+    ends = [*(first for first, _ in played[1:]), num_rounds + 1]
+    idle = [(first, end, parts) for (first, parts), end in zip(played, ends, strict=True) if not trains(parts)]
+    count = sum(end - first for first, end, _ in idle)
+    if count == 0 or (count == 1 and idle[0][0] > 1):  # a single round, after training, is what such a method is for
         return
-    names = " + ".join(name_of(type(part)) for part in parts_at(method, idle[-1]) if part.slot == "average")
+    _, _, parts = idle[-1]
+    names = " + ".join(name_of(type(part)) for part in parts if part.slot == "average")
     why = f"{names} changes a trained model, and no client trains in its rounds, which are {count} of {num_rounds}"
     rather = f'method = [{{until = {max(1, num_rounds - 1)}, method = "fedavg"}}, {{method = ...}}]'
     if count == num_rounds:
