@@ -27,9 +27,9 @@ from rayfed.methods.part import Method, trains
 from rayfed.report.result import Result
 from rayfed.rounds import engine
 from rayfed.rounds.display import Display
-from rayfed.rounds.local import Site, open_site
 from rayfed.rounds.own import OwnRow, Tuning, own_rows
 from rayfed.rounds.round import ClientRow
+from rayfed.rounds.site import Site, open_site
 from rayfed.rounds.workers import Workers
 from rayfed.runtime.workers import open_workers, opened
 from rayfed.tensors.weights import whole

@@ -26,7 +26,7 @@ from rayfed.job import Job, RayOptions
 from rayfed.models.classifier import Classifier
 from rayfed.rounds import tasks
 from rayfed.rounds.engine import rounds
-from rayfed.rounds.local import Site
+from rayfed.rounds.site import Site
 from rayfed.runtime.local_workers import LocalWorkers
 from rayfed.tensors.wire import pack, unpack
 

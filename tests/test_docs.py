@@ -27,7 +27,7 @@ from rayfed.methods.registry import parameters
 from rayfed.models.classifier import Classifier
 from rayfed.rounds import local
 from rayfed.rounds.engine import rounds
-from rayfed.rounds.local import Site
+from rayfed.rounds.site import Site
 from rayfed.runtime.local_workers import LocalWorkers
 from rayfed.tensors.trees import num_bytes
 

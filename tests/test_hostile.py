@@ -31,7 +31,7 @@ from rayfed.folder.log import logging_to_file
 from rayfed.job import read_job
 from rayfed.methods import compose
 from rayfed.models.registry import build_model
-from rayfed.rounds.local import open_site
+from rayfed.rounds.site import open_site
 
 PACKAGE = Path(rayfed.__file__).parent
 LITTLE = 6 * 2**30  # bytes of address space for a process that reads a bomb

@@ -20,7 +20,7 @@ from rayfed.job import Model, Output, RayOptions, override, read_job, read_toml
 from rayfed.methods import Proximal, fedavg, fedlmd_tf, fedntd
 from rayfed.models.registry import MODELS as BUILDERS
 from rayfed.models.settings import MODELS
-from rayfed.rounds.local import open_data
+from rayfed.rounds.site import open_data
 from rayfed.screen.options import read_override
 
 QUICKSTART = Path(__file__).resolve().parents[1] / "jobs" / "quickstart.toml"

@@ -20,7 +20,8 @@ from rayfed.methods import CrossEntropy, NotTrueDistill, Part, Proximal, compose
 from rayfed.methods.part import all_parts, names_of_terms
 from rayfed.methods.views import Notes
 from rayfed.rounds import local
-from rayfed.rounds.local import Broadcast, Desk, evaluate, open_site, server_view, survey, train
+from rayfed.rounds.local import Broadcast, Desk, evaluate, survey, train
+from rayfed.rounds.site import open_site, server_view
 from rayfed.tensors.weights import state_of
 
 CLIENT = 1  # [0, 8, 1, 2] samples: 5, 5 and 1 of them in a batch

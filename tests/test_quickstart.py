@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rayfed.job import read_job
-from rayfed.rounds.local import open_site
+from rayfed.rounds.site import open_site
 
 QUICKSTART = Path(__file__).resolve().parents[1] / "jobs/quickstart.toml"
 

@@ -24,7 +24,7 @@ from rayfed import read_job
 from rayfed.base.errors import InputError
 from rayfed.cli import main
 from rayfed.job import read_toml
-from rayfed.rounds.local import open_site
+from rayfed.rounds.site import open_site
 
 ROOT = Path(__file__).parents[1]
 TABLES = sorted((Path(__file__).parent / "refusals").glob("*.toml"))

@@ -42,8 +42,8 @@ from rayfed.losses.metrics import Evaluation
 from rayfed.report import page, plots
 from rayfed.report.page import comparison_page, run_page, write_comparison, write_report
 from rayfed.report.words import wilson
-from rayfed.rounds.local import Site, open_data
 from rayfed.rounds.round import ClientRow, Round
+from rayfed.rounds.site import Site, open_data
 from rayfed.runtime.local_workers import LocalWorkers
 
 HOSTILE = "</td></svg><script src=//evil.example></script><img src=x onerror='alert(1)'>&amp;$\\x$\"_"

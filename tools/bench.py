@@ -50,8 +50,8 @@ from rayfed.data.sources import load
 from rayfed.job import Job
 from rayfed.losses import not_true_distill
 from rayfed.methods.distill import NotTrueDistill
-from rayfed.rounds.local import open_site
 from rayfed.rounds.round import Round
+from rayfed.rounds.site import open_site
 
 BEFORE = 2  # rounds before the turns: the first has a column of its own, and in the second the memory is watched
 AGREE = 0.03  # of test accuracy, mean over the rounds: rounding alone moves it by less

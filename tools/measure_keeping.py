@@ -30,8 +30,8 @@ from rayfed.folder.saved import newest
 from rayfed.folder.tables import RESULTS, read_table
 from rayfed.job import make_job
 from rayfed.losses.metrics import Evaluation
-from rayfed.rounds.local import Site
 from rayfed.rounds.round import ClientRow, Round
+from rayfed.rounds.site import Site
 from rayfed.runtime.local_workers import LocalWorkers
 from rayfed.tensors.wire import pack
 

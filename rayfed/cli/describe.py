@@ -114,7 +114,7 @@ def data(job: str | None, overrides: Overrides) -> None:
     if job is None:
         print_table(["source", "what"], list(SOURCES.items()))
         return
-    from rayfed.rounds.local import open_data
+    from rayfed.rounds.site import open_data
     from rayfed.screen.display import clients_text, images_text, partition_text
 
     read = read_base(job, overrides)
@@ -157,7 +157,7 @@ def partition(job: str, overrides: Overrides, output: str | None, export: str | 
     from rayfed.data.dealt import write_dealt
     from rayfed.papers.partition import save_partition
     from rayfed.papers.style import PICTURES
-    from rayfed.rounds.local import open_data
+    from rayfed.rounds.site import open_data
     from rayfed.screen.display import clients_text
 
     read = read_base(job, overrides)

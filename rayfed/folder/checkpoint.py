@@ -2,7 +2,7 @@
 
     round-00020.json                    lists the files of the checkpoint, each with its hash; written last
     round-00020.safetensors             the global weights, by name
-    round-00020.state.safetensors       the parts' states, and the figures that the next round is measured by
+    round-00020.state.safetensors       the parts' states, and the last evaluation, and the peak of each class
     round-00020.<table>.parquet         the results since the last full such file, which an earlier checkpoint wrote
     round-00020.memories-000.shard      memories of clients that have trained since the checkpoint before
     round-00020.memories-000-twin.shard the same again, as later checkpoints need it too; results have it when full

@@ -35,8 +35,8 @@ from rayfed.folder.tables import (
     write_partition,
     write_round,
 )
-from rayfed.rounds.local import Site
 from rayfed.rounds.round import ClientRow, Round
+from rayfed.rounds.site import Site
 from rayfed.rounds.workers import Workers
 
 PARTITION = "the partition has changed, and clients hold other images than before"

@@ -21,7 +21,7 @@ from rayfed.base.files import read_regular
 from rayfed.folder.summary import read_environment
 from rayfed.job import Job
 from rayfed.methods.part import all_parts
-from rayfed.rounds.local import Site
+from rayfed.rounds.site import Site
 from rayfed.rounds.workers import Workers
 from rayfed.tensors.weights import frozen
 

@@ -25,8 +25,8 @@ from rayfed.folder.tables import SCHEMAS
 from rayfed.job import Job, differences
 from rayfed.losses.metrics import Evaluation
 from rayfed.methods.part import Held, parts_at
-from rayfed.rounds.local import Site
 from rayfed.rounds.round import Kind, Round
+from rayfed.rounds.site import Site
 from rayfed.rounds.workers import Workers
 from rayfed.tensors.trees import first_difference
 from rayfed.tensors.weights import Weights, state_of

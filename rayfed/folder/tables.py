@@ -25,9 +25,9 @@ from rayfed.base.files import whole
 if TYPE_CHECKING:  # these bring torch, which a reader of tables does not need
     from rayfed.clients.settings import Training
     from rayfed.data.federation import Federation
-    from rayfed.rounds.local import Site
     from rayfed.rounds.own import OwnRow
     from rayfed.rounds.round import Round
+    from rayfed.rounds.site import Site
 
 INT, FLOAT, TEXT, NOTES = pa.int64(), pa.float64(), pa.string(), pa.map_(pa.string(), pa.float64())
 EVALUATED = ("test_accuracy", "test_loss", "forgetting", "macro_f1", "calibration_error")

@@ -1,7 +1,7 @@
 """What is shown of a run in progress."""
 
-from rayfed.rounds.local import Site
 from rayfed.rounds.round import Round
+from rayfed.rounds.site import Site
 
 
 class Display:

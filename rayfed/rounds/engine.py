@@ -30,9 +30,10 @@ from rayfed.methods.part import Held, Parts, defines, parts_at, trains
 from rayfed.methods.personal import Local, local_names, put_back, shared
 from rayfed.methods.views import Step
 from rayfed.rounds import measures
-from rayfed.rounds.local import Broadcast, Site, server_view
+from rayfed.rounds.local import Broadcast
 from rayfed.rounds.measures import UPDATES
 from rayfed.rounds.round import Round
+from rayfed.rounds.site import Site, server_view
 from rayfed.rounds.tasks import Task, TaskReply, add_up, cut
 from rayfed.rounds.workers import Workers
 from rayfed.tensors.trees import Tree, copied, first_difference, num_bytes

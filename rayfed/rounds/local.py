@@ -5,66 +5,35 @@ It is all a function of the run's site, the round's broadcast and the client: an
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import cached_property, partial, reduce
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from rayfed.base.errors import Diverged, InputError
-from rayfed.base.isolation import isolated, threads
+from rayfed.base.errors import Diverged
+from rayfed.base.isolation import isolated
 from rayfed.base.seeds import Purpose, seed_of
 from rayfed.clients.batches import batches
-from rayfed.clients.cohort import held_out
 from rayfed.clients.optimizers import stepper
-from rayfed.clients.trace import Trace, open_trace
-from rayfed.data.federation import Federation, Read, open_federation
-from rayfed.job import Job
 from rayfed.losses import metrics
 from rayfed.losses.metrics import Evaluation
-from rayfed.methods.checks import a_term, doubts, two_values
+from rayfed.methods.checks import a_term, two_values
 from rayfed.methods.own_model import Models, before_and_after
-from rayfed.methods.part import Parts, all_parts, defines, names_of_terms, parts_at
+from rayfed.methods.part import Parts, defines, names_of_terms, parts_at
 from rayfed.methods.personal import local_names, recalled, remembered, shared
-from rayfed.methods.views import RUNS, Batch, ClientView, Fit, Frozen, Known, Notes, ServerView
-from rayfed.models.adapt import adapt
-from rayfed.models.registry import build_model, refuse_batches_of_one
+from rayfed.methods.views import RUNS, Batch, ClientView, Fit, Frozen, Known, Notes
 from rayfed.rounds import measures
 from rayfed.rounds.measures import Activations, Seen
 from rayfed.rounds.round import ClientRow
+from rayfed.rounds.site import Site, common_view
 from rayfed.tensors.trees import Tree, to_device
 from rayfed.tensors.weights import Weights, in_training, overwrite, parameters_of, state, with_weights
-
-log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, eq=False)
-class Site:
-    """Everything that a worker needs during a run, whichever clients it serves."""
-
-    model: nn.Module  # never trained itself: work is done with copies of it
-    federation: Federation
-    job: Job
-    device: torch.device
-    trace: Trace | None = None  # of which clients are there in which round
-    node: str = ""  # where the worker is, as the results name it
-
-    @cached_property
-    def held_out(self) -> np.ndarray:
-        """The clients that never train, int64, ascending."""
-        return held_out(self.job.clients, self.job.seed, self.federation.num_clients)
-
-    @cached_property
-    def population(self) -> tuple[int, float]:
-        """The number of clients that train, and their mean number of images."""
-        sizes = np.delete(self.federation.partition.sizes, self.held_out)
-        return len(sizes), int(sizes.sum()) / len(sizes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,37 +99,6 @@ class Reply:
     summands: dict[str, Tree]  # slot -> the part's report, and what is measured of the update; {} once they are added
     memory: Any  # slot -> the part's memory of this client; packed on the way, and a handle at the server, or None
     confusion: np.ndarray | None  # int64 (C, C), of the client's model on the sampled test images, if it is measured
-
-
-def open_site(job: Job, read: Read | None = None) -> Site:
-    """Load the data, deal it to the clients, build the model. Raises `InputError` for all that is wrong with a job."""
-    federation = open_data(job, read)
-    inputs = federation.inputs
-    if job.clients.chosen(job.train.clients_per_round) > federation.num_clients - job.clients.held_out:
-        keys = f"train.clients_per_round = {job.train.clients_per_round}"
-        if job.clients.oversample > 1:
-            keys += f", clients.oversample = {job.clients.oversample}"
-        held_out = f", of which {job.clients.held_out} are held out" if job.clients.held_out else ""
-        raise InputError(f"{keys}: the partition has only {federation.num_clients} clients{held_out}")
-    trace = open_trace(job.clients, federation.num_clients, job.train.num_rounds)
-    sizes = inputs._asdict() | {"num_classes": federation.num_classes}
-    with threads(job.ray.threads):  # orthogonal weights have other bits with more
-        model = build_model(job.model.name, job.model.options, **sizes, seed=seed_of(job.seed, Purpose.MODEL))
-        adapt(model, job.model.adapt, seed_of(job.seed, Purpose.MODEL, 1))
-    refuse_batches_of_one(model, inputs, federation.partition.sizes, job.train.batch_size)
-    measures.refuse_absent(job.measure_layers, model, inputs, job.measure_clients, federation.num_clients)
-    for part in all_parts(job.method):
-        part.check(model)
-    for doubt in doubts(job.method, model, job.train.num_rounds, measured="local" in job.measure):
-        log.warning("%s", doubt)
-    model.to(memory_format=torch.channels_last)  # convolutions on CPUs: a third faster
-    return Site(model, federation, job, torch.device("cpu"), trace)
-
-
-def open_data(job: Job, read: Read | None = None) -> Federation:
-    """The job's data, dealt to clients, less the images that the server takes from them."""
-    wanted = (part.auxiliary_per_class for part in all_parts(job.method))
-    return open_federation(job.data, auxiliary_per_class=max(wanted, default=0), read=read)
 
 
 def survey(desk: Desk, client: int) -> dict[str, Tree]:
@@ -297,7 +235,7 @@ def view_of(desk: Desk, client: int, own: Weights) -> ClientView:
     site, broadcast, data, training = desk.site, desk.broadcast, desk.site.federation, desk.site.job.train
     weights = {**broadcast.weights, **own} if own else broadcast.weights
     return ClientView(
-        **_common_view(site, broadcast.round, weights, data.client(client), desk.frozen(own)),
+        **common_view(site, broadcast.round, weights, data.client(client), desk.frozen(own)),
         id=client,
         num_examples=data.num_examples(client),
         label_counts=torch.from_numpy(data.label_counts(client)).to(site.device),
@@ -307,24 +245,3 @@ def view_of(desk: Desk, client: int, own: Weights) -> ClientView:
         steps=training.steps(data.num_examples(client)),
         stepper=partial(stepper, training=training, round=broadcast.round),
     )
-
-
-def server_view(site: Site, round: int, weights: Weights) -> ServerView:
-    """The view of a part's `tell` and `update`; its samples are the auxiliary set."""
-    return ServerView(**_common_view(site, round, weights, site.federation.auxiliary, Frozen(site.model)))
-
-
-def _common_view(site: Site, round: int, weights: Weights, rows: np.ndarray, frozen: Frozen) -> dict[str, Any]:
-    """The fields of a `View` whose samples are some rows of the training set."""
-    data = site.federation
-    num_clients, mean_examples = site.population
-    return {
-        "round": round,
-        "weights": weights,
-        "num_classes": data.num_classes,
-        "num_clients": num_clients,
-        "mean_examples": mean_examples,
-        "frozen": frozen,
-        "run": RUNS[site.job.train.precision],
-        "samples": partial(data.batches, data.train, rows, site.device),
-    }

@@ -22,8 +22,9 @@ from rayfed.losses import metrics
 from rayfed.methods.part import Parts, defines, parts_at
 from rayfed.methods.personal import head_parameters, local_names, recalled
 from rayfed.methods.supervise import CrossEntropy
-from rayfed.rounds.local import Broadcast, Desk, Site, descend, evaluate, refuse_diverged, view_of
+from rayfed.rounds.local import Broadcast, Desk, descend, evaluate, refuse_diverged, view_of
 from rayfed.rounds.round import Round
+from rayfed.rounds.site import Site
 from rayfed.rounds.workers import Workers
 from rayfed.tensors.trees import Tree
 from rayfed.tensors.weights import Weights, parameters_of, with_weights

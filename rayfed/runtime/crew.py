@@ -105,7 +105,7 @@ class Crew:
         self._patience = self.options.patience
 
     def open(self, member: Member, *, kill: bool = False) -> None:
-        """Ask a member to open the run, with `kill` in a new process. It is idle once it has opened the run."""
+        """Ask a member whether it is up, with `kill` in a new process; then to open the run, after which it is idle."""
         if member not in self._members:
             return  # the crew has ended: a request to Ray would start another Ray
         if kill:
@@ -245,7 +245,9 @@ class Crew:
         return True
 
     def _failed(self, member: Member, error: RayError) -> None:
-        """A member has failed to open the run: ask it again, or give it up. One that was open is replaced.
+        """A member has failed to open the run: ask it again, or give it up.
+
+        Ray itself restarts an actor that was lost, and so it is asked again. Only one that is given up is replaced.
 
         An `InputError` is the run's while no member has opened the run; later it is its node's, which lacks the data's
         mount, or whose GPU torch does not see, and which gets no other actor.

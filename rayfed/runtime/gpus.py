@@ -17,8 +17,8 @@ from rich.filesize import decimal
 from rayfed.base.errors import ClientFailed, InputError, WorkersLost
 from rayfed.job import RayOptions
 from rayfed.rounds.engine import play, start
-from rayfed.rounds.local import Site
 from rayfed.rounds.round import Round
+from rayfed.rounds.site import Site
 from rayfed.runtime.causes import is_loss, refuse_input
 from rayfed.runtime.heartbeat import Heartbeat
 from rayfed.runtime.local_workers import LocalWorkers

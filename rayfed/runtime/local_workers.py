@@ -8,8 +8,9 @@ from typing import Any
 import torch
 
 from rayfed.base.errors import ClientFailed, RunFailed
-from rayfed.rounds.local import Broadcast, Site, sample
+from rayfed.rounds.local import Broadcast, sample
 from rayfed.rounds.round import Kind, Round
+from rayfed.rounds.site import Site
 from rayfed.rounds.tasks import Task, task_text
 from rayfed.rounds.workers import Look, Piece, Progress, Sent, Workers, no_progress
 from rayfed.runtime.signals import refuse_to_go_on

@@ -11,8 +11,9 @@ from ray.exceptions import ObjectLostError
 from rayfed.base.errors import WorkersLost
 from rayfed.clients.clock import images_trained
 from rayfed.methods.part import parts_at, remembers
-from rayfed.rounds.local import Broadcast, Site, sample
+from rayfed.rounds.local import Broadcast, sample
 from rayfed.rounds.round import Kind, Round
+from rayfed.rounds.site import Site
 from rayfed.rounds.tasks import Task, task_text
 from rayfed.rounds.workers import Look, Piece, Progress, Sent, Workers, no_progress
 from rayfed.runtime.calls import Call, Deadline

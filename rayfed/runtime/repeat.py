@@ -14,7 +14,8 @@ from torch import nn
 
 from rayfed.base.errors import RunFailed
 from rayfed.methods.part import Part, parts_at
-from rayfed.rounds.local import Reply, Site
+from rayfed.rounds.local import Reply
+from rayfed.rounds.site import Site
 from rayfed.tensors.trees import leaves
 from rayfed.tensors.wire import bytes_of
 

@@ -18,7 +18,7 @@ from ray.exceptions import ObjectLostError, RayError
 
 from rayfed.base.errors import InputError, WorkersLost, first_line
 from rayfed.job import RayOptions
-from rayfed.rounds.local import Site
+from rayfed.rounds.site import Site
 from rayfed.rounds.workers import Progress, no_progress
 from rayfed.runtime import OWNER, dashboard, internals, private, trust
 from rayfed.runtime.causes import end_of_ray, ray_may_fail

@@ -31,10 +31,10 @@ class Stage:
         self._done, self._watched = 0, False
 
     def next_message(self, actors: int) -> range:
-        """The next call, and those after it, up to the work of the largest call and half an even share of what waits.
+        """The next call, and those after it while together they are no more work than two bounds.
 
-        So the last messages are short, and all actors are done at about the same time (Flynn Hummel et al., 1992,
-        "Factoring").
+        These are the largest call, and half of an actor's even share of what waits. So the last messages are short, and
+        all actors are done at about the same time (Flynn Hummel et al., 1992, "Factoring").
         """
         first = self.waiting.popleft()
         end, size = first + 1, self.calls[first].size

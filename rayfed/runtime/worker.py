@@ -13,8 +13,9 @@ from torch import nn
 from rayfed.base.noted import at
 from rayfed.methods.part import parts_at, remembers
 from rayfed.rounds import local
-from rayfed.rounds.local import Broadcast, Desk, Reply, Site
+from rayfed.rounds.local import Broadcast, Desk, Reply
 from rayfed.rounds.measures import UPDATES, Seen
+from rayfed.rounds.site import Site
 from rayfed.rounds.tasks import Task, TaskReply, refusing
 from rayfed.rounds.workers import Look, Piece, Sent
 from rayfed.runtime.hardware import advising, keep_freed_memory, kind_of, make_cuda_repeatable

@@ -7,7 +7,7 @@ import torch
 
 from rayfed.base.isolation import threads
 from rayfed.job import Job
-from rayfed.rounds.local import Site
+from rayfed.rounds.site import Site
 from rayfed.rounds.workers import Progress, Workers, no_progress
 from rayfed.runtime.hardware import keep_freed_memory
 from rayfed.runtime.local_workers import LocalWorkers

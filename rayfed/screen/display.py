@@ -18,8 +18,8 @@ from rayfed.folder.summary import read_summary
 from rayfed.job import Job
 from rayfed.methods.registry import describe
 from rayfed.rounds.display import Display
-from rayfed.rounds.local import Site
 from rayfed.rounds.round import Round
+from rayfed.rounds.site import Site
 from rayfed.screen.text import aligned, shown
 from rayfed.tensors.weights import parameters_of
 

@@ -101,6 +101,7 @@ class OrderedSum:
             place = _unscaled(path)
             self._totals[place] = None  # for the order
             if isinstance(leaf, Tensor):
+                # A weighted integer, such as BatchNorm's count of batches, has a mean that is none.
                 is_integer = weight_of(path) is None and not leaf.is_floating_point()
                 dtype = "int64" if is_integer else "float64"
                 self._spans[place] = Span(dtype, ends.get(dtype, 0), tuple(leaf.shape))

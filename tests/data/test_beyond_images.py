@@ -28,7 +28,7 @@ from rayfed.methods import RECIPES
 from rayfed.models.classifier import has_features
 from rayfed.models.registry import MODELS, build_model
 from rayfed.rounds.engine import rounds
-from rayfed.rounds.local import open_site
+from rayfed.rounds.site import open_site
 from rayfed.runtime.local_workers import LocalWorkers
 
 CPU = torch.device("cpu")

@@ -23,8 +23,9 @@ from rayfed.folder.tables import read_table
 from rayfed.job import make_job
 from rayfed.losses import metrics
 from rayfed.losses.metrics import Evaluation
-from rayfed.rounds.local import Site, evaluate, open_site
+from rayfed.rounds.local import evaluate
 from rayfed.rounds.round import Round
+from rayfed.rounds.site import Site, open_site
 from rayfed.runtime.local_workers import LocalWorkers
 from rayfed.tensors.weights import with_weights
 

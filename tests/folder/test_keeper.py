@@ -29,8 +29,8 @@ from rayfed.folder.tables import SCHEMAS, confusions_of, read_table
 from rayfed.job import make_job, read_job
 from rayfed.losses.metrics import Evaluation
 from rayfed.methods import RECIPES, Part
-from rayfed.rounds.local import Site
 from rayfed.rounds.round import ClientRow, Round
+from rayfed.rounds.site import Site
 from rayfed.runtime.local_workers import LocalWorkers
 
 NOTES = {"loss.cross_entropy": 1.5, "loss.tiny": 0.5}

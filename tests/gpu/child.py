@@ -9,7 +9,7 @@ import torch
 
 from rayfed.job import read_job
 from rayfed.rounds.engine import rounds
-from rayfed.rounds.local import open_site
+from rayfed.rounds.site import open_site
 from rayfed.runtime.gpus import peak_bytes
 from rayfed.runtime.local_workers import LocalWorkers
 from rayfed.tensors.wire import pack

@@ -17,7 +17,7 @@ import rayfed
 from rayfed.base.isolation import SETTINGS
 from rayfed.job import read_job
 from rayfed.rounds.engine import rounds
-from rayfed.rounds.local import open_site
+from rayfed.rounds.site import open_site
 from rayfed.runtime.gpus import PRETENDED
 from rayfed.runtime.local_workers import LocalWorkers
 

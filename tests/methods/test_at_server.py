@@ -22,7 +22,7 @@ from rayfed.methods.part import trains
 from rayfed.methods.views import Frozen, run_model
 from rayfed.models.classifier import Classifier
 from rayfed.rounds import engine
-from rayfed.rounds.local import server_view
+from rayfed.rounds.site import server_view
 from rayfed.runtime.local_workers import LocalWorkers
 from rayfed.tensors.sums import OrderedSum
 from rayfed.tensors.trees import copied

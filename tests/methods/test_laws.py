@@ -15,7 +15,8 @@ from rayfed.data.augment import prepare
 from rayfed.methods.anchors import momentum_corrected_steps
 from rayfed.methods.views import Notes, Outputs
 from rayfed.rounds import engine
-from rayfed.rounds.local import Broadcast, Desk, evaluate, server_view, survey
+from rayfed.rounds.local import Broadcast, Desk, evaluate, survey
+from rayfed.rounds.site import server_view
 from rayfed.runtime.local_workers import LocalWorkers
 from rayfed.tensors.sums import OrderedSum
 from rayfed.tensors.trees import Scaled

@@ -21,7 +21,7 @@ from rayfed.models.classifier import Classifier
 from rayfed.models.registry import build_model
 from rayfed.models.settings import Adapt, Lora
 from rayfed.rounds import local
-from rayfed.rounds.local import open_site
+from rayfed.rounds.site import open_site
 from rayfed.tensors.trees import num_bytes
 from rayfed.tensors.weights import frozen, in_training, load, state, state_of, with_weights
 

@@ -15,7 +15,7 @@ from ray._private.internal_api import memory_summary
 
 from rayfed.methods import Part, compose, scaffold
 from rayfed.rounds.engine import rounds
-from rayfed.rounds.local import Site
+from rayfed.rounds.site import Site
 from rayfed.runtime.session import stored
 
 pytestmark = pytest.mark.slow

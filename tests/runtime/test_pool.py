@@ -16,7 +16,7 @@ from rayfed.base.errors import ClientFailed, WorkersLost
 from rayfed.clients.schedules import Cosine
 from rayfed.job import read_job
 from rayfed.methods import RECIPES, Part, Proximal, ccvr, compose, fedavg, feddf, fedntd, scaffold, switch
-from rayfed.rounds.local import open_site
+from rayfed.rounds.site import open_site
 from rayfed.rounds.workers import no_progress
 from rayfed.runtime.calls import Call
 from rayfed.runtime.crew import Member
