@@ -1,7 +1,7 @@
 """A part that takes the number of samples that a model has learned a class from for how well it knows that class."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -36,17 +36,16 @@ class CountedDistill(Part):
         v = torch.zeros(server.num_classes, dtype=torch.float64) if v is None else v
         return v, {"images": images_of(server), "v": v.float()}
 
-    def begin(self, client: ClientView) -> tuple[Tensor, Run]:
+    def begin(self, client: ClientView) -> Tensor | None:
         v = client.payload["v"]
-        return v / (v + client.label_counts).clamp(min=1e-9), client.run
+        return v / (v + client.label_counts).clamp(min=1e-9) if v.any() else None
 
-    def loss(self, batch: Batch, local: tuple[Tensor, Run]) -> Tensor | None:
-        class_weights, _ = local
-        if not class_weights.any():
+    def loss(self, batch: Batch, class_weights: Tensor | None) -> Tensor | None:
+        if class_weights is None:
             return None
         return losses.class_weighted_distill(batch.logits, batch.teacher.logits, class_weights)
 
-    def report(self, client: ClientView, local: Any, fit: Fit) -> tuple[Tree, float]:
+    def report(self, client: ClientView, local: object, fit: Fit) -> tuple[Tree, float]:
         known = client.memory or 0.0
         added = min(self.gamma, 1 - known)
         taught = client.label_counts * softmax(fit.model, client.run, client.payload["images"])

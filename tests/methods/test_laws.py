@@ -369,7 +369,7 @@ def test_terms_on_a_batch_are_those_of_the_papers(case):
     """Strings stand for models: "now" for the round's model, "past" for the one in the state and in the memory."""
     part, term, *payload = case
     client = SimpleNamespace(weights="now", state="past", memory="past", payload=payload[0] if payload else None)
-    client.round, client.since, client.run = 2, 1, None
+    client.round, client.since = 2, 1
     client.num_classes, client.label_counts, client.global_model = 4, COUNTED, "now"
     outputs = {"now": PRESENT, "past": PAST}
     client.frozen, client.outputs = lambda weights: weights, lambda model: [(outputs[model], LABELS)]
