@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rayfed.base.errors import ClientFailed, Diverged, RunFailed
 from rayfed.base.seeds import Purpose, cohort, seed_of
 from rayfed.clients.settings import Training
-from rayfed.losses import metrics
+from rayfed.losses import forgetting
 from rayfed.losses.metrics import Evaluation
 from rayfed.methods import Part, Proximal, compose, fedavg, fedcsd, fedntd, moon, scaffold, switch
 from rayfed.rounds import tasks as module
@@ -156,7 +156,7 @@ def test_a_round_is_evaluated_with_its_own_weights(make_site, play):
         assert round.evaluation.confusion.sum() == len(labels)
     history = np.array([round.class_accuracy for round in run[1:]])
     np.testing.assert_array_equal(run[-1].peak, history.max(axis=0))
-    assert run[-1].forgetting == pytest.approx(metrics.forgetting(history))
+    assert run[-1].forgetting == pytest.approx(forgetting.peak(history))
 
 
 def figures(round):
@@ -183,7 +183,7 @@ def test_forgetting_looks_back_at_every_kth_round_only(make_site, play):
     np.testing.assert_array_equal(run[8].peak, np.max(history, axis=0))
     assert (run[0].forgetting, run[3].forgetting) == (0.0, 0.0)
     for earlier, number in ((1, 6), (2, 8)):
-        assert run[number].forgetting == metrics.forgetting(np.array([*history[:earlier], run[number].class_accuracy]))
+        assert run[number].forgetting == forgetting.peak(np.array([*history[:earlier], run[number].class_accuracy]))
 
 
 def test_a_longer_run_does_not_depend_on_the_extra_evaluation_at_its_old_end(make_site, play, bits, monkeypatch):

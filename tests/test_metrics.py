@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from rayfed.losses import metrics
+from rayfed.losses import forgetting, metrics
 
 fractions = st.floats(0, 1)
 confusions = st.integers(1, 6).flatmap(lambda c: arrays(np.int64, (c, c), elements=st.integers(0, 50)))
@@ -67,9 +67,9 @@ def test_rows_sum_to_one_and_class_accuracies_average_to_the_accuracy(confusion)
 
 def test_forgetting_by_hand():
     history = np.array([[0.8, 0.0, 0.5], [0.2, 0.6, 0.5], [0.3, 0.5, 0.9]])
-    assert metrics.forgetting(history) == pytest.approx(((0.8 - 0.3) + (0.6 - 0.5) + (0.5 - 0.9)) / 3)
+    assert forgetting.peak(history) == pytest.approx(((0.8 - 0.3) + (0.6 - 0.5) + (0.5 - 0.9)) / 3)
     without_test_samples = np.array([[0.8, np.nan], [0.6, np.nan]])
-    assert metrics.forgetting(without_test_samples) == pytest.approx(0.2)
+    assert forgetting.peak(without_test_samples) == pytest.approx(0.2)
 
 
 @given(histories)
@@ -77,13 +77,13 @@ def test_a_running_record_of_the_best_gives_the_same_forgetting(history):
     best = np.full(history.shape[1], np.nan)
     for now in history[:-1]:
         best = np.fmax(best, now)
-    assert metrics.forgetting_from(best, history[-1]) == metrics.forgetting(history)
+    assert forgetting.peak_from(best, history[-1]) == forgetting.peak(history)
 
 
 @given(histories)
 def test_forgetting_is_within_one_and_zero_for_one_round_or_a_model_that_does_not_change(history):
-    assert -1 <= metrics.forgetting(history) <= 1
-    assert metrics.forgetting(history[:1]) == metrics.forgetting(np.repeat(history[:1], 3, axis=0)) == 0.0
+    assert -1 <= forgetting.peak(history) <= 1
+    assert forgetting.peak(history[:1]) == forgetting.peak(np.repeat(history[:1], 3, axis=0)) == 0.0
 
 
 # In- and out-local accuracy.
@@ -197,3 +197,7 @@ def test_class_preference_by_hand_and_alignment():
     preference = metrics.class_preference(sums, np.bincount(labels, minlength=6))
     assert preference.tolist() == [0, 3, 4]
     assert metrics.alignment(preference, np.array([0, 3, 0])) == pytest.approx(2 / 3)
+    silent = metrics.class_preference(sums * [1, 0, 1], np.bincount(labels, minlength=6))
+    assert silent.tolist() == [0, -1, 4], "a neuron that is 0 on all images prefers no class"
+    assert metrics.alignment(silent, np.array([-1, -1, 4])) == 1 and math.isnan(metrics.alignment(silent, -np.ones(3)))
+    assert metrics.dead(silent, np.array([-1, -1, 4])) == pytest.approx(2 / 3)

@@ -155,6 +155,7 @@ def partition(job: str, overrides: Overrides, output: str | None, export: str | 
     import numpy as np
 
     from rayfed.data.dealt import write_dealt
+    from rayfed.data.unevenness import in_words, unevenness
     from rayfed.papers.partition import save_partition
     from rayfed.papers.style import PICTURES
     from rayfed.rounds.site import open_data
@@ -178,6 +179,7 @@ def partition(job: str, overrides: Overrides, output: str | None, export: str | 
     rows.append(["total", *cells(np.bincount(labels, counts, len(classes)).astype(np.int64))])
     print_table(["client", *classes, "total"], rows)
     print(f"\nclients: {clients_text(federation)}")
+    print(f"unevenness: {in_words(unevenness(clients, labels, counts, num_clients, len(classes)))}")
     path.parent.mkdir(parents=True, exist_ok=True)
     save_partition({"client": clients, "class": labels, "count": counts}, classes, num_clients, path)
     print(f"heat map in {shown(path)}")

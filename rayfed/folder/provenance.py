@@ -18,6 +18,7 @@ from typing import Any
 
 from rayfed.base.errors import InputError
 from rayfed.base.files import read_regular
+from rayfed.data.unevenness import unevenness
 from rayfed.folder.summary import read_environment
 from rayfed.job import Job
 from rayfed.methods.part import all_parts
@@ -41,6 +42,7 @@ def environment(site: Site, workers: Workers) -> dict[str, Any]:
         "data": site.federation.hash(),
         "partition": site.federation.dealt.hash(),
         **({"trace": site.trace.hash()} if site.trace else {}),
+        "unevenness": unevenness(*site.federation.cells(), site.federation.num_clients, site.federation.num_classes),
         "model": hash_of_model(site),
         "hardware": list(workers.kinds()),
         "modules": {name: hash_of(source) for name, source in sources(site.job).items()},

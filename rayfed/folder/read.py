@@ -43,6 +43,7 @@ class Run:
     classes: tuple[str, ...]
     class_rounds: np.ndarray  # (E + 1,) the rounds of `class_accuracy`
     class_accuracy: np.ndarray  # (E + 1, C)
+    class_seen: np.ndarray  # (E + 1, C) the examples that the round's clients hold
     partition: Columns  # a value per client and class that the client holds; `class` is an index
     num_clients: int
 
@@ -79,7 +80,7 @@ class Group(NamedTuple):
 
 
 class ClassLoss(NamedTuple):
-    """How much of a class was forgotten. The mean of `lost` is the run's forgetting (`metrics.forgetting`)."""
+    """How much of a class was forgotten. The mean of `lost` is the run's forgetting (`forgetting.peak`)."""
 
     name: str
     peak: float  # its best accuracy in the rounds before that count (`engine.py`)
@@ -163,6 +164,7 @@ def read_run(folder: Path) -> Run:
         classes=names,
         class_rounds=classes["round"][:: max(num_classes, 1)],
         class_accuracy=classes["accuracy"].reshape(-1, max(num_classes, 1)),
+        class_seen=classes["seen"].reshape(-1, max(num_classes, 1)),
         partition=partition,
         # The last clients may hold nothing, and a partition by a column of the data has no number in the job.
         num_clients=max(job["data"]["partition"].get("num_clients", 0), partition["client"].max(initial=-1) + 1),

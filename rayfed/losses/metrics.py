@@ -113,37 +113,6 @@ def credibility(confusion: Array) -> Array:
     return np.diagonal(rates) * (1 - mistaken)
 
 
-def forgetting(class_accuracy: Array) -> float:
-    """Each class's best earlier accuracy minus its final accuracy, averaged over classes (FedNTD eq. 5).
-
-    `class_accuracy` (T, C) is the global model's after rounds 1 to T. The initial model does not count: untrained, it
-    may predict a single class for every image and so have an accuracy of 1 on it, which no training has forgotten.
-    Negative where the final model is the best; 0 after a single round.
-
-    >>> forgetting(np.array([[1.0, 0.25], [0.75, 0.5], [0.5, 0.75]]))
-    0.125
-    """
-    return forgetting_from(np.fmax.reduce(class_accuracy[:-1], axis=0, initial=np.nan), class_accuracy[-1])
-
-
-def forgetting_from(best_earlier: Array, now: Array) -> float:
-    """`forgetting` from the largest class accuracies (C,) of the earlier rounds alone, for a running record.
-
-    A class without an earlier accuracy is nan, so a run starts with nan for all.
-
-    >>> best = np.full(2, np.nan)
-    >>> for now in np.array([[1.0, 0.25], [0.75, 0.5], [0.5, 0.75]]):
-    ...     print(forgetting_from(best, now))
-    ...     best = np.fmax(best, now)
-    0.0
-    0.0
-    0.125
-    """
-    lost = best_earlier - now
-    known = ~np.isnan(lost)
-    return float(lost[known].mean()) if known.any() else 0.0
-
-
 def in_local_accuracy(class_accuracy: Array, p: Array) -> float:
     """The accuracy on data with the client's label distribution `p` (C,) (FedNTD section 2.2, eq. 6).
 
@@ -259,19 +228,29 @@ def class_preference(sums: Array, counts: Array) -> Array:
     """For each neuron, the class (D,) on which it is largest on average (FedNTD appendix M, eq. 19).
 
     `sums` are `class_sums` over `counts` (C,) samples. FedNTD's equation has the sum over the class; its text, and
-    classes of unequal size, ask for the mean. A class without samples is preferred by no neuron.
+    classes of unequal size, ask for the mean. A class without samples is preferred by no neuron. A neuron that is 0 on
+    all samples prefers none: -1.
 
-    >>> outputs, labels = np.array([[1.0, 0.0], [3.0, 1.0], [0.0, 2.0]]), np.array([0, 0, 1])
+    >>> outputs, labels = np.array([[1.0, 0.0, 0.0], [3.0, 1.0, 0.0], [0.0, 2.0, 0.0]]), np.array([0, 0, 1])
     >>> class_preference(class_sums(outputs, labels, 2), np.bincount(labels))
-    array([0, 1])
+    array([ 0,  1, -1])
     """
     known = np.flatnonzero(counts)
-    return known[np.argmax(sums[known] / counts[known, None], axis=0)]
+    return np.where(sums.any(axis=0), known[np.argmax(sums[known] / counts[known, None], axis=0)], -1)
 
 
 def alignment(preference: Array, other: Array) -> float:
-    """The share of the neurons (D,) that prefer the same class in two models (FedNTD section 5.1, Table 2)."""
-    return float((preference == other).mean())
+    """The share of the neurons (D,) that prefer the same class in two models (FedNTD section 5.1, Table 2).
+
+    Of those that prefer one in both; nan where none does.
+    """
+    alive = (preference >= 0) & (other >= 0)
+    return float((preference == other)[alive].mean()) if alive.any() else math.nan
+
+
+def dead(preference: Array, other: Array) -> float:
+    """The share of the neurons (D,) that `alignment` leaves out, as they prefer no class in one of the models."""
+    return float(((preference < 0) | (other < 0)).mean())
 
 
 def _units(vectors: Array) -> Array:

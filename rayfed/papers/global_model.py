@@ -58,7 +58,7 @@ def forgetting(runs: Sequence[Run]) -> Figure:
 def lost_of(run: Run) -> tuple[Array, Array]:
     """The rounds (E,) that have an earlier peak, and the points of accuracy that each class has lost (E, C) by then.
 
-    Peaks are as in `metrics.forgetting`: of rounds before, without round 0, at multiples of `train.eval_every`.
+    Peaks are as in `forgetting.peak`: of rounds before, without round 0, at multiples of `train.eval_every`.
     """
     rounds, accuracy = learnt(run)
     counts = (rounds % run.eval_every == 0)[:, None]

@@ -11,13 +11,15 @@ import click
 
 from rayfed.base.errors import InputError
 from rayfed.report.command import FORMS, print_sheet
+from rayfed.report.forms import KEYS
 from rayfed.screen.options import Overrides, other_bits_option, set_option, starting, trust_option
 from rayfed.screen.text import busy
 
 if TYPE_CHECKING:
     from rayfed.grid.cells import Cell
 
-OF = ("last", "best", "last_10", "personalised")
+BY_ROUND = ("last", "best", "last_10")
+OF = (*BY_ROUND, "personalised", *KEYS)
 
 
 def complete_paper(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -30,7 +32,7 @@ def complete_paper(ctx: click.Context, param: click.Parameter, incomplete: str) 
 @click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
 @click.option("--paper", metavar="PAPER/TABLE", help="Beside a paper's numbers, such as fedntd/table1.")
-@click.option("--of", type=click.Choice(OF), default="last", help="Accuracy to compare; last.")
+@click.option("--of", type=click.Choice(OF), default="last", help="What to compare; the last accuracy.")
 @click.option("--from", "first", metavar="NAME", default="", help="The run to compare with, such as fedavg; the first.")
 @click.option("--target", type=float, help="Also the rounds to this accuracy, such as 0.5, and the speed-up.")
 @click.option("--format", "form", type=click.Choice(FORMS), default="text", help="Form of the table; text.")
@@ -49,13 +51,14 @@ def table(runs: tuple[Path, ...], paper: str | None, of: str, first: str, target
       rayfed table runs/fedavg runs/fedntd --of best --format latex
       rayfed table runs/fedavg runs/fedntd --target 0.5     rounds to 50 %
       rayfed table runs/fedavg runs/ditto --of personalised    of runs that measured `local`
+      rayfed table runs/fedavg runs/fedntd --of forgetting.round    what a round forgets: docs/forgetting.md
       rayfed table runs/fedntd-table1 --paper fedntd/table1
     """
     from rayfed.report.runs import read_runs
     from rayfed.report.table import sheet
 
-    if paper is not None and of == "personalised":
-        raise InputError("--of personalised is for a table without --paper: a paper's numbers say what they are")
+    if paper is not None and of not in BY_ROUND:
+        raise InputError(f"--of {of} is for a table without --paper: a paper's numbers say what they are")
     if paper is not None and (target is not None or first):
         name, own = ("--from", "FedAvg") if target is None else ("--target", "the paper's target")
         raise InputError(f"{name} is for a table without --paper: a paper's numbers have {own}")

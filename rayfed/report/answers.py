@@ -1,5 +1,6 @@
 """The first screen: how good it is, compared with what, what was forgotten, what it cost."""
 
+import math
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import NamedTuple
@@ -7,6 +8,8 @@ from typing import NamedTuple
 from rich.filesize import decimal as size
 
 from rayfed.folder.read import ClassLoss, Group, Run, tested
+from rayfed.report.forgetting import numbers
+from rayfed.report.forms import HEADLINE, LAST
 from rayfed.report.table import Row
 from rayfed.report.words import in_sentence, interval, listed, mean_percent, percent, spread, wilson
 
@@ -26,12 +29,14 @@ class Answer(NamedTuple):
 def headline(run: Run) -> list[Number]:
     """The numbers that sum up a run."""
     total = run.summary
+    by_round = numbers(run).get(HEADLINE, math.nan) / 100
     best, last = total.get("best", {}), total.get("last", {})
     at_last = f"round {last['round']}" if last and last["round"] < total["rounds"] else ""
     return [
         ("best accuracy", percent(best.get("test_accuracy")), f"round {best['round']}" if best else ""),
         ("last accuracy", percent(last.get("test_accuracy")), at_last),
-        ("forgetting", percent(last.get("forgetting")), at_last),
+        ("forgetting by round", percent(by_round), f"mean of last {LAST}"),
+        ("since the peak", percent(last.get("forgetting")), at_last),
         ("rounds", f"{total['rounds']:,}", f"of {run.job['train']['num_rounds']:,}"),
         ("time", str(timedelta(seconds=int(total.get("seconds", 0)))), ""),
         ("sent to clients", size(total.get("bytes_down", 0)), ""),
@@ -41,11 +46,11 @@ def headline(run: Run) -> list[Number]:
 
 def of_run(run: Run, losses: Sequence[ClassLoss]) -> list[Answer]:
     """About a single run."""
-    best, last, forgetting, *costs = headline(run)
+    best, last, by_round, since_peak, *costs = headline(run)
     return [
         Answer("How good is it?", [best, last], _sure(run)),
         Answer("Compared with what?", _untrained(run), "With other runs: rayfed report RUN RUN"),
-        Answer("What was forgotten?", [forgetting], _worst(losses)),
+        Answer("What was forgotten?", [by_round, since_peak], _worst(losses)),
         Answer("What did it cost?", costs, ""),
     ]
 
@@ -91,17 +96,29 @@ def of_groups(groups: Sequence[Group], names: Sequence[str], rows: Sequence[Row]
         ("sent back", size(up), ""),
     ]
     return [
-        _best(_ranked(groups, names, "test_accuracy")),
+        _best(_ranked(groups, names)),
         _compared(rows),
-        _most_forgotten(_ranked(groups, names, "forgetting")),
+        _most_forgotten(_sorted(names, [headlines(group) for group in groups])),
         Answer("What did it cost?", costs, f"{len(runs):,} runs; by row, see below."),
     ]
 
 
-def _ranked(groups: Sequence[Group], names: Sequence[str], key: str) -> list[tuple[str, list[float]]]:
-    """The groups' names and their runs' last values, the highest mean first."""
-    lasts = [[run.summary["last"][key] for run in group.counted if run.summary.get("last")] for group in groups]
-    ranked = [(name, values) for name, values in zip(names, lasts, strict=True) if values]
+def _ranked(groups: Sequence[Group], names: Sequence[str]) -> list[tuple[str, list[float]]]:
+    """The groups' names and their runs' last accuracies, the highest mean first."""
+    lasts = [
+        [run.summary["last"]["test_accuracy"] for run in group.counted if run.summary.get("last")] for group in groups
+    ]
+    return _sorted(names, lasts)
+
+
+def headlines(group: Group) -> list[float]:
+    """The headline of forgetting, of the runs of a group that have it."""
+    of_runs = [numbers(run) for run in group.counted]
+    return [known[HEADLINE] / 100 for known in of_runs if HEADLINE in known]
+
+
+def _sorted(names: Sequence[str], values: Sequence[list[float]]) -> list[tuple[str, list[float]]]:
+    ranked = [(name, of_runs) for name, of_runs in zip(names, values, strict=True) if of_runs]
     return sorted(ranked, key=lambda pair: -spread(pair[1])[0])
 
 
@@ -122,7 +139,7 @@ def _most_forgotten(ranked: list[tuple[str, list[float]]]) -> Answer:
     ends = {"forgetting": ranked} if len(ranked) < 2 else {"least forgetting": ranked[-1:], "most": ranked[:1]}
     numbers = [(words, mean_percent(shares), name) for words, of in ends.items() for name, shares in of]
     several = any(len(shares) > 1 for _, shares in ranked)
-    text = "Of the last evaluated round, averaged over seeds." if several else "Of the last evaluated round."
+    text = f"By round, the mean of the last {LAST} evaluated rounds" + (", averaged over seeds." if several else ".")
     return Answer("What was forgotten?", numbers, text)
 
 

@@ -13,7 +13,7 @@ from rayfed.base.errors import InputError
 from rayfed.folder.read import Group, Run, forgotten, shorten
 from rayfed.job import MEASURE, flat
 from rayfed.losses.metrics import rounds_to_target
-from rayfed.report.answers import COSTS, headline
+from rayfed.report.answers import COSTS, headline, headlines
 from rayfed.report.charts import MOST_ROWS
 from rayfed.report.table import Row, rows
 from rayfed.report.words import html_bar, listed, mean_percent, percent
@@ -31,10 +31,11 @@ def numbers(group: Group, target: float) -> list[str]:
         shown = [f"{value} ({note})" if note else value for _, value, note in headline(runs[0])]
         return [seeds, *shown, reached]
     totals = [run.summary for run in runs]
-    shares = [
+    best, last, since_peak = (
         mean_percent([total[which][figure] for total in totals if which in total])
         for which, figure in (("best", "test_accuracy"), ("last", "test_accuracy"), ("last", "forgetting"))
-    ]
+    )
+    shares = [best, last, mean_percent(headlines(group)), since_peak]
     seconds, down, up = (int(np.mean([total.get(key, 0) for total in totals])) for key in COSTS)
     played = [total["rounds"] for total in totals]
     rounds = " to ".join(f"{count:,}" for count in sorted({min(played), max(played)}))

@@ -1,9 +1,14 @@
-"""A table of numbers as Markdown, as LaTeX, and as comma-separated values."""
+"""A table of numbers as Markdown, as LaTeX, and as comma-separated values; and what its columns of forgetting are."""
 
 import csv
 import io
 from typing import Any, NamedTuple
 
+LAST = 10  # evaluated rounds, at most, in a mean of the last
+HEADLINE = f"forgetting.round.last_{LAST}"  # what says the least that the accuracy says too: docs/forgetting.md
+NAMES = ("peak", "round", "continual", "local", "aggregation")
+OF_CLIENTS = ("local", "aggregation")  # of runs that measured confusion matrices
+KEYS = tuple(f"forgetting.{name}{mean}" for name in NAMES for mean in ("", f".last_{LAST}"))
 MARKS = {"text": "{}*", "csv": "{}*", "md": "**{}**", "latex": r"\textbf{{{}}}"}  # of what is unlikely to be chance
 TEX = str.maketrans(
     {character: rf"\{character}" for character in "&%$#_{}"}
@@ -51,3 +56,12 @@ def as_csv(sheet: Sheet) -> str:
     writer.writeheader()
     writer.writerows(sheet.records)
     return text.getvalue().rstrip("\n")
+
+
+def in_words(key: str) -> str:
+    """
+    >>> in_words("forgetting.round"), in_words("forgetting.round.last_10")
+    ('round forgetting (%)', 'round forgetting, mean of last 10 (%)')
+    """
+    name, _, mean = key.removeprefix("forgetting.").partition(".")
+    return f"{name} forgetting, mean of last {LAST} (%)" if mean else f"{name} forgetting (%)"

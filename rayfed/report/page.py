@@ -20,6 +20,7 @@ from markupsafe import Markup
 
 from rayfed.base.files import write_text
 from rayfed.base.values import table
+from rayfed.data.unevenness import in_words, unevenness
 from rayfed.folder.read import ClassLoss, Run, forgotten, grouped, read_run, shorten
 from rayfed.models.settings import Adapt
 from rayfed.report import answers, charts, compared, plots
@@ -27,7 +28,12 @@ from rayfed.report.charts import MOST_ROWS, Chart
 from rayfed.report.runs import legible
 from rayfed.report.words import html_bar, listed, percent, spread
 
-FORGETTING = "The accuracy lost since each class's best earlier round, on average. Below 0, this round is the best yet."
+FORGETTING = (
+    "The accuracy lost since each class's best earlier round (peak; below 0, this round is the best yet), on average. "
+    "A run by itself also has what was lost since the evaluated round before (round), the peak of the classes that no "
+    "client of the round holds (continual), and, where confusion was measured, what was lost on the way to the models "
+    "of the clients (local) and from them to the next model (aggregation)."
+)
 NOT_ALL = (
     " Only some rounds were evaluated, each with a point; the lines between points show no measurement. "
     "Forgetting looks back at multiples of train.eval_every only."
@@ -76,7 +82,7 @@ def run_page(run: Run) -> str:
     losses = forgotten(run)
     played, sampled = len(run.rounds["round"]) > 0, len(run.clients["client"]) > 0
     packages = run.environment.get("packages", {})
-    hashes = {key: value for key, value in run.environment.items() if key != "packages"}
+    hashes = {key: value for key, value in run.environment.items() if key not in ("packages", "unevenness")}
     drawn = {
         "global": plots.global_model(grouped([run])) if played else [],
         "classes": [plots.class_accuracy(run)] if len(run.class_accuracy) > 1 else [],
@@ -204,9 +210,12 @@ def _partition(run: Run) -> str:
         return ""
     sizes = np.bincount(run.partition["client"], counts, run.num_clients)
     kinds = np.bincount(run.partition["client"], minlength=run.num_clients)
+    cells = run.partition["client"], run.partition["class"], counts
+    uneven = in_words(unevenness(*cells, run.num_clients, len(run.classes)))
     return (
         f"{run.num_clients:,} clients hold {counts.sum():,} examples: {sizes.min():,.0f} to {sizes.max():,.0f} each, "
-        f"of {kinds.min()} to {kinds.max()} of the {len(run.classes)} classes."
+        f"of {kinds.min()} to {kinds.max()} of the {len(run.classes)} classes. Means over clients of the distance of a "
+        f"client's labels from all labels: {uneven}."
     )
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from rayfed.base.errors import InputError
 from rayfed.folder.read import MOST_ACROSS, Columns, Group, Run, dealt, grouped, of_rounds, shorten
-from rayfed.report import charts
+from rayfed.report import charts, forgetting
 from rayfed.report.charts import Chart, Line
 from rayfed.report.measured import DISTANCES, WHEN, WHERE, by_round, drifts, notes_of
 
@@ -26,13 +26,19 @@ def global_model(groups: Sequence[Group]) -> list[Chart]:
         (test,), (training,) = losses, curves(groups, "train_loss", first=1)
         losses = [test._replace(name="test"), training._replace(name="training", number=1)]
     accuracy = curves(groups, "test_accuracy", 100)
-    lost = curves(groups, "forgetting", 100, first=1)
+    lost = by_definition(groups[0]) if len(groups) == 1 else curves(groups, "forgetting", 100, first=1)
     rules = [(100 * share, "chance") for share in sorted(chance)]
     return [
         charts.lines("accuracy", "Accuracy", "test accuracy (%)", accuracy, "%", rules=rules, marked=marked),
         charts.lines("forgetting", "Forgetting", "forgetting (%)", lost, "%", rules=[(0.0, "")]),
         charts.lines("loss", "Loss", "mean loss per example (nats)", losses, digits=3),
     ]
+
+
+def by_definition(group: Group) -> list[Line]:
+    """The forgetting of a group's first run, by each definition that it has numbers for."""
+    series = forgetting.by_round(group.runs[0]).items()
+    return [Line(name, number, rounds, 100 * values) for number, (name, (rounds, values)) in enumerate(series)]
 
 
 def curves(groups: Sequence[Group], column: str, factor: float = 1, first: int = 0) -> list[Line]:

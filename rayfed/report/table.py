@@ -15,17 +15,18 @@ from rayfed.base.errors import InputError, did_you_mean
 from rayfed.folder.read import Group, Run, grouped, shorten
 from rayfed.job import MEASURE, differences
 from rayfed.losses import metrics
-from rayfed.report.forms import MARKS, Sheet
+from rayfed.report.forgetting import numbers
+from rayfed.report.forms import HEADLINE, KEYS, LAST, MARKS, OF_CLIENTS, Sheet, in_words
 from rayfed.report.measured import IN_LOCAL, personalised, unmeasured
 from rayfed.report.words import Stat, interval, spread, stat_text
 
-LAST = 10  # evaluated rounds, at most, in the mean of the last
 PAIR = ("data", "partition", "seed", "number of rounds")  # what the two runs of a pair have in common
 HEADS = {
     "best": "best (%)",
     "last": "last (%)",
     "last_10": f"mean of last {LAST} (%)",
     "forgetting": "forgetting (%)",
+    HEADLINE: in_words(HEADLINE),
     "personalised": f"personalised, mean of last {LAST} (%)",  # of runs that measured `local`
 }
 
@@ -81,9 +82,9 @@ def _row(name: str, group: Group, of: str, above: Sequence[Row]) -> Row:
     numbers = [figures(run) for run in counted]
     for run, known in zip(counted, numbers, strict=True):
         if of not in known:
-            raise unmeasured(run, "local", "personalised accuracy")
+            raise lacking(run, of)
     stats = {}
-    for key in HEADS:
+    for key in (*HEADS, *KEYS):
         if all(key in known for known in numbers):
             stats[key] = spread([known[key] for known in numbers])
     for reference in above:
@@ -103,14 +104,23 @@ def _ordered(groups: dict[str, Group], first: str) -> list[tuple[str, Group]]:
 
 
 def figures(run: Run) -> dict[str, float]:
-    """The numbers of an evaluated run by their keys in `HEADS`; "personalised" only where it was measured."""
+    """The numbers of an evaluated run by their keys in `HEADS` and `KEYS`, as far as it has them."""
     accuracy = 100 * run.rounds["test_accuracy"][run.evaluated][1:]
     last = float(np.mean(accuracy[-LAST:]))
     forgetting = 100 * float(run.rounds["forgetting"][run.evaluated][-1])
-    numbers = {"best": float(accuracy.max()), "last": float(accuracy[-1]), "last_10": last, "forgetting": forgetting}
+    found = {"best": float(accuracy.max()), "last": float(accuracy[-1]), "last_10": last, "forgetting": forgetting}
     if "local" in run.job["measure"] and IN_LOCAL in run.notes:
-        numbers["personalised"] = personalised(run, LAST)
-    return numbers
+        found["personalised"] = personalised(run, LAST)
+    return found | numbers(run)
+
+
+def lacking(run: Run, of: str) -> InputError:
+    """Why a run has no number `of` this name."""
+    if of == "personalised":
+        return unmeasured(run, "local", "personalised accuracy")
+    if of.split(".")[1] in OF_CLIENTS:
+        return unmeasured(run, "confusion", "confusion matrices of clients")
+    return InputError(f"'{run.folder}' has no two evaluated rounds after round 0, so nothing can be forgotten")
 
 
 def pair_of(run: Run) -> tuple[Any, ...]:
@@ -152,7 +162,10 @@ def sheet(runs: Sequence[Run], form: str, of: str = "last", target: float | None
     made = rows(runs, of, first)
     several = sum(not row.pairs for row in made) > 1
     heads = {key: text for key, text in HEADS.items() if any(key in row.figures for row in made)}
-    head = ["run", "seeds", "rounds", *heads.values(), f"difference in {of.replace('_', ' ')} (points)"]
+    if of in KEYS:
+        heads[of] = in_words(of)
+    compared = of.replace("_", " ").replace(".", " ")
+    head = ["run", "seeds", "rounds", *heads.values(), f"difference in {compared} (points)"]
     if several:
         head.append("from")
     if target is not None:

@@ -23,7 +23,7 @@ from rayfed.base.isolation import isolated
 from rayfed.base.noted import at
 from rayfed.base.seeds import Purpose, seed_of
 from rayfed.clients.cohort import Cohort, cohort_at
-from rayfed.losses import metrics
+from rayfed.losses import forgetting, metrics
 from rayfed.losses.metrics import Evaluation
 from rayfed.methods.checks import in_force, refuse_spoilt, two_values
 from rayfed.methods.part import Held, Parts, defines, parts_at, trains
@@ -122,7 +122,7 @@ def _evaluated(site: Site, round: Round, wait: Callable[[], Evaluation | None]) 
         round,
         evaluation=evaluation,
         peak=np.fmax(round.peak, class_accuracy) if counts else round.peak,
-        forgetting=metrics.forgetting_from(round.peak, class_accuracy),
+        forgetting=forgetting.peak_from(round.peak, class_accuracy),
         notes={**round.notes, **{f"domain.{name}": right / images for name, right, images in by_domain if images}},
     )
 

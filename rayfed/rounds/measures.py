@@ -174,10 +174,15 @@ def drift(before: Seen, after: Seen, p: np.ndarray) -> Iterator[tuple[str, float
 
 
 def aligned(before: Activations, after: Activations) -> Iterator[tuple[str, float]]:
-    """By layer, the share of neurons that prefer the same class in both models (FedNTD section 5.1, appendix M)."""
+    """By layer, the share of neurons that prefer the same class in both models (FedNTD section 5.1, appendix M).
+
+    And the share of those that are dead in one of them, which are left out.
+    """
     for layer in before.sums:
-        of_both = (metrics.class_preference(model.sums[layer], model.counts) for model in (before, after))
-        yield "alignment" if layer == FEATURES else f"alignment.{layer}", metrics.alignment(*of_both)
+        of_both = [metrics.class_preference(model.sums[layer], model.counts) for model in (before, after)]
+        end = "" if layer == FEATURES else f".{layer}"
+        yield f"alignment{end}", metrics.alignment(*of_both)
+        yield f"dead{end}", metrics.dead(*of_both)
 
 
 MEASURES: dict[str, Measure] = {"local": local, "drift": drift}  # and confusion, which is no note

@@ -69,10 +69,11 @@ def test_drift_by_hand():
             "drift.logit_distance": np.sqrt(200) / 4,  # of one image in four
             "drift.feature_distance": 5.0,
             "drift.alignment": 1.0,
+            "drift.dead": 0.0,
         }
     )
     without = measured(["drift"], seen([0, 0, 1, 0]), seen([0, 0, 1, 1]), np.array([1.0, 0.0]))
-    assert without.keys() == found.keys() - {"drift.feature_distance", "drift.alignment"}
+    assert without.keys() == found.keys() - {"drift.feature_distance", "drift.alignment", "drift.dead"}
 
 
 def test_the_drift_does_not_depend_on_the_threads_of_numpys_blas():
@@ -189,7 +190,8 @@ def preferred(site, weights, layer):
             [(image, label)] = data.batches(data.test, np.array([row]), site.device)
             outputs = {"": model.features(image), "features.0": model.features[0](image).mean(dim=(2, 3))}
             found[int(label)].append(outputs[layer][0].double().numpy())
-    return np.argmax([np.mean(outputs, axis=0) for outputs in found], axis=0)
+    means = np.array([np.mean(outputs, axis=0) for outputs in found])
+    return np.where(means.any(axis=0), means.argmax(axis=0), -1)
 
 
 @pytest.mark.parametrize("layer", ["", "features.0"])
@@ -200,7 +202,10 @@ def test_alignment_of_the_global_model_and_of_clients_by_layer(make_site, play, 
     last, *others = play(with_measures(site, measure_layers=[layer] if layer else []))
     shares = []
     for round in others:
-        share = float((preferred(site, last.weights, layer) == preferred(site, round.weights, layer)).mean())
+        before, after = (preferred(site, model.weights, layer) for model in (last, round))
+        alive = (before >= 0) & (after >= 0)
+        share = float((before == after)[alive].mean())
+        assert round.notes[key.replace("alignment", "dead")] == 1 - alive.mean()
         assert round.notes[key] == round.clients[0].notes[key] == share
         assert [name for name in round.notes if "alignment" in name] == [key]
         shares.append(share)
@@ -300,8 +305,9 @@ def test_an_update_that_cannot_be_measured_leaves_out_the_numbers_of_the_round(m
     assert [record.getMessage() for record in caplog.records] == [
         "measure = drift fails, and is left out: KeyError: 'features.0.weight'"
     ]
-    with_all = {"drift.gradient_diversity", "drift.update_cosine", "drift.alignment"}
-    assert found == [with_all, {"drift.alignment"}, with_all], "the sixth client is of the second round"
+    aligned = {"drift.alignment", "drift.dead"}
+    with_all = {"drift.gradient_diversity", "drift.update_cosine", *aligned}
+    assert found == [with_all, aligned, with_all], "the sixth client is of the second round"
 
 
 def test_the_keys_of_measures_are_no_part_of_the_lineage():

@@ -1,0 +1,83 @@
+"""What forgetting is, by name: pure functions of class accuracies. What each of them sees is in docs/forgetting.md.
+
+Shapes: `T` evaluated rounds, without round 0, `C` classes, `K` clients of a round. Accuracies are fractions of 1. The
+initial model does not count: untrained, it may predict a single class for every image and so have an accuracy of 1 on
+it, which no training has forgotten. A class without test samples is nan, and every average over classes leaves it out.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+def peak(class_accuracy: Array) -> float:
+    """Each class's best earlier accuracy minus its final accuracy, averaged over classes (FedNTD eq. 5).
+
+    `class_accuracy` (T, C) is the global model's. Negative where the final model is the best; 0 after a single round.
+
+    >>> peak(np.array([[1.0, 0.25], [0.75, 0.5], [0.5, 0.75]]))
+    0.125
+    """
+    return peak_from(np.fmax.reduce(class_accuracy[:-1], axis=0, initial=np.nan), class_accuracy[-1])
+
+
+def peak_from(best_earlier: Array, now: Array) -> float:
+    """`peak` from the largest class accuracies (C,) of the earlier rounds alone, for a running record.
+
+    A class without an earlier accuracy is nan, so a run starts with nan for all.
+
+    >>> best = np.full(2, np.nan)
+    >>> for now in np.array([[1.0, 0.25], [0.75, 0.5], [0.5, 0.75]]):
+    ...     print(peak_from(best, now))
+    ...     best = np.fmax(best, now)
+    0.0
+    0.0
+    0.125
+    """
+    lost = mean_of(best_earlier - now)
+    return 0.0 if math.isnan(lost) else lost
+
+
+def dropped(before: Array, after: Array) -> float:
+    """What classes have lost from a model (C,) to the next, averaged over classes; what others gain does not count.
+
+    Aljahdali et al., "Flashback: Understanding and Mitigating Forgetting in Federated Learning" (arXiv 2402.05558):
+    `-1/C sum_c min(0, A_c^t - A_c^(t-1))`, of the global model from round to round: `round`. On its way through the
+    clients' models it has two parts, and is no larger than their sum.
+
+    >>> dropped(np.array([1.0, 0.25, 0.5]), np.array([0.4, 0.75, 0.5])).__round__(6)
+    0.2
+    """
+    return mean_of(np.maximum(before - after, 0.0))
+
+
+def local(before: Array, clients: Array) -> float:
+    """What is `dropped` from the global model (C,) to the models (K, C) of a round's clients, averaged over these."""
+    return mean_of(np.array([dropped(before, client) for client in clients]))
+
+
+def aggregation(clients: Array, after: Array) -> float:
+    """What is `dropped` from the models (K, C) of a round's clients to the next global model (C,), as above."""
+    return mean_of(np.array([dropped(client, after) for client in clients]))
+
+
+def continual(best_earlier: Array, now: Array, trained: Array) -> float:
+    """`peak` of the classes that no client of the round has `trained` (C,); nan where there is none.
+
+    Chaudhry et al., "Riemannian Walk for Incremental Learning" (ECCV 2018, section 4), average over the tasks before
+    the one that is being learnt. Here a class is a task, and a round learns the classes that its clients hold.
+
+    >>> continual(np.array([0.5, 1.0]), np.array([0.75, 0.25]), trained=np.array([True, False]))
+    0.75
+    """
+    return mean_of((best_earlier - now)[~trained])
+
+
+def mean_of(values: Array) -> float:
+    """The mean of the values that are known; nan where none is."""
+    known = ~np.isnan(values)
+    return float(values[known].mean()) if known.any() else math.nan

@@ -1,0 +1,60 @@
+"""How much of the accuracy each definition of forgetting repeats: the table of docs/forgetting.md.
+
+rayfed run jobs/comparison/mnist-forgetting.toml      # some 15 minutes on one core
+python tools/measure_forgetting.py runs/mnist-forgetting
+
+Given is a folder of runs. No number of the table is typed by hand.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from rayfed.folder.read import Run, find_runs, read_run
+from rayfed.report.forgetting import by_round
+from rayfed.report.forms import LAST, NAMES
+
+PAGE = Path(__file__).resolve().parents[1] / "docs/forgetting.md"
+HEAD = ("definition", "lowest to highest (%)", "with the last accuracy", "from round to round")
+
+
+def correlation(x: np.ndarray, y: np.ndarray) -> float:
+    """Pearson's; nan where one of the two does not vary."""
+    return float(np.corrcoef(x, y)[0, 1]) if len(x) > 2 and np.ptp(x) > 0 and np.ptp(y) > 0 else np.nan
+
+
+def last_accuracy(run: Run, last: int) -> float:
+    return float(run.rounds["test_accuracy"][run.evaluated][-last:].mean())
+
+
+def row(runs: list[Run], name: str, last: int) -> list[str]:
+    """A definition's line: of the mean of its last values, beside the mean of as many last accuracies."""
+    series = [by_round(run)[name] for run in runs]
+    values = np.array([values[-last:].mean() for _, values in series])
+    over_runs = correlation(values, np.array([last_accuracy(run, last) for run in runs]))
+    within = [
+        correlation(values, run.rounds["test_accuracy"][rounds])
+        for run, (rounds, values) in zip(runs, series, strict=True)
+    ]
+    words = f"`{name}`" if last == 1 else f"`{name}`, mean of last {last}"
+    mean = f"{np.nanmean(within):+.2f}" if last == 1 else ""
+    return [words, f"{100 * values.min():.1f} to {100 * values.max():.1f}", f"{over_runs:+.2f}", mean]
+
+
+def table(runs: list[Run]) -> str:
+    lines = [row(runs, name, last) for name in NAMES for last in (1, LAST)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (HEAD, ["---", "---:", "---:", "---:"], *lines))
+
+
+def put(page: str, made: str) -> str:
+    """The page with another table."""
+    return re.sub(r"(?m)^\| definition \|.*\n(\|.*\n)*", lambda _: f"{made}\n", page)
+
+
+if __name__ == "__main__":
+    played = [read_run(folder) for folder in find_runs(Path(sys.argv[1]))]
+    made = table(played)
+    print(made)
+    PAGE.write_text(put(PAGE.read_text(), made))
