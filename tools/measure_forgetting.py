@@ -54,7 +54,8 @@ def put(page: str, made: str) -> str:
 
 
 if __name__ == "__main__":
-    played = [read_run(folder) for folder in find_runs(Path(sys.argv[1]))]
+    every = [read_run(folder) for folder in find_runs(Path(sys.argv[1]))]
+    played = [run for run in every if run.status == "done"]
     made = table(played)
     print(made)
     PAGE.write_text(put(PAGE.read_text(), made))
