@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from rayfed import losses
+from rayfed.base.errors import InputError
 from rayfed.base.values import Ge, Le
 from rayfed.methods.part import Part
 from rayfed.methods.sharpness import gradients_at, with_gradient
@@ -42,6 +43,10 @@ class PseudoData(Part):
     iterations: Annotated[int, Ge(1), "steps that make an image"] = 10
     pseudo: Annotated[float, Ge(0), "length of such a step for pseudo data, per pixel"] = 0.2
     perturbed: Annotated[float, Ge(0), "length of such a step for perturbed data"] = 0.002
+
+    def check(self, model: nn.Module) -> None:
+        if any(isinstance(module, nn.Embedding) for module in model.modules()):
+            raise InputError(f"{self!r} changes examples along a gradient, and those of this model are token numbers")
 
     def begin(self, client: ClientView) -> tuple[ClientView, "cycle[Made]"]:
         made = [self._made(client, images, labels) for images, labels in client.samples(client.batch_size)]

@@ -202,6 +202,10 @@ def test_a_run_learns_and_has_the_same_bits_twice(folder, make, bits):
 @pytest.mark.parametrize("make", [of_topics, of_people])
 @pytest.mark.parametrize("name", sorted({*RECIPES} - {"fedbn", "ccvr", "local"}))  # no client changes the last two
 def test_every_method_trains_on_them(folder, name, make):
+    if (name, make) == ("fedreg", of_topics):
+        with pytest.raises(InputError, match="along a gradient, and those of this model are token numbers"):
+            open_site(make(folder, name))
+        return
     site = open_site(make(folder, name, count=400))
     *_, last = rounds(site, LocalWorkers(site))
     assert all(np.isfinite(row.train_loss) for row in last.clients)
