@@ -1,5 +1,6 @@
 """The papers' figures: their numbers are those of the tables, names stay text, and what is missing is refused."""
 
+import csv
 import json
 import re
 import shutil
@@ -25,6 +26,9 @@ from rayfed.papers.figure import KINDS
 from rayfed.papers.global_model import lost_of, matrices
 from rayfed.papers.panels import apart, save
 from rayfed.papers.style import STYLE
+from rayfed.report.forgetting import by_round as by_round_of
+from rayfed.report.forgetting import numbers
+from rayfed.report.forms import KEYS
 from rayfed.report.measured import by_round, drifts
 from rayfed.report.page import run_page
 
@@ -93,6 +97,10 @@ def drawn(draw, *args, **kwargs):
     return figure
 
 
+def table(*arguments):
+    return CliRunner().invoke(main, ["table", *map(str, arguments)])
+
+
 def figure(*arguments):
     return CliRunner().invoke(main, ["figure", *map(str, arguments)])
 
@@ -109,6 +117,35 @@ def test_only_rounds_that_count_are_peaks(runs):
     run = replace(runs[0], classes=("a", "b"), class_rounds=np.array([0, 2, 3, 4]), class_accuracy=accuracy)
     every_second = replace(run, job={**run.job, "train": {**run.job["train"], "eval_every": 2}})
     assert [lost_of(each)[1][-1].round(6).tolist() for each in (run, every_second)] == [[30, -30], [10, -50]]
+
+
+def test_forgetting_by_each_of_its_names_is_that_of_the_tables(full):
+    run = read_run(full)
+    a, found = run.class_accuracy, by_round_of(run)
+    held = {(row["round"], row["class"]) for row in read_table(full, "classes").to_pylist() if row["seen"]}
+    away = [[(r, name) not in held for name in run.classes] for r in range(5)]
+    lost = [a[1:r].max(axis=0) - a[r] for r in (2, 3, 4)]
+    drops = [np.maximum(a[r - 1] - a[r], 0).mean() for r in (2, 3, 4)]
+    of_away = [lost[r - 2][away[r]].mean() for r in (2, 3, 4) if any(away[r])]
+    wanted = {
+        "peak": run.rounds["forgetting"][2:],
+        "round": drops,
+        "continual": of_away,
+        "local": [np.maximum(a[r - 1] - 0.25, 0).mean() for r in (2, 4)],  # 3 of 12 images of each class are right
+        "aggregation": [np.maximum(0.25 - a[r], 0).mean() for r in (2, 4)],
+    }
+    for name, values in wanted.items():
+        assert found[name][1] == pytest.approx(values), name
+    told = numbers(run)
+    assert told["forgetting.round"] == pytest.approx(100 * drops[-1])
+    assert told["forgetting.round.last_10"] == pytest.approx(100 * np.mean(drops)) and {*told} == {*KEYS}
+
+
+def test_the_table_compares_any_forgetting_that_its_runs_have(full, folders):
+    (line,) = csv.DictReader(table(full, "--of", "forgetting.aggregation", "--format", "csv").stdout.splitlines())
+    assert float(line["forgetting.aggregation"]) == pytest.approx(numbers(read_run(full))["forgetting.aggregation"])
+    lacking = table(folders[1], "--of", "forgetting.local")
+    assert lacking.exit_code == 2 and 'put measure = ["confusion"] into its job' in lacking.stderr
 
 
 def test_a_line_of_local_models_is_the_mean_of_the_notes(runs):
