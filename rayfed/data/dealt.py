@@ -85,6 +85,7 @@ def _whole(values: Sequence[int] | pa.ChunkedArray) -> np.ndarray:
 def write_dealt(path: Path, clients: Sequence[np.ndarray]) -> None:
     """Write each client's images to a file in the format of its suffix. Raises InputError for another suffix."""
     held = {str(i): images for i, images in enumerate(clients)}
+    path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".json":
         path.write_text(json.dumps({client: images.tolist() for client, images in held.items()}))
     elif path.suffix == ".npz":
