@@ -19,7 +19,7 @@ from rayfed.job import Job, RayOptions, make_job
 from rayfed.methods import CrossEntropy, NotTrueDistill, Part, Proximal, compose, fedavg, fedlmd, fedntd, moon
 from rayfed.methods.part import all_parts, names_of_terms
 from rayfed.methods.views import Notes
-from rayfed.rounds import local
+from rayfed.rounds import site as sites
 from rayfed.rounds.local import Broadcast, Desk, evaluate, survey, train
 from rayfed.rounds.site import open_site, server_view
 from rayfed.tensors.weights import state_of
@@ -420,10 +420,10 @@ def test_a_batch_of_one_image_is_refused_where_batchnorm_could_not_learn_from_it
     one_by_one = nn.Sequential(nn.Conv2d(1, 2, 4), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(2, 4))
     wide = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 4))
     before = [tensor.clone() for tensor in one_by_one.state_dict().values()]
-    monkeypatch.setattr(local, "open_data", lambda job: federation)
+    monkeypatch.setattr(sites, "open_data", lambda job, read: federation)
 
     def open_with(model, batch_size):
-        monkeypatch.setattr(local, "build_model", lambda name, options, **given: model)
+        monkeypatch.setattr(sites, "build_model", lambda name, options, **given: model)
         open_site(Job("n", train=Training(clients_per_round=4, batch_size=batch_size)))
 
     message = rf"train.batch_size = {batch_size}: .* give another train.batch_size, or model"
