@@ -84,14 +84,14 @@ def _whole(values: Sequence[int] | pa.ChunkedArray) -> np.ndarray:
 
 def write_dealt(path: Path, clients: Sequence[np.ndarray]) -> None:
     """Write each client's images to a file in the format of its suffix. Raises InputError for another suffix."""
-    held = {str(i): images for i, images in enumerate(clients)}
+    if path.suffix not in (".json", ".npz", ".parquet"):
+        raise InputError(f"--export '{path}': give a file that ends in .json, .npz or .parquet")
     path.parent.mkdir(parents=True, exist_ok=True)
+    held = {str(i): images for i, images in enumerate(clients)}
     if path.suffix == ".json":
         path.write_text(json.dumps({client: images.tolist() for client, images in held.items()}))
     elif path.suffix == ".npz":
         np.savez(path, **held)  # type: ignore[arg-type]
-    elif path.suffix == ".parquet":
+    else:
         owners = np.repeat(np.arange(len(clients)), list(map(len, clients)))
         pq.write_table(pa.table({"client": owners, "image": np.concatenate(clients)}), path)
-    else:
-        raise InputError(f"--export '{path}': give a file that ends in .json, .npz or .parquet")

@@ -132,6 +132,15 @@ def test_a_partition_is_described_with_the_keys_of_a_job_file():
     assert partition_text(PARTITIONS["natural"](column="writer")).startswith("natural, column = 'writer'")
 
 
+def test_an_exported_partition_is_another_jobs(folder, rayfed):
+    exported = rayfed("partition", "job.toml", "-s", "data.partition.seed=3", "--export", "new/who.json")
+    assert exported.exit_code == 0, exported.output
+    file = ("-s", "data.partition.name=file", "-s", "data.partition.path=new/who.json")
+    again = rayfed("partition", "job.toml", *file, "--export", "again.json")
+    assert again.stdout == exported.stdout
+    assert (folder / "again.json").read_text() == (folder / "new/who.json").read_text()
+
+
 def test_partition_prints_a_table_which_is_short_and_draws_a_figure(folder, rayfed, write_images):
     result = rayfed("partition", "job.toml")
     assert result.exit_code == 0, result.output
