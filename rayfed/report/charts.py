@@ -146,14 +146,6 @@ def heat(
     return Chart(key, title, data, head, table, " ".join(filter(None, notes)), wide=True)
 
 
-def bars(key: str, title: str, x: str, y: str, heights: np.ndarray) -> Chart:
-    """Bars over 0, 1, 2, ..."""
-    data = {"kind": "bars", "x": x, "y": y, "values": heights.tolist()}
-    rows = [[str(place), f"{height:,}"] for place, height in enumerate(heights) if height]
-    note = fewer("bars", len(rows), len(rows[:MOST_ROWS]), len(rows))
-    return Chart(key, title, data, [x, y], rows[:MOST_ROWS], note)
-
-
 def dots(key: str, title: str, x: str, y: str, points: Sequence[tuple[str, float, float, int]]) -> Chart:
     """Points with a name, x, y and a round, the more opaque the later. Of too many, evenly spread ones."""
     drawn = [points[i] for i in thinned(len(points), 2 * MOST_POINTS)]

@@ -82,7 +82,7 @@ def partition(cells: Columns, classes: Sequence[str], num_clients: int) -> Chart
 
 
 def clients(run: Run) -> list[Chart]:
-    """What is known of the clients: their losses, the terms of these, who answered, how often each took part."""
+    """What is known of the clients: their losses, the terms of these, who answered."""
     loss = spread_of(run.clients["round"], finite(run.clients["train_loss"]))
     figures = [charts.lines("training", "Training loss", "mean loss per step (nats)", [loss], digits=3, zero=True)]
     terms = {name: line for name, line in run.notes.items() if name.startswith("loss.")}
@@ -92,9 +92,7 @@ def clients(run: Run) -> list[Chart]:
             for number, (name, (rounds, means)) in enumerate(terms.items())
         ]
         figures.append(charts.lines("terms", "Terms of the loss", "mean per step (nats)", drawn, digits=3, zero=True))
-    times = np.bincount(np.bincount(run.clients["client"], minlength=run.num_clients))
-    x = "rounds in which a client took part"
-    return [*figures, *answers(run), charts.bars("participation", "Participation", x, "number of clients", times)]
+    return [*figures, *answers(run)]
 
 
 def answers(run: Run) -> Iterator[Chart]:

@@ -125,7 +125,7 @@ def test_the_numbers_of_a_measured_run_are_counts_of_its_own_data(measured):
     """Of classes, what the clients of the round hold and what is predicted; of confusions, the images."""
     result = rayfed.run(measured)
     notes = [dict(notes) for notes in result.rounds.column("notes").to_pylist()]
-    drift = {"drift.gradient_diversity", "drift.update_cosine", "drift.alignment.features.0"}
+    drift = {"drift.gradient_diversity", "drift.update_cosine", "drift.alignment.features.0", "drift.dead.features.0"}
     domains = {"domain.0", "domain.1"}
     assert [names.keys() for names in notes] == [domains, drift, drift, drift | domains, drift, drift | domains]
     for row in result.classes.to_pylist():

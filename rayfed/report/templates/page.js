@@ -124,17 +124,6 @@
     }));
   }
 
-  const bars = (chart, width) => Plot.plot(frame(chart, width, {
-    height: 250, marginLeft: 48,
-    x: { label: chart.x, ticks: whole(0, chart.values.length - 1, width), tickFormat: "d" },
-    y: { label: chart.y, grid: true },
-    marks: [
-      Plot.rectY(chart.values.map((value, x) => ({ x, value, text: `${x}: ${value}` })),
-        { x1: (bar) => bar.x - 0.4, x2: (bar) => bar.x + 0.4, y: "value", fill: "var(--line-1)", title: "text", tip: true }),
-      Plot.ruleY([0]),
-    ],
-  }));
-
   function dots(chart, width) {
     const points = chart.points.map(([name, x, y, round]) => ({ x, y, round, text: `${name}\n${chart.x}: ${x}\n${chart.y}: ${y}` }));
     const [first, last] = d3.extent(points, (point) => point.round);
@@ -167,7 +156,7 @@
     }));
   }
 
-  const KINDS = { lines, heat, bars, dots, gaps };
+  const KINDS = { lines, heat, dots, gaps };
   const places = [...document.querySelectorAll("[data-chart]")];
 
   function draw(place) {
