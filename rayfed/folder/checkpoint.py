@@ -366,6 +366,7 @@ def _state(round: Round) -> dict[str, Any]:
         # Copied, as an array from Ray is read-only.
         "confusion": torch.tensor(evaluation.confusion) if evaluation else None,
         "loss": evaluation.loss if evaluation else None,
+        "overconfidence": torch.tensor(evaluation.overconfidence) if evaluation else None,
         "peak": torch.tensor(round.peak),
         "forgetting": round.forgetting,
         "shown": round.shown,

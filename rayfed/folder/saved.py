@@ -34,7 +34,7 @@ from rayfed.tensors.wire import unpack
 
 log = logging.getLogger(__name__)
 
-VERSION = 4  # that is written, and alone can be read
+VERSION = 5  # that is written, and alone can be read
 MANIFEST = re.compile(r"round-(\d{5,})\.json")
 
 
@@ -85,14 +85,17 @@ class Saved:
         """The round as it was, to continue from. Raises `InputError` where it does not fit the site."""
         state = self._state()
         memories = memories_in(self.index(), self._read)
-        known = state["confusion"] is not None  # a round may be without evaluation
+        evaluation = None  # a round may be without one
+        if state["confusion"] is not None:
+            over = state["overconfidence"].numpy()
+            evaluation = Evaluation(state["confusion"].numpy(), state["loss"], overconfidence=over)
         parts = {part.slot: part for part in parts_at(site.job.method, self.round)} if self.round else {}
         return Round(
             round=self.round,
             weights=self.weights(site),
             held={slot: Held(parts[slot], held["since"], held["state"]) for slot, held in state["held"].items()},
             memories={client: workers.remember(from_bytes(memory)) for client, memory in memories},
-            evaluation=Evaluation(state["confusion"].numpy(), state["loss"]) if known else None,
+            evaluation=evaluation,
             peak=state["peak"].numpy(),
             forgetting=state["forgetting"],
             shown=state.get("shown"),

@@ -270,10 +270,10 @@ def test_an_unknown_version_is_skipped_and_is_an_error_if_no_other_is_left(make_
     save(tmp_path, play(site), site, 1, 2)
     for number in (2, 1):
         path = tmp_path / f"{stem(number)}.json"
-        path.write_text(path.read_text().replace('"version": 4', '"version": 99'))
+        path.write_text(path.read_text().replace('"version": 5', '"version": 99'))
         if number == 2:
             assert newest(Folder(str(tmp_path))).round == 1
-            assert "it has version 99, and this rayfed reads version 4 alone" in caplog.text
+            assert "it has version 99, and this rayfed reads version 5 alone" in caplog.text
     with pytest.raises(InputError, match=r"(?s)version 99.*version 99.*holds no good checkpoint"):
         newest(Folder(str(tmp_path)))
 
