@@ -9,7 +9,7 @@ from rich.filesize import decimal as size
 
 from rayfed.folder.read import ClassLoss, Group, Run, tested
 from rayfed.report.forgetting import numbers
-from rayfed.report.forms import HEADLINE, LAST
+from rayfed.report.forms import HEADLINES, LAST, in_words
 from rayfed.report.table import Row
 from rayfed.report.words import in_sentence, interval, listed, mean_percent, percent, spread, wilson
 
@@ -26,16 +26,22 @@ class Answer(NamedTuple):
     text: str
 
 
-def headline(run: Run) -> list[Number]:
-    """The numbers that sum up a run."""
+def shared(runs: Sequence[Run]) -> str:
+    """The forgetting to tell of runs: the first of `HEADLINES` that all of them have."""
+    known = [numbers(run) for run in runs]
+    return next((key for key in HEADLINES if all(key in each for each in known)), HEADLINES[-1])
+
+
+def headline(run: Run, key: str) -> list[Number]:
+    """The numbers that sum up a run, with the forgetting of this key."""
     total = run.summary
-    by_round = numbers(run).get(HEADLINE, math.nan) / 100
+    told = numbers(run).get(key, math.nan) / 100
     best, last = total.get("best", {}), total.get("last", {})
     at_last = f"round {last['round']}" if last and last["round"] < total["rounds"] else ""
     return [
         ("best accuracy", percent(best.get("test_accuracy")), f"round {best['round']}" if best else ""),
         ("last accuracy", percent(last.get("test_accuracy")), at_last),
-        ("forgetting by round", percent(by_round), f"mean of last {LAST}"),
+        (in_words(key).partition(",")[0], percent(told), f"mean of last {LAST}"),
         ("since the peak", percent(last.get("forgetting")), at_last),
         ("rounds", f"{total['rounds']:,}", f"of {run.job['train']['num_rounds']:,}"),
         ("time", str(timedelta(seconds=int(total.get("seconds", 0)))), ""),
@@ -46,11 +52,11 @@ def headline(run: Run) -> list[Number]:
 
 def of_run(run: Run, losses: Sequence[ClassLoss]) -> list[Answer]:
     """About a single run."""
-    best, last, by_round, since_peak, *costs = headline(run)
+    best, last, told, since_peak, *costs = headline(run, shared([run]))
     return [
         Answer("How good is it?", [best, last], _sure(run)),
         Answer("Compared with what?", _untrained(run), "With other runs: rayfed report RUN RUN"),
-        Answer("What was forgotten?", [by_round, since_peak], _worst(losses)),
+        Answer("What was forgotten?", [told, since_peak], _worst(losses)),
         Answer("What did it cost?", costs, ""),
     ]
 
@@ -89,6 +95,7 @@ def _worst(losses: Sequence[ClassLoss]) -> str:
 def of_groups(groups: Sequence[Group], names: Sequence[str], rows: Sequence[Row] | str) -> list[Answer]:
     """About several runs, by the rows of their table, or why there are none."""
     runs = [run for group in groups for run in [*group.runs, *group.behind]]
+    key = shared([run for group in groups for run in group.counted])
     seconds, down, up = (int(sum(run.summary.get(key, 0) for run in runs)) for key in COSTS)
     costs = [
         ("time of all runs", str(timedelta(seconds=seconds)), ""),
@@ -98,7 +105,7 @@ def of_groups(groups: Sequence[Group], names: Sequence[str], rows: Sequence[Row]
     return [
         _best(_ranked(groups, names)),
         _compared(rows),
-        _most_forgotten(_sorted(names, [headlines(group) for group in groups])),
+        _most_forgotten(_sorted(names, [headlines(group, key) for group in groups]), key),
         Answer("What did it cost?", costs, f"{len(runs):,} runs; by row, see below."),
     ]
 
@@ -111,10 +118,10 @@ def _ranked(groups: Sequence[Group], names: Sequence[str]) -> list[tuple[str, li
     return _sorted(names, lasts)
 
 
-def headlines(group: Group) -> list[float]:
-    """The headline of forgetting, of the runs of a group that have it."""
+def headlines(group: Group, key: str) -> list[float]:
+    """The forgetting of this key, of the runs of a group that have it."""
     of_runs = [numbers(run) for run in group.counted]
-    return [known[HEADLINE] / 100 for known in of_runs if HEADLINE in known]
+    return [known[key] / 100 for known in of_runs if key in known]
 
 
 def _sorted(names: Sequence[str], values: Sequence[list[float]]) -> list[tuple[str, list[float]]]:
@@ -135,11 +142,11 @@ def _best(ranked: list[tuple[str, list[float]]]) -> Answer:
     return Answer(question, numbers, f"95% interval from {len(shares)} seeds: {low} to {high}.")
 
 
-def _most_forgotten(ranked: list[tuple[str, list[float]]]) -> Answer:
+def _most_forgotten(ranked: list[tuple[str, list[float]]], key: str) -> Answer:
     ends = {"forgetting": ranked} if len(ranked) < 2 else {"least forgetting": ranked[-1:], "most": ranked[:1]}
     numbers = [(words, mean_percent(shares), name) for words, of in ends.items() for name, shares in of]
     several = any(len(shares) > 1 for _, shares in ranked)
-    text = f"By round, the mean of the last {LAST} evaluated rounds" + (", averaged over seeds." if several else ".")
+    text = f"{in_words(key).capitalize()}" + (", averaged over seeds." if several else ".")
     return Answer("What was forgotten?", numbers, text)
 
 

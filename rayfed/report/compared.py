@@ -22,20 +22,20 @@ HASHES = {"hash of the data": "data", "hash of the partition": "partition"}  # a
 VARIED = ("seed", "data.partition.seed", "hash of the partition")  # may differ between the runs of a group
 
 
-def numbers(group: Group, target: float) -> list[str]:
-    """A group's row in the table; of several runs, means and deviations."""
+def numbers(group: Group, target: float, key: str) -> list[str]:
+    """A group's row in the table, with the forgetting of a key; of several runs, means and deviations."""
     runs = group.counted
     seeds = listed(run.job["seed"] for run in runs)
     reached = listed(rounds_to_target(run.rounds["test_accuracy"][1:], target) or "never" for run in runs)
     if len(runs) == 1:
-        shown = [f"{value} ({note})" if note else value for _, value, note in headline(runs[0])]
+        shown = [f"{value} ({note})" if note else value for _, value, note in headline(runs[0], key)]
         return [seeds, *shown, reached]
     totals = [run.summary for run in runs]
     best, last, since_peak = (
         mean_percent([total[which][figure] for total in totals if which in total])
         for which, figure in (("best", "test_accuracy"), ("last", "test_accuracy"), ("last", "forgetting"))
     )
-    shares = [best, last, mean_percent(headlines(group)), since_peak]
+    shares = [best, last, mean_percent(headlines(group, key)), since_peak]
     seconds, down, up = (int(np.mean([total.get(key, 0) for total in totals])) for key in COSTS)
     played = [total["rounds"] for total in totals]
     rounds = " to ".join(f"{count:,}" for count in sorted({min(played), max(played)}))

@@ -5,7 +5,8 @@ import io
 from typing import Any, NamedTuple
 
 LAST = 10  # evaluated rounds, at most, in a mean of the last
-HEADLINE = f"forgetting.round.last_{LAST}"  # what says the least that the accuracy says too: docs/forgetting.md
+# What says the least that the accuracy says too, where a run has it, and else what every run has: docs/forgetting.md.
+HEADLINES = (f"forgetting.local.last_{LAST}", f"forgetting.round.last_{LAST}")
 NAMES = ("peak", "round", "continual", "local", "aggregation")
 OF_CLIENTS = ("local", "aggregation")  # of runs that measured confusion matrices
 KEYS = tuple(f"forgetting.{name}{mean}" for name in NAMES for mean in ("", f".last_{LAST}"))

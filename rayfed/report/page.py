@@ -128,6 +128,7 @@ def comparison_page(runs: Sequence[Run]) -> str:
     """The curves of all runs in the same figures, and a table that is their legend; a group's runs as one."""
     groups = grouped(runs)
     names = shorten(groups)
+    key = answers.shared([run for group in groups for run in group.counted])
     bests = [run.summary["best"]["test_accuracy"] for run in groups[0].runs if "best" in run.summary]
     target = spread(bests)[0] if bests else np.nan
     rows = compared.paired(runs)
@@ -139,8 +140,8 @@ def comparison_page(runs: Sequence[Run]) -> str:
         names=names,
         answers=answers.of_groups(groups, names, rows),
         looks=[charts.look(number) for number in range(len(groups))],
-        columns=["run", "seed", *(name for name, _, _ in answers.headline(runs[0])), "rounds to target"],
-        numbers=[compared.numbers(group, target) for group in groups],
+        columns=["run", "seed", *(name for name, _, _ in answers.headline(runs[0], key)), "rounds to target"],
+        numbers=[compared.numbers(group, target, key) for group in groups],
         statuses=[listed(dict.fromkeys(run.status for run in group.runs)) for group in groups],
         target=percent(target),
         forgetting=FORGETTING,
@@ -164,7 +165,9 @@ def card(folder: Path) -> str:
         line = plots.curves(grouped([run]), "test_accuracy", 100)[0] if len(run.rounds["round"]) else None
         curve = list(zip(line.x.tolist(), line.y.tolist(), strict=True)) if line else []
         template = TEMPLATES.get_template("card.html")
-        return template.render(run=run, headline=answers.headline(run), curve=curve, not_all=not_all([run]))
+        return template.render(
+            run=run, headline=answers.headline(run, answers.shared([run])), curve=curve, not_all=not_all([run])
+        )
 
 
 def rendered(template: str, drawn: dict[str, list[Chart]], **values: Any) -> str:

@@ -16,7 +16,7 @@ from rayfed.folder.read import Group, Run, grouped, shorten
 from rayfed.job import MEASURE, differences
 from rayfed.losses import metrics
 from rayfed.report.forgetting import numbers
-from rayfed.report.forms import HEADLINE, KEYS, LAST, MARKS, OF_CLIENTS, Sheet, in_words
+from rayfed.report.forms import HEADLINES, KEYS, LAST, MARKS, OF_CLIENTS, Sheet, in_words
 from rayfed.report.measured import IN_LOCAL, personalised, unmeasured
 from rayfed.report.words import Stat, interval, spread, stat_text
 
@@ -26,7 +26,7 @@ HEADS = {
     "last": "last (%)",
     "last_10": f"mean of last {LAST} (%)",
     "forgetting": "forgetting (%)",
-    HEADLINE: in_words(HEADLINE),
+    **{key: in_words(key) for key in HEADLINES},
     "personalised": f"personalised, mean of last {LAST} (%)",  # of runs that measured `local`
 }
 
