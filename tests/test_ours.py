@@ -14,7 +14,7 @@ import rayfed
 from rayfed.folder import tables
 from rayfed.folder.read import read_run
 from rayfed.folder.tables import NOTES, SCHEMAS
-from rayfed.papers.ours import CLIENT, Theirs, ours
+from rayfed.papers.ours import Theirs, ours
 from rayfed.papers.tables import grids
 
 TINY = {"model.name": "lenet", "train.num_rounds": 1, "train.clients_per_round": 2, "train.local_steps": 1}
@@ -94,31 +94,6 @@ def test_a_classs_accuracy_is_that_of_the_named_round(path):
     missed = taken(run, "class_accuracy_3", note="global model after round 7")
     assert math.isnan(missed.value) and missed.note == "there is no accuracy of this class after round 7"
     assert math.isnan(taken(run, "class_accuracy_12").value)
-
-
-def test_a_clients_accuracy_is_that_of_the_client_whose_shares_are_nearest_to_the_papers(folder):
-    run = read_run(folder)
-    held = np.stack([np.full(10, 50), np.round(CLIENT * 300), np.round(CLIENT[::-1] * 300)]).astype(int)
-    clients, labels = np.nonzero(held)
-    partition = {"client": clients, "class": labels, "count": held[clients, labels]}
-    run = replace(run, partition=partition, num_clients=3)
-    asked = taken(run, "local_class_accuracy_4")
-    assert math.isnan(asked.value) and "client 1 by class was not measured" in asked.note
-
-    def cell(round, client, label, predicted, count):
-        names = {"class": run.classes[label], "predicted": run.classes[predicted]}
-        return {"round": round, "client": client, **names, "count": count}
-
-    right = [cell(2, 1, 4, 4, 30), cell(2, 1, 4, 7, 10), cell(2, 1, 7, 4, 5)]
-    others = [cell(1, 1, 4, 4, 1), cell(2, 0, 4, 4, 9), cell(2, None, 4, 9, 9), cell(2, 2, 4, 8, 3)]
-    write(folder, "confusions", [*others, *right])
-    measured = taken(run, "local_class_accuracy_4")
-    assert measured.value == pytest.approx(75.0)  # 30 of 40
-    assert measured.note.startswith("of client 1 after round 2; ") and "(L1 distance 0.0" in measured.note
-    assert taken(run, "local_class_accuracy_7").value == 0.0
-    assert math.isnan(taken(run, "local_class_accuracy_0").value)  # no test image of it was measured
-    write(folder, "confusions", others[1:])
-    assert "was not measured" in taken(run, "local_class_accuracy_4").note
 
 
 def write_notes(folder, rounds, clients):

@@ -41,7 +41,6 @@ from rayfed.job import make_job, read_toml
 from rayfed.losses.metrics import Evaluation
 from rayfed.report import page, plots
 from rayfed.report.page import comparison_page, run_page, write_comparison, write_report
-from rayfed.report.words import wilson
 from rayfed.rounds.round import ClientRow, Round
 from rayfed.rounds.site import Site, open_data
 from rayfed.runtime.local_workers import LocalWorkers
@@ -245,14 +244,6 @@ def test_every_figure_has_its_numbers_as_a_table(result):
         assert [name, *(f"{accuracy[round, name]:.1f}" for round in (1, 2, 3))] in found.rows
     kilobytes = [row["bytes_down"] / 1e3 for row in rows[1:]]
     assert charts["bytes"]["series"][0]["y"] == pytest.approx(kilobytes, rel=1e-5) and charts["bytes"]["unit"] == " kB"
-
-
-@pytest.mark.parametrize(("right", "count"), [(0, 10), (3, 8), (700, 1000), (50, 50)])
-def test_an_interval_ends_where_the_share_is_1_96_deviations_away(right, count):
-    share = right / count
-    for end in wilson(share, count):
-        if 1e-9 < end < 1 - 1e-9:
-            assert abs(share - end) == pytest.approx(1.959964 * math.sqrt(end * (1 - end) / count))
 
 
 def test_the_figures_of_a_long_run_stay_small():

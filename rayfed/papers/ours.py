@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from rayfed.folder.read import Run
@@ -18,8 +17,10 @@ from rayfed.folder.tables import read_table
 from rayfed.losses import metrics
 from rayfed.report.table import accuracies, figures
 
-CLIENT = np.array([0, 0, 0.02, 0.03, 0.04, 0.08, 0.18, 0.22, 0.22, 0.22])  # FedCAD, Fig. 2: its share of each class
-NOWHERE = {r"alignment_fc128_\w+": "the `cnn` has a single hidden layer, of width 512: width 128 has no counterpart"}
+NOWHERE = {
+    r"alignment_fc128_\w+": "the `cnn` has a single hidden layer, of width 512: width 128 has no counterpart",
+    r"local_class_accuracy_\d+": "which client it was is not known",
+}
 
 
 @dataclass(frozen=True)
@@ -107,32 +108,6 @@ def _class_accuracy(run: Run, number: Theirs, baseline: Run | None, stat: str, k
     return Ours(100 * float(run.class_accuracy[place[0], int(k)]))
 
 
-def _local_class_accuracy(run: Run, number: Theirs, baseline: Run | None, stat: str, k: str) -> Ours:
-    """Of the client whose shares of the classes are nearest to the paper's (FedCAD, Fig. 2; L1 distance)."""
-    held = np.zeros((run.num_clients, len(run.classes)))
-    np.add.at(held, (run.partition["client"], run.partition["class"]), run.partition["count"])
-    if len(run.classes) != len(CLIENT):
-        return Ours(math.nan, f"the paper's client has {len(CLIENT)} classes, this run {len(run.classes)}")
-    far = np.abs(held / np.maximum(held.sum(axis=1, keepdims=True), 1) - CLIENT).sum(axis=1)
-    client = int(far.argmin())
-    if (run.folder / "confusions.parquet").exists():
-        table = read_table(run.folder, "confusions").filter(pc.field("client") == client)
-        if table.num_rows:
-            return _of_client(run, table, client, far[client], int(k))
-    text = 'measure = ["confusion"], with measure_clients empty or with this client, records it'
-    return Ours(math.nan, f"the accuracy of client {client} by class was not measured: {text}")
-
-
-def _of_client(run: Run, table: pa.Table, client: int, far: float, k: int) -> Ours:
-    index = {name: number for number, name in enumerate(run.classes)}
-    last = pc.max(table["round"]).as_py()
-    confusion = np.zeros((len(run.classes),) * 2)
-    for cell in table.filter(pc.field("round") == last).to_pylist():
-        confusion[index[cell["class"]], index[cell["predicted"]]] += cell["count"]
-    text = f"of client {client} after round {last}; its shares of the classes are nearest to the paper's"
-    return Ours(100 * float(metrics.class_accuracy(confusion)[k]), f"{text} (L1 distance {far:.2f})")
-
-
 def _alignment(run: Run, number: Theirs, baseline: Run | None, stat: str, which: str) -> Ours:
     """Of the features before the head: the mean over clients, or the global model's (FedNTD, Table 2)."""
     rows = _last_notes(run, "clients" if which == "local" else "rounds", "drift.alignment")
@@ -175,7 +150,6 @@ MEASURES: dict[str, Callable[..., Ours]] = {
     r"rounds_to_target": _rounds_to_target,
     r"speed_up": _speed_up,
     r"class_accuracy_(\d+)": _class_accuracy,
-    r"local_class_accuracy_(\d+)": _local_class_accuracy,
     r"alignment_fc512_(local|global)": _alignment,
     r"test_accuracy_(\w+)": _domain,
 }

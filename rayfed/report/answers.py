@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from rich.filesize import decimal as size
 
-from rayfed.folder.read import ClassLoss, Group, Run, tested
+from rayfed.folder.read import ClassLoss, Group, Run
 from rayfed.report.forgetting import numbers
 from rayfed.report.forms import HEADLINES, LAST, in_words
 from rayfed.report.table import Row
-from rayfed.report.words import in_sentence, interval, listed, mean_percent, percent, spread, wilson
+from rayfed.report.words import in_sentence, interval, listed, mean_percent, percent, spread
 
 WORST = 3  # classes
 COSTS = ("seconds", "bytes_down", "bytes_up")
@@ -54,22 +54,11 @@ def of_run(run: Run, losses: Sequence[ClassLoss]) -> list[Answer]:
     """About a single run."""
     best, last, told, since_peak, *costs = headline(run, shared([run]))
     return [
-        Answer("How good is it?", [best, last], _sure(run)),
+        Answer("How good is it?", [best, last], "Another seed gives other numbers: run several."),
         Answer("Compared with what?", _untrained(run), "With other runs: rayfed report RUN RUN"),
         Answer("What was forgotten?", [told, since_peak], _worst(losses)),
         Answer("What did it cost?", costs, ""),
     ]
-
-
-def _sure(run: Run) -> str:
-    last, count = run.summary.get("last", {}).get("test_accuracy"), tested(run)
-    if last is None or not count:
-        return ""
-    low, high = wilson(last, count)
-    return (
-        f"95% interval of the last, from {count:,} test examples: {percent(low)} to {percent(high)}. "
-        "Another seed may differ by more: run several."
-    )
 
 
 def _untrained(run: Run) -> list[Number]:

@@ -39,19 +39,6 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
     return fmean(values) - half, fmean(values) + half
 
 
-def wilson(share: float, count: int) -> tuple[float, float]:
-    """A 95 % interval of a share of so many images: Wilson's score interval, which stays within 0 and 1.
-
-    >>> wilson(0.5, 100), wilson(0.0, 10)
-    ((0.4038..., 0.5961...), (0.0, 0.2775...))
-    """
-    square = 1.959964**2
-    middle = share + square / (2 * count)
-    half = math.sqrt(square * (share * (1 - share) + square / (4 * count)) / count)
-    low, high = ((middle + sign * half) / (1 + square / count) for sign in (-1, 1))
-    return max(low, 0.0), min(high, 1.0)
-
-
 def stat_text(stat: Stat, digits: int) -> str:
     """
     >>> stat_text((1.0, 0.25), 2), stat_text((1.0, None), 1)
