@@ -66,7 +66,7 @@ def own_rows(site: Site, last: Round, workers: Workers, tuning: Tuning | None) -
         raise InputError("--tune head: the model has no module `head` that trains; give --tune all")
     parts = parts_at(site.job.method, last.round)
     since = {slot: held.since for slot, held in last.held.items()}
-    desk = Desk(site, Broadcast(last.round, last.weights, {}, {}, since))
+    desk = Desk(site, Broadcast(last.round, last.evaluated, {}, {}, since))
     of_global = _measured(site, with_weights(site.model, desk.broadcast.weights))
     for client in range(site.federation.num_clients):
         num_examples = site.federation.num_examples(client)
