@@ -164,5 +164,8 @@ def test_the_next_run_ends_what_a_killed_run_left_and_nothing_else(short_folder)
         assert not in_use(home / "1") and {*home.iterdir()} == {home / "0", home / "lock"}
         assert in_use(home / "0") and lives.poll() is None
         lives.send_signal(signal.SIGINT)
-        lives.stdout.read()
-        assert lives.wait() == 130
+        try:
+            lives.communicate(timeout=240)
+        except subprocess.TimeoutExpired as error:
+            pytest.fail(f"it was asked to stop four minutes ago, and has said since round 2: {error.output}")
+        assert lives.returncode == 130
