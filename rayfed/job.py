@@ -282,4 +282,6 @@ def make_job(tables: Mapping[str, Any]) -> Job:
         near = near or nearest_key(key, keys(Job))
         if not near or where.startswith("method ") or near == f"{where}.{key}":  # a key of another partition
             raise
+        if near == key:
+            raise InputError(f"{where}: unknown key '{key}'; it stands at the top of a job, not in {where}") from None
         raise InputError(f"{where or 'the job'}: unknown key '{key}'{did_you_mean(key, valid, near)}") from None

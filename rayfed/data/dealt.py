@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from rayfed.base.errors import InputError
-from rayfed.base.storage import locate, reach
+from rayfed.base.storage import exists, locate, reach
 
 SUFFIXES = (".json", ".txt", ".npz", ".parquet")
 
@@ -30,6 +30,8 @@ def read_dealt(path: str, count: int) -> np.ndarray:
     place = f"data.partition.path = '{path}'"
     if not path.endswith(SUFFIXES):
         raise InputError(f"{place}: a partition file ends in {', '.join(SUFFIXES)}")
+    if not exists(path):
+        raise InputError(f"{place}: there is no such file")
     fs, on_it = locate(path)
     content = reach(path, lambda: fs.open_input_file(on_it).read())
     try:

@@ -47,7 +47,7 @@ class EnsembleDistill(Part):
     auxiliary_per_class: Annotated[int, Ge(1), "samples of each class that the server keeps"] = 64  # type: ignore[misc]
 
     def tell(self, state: None, server: ServerView, surveyed: None) -> tuple[None, Tensor]:
-        return None, images_of(server)
+        return None, samples_of(server)[0]
 
     def report(self, client: ClientView, images: Tensor, fit: Fit) -> tuple[Tree, None]:
         with torch.no_grad():
@@ -57,11 +57,11 @@ class EnsembleDistill(Part):
     def update(self, state: None, total: Tree, step: Step) -> tuple[None, Step]:
         if not self.steps:
             return None, step
-        images, teacher = images_of(step.server), total["logits"] / total["clients"]
+        (images, labels), teacher = samples_of(step.server), total["logits"] / total["clients"]
         model, run = trainable(step, step.averaged), step.server.run
         index = torch.arange(len(images))
         held = ((index + 1) * self.held_out).floor() > (index * self.held_out).floor()  # evenly, as classes are in turn
-        to_train, labels = index[~held], torch.cat([labels for _, labels in step.server.samples()])[held]
+        to_train = index[~held]
         accuracy, best = -1.0, trained(model, step)
 
         def loss(rows: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ class EnsembleDistill(Part):
             if taken != self.steps and taken % -(-len(to_train) // self.batch_size):
                 continue
             with torch.no_grad():
-                right = (run(model, images[held]).logits.argmax(dim=1) == labels).double().mean().item()
+                right = (run(model, images[held]).logits.argmax(dim=1) == labels[held]).double().mean().item()
             if right > accuracy or not held.any():
                 accuracy, best = right, copied(trained(model, step))
         return None, step.changed(best)
@@ -156,9 +156,10 @@ def gaussian(n: int, sums: Tensor, products: Tensor) -> tuple[Tensor, Tensor]:
     return mean, (products - n * torch.outer(mean, mean)) / max(1, n - 1)
 
 
-def images_of(server: ServerView) -> Tensor:
-    """The auxiliary set's, (A, c, h, w)."""
-    return torch.cat([images for images, _ in server.samples()])
+def samples_of(server: ServerView) -> tuple[Tensor, Tensor]:
+    """The auxiliary set: images (A, c, h, w) and labels (A,)."""
+    images, labels = zip(*server.samples(), strict=True)
+    return torch.cat(images), torch.cat(labels)
 
 
 def trainable(step: Step, weights: Weights) -> nn.Module:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rayfed import losses
 from rayfed.base.values import Ge, Gt, Le
-from rayfed.methods.at_server import AT_ONCE, images_of, steps_on, trainable, trained
+from rayfed.methods.at_server import AT_ONCE, samples_of, steps_on, trainable, trained
 from rayfed.methods.part import Part
 from rayfed.methods.views import Batch, ClientView, Fit, Run, ServerView, Step
 from rayfed.tensors.trees import Tree
@@ -34,7 +34,7 @@ class CountedDistill(Part):
 
     def tell(self, v: Tensor | None, server: ServerView, surveyed: None) -> tuple[Tensor, Tree]:
         v = torch.zeros(server.num_classes, dtype=torch.float64) if v is None else v
-        return v, {"images": images_of(server), "v": v.float()}
+        return v, {"images": samples_of(server)[0], "v": v.float()}
 
     def begin(self, client: ClientView) -> Tensor | None:
         v = client.payload["v"]
@@ -56,7 +56,7 @@ class CountedDistill(Part):
         if not self.steps:
             return after, step
         server, model = step.server, trainable(step, step.averaged)
-        images, labels = images_of(server), torch.cat([labels for _, labels in server.samples()])
+        images, labels = samples_of(server)
         taught = total["taught"] + v * softmax(server.global_model, server.run, images)
         target = (taught / (total["n"] + v).clamp(min=1e-9)).float()  # (A, C): not of sum 1, as each class has its sum
 

@@ -141,5 +141,4 @@ def before_and_after(
     if part is None:
         return None
     first, then = (part.own_model(weights, memory.get(part.slot)) for weights, memory in (before, after))
-    assert first is not None and then is not None
-    return first, then
+    return None if first is None or then is None else (first, then)

@@ -13,7 +13,7 @@ from rayfed.base.values import Ge, Le
 from rayfed.methods.part import Part
 from rayfed.methods.sharpness import gradients_at, with_gradient
 from rayfed.methods.views import Batch, ClientView, Run
-from rayfed.tensors.weights import Weights, add, combine, dot, parameters_of, subtract, zeros_like
+from rayfed.tensors.weights import Weights, add, combine, dot, parameters_of, scale, subtract, zeros_like
 
 MIDDLE = 0.5  # where the code takes the gradients on pseudo data, between the global and the own weights
 
@@ -70,8 +70,8 @@ class PseudoData(Part):
         for images, labels in ((data.pseudo, data.said), (data.perturbed, data.labels)):
             found = gradient(MIDDLE, moved, images, labels)
             g = {name: found[name] for name in shared}
-            share = (dot(way, g) / dot(g, g).clamp(min=1e-30)).clamp(min=0).item()
-            way, removed = add(way, g, alpha=-share), add(removed, g, alpha=share)
+            share = scale(g, (dot(way, g) / dot(g, g).clamp(min=1e-30)).clamp(min=0))
+            way, removed = subtract(way, share), add(removed, share)
         whole = plain | combine(lambda x, g: g + x / client.lr, removed, plain)
         loss = losses.cross_entropy(batch.logits, batch.labels)
         return with_gradient(loss, whole.values(), parameters_of(batch.model))

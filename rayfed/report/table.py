@@ -164,7 +164,7 @@ def sheet(runs: Sequence[Run], form: str, of: str = "last", target: float | None
     heads = {key: text for key, text in HEADS.items() if any(key in row.figures for row in made)}
     if of in KEYS:
         heads[of] = in_words(of)
-    compared = of.replace("_", " ").replace(".", " ")
+    compared = in_words(of).removesuffix(" (%)") if of in KEYS else of.replace("_", " ")
     head = ["run", "seeds", "rounds", *heads.values(), f"difference in {compared} (points)"]
     if several:
         head.append("from")

@@ -20,13 +20,15 @@ ANSWER_LIMIT = 10.0  # seconds in which a cluster must answer
 
 @contextmanager
 def connected(named: str | None) -> Iterator[Jobs]:
-    """The job server at an address: its URL, or its `host:port`.
+    """The job server at an address: its URL, its `host:port`, or auto, the Ray on this machine.
 
-    Without an address, the environment names it, or it is the Ray on this machine. Shows the user's token, if any.
+    Without an address, the environment names it, or it is that Ray. Shows the user's token, if any.
     Raises `InputError` where no Ray answers, or it refuses us; `NoRay` if the user has named no address either.
     """
     by = "--address" if named else next((name for name in VARIABLES if os.environ.get(name)), "")
-    address = named or os.environ.get(by) or USUAL
+    address = named or os.environ.get(by) or "auto"
+    if address == "auto":
+        address, by = USUAL, ""
     refuse_secrets(f"ray://{address.rpartition('://')[2]}", by)
     hidden = {name: os.environ.pop(name) for name in VARIABLES if name in os.environ}
     keep_private()

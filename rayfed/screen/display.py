@@ -5,6 +5,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -173,10 +174,11 @@ def clients_text(federation: Federation) -> str:
 
 
 def partition_text(rule: Rule) -> str:
-    """A partition rule, with its keys as a job file has them."""
+    """A partition rule, with those of its keys that are not at their defaults, as a job file has them."""
     values = write_rule(rule)
     name = values.pop("name")
-    return ", ".join([name] + [f"{key} = {value!r}" for key, value in values.items()])
+    defaults = {f.name: f.default for f in fields(rule)}  # type: ignore[arg-type]
+    return ", ".join([name] + [f"{key} = {value!r}" for key, value in values.items() if value != defaults[key]])
 
 
 def ray_text(job: Job) -> str:

@@ -119,7 +119,7 @@ def subtract(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Weights:
     return combine(torch.sub, a, b)
 
 
-def scale(a: Mapping[str, Tensor], factor: float) -> Weights:
+def scale(a: Mapping[str, Tensor], factor: float | Tensor) -> Weights:
     """`factor * a`."""
     return combine(lambda x: x * factor, a)
 

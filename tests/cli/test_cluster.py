@@ -44,6 +44,15 @@ def test_the_error_names_the_variable_that_gave_the_address(folder, rayfed, monk
     assert "error: no Ray answers at http://127.0.0.1:3 (" in ended.stderr, "an option wins over a variable"
 
 
+def test_auto_is_the_ray_on_this_machine(folder, rayfed, cluster, monkeypatch):
+    monkeypatch.setattr("rayfed.runtime.address.USUAL", cluster.url)
+    asked = [rayfed("status"), rayfed("status", "--address", "auto")]
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    asked.append(rayfed("status"))
+    assert [ended.exit_code for ended in asked] == [0, 0, 0] and len({ended.stdout for ended in asked}) == 1
+    assert f"submitted to {cluster.url}: " in asked[0].stdout
+
+
 def test_status_shows_the_runs_of_this_folder(folder, rayfed, monkeypatch):
     monkeypatch.setattr("rayfed.runtime.address.USUAL", f"http://{NO_RAY}")
     assert rayfed("status").stdout.startswith("runs in runs: none\n")

@@ -33,7 +33,7 @@ def test_a_run_prints_a_header_a_line_per_round_and_where_the_results_are(folder
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
     assert lines[:2] == ["name     tiny", "method   fedntd"]
-    assert "data     data: 40 + 20 of 1x4x4; iid, num_clients = 4, seed = 0" in lines
+    assert "data     data: 40 + 20 of 1x4x4; iid, num_clients = 4" in lines
     assert "clients  4 with 10 images each; 2 per round" in lines and "ray      off: in this process" in lines
     rounds = [line.split("  ") for line in lines if line.startswith("round ")]
     assert [words[0] for words in rounds] == [f"round {number}/4" for number in range(5)]

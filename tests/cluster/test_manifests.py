@@ -117,7 +117,8 @@ def test_the_job_starts_the_same_cluster_and_runs_a_valid_job_file():
     command, verb, path, *words = shlex.split(JOB["spec"]["entrypoint"])
     assert (command, verb) == ("rayfed", "run") and "--resume" in words
     overrides = dict(read_override(value) for flag, value in pairwise(words) if flag == "-s")
-    job = read_job(ROOT / Path(path).relative_to("/home/ray/rayfed"), overrides)  # the checkout in the image
+    checkout = re.search(r"^WORKDIR (\S+)$", (ROOT / "cluster/Dockerfile").read_text(), re.MULTILINE)[1]
+    job = read_job(ROOT / Path(path).relative_to(checkout), overrides)
     assert job.output.path.startswith("/shared/")
 
 
