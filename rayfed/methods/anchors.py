@@ -11,7 +11,7 @@ from rayfed.base.values import Ge, Gt, Le
 from rayfed.methods.part import Part
 from rayfed.methods.views import Batch, ClientView, Fit, ServerView, Step, run_model
 from rayfed.tensors.trees import Tree
-from rayfed.tensors.weights import Weights, add, combine, dot, like, scale, squared_distance, subtract, zeros_like
+from rayfed.tensors.weights import Weights, add, combine, like, scale, subtract, zeros_like
 
 
 @dataclass(frozen=True)
@@ -20,11 +20,11 @@ class Proximal(Part):
 
     mu: Annotated[float, Ge(0), "pull towards the round's global weights; 0 is FedAvg"] = 0.01
 
-    def begin(self, client: ClientView) -> Weights:
-        return client.weights
+    def begin(self, client: ClientView) -> Tensor:
+        return client.flat(client.weights)
 
-    def loss(self, batch: Batch, anchor: Weights) -> Tensor:
-        return self.mu / 2 * squared_distance(batch.parameters, anchor)
+    def loss(self, batch: Batch, anchor: Tensor) -> Tensor:
+        return self.mu / 2 * (batch.flat - anchor).square().sum()
 
 
 @dataclass(frozen=True)
@@ -41,19 +41,22 @@ class Curvature(Part):
     def tell(self, sums: Tree, server: ServerView, surveyed: None) -> tuple[Tree, Tree]:
         return sums, None if sums is None else {key: combine(Tensor.float, sums[key]) for key in sums}
 
-    def begin(self, client: ClientView) -> Tree:
-        if client.payload is None or client.memory is None:
-            return client.payload
-        return {key: subtract(client.payload[key], client.memory[key]) for key in client.payload}
+    def begin(self, client: ClientView) -> tuple[Tensor, Tensor] | None:
+        others = client.payload
+        if others is None:
+            return None
+        if client.memory is not None:
+            others = {key: subtract(others[key], client.memory[key]) for key in others}
+        return client.flat(others["u"]), client.flat(others["uw"])
 
-    def loss(self, batch: Batch, others: Tree) -> Tensor | None:
+    def loss(self, batch: Batch, others: tuple[Tensor, Tensor] | None) -> Tensor | None:
         """`strength * sum_j (w - w_j)^T diag(u_j) (w - w_j)`, less its constant."""
         if others is None:
             return None
-        pull = combine(lambda w, u, uw: (u * w - 2 * uw) * w, batch.parameters, others["u"], others["uw"])
-        return self.strength * torch.stack([term.sum() for term in pull.values()]).sum()
+        (u, uw), w = others, batch.flat
+        return self.strength * ((u * w - 2 * uw) * w).sum()
 
-    def report(self, client: ClientView, local: Tree, fit: Fit) -> tuple[Tree, Tree]:
+    def report(self, client: ClientView, others: object, fit: Fit) -> tuple[Tree, Tree]:
         parameters = fit.parameters
         u = zeros_like(combine(Tensor.detach, parameters))
         for images, labels in client.samples(client.batch_size):
@@ -94,21 +97,22 @@ class ControlVariates(Part):
     def tell(self, c: Weights | None, server: ServerView, surveyed: None) -> tuple[Weights | None, Weights | None]:
         return c, None if c is None else combine(Tensor.float, c)
 
-    def begin(self, client: ClientView) -> Weights | None:
-        if client.payload is None or client.memory is None:
-            return client.payload
-        return subtract(client.payload, client.memory)
+    def begin(self, client: ClientView) -> tuple[Weights, Tensor] | None:
+        if client.payload is None:
+            return None
+        correction = client.payload if client.memory is None else subtract(client.payload, client.memory)
+        return correction, client.flat(correction)
 
-    def loss(self, batch: Batch, correction: Weights | None) -> Tensor | None:
-        return None if correction is None else dot(batch.parameters, correction)
+    def loss(self, batch: Batch, local: tuple[Weights, Tensor] | None) -> Tensor | None:
+        return None if local is None else (batch.flat * local[1]).sum()
 
-    def report(self, client: ClientView, correction: Weights | None, fit: Fit) -> tuple[Weights, Weights]:
+    def report(self, client: ClientView, local: tuple[Weights, Tensor] | None, fit: Fit) -> tuple[Weights, Weights]:
         """`c_i <- c_i - c + (w - w_local) / (K lr)`; the server gets the change."""
         course = client.lr * momentum_corrected_steps(fit.steps, client.momentum)
         parameters = combine(Tensor.detach, fit.parameters)
         own = combine(lambda local, w: (w - local) / course, parameters, client.weights)
-        if correction is not None:
-            own = subtract(own, correction)
+        if local is not None:
+            own = subtract(own, local[0])
         return (own if client.memory is None else subtract(own, client.memory)), own
 
     def update(self, c: Weights | None, change: Weights, step: Step) -> tuple[Weights, Step]:
@@ -133,10 +137,13 @@ class ClientMomentum(Part):
     def tell(self, d: Weights | None, server: ServerView, surveyed: None) -> tuple[Weights | None, Weights | None]:
         return d, d
 
-    def loss(self, batch: Batch, d: Weights | None) -> Tensor | None:
-        return None if d is None else (1 - self.alpha) * dot(batch.parameters, d)
+    def begin(self, client: ClientView) -> Tensor | None:
+        return None if client.payload is None else client.flat(client.payload)
 
-    def report(self, client: ClientView, d: Weights | None, fit: Fit) -> tuple[Tree, None]:
+    def loss(self, batch: Batch, d: Tensor | None) -> Tensor | None:
+        return None if d is None else (1 - self.alpha) * (batch.flat * d).sum()
+
+    def report(self, client: ClientView, d: object, fit: Fit) -> tuple[Tree, None]:
         return {"clients": 1, "course": client.lr * momentum_corrected_steps(fit.steps, client.momentum)}, None
 
     def update(self, d: Weights | None, total: Tree, step: Step) -> tuple[Weights, Step]:

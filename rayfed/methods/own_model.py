@@ -19,9 +19,9 @@ from rayfed.tensors.weights import (
     Weights,
     add,
     combine,
+    flat,
     in_training,
     parameters_of,
-    squared_distance,
     state,
     with_weights,
     zeros_like,
@@ -37,7 +37,7 @@ class Own:
     model: nn.Module
     step: Callable[[Tensor], None]  # on a loss: the job's optimizer, with a momentum of its own
     run: Run
-    anchor: Weights  # the round's global model
+    anchor: Tensor  # the global model's trainable parameters, (P,)
 
 
 @dataclass(frozen=True)
@@ -60,8 +60,9 @@ class OwnModel(Part):
         model = with_weights(client.global_model, client.memory or client.weights)
         for name, p in model.named_parameters():
             p.requires_grad_(name in client.weights)  # the job's frozen parameters are not among the weights
-        step = client.stepper(parameters_of(in_training(model)))
-        return Own(model, step, client.run, client.weights)
+        parameters = parameters_of(in_training(model))
+        anchor = flat({name: client.weights[name] for name in parameters})
+        return Own(model, client.stepper(parameters), client.run, anchor)
 
     def loss(self, batch: Batch, local: Own) -> None:
         """A step of the own model; no term of the loss."""
@@ -70,7 +71,7 @@ class OwnModel(Part):
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             loss = losses.cross_entropy(local.run(local.model, batch.images).logits, batch.labels)
         batch.note("own_loss", loss)
-        pull = squared_distance(parameters_of(local.model), local.anchor) if self.lam else 0.0
+        pull = (flat(parameters_of(local.model)) - local.anchor).square().sum() if self.lam else 0.0
         local.step(loss + self.lam / 2 * pull)
 
     def report(self, client: ClientView, local: Own, fit: Fit) -> tuple[None, Weights]:

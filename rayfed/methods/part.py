@@ -17,14 +17,13 @@ Summands are trees of tensors and numbers (`rayfed/tensors/trees.py`) that are a
 FedProx (Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020, eq. 2), whole:
 
 >>> from dataclasses import dataclass
->>> from rayfed.tensors.weights import squared_distance
 >>> @dataclass(frozen=True)
 ... class Proximal(Part):
 ...     mu: float = 0.01
 ...     def begin(self, client):
-...         return client.weights
+...         return client.flat(client.weights)
 ...     def loss(self, batch, local):
-...         return self.mu / 2 * squared_distance(batch.parameters, local)
+...         return self.mu / 2 * (batch.flat - local).square().sum()
 """
 
 import difflib

@@ -11,7 +11,7 @@ from rayfed.methods.anchors import momentum_corrected_steps
 from rayfed.methods.part import Part
 from rayfed.methods.views import Batch, ClientView, Fit, ServerView, Step
 from rayfed.tensors.trees import Scaled, Tree
-from rayfed.tensors.weights import Weights, add, combine, dot, like, scale, squared_distance, subtract
+from rayfed.tensors.weights import Weights, add, combine, like, scale, subtract
 
 
 @dataclass(frozen=True)
@@ -111,19 +111,20 @@ class DynamicRegularizer(Part):
     alpha: Annotated[float, Gt(0), "strength of the regulariser"] = 0.01
     by_size: Annotated[bool, "divide a client's alpha by its number of samples over the clients' mean"] = False
 
-    def begin(self, client: ClientView) -> tuple[float, Weights, Weights | None]:
+    def begin(self, client: ClientView) -> tuple[float, Tensor, Tensor | None]:
         alpha = self.alpha * client.mean_examples / client.num_examples if self.by_size else self.alpha
-        return alpha, client.weights, client.memory
+        g = client.memory
+        return alpha, client.flat(client.weights), None if g is None else client.flat(g)
 
-    def loss(self, batch: Batch, local: tuple[float, Weights, Weights | None]) -> Tensor:
+    def loss(self, batch: Batch, local: tuple[float, Tensor, Tensor | None]) -> Tensor:
         alpha, anchor, g = local
-        near = alpha / 2 * squared_distance(batch.parameters, anchor)
-        return near if g is None else near - dot(batch.parameters, g)
+        near = alpha / 2 * (batch.flat - anchor).square().sum()
+        return near if g is None else near - (batch.flat * g).sum()
 
-    def report(self, client: ClientView, local: tuple[float, Weights, Weights | None], fit: Fit) -> tuple[Tree, Tree]:
+    def report(self, client: ClientView, local: tuple[float, Tensor, Tensor | None], fit: Fit) -> tuple[Tree, Tree]:
         """`g_i <- g_i - alpha (w_local - w)`."""
-        alpha, anchor, g = local
-        moved = subtract(combine(Tensor.detach, fit.parameters), anchor)
+        alpha, g = local[0], client.memory
+        moved = subtract(combine(Tensor.detach, fit.parameters), client.weights)
         memory = scale(moved, -alpha) if g is None else add(g, moved, alpha=-alpha)
         return {"clients": 1, "weights": Scaled(1, fit.weights)}, memory
 

@@ -16,7 +16,7 @@ from rayfed.base.values import Ge, Gt
 from rayfed.methods.part import Part
 from rayfed.methods.views import Batch, ClientView, Fit, Outputs, Run, ServerView, Step
 from rayfed.tensors.trees import Tree
-from rayfed.tensors.weights import Weights, add, combine, dot, parameters_of, subtract, zeros_like
+from rayfed.tensors.weights import Weights, add, combine, dot, flat, parameters_of, subtract, zeros_like
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,8 @@ def with_gradient(loss: Tensor, gradients: Iterable[Tensor | None], parameters: 
 
     A parameter without a gradient is left alone by a step, without weight decay or momentum.
     """
-    linear = dot({name: g for name, g in zip(parameters, gradients, strict=True) if g is not None}, parameters)
+    given = {name: g for name, g in zip(parameters, gradients, strict=True) if g is not None}
+    linear = (flat({name: parameters[name] for name in given}) * flat(given)).sum()
     return loss.detach() + (linear - linear.detach())
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from rayfed.base.errors import told
 from rayfed.models.classifier import has_features
 from rayfed.tensors.trees import Tree
-from rayfed.tensors.weights import Weights, like, parameters_of, with_weights
+from rayfed.tensors.weights import Weights, flat, like, parameters_of, with_weights
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,10 +144,15 @@ class ClientView(View):
     batch_size: int
     steps: int  # that it will take in this round
     stepper: Callable[[Weights], Callable[[Tensor], None]]  # of parameters: a function that does a step on a loss
+    trained: tuple[str, ...]  # the names of `batch.parameters`
     state: Tree = None  # the server's, for a part that defines `survey`
     payload: Tree = None  # from this part's `tell`
     memory: Tree = None  # from this part's last `report` on this client; None the first time
     since: int = 1  # the first round in which this part acts, of a method that changes in time
+
+    def flat(self, weights: Weights) -> Tensor:
+        """The trained parameters among some weights as one vector, (P,), in the order of `batch.flat`."""
+        return flat({name: weights[name] for name in self.trained})
 
     def for_part(self, slot: str, since: dict[str, int], *by_slot: dict[str, Tree]) -> ClientView:
         """The view that the part in `slot` gets of what all slots have: the state, the payload and the memory."""
@@ -221,6 +226,14 @@ class Batch:
     @cached_property
     def _outputs(self) -> Outputs:
         return self._client.run(self.model, self.images)
+
+    @property
+    def flat(self) -> Tensor:
+        """The parameters as one vector, (P,): a term of it takes as few operations as one of a single parameter.
+
+        Made anew for each use, so that each use has a gradient of its own, and they are added in the order of the uses.
+        """
+        return flat(self.parameters)
 
     @property
     def logits(self) -> Tensor:

@@ -234,6 +234,7 @@ def view_of(desk: Desk, client: int, own: Weights) -> ClientView:
     """A client's view; `own` are the entries that have stayed there since it last trained."""
     site, broadcast, data, training = desk.site, desk.broadcast, desk.site.federation, desk.site.job.train
     weights = {**broadcast.weights, **own} if own else broadcast.weights
+    stay = local_names(parts_at(site.job.method, broadcast.round), site.model)
     return ClientView(
         **common_view(site, broadcast.round, weights, data.client(client), desk.frozen(own)),
         id=client,
@@ -244,4 +245,5 @@ def view_of(desk: Desk, client: int, own: Weights) -> ClientView:
         batch_size=training.batch_size,
         steps=training.steps(data.num_examples(client)),
         stepper=partial(stepper, training=training, round=broadcast.round),
+        trained=tuple(shared(stay, parameters_of(site.model))),
     )

@@ -139,6 +139,15 @@ def squared_distance(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> Tensor
     return torch.stack([(tensor - b[name]).square().sum() for name, tensor in a.items()]).sum()
 
 
+def flat(weights: Mapping[str, Tensor]) -> Tensor:
+    """All entries as one vector, (P,), in their order: one operation on it does what one per entry would.
+
+    >>> flat({"w": torch.ones(2, 2), "b": torch.zeros(1)})
+    tensor([1., 1., 1., 1., 0.])
+    """
+    return torch.cat([tensor.reshape(-1) for tensor in weights.values()])
+
+
 def like(values: Mapping[str, Tensor], example: Mapping[str, Tensor]) -> Weights:
     """Values in the dtypes of `example`. A value for an integer buffer is rounded, not cut."""
 
