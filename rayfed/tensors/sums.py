@@ -13,22 +13,30 @@ from rayfed.tensors.wire import Packed, Span, bytes_of, within
 
 def checked(summand: Tree) -> Layout:
     """The layout of a summand. Raises ValueError, naming the place, for what cannot be added: a NaN, an infinity."""
+    all_finite = _are_finite([leaf for _, leaf in leaves(summand)])
     for path, leaf in leaves(summand):
-        problem = _problem(path, leaf)
+        problem = _problem(path, leaf, all_finite)
         if problem is not None:
             raise ValueError(f"{problem} at {dotted(path)}")
     return layout_of(summand)
 
 
-def _problem(path: Path, leaf: Any) -> str | None:
-    """Why a leaf cannot be added to a sum."""
+def _problem(path: Path, leaf: Any, all_finite: bool) -> str | None:
+    """Why a leaf cannot be added to a sum; its tensor needs no look where it is known that all are finite."""
     if not (isinstance(leaf, Tensor | int | float | None) or is_container(leaf)):  # of the containers, only empty ones
         return f"holds a {type(leaf).__name__}, which is neither a tensor nor a number,"
     if isinstance(leaf, Tensor) and (leaf.is_complex() or leaf.layout != torch.strided or leaf.is_quantized):
         return f"holds a tensor ({leaf.dtype}, {leaf.layout}) that is neither of real numbers nor dense,"
     numbers = [weight_of(path) or 0, leaf if isinstance(leaf, int | float) else 0]
-    finite = all(map(math.isfinite, numbers)) and (not isinstance(leaf, Tensor) or _is_finite(leaf))
+    finite = all(map(math.isfinite, numbers)) and (all_finite or not isinstance(leaf, Tensor) or _is_finite(leaf))
     return None if finite else "holds a NaN or an infinity"
+
+
+def _are_finite(values: list[Any]) -> bool:
+    """Whether the sums of all tensors are finite: by one look, as each waits for a GPU."""
+    dense = [value for value in values if isinstance(value, Tensor) and value.layout == torch.strided]
+    sums = [value.sum() for value in dense if value.is_floating_point()]
+    return not sums or bool(torch.stack([each.to(sums[0]) for each in sums]).isfinite().all())
 
 
 def _is_finite(tensor: Tensor) -> bool:
