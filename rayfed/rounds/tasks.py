@@ -17,6 +17,7 @@ from rayfed.clients.settings import Training
 from rayfed.rounds.local import Reply
 from rayfed.tensors.sums import OrderedSum
 from rayfed.tensors.trees import Layout, Tree
+from rayfed.tensors.wire import Packed, unpack
 
 Task = tuple[int, ...]  # clients
 
@@ -26,16 +27,12 @@ TAPER = 8  # a task has at most an eighth of the work that is left: at the end, 
 
 @dataclass(frozen=True, eq=False)
 class TaskReply:
-    """What comes back from a task: the summands of its clients, added up, and the rest of each client's reply.
-
-    On the wire, the summands and each memory are objects of their own beside it.
-    """
+    """What comes back from a task: the summands of its clients, added up, and the rest of each client's reply."""
 
     layout: Layout  # of each client's summands
     bytes_up: int  # that the clients sent, all together
+    summands: Packed  # slot -> their sum; of a single client, as they are
     clients: Sequence[Reply] = ()  # in their order; none after a survey
-    with_memory: frozenset[int] = frozenset()  # the clients that have one: a handle does not show it
-    summands: Tree = None  # slot -> their sum; of a single client, as they are
 
 
 def cut(num_examples: Mapping[int, int], training: Training) -> list[Task]:
@@ -79,7 +76,7 @@ def add_up(stage: str, tasks: Sequence[Task], replies: Iterable[TaskReply]) -> t
     total, clients, bytes_up = OrderedSum(), list[Reply](), 0
     for task, reply in zip(tasks, replies, strict=True):
         with refusing(stage, task[0], tasks[0][0]):
-            total.add(reply.summands, reply.layout)  # and drop them: the next are fetched only now
+            total.add(unpack(reply.summands, copy=False), reply.layout)  # the next are fetched only now
         clients += reply.clients
         bytes_up += reply.bytes_up
     return total.value or {}, clients, bytes_up

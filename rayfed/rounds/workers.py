@@ -1,10 +1,9 @@
-"""The workers of a round: what the engine asks of them, and how their replies are put together."""
+"""The workers of a round: what the engine asks of them."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 from rayfed.losses.metrics import Evaluation
@@ -13,14 +12,11 @@ from rayfed.rounds.measures import Activations
 from rayfed.rounds.round import Kind, Memory, Round
 from rayfed.rounds.tasks import Task, TaskReply
 from rayfed.tensors.weights import Weights
-from rayfed.tensors.wire import Packed, unpack
+from rayfed.tensors.wire import Packed
 
 EVALUATION_CHUNK = 1000  # test images per piece of work: a constant, so that the sum of losses has a fixed order
 Look = Literal["evaluation", "activations"]
 Piece = tuple[int, int]  # a range of test images
-# A task's reply without tensors; its clients' summands, added up; a memory or None for each client. The list is empty
-# where the parts never give a memory.
-Sent = tuple[TaskReply, Packed, Sequence[Memory]]
 Progress = Callable[[int, int], None]  # called after each client: how many have trained, of how many
 
 
@@ -38,10 +34,12 @@ class Workers(ABC):
     num_sampled: int  # of them, to measure on
 
     @abstractmethod
-    def call_each(
-        self, broadcast: Broadcast, tasks: Sequence[Task], memories: Mapping[int, Memory] | None
-    ) -> Iterator[Sent]:
-        """What `Worker.train` sends for each task; with `memories` None, what `Worker.survey` sends."""
+    def survey(self, broadcast: Broadcast, tasks: Sequence[Task]) -> Iterator[TaskReply]:
+        """Each task's reply to the survey."""
+
+    @abstractmethod
+    def train(self, broadcast: Broadcast, tasks: Sequence[Task], memories: Mapping[int, Memory]) -> Iterator[TaskReply]:
+        """Each task's reply after training, with a handle to each client's new memory."""
 
     @abstractmethod
     def evaluate_pieces(self, weights: Weights, pieces: Sequence[Piece], look: Look) -> Iterator[Any]:
@@ -63,14 +61,6 @@ class Workers(ABC):
     def finished(self, round: Round) -> bool:
         """Called after each round. True if Ray may soon end this process, so that a checkpoint is needed now."""
 
-    def survey(self, broadcast: Broadcast, tasks: Sequence[Task]) -> Iterator[TaskReply]:
-        """Each task's reply to the survey."""
-        return map(_put_together, self.call_each(broadcast, tasks, None))
-
-    def train(self, broadcast: Broadcast, tasks: Sequence[Task], memories: Mapping[int, Memory]) -> Iterator[TaskReply]:
-        """Each task's reply after training."""
-        return map(_put_together, self.call_each(broadcast, tasks, memories))
-
     def evaluate(self, weights: Weights) -> Callable[[], Evaluation]:
         """The weights on the whole test set: a function that waits for the result."""
         evaluations = self.evaluate_pieces(weights, pieces_of(self.num_test), "evaluation")
@@ -80,16 +70,6 @@ class Workers(ABC):
         """What the weights' measured layers say of the classes, on the sampled test images; None where that fails."""
         of_pieces = list(self.evaluate_pieces(weights, pieces_of(self.num_sampled), "activations"))
         return None if None in of_pieces else sum(of_pieces[1:], of_pieces[0])
-
-
-def _put_together(sent: Sent) -> TaskReply:
-    """A task's reply with its summands, to be read only, and with a handle to each memory."""
-    reply, summands, memories = sent
-    clients = reply.clients
-    if memories:
-        pairs = zip(clients, memories, strict=True)
-        clients = [replace(c, memory=memory if c.row.client in reply.with_memory else None) for c, memory in pairs]
-    return replace(reply, summands=unpack(summands, copy=False), clients=clients)
 
 
 def pieces_of(images: int) -> list[Piece]:

@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -12,11 +13,13 @@ from ray import ObjectRef, cloudpickle
 from rayfed.base.errors import Restarted
 from rayfed.rounds.local import Broadcast
 from rayfed.rounds.tasks import Task, TaskReply
-from rayfed.rounds.workers import Look, Piece, Sent
+from rayfed.rounds.workers import Look, Piece
 from rayfed.runtime.gpus import device_given, memory_cap, peak_bytes
 from rayfed.runtime.placement import Place
 from rayfed.runtime.worker import Worker, at_client, name_client
 from rayfed.tensors.wire import Packed
+
+NOTHING = Packed([], {})  # in place of a task's summands
 
 
 @ray.remote
@@ -55,15 +58,20 @@ class ClientActor:
 
     def survey(self, tasks: Sequence[Task], *broadcast: Any) -> tuple[Any, ...]:
         with sendable():
-            return _flat(self._worker.survey(Broadcast(*broadcast), tasks))
+            return _apart(self._worker.survey(Broadcast(*broadcast), tasks), memories=False)
 
-    def fit(self, tasks: Sequence[Task], remembered: Sequence[int], *broadcast_and_memories: Any) -> tuple[Any, ...]:
-        """The memories, of the clients that are `remembered`, are arguments of their own: each moves by reference."""
+    def fit(
+        self, tasks: Sequence[Task], remembers: bool, remembered: Sequence[int], *broadcast_and_memories: Any
+    ) -> tuple[Any, ...]:
+        """With new memories if the method `remembers`: each is an object of its own, so that it moves by reference.
+
+        So are those of the clients that are `remembered`, the last arguments.
+        """
         end = len(broadcast_and_memories) - len(remembered)
         broadcast, memories = broadcast_and_memories[:end], broadcast_and_memories[end:]
         by_client = dict(zip(remembered, memories, strict=True))
         with sendable():
-            return _flat(self._worker.train(Broadcast(*broadcast), tasks, by_client))
+            return _apart(self._worker.train(Broadcast(*broadcast), tasks, by_client), memories=remembers)
 
     def evaluate(self, weights: Packed, pieces: Sequence[Piece], look: Look) -> list[list[Any]]:
         return [self._worker.evaluate(weights, pieces, look)]
@@ -97,12 +105,23 @@ def sendable() -> Iterator[None]:
         raise
 
 
-def _flat(sent: Iterable[Sent]) -> tuple[Any, ...]:
-    """The replies of all tasks in a list, and then, task by task, the summands and each memory, as objects."""
-    replies: list[TaskReply] = []
-    others: list[Any] = []
-    for reply, summands, memories in sent:
-        replies.append(reply)
-        others.append(summands)
-        others.extend(memories)
-    return replies, *others
+def _apart(replies: Iterable[TaskReply], *, memories: bool) -> tuple[Any, ...]:
+    """The replies of tasks as Ray sends them: in a list, and then, task by task, the summands and each memory."""
+    light: list[TaskReply] = []
+    objects: list[Packed | None] = []
+    for reply in replies:
+        objects.append(reply.summands)
+        if memories:
+            objects.extend(client.memory for client in reply.clients)
+        clients = [replace(client, memory=client.memory is not None) for client in reply.clients]
+        light.append(replace(reply, summands=NOTHING, clients=clients))
+    return light, *objects
+
+
+def together(reply: TaskReply, summands: Packed, memories: Sequence[ObjectRef]) -> TaskReply:
+    """A task's reply with its objects again, as `_apart` has sent them; the memories stay references."""
+    clients = [replace(client, memory=None) for client in reply.clients]
+    if memories:
+        pairs = zip(reply.clients, memories, strict=True)
+        clients = [replace(client, memory=memory if client.memory else None) for client, memory in pairs]
+    return replace(reply, summands=summands, clients=clients)

@@ -10,10 +10,10 @@ it ends.
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from typing import Any
 
 import ray
 from ray import ObjectRef
@@ -21,19 +21,20 @@ from ray.exceptions import RayError
 
 from rayfed.base.errors import ClientFailed, KilledActors, RunFailed, WorkersLost, first_line, uncoloured
 from rayfed.rounds.tasks import task_text
-from rayfed.runtime.calls import Call, Deadline, Values, together
 from rayfed.runtime.causes import cause_of, is_gpu_fault, is_loss, lost_object, ray_may_fail
 from rayfed.runtime.crew import Crew, Member, named
+from rayfed.runtime.deadline import Deadline
 from rayfed.runtime.head import memory_was_full
 from rayfed.runtime.heartbeat import Heartbeat
 from rayfed.runtime.signals import refuse_to_go_on
-from rayfed.runtime.stage import Stage
+from rayfed.runtime.stage import Answer, Stage
 from rayfed.runtime.worker import at_client
 
 log = logging.getLogger(__name__)
 
 FETCH_LIMIT = 600.0  # seconds in which the reply of a finished call must arrive
 MEMORY = "out of memory"
+Values = tuple[Any, Any, Sequence[ObjectRef]]  # what a call gives: its value, its first object, the others' references
 MORE_MEMORY = "\nRay killed it, as its node had no memory left: try fewer actors per node (a larger ray.num_cpus)"
 
 
@@ -43,7 +44,6 @@ class Message:
 
     stage: Stage
     indices: range
-    call: Call  # all of them as one
     member: Member
     references: list[ObjectRef]
     since: float
@@ -64,10 +64,10 @@ class Dispatch:
         self._heartbeat = Heartbeat()
 
     def begin(self, stage: Stage) -> Iterator[Values]:
-        """Hand out a stage's calls, after those of the stages before it. Its answers, in the order of its calls.
+        """Hand out a stage's calls, after those of the stages before it. Gives what the calls give, in their order.
 
-        To wait for an answer raises `ClientFailed` for an exception of the call's own, `WorkersLost` where a call was
-        lost too often.
+        To wait for it raises `ClientFailed` for an exception of a call's own, `WorkersLost` where a call was lost too
+        often.
         """
         self._stages.append(stage)
         with ray_may_fail():
@@ -76,13 +76,14 @@ class Dispatch:
 
     def _answers(self, stage: Stage) -> Iterator[Values]:
         try:
-            stage.watch()
             for turn in range(len(stage.calls)):
                 self._heartbeat.progress()
                 with ray_may_fail():
                     self._step(0.0)  # while the caller used an answer, actors may have finished: none should be idle
+                    stage.show_progress()
                     while (answer := self._fetched(stage, turn)) is None:
                         self._step()
+                        stage.show_progress()
                 yield answer
         finally:
             stage.end()
@@ -95,16 +96,17 @@ class Dispatch:
         seconds = self._until_something_is_due() if seconds is None else seconds
         for reference in self.crew.wait(list(self._working), seconds):
             message = self._working.pop(reference)
-            with _failing(message.stage):
+            with _ending(message.stage):
                 self._arrived(message)
         now = time.monotonic()
         for reference, message in list(self._working.items()):
-            if now >= message.since + self.deadline.seconds(message.call):
-                del self._working[reference]  # a late answer is ignored
-                self.crew.open(message.member, kill=True)
-                why = f"no answer from {message.member} for {now - message.since:.0f} s; it is killed"
-                with _failing(message.stage):
-                    self._run_again(message.stage, message.indices, why, how="no answer")
+            if now < self._due(message):
+                continue
+            del self._working[reference]  # a late answer is ignored
+            self.crew.open(message.member, kill=True)
+            why = f"no answer from {message.member} for {now - message.since:.0f} s; it is killed"
+            with _ending(message.stage):
+                self._run_again(message.stage, message.indices, why, how="no answer")
         self._hand_out()
         self._heartbeat.beat(lambda: named(self._awaited()))
 
@@ -116,10 +118,8 @@ class Dispatch:
                 if member is None:
                     break
                 indices = stage.next_message(actors)
-                calls = [stage.calls[index] for index in indices]
-                references = stage.submit(member.actor, calls)
-                message = Message(stage, indices, together(calls), member, references, time.monotonic())
-                self._working[references[0]] = message
+                references = stage.submit(member.actor, [stage.calls[index] for index in indices])
+                self._working[references[0]] = Message(stage, indices, member, references, time.monotonic())
 
     def _member_for(self, stage: Stage, index: int) -> Member | None:
         """An idle member; where a GPU has failed this call, on another node, or None while such a member is at work."""
@@ -133,25 +133,26 @@ class Dispatch:
         return member
 
     def _arrived(self, message: Message) -> None:
-        """A message has its reply, or has failed."""
-        stage, member = message.stage, message.member
+        """A message has its answer, or has failed."""
+        stage, indices, member = message.stage, message.indices, message.member
         seconds = time.monotonic() - message.since
         try:
-            firsts = ray.get(message.references[0], timeout=FETCH_LIMIT)
+            values = ray.get(message.references[0], timeout=FETCH_LIMIT)
         except RayError as error:
             self._failed(message, error)
             return
         self.crew.idle.append(member)
         self._hand_out()  # first of all: the member waits for it
-        self.deadline.took(message.call, seconds)
-        others = message.references[1:]
-        of_calls = iter(others)
-        for index, first in zip(message.indices, firsts, strict=True):
-            stage.finished[index] = member, [first, *islice(of_calls, stage.calls[index].others)]
-        # The rest is brought to this node in the meantime: the sum for its turn, memories since a node may be lost.
-        ray.wait(others, num_returns=len(others), timeout=0, fetch_local=True)
+        self.deadline.took(stage.kind, stage.size(indices), seconds)
+        objects = message.references[1:]
+        # They are brought to this node in the meantime: summands for their turn, memories since a node may be lost.
+        ray.wait(objects, num_returns=len(objects), timeout=0, fetch_local=True)
+        for index, value in zip(indices, values, strict=True):
+            count = stage.calls[index].num_objects
+            stage.answers[index] = Answer(member, value, objects[:count])
+            objects = objects[count:]
+        stage.done += len(stage.clients(indices))
         self._heartbeat.progress()
-        stage.clients_done(len(message.call.task))
 
     def _failed(self, message: Message, error: RayError) -> None:
         """Run a message again that was lost. Raises `RunFailed` for an exception of its own."""
@@ -159,7 +160,7 @@ class Dispatch:
         missing = lost_object(error)
         if missing is not None:
             self.crew.idle.append(member)
-            message.call.missing(missing)
+            stage.missing(missing, [stage.calls[index] for index in indices])
             self._run_again(stage, indices, f"an object that it needs was lost ({type(missing).__name__})")
         elif is_loss(error):
             full = member.place is not None and not self.crew.in_danger and memory_was_full(member.place.process)
@@ -176,56 +177,63 @@ class Dispatch:
             self._run_again(stage, indices, f"the GPU of {member} failed ({cause})", error, how="GPU")
         else:
             self.crew.idle.append(member)
-            raise _failure(message.call, member, error) from None
+            raise _failure(message, error) from None
 
     def _fetched(self, stage: Stage, turn: int) -> Values | None:
-        """The whole answer whose turn has come; None while it is not there."""
+        """What the call gives whose turn has come; None while that is not here."""
         if stage.error is not None:
             raise stage.error
-        if turn not in stage.finished:
+        answer = stage.answers.pop(turn, None)
+        if answer is None:
             return None
-        member, answer = stage.finished.pop(turn)
         try:
-            return [*answer[:1], *ray.get(answer[1:2], timeout=FETCH_LIMIT), *answer[2:]]
+            first = ray.get(answer.objects[0], timeout=FETCH_LIMIT) if answer.objects else None
         except RayError as error:
-            stage.clients_done(-len(stage.calls[turn].task))
-            why = f"its reply was lost with {member} ({type(error).__name__})"
+            stage.done -= len(stage.calls[turn].task)
+            why = f"its reply was lost with {answer.member} ({type(error).__name__})"
             self._run_again(stage, range(turn, turn + 1), why, error)
             return None
+        return answer.value, first, answer.objects[1:]
 
     def _run_again(self, stage: Stage, indices: range, why: str, error: RayError | None = None, how: str = "") -> None:
         """Put lost calls back; `how` they ended an actor, if they did. Raises `WorkersLost` after too many losses."""
         if stage.over:
             return
-        call = together([stage.calls[index] for index in indices])
-        times = stage.lost(indices)
+        work, times = stage.text(indices), stage.lost(indices)
         if times > self.max_retries:
-            problem = f"{call.work}: lost {times} times, and ray.max_retries = {self.max_retries}; the last time: {why}"
+            problem = f"{work}: lost {times} times, and ray.max_retries = {self.max_retries}; the last time: {why}"
             if error is not None:
                 problem += f"\n{error}"
             if how == MEMORY:
                 problem += MORE_MEMORY
-            client = call.task[0] if len(call.task) == 1 else None
-            raise KilledActors(problem, call.work, how, client, call.round) if how else WorkersLost(problem)
-        again = "running it again" if call.count == 1 else f"running its {call.count} tasks again, each by itself"
-        log.warning("%s: %s; %s", call.work, why, again)
+            task = stage.clients(indices)
+            client = task[0] if len(task) == 1 else None
+            raise KilledActors(problem, work, how, client, stage.round) if how else WorkersLost(problem)
+        again = "running it again" if len(indices) == 1 else f"running its {len(indices)} tasks again, each by itself"
+        log.warning("%s: %s; %s", work, why, again)
         for _ in indices:
             self.retried()
         self._heartbeat.progress()
         stage.wait_again(indices)
 
+    def _due(self, message: Message) -> float:
+        """When an answer would be late. It may become earlier, as other messages are answered."""
+        stage, indices = message.stage, message.indices
+        pieces = sum(len(stage.calls[index].pieces) for index in indices)
+        limit = self.deadline.seconds(stage.kind, stage.size(indices), max(len(indices), pieces))
+        return message.since + limit
+
     def _until_something_is_due(self) -> float:
         now = time.monotonic()
-        due = (message.since + self.deadline.seconds(message.call) for message in self._working.values())
-        return max(0.0, min([self._heartbeat.left, *(moment - now for moment in due)]))
+        return max(0.0, min([self._heartbeat.left, *(self._due(message) - now for message in self._working.values())]))
 
     def _awaited(self) -> list[str]:
-        work = [f"{message.call.work} on {message.member}" for message in self._working.values()]
+        work = [f"{each.stage.text(each.indices)} on {each.member}" for each in self._working.values()]
         return [*work, *self.crew.awaited()]
 
 
 @contextmanager
-def _failing(stage: Stage) -> Iterator[None]:
+def _ending(stage: Stage) -> Iterator[None]:
     """An error ends its stage, and is raised for whoever waits for the stage's answers: maybe not those of now."""
     try:
         yield
@@ -233,16 +241,17 @@ def _failing(stage: Stage) -> Iterator[None]:
         stage.end(error)
 
 
-def _failure(call: Call, member: Member, error: RayError) -> RunFailed:
+def _failure(message: Message, error: RayError) -> RunFailed:
     """A client's exception, as this process would have raised it."""
-    cause = cause_of(error)
+    stage, member, cause = message.stage, message.member, cause_of(error)
     if isinstance(cause, RunFailed):
         failed = type(cause)(str(cause))
-        failed.client, failed.round = at_client(cause, ()), call.round
+        failed.client, failed.round = at_client(cause, ()), stage.round
         return failed
     node = member.place.node if member.place else "?"
-    client = at_client(cause, call.task)
-    work = call.work
-    if client is not None:
-        work = task_text((client,), call.round, survey=call.kind == "survey")
-    return ClientFailed(f"{work} failed on {node} ({member.name}):\n{uncoloured(str(error))}", client, call.round)
+    client = at_client(cause, stage.clients(message.indices))
+    if client is None:
+        work = stage.text(message.indices)
+    else:
+        work = task_text((client,), stage.round, survey=stage.kind == "survey")
+    return ClientFailed(f"{work} failed on {node} ({member.name}):\n{uncoloured(str(error))}", client, stage.round)

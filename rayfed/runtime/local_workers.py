@@ -11,8 +11,8 @@ from rayfed.base.errors import ClientFailed, RunFailed
 from rayfed.rounds.local import Broadcast, sample
 from rayfed.rounds.round import Kind, Round
 from rayfed.rounds.site import Site
-from rayfed.rounds.tasks import Task, task_text
-from rayfed.rounds.workers import Look, Piece, Progress, Sent, Workers, no_progress
+from rayfed.rounds.tasks import Task, TaskReply, task_text
+from rayfed.rounds.workers import Look, Piece, Progress, Workers, no_progress
 from rayfed.runtime.signals import refuse_to_go_on
 from rayfed.runtime.worker import Worker, at_client
 from rayfed.tensors.weights import Weights
@@ -29,32 +29,32 @@ class LocalWorkers(Workers):
         self.num_test = len(site.federation.test)
         self.num_sampled = len(sample(site))
 
-    def call_each(
-        self, broadcast: Broadcast, tasks: Sequence[Task], memories: Mapping[int, Packed] | None
-    ) -> Iterator[Sent]:
-        packed, survey = broadcast.map(pack), memories is None
-        total, done = sum(map(len, tasks)), 0
-        replies: Iterator[Sent]
-        if memories is None:
-            replies = self._worker.survey(packed, tasks)
-        else:
-            replies = self._worker.train(packed, tasks, memories)
+    def survey(self, broadcast: Broadcast, tasks: Sequence[Task]) -> Iterator[TaskReply]:
+        replies = self._worker.survey(broadcast.map(pack), tasks)
         for task in tasks:
-            refuse_to_go_on()
-            try:
-                sent = next(replies)
-            except RunFailed as error:
-                error.client, error.round = at_client(error, ()), broadcast.round
-                raise
-            except Exception as error:
-                client = at_client(error, task)
-                work = task_text(task if client is None else (client,), broadcast.round, survey=survey)
-                message = f"{work} failed:\n{traceback.format_exc().rstrip()}"
-                raise ClientFailed(message, client, broadcast.round) from error
-            if not survey:
-                done += len(task)
-                self._progress(done, total)
-            yield sent
+            yield self._next(replies, task, broadcast.round, survey=True)
+
+    def train(self, broadcast: Broadcast, tasks: Sequence[Task], memories: Mapping[int, Packed]) -> Iterator[TaskReply]:
+        replies = self._worker.train(broadcast.map(pack), tasks, memories)
+        total, done = sum(map(len, tasks)), 0
+        for task in tasks:
+            reply = self._next(replies, task, broadcast.round, survey=False)
+            done += len(task)
+            self._progress(done, total)
+            yield reply
+
+    def _next(self, replies: Iterator[TaskReply], task: Task, round: int, *, survey: bool) -> TaskReply:
+        """Do the work of a task. Raises what it raises as `RunFailed`, with the client."""
+        refuse_to_go_on()
+        try:
+            return next(replies)
+        except RunFailed as error:
+            error.client, error.round = at_client(error, ()), round
+            raise
+        except Exception as error:
+            client = at_client(error, task)
+            work = task_text(task if client is None else (client,), round, survey=survey)
+            raise ClientFailed(f"{work} failed:\n{traceback.format_exc().rstrip()}", client, round) from error
 
     def evaluate_pieces(self, weights: Weights, pieces: Sequence[Piece], look: Look) -> Iterator[Any]:
         yield from self._worker.evaluate(pack(weights), pieces, look)

@@ -1,7 +1,7 @@
 """The work of a round on the actors of a crew: the messages to them, and their replies."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import pairwise, starmap
 from typing import Any
 
 import ray
@@ -14,21 +14,22 @@ from rayfed.methods.part import parts_at, remembers
 from rayfed.rounds.local import Broadcast, sample
 from rayfed.rounds.round import Kind, Round
 from rayfed.rounds.site import Site
-from rayfed.rounds.tasks import Task, task_text
-from rayfed.rounds.workers import Look, Piece, Progress, Sent, Workers, no_progress
-from rayfed.runtime.calls import Call, Deadline
+from rayfed.rounds.tasks import Task, TaskReply, task_text
+from rayfed.rounds.workers import Look, Piece, Progress, Workers
+from rayfed.runtime.actors import together
 from rayfed.runtime.causes import ray_may_fail
 from rayfed.runtime.crew import Crew
+from rayfed.runtime.deadline import Deadline
 from rayfed.runtime.dispatch import FETCH_LIMIT, Dispatch
 from rayfed.runtime.gauges import Gauges
-from rayfed.runtime.stage import Stage
+from rayfed.runtime.stage import Call, Stage
 from rayfed.tensors.trees import Tree, num_bytes
 from rayfed.tensors.weights import Weights
 from rayfed.tensors.wire import Packed, pack
 
 SMALL = 10_000  # bytes
 MOST_TASKS = 4  # in a message
-MOST_BYTES = 2**26  # of the sums that an actor holds until all tasks of a message are done
+MOST_BYTES = 2**26  # of the sums of a message
 
 
 class RayWorkers(Workers):
@@ -45,55 +46,55 @@ class RayWorkers(Workers):
         self.num_test = len(site.federation.test)
         self.num_sampled = len(sample(site))
 
-    def call_each(
-        self, broadcast: Broadcast, tasks: Sequence[Task], memories: Mapping[int, ObjectRef] | None
-    ) -> Iterator[Sent]:
-        survey = memories is None
-        remembering = not survey and remembers(parts_at(self._site.job.method, broadcast.round))
+    def survey(self, broadcast: Broadcast, tasks: Sequence[Task]) -> Iterator[TaskReply]:
+        def submit(actor: Any, calls: Sequence[Call]) -> list[ObjectRef]:
+            survey = actor.survey.options(num_returns=_num_returns(calls))
+            return survey.remote([call.task for call in calls], *self._fields(broadcast))
 
-        def call(task: Task) -> Call:
-            work = task_text(task, broadcast.round, survey=survey)
+        calls = self._calls(tasks, remembering=False)
+        return self._replies(Stage("survey", broadcast.round, calls, submit, self._send_again, _most(broadcast)))
 
-            def missing(error: ObjectLostError) -> None:
-                for client, memory in _of_task(memories, [task]).items():
-                    if error.object_ref_hex == memory.hex():
+    def train(
+        self, broadcast: Broadcast, tasks: Sequence[Task], memories: Mapping[int, ObjectRef]
+    ) -> Iterator[TaskReply]:
+        remembering = remembers(parts_at(self._site.job.method, broadcast.round))
+
+        def submit(actor: Any, calls: Sequence[Call]) -> list[ObjectRef]:
+            held = {client: memories[client] for call in calls for client in call.task if client in memories}
+            tasks = [call.task for call in calls]
+            fit = actor.fit.options(num_returns=_num_returns(calls))
+            return fit.remote(tasks, remembering, list(held), *self._fields(broadcast), *held.values())
+
+        def missing(error: ObjectLostError, calls: Sequence[Call]) -> None:
+            for call in calls:
+                for client in call.task:
+                    if client in memories and memories[client].hex() == error.object_ref_hex:
+                        work = task_text(call.task, broadcast.round, survey=False)
                         raise WorkersLost(
                             f"{work}: the memory of client {client} of an earlier round is lost "
                             f"({type(error).__name__}); `rayfed resume` continues from a checkpoint, to the same bits"
                         )
-                self._send_again(error)
-
-            sizes = self._site.federation.partition.sizes[list(task)]
-            size = int(images_trained(sizes, self._site.job.train).sum())
-            others = 1 + len(task) if remembering else 1  # the summands, and memories
-            return Call("survey" if survey else "train", work, size, others, missing, task, broadcast.round)
-
-        def submit(actor: Any, calls: Sequence[Call]) -> list[ObjectRef]:
-            of_calls = [call.task for call in calls]
-            count = 1 + sum(call.others for call in calls)
-            if memories is None:
-                return actor.survey.options(num_returns=count).remote(of_calls, *self._fields(broadcast))
-            held = _of_task(memories, of_calls)
-            return actor.fit.options(num_returns=count).remote(
-                of_calls, list(held), *self._fields(broadcast), *held.values()
-            )
+            self._send_again(error, calls)
 
         def progress(done: int, total: int) -> None:
             self._progress(done, total)
             self._gauges.clients(done, total)
 
-        summed = 2 * max(1, num_bytes(broadcast.weights))  # float64
-        most = max(1, min(MOST_TASKS, MOST_BYTES // summed))
-        stage = Stage([call(task) for task in tasks], submit, most, no_progress if survey else progress)
-        replies = self._dispatch.begin(stage)
-        return ((reply, summands, kept) for reply, summands, *kept in replies)
+        calls = self._calls(tasks, remembering)
+        return self._replies(Stage("train", broadcast.round, calls, submit, missing, _most(broadcast), progress))
+
+    def _calls(self, tasks: Sequence[Task], remembering: bool) -> list[Call]:
+        sizes, training = self._site.federation.partition.sizes, self._site.job.train
+        return [
+            Call(int(images_trained(sizes[list(task)], training).sum()), task, (), 1 + len(task) * remembering)
+            for task in tasks
+        ]
+
+    def _replies(self, stage: Stage) -> Iterator[TaskReply]:
+        """Begin the stage now; its replies when they are asked for."""
+        return starmap(together, self._dispatch.begin(stage))
 
     def evaluate_pieces(self, weights: Weights, pieces: Sequence[Piece], look: Look) -> Iterator[Any]:
-        def call(some: Sequence[Piece]) -> Call:
-            start, stop = some[0][0], some[-1][1]
-            work = f"{look} of test images {start} to {stop}"
-            return Call("evaluate", work, stop - start, missing=self._send_again, pieces=some)
-
         def submit(actor: Any, calls: Sequence[Call]) -> list[ObjectRef]:
             (call,) = calls
             return [actor.evaluate.remote(self._put("weights", weights), call.pieces, look)]
@@ -101,9 +102,9 @@ class RayWorkers(Workers):
         # One call per actor: those that are done first begin the next round.
         count = min(len(pieces), max(1, self._crew.size))
         ends = [-(-len(pieces) * i // count) for i in range(count + 1)]
-        calls = [call(pieces[start:end]) for start, end in pairwise(ends)]
-        replies = self._dispatch.begin(Stage(calls, submit, 1, no_progress))
-        return (result for values in replies for result in values[0])
+        calls = [Call(pieces[end - 1][1] - pieces[start][0], (), pieces[start:end]) for start, end in pairwise(ends)]
+        values = self._dispatch.begin(Stage(look, 0, calls, submit, self._send_again))
+        return (result for results, *_ in values for result in results)
 
     @ray_may_fail()
     def recall(self, memory: ObjectRef) -> Packed:
@@ -140,13 +141,15 @@ class RayWorkers(Workers):
             self._sent[name] = tree, sent
         return sent
 
-    def _send_again(self, error: ObjectLostError) -> None:
+    def _send_again(self, error: ObjectLostError, calls: Sequence[Call]) -> None:
         """An object in the store is lost: put all trees again, from this process."""
         self._sent.clear()
 
 
-def _of_task(memories: Mapping[int, ObjectRef] | None, tasks: Sequence[Task]) -> dict[int, ObjectRef]:
-    """The memories of the clients of some tasks, of those that have one."""
-    if memories is None:
-        return {}
-    return {client: memories[client] for task in tasks for client in task if client in memories}
+def _most(broadcast: Broadcast) -> int:
+    """The most tasks in a message: an actor holds their sums, in float64, until all are done."""
+    return max(1, min(MOST_TASKS, MOST_BYTES // (2 * max(1, num_bytes(broadcast.weights)))))
+
+
+def _num_returns(calls: Sequence[Call]) -> int:
+    return 1 + sum(call.num_objects for call in calls)

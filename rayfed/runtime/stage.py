@@ -1,34 +1,78 @@
-"""A stage of a round (evaluation, survey or training) as calls: those that wait, and the replies of the others."""
+"""A stage of a round (its evaluation, survey or training) as calls on actors: which wait, and what the others gave."""
 
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from ray import ObjectRef
+from ray.exceptions import ObjectLostError
 
 from rayfed.base.errors import RunFailed
-from rayfed.runtime.calls import Call, Submit, Values
+from rayfed.rounds.tasks import Task, task_text
+from rayfed.rounds.workers import Piece, Progress, no_progress
 from rayfed.runtime.crew import Member
+
+
+@dataclass(frozen=True)
+class Call:
+    """The work of one task, or an actor's share of an evaluation: it is done, lost and run again as a whole.
+
+    It gives a value, and objects: the task's summands, which are fetched in turn, and memories, which stay references.
+    """
+
+    size: int  # compared with the stage's other calls
+    task: Task = ()  # the clients; none in an evaluation
+    pieces: Sequence[Piece] = ()  # of the test images, in an evaluation
+    num_objects: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What a call has given, and who gave it."""
+
+    member: Member
+    value: Any
+    objects: Sequence[ObjectRef]
 
 
 @dataclass(eq=False)
 class Stage:
     """The calls of a stage, in the order in which they are handed out."""
 
+    kind: str  # of work: "train", "survey", or what an evaluation looks for
+    round: int
     calls: Sequence[Call]
-    submit: Submit
-    most: int  # calls in a message
-    progress: Callable[[int, int], None]  # called when a message is answered: how many clients are done, of how many
+    submit: Callable[[Any, Sequence[Call]], list[ObjectRef]]  # sends calls to an actor: their values, then all objects
+    missing: Callable[[ObjectLostError, Sequence[Call]], None]  # called where an object that calls need is lost
+    most: int = 1  # calls in a message
+    progress: Progress = no_progress
 
     def __post_init__(self) -> None:
         self.waiting = deque(range(len(self.calls)))
-        self.finished: dict[int, tuple[Member, Values]] = {}  # who replied and what; not yet given out
+        self.answers: dict[int, Answer] = {}  # by call: those that are here, and not given out yet
         self.losses: Counter[int] = Counter()
         self.alone: set[int] = set()  # calls that get a message of their own
         self.faulty: dict[int, str] = {}  # call -> the node whose GPU failed it; the call is tried on another, once
         self.error: RunFailed | None = None  # for whoever waits for the answers
         self.over = False
-        self._left = sum(call.size for call in self.calls)  # of those that wait
+        self.done = self._shown = 0  # clients
         self._largest = max((call.size for call in self.calls), default=0)
-        self._done, self._watched = 0, False
+
+    def size(self, indices: Iterable[int]) -> int:
+        """The work of some calls."""
+        return sum(self.calls[index].size for index in indices)
+
+    def clients(self, indices: range) -> Task:
+        """The clients of some calls."""
+        return tuple(client for index in indices for client in self.calls[index].task)
+
+    def text(self, indices: range) -> str:
+        """Some calls, in words."""
+        clients, pieces = self.clients(indices), self.calls[indices[-1]].pieces
+        if clients:
+            return task_text(clients, self.round, survey=self.kind == "survey")
+        return f"{self.kind} of test images {self.calls[indices[0]].pieces[0][0]} to {pieces[-1][1]}"
 
     def next_message(self, actors: int) -> range:
         """The next call, and those after it while together they are no more work than two bounds.
@@ -36,23 +80,23 @@ class Stage:
         These are the largest call, and half of an actor's even share of what waits. So the last messages are short, and
         all actors are done at about the same time (Flynn Hummel et al., 1992, "Factoring").
         """
+        room = min(self._largest, self.size(self.waiting) / (2 * actors))
         first = self.waiting.popleft()
-        end, size = first + 1, self.calls[first].size
-        room = min(self._largest, self._left / (2 * actors))
-        while self.waiting and self.waiting[0] == end < first + self.most and not self.alone & {first, end}:
-            size += self.calls[end].size
-            if size > room:
+        message = range(first, first + 1)
+        if first in self.alone:
+            return message
+        while self.waiting and self.waiting[0] == message.stop and len(message) < self.most:
+            longer = range(first, message.stop + 1)
+            if message.stop in self.alone or self.size(longer) > room:
                 break
-            end += 1
             self.waiting.popleft()
-        self._left -= self._size(range(first, end))
-        return range(first, end)
+            message = longer
+        return message
 
     def wait_again(self, indices: range) -> None:
         """Put calls back, before all others."""
         if not self.over:
             self.waiting.extendleft(reversed(indices))
-            self._left += self._size(indices)
 
     def lost(self, indices: range) -> int:
         """Calls were lost that went together: how often that of the first counts now.
@@ -63,21 +107,14 @@ class Stage:
         self.losses.update(indices if len(indices) == 1 else ())
         return self.losses[indices[0]]
 
-    def watch(self) -> None:
-        """Somebody waits for the answers from now on, and is told of the progress."""
-        self._watched = True
-        self.clients_done(0)
-
-    def clients_done(self, count: int) -> None:
-        """So many more clients are done."""
-        self._done += count
-        if self._watched and self._done:
-            self.progress(self._done, sum(len(call.task) for call in self.calls))
+    def show_progress(self) -> None:
+        """Tell how many clients are done. Only who waits for the answers does: a stage may begin before its turn."""
+        if self.done != self._shown:
+            self._shown = self.done
+            self.progress(self.done, len(self.clients(range(len(self.calls)))))
 
     def end(self, error: RunFailed | None = None) -> None:
         """No call is to be run any more; the `error` is why."""
-        self.over, self.error = True, self.error or error
+        self.over = True
+        self.error = self.error or error
         self.waiting.clear()
-
-    def _size(self, indices: range) -> int:
-        return sum(self.calls[index].size for index in indices)

@@ -11,13 +11,12 @@ import torch
 from torch import nn
 
 from rayfed.base.noted import at
-from rayfed.methods.part import parts_at, remembers
 from rayfed.rounds import local
 from rayfed.rounds.local import Broadcast, Desk, Reply
 from rayfed.rounds.measures import UPDATES, Seen
 from rayfed.rounds.site import Site
 from rayfed.rounds.tasks import Task, TaskReply, refusing
-from rayfed.rounds.workers import Look, Piece, Sent
+from rayfed.rounds.workers import Look, Piece
 from rayfed.runtime.hardware import advising, keep_freed_memory, kind_of, make_cuda_repeatable
 from rayfed.runtime.repeat import RepeatCheck, users_caches, users_own
 from rayfed.tensors.sums import OrderedSum, checked
@@ -43,25 +42,20 @@ class Worker:
         self._seen: tuple[int, list[Seen]] = 0, []  # in a round, what measures need of its global model
         self._repeats = site.job.ray.check_repeat  # until the first client of the user's own code was served again
 
-    def survey(self, packed: Broadcast, tasks: Sequence[Task]) -> Iterator[Sent]:
-        """For each task its reply, the sum of its clients' summands before training, and no memories."""
+    def survey(self, packed: Broadcast, tasks: Sequence[Task]) -> Iterator[TaskReply]:
+        """For each task its reply, with the sum of its clients' summands before training."""
         desk_of = self._desks(packed)
 
         def surveyed(client: int) -> Tree:
             return local.survey(desk_of(), client)
 
         for task in tasks:
-            reply, total = _summed(f"round {packed.round} (survey)", task, surveyed)
-            yield reply, total, []
+            yield _summed(f"round {packed.round} (survey)", task, surveyed)
 
-    def train(self, packed: Broadcast, tasks: Sequence[Task], memories: Mapping[int, Packed]) -> Iterator[Sent]:
-        """For each task its reply, the sum of its clients' summands, and each client's new memory, None without one.
-
-        The memories are left out where the parts never give one: each is an object of its own in Ray's store.
-        """
+    def train(self, packed: Broadcast, tasks: Sequence[Task], memories: Mapping[int, Packed]) -> Iterator[TaskReply]:
+        """For each task its reply, with the sum of its clients' summands and each client's new memory."""
         stage = f"round {packed.round}"
         desk_of = self._desks(packed)
-        remembering = remembers(parts_at(self.site.job.method, packed.round))
         own = users_own(self.site, packed.round) if self._repeats else []
         check = RepeatCheck(own) if own else None
         replies: list[Reply] = []  # of the task
@@ -88,18 +82,12 @@ class Worker:
 
         for task in tasks:
             replies.clear()
-            reply, total = _summed(stage, task, trained)
-            kept = [client.memory for client in replies]
-            reply = replace(
-                reply,
-                clients=[replace(client, memory=None) for client in replies],
-                with_memory=frozenset(client.row.client for client in replies if client.memory is not None),
-            )
+            reply = replace(_summed(stage, task, trained), clients=list(replies))
             if check is not None and task is tasks[-1]:
                 self._repeats = False
                 assert check.client is not None
                 _summed(stage, (check.client,), again)
-            yield reply, total, kept if remembering else []
+            yield reply
         if self._model is not None:
             self._model.zero_grad()  # what comes next has their memory
 
@@ -134,8 +122,8 @@ class Worker:
             return [work(self.site, model, start, stop) for start, stop in pieces]
 
 
-def _summed(stage: str, task: Task, work: Callable[[int], Tree]) -> tuple[TaskReply, Packed]:
-    """A task's reply, and the summands of its clients, checked and added up.
+def _summed(stage: str, task: Task, work: Callable[[int], Tree]) -> TaskReply:
+    """A task's reply: the summands of its clients, checked and added up.
 
     A single client's summands stay as they are: in float32, where a sum has twice the bytes. An exception of a client's
     work gets the client's number, `at_client`.
@@ -155,7 +143,7 @@ def _summed(stage: str, task: Task, work: Callable[[int], Tree]) -> tuple[TaskRe
             if len(task) > 1:
                 total.add(summand, layout)
         bytes_up += num_bytes(summand) - num_bytes(summand.get(UPDATES))  # a measure is sent by no real client
-    return TaskReply(layout, bytes_up), total.packed() if len(task) > 1 else pack(summand)
+    return TaskReply(layout, bytes_up, total.packed() if len(task) > 1 else pack(summand))
 
 
 def name_client(error: Exception, client: int) -> Exception:

@@ -52,10 +52,13 @@ class Counting(LocalWorkers):
         super().__init__(site)
         self.trained, self.surveyed = [], []
 
-    def call_each(self, broadcast, tasks, memories):
-        told = self.surveyed if memories is None else self.trained
-        told.append((broadcast.round, sorted(client for task in tasks for client in task)))
-        return super().call_each(broadcast, tasks, memories)
+    def survey(self, broadcast, tasks):
+        self.surveyed.append((broadcast.round, sorted(client for task in tasks for client in task)))
+        return super().survey(broadcast, tasks)
+
+    def train(self, broadcast, tasks, memories):
+        self.trained.append((broadcast.round, sorted(client for task in tasks for client in task)))
+        return super().train(broadcast, tasks, memories)
 
 
 @pytest.mark.parametrize("method", [m.fedavg(), m.fedcsd(), m.scaffold()])

@@ -187,7 +187,7 @@ class Unwrapped(LocalWorkers):
         total = OrderedSum()
         for summand in summands:
             total.add(summand)
-        return TaskReply(total.layout, sum(map(num_bytes, summands)), clients, summands=total.value)
+        return TaskReply(total.layout, sum(map(num_bytes, summands)), total.packed(), clients)
 
     def _sent(self, broadcast):
         return self._digest([broadcast.weights, broadcast.states, broadcast.payloads])

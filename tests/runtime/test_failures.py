@@ -24,7 +24,7 @@ from rayfed.base.errors import ClientFailed, KilledActors, RunFailed, WorkersLos
 from rayfed.methods import Part, compose, fedavg, scaffold
 from rayfed.rounds.engine import rounds
 from rayfed.runtime import dispatch, heartbeat
-from rayfed.runtime.calls import Call, Deadline
+from rayfed.runtime.deadline import Deadline
 from rayfed.tensors.wire import pack
 
 slow = pytest.mark.slow
@@ -322,17 +322,14 @@ def test_answers_that_came_while_the_driver_was_busy_are_not_late(cluster, make_
 
 
 def test_a_client_may_take_ten_times_as_long_as_the_longest_before():
-    def call(size, kind="fit"):
-        return Call(kind, "", size)
-
     deadline = Deadline("auto")
-    assert deadline.seconds(call(10)) == 3600
-    deadline.took(call(10), seconds=2.0)
-    assert deadline.seconds(call(10)) == 300
-    deadline.took(call(10), seconds=100.0)
-    deadline.took(call(10), seconds=50.0)
-    assert deadline.seconds(call(5)) == deadline.seconds(call(10)) == 1000
-    assert deadline.seconds(call(30)) == 3000, "three times as many samples as the longest call had"
-    assert deadline.seconds(call(10, "evaluate")) == 3600, "another kind of work"
-    assert Deadline(7.5).seconds(call(10)) == 7.5
-    assert Deadline(7.5).seconds(Call("evaluate", "", 3000, pieces=[(0, 1000), (1000, 2000), (2000, 3000)])) == 22.5
+    assert deadline.seconds("train", 10, 1) == 3600
+    deadline.took("train", 10, 2.0)
+    assert deadline.seconds("train", 10, 1) == 300
+    deadline.took("train", 10, 100.0)
+    deadline.took("train", 10, 50.0)
+    assert deadline.seconds("train", 5, 1) == deadline.seconds("train", 10, 1) == 1000
+    assert deadline.seconds("train", 30, 1) == 3000, "three times as many samples as the longest call had"
+    assert deadline.seconds("evaluation", 10, 1) == 3600, "another kind of work"
+    assert Deadline(7.5).seconds("train", 10, 1) == 7.5
+    assert Deadline(7.5).seconds("evaluation", 3000, 3) == 22.5

@@ -58,9 +58,9 @@ class Harm(Part):
 class Backwards(LocalWorkers):
     """Trains the last task first."""
 
-    def call_each(self, broadcast, tasks, memories):
-        call = super().call_each
-        done = {task: next(call(broadcast, [task], memories)) for task in reversed(tasks)}
+    def train(self, broadcast, tasks, memories):
+        train = super().train
+        done = {task: next(train(broadcast, [task], memories)) for task in reversed(tasks)}
         yield from (done[task] for task in tasks)
 
 

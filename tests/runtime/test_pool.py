@@ -17,11 +17,9 @@ from rayfed.clients.schedules import Cosine
 from rayfed.job import read_job
 from rayfed.methods import RECIPES, Part, Proximal, ccvr, compose, fedavg, feddf, fedntd, scaffold, switch
 from rayfed.rounds.site import open_site
-from rayfed.rounds.workers import no_progress
-from rayfed.runtime.calls import Call
 from rayfed.runtime.crew import Member
 from rayfed.runtime.dispatch import Dispatch
-from rayfed.runtime.stage import Stage
+from rayfed.runtime.stage import Call, Stage
 
 MANY = [[20, 20, 20, 20], *[[2, 2, 2, 2]] * 12]  # a large client, and small ones
 
@@ -168,8 +166,7 @@ def test_tasks_that_go_together_have_the_same_bits_on_ray(
 
 
 def _stage(sizes, most=4):
-    calls = [Call("train", f"client {i}, round 1", size, task=(i,), round=1) for i, size in enumerate(sizes)]
-    return Stage(calls, None, most, no_progress)
+    return Stage("train", 1, [Call(size, task=(i,)) for i, size in enumerate(sizes)], None, None, most)
 
 
 @pytest.mark.parametrize("actors", range(1, 6))
@@ -211,8 +208,7 @@ def test_stages_are_handed_out_in_their_order_and_of_one_that_has_failed_nothing
             sent.extend((kind, *call.task) for call in calls)
             return [ray.ObjectRef(os.urandom(28))]
 
-        calls = [Call(kind, f"{kind} {number}", 1, task=(number,), round=1) for number in range(count)]
-        return Stage(calls, submit, 1, no_progress)
+        return Stage(kind, 1, [Call(1, task=(number,)) for number in range(count)], submit, None)
 
     crew = SimpleNamespace(idle=deque(Member(f"actor-{number}", None) for number in range(2)))
     dispatch, evaluate, train = Dispatch(crew, None, 0, None), stage_of("evaluate", 3), stage_of("train", 9)
