@@ -20,7 +20,7 @@ from rayfed.base.errors import InputError
 from rayfed.cli import main
 from rayfed.folder.read import of_clients, read_run
 from rayfed.folder.tables import read_table
-from rayfed.papers import clients, global_model
+from rayfed.papers import clients, global_model, uneven
 from rayfed.papers.clients import ranks
 from rayfed.papers.figure import KINDS
 from rayfed.papers.global_model import lost_of, matrices
@@ -215,6 +215,20 @@ def test_runs_that_differ_in_their_seed_are_one_panel(folders, tmp_path):
     assert figure("local", tmp_path / "grid", "-o", tmp_path / "a.svg").exit_code == 0
     told = figure("forgetting", tmp_path / "grid").stderr
     assert "has several seeds" in told and f"such as {tmp_path / 'grid/x/seed-0'}\n" in told
+
+
+def test_accuracy_stands_over_the_unevenness_that_environment_json_has(runs):
+    """A line for each method, from the even partition to the uneven one, also of a run that lacks the measures."""
+    assert runs[0].unevenness == pytest.approx(runs[0].environment["unevenness"])
+    cells = {"client": np.arange(6), "class": np.zeros(6, int), "count": np.full(6, 10)}  # all clients are alike
+    even = replace(runs[0], job={**runs[0].job, "name": "even/fedavg"}, partition=cells, environment={})
+    axes = drawn(uneven.unevenness, [*runs, even]).axes
+    assert [place.get_xlabel() for place in axes[:3]] == [*uneven.MEASURES.values()][:3]
+    handles, names = axes[0].get_legend_handles_labels()
+    assert names == ["fedavg", "fedntd"]
+    first = handles[0].lines[0].get_xydata()
+    last = 100 * runs[0].rounds["test_accuracy"][-1]
+    np.testing.assert_allclose(first, [[0, last], [runs[0].environment["unevenness"]["hellinger"], last]], atol=1e-7)
 
 
 def test_a_confusion_matrix_is_that_of_the_table(full):

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rayfed.base.errors import InputError
+from rayfed.data.unevenness import unevenness
 from rayfed.folder.summary import read_environment, read_summary, status_of, summarise
 from rayfed.folder.tables import read_table
 from rayfed.job import read_toml
@@ -51,6 +52,12 @@ class Run:
     def notes(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """As `noted` reads them."""
         return noted(self.folder)
+
+    @cached_property
+    def unevenness(self) -> dict[str, float]:
+        """As environment.json has it, also of a run that is older than these measures."""
+        cells = self.partition["client"], self.partition["class"], self.partition["count"]
+        return unevenness(*cells, self.num_clients, len(self.classes))
 
     @property
     def name(self) -> str:

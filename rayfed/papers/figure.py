@@ -30,6 +30,7 @@ KINDS = {
     "in-out": Kind("clients:in_out", "the same on a client's own and on other classes", "FedNTD 4 and 6", True),
     "divergence": Kind("clients:divergence", "distances of weights and of label distributions", "FedNTD 8"),
     "confusion": Kind("global_model:confusion", "confusion matrices, global and clients'", "FedSSD 4, FedCAD 2", True),
+    "unevenness": Kind("uneven:unevenness", "last accuracy by how uneven the clients' data are", ""),
 }
 
 
@@ -50,7 +51,7 @@ def figure(kind: str | None, runs: tuple[Path, ...], output: Path | None, round:
     """Draw a figure as the papers have it.
 
     Without a KIND, lists the kinds, each with the paper's figure that it redraws. Several runs, or the folder of a
-    grid, stand side by side. In local, in-out and divergence, runs whose names end in seed-0, seed-1, ...
+    grid, stand side by side. In local, in-out, divergence and unevenness, runs whose names end in seed-0, seed-1, ...
     are one; the other kinds draw one run per panel, and refuse several seeds of it.
 
     \b

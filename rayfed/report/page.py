@@ -20,7 +20,7 @@ from markupsafe import Markup
 
 from rayfed.base.files import write_text
 from rayfed.base.values import table
-from rayfed.data.unevenness import in_words, unevenness
+from rayfed.data.unevenness import in_words
 from rayfed.folder.read import ClassLoss, Run, forgotten, grouped, read_run, shorten
 from rayfed.models.settings import Adapt
 from rayfed.report import answers, charts, compared, plots
@@ -213,12 +213,10 @@ def _partition(run: Run) -> str:
         return ""
     sizes = np.bincount(run.partition["client"], counts, run.num_clients)
     kinds = np.bincount(run.partition["client"], minlength=run.num_clients)
-    cells = run.partition["client"], run.partition["class"], counts
-    uneven = in_words(unevenness(*cells, run.num_clients, len(run.classes)))
     return (
         f"{run.num_clients:,} clients hold {counts.sum():,} examples: {sizes.min():,.0f} to {sizes.max():,.0f} each, "
         f"of {kinds.min()} to {kinds.max()} of the {len(run.classes)} classes. Means over clients of the distance of a "
-        f"client's labels from all labels: {uneven}."
+        f"client's labels from all labels: {in_words(run.unevenness)}."
     )
 
 
