@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
+import rayfed
 from rayfed.grid.cells import expand
 from rayfed.job import read_toml
 
 ROOT = Path(__file__).resolve().parents[1]
+QUICKSTART = ROOT / "jobs/quickstart.toml"
+sys.path.append(str(ROOT / "tools"))  # as a tool has it that is run: some import others
 TOOLS = {path.stem: path for path in sorted((ROOT / "tools").glob("*.py"))}
 
 
@@ -55,6 +58,23 @@ def test_the_comparisons_tables_are_made_from_its_results_and_the_readme_has_row
         tries, seeds = read_toml(tuning), [read_toml(file)["grid"]["seeds"] for file in reported]
         assert not {*tries["grid"]["seeds"]} & {seed for one in seeds for seed in one}
         assert f"{len(expand(tries))} runs" in tuning.read_text()
+
+
+@pytest.mark.slow
+def test_a_term_of_the_parameters_takes_few_operations_and_waits_do_not_grow_with_the_model():
+    counting = tool("count_operations")
+
+    def counts(method, model="cnn"):
+        changed = {**counting.WORKLOAD, "model.name": model, "method": method}
+        step, waits, _, of_client = counting.per_step(counting.open_site(rayfed.read_job(QUICKSTART, changed)))
+        return step.total(), waits.total(), of_client
+
+    plain, waits, of_client = counts("fedavg")
+    assert plain > 20 and waits == 0 < of_client == counts("fedavg", "resnet8")[2]
+    for method in ("fedprox", "scaffold", "fedcm"):
+        step, waits, _ = counts(method)
+        assert plain < step <= 1.55 * plain and waits == 0, method
+    assert counts("feduv")[1] > 0  # a choice by a mask is counted
 
 
 @pytest.mark.slow

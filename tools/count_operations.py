@@ -81,6 +81,7 @@ def counted(site: Site, clients: int, steps: int) -> Counted:
 
 def per_step(site: Site) -> tuple[Counter[str], Counter[str], int, int]:
     """Operations and waits per step, and the numbers of both per client beside its steps."""
+    site.model.to(memory_format=torch.contiguous_format)  # as GPUs get it
     more, less = counted(site, CLIENTS, STEPS), counted(site, CLIENTS, STEPS - 1)
     fewer = counted(site, CLIENTS - 1, STEPS)
     step, waits = (_over(a, b, CLIENTS) for a, b in ((more.operations, less.operations), (more.waits, less.waits)))
@@ -113,7 +114,6 @@ def main() -> None:
                     continue
                 changed = {**WORKLOAD, "model.name": model, "method": method, "output.path": runs}
                 site = open_site(rayfed.read_job("jobs/quickstart.toml", changed))
-                site.model.to(memory_format=torch.contiguous_format)  # as GPUs get it
                 step, waits, client, waits_of_client = per_step(site)
                 cells += [step.total(), waits.total(), client, waits_of_client]
                 if options.names:
