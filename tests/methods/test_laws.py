@@ -20,7 +20,7 @@ from rayfed.rounds.site import server_view
 from rayfed.runtime.local_workers import LocalWorkers
 from rayfed.tensors.sums import OrderedSum
 from rayfed.tensors.trees import Scaled
-from rayfed.tensors.weights import state_of, with_weights
+from rayfed.tensors.weights import flat, state_of, with_weights
 from rayfed.tensors.wire import unpack
 
 EVEN = [[5, 2, 1, 0], [1, 1, 3, 3], [2, 2, 2, 2], [0, 0, 1, 7], [4, 4, 0, 0], [3, 1, 4, 0]]  # eight samples per client
@@ -448,10 +448,11 @@ ON_PARAMETERS = {  # part, the client's payload, its memory, the gradient of its
 
 @pytest.mark.parametrize(("part", "payload", "memory", "gradient"), ON_PARAMETERS.values(), ids=ON_PARAMETERS)
 def test_terms_on_parameters_have_the_gradients_of_the_papers(part, payload, memory, gradient):
-    client = SimpleNamespace(weights={"x": ANCHOR}, payload=payload, memory=memory, num_examples=3, mean_examples=12.0)
+    seen = {"weights": {"x": ANCHOR}, "payload": payload, "memory": memory, "num_examples": 3, "mean_examples": 12.0}
+    client = SimpleNamespace(**seen, flat=flat)
     local = part.begin(client)
     x = W.clone().requires_grad_()
-    (found,) = torch.autograd.grad(part.loss(SimpleNamespace(parameters={"x": x}), local), x)
+    (found,) = torch.autograd.grad(part.loss(SimpleNamespace(flat=flat({"x": x})), local), x)
     torch.testing.assert_close(found, gradient)
 
 

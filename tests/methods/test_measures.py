@@ -24,6 +24,7 @@ from rayfed.rounds.engine import open_round, rounds
 from rayfed.rounds.measures import Seen, sampled
 from rayfed.runtime.local_workers import LocalWorkers
 from rayfed.tensors.weights import with_weights
+from rayfed.tensors.wire import unpack
 
 LABELS = np.array([0, 0, 1, 1])
 MEASURED = {"measure": ["drift"], "measure_every": 7, "measure_layers": ["head"], "measure_clients": [1]}
@@ -155,7 +156,7 @@ def states_after_training(site, last):
     found = {}
     for client in opening.cohort.answered:
         (reply,) = workers.train(opening.broadcast, [(client,)], {})
-        found[client] = reply.summands["average"]["weights"].values
+        found[client] = unpack(reply.summands)["average"]["weights"].values
     return names, found
 
 

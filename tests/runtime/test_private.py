@@ -163,7 +163,7 @@ def test_the_next_run_ends_what_a_killed_run_left_and_nothing_else(short_folder)
             assert after.wait() == 0
         assert not in_use(home / "1") and {*home.iterdir()} == {home / "0", home / "lock"}
         assert in_use(home / "0") and lives.poll() is None
-        lives.send_signal(signal.SIGINT)
+        lives.send_signal(signal.SIGTERM)  # a job in the background of a shell ignores SIGINT, as do its children
         try:
             lives.communicate(timeout=240)
         except subprocess.TimeoutExpired as error:
