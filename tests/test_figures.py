@@ -229,6 +229,8 @@ def test_accuracy_stands_over_the_unevenness_that_environment_json_has(runs):
     first = handles[0].lines[0].get_xydata()
     last = 100 * runs[0].rounds["test_accuracy"][-1]
     np.testing.assert_allclose(first, [[0, last], [runs[0].environment["unevenness"]["hellinger"], last]], atol=1e-7)
+    with pytest.raises(InputError, match="equally uneven"):
+        uneven.unevenness(runs)
 
 
 def test_a_confusion_matrix_is_that_of_the_table(full):
@@ -264,8 +266,15 @@ def test_names_are_text_in_every_figure(kind, full, tmp_path):
             write(full / f"{table}.parquet", columns)
     job = (full / "job.toml").read_text()
     (full / "job.toml").write_text(job.replace('name = "fedavg"', "name = '<b>$y$'", 1))
+    drawn_runs = [full]
+    if kind == "unevenness":  # it compares partitions
+        drawn_runs.append(shutil.copytree(full, tmp_path / "other"))
+        partition = pq.read_table(full / "partition.parquet")
+        pq.write_table(partition.slice(1), tmp_path / "other/partition.parquet")
+        job = (full / "job.toml").read_text()
+        (tmp_path / "other/job.toml").write_text(job.replace("'<b>$y$'", "'other/<b>$y$'", 1))
     for suffix in (".svg", ".png"):
-        done = figure(kind, full, "-o", tmp_path / f"a{suffix}")
+        done = figure(kind, *drawn_runs, "-o", tmp_path / f"a{suffix}")
         assert done.exit_code == 0, done.stderr
     text = (tmp_path / "a.svg").read_text()
     words = [element.text for element in ElementTree.fromstring(text).iter() if element.text]

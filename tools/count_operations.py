@@ -5,7 +5,8 @@
 
 Counted on a CPU, below autograd, forward and backward, in the layout that models have on GPUs: views are left out, and
 a fused or `_foreach_` operation on all tensors counts once. A step's count is what a round gains with one more step per
-client; a client's is what it gains with one more client, less its steps.
+client; a client's is what it gains with one more client, less its steps. Waits are reads of a number, and sizes that
+depend on values; a copy to a CPU is not seen.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
-from make_reproduction import LAST, PAGE, RECORDS, ROOT, Rows, put, table, write
+from make_reproduction import LAST, PAGE, RECORDS, ROOT, Rows, put, rounds_of, table, write
 
 from rayfed.folder.read import find_runs, read_run
 from rayfed.folder.summary import read_summary
@@ -24,16 +24,14 @@ FILE = RECORDS / "full-size.csv"
 
 
 def records(folder: Path) -> Rows:
-    """The rounds of all finished runs; accuracies and losses as fractions."""
+    """The rounds of all finished runs."""
     rows: Rows = []
     for place in find_runs(folder):
         if read_summary(place).get("status") != "done":
             continue
-        run = read_run(place)
         partition, method, seed = place.parts[-3:]
-        for number, played in enumerate(run.rounds["round"]):
-            numbers = {key: f"{run.rounds[key][number]:.4f}" for key in ("test_accuracy", "test_loss", "forgetting")}
-            rows.append({"partition": partition, "method": method, "seed": seed, "round": int(played), **numbers})
+        named = {"partition": partition, "method": method, "seed": seed}
+        rows += [{**named, **row} for row in rounds_of(read_run(place))]
     return rows
 
 
@@ -56,14 +54,14 @@ def page(runs: dict[tuple[str, ...], Rows]) -> str:
                 partition,
                 f"[{method}](methods/{method}.md)",
                 seed.removeprefix("seed-"),
-                f"{accuracy.max():.1f} ({accuracy.argmax()})",
+                f"{accuracy.max():.1f} ({rows[accuracy.argmax()]['round']})",
                 f"{accuracy[-1]:.1f}",
                 f"{end.mean():.1f} ± {end.std(ddof=1):.1f}",
                 f"{float(rows[-1]['forgetting']):.2f}",
             ]
         )
     head = ["partition", "method", "seed", "best (round)", "last", "mean of the last 10", "forgetting"]
-    return f"{len(runs)} of {len(expand(read_toml(JOB)))} runs are done.\n\n{table(head, lines)}"
+    return f"Done: {len(runs)} of {len(expand(read_toml(JOB)))} runs.\n\n{table(head, lines)}"
 
 
 def main(*folders: str) -> None:

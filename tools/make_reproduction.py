@@ -44,15 +44,19 @@ def records(runs: Sequence[Run]) -> tuple[Rows, Rows]:
     rounds, classes = [], []
     for run in runs:
         method = run.folder.parent.name
-        for number, row in enumerate(run.rounds["round"]):
-            numbers = {key: f"{run.rounds[key][number]:.4f}" for key in ("test_accuracy", "test_loss", "forgetting")}
-            rounds.append(
-                {"method": method, "round": int(row), **numbers, "seconds": f"{run.rounds['seconds'][number]:.1f}"}
-            )
+        for row, seconds in zip(rounds_of(run), run.rounds["seconds"], strict=True):
+            rounds.append({"method": method, **row, "seconds": f"{seconds:.1f}"})
         for loss in forgotten(run):
             numbers = {"peak": f"{loss.peak:.4f}", "peak_round": loss.peak_round, "last": f"{loss.last:.4f}"}
             classes.append({"method": method, "class": loss.name, **numbers})
     return rounds, classes
+
+
+def rounds_of(run: Run) -> Iterator[dict[str, Any]]:
+    """A run's rounds; accuracies and losses as fractions."""
+    for number, row in enumerate(run.rounds["round"]):
+        numbers = {key: f"{run.rounds[key][number]:.4f}" for key in ("test_accuracy", "test_loss", "forgetting")}
+        yield {"round": int(row), **numbers}
 
 
 def write(rows: Rows, file: Path) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, mse_loss
 
 from rayfed.base.values import Ge, Gt, Le
 from rayfed.methods.part import Part
@@ -24,7 +24,7 @@ class Proximal(Part):
         return client.flat(client.weights)
 
     def loss(self, batch: Batch, anchor: Tensor) -> Tensor:
-        return self.mu / 2 * (batch.flat - anchor).square().sum()
+        return self.mu / 2 * mse_loss(batch.flat, anchor, reduction="sum")
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,14 @@ class Curvature(Part):
             return None
         if client.memory is not None:
             others = {key: subtract(others[key], client.memory[key]) for key in others}
-        return client.flat(others["u"]), client.flat(others["uw"])
+        return client.flat(others["u"]), 2 * client.flat(others["uw"])
 
     def loss(self, batch: Batch, others: tuple[Tensor, Tensor] | None) -> Tensor | None:
         """`strength * sum_j (w - w_j)^T diag(u_j) (w - w_j)`, less its constant."""
         if others is None:
             return None
-        (u, uw), w = others, batch.flat
-        return self.strength * ((u * w - 2 * uw) * w).sum()
+        (u, twice_uw), w = others, batch.flat
+        return self.strength * torch.dot(u * w - twice_uw, w)
 
     def report(self, client: ClientView, others: object, fit: Fit) -> tuple[Tree, Tree]:
         parameters = fit.parameters
@@ -104,7 +104,7 @@ class ControlVariates(Part):
         return correction, client.flat(correction)
 
     def loss(self, batch: Batch, local: tuple[Weights, Tensor] | None) -> Tensor | None:
-        return None if local is None else (batch.flat * local[1]).sum()
+        return None if local is None else torch.dot(batch.flat, local[1])
 
     def report(self, client: ClientView, local: tuple[Weights, Tensor] | None, fit: Fit) -> tuple[Weights, Weights]:
         """`c_i <- c_i - c + (w - w_local) / (K lr)`; the server gets the change."""
@@ -141,7 +141,7 @@ class ClientMomentum(Part):
         return None if client.payload is None else client.flat(client.payload)
 
     def loss(self, batch: Batch, d: Tensor | None) -> Tensor | None:
-        return None if d is None else (1 - self.alpha) * (batch.flat * d).sum()
+        return None if d is None else (1 - self.alpha) * torch.dot(batch.flat, d)
 
     def report(self, client: ClientView, d: object, fit: Fit) -> tuple[Tree, None]:
         return {"clients": 1, "course": client.lr * momentum_corrected_steps(fit.steps, client.momentum)}, None

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
+from torch.nn.functional import linear, mse_loss
 
 from rayfed import losses
 from rayfed.base.errors import Diverged, InputError
@@ -71,7 +71,7 @@ class OwnModel(Part):
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             loss = losses.cross_entropy(local.run(local.model, batch.images).logits, batch.labels)
         batch.note("own_loss", loss)
-        pull = (flat(parameters_of(local.model)) - local.anchor).square().sum() if self.lam else 0.0
+        pull = mse_loss(flat(parameters_of(local.model)), local.anchor, reduction="sum") if self.lam else 0.0
         local.step(loss + self.lam / 2 * pull)
 
     def report(self, client: ClientView, local: Own, fit: Fit) -> tuple[None, Weights]:

@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import mse_loss
 
 from rayfed.base.values import Ge, Gt, Lt
 from rayfed.methods.anchors import momentum_corrected_steps
@@ -118,8 +119,8 @@ class DynamicRegularizer(Part):
 
     def loss(self, batch: Batch, local: tuple[float, Tensor, Tensor | None]) -> Tensor:
         alpha, anchor, g = local
-        near = alpha / 2 * (batch.flat - anchor).square().sum()
-        return near if g is None else near - (batch.flat * g).sum()
+        near = alpha / 2 * mse_loss(batch.flat, anchor, reduction="sum")
+        return near if g is None else near - torch.dot(batch.flat, g)
 
     def report(self, client: ClientView, local: tuple[float, Tensor, Tensor | None], fit: Fit) -> tuple[Tree, Tree]:
         """`g_i <- g_i - alpha (w_local - w)`."""

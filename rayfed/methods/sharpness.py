@@ -191,7 +191,7 @@ def with_gradient(loss: Tensor, gradients: Iterable[Tensor | None], parameters: 
     A parameter without a gradient is left alone by a step, without weight decay or momentum.
     """
     given = {name: g for name, g in zip(parameters, gradients, strict=True) if g is not None}
-    linear = (flat({name: parameters[name] for name in given}) * flat(given)).sum()
+    linear = torch.dot(flat({name: parameters[name] for name in given}), flat(given))
     return loss.detach() + (linear - linear.detach())
 
 

@@ -27,7 +27,8 @@ MEASURES = {
 def unevenness(runs: Sequence[Run]) -> Figure:
     """The last accuracy by each measure of unevenness in which the runs' partitions differ: a line for each method.
 
-    A point is a setting: over its seeds the mean, and the standard deviation of the accuracy as an error bar.
+    A point is a setting: over its seeds the mean, and the standard deviation of the accuracy as an error bar. Raises
+    `InputError` where no measure differs.
     """
     for run in runs:
         if not len(run.partition["count"]):
@@ -36,7 +37,12 @@ def unevenness(runs: Sequence[Run]) -> Figure:
     uneven = {
         name: np.array([np.mean([run.unevenness[name] for run in row.runs]) for row in settings]) for name in MEASURES
     }
-    varied = [name for name, values in uneven.items() if np.ptp(values) > 1e-9] or [*MEASURES]
+    varied = [name for name, values in uneven.items() if np.ptp(values) > 1e-9]
+    if not varied:
+        raise InputError(
+            "the clients of all these runs are equally uneven, so there is no axis; give runs of several partitions, "
+            "such as those of a grid over data.partition.alpha"
+        )
     methods: dict[str, list[int]] = {}
     for number, row in enumerate(settings):
         methods.setdefault(json.dumps(row.runs[0].job["method"]), []).append(number)

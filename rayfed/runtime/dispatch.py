@@ -47,6 +47,8 @@ class Message:
     member: Member
     references: list[ObjectRef]
     since: float
+    size: int  # its work, compared with other messages of its kind
+    count: int  # of tasks, or pieces of the test images
 
 
 @dataclass(eq=False)
@@ -118,8 +120,12 @@ class Dispatch:
                 if member is None:
                     break
                 indices = stage.next_message(actors)
-                references = stage.submit(member.actor, [stage.calls[index] for index in indices])
-                self._working[references[0]] = Message(stage, indices, member, references, time.monotonic())
+                calls = [stage.calls[index] for index in indices]
+                references = stage.submit(member.actor, calls)
+                count = max(len(calls), sum(len(call.pieces) for call in calls))
+                self._working[references[0]] = Message(
+                    stage, indices, member, references, time.monotonic(), stage.size(indices), count
+                )
 
     def _member_for(self, stage: Stage, index: int) -> Member | None:
         """An idle member; where a GPU has failed this call, on another node, or None while such a member is at work."""
@@ -143,7 +149,7 @@ class Dispatch:
             return
         self.crew.idle.append(member)
         self._hand_out()  # first of all: the member waits for it
-        self.deadline.took(stage.kind, stage.size(indices), seconds)
+        self.deadline.took(stage.kind, message.size, seconds)
         objects = message.references[1:]
         # They are brought to this node in the meantime: summands for their turn, memories since a node may be lost.
         ray.wait(objects, num_returns=len(objects), timeout=0, fetch_local=True)
@@ -218,10 +224,7 @@ class Dispatch:
 
     def _due(self, message: Message) -> float:
         """When an answer would be late. It may become earlier, as other messages are answered."""
-        stage, indices = message.stage, message.indices
-        pieces = sum(len(stage.calls[index].pieces) for index in indices)
-        limit = self.deadline.seconds(stage.kind, stage.size(indices), max(len(indices), pieces))
-        return message.since + limit
+        return message.since + self.deadline.seconds(message.stage.kind, message.size, message.count)
 
     def _until_something_is_due(self) -> float:
         now = time.monotonic()

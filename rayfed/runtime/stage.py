@@ -57,7 +57,9 @@ class Stage:
         self.error: RunFailed | None = None  # for whoever waits for the answers
         self.over = False
         self.done = self._shown = 0  # clients
+        self._total = sum(len(call.task) for call in self.calls)
         self._largest = max((call.size for call in self.calls), default=0)
+        self._left = self.size(self.waiting)  # of the work that waits: counted along, as a stage may have 2,000 calls
 
     def size(self, indices: Iterable[int]) -> int:
         """The work of some calls."""
@@ -80,23 +82,23 @@ class Stage:
         These are the largest call, and half of an actor's even share of what waits. So the last messages are short, and
         all actors are done at about the same time (Flynn Hummel et al., 1992, "Factoring").
         """
-        room = min(self._largest, self.size(self.waiting) / (2 * actors))
+        room = min(self._largest, self._left / (2 * actors))
         first = self.waiting.popleft()
         message = range(first, first + 1)
-        if first in self.alone:
-            return message
         while self.waiting and self.waiting[0] == message.stop and len(message) < self.most:
             longer = range(first, message.stop + 1)
-            if message.stop in self.alone or self.size(longer) > room:
+            if self.alone & {first, message.stop} or self.size(longer) > room:
                 break
             self.waiting.popleft()
             message = longer
+        self._left -= self.size(message)
         return message
 
     def wait_again(self, indices: range) -> None:
         """Put calls back, before all others."""
         if not self.over:
             self.waiting.extendleft(reversed(indices))
+            self._left += self.size(indices)
 
     def lost(self, indices: range) -> int:
         """Calls were lost that went together: how often that of the first counts now.
@@ -111,7 +113,7 @@ class Stage:
         """Tell how many clients are done. Only who waits for the answers does: a stage may begin before its turn."""
         if self.done != self._shown:
             self._shown = self.done
-            self.progress(self.done, len(self.clients(range(len(self.calls)))))
+            self.progress(self.done, self._total)
 
     def end(self, error: RunFailed | None = None) -> None:
         """No call is to be run any more; the `error` is why."""

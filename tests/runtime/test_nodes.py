@@ -4,12 +4,14 @@ They come, go and die, or their link is cut. The end is the bits of a run in thi
 """
 
 import copy
+import fcntl
 import os
 import re
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -374,7 +376,18 @@ def sh(script):
 
 @contextmanager
 def two_machines(a_cluster, environment):
-    """A head in this network namespace, and a node in another: as on two machines, with a link between them."""
+    """A head in this network namespace, and a node in another: as on two machines, with a link between them.
+
+    One at a time: its names and addresses are the machine's.
+    """
+    with Path(tempfile.gettempdir(), "rayfed-far.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with far_machine(a_cluster, environment):
+            yield
+
+
+@contextmanager
+def far_machine(a_cluster, environment):
     sh("""
     ip netns add rayfed-far
     ip link add rayfed0 type veth peer name rayfed1

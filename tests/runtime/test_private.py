@@ -101,12 +101,12 @@ def environment(**more):
 
 
 @contextmanager
-def training(folder, name, *settings, **more):
+def training(folder, name, *settings):
     """A run that has trained two rounds, on a Ray of its own below `folder`; killed in the end."""
     command = [RAYFED, "run", *SMALL, "-s", f"name={name}", "-s", f"output.path={folder}/runs", *settings]
-    with subprocess.Popen(
-        command, cwd=ROOT, env=environment(RAY_TMPDIR=str(folder)), stdout=subprocess.PIPE, text=True, **more
-    ) as run:
+    own = {"cwd": ROOT, "env": environment(RAY_TMPDIR=str(folder)), "stdout": subprocess.PIPE, "text": True}
+    heeding = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731  # a shell may have told us to ignore it
+    with subprocess.Popen(command, preexec_fn=heeding, **own) as run:
         try:
             assert any(re.match("round +2/", line) for line in run.stdout), "it has ended"
             yield run
@@ -163,7 +163,7 @@ def test_the_next_run_ends_what_a_killed_run_left_and_nothing_else(short_folder)
             assert after.wait() == 0
         assert not in_use(home / "1") and {*home.iterdir()} == {home / "0", home / "lock"}
         assert in_use(home / "0") and lives.poll() is None
-        lives.send_signal(signal.SIGTERM)  # a job in the background of a shell ignores SIGINT, as do its children
+        lives.send_signal(signal.SIGINT)
         try:
             lives.communicate(timeout=240)
         except subprocess.TimeoutExpired as error:
