@@ -1,6 +1,7 @@
 """The comparison of all methods on MNIST: from finished runs to job files, tables and figures.
 
-python tools/make_comparison.py best runs     # runs of mnist-tune.toml: the best values, into the other job files
+python tools/make_comparison.py best runs     # runs of mnist-tune.toml and mnist-central-tune.toml: the best values, into
+                                              # the other job files
 python tools/make_comparison.py page runs     # runs of those: docs/comparison/results.csv, docs/comparison.md, figures
 python tools/make_comparison.py page          # the page's tables alone, from results.csv
 
@@ -35,6 +36,7 @@ from rayfed.report.words import interval, spread, stat_text
 
 ROOT = Path(__file__).resolve().parents[1]
 TUNING = ROOT / "jobs/comparison/mnist-tune.toml"
+CENTRAL = ROOT / "jobs/comparison/mnist-central-tune.toml"  # the ceiling has a partition of its own: one client
 PAGE = ROOT / "docs/comparison.md"
 RESULTS = ROOT / "docs/comparison/results.csv"
 FIGURES = ROOT / "docs/methods/figures"
@@ -123,10 +125,10 @@ def chosen(
     runs: Path,
     score: Callable[[Run], float] = lambda run: figures(run)[HEADLINE],
     together: bool = False,
-) -> dict[str, str]:
-    """For each setting its `grid.method`, a line per method: the try with the highest mean of the last rounds.
+) -> dict[str, list[str]]:
+    """For each setting the lines of its `grid.method`: of each method the try with the highest mean of the last rounds.
 
-    Or with the highest `score`; with `together`, one list for "all settings", by the mean of a try's scores.
+    Or with the highest `score`; with `together`, the lines for "all settings", by the mean of a try's scores.
     The numbers of all tries stand above it. Of equals the first is taken, which is the middle of the grid.
     """
     entries = {entry["name"]: entry for entry in read_toml(job_file)["grid"]["method"]}
@@ -134,7 +136,7 @@ def chosen(
     for cell, run in played(job_file, runs):
         scores = tries["all settings" if together else cell.setting][cell.method.partition("+")[0]][cell.method]
         scores.append(score(run) if run else float("-inf"))
-    text = {}
+    of_settings = {}
     for setting, methods in tries.items():
         lines = []
         for method, of_tries in methods.items():
@@ -147,8 +149,8 @@ def chosen(
                 f"{name} {number:.1f}" if np.isfinite(number) else f"{name} diverged" for name, number in tried
             )
             lines += [f"  # {numbers}", f"  {inline({**entries[best], 'name': method})},"]
-        text[setting] = "\n".join(["method = [", *lines, "]"]) + "\n"
-    return text
+        of_settings[setting] = lines
+    return of_settings
 
 
 def inline(value: Any) -> str:
@@ -163,8 +165,9 @@ def inline(value: Any) -> str:
     return json.dumps(value)
 
 
-def put_methods(job: str, methods: str) -> str:
-    """A job file with another `grid.method`."""
+def put_methods(job: str, lines: Sequence[str]) -> str:
+    """A job file with other lines of `grid.method`."""
+    methods = "\n".join(["method = [", *lines, "]\n"])
     job, count = re.subn(r"^method = \[\n.*?^\]\n", lambda _: methods, job, flags=re.DOTALL | re.MULTILINE)
     if count != 1:
         raise InputError(f"a job file has one list `method = [`, and this one has {count}")
@@ -292,9 +295,11 @@ def draw(method: str, curves: Mapping[tuple[str, str], Sequence[np.ndarray]], pa
 
 def main(command: str = "", runs: str = "") -> None:
     if command == "best" and runs:
+        (central,) = chosen(CENTRAL, Path(runs).expanduser()).values()
         for setting, methods in chosen(TUNING, Path(runs).expanduser()).items():
-            REPORTED[setting].write_text(put_methods(REPORTED[setting].read_text(), methods))
-            print(f"{REPORTED[setting].relative_to(ROOT)}\n{methods}")
+            lines = [*methods, *central]
+            REPORTED[setting].write_text(put_methods(REPORTED[setting].read_text(), lines))
+            print("\n".join([str(REPORTED[setting].relative_to(ROOT)), *lines]))
     elif command == "page":
         if runs:
             records, curves = [], defaultdict(list)

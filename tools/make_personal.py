@@ -41,8 +41,8 @@ def record(setting: str, method: str, seed: int, run: Run | None) -> Record:
     return Record(setting, method, seed, *(personalised(run, LAST, when) if run else None for when in MEASURES))
 
 
-def chosen(job_file: Path, runs: Path) -> str:
-    """The `grid.method` with the best try of each method: of the highest accuracy, a mean over the settings."""
+def chosen(job_file: Path, runs: Path) -> list[str]:
+    """The lines of `grid.method` with the best try of each method: of the highest accuracy, a mean over the settings."""
     return comparison.chosen(job_file, runs, lambda run: personalised(run, LAST), together=True)["all settings"]
 
 
@@ -58,7 +58,7 @@ def main(command: str = "", runs: str = "") -> None:
     if command == "best" and runs:
         methods = chosen(TUNING, folder)
         REPORTED.write_text(comparison.put_methods(REPORTED.read_text(), methods))
-        print(methods)
+        print("\n".join(methods))
     elif command == "page":
         if runs:
             cells = comparison.played(REPORTED, folder)
