@@ -26,10 +26,8 @@ from rayfed.papers.figure import KINDS
 from rayfed.papers.global_model import lost_of, matrices
 from rayfed.papers.panels import apart, save
 from rayfed.papers.style import STYLE
-from rayfed.report.forgetting import by_round as by_round_of
-from rayfed.report.forgetting import numbers
 from rayfed.report.forms import KEYS
-from rayfed.report.measured import by_round, drifts
+from rayfed.report.measured import by_round, drifts, forgetting_of
 from rayfed.report.page import run_page
 
 HOSTILE = ("<script>alert(1)</script>", "$x_{", "\u72ac \U0001f415", "a" * 60)
@@ -121,7 +119,7 @@ def test_only_rounds_that_count_are_peaks(runs):
 
 def test_forgetting_by_each_of_its_names_is_that_of_the_tables(full):
     run = read_run(full)
-    a, found = run.class_accuracy, by_round_of(run)
+    a, found = run.class_accuracy, run.forgetting
     held = {(row["round"], row["class"]) for row in read_table(full, "classes").to_pylist() if row["seen"]}
     away = [[(r, name) not in held for name in run.classes] for r in range(5)]
     lost = [a[1:r].max(axis=0) - a[r] for r in (2, 3, 4)]
@@ -136,14 +134,15 @@ def test_forgetting_by_each_of_its_names_is_that_of_the_tables(full):
     }
     for name, values in wanted.items():
         assert found[name][1] == pytest.approx(values), name
-    told = numbers(run)
+    told = forgetting_of(run)
     assert told["forgetting.round"] == pytest.approx(100 * drops[-1])
     assert told["forgetting.round.last_10"] == pytest.approx(100 * np.mean(drops)) and {*told} == {*KEYS}
 
 
 def test_the_table_compares_any_forgetting_that_its_runs_have(full, folders):
-    (line,) = csv.DictReader(table(full, "--of", "forgetting.aggregation", "--format", "csv").stdout.splitlines())
-    assert float(line["forgetting.aggregation"]) == pytest.approx(numbers(read_run(full))["forgetting.aggregation"])
+    key = "forgetting.aggregation"
+    (line,) = csv.DictReader(table(full, "--of", key, "--format", "csv").stdout.splitlines())
+    assert float(line[key]) == pytest.approx(forgetting_of(read_run(full))[key])
     lacking = table(folders[1], "--of", "forgetting.local")
     assert lacking.exit_code == 2 and 'put measure = ["confusion"] into its job' in lacking.stderr
 

@@ -14,7 +14,9 @@ import rayfed
 from rayfed.base.errors import InputError
 from rayfed.base.files import write_text
 from rayfed.folder import trackers
+from rayfed.folder.forgetting import by_round
 from rayfed.folder.places import folder_of
+from rayfed.folder.read import classes_of
 from rayfed.folder.tables import read_table, replace_table, write_round
 from rayfed.folder.trackers import curves, plain_name, tracking
 from rayfed.job import read_job
@@ -81,6 +83,9 @@ def tabled(path):
     names = {name: f"class/{number} {plain_name(name)}" for number, name in enumerate(classes)}
     for row in rows:
         found.setdefault(names[row["class"]], {})[row["round"]] = row["accuracy"]
+    _, *numbers = classes_of(path)
+    for name, (rounds, values) in by_round(*numbers, eval_every=2, clients=[]).items():
+        found[f"forgetting.{name}"] = dict(zip(rounds.tolist(), values.tolist(), strict=True))
     return found
 
 
@@ -286,7 +291,7 @@ def test_a_run_is_shown_by_all_trackers_also_by_those_that_are_named_later(make_
 def test_the_round_that_is_being_written_waits(tmp_path):
     for round in range(3):
         record(tmp_path, round)
-    assert [round for round, _ in curves(tmp_path, after=0, last=1)] == [1]
+    assert [round for round, _ in curves(tmp_path, 1, after=0, last=1)] == [1]
 
 
 def test_a_tracker_that_is_not_installed_is_refused_with_the_command_that_installs_it(make_job, tmp_path, monkeypatch):

@@ -1,7 +1,7 @@
 """The comparison of all methods on MNIST: from finished runs to job files, tables and figures.
 
-python tools/make_comparison.py best runs     # runs of mnist-tune.toml and mnist-central-tune.toml: the best values, into
-                                              # the other job files
+python tools/make_comparison.py best runs     # runs of mnist-tune.toml and mnist-central-tune.toml: the best values,
+                                              # into the other job files
 python tools/make_comparison.py page runs     # runs of those: docs/comparison/results.csv, docs/comparison.md, figures
 python tools/make_comparison.py page          # the page's tables alone, from results.csv
 

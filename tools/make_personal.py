@@ -42,7 +42,7 @@ def record(setting: str, method: str, seed: int, run: Run | None) -> Record:
 
 
 def chosen(job_file: Path, runs: Path) -> list[str]:
-    """The lines of `grid.method` with the best try of each method: of the highest accuracy, a mean over the settings."""
+    """The lines of `grid.method` with the best try of each method, by its mean accuracy over the settings."""
     return comparison.chosen(job_file, runs, lambda run: personalised(run, LAST), together=True)["all settings"]
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 
 from rayfed.folder.read import Run, find_runs, read_run
-from rayfed.report.forgetting import by_round
 from rayfed.report.forms import LAST, NAMES
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/forgetting.md"
@@ -31,7 +30,7 @@ def last_accuracy(run: Run, last: int) -> float:
 
 def row(runs: list[Run], name: str, last: int) -> list[str]:
     """A definition's line: of the mean of its last values, beside the mean of as many last accuracies."""
-    series = [by_round(run)[name] for run in runs]
+    series = [run.forgetting[name] for run in runs]
     values = np.array([values[-last:].mean() for _, values in series])
     over_runs = correlation(values, np.array([last_accuracy(run, last) for run in runs]))
     within = [

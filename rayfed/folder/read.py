@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from rayfed.base.errors import InputError
 from rayfed.data.unevenness import unevenness
+from rayfed.folder.forgetting import Series, by_round, client_accuracies
 from rayfed.folder.summary import read_environment, read_summary, status_of, summarise
 from rayfed.folder.tables import read_table
 from rayfed.job import read_toml
@@ -52,6 +53,12 @@ class Run:
     def notes(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         """As `noted` reads them."""
         return noted(self.folder)
+
+    @cached_property
+    def forgetting(self) -> dict[str, Series]:
+        """By name of a definition, as `folder.forgetting.by_round` has it: also of old runs."""
+        clients = client_accuracies(confusions(self.folder, self.classes), len(self.classes))
+        return by_round(self.class_rounds, self.class_accuracy, self.class_seen, self.eval_every, clients)
 
     @cached_property
     def unevenness(self) -> dict[str, float]:
@@ -148,11 +155,10 @@ def read_run(folder: Path) -> Run:
     """Raises `InputError` where the folder is not a run's."""
     job, ended = read_toml(folder / "job.toml"), read_summary(folder)
     job_text = (folder / "job.toml").read_text()
-    rounds, classes = read_table(folder, "rounds"), _columns(folder, "classes")
-    num_classes = int((classes["round"] == 0).sum())
+    rounds, by_class = read_table(folder, "rounds"), classes_of(folder)
     dealt = read_table(folder, "partition")
     held = dealt.column("class")  # in Arrow, as a million names in Python would take 60 MB
-    names = tuple(dict.fromkeys([*classes["class"][:num_classes], *pc.unique(held).to_pylist()]))
+    names = tuple(dict.fromkeys([*by_class.names, *pc.unique(held).to_pylist()]))
     codes = pc.index_in(held, pa.array(names, pa.string()))
     columns = {"client": dealt.column("client"), "class": codes, "count": dealt.column("count")}
     partition = {name: column.cast(pa.int32()).to_numpy() for name, column in columns.items()}
@@ -169,13 +175,31 @@ def read_run(folder: Path) -> Run:
         evaluated=rounds["test_accuracy"].is_valid().to_numpy(),
         clients=_columns(folder, "clients"),
         classes=names,
-        class_rounds=classes["round"][:: max(num_classes, 1)],
-        class_accuracy=classes["accuracy"].reshape(-1, max(num_classes, 1)),
-        class_seen=classes["seen"].reshape(-1, max(num_classes, 1)),
+        class_rounds=by_class.rounds,
+        class_accuracy=by_class.accuracy,
+        class_seen=by_class.seen,
         partition=partition,
         # The last clients may hold nothing, and a partition by a column of the data has no number in the job.
         num_clients=max(job["data"]["partition"].get("num_clients", 0), partition["client"].max(initial=-1) + 1),
     )
+
+
+class Classes(NamedTuple):
+    """What `classes.parquet` holds, round 0 first."""
+
+    names: tuple[str, ...]  # C of them
+    rounds: np.ndarray  # (E + 1,)
+    accuracy: np.ndarray  # (E + 1, C)
+    seen: np.ndarray  # (E + 1, C) the examples that the round's clients hold
+
+
+def classes_of(folder: Path) -> Classes:
+    """The classes in the evaluated rounds of a run."""
+    columns = _columns(folder, "classes")
+    number = int((columns["round"] == 0).sum())
+    shape = -1, max(number, 1)
+    rounds, accuracy, seen = (columns[name].reshape(shape) for name in ("round", "accuracy", "seen"))
+    return Classes(tuple(columns["class"][:number]), rounds[:, 0], accuracy, seen)
 
 
 def _early(job: Mapping[str, Any], ended: Mapping[str, Any]) -> str:
@@ -247,16 +271,16 @@ def of_clients(folder: Path, *names: str) -> Columns:
     return {name: column.to_numpy() for name, column in _named(table.filter(there), "round", "client", *names)}
 
 
-def confusions(run: Run) -> Columns:
+def confusions(folder: Path, classes: Sequence[str], after: int = -1) -> Columns:
     """A value per cell of the confusion matrices: round, client (-1: the global model), class, predicted and count.
 
-    Classes are indices.
+    Of the rounds after `after`. Classes are indices.
     """
-    table = read_table(run.folder, "confusions")
+    table = read_table(folder, "confusions", after)
     columns = dict(_named(table, "round", "client", "class", "predicted", "count"))
     columns["client"] = pc.fill_null(columns["client"], -1)
     for name in ("class", "predicted"):
-        columns[name] = pc.index_in(columns[name], pa.array(run.classes, pa.string()))
+        columns[name] = pc.index_in(columns[name], pa.array(classes, pa.string()))
     return {name: column.to_numpy() for name, column in columns.items()}
 
 

@@ -24,7 +24,9 @@ from typing import Any, NamedTuple
 from rayfed.base.aside import aside
 from rayfed.base.errors import InputError, cut
 from rayfed.base.files import write_text
+from rayfed.folder.forgetting import by_round, client_accuracies
 from rayfed.folder.places import folder_of
+from rayfed.folder.read import classes_of, confusions
 from rayfed.folder.summary import read_json, read_summary
 from rayfed.folder.tables import read_table
 from rayfed.job import Job, flat
@@ -170,7 +172,7 @@ def _follow(name: str, job: Job, news: SimpleQueue[int | None]) -> None:
             write_text(note, json.dumps({"id": tracker.id}) + "\n")
             sent = tracker.sent
             while (number := news.get()) is not None:
-                for round, values in curves(path, sent, number):
+                for round, values in curves(path, job.train.eval_every, sent, number):
                     tracker.log(round, values)
                     sent = round
         finally:
@@ -189,22 +191,31 @@ def _give_up(name: str, job: Job, why: str) -> None:
     )
 
 
-def curves(path: Path, after: int = -1, last: float = float("inf")) -> Iterator[tuple[int, dict[str, float]]]:
+def curves(
+    path: Path, eval_every: int, after: int = -1, last: float = float("inf")
+) -> Iterator[tuple[int, dict[str, float]]]:
     """The rounds of a run after a round, up to the `last`: every number that its tables have of a round, by name.
 
-    A column of `rounds.parquet` by its own name, `notes/<name>`, and `class/<number> <name>` for the accuracy of a
-    class, as two classes may have one plain name.
+    A column of `rounds.parquet` by its own name, `notes/<name>`, `class/<number> <name>` for the accuracy of a class,
+    as two classes may have one plain name, and `forgetting.<definition>`.
     """
     rounds = [row for row in read_table(path, "rounds", after).to_pylist() if row["round"] <= last]
     if not rounds:
         return
-    accuracies: dict[int, dict[str, float]] = defaultdict(dict)
-    for row in read_table(path, "classes", after).to_pylist():
-        of_round = accuracies[row["round"]]
-        of_round[f"class/{len(of_round)} {plain_name(row['class'])}"] = row["accuracy"]
+    evaluated: dict[int, dict[str, float]] = defaultdict(dict)
+    classes = classes_of(path)
+    for round, accuracies in zip(classes.rounds.tolist(), classes.accuracy.tolist(), strict=True):
+        if round > after:
+            names = (f"class/{number} {plain_name(name)}" for number, name in enumerate(classes.names))
+            evaluated[round] = dict(zip(names, accuracies, strict=True))
+    clients = client_accuracies(confusions(path, classes.names, after), len(classes.names))
+    series = by_round(classes.rounds, classes.accuracy, classes.seen, eval_every, clients, after)
+    for name, (rounds_of_it, values_of_it) in series.items():
+        for round, value in zip(rounds_of_it.tolist(), values_of_it.tolist(), strict=True):
+            evaluated[round][f"forgetting.{name}"] = value
     for row in rounds:
         values = {name: value for name, value in row.items() if name not in ("round", "notes")}
-        values |= {f"notes/{plain_name(name)}": value for name, value in row["notes"]} | accuracies[row["round"]]
+        values |= {f"notes/{plain_name(name)}": value for name, value in row["notes"]} | evaluated[row["round"]]
         yield row["round"], {name: float(value) for name, value in values.items() if value is not None}
 
 

@@ -113,7 +113,7 @@ def matrices(run: Run, round: int | None) -> tuple[int, dict[int | None, Array],
 
     The global model has none in a round that was not evaluated.
     """
-    table = confusions(run)
+    table = confusions(run.folder, run.classes)
     if not len(table["round"]):
         raise unmeasured(run, "confusion", "confusion matrices")
     rounds = np.unique(table["round"])

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from rich.filesize import decimal as size
 
 from rayfed.folder.read import ClassLoss, Group, Run
-from rayfed.report.forgetting import numbers
 from rayfed.report.forms import HEADLINES, LAST, in_words
+from rayfed.report.measured import forgetting_of
 from rayfed.report.table import Row
 from rayfed.report.words import in_sentence, interval, listed, mean_percent, percent, spread
 
@@ -28,14 +28,14 @@ class Answer(NamedTuple):
 
 def shared(runs: Sequence[Run]) -> str:
     """The forgetting to tell of runs: the first of `HEADLINES` that all of them have."""
-    known = [numbers(run) for run in runs]
+    known = [forgetting_of(run) for run in runs]
     return next((key for key in HEADLINES if all(key in each for each in known)), HEADLINES[-1])
 
 
 def headline(run: Run, key: str) -> list[Number]:
     """The numbers that sum up a run, with the forgetting of this key."""
     total = run.summary
-    told = numbers(run).get(key, math.nan) / 100
+    told = forgetting_of(run).get(key, math.nan) / 100
     best, last = total.get("best", {}), total.get("last", {})
     at_last = f"round {last['round']}" if last and last["round"] < total["rounds"] else ""
     return [
@@ -109,7 +109,7 @@ def _ranked(groups: Sequence[Group], names: Sequence[str]) -> list[tuple[str, li
 
 def headlines(group: Group, key: str) -> list[float]:
     """The forgetting of this key, of the runs of a group that have it."""
-    of_runs = [numbers(run) for run in group.counted]
+    of_runs = [forgetting_of(run) for run in group.counted]
     return [known[key] / 100 for known in of_runs if key in known]
 
 

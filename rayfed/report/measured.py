@@ -7,6 +7,7 @@ import numpy as np
 
 from rayfed.base.errors import InputError
 from rayfed.folder.read import Columns, Group, Run, of_clients, tested
+from rayfed.report.forms import LAST
 
 WHEN = {"before": "before the client's training", "after": "after the client's training"}
 WHERE = {"in_local": "own classes (in-local)", "out_local": "other classes (out-local)"}
@@ -27,6 +28,15 @@ class Spread(NamedTuple):
     def band(self, most: float) -> tuple[np.ndarray, np.ndarray]:
         """A standard deviation below and above the mean, within what the values can be, 0 to `most`."""
         return np.maximum(self.mean - self.deviation, 0), np.minimum(self.mean + self.deviation, most)
+
+
+def forgetting_of(run: Run) -> dict[str, float]:
+    """A run's values of `forms.KEYS`, in percent: of the last round with a value, and the mean of the last."""
+    values = {}
+    for name, (_, of_rounds) in run.forgetting.items():
+        values[f"forgetting.{name}"] = 100 * float(of_rounds[-1])
+        values[f"forgetting.{name}.last_{LAST}"] = 100 * float(of_rounds[-LAST:].mean())
+    return values
 
 
 def by_round(columns: Columns, name: str, factor: float = 1) -> Spread:

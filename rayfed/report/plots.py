@@ -8,7 +8,7 @@ import numpy as np
 
 from rayfed.base.errors import InputError
 from rayfed.folder.read import MOST_ACROSS, Columns, Group, Run, dealt, grouped, of_rounds, shorten
-from rayfed.report import charts, forgetting
+from rayfed.report import charts
 from rayfed.report.charts import Chart, Line
 from rayfed.report.measured import DISTANCES, WHEN, WHERE, by_round, drifts, notes_of
 
@@ -37,7 +37,7 @@ def global_model(groups: Sequence[Group]) -> list[Chart]:
 
 def by_definition(group: Group) -> list[Line]:
     """The forgetting of a group's first run, by each definition that it has numbers for."""
-    series = forgetting.by_round(group.runs[0]).items()
+    series = group.runs[0].forgetting.items()
     return [Line(name, number, rounds, 100 * values) for number, (name, (rounds, values)) in enumerate(series)]
 
 

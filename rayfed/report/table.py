@@ -15,9 +15,8 @@ from rayfed.base.errors import InputError, did_you_mean
 from rayfed.folder.read import Group, Run, grouped, shorten
 from rayfed.job import MEASURE, differences
 from rayfed.losses import metrics
-from rayfed.report.forgetting import numbers
 from rayfed.report.forms import HEADLINES, KEYS, LAST, MARKS, OF_CLIENTS, Sheet, in_words
-from rayfed.report.measured import IN_LOCAL, personalised, unmeasured
+from rayfed.report.measured import IN_LOCAL, forgetting_of, personalised, unmeasured
 from rayfed.report.words import Stat, interval, spread, stat_text
 
 PAIR = ("data", "partition", "seed", "number of rounds")  # what the two runs of a pair have in common
@@ -111,7 +110,7 @@ def figures(run: Run) -> dict[str, float]:
     found = {"best": float(accuracy.max()), "last": float(accuracy[-1]), "last_10": last, "forgetting": forgetting}
     if "local" in run.job["measure"] and IN_LOCAL in run.notes:
         found["personalised"] = personalised(run, LAST)
-    return found | numbers(run)
+    return found | forgetting_of(run)
 
 
 def lacking(run: Run, of: str) -> InputError:

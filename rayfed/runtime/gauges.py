@@ -7,8 +7,10 @@ has counted, and even after its run has ended.
 import logging
 import threading
 
+import numpy as np
 from ray.util.metrics import Gauge
 
+from rayfed.losses.forgetting import dropped
 from rayfed.rounds.round import Round
 
 log = logging.getLogger(__name__)
@@ -20,6 +22,7 @@ SERIES = {
     "rayfed_test_accuracy": "of the global model, on the whole test set, after the last evaluated round",
     "rayfed_test_loss": "of the global model, on the whole test set, after the last evaluated round",
     "rayfed_forgetting": "each class's best accuracy in earlier evaluated rounds minus its last, averaged over classes",
+    "rayfed_forgetting_round": "what classes have lost since the evaluated round before, averaged over classes",
     "rayfed_round_seconds": "duration of the last finished round",
     "rayfed_bytes_down": "sent to clients, in all rounds since this driver began",
     "rayfed_bytes_up": "sent by clients, in all rounds since this driver began",
@@ -39,6 +42,7 @@ class Gauges:
         tags = {"run": run}
         self._gauges = {name: Gauge(name, text, tuple(tags)).set_default_tags(tags) for name, text in SERIES.items()}
         self._values = {"rayfed_bytes_down": 0.0, "rayfed_bytes_up": 0.0, "rayfed_retries": 0.0}
+        self._before: np.ndarray | None = None  # class accuracies of the last evaluated round after round 0
         self._lock = threading.Lock()
         self._closed = threading.Event()
         # Ray sends a value once, and forgets it twenty seconds later: a long round would have no values.
@@ -46,15 +50,19 @@ class Gauges:
 
     def round(self, round: Round) -> None:
         """A round is finished. If it was not evaluated, the figures of the last evaluated round stay."""
+        now = round.class_accuracy if round.round else None
+        lost = None if now is None or self._before is None else dropped(self._before, now)
         self._show(
             rayfed_round=round.round,
             rayfed_test_accuracy=round.test_accuracy,
             rayfed_test_loss=round.test_loss,
             rayfed_forgetting=round.forgetting,
+            rayfed_forgetting_round=lost,
             rayfed_round_seconds=round.seconds,
             rayfed_bytes_down=self._values["rayfed_bytes_down"] + round.bytes_down,
             rayfed_bytes_up=self._values["rayfed_bytes_up"] + round.bytes_up,
         )
+        self._before = self._before if now is None else now
 
     def clients(self, done: int, total: int) -> None:
         """`done` clients of the round have trained, of `total`."""

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from rayfed.losses.forgetting import dropped
 from rayfed.methods import fedavg
 from rayfed.runtime import gauges
 from rayfed.runtime.gauges import SERIES, Gauges
@@ -52,7 +53,7 @@ def until(condition):
 
 def test_every_series_is_shown_with_the_values_of_the_run(shown, make_site, play):
     run = Gauges("a/run")
-    finished = play(make_site(fedavg(), num_rounds=4, eval_every=2))[:4]  # the last of these is not evaluated
+    finished = play(make_site(fedavg(), num_rounds=6, eval_every=2))[:6]  # the last of these is not evaluated
     for round in finished:
         run.round(round)
     run.clients(3, 4)
@@ -62,10 +63,11 @@ def test_every_series_is_shown_with_the_values_of_the_run(shown, make_site, play
     *_, last, newest = finished
     assert shown == {
         "a/run": {
-            "rayfed_round": 3,
+            "rayfed_round": 5,
             "rayfed_test_accuracy": last.test_accuracy,
             "rayfed_test_loss": last.test_loss,
             "rayfed_forgetting": last.forgetting,
+            "rayfed_forgetting_round": dropped(finished[2].class_accuracy, last.class_accuracy),
             "rayfed_round_seconds": newest.seconds,
             "rayfed_bytes_down": sum(round.bytes_down for round in finished),
             "rayfed_bytes_up": sum(round.bytes_up for round in finished),
