@@ -167,7 +167,7 @@ def partition(job: str, overrides: Overrides, output: str | None, export: str | 
         raise InputError(f"--output '{path}': pictures end in {', '.join(PICTURES)}")
     federation = open_data(read)
     if export:
-        write_dealt(Path(export), [federation.dealt.client(i) for i in range(federation.num_clients)])
+        write_dealt(Path(export), [federation.client(i) for i in range(federation.num_clients)])
     classes, num_clients = tuple(map(harmless, federation.train.classes)), federation.num_clients
     clients, labels, counts = federation.cells()
     table = np.zeros((min(num_clients, MOST_CLIENTS), len(classes)), dtype=np.int64)

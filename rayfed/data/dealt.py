@@ -5,7 +5,8 @@
 * .npz: an array of images for each client, named by its number
 * .parquet: a row per image, with the columns client and image; or lists in a column images, as in a run's partition
 
-Clients are numbered from 0, and so are images, in the order of the training set.
+Clients are numbered from 0, and so are images, in the order of the training set. An image that no client has is the
+server's (`Data.auxiliary_per_class`).
 """
 
 import ast
@@ -26,7 +27,10 @@ SUFFIXES = (".json", ".txt", ".npz", ".parquet")
 
 
 def read_dealt(path: str, count: int) -> np.ndarray:
-    """The client of each of `count` images, int64 (count,). Raises InputError unless a file gives each image one."""
+    """The client of each of `count` images, int64 (count,); -1 where it has none.
+
+    Raises InputError where the file gives an image two, or is not such a file.
+    """
     place = f"data.partition.path = '{path}'"
     if not path.endswith(SUFFIXES):
         raise InputError(f"{place}: a partition file ends in {', '.join(SUFFIXES)}")
@@ -45,15 +49,10 @@ def read_dealt(path: str, count: int) -> np.ndarray:
             f"{place}: image {outside[0]} is not one of the training set's, 0 to {count - 1}; is it of other data?"
         )
     times = np.bincount(images, minlength=count)
-    twice, missing = np.flatnonzero(times > 1), np.flatnonzero(times == 0)
+    twice = np.flatnonzero(times > 1)
     if len(twice):
         raise InputError(f"{place}: image {twice[0]} is there {times[twice[0]]} times; give each image one client")
-    if len(missing):
-        raise InputError(
-            f"{place}: {len(missing):,} of {count:,} images have no client, such as image {missing[0]}; is it of other "
-            "data?"
-        )
-    owner_of = np.empty(count, dtype=np.int64)
+    owner_of = np.full(count, -1)
     owner_of[images] = owners
     return owner_of
 

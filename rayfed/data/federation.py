@@ -40,7 +40,7 @@ class Federation:
     train: Samples
     test: Samples
     partition: Partition  # what the clients hold: what was dealt, less the auxiliary set
-    dealt: Partition  # what the rule dealt, all of `train`; its hash is noted as the run's partition
+    dealt: Partition  # what the rule dealt; its hash is noted as the run's partition
     mean: tuple[float, ...]  # per channel, of all training pixels, in [0, 1]; or per feature; none of tokens
     std: tuple[float, ...]
     auxiliary: np.ndarray  # int64, sorted: withdrawn from the clients for the server; empty unless asked for
@@ -121,7 +121,8 @@ def federate(dataset: Dataset, rule: Rule, *, auxiliary_per_class: int = 0) -> F
     """Deal a data set's training images to clients by a partition rule, then withdraw the server's auxiliary set.
 
     `auxiliary_per_class` images of each class are withdrawn evenly from those who hold it, with the partition's seed;
-    who holds the others does not depend on it. Raises InputError where a class has fewer, where a client would hold no
+    who holds the others does not depend on it. A partition file may have left these out: then they are the server's.
+    Raises InputError where it has left out others, where a class has fewer, where a client would hold no
     image, where the rule refuses the data, or where a user's rule leaves images out, or deals one twice.
     """
     train = dataset.train
@@ -160,12 +161,27 @@ def _split_own(rule: Rule, train: Samples) -> Partition:
     return dealt
 
 
+def _left_out(dealt: Partition, train: Samples, per_class: int) -> np.ndarray:
+    """The images that a partition file gives to no client, sorted: `per_class` of each class, for the server."""
+    images = np.setdiff1d(np.arange(len(train)), dealt.indices)
+    counts = np.bincount(train.labels[images], minlength=len(train.classes))
+    if (counts != per_class).any():
+        raise InputError(
+            f"data.partition.path: {len(images):,} of {len(train):,} images have no client, such as image {images[0]}; "
+            "is it of other data? A file leaves out the server's images alone, data.auxiliary_per_class of each class: "
+            f"this job has {per_class}, the file {counts.min()} to {counts.max()}"
+        )
+    return images
+
+
 def _withdraw(dealt: Partition, train: Samples, per_class: int, seed: int) -> tuple[Partition, np.ndarray]:
     """What the clients keep, and the sorted indices of the `per_class` images of each class that they give up.
 
     The holders of a class give one image after another in turns, so they give as many, or one more or fewer; except who
     has no more of it, or only one image left of all, which it keeps.
     """
+    if len(dealt.indices) < len(train):
+        return dealt, _left_out(dealt, train, per_class)
     if not per_class:
         return dealt, np.empty(0, dtype=np.int64)
     rng = np.random.default_rng([seed, 1])  # a stream of its own

@@ -310,7 +310,9 @@ class File(Checked):
         from rayfed.data.dealt import read_dealt  # brings pyarrow
 
         owners = read_dealt(self.path, len(labels))
-        return Partition.of_owners(owners, int(owners.max()) + 1)
+        held = np.flatnonzero(owners >= 0)
+        partition = Partition.of_owners(owners[held], int(owners.max()) + 1)
+        return Partition(held[partition.indices], partition.offsets)
 
 
 RULES = (Iid, Shards, Dirichlet, Quantity, Classes, Natural, File)

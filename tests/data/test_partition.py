@@ -259,13 +259,15 @@ def test_others_files_are_read(tmp_path, name, text):
     assert [partition.client(i).tolist() for i in range(3)] == [[1, 4], [2, 3], [0]]
 
 
-def test_a_runs_own_partition_is_read_and_gives_the_same_weights(tmp_path):
+@pytest.mark.parametrize("withdrawn", [0, 8])
+def test_a_runs_own_partition_is_read_and_gives_the_same_weights(tmp_path, withdrawn):
     keys = {"ray.mode": "off", "train.num_rounds": 1, "train.local_steps": 2, "output.path": str(tmp_path)}
+    keys |= {"data.auxiliary_per_class": withdrawn, "method": "fedssd" if withdrawn else "fedntd"}
     first = rayfed.run("jobs/quickstart.toml", keys | {"name": "first"})
     file = {"name": "file", "path": str(first.path / "partition.parquet")}
     second = rayfed.run("jobs/quickstart.toml", keys | {"name": "second", "data.partition": file})
     held = [read_environment(result.path)["partition"] for result in (first, second)]
-    assert held[0] == held[1]
+    assert (held[0] == held[1]) == (not withdrawn), "what was dealt is not known of the server's images"
     assert all(torch.equal(tensor, second.weights[name]) for name, tensor in first.weights.items())
 
 
