@@ -3,6 +3,7 @@
 import csv
 import io
 import math
+import re
 import shutil
 from contextlib import suppress
 from dataclasses import replace
@@ -25,6 +26,7 @@ from rayfed.report.compared import numbers
 from rayfed.report.forms import Sheet, as_csv, latex, markdown
 from rayfed.report.table import Difference, rows, sheet
 from rayfed.report.words import T, interval
+from rayfed.screen.text import print_table
 
 PAPERS = Path(__file__).resolve().parents[1] / "jobs" / "papers"
 TINY = {"model.name": "lenet", "train.num_rounds": 1, "train.clients_per_round": 2, "train.local_steps": 1}
@@ -101,6 +103,7 @@ def test_the_run_to_compare_with_is_named_by_the_end_of_its_name(run):
     found = rows(runs, first="fedavg")
     assert [row.name for row in found] == ["x/fedavg", "y/fedavg", "x/moon", "y/moon"]
     assert next(row.name for row in rows(runs, first="y/moon")) == "y/moon"
+    assert [row.name for row in rows(runs)] == ["x/fedavg", "y/fedavg", "x/moon", "y/moon"], "also if it is not named"
     with pytest.raises(InputError, match="--from fedvg: no run has this name; did you mean 'y/fedavg'"):
         rows(runs, first="fedvg")
 
@@ -117,10 +120,25 @@ def test_only_runs_of_the_same_partition_seed_and_rounds_are_compared_and_the_ta
         assert (first.difference, second.difference) == (None, None)
         assert (first.unlike, second.unlike) == ("", why)
         made = sheet([one, other], "text")
-        assert [line[made.head.index("difference in last (points)")] for line in made.lines] == ["", why]
+        assert [line[made.head.index("difference in last (points)")] for line in made.lines] == ["reference", why]
     both = [run("x/one", 0, 0.5), run("x/one", 1, 0.5, partition="q")]
     crossed = [run("x/two", 1, 0.5), run("x/two", 0, 0.5, partition="q")]
     assert rows([*both, *crossed])[1].unlike == "other pairs of partition and seed"
+
+
+@pytest.mark.parametrize("width", [24, 80, 400])
+def test_on_a_terminal_of_any_width_no_cell_is_cut(width, monkeypatch, capsys):
+    heads = ["run", *(f"accuracy in round {number} (%)" for number in range(12))]
+    lines = [["fedavg", *(f"{number}.25 ± 0.5" for number in range(12))], ["fedlmd_tf", *["-11.5 [-30.25, +7.5]"] * 12]]
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", str(width))
+    print_table(heads, lines)
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    assert "…" not in shown and max(map(len, shown.splitlines())) <= width
+    if width >= 80:
+        assert [shown.count(cell) for cell in lines[0][1:]] == [1] * 12 and shown.count(lines[1][1]) == 12
+    else:  # a column is wider than the terminal: its cells are folded
+        assert shown.count("fedavg") == 12
 
 
 def test_a_difference_names_its_reference_where_there_are_several(run):
@@ -129,7 +147,7 @@ def test_a_difference_names_its_reference_where_there_are_several(run):
     assert third.difference == Difference("y/one", 1, pytest.approx(10.0), None)
     assert not third.difference.sure  # one pair says nothing about chance
     made = sheet(runs, "text")
-    assert [line[-2:] for line in made.lines] == [["", ""], ["other partition", ""], ["+10.00", "y/one"]]
+    assert [line[-2:] for line in made.lines] == [["reference", ""], ["other partition", ""], ["+10.00", "y/one"]]
     assert "from" not in sheet(runs[1:], "text").head
     assert [record["reference"] for record in made.records] == [None, None, "y/one"]
 

@@ -33,7 +33,9 @@ def complete_paper(ctx: click.Context, param: click.Parameter, incomplete: str) 
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
 @click.option("--paper", metavar="PAPER/TABLE", help="Beside a paper's numbers, such as fedntd/table1.")
 @click.option("--of", type=click.Choice(OF), default="last", help="What to compare; the last accuracy.")
-@click.option("--from", "first", metavar="NAME", default="", help="The run to compare with, such as fedavg; the first.")
+@click.option(
+    "--from", "first", metavar="NAME", default="", help="The run to compare with. If not given: fedavg, or the first."
+)
 @click.option("--target", type=float, help="Also the rounds to this accuracy, such as 0.5, and the speed-up.")
 @click.option("--format", "form", type=click.Choice(FORMS), default="text", help="Form of the table; text.")
 def table(runs: tuple[Path, ...], paper: str | None, of: str, first: str, target: float | None, form: str) -> None:

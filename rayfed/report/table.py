@@ -29,6 +29,8 @@ HEADS = {
     "personalised": f"personalised, mean of last {LAST} (%)",  # of runs that measured `local`
 }
 
+REFERENCE = "fedavg"
+
 
 @dataclass(frozen=True)
 class Difference:
@@ -61,9 +63,10 @@ class Row:
 def rows(runs: Sequence[Run], of: str = "last", first: str = "") -> list[Row]:
     """A row for each group; the difference `of` an accuracy of `HEADS` is from the first group that has its pairs.
 
-    `first` is the name, or the end of the name, of the groups that come first, such as fedavg. Runs without an
-    evaluated round are left out. Raises `InputError` if no other is there, for a `first` that no group has, for a run
-    without the accuracy `of`, and for two runs in a group that are a pair: they would count as two seeds.
+    `first` is the name, or the end of the name, of the groups that come first; if it is not given, fedavg, where it is
+    there: so the end of a grid, the table and the page have one reference. Runs without an evaluated round are left
+    out. Raises `InputError` if no other is there, for a `first` that no group has, for a run without the accuracy `of`,
+    and for two runs in a group that are a pair: they would count as two seeds.
     """
     groups = grouped([run for run in runs if run.evaluated[1:].any()])
     if not groups:
@@ -99,7 +102,7 @@ def _row(name: str, group: Group, of: str, above: Sequence[Row]) -> Row:
 def _ordered(groups: dict[str, Group], first: str) -> list[tuple[str, Group]]:
     if first and not any(f"/{name}".endswith(f"/{first}") for name in groups):
         raise InputError(f"--from {first}: no run has this name{did_you_mean(first, groups)}")
-    return sorted(groups.items(), key=lambda item: not f"/{item[0]}".endswith(f"/{first}"))
+    return sorted(groups.items(), key=lambda item: not f"/{item[0]}".endswith(f"/{first or REFERENCE}"))
 
 
 def figures(run: Run) -> dict[str, float]:
@@ -254,7 +257,7 @@ def _reached(rounds: Sequence[int | None]) -> str:
 
 def _gap(row: Row, form: str) -> str:
     if row.difference is None:
-        return row.unlike
+        return row.unlike or "reference"
     gap = f"{row.difference.mean:+.2f}"
     if row.difference.interval is not None:
         low, high = row.difference.interval

@@ -64,14 +64,42 @@ def aligned(rows: Sequence[Sequence[str]], gap: str = "  ") -> str:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table: with rules and fitted to its width on a terminal, elsewhere aligned text with a line per row."""
+    """A table: with rules on a terminal, elsewhere aligned text with a line per row.
+
+    No cell is cut: columns that do not fit on the terminal follow in tables below, each with the first column again.
+    """
     if not sys.stdout.isatty():
         print(aligned([columns, *rows]))
         return
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(*map(in_line, columns))
-    for row in rows:
-        table.add_row(*map(in_line, row))
-    Console(markup=False, highlight=False).print(table)
+    console = Console(markup=False, highlight=False)
+    heads, lines = [in_line(head) for head in columns], [[in_line(cell) for cell in row] for row in rows]
+    words = [max(map(cell_len, head.split()), default=0) for head in heads]
+    widths = [max([word, *(cell_len(line[number]) for line in lines)]) for number, word in enumerate(words)]
+    for numbers in side_by_side([width + len(" │ ") for width in widths], console.width - len("│")):
+        table = Table()
+        for number in numbers:
+            table.add_column(heads[number], min_width=min(widths[number], console.width // 2), overflow="fold")
+        for line in lines:
+            table.add_row(*(line[number] for number in numbers))
+        console.print(table)
+
+
+def side_by_side(widths: Sequence[int], room: int) -> list[list[int]]:
+    """The numbers of the columns in each of as few tables as have room for them; the first column is in all.
+
+    >>> side_by_side([10, 8, 8, 8], room=30)
+    [[0, 1, 2], [0, 3]]
+    """
+    tables: list[list[int]] = []
+    left = 0
+    for number in range(1, len(widths)):
+        if not tables or widths[number] > left:
+            tables.append([0])
+            left = room - widths[0]
+        tables[-1].append(number)
+        left -= widths[number]
+    return tables or [[0]]
