@@ -136,7 +136,7 @@ def test_on_a_terminal_of_any_width_no_cell_is_cut(width, monkeypatch, capsys):
     shown = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
     assert "…" not in shown and max(map(len, shown.splitlines())) <= width
     if width >= 80:
-        assert [shown.count(cell) for cell in lines[0][1:]] == [1] * 12 and shown.count(lines[1][1]) == 12
+        assert [shown.count(f" {cell} ") for cell in lines[0][1:]] == [1] * 12 and shown.count(lines[1][1]) == 12
     else:  # a column is wider than the terminal: its cells are folded
         assert shown.count("fedavg") == 12
 
