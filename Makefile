@@ -30,7 +30,8 @@ bench: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
 	@echo "setting up .venv (some minutes and 6 GB the first time)"
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[test]'
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --config-settings editable_mode=compat \
+		--editable '.[test]'
 	touch $@
 
 .PHONY: demo test test-other-cpus test-slow bench
