@@ -32,7 +32,7 @@ def names(path: Path, axis: str) -> list[str]:
 
 
 def test_every_paper_has_grids_and_numbers():
-    papers = {"fedntd", "fedlmd", "fedcad", "fedssd", "fedcsd", "fedvls", "fl-simulator"}
+    papers = {"fedntd", "fedlmd", "fedcad", "fedssd", "fedcsd", "fedvls", "fl-simulator", "niid-bench"}
     assert {path.parent.name for path in GRIDS} == papers == {path.parent.name for path in RESULTS}
 
 
