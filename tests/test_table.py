@@ -285,7 +285,7 @@ def test_each_number_of_the_paper_has_a_line_and_other_protocols_are_named(run, 
     assert "train.lr is 0.5 in the grid, 0.03 here" in made.notes[0] and "data.source is" in made.notes[0]
     assert made.notes[1:] == [
         "2. paper: doubtful: a slip",
-        "the paper prints no number for fedx-table1/fedntd",
+        "results.csv has no number for fedx-table1/fedntd",
         "not of the paper's grid: other",
     ]
     assert made.records[0]["difference"] == pytest.approx(9.5) and "doubtful" in made.records[1]["notes"]

@@ -124,11 +124,11 @@ def sheet(runs: Sequence[Run], paper: Paper, of: str = "last") -> Sheet:
             lines.append([*cells, ", ".join(map(str, numbered))])
             records.append(_record(row, number, stat, notes))
     if not lines:
-        raise InputError(f"the paper prints no number for {', '.join(row.name for row in of_paper)}")
+        raise InputError(f"results.csv has no number for {', '.join(row.name for row in of_paper)}")
     below = [f"{mark}. {note}" for note, mark in marks.items()]
     unprinted = [row.name for row in of_paper if not paper.numbers[plain(row.runs[0].name)]]
     if unprinted:
-        below.append(f"the paper prints no number for {', '.join(unprinted)}")
+        below.append(f"results.csv has no number for {', '.join(unprinted)}")
     others = [row.name for row in every_row if row not in of_paper]
     if others:
         below.append(f"not of the paper's grid: {', '.join(others)}")
