@@ -27,10 +27,9 @@ class Paper:
     numbers: dict[str, list[Theirs]]
 
     def unlike(self, run: Run) -> list[str]:
-        """How a run of the grid differs from it."""
-        return differences(
-            protocol(self.cells[plain(run.name)].job().table()), protocol(run.job), "in the grid", "here"
-        )
+        """How a run of the grid differs from it, with its own seed: a partition may follow the seed."""
+        of_grid = Cell(self.cells[plain(run.name)].tables | {"seed": run.job.get("seed", 0)}).job().table()
+        return differences(protocol(of_grid), protocol(run.job), "in the grid", "here")
 
     def baseline(self, run: Run, runs: Sequence[Run]) -> Run | None:
         """The run of FedAvg in the same setting, of the same data, partition, seed and number of rounds."""
