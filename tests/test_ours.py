@@ -133,6 +133,15 @@ def test_domains_have_their_accuracy_and_a_plain_mean(folder):
     assert taken(run, "test_accuracy_webcam").note.endswith("have these domains: dslr, amazon")
 
 
+def test_personalised_accuracy_is_the_mean_over_the_clients_own_models(path, tmp_path):
+    assert taken(read_run(path), "personalised_accuracy").note == 'measure = ["local"] records it'
+    options = {**TINY, "name": "b", "ray.mode": "off", "output.path": str(tmp_path), "measure": ["local"]}
+    folder = rayfed.run("jobs/quickstart.toml", options).path
+    notes = [dict(of_client) for of_client in tables.read_table(folder, "clients")["notes"].to_pylist()]
+    expected = 100 * np.mean([note["local.after.in_local"] for note in notes])
+    assert taken(read_run(folder), "personalised_accuracy").value == pytest.approx(expected)
+
+
 def test_a_run_without_these_tables_has_no_number_and_says_why(path):
     """Every kind of number in the papers: either a number, or a reason."""
     run = read_run(path)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import rayfed
 from rayfed.grid.cells import expand
 
 PAPERS = Path(__file__).resolve().parents[1] / "jobs" / "papers"
@@ -33,6 +34,7 @@ def names(path: Path, axis: str) -> list[str]:
 
 def test_every_paper_has_grids_and_numbers():
     papers = {"fedntd", "fedlmd", "fedcad", "fedssd", "fedcsd", "fedvls", "fl-simulator"}
+    papers |= {"niid-bench", "fedacg", "fedrcl", "fedwsq", "pfllib"}
     assert {path.parent.name for path in GRIDS} == papers == {path.parent.name for path in RESULTS}
 
 
@@ -111,3 +113,25 @@ def test_every_run_is_a_valid_job(path):
     jobs = [cell.job() for cell in expand(tables)]
     assert len({job.name for job in jobs}) == len(jobs) == prod(map(len, tables.get("grid", {}).values()))
     assert len({job.hash() for job in jobs}) == len(jobs)  # no run is listed twice under two names
+
+
+LONG = ["fl-simulator/readme", "fedacg/cifar", "fedrcl/readme", "fedwsq/fig-d", "niid-bench/table3", "pfllib/benchmark"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("grid", LONG)
+def test_three_rounds_of_every_method_of_a_grid_that_was_not_run(grid, tmp_path, write_images):
+    """On 80 random images: that each method trains the grid's network, with the grid's rates, clips and parts."""
+    tables = tomllib.loads((PAPERS / f"{grid}.toml").read_text())
+    side, channels = (28, 1) if "mnist" in tables["data"]["source"] else (32, 3)
+    write_images(tmp_path, 80, 10, pixels=channels * side**2, classes=10)
+    few = {"train.num_rounds": 3, "train.clients_per_round": 2, "train.local_steps": 1, "train.batch_size": 5}
+    data = {"source": str(tmp_path / "data"), "shape": [channels, side, side], "partition": {"num_clients": 4}}
+    here = {"ray.mode": "off", "output.path": str(tmp_path / "runs"), "grid.seeds": [0]}
+    cells = expand(tables, {**few, **here, **{f"data.{key}": value for key, value in data.items()}})
+    methods = [cell for cell in cells if cell.setting == cells[0].setting]
+    assert len(methods) == len(tables["grid"]["method"])
+    for cell in methods:
+        result = rayfed.run(cell.job())
+        assert result.rounds["round"].to_pylist() == [0, 1, 2, 3], cell.name
+        assert all(weight.isfinite().all() for weight in result.weights.values()), cell.name

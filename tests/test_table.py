@@ -269,7 +269,7 @@ def papers(tmp_path):
     folder.mkdir(parents=True)
     grid = "\n".join(f'[[grid.method]]\nname = "{name}"\nmethod = "{name}"' for name in ("fedavg", "fedntd"))
     job = (
-        'name = "fedx-table1"\n[data.partition]\nname = "dirichlet"\nalpha = 0.3\nnum_clients = 20\n'
+        'name = "fedx-table1"\n[data.partition]\nname = "dirichlet"\nalpha = 0.3\nnum_clients = 20\nseed = "run"\n'
         '[model]\nname = "lenet"\n'
         "[train]\nnum_rounds = 1\nclients_per_round = 2\nlocal_steps = 1\nlr = 0.5\n[grid]\nseeds = [0, 1]\n"
     )
@@ -301,9 +301,10 @@ def test_each_number_of_the_paper_has_a_line_and_other_protocols_are_named(run, 
     assert (accuracy["notes"], forgetting["notes"]) == ("1", "1, 2")
     assert made.notes[0].startswith("1. other than the paper's grid: ") and made.notes[0].count("train.lr is") == 1
     assert "train.lr is 0.5 in the grid, 0.03 here" in made.notes[0] and "data.source is" in made.notes[0]
+    assert "partition.seed" not in made.notes[0], "it follows the run's seed"
     assert made.notes[1:] == [
         "2. paper: doubtful: a slip",
-        "the paper prints no number for fedx-table1/fedntd",
+        "results.csv has no number for fedx-table1/fedntd",
         "not of the paper's grid: other",
     ]
     assert made.records[0]["difference"] == pytest.approx(9.5) and "doubtful" in made.records[1]["notes"]

@@ -132,6 +132,12 @@ def _domain(run: Run, number: Theirs, baseline: Run | None, stat: str, domain: s
     return Ours(100 * float(np.mean(values)), unsaid)
 
 
+def _personalised(run: Run, number: Theirs, baseline: Run | None, stat: str) -> Ours:
+    """Of the clients' own models, the mean of the last measured rounds (PFLlib prints the best of all its rounds)."""
+    value = figures(run).get("personalised", math.nan)
+    return Ours(value, 'measure = ["local"] records it' if math.isnan(value) else "the mean of the last ten measured")
+
+
 def _last_notes(run: Run, table: str, prefix: str) -> list[dict[str, float]]:
     """The notes with a prefix in each row of the last round that has any."""
     rows = read_table(run.folder, table)
@@ -152,4 +158,5 @@ MEASURES: dict[str, Callable[..., Ours]] = {
     r"class_accuracy_(\d+)": _class_accuracy,
     r"alignment_fc512_(local|global)": _alignment,
     r"test_accuracy_(\w+)": _domain,
+    r"personalised_accuracy": _personalised,
 }

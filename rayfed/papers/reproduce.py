@@ -82,7 +82,7 @@ def print_paper(runs: Iterable[Path], name: str, form: str = "text", of: str = "
 
 
 def show_beside(table: str, cells: list[Cell]) -> None:
-    """Print a paper's table beside the finished cells; only their own table where the paper prints no number."""
+    """Print a paper's table beside the finished cells; only their own table where it has no number."""
     from rayfed.folder.places import folder_of
     from rayfed.grid.command import finished, show_results
     from rayfed.papers.tables import plain, read_paper
@@ -90,7 +90,7 @@ def show_beside(table: str, cells: list[Cell]) -> None:
     paper = read_paper(table)
     if not any(paper.numbers[name] for name in {plain(cell.name) for cell in cells} & paper.numbers.keys()):
         show_results(cells)
-        print(f"\nthe paper prints no number for {'this run' if len(cells) == 1 else 'these runs'}")
+        print(f"\nresults.csv has no number for {'this run' if len(cells) == 1 else 'these runs'}")
     elif done := finished(cells):
         print()
         print_paper(map(folder_of, done), table)

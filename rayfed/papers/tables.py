@@ -27,10 +27,9 @@ class Paper:
     numbers: dict[str, list[Theirs]]
 
     def unlike(self, run: Run) -> list[str]:
-        """How a run of the grid differs from it."""
-        return differences(
-            protocol(self.cells[plain(run.name)].job().table()), protocol(run.job), "in the grid", "here"
-        )
+        """How a run of the grid differs from it, with its own seed: a partition may follow the seed."""
+        of_grid = Cell(self.cells[plain(run.name)].tables | {"seed": run.job.get("seed", 0)}).job().table()
+        return differences(protocol(of_grid), protocol(run.job), "in the grid", "here")
 
     def baseline(self, run: Run, runs: Sequence[Run]) -> Run | None:
         """The run of FedAvg in the same setting, of the same data, partition, seed and number of rounds."""
@@ -124,11 +123,11 @@ def sheet(runs: Sequence[Run], paper: Paper, of: str = "last") -> Sheet:
             lines.append([*cells, ", ".join(map(str, numbered))])
             records.append(_record(row, number, stat, notes))
     if not lines:
-        raise InputError(f"the paper prints no number for {', '.join(row.name for row in of_paper)}")
+        raise InputError(f"results.csv has no number for {', '.join(row.name for row in of_paper)}")
     below = [f"{mark}. {note}" for note, mark in marks.items()]
     unprinted = [row.name for row in of_paper if not paper.numbers[plain(row.runs[0].name)]]
     if unprinted:
-        below.append(f"the paper prints no number for {', '.join(unprinted)}")
+        below.append(f"results.csv has no number for {', '.join(unprinted)}")
     others = [row.name for row in every_row if row not in of_paper]
     if others:
         below.append(f"not of the paper's grid: {', '.join(others)}")

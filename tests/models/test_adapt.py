@@ -321,6 +321,24 @@ def test_bytes_fall_with_the_share_that_trains(play):
     assert all(math.isfinite(row.train_loss) for row in some.clients)
 
 
+def test_the_job_of_a_pretrained_vit_trains_loras_matrices_on_top_of_timms_file(file, tmp_path, write_images, no_page):
+    import timm
+
+    options = {key: value for key, value in VIT.items() if key != "name"}
+    pretrained = timm.create_model("vit_tiny_patch16_224", img_size=28, num_classes=1000, **options)
+    write_images(tmp_path, 40, 10, pixels=3 * 28**2, classes=10)
+    data = {"data.source": str(tmp_path / "data"), "data.shape": [3, 28, 28], "data.size": 28, "data.partition": "iid"}
+    few = {"train.num_rounds": 1, "train.clients_per_round": 2, "train.local_steps": 1, "data.partition.num_clients": 4}
+    model = {f"model.{key}": value for key, value in options.items()} | {"model.weights": file(pretrained)}
+    here = {"ray.mode": "off", "output.path": str(tmp_path / "runs")}
+    weights = rayfed.run("jobs/cifar10/vit-lora.toml", {**data, **few, **model, **here}).weights
+    kept = {f"features.{name}": tensor for name, tensor in pretrained.state_dict().items() if "head" not in name}
+    shared = {name: tensor for name, tensor in weights.items() if name in kept}
+    assert len(shared) > 20 and all(torch.equal(kept[name], tensor) for name, tensor in shared.items())
+    trained = [tensor for name, tensor in weights.items() if ".lora_B." in name]
+    assert len(trained) == 2 and all(tensor.any() for tensor in trained)
+
+
 def test_results_and_checkpoints_give_the_whole_model_again(tmp_path, no_page):
     done = rayfed.run(job(vit(lora={"rank": 2}), path=str(tmp_path)))
     again = rayfed.resume(done.path).weights
