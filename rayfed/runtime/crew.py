@@ -28,6 +28,7 @@ from rayfed.runtime.placement import Place, actor_text, capacity, nodes_text, pl
 log = logging.getLogger(__name__)
 
 MAX_OPENINGS = 3  # times in a row that an actor may fail to open the run
+TICK = 0.02  # seconds until an object that is on its way here is looked for again
 PAUSE = 0.1  # seconds, at least, before an actor is asked again; mostly Ray itself takes a second to refuse
 UP_LIMIT = 180.0  # seconds in which an actor's process must come up; afterwards it is restarted
 DATA_LIMIT = 3600.0  # seconds in which an actor that is up must have the data
@@ -114,7 +115,7 @@ class Crew:
         self._ask(member, member.actor.where)
 
     def wait(self, working: Sequence[ObjectRef], seconds: float) -> list[ObjectRef]:
-        """Wait at most `seconds` until a working call ends, or a member comes up. Gives the calls that have ended.
+        """Wait at most `seconds` until a working call ends, or a member comes up. Gives those with values here.
 
         New nodes that come meanwhile get members, too.
         Raises `WorkersLost` when there has been no actor to work on for `ray.patience` seconds, at first for three
@@ -144,14 +145,17 @@ class Crew:
             seconds = min(seconds, left)
         if not working and not self.opening:
             time.sleep(min(seconds, 1.0))
-            if not self._refused:
+            if not self._refused and not self.idle:
                 self.grow()
             return []
         awaited = [*working, *self.opening]
-        if ray.wait(awaited, timeout=seconds, fetch_local=False)[0]:  # then all that have ended: none of them is late
-            ready, _ = ray.wait(awaited, num_returns=len(awaited), timeout=0, fetch_local=False)
-        else:
-            ready = []
+        if not ray.wait(awaited, timeout=seconds, fetch_local=False)[0]:
+            return []
+        # All that have ended: none of them is late. Those whose values are not here yet are brought in the meantime; to
+        # wait for one of them and for the others together, Ray would let the others wait.
+        ready, _ = ray.wait(awaited, num_returns=len(awaited), timeout=0, fetch_local=True)
+        if not ready:
+            time.sleep(TICK)
         self._answered([reference for reference in ready if reference in self.opening])
         return [reference for reference in ready if reference in working]
 

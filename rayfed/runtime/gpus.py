@@ -2,7 +2,6 @@
 
 import logging
 import os
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,7 +19,7 @@ from rayfed.rounds.engine import play, start
 from rayfed.rounds.round import Round
 from rayfed.rounds.site import Site
 from rayfed.runtime.causes import is_loss, refuse_input
-from rayfed.runtime.heartbeat import Heartbeat
+from rayfed.runtime.heartbeat import got
 from rayfed.runtime.local_workers import LocalWorkers
 from rayfed.runtime.placement import Resources
 
@@ -72,7 +71,7 @@ def measure_share(probe: Any, site: ObjectRef, nodes: Mapping[str, Resources], p
     strategies = [NodeAffinitySchedulingStrategy(name, soft=False) for name in nodes if nodes[name].get("GPU")]
     try:
         try:
-            _got([probe.where.remote()], patience, "a whole GPU, to measure the largest client")
+            got([probe.where.remote()], patience, "a whole GPU, to measure the largest client")
         except GetTimeoutError:
             raise WorkersLost(
                 f"ray.num_gpus = 'auto': for {patience:.0f} s (ray.patience) no whole GPU was free, to measure the "
@@ -81,7 +80,7 @@ def measure_share(probe: Any, site: ObjectRef, nodes: Mapping[str, Resources], p
             ) from None
         asked = [probe.measure_memory.remote([site])]
         asked += [_gpu_bytes.options(scheduling_strategy=strategy).remote() for strategy in strategies]
-        needed, *sizes = _got(asked, MEASURE_LIMIT, "the largest client, which is measured on a whole GPU")
+        needed, *sizes = got(asked, MEASURE_LIMIT, "the largest client, which is measured on a whole GPU")
     except GetTimeoutError:
         raise InputError(
             f"ray.num_gpus = 'auto': the largest client was not done on a GPU after {MEASURE_LIMIT:.0f} s; give each "
@@ -95,18 +94,6 @@ def measure_share(probe: Any, site: ObjectRef, nodes: Mapping[str, Resources], p
     finally:
         ray.kill(probe)
     return share_as_measured(needed, [size for node in sizes for size in node])
-
-
-def _got(references: list[ObjectRef], limit: float, awaited: str) -> list[Any]:
-    """The values of all references. Raises `GetTimeoutError` after `limit` seconds; until then, a heartbeat."""
-    end, heartbeat = time.monotonic() + limit, Heartbeat()
-    while time.monotonic() < end:
-        pause = min(end - time.monotonic(), heartbeat.left)
-        _, missing = ray.wait(references, num_returns=len(references), timeout=max(0.0, pause))
-        if not missing:
-            break
-        heartbeat.beat(lambda: awaited)
-    return ray.get(references, timeout=max(1.0, end - time.monotonic()))
 
 
 def share_as_measured(needed: int, gpus: Sequence[int]) -> float:

@@ -29,11 +29,12 @@ class Call:
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What a call has given, and who gave it."""
+    """What a call has given, who gave it, and since when it is here: its objects may still be on their way."""
 
     member: Member
     value: Any
     objects: Sequence[ObjectRef]
+    since: float
 
 
 @dataclass(eq=False)

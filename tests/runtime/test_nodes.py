@@ -31,7 +31,7 @@ from rayfed.base.errors import InputError, WorkersLost
 from rayfed.job import RayOptions
 from rayfed.methods import Part, compose, fedavg, scaffold
 from rayfed.rounds.engine import rounds, start
-from rayfed.runtime import crew, heartbeat, session
+from rayfed.runtime import crew, dispatch, heartbeat, session
 from rayfed.runtime.crew import Crew
 from rayfed.runtime.dispatch import Dispatch
 from rayfed.runtime.gpus import PRETENDED
@@ -39,6 +39,7 @@ from rayfed.runtime.session import StoredSite, open_pool
 
 pytestmark = pytest.mark.slow
 
+IN_STORE = {"RAY_max_direct_call_object_size": "1"}  # objects of any size, as those of large models are
 PATIENT = {"RAY_health_check_failure_threshold": "1000"}  # Ray gives no node up
 OTHER = {"ATEN_CPU_CAPABILITY": "default"}  # torch computes as on a CPU of another kind
 
@@ -216,27 +217,62 @@ def test_actors_on_several_kinds_of_hardware_are_allowed_where_other_bits_are(se
 def test_a_reply_is_lost_with_its_node(a_cluster, make_site, played, here, pool_on, monkeypatch, caplog):
     removed = []
 
-    def wait(references, *, fetch_local=True, wait=ray.wait, **rest):
-        """Fetches no reply before its turn: these small ones would all be there in time."""
-        return wait(references, fetch_local=fetch_local and rest.get("timeout") != 0, **rest)
-
-    def fetched(dispatch, stage, turn, fetch=Dispatch._fetched):
+    def fetched(dispatch, stage, turn, begun, fetch=Dispatch._fetched):
         """Removes a node when it is the turn of a reply that lies on it."""
         if turn in stage.answers and stage.answers[turn].member.place.node_id == node.node_id and not removed:
             removed.append(cluster.remove_node(node))
-        return fetch(dispatch, stage, turn)
+        return fetch(dispatch, stage, turn, begun)
 
     site = make_site(scaffold(), clients_per_round=6)
     expected = here(site)
-    in_store = {"RAY_max_direct_call_object_size": "1"}  # objects of any size, as those of large models are
-    with a_cluster(in_store, num_cpus=1) as cluster:
+    with a_cluster(IN_STORE, num_cpus=1) as cluster:
         node = cluster.add_node(num_cpus=1)
         monkeypatch.setattr(Dispatch, "_fetched", fetched)
-        monkeypatch.setattr(ray, "wait", wait)
+        monkeypatch.setattr(dispatch, "bring", lambda objects: None)  # these small ones would all be there in time
         with pool_on(site, "reply", actors=2) as pool:
             assert played(site, pool) == expected
     assert removed
     assert "its reply was lost with actor-" in caplog.text
+
+
+@dataclass(frozen=True)
+class Slow(Part):
+    """Waits at each client."""
+
+    def begin(self, client):
+        time.sleep(0.2)
+
+
+def test_a_silent_node_holds_up_neither_the_others_nor_a_deadline(
+    a_cluster, make_site, played, here, pool_on, monkeypatch, caplog
+):
+    """Its raylet is stopped while the sum of a reply lies there, and Ray itself would wait for that for ever."""
+    monkeypatch.setattr(heartbeat, "HEARTBEAT", 0.5)
+    silent, went_on = [], []
+
+    def arrived(dispatch, message, arrived=Dispatch._arrived):
+        if message.member.node_id != node.node_id:
+            went_on.extend(dispatch._coming)
+        elif message.stage.kind == "train" and not silent:
+            os.kill(raylet, signal.SIGSTOP)
+            silent.append(str(message.member))
+        arrived(dispatch, message)
+
+    site = make_site(compose(fedavg(), Slow()), clients_per_round=6, num_rounds=2)
+    expected = here(site)
+    with a_cluster({**IN_STORE, **PATIENT}, num_cpus=1) as cluster:
+        node = cluster.add_node(num_cpus=1)
+        raylet = node.all_processes["raylet"][0].process.pid
+        monkeypatch.setattr(Dispatch, "_arrived", arrived)
+        try:
+            with pool_on(site, "silent", actors=2, deadline=6.0) as pool:
+                assert played(site, pool) == expected
+        finally:
+            os.kill(raylet, signal.SIGCONT)
+    awaited = f"the reply of .*, round 1 from {silent[0]}"
+    given_up = f"its reply did not come from {silent[0]} for \\d+ s; running it again"
+    assert re.search(f"waiting for {awaited}(?s:.*){given_up}", caplog.text), "the heartbeat, and then the deadline"
+    assert re.search(awaited, went_on[0]), "others answered, and got more work, in the meantime"
 
 
 def test_lost_objects_are_made_again_or_named(several, make_site, play, bits, pool_on, monkeypatch, caplog):
