@@ -131,11 +131,11 @@ class Dispatch:
                 )
 
     def _member_for(self, stage: Stage, index: int) -> Member | None:
-        """An idle member; where a GPU has failed this call, on another node, or None while such a member is at work."""
+        """An idle member; where a GPU has failed this call, one with another, or None while such a one is at work."""
         idle, faulty = self.crew.idle, stage.faulty.get(index)
-        member = next((member for member in idle if member.node_id != faulty), None)
+        member = next((member for member in idle if member.card != faulty), None)
         if member is None:
-            if any(message.member.node_id != faulty for message in self._working.values()):
+            if any(message.member.card != faulty for message in self._working.values()):
                 return None
             member = idle[0]
         idle.remove(member)
@@ -179,8 +179,8 @@ class Dispatch:
                 how = "" if cause_of(error) else "died"
                 self._run_again(stage, indices, f"lost with {member} ({type(error).__name__})", error, how)
         elif is_gpu_fault(error) and indices[0] not in stage.faulty:
-            stage.faulty |= dict.fromkeys(indices, member.node_id)
-            self.crew.open(member, kill=True)  # the error would stay in its process
+            stage.faulty |= dict.fromkeys(indices, member.card)
+            self.crew.replace_after_fault(member)
             cause = first_line(cause_of(error) or error)
             self._run_again(stage, indices, f"the GPU of {member} failed ({cause})", error, how="GPU")
         else:

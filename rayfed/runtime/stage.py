@@ -54,7 +54,7 @@ class Stage:
         self.answers: dict[int, Answer] = {}  # by call: those that are here, and not given out yet
         self.losses: Counter[int] = Counter()
         self.alone: set[int] = set()  # calls that get a message of their own
-        self.faulty: dict[int, str] = {}  # call -> the node whose GPU failed it; the call is tried on another, once
+        self.faulty: dict[int, tuple[str, str]] = {}  # call -> the GPU that failed it; it is tried on another, once
         self.error: RunFailed | None = None  # for whoever waits for the answers
         self.over = False
         self.done = self._shown = 0  # clients

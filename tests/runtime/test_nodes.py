@@ -69,6 +69,15 @@ class FaultyGPU(Part):
             raise torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered")
 
 
+@dataclass(frozen=True)
+class FaultyCard(Part):
+    """Every client on the first GPU of a node ends with an error of CUDA's."""
+
+    def begin(self, client):
+        if [*map(str, ray.get_gpu_ids())] == ["0"]:
+            raise torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered")
+
+
 @contextmanager
 def once(file, action):
     """Does something as soon as a file exists."""
@@ -204,6 +213,24 @@ def test_what_happens_to_a_cluster(a_cluster, make_site, played, here, pool_on, 
         assert not row.size or it.pool._crew.size == row.size, "no other actor is put there"
         assert len(it.pool.kinds()) == 1
     assert all(re.search(words, caplog.text) for words in row.logs)
+
+
+def test_a_client_whose_gpu_fails_goes_to_another_and_the_gpu_is_given_up_in_the_end(
+    a_cluster, make_site, played, here, pool_on, ready, caplog
+):
+    """Both GPUs are on one node."""
+    site = make_site(compose(scaffold(), FaultyCard()), clients_per_round=6)
+
+    def between(round):
+        while round.round == 1 and ready(pool) < 2:
+            pool._crew.wait([], 0.2)
+
+    with a_cluster({PRETENDED: "1"}, num_cpus=2, num_gpus=2), pool_on(site, "card", num_gpus=1.0) as pool:
+        assert played(site, pool, between) == here(site)
+        assert [member.gpu for member in pool._crew._members] == ["1"]
+        pool._crew.grow()
+        assert pool._crew.size == 1, "no other actor is put there"
+    assert "failed 2 times; the actor is given up" in caplog.text
 
 
 def test_actors_on_several_kinds_of_hardware_are_allowed_where_other_bits_are(several, make_site, played):
