@@ -44,7 +44,7 @@ class RayOptions(Checked):
     actors: Annotated[Auto | Annotated[int, Ge(1)], "actors; auto: as many as fit, up to the cohort's size"] = "auto"
     address: Annotated[str, "of a running Ray (auto: the Ray on this machine); empty: start a Ray here"] = ""
     num_cpus: Annotated[float, Gt(0), "CPUs per actor, with a thread for each; at least one thread"] = 1.0
-    num_gpus: Annotated[Auto | Annotated[float, Ge(0)], "GPUs per actor, rounded up to 1/k; auto: measured"] = 0.0
+    num_gpus: Annotated[Auto | Annotated[float, Ge(0)], "GPUs per actor, at least; auto: measured"] = "auto"
     deadline: Annotated[Auto | Annotated[float, Gt(0)], DEADLINE_TEXT] = "auto"
     max_retries: Annotated[int, Ge(0), "how often a lost piece of work is run again"] = 3
     patience: Annotated[float, Gt(0), "seconds without any actor after which the run ends"] = 180.0

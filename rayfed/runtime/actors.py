@@ -36,9 +36,10 @@ class ClientActor:
     def __repr__(self) -> str:
         return self._name
 
-    def where(self) -> tuple[str, str]:
-        """The node on which this actor is: Ray's id, and its address."""
-        return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address()
+    def where(self) -> tuple[str, str, str]:
+        """The node on which this actor is, by Ray's id and by its address; and the GPU there, by its number."""
+        gpus = ",".join(map(str, ray.get_gpu_ids()))
+        return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), gpus
 
     def open(self, site: Sequence[ObjectRef]) -> Place:
         """Open the run, and say where this actor is. A restarted actor must open the run again.

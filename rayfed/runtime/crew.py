@@ -28,6 +28,8 @@ from rayfed.runtime.placement import Place, actor_text, capacity, nodes_text, pl
 log = logging.getLogger(__name__)
 
 MAX_OPENINGS = 3  # times in a row that an actor may fail to open the run
+MAX_FAULTS = 2  # of an actor's GPU, after which it is given up
+TICK = 0.02  # seconds until an object that is on its way here is looked for again
 PAUSE = 0.1  # seconds, at least, before an actor is asked again; mostly Ray itself takes a second to refuse
 UP_LIMIT = 180.0  # seconds in which an actor's process must come up; afterwards it is restarted
 DATA_LIMIT = 3600.0  # seconds in which an actor that is up must have the data
@@ -44,10 +46,17 @@ class Member:
     actor: Any
     node_id: str = ""  # Ray's id of the node on which it last came up
     node: str = ""  # that node's address
+    gpu: str = ""  # its number there
     place: Place | None = None  # where it last opened the run
     asked: float = 0.0  # when it was last asked whether it is up, or to open the run
     up: bool = False  # its process is up, and opens the run
     failures: int = 0  # to open the run, in a row
+    faults: int = 0  # of its GPU
+
+    @property
+    def card(self) -> tuple[str, str]:
+        """The GPU that it works on, or without one its node."""
+        return self.node_id, self.gpu
 
     def __str__(self) -> str:
         return self.name + (f" on {self.node}" if self.node else "")
@@ -113,8 +122,17 @@ class Crew:
         member.up = False
         self._ask(member, member.actor.where)
 
+    def replace_after_fault(self, member: Member) -> None:
+        """A member's GPU has failed, and the error would stay in its process: have a new one, or give it up."""
+        member.faults += 1
+        if member.faults < MAX_FAULTS or len(self._members) == 1:
+            self.open(member, kill=True)
+        else:
+            log.warning("the GPU of %s has failed %d times; the actor is given up", member, member.faults)
+            self._give_up(member)
+
     def wait(self, working: Sequence[ObjectRef], seconds: float) -> list[ObjectRef]:
-        """Wait at most `seconds` until a working call ends, or a member comes up. Gives the calls that have ended.
+        """Wait at most `seconds` until a working call ends, or a member comes up. Gives those with values here.
 
         New nodes that come meanwhile get members, too.
         Raises `WorkersLost` when there has been no actor to work on for `ray.patience` seconds, at first for three
@@ -144,14 +162,17 @@ class Crew:
             seconds = min(seconds, left)
         if not working and not self.opening:
             time.sleep(min(seconds, 1.0))
-            if not self._refused:
+            if not self._refused and not self.idle:
                 self.grow()
             return []
         awaited = [*working, *self.opening]
-        if ray.wait(awaited, timeout=seconds, fetch_local=False)[0]:  # then all that have ended: none of them is late
-            ready, _ = ray.wait(awaited, num_returns=len(awaited), timeout=0, fetch_local=False)
-        else:
-            ready = []
+        if not ray.wait(awaited, timeout=seconds, fetch_local=False)[0]:
+            return []
+        # All that have ended: none of them is late. Those whose values are not here yet are brought in the meantime; to
+        # wait for one of them and for the others together, Ray would let the others wait.
+        ready, _ = ray.wait(awaited, num_returns=len(awaited), timeout=0, fetch_local=True)
+        if not ready:
+            time.sleep(TICK)
         self._answered([reference for reference in ready if reference in self.opening])
         return [reference for reference in ready if reference in working]
 
@@ -208,7 +229,7 @@ class Crew:
             try:
                 answer = ray.get(reference)
                 if not member.up:
-                    member.up, (member.node_id, member.node) = True, answer
+                    member.up, (member.node_id, member.node, member.gpu) = True, answer
                     self._ask(member, member.actor.open, [self.site(None)])
                     continue
                 member.place, member.failures = answer, 0
@@ -234,15 +255,19 @@ class Crew:
                 f"{member} is on other hardware than the run, and would compute other bits: {'; '.join(differing)}"
             )
             log.warning("%s; it is not used", self._mixed)
-            self._members.remove(member)
-            ray.kill(member.actor)
+            self._give_up(member)
             if not self._members:
                 raise WorkersLost(f"{self._mixed}; resume on hardware as before, or allow the other with --other-bits")
-            self.most = len(self._members)
             return False
         if kind not in self.kinds:
             self.kinds.append(kind)
         return True
+
+    def _give_up(self, member: Member) -> None:
+        """End a member, and create no other in its place, which would be where it was."""
+        self._members.remove(member)
+        ray.kill(member.actor)
+        self.most = len(self._members)
 
     def _failed(self, member: Member, error: RayError) -> None:
         """A member has failed to open the run: ask it again, or give it up.

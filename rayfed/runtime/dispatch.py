@@ -17,14 +17,13 @@ from typing import Any
 
 import ray
 from ray import ObjectRef
-from ray.exceptions import RayError
+from ray.exceptions import GetTimeoutError, RayError
 
 from rayfed.base.errors import ClientFailed, KilledActors, RunFailed, WorkersLost, first_line, uncoloured
 from rayfed.rounds.tasks import task_text
 from rayfed.runtime.causes import cause_of, is_gpu_fault, is_loss, lost_object, ray_may_fail
-from rayfed.runtime.crew import Crew, Member, named
+from rayfed.runtime.crew import TICK, Crew, Member, named
 from rayfed.runtime.deadline import Deadline
-from rayfed.runtime.head import memory_was_full
 from rayfed.runtime.heartbeat import Heartbeat
 from rayfed.runtime.signals import refuse_to_go_on
 from rayfed.runtime.stage import Answer, Stage
@@ -32,7 +31,8 @@ from rayfed.runtime.worker import at_client
 
 log = logging.getLogger(__name__)
 
-FETCH_LIMIT = 600.0  # seconds in which the reply of a finished call must arrive
+READ_LIMIT = 10.0  # seconds in which an object that is on this node is read
+LONGEST_TICK = 1.0  # seconds that all other work may wait while an object is on its way
 MEMORY = "out of memory"
 Values = tuple[Any, Any, Sequence[ObjectRef]]  # what a call gives: its value, its first object, the others' references
 MORE_MEMORY = "\nRay killed it, as its node had no memory left: try fewer actors per node (a larger ray.num_cpus)"
@@ -63,6 +63,7 @@ class Dispatch:
     def __post_init__(self) -> None:
         self._stages: list[Stage] = []  # that have begun, and whose answers are not all given
         self._working: dict[ObjectRef, Message] = {}
+        self._coming: list[str] = []  # what is on its way here, in words
         self._heartbeat = Heartbeat()
 
     def begin(self, stage: Stage) -> Iterator[Values]:
@@ -80,14 +81,16 @@ class Dispatch:
         try:
             for turn in range(len(stage.calls)):
                 self._heartbeat.progress()
+                begun = time.monotonic()
                 with ray_may_fail():
                     self._step(0.0)  # while the caller used an answer, actors may have finished: none should be idle
                     stage.show_progress()
-                    while (answer := self._fetched(stage, turn)) is None:
-                        self._step()
+                    while (values := self._fetched(stage, turn, begun)) is None:
+                        self._step(0.0 if self._coming else None)
                         stage.show_progress()
-                yield answer
+                yield values
         finally:
+            self._coming.clear()
             stage.end()
             self._stages.remove(stage)
 
@@ -128,11 +131,11 @@ class Dispatch:
                 )
 
     def _member_for(self, stage: Stage, index: int) -> Member | None:
-        """An idle member; where a GPU has failed this call, on another node, or None while such a member is at work."""
+        """An idle member; where a GPU has failed this call, one with another, or None while such a one is at work."""
         idle, faulty = self.crew.idle, stage.faulty.get(index)
-        member = next((member for member in idle if member.node_id != faulty), None)
+        member = next((member for member in idle if member.card != faulty), None)
         if member is None:
-            if any(message.member.node_id != faulty for message in self._working.values()):
+            if any(message.member.card != faulty for message in self._working.values()):
                 return None
             member = idle[0]
         idle.remove(member)
@@ -143,7 +146,7 @@ class Dispatch:
         stage, indices, member = message.stage, message.indices, message.member
         seconds = time.monotonic() - message.since
         try:
-            values = ray.get(message.references[0], timeout=FETCH_LIMIT)
+            values = ray.get(message.references[0], timeout=READ_LIMIT)
         except RayError as error:
             self._failed(message, error)
             return
@@ -151,11 +154,10 @@ class Dispatch:
         self._hand_out()  # first of all: the member waits for it
         self.deadline.took(stage.kind, message.size, seconds)
         objects = message.references[1:]
-        # They are brought to this node in the meantime: summands for their turn, memories since a node may be lost.
-        ray.wait(objects, num_returns=len(objects), timeout=0, fetch_local=True)
+        bring(objects)  # in the meantime: summands for their turn, memories since a node may be lost
         for index, value in zip(indices, values, strict=True):
             count = stage.calls[index].num_objects
-            stage.answers[index] = Answer(member, value, objects[:count])
+            stage.answers[index] = Answer(member, value, objects[:count], time.monotonic())
             objects = objects[count:]
         stage.done += len(stage.clients(indices))
         self._heartbeat.progress()
@@ -169,7 +171,7 @@ class Dispatch:
             stage.missing(missing, [stage.calls[index] for index in indices])
             self._run_again(stage, indices, f"an object that it needs was lost ({type(missing).__name__})")
         elif is_loss(error):
-            full = member.place is not None and not self.crew.in_danger and memory_was_full(member.place.process)
+            full = member.place is not None and self.crew.head.memory_was_full(member.place.process)
             self.crew.open(member)
             if full:
                 self._run_again(stage, indices, f"lost with {member} ({MEMORY})", error, how=MEMORY)
@@ -177,29 +179,42 @@ class Dispatch:
                 how = "" if cause_of(error) else "died"
                 self._run_again(stage, indices, f"lost with {member} ({type(error).__name__})", error, how)
         elif is_gpu_fault(error) and indices[0] not in stage.faulty:
-            stage.faulty |= dict.fromkeys(indices, member.node_id)
-            self.crew.open(member, kill=True)  # the error would stay in its process
+            stage.faulty |= dict.fromkeys(indices, member.card)
+            self.crew.replace_after_fault(member)
             cause = first_line(cause_of(error) or error)
             self._run_again(stage, indices, f"the GPU of {member} failed ({cause})", error, how="GPU")
         else:
             self.crew.idle.append(member)
             raise _failure(message, error) from None
 
-    def _fetched(self, stage: Stage, turn: int) -> Values | None:
-        """What the call gives whose turn has come; None while that is not here."""
+    def _fetched(self, stage: Stage, turn: int, begun: float) -> Values | None:
+        """What the call gives whose turn has come, since `begun`; None while that, or its first object, is not here.
+
+        Who waits for the object lets all other work wait: as long again as it has waited, and a second at most.
+        """
+        self._coming.clear()
         if stage.error is not None:
             raise stage.error
         answer = stage.answers.pop(turn, None)
         if answer is None:
             return None
+        indices, waited = range(turn, turn + 1), time.monotonic() - max(begun, answer.since)
+        tick = min(max(waited, TICK), LONGEST_TICK)
+        lost: RayError
         try:
-            first = ray.get(answer.objects[0], timeout=FETCH_LIMIT) if answer.objects else None
+            first = ray.get(answer.objects[0], timeout=tick) if answer.objects else None
+            return answer.value, first, answer.objects[1:]
+        except GetTimeoutError as error:
+            if waited < self.deadline.seconds(stage.kind, stage.size(indices), 1):
+                stage.answers[turn] = answer
+                self._coming.append(f"the reply of {stage.text(indices)} from {answer.member}")
+                return None
+            why, lost = f"its reply did not come from {answer.member} for {waited:.0f} s", error
         except RayError as error:
-            stage.done -= len(stage.calls[turn].task)
-            why = f"its reply was lost with {answer.member} ({type(error).__name__})"
-            self._run_again(stage, range(turn, turn + 1), why, error)
-            return None
-        return answer.value, first, answer.objects[1:]
+            why, lost = f"its reply was lost with {answer.member} ({type(error).__name__})", error
+        stage.done -= len(stage.calls[turn].task)
+        self._run_again(stage, indices, why, lost)
+        return None
 
     def _run_again(self, stage: Stage, indices: range, why: str, error: RayError | None = None, how: str = "") -> None:
         """Put lost calls back; `how` they ended an actor, if they did. Raises `WorkersLost` after too many losses."""
@@ -232,7 +247,12 @@ class Dispatch:
 
     def _awaited(self) -> list[str]:
         work = [f"{each.stage.text(each.indices)} on {each.member}" for each in self._working.values()]
-        return [*work, *self.crew.awaited()]
+        return [*self._coming, *work, *self.crew.awaited()]
+
+
+def bring(objects: list[ObjectRef]) -> None:
+    """Have objects brought to this node, and do not wait for them."""
+    ray.wait(objects, num_returns=len(objects), timeout=0, fetch_local=True)
 
 
 @contextmanager

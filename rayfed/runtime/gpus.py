@@ -2,9 +2,9 @@
 
 import logging
 import os
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -20,7 +20,7 @@ from rayfed.rounds.engine import play, start
 from rayfed.rounds.round import Round
 from rayfed.rounds.site import Site
 from rayfed.runtime.causes import is_loss, refuse_input
-from rayfed.runtime.heartbeat import Heartbeat
+from rayfed.runtime.heartbeat import got
 from rayfed.runtime.local_workers import LocalWorkers
 from rayfed.runtime.placement import Resources
 
@@ -28,7 +28,10 @@ log = logging.getLogger(__name__)
 
 GPU_PART = 0.9  # of a GPU's memory, for all actors on it; CUDA takes some for itself in each process
 PRETENDED = "RAYFED_PRETENDED_GPUS"  # in the environment of a Ray whose GPUs do not exist, as in tests
-MOST_ON_A_GPU = 1000  # actors; Ray counts in ten-thousandths of a GPU
+NOT_SET = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"  # where it is set, Ray shows a process all GPUs of its node
+# Actors that "auto" puts on a GPU at most. They take turns on it, and more do no more work; with NVIDIA's Multi-Process
+# Service they compute at once, and 48 are its limit.
+TAKING_TURNS, WITH_MPS = 4, 48
 MEASURE_LIMIT = 3600.0  # seconds in which the largest client must be measured
 
 
@@ -40,12 +43,15 @@ def without_absent_gpus(options: RayOptions, nodes: Sequence[Resources]) -> RayO
 
 
 def device_given() -> torch.device:
-    """The device that Ray has given this process, to which Ray shows only its own GPUs.
+    """The device that Ray has given this process, which sees only its own GPUs. To be called before CUDA is used.
 
     Raises `InputError` where torch does not see a GPU that Ray has given, unless that is a pretended GPU.
     """
-    if not ray.get_gpu_ids():
+    own = ray.get_gpu_ids()
+    if not own:
         return torch.device("cpu")
+    if os.environ.get(NOT_SET):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, own))
     if torch.cuda.is_available():
         return torch.device("cuda:0")
     if os.environ.get(PRETENDED):
@@ -72,7 +78,7 @@ def measure_share(probe: Any, site: ObjectRef, nodes: Mapping[str, Resources], p
     strategies = [NodeAffinitySchedulingStrategy(name, soft=False) for name in nodes if nodes[name].get("GPU")]
     try:
         try:
-            _got([probe.where.remote()], patience, "a whole GPU, to measure the largest client")
+            got([probe.where.remote()], patience, "a whole GPU, to measure the largest client")
         except GetTimeoutError:
             raise WorkersLost(
                 f"ray.num_gpus = 'auto': for {patience:.0f} s (ray.patience) no whole GPU was free, to measure the "
@@ -80,8 +86,8 @@ def measure_share(probe: Any, site: ObjectRef, nodes: Mapping[str, Resources], p
                 "such as ray.num_gpus = 0.25"
             ) from None
         asked = [probe.measure_memory.remote([site])]
-        asked += [_gpu_bytes.options(scheduling_strategy=strategy).remote() for strategy in strategies]
-        needed, *sizes = _got(asked, MEASURE_LIMIT, "the largest client, which is measured on a whole GPU")
+        asked += [_cards.options(scheduling_strategy=strategy).remote() for strategy in strategies]
+        needed, *cards = got(asked, MEASURE_LIMIT, "the largest client, which is measured on a whole GPU")
     except GetTimeoutError:
         raise InputError(
             f"ray.num_gpus = 'auto': the largest client was not done on a GPU after {MEASURE_LIMIT:.0f} s; give each "
@@ -94,41 +100,35 @@ def measure_share(probe: Any, site: ObjectRef, nodes: Mapping[str, Resources], p
         raise ClientFailed(f"ray.num_gpus = 'auto': the largest client failed on a whole GPU:\n{error}") from None
     finally:
         ray.kill(probe)
-    return share_as_measured(needed, [size for node in sizes for size in node])
+    return share_as_measured(needed, [size for sizes, _ in cards for size in sizes], min(most for _, most in cards))
 
 
-def _got(references: list[ObjectRef], limit: float, awaited: str) -> list[Any]:
-    """The values of all references. Raises `GetTimeoutError` after `limit` seconds; until then, a heartbeat."""
-    end, heartbeat = time.monotonic() + limit, Heartbeat()
-    while time.monotonic() < end:
-        pause = min(end - time.monotonic(), heartbeat.left)
-        _, missing = ray.wait(references, num_returns=len(references), timeout=max(0.0, pause))
-        if not missing:
-            break
-        heartbeat.beat(lambda: awaited)
-    return ray.get(references, timeout=max(1.0, end - time.monotonic()))
+def most_on_a_gpu() -> int:
+    """How many actors `auto` puts on a GPU of this machine at most."""
+    pipes = os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps")
+    return WITH_MPS if Path(pipes, "control").exists() else TAKING_TURNS
 
 
-def share_as_measured(needed: int, gpus: Sequence[int]) -> float:
-    """The part of a GPU, 1/k, such that k clients of `needed` bytes fit into 90 % of the smallest GPU (bytes).
+def share_as_measured(needed: int, gpus: Sequence[int], most: int) -> float:
+    """The part of a GPU, 1/k, such that k clients, `most` at most, of `needed` bytes fit into 90 % of the smallest GPU.
 
     Raises `InputError` where not even a single client fits.
 
-    >>> share_as_measured(3 * 2**30, gpus=[16 * 2**30, 80 * 2**30])
+    >>> share_as_measured(3 * 2**30, gpus=[16 * 2**30, 80 * 2**30], most=8)
     0.25
     """
     if needed == 0 or not gpus:
         log.warning("ray.num_gpus = 'auto': torch sees no GPU where Ray has one; each actor gets a whole GPU")
         return 1.0
     room = int(GPU_PART * min(gpus))
-    fit = min(room // needed, MOST_ON_A_GPU)
+    fit = min(room // needed, most)
     if fit == 0:
         raise InputError(
             f"a client needs {decimal(needed)} of GPU memory, and {GPU_PART:.0%} of the smallest GPU are "
             f"{decimal(room)}; try a smaller train.batch_size, or ray.num_gpus = 1 for a whole GPU per actor"
         )
     log.info(
-        "the largest client takes %s of GPU memory, the smallest GPU has %s: ray.num_gpus = 1/%d",
+        "the largest client takes %s of GPU memory, the smallest GPU has %s: up to %d actors on a GPU",
         decimal(needed),
         decimal(min(gpus)),
         fit,
@@ -157,6 +157,7 @@ def rehearse(site: Site) -> Round:
 
 
 @ray.remote(num_cpus=0, max_calls=1)  # its process ends, and leaves nothing on the GPUs
-def _gpu_bytes() -> list[int]:
-    """The memory of each GPU of a node."""
-    return [torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count())]
+def _cards() -> tuple[list[int], int]:
+    """The memory of each GPU of a node, and how many actors a GPU has there at most."""
+    sizes = [torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count())]
+    return sizes, most_on_a_gpu()

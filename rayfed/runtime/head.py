@@ -52,16 +52,6 @@ def ending_with_its_node() -> Iterator[None]:
         over.set()
 
 
-def memory_was_full(process: str) -> bool:
-    """Whether Ray killed a process because its node ran out of memory; False if the head does not say.
-
-    The call that is lost does not say it: to Ray, an actor that will be restarted is only unavailable.
-    """
-    with suppress(Empty):
-        return _ask(partial(internals.memory_was_full, process)).get(timeout=HEAD_LIMIT) is True
-    return False
-
-
 def _ask(question: Callable[[], T]) -> SimpleQueue[T | Exception]:
     """Where the answer of the head will be, or the exception that Ray raised instead."""
     answers: SimpleQueue[T | Exception] = SimpleQueue()
@@ -112,11 +102,26 @@ class Head:
             return answer
         if answer is None and time.monotonic() < silent_at:
             return None
+        self._falls_silent(f"failed ({answer!r})" if answer else f"has not answered for {HEAD_LIMIT:.0f} s")
+        return None
+
+    def memory_was_full(self, process: str) -> bool:
+        """Whether Ray killed a process because its node ran out of memory; False if the head is silent.
+
+        The call that is lost does not say it: to Ray, an actor that will be restarted is only unavailable.
+        """
+        if self.silent:  # each actor of a lost node would wait for it
+            return False
+        with suppress(Empty):
+            return _ask(partial(internals.memory_was_full, process)).get(timeout=HEAD_LIMIT) is True
+        self._falls_silent(f"has not answered for {HEAD_LIMIT:.0f} s")
+        return False
+
+    def _falls_silent(self, how: str) -> None:
         if not self.silent:
             log.warning(
                 "the head of the cluster %s; the run continues, with a checkpoint after each round; Ray would end it "
                 "after a minute",
-                f"failed ({answer!r})" if answer else f"has not answered for {HEAD_LIMIT:.0f} s",
+                how,
             )
         self.silent = True
-        return None

@@ -3,6 +3,10 @@
 import logging
 import time
 from collections.abc import Callable
+from typing import Any
+
+import ray
+from ray import ObjectRef
 
 log = logging.getLogger(__name__)
 
@@ -29,3 +33,15 @@ class Heartbeat:
         if self.left == 0.0:
             log.warning("no progress for %.0f s; waiting for %s", time.monotonic() - self._since, awaited())
             self._pause *= 2
+
+
+def got(references: list[ObjectRef], limit: float, awaited: str) -> list[Any]:
+    """The values of all references. Raises `GetTimeoutError` after `limit` seconds; until then, a heartbeat."""
+    end, heartbeat = time.monotonic() + limit, Heartbeat()
+    while time.monotonic() < end:
+        pause = min(end - time.monotonic(), heartbeat.left)
+        _, missing = ray.wait(references, num_returns=len(references), timeout=max(0.0, pause))
+        if not missing:
+            break
+        heartbeat.beat(lambda: awaited)
+    return ray.get(references, timeout=max(1.0, end - time.monotonic()))

@@ -4,7 +4,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from rayfed.base.errors import InputError
 from rayfed.job import RayOptions
@@ -39,6 +39,22 @@ def capacity(options: RayOptions, nodes: Sequence[Resources]) -> int:
     return sum(on(node) for node in nodes)
 
 
+def spread(options: RayOptions, nodes: Sequence[Resources], most: int) -> RayOptions:
+    """The options with the part of a GPU, no smaller than asked for, that has `most` actors, or nearly, use all GPUs.
+
+    Ray puts each actor on the fullest GPU that has room for it. So actors have GPUs of their own; or k share a GPU, and
+    fewer than k parts are free in all, so that no GPU is idle, in whichever order nodes and actors come. A number of
+    actors that the user has set is kept, and `warn_of_idle_gpus` says where that leaves GPUs idle.
+    """
+    if not 0 < options.gpu_share < 1:
+        return options
+    by_count = {k: replace(options, num_gpus=1 / k) for k in range(1, round(1 / options.gpu_share) + 1)}
+    actors = {k: min(most, capacity(part, nodes)) for k, part in by_count.items()}
+    gpus = capacity(by_count[1], nodes)
+    counts = [k for k in by_count if k == 1 or options.actors != "auto" or actors[k] > k * (gpus - 1)]
+    return by_count[max(counts, key=lambda k: (actors[k], -k))]
+
+
 def num_actors(options: RayOptions, nodes: Sequence[Resources], clients_per_round: int) -> int:
     """The number of actors to start. Raises `InputError`, with the largest number that fits, for a larger request.
 
@@ -66,13 +82,23 @@ def warn_of_idle_gpus(options: RayOptions, nodes: Sequence[Resources]) -> None:
     A number of GPUs that no node has is refused on Ray; in this process, where a job from elsewhere may be replayed, it
     is a warning.
     """
-    gpus, asked = sum(node.get("GPU", 0) for node in nodes), options.num_gpus
+    gpus, asked, actors = sum(node.get("GPU", 0) for node in nodes), options.num_gpus, options.actors
     if gpus and asked == 0:
         log.warning("ray.num_gpus = 0, so clients train on CPUs, and %g GPU stay idle; 'auto' would use them", gpus)
     elif not gpus and asked not in (0, "auto"):
         log.warning("ray.num_gpus = %g, but torch sees no GPU here: this process trains on its CPU", asked)
     elif asked != "auto" and asked > 1:
         log.warning("ray.num_gpus = %g, but a client trains on one of its actor's GPUs; 1 would use all of them", asked)
+    elif 0 < options.gpu_share < 1 and actors != "auto":
+        idle = capacity(replace(options, num_gpus=1.0), nodes) - math.ceil(actors * options.gpu_share - 1e-6)
+        if idle > 0 and actors > 1:
+            log.warning(
+                "ray.actors = %d, each with %s: Ray fills one GPU after the other, and %d GPU stay idle; ray.actors = "
+                "'auto' would use all of them",
+                actors,
+                actor_text(options),
+                idle,
+            )
 
 
 def actor_text(options: RayOptions) -> str:

@@ -20,14 +20,16 @@ from rayfed.runtime.actors import together
 from rayfed.runtime.causes import ray_may_fail
 from rayfed.runtime.crew import Crew
 from rayfed.runtime.deadline import Deadline
-from rayfed.runtime.dispatch import FETCH_LIMIT, Dispatch
+from rayfed.runtime.dispatch import Dispatch
 from rayfed.runtime.gauges import Gauges
+from rayfed.runtime.heartbeat import got
 from rayfed.runtime.stage import Call, Stage
 from rayfed.tensors.trees import Tree, num_bytes
 from rayfed.tensors.weights import Weights
 from rayfed.tensors.wire import Packed, pack
 
 SMALL = 10_000  # bytes
+FETCH_LIMIT = 600.0  # seconds in which a client's memory must arrive here
 MOST_TASKS = 4  # in a message
 MOST_BYTES = 2**26  # of the sums of a message
 
@@ -108,7 +110,8 @@ class RayWorkers(Workers):
 
     @ray_may_fail()
     def recall(self, memory: ObjectRef) -> Packed:
-        return ray.get(memory, timeout=FETCH_LIMIT)
+        (packed,) = got([memory], FETCH_LIMIT, "a client's memory")
+        return packed
 
     @ray_may_fail()
     def remember(self, memory: Packed) -> ObjectRef:

@@ -24,9 +24,9 @@ from rayfed.runtime import OWNER, dashboard, internals, private, trust
 from rayfed.runtime.causes import end_of_ray, ray_may_fail
 from rayfed.runtime.crew import Crew, new_actor
 from rayfed.runtime.gauges import Gauges
-from rayfed.runtime.gpus import measure_share, without_absent_gpus
+from rayfed.runtime.gpus import measure_share, most_on_a_gpu, without_absent_gpus
 from rayfed.runtime.head import Head, ending_with_its_node
-from rayfed.runtime.placement import Resources, num_actors, warn_of_idle_gpus
+from rayfed.runtime.placement import Resources, capacity, num_actors, spread, warn_of_idle_gpus
 from rayfed.runtime.ray_workers import RayWorkers
 from rayfed.runtime.signals import stopping
 
@@ -83,17 +83,20 @@ def open_pool(site: Site, progress: Progress = no_progress, *, other_bits: bool 
 
     With `other_bits` the actors may be on several kinds of hardware.
     """
-    options, name, cohort = site.job.ray, site.job.name, site.job.train.clients_per_round
+    asked, name, cohort = site.job.ray, site.job.name, site.job.train.clients_per_round
     head, kept = Head(), StoredSite(site)
     nodes = list(head.known().values())
-    options = without_absent_gpus(options, nodes)
-    warn_of_idle_gpus(options, nodes)
+    options, most = without_absent_gpus(asked, nodes), cohort if asked.actors == "auto" else asked.actors
     if options.num_gpus == "auto":
         num_actors(options, nodes, cohort)  # where not a single actor fits, that is refused before anything is measured
-        with ray_may_fail():
-            probe = new_actor(replace(options, num_gpus=1.0), f"{name}/probe")
-            options = replace(options, num_gpus=measure_share(probe, kept.at(), head.known(), options.patience))
-    most = cohort if options.actors == "auto" else options.actors
+        share, whole = 1.0, replace(options, num_gpus=1.0)
+        if capacity(whole, nodes) < most:  # else each actor has a GPU of its own
+            with ray_may_fail():
+                share = measure_share(new_actor(whole, f"{name}/probe"), kept.at(), head.known(), options.patience)
+        options = replace(options, num_gpus=share)
+    if "auto" in (asked.actors, asked.num_gpus):
+        options = spread(options, nodes, most)
+    warn_of_idle_gpus(options, nodes)
     crew = Crew(options, name, kept.at, most, head, other_bits)
     with closing(Gauges(name)) as gauges, ending_with_its_node():
         try:
@@ -151,10 +154,11 @@ def _started(options: RayOptions, name: str, most: int) -> Iterator[None]:
     """A Ray on this machine, for as long as the context lasts."""
     here = machine()
     options = without_absent_gpus(options, [here])
+    if options.num_gpus == "auto":
+        options = replace(options, num_gpus=1 / most_on_a_gpu())
     # Refuses a request that cannot fit, before anything is started.
     count = num_actors(options, [here], most)
-    if options.num_gpus != "auto":  # Ray starts a process for each CPU that it is given, with torch: 320 MB
-        here["CPU"] = math.ceil(count * options.num_cpus)
+    here["CPU"] = math.ceil(count * options.num_cpus)  # Ray starts a process for each, with torch: 320 MB
     log.info("starting Ray")
     ours = {key: value for key, value in OUR_RAY.items() if key not in os.environ}
     os.environ.update(ours)

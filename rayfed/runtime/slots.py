@@ -23,12 +23,12 @@ from rayfed.data.samples import Dataset
 from rayfed.folder.owner import is_locked
 from rayfed.folder.places import folder_of
 from rayfed.folder.summary import Ended
-from rayfed.job import Job
+from rayfed.job import Job, RayOptions
 from rayfed.runtime.causes import ray_may_fail, refuse_input
 from rayfed.runtime.gpus import device_given, memory_cap, without_absent_gpus
 from rayfed.runtime.head import Head
 from rayfed.runtime.heartbeat import Heartbeat
-from rayfed.runtime.placement import Resources, capacity
+from rayfed.runtime.placement import Resources, capacity, spread
 from rayfed.runtime.session import connected, machine
 
 log = logging.getLogger(__name__)
@@ -55,15 +55,20 @@ def connected_for_many(jobs: Sequence[Job]) -> Iterator[bool]:
 
 
 def _pays(jobs: Sequence[Job], nodes: Sequence[Resources]) -> bool:
-    slots = _room(jobs[0], nodes)
+    slots = _room(_on(nodes, jobs[0], len(jobs)), nodes)
     smallest_cohort = min(job.train.clients_per_round for job in jobs)
     return slots > 1 and len(jobs) >= min(slots, smallest_cohort)
 
 
-def _room(job: Job, nodes: Sequence[Resources]) -> int:
+def _on(nodes: Sequence[Resources], job: Job, runs: int) -> RayOptions:
+    """What each of so many runs is given on these nodes; with `ray.num_gpus = "auto"` a whole GPU."""
+    return spread(without_absent_gpus(job.ray, nodes), nodes, runs)
+
+
+def _room(options: RayOptions, nodes: Sequence[Resources]) -> int:
     """How many runs may be under way at once; 0 where not a single run fits."""
-    fit = capacity(without_absent_gpus(job.ray, nodes), nodes)
-    return fit if job.ray.actors == "auto" or not fit else job.ray.actors
+    fit = capacity(options, nodes)
+    return fit if options.actors == "auto" or not fit else options.actors
 
 
 def in_slots(
@@ -79,7 +84,7 @@ def in_slots(
     not see the folder of the results.
     """
     with ray_may_fail(), ExitStack() as at_the_end:
-        slots = Slots(play, read)
+        slots = Slots(play, read, len(jobs))
         at_the_end.callback(slots.stop)
         waiting, heartbeat = deque(jobs), Heartbeat()
         while waiting or slots.running:
@@ -98,16 +103,17 @@ def in_slots(
 class Slots:
     """Runs under way on a cluster."""
 
-    def __init__(self, play: Play, read: Read) -> None:
+    def __init__(self, play: Play, read: Read, runs: int) -> None:
         self.running: dict[ObjectRef, Job] = {}
-        self._play, self._read = play, read
+        self._play, self._read, self._runs = play, read, runs
         self._head = Head()
         self._lost: Counter[str] = Counter()  # how often each run's task was lost
         self._stored: list[tuple[Dataset, ObjectRef]] = []
 
     def has_room(self, job: Job) -> bool:
         """Whether another run is to be begun; a cluster may grow or shrink."""
-        return len(self.running) < max(1, _room(job, list(self._head.known().values())))
+        nodes = list(self._head.known().values())
+        return len(self.running) < max(1, _room(_on(nodes, job, self._runs), nodes))
 
     def begin(self, job: Job) -> None:
         """Make a run's folder, and send the run to a node."""
@@ -115,11 +121,11 @@ class Slots:
             folder_of(job).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"results cannot be written: {error}") from None
-        options = without_absent_gpus(job.ray, list(self._head.known().values()))
-        task = _play_in_slot.options(
+        options = _on(list(self._head.known().values()), job, self._runs)
+        play = _play_on_gpu if options.gpu_share else _play_in_slot
+        reference = play.options(
             name=job.name, num_cpus=options.num_cpus, num_gpus=options.gpu_share, max_retries=0
-        )
-        reference = task.remote(self._play, job, os.getcwd(), self._data(job))
+        ).remote(self._play, job, os.getcwd(), self._data(job))
         self.running[reference] = job
 
     def ended(self) -> Iterator[Ended]:
@@ -170,8 +176,7 @@ class Slots:
             ray.wait(list(self.running), num_returns=len(self.running), timeout=LAST_WORDS)
 
 
-@ray.remote
-def _play_in_slot(play: Play, job: Job, folder: str, dataset: Dataset) -> tuple[int, str]:
+def _in_slot(play: Play, job: Job, folder: str, dataset: Dataset) -> tuple[int, str]:
     """The exit code and the message that the run's command would have ended with.
 
     Raises `InputError` where this node does not see the run's folder: its results would be lost here.
@@ -189,6 +194,8 @@ def _play_in_slot(play: Play, job: Job, folder: str, dataset: Dataset) -> tuple[
     try:
         if device_given().type == "cuda":
             torch.cuda.set_per_process_memory_fraction(memory_cap(job.ray.gpu_share))
+        elif not ray.get_gpu_ids():
+            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray hides no GPU from a process to which it gives none
         play(job, dataset)
     except (KeyboardInterrupt, TaskCancelledError):
         return STOPPED, "a signal has stopped it"
@@ -197,3 +204,7 @@ def _play_in_slot(play: Play, job: Job, folder: str, dataset: Dataset) -> tuple[
     except Exception as error:
         return getattr(error, "exit_code", 1), explained(error)
     return 0, ""
+
+
+_play_in_slot = ray.remote(_in_slot)
+_play_on_gpu = ray.remote(max_calls=1)(_in_slot)  # a process whose CUDA has been used stays on that GPU

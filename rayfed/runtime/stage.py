@@ -29,11 +29,12 @@ class Call:
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What a call has given, and who gave it."""
+    """What a call has given, who gave it, and since when it is here: its objects may still be on their way."""
 
     member: Member
     value: Any
     objects: Sequence[ObjectRef]
+    since: float
 
 
 @dataclass(eq=False)
@@ -53,7 +54,7 @@ class Stage:
         self.answers: dict[int, Answer] = {}  # by call: those that are here, and not given out yet
         self.losses: Counter[int] = Counter()
         self.alone: set[int] = set()  # calls that get a message of their own
-        self.faulty: dict[int, str] = {}  # call -> the node whose GPU failed it; the call is tried on another, once
+        self.faulty: dict[int, tuple[str, str]] = {}  # call -> the GPU that failed it; it is tried on another, once
         self.error: RunFailed | None = None  # for whoever waits for the answers
         self.over = False
         self.done = self._shown = 0  # clients

@@ -186,7 +186,7 @@ def ray_text(job: Job) -> str:
     if job.ray.mode == "off":
         return "off: in this process"
     at = f"at {job.ray.cluster}" if job.ray.cluster else "started here"
-    gpus = "the part of a GPU that it needs" if job.ray.num_gpus == "auto" else f"{job.ray.gpu_share:g} GPU"
+    gpus = "its part of a GPU, if there are GPUs" if job.ray.num_gpus == "auto" else f"{job.ray.gpu_share:g} GPU"
     return f"{at}; actors: {job.ray.actors}, each with {job.ray.num_cpus:g} CPU and {gpus}"
 
 

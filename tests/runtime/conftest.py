@@ -19,7 +19,6 @@ from ray.cluster_utils import Cluster
 
 from rayfed.job import RayOptions
 from rayfed.rounds.engine import rounds
-from rayfed.runtime.gpus import PRETENDED
 from rayfed.runtime.local_workers import LocalWorkers
 from rayfed.runtime.session import OUR_RAY, open_pool
 
@@ -70,13 +69,13 @@ def _a_cluster(environment=(), join=True, **head):
 
 @pytest.fixture(scope="session")
 def _small():
-    with _a_cluster({PRETENDED: "1"}, num_cpus=4, num_gpus=2) as cluster:
+    with _a_cluster(num_cpus=4) as cluster:
         yield cluster.address
 
 
 @pytest.fixture
 def cluster(_small):
-    """The address of one small Ray for most tests, with more CPUs and GPUs than the machine has."""
+    """The address of one small Ray for most tests, with more CPUs than the machine has."""
     if not ray.is_initialized():  # a test with a cluster of its own came before
         ray.init(address=_small, log_to_driver=False)
     return _small

@@ -23,8 +23,9 @@ import rayfed
 from rayfed.base.errors import ClientFailed, KilledActors, RunFailed, WorkersLost
 from rayfed.methods import Part, compose, fedavg, scaffold
 from rayfed.rounds.engine import rounds
-from rayfed.runtime import dispatch, heartbeat
+from rayfed.runtime import heartbeat
 from rayfed.runtime.deadline import Deadline
+from rayfed.runtime.head import Head
 from rayfed.tensors.wire import pack
 
 slow = pytest.mark.slow
@@ -208,7 +209,7 @@ def test_what_happens_in_an_actor(cluster, world, here, on_ray, folder, caplog, 
 
 @slow
 def test_actors_that_ray_killed_for_their_memory_are_said_to_be_too_many(cluster, world, on_ray, monkeypatch):
-    monkeypatch.setattr(dispatch, "memory_was_full", lambda process: True)  # the row of `takes_memory` asks a real Ray
+    monkeypatch.setattr(Head, "memory_was_full", lambda head, process: True)  # test_internals.py asks a real Ray
     with pytest.raises(WorkersLost, match=LOST + r"\(out of memory\)(?s:.*)fewer actors per node"):
         on_ray(world(Row("exit", client=5), 99), 2, max_retries=1)
 

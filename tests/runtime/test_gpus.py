@@ -14,8 +14,8 @@ from rayfed.job import RayOptions
 from rayfed.methods import Part, compose, fedavg, scaffold, switch
 from rayfed.runtime.gpus import (
     GPU_PART,
-    MOST_ON_A_GPU,
     memory_cap,
+    most_on_a_gpu,
     peak_bytes,
     rehearse,
     share_as_measured,
@@ -37,19 +37,26 @@ def test_auto_is_no_gpu_where_no_node_has_one(asked, gpus, found):
     assert without_absent_gpus(RayOptions(num_gpus=asked), nodes) == RayOptions(num_gpus=found)
 
 
-@example(1, GIB)
-@given(st.integers(1, 80 * GIB), st.integers(GIB, 80 * GIB))
-def test_as_many_clients_share_a_gpu_as_fit_on_it(client, gpu):
+@example(1, GIB, 48)
+@given(st.integers(1, 80 * GIB), st.integers(GIB, 80 * GIB), st.integers(1, 48))
+def test_as_many_clients_share_a_gpu_as_fit_on_it(client, gpu, most):
     if client > GPU_PART * gpu:
         with pytest.raises(InputError, match=r"a client needs [\d,.]+ [MG]B of GPU memory"):
-            share_as_measured(client, [gpu, 2 * gpu])
+            share_as_measured(client, [gpu, 2 * gpu], most)
         return
-    share = share_as_measured(client, [gpu, 2 * gpu])
+    share = share_as_measured(client, [gpu, 2 * gpu], most)
     actors = round(1 / share)
     assert actors * client <= GPU_PART * gpu
-    assert actors == MOST_ON_A_GPU or GPU_PART * gpu < (actors + 1) * client
+    assert actors == most or GPU_PART * gpu < (actors + 1) * client
     assert RayOptions(num_gpus=share).gpu_share == pytest.approx(share), "Ray can place it as it is"
     assert actors * memory_cap(RayOptions(num_gpus=share).gpu_share) <= 1.0 + 1e-9
+
+
+def test_more_actors_share_a_gpu_where_they_compute_at_once(monkeypatch, tmp_path):
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    assert most_on_a_gpu() == 4
+    (tmp_path / "control").touch()  # as NVIDIA's daemon does
+    assert most_on_a_gpu() == 48
 
 
 def test_an_actor_alone_on_a_gpu_may_fill_it():

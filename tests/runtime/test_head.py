@@ -52,6 +52,20 @@ def test_a_silent_head_is_not_asked_again_until_it_answers(monkeypatch, caplog):
     assert [asking.nodes(), asking.silent] == [{}, False] and caplog.text.count("is back") == 1
 
 
+def test_a_silent_head_is_asked_once_whether_memory_was_full(monkeypatch, caplog):
+    """Not for each actor of a lost node: all other work waits for the answer."""
+    answer, asked = threading.Event(), []
+    monkeypatch.setattr(head, "HEAD_LIMIT", 0.2)
+    monkeypatch.setattr(head, "nodes", dict)
+    monkeypatch.setattr(head.internals, "memory_was_full", lambda process: asked.append(process) or answer.wait(60))
+    asking = Head()
+    assert [asking.memory_was_full("a"), asking.memory_was_full("b"), asking.silent] == [False, False, True]
+    assert asked == ["a"] and caplog.text.count("has not answered") == 1
+    answer.set()
+    monkeypatch.setattr(head, "HEAD_LIMIT", 60.0)
+    assert asking.nodes() == {} and asking.memory_was_full("c")
+
+
 def rayfed(command, target, *settings):
     words = [word for setting in settings for word in ("-s", setting)]
     command = [sys.executable, "-m", "rayfed", command, str(target), *words]

@@ -31,7 +31,7 @@ from rayfed.base.errors import InputError, WorkersLost
 from rayfed.job import RayOptions
 from rayfed.methods import Part, compose, fedavg, scaffold
 from rayfed.rounds.engine import rounds, start
-from rayfed.runtime import crew, heartbeat, session
+from rayfed.runtime import crew, dispatch, heartbeat, session
 from rayfed.runtime.crew import Crew
 from rayfed.runtime.dispatch import Dispatch
 from rayfed.runtime.gpus import PRETENDED
@@ -39,6 +39,7 @@ from rayfed.runtime.session import StoredSite, open_pool
 
 pytestmark = pytest.mark.slow
 
+IN_STORE = {"RAY_max_direct_call_object_size": "1"}  # objects of any size, as those of large models are
 PATIENT = {"RAY_health_check_failure_threshold": "1000"}  # Ray gives no node up
 OTHER = {"ATEN_CPU_CAPABILITY": "default"}  # torch computes as on a CPU of another kind
 
@@ -65,6 +66,15 @@ class FaultyGPU(Part):
 
     def begin(self, client):
         if ray.get_runtime_context().get_node_id() == self.node:
+            raise torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered")
+
+
+@dataclass(frozen=True)
+class FaultyCard(Part):
+    """Every client on the first GPU of a node ends with an error of CUDA's."""
+
+    def begin(self, client):
+        if [*map(str, ray.get_gpu_ids())] == ["0"]:
             raise torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered")
 
 
@@ -205,6 +215,24 @@ def test_what_happens_to_a_cluster(a_cluster, make_site, played, here, pool_on, 
     assert all(re.search(words, caplog.text) for words in row.logs)
 
 
+def test_a_client_whose_gpu_fails_goes_to_another_and_the_gpu_is_given_up_in_the_end(
+    a_cluster, make_site, played, here, pool_on, ready, caplog
+):
+    """Both GPUs are on one node."""
+    site = make_site(compose(scaffold(), FaultyCard()), clients_per_round=6)
+
+    def between(round):
+        while round.round == 1 and ready(pool) < 2:
+            pool._crew.wait([], 0.2)
+
+    with a_cluster({PRETENDED: "1"}, num_cpus=2, num_gpus=2), pool_on(site, "card", num_gpus=1.0) as pool:
+        assert played(site, pool, between) == here(site)
+        assert [member.gpu for member in pool._crew._members] == ["1"]
+        pool._crew.grow()
+        assert pool._crew.size == 1, "no other actor is put there"
+    assert "failed 2 times; the actor is given up" in caplog.text
+
+
 def test_actors_on_several_kinds_of_hardware_are_allowed_where_other_bits_are(several, make_site, played):
     several.add_node(num_cpus=1, env_vars=OTHER)
     site = make_site(fedavg(), num_rounds=1, ray=RayOptions(address=several.address, actors=2))
@@ -216,27 +244,62 @@ def test_actors_on_several_kinds_of_hardware_are_allowed_where_other_bits_are(se
 def test_a_reply_is_lost_with_its_node(a_cluster, make_site, played, here, pool_on, monkeypatch, caplog):
     removed = []
 
-    def wait(references, *, fetch_local=True, wait=ray.wait, **rest):
-        """Fetches no reply before its turn: these small ones would all be there in time."""
-        return wait(references, fetch_local=fetch_local and rest.get("timeout") != 0, **rest)
-
-    def fetched(dispatch, stage, turn, fetch=Dispatch._fetched):
+    def fetched(dispatch, stage, turn, begun, fetch=Dispatch._fetched):
         """Removes a node when it is the turn of a reply that lies on it."""
         if turn in stage.answers and stage.answers[turn].member.place.node_id == node.node_id and not removed:
             removed.append(cluster.remove_node(node))
-        return fetch(dispatch, stage, turn)
+        return fetch(dispatch, stage, turn, begun)
 
     site = make_site(scaffold(), clients_per_round=6)
     expected = here(site)
-    in_store = {"RAY_max_direct_call_object_size": "1"}  # objects of any size, as those of large models are
-    with a_cluster(in_store, num_cpus=1) as cluster:
+    with a_cluster(IN_STORE, num_cpus=1) as cluster:
         node = cluster.add_node(num_cpus=1)
         monkeypatch.setattr(Dispatch, "_fetched", fetched)
-        monkeypatch.setattr(ray, "wait", wait)
+        monkeypatch.setattr(dispatch, "bring", lambda objects: None)  # these small ones would all be there in time
         with pool_on(site, "reply", actors=2) as pool:
             assert played(site, pool) == expected
     assert removed
     assert "its reply was lost with actor-" in caplog.text
+
+
+@dataclass(frozen=True)
+class Slow(Part):
+    """Waits at each client."""
+
+    def begin(self, client):
+        time.sleep(0.2)
+
+
+def test_a_silent_node_holds_up_neither_the_others_nor_a_deadline(
+    a_cluster, make_site, played, here, pool_on, monkeypatch, caplog
+):
+    """Its raylet is stopped while the sum of a reply lies there, and Ray itself would wait for that for ever."""
+    monkeypatch.setattr(heartbeat, "HEARTBEAT", 0.5)
+    silent, went_on = [], []
+
+    def arrived(dispatch, message, arrived=Dispatch._arrived):
+        if message.member.node_id != node.node_id:
+            went_on.extend(dispatch._coming)
+        elif message.stage.kind == "train" and not silent:
+            os.kill(raylet, signal.SIGSTOP)
+            silent.append(str(message.member))
+        arrived(dispatch, message)
+
+    site = make_site(compose(fedavg(), Slow()), clients_per_round=6, num_rounds=2)
+    expected = here(site)
+    with a_cluster({**IN_STORE, **PATIENT}, num_cpus=1) as cluster:
+        node = cluster.add_node(num_cpus=1)
+        raylet = node.all_processes["raylet"][0].process.pid
+        monkeypatch.setattr(Dispatch, "_arrived", arrived)
+        try:
+            with pool_on(site, "silent", actors=2, deadline=6.0) as pool:
+                assert played(site, pool) == expected
+        finally:
+            os.kill(raylet, signal.SIGCONT)
+    awaited = f"the reply of .*, round 1 from {silent[0]}"
+    given_up = f"its reply did not come from {silent[0]} for \\d+ s; running it again"
+    assert re.search(f"waiting for {awaited}(?s:.*){given_up}", caplog.text), "the heartbeat, and then the deadline"
+    assert re.search(awaited, went_on[0]), "others answered, and got more work, in the meantime"
 
 
 def test_lost_objects_are_made_again_or_named(several, make_site, play, bits, pool_on, monkeypatch, caplog):

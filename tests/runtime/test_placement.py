@@ -1,10 +1,14 @@
-"""How many actors fit on the nodes of a cluster, by examples worked out by hand."""
+"""How many actors fit on the nodes of a cluster, by examples; and which GPUs they use, by a model of Ray."""
+
+import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rayfed.base.errors import InputError
 from rayfed.job import RayOptions
-from rayfed.runtime.placement import capacity, num_actors, warn_of_idle_gpus
+from rayfed.runtime.placement import capacity, num_actors, spread, warn_of_idle_gpus
 
 TWO_NODES = [{"CPU": 4.0, "GPU": 1.0}, {"CPU": 2.0}]
 
@@ -12,14 +16,14 @@ TWO_NODES = [{"CPU": 4.0, "GPU": 1.0}, {"CPU": 2.0}]
 @pytest.mark.parametrize(
     ("asked", "fit"),
     [
-        ({}, 6),
-        ({"num_cpus": 3}, 1),  # 3 of the 4 on one node; the 1 + 2 that are left lie on two nodes
-        ({"num_cpus": 0.5}, 12),
+        ({"num_gpus": 0}, 6),
+        ({"num_cpus": 3, "num_gpus": 0}, 1),  # 3 of the 4 on one node; the 1 + 2 that are left lie on two nodes
+        ({"num_cpus": 0.5, "num_gpus": 0}, 12),
         ({"num_gpus": 0.5}, 2),
         ({"num_gpus": 0.3}, 3),
         ({"num_gpus": 0.18}, 4),  # five shares of a GPU, but 4 CPUs
         ({"num_gpus": 2}, 0),
-        ({"num_gpus": "auto"}, 1),  # until it is measured
+        ({}, 1),  # a whole GPU, until it is measured
     ],
 )
 def test_capacity_counts_each_node_by_itself(asked, fit):
@@ -40,9 +44,9 @@ def test_gpu_fractions_are_rounded_up_to_one_kth(asked, share):
 
 
 def test_too_many_actors_are_refused_with_the_number_that_fits():
-    assert num_actors(RayOptions(), TWO_NODES, clients_per_round=4) == 4
+    assert num_actors(RayOptions(num_gpus=0), TWO_NODES, clients_per_round=4) == 4
     with pytest.raises(InputError, match=r"ray.actors = 7.*6 CPU and 1 GPU on 2 nodes, so at most 6 fit"):
-        num_actors(RayOptions(actors=7), TWO_NODES, clients_per_round=10)
+        num_actors(RayOptions(actors=7, num_gpus=0), TWO_NODES, clients_per_round=10)
     with pytest.raises(InputError, match=r"no actor with 1 CPU and 2 GPU fits"):
         num_actors(RayOptions(num_gpus=2), TWO_NODES, clients_per_round=10)
 
@@ -51,6 +55,79 @@ def test_a_number_of_actors_on_gpus_is_not_refused_before_their_part_of_a_gpu_is
     assert num_actors(RayOptions(actors=4, num_gpus="auto"), TWO_NODES, clients_per_round=4) == 4
     with pytest.raises(InputError, match=r"no actor with 1 CPU and 1 GPU fits"):
         num_actors(RayOptions(actors=4, num_gpus="auto"), [{"CPU": 2.0}], clients_per_round=4)
+
+
+def as_ray_places(options, nodes, count, seed):
+    """How many actors each GPU gets, node by node: any node that has room, and there the fullest GPU that has room."""
+    part, order = round(1 / options.gpu_share), random.Random(seed)
+    placed = [[0] * int(node["GPU"]) for node in nodes]
+    for _ in range(count):
+        room = [
+            gpus
+            for gpus, node in zip(placed, nodes, strict=True)
+            if sum(gpus) < node["CPU"] and gpus and min(gpus) < part
+        ]
+        gpus = order.choice(room)
+        gpus[gpus.index(max(number for number in gpus if number < part))] += 1
+    return placed
+
+
+def even(placed, nodes):
+    """Whether no GPU is idle, on a node with CPUs for it, while another has two actors."""
+    two = any(number > 1 for gpus in placed for number in gpus)
+    usable = [min(node["CPU"], node["GPU"]) for node in nodes]
+    idle = any(sum(map(bool, gpus)) < count for gpus, count in zip(placed, usable, strict=True))
+    return not (two and idle)
+
+
+@pytest.mark.parametrize("gpus", [[1], [2], [4], [8], [1, 1], [2, 2], [4, 4], [1, 1, 2, 4], [4, 0]])
+def test_no_gpu_is_idle_while_another_has_two_actors(gpus):
+    nodes = [{"CPU": 64.0, "GPU": float(count)} for count in gpus]
+    for k in range(1, 9):
+        for cohort in range(2, 17):
+            options = spread(RayOptions(num_gpus=1 / k), nodes, cohort)
+            count = num_actors(options, nodes, cohort)
+            assert options.gpu_share >= 1 / k - 1e-9, "an actor has the part that it asked for"
+            assert count > min(cohort, k * sum(gpus)) / 2, "at most a GPU's last places are left"
+            for seed in range(3):
+                placed = as_ray_places(options, nodes, count, seed)
+                assert even(placed, nodes), (k, cohort, placed)
+
+
+SOME_NODES = st.lists(
+    st.builds(lambda cpus, gpus: {"CPU": float(cpus), "GPU": float(gpus)}, st.integers(0, 9), st.integers(0, 4)),
+    min_size=1,
+    max_size=4,
+)
+
+
+@given(SOME_NODES, st.integers(1, 8), st.integers(1, 20), st.integers())
+def test_neither_where_nodes_have_few_cpus(nodes, k, cohort, seed):
+    options = spread(RayOptions(num_gpus=1 / k), nodes, cohort)
+    count = min(cohort, capacity(options, nodes))
+    assert even(as_ray_places(options, nodes, count, seed), nodes)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "most_on_a_gpu", "cohort", "actors", "on_a_gpu"),
+    [(4, 4, 4, 4, 1), (4, 4, 6, 4, 1), (4, 4, 7, 7, 2), (4, 4, 16, 16, 4), (4, 4, 99, 16, 4), (8, 2, 10, 8, 1)],
+)
+def test_actors_are_few_enough_to_be_spread_over_all_gpus(gpus, most_on_a_gpu, cohort, actors, on_a_gpu):
+    nodes = [{"CPU": 64.0, "GPU": float(gpus)}]
+    options = spread(RayOptions(num_gpus=1 / most_on_a_gpu), nodes, cohort)
+    assert (num_actors(options, nodes, cohort), options.gpu_share) == (actors, 1 / on_a_gpu)
+    kept = spread(RayOptions(num_gpus=1 / most_on_a_gpu, actors=min(cohort, 6)), nodes, min(cohort, 6))
+    assert num_actors(kept, nodes, cohort) == min(cohort, 6), "a number that the user has set is kept"
+
+
+@pytest.mark.parametrize(
+    ("asked", "idle"), [((6, 0.5), 1), ((4, 0.25), 3), ((8, 0.5), 0), ((7, 0.5), 0), ((1, 0.5), 0)]
+)
+def test_actors_that_leave_gpus_idle_as_the_user_has_set_both_are_warned_about(caplog, asked, idle):
+    actors, share = asked
+    warn_of_idle_gpus(RayOptions(actors=actors, num_gpus=share), [{"CPU": 64.0, "GPU": 4.0}])
+    assert (f"Ray fills one GPU after the other, and {idle} GPU stay idle" in caplog.text) == bool(idle)
+    assert bool(caplog.text) == bool(idle)
 
 
 @pytest.mark.parametrize(

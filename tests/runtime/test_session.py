@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -74,17 +76,32 @@ def test_data_that_are_refused_start_no_ray(make_site, monkeypatch):
             pass
 
 
+def visible(actor):
+    """The GPUs that CUDA would show to an actor."""
+    return os.environ["CUDA_VISIBLE_DEVICES"]
+
+
 @pytest.mark.slow
-def test_auto_puts_as_many_actors_on_a_gpu_as_fit(cluster, make_site, monkeypatch, caplog, here, on_ray):
-    """The GPUs and the measured bytes are pretended, all else is real."""
-    share = gpus.share_as_measured
-    monkeypatch.setattr(gpus, "share_as_measured", lambda needed, sizes: share(4 * 10**9, [9 * 10**9, 24 * 10**9]))
+@pytest.mark.parametrize(("num_gpus", "share", "measured"), [(4, "auto", False), (2, "auto", True), (4, 0.25, False)])
+def test_every_gpu_has_the_same_number_of_actors(
+    a_cluster, make_site, monkeypatch, caplog, here, pool_on, played, num_gpus, share, measured
+):
+    """The GPUs and the measured bytes are pretended, all else is real; Ray itself puts four fourths on one GPU."""
+    as_measured = partial(gpus.share_as_measured, 4 * 10**9, [9 * 10**9, 24 * 10**9])
+    monkeypatch.setattr(gpus, "share_as_measured", lambda needed, sizes, most: as_measured(most=most))
     site = make_site(fedavg(), num_rounds=1)
-    with caplog.at_level("INFO"):
-        assert on_ray(site, "auto", num_gpus="auto") == here(site)
-    assert "client takes 4.0 GB of GPU memory, the smallest GPU has 9.0 GB: ray.num_gpus = 1/2" in caplog.text
-    assert "actors: 4 on " in caplog.text
-    nothing_is_left("test-")
+    pretended = {gpus.PRETENDED: "1", gpus.NOT_SET: "1" if measured else ""}
+    with a_cluster(pretended, num_cpus=1, num_gpus=num_gpus), caplog.at_level("INFO"):
+        with pool_on(site, "test-gpus", num_cpus=0.25, num_gpus=share) as pool:
+            assert played(site, pool) == here(site)
+            given = {member.gpu: member.actor.__ray_call__.remote(visible) for member in pool._crew._members}
+            assert ray.get([*given.values()]) == [*given]
+            count = Counter(member.gpu for member in pool._crew._members)
+        assert count == {str(gpu): 4 // num_gpus for gpu in range(num_gpus)}
+        del pool, given  # they hold objects in the store
+        nothing_is_left("test-")
+    text = "client takes 4.0 GB of GPU memory, the smallest GPU has 9.0 GB: up to 2 actors on a GPU"
+    assert (text in caplog.text) == measured
 
 
 def test_without_ray_absent_gpus_are_warned_about(make_site, monkeypatch, caplog):

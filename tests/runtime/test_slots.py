@@ -25,6 +25,7 @@ from rayfed.grid.cells import expand
 from rayfed.grid.many import run_many
 from rayfed.job import read_job
 from rayfed.methods import Part, compose, fedavg
+from rayfed.runtime.gpus import PRETENDED
 
 pytestmark = pytest.mark.slow
 
@@ -42,6 +43,17 @@ class Dies(Part):
             file.write_text(seen + "x")
             os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(60)
+
+
+@dataclass(frozen=True)
+class Tell(Part):
+    """Writes to a file in which process a run is, and which GPU it has."""
+
+    file: str
+
+    def begin(self, client):
+        with open(self.file, "a") as file:
+            file.write(f"{os.getpid()} {os.environ['CUDA_VISIBLE_DEVICES']}\n")
 
 
 @pytest.fixture
@@ -129,6 +141,22 @@ def test_runs_that_fail_say_why_as_their_commands_would_and_the_others_are_done(
     assert "the process of the run was lost or locked out 2 times" in lost
     assert diverged.startswith("error: the loss became ") and "rounds up to 1 are recorded in" in diverged
     assert "is being written to by process" in locked and "attempt 2 of 2" in caplog.text
+
+
+def test_a_process_has_one_gpu_for_all_its_life(tables, a_cluster, tmp_path):
+    """CUDA stays on the first one that a process has used, whichever Ray shows it afterwards."""
+    tables["grid"] = {"seeds": [*range(8)]}
+    with a_cluster({PRETENDED: "1"}, num_cpus=1, num_gpus=4) as cluster:
+        options = {"ray__address": cluster.address, "ray__num_cpus": 0.25, "train__clients_per_round": 2}
+        method = compose(fedavg(), Tell(str(tmp_path / "tell")))
+        jobs = [rayfed.experiment._read(job.table(), None, method) for job in jobs_of(tables, **options)]
+        for ended in run_many(jobs):
+            assert ended.exit_code == 0, ended.message
+            time.sleep(1.0)  # while the caller looks at a run, other processes become idle
+    seen = {tuple(line.split()) for line in (tmp_path / "tell").read_text().splitlines()}
+    assert {gpu for _, gpu in seen} == {"0", "1", "2", "3"}
+    assert len({process for process, _ in seen}) == len(seen)
+    assert [outcome(job) for job in jobs[:2]] == [alone(job) for job in jobs_of(tables, **options)[:2]]
 
 
 def test_fewer_runs_than_actors_are_left_to_be_done_one_after_the_other(jobs):
