@@ -15,11 +15,11 @@ from rayfed.screen.text import in_line, shown
 @click.option("--all", "every", is_flag=True, help="Play every round again.")
 @click.option("--clients", type=click.IntRange(0), default=0, help="Of each round, only so many clients, drawn anew.")
 def verify(runs: tuple[Path, ...], every: bool, clients: int) -> None:
-    """Check that a run's folder, or a published record of a run, is what its job gives.
+    """Play rounds of a run, or of a record of one, again.
 
-    First the hashes of all that went in, the checkpoints, and the tables. Then round 1, and the round after each
-    checkpoint, are played again in this process and compared bit for bit, or within a tolerance on other hardware. The
-    exit code is 1 where something differs.
+    The checkpoints, the hashes of all that went in, and the tables are checked first. Then round 1, and the round after
+    each checkpoint, are played again in this process and compared bit for bit, or within a tolerance on other hardware.
+    The exit code is 1 where something differs.
 
     \b
     Examples:

@@ -280,3 +280,9 @@ def test_our_records_pass(record):
     assert [(name, wrong) for name, _, wrong in done if wrong] == []
     assert [what for _, what, _ in done if "played again" in what]
     assert sum(map(len, contents(record).values())) < 500_000
+
+
+def test_a_changed_number_of_a_record_is_caught_on_any_hardware(tmp_path):
+    shutil.copytree(RECORDS[0], tmp_path / "record")
+    before = change(tmp_path / "record/rounds.parquet/round-00000.parquet", "train_loss", 0.625)
+    assert f"train_loss: 0.625 recorded, {before} in the checkpoint" in faults(tmp_path / "record")[0]
