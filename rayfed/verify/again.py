@@ -1,7 +1,5 @@
 """A run's weights evaluated again, and its rounds, or some clients of them, played again."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,10 +28,7 @@ class Again:
     within: float  # numbers may differ so much
 
     def play(self, rounds: Sequence[int], clients: int) -> Iterator[Check]:
-        """Evaluate all checkpoints, then play rounds, ascending, each from the newest checkpoint before it.
-
-        With `clients`, so many of each round train alone.
-        """
+        """Evaluate checkpoints, then play rounds, ascending; with `clients`, only so many of each train, alone."""
         last = engine.start(self.site, self.workers)
         starts = {0: last, **self.kept}
         yield self._compare(last, "the initial model")
@@ -42,7 +37,7 @@ class Again:
                 again = replace(round, evaluation=self.workers.evaluate(round.evaluated)())
                 yield self._compare(again, "weights evaluated again", lambda place: place[2] in OF_WEIGHTS)
         for number in rounds:
-            start = max(start for start in starts if start < number)
+            start = max(start for start in starts if start < number)  # the newest checkpoint before the round
             last = last if start <= last.round < number else starts[start]
             while last.round < number - bool(clients):
                 last = engine.play(self.site, last, self.workers)

@@ -1,7 +1,5 @@
 """What is checked of a run's folder, in order: checkpoints, origin, tables, and rounds that are played again."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -32,10 +30,9 @@ Facts = dict[str, Any]
 
 
 def checks(folder: Path, *, every: bool = False, clients: int = 0) -> Iterator[Check]:
-    """Check a run's folder, or a record of a run. Nothing is written there.
+    """Check a run's folder, or a record of one, in which nothing is written. Raises `InputError` where there is none.
 
-    Plays the rounds again that follow the initial model and the checkpoints, or `every` round that can be compared;
-    with `clients`, so many clients of each. Raises `InputError` where there is no run, or its data are not here.
+    Plays round 1 and the rounds after checkpoints again, or `every` round; with `clients`, so many clients of each.
     """
     job = job_of(folder, None, None)
     if job is None:
@@ -46,13 +43,13 @@ def checks(folder: Path, *, every: bool = False, clients: int = 0) -> Iterator[C
     site = open_site(job)
     with open_workers(site, on_ray=False) as workers:
         here, times = environment(site, workers), [began, *began.get("resumed", [])]
+        hashes = {key: here.get(key, "") for key in ("job", *ORIGIN)}
         origins = {"environment.json": times[-1]}
         origins |= {f"the checkpoint of round {n}": each.manifest | {"job": here["job"]} for n, each in saved.items()}
         foreign = [
-            f"the {key} is another: its hash is {facts.get(key)} in {name}, and {here.get(key)} here"
+            f"the hash of {line}"
             for name, facts in origins.items()
-            for key in ("job", *ORIGIN)
-            if facts.get(key) != here.get(key)
+            for line in differences({key: facts.get(key, "") for key in hashes}, hashes, f"in {name}")
         ]
         yield "origin", "job, data, partition, model and modules have the run's hashes", foreign
         if foreign:
@@ -65,17 +62,15 @@ def checks(folder: Path, *, every: bool = False, clients: int = 0) -> Iterator[C
         changed = [fault for last in [*saved.values()][-1:] for fault in _changed(site, recorded, last)]
         yield "tables", f"as in the checkpoint of round {max(saved, default='')}", changed
         if not changed:
-            apart = _apart(site, tables["classes"], recorded) + _other_summary(summary, tables["rounds"])
+            apart = _apart(site, tables, recorded, summary)
             yield "tables", "accuracies, and the summary, follow from the other numbers", apart
-        (own,) = _bits(here)
-        others = {line: "" for time in times for kind in _bits(time) for line in differences(kind, own)}
+        others = {line: "" for time in times for kind in _bits(time) for line in differences(kind, _bits(here)[0])}
         loose = f"within {WITHIN:g}, and only after checkpoints, as bits may differ: {'; '.join(others)}"
         yield "comparison", loose if others else "bit for bit: hardware and versions are the run's", []
         played = [row["round"] for row in tables["rounds"] if row["round"]]
         near = [number for number in played if number - 1 in {0, *saved}]  # rounding grows from round to round
         kept = {number: each.restore(site, workers) for number, each in saved.items()}
-        for round in kept.values():
-            recorded |= of_checkpoint(round, workers)
+        recorded |= {at: number for round in kept.values() for at, number in of_checkpoint(round, workers).items()}
         again = Again(site, workers, kept, recorded, WITHIN if others else 0.0)
         yield from again.play(played if every and not others else near, clients)
 
@@ -107,21 +102,18 @@ def _changed(site: Site, recorded: Numbers, saved: Saved) -> list[str]:
     return differing(recorded, more | of_tables(tables), "in the checkpoint")
 
 
-def _apart(site: Site, classes: list[Row], recorded: Numbers) -> list[str]:
-    """Which accuracies are not those of all classes together."""
+def _apart(site: Site, tables: dict[str, list[Row]], recorded: Numbers, summary: Facts) -> list[str]:
+    """Which accuracies are not those of all classes together, and where the summary is not that of the tables."""
     data = site.federation
     images = dict(zip(data.train.classes, np.bincount(data.test.labels, minlength=data.num_classes), strict=True))
     hits: Counter[int] = Counter()  # images that are classified rightly, by round
-    for row in classes:
+    for row in tables["classes"]:
         hits[row["round"]] += round(np.nan_to_num(row["accuracy"] * images[row["class"]]))
     right = {(number, "rounds", "test_accuracy"): count / len(data.test) for number, count in hits.items()}
-    return differing(recorded, right, "by the classes")
-
-
-def _other_summary(summary: Facts, rounds: list[Row]) -> list[str]:
-    right = summarise(rounds)
-    right.get("best", {})["weights"] = summary.get("best", {}).get("weights", "")  # a place, which no table has
-    return differences({key: summary.get(key, "") for key in right}, right, "in summary.json", "in the tables")
+    whole = summarise(tables["rounds"])
+    whole.get("best", {})["weights"] = summary.get("best", {}).get("weights", "")  # a place, which no table has
+    there = {key: summary.get(key, "") for key in whole}
+    return differing(recorded, right, "by the classes") + differences(there, whole, "in summary.json", "in the tables")
 
 
 def _bits(facts: Facts) -> list[dict[str, str]]:

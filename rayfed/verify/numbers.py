@@ -1,7 +1,5 @@
 """The numbers of a run by their place, and where they are others than they should be."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
