@@ -24,7 +24,7 @@ from rayfed.runtime.workers import open_workers
 from rayfed.verify.again import Again, Check, of_checkpoint
 from rayfed.verify.numbers import Numbers, Row, differing, of_tables
 
-WITHIN = 0.01  # where bits may differ: docs/verify.md has what was measured
+WITHIN = 0.02  # where bits may differ: docs/verify.md has what was measured
 CHECKPOINT = re.compile(r"round-(\d{5,})\.(json|safetensors)")
 Facts = dict[str, Any]
 

@@ -281,6 +281,11 @@ def test_our_records_pass(record):
     assert sum(map(len, contents(record).values())) < 500_000
 
 
+def test_the_page_has_a_row_for_each_record():
+    rows = re.findall(r"^\| `(\S+)` \|.*\d \|$", (ROOT / "docs/verify.md").read_text(), re.MULTILINE)
+    assert sorted(rows) == [record.name for record in RECORDS]
+
+
 def test_a_changed_number_of_a_record_is_caught_on_any_hardware(tmp_path):
     shutil.copytree(RECORDS[0], tmp_path / "record")
     before = change(tmp_path / "record/rounds.parquet/round-00000.parquet", "train_loss", 0.625)
