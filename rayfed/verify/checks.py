@@ -86,7 +86,8 @@ def _checkpoints(folder: Folder, began: Facts, summary: Facts) -> tuple[dict[int
             whole[number] = read_saved(folder, number)
         except Torn as error:
             torn.append(f"the checkpoint of round {number}: {error}")
-    best = whole[max(whole)].manifest.get("best") if whole and "weights" in summary.get("best", {}) else None
+    named = "weights" in summary.get("best", {}) and not torn  # an earlier checkpoint has the hash of earlier weights
+    best = whole[max(whole)].manifest.get("best") if whole and named else None
     content = b""
     with suppress(OSError):
         content = folder.read(BEST)

@@ -171,8 +171,7 @@ def test_a_number_that_is_changed_in_the_checkpoint_too_does_not_follow_from_the
 def test_a_flipped_bit_of_a_weight_is_caught_and_by_playing_also_where_the_hashes_are_new(run):
     path = run()
     flip(path / "checkpoints/round-00005.safetensors")
-    wrong = faults(path)
-    assert wrong[0] == "the checkpoint of round 5: 'round-00005.safetensors' is not as it was written"
+    assert faults(path) == ["the checkpoint of round 5: 'round-00005.safetensors' is not as it was written"]
     seal(path, 5)
     assert "round 5, checkpoint, weights.head.weight: other bits (played again)" in faults(path)
 
