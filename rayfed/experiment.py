@@ -120,7 +120,7 @@ def replay(run: str | Path, round: int, client: int, *, method: Method | None = 
     Plays the rounds since the newest older checkpoint again. Gives the client's row, and the training loss that the run
     recorded, if there is one. Raises the client's own exception, and `InputError` where it was not in the round.
     """
-    job = _job_of(run, None, method)
+    job = job_of(run, None, method)
     if job is None:
         raise InputError(f"'{run}' is not the folder of a run")
     place = Place.of(job)
@@ -260,7 +260,7 @@ def _find(run: str | Path, overrides: Mapping[str, Any] | None, method: Method |
     """The job of a run, and its newest whole checkpoint."""
     if "name" in (overrides or {}):
         raise InputError("name: a run keeps its name; to continue under another name, move its folder first")
-    job = _job_of(run, overrides, method)
+    job = job_of(run, overrides, method)
     if job:
         place = Place.of(job)
         place.refuse_unwritable()
@@ -289,7 +289,7 @@ def _newest(place: Place) -> Saved | None:
         raise InputError(f"{error}; begin again: rayfed run {file} --force") from None
 
 
-def _job_of(run: str | Path, overrides: Mapping[str, Any] | None, method: Method | None) -> Job | None:
+def job_of(run: str | Path, overrides: Mapping[str, Any] | None, method: Method | None) -> Job | None:
     """The job of the run in a folder; None where there is none."""
     path = Path(os.path.abspath(Path(run).expanduser()))
     if "://" in str(run) or not (path / "job.toml").is_file():

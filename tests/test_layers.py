@@ -24,7 +24,7 @@ LAYERS = [
     ["screen"],
     ["report"],
     ["experiment"],
-    ["grid"],
+    ["grid", "verify"],
     ["papers", "submit"],
     ["cli", "__main__"],
 ]

@@ -22,6 +22,7 @@ from rayfed.screen.exits import Commands, end_at_once
 from rayfed.screen.text import StderrHandler
 from rayfed.submit import command as submit
 from rayfed.submit import status
+from rayfed.verify import command as verify
 
 
 @click.group(
@@ -51,7 +52,7 @@ for each in (
     *(train.run, train.resume, train.replay, clients.clients),
     *(submit.submit, status.status, submit.logs, submit.stop),
     *(describe.methods, describe.keys, describe.data, describe.partition),
-    *(report.report, reproduce.table, reproduce.reproduce, figure.figure),
+    *(report.report, reproduce.table, reproduce.reproduce, figure.figure, verify.verify),
 ):
     main.add_command(each)
 

@@ -172,7 +172,7 @@ def newest(folder: Folder, before: int | None = None) -> Saved | None:
     kind: type[Exception] = InputError
     for number in (number for number in found if before is None or number < before):
         try:
-            saved = Saved(folder, _read_manifest(folder, number)).check()
+            saved = read_saved(folder, number)
         except Torn as error:
             refused.append(f"the checkpoint of round {number} cannot be used: {error}")
             if getattr(error.__cause__, "errno", None) in PASSING:
@@ -184,6 +184,11 @@ def newest(folder: Folder, before: int | None = None) -> Saved | None:
     if refused:
         raise kind("\n".join([*refused, f"'{folder.place}' holds no good checkpoint"]))
     return None
+
+
+def read_saved(folder: Folder, round: int) -> Saved:
+    """The checkpoint of a round. Raises `Torn` where it is not whole."""
+    return Saved(folder, _read_manifest(folder, round)).check()
 
 
 def stem(round: int) -> str:

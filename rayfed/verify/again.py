@@ -1,0 +1,72 @@
+"""A run's weights evaluated again, and its rounds, or some clients of them, played again."""
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rayfed.folder.tables import EVALUATED, round_rows
+from rayfed.rounds import engine
+from rayfed.rounds.round import Round
+from rayfed.rounds.site import Site
+from rayfed.rounds.workers import Workers
+from rayfed.tensors.trees import dotted, leaves
+from rayfed.tensors.wire import unpack
+from rayfed.verify.numbers import Numbers, Place, differing, of_tables
+
+Check = tuple[str, str, list[str]]  # of what, what was compared, and all that is wrong
+OF_WEIGHTS = {*EVALUATED, "accuracy", "predicted"} - {"forgetting"}  # columns that follow from a round's weights alone
+
+
+@dataclass(frozen=True)
+class Again:
+    """Plays a run again, in this process, and compares it with what was recorded."""
+
+    site: Site
+    workers: Workers
+    kept: Mapping[int, Round]  # from checkpoints, by their number
+    recorded: Numbers
+    within: float  # numbers may differ so much
+
+    def play(self, rounds: Sequence[int], clients: int) -> Iterator[Check]:
+        """Evaluate checkpoints, then play rounds, ascending; with `clients`, only so many of each train, alone."""
+        last = engine.start(self.site, self.workers)
+        starts = {0: last, **self.kept}
+        yield self._compare(last, "the initial model")
+        for round in self.kept.values():
+            if self.site.job.train.evaluates(round.round):
+                again = replace(round, evaluation=self.workers.evaluate(round.evaluated)())
+                yield self._compare(again, "weights evaluated again", lambda place: place[2] in OF_WEIGHTS)
+        for number in rounds:
+            start = max(start for start in starts if start < number)  # the newest checkpoint before the round
+            last = last if start <= last.round < number else starts[start]
+            while last.round < number - bool(clients):
+                last = engine.play(self.site, last, self.workers)
+                yield self._compare(last, "played again")
+            if clients:
+                yield self._train(last, clients)
+
+    def _train(self, last: Round, clients: int) -> Check:
+        """So many clients of the round after `last`, drawn anew each time."""
+        opening = engine.open_round(self.site, last, self.workers)
+        trained = [client for task in opening.to_train for client in task]
+        drawn = sorted(random.sample(trained, min(clients, len(trained))))
+        replies = self.workers.train(opening.broadcast, [(client,) for client in drawn], last.memories)
+        rows = tuple(client.row for reply in replies for client in reply.clients)
+        again = replace(last, round=last.round + 1, evaluation=None, clients=rows)
+        what = f"clients {', '.join(map(str, drawn))} trained again"
+        return self._compare(again, what, lambda place: place[1].startswith("clients"))
+
+    def _compare(self, again: Round, what: str, wanted: Callable[[Place], bool] = lambda place: True) -> Check:
+        """What a run measures may change when it is resumed, so only what was recorded is compared."""
+        numbers = of_tables(round_rows(again, self.site)) | of_checkpoint(again, self.workers)
+        right = {place: numbers[place] for place in numbers if wanted(place) and place in self.recorded}
+        faults = differing(self.recorded, right, f"({what})", self.within)
+        return f"round {again.round}", f"{what}: {len(right):,} numbers and tensors", faults
+
+
+def of_checkpoint(round: Round, workers: Workers) -> Numbers:
+    """All that later rounds depend on."""
+    states = {slot: held.state for slot, held in round.held.items()}
+    memories = {client: unpack(workers.recall(memory)) for client, memory in round.memories.items()}
+    tree = {"weights": round.weights, "evaluated": round.shown, "state": states, "memory": memories}
+    return {(round.round, "checkpoint", dotted(path)): leaf for path, leaf in leaves(tree)}

@@ -1,0 +1,38 @@
+"""The command `verify`."""
+
+from pathlib import Path
+
+import click
+
+from rayfed.base.errors import RunFailed, cut
+from rayfed.screen.text import in_line, shown
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
+@click.option("--all", "every", is_flag=True, help="Play every round again.")
+@click.option("--clients", type=click.IntRange(0), default=0, help="Of each round, only so many clients, drawn anew.")
+def verify(runs: tuple[Path, ...], every: bool, clients: int) -> None:
+    """Play rounds of a run, or of a record of one, again.
+
+    The checkpoints, the hashes of all that went in, and the tables are checked first. Then round 1, and the round after
+    each checkpoint, are played again in this process and compared bit for bit, or within a tolerance on other hardware.
+    The exit code is 1 where something differs.
+
+    \b
+    Examples:
+      rayfed verify runs/quickstart --all
+      rayfed verify docs/results           all records in a folder
+    """
+    from rayfed.folder.read import find_runs
+    from rayfed.verify.checks import checks
+
+    number = 0
+    for folder in dict.fromkeys(folder for run in runs for folder in find_runs(run)):
+        print(shown(folder))
+        for name, compared, faults in checks(folder, every=every, clients=clients):
+            print(f"  {name:12}{'DIFFERS' if faults else in_line(compared)}", flush=True)
+            print(cut("".join(f"    {in_line(fault)}\n" for fault in faults)), end="")
+            number += len(faults)
+    if number:
+        raise RunFailed(f"what was recorded is not what its job gives: {number:,} differences, as listed")
