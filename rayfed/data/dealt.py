@@ -14,6 +14,7 @@ import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,8 +27,8 @@ from rayfed.base.storage import exists, locate, reach
 SUFFIXES = (".json", ".txt", ".npz", ".parquet")
 
 
-def read_dealt(path: str, count: int) -> np.ndarray:
-    """The client of each of `count` images, int64 (count,); -1 where it has none.
+def read_dealt(path: str, count: int) -> tuple[np.ndarray, int]:
+    """The client of each of `count` images, int64 (count,), -1 where it has none; and the number of clients.
 
     Raises InputError where the file gives an image two, or is not such a file.
     """
@@ -37,12 +38,20 @@ def read_dealt(path: str, count: int) -> np.ndarray:
     if not exists(path):
         raise InputError(f"{place}: there is no such file")
     fs, on_it = locate(path)
+    if not fs.get_file_info(on_it).is_file:
+        raise InputError(f"{place}: this is not a file")  # to open a pipe would wait for ever
     content = reach(path, lambda: fs.open_input_file(on_it).read())
     try:
-        owners, images = _pairs(content, path)
+        clients, sizes, images = _lists(content, path)
     except Exception as error:  # each format's own
         why = " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"{place}: this does not say which client has which images ({why})") from None
+    odd = clients[(clients < 0) | (clients >= count)]
+    if len(odd) or not len(clients):
+        raise InputError(
+            f"{place}: {f'client {odd[0]}' if len(odd) else 'no client'}; clients are numbered from 0, and each has an "
+            f"image of {count:,}"
+        )
     outside = images[(images < 0) | (images >= count)]
     if len(outside):
         raise InputError(
@@ -53,34 +62,57 @@ def read_dealt(path: str, count: int) -> np.ndarray:
     if len(twice):
         raise InputError(f"{place}: image {twice[0]} is there {times[twice[0]]} times; give each image one client")
     owner_of = np.full(count, -1)
-    owner_of[images] = owners
-    return owner_of
+    owner_of[images] = np.repeat(clients, sizes)
+    return owner_of, int(clients.max()) + 1
 
 
-def _pairs(content: bytes, path: str) -> tuple[np.ndarray, np.ndarray]:
-    """Clients and their images, int64 (pairs,) each."""
+def _lists(content: bytes, path: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of each list in the file its client and its length, int64 (lists,); and all their images, int64."""
     if path.endswith(".parquet"):
         table = pq.read_table(io.BytesIO(content)).combine_chunks()
         clients = _whole(table.column("client"))
         if "image" in table.column_names:
-            return clients, _whole(table.column("image"))
+            return clients, np.ones_like(clients), _whole(table.column("image"))
         lists = table.column("images")
-        return np.repeat(clients, pc.list_value_length(lists)), _whole(pc.list_flatten(lists))
+        return clients, _whole(pc.list_value_length(lists)), _whole(pc.list_flatten(lists))
     if path.endswith(".npz"):
         with np.load(io.BytesIO(content)) as arrays:
-            held = {int(name): arrays[name] for name in arrays.files}
+            held = [(name, arrays[name]) for name in arrays.files]
     else:
-        read = ast.literal_eval(content.decode())
-        named = read.items() if isinstance(read, dict) else enumerate(read)
-        held = {int(client): sorted(images) for client, images in named}
-    return np.repeat(list(held), [len(images) for images in held.values()]), _whole(np.concatenate(list(held.values())))
+        held = _named(content.decode("utf-8-sig"))
+    clients = _whole([_number(name) for name, _ in held])
+    if len(np.unique(clients)) < len(clients):
+        raise ValueError("a client is there twice")
+    images = [_whole(of_client) for _, of_client in held]
+    return clients, np.array([len(of_client) for of_client in images]), np.concatenate([_whole([]), *images])
 
 
-def _whole(values: Sequence[int] | pa.ChunkedArray) -> np.ndarray:
-    found = np.asarray(values)
-    if found.dtype.kind not in "iu":
-        raise ValueError(f"{found.dtype} in place of whole numbers")
-    return found.astype(np.int64)
+def _named(text: str) -> list[tuple[Any, list[Any]]]:
+    """Clients' names and lists: of a table as it stands, as a dict would keep only the last of a name's lists."""
+    body = ast.parse(text.strip(), mode="eval").body
+    lists = body.values if isinstance(body, ast.Dict) else getattr(body, "elts", None)
+    if lists is None or not all(isinstance(each, ast.List | ast.Tuple | ast.Set) for each in lists):
+        raise ValueError("it is no table or list of lists")
+    names = [ast.literal_eval(key) for key in body.keys if key] if isinstance(body, ast.Dict) else range(len(lists))
+    return list(zip(names, (sorted(ast.literal_eval(each)) for each in lists), strict=True))
+
+
+def _number(name: Any) -> int:
+    if isinstance(name, str) and name.isascii() and name.isdigit():
+        return int(name)
+    if type(name) is int:
+        return name
+    raise ValueError(f"client {name!r} is no number")
+
+
+def _whole(values: Sequence[int] | np.ndarray | pa.ChunkedArray) -> np.ndarray:
+    """A list of whole numbers as int64; an empty list is one, of whatever type."""
+    numbers = np.asarray(values)
+    if numbers.ndim != 1 or (len(numbers) and numbers.dtype.kind not in "iu"):
+        raise ValueError(f"{numbers.ndim} dimensions of {numbers.dtype} in place of a list of whole numbers")
+    if len(numbers) and numbers.max() >= 2**63:
+        raise ValueError(f"{numbers.max()} is too large")
+    return numbers.astype(np.int64)
 
 
 def write_dealt(path: Path, clients: Sequence[np.ndarray]) -> None:

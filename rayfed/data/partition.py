@@ -26,7 +26,7 @@ from annotated_types import Ge, Le
 from rayfed.base.errors import InputError, told
 from rayfed.base.values import Checked, PathMark, build, find, name_in, named, table
 
-PATIENCE = 5 * 10**8  # random numbers that a Dirichlet split may draw by default: about half a minute
+MOST_DRAWS = 5 * 10**8  # random numbers that a Dirichlet split may draw by default: about half a minute
 CHUNK = 2**15  # random numbers per draw: few enough to stay in the cache, enough to hide numpy's overhead
 
 
@@ -170,7 +170,7 @@ class _Drawn(_ByClass):
 
     def _runs(self, counts: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """The first table of images by class and client, (K, N), whose smallest client has `min_size`."""
-        limit = self.max_draws or max(1, PATIENCE // (self.num_clients * len(counts)))
+        limit = self.max_draws or max(1, MOST_DRAWS // (self.num_clients * len(counts)))
         tried, best = 0, 0
         while tried < limit:
             rows = min(tried + 1, limit - tried, max(1, CHUNK // self.num_clients))  # 1, 2, 4, ...: most need few
@@ -309,9 +309,9 @@ class File(Checked):
     def split(self, labels: np.ndarray, num_classes: int, groups: np.ndarray | None = None) -> Partition:
         from rayfed.data.dealt import read_dealt  # brings pyarrow
 
-        owners = read_dealt(self.path, len(labels))
+        owners, num_clients = read_dealt(self.path, len(labels))
         held = np.flatnonzero(owners >= 0)
-        partition = Partition.of_owners(owners[held], int(owners.max()) + 1)
+        partition = Partition.of_owners(owners[held], num_clients)
         return Partition(held[partition.indices], partition.offsets)
 
 
