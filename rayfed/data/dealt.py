@@ -108,8 +108,10 @@ def _number(name: Any) -> int:
 def _whole(values: Sequence[int] | np.ndarray | pa.ChunkedArray) -> np.ndarray:
     """A list of whole numbers as int64; an empty list is one, of whatever type."""
     numbers = np.asarray(values)
-    if numbers.ndim != 1 or (len(numbers) and numbers.dtype.kind not in "iu"):
-        raise ValueError(f"{numbers.ndim} dimensions of {numbers.dtype} in place of a list of whole numbers")
+    if numbers.ndim != 1:
+        raise ValueError("lists in lists")
+    if len(numbers) and numbers.dtype.kind not in "iu":
+        raise ValueError(f"{numbers.dtype} in place of whole numbers")
     if len(numbers) and numbers.max() >= 2**63:
         raise ValueError(f"{numbers.max()} is too large")
     return numbers.astype(np.int64)
