@@ -33,6 +33,9 @@ TRACK_TEXT = "tensorboard, wandb, mlflow: where to send the curves, too; each an
 MEASURE_TEXT = "local, drift: notes in clients.parquet and rounds.parquet; confusion: confusions.parquet"
 MEASURE = ("measure", "measure_every", "measure_images", "measure_layers", "measure_clients", "track")  # change no bits
 WITH_NAME = ("method", "model", "data.partition", "train.schedule")  # tables that a name may stand for
+PACKAGE = Path(__file__).parent
+# Jobs that come with rayfed: in a wheel they are part of the package, in a clone they lie beside it.
+EXAMPLES = PACKAGE / "examples" if (PACKAGE / "examples").is_dir() else PACKAGE.parent / "jobs"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}(/[A-Za-z0-9][A-Za-z0-9._+-]{0,199}){0,9}")  # a file's has 255
 
 
@@ -204,12 +207,21 @@ def read_toml(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(source, Mapping):
         return dict(source)
     try:
-        text = read_regular(Path(source)).decode("utf-8-sig")  # some editors write a mark in front
+        text = read_regular(_found(source)).decode("utf-8-sig")  # some editors write a mark in front
         return tomllib.loads(text)
     except FileNotFoundError:
-        raise InputError(f"no job file '{source}'; jobs/quickstart.toml is an example") from None
+        raise InputError(
+            f"no job file '{source}'; 'quickstart' is an example that comes with rayfed, and `rayfed init FOLDER` "
+            "writes another to begin with"
+        ) from None
     except (OSError, ValueError, RecursionError) as error:  # of TOML, of UTF-8, of a path with a zero byte
         raise InputError(f"job file '{source}' cannot be read: {error}") from None
+
+
+def _found(source: str | Path) -> Path:
+    """A job file, or where there is none of this name, the example: quickstart, or jobs/quickstart.toml."""
+    example = EXAMPLES / f"{str(source).removeprefix('jobs/').removesuffix('.toml')}.toml"
+    return Path(source) if Path(source).exists() or not example.is_file() else example
 
 
 def override(tables: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 import stat
+import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,13 @@ from typing import BinaryIO
 from rayfed.base.errors import InputError, Unwritable
 
 PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE)  # errors of a disk that may be gone the next time
+
+STANDARD_LIBRARY = sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")
+
+
+def is_installed(file: str) -> bool:
+    """Whether a module's file is Python's own, or a package's: of this environment, or of another that it uses."""
+    return "/site-packages/" in file or "/dist-packages/" in file or file.startswith(STANDARD_LIBRARY)
 
 
 def open_regular(path: Path | str, flags: int, mode: int = 0o666) -> int:

@@ -14,6 +14,7 @@ import click
 from rayfed import __version__
 from rayfed.base.aside import is_working
 from rayfed.cli import clients, describe, train
+from rayfed.cli.init import init
 from rayfed.cli.guard import guarded
 from rayfed.folder.log import logging_to
 from rayfed.papers import figure, reproduce
@@ -49,7 +50,7 @@ def main(ctx: click.Context) -> None:
 
 
 for each in (
-    *(train.run, train.resume, train.replay, clients.clients),
+    *(init, train.run, train.resume, train.replay, clients.clients),
     *(submit.submit, status.status, submit.logs, submit.stop),
     *(describe.methods, describe.keys, describe.data, describe.partition),
     *(report.report, reproduce.table, reproduce.reproduce, figure.figure, verify.verify),

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 
-from rayfed.losses import forgetting as defined
-
 Series = tuple[np.ndarray, np.ndarray]  # rounds, and their values
 
 
@@ -25,6 +23,8 @@ def by_round(
     `rounds` (E,); the global model's class `accuracy` (E, C); `seen` (E, C) images of a round's clients; by round, its
     measured `clients` have accuracies (K, C). Of the rounds before, only multiples of `eval_every` can be a peak.
     """
+    from rayfed.losses import forgetting as defined  # brings torch, which a reader of tables may not need
+
     trained = rounds > 0
     rounds, accuracy, learnt = rounds[trained], accuracy[trained], seen[trained] > 0
     counts = (rounds % eval_every == 0)[:, None]

@@ -8,7 +8,6 @@ import os
 import platform
 import subprocess
 import sys
-import sysconfig
 import traceback
 from collections.abc import Collection, Iterator
 from contextlib import suppress
@@ -17,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from rayfed.base.errors import InputError
-from rayfed.base.files import read_regular
+from rayfed.base.files import is_installed, read_regular
 from rayfed.data.unevenness import unevenness
 from rayfed.folder.summary import read_environment
 from rayfed.job import Job
@@ -27,7 +26,6 @@ from rayfed.rounds.workers import Workers
 from rayfed.tensors.weights import frozen
 
 COMMIT = "RAYFED_COMMIT"
-LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 PACKAGES = ("rayfed-distill", "ray", "torch", "torchvision", "timm", "peft", "numpy", "pyarrow")
 
 
@@ -125,7 +123,7 @@ def _imports(module: ModuleType, source: bytes) -> Iterator[str]:
 
 def _is_users(name: str) -> bool:
     file = str(getattr(sys.modules.get(name), "__file__", None))
-    return name.partition(".")[0] not in ("rayfed", "__main__") and not file.startswith(LIBRARIES)
+    return name.partition(".")[0] not in ("rayfed", "__main__") and not is_installed(file)
 
 
 def _version(package: str) -> str | None:

@@ -10,7 +10,7 @@ from typing import Any
 from rayfed.base.errors import InputError, did_you_mean
 from rayfed.folder.read import SEED, Run
 from rayfed.grid.cells import Cell, expand
-from rayfed.job import differences, read_toml
+from rayfed.job import EXAMPLES, differences, read_toml
 from rayfed.papers.ours import Theirs, ours
 from rayfed.report.forms import Sheet
 from rayfed.report.table import Row, left_out, pair_of, protocol, remarks, rounds_text, rows
@@ -47,10 +47,10 @@ def plain(name: str) -> str:
 def grids(folder: Path | None = None) -> dict[str, Path]:
     """The papers' grids by their names, such as fedntd/table1, in `folder`, jobs/papers if it is not given.
 
-    That is jobs/papers in the current folder, or if there is none, in the repository that this package is part of.
+    That is jobs/papers in the current folder, or if there is none, what came with rayfed.
     """
-    places = [Path("jobs/papers"), Path(__file__).parents[2] / "jobs" / "papers"]
-    folder = folder or next((place for place in places if place.is_dir()), places[0])
+    here = Path("jobs/papers")
+    folder = folder or (here if here.is_dir() else EXAMPLES / "papers")
     return {str(file.relative_to(folder).with_suffix("")): file for file in sorted(folder.glob("*/*.toml"))}
 
 
@@ -60,7 +60,7 @@ def grid_of(name: str, folder: Path | None = None) -> Path:
     if not every:
         raise InputError(
             f"'{name}': there is no such grid{did_you_mean(name, every)}; "
-            "the grids are sought in jobs/papers, below the current folder or in the repository of rayfed"
+            "the grids are sought in jobs/papers, below the current folder, or among those that came with rayfed"
         )
     if name not in every:
         raise InputError(f"'{name}': there is no such grid{did_you_mean(name, every)}")

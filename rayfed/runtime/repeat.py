@@ -2,7 +2,6 @@
 
 import functools
 import sys
-import sysconfig
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from torch import nn
 
 from rayfed.base.errors import RunFailed
+from rayfed.base.files import is_installed
 from rayfed.methods.part import Part, parts_at
 from rayfed.rounds.local import Reply
 from rayfed.rounds.site import Site
@@ -21,10 +21,7 @@ from rayfed.tensors.wire import bytes_of
 
 # Packages whose parts and modules keep nothing of a client: those of any other may, and are the user's.
 LIBRARIES = frozenset({"rayfed", "torch", "torchvision", "timm", "peft"})
-INSTALLED = (
-    str(Path(__file__).parents[1]),
-    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-)
+RAYFED = str(Path(__file__).parents[1])
 
 
 def users_own(site: Site, round: int) -> list[Part | nn.Module]:
@@ -44,7 +41,9 @@ def users_caches(own: Sequence[Part | nn.Module]) -> list[Callable[[], object]]:
         values = list(vars(module).values())
         for kind in [value for value in values if isinstance(value, type) and value.__module__ == module.__name__]:
             values += [getattr(value, "__func__", value) for value in vars(kind).values()]  # also of a staticmethod
-        clears = [getattr(value, "cache_clear", None) for value in values]
+        clears = [
+            getattr(value, "cache_clear", None) for value in values if callable(value) and not isinstance(value, type)
+        ]
         empty += [clear for clear in clears if callable(clear)]
     for part in own:
         for name in dir(type(part)):
@@ -56,7 +55,7 @@ def users_caches(own: Sequence[Part | nn.Module]) -> list[Callable[[], object]]:
 def _is_users(module: ModuleType) -> bool:
     """Whether a module is a file that is neither installed nor of this package."""
     file = getattr(module, "__file__", None)
-    return isinstance(file, str) and not file.startswith(INSTALLED)
+    return isinstance(file, str) and not file.startswith(RAYFED) and not is_installed(file)
 
 
 def _of_user(kind: type) -> bool:

@@ -5,11 +5,9 @@ import logging
 import math
 import os
 import sys
-import sysconfig
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import ray
 import torch
@@ -17,6 +15,7 @@ from ray import ObjectRef
 from ray.exceptions import ObjectLostError, RayError
 
 from rayfed.base.errors import InputError, WorkersLost, first_line
+from rayfed.base.files import is_installed
 from rayfed.job import RayOptions
 from rayfed.rounds.site import Site
 from rayfed.rounds.workers import Progress, no_progress
@@ -41,7 +40,6 @@ OUR_RAY = {
     "PYTHONSAFEPATH": "1",  # or its processes that begin with `python -c` look for modules in the working folder first
 }
 SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # in the environment of a submitted job
-INSTALLED = {"site-packages", "dist-packages"}  # folders, of which setuptools replaces a module of the library
 
 
 @contextmanager
@@ -57,10 +55,9 @@ def connected(options: RayOptions, name: str, most: int) -> Iterator[None]:
 
 def refuse_hidden() -> None:
     """Raises `InputError` where a user's file is imported in place of a module of Python's: Ray's workers have both."""
-    library = sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")
     for name in sys.stdlib_module_names & sys.modules.keys():
         file = getattr(sys.modules[name], "__file__", None)
-        if file and not file.startswith(library) and not INSTALLED & set(Path(file).parts):
+        if file and not is_installed(file):  # setuptools replaces a module of the library
             raise InputError(
                 f"'{file}' hides Python's own module '{name}', and Ray's workers would not all import the same; give "
                 "the file another name, or ray.mode = 'off'"
