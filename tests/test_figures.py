@@ -147,6 +147,13 @@ def test_the_table_compares_any_forgetting_that_its_runs_have(full, folders):
     assert lacking.exit_code == 2 and 'put measure = ["confusion"] into its job' in lacking.stderr
 
 
+def test_a_run_whose_rounds_hold_all_classes_is_told_why_it_has_no_continual_forgetting(tmp_path):
+    changed = {"ray.mode": "off", "output.path": str(tmp_path), "name": "all", "data.partition": "iid"}
+    run = rayfed.run("jobs/quickstart.toml", changed | {"train.num_rounds": 2, "train.local_steps": 1})
+    lacking = table(run.path, "--of", "forgetting.continual")
+    assert lacking.exit_code == 2 and "in which a class is held by none of the round's clients" in lacking.stderr
+
+
 def test_a_line_of_local_models_is_the_mean_of_the_notes(runs):
     axes = drawn(clients.local, runs).axes
     assert [place.get_title(loc="left") for place in axes] == ["fedavg", "fedntd"]

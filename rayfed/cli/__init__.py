@@ -14,8 +14,8 @@ import click
 from rayfed import __version__
 from rayfed.base.aside import is_working
 from rayfed.cli import clients, describe, train
-from rayfed.cli.init import init
 from rayfed.cli.guard import guarded
+from rayfed.cli.init import init
 from rayfed.folder.log import logging_to
 from rayfed.papers import figure, reproduce
 from rayfed.report import command as report

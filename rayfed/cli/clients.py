@@ -21,14 +21,16 @@ HEAD = ["run", "clients", "number", "own labels", "deviation", "worst tenth", "a
 @click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
 @click.option("--tune", type=click.Choice(["head", "all"]), help="Also measure each model after training these layers.")
-@click.option("--epochs", type=float, default=1.0, show_default=True, help="Epochs of --tune at each client.")
-def clients(runs: tuple[Path, ...], tune: str | None, epochs: float) -> None:
+@click.option("--epochs", type=float, help="Epochs of --tune at each client; 1.")
+def clients(runs: tuple[Path, ...], tune: str | None, epochs: float | None) -> None:
     """Measure every client's own model after a run, on all test images.
 
     A client's own model is the global model with what stays at the client (fedper, fedrep, fedbn, local) or the model
-    that it keeps (ditto); with other methods it is the global model. 'own labels' is the accuracy weighted as the
-    client's labels are, 'worst tenth' its mean over the tenth of the clients with the lowest. Clients that
-    clients.held_out kept out of the training have a line of their own. The rows are in RUN/own.parquet.
+    that it keeps (ditto, fedrod); with other methods it is the global model. 'own labels' is the accuracy weighted as
+    the client's labels are, 'all labels' that on the test images as they are, 'worst tenth' the mean of 'own labels'
+    over the tenth of the clients with the lowest. Clients that have trained in no round, and so have no model of their
+    own, and clients that clients.held_out kept out of the training have lines of their own. RUN/own.parquet has the
+    rows of the last time.
 
     \b
     Examples:
@@ -37,19 +39,25 @@ def clients(runs: tuple[Path, ...], tune: str | None, epochs: float) -> None:
     """
     from rayfed import experiment
     from rayfed.folder.read import find_runs
+    from rayfed.folder.tables import read_table
     from rayfed.rounds.own import Tuning
 
-    if not 0 < epochs < float("inf"):
+    if epochs is not None and not 0 < epochs < float("inf"):
         raise InputError(f"--epochs {epochs:g}: give a number above 0")
-    tuning = Tuning(epochs, "head" if tune == "head" else "all") if tune else None
+    if epochs is not None and tune is None:
+        raise InputError(f"--epochs {epochs:g} is of --tune: give --tune head or --tune all, too")
+    tuning = Tuning(1.0 if epochs is None else epochs, "head" if tune == "head" else "all") if tune else None
     lines = []
     for folder in dict.fromkeys(folder for run in runs for folder in find_runs(run)):
         with busy(f"measuring {shown(folder)}"):
             rows = experiment.own_models(folder, tuning)
-        trained = [row for row in rows if not row.held_out]
-        held_out = [row for row in rows if row.held_out]
-        lines += lines_of(shown(folder), "trained", trained)
-        lines += lines_of(shown(folder), "held out", held_out)
+        with_a_row = {*read_table(folder, "clients").column("client").unique().to_pylist()}
+        by_group: dict[str, list[OwnRow]] = {"trained": [], "never trained": [], "held out": []}
+        for row in rows:
+            which = "trained" if row.client in with_a_row else "never trained"
+            by_group["held out" if row.held_out else which].append(row)
+        for which, of_group in by_group.items():
+            lines += lines_of(shown(folder), which, of_group)
     print_table(HEAD, lines)
 
 

@@ -49,8 +49,8 @@ def read_dealt(path: str, count: int) -> tuple[np.ndarray, int]:
     odd = clients[(clients < 0) | (clients >= count)]
     if len(odd) or not len(clients):
         raise InputError(
-            f"{place}: {f'client {odd[0]}' if len(odd) else 'no client'}; clients are numbered from 0, and each has an "
-            f"image of {count:,}"
+            f"{place}: {f'client {odd[0]}' if len(odd) else 'no client is there'}; clients are numbered from 0, and "
+            f"there are at most as many as images, {count:,}"
         )
     outside = images[(images < 0) | (images >= count)]
     if len(outside):

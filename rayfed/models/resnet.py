@@ -138,6 +138,8 @@ def _resnet(
             layers.append(block(inputs, width, 2 if stage > 0 and position == 0 else 1))
             inputs = width
     features = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    if norm == "batch" and groups != 2:
+        raise InputError(f"model.groups = {groups} is of GroupNorm; give model.norm = 'group' too, or leave it out")
     if norm == "group":
         if stem % groups:
             raise InputError(f"model.groups = {groups} does not divide the {stem} channels of the first layer")

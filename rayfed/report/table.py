@@ -122,6 +122,11 @@ def lacking(run: Run, of: str) -> InputError:
         return unmeasured(run, "local", "personalised accuracy")
     if of.split(".")[1] in OF_CLIENTS:
         return unmeasured(run, "confusion", "confusion matrices of clients")
+    if of.split(".")[1] == "continual" and len(run.class_rounds) > 2:
+        return InputError(
+            f"'{run.folder}' has no round after its first in which a class is held by none of the round's clients, so "
+            "there is no forgetting.continual; docs/forgetting.md says what the others see"
+        )
     return InputError(f"'{run.folder}' has no two evaluated rounds after round 0, so nothing can be forgotten")
 
 

@@ -245,7 +245,7 @@ def test_nohup_lets_a_run_go_on_after_sighup(folder):
 
 
 def test_clients_measures_each_clients_own_model_after_a_run(folder, rayfed):
-    rayfed("run", "job.toml", "-s", "clients.held_out=1")
+    rayfed("run", "job.toml", "-s", "clients.held_out=1", "-s", "train.clients_per_round=3")
     shown = rayfed("clients", "runs/tiny", "--tune", "all", "--epochs", "0.5")
     rows = read_table(folder / "runs/tiny", "own").to_pylist()
     assert [row["client"] for row in rows] == [0, 1, 2, 3] and sum(row["held_out"] for row in rows) == 1
@@ -257,4 +257,8 @@ def test_clients_measures_each_clients_own_model_after_a_run(folder, rayfed):
         assert [float(word) for word in line.split()[-5:-1]] == pytest.approx(
             [expected[0], *(100 * value for value in expected[1:])], abs=0.06
         )
+    assert "--epochs 3 is of --tune" in rayfed("clients", "runs/tiny", "--epochs", "3").stderr
+    rayfed("run", "job.toml", "-s", "train.num_rounds=1", "-s", "train.clients_per_round=1", "-s", "name=once")
+    groups = [line.split("  ")[1].strip() for line in rayfed("clients", "runs/once").stdout.splitlines()[1:]]
+    assert groups == ["trained", "never trained"], "one client has trained, and three have the global model"
     assert "the model has no module `head` that trains" in rayfed("clients", "runs/tiny", "--tune", "head").stderr
