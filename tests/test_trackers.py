@@ -5,12 +5,14 @@ import math
 import struct
 import sys
 import threading
+import time
 import warnings
 from dataclasses import replace
 
 import pytest
 
 import rayfed
+from rayfed.base.aside import is_working
 from rayfed.base.errors import InputError
 from rayfed.base.files import write_text
 from rayfed.folder import trackers
@@ -73,7 +75,7 @@ def tabled(path):
     """The curves as the Parquet tables have them: name -> round -> value."""
     found = {}
     for row in read_table(path, "rounds").to_pylist():
-        numbers = {key: value for key, value in row.items() if key not in ("round", "notes")}
+        numbers = {key: value for key, value in row.items() if key not in ("round", "notes", "forgetting")}
         numbers |= {f"notes/{name}": value for name, value in row["notes"]}
         for name, value in numbers.items():
             if value is not None:
@@ -253,6 +255,8 @@ def test_a_tracker_that_hangs_does_not_hold_up_the_run(where, make_job, caplog, 
         assert "did not answer within 0.2 seconds" in warning
     finally:
         ever.set()
+        while is_working():  # what the tracker's thread says now is of this test
+            time.sleep(0.01)
 
 
 def test_a_tracker_that_cannot_begin_does_not_end_the_run(make_job, caplog, monkeypatch):

@@ -197,7 +197,7 @@ def curves(
     """The rounds of a run after a round, up to the `last`: every number that its tables have of a round, by name.
 
     A column of `rounds.parquet` by its own name, `notes/<name>`, `class/<number> <name>` for the accuracy of a class,
-    as two classes may have one plain name, and `forgetting.<definition>`.
+    as two classes may have one plain name, and `forgetting.<definition>`, of which `peak` is the table's forgetting.
     """
     rounds = [row for row in read_table(path, "rounds", after).to_pylist() if row["round"] <= last]
     if not rounds:
@@ -214,7 +214,7 @@ def curves(
         for round, value in zip(rounds_of_it.tolist(), values_of_it.tolist(), strict=True):
             evaluated[round][f"forgetting.{name}"] = value
     for row in rounds:
-        values = {name: value for name, value in row.items() if name not in ("round", "notes")}
+        values = {name: value for name, value in row.items() if name not in ("round", "notes", "forgetting")}
         values |= {f"notes/{plain_name(name)}": value for name, value in row["notes"]} | evaluated[row["round"]]
         yield row["round"], {name: float(value) for name, value in values.items() if value is not None}
 

@@ -26,7 +26,9 @@ from rayfed.tensors.trees import Tree, copied, dotted, is_container, leaves
 from rayfed.tensors.weights import Weights, state
 
 
-def doubts(method: Method, model: nn.Module, num_rounds: int, measured: bool = False) -> Iterator[str]:
+def doubts(
+    method: Method, model: nn.Module, num_rounds: int, measured: bool = False, momentum: float = 0
+) -> Iterator[str]:
     """Warnings of what the user of a method may not mean; `measured` is whether the clients' models are measured.
 
     Raises `InputError` where the parts make no sense together, or nothing would be trained.
@@ -35,6 +37,12 @@ def doubts(method: Method, model: nn.Module, num_rounds: int, measured: bool = F
     _refuse_vain(method)
     yield from of_rounds(method, num_rounds)
     yield from of_models(method, model, measured)
+    for part in all_parts(method):
+        if part.without_momentum and momentum:
+            yield (
+                f"the maths of {name_of(type(part))} holds for steps without momentum, and train.momentum = "
+                f"{momentum:g}: give train.momentum = 0"
+            )
 
 
 def _refuse_vain(method: Method) -> None:
@@ -103,7 +111,8 @@ def of_rounds(method: Method, num_rounds: int) -> Iterator[str]:
 
 def of_models(method: Method, model: nn.Module, measured: bool) -> Iterator[str]:
     """A warning that the global model's accuracy is not what such a method is for."""
-    advice = "" if measured else "; measure = ['local'] records the accuracy of the clients' models"
+    advice = "; `rayfed clients RUN` measures the clients' models after the run"
+    advice += "" if measured else ", measure = ['local'] those of each round"
     slots = local_names(all_parts(method), model)
     if slots:
         yield (

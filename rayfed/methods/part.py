@@ -59,6 +59,7 @@ class Part(Checked):
     auxiliary_per_class: ClassVar[int] = 0  # samples of each class for the server to keep; may be a field
     needs_features: ClassVar[bool] = False  # whether the model must have `features(x)` and `head(h)`
     needs_sgd: ClassVar[bool] = False  # whether its maths holds only for steps of the learning rate times the gradient
+    without_momentum: ClassVar[bool] = False  # and only with train.momentum = 0
 
     def __init_subclass__(cls) -> None:
         refuse_misspelt_hooks(cls)

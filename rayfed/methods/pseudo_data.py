@@ -39,6 +39,7 @@ class PseudoData(Part):
 
     slot: ClassVar[str] = "supervise"
     needs_sgd: ClassVar[bool] = True
+    without_momentum: ClassVar[bool] = True
     gamma: Annotated[float, Ge(0), Le(1), "where the gradient is taken: 1 is at the own weights"] = 0.4
     iterations: Annotated[int, Ge(1), "steps that make an image"] = 10
     pseudo: Annotated[float, Ge(0), "length of such a step for pseudo data, per pixel"] = 0.2

@@ -146,12 +146,12 @@ def heat(
     return Chart(key, title, data, head, table, " ".join(filter(None, notes)), wide=True)
 
 
-def dots(key: str, title: str, x: str, y: str, points: Sequence[tuple[str, float, float, int]]) -> Chart:
+def dots(key: str, title: str, x: str, y: str, points: Sequence[tuple[str, float, float, int]], meaning: str) -> Chart:
     """Points with a name, x, y and a round, the more opaque the later. Of too many, evenly spread ones."""
     drawn = [points[i] for i in thinned(len(points), 2 * MOST_POINTS)]
     places = [[name, *rounded(np.array([at_x, at_y])), number] for name, at_x, at_y, number in drawn]
     rows = [[name, f"{at_x:.3g}", f"{at_y:.3g}"] for name, at_x, at_y, _ in drawn[:MOST_ROWS]]
-    note = fewer("points", len(points), len(rows), len(drawn))
+    note = f"{meaning} {fewer('points', len(points), len(rows), len(drawn))}".strip()
     return Chart(key, title, {"kind": "dots", "x": x, "y": y, "points": places}, ["point", x, y], rows, note)
 
 

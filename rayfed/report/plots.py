@@ -12,6 +12,11 @@ from rayfed.report import charts
 from rayfed.report.charts import Chart, Line
 from rayfed.report.measured import DISTANCES, WHEN, WHERE, by_round, drifts, notes_of
 
+DRIFT = (
+    "Each point is a client in a round, the paler the earlier. Weight divergence: how far its training moved the "
+    "parameters. Distribution distance: of the global model's class accuracies, scaled to sum to 1, from the client's "
+    "labels."
+)
 BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 
 
@@ -153,7 +158,7 @@ def divergence(run: Run) -> Chart:
     places = zip(columns["client"].tolist(), columns["round"].tolist(), *values, strict=True)
     points = [(f"client {client}, round {n}", *place, n) for client, n, *place in places]
     x, y = DISTANCES.values()
-    return charts.dots("drift", "Drift of the local models", x, y, points)
+    return charts.dots("drift", "Drift of the local models", x, y, points, DRIFT)
 
 
 def local_groups(groups: Sequence[Group]) -> Iterator[Chart]:

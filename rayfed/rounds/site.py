@@ -71,7 +71,8 @@ def open_site(job: Job, read: Read | None = None) -> Site:
     measures.refuse_absent(job.measure_layers, model, inputs, job.measure_clients, federation.num_clients)
     for part in all_parts(job.method):
         part.check(model)
-    for doubt in doubts(job.method, model, job.train.num_rounds, measured="local" in job.measure):
+    train = job.train
+    for doubt in doubts(job.method, model, train.num_rounds, "local" in job.measure, train.momentum):
         log.warning("%s", doubt)
     model.to(memory_format=torch.channels_last)  # convolutions on CPUs: a third faster
     return Site(model, federation, job, torch.device("cpu"), trace)

@@ -109,10 +109,10 @@ def test_a_run_is_told_that_the_test_accuracy_is_not_of_the_own_models(make_mode
     (doubt,) = of_models(m.ditto(), make_model(), measured=False)
     assert doubt == (
         "with own_model each client has a model of its own, and test_accuracy is that of the global model; "
-        "measure = ['local'] records the accuracy of the clients' models"
+        "`rayfed clients RUN` measures the clients' models after the run, measure = ['local'] those of each round"
     )
     (doubt,) = of_models(m.ditto(), make_model(), measured=True)
-    assert doubt.endswith("that of the global model"), "it is measured already"
+    assert doubt.endswith("the clients' models after the run"), "those of each round are measured already"
     assert not [*of_models(m.fedavg(), make_model(), measured=False)]
 
 
