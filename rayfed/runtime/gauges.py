@@ -6,6 +6,7 @@ has counted, and even after its run has ended.
 
 import logging
 import threading
+import time
 
 import numpy as np
 from ray.util.metrics import Gauge
@@ -19,6 +20,10 @@ REFRESH = 3.0  # seconds
 
 SERIES = {
     "rayfed_round": "the last finished round; 0 is the initial model",
+    "rayfed_rounds": "that the run has, unless its patience ends it before",
+    "rayfed_seconds_left": "an estimate: the rounds that are left, each as long as the mean since this driver began",
+    "rayfed_seconds_since_client": "since a client or a round of the run was done, or the run began",
+    "rayfed_images_per_second": "trained in the last finished round, by all clients together",
     "rayfed_test_accuracy": "of the global model, on the whole test set, after the last evaluated round",
     "rayfed_test_loss": "of the global model, on the whole test set, after the last evaluated round",
     "rayfed_forgetting": "each class's best accuracy in earlier evaluated rounds minus its last, averaged over classes",
@@ -38,22 +43,30 @@ class Gauges:
     The run continues where gauges cannot be shown; the reason is logged once.
     """
 
-    def __init__(self, run: str) -> None:
+    def __init__(self, run: str, num_rounds: int) -> None:
         tags = {"run": run}
         self._gauges = {name: Gauge(name, text, tuple(tags)).set_default_tags(tags) for name, text in SERIES.items()}
-        self._values = {"rayfed_bytes_down": 0.0, "rayfed_bytes_up": 0.0, "rayfed_retries": 0.0}
+        self._values = dict.fromkeys(("rayfed_bytes_down", "rayfed_bytes_up", "rayfed_retries"), 0.0)
+        self._values["rayfed_rounds"] = num_rounds
+        self._seconds: list[float] = []  # of the rounds in which clients trained
+        self._heard = time.monotonic()  # of a client, or a round
         self._before: np.ndarray | None = None  # class accuracies of the last evaluated round after round 0
         self._lock = threading.Lock()
         self._closed = threading.Event()
         # Ray sends a value once, and forgets it twenty seconds later: a long round would have no values.
         threading.Thread(target=self._refresh, name="rayfed-gauges", daemon=True).start()
 
-    def round(self, round: Round) -> None:
-        """A round is finished. If it was not evaluated, the figures of the last evaluated round stay."""
+    def round(self, round: Round, images: int) -> None:
+        """A round is finished, which trained so many images. Without evaluation, the last figures stay."""
         now = round.class_accuracy if round.round else None
         lost = None if now is None or self._before is None else dropped(self._before, now)
+        self._heard = time.monotonic()
+        self._seconds += [round.seconds] if round.round else []
+        left = self._values["rayfed_rounds"] - round.round
         self._show(
             rayfed_round=round.round,
+            rayfed_seconds_left=left * float(np.mean(self._seconds)) if self._seconds else None,
+            rayfed_images_per_second=images / round.seconds if round.seconds else None,
             rayfed_test_accuracy=round.test_accuracy,
             rayfed_test_loss=round.test_loss,
             rayfed_forgetting=round.forgetting,
@@ -66,6 +79,7 @@ class Gauges:
 
     def clients(self, done: int, total: int) -> None:
         """`done` clients of the round have trained, of `total`."""
+        self._heard = time.monotonic()
         self._show(rayfed_clients_done=done, rayfed_clients_in_round=total)
 
     def retried(self) -> None:
@@ -84,6 +98,7 @@ class Gauges:
     def _show(self, **changed: float | None) -> None:
         with self._lock:
             self._values |= {name: value for name, value in changed.items() if value is not None}
+            self._values["rayfed_seconds_since_client"] = time.monotonic() - self._heard
             try:
                 for name, value in self._values.items():
                     if not self._closed.is_set():

@@ -50,7 +50,7 @@ class RayWorkers(Workers):
 
     def survey(self, broadcast: Broadcast, tasks: Sequence[Task]) -> Iterator[TaskReply]:
         def submit(actor: Any, calls: Sequence[Call]) -> list[ObjectRef]:
-            survey = actor.survey.options(num_returns=_num_returns(calls))
+            survey = actor.survey.options(num_returns=_num_returns(calls), name=f"survey round {broadcast.round}")
             return survey.remote([call.task for call in calls], *self._fields(broadcast))
 
         calls = self._calls(tasks, remembering=False)
@@ -64,7 +64,7 @@ class RayWorkers(Workers):
         def submit(actor: Any, calls: Sequence[Call]) -> list[ObjectRef]:
             held = {client: memories[client] for call in calls for client in call.task if client in memories}
             tasks = [call.task for call in calls]
-            fit = actor.fit.options(num_returns=_num_returns(calls))
+            fit = actor.fit.options(num_returns=_num_returns(calls), name=f"fit round {broadcast.round}")
             return fit.remote(tasks, remembering, list(held), *self._fields(broadcast), *held.values())
 
         def missing(error: ObjectLostError, calls: Sequence[Call]) -> None:
@@ -86,11 +86,11 @@ class RayWorkers(Workers):
         return self._replies(Stage("train", broadcast.round, calls, submit, missing, _most(broadcast), progress))
 
     def _calls(self, tasks: Sequence[Task], remembering: bool) -> list[Call]:
-        sizes, training = self._site.federation.partition.sizes, self._site.job.train
-        return [
-            Call(int(images_trained(sizes[list(task)], training).sum()), task, (), 1 + len(task) * remembering)
-            for task in tasks
-        ]
+        return [Call(self._images(task), task, (), 1 + len(task) * remembering) for task in tasks]
+
+    def _images(self, clients: Sequence[int]) -> int:
+        """That these clients train on in a round, each as often as it does."""
+        return int(images_trained(self._site.federation.partition.sizes[list(clients)], self._site.job.train).sum())
 
     def _replies(self, stage: Stage) -> Iterator[TaskReply]:
         """Begin the stage now; its replies when they are asked for."""
@@ -122,7 +122,8 @@ class RayWorkers(Workers):
 
     @ray_may_fail()
     def finished(self, round: Round) -> bool:
-        self._gauges.round(round)
+        clients = [row.client for row in round.clients]
+        self._gauges.round(round, self._images(clients) if clients else 0)
         self._crew.grow()
         return self._crew.in_danger
 

@@ -95,7 +95,7 @@ def open_pool(site: Site, progress: Progress = no_progress, *, other_bits: bool 
         options = spread(options, nodes, most)
     warn_of_idle_gpus(options, nodes)
     crew = Crew(options, name, kept.at, most, head, other_bits)
-    with closing(Gauges(name)) as gauges, ending_with_its_node():
+    with closing(Gauges(name, site.job.train.num_rounds)) as gauges, ending_with_its_node():
         try:
             with ray_may_fail():
                 crew.start(wanted(options, list(head.known().values()), cohort))
@@ -174,7 +174,7 @@ def _started(options: RayOptions, name: str, most: int) -> Iterator[None]:
                     address="local",  # a bare init would follow an old address file to a Ray that may be gone
                     num_cpus=int(here["CPU"]),
                     num_gpus=int(here["GPU"]),
-                    job_config=internals.same_modules(where_this_process_looks(), **{OWNER: name}),
+                    job_config=internals.same_modules(where_this_process_looks(), **{OWNER: name, "job_name": name}),
                     logging_level=logging.WARNING,
                     _temp_dir=str(folder),
                 )

@@ -52,18 +52,23 @@ def until(condition):
 
 
 def test_every_series_is_shown_with_the_values_of_the_run(shown, make_site, play):
-    run = Gauges("a/run")
+    run = Gauges("a/run", num_rounds=6)
     finished = play(make_site(fedavg(), num_rounds=6, eval_every=2))[:6]  # the last of these is not evaluated
     for round in finished:
-        run.round(round)
+        run.round(round, 100 * round.round)
     run.clients(3, 4)
     run.retried()
     run.retried()
     run.close()
     *_, last, newest = finished
+    since = shown["a/run"].pop("rayfed_seconds_since_client")
+    assert since >= 0
     assert shown == {
         "a/run": {
             "rayfed_round": 5,
+            "rayfed_rounds": 6,
+            "rayfed_seconds_left": pytest.approx(sum(round.seconds for round in finished[1:]) / 5),
+            "rayfed_images_per_second": 500 / newest.seconds,
             "rayfed_test_accuracy": last.test_accuracy,
             "rayfed_test_loss": last.test_loss,
             "rayfed_forgetting": last.forgetting,
@@ -76,16 +81,18 @@ def test_every_series_is_shown_with_the_values_of_the_run(shown, make_site, play
             "rayfed_retries": 2,
         }
     }
-    assert set(shown["a/run"]) == set(SERIES)
+    assert {*shown["a/run"], "rayfed_seconds_since_client"} == set(SERIES)
 
 
 def test_values_are_shown_again_until_the_run_is_closed(shown):
-    run = Gauges("long")
+    run = Gauges("long", num_rounds=2)
     run.clients(1, 2)
     for _ in range(2):
         shown.clear()
         until(lambda: shown.get("long", {}).get("rayfed_clients_done") == 1)
     assert shown["long"]["rayfed_retries"] == 0, "a run shows from the start that it has retried nothing"
+    since = shown["long"]["rayfed_seconds_since_client"]
+    until(lambda: shown["long"]["rayfed_seconds_since_client"] > since)
     run.close()
     shown.clear()
     run.clients(2, 2)
@@ -96,7 +103,7 @@ def test_values_are_shown_again_until_the_run_is_closed(shown):
 def test_gauges_that_cannot_be_shown_are_logged_once(shown, monkeypatch, caplog):
     monkeypatch.setattr(gauges, "Gauge", Broken)
     with caplog.at_level(logging.WARNING, "rayfed"):
-        run = Gauges("run")
+        run = Gauges("run", num_rounds=2)
         run.clients(1, 2)
         run.retried()
         run.close()
