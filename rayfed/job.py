@@ -29,6 +29,7 @@ from rayfed.models.settings import MODEL, MODEL_TEXT, Model
 
 Auto = Literal["auto"]
 DEADLINE_TEXT = "seconds after which a piece of work counts as hung; auto: ten times the longest so far, at least 300"
+LABELS_TEXT = "labels of the nodes to work on, as Ray selects them: 'H100', '!H100', 'in(H100,H200)', '!in(H100)'"
 TRACK_TEXT = "tensorboard, wandb, mlflow: where to send the curves, too; each an extra of the package"
 MEASURE_TEXT = "local, drift: notes in clients.parquet and rounds.parquet; confusion: confusions.parquet"
 MEASURE = ("measure", "measure_every", "measure_images", "measure_layers", "measure_clients", "track")  # change no bits
@@ -48,6 +49,7 @@ class RayOptions(Checked):
     address: Annotated[str, "of a running Ray (auto: the Ray on this machine); empty: start a Ray here"] = ""
     num_cpus: Annotated[float, Gt(0), "CPUs per actor, with a thread for each; at least one thread"] = 1.0
     num_gpus: Annotated[Auto | Annotated[float, Ge(0)], "GPUs per actor, at least; auto: measured"] = "auto"
+    labels: Annotated[dict[str, str], LABELS_TEXT] = field(default_factory=dict)
     deadline: Annotated[Auto | Annotated[float, Gt(0)], DEADLINE_TEXT] = "auto"
     max_retries: Annotated[int, Ge(0), "how often a lost piece of work is run again"] = 3
     patience: Annotated[float, Gt(0), "seconds without any actor after which the run ends"] = 180.0
@@ -56,6 +58,9 @@ class RayOptions(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         refuse_secrets(f"ray://{self.address.rpartition('://')[2]}", "ray.address")
+        for name, wanted in self.labels.items():
+            if " " in wanted:
+                raise InputError(f"ray.labels: {name} = '{wanted}': to Ray, a space is part of a label; write none")
         if self.num_gpus == "auto":
             return
         if 0 < self.num_gpus < 1e-3:

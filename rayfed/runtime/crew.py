@@ -327,7 +327,7 @@ def new_actor(options: RayOptions, name: str, unfit: Iterable[str] = ()) -> Any:
         max_restarts=-1,
         max_task_retries=0,  # lost work is run again by `Dispatch`, on another actor
         scheduling_strategy="SPREAD",
-        label_selector={"ray.io/node-id": f"!in({','.join(unfit)})"} if unfit else None,
+        label_selector=options.labels | ({"ray.io/node-id": f"!in({','.join(unfit)})"} if unfit else {}) or None,
     ).remote(name, options.threads, options.gpu_share)
 
 

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -17,7 +17,7 @@ import ray
 
 from rayfed.base.errors import WorkersLost
 from rayfed.runtime import internals
-from rayfed.runtime.placement import Resources
+from rayfed.runtime.placement import Resources, selected
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -26,9 +26,10 @@ HEAD_LIMIT = 10.0  # seconds in which the head must answer
 WATCH = 5.0  # seconds from one look at this process's own node to the next
 
 
-def nodes() -> dict[str, Resources]:
-    """The resources of each node that is alive, by the id that Ray gave the node."""
-    return {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+def nodes(labels: Mapping[str, str]) -> dict[str, Resources]:
+    """The resources of each node that is alive and has such labels, by the id that Ray gave the node."""
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    return {node["NodeID"]: node["Resources"] for node in alive if selected(node["Labels"], labels)}
 
 
 @contextmanager
@@ -42,7 +43,7 @@ def ending_with_its_node() -> Iterator[None]:
     def watch() -> None:
         while not over.wait(WATCH):
             with suppress(Exception):  # the head may be lost, which ends the run in another way
-                if own not in nodes():
+                if own not in nodes({}):
                     os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
@@ -67,9 +68,13 @@ def _ask(question: Callable[[], T]) -> SimpleQueue[T | Exception]:
 
 
 class Head:
-    """The head, asked by a thread that may wait for it. Ray reaches actors without the head, so the work continues."""
+    """The head, asked by a thread that may wait for it. Ray reaches actors without the head, so the work continues.
 
-    def __init__(self) -> None:
+    It tells of the nodes that have the `labels` of a run.
+    """
+
+    def __init__(self, labels: Mapping[str, str]) -> None:
+        self._labels = labels
         self._answers: SimpleQueue[dict[str, Resources] | Exception]
         self._asked: float | None = None  # when, if there is no answer yet
         self._known: dict[str, Resources] | None = None  # the last answer
@@ -89,7 +94,7 @@ class Head:
         """
         now = time.monotonic()
         if self._asked is None:
-            self._asked, self._answers = now, _ask(nodes)
+            self._asked, self._answers = now, _ask(partial(nodes, self._labels))
         silent_at = self._asked + HEAD_LIMIT
         answer: dict[str, Resources] | Exception | None = None
         with suppress(Empty):

@@ -2,8 +2,9 @@
 
 import logging
 import math
+import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rayfed.base.errors import InputError
@@ -37,6 +38,21 @@ def capacity(options: RayOptions, nodes: Sequence[Resources]) -> int:
         return min(by_cpu, gpus // round(options.gpu_share))
 
     return sum(on(node) for node in nodes)
+
+
+def selected(labels: Mapping[str, str], selector: Mapping[str, str]) -> bool:
+    """Whether Ray would choose a node with these labels, as its documentation has it.
+
+    >>> [selected({"card": "H100"}, {"card": wanted}) for wanted in ("H100", "in(L4,H100)", "!L4", "!in(L4,H100)")]
+    [True, True, True, False]
+    >>> selected({}, {"card": "H100"}), selected({}, {"card": "!H100"})
+    (False, True)
+    """
+    for name, wanted in selector.items():
+        values = re.sub(r"^!?(in\()?|\)$", "", wanted).split(",")
+        if (labels.get(name) in values) == wanted.startswith("!"):
+            return False
+    return True
 
 
 def spread(options: RayOptions, nodes: Sequence[Resources], most: int) -> RayOptions:
@@ -102,8 +118,10 @@ def warn_of_idle_gpus(options: RayOptions, nodes: Sequence[Resources]) -> None:
 
 
 def actor_text(options: RayOptions) -> str:
-    """An actor's resources, in words."""
-    return f"{options.num_cpus:g} CPU and {options.gpu_share:g} GPU"
+    """An actor's resources, and the labels of its node, in words."""
+    resources = f"{options.num_cpus:g} CPU and {options.gpu_share:g} GPU"
+    labels = ", ".join(f"{name} = '{value}'" for name, value in options.labels.items())
+    return f"{resources}, on a node with the labels {labels}" if labels else resources
 
 
 def nodes_text(nodes: Sequence[Resources]) -> str:

@@ -81,7 +81,7 @@ def open_pool(site: Site, progress: Progress = no_progress, *, other_bits: bool 
     With `other_bits` the actors may be on several kinds of hardware.
     """
     asked, name, cohort = site.job.ray, site.job.name, site.job.train.clients_per_round
-    head, kept = Head(), StoredSite(site)
+    head, kept = Head(asked.labels), StoredSite(site)
     nodes = list(head.known().values())
     options, most = without_absent_gpus(asked, nodes), cohort if asked.actors == "auto" else asked.actors
     if options.num_gpus == "auto":
@@ -150,6 +150,8 @@ class StoredSite:
 def _started(options: RayOptions, name: str, most: int) -> Iterator[None]:
     """A Ray on this machine, for as long as the context lasts."""
     here = machine()
+    if options.labels:
+        raise InputError("ray.labels choose nodes of a cluster, and a Ray would be started here; give ray.address too")
     options = without_absent_gpus(options, [here])
     if options.num_gpus == "auto":
         options = replace(options, num_gpus=1 / most_on_a_gpu())

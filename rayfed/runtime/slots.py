@@ -9,7 +9,7 @@ import logging
 import os
 import signal
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 
 import ray
@@ -51,7 +51,7 @@ def connected_for_many(jobs: Sequence[Job]) -> Iterator[bool]:
         yield False
         return
     with connected(options, jobs[0].name, len(jobs)):
-        yield not options.cluster or _pays(jobs, list(Head().known().values()))
+        yield not options.cluster or _pays(jobs, list(Head(options.labels).known().values()))
 
 
 def _pays(jobs: Sequence[Job], nodes: Sequence[Resources]) -> bool:
@@ -84,7 +84,7 @@ def in_slots(
     not see the folder of the results.
     """
     with ray_may_fail(), ExitStack() as at_the_end:
-        slots = Slots(play, read, len(jobs))
+        slots = Slots(play, read, len(jobs), jobs[0].ray.labels)
         at_the_end.callback(slots.stop)
         waiting, heartbeat = deque(jobs), Heartbeat()
         while waiting or slots.running:
@@ -103,10 +103,10 @@ def in_slots(
 class Slots:
     """Runs under way on a cluster."""
 
-    def __init__(self, play: Play, read: Read, runs: int) -> None:
+    def __init__(self, play: Play, read: Read, runs: int, labels: Mapping[str, str]) -> None:
         self.running: dict[ObjectRef, Job] = {}
         self._play, self._read, self._runs = play, read, runs
-        self._head = Head()
+        self._head = Head(labels)
         self._lost: Counter[str] = Counter()  # how often each run's task was lost
         self._stored: list[tuple[Dataset, ObjectRef]] = []
 
@@ -124,7 +124,11 @@ class Slots:
         options = _on(list(self._head.known().values()), job, self._runs)
         play = _play_on_gpu if options.gpu_share else _play_in_slot
         reference = play.options(
-            name=job.name, num_cpus=options.num_cpus, num_gpus=options.gpu_share, max_retries=0
+            name=job.name,
+            num_cpus=options.num_cpus,
+            num_gpus=options.gpu_share,
+            max_retries=0,
+            label_selector=options.labels,
         ).remote(self._play, job, os.getcwd(), self._data(job))
         self.running[reference] = job
 

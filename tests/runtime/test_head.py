@@ -21,12 +21,12 @@ SETTINGS = ["model.name=lenet", "train.local_steps=2", "train.clients_per_round=
 def test_a_silent_head_is_not_asked_again_until_it_answers(monkeypatch, caplog):
     answer, asked = threading.Event(), []
 
-    def nodes():
+    def nodes(labels):
         asked.append(answer.wait(60))
         return {"a": {"CPU": 1.0}}
 
     monkeypatch.setattr(head, "nodes", nodes)
-    asking = Head()
+    asking = Head({})
     assert [asking.nodes(0.0), asking.nodes(0.0), asking.silent] == [None, None, False], "asked without waiting"
     monkeypatch.setattr(head, "HEAD_LIMIT", 0.2)
     assert [asking.nodes(), asking.nodes(), asking.silent] == [None, None, True]
@@ -38,17 +38,17 @@ def test_a_silent_head_is_not_asked_again_until_it_answers(monkeypatch, caplog):
     assert caplog.text.count("is back") == 1
     assert len(asked) == 2, "once while it was silent, and once more"
 
-    def fails():
+    def fails(labels):
         raise OSError("no route")
 
     monkeypatch.setattr(head, "nodes", fails)
     caplog.clear()
-    asking = Head()
+    asking = Head({})
     with pytest.raises(WorkersLost, match="the head of the cluster does not answer; try again"):
         asking.known()
     assert [asking.nodes(), asking.silent] == [None, True]
     assert caplog.text.count("the head of the cluster failed (OSError('no route'))") == 1
-    monkeypatch.setattr(head, "nodes", lambda: {})
+    monkeypatch.setattr(head, "nodes", lambda labels: {})
     assert [asking.nodes(), asking.silent] == [{}, False] and caplog.text.count("is back") == 1
 
 
@@ -58,7 +58,7 @@ def test_a_silent_head_is_asked_once_whether_memory_was_full(monkeypatch, caplog
     monkeypatch.setattr(head, "HEAD_LIMIT", 0.2)
     monkeypatch.setattr(head, "nodes", dict)
     monkeypatch.setattr(head.internals, "memory_was_full", lambda process: asked.append(process) or answer.wait(60))
-    asking = Head()
+    asking = Head({})
     assert [asking.memory_was_full("a"), asking.memory_was_full("b"), asking.silent] == [False, False, True]
     assert asked == ["a"] and caplog.text.count("has not answered") == 1
     answer.set()

@@ -215,6 +215,18 @@ def test_what_happens_to_a_cluster(a_cluster, make_site, played, here, pool_on, 
     assert all(re.search(words, caplog.text) for words in row.logs)
 
 
+def test_only_nodes_with_the_labels_of_a_job_get_actors(a_cluster, make_site, played, here, pool_on):
+    site = make_site(scaffold(), clients_per_round=6)
+    with a_cluster(num_cpus=1) as cluster:
+        node = cluster.add_node(num_cpus=2, labels={"card": "H100"})
+        with pool_on(site, "labels", labels={"card": "in(L4,H100)"}, actors="auto") as pool:
+            assert played(site, pool) == here(site)
+            assert [member.node_id for member in pool._crew._members] == [node.node_id] * 2
+        says = r"no actor with 1 CPU and 0 GPU, on a node with the labels card = 'L4' fits: there are 0 CPU"
+        with pytest.raises(InputError, match=says), pool_on(site, "labels", labels={"card": "L4"}):
+            pass
+
+
 def test_a_client_whose_gpu_fails_goes_to_another_and_the_gpu_is_given_up_in_the_end(
     a_cluster, make_site, played, here, pool_on, ready, caplog
 ):
