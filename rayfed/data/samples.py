@@ -75,7 +75,7 @@ def few_classes(num_classes: int, where: str) -> None:
         raise InputError(f"{where}: {num_classes:,} classes, more than the {MAX_CLASSES:,} allowed; is it the label?")
 
 
-def hold_out(samples: Samples, fraction: float, seed: int) -> Dataset:
+def hold_out(samples: Samples, fraction: float, seed: int) -> tuple[Samples, Samples]:
     """Split `samples` in two: `fraction` of every class is for the test, at least one image but never all."""
     rng = np.random.default_rng(seed)
     test = np.zeros(len(samples), dtype=bool)
@@ -85,4 +85,4 @@ def hold_out(samples: Samples, fraction: float, seed: int) -> Dataset:
         test[rng.permutation(members)[:held]] = True
     if not test.any():
         raise InputError(f"data.test_fraction = {fraction}: no class has two images, one to train and one to test on")
-    return Dataset(samples.take(np.flatnonzero(~test)), samples.take(np.flatnonzero(test)))
+    return samples.take(np.flatnonzero(~test)), samples.take(np.flatnonzero(test))

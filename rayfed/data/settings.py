@@ -56,7 +56,9 @@ class Data(Checked):
     auxiliary_per_class: Annotated[int, Ge(0), "images of each class for the server; a method may ask for more"] = 0
     size: Annotated[int, Ge(0), Le(4096), "scale and centre-crop all images to size x size pixels; 0: as they are"] = 0
     test: Annotated[str, PathMark(), "path or URI of the test set, if it is not part of `source`"] = ""
-    test_fraction: Annotated[float, Ge(0), Lt(1), "part of each class held out, if there is no test set"] = 0.0
+    test_fraction: Annotated[
+        float, Ge(0), Lt(1), "part of each class of the training set to test on; 0: the test set"
+    ] = 0.0
     test_seed: Annotated[int, Ge(0), "seed of the choice of held-out images"] = 0
     image: Annotated[str, "column of the images: encoded bytes, {bytes, path} structs or lists of pixels"] = "image"
     label: Annotated[str, "column of the labels: numbers from 0 or names"] = "label"

@@ -73,14 +73,14 @@ def load(data: Data) -> Dataset:
         raise InputError(f"data.source = '{data.source}': no such source or file{did_you_mean(data.source, SOURCES)}")
     if data.client and train.groups is None:
         raise InputError(f"data.partition.column = '{data.client}': the source '{data.source}' has no such column")
-    if data.domain and (test or train).domains is None:
-        raise InputError(f"data.domain = '{data.domain}': the source '{data.source}' has no such column")
-    if data.test_fraction and test is not None:
-        raise InputError(f"data.test_fraction = {data.test_fraction}: there is a test set already; set one of the two")
-    if test is None and not data.test_fraction:
+    if data.test_fraction:  # a test set is left alone
+        train, test = hold_out(train, data.test_fraction, data.test_seed)
+    if test is None:
         ways = 'name a test set (data.test = "path"), or hold out a part (data.test_fraction = 0.1)'
         raise InputError(f"data.source = '{data.source}': it has no test set; {ways}")
-    sets = hold_out(train, data.test_fraction, data.test_seed) if test is None else Dataset(train, test)
+    if data.domain and test.domains is None:
+        raise InputError(f"data.domain = '{data.domain}': the source '{data.source}' has no such column")
+    sets = Dataset(train, test)
     return Dataset(_as_wanted(sets.train, data.size), _as_wanted(sets.test, data.size))
 
 

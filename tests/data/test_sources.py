@@ -288,6 +288,8 @@ def test_a_test_set_can_be_taken_from_the_training_set(tmp_path):
     same, other = load(Data(path, test_fraction=0.25)), load(Data(path, test_fraction=0.25, test_seed=1))
     assert np.array_equal(same.test.examples, data.test.examples)
     assert not np.array_equal(other.test.examples, data.test.examples)
+    tuning = load(Data(path, test=png_file(tmp_path / "c.parquet", 30, 3), test_fraction=0.25))
+    assert np.array_equal(tuning.test.examples, data.test.examples), "a test set is left alone"
 
 
 def test_missing_and_damaged_files_are_refused(tmp_path):
