@@ -1,6 +1,7 @@
 """What the documentation says is true: snippets run, commands, links and files exist, costs are as measured."""
 
 import importlib
+import os
 import re
 import shlex
 import sys
@@ -128,7 +129,8 @@ def test_links_and_files_exist_and_no_path_is_of_a_certain_machine(path):
             continue
         file, _, anchor = target.partition("#")
         linked = path.parent / file if file else path
-        assert linked.exists() and linked.resolve().is_relative_to(ROOT), f"{target}: there is no such file"
+        inside = Path(os.path.normpath(linked)).is_relative_to(ROOT)  # not resolved: rayfed/ may be a wheel's, linked
+        assert linked.exists() and inside, f"{target}: there is no such file"
         headings = re.findall(r"^#+ (.*)$", prose(linked), re.MULTILINE) if anchor else []
         anchors = {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings}
         assert not anchor or anchor in anchors, f"{target}: the page has {sorted(anchors)}"
