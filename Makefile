@@ -27,8 +27,10 @@ bench: .venv/installed
 	$(BIN)/python tools/bench.py $(ARGS)
 
 # The wheel in dist/, and the fast tests against it: in an environment of its own, as on a machine without a clone, and in
-# a copy of the clone whose folder rayfed/ is what pip installed from the wheel.
+# a copy of the clone whose folder rayfed/ is what pip installed from the wheel. CONSTRAINTS= takes the newest versions of
+# all that it needs, test-lowest the lowest that pyproject.toml allows.
 WHEEL := build/wheel
+CONSTRAINTS := constraints.txt
 wheel:
 	rm -rf build/lib build/bdist.* dist
 	$(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir dist .
@@ -36,11 +38,18 @@ wheel:
 test-wheel: wheel
 	rm -rf $(WHEEL)
 	$(PYTHON) -m venv $(WHEEL)
-	$(WHEEL)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt "$$(echo dist/*.whl)[test]"
+	$(WHEEL)/bin/pip install --quiet --disable-pip-version-check $(CONSTRAINTS:%=--constraint %) "$$(echo dist/*.whl)[test]"
 	mkdir $(WHEEL)/clone
 	git ls-files -z ':!rayfed' | xargs -0 cp --parents --target-directory $(WHEEL)/clone
 	ln -s "$$($(WHEEL)/bin/python -Ic 'import rayfed; print(*rayfed.__path__)')" $(WHEEL)/clone/rayfed
 	cd $(WHEEL)/clone && ../bin/pytest -n 2 --dist worksteal
+
+test-lowest:
+	$(PYTHON) -m venv build/uv
+	build/uv/bin/pip install --quiet --disable-pip-version-check uv
+	build/uv/bin/uv pip compile --quiet --python build/uv/bin/python --resolution lowest-direct --extra test \
+		--output-file build/lowest.txt pyproject.toml
+	$(MAKE) test-wheel CONSTRAINTS=build/lowest.txt
 
 # The image of cluster/, with docker or what is compatible with it: make image DOCKER=podman
 DOCKER := docker
@@ -63,4 +72,4 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint c
 	$(INSTALL) '.[test]'
 	touch $@
 
-.PHONY: demo test test-other-cpus test-slow bench wheel test-wheel image
+.PHONY: demo test test-other-cpus test-slow bench wheel test-wheel test-lowest image
