@@ -4,7 +4,7 @@
 PYTHON := $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3)
 BIN := .venv/bin
 
-demo: .venv/installed
+demo: .venv/rayfed
 	$(BIN)/rayfed run jobs/quickstart.toml -s name=demo --force
 
 test: .venv/installed
@@ -26,12 +26,50 @@ test-slow: .venv/installed
 bench: .venv/installed
 	$(BIN)/python tools/bench.py $(ARGS)
 
-# Everything is installed at the versions in constraints.txt, which were tested together.
-.venv/installed: pyproject.toml constraints.txt
+# The wheel in dist/, and the fast tests against it: in an environment of its own, as on a machine without a clone, and in
+# a copy of the clone whose folder rayfed/ is what pip installed from the wheel. CONSTRAINTS= takes the newest versions of
+# all that it needs, test-lowest the lowest that pyproject.toml allows.
+WHEEL := build/wheel
+CONSTRAINTS := constraints.txt
+wheel:
+	rm -rf build/lib build/bdist.* dist
+	$(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+test-wheel: wheel
+	rm -rf $(WHEEL)
+	$(PYTHON) -m venv $(WHEEL)
+	$(WHEEL)/bin/pip install --quiet --disable-pip-version-check $(CONSTRAINTS:%=--constraint %) "$$(echo dist/*.whl)[test]"
+	mkdir $(WHEEL)/clone
+	git ls-files -z ':!rayfed' | xargs -0 cp --parents --target-directory $(WHEEL)/clone
+	ln -s "$$($(WHEEL)/bin/python -Ic 'import rayfed; print(*rayfed.__path__)')" $(WHEEL)/clone/rayfed
+	cd $(WHEEL)/clone && ../bin/pytest -n 2 --dist worksteal
+
+test-lowest:
+	$(PYTHON) -m venv build/uv
+	build/uv/bin/pip install --quiet --disable-pip-version-check uv
+	build/uv/bin/uv pip compile --quiet --python build/uv/bin/python --resolution lowest-direct --extra test \
+		--output-file build/lowest.txt pyproject.toml
+	$(MAKE) test-wheel CONSTRAINTS=build/lowest.txt
+
+# The image of cluster/, with docker or what is compatible with it: make image DOCKER=podman
+DOCKER := docker
+IMAGE := $(shell sed -n '1s/.* -t \(.*\) \.$$/\1/p' cluster/Dockerfile)
+image:
+	$(DOCKER) build -f cluster/Dockerfile -t $(IMAGE) .
+
+# Everything is installed at the versions in constraints.txt, which were tested together: for the demo what rayfed needs,
+# for the tests every extra too. Editable, so that a change of the code counts at once.
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+	--config-settings editable_mode=compat --editable
+
+.venv/rayfed: pyproject.toml constraints.txt
 	@echo "setting up .venv (some minutes and 6 GB the first time)"
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --config-settings editable_mode=compat \
-		--editable '.[test]'
+	$(INSTALL) .
 	touch $@
 
-.PHONY: demo test test-other-cpus test-slow bench
+.venv/installed: .venv/rayfed
+	$(INSTALL) '.[test]'
+	touch $@
+
+.PHONY: demo test test-other-cpus test-slow bench wheel test-wheel test-lowest image

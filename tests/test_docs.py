@@ -1,6 +1,7 @@
 """What the documentation says is true: snippets run, commands, links and files exist, costs are as measured."""
 
 import importlib
+import os
 import re
 import shlex
 import sys
@@ -35,12 +36,16 @@ ROOT = Path(__file__).parents[1]
 DOCS, README, CLUSTER = ROOT / "docs", ROOT / "README.md", ROOT / "cluster"
 OVERVIEW = DOCS / "methods/README.md"
 METHODS = {path.stem: path for path in sorted(OVERVIEW.parent.glob("*.md")) if path != OVERVIEW}
-BESIDE = [README, ROOT / "CONTRIBUTING.md", ROOT / "jobs/papers/README.md", CLUSTER / "README.md"]
+CONTRIBUTING, PACKAGE, ASSISTANTS = ROOT / "CONTRIBUTING.md", ROOT / "PACKAGE.md", DOCS / "assistants.md"
+BESIDE = [README, CONTRIBUTING, PACKAGE, ROOT / "jobs/papers/README.md", CLUSTER / "README.md"]
+BESIDE += [ROOT / name for name in ("CHANGELOG.md", "CODE_OF_CONDUCT.md", "SECURITY.md")]
 EVERY = [*BESIDE, *sorted(DOCS.rglob("*.md"))]
 FEW = {"train.num_rounds": 2, "train.clients_per_round": 3, "train.local_steps": 1, "ray.mode": "off"}
 PLAYED = {"quickstart", "mine", "news", "measured", "own-model", "own-partition", "phones", "day"}
 PRINTED = {  # the pages whose Python runs, with the jobs in PLAYED, and what it prints, line by line
     "README.md": [r"\[0\.\d+, .*runs/pull-2"],
+    "PACKAGE.md": [r"\[0\.\d+, .*runs/pull"],
+    "docs/assistants.md": [r"\w+: neutral is FedAvg: True, strong is not: True"] * 5,
     "docs/data.md": [],
     "docs/methods/README.md": [r"\[0\.\d+, 0\.\d+, .*\]"],
     "docs/models.md": [r"\[0, \d+, \d+\] \['head.bias', 'head.weight'\]"],
@@ -69,7 +74,7 @@ def modules(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     Path("jobs").symlink_to(ROOT / "jobs")
     before = set(sys.modules)
-    for page in (README, OVERVIEW, DOCS / "own.md"):
+    for page in (README, OVERVIEW, DOCS / "own.md", ASSISTANTS):
         for _, code in snippets(page, "python"):
             if name := re.match(r"# (\w+\.py)\n", code):
                 Path(name[1]).write_text(code)
@@ -128,7 +133,8 @@ def test_links_and_files_exist_and_no_path_is_of_a_certain_machine(path):
             continue
         file, _, anchor = target.partition("#")
         linked = path.parent / file if file else path
-        assert linked.exists() and linked.resolve().is_relative_to(ROOT), f"{target}: there is no such file"
+        inside = Path(os.path.normpath(linked)).is_relative_to(ROOT)  # not resolved: rayfed/ may be a wheel's, linked
+        assert linked.exists() and inside, f"{target}: there is no such file"
         headings = re.findall(r"^#+ (.*)$", prose(linked), re.MULTILINE) if anchor else []
         anchors = {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings}
         assert not anchor or anchor in anchors, f"{target}: the page has {sorted(anchors)}"
@@ -182,8 +188,8 @@ def test_the_clients_of_replay_examples_were_in_those_rounds():
 # Lists ---------------------------------------------------------------------------------------------------------------
 
 
-def test_the_readmes_tree_has_a_line_for_each_room_and_each_file_beside_them():
-    tree = re.search(r"## Where things are\n.*?```\n(.*?)```", README.read_text(), re.DOTALL)[1]
+def test_the_tree_has_a_line_for_each_room_and_each_file_beside_them():
+    tree = re.search(r"## Where things are\n.*?```\n(.*?)```", CONTRIBUTING.read_text(), re.DOTALL)[1]
     rooms = {f"{path.parent.name}/" for path in (ROOT / "rayfed").glob("*/__init__.py")}
     beside = {path.name for path in (ROOT / "rayfed").glob("*.py") if not path.name.startswith("__")}
     assert sorted(re.findall(r"^  (\S+)", tree, re.MULTILINE)) == sorted(rooms | beside)

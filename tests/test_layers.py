@@ -31,7 +31,7 @@ LAYERS = [
 LAYER_OF = {f"rayfed.{entry}": number for number, layer in enumerate(LAYERS) for entry in layer}
 LONGEST = 400  # lines
 FILES = {".".join(("rayfed", *path.relative_to(PACKAGE).with_suffix("").parts)): path for path in PACKAGE.rglob("*.py")}
-FILES = {name.removesuffix(".__init__"): FILES[name] for name in sorted(FILES)}
+FILES = {name.removesuffix(".__init__"): FILES[name] for name in sorted(FILES) if ".examples." not in name}  # jobs/
 every_module = pytest.mark.parametrize("name", FILES)
 
 

@@ -103,7 +103,10 @@ def _fetch(name: str, folder: Path, options: dict[str, Any], *, train: bool) -> 
     try:
         from torchvision import datasets  # slow, and actors never need it
     except (ImportError, RuntimeError) as error:
-        raise InputError(f"data.source = '{name}': it needs torchvision, which cannot be imported ({error})") from None
+        raise InputError(
+            f"data.source = '{name}': it needs torchvision, which cannot be imported ({error}); install the one that "
+            "belongs to torch here, by its release and by CUDA or CPU"
+        ) from None
     cls = getattr(datasets, TORCHVISION[name])
     for download in (False, True):
         try:

@@ -39,6 +39,7 @@ OUR_RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "PYTHONSAFEPATH": "1",  # or its processes that begin with `python -c` look for modules in the working folder first
 }
+TESTED = (2, 60)  # the newest Ray that the tests were run with
 SUBMITTED = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # in the environment of a submitted job
 
 
@@ -49,6 +50,7 @@ def connected(options: RayOptions, name: str, most: int) -> Iterator[None]:
     Call it in a thread that lasts as long as the context: Linux ends Ray's processes with the thread that started them.
     """
     refuse_hidden()
+    warn_of_a_newer_ray()
     with _joined(options.cluster) if options.cluster else _started(options, name, most):
         yield
 
@@ -62,6 +64,19 @@ def refuse_hidden() -> None:
                 f"'{file}' hides Python's own module '{name}', and Ray's workers would not all import the same; give "
                 "the file another name, or ray.mode = 'off'"
             )
+
+
+def warn_of_a_newer_ray() -> None:
+    """Ray changes what it does from minor version to minor version."""
+    if tuple(map(int, ray.__version__.split(".")[:2])) > TESTED:
+        tested = ".".join(map(str, TESTED))
+        log.warning(
+            "Ray %s is newer than %s, the newest that rayfed was tested with; the run goes on. If Ray fails: "
+            "pip install 'ray[default]==%s.*'",
+            ray.__version__,
+            tested,
+            tested,
+        )
 
 
 def where_this_process_looks() -> list[str]:

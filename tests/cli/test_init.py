@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import tomllib
+import zlib
 from pathlib import Path
 
 import pytest
@@ -49,3 +50,12 @@ def test_the_wheel_has_every_room_and_every_file_of_the_jobs():
     jobs, patterns = ROOT / setuptools["package-dir"]["rayfed.examples"], setuptools["package-data"]["rayfed.examples"]
     packed = {file for pattern in patterns for file in jobs.glob(pattern)}
     assert packed == {file for file in jobs.rglob("*") if file.suffix in (".toml", ".csv", ".md")}
+    beside = {file for pattern in setuptools["package-data"]["rayfed"] for file in (ROOT / "rayfed").glob(pattern)}
+    code = set((ROOT / "rayfed").rglob("*.py"))
+    parts = {
+        file
+        for file in (ROOT / "rayfed").rglob("*")
+        if file.is_file() and not {*file.parts} & {"__pycache__", "examples"}
+    }
+    assert parts == beside | code, "of each file in rayfed/ it is said whether the wheel has it"
+    assert sum(len(zlib.compress(file.read_bytes())) for file in packed | beside | code) < 8_000_000

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -63,6 +64,15 @@ def test_a_ray_that_cannot_be_started_is_one_sentence(make_site, monkeypatch, er
     ):
         pass
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(("version", "is_newer"), [("2.60.9", False), ("2.61.0rc1", True), ("3.0.0.dev0", True)])
+def test_a_ray_newer_than_tested_is_a_warning(cluster, monkeypatch, caplog, version, is_newer):
+    pinned = re.search(r"^ray==(\d+)\.(\d+)", (QUICKSTART.parents[1] / "constraints.txt").read_text(), re.MULTILINE)
+    assert tuple(map(int, pinned.groups())) == session.TESTED
+    monkeypatch.setattr(ray, "__version__", version)
+    with connected(RayOptions(address=cluster), "t", 1):
+        assert (f"Ray {version} is newer than 2.60, the newest that rayfed was tested with" in caplog.text) == is_newer
 
 
 def test_data_that_are_refused_start_no_ray(make_site, monkeypatch):
