@@ -22,7 +22,7 @@ from rayfed.base.noted import note
 from rayfed.folder.checkpoint import Checkpoints, clear_checkpoints
 from rayfed.folder.owner import lock, owning
 from rayfed.folder.places import Place
-from rayfed.folder.provenance import environment, hash_of, is_of, sources
+from rayfed.folder.provenance import about, environment, hash_of, is_of, sources
 from rayfed.folder.saved import Saved
 from rayfed.folder.summary import early_end, read_environment, read_summary, summarise
 from rayfed.folder.tables import (
@@ -118,7 +118,7 @@ class Keeper:
         with writing_to(folder.place):
             # Checkpoints in the run's folder are under its lock.
             checks = [owned.enter_context(owning(folder))] if site.job.output.checkpoints else []
-            self._checkpoints = Checkpoints(folder, site.job, now, saved, *checks)
+            self._checkpoints = Checkpoints(folder, site.job, {**now, "about": about(site)}, saved, *checks)
             if saved is None:
                 self._place.clear()
                 clear_checkpoints(folder)

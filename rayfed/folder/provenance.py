@@ -47,6 +47,13 @@ def environment(site: Site, workers: Workers) -> dict[str, Any]:
     }
 
 
+def about(site: Site) -> dict[str, Any]:
+    """What one needs beside a run's weights to use them without rayfed: the model, and how its inputs are prepared."""
+    data = site.federation
+    facts = {"model": site.job.table()["model"], **data.inputs._asdict(), "classes": data.train.classes}
+    return {**facts, "mean": data.mean, "deviation": data.std}
+
+
 def sources(job: Job) -> dict[str, bytes]:
     """The user's modules by name: those of the method's parts, the model and the partition rule, and what they import.
 
