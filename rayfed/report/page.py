@@ -82,7 +82,7 @@ def run_page(run: Run) -> str:
     losses = forgotten(run)
     played, sampled = len(run.rounds["round"]) > 0, len(run.clients["client"]) > 0
     packages = run.environment.get("packages", {})
-    hashes = {key: value for key, value in run.environment.items() if key not in ("packages", "unevenness")}
+    hashes = {key: value for key, value in run.environment.items() if key not in ("method", "packages", "unevenness")}
     drawn = {
         "global": plots.global_model(grouped([run])) if played else [],
         "classes": [plots.class_accuracy(run)] if len(run.class_accuracy) > 1 else [],
