@@ -92,7 +92,7 @@ def run_page(run: Run) -> str:
         "costs": plots.costs(run) if len(run.rounds["round"]) > 1 else [],
     }
     if len(run.partition["count"]):
-        drawn["partition"] = [plots.partition(run.partition, run.classes, run.num_clients)]
+        drawn["partition"] = [plots.partition(run)]
     rows, more = _class_rows(run, losses)
     return rendered(
         "run.html",
@@ -228,7 +228,9 @@ def _clients(run: Run) -> dict[str, Any]:
     columns = (run.clients[column] for column in ("num_examples", "train_loss", "seconds"))
     images, loss, seconds = (np.bincount(index, column) / sampled for column in columns)
     slowest = np.argsort(-seconds, kind="stable")[:MOST_ROWS]
-    rows = [[ids[i], f"{images[i]:,.0f}", sampled[i], f"{loss[i]:.4f}", f"{seconds[i]:.2f}"] for i in slowest]
+    rows = []
+    for i in slowest:
+        rows.append([run.called(ids[i]), f"{images[i]:,.0f}", sampled[i], f"{loss[i]:.4f}", f"{seconds[i]:.2f}"])
     return {
         "text": f"{len(ids):,} of {run.num_clients:,} clients took part, in {sampled.mean():.1f} rounds on average.",
         "title": "All clients" if len(rows) == len(ids) else f"The {len(rows)} slowest clients",

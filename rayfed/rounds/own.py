@@ -46,6 +46,7 @@ class OwnRow:
     """A client's own model on all test images, before and after tuning (None: not tuned)."""
 
     client: int
+    name: str | None  # of a natural client
     num_examples: int
     held_out: bool
     accuracy: float
@@ -75,7 +76,8 @@ def own_rows(site: Site, last: Round, workers: Workers, tuning: Tuning | None) -
         model = with_weights(site.model, {**desk.broadcast.weights, **own})
         accuracy, by_class = _measured(site, model) if own else of_global
         in_local = metrics.in_local_accuracy(by_class, p)
-        row = OwnRow(client, num_examples, client in site.held_out, accuracy, in_local)
+        name = site.federation.client_names[client] if site.federation.client_names else None
+        row = OwnRow(client, name, num_examples, client in site.held_out, accuracy, in_local)
         if tuning is not None:
             _tune(desk, client, model, own, tuning)
             accuracy, by_class = _measured(site, model)
