@@ -85,6 +85,11 @@ def test_a_failing_client_ends_the_run_with_its_traceback_and_code_1(folder, ray
     assert "error: " in result.stderr
     assert "in begin" in result.stderr
     assert "ZeroDivisionError: my own mistake" in result.stderr
+    log = (folder / "runs/tiny/log.txt").read_text()
+    assert "rounds/local.py" in log and "rounds/local.py" not in result.stderr, "the screen has the user's frames"
+    *_, again, onwards, _ = result.stderr.splitlines()
+    assert again.startswith("once the code is mended, begin again: rayfed run ") and again.endswith(" --force")
+    assert onwards.startswith("or, to continue after round 1: rayfed resume ") and onwards.endswith(" --other-bits")
     assert f"rounds up to 1 are recorded in {folder}/runs/tiny" in result.stderr
     summary = json.loads((folder / "runs/tiny/summary.json").read_text())
     assert (summary["status"], summary["rounds"]) == ("failed", 1)
@@ -118,6 +123,8 @@ def test_an_infinite_loss_ends_the_run_with_one_message(folder, rayfed):
     assert result.stderr.startswith("error: ")
     assert "the loss became inf at client" in result.stderr
     assert "Traceback" not in result.stderr
+    assert " in cross_entropy and not_true_distill of the method fedntd" in result.stderr
+    assert "-s train.lr=3e+37 --force" in result.stderr and "rayfed resume" not in result.stderr
 
 
 @contextmanager
