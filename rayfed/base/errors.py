@@ -8,6 +8,7 @@ import difflib
 import re
 import traceback
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -37,6 +38,8 @@ CONTROL = re.compile(  # Unicode's Cc, Cf, Cs, Zl and Zp, without those that wor
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
     "\U000e0000-\U000e007f]"
 )
+PACKAGE = Path(__file__).parents[1]
+FRAME = re.compile(r'(?m)^  File ".*/rayfed/(.*)", line .*\n(?:    .*\n)*')  # of a traceback, perhaps of this package
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # of terminals
 
 
@@ -160,10 +163,16 @@ def explained(error: Exception) -> str:
     if isinstance(error, InputError):
         text = str(error)
     elif type(error).__module__.partition(".")[0] == "rayfed":
-        text = "\n".join([str(error), *getattr(error, "__notes__", [])])  # where the results so far are
+        text = "\n".join([without_ours(str(error)), *getattr(error, "__notes__", [])])  # where the results so far are
     else:
         text = "the run failed\n" + "".join(traceback.format_exception(error)).rstrip()
     return cut(masked(f"error: {text}"))
+
+
+def without_ours(text: str) -> str:
+    """A text with a traceback, without the frames of this package where others are in it; the log has all."""
+    others = FRAME.sub(lambda frame: "" if (PACKAGE / frame[1]).is_file() else frame[0], text)
+    return others if '  File "' in others else text
 
 
 def cut(text: str, limit: int = 10_000) -> str:

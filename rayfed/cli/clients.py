@@ -15,6 +15,8 @@ from rayfed.screen.text import busy, print_table, shown
 if TYPE_CHECKING:
     from rayfed.rounds.own import OwnRow
 
+MOST_NAMED = 50
+HEAD_NAMED = ["run", "clients", "name", "own labels", "all labels", "own labels, tuned"]
 HEAD = ["run", "clients", "number", "own labels", "deviation", "worst tenth", "all labels"]
 
 
@@ -47,7 +49,7 @@ def clients(runs: tuple[Path, ...], tune: str | None, epochs: float | None) -> N
     if epochs is not None and tune is None:
         raise InputError(f"--epochs {epochs:g} is of --tune: give --tune head or --tune all, too")
     tuning = Tuning(1.0 if epochs is None else epochs, "head" if tune == "head" else "all") if tune else None
-    lines = []
+    lines, of_named = [], []
     for folder in dict.fromkeys(folder for run in runs for folder in find_runs(run)):
         with busy(f"measuring {shown(folder)}"):
             rows = experiment.own_models(folder, tuning)
@@ -58,7 +60,13 @@ def clients(runs: tuple[Path, ...], tune: str | None, epochs: float | None) -> N
             by_group["held out" if row.held_out else which].append(row)
         for which, of_group in by_group.items():
             lines += lines_of(shown(folder), which, of_group)
+            for row in of_group[:MOST_NAMED]:
+                each = [value for value in (row.in_local, row.accuracy, row.tuned_in_local) if value is not None]
+                if row.name is not None:
+                    of_named.append([shown(folder), which, row.name, *(f"{100 * value:.1f}" for value in each)])
     print_table(HEAD, lines)
+    if of_named:
+        print_table(HEAD_NAMED[: len(of_named[0])], of_named)
 
 
 def lines_of(run: str, which: str, rows: Sequence[OwnRow]) -> list[list[str]]:

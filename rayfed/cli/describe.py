@@ -173,7 +173,7 @@ def partition(job: str, overrides: Overrides, output: str | None, export: str | 
     table = np.zeros((min(num_clients, MOST_CLIENTS), len(classes)), dtype=np.int64)
     first = clients < MOST_CLIENTS
     table[clients[first], labels[first]] = counts[first]
-    rows = [[str(i), *cells(row)] for i, row in enumerate(table)]
+    rows = [[harmless(federation.called(i)), *cells(row)] for i, row in enumerate(table)]
     if num_clients > MOST_CLIENTS:
         rows.append([f"{num_clients - MOST_CLIENTS:,} more", *[""] * (len(classes) + 1)])
     rows.append(["total", *cells(np.bincount(labels, counts, len(classes)).astype(np.int64))])

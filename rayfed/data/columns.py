@@ -41,9 +41,9 @@ def read_parquet(fs: pafs.FileSystem, paths: list[str], data: Data, train: Sampl
         raise InputError(f"{paths[0]}: its classes ({ours}) are not the training set's ({theirs})")
     labels, classes = read_labels(table, data.label, train.classes if train else named)
     examples, vocabulary = _read_examples(table, data, train)
-    groups = _read_groups(table, client)[0] if client else None
-    domains, names = _read_groups(table, data.domain) if data.domain else (None, [])
-    return Samples(examples, labels, classes, groups, domains, tuple(map(str, names)), vocabulary)
+    groups, clients = _read_groups(table, client) if client else (None, ())
+    domains, names = _read_groups(table, data.domain) if data.domain else (None, ())
+    return Samples(examples, labels, classes, groups, domains, names, vocabulary, clients)
 
 
 def class_names(schema: pa.Schema, label: str) -> tuple[str, ...] | None:
@@ -89,7 +89,7 @@ def read_labels(table: Table, name: str, known: tuple[str, ...] | None) -> tuple
     return labels, classes
 
 
-def _read_groups(table: Table, name: str) -> tuple[np.ndarray, list[Any]]:
+def _read_groups(table: Table, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
     """A column of clients or domains, numbered in their sorted order, int64 (N,), and their names."""
     column = table.column(name)
     if types.is_nested(column.type):
@@ -99,7 +99,8 @@ def _read_groups(table: Table, name: str) -> tuple[np.ndarray, list[Any]]:
     wrong = np.flatnonzero(pc.is_null(column, nan_is_null=True))
     if len(wrong):
         raise InputError(f"{table.place(int(wrong[0]))}: NaN in column '{name}'; give each row a number or a name")
-    return _coded(column)
+    codes, names = _coded(column)
+    return codes, tuple(map(str, names))
 
 
 def _coded(column: pa.Array) -> tuple[np.ndarray, list[Any]]:

@@ -19,7 +19,7 @@ from torch import Tensor
 from rayfed.base.errors import InputError
 from rayfed.data.augment import Batches, Rows, refuse_too_small
 from rayfed.data.inputs import Images, Inputs, inputs_of
-from rayfed.data.partition import PARTITIONS, Partition, Rule
+from rayfed.data.partition import PARTITIONS, Natural, Partition, Rule
 from rayfed.data.samples import Dataset, Samples
 from rayfed.data.settings import Augment, Data
 
@@ -44,6 +44,7 @@ class Federation:
     mean: tuple[float, ...]  # per channel, of all training pixels, in [0, 1]; or per feature; none of tokens
     std: tuple[float, ...]
     auxiliary: np.ndarray  # int64, sorted: withdrawn from the clients for the server; empty unless asked for
+    client_names: tuple[str, ...] = ()  # of natural clients, as the data's column has them
 
     @property
     def num_clients(self) -> int:
@@ -61,6 +62,10 @@ class Federation:
     def client(self, i: int) -> np.ndarray:
         """Client `i`'s indices into `train`, sorted."""
         return self.partition.client(i)
+
+    def called(self, i: int) -> str:
+        """Client `i`'s number, and its name where it has one."""
+        return f"{i} {self.client_names[i]}" if self.client_names else str(i)
 
     def num_examples(self, i: int) -> int:
         return len(self.client(i))
@@ -140,7 +145,10 @@ def federate(dataset: Dataset, rule: Rule, *, auxiliary_per_class: int = 0) -> F
     dealt = Partition(np.asarray(dealt.indices, dtype=np.int64), np.asarray(dealt.offsets, dtype=np.int64))
     partition, auxiliary = _withdraw(dealt, train, auxiliary_per_class, getattr(rule, "seed", 0))
     mean, std = inputs_of(train).moments(train.examples)
-    return Federation(train, dataset.test, partition, dealt, mean, std, auxiliary)
+    names: tuple[str, ...] = ()
+    if isinstance(rule, Natural) and train.groups is not None and train.group_names:
+        names = tuple(train.group_names[group] for group in np.unique(train.groups))  # held out, a group may be gone
+    return Federation(train, dataset.test, partition, dealt, mean, std, auxiliary, names)
 
 
 def _split_own(rule: Rule, train: Samples) -> Partition:

@@ -112,8 +112,11 @@ def read_tree(fs: pafs.FileSystem, files: list[str], data: Data, train: Samples 
         (functools.partial(_bytes, fs, file) for file in files), len(files), files.__getitem__, data.size
     )
     labels = np.array([code[name] for name in names], dtype=np.int64)
-    samples = Samples(images, labels, classes, groups=codes if data.client and not train else None)
-    return replace(samples, domains=codes, domain_names=tuple(groups)) if data.domain else samples
+    sorted_above = tuple(map(str, groups))
+    samples = Samples(images, labels, classes)
+    if data.client and not train:
+        samples = replace(samples, groups=codes, group_names=sorted_above)
+    return replace(samples, domains=codes, domain_names=sorted_above) if data.domain else samples
 
 
 def _bytes(fs: pafs.FileSystem, path: str) -> bytes:

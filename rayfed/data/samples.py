@@ -29,6 +29,7 @@ class Samples:
     domains: np.ndarray | None = None  # int64 (N,): each row's domain, numbered as in `domain_names`
     domain_names: tuple[str, ...] = ()  # sorted
     vocabulary: int = 0  # of tokens: each is below it
+    group_names: tuple[str, ...] = ()  # sorted
 
     def __len__(self) -> int:
         return len(self.labels)

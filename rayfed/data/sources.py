@@ -87,8 +87,9 @@ def load(data: Data) -> Dataset:
 def _as_wanted(samples: Samples, size: int) -> Samples:
     """The samples with images of this size, and names without control characters."""
     examples = resize(samples.examples, size) if size else samples.examples
-    classes, domains = (tuple(map(harmless, names)) for names in (samples.classes, samples.domain_names))
-    return replace(samples, examples=examples, classes=classes, domain_names=domains)
+    names = samples.classes, samples.domain_names, samples.group_names
+    classes, domains, groups = (tuple(map(harmless, each)) for each in names)
+    return replace(samples, examples=examples, classes=classes, domain_names=domains, group_names=groups)
 
 
 def read_download(name: str, root: str, split: str) -> tuple[Samples, Samples]:

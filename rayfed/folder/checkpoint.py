@@ -65,8 +65,9 @@ log = logging.getLogger(__name__)
 class Checkpoints:
     """Writes the checkpoints of a run. Call `follow` after each round, so that only changed memories are written.
 
-    `origin` has the hashes of what went in, as `provenance.environment` gives them; `still_ours`
-    raises an error where the folder has become another run's: nothing of that run's is touched.
+    `origin` has the hashes of what went in, as `provenance.environment` gives them, and in `about` what each file of
+    weights says of itself; `still_ours` raises an error where the folder has become another run's: nothing of that
+    run's is touched.
     """
 
     def __init__(
@@ -81,7 +82,8 @@ class Checkpoints:
         self._newest = saved
         self._index = saved.index() if saved and saved.lends_to(folder) else {}
         self._changed: set[int] = set()  # clients that have trained since the newest checkpoint
-        self._best = Best(folder, saved, job.train)
+        self._about = origin.get("about", {})
+        self._best = Best(folder, saved, job.train, self._about)
 
     @property
     def round(self) -> int | None:
@@ -130,7 +132,7 @@ class Checkpoints:
         files = Files(self._folder, round.round)
         try:
             files.write("state.safetensors", to_bytes(pack(_state(round))))
-            files.write("safetensors", weights_to_bytes(round.weights))
+            files.write("safetensors", weights_to_bytes(round.weights, {"round": round.round, **self._about}))
             tables = _write_tables(files, lender, rows)
             index = self._write_memories(files, round, workers)
             if lender:
@@ -277,10 +279,10 @@ class Best:
     `held` is what a checkpoint notes, round and hash of the file; None: no file.
     """
 
-    def __init__(self, folder: Folder, saved: Saved | None, training: Training) -> None:
+    def __init__(self, folder: Folder, saved: Saved | None, training: Training, about: Mapping[str, Any]) -> None:
         """`saved` is the checkpoint to continue from; its results say which round was the best."""
         self.held: dict[str, Any] | None = None
-        self._folder = folder
+        self._folder, self._about = folder, about
         self._accuracy = -1.0
         self._better: Round | None = None  # than what the file holds
         if saved is None:
@@ -300,7 +302,7 @@ class Best:
         """Write what is not yet in the file."""
         if self._better is None:
             return
-        content = weights_to_bytes(self._better.evaluated, {"round": str(self._better.round)})
+        content = weights_to_bytes(self._better.evaluated, {"round": self._better.round, **self._about})
         self._folder.write(BEST, content)
         self.held, self._better = {"round": self._better.round, "sha256": hash_of(content)}, None
 

@@ -16,13 +16,13 @@ from typing import Any
 
 import tomli_w
 
-from rayfed.base.errors import InputError, KilledActors, RunFailed, Unwritable, cut
+from rayfed.base.errors import Diverged, InputError, KilledActors, RunFailed, Unwritable, cut
 from rayfed.base.files import write_bytes, write_text, writing_to
 from rayfed.base.noted import note
 from rayfed.folder.checkpoint import Checkpoints, clear_checkpoints
 from rayfed.folder.owner import lock, owning
 from rayfed.folder.places import Place
-from rayfed.folder.provenance import environment, hash_of, is_of, sources
+from rayfed.folder.provenance import about, environment, hash_of, is_of, sources
 from rayfed.folder.saved import Saved
 from rayfed.folder.summary import early_end, read_environment, read_summary, summarise
 from rayfed.folder.tables import (
@@ -118,7 +118,7 @@ class Keeper:
         with writing_to(folder.place):
             # Checkpoints in the run's folder are under its lock.
             checks = [owned.enter_context(owning(folder))] if site.job.output.checkpoints else []
-            self._checkpoints = Checkpoints(folder, site.job, now, saved, *checks)
+            self._checkpoints = Checkpoints(folder, site.job, {**now, "about": about(site)}, saved, *checks)
             if saved is None:
                 self._place.clear()
                 clear_checkpoints(folder)
@@ -248,10 +248,17 @@ class Keeper:
         """Where the results of a run that ended early are, how to continue it, how to look into its failure."""
         recorded = f"rounds up to {self._rows[-1]['round']} are" if self._rows else "no round is"
         yield f"{recorded} recorded in {self.path}"
-        if self._checkpoints.round is not None:
-            yield f"to continue after round {self._checkpoints.round}: rayfed resume {self.path}"
-        if is_of(sources(self._site.job), error):
-            yield f"or, once the code is mended, begin again: rayfed run {self.path / 'job.toml'} --force"
+        job, last, again = self._site.job, self._checkpoints.round, f"rayfed run {self.path / 'job.toml'}"
+        onwards = f"to continue after round {last}: rayfed resume {self.path}"
+        if isinstance(error, Diverged):
+            lower = f"{again} -s train.lr={job.train.lr / 10:g} --force"
+            yield f"to resume it would end in the same way; begin again with another value, such as: {lower}"
+        elif is_of(sources(job), error):
+            yield f"once the code is mended, begin again: {again} --force"
+            if last is not None:
+                yield f"or, {onwards} --other-bits"
+        elif last is not None:
+            yield onwards
         if isinstance(error, KilledActors) and error.exit_code == RunFailed.exit_code:
             yield "the run has ended in the same way before, so to resume it unchanged would not help"
         if isinstance(error, RunFailed) and error.client is not None:

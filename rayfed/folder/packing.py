@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count, groupby
 from typing import Any, NamedTuple, TypeVar
@@ -49,9 +49,13 @@ def from_bytes(content: bytes) -> Packed:
         raise ValueError(f"this is not a packed tree: {error!r}") from error
 
 
-def weights_to_bytes(weights: Weights, metadata: dict[str, str] | None = None) -> bytes:
-    """Weights by name, which need no skeleton; safetensors takes no other memory layout, such as channels-last."""
-    return safetensors.torch.save({name: tensor.contiguous() for name, tensor in weights.items()}, metadata)
+def weights_to_bytes(weights: Weights, about: Mapping[str, Any]) -> bytes:
+    """Weights by name, which need no skeleton; safetensors takes no other memory layout, such as channels-last.
+
+    What there is to know `about` them is JSON under a single key, as safetensors writes several in any order.
+    """
+    plain = {name: tensor.contiguous() for name, tensor in weights.items()}
+    return safetensors.torch.save(plain, {"rayfed": json.dumps(about)})
 
 
 def _to_json(leaf: Any) -> Any:

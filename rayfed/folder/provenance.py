@@ -21,6 +21,7 @@ from rayfed.data.unevenness import unevenness
 from rayfed.folder.summary import read_environment
 from rayfed.job import Job
 from rayfed.methods.part import all_parts
+from rayfed.methods.registry import describe
 from rayfed.rounds.site import Site
 from rayfed.rounds.workers import Workers
 from rayfed.tensors.weights import frozen
@@ -32,6 +33,7 @@ PACKAGES = ("rayfed-distill", "ray", "torch", "torchvision", "timm", "peft", "nu
 def environment(site: Site, workers: Workers) -> dict[str, Any]:
     """Versions, the code's commit, the kinds of hardware, and hashes of all that went in: job, data, model, ..."""
     return {
+        "method": describe(site.job.method),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "packages": {name: _version(name) for name in PACKAGES},
@@ -45,6 +47,13 @@ def environment(site: Site, workers: Workers) -> dict[str, Any]:
         "hardware": list(workers.kinds()),
         "modules": {name: hash_of(source) for name, source in sources(site.job).items()},
     }
+
+
+def about(site: Site) -> dict[str, Any]:
+    """What one needs beside a run's weights to use them without rayfed: the model, and how its inputs are prepared."""
+    data = site.federation
+    facts = {"model": site.job.table()["model"], **data.inputs._asdict(), "classes": data.train.classes}
+    return {**facts, "mean": data.mean, "deviation": data.std}
 
 
 def sources(job: Job) -> dict[str, bytes]:

@@ -47,6 +47,7 @@ class Run:
     class_accuracy: np.ndarray  # (E + 1, C)
     class_seen: np.ndarray  # (E + 1, C) the examples that the round's clients hold
     partition: Columns  # a value per client and class that the client holds; `class` is an index
+    client_names: dict[int, str]  # of natural clients
     num_clients: int
 
     @cached_property
@@ -65,6 +66,10 @@ class Run:
         """As environment.json has it, also of a run that is older than these measures."""
         cells = self.partition["client"], self.partition["class"], self.partition["count"]
         return unevenness(*cells, self.num_clients, len(self.classes))
+
+    def called(self, client: int) -> str:
+        """A client's number, and its name where it has one."""
+        return f"{client} {self.client_names[client]}" if client in self.client_names else str(client)
 
     @property
     def name(self) -> str:
@@ -162,7 +167,9 @@ def read_run(folder: Path) -> Run:
     codes = pc.index_in(held, pa.array(names, pa.string()))
     columns = {"client": dealt.column("client"), "class": codes, "count": dealt.column("count")}
     partition = {name: column.cast(pa.int32()).to_numpy() for name, column in columns.items()}
-    del dealt, held, codes, columns
+    named = dealt.filter(dealt.column("name").is_valid())
+    client_names = dict(zip(named.column("client").to_pylist(), named.column("name").to_pylist(), strict=True))
+    del dealt, held, codes, columns, named
     return Run(
         folder=folder,
         job=job,
@@ -179,6 +186,7 @@ def read_run(folder: Path) -> Run:
         class_accuracy=by_class.accuracy,
         class_seen=by_class.seen,
         partition=partition,
+        client_names=client_names,
         # The last clients may hold nothing, and a partition by a column of the data has no number in the job.
         num_clients=max(job["data"]["partition"].get("num_clients", 0), partition["client"].max(initial=-1) + 1),
     )

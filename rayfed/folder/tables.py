@@ -39,6 +39,7 @@ COLUMNS = {
     "confusions": {"round": INT, "client": INT, "class": TEXT, "predicted": TEXT, "count": INT},
     "own": dict(
         client=INT,
+        name=TEXT,
         num_examples=INT,
         held_out=pa.bool_(),
         accuracy=FLOAT,
@@ -46,7 +47,7 @@ COLUMNS = {
         tuned_accuracy=FLOAT,
         tuned_in_local=FLOAT,
     ),
-    "partition": {"client": INT, "class": TEXT, "count": INT, "images": pa.list_(INT)},
+    "partition": {"client": INT, "name": TEXT, "class": TEXT, "count": INT, "images": pa.list_(INT)},
 }
 SCHEMAS = {name: pa.schema(list(columns.items())) for name, columns in COLUMNS.items()}
 RESULTS = ("rounds", "clients", "classes", "confusions")  # the tables to which each round adds rows
@@ -160,7 +161,8 @@ def write_partition(path: Path, federation: Federation) -> None:
     owners = np.repeat(np.arange(held.num_clients), held.sizes)
     order = np.lexsort((federation.train.labels[held.indices], owners))
     images = pa.ListArray.from_arrays(np.cumsum([0, *counts], dtype=np.int32), held.indices[order])
-    table = pa.table([pa.array(clients), names, pa.array(counts), images], schema=SCHEMAS["partition"])
+    called = pa.array(federation.client_names or [None] * federation.num_clients, TEXT).take(pa.array(clients))
+    table = pa.table([pa.array(clients), called, names, pa.array(counts), images], schema=SCHEMAS["partition"])
     _write(path / "partition.parquet", table)
 
 

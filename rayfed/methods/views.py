@@ -193,6 +193,10 @@ class Notes:
         number = value.detach() if isinstance(value, Tensor) else torch.tensor(float(value), dtype=torch.float64)
         self._values.setdefault(name, []).append(number.to(torch.float64, copy=True))  # its owner may change it
 
+    def not_finite(self, batches: int) -> list[str]:
+        """The names of which one of the first numbers, of so many batches, is NaN or infinite."""
+        return [name for name, numbers in self._values.items() if not torch.stack(numbers[:batches]).isfinite().all()]
+
     def means(self) -> dict[str, float]:
         """Of each name, over the batches that noted it. To be read at the end: each read waits for the GPU."""
         return {

@@ -156,14 +156,14 @@ def _compared(rows: Sequence[Row] | str) -> Answer:
     text = f"{gap.mean:+.1f} points"
     if gap.interval:
         text += f" (95% interval {gap.interval[0]:+.1f} to {gap.interval[1]:+.1f})"
-    text += f" over {gap.pairs} {'pair' if gap.pairs == 1 else 'pairs'}. By these intervals:"
+    text += f" over {gap.pairs} {'pair' if gap.pairs == 1 else 'pairs'}."
     better = [in_sentence(name) for name, gap in gaps.items() if gap.sure and gap.mean > 0]
     worse = [in_sentence(name) for name, gap in gaps.items() if gap.sure and gap.mean < 0]
     unsure = len(gaps) - len(better) - len(worse)
     if better:
-        text += f" Better: {listed(better)}."
+        text += f" Better, by the intervals: {listed(better)}."
     if worse:
-        text += f" Worse: {listed(worse)}."
+        text += f" Worse, by the intervals: {listed(worse)}."
     if unsure:
-        text += f" Neither better nor worse for sure: {unsure} of {len(gaps)}."
+        text += f" Differences that may be chance: {unsure} of {len(gaps)}."
     return Answer(question, numbers, text)

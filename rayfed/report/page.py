@@ -82,7 +82,7 @@ def run_page(run: Run) -> str:
     losses = forgotten(run)
     played, sampled = len(run.rounds["round"]) > 0, len(run.clients["client"]) > 0
     packages = run.environment.get("packages", {})
-    hashes = {key: value for key, value in run.environment.items() if key not in ("packages", "unevenness")}
+    hashes = {key: value for key, value in run.environment.items() if key not in ("method", "packages", "unevenness")}
     drawn = {
         "global": plots.global_model(grouped([run])) if played else [],
         "classes": [plots.class_accuracy(run)] if len(run.class_accuracy) > 1 else [],
@@ -92,7 +92,7 @@ def run_page(run: Run) -> str:
         "costs": plots.costs(run) if len(run.rounds["round"]) > 1 else [],
     }
     if len(run.partition["count"]):
-        drawn["partition"] = [plots.partition(run.partition, run.classes, run.num_clients)]
+        drawn["partition"] = [plots.partition(run)]
     rows, more = _class_rows(run, losses)
     return rendered(
         "run.html",
@@ -228,7 +228,9 @@ def _clients(run: Run) -> dict[str, Any]:
     columns = (run.clients[column] for column in ("num_examples", "train_loss", "seconds"))
     images, loss, seconds = (np.bincount(index, column) / sampled for column in columns)
     slowest = np.argsort(-seconds, kind="stable")[:MOST_ROWS]
-    rows = [[ids[i], f"{images[i]:,.0f}", sampled[i], f"{loss[i]:.4f}", f"{seconds[i]:.2f}"] for i in slowest]
+    rows = []
+    for i in slowest:
+        rows.append([run.called(ids[i]), f"{images[i]:,.0f}", sampled[i], f"{loss[i]:.4f}", f"{seconds[i]:.2f}"])
     return {
         "text": f"{len(ids):,} of {run.num_clients:,} clients took part, in {sampled.mean():.1f} rounds on average.",
         "title": "All clients" if len(rows) == len(ids) else f"The {len(rows)} slowest clients",

@@ -7,7 +7,7 @@ from contextlib import suppress
 import numpy as np
 
 from rayfed.base.errors import InputError
-from rayfed.folder.read import MOST_ACROSS, Columns, Group, Run, dealt, grouped, of_rounds, shorten
+from rayfed.folder.read import MOST_ACROSS, Group, Run, dealt, grouped, of_rounds, shorten
 from rayfed.report import charts
 from rayfed.report.charts import Chart, Line
 from rayfed.report.measured import DISTANCES, WHEN, WHERE, by_round, drifts, notes_of
@@ -75,15 +75,15 @@ def class_accuracy(run: Run) -> Chart:
     return charts.heat("classes", "Class accuracy", values, run.classes, rounds, x, unit, top=100.0, slider=True)
 
 
-def partition(cells: Columns, classes: Sequence[str], num_clients: int) -> Chart:
+def partition(run: Run) -> Chart:
     """The examples of each class that each client holds, clients across; a blank is none."""
-    most = min(MOST_ACROSS, max(charts.MOST_CELLS // len(classes), 2))
-    counts, together = dealt(cells, len(classes), num_clients, most)
-    firsts = range(0, num_clients, together)
-    names = [str(n) if together == 1 else f"{n} to {min(n + together, num_clients) - 1}" for n in firsts]
+    most = min(MOST_ACROSS, max(charts.MOST_CELLS // len(run.classes), 2))
+    counts, together = dealt(run.partition, len(run.classes), run.num_clients, most)
+    firsts = range(0, run.num_clients, together)
+    names = [run.called(n) if together == 1 else f"{n} to {min(n + together, run.num_clients) - 1}" for n in firsts]
     unit = "examples" if together == 1 else f"examples, mean of {together} clients"
     drawn = np.where(counts, counts, np.nan)
-    return charts.heat("partition", "Partition", drawn, classes, names, x="client", unit=unit, faint=True)
+    return charts.heat("partition", "Partition", drawn, run.classes, names, x="client", unit=unit, faint=True)
 
 
 def clients(run: Run) -> list[Chart]:
@@ -156,7 +156,7 @@ def divergence(run: Run) -> Chart:
     columns = drifts(grouped([run])[0])
     values = (columns[name] for name in DISTANCES)
     places = zip(columns["client"].tolist(), columns["round"].tolist(), *values, strict=True)
-    points = [(f"client {client}, round {n}", *place, n) for client, n, *place in places]
+    points = [(f"client {run.called(client)}, round {n}", *place, n) for client, n, *place in places]
     x, y = DISTANCES.values()
     return charts.dots("drift", "Drift of the local models", x, y, points, DRIFT)
 

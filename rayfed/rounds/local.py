@@ -27,6 +27,7 @@ from rayfed.methods.checks import a_term, two_values
 from rayfed.methods.own_model import Models, before_and_after
 from rayfed.methods.part import Parts, defines, names_of_terms, parts_at
 from rayfed.methods.personal import local_names, recalled, remembered, shared
+from rayfed.methods.registry import describe
 from rayfed.methods.views import RUNS, Batch, ClientView, Fit, Frozen, Known, Notes
 from rayfed.rounds import measures
 from rayfed.rounds.measures import Activations, Seen
@@ -34,6 +35,8 @@ from rayfed.rounds.round import ClientRow
 from rayfed.rounds.site import Site, common_view
 from rayfed.tensors.trees import Tree, to_device
 from rayfed.tensors.weights import Weights, in_training, overwrite, parameters_of, state, with_weights
+
+LOSS = "loss."  # begins the name of the note of a term
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,8 +132,7 @@ def train(desk: Desk, client: int, memory: dict[str, Tree]) -> Reply:
         }
         local = {part.slot: part.begin(views[part.slot]) for part in parts}
         model = desk.model(view.weights)
-        losses, notes = descend(site, model, view, parts, local, rng)
-        refuse_diverged(losses, f"client {client}, round {broadcast.round}", parts)
+        losses, notes = descend(site, model, view, parts, local, rng, f"client {client}, round {broadcast.round}")
         mean_loss = float(np.mean(losses))
         trained = state(model.eval())
         fit = Fit(model, shared(stay, trained), len(losses), mean_loss)
@@ -152,13 +154,14 @@ def train(desk: Desk, client: int, memory: dict[str, Tree]) -> Reply:
     return Reply(row, summands, kept, confusion)
 
 
-def refuse_diverged(losses: Sequence[float], work: str, parts: Parts) -> None:
-    """Raises `Diverged` for the first loss that is NaN or infinite."""
+def refuse_diverged(losses: Sequence[float], notes: Notes, work: str, parts: Parts) -> None:
+    """Raises `Diverged` for the first loss that is NaN or infinite, with the terms that are."""
     for index, loss in enumerate(losses):
         if not np.isfinite(loss):
+            terms = [name.removeprefix(LOSS) for name in notes.not_finite(index + 1) if name.startswith(LOSS)]
             raise Diverged(
-                f"the loss became {loss} at {work}, batch {index + 1} of {len(losses)}, with the method "
-                f"{' + '.join(map(repr, parts))}; try a smaller train.lr"
+                f"the loss became {loss} at {work}, batch {index + 1} of {len(losses)}, in {' and '.join(terms)} of "
+                f"the method {describe(parts)}; try a smaller train.lr"
             )
 
 
@@ -201,9 +204,18 @@ def _see(site: Site, model: nn.Module, some: slice = slice(None)) -> Seen:
 
 
 def descend(
-    site: Site, model: nn.Module, client: ClientView, parts: Parts, local: dict[str, Tree], rng: torch.Generator
+    site: Site,
+    model: nn.Module,
+    client: ClientView,
+    parts: Parts,
+    local: dict[str, Tree],
+    rng: torch.Generator,
+    work: str,
 ) -> tuple[list[float], dict[str, float]]:
-    """The optimizer's steps, in place on the model: the loss of every step, and the means of the notes."""
+    """The optimizer's steps, in place on the model: the loss of every step, and the means of the notes.
+
+    Raises `Diverged`, which names the work.
+    """
     data, training = site.federation, site.job.train
     rows = data.client(client.id)
     examples, labels = data.prepared(data.train, rows, site.device, site.job.data.augment)
@@ -215,7 +227,7 @@ def descend(
     # Without augmentation, a teacher says the same of an image in every epoch. It is not asked for images never used.
     all_used = training.steps(len(rows)) * training.batch_size >= len(rows)
     known = Known(client) if site.job.data.augment.off and all_used else None
-    losses, notes = [], Notes()
+    steps, notes = [], Notes()
     for index in batches(len(rows), training, rng):
         at = index.to(site.device, non_blocking=True)  # else each step would wait for the GPU
         known_here = partial(known, at) if known else None
@@ -223,11 +235,13 @@ def descend(
         terms = {part.slot: a_term(part, part.loss(batch, local[part.slot])) for part in with_terms}
         loss = reduce(torch.add, (term for term in terms.values() if term is not None))
         step(loss)
-        losses.append(loss.detach())
+        steps.append(loss.detach())
         for slot, term in terms.items():
             if term is not None:
-                notes.add(f"loss.{names[slot]}", term)
-    return torch.stack(losses).tolist(), notes.means()  # read once: each read of a loss would wait for the GPU
+                notes.add(f"{LOSS}{names[slot]}", term)
+    losses = torch.stack(steps).tolist()  # read once: each read of a loss would wait for the GPU
+    refuse_diverged(losses, notes, work, parts)
+    return losses, notes.means()
 
 
 def view_of(desk: Desk, client: int, own: Weights) -> ClientView:

@@ -22,7 +22,7 @@ from rayfed.losses import metrics
 from rayfed.methods.part import Parts, defines, parts_at
 from rayfed.methods.personal import head_parameters, local_names, recalled
 from rayfed.methods.supervise import CrossEntropy
-from rayfed.rounds.local import Broadcast, Desk, descend, evaluate, refuse_diverged, view_of
+from rayfed.rounds.local import Broadcast, Desk, descend, evaluate, view_of
 from rayfed.rounds.round import Round
 from rayfed.rounds.site import Site
 from rayfed.rounds.workers import Workers
@@ -46,6 +46,7 @@ class OwnRow:
     """A client's own model on all test images, before and after tuning (None: not tuned)."""
 
     client: int
+    name: str | None  # of a natural client
     num_examples: int
     held_out: bool
     accuracy: float
@@ -75,7 +76,8 @@ def own_rows(site: Site, last: Round, workers: Workers, tuning: Tuning | None) -
         model = with_weights(site.model, {**desk.broadcast.weights, **own})
         accuracy, by_class = _measured(site, model) if own else of_global
         in_local = metrics.in_local_accuracy(by_class, p)
-        row = OwnRow(client, num_examples, client in site.held_out, accuracy, in_local)
+        name = site.federation.client_names[client] if site.federation.client_names else None
+        row = OwnRow(client, name, num_examples, client in site.held_out, accuracy, in_local)
         if tuning is not None:
             _tune(desk, client, model, own, tuning)
             accuracy, by_class = _measured(site, model)
@@ -117,5 +119,5 @@ def _tune(desk: Desk, client: int, model: nn.Module, own: Weights, tuning: Tunin
     with isolated(seed, site.device):
         order = torch.Generator().manual_seed(seed_of(site.job.seed, Purpose.TUNE, round, client, 1))
         local = {part.slot: None for part in TUNES}
-        losses, _ = descend(site, model, view_of(desk, client, own), TUNES, local, order)
-    refuse_diverged(losses, f"client {client}, while its own model was tuned", TUNES)
+        work = f"client {client}, while its own model was tuned"
+        descend(site, model, view_of(desk, client, own), TUNES, local, order, work)

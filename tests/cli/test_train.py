@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import mean, pstdev
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
@@ -83,6 +85,11 @@ def test_a_failing_client_ends_the_run_with_its_traceback_and_code_1(folder, ray
     assert "error: " in result.stderr
     assert "in begin" in result.stderr
     assert "ZeroDivisionError: my own mistake" in result.stderr
+    log = (folder / "runs/tiny/log.txt").read_text()
+    assert "rounds/local.py" in log and "rounds/local.py" not in result.stderr, "the screen has the user's frames"
+    *_, again, onwards, _ = result.stderr.splitlines()
+    assert again.startswith("once the code is mended, begin again: rayfed run ") and again.endswith(" --force")
+    assert onwards.startswith("or, to continue after round 1: rayfed resume ") and onwards.endswith(" --other-bits")
     assert f"rounds up to 1 are recorded in {folder}/runs/tiny" in result.stderr
     summary = json.loads((folder / "runs/tiny/summary.json").read_text())
     assert (summary["status"], summary["rounds"]) == ("failed", 1)
@@ -116,6 +123,8 @@ def test_an_infinite_loss_ends_the_run_with_one_message(folder, rayfed):
     assert result.stderr.startswith("error: ")
     assert "the loss became inf at client" in result.stderr
     assert "Traceback" not in result.stderr
+    assert " in cross_entropy and not_true_distill of the method fedntd" in result.stderr
+    assert "-s train.lr=3e+37 --force" in result.stderr and "rayfed resume" not in result.stderr
 
 
 @contextmanager
@@ -262,3 +271,21 @@ def test_clients_measures_each_clients_own_model_after_a_run(folder, rayfed):
     groups = [line.split("  ")[1].strip() for line in rayfed("clients", "runs/once").stdout.splitlines()[1:]]
     assert groups == ["trained", "never trained"], "one client has trained, and three have the global model"
     assert "the model has no module `head` that trains" in rayfed("clients", "runs/tiny", "--tune", "head").stderr
+
+
+def test_natural_clients_keep_their_names_in_the_run(folder, rayfed):
+    rows = {"x": [0.0, 1.0, 2.0, 3.0] * 6, "label": [0, 1] * 12, "device": ["phone-7", "tablet", "phone-11"] * 8}
+    pq.write_table(pa.table(rows), "phones.parquet")
+    phones = "source='phones.parquet', features=['x'], test_fraction=0.2, partition={name='natural', column='device'}"
+    job = ["-s", f"data={{{phones}}}", "-s", "model=mlp", "-s", "train.clients_per_round=3"]
+    done = rayfed("run", "job.toml", *job)
+    assert done.exit_code == 0, done.output
+    partition = read_table(folder / "runs/tiny", "partition").to_pylist()
+    names = {0: "phone-11", 1: "phone-7", 2: "tablet"}
+    assert {row["client"]: row["name"] for row in partition} == names
+    page = (folder / "runs/tiny/report.html").read_text()
+    shown = rayfed("partition", "job.toml", *job).stdout
+    assert all(f"{number} {name}" in text for number, name in names.items() for text in (page, shown))
+    of_clients = rayfed("clients", "runs/tiny").stdout
+    for row in read_table(folder / "runs/tiny", "own").to_pylist():
+        assert re.search(rf"{row['name']} +{100 * row['in_local']:.1f} +{100 * row['accuracy']:.1f}", of_clients)

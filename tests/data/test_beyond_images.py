@@ -171,6 +171,7 @@ def test_clients_domains_and_class_names_are_as_with_images(folder):
     text = job(folder(table), text="text", vocabulary=20, domain="who", partition=partition)
     federation = open_federation(text.data)
     assert [federation.client(i).tolist() for i in range(2)] == [[0, 3], [1, 2]]
+    assert federation.client_names == ("m", "n")
     assert federation.train.classes == ("x", "y") and federation.test.domain_names == ("m", "n")
 
 

@@ -1,5 +1,6 @@
 """`best.safetensors` holds the weights of the best round at every checkpoint, wherever the run is killed."""
 
+import json
 import os
 from dataclasses import replace
 
@@ -15,6 +16,8 @@ from rayfed.base.storage import Folder
 from rayfed.data.federation import federate
 from rayfed.data.partition import Iid
 from rayfed.data.samples import Dataset, Samples
+from rayfed.data.settings import Data
+from rayfed.data.sources import load
 from rayfed.folder.keeper import Keeper
 from rayfed.folder.places import checkpoints_of, folder_of
 from rayfed.folder.saved import newest
@@ -23,6 +26,7 @@ from rayfed.folder.tables import read_table
 from rayfed.job import make_job
 from rayfed.losses import metrics
 from rayfed.losses.metrics import Evaluation
+from rayfed.models.registry import build_model
 from rayfed.rounds.local import evaluate
 from rayfed.rounds.round import Round
 from rayfed.rounds.site import Site, open_site
@@ -68,7 +72,8 @@ def assert_best(path, number):
     file = path / "checkpoints/best.safetensors"
     assert load_file(file)["w"].item() == number
     with safe_open(file, "pt") as opened:
-        assert opened.metadata() == {"round": str(number)}
+        about = json.loads(opened.metadata()["rayfed"])
+    assert about["round"] == number and about["classes"] == ["cat", "dog"]
     best = read_summary(path)["best"]
     assert (best["round"], best["weights"]) == (number, str(file))
 
@@ -196,3 +201,23 @@ def test_the_best_and_the_final_weights_are_those_that_were_evaluated(tmp_path):
         assert metrics.accuracy(evaluation.confusion) == of_rounds[number]
     again = rayfed.resume(result.path)
     assert all(torch.equal(again.weights[name], w) for name, w in result.weights.items())
+
+
+def test_a_file_says_what_one_needs_to_use_its_weights_without_rayfed(tmp_path):
+    """Images prepared by its metadata alone give the accuracy that the run recorded."""
+    train = {"num_rounds": 1, "clients_per_round": 2, "local_steps": 20, "lr": 0.05}
+    job = {"name": "plain", "model": "lenet", "train": train, "ray": {"mode": "off"}}
+    result = rayfed.run({**job, "output": {"path": str(tmp_path)}})
+    model, test = build_model("lenet", image_shape=(1, 28, 28), num_classes=10, seed=9), load(Data()).test
+    for name in ("best", "round-00001"):
+        path = result.path / f"checkpoints/{name}.safetensors"
+        with safe_open(path, "pt") as file:
+            about = json.loads(file.metadata()["rayfed"])
+        model.load_state_dict(load_file(path))
+        mean, deviation = (torch.tensor(about[key]).view(-1, 1, 1) for key in ("mean", "deviation"))
+        images = (torch.from_numpy(test.examples) / 255 - mean) / deviation
+        with torch.no_grad():
+            right = int((model.eval()(images).argmax(1).numpy() == test.labels).sum())
+        assert right / len(test) == pytest.approx(result.rounds["test_accuracy"][1].as_py(), abs=0.001)  # in float32
+        assert (about["model"]["name"], about["image_shape"], about["round"]) == ("lenet", [1, 28, 28], 1)
+        assert about["classes"] == [*test.classes]

@@ -374,8 +374,8 @@ def test_a_failed_run_keeps_its_finished_rounds(two_rounds):
     path = folder_of(make_job(two_rounds))
     assert failed.value.__notes__ == [
         f"rounds up to 1 are recorded in {path}",
-        f"to continue after round 1: rayfed resume {path}",
-        f"or, once the code is mended, begin again: rayfed run {path / 'job.toml'} --force",
+        f"once the code is mended, begin again: rayfed run {path / 'job.toml'} --force",
+        f"or, to continue after round 1: rayfed resume {path} --other-bits",
         f"to see it again, in this process: rayfed replay {path} --round 2 --client 0",
     ]
     assert read_table(path, "rounds").num_rows == 2

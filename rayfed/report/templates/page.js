@@ -88,9 +88,11 @@
       text: `${chart.rows[r]}\n${chart.x} ${chart.columns[c]}\n${chart.unit}: ${value == null ? "none" : +value.toFixed(1)}`,
     })));
     const centre = (places) => ({ ticks: places.map((place) => place + 0.5), tickSize: 0 });
+    const numbers = chart.columns.map((name) => parseInt(name, 10));  // of rounds or clients: the round ones have ticks
+    const round = whole(numbers[0], numbers[columns - 1], width).map((value) => d3.bisectLeft(numbers, value));
     return Plot.plot(frame(chart, width, {
       height: Math.min(Math.max(18 * rows, 110), 700) + 50, marginLeft: left,
-      x: { label: chart.x, domain: [0, columns], ...centre(whole(0, columns - 1, width)),
+      x: { label: chart.x, domain: [0, columns], ...centre(round),
            tickFormat: (place) => chart.columns[Math.floor(place)].split(" ")[0] },
       y: { label: null, domain: [rows, 0], ...centre(named ? d3.range(rows) : whole(0, rows - 1, 300)),
            tickFormat: (place) => (named ? short(chart.rows[Math.floor(place)], left) : String(Math.floor(place))) },
@@ -141,10 +143,11 @@
   function gaps(chart, width) {
     const rows = chart.points.map((point, r) => ({ ...point, r, low: point.ends?.[0], high: point.ends?.[1] }));
     const left = room(rows.map((row) => row.name), width);
+    const differ = rows.some((row) => row.mean || row.low || row.high);
     return Plot.plot(frame(chart, width, {
       height: 26 * rows.length + 60, marginRight: 12,
       marginLeft: left,
-      x: { label: `${chart.x} →`, grid: true, nice: true },
+      x: { label: `${chart.x} →`, grid: true, nice: true, ...(differ ? {} : { domain: [-1, 1] }) },
       y: { label: null, domain: d3.range(rows.length), tickSize: 0, tickFormat: (r) => short(rows[r].name, left), type: "point" },
       marks: [
         Plot.ruleX([0], { stroke: "currentColor" }),
