@@ -7,6 +7,7 @@ from contextlib import suppress
 import numpy as np
 
 from rayfed.base.errors import InputError
+from rayfed.folder.forgetting import Series
 from rayfed.folder.read import MOST_ACROSS, Columns, Group, Run, dealt, grouped, of_rounds, shorten
 from rayfed.report import charts
 from rayfed.report.charts import Chart, Line
@@ -172,9 +173,14 @@ def local_groups(groups: Sequence[Group]) -> Iterator[Chart]:
 def mean_of_runs(group: Group, name: str, title: str, number: int) -> Line:
     """A note in percent, in the rounds that all runs of a group have measured."""
     of_runs = [by_round(notes_of([run], "local", name), name, 100) for run in group.runs]
-    rounds = functools.reduce(np.intersect1d, [of.rounds for of in of_runs])
-    values = np.stack([of.mean[np.isin(of.rounds, rounds)] for of in of_runs])
-    return band(title, number, rounds, values)
+    return over_runs(title, number, [(of.rounds, of.mean) for of in of_runs])
+
+
+def over_runs(name: str, number: int, of_runs: Sequence[Series]) -> Line:
+    """The mean of several runs' values, in the rounds that all of them have."""
+    rounds = functools.reduce(np.intersect1d, [there for there, _ in of_runs])
+    values = np.stack([values[np.isin(there, rounds)] for there, values in of_runs])
+    return band(name, number, rounds, values)
 
 
 def spread_of(rounds: np.ndarray, values: np.ndarray) -> Line:

@@ -68,6 +68,20 @@ trust_option = click.option(
 )
 
 
+def read_labels(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
+    """The values of `--label`, by the names that they replace."""
+    pairs = {text: text.partition("=") for text in given}
+    for text, (name, _, label) in pairs.items():
+        if not name or not label:
+            raise InputError(f"--label '{text}': write it as NAME=LABEL, such as 'fedntd=FedNTD (ours)'")
+    return {name: label for name, _, label in pairs.values()}
+
+
+LABEL: dict[str, Any] = {"multiple": True, "metavar": "NAME=LABEL", "callback": read_labels}
+LABEL["help"] = "What to call a run, or a step of its name: 'fedntd=FedNTD (ours)'. May be given often."
+label_option = click.option("--label", "labels", **LABEL)
+
+
 def read_base(job: str, overrides: Overrides) -> Job:
     """A job, or the job under a grid."""
     from rayfed.job import read_job, read_toml
