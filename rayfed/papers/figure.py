@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import click
 
-from rayfed.base.errors import InputError, harmless
+from rayfed.base.errors import InputError, did_you_mean, harmless
 from rayfed.papers.style import PICTURES
-from rayfed.screen.options import label_option, starting
+from rayfed.screen.options import Labels, label_option, starting
 from rayfed.screen.text import aligned, busy, shown
 
 
@@ -29,9 +29,7 @@ KINDS = {
     "local": Kind("clients:local", "accuracy before and after local training", "FedCAD 1, FedSSD 2 and 7"),
     "in-out": Kind("clients:in_out", "the same on a client's own and on other classes", "FedNTD 4 and 6", "round"),
     "divergence": Kind("clients:divergence", "distances of weights and of label distributions", "FedNTD 8"),
-    "confusion": Kind(
-        "global_model:confusion", "confusion matrices, global and clients'", "FedSSD 4, FedCAD 2", "round"
-    ),
+    "confusion": Kind("global_model:confusion", "confusion matrices of models", "FedSSD 4, FedCAD 2", "round"),
     "unevenness": Kind("uneven:unevenness", "last accuracy by how uneven the clients' data are", ""),
 }
 
@@ -51,16 +49,9 @@ def complete_kind(ctx: click.Context, param: click.Parameter, incomplete: str) -
     help="A measured round, of in-out and confusion. If not given: the last; of in-out, up to five rounds.",
 )
 @label_option
-@click.option("--title", default="", help="Words above the figure; it has none.")
+@click.option("--title", help="Words above the figure; it has none.")
 @click.option("--width", type=float, help="Inches, such as 3.3 for a column of a page.")
-def figure(
-    kind: str | None,
-    runs: tuple[Path, ...],
-    output: Path | None,
-    labels: dict[str, str],
-    title: str,
-    **given: Any,
-) -> None:
+def figure(kind: str | None, runs: tuple[Path, ...], output: Path | None, labels: Labels, **given: Any) -> None:
     """Draw a figure as the papers have it.
 
     Without a KIND, lists the kinds, each with the paper's figure that it redraws. Several runs, or the folder of a
@@ -70,7 +61,7 @@ def figure(
     \b
     Examples:
       rayfed figure
-      rayfed figure curves runs/four --of forgetting.round --label 'fedntd=FedNTD (ours)' --width 3.3 -o curves.pdf
+      rayfed figure curves runs/four --of forgetting.round --label fedntd 'FedNTD (ours)' --width 3.3 -o curves.pdf
       rayfed figure local runs/fedavg runs/fedntd
       rayfed figure confusion runs/fedavg --round 20 -o confusion.pdf
     """
@@ -79,13 +70,7 @@ def figure(
         print(aligned(rows))
         return
     if kind not in KINDS:
-        valid = f"(valid: {', '.join(KINDS)})"
-        if not Path(kind).is_dir():
-            raise InputError(f"no kind of figure '{kind}' {valid}")
-        words = [kind, *map(str, runs)]
-        meant = next((word for word in words if word in KINDS), "local")
-        folders = " ".join(word for word in words if word not in KINDS)
-        raise InputError(f"no kind of figure '{kind}'; the kind comes first: rayfed figure {meant} {folders} {valid}")
+        raise InputError(f"rayfed figure KIND RUN...: there is no kind of figure '{kind}'{did_you_mean(kind, KINDS)}")
     if not runs:
         raise InputError(f"rayfed figure {kind}: name the folder of a run, or several")
     path = output or Path(f"{kind}.svg")
@@ -94,7 +79,7 @@ def figure(
     options = {name: value for name, value in given.items() if value is not None}
     if not 1 <= options.get("width", 1) <= 40:
         raise InputError(f"--width {options['width']:g}: give inches from 1 to 40, such as 3.3 for a column of a page")
-    for name in options.keys() - {"width", KINDS[kind].takes}:
+    for name in options.keys() - {"title", "width", KINDS[kind].takes}:
         takers = " and ".join(other for other, each in KINDS.items() if each.takes == name)
         raise InputError(f"--{name}: '{kind}' has no use for it; it is for {takers}")
     from rayfed.papers.panels import save
@@ -103,5 +88,5 @@ def figure(
     module, _, function = KINDS[kind].drawn_by.partition(":")
     draw = getattr(import_module(f"rayfed.papers.{module}"), function)
     with busy("drawing"), legible(*runs):
-        caption = save(draw, path, labelled(read_runs(runs), labels), title=title, **options)
+        caption = save(draw, path, labelled(read_runs(runs), dict(labels)), **options)
     print(f"figure in {shown(path)}\n{harmless(caption)}")

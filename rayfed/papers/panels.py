@@ -29,8 +29,7 @@ METADATAS = {".svg": METADATA, ".pdf": {"CreationDate": None}}  # the same bytes
 def save(draw: Callable[..., Figure], path: Path, *args: Any, title: str = "", **kwargs: Any) -> str:
     """Draw, and write the figure: SVG, PNG or PDF, by the path's suffix. Nothing is written where it cannot be drawn.
 
-    Gives what its caption should say. Names stay text in SVG. Where the font has no letter of a name, PNG and PDF show
-    a box.
+    Gives the figure's caption. Names stay text in SVG. Where the font has no letter of a name, PNG and PDF show a box.
     """
     options = {"svg.hashsalt": draw.__name__}
     with style.context(["default", STYLE, options]), warnings.catch_warnings():
@@ -74,10 +73,7 @@ def shortened(name: str) -> str:
 def panels(
     caption: str, rows: int, columns: int, height: float, width: float = WIDTH, **options: Any
 ) -> tuple[Figure, np.ndarray]:
-    """A figure with rows of panels, as wide as the page by default, and their axes (rows, columns).
-
-    Its label is what its caption should say.
-    """
+    """A figure with rows of panels, as wide as the page by default, and their axes (rows, columns)."""
     figure = Figure(figsize=(width, rows * height + 0.5), label=caption)
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
@@ -88,10 +84,7 @@ def wide(columns: int) -> float:
 
 
 def legend(figure: Figure, axes: Axes) -> None:
-    """The legend of a panel's looks, below the figure, for all panels, in as many columns as the names fit into.
-
-    From the second row on, the figure grows with it.
-    """
+    """The legend of a panel's looks, for all panels, below the figure, which grows from the second row of names on."""
     handles, names = axes.get_legend_handles_labels()
     column = 0.75 + 0.066 * max(map(len, names), default=0)  # inches, with the line beside the name
     columns = min(max(int(figure.bbox.width / figure.dpi / column), 1), 6)

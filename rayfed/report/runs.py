@@ -38,21 +38,17 @@ def read_runs(folders: Iterable[Path]) -> list[Run]:
 
 
 def labelled(runs: Sequence[Run], labels: Mapping[str, str]) -> list[Run]:
-    """The runs with the labels of their names in tables and figures, or of steps of these names.
+    """The runs with labels for what tables and figures call them, in which steps of their names are replaced.
 
-    Raises `InputError` for a label of a name that none has, and where two runs would have one name.
+    Raises `InputError` for a step that no name has, and where two runs would be called the same.
     """
-    if not labels:
-        return [*runs]
     groups = grouped(runs)
-    names = shorten(groups)
-    valid = {*names, *(step for name in names for step in name.split("/"))}
-    for name in sorted(labels.keys() - valid):
-        raise InputError(f"--label {name}=...: no run is called '{name}'{did_you_mean(name, valid)}")
-    called = {name: "/".join(labels.get(step, step) for step in name.split("/")) for name in names} | {**labels}
-    of_groups = [called[name] for name in names]
-    if len({*of_groups}) < len(names):
-        raise InputError(f"--label: of the names {', '.join(of_groups)} two are the same; give labels that differ")
-    return [
-        replace(run, label=called[name]) for name, of in zip(names, groups, strict=True) for run in of.runs + of.behind
-    ]
+    names = [name.split("/") for name in shorten(groups)]
+    steps = {step for name in names for step in name}
+    for step in sorted(labels.keys() - steps):
+        raise InputError(f"--label '{step}': it is no step of the runs' names{did_you_mean(step, steps)}")
+    called = ["/".join(labels.get(step, step) for step in name) for name in names]
+    if len({*called}) < len(called):
+        raise InputError(f"--label: of the names {', '.join(called)} two are the same; give labels that differ")
+    pairs = zip(called if labels else [""] * len(groups), groups, strict=True)
+    return [replace(run, label=label) for label, group in pairs for run in group.runs + group.behind]

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rayfed.job import Job
 
 Overrides = tuple[tuple[str, Any], ...]
+Labels = tuple[tuple[str, str], ...]
 
 
 def complete_set(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -59,6 +60,9 @@ SET: dict[str, Any] = {"multiple": True, "metavar": "KEY=VALUE", "shell_complete
 SET["help"] = "Replace a value of the job: -s train.num_rounds=2. May be given often."
 set_option = click.option("-s", "--set", "overrides", callback=read_overrides, **SET)
 settings_option = click.option("-s", "--set", "settings", **SET)  # as they are: `submit` passes them to `run`
+LABEL: dict[str, Any] = {"type": (str, str), "multiple": True, "metavar": "STEP LABEL"}
+LABEL["help"] = "What to call a step of runs' names: --label fedntd 'FedNTD (ours)'. May be given often."
+label_option = click.option("--label", "labels", **LABEL)
 trust_option = click.option(
     "--trust-this-machine",
     is_flag=True,
@@ -66,20 +70,6 @@ trust_option = click.option(
     callback=lambda ctx, param, given: os.environ.update({TRUST: "1"} if given else {}),
     help="Use a Ray whose files other users of this machine can change.",
 )
-
-
-def read_labels(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> dict[str, str]:
-    """The values of `--label`, by the names that they replace."""
-    pairs = {text: text.partition("=") for text in given}
-    for text, (name, _, label) in pairs.items():
-        if not name or not label:
-            raise InputError(f"--label '{text}': write it as NAME=LABEL, such as 'fedntd=FedNTD (ours)'")
-    return {name: label for name, _, label in pairs.values()}
-
-
-LABEL: dict[str, Any] = {"multiple": True, "metavar": "NAME=LABEL", "callback": read_labels}
-LABEL["help"] = "What to call a run, or a step of its name: 'fedntd=FedNTD (ours)'. May be given often."
-label_option = click.option("--label", "labels", **LABEL)
 
 
 def read_base(job: str, overrides: Overrides) -> Job:
