@@ -1,7 +1,7 @@
 """Federated learning with distillation against forgetting, on Ray.
 
 >>> import rayfed
->>> result = rayfed.run("jobs/quickstart.toml", overrides={"train.num_rounds": 2})  # doctest: +SKIP
+>>> result = rayfed.run("jobs/quickstart.toml", {"train.num_rounds": 2}, progress=True)  # doctest: +SKIP
 >>> result.rounds.column("test_accuracy")  # doctest: +SKIP
 """
 
@@ -35,3 +35,7 @@ else:
         if home is None:
             raise AttributeError(f"module 'rayfed' has no attribute '{name}'")
         return getattr(importlib.import_module(f"rayfed.{home}"), name)
+
+    def __dir__():
+        """The names, for completion by a notebook or a shell."""
+        return [*__all__, "__version__"]

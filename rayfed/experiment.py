@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,6 +32,7 @@ from rayfed.rounds.round import ClientRow
 from rayfed.rounds.site import Site, open_site
 from rayfed.rounds.workers import Workers
 from rayfed.runtime.workers import open_workers, opened
+from rayfed.screen.display import follow
 from rayfed.tensors.weights import whole
 
 RUNS_NAMED = 10  # in a message
@@ -48,6 +49,7 @@ def run(
     resume: bool = False,
     other_bits: bool = False,
     display: Display | None = None,
+    progress: bool = False,
 ) -> Result:
     """Run a job to its end and return its results.
 
@@ -57,12 +59,23 @@ def run(
     `resume` the job continues if it was begun, so that the same call may be made again and again. `other_bits` allows
     hardware of several kinds, as in `resume`.
 
-    Only warnings are printed, unless a `display` prints more; `rayfed.screen.display.follow` makes that of the command.
+    Only warnings are printed, unless a `display` prints more. `progress` shows what the command shows: a bar on a
+    terminal, a line for each round in a notebook or a file.
     """
     if force and resume:
         raise InputError("force begins the run again, and resume continues it: give one of the two")
     job = _read(job if isinstance(job, Job) else read_toml(job), overrides, method)
-    return run_checked(job, display, force=force, resume=resume, other_bits=other_bits)
+    with _followed(display, progress) as display:
+        return run_checked(job, display, force=force, resume=resume, other_bits=other_bits)
+
+
+@contextmanager
+def _followed(display: Display | None, progress: bool) -> Iterator[Display]:
+    """The display of a run: the one that is given, or with `progress` that of the command."""
+    if progress and display:
+        raise InputError("progress shows the command's display, and display is your own: give one of the two")
+    with follow() if progress else nullcontext(display or Display()) as shown:
+        yield shown
 
 
 def run_checked(
@@ -96,6 +109,7 @@ def resume(
     method: Method | None = None,
     other_bits: bool = False,
     display: Display | None = None,
+    progress: bool = False,
 ) -> Result:
     """Continue a run from its newest checkpoint, up to `train.num_rounds`, to the bits of a run that never stopped.
 
@@ -111,7 +125,8 @@ def resume(
             f"train.num_rounds = {job.train.num_rounds}: the run already has {saved.round} rounds; "
             f"give {saved.round + 1} or more to add rounds"
         )
-    return _train(job, display, saved, force=False, other_bits=other_bits, on_ray=job.ray.mode == "on")
+    with _followed(display, progress) as display:
+        return _train(job, display, saved, force=False, other_bits=other_bits, on_ray=job.ray.mode == "on")
 
 
 def replay(run: str | Path, round: int, client: int, *, method: Method | None = None) -> tuple[ClientRow, float | None]:

@@ -18,10 +18,11 @@ from PIL import Image
 import rayfed
 from rayfed.base.errors import InputError
 from rayfed.cli import main
-from rayfed.folder.read import of_clients, read_run
+from rayfed.folder.read import grouped, of_clients, read_run, shorten
 from rayfed.folder.tables import read_table
 from rayfed.papers import clients, global_model, uneven
 from rayfed.papers.clients import ranks
+from rayfed.papers.curves import curves
 from rayfed.papers.figure import KINDS
 from rayfed.papers.global_model import lost_of, matrices
 from rayfed.papers.panels import apart, save
@@ -29,6 +30,7 @@ from rayfed.papers.style import STYLE
 from rayfed.report.forms import KEYS
 from rayfed.report.measured import by_round, drifts, forgetting_of
 from rayfed.report.page import run_page
+from rayfed.report.runs import labelled
 
 HOSTILE = ("<script>alert(1)</script>", "$x_{", "\u72ac \U0001f415", "a" * 60)
 
@@ -157,8 +159,8 @@ def test_a_run_whose_rounds_hold_all_classes_is_told_why_it_has_no_continual_for
 def test_a_line_of_local_models_is_the_mean_of_the_notes(runs):
     axes = drawn(clients.local, runs).axes
     assert [place.get_title(loc="left") for place in axes] == ["fedavg", "fedntd"]
-    title = axes[0].figure.get_suptitle()
-    assert title == "Local models: mean and standard deviation of n = 3 clients per round,\non 200 test examples"
+    caption = axes[0].figure.get_label()
+    assert caption == "Local models: mean and standard deviation of n = 3 clients per round, on 200 test examples"
     assert axes[0].get_ylim() == axes[1].get_ylim()
     for place, run in zip(axes, runs, strict=True):
         rows = read_table(run.folder, "clients").to_pylist()
@@ -289,7 +291,95 @@ def test_names_are_text_in_every_figure(kind, full, tmp_path):
     if kind in ("forgetting", "confusion"):
         assert HOSTILE[1] in words and HOSTILE[2] in words
     with Image.open(tmp_path / "a.png") as picture:
-        assert picture.width >= (800 if kind == "confusion" else 1350)
+        assert picture.width >= (800 if kind in ("confusion", "curves") else 1350)
+    titled = figure(kind, *drawn_runs, "--title", "$a$ title", "--width", 7, "-o", tmp_path / "b.svg")
+    page = ElementTree.parse(tmp_path / "b.svg")
+    assert "$a$ title" in [element.text for element in page.iter()] and "$a$ title" not in words
+    assert page.getroot().get("width") == f"{7 * 72}pt"
+    caption = titled.stdout.splitlines()[1]
+    assert caption and caption not in words, "it is printed, to be put below the figure"
+
+
+def seeds(*runs):
+    """The runs as seeds of one name."""
+    named = [(run, f"grid/fedntd/seed-{seed}") for seed, run in enumerate(runs)]
+    return [replace(run, folder=run.folder.parent / name, job={**run.job, "name": name}) for run, name in named]
+
+
+def test_a_curve_of_one_seed_is_the_column_of_the_run(runs):
+    (axes,) = drawn(curves, runs).axes
+    assert [line.get_label() for line in axes.lines] == ["fedavg", "fedntd"]
+    assert len({(line.get_color(), line.get_linestyle(), line.get_marker()) for line in axes.lines}) == 2
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("round", "test accuracy (%)")
+    for line, run in zip(axes.lines, runs, strict=True):
+        np.testing.assert_array_equal(line.get_xdata(), run.rounds["round"])
+        np.testing.assert_array_equal(line.get_ydata(), 100 * run.rounds["test_accuracy"])
+    run = runs[0]
+    wanted = {
+        "test_loss": ("test loss", run.rounds["test_loss"]),
+        "forgetting": ("forgetting (%)", 100 * run.rounds["forgetting"][1:]),
+        "forgetting.round": ("round forgetting (%)", 100 * run.forgetting["round"][1]),
+        "loss.cross_entropy": ("loss.cross entropy", run.notes["loss.cross_entropy"][1]),
+    }
+    for of, (words, values) in wanted.items():
+        (axes,) = drawn(curves, [run], of).axes
+        np.testing.assert_array_equal(axes.lines[0].get_ydata(), values)
+        assert axes.get_ylabel() == words
+    with pytest.raises(InputError, match=r"--of test_los: .* has no such number by round; did you mean 'test_loss'"):
+        curves(runs, "test_los")
+    with pytest.raises(InputError, match=r'put measure = \["confusion"\] into its job'):
+        curves(runs, "forgetting.local")
+
+
+def test_a_curve_of_seeds_is_their_mean_in_a_band_from_the_lowest_to_the_highest(runs):
+    values = [100 * run.rounds["test_accuracy"] for run in runs]
+    for of_runs, low, high in (
+        (seeds(*runs), np.minimum(*values), np.maximum(*values)),
+        (seeds(runs[0], runs[0]), values[0], values[0]),  # of equal runs, the band has no height
+    ):
+        figure = drawn(curves, of_runs)
+        (axes,) = figure.axes
+        (line,), (filled,) = axes.lines, axes.collections
+        np.testing.assert_allclose(line.get_ydata(), (low + high) / 2)
+        for x, a, b in zip(line.get_xdata(), low, high, strict=True):
+            ends = [y for at, y in filled.get_paths()[0].vertices if at == x]
+            assert (min(ends), max(ends)) == pytest.approx((a, b))
+        assert "means of n = 2 seeds, in bands from the lowest seed to the highest" in figure.get_label()
+
+
+def test_a_curve_has_the_rounds_that_all_its_seeds_evaluated_and_names_the_seeds_with_fewer(runs):
+    one, two, three = seeds(*runs, runs[0])
+    gaps = two.rounds["test_accuracy"].copy()
+    gaps[[1, 3]] = np.nan
+    two = replace(two, rounds={**two.rounds, "test_accuracy": gaps})
+    three = replace(three, rounds={name: column[:3] for name, column in three.rounds.items()})
+    figure = drawn(curves, [one, two, three])
+    assert figure.axes[0].lines[0].get_xdata().tolist() == [0, 2, 4]
+    assert figure.get_label().endswith(f"; not drawn, as other seeds have more rounds: {three.folder}")
+
+
+def test_a_label_takes_the_place_of_a_step_of_the_names(runs):
+    assert shorten(grouped(labelled(runs, {"fedntd": "FedNTD (ours)"}))) == ["fedavg", "FedNTD (ours)"]
+    cells = [
+        replace(run, job={**run.job, "name": f"g/{setting}/{run.name}/seed-0"}, folder=run.folder / setting)
+        for setting in "ab"
+        for run in runs
+    ]
+    both = labelled(cells, {"fedntd": "FedNTD w/o", "b": "beta"})
+    assert shorten(grouped(both)) == ["a/fedavg", "a/FedNTD w/o", "beta/fedavg", "beta/FedNTD w/o"]
+    assert shorten(grouped(labelled(cells, {}))) == shorten(grouped(cells))
+    with pytest.raises(InputError, match="--label 'fedntt': it is no step of the runs' names; did you mean 'fedntd'"):
+        labelled(runs, {"fedntt": "x"})
+    with pytest.raises(InputError, match="--label: of the names fedntd, fedntd two are the same"):
+        labelled(runs, {"fedavg": "fedntd"})
+
+
+def test_a_label_is_not_shortened_and_names_beside_it_take_their_rows(folders, runs, tmp_path):
+    long = "FedNTD with all that belongs to it (ours)"
+    done = figure("curves", *folders, "--label", "fedntd", long, "--width", 3.3, "-o", tmp_path / "a.svg")
+    assert done.exit_code == 0 and f">{long}<" in (tmp_path / "a.svg").read_text()
+    heights = [drawn(curves, labelled(runs, {"fedavg": name}), width=3.3).get_figheight() for name in ("a", long)]
+    assert heights[0] < heights[1]
 
 
 def test_the_same_numbers_are_the_same_bytes(runs, tmp_path):

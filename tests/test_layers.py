@@ -73,6 +73,12 @@ def test_every_room_is_a_layer_and_beside_them_are_few_files():
     assert len(beside) <= 3
 
 
+def test_the_package_lists_its_public_names_and_each_can_be_had():
+    assert {*rayfed.__all__} <= {*dir(rayfed)} and "HOMES" not in dir(rayfed)
+    for name in dir(rayfed):
+        assert getattr(rayfed, name) is not None
+
+
 @every_module
 def test_every_file_is_short(name):
     assert len(FILES[name].read_text().splitlines()) <= LONGEST

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import rayfed
@@ -24,6 +24,7 @@ from rayfed.papers.ours import without
 from rayfed.papers.tables import grids, read_paper
 from rayfed.report.compared import numbers
 from rayfed.report.forms import Sheet, as_csv, latex, markdown
+from rayfed.report.runs import labelled
 from rayfed.report.table import Difference, rows, sheet
 from rayfed.report.words import T, interval
 from rayfed.screen.text import print_table
@@ -214,6 +215,57 @@ def test_a_round_that_was_not_evaluated_reaches_no_target(run):
     evaluated = np.array([True, False, True])
     seen = replace(run("x", 0, np.nan, 0.5), evaluated=evaluated)
     assert sheet([seen], "text", target=0.4).lines[0][-2] == "2.0"
+
+
+MARKED = {"md": r"\*\*(.*)\*\*", "latex": r"\\textbf\{(.*)\}"}
+
+
+@pytest.mark.parametrize("form", MARKED)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(-1, 1)), min_size=1, max_size=5))
+def test_the_bold_cell_of_a_column_is_the_best_one(run, form, values):
+    """The highest accuracy and the lowest forgetting, as printed; equal ones are all bold, and a single one is not."""
+    runs = [run(f"x/m{n}", 0, accuracy, forgetting=lost) for n, (accuracy, lost) in enumerate(values)]
+    bold, plain = sheet(runs, form), sheet(runs, "text")
+    for key, best in (("best (%)", max), ("last (%)", max), ("forgetting (%)", min)):
+        at = plain.head.index(key)
+        numbers = [float(line[at]) for line in plain.lines]
+        marked = [re.fullmatch(MARKED[form], line[at]) for line in bold.lines]
+        assert [bool(mark) for mark in marked] == [len(runs) > 1 and number == best(numbers) for number in numbers]
+        assert [mark[1] if mark else line[at] for mark, line in zip(marked, bold.lines, strict=True)] == [
+            line[at] for line in plain.lines
+        ]
+
+
+def test_rows_that_are_not_compared_have_a_best_of_their_own(run):
+    numbers = [("p", "fedavg", 0.5), ("p", "fedntd", 0.6), ("q", "fedavg", 0.9), ("q", "fedntd", 0.95)]
+    runs = [run(f"{p}/{method}", 0, last, partition=p) for p, method, last in numbers]
+    made = sheet(runs, "md")
+    at = made.head.index("last (%)")
+    assert [line[at] for line in made.lines] == ["50.00", "90.00", "**60.00**", "**95.00**"]
+
+
+def test_columns_are_chosen_in_an_order_and_a_row_has_its_label(run):
+    runs = [run("x/fedavg", 0, 0.5, 0.4), run("x/fedntd", 0, 0.6, 0.7)]
+    whole = sheet(runs, "text")
+    chosen = sheet(labelled(runs, {"fedavg": "FedAvg", "fedntd": "FedNTD (ours)"}), "text", columns="difference,best")
+    assert chosen.head == ["run", "difference in last (points)", "best (%)"]
+    assert chosen.lines == [["FedAvg", "reference", "50.00"], ["FedNTD (ours)", "+30.00", "70.00"]]
+    assert sheet(runs, "text", columns=",".join(whole.head[1:3])).lines == [line[:3] for line in whole.lines]
+    named = labelled(runs, {"fedntd": "ours"})
+    assert sheet(named, "text", first="ours").lines[0][0] == sheet(named, "text", first="fedntd").lines[0][0] == "ours"
+    with pytest.raises(InputError, match="--columns: the table has no column 'lost'; did you mean 'last'"):
+        sheet(runs, "text", columns="lost")
+
+
+def test_a_table_is_written_in_the_form_that_its_files_name_has(made, tmp_path):
+    for suffix, begins in ((".tex", r"\begin{tabular}"), (".md", "| run |"), (".csv", "run,seeds"), (".txt", "run  ")):
+        file = tmp_path / f"table{suffix}"
+        done = CliRunner().invoke(main, ["table", str(made.folder), "-o", str(file)])
+        assert (done.exit_code, done.stdout) == (0, f"table in {file}\n"), done.output
+        assert file.read_text().startswith(begins)
+    refused = CliRunner().invoke(main, ["table", str(made.folder / "none"), "-o", str(tmp_path / "a.md")])
+    assert refused.exit_code == 2 and not (tmp_path / "a.md").exists()
 
 
 @given(st.lists(st.floats(-50, 50), min_size=2, max_size=12))

@@ -156,7 +156,8 @@ def partition(job: str, overrides: Overrides, output: str | None, export: str | 
 
     from rayfed.data.dealt import write_dealt
     from rayfed.data.unevenness import in_words, unevenness
-    from rayfed.papers.partition import save_partition
+    from rayfed.papers import partition as drawn
+    from rayfed.papers.panels import save
     from rayfed.papers.style import PICTURES
     from rayfed.rounds.site import open_data
     from rayfed.screen.display import clients_text
@@ -180,8 +181,8 @@ def partition(job: str, overrides: Overrides, output: str | None, export: str | 
     print_table(["client", *classes, "total"], rows)
     print(f"\nclients: {clients_text(federation)}")
     print(f"unevenness: {in_words(unevenness(clients, labels, counts, num_clients, len(classes)))}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save_partition({"client": clients, "class": labels, "count": counts}, classes, num_clients, path)
+    held = {"client": clients, "class": labels, "count": counts}
+    save(drawn.partition, path, held, classes, num_clients)
     print(f"heat map in {shown(path)}")
 
 

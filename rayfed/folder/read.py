@@ -49,6 +49,7 @@ class Run:
     partition: Columns  # a value per client and class that the client holds; `class` is an index
     client_names: dict[int, str]  # of natural clients
     num_clients: int
+    label: str = ""  # what tables and figures call it; if empty, by its name
 
     @cached_property
     def notes(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -136,9 +137,10 @@ def grouped(runs: Sequence[Run]) -> list[Group]:
     return groups
 
 
-def shorten(groups: Iterable[Group]) -> list[str]:
-    """The groups' names, shortened."""
-    return short([group.name for group in groups])
+def shorten(groups: Sequence[Group]) -> list[str]:
+    """The groups' labels, or their names, shortened."""
+    names = short([group.name for group in groups])
+    return [group.runs[0].label or name for group, name in zip(groups, names, strict=True)]
 
 
 def short(full: Iterable[str]) -> list[str]:

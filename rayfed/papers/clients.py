@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 
 from rayfed.base.errors import InputError
 from rayfed.folder.read import Columns, Group, Run
-from rayfed.papers.panels import MARKERS, apart, headline, legend, line, panels, span, wide
-from rayfed.papers.style import COLOURS, INK
+from rayfed.papers.panels import MARKERS, apart, legend, line, panels, span, wide
+from rayfed.papers.style import COLOURS, INK, WIDTH
 from rayfed.report.measured import DISTANCES, WHEN, WHERE, by_round, drifts, measured_on, notes_of
 
 BARS = 5  # rounds, from the first to the last that was measured
@@ -22,13 +22,14 @@ FAINTEST = 0.2  # opacity of the first round's points
 MOST_PATHS = 300  # points that are drawn one by one in an SVG; more become a picture in it
 
 
-def local(runs: Sequence[Run]) -> Figure:
+def local(runs: Sequence[Run], width: float | None = None) -> Figure:
     """The accuracy on all classes before and after local training, by round (FedCAD Fig. 1, FedSSD Fig. 2 and 7)."""
     groups = apart(runs)
     notes = [f"local.{when}.accuracy" for when in WHEN]
     measured = {name: notes_of(group.runs, "local", *notes) for name, group in groups.items()}
-    title = f"Local models: {of_whom(runs, measured)}"
-    figure, axes = panels(title, 1, len(groups), 3.0, width=wide(len(groups)), sharex=True, sharey=True)
+    caption = f"Local models: {of_whom(runs, measured)}"
+    width = width or wide(len(groups))
+    figure, axes = panels(caption, 1, len(groups), 3.0, width=width, sharex=True, sharey=True)
     for place, (name, columns) in zip(axes[0], measured.items(), strict=True):
         for number, (when, words) in enumerate(WHEN.items()):
             values = by_round(columns, f"local.{when}.accuracy", 100)
@@ -39,7 +40,7 @@ def local(runs: Sequence[Run]) -> Figure:
     return figure
 
 
-def in_out(runs: Sequence[Run], round: int | None = None) -> Figure:
+def in_out(runs: Sequence[Run], round: int | None = None, width: float | None = None) -> Figure:
     """The accuracy on a client's own and on other classes before and after local training (FedNTD Fig. 4 and 6).
 
     In up to five rounds, or in one `round`; a row for each run.
@@ -47,7 +48,8 @@ def in_out(runs: Sequence[Run], round: int | None = None) -> Figure:
     groups = apart(runs)
     notes = [f"local.{when}.{where}" for when in WHEN for where in WHERE]
     measured = {name: notes_of(group.runs, "local", *notes) for name, group in groups.items()}
-    figure, axes = panels(f"Learnt and forgotten: {of_whom(runs, measured)}", len(groups), 2, 2.5, sharey=True)
+    caption = f"Learnt and forgotten: {of_whom(runs, measured)}"
+    figure, axes = panels(caption, len(groups), 2, 2.5, width=width or WIDTH, sharey=True)
     for places, (name, group) in zip(axes, groups.items(), strict=True):
         chosen = rounds_of(group, measured[name]["round"], round)
         for place, (where, words) in zip(places, WHERE.items(), strict=True):
@@ -68,13 +70,13 @@ def in_out(runs: Sequence[Run], round: int | None = None) -> Figure:
 
 
 def of_whom(runs: Sequence[Run], measured: dict[str, Columns]) -> str:
-    """The end of a title: of how many clients a round's numbers are, and on how many test examples."""
+    """The end of a caption: of how many clients a round's numbers are, and on how many test examples."""
     counts = np.concatenate([np.unique(columns["round"], return_counts=True)[1] for columns in measured.values()])
     examples = [measured_on(run) for run in runs]
     on = f"on {span(examples)} test examples" if all(examples) else "on test examples"
     if counts.max() == 1:
         return f"n = 1 client per round, {on}"
-    return f"mean and standard deviation of n = {span(counts)} clients per round,\n{on}"
+    return f"mean and standard deviation of n = {span(counts)} clients per round, {on}"
 
 
 def bars(axes: Axes, x: np.ndarray, heights: np.ndarray, ends: np.ndarray, when: str, label: str) -> None:
@@ -100,15 +102,15 @@ def rounds_of(group: Group, rounds: np.ndarray, round: int | None) -> np.ndarray
     return np.array([round])
 
 
-def divergence(runs: Sequence[Run]) -> Figure:
+def divergence(runs: Sequence[Run], width: float | None = None) -> Figure:
     """How far clients move in weights, against how far the global model is from their labels (FedNTD Fig. 8 a-d).
 
     A panel of points for each run, with their correlation, and both distances by round. A point is a client in a round.
     """
     groups = apart(runs)
     measured = {name: drifts(group) for name, group in groups.items()}
-    figure = Figure(figsize=(wide(len(groups)), 6.9))
-    headline(figure, f"Drift of the local models: {of_whom(runs, measured)}")
+    caption = f"Drift of the local models: {of_whom(runs, measured)}"
+    figure = Figure(figsize=(width or wide(len(groups)), 6.9), label=caption)
     above, below = figure.subfigures(2, 1, squeeze=False)[:, 0]
     scatters = above.subplots(1, len(groups), squeeze=False, sharex=True, sharey=True)[0]
     lines = below.subplots(1, 2)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 
-from rayfed.base.errors import InputError
+from rayfed.base.errors import InputError, did_you_mean, harmless
 from rayfed.papers.style import PICTURES
-from rayfed.screen.options import starting
+from rayfed.screen.options import Labels, label_option, starting
 from rayfed.screen.text import aligned, busy, shown
 
 
@@ -21,15 +20,16 @@ class Kind(NamedTuple):
     drawn_by: str
     what: str
     papers: str
-    takes_round: bool = False
+    takes: str = ""  # an option that only some kinds have
 
 
 KINDS = {
+    "curves": Kind("curves:curves", "accuracy or another number by round", "", "of"),
     "forgetting": Kind("global_model:forgetting", "accuracy that each class has lost, by round", "FedNTD 2"),
     "local": Kind("clients:local", "accuracy before and after local training", "FedCAD 1, FedSSD 2 and 7"),
-    "in-out": Kind("clients:in_out", "the same on a client's own and on other classes", "FedNTD 4 and 6", True),
+    "in-out": Kind("clients:in_out", "the same on a client's own and on other classes", "FedNTD 4 and 6", "round"),
     "divergence": Kind("clients:divergence", "distances of weights and of label distributions", "FedNTD 8"),
-    "confusion": Kind("global_model:confusion", "confusion matrices, global and clients'", "FedSSD 4, FedCAD 2", True),
+    "confusion": Kind("global_model:confusion", "confusion matrices of models", "FedSSD 4, FedCAD 2", "round"),
     "unevenness": Kind("uneven:unevenness", "last accuracy by how uneven the clients' data are", ""),
 }
 
@@ -42,21 +42,26 @@ def complete_kind(ctx: click.Context, param: click.Parameter, incomplete: str) -
 @click.argument("kind", required=False, shell_complete=complete_kind)
 @click.argument("runs", nargs=-1, metavar="RUN...", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The picture: .svg, .png or .pdf; KIND.svg here.")
+@click.option("--of", metavar="NUMBER", help="Of curves: a column of rounds.parquet, or forgetting.round, ...")
 @click.option(
     "--round",
     type=int,
     help="A measured round, of in-out and confusion. If not given: the last; of in-out, up to five rounds.",
 )
-def figure(kind: str | None, runs: tuple[Path, ...], output: Path | None, round: int | None) -> None:
+@label_option
+@click.option("--title", help="Words above the figure; it has none.")
+@click.option("--width", type=float, help="Inches, such as 3.3 for a column of a page.")
+def figure(kind: str | None, runs: tuple[Path, ...], output: Path | None, labels: Labels, **given: Any) -> None:
     """Draw a figure as the papers have it.
 
     Without a KIND, lists the kinds, each with the paper's figure that it redraws. Several runs, or the folder of a
-    grid, stand side by side. In local, in-out, divergence and unevenness, runs whose names end in seed-0, seed-1, ...
-    are one; the other kinds draw one run per panel, and refuse several seeds of it.
+    grid, stand side by side. In forgetting and confusion there is one run per panel; in the other kinds, runs whose
+    names end in seed-0, seed-1, ... are one. What the figure's caption should say is printed.
 
     \b
     Examples:
       rayfed figure
+      rayfed figure curves runs/four --of forgetting.round --label fedntd 'FedNTD (ours)' --width 3.3 -o curves.pdf
       rayfed figure local runs/fedavg runs/fedntd
       rayfed figure confusion runs/fedavg --round 20 -o confusion.pdf
     """
@@ -65,34 +70,23 @@ def figure(kind: str | None, runs: tuple[Path, ...], output: Path | None, round:
         print(aligned(rows))
         return
     if kind not in KINDS:
-        valid = f"(valid: {', '.join(KINDS)})"
-        if not Path(kind).is_dir():
-            raise InputError(f"no kind of figure '{kind}' {valid}")
-        words = [kind, *map(str, runs)]
-        meant = next((word for word in words if word in KINDS), "local")
-        folders = " ".join(word for word in words if word not in KINDS)
-        raise InputError(f"no kind of figure '{kind}'; the kind comes first: rayfed figure {meant} {folders} {valid}")
+        raise InputError(f"rayfed figure KIND RUN...: there is no kind of figure '{kind}'{did_you_mean(kind, KINDS)}")
     if not runs:
         raise InputError(f"rayfed figure {kind}: name the folder of a run, or several")
     path = output or Path(f"{kind}.svg")
     if path.suffix not in PICTURES:
         raise InputError(f"--output '{path}': pictures end in {', '.join(PICTURES)}")
-    options: dict[str, Any] = {}
-    if round is not None:
-        options["round"] = round
-        if not KINDS[kind].takes_round:
-            raise InputError(f"--round: '{kind}' has no use for it; in-out and confusion have")
-    draw_figure(KINDS[kind], runs, path, options)
-    print(f"figure in {shown(path)}")
-
-
-def draw_figure(kind: Kind, runs: Sequence[Path], path: Path, options: dict[str, Any]) -> None:
-    from rayfed.folder.read import find_runs, read_run
+    options = {name: value for name, value in given.items() if value is not None}
+    if not 1 <= options.get("width", 1) <= 40:
+        raise InputError(f"--width {options['width']:g}: give inches from 1 to 40, such as 3.3 for a column of a page")
+    for name in options.keys() - {"title", "width", KINDS[kind].takes}:
+        takers = " and ".join(other for other, each in KINDS.items() if each.takes == name)
+        raise InputError(f"--{name}: '{kind}' has no use for it; it is for {takers}")
     from rayfed.papers.panels import save
-    from rayfed.report.runs import legible
+    from rayfed.report.runs import labelled, legible, read_runs
 
-    folders = list(dict.fromkeys(folder for run in runs for folder in find_runs(run)))
-    module, _, function = kind.drawn_by.partition(":")
+    module, _, function = KINDS[kind].drawn_by.partition(":")
     draw = getattr(import_module(f"rayfed.papers.{module}"), function)
-    with busy("drawing"), legible(*folders):
-        save(draw, path, [read_run(folder) for folder in folders], **options)
+    with busy("drawing"), legible(*runs):
+        caption = save(draw, path, labelled(read_runs(runs), dict(labels)), **options)
+    print(f"figure in {shown(path)}\n{harmless(caption)}")

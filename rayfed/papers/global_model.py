@@ -36,7 +36,7 @@ CLIENTS = 3  # confusion matrices, where none are named
 ABREAST = 4  # confusion matrices in a row
 
 
-def forgetting(runs: Sequence[Run]) -> Figure:
+def forgetting(runs: Sequence[Run], width: float | None = None) -> Figure:
     """The accuracy that each class has lost since its best earlier round, by round (FedNTD Fig. 2, eq. 5).
 
     The mean of a round's column is its forgetting. A class that is now at its best has lost less than 0, drawn as 0.
@@ -45,7 +45,7 @@ def forgetting(runs: Sequence[Run]) -> Figure:
     lost = {name: lost_of(run) for name, run in shown.items()}
     top = max(float(np.nanmax(points, initial=1.0)) for _, points in lost.values())
     inches = high(most_classes(shown), 1.8, 7.0)
-    options = {"sharex": True, "sharey": same_classes(shown), "width": wide(len(shown))}
+    options = {"sharex": True, "sharey": same_classes(shown), "width": width or wide(len(shown))}
     figure, axes = panels("Forgetting by class", 1, len(shown), inches + 0.7, **options)
     for place, (name, run) in zip(axes.flat, shown.items(), strict=True):
         drawn = cells(place, *lost[name], run.classes, top, inches)
@@ -74,7 +74,7 @@ def learnt(run: Run) -> tuple[Array, Array]:
     return run.class_rounds[after], run.class_accuracy[after]
 
 
-def confusion(runs: Sequence[Run], round: int | None = None) -> Figure:
+def confusion(runs: Sequence[Run], round: int | None = None, width: float | None = None) -> Figure:
     """Confusion matrices of the global model and of trained clients' models (FedSSD Fig. 4, FedCAD Fig. 2).
 
     Each run begins a row, in `round`, or the last measured one; of the three measured clients with the lowest numbers.
@@ -83,15 +83,15 @@ def confusion(runs: Sequence[Run], round: int | None = None) -> Figure:
     of_runs = {name: matrices(run, round) for name, run in shown.items()}
     most = max(len(of_models) for _, of_models, _ in of_runs.values())
     columns, number_of_classes = min(most, ABREAST), most_classes(shown)
-    side = high(number_of_classes, 2.0, 4.0)
     names = LETTER * max(len(shortened(name)) for run in shown.values() for name in run.classes)
     names = names if number_of_classes <= NAMED else 0.3
+    side = (width - 1.0) / columns - names - 0.2 if width else high(number_of_classes, 2.0, 4.0)
     size = {"height": side + names + 0.65, "width": columns * (side + names + 0.2) + 1.0}
-    title = "Confusion of classes"
+    caption = "Confusion of classes"
     measured = [len(clients_measured) for *_, clients_measured in of_runs.values()]
     if max(measured) > CLIENTS:
-        title += f": of the {span(measured)} clients measured in the round, the first {CLIENTS}"
-    figure, axes = panels(title, len(shown) * -(-most // columns), columns, **size)
+        caption += f": of the {span(measured)} clients measured in the round, the first {CLIENTS}"
+    figure, axes = panels(caption, len(shown) * -(-most // columns), columns, **size)
     for places, (name, (number, of_models, _)) in zip(axes.reshape(len(shown), -1), of_runs.items(), strict=True):
         run = shown[name]
         for place in places[len(of_models) :]:

@@ -26,25 +26,28 @@ SHARES = LinearSegmentedColormap.from_list("shares", ["#ffffff", "#56b4e9", "#00
 METADATAS = {".svg": METADATA, ".pdf": {"CreationDate": None}}  # the same bytes for the same numbers
 
 
-def save(draw: Callable[..., Figure], path: Path, *args: Any, **kwargs: Any) -> None:
+def save(draw: Callable[..., Figure], path: Path, *args: Any, title: str = "", **kwargs: Any) -> str:
     """Draw, and write the figure: SVG, PNG or PDF, by the path's suffix. Nothing is written where it cannot be drawn.
 
-    Names stay text in SVG. Where the font has no letter of a name, PNG and PDF show a box.
+    Gives the figure's caption. Names stay text in SVG. Where the font has no letter of a name, PNG and PDF show a box.
     """
     options = {"svg.hashsalt": draw.__name__}
     with style.context(["default", STYLE, options]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")
         figure = draw(*args, **kwargs)
+        if title:
+            figure.suptitle(title, x=0.01, ha="left", fontsize="large", fontweight="bold")
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150, metadata=METADATAS.get(path.suffix))
+    return str(figure.get_label())
 
 
-def apart(runs: Sequence[Run]) -> dict[str, Group]:
+def apart(runs: Sequence[Run], most: int = MOST_PANELS) -> dict[str, Group]:
     """The runs by the names of their panels; runs that differ in their seed alone are one. Raises `InputError`."""
     groups = grouped(runs)
-    if len(groups) > MOST_PANELS:
-        raise InputError(f"{len(groups)} runs do not fit into one figure; give up to {MOST_PANELS}")
-    names = [shortened(name) for name in shorten(groups)]
+    if len(groups) > most:
+        raise InputError(f"{len(groups)} runs do not fit into one figure; give up to {most}")
+    names = [group.runs[0].label or shortened(name) for name, group in zip(shorten(groups), groups, strict=True)]
     if len({*names}) < len(names):
         names = [f"{number}: {name}" for number, name in enumerate(names, start=1)]  # in the order given
     return dict(zip(names, groups, strict=True))
@@ -68,13 +71,11 @@ def shortened(name: str) -> str:
 
 
 def panels(
-    title: str, rows: int, columns: int, height: float, width: float = WIDTH, **options: Any
+    caption: str, rows: int, columns: int, height: float, width: float = WIDTH, **options: Any
 ) -> tuple[Figure, np.ndarray]:
-    """A titled figure with rows of panels, as wide as the page by default, and their axes (rows, columns)."""
-    figure = Figure(figsize=(width, rows * height + 0.5 + 0.17 * title.count("\n")))
-    axes = figure.subplots(rows, columns, squeeze=False, **options)
-    headline(figure, title)
-    return figure, axes
+    """A figure with rows of panels, as wide as the page by default, and their axes (rows, columns)."""
+    figure = Figure(figsize=(width, rows * height + 0.5), label=caption)
+    return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 
 def wide(columns: int) -> float:
@@ -82,15 +83,13 @@ def wide(columns: int) -> float:
     return max(WIDTH, columns * NARROWEST + 1.8)  # class names at the left, a scale of colours at the right
 
 
-def headline(figure: Figure, title: str) -> None:
-    figure.suptitle(title, x=0.01, ha="left", fontsize="large", fontweight="bold")
-
-
 def legend(figure: Figure, axes: Axes) -> None:
-    """The legend of a panel's looks, below the figure, for all panels, in as many columns as the names fit into."""
+    """The legend of a panel's looks, for all panels, below the figure, which grows from the second row of names on."""
     handles, names = axes.get_legend_handles_labels()
-    column = 0.7 + LETTER * max(map(len, names), default=0)  # inches, with the line beside the name
+    column = 0.75 + 0.066 * max(map(len, names), default=0)  # inches, with the line beside the name
     columns = min(max(int(figure.bbox.width / figure.dpi / column), 1), 6)
+    if isinstance(figure, Figure):  # not a part of one
+        figure.set_figheight(figure.get_figheight() + 0.19 * (-(-len(names) // columns) - 1))
     figure.legend(handles, names, loc="outside lower center", ncols=columns, handlelength=3.2)
 
 

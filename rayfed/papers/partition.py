@@ -1,21 +1,15 @@
 """The partition as a picture: `rayfed partition JOB -o FILE`."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
 from rayfed.folder.read import Columns, dealt
-from rayfed.papers.panels import bar_of, cells, high, panels, save
+from rayfed.papers.panels import bar_of, cells, high, panels
 
 COUNTS = LinearSegmentedColormap.from_list("counts", ["#cfe3f6", "#2b8cd6"])  # a single example is no blank
-
-
-def save_partition(held: Columns, classes: Sequence[str], num_clients: int, path: Path) -> None:
-    """Draw the partition to a file: PNG, SVG or PDF, by the path's suffix."""
-    save(partition, path, held, classes, num_clients)
 
 
 def partition(held: Columns, classes: Sequence[str], num_clients: int) -> Figure:

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
+from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
 from rayfed.base.errors import InputError
 from rayfed.report.command import FORMS, print_sheet
 from rayfed.report.forms import KEYS
-from rayfed.screen.options import Overrides, other_bits_option, set_option, starting, trust_option
+from rayfed.screen.options import Labels, Overrides, label_option, other_bits_option, set_option, starting, trust_option
 from rayfed.screen.text import busy
 
 if TYPE_CHECKING:
     from rayfed.grid.cells import Cell
 
 BY_ROUND = ("last", "best", "last_10")
+SUFFIXES = {".txt": "text", ".md": "md", ".tex": "latex", ".csv": "csv"}
 OF = (*BY_ROUND, "personalised", *KEYS)
 
 
@@ -37,8 +40,15 @@ def complete_paper(ctx: click.Context, param: click.Parameter, incomplete: str) 
     "--from", "first", metavar="NAME", default="", help="The run to compare with. If not given: fedavg, or the first."
 )
 @click.option("--target", type=float, help="Also the rounds to this accuracy, such as 0.5, and the speed-up.")
-@click.option("--format", "form", type=click.Choice(FORMS), default="text", help="Form of the table; text.")
-def table(runs: tuple[Path, ...], paper: str | None, of: str, first: str, target: float | None, form: str) -> None:
+@click.option("--columns", default="", metavar="NAME,...", help="Columns beside the run: seeds,best,difference; all.")
+@label_option
+@click.option("--format", "form", type=click.Choice(FORMS), help="Form of the table; text, or by the end of FILE.")
+@click.option(
+    "-o", "--output", metavar="FILE", type=click.File("w", "utf-8"), help="Write it to a .txt, .md, .tex or .csv."
+)
+def table(
+    runs: tuple[Path, ...], paper: str | None, form: str | None, output: TextIO | None, labels: Labels, **options: Any
+) -> None:
     """Print the numbers of runs as a table.
 
     As papers do: means over seeds, and differences from the first run, or from those that --from names. A difference is
@@ -50,26 +60,34 @@ def table(runs: tuple[Path, ...], paper: str | None, of: str, first: str, target
     \b
     Examples:
       rayfed table runs/comparison-mnist --from fedavg      all runs of a grid
-      rayfed table runs/fedavg runs/fedntd --of best --format latex
+      rayfed table runs/four --columns seeds,best,last --label fedntd 'FedNTD (ours)' -o table.tex
       rayfed table runs/fedavg runs/fedntd --target 0.5     rounds to 50 %
       rayfed table runs/fedavg runs/ditto --of personalised    of runs that measured `local`
       rayfed table runs/fedavg runs/fedntd --of forgetting.round    what a round forgets: docs/forgetting.md
       rayfed table runs/fedntd-table1 --paper fedntd/table1
     """
-    from rayfed.report.runs import read_runs
+    from rayfed.report.runs import labelled, read_runs
     from rayfed.report.table import sheet
 
-    if paper is not None and of not in BY_ROUND:
-        raise InputError(f"--of {of} is for a table without --paper: a paper's numbers say what they are")
-    if paper is not None and (target is not None or first):
-        name, own = ("--from", "FedAvg") if target is None else ("--target", "the paper's target")
-        raise InputError(f"{name} is for a table without --paper: a paper's numbers have {own}")
-    if target is not None and not 0 < target <= 1:
-        raise InputError(f"--target {target:g}: give an accuracy as a fraction of 1, such as 0.5 for 50 %")
-    if paper is not None:
-        print_paper(runs, paper, form, of)
-    else:
-        print_sheet(sheet(read_runs(runs), form, of, target, first), form)
+    suffix = Path(output.name).suffix if output else ".txt"
+    if suffix not in SUFFIXES:
+        raise InputError(f"--output: the names of tables end in {', '.join(SUFFIXES)}; this one in '{suffix}'")
+    form = form or SUFFIXES[suffix]
+    if options["columns"] and form == "csv":
+        raise InputError("--columns is for tables that are read by eye: csv has all columns")
+    own = {"of": options["of"] not in BY_ROUND, "from": options["first"], "label": labels}
+    for name, value in (options | own).items():
+        if paper is not None and name != "first" and value:
+            raise InputError(f"--{name} is for a table without --paper: a paper's table says what it has")
+    if options["target"] is not None and not 0 < options["target"] <= 1:
+        raise InputError(f"--target {options['target']:g}: give an accuracy as a fraction of 1, such as 0.5 for 50 %")
+    with redirect_stdout(output or sys.stdout):
+        if paper is not None:
+            print_paper(runs, paper, form, options["of"])
+        else:
+            print_sheet(sheet(labelled(read_runs(runs), dict(labels)), form, **options), form)
+    if output:
+        print(f"table in {output.name}")
 
 
 def print_paper(runs: Iterable[Path], name: str, form: str = "text", of: str = "last") -> None:

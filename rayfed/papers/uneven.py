@@ -24,7 +24,7 @@ MEASURES = {
 }
 
 
-def unevenness(runs: Sequence[Run]) -> Figure:
+def unevenness(runs: Sequence[Run], width: float | None = None) -> Figure:
     """The last accuracy by each measure of unevenness in which the runs' partitions differ: a line for each method.
 
     A point is a setting: over its seeds the mean, and the standard deviation of the accuracy as an error bar. Raises
@@ -46,8 +46,8 @@ def unevenness(runs: Sequence[Run]) -> Figure:
     methods: dict[str, list[int]] = {}
     for number, row in enumerate(settings):
         methods.setdefault(json.dumps(row.runs[0].job["method"]), []).append(number)
-    title = f"Last accuracy by unevenness: n = {span(len(row.runs) for row in settings)} seeds per point"
-    figure, axes = panels(title, 1, len(varied), 3.0, width=wide(len(varied)), sharey=True)
+    caption = f"Last accuracy by unevenness: n = {span(len(row.runs) for row in settings)} seeds per point"
+    figure, axes = panels(caption, 1, len(varied), 3.0, width=width or wide(len(varied)), sharey=True)
     for place, name in zip(axes[0], varied, strict=True):
         for number, held in enumerate(methods.values()):
             ordered = sorted(held, key=uneven[name].__getitem__)

@@ -25,7 +25,7 @@ from rayfed.folder.read import ClassLoss, Run, forgotten, grouped, read_run, sho
 from rayfed.models.settings import Adapt
 from rayfed.report import answers, charts, compared, plots
 from rayfed.report.charts import MOST_ROWS, Chart
-from rayfed.report.runs import legible
+from rayfed.report.runs import legible, read_runs
 from rayfed.report.words import html_bar, listed, percent, spread
 
 FORGETTING = (
@@ -67,10 +67,7 @@ def write_report(folder: Path, path: Path | None = None) -> Path:
 
 def write_comparison(folders: Sequence[Path], path: Path) -> Path:
     """Make the page of several runs. The others are compared with the first. Raises `InputError`."""
-    runs = []
-    for folder in folders:
-        with legible(folder):
-            runs.append(read_run(folder))
+    runs = read_runs(folders)
     with legible(*folders):
         page = comparison_page(runs)
     write_text(path, page)

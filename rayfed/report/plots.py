@@ -7,6 +7,7 @@ from contextlib import suppress
 import numpy as np
 
 from rayfed.base.errors import InputError
+from rayfed.folder.forgetting import Series
 from rayfed.folder.read import MOST_ACROSS, Group, Run, dealt, grouped, of_rounds, shorten
 from rayfed.report import charts
 from rayfed.report.charts import Chart, Line
@@ -52,19 +53,13 @@ def curves(groups: Sequence[Group], column: str, factor: float = 1, first: int =
     Of several runs, the mean, in a band from the lowest to the highest run. A round has a point where all runs of the
     group were evaluated.
     """
-    drawn = []
-    for number, (group, name) in enumerate(zip(groups, shorten(groups), strict=True)):
-        there = np.all([run.evaluated | (column == "train_loss") for run in group.runs], axis=0)
-        rounds = first + np.flatnonzero(there[first:])
-        values = np.stack([finite(run.rounds[column][rounds]) * factor for run in group.runs])  # (runs, points)
-        drawn.append(band(name, number, rounds, values))
-    return drawn
 
+    def points(run: Run) -> Series:
+        rounds = first + np.flatnonzero((run.evaluated | (column == "train_loss"))[first:])
+        return rounds, finite(run.rounds[column][rounds]) * factor
 
-def band(name: str, number: int, rounds: np.ndarray, values: np.ndarray) -> Line:
-    """The mean of values (runs, points), and from the lowest to the highest if there are several."""
-    ends = (values.min(axis=0), values.max(axis=0)) if len(values) > 1 else (None, None)
-    return Line(name, number, rounds, values.mean(axis=0), *ends)
+    of_groups = enumerate(zip(shorten(groups), groups, strict=True))
+    return [over_runs(name, number, [points(run) for run in group.runs]) for number, (name, group) in of_groups]
 
 
 def class_accuracy(run: Run) -> Chart:
@@ -177,9 +172,15 @@ def local_groups(groups: Sequence[Group]) -> Iterator[Chart]:
 def mean_of_runs(group: Group, name: str, title: str, number: int) -> Line:
     """A note in percent, in the rounds that all runs of a group have measured."""
     of_runs = [by_round(notes_of([run], "local", name), name, 100) for run in group.runs]
-    rounds = functools.reduce(np.intersect1d, [of.rounds for of in of_runs])
-    values = np.stack([of.mean[np.isin(of.rounds, rounds)] for of in of_runs])
-    return band(title, number, rounds, values)
+    return over_runs(title, number, [(of.rounds, of.mean) for of in of_runs])
+
+
+def over_runs(name: str, number: int, of_runs: Sequence[Series]) -> Line:
+    """The mean of runs' values, in the rounds that all of them have; of several, in a band from lowest to highest."""
+    rounds = functools.reduce(np.intersect1d, [there for there, _ in of_runs])
+    values = np.stack([values[np.isin(there, rounds)] for there, values in of_runs])
+    ends = (values.min(axis=0), values.max(axis=0)) if len(values) > 1 else (None, None)
+    return Line(name, number, rounds, values.mean(axis=0), *ends)
 
 
 def spread_of(rounds: np.ndarray, values: np.ndarray) -> Line:

@@ -1,13 +1,14 @@
 """Runs read to be shown: a damaged file is one message."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from jinja2 import TemplateError
 
-from rayfed.base.errors import InputError
-from rayfed.folder.read import Run, find_runs, read_run
+from rayfed.base.errors import InputError, did_you_mean
+from rayfed.folder.read import Run, find_runs, grouped, read_run, shorten
 from rayfed.report.words import listed
 
 
@@ -34,3 +35,20 @@ def read_runs(folders: Iterable[Path]) -> list[Run]:
         with legible(path, otherwise="leave this run out"):
             runs.append(read_run(path))
     return runs
+
+
+def labelled(runs: Sequence[Run], labels: Mapping[str, str]) -> list[Run]:
+    """The runs with labels for what tables and figures call them, in which steps of their names are replaced.
+
+    Raises `InputError` for a step that no name has, and where two runs would be called the same.
+    """
+    groups = grouped(runs)
+    names = [name.split("/") for name in shorten(groups)]
+    steps = {step for name in names for step in name}
+    for step in sorted(labels.keys() - steps):
+        raise InputError(f"--label '{step}': it is no step of the runs' names{did_you_mean(step, steps)}")
+    called = ["/".join(labels.get(step, step) for step in name) for name in names]
+    if len({*called}) < len(called):
+        raise InputError(f"--label: of the names {', '.join(called)} two are the same; give labels that differ")
+    pairs = zip(called if labels else [""] * len(groups), groups, strict=True)
+    return [replace(run, label=label) for label, group in pairs for run in group.runs + group.behind]

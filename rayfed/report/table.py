@@ -72,7 +72,7 @@ def rows(runs: Sequence[Run], of: str = "last", first: str = "") -> list[Row]:
     if not groups:
         raise InputError(f"'{runs[0].folder}' has no evaluated round yet, so there is nothing to put into a table")
     made: list[Row] = []
-    for name, group in _ordered(dict(zip(shorten(groups), groups, strict=True)), first):
+    for name, group in _ordered(groups, first):
         made.append(_row(name, group, of, made))
     return made
 
@@ -99,10 +99,13 @@ def _row(name: str, group: Group, of: str, above: Sequence[Row]) -> Row:
     return Row(name, counted, group.left_out, stats, [], None, unlike)
 
 
-def _ordered(groups: dict[str, Group], first: str) -> list[tuple[str, Group]]:
-    if first and not any(f"/{name}".endswith(f"/{first}") for name in groups):
-        raise InputError(f"--from {first}: no run has this name{did_you_mean(first, groups)}")
-    return sorted(groups.items(), key=lambda item: not f"/{item[0]}".endswith(f"/{first or REFERENCE}"))
+def _ordered(groups: Sequence[Group], first: str) -> list[tuple[str, Group]]:
+    named = list(zip(shorten(groups), groups, strict=True))
+    of = {name: (f"/{name}", f"/{group.name}") for name, group in named}  # a name may be a label
+    at_first = {name for name, both in of.items() if any(each.endswith(f"/{first or REFERENCE}") for each in both)}
+    if first and not at_first:
+        raise InputError(f"--from {first}: no run has this name{did_you_mean(first, of)}")
+    return sorted(named, key=lambda pair: pair[0] not in at_first)
 
 
 def figures(run: Run) -> dict[str, float]:
@@ -161,26 +164,34 @@ def _unlike(reference: Sequence[Run], runs: Sequence[Run]) -> str:
 # As text --------------------------------------------------------------------------------------------------------------
 
 
-def sheet(runs: Sequence[Run], form: str, of: str = "last", target: float | None = None, first: str = "") -> Sheet:
+def sheet(
+    runs: Sequence[Run], form: str, of: str = "last", target: float | None = None, first: str = "", columns: str = ""
+) -> Sheet:
     """The `rows` of runs in the form "text", "md", "latex" or "csv".
 
     With a `target`, a fraction of 1, also the rounds to this accuracy, and how many times sooner than the reference.
+    In "md" and "latex", the best among rows that are compared is bold. With `columns`, the lines have only these.
     """
     made = rows(runs, of, first)
     several = sum(not row.pairs for row in made) > 1
-    heads = {key: text for key, text in HEADS.items() if any(key in row.figures for row in made)}
-    if of in KEYS:
-        heads[of] = in_words(of)
+    chosen = columns.split(",") if columns else []
+    wanted = HEADS | {key: in_words(key) for key in KEYS if key in (of, *chosen)}
+    heads = {key: text for key, text in wanted.items() if any(key in row.figures for row in made)}
     compared = in_words(of).removesuffix(" (%)") if of in KEYS else of.replace("_", " ")
-    head = ["run", "seeds", "rounds", *heads.values(), f"difference in {compared} (points)"]
+    head = {"run": "run", "seeds": "seeds", "rounds": "rounds", **heads}
+    head["difference"] = f"difference in {compared} (points)"
     if several:
-        head.append("from")
+        head["from"] = "from"
     if target is not None:
-        head += [f"rounds to {100 * target:g} %", "speed-up"]
+        head |= {"rounds_to_target": f"rounds to {100 * target:g} %", "speed_up": "speed-up"}
+    for key in chosen:
+        if key not in head:
+            raise InputError(f"--columns: the table has no column '{key}'{did_you_mean(key, head)}")
+    kept = [[*head].index(key) for key in dict.fromkeys(["run", *(chosen or head)])]
     lines, records = [], []
     for row in made:
         line = [row.name, str(len(row.runs)), rounds_text(row)]
-        line += [stat_text(row.figures[key], 2) if key in row.figures else "" for key in heads]
+        line += [_cell(row, key, made, form) for key in heads]
         line.append(_gap(row, form))
         if several:
             line.append(row.difference.reference if row.difference else "")
@@ -192,7 +203,7 @@ def sheet(runs: Sequence[Run], form: str, of: str = "last", target: float | None
             record["reached"] = len(there)
             record["rounds_to_target"] = spread(there)[0] if len(there) == len(reached) else None
             record["speed_up"] = spread(faster)[0] if faster else None
-        lines.append(line)
+        lines.append([line[number] for number in kept])
         records.append(record)
     notes = [f"{row.name}: {note}" for row in made for note in remarks(row)]
     for row in made:
@@ -203,7 +214,19 @@ def sheet(runs: Sequence[Run], form: str, of: str = "last", target: float | None
     if len(every) > 1:
         values = " and ".join(map(str, every))
         notes.append(f"train.eval_every is {values}: best, the mean of the last and forgetting depend on it")
-    return Sheet(head, lines, notes + left_out(runs), records)
+    return Sheet([[*head.values()][number] for number in kept], lines, notes + left_out(runs), records)
+
+
+def _cell(row: Row, key: str, made: Sequence[Row], form: str) -> str:
+    """A number of a row; in a paper's form bold if none of the rows that are compared with it is better, as printed."""
+    if key not in row.figures:
+        return ""
+    of = (row.difference and row.difference.reference) or row.name
+    rivals = [other for other in made if of in (other.name, other.difference and other.difference.reference)]
+    means = [round(other.figures[key][0], 2) for other in rivals if key in other.figures]
+    best = min(means) if "forgetting" in key else max(means)
+    bold = form in ("md", "latex") and len(means) > 1 and round(row.figures[key][0], 2) == best
+    return MARKS[form].format(stat_text(row.figures[key], 2)) if bold else stat_text(row.figures[key], 2)
 
 
 def protocol(job: dict[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rayfed.job import Job
 
 Overrides = tuple[tuple[str, Any], ...]
+Labels = tuple[tuple[str, str], ...]
 
 
 def complete_set(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -59,6 +60,9 @@ SET: dict[str, Any] = {"multiple": True, "metavar": "KEY=VALUE", "shell_complete
 SET["help"] = "Replace a value of the job: -s train.num_rounds=2. May be given often."
 set_option = click.option("-s", "--set", "overrides", callback=read_overrides, **SET)
 settings_option = click.option("-s", "--set", "settings", **SET)  # as they are: `submit` passes them to `run`
+LABEL: dict[str, Any] = {"type": (str, str), "multiple": True, "metavar": "STEP LABEL"}
+LABEL["help"] = "What to call a step of runs' names: --label fedntd 'FedNTD (ours)'. May be given often."
+label_option = click.option("--label", "labels", **LABEL)
 trust_option = click.option(
     "--trust-this-machine",
     is_flag=True,

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from rich.console import Console
 
-from rayfed import resume, run
+from rayfed import Display, InputError, resume, run
 from rayfed.folder.summary import read_summary
 from rayfed.folder.tables import read_table
 from rayfed.losses import forgetting
@@ -165,6 +165,20 @@ def test_the_bar_of_a_resumed_run_goes_on_at_its_round_and_stands_still_where_th
     written = screen.getvalue().partition("reading the checkpoint")[2]
     assert re.findall(r"round (\d)/5", written.partition("clients 1/2")[0])[-1] == "4"
     assert "round 9/9" not in screen.getvalue()
+
+
+def test_in_python_progress_shows_what_the_command_shows_and_else_nothing_is_printed(folder, capsys):
+    sys.path.insert(0, str(folder))
+    run("job.toml", {"name": "quiet"})
+    assert capsys.readouterr().out == ""
+    run("job.toml", progress=True)
+    header, rounds = capsys.readouterr().out.split("ray      off: in this process\n")
+    assert header.startswith("name     tiny\n")
+    assert re.findall(r"^round (\d)/2  ", rounds, re.MULTILINE) == ["0", "1", "2"]
+    resume("runs/tiny", {"train.num_rounds": 3}, progress=True)
+    assert re.findall(r"^round (\d)/3  ", capsys.readouterr().out, re.MULTILINE) == ["3"]
+    with pytest.raises(InputError, match="give one of the two"):
+        run("job.toml", {"name": "two"}, progress=True, display=Display())
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])

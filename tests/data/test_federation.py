@@ -10,7 +10,8 @@ from rayfed.data.federation import federate
 from rayfed.data.inputs import Images
 from rayfed.data.partition import Dirichlet, Iid, Natural, Shards
 from rayfed.data.samples import Dataset, Samples
-from rayfed.papers.partition import save_partition
+from rayfed.papers.panels import save
+from rayfed.papers.partition import partition
 
 
 def dataset(counts: list[int], groups: np.ndarray | None = None) -> Dataset:
@@ -88,5 +89,5 @@ def test_a_figure_of_a_partition_is_drawn(tmp_path, suffix, beginning, num_clien
     clients, classes = np.divmod(np.arange(num_clients * num_classes), num_classes)
     cells = {"client": clients, "class": classes, "count": np.random.default_rng(0).integers(0, 50, len(clients))}
     path = tmp_path / f"p.{suffix}"
-    save_partition(cells, [f"c{i}" for i in range(num_classes)], num_clients, path)
+    save(partition, path, cells, [f"c{i}" for i in range(num_classes)], num_clients)
     assert path.read_bytes().startswith(beginning)
