@@ -1,6 +1,7 @@
 # Two commands, which need only Python 3.11 or later, git and make:
 #   make demo    installs everything, trains FedNTD on real images over Ray, and prints where the results are
 #   make test    installs everything, checks style and types, and runs the fast tests
+# And `make docs` builds the documentation as a site, build/site/index.html.
 PYTHON := $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3)
 BIN := .venv/bin
 
@@ -21,6 +22,12 @@ test-other-cpus: .venv/installed
 # What takes longer: every method on Ray, whole runs, several nodes.
 test-slow: .venv/installed
 	$(BIN)/pytest -m "slow and not chaos" -n 3 --dist worksteal --durations=20
+
+# Without a network but for the installation. A warning is an error, such as a link between pages that leads nowhere.
+docs: .venv/docs
+	rm -rf build/site
+	$(BIN)/sphinx-build -W --keep-going --quiet --fresh-env -c docs -d build/doctrees . build/site
+	$(BIN)/python tools/check_site.py build/site
 
 # Seconds per round beside other ways to do the same work, in about ten minutes; options: make bench ARGS="--workloads W1"
 bench: .venv/installed
@@ -72,4 +79,8 @@ INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint c
 	$(INSTALL) '.[test]'
 	touch $@
 
-.PHONY: demo test test-other-cpus test-slow bench wheel test-wheel test-lowest image
+.venv/docs: .venv/installed
+	$(INSTALL) '.[docs]'
+	touch $@
+
+.PHONY: demo test test-other-cpus test-slow docs bench wheel test-wheel test-lowest image

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 class Classifier(nn.Module):
     """A model in two steps, for the methods that look at features: `forward(x) = head(features(x))`.
 
-    `features` takes images (B, *image_shape) to features (B, D), and `head` takes features to logits (B, C).
+    `features` takes images `(B, *image_shape)` to features (B, D), and `head` takes features to logits (B, C).
 
     >>> import torch
     >>> model = Classifier(features=nn.Flatten(), head=nn.Linear(12, 10))

@@ -1,0 +1,259 @@
+"""The documentation as a site: `make docs` builds it from the repository's Markdown, as it is.
+
+The sources are the pages that a code host shows too: links between them stay, links to other files of the repository
+become pages with the file's text, and the tables of a hub (docs/README.md, ...) are the site's navigation.
+"""
+
+import csv
+import dataclasses
+import html
+import inspect
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import click
+import ziamath
+from docutils import nodes
+from docutils.parsers.rst import Directive
+from pygments.lexers import find_lexer_class_for_filename
+from sphinx import addnodes
+from sphinx.application import Sphinx
+from sphinx.highlighting import PygmentsBridge
+from sphinx.util.docutils import SphinxTranslator
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+HUBS = ("docs/README", "docs/methods/README", "docs/api/README")
+
+project = "rayfed"
+html_title = "rayfed"
+root_doc = HUBS[0]
+include_patterns = ["docs/**", "README.md", "CONTRIBUTING.md", "jobs/papers/README.md", "cluster/README.md"]
+exclude_patterns = ["docs/_static", "docs/results", "**/.*", ".*", "build"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
+html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_js_files = ["tables.js"]
+html_copy_source = False
+html_show_copyright = html_show_sphinx = False
+html_math_renderer = "drawn"
+html_theme_options = {"navigation_with_keys": True}
+html_additional_pages = {"index": "to_hub.html"}
+templates_path = ["_templates"]
+
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 4
+nb_execution_mode = "off"  # notebooks carry their outputs; tests run them
+default_role = "literal"  # docstrings have one backtick, as Markdown
+autodoc_member_order = "bysource"
+autodoc_inherit_docstrings = False
+autodoc_typehints = "none"
+autodoc_class_signature = "mixed"
+toc_object_entries_show_parents = "hide"
+
+
+# Navigation ----------------------------------------------------------------------------------------------------------
+
+
+def navigation_of(app: Sphinx, docname: str, source: list[str]) -> None:
+    """The pages of a hub: what the first cells of its tables link to, by heading."""
+    if docname not in HUBS:
+        return
+    headed = re.split(r"^## (.*)\n", f"## \n{source[0]}", flags=re.MULTILINE)[1:]
+    for heading, section in zip(headed[::2], headed[1::2], strict=True):
+        links = re.findall(r"^\| *\[([^\]]*)\]\(([^)#]+\.(?:md|ipynb))\)", section, re.MULTILINE)
+        pages = [path if text.startswith("`") else f"{text[0].upper()}{text[1:]} <{path}>" for text, path in links]
+        if pages:
+            caption = f":caption: {heading}\n" if docname == root_doc else ""
+            source[0] += f"\n\n```{{toctree}}\n:hidden:\n{caption}\n" + "\n".join(pages) + "\n```\n"
+
+
+# Files of the repository that are no pages ---------------------------------------------------------------------------
+
+
+def page_of(path: Path) -> str:
+    return f"files/{path.relative_to(ROOT).as_posix()}"
+
+
+def link_files(app: Sphinx, document: nodes.document) -> None:
+    """Links to files and folders of the repository lead to pages that show them; pictures stay as they are."""
+    for link in [*document.findall(addnodes.download_reference), *document.findall(addnodes.pending_xref)]:
+        target, here = link["reftarget"], link["refdoc"]
+        if link["reftype"] != "myst" or target in app.env.found_docs:
+            continue
+        beside = Path(app.env.doc2path(here)).parent / target
+        path = ROOT / f"{target}.md" if link["refdomain"] == "doc" else beside.resolve()
+        if path.exists() and path.is_relative_to(ROOT) and path.suffix not in (".png", ".svg"):
+            app.env.rayfed_files.add(path)
+            relative = app.builder.get_relative_uri(here, page_of(path))
+            link.replace_self(nodes.reference("", "", *link.children, refuri=relative, internal=True))
+
+
+def file_pages(app: Sphinx) -> Iterator[tuple[str, dict[str, str], str]]:
+    """A page for each file that is linked to, and for each folder a list of its files."""
+    bridge = PygmentsBridge("html", app.config.pygments_style)
+    linked = set(app.env.rayfed_files)
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    for folder in {path for path in linked if path.is_dir()}:
+        linked |= {ROOT / name for name in tracked if (ROOT / name).parent == folder and not name.endswith(".gz")}
+    for path in sorted(linked):
+        title = f"<h1>{path.relative_to(ROOT).as_posix()}</h1>"
+        if path.is_dir():
+            body = list_of(path, sorted(other for other in linked if other.parent == path))
+        elif path.suffix == ".csv":
+            body = table_of(path)
+        else:
+            lexer = find_lexer_class_for_filename(path.name)
+            body = bridge.highlight_block(path.read_text(), lexer.aliases[0] if lexer else "text", force=True)
+        yield page_of(path), {"title": path.name, "body": title + body}, "page.html"
+
+
+def list_of(folder: Path, files: list[Path]) -> str:
+    items = (f'<li><a href="{folder.name}/{path.name}.html">{path.name}</a></li>' for path in files)
+    return f"<ul>{''.join(items)}</ul>"
+
+
+def table_of(path: Path) -> str:
+    head, *rows = (map(html.escape, row) for row in csv.reader(path.read_text().splitlines()))
+    titles = "".join(f"<th>{cell}</th>" for cell in head)
+    lines = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
+    table = f'<table class="docutils"><thead><tr>{titles}</tr></thead><tbody>{lines}</tbody></table>'
+    return f'<div class="table-wrapper">{table}</div>'
+
+
+# Docstrings ----------------------------------------------------------------------------------------------------------
+
+
+def fields_of(thing: Any) -> list[str]:
+    """A line for each field of a dataclass or parameter of a recipe: its default, and the sentence or comment on it."""
+    from rayfed.base.values import Checked, sentence
+    from rayfed.methods import RECIPES
+    from rayfed.methods.registry import parameters
+
+    if RECIPES.get(getattr(thing, "__name__", "")) is thing:
+        return [f"* ``{name}`` = ``{default!r}``: {what}" for name, default, what in parameters(thing.__name__) if what]
+    if not inspect.isclass(thing) or not thing.__module__.startswith("rayfed"):
+        return []
+    source = inspect.getsource(thing)
+    if not dataclasses.is_dataclass(thing):
+        return [
+            f"* ``{name}``: {what}" for name, what in re.findall(r"^ +self\.([a-z]\w*) = .*?  # (.*)$", source, re.M)
+        ]
+    comments = dict(re.findall(r"^    (\w+): .*?  # (.*)$", source, re.M))
+    lines = []
+    for field in dataclasses.fields(thing):
+        what = sentence(thing, field.name) if issubclass(thing, Checked) else comments.get(field.name, "")
+        default = f" = ``{field.default!r}``" if isinstance(field.default, str | int | float | bool) else ""
+        lines.append(f"* ``{field.name}``{default}" + (f": {what}" if what else ""))
+    return lines
+
+
+def mend_docstring(app: Sphinx, kind: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Indented paragraphs are code, and the fields of a dataclass come after its docstring."""
+    mended, last = [], ""  # the last line that is not empty
+    for line in lines:
+        if line.startswith("    ") and mended and not mended[-1] and not last.startswith((" ", ">>>", "*")):
+            mended += ["::", ""]
+        mended.append(line)
+        last = line or last
+    lines[:] = mended
+    if kind in ("class", "function") and (fields := fields_of(thing)):
+        lines += ["", *fields, ""]
+
+
+# What the command prints ---------------------------------------------------------------------------------------------
+
+
+class Keys(Directive):
+    """The keys of a job file, as a table for each section."""
+
+    def run(self) -> list[nodes.Node]:
+        from rayfed.base import values
+        from rayfed.cli.describe import default_text
+        from rayfed.grid.cells import Grid
+        from rayfed.job import Job
+
+        sections: dict[str, list[list[str]]] = {}
+        for key in [*values.keys(Job), *values.keys(Grid, "grid")]:
+            section = key.name.rpartition(".")[0] if key.kind or "." in key.name else ""
+            what = f"{key.kind}: {key.sentence}" if key.kind else key.sentence
+            sections.setdefault(section, []).append([key.name, default_text(key.default), what])
+        return [node for name, rows in sections.items() for node in self.section(name, rows)]
+
+    def section(self, name: str, rows: list[list[str]]) -> list[nodes.Node]:
+        section = nodes.section(ids=[f"keys-{name.replace('.', '-') or 'top'}"])
+        section += nodes.title("", "", nodes.literal("", f"[{name}]") if name else nodes.Text("Above all tables"))
+        table, group, head, body = nodes.table(), nodes.tgroup(cols=3), nodes.thead(), nodes.tbody()
+        group += [*(nodes.colspec(colwidth=width) for width in (25, 15, 60)), head, body]
+        head += row("key", "default", "what")
+        body += [row(f"`{key}`", f"`{default}`", what) for key, default, what in rows]
+        table += group
+        section += table
+        return [section]
+
+
+def row(*cells: str) -> nodes.row:
+    """A row of a table; what is in backticks is code."""
+    line = nodes.row()
+    for cell in cells:
+        paragraph = nodes.paragraph()
+        for at, words in enumerate(cell.split("`")):
+            paragraph += nodes.literal("", words) if at % 2 else nodes.Text(words)
+        line += nodes.entry("", paragraph)
+    return line
+
+
+class Helped(Directive):
+    """What `--help` says of each command."""
+
+    def run(self) -> list[nodes.Node]:
+        from rayfed.cli import main
+
+        sections = []
+        for name, command in sorted(main.commands.items()):
+            section = nodes.section(ids=[f"rayfed-{name}"])
+            section += nodes.title("", "", nodes.literal("", f"rayfed {name}"))
+            text = command.get_help(click.Context(command, info_name=f"rayfed {name}", max_content_width=100))
+            section += nodes.literal_block(text, text, language="text")
+            sections.append(section)
+        return sections
+
+
+# Formulas ------------------------------------------------------------------------------------------------------------
+
+NORMS = (r"\lVert", r"\rVert", r"\Big\Vert", r"\Vert")  # ziamath draws r"\|" in the right height
+ziamath.config.svg2 = False  # without ids, which would be on a page twice
+
+
+def visit_math(self: SphinxTranslator, node: nodes.Element) -> None:
+    """A formula as a drawing in the page: it needs no script and no font, and has the text's colour."""
+    block, source = isinstance(node, nodes.math_block), " ".join(node.astext().split())
+    plain = source
+    for norm in NORMS:
+        plain = plain.replace(norm, r"\|")
+    drawing = ziamath.Latex(plain, size=18, inline=not block, color="currentColor").svgxml()
+    _, top, _, height = map(float, drawing.get("viewBox", "").split())
+    drawing.set("style", f"vertical-align: {-(height + top):.1f}px")
+    drawing.set("role", "img")
+    drawing.set("aria-label", source)
+    drawing.set("class", "math")
+    text = ElementTree.tostring(drawing, encoding="unicode")
+    self.body.append(f'<div class="math">{text}</div>' if block else text)
+    raise nodes.SkipNode
+
+
+def setup(app: Sphinx) -> None:
+    app.add_html_math_renderer("drawn", (visit_math, None), (visit_math, None))
+    app.add_directive("keys", Keys)
+    app.add_directive("commands", Helped)
+    app.connect("builder-inited", lambda app: setattr(app.env, "rayfed_files", set()))
+    app.connect("source-read", navigation_of)
+    app.connect("doctree-read", link_files, priority=100)  # before links to files are taken for downloads
+    app.connect("html-collect-pages", file_pages)
+    app.connect("autodoc-process-docstring", mend_docstring)

@@ -1,0 +1,67 @@
+"""Check the site that `make docs` has built: every link and anchor in it leads somewhere, on disk, without a network.
+
+python tools/check_site.py build/site
+"""
+
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+LARGEST = 30  # MB of the whole site
+LOADED = {"script": "src", "img": "src", "link": "href", "iframe": "src"}  # what a page brings, and its attribute
+
+
+class Page(HTMLParser):
+    """The ids of a page, its links, and what it loads."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.ids: set[str] = set()
+        self.links: list[str] = []
+        self.loaded: list[str] = []
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = {name: value or "" for name, value in attrs}
+        self.ids |= {values[name] for name in ("id", "name") if name in values}
+        if tag == "a" and "href" in values:
+            self.links.append(values["href"])
+        if tag in LOADED and LOADED[tag] in values:
+            self.loaded.append(values[LOADED[tag]])
+
+
+def faults(site: Path) -> list[str]:
+    """A line for each link that leads nowhere, and for each thing that is loaded from elsewhere."""
+    pages = {path.resolve(): Page(path) for path in sorted(site.rglob("*.html"))}
+    lines = []
+    for path, page in pages.items():
+        here = path.relative_to(site.resolve())
+        lines += [f"{here}: loads {url}" for url in page.loaded if urlsplit(url).scheme or url.startswith("//")]
+        for url in [*page.links, *page.loaded]:
+            parts = urlsplit(url)
+            if parts.scheme or parts.netloc:
+                continue
+            to = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            if not to.is_file():
+                lines.append(f"{here}: {url}: there is no such file")
+            elif parts.fragment and to in pages and unquote(parts.fragment) not in pages[to].ids:
+                lines.append(f"{here}: {url}: the page has no such anchor")
+    return list(dict.fromkeys(lines))
+
+
+def main() -> None:
+    if len(sys.argv) != 2 or not Path(sys.argv[1]).is_dir():
+        sys.exit(f"{(__doc__ or '').strip()}\n\ngive the folder of the site; `make docs` builds it")
+    site = Path(sys.argv[1])
+    wrong = faults(site)
+    size = sum(path.stat().st_size for path in site.rglob("*") if path.is_file()) / 1e6
+    if size > LARGEST:
+        wrong.append(f"the site has {size:.1f} MB; at most {LARGEST} are right")
+    if wrong:
+        sys.exit("\n".join(wrong))
+    print(f"{site}: {len(list(site.rglob('*.html')))} pages, {size:.1f} MB, all links lead somewhere")
+
+
+if __name__ == "__main__":
+    main()
