@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -66,7 +66,7 @@ def run(
         raise InputError("force begins the run again, and resume continues it: give one of the two")
     job = _read(job if isinstance(job, Job) else read_toml(job), overrides, method)
     with _followed(display, progress) as display:
-        return run_checked(job, display, force=force, resume=resume, other_bits=other_bits)
+        return run_checked(job, Way(display, force, other_bits), resume=resume)
 
 
 @contextmanager
@@ -78,28 +78,26 @@ def _followed(display: Display | None, progress: bool) -> Iterator[Display]:
         yield shown
 
 
-def run_checked(
-    job: Job,
-    display: Display | None,
-    *,
-    force: bool,
-    resume: bool,
-    other_bits: bool,
-    on_ray: bool = True,
-    read: Read | None = None,
-) -> Result:
-    """Begin a checked job, or continue it; without `on_ray` in this process, whatever the job says.
+@dataclass(frozen=True)
+class Way:
+    """How a job is run, of which no number hangs."""
 
-    `read` reads its data where they are at hand already.
-    """
+    display: Display
+    force: bool = False  # results of an earlier run are replaced
+    other_bits: bool = False  # hardware of several kinds is allowed
+    on_ray: bool = True  # where the job says so; else in this process
+    read: Read | None = None  # reads the data, where they are at hand already
+
+
+def run_checked(job: Job, way: Way, *, resume: bool) -> Result:
+    """Begin a checked job, or with `resume` continue it if it was begun."""
     place = Place.of(job)
     place.refuse_unwritable()  # waits for a lock, and while it does checkpoints may come and go
-    on_ray = on_ray and job.ray.mode == "on"
     saved = _newest(place) if resume else None
     if resume and (is_begun(job) or saved):  # where only the checkpoints are left, they are enough
-        return _train(job, display, saved, force=True, other_bits=other_bits, on_ray=on_ray, read=read)
-    place.refuse_overwriting(force)
-    return _train(job, display, None, force=force, other_bits=other_bits, on_ray=on_ray, read=read)
+        return _train(job, saved, replace(way, force=True))
+    place.refuse_overwriting(way.force)
+    return _train(job, None, way)
 
 
 def resume(
@@ -126,7 +124,7 @@ def resume(
             f"give {saved.round + 1} or more to add rounds"
         )
     with _followed(display, progress) as display:
-        return _train(job, display, saved, force=False, other_bits=other_bits, on_ray=job.ray.mode == "on")
+        return _train(job, saved, Way(display, other_bits=other_bits))
 
 
 def replay(run: str | Path, round: int, client: int, *, method: Method | None = None) -> tuple[ClientRow, float | None]:
@@ -185,29 +183,19 @@ def _rows(path: Path, name: str) -> list[dict[str, Any]]:
         raise InputError(f"the recorded {name} in {path} cannot be read ({error}); {again}") from None
 
 
-def _train(
-    job: Job,
-    display: Display | None,
-    saved: Saved | None,
-    *,
-    force: bool,
-    other_bits: bool,
-    on_ray: bool,
-    read: Read | None = None,
-) -> Result:
+def _train(job: Job, saved: Saved | None, way: Way) -> Result:
     """Play a job's remaining rounds after a checkpoint, or all, and keep each round when it is finished."""
-    display = display or Display()
-    with _open_run(job, display, saved, force=force, other_bits=other_bits, on_ray=on_ray, read=read) as run:
+    with _open_run(job, saved, way) as run:
         last = run.keeper.restored()
         if last is not None:
-            display.restored(last)
+            way.display.restored(last)
         for round in engine.rounds(run.site, run.workers, last, run.keeper.early_end):
             run.keeper.keep(round)
             last = round
             if run.workers.finished(round):  # Ray may soon end this process
                 run.keeper.checkpoint(round)
             run.tell_trackers(round.round)
-            display.round(round)
+            way.display.round(round)
     assert last is not None, "there is always a round 0"
     return Result(run.keeper.path, read_table(run.keeper.path, "rounds"), whole(run.site.model, last.evaluated))
 
@@ -222,27 +210,18 @@ class OpenRun(NamedTuple):
 
 
 @contextmanager
-def _open_run(
-    job: Job,
-    display: Display,
-    saved: Saved | None,
-    *,
-    force: bool,
-    other_bits: bool,
-    on_ray: bool,
-    read: Read | None = None,
-) -> Iterator[OpenRun]:
+def _open_run(job: Job, saved: Saved | None, way: Way) -> Iterator[OpenRun]:
     """Open a run. At the end its folder is complete, Ray has ended, and the page is written, however the run ends."""
     Place.of(job).refuse_unwritable()
-    on_ray = on_ray and (saved is None or saved.leaves_work(job))
-    make_site = partial(_checked_site, job, saved, read)
+    on_ray = way.on_ray and job.ray.mode == "on" and (saved is None or saved.leaves_work(job))
+    make_site, display = partial(_checked_site, job, saved, way.read), way.display
     with (
         logging_to_file() as begin_log,
         tracking(job) as tell_trackers,
         _writing_page() as begin_page,
         opened(job, make_site, display.start, on_ray=on_ray) as site,
-        open_workers(site, display.client, on_ray=on_ray, other_bits=other_bits) as workers,
-        Keeper(site, workers, saved, force=force, other_bits=other_bits, when_closed=begin_page) as keeper,
+        open_workers(site, display.client, on_ray=on_ray, other_bits=way.other_bits) as workers,
+        Keeper(site, workers, saved, force=way.force, other_bits=way.other_bits, when_closed=begin_page) as keeper,
     ):
         begin_log(keeper.path)
         display.ready(resumed=saved is not None)

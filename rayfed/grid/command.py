@@ -12,7 +12,7 @@ from functools import partial
 from rayfed.base.errors import STOPPED, InputError, Resumable
 from rayfed.base.files import write_text
 from rayfed.data.sources import Kept
-from rayfed.experiment import run_checked
+from rayfed.experiment import Way, run_checked
 from rayfed.folder.places import folder_of, is_done
 from rayfed.folder.summary import Ended, read_summary
 from rayfed.grid.cells import Cell
@@ -87,7 +87,7 @@ def _ended(todo: Sequence[Job], force: bool, other_bits: bool) -> Generator[Ende
         watch([job])
         try:
             with failures():
-                run_checked(job, logged(), force=force, resume=not force, other_bits=other_bits, read=kept.load)
+                run_checked(job, Way(logged(), force, other_bits, read=kept.load), resume=not force)
         except Failure as failure:
             yield Ended(job, failure.exit_code, failure.message)
         else:

@@ -5,7 +5,7 @@ from functools import partial
 
 from rayfed.data.samples import Dataset
 from rayfed.data.sources import Kept
-from rayfed.experiment import run_checked
+from rayfed.experiment import Way, run_checked
 from rayfed.folder.checkpoint import start_over
 from rayfed.folder.summary import Ended
 from rayfed.job import Job
@@ -46,6 +46,4 @@ def run_many(
 
 
 def _play_here(job: Job, dataset: Dataset, other_bits: bool, display: Callable[[], Display]) -> None:
-    run_checked(
-        job, display(), force=False, resume=True, other_bits=other_bits, on_ray=False, read=lambda data: dataset
-    )
+    run_checked(job, Way(display(), False, other_bits, on_ray=False, read=lambda data: dataset), resume=True)

@@ -23,7 +23,7 @@ from rayfed.screen.options import read_override
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = {"torch", "ray", "pyarrow", "matplotlib", "pydantic", "numpy"}
-NONE_BY_DEFAULT = {"train.local_steps"}  # not in a table, because TOML has no null
+NONE_BY_DEFAULT = {"train.local_steps", "ray.labels"}  # not in a table: TOML has no null, and an empty table has no key
 NONE_BY_DEFAULT |= {f"clients.{key}" for key in ("seconds_per_example", "bytes_per_second", "deadline")}
 ONE_LETTER = {"s": "shards", "k": "classes"}  # keys of partitions, and the rules that take them
 OF_SCHEDULES = {  # keys that only one schedule takes, and that schedule
