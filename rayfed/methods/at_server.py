@@ -6,7 +6,7 @@ trains where the rounds are played: on the CPU, with the job's number of threads
 
 import copy
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -67,13 +67,16 @@ class EnsembleDistill(Part):
         def loss(rows: Tensor) -> Tensor:
             return losses.distill(run(model, images[to_train[rows]]).logits, teacher[to_train[rows]], tau=self.tau)
 
-        for taken in steps_on(self, step.round, parameters_of(model), loss, len(to_train)):
+        def keep_best(taken: int) -> None:
+            nonlocal accuracy, best
             if taken != self.steps and taken % -(-len(to_train) // self.batch_size):
-                continue
+                return
             with torch.no_grad():
                 right = (run(model, images[held]).logits.argmax(dim=1) == labels[held]).double().mean().item()
             if right > accuracy or not held.any():
                 accuracy, best = right, copied(trained(model, step))
+
+        descend_on(self, step.round, parameters_of(model), loss, len(to_train), keep_best)
         return None, step.changed(best)
 
 
@@ -130,8 +133,7 @@ class HeadCalibration(Part):
         def loss(rows: Tensor) -> Tensor:
             return losses.cross_entropy(model.get_submodule("head")(features[rows])[:, held], labels[rows])
 
-        for _ in steps_on(self, step.round, head_parameters(model), loss, len(features)):
-            pass
+        descend_on(self, step.round, head_parameters(model), loss, len(features))
         return None, step.towards(step.weights).changed(trained(model, step))
 
     def _drawn(self, surveyed: Tree, c: int) -> Tensor:
@@ -176,20 +178,21 @@ def trained(model: nn.Module, step: Step) -> Weights:
     return {name: p.detach() for name, p in parameters.items() if name in step.weights}
 
 
-def steps_on(
+def descend_on(
     part: Any,
     round: int,
     parameters: Weights,
     loss: Callable[[Tensor], Tensor],
     count: int,
-) -> Iterator[int]:
+    after: Callable[[int], object] = lambda taken: None,
+) -> None:
     """A part's steps, in place, on the loss of batches of rows 0 to `count - 1`, which each pass shuffles again.
 
-    The part has `steps`, `lr` and `batch_size`. Gives the number of steps that are taken: 0 at first.
+    The part has `steps`, `lr` and `batch_size`. `after` is called with the number of steps that are taken: 0 at first.
     """
     training = Training(optimizer="adam", lr=part.lr, local_steps=part.steps, batch_size=part.batch_size)
     step = stepper(parameters, training, round=1)
-    yield 0
+    after(0)
     for index, rows in enumerate(batches(count, training, torch.default_generator)):  # seeded by the round
         value = loss(rows)
         if not torch.isfinite(value):
@@ -198,4 +201,4 @@ def steps_on(
                 f"{part!r}; try a smaller lr"
             )
         step(value)
-        yield index + 1
+        after(index + 1)

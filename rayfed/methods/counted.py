@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rayfed import losses
 from rayfed.base.values import Ge, Gt, Le
-from rayfed.methods.at_server import AT_ONCE, samples_of, steps_on, trainable, trained
+from rayfed.methods.at_server import AT_ONCE, descend_on, samples_of, trainable, trained
 from rayfed.methods.part import Part
 from rayfed.methods.views import Batch, ClientView, Fit, Run, ServerView, Step
 from rayfed.tensors.trees import Tree
@@ -65,8 +65,7 @@ class CountedDistill(Part):
             distilled = -(target[rows] * logits.log_softmax(dim=1)).sum(dim=1).mean()
             return losses.cross_entropy(logits, labels[rows]) + distilled
 
-        for _ in steps_on(self, step.round, parameters_of(model), loss, len(images)):
-            pass
+        descend_on(self, step.round, parameters_of(model), loss, len(images))
         return after, step.changed(trained(model, step))
 
 
