@@ -6,8 +6,8 @@
 With names, only these methods. The bits depend on the machine's kind of processor, so compare on one machine.
 """
 
+import argparse
 import hashlib
-import sys
 import tempfile
 
 import rayfed
@@ -19,8 +19,13 @@ SHORT = {"train.num_rounds": 3, "train.clients_per_round": 4, "train.batch_size"
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("method", nargs="*", help="default: all")
+    names = parser.parse_args().method or RECIPES
+    if unknown := set(names) - set(RECIPES):
+        parser.error(f"no method: {', '.join(sorted(unknown))}; `rayfed methods` lists them")
     with tempfile.TemporaryDirectory() as runs:
-        for name in sys.argv[1:] or RECIPES:
+        for name in names:
             # CCVR trains no client: it is for the last round.
             last = [{"until": SHORT["train.num_rounds"] - 1, "method": "fedavg"}, {"method": name}]
             method = name if trains(RECIPES[name]()) else last
