@@ -82,8 +82,9 @@ def submit(
     if dry_run:
         print(aligned(files.all_lines()), aligned(files.lines()), sep="\n\n")
         return
-    place = Path(job).resolve().relative_to(root.resolve()).as_posix()
-    if place not in files.sent:
+    is_example = not Path(job).is_file()  # it comes with rayfed, there too
+    place = job if is_example else Path(job).resolve().relative_to(root.resolve()).as_posix()
+    if not is_example and place not in files.sent:
         why = files.stays.get(place, "or its folder is left out, or git ignores it")
         raise InputError(f"'{job}' would not be sent: it {why}")
     with connected(address) as cluster:

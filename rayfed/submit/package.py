@@ -23,7 +23,7 @@ from rich.filesize import decimal
 import rayfed
 from rayfed.base.errors import InputError
 from rayfed.data.settings import is_relative
-from rayfed.job import Job
+from rayfed.job import EXAMPLES, Job
 from rayfed.report.words import listed
 from rayfed.submit.secret import secret_in
 
@@ -130,6 +130,7 @@ def staged(root: Path, names: Iterable[str]) -> Iterator[dict[str, object]]:
             (work / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(root / name, work / name)
         shutil.copytree(PACKAGE, module, ignore=shutil.ignore_patterns(*CACHES))
+        shutil.copytree(EXAMPLES, module / "examples", dirs_exist_ok=True)
         yield {"working_dir": str(work), "py_modules": [str(module)]}
 
 
