@@ -370,8 +370,6 @@ def test_a_label_takes_the_place_of_a_step_of_the_names(runs):
     assert shorten(grouped(labelled(cells, {}))) == shorten(grouped(cells))
     with pytest.raises(InputError, match="--label 'fedntt': it is no step of the runs' names; did you mean 'fedntd'"):
         labelled(runs, {"fedntt": "x"})
-    with pytest.raises(InputError, match="--label: of the names fedntd, fedntd two are the same"):
-        labelled(runs, {"fedavg": "fedntd"})
 
 
 def test_a_label_is_not_shortened_and_names_beside_it_take_their_rows(folders, runs, tmp_path):

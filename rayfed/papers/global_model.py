@@ -45,7 +45,8 @@ def forgetting(runs: Sequence[Run], width: float | None = None) -> Figure:
     lost = {name: lost_of(run) for name, run in shown.items()}
     top = max(float(np.nanmax(points, initial=1.0)) for _, points in lost.values())
     inches = high(most_classes(shown), 1.8, 7.0)
-    options = {"sharex": True, "sharey": same_classes(shown), "width": width or wide(len(shown))}
+    same_classes = len({run.classes for run in shown.values()}) == 1
+    options = {"sharex": True, "sharey": same_classes, "width": width or wide(len(shown))}
     figure, axes = panels("Forgetting by class", 1, len(shown), inches + 0.7, **options)
     for place, (name, run) in zip(axes.flat, shown.items(), strict=True):
         drawn = cells(place, *lost[name], run.classes, top, inches)
@@ -160,7 +161,3 @@ def held_by(run: Run, client: int | None) -> list[bool]:
 
 def most_classes(shown: dict[str, Run]) -> int:
     return max(len(run.classes) for run in shown.values())
-
-
-def same_classes(shown: dict[str, Run]) -> bool:
-    return len({run.classes for run in shown.values()}) == 1
