@@ -287,6 +287,17 @@ def test_names_are_shown_as_plain_text(keeper):
     assert charts_of(comparison_page([run]))["accuracy"]["series"][0]["name"] == HOSTILE
 
 
+def test_hardware_and_resumes_are_said_in_words(copy):
+    written = json.loads((copy / "environment.json").read_text())
+    written |= {
+        "hardware": [{"device": "cpu", "maker": "A"}],
+        "resumed": [{"after_round": 2, **written}, {"after_round": 3}],
+    }
+    (copy / "environment.json").write_text(json.dumps(written))
+    rows = Page(run_page(read_run(copy))).rows
+    assert ["hardware", "cpu A"] in rows and ["resumed after round", "2, 3"] in rows
+
+
 def test_a_page_is_made_even_if_a_file_is_missing(copy):
     for gone in ("rounds", "clients", "classes", "partition", "environment", "summary"):
         for file in copy.glob(f"{gone}.*"):

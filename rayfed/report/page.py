@@ -80,9 +80,10 @@ def run_page(run: Run) -> str:
     played, sampled = len(run.rounds["round"]) > 0, len(run.clients["client"]) > 0
     packages = run.environment.get("packages", {})
     hashes = {key: value for key, value in run.environment.items() if key not in ("packages", "unevenness")}
+    if "hardware" in hashes:
+        hashes["hardware"] = listed(" ".join(map(str, of_kind.values())) for of_kind in hashes["hardware"])
     if "resumed" in hashes:
-        hashes["resumed"] = f"after round {listed(each['after_round'] for each in hashes['resumed'])}"
-    hashes["hardware"] = listed(" ".join(map(str, each.values())) for each in hashes.get("hardware", []))
+        hashes["resumed after round"] = listed(each["after_round"] for each in hashes.pop("resumed"))
     drawn = {
         "global": plots.global_model(grouped([run])) if played else [],
         "classes": [plots.class_accuracy(run)] if len(run.class_accuracy) > 1 else [],
