@@ -380,6 +380,17 @@ def test_a_label_is_not_shortened_and_names_beside_it_take_their_rows(folders, r
     assert heights[0] < heights[1]
 
 
+def test_confusion_matrices_stand_one_below_the_other_where_a_figure_is_narrow(full, tmp_path):
+    run = read_run(full)
+    for width, columns in ((3.3, 1), (6.9, 2), (None, 3)):
+        found = drawn(global_model.confusion, [run], width=width)
+        lefts = {round(place.get_position().x0, 3) for place in found.axes[:3]}
+        assert (len(lefts), found.get_figwidth()) == (columns, width or found.get_figwidth())
+    assert figure("confusion", full, "--width", 1, "-o", tmp_path / "a.svg").stderr.startswith(
+        "error: the figure is too narrow"
+    )
+
+
 def test_the_same_numbers_are_the_same_bytes(runs, tmp_path):
     for suffix in (".svg", ".pdf"):
         paths = [tmp_path / f"{name}{suffix}" for name in "ab"]

@@ -83,11 +83,14 @@ def confusion(runs: Sequence[Run], round: int | None = None, width: float | None
     shown = single(runs, "a confusion matrix")
     of_runs = {name: matrices(run, round) for name, run in shown.items()}
     most = max(len(of_models) for _, of_models, _ in of_runs.values())
-    columns, number_of_classes = min(most, ABREAST), most_classes(shown)
+    number_of_classes = most_classes(shown)
+    side = high(number_of_classes, 2.0, 4.0)
     names = LETTER * max(len(shortened(name)) for run in shown.values() for name in run.classes)
     names = names if number_of_classes <= NAMED else 0.3
-    side = (width - 1.0) / columns - names - 0.2 if width else high(number_of_classes, 2.0, 4.0)
-    size = {"height": side + names + 0.65, "width": columns * (side + names + 0.2) + 1.0}
+    fitting = int((width - 1.0) / (side + names + 0.2) + 0.5) if width else ABREAST
+    columns = max(1, min(most, ABREAST, fitting))
+    side = max(0.3, (width - 1.0) / columns - names - 0.2) if width else side
+    size = {"height": side + names + 0.65, "width": width or columns * (side + names + 0.2) + 1.0}
     caption = "Confusion of classes"
     measured = [len(clients_measured) for *_, clients_measured in of_runs.values()]
     if max(measured) > CLIENTS:

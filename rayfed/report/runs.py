@@ -39,10 +39,7 @@ def read_runs(folders: Iterable[Path]) -> list[Run]:
 
 
 def labelled(runs: Sequence[Run], labels: Mapping[str, str]) -> list[Run]:
-    """The runs with labels for what tables and figures call them, in which steps of their names are replaced.
-
-    Raises `InputError` for a step that no name has.
-    """
+    """The runs as tables and figures shall call them: with other words for steps of their names, which must exist."""
     groups = grouped(runs)
     names = [name.split("/") for name in shorten(groups)]
     steps = {step for name in names for step in name}
