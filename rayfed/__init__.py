@@ -13,7 +13,8 @@ if sys.argv[:1] == ["-m"] and sys.path[0] in ("", os.getcwd()):  # of `python -m
 
 from typing import TYPE_CHECKING
 
-__all__ = ["Display", "InputError", "Job", "Result", "compose", "read_job", "replay", "resume", "run", "switch"]
+__all__ = ["Display", "InputError", "Job", "Result", "compose", "read_job", "read_rounds", "replay", "resume", "run"]
+__all__ += ["switch"]
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
@@ -22,10 +23,12 @@ if TYPE_CHECKING:
     from rayfed.job import Job, read_job
     from rayfed.methods import compose, switch
     from rayfed.report.result import Result
+    from rayfed.report.runs import read_rounds
     from rayfed.rounds.display import Display
 else:
-    HOMES = {"base.errors": ["InputError"], "experiment": ["replay", "resume", "run"], "report.result": ["Result"]}
-    HOMES |= {"job": ["Job", "read_job"], "methods": ["compose", "switch"], "rounds.display": ["Display"]}
+    HOMES = {"base.errors": ["InputError"], "experiment": ["replay", "resume", "run"], "rounds.display": ["Display"]}
+    HOMES |= {"job": ["Job", "read_job"], "methods": ["compose", "switch"], "report.runs": ["read_rounds"]}
+    HOMES |= {"report.result": ["Result"]}
 
     def __getattr__(name):
         """The package's few names, imported when they are used, so that `rayfed --help` is quick."""

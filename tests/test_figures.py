@@ -370,8 +370,6 @@ def test_a_label_takes_the_place_of_a_step_of_the_names(runs):
     assert shorten(grouped(labelled(cells, {}))) == shorten(grouped(cells))
     with pytest.raises(InputError, match="--label 'fedntt': it is no step of the runs' names; did you mean 'fedntd'"):
         labelled(runs, {"fedntt": "x"})
-    with pytest.raises(InputError, match="--label: of the names fedntd, fedntd two are the same"):
-        labelled(runs, {"fedavg": "fedntd"})
 
 
 def test_a_label_is_not_shortened_and_names_beside_it_take_their_rows(folders, runs, tmp_path):
@@ -380,6 +378,17 @@ def test_a_label_is_not_shortened_and_names_beside_it_take_their_rows(folders, r
     assert done.exit_code == 0 and f">{long}<" in (tmp_path / "a.svg").read_text()
     heights = [drawn(curves, labelled(runs, {"fedavg": name}), width=3.3).get_figheight() for name in ("a", long)]
     assert heights[0] < heights[1]
+
+
+def test_confusion_matrices_stand_one_below_the_other_where_a_figure_is_narrow(full, tmp_path):
+    run = read_run(full)
+    for width, columns in ((3.3, 1), (6.9, 2), (None, 3)):
+        found = drawn(global_model.confusion, [run], width=width)
+        lefts = {round(place.get_position().x0, 3) for place in found.axes[:3]}
+        assert (len(lefts), found.get_figwidth()) == (columns, width or found.get_figwidth())
+    assert figure("confusion", full, "--width", 1, "-o", tmp_path / "a.svg").stderr.startswith(
+        "error: the figure is too narrow"
+    )
 
 
 def test_the_same_numbers_are_the_same_bytes(runs, tmp_path):

@@ -177,9 +177,9 @@ def test_a_run_ends_with_a_page_that_has_the_numbers_of_its_tables(result):
     assert page.tiles["sent to clients"] == f"{sum(row['bytes_down'] for row in rounds) / 1e6:.1f} MB"
 
     accuracy = {(row["round"], row["class"]): row["accuracy"] for row in result.classes.to_pylist()}
-    start = page.rows.index(["class", "peak", "in round", "last", "lost", ""])
+    start = page.rows.index(["class", "peak", "in round", "last", "lost"])
     losses = page.rows[start + 1 : start + 11]
-    for name, peak, number, last, lost, _ in losses:
+    for name, peak, number, last, lost in losses:
         assert peak.endswith("*") == (0 < accuracy[int(number), name] <= accuracy[0, name]), "no better than untrained"
         assert share(peak) == pytest.approx(max(accuracy[1, name], accuracy[2, name]), abs=6e-4)
         assert share(last) == pytest.approx(accuracy[3, name], abs=6e-4)
@@ -285,6 +285,17 @@ def test_names_are_shown_as_plain_text(keeper):
     assert "\u72ac" in run_page(run)
     assert charts_of(run_page(run))["classes"]["rows"] == [HOSTILE, "$x_{", "\u72ac", "<b>"]
     assert charts_of(comparison_page([run]))["accuracy"]["series"][0]["name"] == HOSTILE
+
+
+def test_hardware_and_resumes_are_said_in_words(copy):
+    written = json.loads((copy / "environment.json").read_text())
+    written |= {
+        "hardware": [{"device": "cpu", "maker": "A"}],
+        "resumed": [{"after_round": 2, **written}, {"after_round": 3}],
+    }
+    (copy / "environment.json").write_text(json.dumps(written))
+    rows = Page(run_page(read_run(copy))).rows
+    assert ["hardware", "cpu A"] in rows and ["resumed after round", "2, 3"] in rows
 
 
 def test_a_page_is_made_even_if_a_file_is_missing(copy):
@@ -586,3 +597,53 @@ def test_a_browser_draws_every_figure_and_says_nothing(width, keeper, tmp_path):
         assert done.stdout.count('role="img"') >= len(charts_of(text))
         asked = {urlsplit(url).hostname or "" for url in re.findall(r'"url":"(https?://[^"]*)"', log.read_text())}
         assert [host for host in asked if not host.endswith(ITS_OWN)] == []
+
+
+QUANTITIES = {
+    **{"53.2% (round 12)": 53.2, "-3.0 ± 1.0%": -3.0, "1,234": 1234, "+0.5": 0.5, "100.0%*": 100},
+    **{"2.0 kB": 2000, "1.5 MB": 1.5e6, "0:01:02": 62, "1 day, 0:00:01": 86401, "n/a": "n/a", "fedavg": "fedavg"},
+}
+CLICKS = """<script>
+QUANTITY
+const wait = setInterval(() => {
+  if (document.documentElement.dataset.drawn === undefined) return;
+  clearInterval(wait);
+  const cell = (textContent) => Object.assign(document.createElement("td"), { textContent });
+  const quantities = TEXTS.map((text) => quantity(cell(text)));
+  const tables = [...document.querySelectorAll("table")].filter((table) => table.querySelector("button"));
+  const orders = tables.flatMap((table) =>
+    [...table.tHead.rows[0].cells].map((head, column) => {
+      const said = () => [...table.tBodies[0].rows].map((row) => row.cells[column].textContent.trim());
+      return [said(), ...["descending", "ascending"].map((order) => {
+        head.querySelector("button").click();
+        if (head.getAttribute("aria-sort") !== order) throw new Error(order);
+        return said();
+      })];
+    }));
+  const said = JSON.stringify([quantities, orders]);
+  document.body.append(Object.assign(document.createElement("pre"), { id: "said", textContent: said }));
+}, 10);
+</script>"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not CHROMIUM, reason="needs Chromium")
+def test_a_click_on_the_head_of_a_column_sorts_the_table_by_it(keeper, tmp_path):
+    run = read_run(keep(keeper(), *([number, 3] for number in range(4))))
+    quantity = re.search(
+        r"  function quantity.*?\n  }\n", page.HERE.joinpath("templates", "page.js").read_text(), re.DOTALL
+    )[0]
+    script = CLICKS.replace("QUANTITY", quantity).replace("TEXTS", json.dumps([*QUANTITIES]))
+    text = re.sub(r"<meta http-equiv=.Content-Security-Policy.[^>]*>", "", run_page(run)).replace("</body>", script)
+    (tmp_path / "page.html").write_text(text)
+    options = (f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", (tmp_path / "page.html").as_uri())
+    shown = subprocess.run([CHROMIUM, *FLAGS, *options], capture_output=True, text=True, timeout=120).stdout
+    quantities, orders = json.loads(html.unescape(re.search(r'<pre id="said">(.*?)</pre>', shown)[1]))
+    assert quantities == [*QUANTITIES.values()]
+    assert len(orders) > 5
+    for before, down, up in orders:
+        assert sorted(before) == sorted(down) == sorted(up)
+        if all(re.match(r"-?[\d.]+", text) for text in before):
+            numbers = [float(re.match(r"-?[\d.]+", text)[0]) for text in down]
+            assert numbers == sorted(numbers, reverse=True)
+            assert [float(re.match(r"-?[\d.]+", text)[0]) for text in up] == sorted(numbers)

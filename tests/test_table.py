@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow.compute as pc
 import pytest
 from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
@@ -19,6 +20,7 @@ import rayfed
 from rayfed.base.errors import InputError
 from rayfed.cli import main
 from rayfed.folder.read import grouped, read_run
+from rayfed.folder.tables import read_table
 from rayfed.papers import tables as of_papers
 from rayfed.papers.ours import without
 from rayfed.papers.tables import grids, read_paper
@@ -256,6 +258,29 @@ def test_columns_are_chosen_in_an_order_and_a_row_has_its_label(run):
     assert sheet(named, "text", first="ours").lines[0][0] == sheet(named, "text", first="fedntd").lines[0][0] == "ours"
     with pytest.raises(InputError, match="--columns: the table has no column 'lost'; did you mean 'last'"):
         sheet(runs, "text", columns="lost")
+
+
+def test_all_rounds_of_all_runs_are_one_table_with_run_and_seed(made, tmp_path):
+    text = (made.folder / "job.toml").read_text()
+    for method in ("fedavg", "fedntd"):
+        for seed in (0, 1):
+            copied = shutil.copytree(made.folder, tmp_path / f"g/{method}/seed-{seed}")
+            named = text.replace('name = "a"', f'name = "g/{method}/seed-{seed}"').replace(
+                "seed = 0", f"seed = {seed}", 1
+            )
+            (copied / "job.toml").write_text(named)
+    every = rayfed.read_rounds(tmp_path)
+    own = read_table(made.folder, "rounds")
+    assert every.column_names == ["run", "seed", *(name for name in own.column_names if name != "notes")]
+    assert len(every) == 4 * len(own) == len(rayfed.read_rounds(tmp_path / "g", tmp_path)), (
+        "given twice, it is there once"
+    )
+    whose = every.group_by(["run", "seed"]).aggregate([]).to_pylist()
+    assert whose == [{"run": method, "seed": seed} for method in ("fedavg", "fedntd") for seed in (0, 1)]
+    for row in whose:
+        of_run = every.filter((pc.field("run") == row["run"]) & (pc.field("seed") == row["seed"]))
+        for name in every.column_names[2:]:
+            np.testing.assert_array_equal(of_run[name].to_numpy(), own[name].to_numpy())
 
 
 def test_a_table_is_written_in_the_form_that_its_files_name_has(made, tmp_path):

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from rayfed.base.errors import InputError
 from rayfed.folder.read import Columns, Group, Run
 from rayfed.papers.panels import MARKERS, apart, legend, line, panels, span, wide
-from rayfed.papers.style import COLOURS, INK, WIDTH
+from rayfed.papers.style import COLOURS, INK
 from rayfed.report.measured import DISTANCES, WHEN, WHERE, by_round, drifts, measured_on, notes_of
 
 BARS = 5  # rounds, from the first to the last that was measured
@@ -28,8 +28,7 @@ def local(runs: Sequence[Run], width: float | None = None) -> Figure:
     notes = [f"local.{when}.accuracy" for when in WHEN]
     measured = {name: notes_of(group.runs, "local", *notes) for name, group in groups.items()}
     caption = f"Local models: {of_whom(runs, measured)}"
-    width = width or wide(len(groups))
-    figure, axes = panels(caption, 1, len(groups), 3.0, width=width, sharex=True, sharey=True)
+    figure, axes = panels(caption, 1, len(groups), 3.0, width or wide(len(groups)), sharex=True, sharey=True)
     for place, (name, columns) in zip(axes[0], measured.items(), strict=True):
         for number, (when, words) in enumerate(WHEN.items()):
             values = by_round(columns, f"local.{when}.accuracy", 100)
@@ -48,8 +47,7 @@ def in_out(runs: Sequence[Run], round: int | None = None, width: float | None = 
     groups = apart(runs)
     notes = [f"local.{when}.{where}" for when in WHEN for where in WHERE]
     measured = {name: notes_of(group.runs, "local", *notes) for name, group in groups.items()}
-    caption = f"Learnt and forgotten: {of_whom(runs, measured)}"
-    figure, axes = panels(caption, len(groups), 2, 2.5, width=width or WIDTH, sharey=True)
+    figure, axes = panels(f"Learnt and forgotten: {of_whom(runs, measured)}", len(groups), 2, 2.5, width, sharey=True)
     for places, (name, group) in zip(axes, groups.items(), strict=True):
         chosen = rounds_of(group, measured[name]["round"], round)
         for place, (where, words) in zip(places, WHERE.items(), strict=True):

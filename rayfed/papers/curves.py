@@ -14,8 +14,6 @@ from rayfed.report.forms import NAMES, in_words
 from rayfed.report.plots import over_runs
 from rayfed.report.table import lacking
 
-WIDTH = 5.5  # inches
-HEIGHT = 0.65  # of the width
 SHARES = ("test_accuracy", "forgetting", "macro_f1", "calibration_error")  # in percent
 
 
@@ -30,8 +28,8 @@ def curves(runs: Sequence[Run], of: str = "test_accuracy", width: float | None =
     behind = [str(run.folder) for group in groups.values() for run in group.behind]
     if behind:
         caption += f"; not drawn, as other seeds have more rounds: {', '.join(behind)}"
-    width = width or WIDTH
-    figure, axes = panels(caption, 1, 1, HEIGHT * width, width=width)
+    width = width or 5.5
+    figure, axes = panels(caption, 1, 1, 0.65 * width, width=width)
     for number, (name, group) in enumerate(groups.items()):
         drawn = over_runs(name, number, [series(run, of) for run in group.runs])
         low, high = (drawn.y if end is None else end for end in (drawn.low, drawn.high))

@@ -52,7 +52,7 @@ def complete_kind(ctx: click.Context, param: click.Parameter, incomplete: str) -
 @click.option("--title", help="Words above the figure; it has none.")
 @click.option("--width", type=float, help="Inches, such as 3.3 for a column of a page.")
 def figure(kind: str | None, runs: tuple[Path, ...], output: Path | None, labels: Labels, **given: Any) -> None:
-    """Draw a figure as the papers have it.
+    """Draw a number by round, or a figure as the papers have it.
 
     Without a KIND, lists the kinds, each with the paper's figure that it redraws. Several runs, or the folder of a
     grid, stand side by side. In forgetting and confusion there is one run per panel; in the other kinds, runs whose

@@ -45,7 +45,8 @@ def forgetting(runs: Sequence[Run], width: float | None = None) -> Figure:
     lost = {name: lost_of(run) for name, run in shown.items()}
     top = max(float(np.nanmax(points, initial=1.0)) for _, points in lost.values())
     inches = high(most_classes(shown), 1.8, 7.0)
-    options = {"sharex": True, "sharey": same_classes(shown), "width": width or wide(len(shown))}
+    same_classes = len({run.classes for run in shown.values()}) == 1
+    options = {"sharex": True, "sharey": same_classes, "width": width or wide(len(shown))}
     figure, axes = panels("Forgetting by class", 1, len(shown), inches + 0.7, **options)
     for place, (name, run) in zip(axes.flat, shown.items(), strict=True):
         drawn = cells(place, *lost[name], run.classes, top, inches)
@@ -82,11 +83,14 @@ def confusion(runs: Sequence[Run], round: int | None = None, width: float | None
     shown = single(runs, "a confusion matrix")
     of_runs = {name: matrices(run, round) for name, run in shown.items()}
     most = max(len(of_models) for _, of_models, _ in of_runs.values())
-    columns, number_of_classes = min(most, ABREAST), most_classes(shown)
+    number_of_classes = most_classes(shown)
+    side = high(number_of_classes, 2.0, 4.0)
     names = LETTER * max(len(shortened(name)) for run in shown.values() for name in run.classes)
     names = names if number_of_classes <= NAMED else 0.3
-    side = (width - 1.0) / columns - names - 0.2 if width else high(number_of_classes, 2.0, 4.0)
-    size = {"height": side + names + 0.65, "width": columns * (side + names + 0.2) + 1.0}
+    fitting = int((width - 1.0) / (side + names + 0.2) + 0.5) if width else ABREAST
+    columns = max(1, min(most, ABREAST, fitting))
+    side = max(0.3, (width - 1.0) / columns - names - 0.2) if width else side
+    size = {"height": side + names + 0.65, "width": width or columns * (side + names + 0.2) + 1.0}
     caption = "Confusion of classes"
     measured = [len(clients_measured) for *_, clients_measured in of_runs.values()]
     if max(measured) > CLIENTS:
@@ -160,7 +164,3 @@ def held_by(run: Run, client: int | None) -> list[bool]:
 
 def most_classes(shown: dict[str, Run]) -> int:
     return max(len(run.classes) for run in shown.values())
-
-
-def same_classes(shown: dict[str, Run]) -> bool:
-    return len({run.classes for run in shown.values()}) == 1

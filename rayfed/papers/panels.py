@@ -34,11 +34,15 @@ def save(draw: Callable[..., Figure], path: Path, *args: Any, title: str = "", *
     options = {"svg.hashsalt": draw.__name__}
     with style.context(["default", STYLE, options]), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")
+        warnings.filterwarnings("error", "constrained_layout not applied")
         figure = draw(*args, **kwargs)
         if title:
             figure.suptitle(title, x=0.01, ha="left", fontsize="large", fontweight="bold")
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=150, metadata=METADATAS.get(path.suffix))
+        try:
+            figure.savefig(path, dpi=150, metadata=METADATAS.get(path.suffix))
+        except UserWarning:  # no room is left for an axis
+            raise InputError("the figure is too narrow for what stands side by side; give a larger --width") from None
     return str(figure.get_label())
 
 
@@ -71,10 +75,10 @@ def shortened(name: str) -> str:
 
 
 def panels(
-    caption: str, rows: int, columns: int, height: float, width: float = WIDTH, **options: Any
+    caption: str, rows: int, columns: int, height: float, width: float | None = None, **options: Any
 ) -> tuple[Figure, np.ndarray]:
     """A figure with rows of panels, as wide as the page by default, and their axes (rows, columns)."""
-    figure = Figure(figsize=(width, rows * height + 0.5), label=caption)
+    figure = Figure(figsize=(width or WIDTH, rows * height + 0.5), label=caption)
     return figure, figure.subplots(rows, columns, squeeze=False, **options)
 
 

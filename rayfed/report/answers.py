@@ -85,6 +85,7 @@ def of_groups(groups: Sequence[Group], names: Sequence[str], rows: Sequence[Row]
     """About several runs, by the rows of their table, or why there are none."""
     runs = [run for group in groups for run in [*group.runs, *group.behind]]
     key = shared([run for group in groups for run in group.counted])
+    lasts = [[run.summary["last"]["test_accuracy"] for run in of.counted if run.summary.get("last")] for of in groups]
     seconds, down, up = (int(sum(run.summary.get(key, 0) for run in runs)) for key in COSTS)
     costs = [
         ("time of all runs", str(timedelta(seconds=seconds)), ""),
@@ -92,19 +93,11 @@ def of_groups(groups: Sequence[Group], names: Sequence[str], rows: Sequence[Row]
         ("sent back", size(up), ""),
     ]
     return [
-        _best(_ranked(groups, names)),
+        _best(_sorted(names, lasts)),
         _compared(rows),
         _most_forgotten(_sorted(names, [headlines(group, key) for group in groups]), key),
         Answer("What did it cost?", costs, f"{len(runs):,} runs; by row, see below."),
     ]
-
-
-def _ranked(groups: Sequence[Group], names: Sequence[str]) -> list[tuple[str, list[float]]]:
-    """The groups' names and their runs' last accuracies, the highest mean first."""
-    lasts = [
-        [run.summary["last"]["test_accuracy"] for run in group.counted if run.summary.get("last")] for group in groups
-    ]
-    return _sorted(names, lasts)
 
 
 def headlines(group: Group, key: str) -> list[float]:
@@ -114,6 +107,7 @@ def headlines(group: Group, key: str) -> list[float]:
 
 
 def _sorted(names: Sequence[str], values: Sequence[list[float]]) -> list[tuple[str, list[float]]]:
+    """Groups' names and their runs' values, the highest mean first."""
     ranked = [(name, of_runs) for name, of_runs in zip(names, values, strict=True) if of_runs]
     return sorted(ranked, key=lambda pair: -spread(pair[1])[0])
 

@@ -6,7 +6,6 @@ from datetime import timedelta
 from typing import Any
 
 import numpy as np
-from markupsafe import Markup
 from rich.filesize import decimal as size
 
 from rayfed.base.errors import InputError
@@ -16,7 +15,7 @@ from rayfed.losses.metrics import rounds_to_target
 from rayfed.report.answers import COSTS, headline, headlines
 from rayfed.report.charts import MOST_ROWS
 from rayfed.report.table import Row, rows
-from rayfed.report.words import html_bar, listed, mean_percent, percent
+from rayfed.report.words import html_bar, listed, mean_percent
 
 HASHES = {"hash of the data": "data", "hash of the partition": "partition"}  # and their keys in environment.json
 VARIED = ("seed", "data.partition.seed", "hash of the partition")  # may differ between the runs of a group
@@ -70,7 +69,7 @@ def partition_of(group: Group) -> dict[str, Any]:
 
 def _settings(run: Run) -> dict[str, str]:
     """Whatever two runs may differ in; not the method, which is shown beside, nor what changes no numbers."""
-    left_out = ("name", "method", "ray", "output", *MEASURE)
+    left_out = ("name", "method", "ray", "output", "track", *MEASURE)
     settings = flat({key: value for key, value in run.job.items() if key not in left_out})
     settings |= {name: run.environment.get(key, "unknown") for name, key in HASHES.items()}
     return {key: str(value)[:64] for key, value in settings.items()}
@@ -85,8 +84,7 @@ def class_losses(groups: Sequence[Group]) -> list[list[Any]]:
                 losses.setdefault(loss.name, [[] for _ in groups])[number].append(loss.lost)
     means = {name: [float(np.mean(lost)) if lost else math.nan for lost in of] for name, of in losses.items()}
     worst = sorted(means, key=lambda name: -max(np.nan_to_num(means[name], nan=-np.inf)))[:MOST_ROWS]
-    cell = Markup('<div class="lost">{}<span>{}</span></div>')
-    return [[name, *(cell.format(html_bar(lost), percent(lost)) for lost in means[name])] for name in worst]
+    return [[name, *map(html_bar, means[name])] for name in worst]
 
 
 def paired(runs: Sequence[Run]) -> list[Row] | str:

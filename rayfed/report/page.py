@@ -80,6 +80,10 @@ def run_page(run: Run) -> str:
     played, sampled = len(run.rounds["round"]) > 0, len(run.clients["client"]) > 0
     packages = run.environment.get("packages", {})
     hashes = {key: value for key, value in run.environment.items() if key not in ("method", "packages", "unevenness")}
+    if "hardware" in hashes:
+        hashes["hardware"] = listed(" ".join(map(str, of_kind.values())) for of_kind in hashes["hardware"])
+    if "resumed" in hashes:
+        hashes["resumed after round"] = listed(each["after_round"] for each in hashes.pop("resumed"))
     drawn = {
         "global": plots.global_model(grouped([run])) if played else [],
         "classes": [plots.class_accuracy(run)] if len(run.class_accuracy) > 1 else [],
@@ -115,7 +119,7 @@ def _class_rows(run: Run, losses: Sequence[ClassLoss]) -> tuple[list[list[Any]],
     for loss in shown:
         mark = "*" if 0 < loss.peak <= untrained[loss.name] else ""
         peak = percent(loss.peak) + mark
-        rows.append([loss.name, peak, loss.peak_round, percent(loss.last), percent(loss.lost), html_bar(loss.lost)])
+        rows.append([loss.name, peak, loss.peak_round, percent(loss.last), html_bar(loss.lost)])
     if any(row[1].endswith("*") for row in rows):
         text += " * Not above the untrained model, which may take every example for one class."
     return rows, text
@@ -171,7 +175,7 @@ def rendered(template: str, drawn: dict[str, list[Chart]], **values: Any) -> str
     """A page from its template, with the data of its figures, and a policy under which only its own scripts run."""
     script = HERE.joinpath("templates", "page.js").read_text("utf-8")
     hashes = (hashlib.sha256(of.encode()).digest() for of in (libraries(), script))
-    policy = POLICY.format(" ".join(f"'sha256-{_base64(digest)}'" for digest in hashes))
+    policy = POLICY.format(" ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in hashes))
     return TEMPLATES.get_template(template).render(
         **values,
         drawn=drawn,
@@ -191,11 +195,7 @@ def libraries() -> str:
 @functools.cache
 def packed() -> str:
     """The same, compressed: 0.2 in place of 0.5 MB in each page."""
-    return _base64(gzip.compress(libraries().encode(), mtime=0))
-
-
-def _base64(content: bytes) -> str:
-    return base64.b64encode(content).decode()
+    return base64.b64encode(gzip.compress(libraries().encode(), mtime=0)).decode()
 
 
 def not_all(runs: Iterable[Run]) -> str:

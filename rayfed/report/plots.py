@@ -162,17 +162,13 @@ def local_groups(groups: Sequence[Group]) -> Iterator[Chart]:
         for where, words in WHERE.items():
             drawn = []
             for number, (group, title) in enumerate(zip(groups, shorten(groups), strict=True)):
+                name = f"local.{when}.{where}"
                 with suppress(InputError):
-                    drawn.append(mean_of_runs(group, f"local.{when}.{where}", title, number))
+                    measured = [by_round(notes_of([run], "local", name), name, 100) for run in group.runs]
+                    drawn.append(over_runs(title, number, [(of.rounds, of.mean) for of in measured]))
             if drawn:
                 key = f"{when}-{where}".replace("_", "-")
                 yield charts.lines(key, f"{words.capitalize()}, {model}", "accuracy (%)", drawn, "%")
-
-
-def mean_of_runs(group: Group, name: str, title: str, number: int) -> Line:
-    """A note in percent, in the rounds that all runs of a group have measured."""
-    of_runs = [by_round(notes_of([run], "local", name), name, 100) for run in group.runs]
-    return over_runs(title, number, [(of.rounds, of.mean) for of in of_runs])
 
 
 def over_runs(name: str, number: int, of_runs: Sequence[Series]) -> Line:

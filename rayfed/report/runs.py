@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
 from jinja2 import TemplateError
 
 from rayfed.base.errors import InputError, did_you_mean
@@ -38,17 +39,26 @@ def read_runs(folders: Iterable[Path]) -> list[Run]:
 
 
 def labelled(runs: Sequence[Run], labels: Mapping[str, str]) -> list[Run]:
-    """The runs with labels for what tables and figures call them, in which steps of their names are replaced.
-
-    Raises `InputError` for a step that no name has, and where two runs would be called the same.
-    """
+    """The runs as tables and figures shall call them: with other words for steps of their names, which must exist."""
     groups = grouped(runs)
     names = [name.split("/") for name in shorten(groups)]
     steps = {step for name in names for step in name}
     for step in sorted(labels.keys() - steps):
         raise InputError(f"--label '{step}': it is no step of the runs' names{did_you_mean(step, steps)}")
     called = ["/".join(labels.get(step, step) for step in name) for name in names]
-    if len({*called}) < len(called):
-        raise InputError(f"--label: of the names {', '.join(called)} two are the same; give labels that differ")
     pairs = zip(called if labels else [""] * len(groups), groups, strict=True)
     return [replace(run, label=label) for label, group in pairs for run in group.runs + group.behind]
+
+
+def read_rounds(*folders: str | Path) -> pa.Table:
+    """The rounds of all runs in these folders as one table, such as a grid's: `run`, `seed`, and what a round has.
+
+    `run` is what `rayfed table` calls the row of the run; the other columns are those of `rounds.parquet`.
+    """
+    groups = grouped(read_runs(map(Path, folders)))
+    tables = []
+    for name, group in zip(shorten(groups), groups, strict=True):
+        for run in group.runs + group.behind:
+            whose = {"run": [name] * len(run.evaluated), "seed": [run.job["seed"]] * len(run.evaluated)}
+            tables.append(pa.table(whose | run.rounds))
+    return pa.concat_tables(tables)

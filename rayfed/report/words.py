@@ -82,5 +82,6 @@ def in_sentence(name: str) -> str:
 
 
 def html_bar(share: float) -> Markup:
-    """A bar over a share of the width; none for an unknown or negative share."""
-    return Markup(f'<div class="bar" style="width: {100 * max(np.nan_to_num(share), 0):.1f}%"></div>')
+    """A share in percent beside a bar over this part of the width; no bar for an unknown or negative share."""
+    bar = f'<div><div class="bar" style="width: {100 * max(np.nan_to_num(share), 0):.1f}%"></div></div>'
+    return Markup(f'<div class="lost">{bar}<span>{percent(share)}</span></div>')

@@ -177,11 +177,11 @@
   function legends(panel) {
     const drawn = places.filter((place) => panel.contains(place) && charts[place.dataset.chart].kind === "lines");
     const names = drawn.map((place) => JSON.stringify(charts[place.dataset.chart].series.map((line) => line.name)));
-    if (new Set(names).size === 1) legend(panel, charts[drawn[0].dataset.chart].series);
-    else for (const place of drawn) legend(place, charts[place.dataset.chart].series);
+    if (new Set(names).size === 1) legend((box) => panel.before(box), charts[drawn[0].dataset.chart].series);
+    else for (const place of drawn) legend((box) => place.after(box), charts[place.dataset.chart].series);
   }
 
-  function legend(before, series) {
+  function legend(put, series) {
     if (series.length < 2) return;
     const entries = series.map(({ name, number: look }) => {
       const box = element("input", { type: "checkbox" });
@@ -198,7 +198,33 @@
       const swatch = element("svg", { class: "swatch", viewBox: "0 0 32 12", "aria-hidden": "true" }, element("line", stroke));
       return element("label", {}, box, swatch, element("bdi", {}, name));
     });
-    before.before(element("fieldset", {}, element("legend", {}, "Lines shown"), ...entries));
+    put(element("fieldset", {}, element("legend", {}, "Lines shown"), ...entries));
+  }
+
+  // The head of a column sorts the table by it, largest first, and then the other way round; what is no number is last.
+  function sortable(table) {
+    const rows = [...table.tBodies[0].rows];
+    const heads = [...table.tHead.rows[0].cells];
+    heads.forEach((head, column) => {
+      head.append(element("button", { type: "button" }, ...head.childNodes));
+      head.addEventListener("click", () => {
+        const order = head.getAttribute("aria-sort") === "descending" ? "ascending" : "descending";
+        for (const other of heads) other.removeAttribute("aria-sort");
+        head.setAttribute("aria-sort", order);
+        const sorted = d3.groups(rows, (row) => typeof quantity(row.cells[column])).sort(([a], [b]) => d3.ascending(a, b));
+        for (const [, alike] of sorted)
+          table.tBodies[0].append(...alike.sort((a, b) => d3[order](quantity(a.cells[column]), quantity(b.cells[column]))));
+      });
+    });
+  }
+
+  // The number with which a cell begins, also of bytes and of hours, minutes and seconds; else its text.
+  function quantity(cell) {
+    const text = cell.textContent.trim();
+    const time = /(?:(\d+) days?, )?(\d+):(\d\d):(\d\d)/.exec(text);
+    if (time) return d3.sum([86400, 3600, 60, 1], (seconds, i) => seconds * (time[i + 1] ?? 0));
+    const [, digits, unit] = /^([+-]?[\d,]*\.?\d+)\s*(kB|MB|GB|TB)?/.exec(text) ?? [];
+    return digits ? Number(digits.replaceAll(",", "")) * 1000 ** ["", "kB", "MB", "GB", "TB"].indexOf(unit ?? "") : text;
   }
 
   function slider(place) {
@@ -223,6 +249,7 @@
   for (const panel of document.querySelectorAll(".panels")) legends(panel);
   for (const place of places) if (charts[place.dataset.chart].slider) slider(place);
   for (const place of places) draw(place);
+  for (const table of document.querySelectorAll("table")) sortable(table);
   let width = window.innerWidth;
   window.addEventListener("resize", () => {
     if (window.innerWidth === width) return;  // a phone's bar that hides changes the height only
