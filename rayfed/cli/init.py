@@ -22,4 +22,4 @@ def init(folder: Path) -> None:
     for file in sorted(PROJECT.iterdir()):
         (folder / file.stem).write_text(file.read_text())  # README.md.txt: so that no tool takes it for rayfed's own
     print((folder / "README.md").read_text())
-    print(f"Written to {folder}. Go there first: cd {folder}")
+    print(f"Written to '{folder}'" + ("" if folder.samefile(".") else f"; go there first: cd '{folder}'"))
