@@ -214,7 +214,11 @@ def read_toml(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
             f"no job file '{source}'; 'quickstart' is an example that comes with rayfed, and `rayfed init FOLDER` "
             "writes another to begin with"
         ) from None
-    except (OSError, ValueError, RecursionError) as error:  # of TOML, of UTF-8, of a path with a zero byte
+    except tomllib.TOMLDecodeError as error:
+        number = re.search(r"at line (\d+)", str(error))
+        line = f": {text.splitlines()[int(number[1]) - 1].strip()[:80]}" if number else ""
+        raise InputError(f"job file '{source}' cannot be read: {error}{line} (text needs quotes: 'fedntd')") from None
+    except (OSError, ValueError, RecursionError) as error:  # of UTF-8, of a path with a zero byte
         raise InputError(f"job file '{source}' cannot be read: {error}") from None
 
 

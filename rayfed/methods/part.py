@@ -62,6 +62,7 @@ class Part(Checked):
 
     def __init_subclass__(cls) -> None:
         refuse_misspelt_hooks(cls)
+        refuse_other_parameters(cls)
         if not hasattr(cls, "slot"):
             cls.slot = name_of(cls)
 
@@ -135,6 +136,17 @@ def refuse_misspelt_hooks(cls: type[Part]) -> None:
         takes = [*inspect.signature(getattr(Part, near[0])).parameters]
         if len(taken) == len(takes) and taken[1] == takes[1]:
             raise InputError(f"{cls.__name__}.{name} is no hook; did you mean '{near[0]}'? Else begin it with _")
+
+
+def refuse_other_parameters(cls: type[Part]) -> None:
+    """Refuse a hook that cannot be called as it will be: else only a client's training would show it."""
+    for hook in HOOKS:
+        own, takes = vars(cls).get(hook), [*inspect.signature(getattr(Part, hook)).parameters]
+        try:
+            if inspect.isfunction(own):
+                inspect.signature(own).bind(*takes)
+        except TypeError as error:
+            raise InputError(f"{cls.__name__}.{hook} has to take ({', '.join(takes)}): {error}") from None
 
 
 def name_of(cls: type) -> str:

@@ -55,7 +55,7 @@ def notes_of(runs: Sequence[Run], measure: str, *names: str) -> Columns:
     of_runs = [of_clients(run.folder, *names) for run in runs]
     for run, columns in zip(runs, of_runs, strict=True):
         if not len(columns["round"]):
-            raise unmeasured(run, measure, "numbers of local models")
+            raise unmeasured(run, measure, f"numbers of the measure '{measure}'")
     return {name: np.concatenate([columns[name] for columns in of_runs]) for name in of_runs[0]}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tomllib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from rayfed.job import Job
 
 Overrides = tuple[tuple[str, Any], ...]
+RUNS = Path("runs")  # of this folder
 
 
 def complete_set(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -23,6 +25,17 @@ def complete_set(ctx: click.Context, param: click.Parameter, incomplete: str) ->
     from rayfed.job import Job
 
     return starting(incomplete, sorted({f"{key.name}=" for key in keys(Job)}))
+
+
+def complete_run(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """The folders of runs, below the folder that is typed so far, or runs."""
+    root = Path(os.path.dirname(incomplete) or RUNS)
+    return starting(incomplete, sorted(str(file.parent) for file in root.rglob("job.toml")))
+
+
+def complete_name(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """The names of the runs of this folder."""
+    return starting(incomplete, sorted(file.parent.relative_to(RUNS).as_posix() for file in RUNS.rglob("job.toml")))
 
 
 def starting(incomplete: str, words: list[str]) -> list[str]:

@@ -164,6 +164,23 @@ OFFERED = {
 }
 
 
+def test_completion_offers_the_runs_of_this_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("runs/first", "runs/grid/fedavg", "other/third"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "job.toml").touch()
+    offered = {
+        ("resume", ""): ["runs/first", "runs/grid/fedavg"],
+        ("resume", "runs/fi"): ["runs/first"],
+        ("replay", "other/"): ["other/third"],
+        ("resume", "absent/"): [],
+        **{(command, "gr"): ["grid/fedavg"] for command in ("status", "logs", "stop")},
+    }
+    completer = BashComplete(main, {}, "rayfed", "_RAYFED_COMPLETE")
+    for (command, last), expected in offered.items():
+        assert [item.value for item in completer.get_completions([command], last)] == expected, command
+
+
 def test_completion_offers_commands_keys_and_values_of_options():
     completer = BashComplete(main, {}, "rayfed", "_RAYFED_COMPLETE")
     for typed, offered in OFFERED.items():

@@ -339,6 +339,7 @@ def test_image_folders_are_read(tmp_path, held):
     assert np.array_equal(data.test.examples, images[[3, 4]])
     save(tmp_path / held / "emu" / "5.png", images[5])
     refuses(Data(str(tmp_path)), "its folder 'emu' is not one of the training set's classes .cat, dog")
+    refuses(Data(str(tmp_path / "train/dog")), "'.*/dog': all images lie in one folder, and so have one class, 'dog'; put")
 
 
 def test_folders_above_the_classes_can_be_clients(tmp_path):
@@ -347,7 +348,7 @@ def test_folders_above_the_classes_can_be_clients(tmp_path):
     data = load(Data(str(tmp_path), partition=Natural("domain"), test_fraction=0.5))
     assert data.train.classes == ("bag", "mug")
     assert len(data.train) == 4 and set(data.train.groups.tolist()) == {0, 1}
-    assert data.test.domains is None
+    assert data.test.domains is None and data.train.group_names == ("amazon", "webcam")
     data = load(Data(str(tmp_path), domain="any name", test_fraction=0.5))
     assert data.train.groups is None and data.test.domain_names == ("amazon", "webcam")
     of_amazon = [i for i in range(8) if i % 4 < 2]
@@ -360,7 +361,7 @@ def test_folders_above_the_classes_can_be_clients(tmp_path):
 
 def test_images_of_different_sizes_need_a_size(tmp_path):
     for i, side in enumerate([4, 4, 6, 8]):
-        save(tmp_path / "a" / f"{i}.png", pixels(1, 3, side, side)[0])
+        save(tmp_path / "aabb"[i] / f"{i}.png", pixels(1, 3, side, side)[0])
     message = r"2.png: 6 x 6 pixels, where earlier images have 4 x 4; set data.size \(say, size = 32\)"
     refuses(Data(str(tmp_path)), message)
     assert load(Data(str(tmp_path), size=5, test_fraction=0.5)).train.shape == (3, 5, 5)
