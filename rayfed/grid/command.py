@@ -115,9 +115,9 @@ def show_results(cells: list[Cell]) -> None:
     table = sheet(read_runs(map(folder_of, done)), "text")
     path = folder_of(replace(done[0], name=cells[0].grid)) / "table.csv"
     write_text(path, as_csv(table) + "\n")
-    print(f"\n{len(done)} of {len(cells)} runs done; mean ± deviation over seeds, in {shown(path)}:")
+    print(f"\nas a page: rayfed report {shown(path.parent)}")
+    print(f"{len(done)} of {len(cells)} runs done; mean ± deviation over seeds, in {shown(path)}:")
     print_sheet(table, "text")
-
 
 def finished(cells: list[Cell]) -> list[Job]:
     """The jobs of the cells that are done."""

@@ -37,7 +37,7 @@ def complete_paper(ctx: click.Context, param: click.Parameter, incomplete: str) 
 @click.option(
     "--from", "first", metavar="NAME", default="", help="The run to compare with. If not given: fedavg, or the first."
 )
-@click.option("--target", type=float, help="Also the rounds to this accuracy, such as 0.5, and the speed-up.")
+@click.option("--target", type=float, help="Also the rounds to this accuracy, such as 0.5 (50 %), and the speed-up.")
 @click.option("--format", "form", type=click.Choice(FORMS), default="text", help="Form of the table; text.")
 def table(runs: tuple[Path, ...], paper: str | None, of: str, first: str, target: float | None, form: str) -> None:
     """Print the numbers of runs as a table.

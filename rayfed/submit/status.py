@@ -119,7 +119,7 @@ def runs_in(root: Path) -> list[tuple[str, str, str, str, str]]:
                 file.parent.relative_to(root).as_posix(),
                 status_of(file.parent),
                 f"{summary['rounds']}/{job['train']['num_rounds']}",
-                f"{best['test_accuracy']:.3f}" if best else "",
+                f"{best['test_accuracy']:.1%}" if best else "",
             )
             runs.append((file.stat().st_mtime, row))
     runs.sort(reverse=True)

@@ -127,6 +127,17 @@ def test_data_describes_the_data_of_a_job(folder, rayfed):
     assert "partition  iid, num_clients = 5\nclients    5 with 8 images each\n" in result.stdout
 
 
+def test_data_describes_a_source_and_data_that_cannot_be_dealt_as_the_job_says(folder, rayfed):
+    assert "images     10,000 + 2,000 of 1x28x28" in rayfed("data", "Fashion-MNIST-mini").stdout
+    shown = rayfed("data", "job.toml", "-s", "data.partition={name='iid', num_clients=41}")
+    assert shown.exit_code == 0 and "clients    iid: 41 clients cannot be made of 40 images" in shown.stdout
+
+
+def test_reproduce_without_a_table_lists_them(folder, rayfed):
+    listed = rayfed("reproduce")
+    assert listed.exit_code == 0 and "\nfedntd/table1\n" in listed.stdout
+
+
 def test_a_partition_is_described_with_the_keys_that_a_job_file_changes():
     assert partition_text(PARTITIONS["dirichlet"](alpha=0.3, seed=2)) == "dirichlet, seed = 2, alpha = 0.3"
     assert partition_text(PARTITIONS["natural"](column="writer")) == "natural, column = 'writer'"

@@ -339,7 +339,7 @@ def test_image_folders_are_read(tmp_path, held):
     assert np.array_equal(data.test.examples, images[[3, 4]])
     save(tmp_path / held / "emu" / "5.png", images[5])
     refuses(Data(str(tmp_path)), "its folder 'emu' is not one of the training set's classes .cat, dog")
-    refuses(Data(str(tmp_path / "train/dog")), "'.*/dog': all images lie in one folder, and so have one class, 'dog'; put")
+    refuses(Data(str(tmp_path / "train/dog")), "'.*/dog': all images lie in one folder, and so have one class, 'dog'")
 
 
 def test_folders_above_the_classes_can_be_clients(tmp_path):
