@@ -119,6 +119,7 @@ def show_results(cells: list[Cell]) -> None:
     print(f"{len(done)} of {len(cells)} runs done; mean ± deviation over seeds, in {shown(path)}:")
     print_sheet(table, "text")
 
+
 def finished(cells: list[Cell]) -> list[Job]:
     """The jobs of the cells that are done."""
     done = []
