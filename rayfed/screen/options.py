@@ -35,7 +35,7 @@ def complete_run(ctx: click.Context, param: click.Parameter, incomplete: str) ->
 
 def complete_name(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """The names of the runs of this folder."""
-    return starting(incomplete, sorted(file.parent.relative_to(RUNS).as_posix() for file in RUNS.rglob("job.toml")))
+    return [run.removeprefix(f"{RUNS}/") for run in complete_run(ctx, param, f"{RUNS}/{incomplete}")]
 
 
 def starting(incomplete: str, words: list[str]) -> list[str]:
