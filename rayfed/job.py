@@ -161,10 +161,11 @@ class Job(Checked):
         return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
 
     def places(self) -> dict[str, str]:
-        """The paths in the job, by their dotted keys. The name of a known source is not a path."""
+        """The paths in the job, by their dotted keys. The name of a known source, or of a function, is not a path."""
         values = flat(self.table())
         paths = {key.name: values.get(key.name, "") for key in keys(type(self)) if key.is_path}
-        return {key: path for key, path in paths.items() if path and path not in SOURCES}
+        names = {*SOURCES, "", self.data.source if self.data.module else ""}
+        return {key: path for key, path in paths.items() if path not in names}
 
 
 def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -9,12 +9,7 @@ from typing import Any
 import click
 
 from rayfed.base.errors import InputError, harmless, spelled
-from rayfed.screen.options import (
-    Overrides,
-    job_argument,
-    read_base,
-    set_option,
-)
+from rayfed.screen.options import Overrides, job_argument, read_base, set_option
 from rayfed.screen.text import aligned, print_table, shown
 
 MOST_CLIENTS = 50  # in the table of `partition`
@@ -117,13 +112,11 @@ def data(job: str | None, overrides: Overrides) -> None:
     from rayfed.data.federation import federate
     from rayfed.data.partition import Iid
     from rayfed.data.sources import load
-    from rayfed.job import read_job
     from rayfed.rounds.site import open_data
     from rayfed.screen.display import clients_text, images_text, partition_text
 
     is_source = spelled(job, SOURCES) in SOURCES and not Path(job).exists()
-    of_source = {"name": "data", "data": {"source": job}}
-    read = read_job(of_source, dict(overrides)) if is_source else read_base(job, overrides)
+    read = read_base({"name": "data", "data": {"source": job}} if is_source else job, overrides)
     dataset, refused = load(read.data), ""
     try:
         federation = open_data(read, lambda _: dataset)

@@ -15,7 +15,7 @@ from rayfed.data.samples import shortened
 
 ROWS = 2048  # rows read at a time
 PARQUET = (".parquet", ".pq")
-CONVERT = "rayfed reads Parquet files and folders of images; a table: pandas.read_csv('x.csv').to_parquet('x.parquet')"
+CONVERT = "rayfed reads Parquet files and folders of images; docs/data.md converts others in two lines"
 
 
 class Table:

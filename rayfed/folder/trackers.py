@@ -165,10 +165,7 @@ def tracking(job: Job) -> Iterator[Callable[[int], None]]:
 
 
 def _follow(name: str, job: Job, news: SimpleQueue[int | None]) -> bool:
-    """Send a tracker what the run's folder has and it has not; whether it took all.
-
-    `<tracker>/run.json` in the folder has its id of the run.
-    """
+    """Send a tracker what the folder has and it has not; whether it took all. `<tracker>/run.json` has the run's id."""
     path = folder_of(job)
     note = path / name / "run.json"
     try:

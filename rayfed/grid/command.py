@@ -30,11 +30,7 @@ FAILED = (1, InputError.exit_code, Resumable.exit_code)  # exit codes of a run t
 
 
 def run_grid(
-    cells: list[Cell],
-    jobs: list[Job],
-    force: bool,
-    other_bits: bool,
-    show: Callable[[list[Cell]], None] | None = None,
+    cells: list[Cell], jobs: list[Job], force: bool, other_bits: bool, show: Callable[[list[Cell]], None] | None = None
 ) -> None:
     """Run the jobs, of chosen cells, that are not done, with a line for each; then `show` the results of all cells."""
     todo = [job for job in jobs if force or not is_done(job)]

@@ -12,10 +12,7 @@ from rayfed.report.forms import LAST
 WHEN = {"before": "before the client's training", "after": "after the client's training"}
 WHERE = {"in_local": "own classes (in-local)", "out_local": "other classes (out-local)"}
 IN_LOCAL = "local.after.in_local"  # of the client's model on test examples that are distributed as the client's
-DISTANCES = {
-    "drift.distribution_distance": "distribution distance (L1)",
-    "drift.divergence": "weight divergence (L2)",
-}
+DISTANCES = {"drift.distribution_distance": "distribution distance (L1)", "drift.divergence": "weight divergence (L2)"}
 
 
 class Spread(NamedTuple):

@@ -81,8 +81,8 @@ trust_option = click.option(
 )
 
 
-def read_base(job: str, overrides: Overrides) -> Job:
-    """A job, or the job under a grid."""
+def read_base(job: str | dict[str, Any], overrides: Overrides) -> Job:
+    """A job, or the job under a grid, from its file or its tables."""
     from rayfed.job import read_job, read_toml
 
     return read_job({key: value for key, value in read_toml(job).items() if key != "grid"}, dict(overrides))

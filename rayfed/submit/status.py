@@ -43,12 +43,10 @@ def status(name: str | None, address: str | None) -> None:
                 if here:
                     print(f"\nsubmitted to {cluster.address}:")
                 describe(cluster, submission, address)
-        except NoRay as error:
-            if not here:
-                raise NoRay(f"'{name}': no run of this name in {shown(RUNS.absolute())}, and {error}") from None
-        except InputError:
+        except InputError as error:
             if not here:  # else it need not be submitted
-                raise
+                nowhere = f"'{name}': no run of this name in {RUNS}, and " if isinstance(error, NoRay) else ""
+                raise InputError(f"{nowhere}{error}") from None
         return
     list_runs(RUNS)
     try:
