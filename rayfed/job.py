@@ -218,7 +218,8 @@ def read_toml(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         number = re.search(r"at line (\d+)", str(error))
         line = f": {text.splitlines()[int(number[1]) - 1].strip()[:80]}" if number else ""
-        raise InputError(f"job file '{source}' cannot be read: {error}{line} (text needs quotes: 'fedntd')") from None
+        quotes = " (text needs quotes: 'fedntd')" if "Invalid value" in str(error) else ""
+        raise InputError(f"job file '{source}' cannot be read: {error}{line}{quotes}") from None
     except (OSError, ValueError, RecursionError) as error:  # of UTF-8, of a path with a zero byte
         raise InputError(f"job file '{source}' cannot be read: {error}") from None
 
