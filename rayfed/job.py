@@ -166,10 +166,11 @@ class Job(Checked):
         return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
 
     def places(self) -> dict[str, str]:
-        """The paths in the job, by their dotted keys. The name of a known source is not a path."""
+        """The paths in the job, by their dotted keys. The name of a known source, or of a function, is not a path."""
         values = flat(self.table())
         paths = {key.name: values.get(key.name, "") for key in keys(type(self)) if key.is_path}
-        return {key: path for key, path in paths.items() if path and path not in SOURCES}
+        names = {*SOURCES, "", self.data.source if self.data.module else ""}
+        return {key: path for key, path in paths.items() if path not in names}
 
 
 def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -219,7 +220,12 @@ def read_toml(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
             f"no job file '{source}'; 'quickstart' is an example that comes with rayfed, and `rayfed init FOLDER` "
             "writes another to begin with"
         ) from None
-    except (OSError, ValueError, RecursionError) as error:  # of TOML, of UTF-8, of a path with a zero byte
+    except tomllib.TOMLDecodeError as error:
+        number = re.search(r"at line (\d+)", str(error))
+        line = f": {text.splitlines()[int(number[1]) - 1].strip()[:80]}" if number else ""
+        quotes = " (text needs quotes: 'fedntd')" if "Invalid value" in str(error) else ""
+        raise InputError(f"job file '{source}' cannot be read: {error}{line}{quotes}") from None
+    except (OSError, ValueError, RecursionError) as error:  # of UTF-8, of a path with a zero byte
         raise InputError(f"job file '{source}' cannot be read: {error}") from None
 
 

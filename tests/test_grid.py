@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import tomllib
 from itertools import product
 
@@ -162,7 +163,8 @@ def test_a_grid_runs_what_is_not_done_and_prints_its_table(folder, tables):
 
     result = rayfed("run", "grid.toml")
     assert "4 of 8 runs done already\n" in result.stdout
-    assert "\nrun 4/4  g/shards/prox/seed-1  best 0." in result.stdout
+    assert re.search(r"\nrun 4/4  g/shards/prox/seed-1  best \d+\.\d%", result.stdout)
+    assert "\nas a page: rayfed report runs/g\n" in result.stdout
     table = list(csv.DictReader((folder / "runs/g/table.csv").read_text().splitlines()))
     assert [(row["run"], row["seeds"]) for row in table] == [
         (f"{setting}/{method}", "2") for setting in ("two", "shards") for method in ("avg", "prox")

@@ -259,5 +259,5 @@ def told(value: Any) -> str:
         return f"an object of the class {told(type(value))}"
     if isinstance(value, str) and len(value) > LONGEST:
         return repr(value[:LONGEST]) + "..."
-    text = repr(value)
+    text = str(value).lower() if isinstance(value, bool) else repr(value)  # as TOML has it
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}..."

@@ -173,14 +173,17 @@ def sentence(cls: Callable[..., Any], name: str) -> str:
     return _mark(cls, name, str) or ""
 
 
-def find(name: str, known: Mapping[str, T], kind: str) -> T:
-    """The value with this name: one of `known`, or an importable `package.module:attribute`. Raises `InputError`."""
+def find(name: str, known: Mapping[str, T], kind: str, more: str = "") -> T:
+    """The value with this name: one of `known`, or an importable `package.module:attribute`. Raises `InputError`.
+
+    `more` is what else a message may propose.
+    """
     name = spelled(name, known)
     if name in known:
         return known[name]
     module, colon, attribute = name.partition(":")
     if not colon:
-        raise InputError(f"unknown {kind} '{name}'{did_you_mean(name, known)}, or give 'package.module:name'")
+        raise InputError(f"unknown {kind} '{name}'{did_you_mean(name, known)}, or give 'package.module:name'{more}")
     if module.partition(".")[0] in sys.stdlib_module_names:  # to import some of these does something, or to call them
         raise InputError(f"{kind} '{name}': '{module}' is a module of Python itself; name a module of yours")
     try:

@@ -9,12 +9,7 @@ from typing import Any
 import click
 
 from rayfed.base.errors import InputError, harmless, spelled
-from rayfed.screen.options import (
-    Overrides,
-    job_argument,
-    read_base,
-    set_option,
-)
+from rayfed.screen.options import Overrides, job_argument, read_base, set_option
 from rayfed.screen.text import aligned, print_table, shown
 
 MOST_CLIENTS = 50  # in the table of `partition`
@@ -102,10 +97,10 @@ def keys(prefix: str) -> None:
 
 
 @click.command()
-@click.argument("job", required=False, type=click.Path())
+@click.argument("job", required=False, metavar="[JOB|SOURCE]", type=click.Path())
 @set_option
 def data(job: str | None, overrides: Overrides) -> None:
-    """List the sources of data, or describe a job's data.
+    """List the sources of data, or describe one, or a job's data.
 
     A Parquet file or folder, or a tree of image folders, is a source too: -s data.source=PATH.
     """
@@ -114,11 +109,19 @@ def data(job: str | None, overrides: Overrides) -> None:
     if job is None:
         print_table(["source", "what"], list(SOURCES.items()))
         return
+    from rayfed.data.federation import federate
+    from rayfed.data.partition import Iid
+    from rayfed.data.sources import load
     from rayfed.rounds.site import open_data
     from rayfed.screen.display import clients_text, images_text, partition_text
 
-    read = read_base(job, overrides)
-    federation = open_data(read)
+    is_source = spelled(job, SOURCES) in SOURCES and not Path(job).exists()
+    read = read_base({"name": "data", "data": {"source": job}} if is_source else job, overrides)
+    dataset, refused = load(read.data), ""
+    try:
+        federation = open_data(read, lambda _: dataset)
+    except InputError as error:  # what was read is worth seeing all the same
+        federation, refused = federate(dataset, Iid(num_clients=1)), str(error)
     classes = federation.train.classes
     beyond_images = bool(read.data.in_place_of_images)
     form = ".4g" if beyond_images else ".4f"  # features have units of their own
@@ -131,7 +134,7 @@ def data(job: str | None, overrides: Overrides) -> None:
         facts.append(("mean", first_ones([f"{value:{form}}" for value in federation.mean], " ")))
         facts.append(("deviation", first_ones([f"{value:{form}}" for value in federation.std], " ")))
     facts.append(("partition", partition_text(read.data.partition)))
-    facts.append(("clients", clients_text(federation)))
+    facts.append(("clients", refused or clients_text(federation)))
     domains = federation.test.domain_names
     if domains:
         facts.append(("domains", f"{len(domains)} in the test set: {first_ones(domains, ', ')}"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from rayfed.base.errors import InputError, RunFailed
-from rayfed.screen.options import Overrides, job_argument, other_bits_option, set_option, trust_option
+from rayfed.screen.options import Overrides, complete_run, job_argument, other_bits_option, set_option, trust_option
 from rayfed.screen.text import busy
 
 
@@ -32,8 +32,8 @@ def run(job: str, overrides: Overrides, force: bool, resume: bool, other_bits: b
     Examples:
       rayfed run jobs/quickstart.toml --force
       rayfed run jobs/papers/fedntd/table1.toml --list
-      rayfed run jobs/papers/fedntd/table1.toml --only 'cifar10-shards-2/fed*/seed-0'
-      rayfed run jobs/papers/fedntd/table1.toml -s grid.seeds=[0] -s train.num_rounds=50
+      rayfed run jobs/papers/fedntd/table1.toml --only 'cifar10-*/fedntd/*'
+      rayfed run jobs/papers/fedntd/table1.toml -s 'grid.seeds=[0]'
     """
     if force and resume:
         raise InputError("--force begins the run again, and --resume continues it: give one of the two")
@@ -58,7 +58,7 @@ def run(job: str, overrides: Overrides, force: bool, resume: bool, other_bits: b
 
 
 @click.command()
-@click.argument("run", metavar="RUN")
+@click.argument("run", metavar="RUN", shell_complete=complete_run)
 @set_option
 @other_bits_option
 @trust_option
@@ -83,7 +83,7 @@ def resume(run: str, overrides: Overrides, other_bits: bool) -> None:
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+@click.argument("run", type=click.Path(path_type=Path), metavar="RUN", shell_complete=complete_run)
 @click.option("--round", type=int, required=True, help="The round, from 1 on.")
 @click.option("--client", type=int, required=True, help="A client that was in it.")
 @click.option("--debug", is_flag=True, help="Open Python's debugger where the client fails.")

@@ -22,10 +22,10 @@ from rayfed.base.errors import InputError
 from rayfed.base.storage import exists, locate, reach
 from rayfed.data.columns import read_parquet
 from rayfed.data.decode import SUFFIXES, decode_all
+from rayfed.data.parquet import PARQUET
 from rayfed.data.samples import Samples, few_classes, shortened
 from rayfed.data.settings import Data
 
-PARQUET = (".parquet", ".pq")
 SPLIT = re.compile(r"(train|test|val)(?:id|idation)?(?=[-_./])")
 
 
@@ -111,6 +111,11 @@ def read_tree(fs: pafs.FileSystem, files: list[str], data: Data, train: Samples 
     images = decode_all(
         (functools.partial(_bytes, fs, file) for file in files), len(files), files.__getitem__, data.size
     )
+    if len(classes) == 1 and not train:
+        raise InputError(
+            f"'{folders[0]}': all images lie in one folder, and so have one class, '{classes[0]}'; put the images of "
+            "each class in a folder of its own, such as train/cat/1.png and train/dog/1.png"
+        )
     labels = np.array([code[name] for name in names], dtype=np.int64)
     sorted_above = tuple(map(str, groups))
     samples = Samples(images, labels, classes)

@@ -14,6 +14,8 @@ from rayfed.base.errors import InputError, nearest
 from rayfed.data.samples import shortened
 
 ROWS = 2048  # rows read at a time
+PARQUET = (".parquet", ".pq")
+CONVERT = "rayfed reads Parquet files and folders of images; docs/data.md converts others in two lines"
 
 
 class Table:
@@ -114,4 +116,5 @@ def _readable(path: str) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, MemoryError) as error:
-        raise InputError(f"{path}: cannot be read as a Parquet file ({' '.join(str(error).split())})") from None
+        rather = "" if path.lower().endswith(PARQUET) else f"; {CONVERT}"
+        raise InputError(f"{path}: cannot be read as a Parquet file ({' '.join(str(error).split())}){rather}") from None

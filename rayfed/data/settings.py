@@ -1,5 +1,6 @@
 """The [data] table of a job file: which examples, how to read and augment them, and how to deal them to clients."""
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,6 +12,7 @@ from rayfed.base.values import Checked, Form, PathMark
 from rayfed.data.partition import PARTITIONS, Iid, Rule, read_rule, write_rule
 
 MINI = "fashion-mnist-mini"
+FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")  # no s3://, no C:\
 SOURCES = {
     MINI: "10,000 + 2,000 grey 28x28, 10 classes of clothing; MIT, Zalando SE; embedded in rayfed",
     "mnist": "60,000 + 10,000 grey 28x28, 10 digits; CC BY-SA 3.0; by torchvision, downloaded once (12 MB)",
@@ -48,9 +50,9 @@ class Augment(Checked):
 class Data(Checked):
     """A federation's data. The fields from `test` to `vocabulary` are for files; named sources need none of them."""
 
-    source: Annotated[str, PathMark(), "a named source (`rayfed data` lists them), or a path or URI (s3://, hf://)"] = (
-        MINI
-    )
+    source: Annotated[
+        str, PathMark(), "a named source (`rayfed data` lists them), a path or URI, or module:function"
+    ] = MINI
     root: Annotated[str, PathMark(), "folder of the downloaded sources"] = "~/.cache/rayfed/data"
     split: Annotated[Literal["balanced", "byclass", "bymerge", "letters", "digits", "mnist"], "of EMNIST"] = "balanced"
     auxiliary_per_class: Annotated[int, Ge(0), "images of each class for the server; a method may ask for more"] = 0
@@ -91,6 +93,11 @@ class Data(Checked):
         return getattr(self.partition, "column", "")
 
     @property
+    def module(self) -> str:
+        """The user's module, where the source is a function of theirs, `package.module:name`; else ''."""
+        return self.source.partition(":")[0] if FUNCTION.fullmatch(self.source) else ""
+
+    @property
     def in_place_of_images(self) -> str:
         """The key that names the columns a model sees, where they are no images: tokens, text or features; else ''."""
         return next((key for key in IN_PLACE if getattr(self, key)), "")
@@ -105,7 +112,7 @@ class Data(Checked):
         if not key:
             return
         place = f"data.{key} = {getattr(self, key)!r}"
-        if self.source in SOURCES:
+        if self.source in SOURCES or self.module:
             raise InputError(
                 f"{place}: the source '{self.source}' has images; give data.source, a path of Parquet files"
             )

@@ -19,6 +19,7 @@ import numpy as np
 
 from rayfed.base.errors import InputError, did_you_mean, harmless
 from rayfed.base.storage import exists
+from rayfed.base.values import find
 from rayfed.data.decode import resize
 from rayfed.data.files import read_files
 from rayfed.data.hub import HUB, fetch
@@ -26,13 +27,9 @@ from rayfed.data.partition import Natural
 from rayfed.data.samples import Dataset, Samples, hold_out
 from rayfed.data.settings import MINI, SOURCES, Augment, Data
 
-TORCHVISION = {  # our name: torchvision's class
-    "mnist": "MNIST",
-    "fashion-mnist": "FashionMNIST",
-    "emnist": "EMNIST",
-    "cifar10": "CIFAR10",
-    "cifar100": "CIFAR100",
-}
+NAMES = ("MNIST", "FashionMNIST", "EMNIST", "CIFAR10", "CIFAR100")  # torchvision's
+TORCHVISION = {name.replace("nM", "n-M").lower(): name for name in NAMES}  # by our name
+PAIR = "it gives (train, test), test may be None, each a torch Dataset of PIL images or a pair (uint8 images, labels)"
 
 
 class Kept:
@@ -59,12 +56,14 @@ def load(data: Data) -> Dataset:
     """Read a source whole, as uint8 arrays. Raises InputError for anything wrong with it, with the place."""
     train: Samples
     test: Samples | None
-    if data.test and data.source in SOURCES and data.source not in HUB:
+    if data.test and (data.module or (data.source in SOURCES and data.source not in HUB)):
         raise InputError(f"data.test = '{data.test}': the source '{data.source}' has a test set of its own")
     if data.source == MINI:
         train, test = read_files(Data(str(Path(__file__).parent / "fashion_mnist_mini")))
     elif data.source in TORCHVISION:
         train, test = read_download(data.source, data.root, data.split)
+    elif data.module:
+        train, test = read_function(data)
     elif data.source in HUB or data.source.startswith("hf://") or exists(data.source):
         train, test = read_files(fetch(data))
     elif any(mark in data.source for mark in "/\\."):
@@ -126,6 +125,35 @@ def _samples(dataset: Any) -> Samples:
     images = np.asarray(dataset.data)
     if type(dataset).__name__ == "EMNIST":
         images = images.swapaxes(1, 2)  # its files hold every image transposed
-    images = images[:, None] if images.ndim == 3 else images.transpose(0, 3, 1, 2)
     classes = tuple(name.split(" - ")[0] for name in dataset.classes)  # MNIST's are '0 - zero'
-    return Samples(np.ascontiguousarray(images), np.asarray(dataset.targets, dtype=np.int64), classes)
+    return Samples(_with_channels(images), np.asarray(dataset.targets, dtype=np.int64), classes)
+
+
+def _with_channels(images: np.ndarray) -> np.ndarray:
+    """Images (N, H, W), (N, H, W, C) or (N, C, H, W), C = 1 or 3, as (N, C, H, W)."""
+    images = images[:, None] if images.ndim == 3 else images
+    return np.ascontiguousarray(images if images.shape[1] in (1, 3) else images.transpose(0, 3, 1, 2))
+
+
+def read_function(data: Data) -> tuple[Samples, Samples | None]:
+    """What a function of the user's gives. Raises `InputError`."""
+    function: Any = find(data.source, {}, "data.source")
+    try:
+        given, for_test = function()
+        train = _of_user(given, None)
+        return train, None if for_test is None else _of_user(for_test, train.classes)
+    except Exception as error:  # of the user's code, or of what it gave
+        raise InputError(f"data.source = '{data.source}': {type(error).__name__}: {error}; {PAIR}") from error
+
+
+def _of_user(given: Any, classes: tuple[str, ...] | None) -> Samples:
+    """A data set of the user's; its labels must be those of the `classes`, if they are known."""
+    images, labels = given if isinstance(given, tuple) else zip(*(given[i] for i in range(len(given))), strict=True)
+    pixels, codes = np.stack([np.asarray(image) for image in images]), np.asarray(labels, dtype=np.int64)
+    classes = classes or tuple(map(str, getattr(given, "classes", range(codes.max() + 1))))
+    examples = _with_channels(pixels)
+    if pixels.dtype != np.uint8 or examples.shape[1] not in (1, 3) or codes.shape != (len(pixels),):
+        raise TypeError(f"images are {pixels.dtype} of shape {pixels.shape}, labels of shape {codes.shape}")
+    if codes.min() < 0 or codes.max() >= len(classes):
+        raise ValueError(f"labels are {codes.min()} to {codes.max()}, and there are {len(classes)} classes")
+    return Samples(examples, codes, classes)

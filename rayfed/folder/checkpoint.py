@@ -33,16 +33,7 @@ from rayfed.base.files import writing_to
 from rayfed.base.storage import Folder, joined
 from rayfed.clients.settings import Training
 from rayfed.folder.owner import lock
-from rayfed.folder.packing import (
-    Index,
-    ahead,
-    index_to_table,
-    shards_of,
-    to_bytes,
-    twin_of,
-    unmoved,
-    weights_to_bytes,
-)
+from rayfed.folder.packing import Index, ahead, index_to_table, shards_of, to_bytes, twin_of, unmoved, weights_to_bytes
 from rayfed.folder.places import Place
 from rayfed.folder.provenance import hash_of
 from rayfed.folder.saved import VERSION, Saved, digest_of, stem

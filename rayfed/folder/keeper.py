@@ -108,7 +108,7 @@ class Keeper:
             leave = "if you mended it on purpose" if has_own_code else "to allow it"
             raise InputError(
                 f"the run would continue to other bits: {'; '.join(differing)}; "
-                f"{leave}: rayfed resume {self.path} --other-bits"
+                f"{leave}: rayfed resume {self.path} --other-bits (in Python other_bits=True)"
             )
         return {**now, "other_bits": differing} if self._other_bits else now
 

@@ -22,7 +22,7 @@ FOLDERS = (*(f"{name}.parquet" for name in RESULTS), "checkpoints", "modules", "
 FILES = ("partition.parquet", "environment.json", "summary.json", "log.txt", "report.html", "job.toml")
 OWN = (*FOLDERS, *FILES)
 BEFORE_BEGIN = {LOCK, ENDED, "checkpoints", "modules"}  # what a run leaves that ends before it has its job.toml
-OTHERWISE = "give --force to replace them, or give the job another name"
+OTHERWISE = "give --force (in Python force=True) to replace them, or give the job another name"
 
 log = logging.getLogger(__name__)
 
@@ -51,13 +51,16 @@ class Place:
         if local_checkpoints is not None:
             _wait_for_lock(local_checkpoints, OWNER)
 
-    def refuse_overwriting(self, force: bool) -> None:
-        """Raises `InputError` where results exist already or, even with `force`, where the folder is not a run's."""
+    def refuse_overwriting(self, force: bool, resume: str = "") -> None:
+        """Raises `InputError` where results exist already or, even with `force`, where the folder is not a run's.
+
+        `resume` says how the run is resumed, if not by the command.
+        """
         place = self.checkpoints.place
         if not force and place != str(self.path / "checkpoints") and self.checkpoints.names():
             raise InputError(
                 f"'{place}' holds checkpoints of a run of this name; {OTHERWISE}, "
-                f"or resume the run: rayfed resume {place}"
+                f"or resume the run (in Python resume=True): {resume or f'rayfed resume {place}'}"
             )
         if not self.path.exists() or not {file.name for file in self.path.iterdir()} - BEFORE_BEGIN:
             return
@@ -65,7 +68,8 @@ class Place:
             raise InputError(f"'{self.path}' exists and is not a rayfed run; give the job another name or output.path")
         if not force:
             raise InputError(
-                f"'{self.path}' holds the results of a run; {OTHERWISE}, or resume the run: rayfed resume {self.path}"
+                f"'{self.path}' holds the results of a run; {OTHERWISE}, or resume the run (in Python resume=True): "
+                f"{resume or f'rayfed resume {self.path}'}"
             )
 
     def clear(self) -> None:

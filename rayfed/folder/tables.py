@@ -32,21 +32,13 @@ if TYPE_CHECKING:  # these bring torch, which a reader of tables does not need
 INT, FLOAT, TEXT, NOTES = pa.int64(), pa.float64(), pa.string(), pa.map_(pa.string(), pa.float64())
 EVALUATED = ("test_accuracy", "test_loss", "forgetting", "macro_f1", "calibration_error")
 FIGURES = (*EVALUATED, "train_loss", "seconds")
+OWN = ("accuracy", "in_local", "tuned_accuracy", "tuned_in_local")
 COLUMNS = {
     "rounds": {"round": INT, **dict.fromkeys(FIGURES, FLOAT), "bytes_down": INT, "bytes_up": INT, "notes": NOTES},
     "clients": dict(round=INT, client=INT, num_examples=INT, train_loss=FLOAT, seconds=FLOAT, node=TEXT, notes=NOTES),
     "classes": {"round": INT, "class": TEXT, "accuracy": FLOAT, "seen": INT, "predicted": INT},
     "confusions": {"round": INT, "client": INT, "class": TEXT, "predicted": TEXT, "count": INT},
-    "own": dict(
-        client=INT,
-        name=TEXT,
-        num_examples=INT,
-        held_out=pa.bool_(),
-        accuracy=FLOAT,
-        in_local=FLOAT,
-        tuned_accuracy=FLOAT,
-        tuned_in_local=FLOAT,
-    ),
+    "own": {"client": INT, "name": TEXT, "num_examples": INT, "held_out": pa.bool_(), **dict.fromkeys(OWN, FLOAT)},
     "partition": {"client": INT, "name": TEXT, "class": TEXT, "count": INT, "images": pa.list_(INT)},
 }
 SCHEMAS = {name: pa.schema(list(columns.items())) for name, columns in COLUMNS.items()}

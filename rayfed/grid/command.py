@@ -30,11 +30,7 @@ FAILED = (1, InputError.exit_code, Resumable.exit_code)  # exit codes of a run t
 
 
 def run_grid(
-    cells: list[Cell],
-    jobs: list[Job],
-    force: bool,
-    other_bits: bool,
-    show: Callable[[list[Cell]], None] | None = None,
+    cells: list[Cell], jobs: list[Job], force: bool, other_bits: bool, show: Callable[[list[Cell]], None] | None = None
 ) -> None:
     """Run the jobs, of chosen cells, that are not done, with a line for each; then `show` the results of all cells."""
     todo = [job for job in jobs if force or not is_done(job)]
@@ -115,7 +111,8 @@ def show_results(cells: list[Cell]) -> None:
     table = sheet(read_runs(map(folder_of, done)), "text")
     path = folder_of(replace(done[0], name=cells[0].grid)) / "table.csv"
     write_text(path, as_csv(table) + "\n")
-    print(f"\n{len(done)} of {len(cells)} runs done; mean ± deviation over seeds, in {shown(path)}:")
+    print(f"\nas a page: rayfed report {shown(path.parent)}")
+    print(f"{len(done)} of {len(cells)} runs done; mean ± deviation over seeds, in {shown(path)}:")
     print_sheet(table, "text")
 
 

@@ -48,8 +48,8 @@ def refuse_unfit(part: object) -> None:
         name = getattr(part, "__name__", "")
         rather = f"; did you mean {name}()?" if callable(part) and name.isidentifier() else ""
         raise InputError(f"a method is made of parts; {told(part)} is not a part{rather}")
-    if not is_dataclass(part):
-        raise InputError(f"{told(part)} is not a dataclass; put @dataclass(frozen=True) above its class")
+    if not is_dataclass(part) or not part.__dataclass_params__.frozen:
+        raise InputError(f"{told(part)} is not a frozen dataclass; put @dataclass(frozen=True) above its class")
     if not any(defines(part, hook) for hook in (*HOOKS, "local_names")):
         raise InputError(f"{told(part)} has no hook, and would change nothing; the hooks are {', '.join(HOOKS)}")
     if part.slot == "average" and not defines(part, "update"):

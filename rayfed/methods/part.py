@@ -130,12 +130,22 @@ def refuse_misspelt_hooks(cls: type[Part]) -> None:
     """Refuse a method that is named nearly as a hook and takes what the hook takes: it would never be called."""
     for name, method in vars(cls).items():
         near = difflib.get_close_matches(name, HOOKS, n=1, cutoff=0.75)
-        if not near or name in HOOKS or name.startswith("_") or not inspect.isfunction(method):
+        if not near or name.startswith("_") or not inspect.isfunction(method):
             continue
         taken = [*inspect.signature(method).parameters]
         takes = [*inspect.signature(getattr(Part, near[0])).parameters]
-        if len(taken) == len(takes) and taken[1] == takes[1]:
+        if name in HOOKS:
+            refuse_other_parameters(cls, method, takes)
+        elif len(taken) == len(takes) and taken[1] == takes[1]:
             raise InputError(f"{cls.__name__}.{name} is no hook; did you mean '{near[0]}'? Else begin it with _")
+
+
+def refuse_other_parameters(cls: type[Part], hook: Callable[..., Any], takes: Sequence[str]) -> None:
+    """Refuse a hook that cannot be called as it will be: else only a client's training would show it."""
+    try:
+        inspect.signature(hook).bind(*takes)
+    except TypeError as error:
+        raise InputError(f"{cls.__name__}.{hook.__name__} has to take ({', '.join(takes)}): {error}") from None
 
 
 def name_of(cls: type) -> str:

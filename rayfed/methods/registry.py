@@ -49,7 +49,15 @@ def read_method(given: Any) -> Method:
     if any(isinstance(entry, Mapping) and "method" in entry for entry in given):
         return _read_switch(given)
     entries = [named(entry, "method") for entry in given]
-    return compose(*(build(_find(name), values, f"method {name}") for name, values in entries))
+    groups = [build(_find(name), values, f"method {name}") for name, values in entries]
+    slots = [{getattr(part, "slot", "") for part in group} if isinstance(group, tuple) else set() for group in groups]
+    whole = [f"'{name}'" for (name, _), of_group in zip(entries, slots, strict=True) if "average" in of_group]
+    if len(whole) > 1:
+        raise InputError(
+            f"method: {' and '.join(whole)} are whole methods, and a run has one; to compare them, give a grid: "
+            f"grid.method = [{', '.join(whole)}]; to combine them, keep one and add the other's own part"
+        )
+    return compose(*groups)
 
 
 def check_method(method: Any, optimizer: str = "sgd") -> None:

@@ -57,17 +57,24 @@ def build_model(
     project = options.pop("project", 0) if name in MODELS else 0
     if not isinstance(project, int) or isinstance(project, bool) or project < 0:
         raise InputError(f"model '{name}'.project = {told(project)}: give a whole number, 0 or more")
-    builder = timm_builder(name) if name.startswith(PREFIX) else find(name, MODELS, "model")
+    builder = timm_builder(name) if name.startswith(PREFIX) else find(name, MODELS, "model", ", or timm/NAME")
     if not callable(builder):
         raise InputError(f"model '{name}' is {told(builder)}; it must be a function that returns a torch.nn.Module")
     # Not torch.manual_seed, which would reset the generators of the GPUs as well.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         try:
-            kinds = [kind for kind in INPUTS if {*kind._fields} <= {*inspect.signature(builder).parameters}]
+            takes = inspect.signature(builder).parameters
+            kinds = [kind for kind in INPUTS if {*kind._fields} <= {*takes}]
             if kinds and type(inputs) not in kinds:
-                takes, are = kinds[0].__name__.lower(), type(inputs).__name__.lower()
-                raise InputError(f"model '{name}' takes {takes}, and the data are {are}")
+                wanted, are = kinds[0].__name__.lower(), type(inputs).__name__.lower()
+                raise InputError(f"model '{name}' takes {wanted}, and the data are {are}")
+            if not {*given} <= {*takes} and not any(p.kind is p.VAR_KEYWORD for p in takes.values()):
+                call = ", ".join(f"{key}=..." for key in given)
+                raise InputError(
+                    f"model '{name}' has the parameters {', '.join(takes) or 'none'}; it is called with {call} and its "
+                    "options in [model]: give its parameters these names"
+                )
             model = build(builder, options, f"model '{name}'", **given)
             if project and has_features(model):
                 model = with_projection(model, project)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 BY_ROUND = ("last", "best", "last_10")
 SUFFIXES = {".txt": "text", ".md": "md", ".tex": "latex", ".csv": "csv"}
 OF = (*BY_ROUND, "personalised", *KEYS)
+OF_TEXT = "What to compare: last (if not given), best, last_10, personalised, forgetting.round and others."
 
 
 def complete_paper(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -35,11 +36,11 @@ def complete_paper(ctx: click.Context, param: click.Parameter, incomplete: str) 
 @click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
 @click.option("--paper", metavar="PAPER/TABLE", help="Beside a paper's numbers, such as fedntd/table1.")
-@click.option("--of", type=click.Choice(OF), default="last", help="What to compare; the last accuracy.")
+@click.option("--of", type=click.Choice(OF), metavar="WHAT", default="last", help=OF_TEXT)
 @click.option(
     "--from", "first", metavar="NAME", default="", help="The run to compare with. If not given: fedavg, or the first."
 )
-@click.option("--target", type=float, help="Also the rounds to this accuracy, such as 0.5, and the speed-up.")
+@click.option("--target", type=float, help="Also the rounds to this accuracy, such as 0.5 (50 %), and the speed-up.")
 @click.option("--columns", default="", metavar="NAME,...", help="Columns beside the run: seeds,best,difference; all.")
 @label_option
 @click.option("--format", "form", type=click.Choice(FORMS), help="Form of the table; text, or by the end of FILE.")
@@ -62,8 +63,8 @@ def table(
       rayfed table runs/comparison-mnist --from fedavg      all runs of a grid
       rayfed table runs/four --columns seeds,best,last --label fedntd 'FedNTD (ours)' -o table.tex
       rayfed table runs/fedavg runs/fedntd --target 0.5     rounds to 50 %
-      rayfed table runs/fedavg runs/ditto --of personalised    of runs that measured `local`
-      rayfed table runs/fedavg runs/fedntd --of forgetting.round    what a round forgets: docs/forgetting.md
+      rayfed table runs/fedavg runs/ditto --of personalised
+      rayfed table runs/fedavg runs/fedntd --of forgetting.round
       rayfed table runs/fedntd-table1 --paper fedntd/table1
     """
     from rayfed.report.runs import labelled, read_runs
@@ -115,31 +116,36 @@ def show_beside(table: str, cells: list[Cell]) -> None:
 
 
 @click.command()
-@click.argument("table", metavar="PAPER/TABLE", shell_complete=complete_paper)
+@click.argument("table", required=False, metavar="PAPER/TABLE", shell_complete=complete_paper)
 @set_option
 @click.option("--rows", metavar="PATTERN", default="*", help="The runs whose names match: 'cifar10-shards-2/*'.")
 @click.option("--force", is_flag=True, help="Begin the runs again, in place of their earlier results.")
 @other_bits_option
 @trust_option
 @click.option("--list", "listed", is_flag=True, help="List the runs and do nothing.")
-def reproduce(table: str, overrides: Overrides, rows: str, force: bool, other_bits: bool, listed: bool) -> None:
+def reproduce(table: str | None, overrides: Overrides, rows: str, force: bool, other_bits: bool, listed: bool) -> None:
     """Run what a paper's table needs, and print it.
 
-    Our numbers beside the paper's. The table is a grid in jobs/papers, in the paper's protocol: up to hundreds of runs
-    at full size, so see --list, and choose with --rows. Runs that are done are not run again, and runs that were begun
-    continue, so the command may be stopped and given again. What -s changes in the protocol is named below the table.
+    Our numbers beside the paper's; without a name, it lists the tables. A table is a grid in jobs/papers, in the
+    paper's protocol: up to hundreds of runs at full size, so see --list, and choose with --rows. Runs that are done are
+    not run again, and runs that were begun continue, so the command may be stopped and given again. What -s changes in
+    the protocol is named below the table.
 
     \b
     Examples:
       rayfed reproduce fedntd/table1 --list
       rayfed reproduce fedntd/table1 --rows 'cifar10-shards-2/fed*/seed-0'
-      rayfed reproduce fedntd/table1 --rows 'mnist-shards-2/*' -s name=try -s grid.seeds=[0] -s train.num_rounds=2
+      rayfed reproduce fedntd/table1 --rows 'mnist-shards-2/*' \\
+        -s name=try -s 'grid.seeds=[0]' -s train.num_rounds=2
     """
     with busy(f"reading {table}"):
         from rayfed.grid.cells import expand, matching
         from rayfed.job import read_toml
-        from rayfed.papers.tables import grid_of
+        from rayfed.papers.tables import grid_of, grids
 
+        if table is None:
+            print("\n".join(["the papers' tables, to give one of:", *grids()]))
+            return
         chosen = matching(expand(read_toml(grid_of(table)), dict(overrides)), rows, "--rows")
         jobs = [cell.job() for cell in chosen]
     if listed:

@@ -12,10 +12,7 @@ from rayfed.report.forms import LAST
 WHEN = {"before": "before the client's training", "after": "after the client's training"}
 WHERE = {"in_local": "own classes (in-local)", "out_local": "other classes (out-local)"}
 IN_LOCAL = "local.after.in_local"  # of the client's model on test examples that are distributed as the client's
-DISTANCES = {
-    "drift.distribution_distance": "distribution distance (L1)",
-    "drift.divergence": "weight divergence (L2)",
-}
+DISTANCES = {"drift.distribution_distance": "distribution distance (L1)", "drift.divergence": "weight divergence (L2)"}
 
 
 class Spread(NamedTuple):
@@ -55,7 +52,7 @@ def notes_of(runs: Sequence[Run], measure: str, *names: str) -> Columns:
     of_runs = [of_clients(run.folder, *names) for run in runs]
     for run, columns in zip(runs, of_runs, strict=True):
         if not len(columns["round"]):
-            raise unmeasured(run, measure, "numbers of local models")
+            raise unmeasured(run, measure, f"numbers of the measure '{measure}'")
     return {name: np.concatenate([columns[name] for columns in of_runs]) for name in of_runs[0]}
 
 

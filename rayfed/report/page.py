@@ -225,9 +225,8 @@ def _clients(run: Run) -> dict[str, Any]:
     columns = (run.clients[column] for column in ("num_examples", "train_loss", "seconds"))
     images, loss, seconds = (np.bincount(index, column) / sampled for column in columns)
     slowest = np.argsort(-seconds, kind="stable")[:MOST_ROWS]
-    rows = []
-    for i in slowest:
-        rows.append([run.called(ids[i]), f"{images[i]:,.0f}", sampled[i], f"{loss[i]:.4f}", f"{seconds[i]:.2f}"])
+    call = run.called
+    rows = [[call(ids[i]), f"{images[i]:,.0f}", sampled[i], f"{loss[i]:.4f}", f"{seconds[i]:.2f}"] for i in slowest]
     return {
         "text": f"{len(ids):,} of {run.num_clients:,} clients took part, in {sampled.mean():.1f} rounds on average.",
         "title": "All clients" if len(rows) == len(ids) else f"The {len(rows)} slowest clients",

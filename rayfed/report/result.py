@@ -37,7 +37,8 @@ class Result:
         summary = summarise(self.rounds.to_pylist())
         line = "accuracy {test_accuracy:.1%}, forgetting {forgetting:.1%}, in round {round}"
         best, last = (line.format(**summary[which]) for which in ("best", "last"))
-        return f"Result of {summary['rounds']} rounds\n  best  {best}\n  last  {last}\n  path  {self.path}"
+        rounds = "1 round" if summary["rounds"] == 1 else f"{summary['rounds']} rounds"
+        return f"Result of {rounds}\n  best  {best}\n  last  {last}\n  path  {self.path}"
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the numbers, and the accuracy by round."""

@@ -36,8 +36,6 @@ from rayfed.rounds.site import Site, common_view
 from rayfed.tensors.trees import Tree, to_device
 from rayfed.tensors.weights import Weights, in_training, overwrite, parameters_of, state, with_weights
 
-LOSS = "loss."  # begins the name of the note of a term
-
 
 @dataclass(frozen=True, eq=False)
 class Broadcast:
@@ -132,7 +130,8 @@ def train(desk: Desk, client: int, memory: dict[str, Tree]) -> Reply:
         }
         local = {part.slot: part.begin(views[part.slot]) for part in parts}
         model = desk.model(view.weights)
-        losses, notes = descend(site, model, view, parts, local, rng, f"client {client}, round {broadcast.round}")
+        losses, notes = descend(site, model, view, parts, local, rng)
+        refuse_diverged(losses, notes, f"client {client}, round {broadcast.round}", parts)
         mean_loss = float(np.mean(losses))
         trained = state(model.eval())
         fit = Fit(model, shared(stay, trained), len(losses), mean_loss)
@@ -150,7 +149,7 @@ def train(desk: Desk, client: int, memory: dict[str, Tree]) -> Reply:
     if "drift" in site.job.measures(broadcast.round):
         summands[measures.UPDATES] = measures.summand(view.weights, fit.model)
     numbers, confusion = desk.measured(view, fit, own, before_and_after(parts, (view.weights, memory), (trained, kept)))
-    row = ClientRow(client, view.num_examples, mean_loss, seconds, site.node, notes | numbers)
+    row = ClientRow(client, view.num_examples, mean_loss, seconds, site.node, notes.means() | numbers)
     return Reply(row, summands, kept, confusion)
 
 
@@ -158,10 +157,10 @@ def refuse_diverged(losses: Sequence[float], notes: Notes, work: str, parts: Par
     """Raises `Diverged` for the first loss that is NaN or infinite, with the terms that are."""
     for index, loss in enumerate(losses):
         if not np.isfinite(loss):
-            terms = [name.removeprefix(LOSS) for name in notes.not_finite(index + 1) if name.startswith(LOSS)]
+            terms = " and ".join(name[5:] for name in notes.not_finite(index + 1) if name.startswith("loss."))
             raise Diverged(
-                f"the loss became {loss} at {work}, batch {index + 1} of {len(losses)}, in {' and '.join(terms)} of "
-                f"the method {describe(parts)}; try a smaller train.lr"
+                f"the loss became {loss} at {work}, batch {index + 1} of {len(losses)}, in {terms} of the method "
+                f"{describe(parts)}; try a smaller train.lr"
             )
 
 
@@ -204,18 +203,9 @@ def _see(site: Site, model: nn.Module, some: slice = slice(None)) -> Seen:
 
 
 def descend(
-    site: Site,
-    model: nn.Module,
-    client: ClientView,
-    parts: Parts,
-    local: dict[str, Tree],
-    rng: torch.Generator,
-    work: str,
-) -> tuple[list[float], dict[str, float]]:
-    """The optimizer's steps, in place on the model: the loss of every step, and the means of the notes.
-
-    Raises `Diverged`, which names the work.
-    """
+    site: Site, model: nn.Module, client: ClientView, parts: Parts, local: dict[str, Tree], rng: torch.Generator
+) -> tuple[list[float], Notes]:
+    """The optimizer's steps, in place on the model: the loss of every step, and the notes."""
     data, training = site.federation, site.job.train
     rows = data.client(client.id)
     examples, labels = data.prepared(data.train, rows, site.device, site.job.data.augment)
@@ -227,7 +217,7 @@ def descend(
     # Without augmentation, a teacher says the same of an image in every epoch. It is not asked for images never used.
     all_used = training.steps(len(rows)) * training.batch_size >= len(rows)
     known = Known(client) if site.job.data.augment.off and all_used else None
-    steps, notes = [], Notes()
+    losses, notes = [], Notes()
     for index in batches(len(rows), training, rng):
         at = index.to(site.device, non_blocking=True)  # else each step would wait for the GPU
         known_here = partial(known, at) if known else None
@@ -235,13 +225,11 @@ def descend(
         terms = {part.slot: a_term(part, part.loss(batch, local[part.slot])) for part in with_terms}
         loss = reduce(torch.add, (term for term in terms.values() if term is not None))
         step(loss)
-        steps.append(loss.detach())
+        losses.append(loss.detach())
         for slot, term in terms.items():
             if term is not None:
-                notes.add(f"{LOSS}{names[slot]}", term)
-    losses = torch.stack(steps).tolist()  # read once: each read of a loss would wait for the GPU
-    refuse_diverged(losses, notes, work, parts)
-    return losses, notes.means()
+                notes.add(f"loss.{names[slot]}", term)
+    return torch.stack(losses).tolist(), notes  # read once: each read of a loss would wait for the GPU
 
 
 def view_of(desk: Desk, client: int, own: Weights) -> ClientView:

@@ -22,7 +22,7 @@ from rayfed.losses import metrics
 from rayfed.methods.part import Parts, defines, parts_at
 from rayfed.methods.personal import head_parameters, local_names, recalled
 from rayfed.methods.supervise import CrossEntropy
-from rayfed.rounds.local import Broadcast, Desk, descend, evaluate, view_of
+from rayfed.rounds.local import Broadcast, Desk, descend, evaluate, refuse_diverged, view_of
 from rayfed.rounds.round import Round
 from rayfed.rounds.site import Site
 from rayfed.rounds.workers import Workers
@@ -119,5 +119,5 @@ def _tune(desk: Desk, client: int, model: nn.Module, own: Weights, tuning: Tunin
     with isolated(seed, site.device):
         order = torch.Generator().manual_seed(seed_of(site.job.seed, Purpose.TUNE, round, client, 1))
         local = {part.slot: None for part in TUNES}
-        work = f"client {client}, while its own model was tuned"
-        descend(site, model, view_of(desk, client, own), TUNES, local, order, work)
+        losses, notes = descend(site, model, view_of(desk, client, own), TUNES, local, order)
+    refuse_diverged(losses, notes, f"client {client}, while its own model was tuned", TUNES)

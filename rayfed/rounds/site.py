@@ -60,8 +60,9 @@ def open_site(job: Job, read: Read | None = None) -> Site:
         keys = f"train.clients_per_round = {job.train.clients_per_round}"
         if job.clients.oversample > 1:
             keys += f", clients.oversample = {job.clients.oversample}"
+        clients = "client" if federation.num_clients == 1 else "clients"
         held_out = f", of which {job.clients.held_out} are held out" if job.clients.held_out else ""
-        raise InputError(f"{keys}: the partition has only {federation.num_clients} clients{held_out}")
+        raise InputError(f"{keys}: the partition has only {federation.num_clients} {clients}{held_out}")
     trace = open_trace(job.clients, federation.num_clients, job.train.num_rounds)
     sizes = inputs._asdict() | {"num_classes": federation.num_classes}
     with threads(job.ray.threads):  # orthogonal weights have other bits with more

@@ -81,5 +81,5 @@ def _no_ray(address: str, by: str, error: Exception) -> InputError:
     variable = f", which {by} names," if by.startswith("RAY") else ""
     return (InputError if by else NoRay)(
         f"no Ray answers at {address}{variable} ({brief(error)}); start a Ray here with `{private.RECIPE}`, or name "
-        f"another by its dashboard, such as --address {USUAL}"
+        f"another by its dashboard, such as --address http://HOST:8265"
     )

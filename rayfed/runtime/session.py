@@ -216,7 +216,7 @@ def _explained() -> Iterator[None]:
                 f"Ray cannot be started here: {first_line(error)}; HOME and TMPDIR must name folders that can be "
                 "written to"
             ) from None
-        raise WorkersLost(f"Ray cannot be started here: {first_line(error)}; try again") from error
+        raise WorkersLost(f"Ray cannot be started here: {first_line(error).rstrip('.')}; try again") from error
 
 
 @contextmanager
@@ -240,7 +240,8 @@ def _joined(address: str) -> Iterator[None]:
             folder = context.address_info["session_dir"]  # type: ignore[attr-defined]
             private.refuse_open(folder, f"ray.address = '{address}'")
         if context.dashboard_url:
-            log.info("joined the Ray cluster at %s; dashboard: http://%s", address, context.dashboard_url)
+            joined = context.address_info.get("gcs_address", address)  # type: ignore[attr-defined]  # not auto
+            log.info("joined the Ray cluster at %s; dashboard: http://%s", joined, context.dashboard_url)
         yield
     finally:
         end_of_ray(ray.shutdown)

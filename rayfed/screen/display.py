@@ -116,7 +116,7 @@ class Bar(Display):
         figures = self._evaluated
         if round.test_accuracy is not None:
             figures = figures_text(round)
-            self._evaluated = f"accuracy {round.test_accuracy:.3f} in round {round.round}"
+            self._evaluated = f"accuracy {round.test_accuracy:.1%} in round {round.round}"
         self._show(round.round, round=min(round.round + 1, self._total), clients="", figures=figures)
 
     def _show(self, completed: float, **fields: Any) -> None:
@@ -192,7 +192,7 @@ def ray_text(job: Job) -> str:
 
 def result_text(path: Path, summary: dict[str, Any]) -> str:
     """How a run ended, and where its results are."""
-    line = "accuracy {test_accuracy:.3f}  forgetting {forgetting:.3f}  in round {round}"
+    line = "accuracy {test_accuracy:.1%}  forgetting {forgetting:.1%}  in round {round}"
     rows = [(which, line.format(**summary[which])) for which in ("best", "last")]
     if min(summary[which]["forgetting"] for which in ("best", "last")) < 0:
         rows.append(("", f"({BELOW_ZERO})"))
@@ -215,10 +215,10 @@ def figures_text(round: Round) -> str:
     """The figures of a round's evaluation."""
     if round.test_accuracy is None:
         return "not evaluated"
-    return f"accuracy {round.test_accuracy:.3f}  forgetting {round.forgetting:.3f}"
+    return f"accuracy {round.test_accuracy:5.1%}  forgetting {round.forgetting:5.1%}"
 
 
 def cell_text(summary: dict[str, Any]) -> str:
     """How a run of a grid ended; `run 2/9  NAME` stands before it."""
     best, last = summary["best"], summary["last"]
-    return f"best {best['test_accuracy']:.3f}  last {last['test_accuracy']:.3f}  forgetting {last['forgetting']:.3f}"
+    return f"best {best['test_accuracy']:.1%}  last {last['test_accuracy']:.1%}  forgetting {last['forgetting']:.1%}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tomllib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 Overrides = tuple[tuple[str, Any], ...]
 Labels = tuple[tuple[str, str], ...]
+RUNS = Path("runs")  # of this folder
 
 
 def complete_set(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -24,6 +26,17 @@ def complete_set(ctx: click.Context, param: click.Parameter, incomplete: str) ->
     from rayfed.job import Job
 
     return starting(incomplete, sorted({f"{key.name}=" for key in keys(Job)}))
+
+
+def complete_run(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """The folders of runs, below the folder that is typed so far, or runs."""
+    root = Path(os.path.dirname(incomplete) or RUNS)
+    return starting(incomplete, sorted(str(file.parent) for file in root.rglob("job.toml")))
+
+
+def complete_name(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """The names of the runs of this folder."""
+    return [run.removeprefix(f"{RUNS}/") for run in complete_run(ctx, param, f"{RUNS}/{incomplete}")]
 
 
 def starting(incomplete: str, words: list[str]) -> list[str]:
@@ -72,8 +85,8 @@ trust_option = click.option(
 )
 
 
-def read_base(job: str, overrides: Overrides) -> Job:
-    """A job, or the job under a grid."""
+def read_base(job: str | dict[str, Any], overrides: Overrides) -> Job:
+    """A job, or the job under a grid, from its file or its tables."""
     from rayfed.job import read_job, read_toml
 
     return read_job({key: value for key, value in read_toml(job).items() if key != "grid"}, dict(overrides))

@@ -15,7 +15,7 @@ from rayfed.base.errors import STOPPED, InputError, Resumable
 from rayfed.runtime.address import connected, is_here
 from rayfed.runtime.jobs import Jobs, Log, Submission
 from rayfed.screen.exits import Failure
-from rayfed.screen.options import job_argument, read_override, settings_option, trust_option
+from rayfed.screen.options import complete_name, job_argument, read_override, settings_option, trust_option
 from rayfed.screen.text import aligned
 
 if TYPE_CHECKING:
@@ -61,8 +61,9 @@ def submit(
     \b
     Examples:
       rayfed submit jobs/quickstart.toml --follow
-      rayfed submit jobs/quickstart.toml --address http://127.0.0.1:8265 -s output.path=/shared/runs
-      rayfed submit jobs/comparison/mnist-shards-2.toml -s grid.seeds=[0] --exclude notes
+      rayfed submit jobs/quickstart.toml --address http://head:8265 --resume
+      rayfed submit jobs/quickstart.toml -s output.path=/shared/runs
+      rayfed submit jobs/comparison/mnist-shards-2.toml --exclude notes
     """
     from rayfed.folder.places import Place
     from rayfed.folder.provenance import COMMIT, commit
@@ -96,7 +97,7 @@ def submit(
         results = Path(paths.get("output.path", jobs[0].output.path)) / run
         refuse_twins(run, cluster.submissions(), address)
         if here and not cells[0].grid:
-            Place.of(jobs[0]).refuse_overwriting(force or resume)
+            Place.of(jobs[0]).refuse_overwriting(force or resume, "the same command, with --resume")
         named_by = f", named by {cluster.named_by}" if cluster.named_by.startswith("RAY") else ""
         lines = [("cluster", cluster.address + named_by + (", on this machine" if here else ""))]
         lines += files.lines()
@@ -127,7 +128,7 @@ def submit(
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_name)
 @click.option("-f", "--follow", is_flag=True, help="Continue until the job ends. Ctrl-C leaves the job alone.")
 @address_option
 def logs(name: str, follow: bool, address: str | None) -> None:
@@ -148,7 +149,7 @@ def logs(name: str, follow: bool, address: str | None) -> None:
 
 
 @click.command()
-@click.argument("name")
+@click.argument("name", shell_complete=complete_name)
 @address_option
 def stop(name: str, address: str | None) -> None:
     """Stop a submitted job, and wait for its end.

@@ -13,6 +13,7 @@ from rayfed.base.files import read_regular
 from rayfed.folder.summary import read_summary, status_of
 from rayfed.runtime.address import connected
 from rayfed.runtime.jobs import Jobs, Submission
+from rayfed.screen.options import RUNS, complete_name
 from rayfed.screen.text import aligned, duration, print_table, shown
 from rayfed.submit.command import address_option, hint
 
@@ -22,7 +23,7 @@ LAST_LINES = 10  # of a log, for one submission
 
 
 @click.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=complete_name)
 @address_option
 def status(name: str | None, address: str | None) -> None:
     """List submitted jobs and this folder's runs.
@@ -31,7 +32,7 @@ def status(name: str | None, address: str | None) -> None:
     the newest), or a submission id.
     """
     if name is not None:
-        here = next((row for row in runs_in(Path("runs")) if row[0] == name), None)
+        here = next((row for row in runs_in(RUNS) if row[0] == name), None)
         if here:
             print(aligned(list(zip(RUN, here, strict=True))))
             if here[1] not in ("done", "running"):
@@ -42,11 +43,12 @@ def status(name: str | None, address: str | None) -> None:
                 if here:
                     print(f"\nsubmitted to {cluster.address}:")
                 describe(cluster, submission, address)
-        except InputError:
+        except InputError as error:
             if not here:  # else it need not be submitted
-                raise
+                nowhere = f"'{name}': no run of this name in {RUNS}, and " if isinstance(error, NoRay) else ""
+                raise InputError(f"{nowhere}{error}") from None
         return
-    list_runs(Path("runs"))
+    list_runs(RUNS)
     try:
         with connected(address) as cluster:
             list_submissions(cluster)
@@ -115,7 +117,7 @@ def runs_in(root: Path) -> list[tuple[str, str, str, str, str]]:
                 file.parent.relative_to(root).as_posix(),
                 status_of(file.parent),
                 f"{summary['rounds']}/{job['train']['num_rounds']}",
-                f"{best['test_accuracy']:.3f}" if best else "",
+                f"{best['test_accuracy']:.1%}" if best else "",
             )
             runs.append((file.stat().st_mtime, row))
     runs.sort(reverse=True)

@@ -65,8 +65,11 @@ def test_status_shows_the_runs_of_this_folder(folder, rayfed, monkeypatch):
     lines = ended.stdout.splitlines()
     assert lines[0] == "runs in runs: 2"
     rows = sorted(line.split()[:-2] for line in lines[2:4])  # without day and time
-    assert rows == [["a", "failed", "4/9"], ["papers/b", "stopped", "4/9", "0.250"]]
+    assert rows == [["a", "failed", "4/9"], ["papers/b", "stopped", "4/9", "25.0%"]]
     assert lines[-1] == "no Ray answers on this machine, so there are no submitted jobs"
+    nowhere = rayfed("status", "papers/c")
+    assert nowhere.exit_code == 2
+    assert "'papers/c': no run of this name in runs, and no Ray answers at" in nowhere.stderr
 
 
 def test_status_of_a_name_looks_at_the_runs_of_this_folder_first(folder, rayfed, cluster):

@@ -127,6 +127,17 @@ def test_data_describes_the_data_of_a_job(folder, rayfed):
     assert "partition  iid, num_clients = 5\nclients    5 with 8 images each\n" in result.stdout
 
 
+def test_data_describes_a_source_and_data_that_cannot_be_dealt_as_the_job_says(folder, rayfed):
+    assert "images     10,000 + 2,000 of 1x28x28" in rayfed("data", "Fashion-MNIST-mini").stdout
+    shown = rayfed("data", "job.toml", "-s", "data.partition={name='iid', num_clients=41}")
+    assert shown.exit_code == 0 and "clients    iid: 41 clients cannot be made of 40 images" in shown.stdout
+
+
+def test_reproduce_without_a_table_lists_them(folder, rayfed):
+    listed = rayfed("reproduce")
+    assert listed.exit_code == 0 and "\nfedntd/table1\n" in listed.stdout
+
+
 def test_a_partition_is_described_with_the_keys_that_a_job_file_changes():
     assert partition_text(PARTITIONS["dirichlet"](alpha=0.3, seed=2)) == "dirichlet, seed = 2, alpha = 0.3"
     assert partition_text(PARTITIONS["natural"](column="writer")) == "natural, column = 'writer'"
@@ -162,6 +173,23 @@ OFFERED = {
     "run job.toml -s ray.num": ["ray.num_cpus=", "ray.num_gpus="],
     "figure con": ["confusion"],
 }
+
+
+def test_completion_offers_the_runs_of_this_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("runs/first", "runs/grid/fedavg", "other/third"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "job.toml").touch()
+    offered = {
+        ("resume", ""): ["runs/first", "runs/grid/fedavg"],
+        ("resume", "runs/fi"): ["runs/first"],
+        ("replay", "other/"): ["other/third"],
+        ("resume", "absent/"): [],
+        **{(command, "gr"): ["grid/fedavg"] for command in ("status", "logs", "stop")},
+    }
+    completer = BashComplete(main, {}, "rayfed", "_RAYFED_COMPLETE")
+    for (command, last), expected in offered.items():
+        assert [item.value for item in completer.get_completions([command], last)] == expected, command
 
 
 def test_completion_offers_commands_keys_and_values_of_options():

@@ -141,9 +141,9 @@ def test_on_a_terminal_a_bar_moves_with_each_client_and_says_which_rounds_are_no
         task = progress.tasks[0]
         assert (task.completed, task.total, task.finished) == (4, 4, True)
     steps = ("starting the workers", "evaluating the initial model")
-    for words in (*steps, "round 0/4", "round 1/4", "clients 1/2", "accuracy 0.", "round 4/4", "0:00:0"):
+    for words in (*steps, "round 0/4", "round 1/4", "clients 1/2", "accuracy ", "round 4/4", "0:00:0"):
         assert words in screen.getvalue(), words
-    shown = re.findall(r"(accuracy [\d.]+  forgetting|accuracy [\d.]+ in round \d)", screen.getvalue())
+    shown = re.findall(r"(accuracy +[\d.]+%  forgetting|accuracy [\d.]+% in round \d)", screen.getvalue())
     assert [end for end, _ in itertools.groupby(text.split()[-1] for text in shown)] == [
         "forgetting",
         "0",
@@ -183,7 +183,7 @@ def test_in_python_progress_shows_what_the_command_shows_and_else_nothing_is_pri
 
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_a_bar_is_one_line_of_the_terminal_and_80_columns_show_all_of_it(width, folder):
-    figures = "accuracy 0.123  forgetting -0.123"
+    figures = "accuracy 12.3%  forgetting -12.3%"
     with drawn(folder, width) as (progress, screen):
         progress.add_task("", total=200, round=100, rounds=200, clients="clients 10/10", figures=figures)
         progress.refresh()
@@ -197,7 +197,7 @@ def test_a_bar_is_one_line_of_the_terminal_and_80_columns_show_all_of_it(width, 
 def test_a_negative_forgetting_is_explained_once_where_it_is_shown(folder, rayfed, monkeypatch):
     monkeypatch.setattr(forgetting, "peak_from", lambda peak, now: -0.25)
     result = rayfed("run", "job.toml")
-    assert result.stdout.count("forgetting -0.250") == 5
+    assert result.stdout.count("forgetting -25.0%") == 5
     explained = "(a negative forgetting: on average, a class is better now than in any evaluated round before)"
     assert result.stdout.count(explained) == 1
 

@@ -1,5 +1,6 @@
 """Sources: each form of data becomes samples, or is refused with the place of the error."""
 
+import importlib
 import io
 import json
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from PIL import Image
 from pyarrow import fs as pafs
 
+import rayfed
 from rayfed.base import storage
 from rayfed.base.errors import InputError
 from rayfed.data import files, sources
@@ -341,6 +343,7 @@ def test_image_folders_are_read(tmp_path, held):
     assert np.array_equal(data.test.examples, images[[3, 4]])
     save(tmp_path / held / "emu" / "5.png", images[5])
     refuses(Data(str(tmp_path)), "its folder 'emu' is not one of the training set's classes .cat, dog")
+    refuses(Data(str(tmp_path / "train/dog")), "'.*/dog': all images lie in one folder, and so have one class, 'dog'")
 
 
 def test_folders_above_the_classes_can_be_clients(tmp_path):
@@ -349,7 +352,7 @@ def test_folders_above_the_classes_can_be_clients(tmp_path):
     data = load(Data(str(tmp_path), partition=Natural("domain"), test_fraction=0.5))
     assert data.train.classes == ("bag", "mug")
     assert len(data.train) == 4 and set(data.train.groups.tolist()) == {0, 1}
-    assert data.test.domains is None
+    assert data.test.domains is None and data.train.group_names == ("amazon", "webcam")
     data = load(Data(str(tmp_path), domain="any name", test_fraction=0.5))
     assert data.train.groups is None and data.test.domain_names == ("amazon", "webcam")
     of_amazon = [i for i in range(8) if i % 4 < 2]
@@ -362,7 +365,7 @@ def test_folders_above_the_classes_can_be_clients(tmp_path):
 
 def test_images_of_different_sizes_need_a_size(tmp_path):
     for i, side in enumerate([4, 4, 6, 8]):
-        save(tmp_path / "a" / f"{i}.png", pixels(1, 3, side, side)[0])
+        save(tmp_path / "aabb"[i] / f"{i}.png", pixels(1, 3, side, side)[0])
     message = r"2.png: 6 x 6 pixels, where earlier images have 4 x 4; set data.size \(say, size = 32\)"
     refuses(Data(str(tmp_path)), message)
     assert load(Data(str(tmp_path), size=5, test_fraction=0.5)).train.shape == (3, 5, 5)
@@ -414,3 +417,75 @@ def test_bombs_and_deep_images_are_refused(tmp_path):
     assert len(bomb) < 10_000
     refuses(Data(write(tmp_path / "a.parquet", [bomb], [0])), "row 0: .* pixels, more than the")
     refuses(Data(write(tmp_path / "b.parquet", [deep], [0])), "row 0: .*images need 8 bits per channel")
+
+
+# --- functions of the user's
+
+OWN_DATA = """
+import numpy as np
+from PIL import Image
+from torch.utils.data import Dataset
+
+rng = np.random.default_rng(0)
+pixels, labels = rng.integers(0, 256, (9, 4, 5, 3), dtype=np.uint8), [0, 1, 2] * 3
+
+class Pictures(Dataset):
+    classes = ["cat", "dog", "emu"]
+    def __len__(self):
+        return 9
+    def __getitem__(self, i):
+        return Image.fromarray(pixels[i]), labels[i]
+
+def arrays(): return (pixels[..., 0], labels), None
+def sets(): return Pictures(), (pixels.transpose(0, 3, 1, 2)[:2], [2, 0])
+def floats(): return (pixels / 255, labels), None
+def beyond(): return (pixels, labels), (pixels[:1], [3])
+def single(): return pixels, labels, labels
+def broken(): raise OSError("no disk")
+"""
+
+
+@pytest.fixture
+def own_data(tmp_path, monkeypatch):
+    (tmp_path / "own_data.py").write_text(OWN_DATA)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module("own_data")
+    del sys.modules["own_data"]
+
+
+def test_a_function_gives_arrays_or_torch_datasets(own_data):
+    data = load(Data("own_data:sets"))
+    assert np.array_equal(data.train.examples, own_data.pixels.transpose(0, 3, 1, 2))
+    assert np.array_equal(data.test.examples, data.train.examples[:2])
+    assert data.train.labels.tolist() == own_data.labels and data.test.labels.tolist() == [2, 0]
+    assert data.train.classes == data.test.classes == ("cat", "dog", "emu")
+    data = load(Data("own_data:arrays", test_fraction=0.3))
+    assert (data.train.examples.shape, data.test.examples.shape) == ((6, 1, 4, 5), (3, 1, 4, 5))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("floats", "images are float64 of shape .9, 4, 5, 3., .*; it gives .train, test., test may be None"),
+        ("beyond", "labels are 3 to 3, and there are 3 classes"),
+        ("single", "too many values to unpack .*; it gives .train, test., test may be None"),
+        ("broken", "OSError: no disk"),
+        ("absent", "has no attribute 'absent'"),
+    ],
+)
+def test_a_function_that_gives_something_else_is_refused(own_data, name, message):
+    refuses(Data(f"own_data:{name}", test_fraction=0.3), message)
+    refuses(Data("own_data:sets", test="x.parquet"), "the source 'own_data:sets' has a test set of its own")
+
+
+def test_a_run_with_a_function_is_resumed_on_the_same_data_alone(own_data, tmp_path):
+    """Also where the module itself has not changed, only what it gives."""
+    job = {"name": "own", "data": {"source": "own_data:sets", "partition": {"name": "iid", "num_clients": 3}}}
+    job |= {"model": "cnn", "ray": {"mode": "off"}, "output": {"path": str(tmp_path / "runs")}}
+    result = rayfed.run(job, {"train.num_rounds": 1, "train.clients_per_round": 2})
+    assert [file.name[:9] for file in (result.path / "modules").iterdir()] == ["own_data-"]
+    assert rayfed.read_job(result.path / "job.toml").places().keys() == {"data.root", "output.path"}
+    assert rayfed.resume(result.path, {"train.num_rounds": 2}).rounds.num_rows == 3
+    own_data.pixels[0] += 1
+    with pytest.raises(InputError, match="belongs to another job: the images or labels have changed since"):
+        rayfed.resume(result.path, {"train.num_rounds": 3})

@@ -89,8 +89,29 @@ def test_a_part_that_is_not_a_dataclass_is_refused():
     class Bare(m.Part):
         pass
 
-    with pytest.raises(InputError, match="is not a dataclass; put @dataclass"):
-        m.compose(Bare())
+    @dataclass
+    class Loose(m.Part):
+        def loss(self, batch, local):
+            return None
+
+    for part in (Bare(), Loose()):
+        with pytest.raises(InputError, match="is not a frozen dataclass; put @dataclass"):
+            m.compose(part)
+
+
+def test_a_hook_that_cannot_be_called_is_refused_where_it_is_written():
+    said = r"Short.loss has to take \(self, batch, local\): too many positional arguments"
+    with pytest.raises(InputError, match=said):
+
+        class Short(m.Part):
+            def loss(self, batch):
+                return None
+
+    class Free(m.Part):
+        def update(self, *given, extra=None):
+            return given[0], given[-1]
+
+    assert Free().update("state", None, "step") == ("state", "step")
 
 
 # Slots, names, hooks.

@@ -49,7 +49,7 @@ def nothing_is_left(run):
             "No such file.*/proc/x'; HOME and TMPDIR must name",
         ),
         (OSError(28, "No space left on device", "/tmp/ray"), WorkersLost, "No space left on device.*; try again"),
-        (Exception("The current node timed out during startup.\nand more"), WorkersLost, "during startup.; try again"),
+        (Exception("The current node timed out during startup.\nand more"), WorkersLost, "during startup; try again"),
         (ConnectionError(), WorkersLost, "ConnectionError; try again"),
     ],
 )
