@@ -53,7 +53,8 @@ nb_execution_mode = "off"  # notebooks carry their outputs; tests run them
 default_role = "literal"  # docstrings have one backtick, as Markdown
 autodoc_member_order = "bysource"
 autodoc_inherit_docstrings = False
-autodoc_typehints = "none"
+autodoc_typehints_format = "short"
+maximum_signature_line_length = 100
 autodoc_class_signature = "mixed"
 toc_object_entries_show_parents = "hide"
 
@@ -84,8 +85,8 @@ def page_of(path: Path) -> str:
 def link_files(app: Sphinx, document: nodes.document) -> None:
     """Links to files and folders of the repository lead to pages that show them; pictures stay as they are."""
     for link in [*document.findall(addnodes.download_reference), *document.findall(addnodes.pending_xref)]:
-        target, here = link["reftarget"], link["refdoc"]
-        if link["reftype"] != "myst" or target in app.env.found_docs:
+        target, here = link["reftarget"], link.get("refdoc")
+        if link.get("reftype") != "myst" or target in app.env.found_docs:
             continue
         beside = Path(app.env.doc2path(here)).parent / target
         path = ROOT / f"{target}.md" if link["refdomain"] == "doc" else beside.resolve()
@@ -152,6 +153,14 @@ def fields_of(thing: Any) -> list[str]:
         default = f" = ``{field.default!r}``" if isinstance(field.default, str | int | float | bool) else ""
         lines.append(f"* ``{field.name}``{default}" + (f": {what}" if what else ""))
     return lines
+
+
+def plain_signature(app: Sphinx, kind: str, name: str, thing: Any, options: Any, signature: str, returned: str) -> Any:
+    """Of classes and recipes without types: their fields come with sentences, and annotations hold these too."""
+    if not signature or not (kind == "class" or (kind == "function" and "Annotated[" in signature)):
+        return None
+    bare = [each.replace(annotation=inspect.Parameter.empty) for each in inspect.signature(thing).parameters.values()]
+    return str(inspect.Signature(bare)), ""
 
 
 def mend_docstring(app: Sphinx, kind: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
@@ -256,4 +265,5 @@ def setup(app: Sphinx) -> None:
     app.connect("source-read", navigation_of)
     app.connect("doctree-read", link_files, priority=100)  # before links to files are taken for downloads
     app.connect("html-collect-pages", file_pages)
+    app.connect("autodoc-process-signature", plain_signature)
     app.connect("autodoc-process-docstring", mend_docstring)

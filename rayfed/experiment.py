@@ -61,6 +61,10 @@ def run(
 
     Only warnings are printed, unless a `display` prints more. `progress` shows what the command shows: a bar on a
     terminal, a line for each round in a notebook or a file.
+
+    >>> result = run("quickstart", {"train.num_rounds": 2, "ray.mode": "off"})  # doctest: +SKIP
+    >>> result.rounds.column("test_accuracy").to_pylist()  # doctest: +SKIP
+    [0.094, 0.427, 0.5635]
     """
     if force and resume:
         raise InputError("force begins the run again, and resume continues it: give one of the two")
@@ -116,6 +120,8 @@ def resume(
     there are and when they end early (`train.num_rounds`, `train.patience`); a `method` made in Python that a job file
     cannot name is given again. Raises `InputError` where nothing is there to continue from, and where the hardware, the
     partition or the code of the user's own modules has changed; `other_bits` allows it (noted in `environment.json`).
+
+    >>> resume("runs/quickstart", {"train.num_rounds": 6})  # doctest: +SKIP
     """
     job, saved = _find(run, overrides, method)
     if saved.round > job.train.num_rounds:
@@ -132,6 +138,10 @@ def replay(run: str | Path, round: int, client: int, *, method: Method | None = 
 
     Plays the rounds since the newest older checkpoint again. Gives the client's row, and the training loss that the run
     recorded, if there is one. Raises the client's own exception, and `InputError` where it was not in the round.
+
+    >>> row, recorded = replay("runs/quickstart", round=2, client=7)  # doctest: +SKIP
+    >>> row.train_loss == recorded  # doctest: +SKIP
+    True
     """
     job = job_of(run, None, method)
     if job is None:

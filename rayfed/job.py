@@ -108,7 +108,12 @@ METHOD = Form(partial(_registry, "read_method"), partial(_registry, "write_metho
 
 @dataclass(frozen=True)
 class Job(Checked):
-    """A whole experiment, as data."""
+    """A whole experiment, as data. Raises `InputError`, with a line per mistake.
+
+    >>> job = read_job({"name": "mine", "train": {"num_rounds": 2}})
+    >>> job.train.num_rounds, job.data.source, len(job.hash())
+    (2, 'fashion-mnist-mini', 64)
+    """
 
     name: Annotated[str, "name of the run, and of its folder; / may divide it into parts"]
     seed: Annotated[int, Ge(0), "seed of the model, of the cohorts, and of every draw at a client"] = 0
@@ -204,12 +209,17 @@ def read_job(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any
     """A job from a TOML file, or from a table, with dotted `overrides` on top: `{"train.num_rounds": 2}`.
 
     Raises `InputError` naming the key, the given value and the valid values.
+
+    >>> read_job({"name": "mine"}, {"train.num_round": 2})
+    Traceback (most recent call last):
+        ...
+    rayfed.base.errors.InputError: train: unknown key 'num_round'; did you mean 'train.num_rounds'? (valid: ...)
     """
     return make_job(override(read_toml(source), overrides or {}))
 
 
 def read_toml(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
-    """The tables of a job file as they stand, unchecked."""
+    """The tables of a job file as they stand, unchecked. Raises `InputError` where the file cannot be read."""
     if isinstance(source, Mapping):
         return dict(source)
     try:

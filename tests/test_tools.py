@@ -91,6 +91,28 @@ def test_all_contenders_of_the_benchmark_do_the_same_work(tmp_path):
         assert max(lap["accuracy"] for lap in laps) - min(lap["accuracy"] for lap in laps) <= 0.05
 
 
+def test_the_sites_check_finds_a_file_an_anchor_and_what_is_loaded_from_elsewhere(tmp_path):
+    check = tool("check_site")
+    assert check.faults(tmp_path) == [f"{tmp_path}: there are no pages"]
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep/other.html").write_text(
+        '<p id="here"></p><a href="../index.html">up</a><img src="data:image/png,">'
+    )
+    (tmp_path / "index.html").write_text(
+        '<a href="deep/other.html#here"></a><a href="https://example.org"></a><a href="#"></a>'
+    )
+    assert check.faults(tmp_path) == []
+    page = (
+        '<a href="deep/other.html#there"></a><a href="none.html"></a><script src="https://example.org/x.js"></script>'
+    )
+    (tmp_path / "index.html").write_text(page)
+    assert check.faults(tmp_path) == [
+        "index.html: loads https://example.org/x.js",
+        "index.html: deep/other.html#there: the page has no such anchor",
+        "index.html: none.html: there is no such file",
+    ]
+
+
 def shown(notebook):
     """What the cells print, without decimals, whose last digits differ between processors, and how much they draw."""
     for cell in notebook.cells:

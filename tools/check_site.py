@@ -34,10 +34,10 @@ class Page(HTMLParser):
 def faults(site: Path) -> list[str]:
     """A line for each link that leads nowhere, and for each thing that is loaded from elsewhere."""
     pages = {path.resolve(): Page(path) for path in sorted(site.rglob("*.html"))}
-    lines = []
+    lines = [] if pages else [f"{site}: there are no pages"]
     for path, page in pages.items():
         here = path.relative_to(site.resolve())
-        lines += [f"{here}: loads {url}" for url in page.loaded if urlsplit(url).scheme or url.startswith("//")]
+        lines += [f"{here}: loads {url}" for url in page.loaded if urlsplit(url).netloc]
         for url in [*page.links, *page.loaded]:
             parts = urlsplit(url)
             if parts.scheme or parts.netloc:

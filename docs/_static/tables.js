@@ -31,10 +31,16 @@ function sortable(table) {
   });
 }
 
+function keepTogether(cell) { // "+17.6 [+1.6, +33.5]" stays in a line
+  const text = cell.textContent.trim();
+  if (!isNaN(number(text)) && text.length < 25) cell.style.whiteSpace = "nowrap";
+}
+
 const hasNumber = (row) => [...row.cells].some((_, column) => !isNaN(number(value(row, column))));
 
 document.addEventListener("DOMContentLoaded", () => {
   for (const table of document.querySelectorAll("article table.docutils")) {
+    table.querySelectorAll("td").forEach(keepTogether);
     if (table.tHead && [...table.tBodies[0].rows].filter(hasNumber).length > 4) sortable(table);
   }
 });

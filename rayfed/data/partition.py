@@ -59,7 +59,7 @@ class Partition:
         return np.diff(self.offsets)
 
     def client(self, i: int) -> np.ndarray:
-        """The indices of client `i`, sorted; a view."""
+        """The indices of client `i`, sorted; a view. Raises IndexError."""
         if not 0 <= i < self.num_clients:
             raise IndexError(f"client {i} of {self.num_clients}")
         return self.indices[self.offsets[i] : self.offsets[i + 1]]

@@ -72,7 +72,8 @@ def unevenness(
 
 
 def in_words(measures: dict[str, float]) -> str:
-    """
+    """A line with the measures of `unevenness`.
+
     >>> in_words({"hellinger": 0.5, "jensen_shannon": 0.25, "earth_mover": 1.5, "size_gini": 0, "missing_classes": 8})
     'Hellinger 0.500, Jensen-Shannon 0.250, earth mover 1.500; Gini of sizes 0.000; 8.0 classes missing per client'
     """

@@ -53,6 +53,8 @@ def adjusted_cross_entropy(logits: Tensor, labels: Tensor, label_counts: Tensor)
 def logit_suppression(logits: Tensor, labels: Tensor, label_counts: Tensor) -> Tensor:
     """The logits of each class pushed down on samples of other classes, classes weighed by their shares `p`.
 
+    `label_counts` (C,) is the client's count of each class.
+
     `sum_c p_c log(mean_i exp([y_i != c] (z_ic - log p_c - log C)))`. Guo et al., "Exploring Vacant Classes in
     Label-Skewed Federated Learning" (AAAI 2025), as their code has it; their Algorithm 1 has the indicator outside the
     exponential, and does not shift the logits. It is no mean over samples: that is inside the logarithm.

@@ -18,6 +18,11 @@ def compose(*parts: Part | Sequence[Part]) -> Parts:
 
     Without a part for the slot `supervise` it gets cross-entropy, and without a part for `average` the mean by samples:
     `compose()` is FedAvg. Raises `InputError` where two parts fill one slot.
+
+    >>> from rayfed.methods import Proximal, fedntd
+    >>> compose(fedntd(), Proximal(mu=0.01))  # FedNTD with FedProx's term
+    (Average(by='samples'), CrossEntropy(weight=1.0, smoothing=0.0),
+     NotTrueDistill(beta=1.0, tau=1.0, mix=1.0, form='kl', teacher=True), Proximal(mu=0.01))
     """
     flat: list[Any] = []
     for group in parts:

@@ -175,7 +175,15 @@ Method = Parts | Switch
 
 
 def switch(before: Method, after: Method, at: int) -> Switch:
-    """`before` in rounds 1 to `at - 1`, `after` from round `at` on (FedLMD, Fig. 8)."""
+    """`before` in rounds 1 to `at - 1`, `after` from round `at` on (FedLMD, Fig. 8).
+
+    Raises `InputError` where the rounds do not grow from 2 on.
+
+    >>> from rayfed.methods import fedlmd, fedlmd_tf
+    >>> method = switch(fedlmd_tf(), fedlmd(), at=51)
+    >>> parts_at(method, 50) == fedlmd_tf(), parts_at(method, 51) == fedlmd()
+    (True, True)
+    """
     if at < 2:
         raise InputError(f"switch: at = {at}: a method can change at round 2 or later")
     earlier = [(first, parts) for first, parts in stages(before) if first < at]

@@ -10,7 +10,10 @@ from rayfed.models.classifier import Classifier
 
 
 def cnn(*, image_shape: tuple[int, int, int], num_classes: int) -> Classifier:
-    """Two padded 5x5 convolutions and a hidden layer of 512 (McMahan et al., AISTATS 2017; FedNTD and FedLMD)."""
+    """Two padded 5x5 convolutions and a hidden layer of 512 (McMahan et al., AISTATS 2017; FedNTD and FedLMD).
+
+    Raises `InputError` for images below 4x4 pixels.
+    """
     channels, height, width = image_shape
     if min(height, width) < 4:
         raise InputError(f"model 'cnn': its two pools need images of 4x4 pixels or more, not {height}x{width}")
@@ -33,7 +36,8 @@ def cnn(*, image_shape: tuple[int, int, int], num_classes: int) -> Classifier:
 def lenet(*, image_shape: tuple[int, int, int], num_classes: int, batch_norm: bool = False) -> Classifier:
     """LeNet-5 with ReLU and max pooling (LeCun et al., Proc. IEEE 1998; as FedSSD, MOON and NIID-Bench train it).
 
-    With `batch_norm`, BatchNorm after each convolution; the other layers begin with the same weights.
+    With `batch_norm`, BatchNorm after each convolution; the other layers begin with the same weights. Raises
+    `InputError` for images below 16x16 pixels.
     """
     channels, height, width = image_shape
     if min(height, width) < 16:

@@ -28,7 +28,10 @@ def mobilenet(*, image_shape: tuple[int, int, int], num_classes: int, dropout: f
 
 
 def alexnet(*, image_shape: tuple[int, int, int], num_classes: int, dropout: float = 0.5) -> Classifier:
-    """torchvision's AlexNet, its stem 3x3 of stride 1 on small images (Krizhevsky, arXiv:1404.5997; FedCSD)."""
+    """torchvision's AlexNet, its stem 3x3 of stride 1 on small images (Krizhevsky, arXiv:1404.5997; FedCSD).
+
+    Raises `InputError` for images below 15x15 pixels.
+    """
     from torchvision.models import alexnet as torchvision_alexnet
 
     channels, *sides = image_shape

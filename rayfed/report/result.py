@@ -12,7 +12,10 @@ from rayfed.tensors.weights import Weights
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """The results of a run."""
+    """The results of a run. In a notebook it shows itself as a card.
+
+    >>> result.classes.filter(pc.field("round") == 2).to_pandas()  # doctest: +SKIP
+    """
 
     path: Path  # its folder
     rounds: pa.Table  # a row per round, round 0 first

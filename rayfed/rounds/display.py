@@ -5,7 +5,13 @@ from rayfed.rounds.site import Site
 
 
 class Display:
-    """Shows a run in progress: override the methods that you need. This class shows nothing."""
+    """Shows a run in progress: override the methods that you need. This class shows nothing.
+
+    >>> class Accuracies(Display):
+    ...     def round(self, round):
+    ...         print(round.round, round.test_accuracy)
+    >>> rayfed.run("quickstart", display=Accuracies())  # doctest: +SKIP
+    """
 
     def start(self, site: Site) -> None:
         """Everything is checked; workers are about to be started."""

@@ -1,0 +1,122 @@
+"""The reference in docs/api has every public name, and docstrings say what readers need: shapes, errors, examples."""
+
+import ast
+import builtins
+import importlib
+import inspect
+import json
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import rayfed
+from rayfed import losses, methods
+from rayfed.data.partition import PARTITIONS
+from rayfed.methods import PARTS, RECIPES
+from rayfed.models.registry import MODELS
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted((ROOT / "docs/api").glob("*.md"))
+HOMES = {"methods": methods, "losses": losses}
+
+
+def documented():
+    """Every name in the reference, with its object: those of a module that a page lists, or all that it defines."""
+    things = {}
+    for text in (page.read_text() for page in PAGES):
+        for name in re.findall(r"^\.\. auto(?:function|class):: rayfed\.(\S+)", text, re.MULTILINE):
+            module, _, own = f"rayfed.{name}".rpartition(".")
+            things[name] = getattr(importlib.import_module(module), own)
+        for module, members in re.findall(r"^\.\. automodule:: rayfed\.(\S+)\n   :members:(.*)$", text, re.MULTILINE):
+            home = importlib.import_module(f"rayfed.{module}")
+            mine = (name for name, value in vars(home).items() if getattr(value, "__module__", "") == home.__name__)
+            names = members.split(",") if members else [name for name in mine if not name.startswith("_")]
+            things |= {f"{module}.{name.strip()}": getattr(home, name.strip()) for name in names}
+    return {name: thing for name, thing in things.items() if inspect.isclass(thing) or inspect.isfunction(thing)}
+
+
+REFERENCE = documented()
+every_name = pytest.mark.parametrize("name", REFERENCE)
+
+
+def own_doc(thing):
+    """The docstring that is written at a thing: not inherited, and not made by `dataclass`."""
+    doc = thing.__doc__ or ""
+    return "" if doc.startswith(f"{thing.__name__}(") else inspect.cleandoc(doc)
+
+
+def taught():
+    """What the documentation's Python, the notebooks and a new project import from rayfed: (module, name)."""
+    sources = ["\n".join(re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)) for page in
+               [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]]  # fmt: skip
+    for path in (ROOT / "docs/notebooks").glob("*.ipynb"):
+        cells = json.loads(path.read_text())["cells"]
+        sources.append("\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"))
+    sources += [path.read_text() for path in (ROOT / "rayfed/cli/project").glob("*.py.txt")]
+    for node in (node for source in sources for node in ast.walk(ast.parse(source))):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] == "rayfed":
+            yield from ((node.module, each.name) for each in node.names)
+
+
+def test_every_public_name_is_in_the_reference():
+    public = {getattr(rayfed, name): name for name in rayfed.__all__}
+    public |= {getattr(losses, name): name for name in losses.__all__}
+    public |= {thing: name for named in (PARTS, RECIPES, PARTITIONS) for name, thing in named.items()}
+    public |= {thing: name for name, thing in MODELS.items()}
+    for module, name in taught():
+        thing = getattr(importlib.import_module(module), name)
+        if inspect.isfunction(thing) or inspect.isclass(thing):
+            public[thing] = f"{module}.{name}"
+    there = {*REFERENCE.values()}
+    assert not [name for thing, name in public.items() if thing not in there and thing.__module__[:6] == "rayfed"]
+
+
+@every_name
+def test_a_public_name_has_a_docstring_that_begins_with_a_sentence(name):
+    summary = own_doc(REFERENCE[name]).partition("\n\n")[0]
+    assert summary and summary.rstrip().endswith((".", ":")), summary
+
+
+def raised(thing):
+    """The names of what a function raises itself, or a class in its methods that are public."""
+    for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(thing)))):
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+            yield node.exc.func.id
+
+
+@every_name
+def test_a_docstring_names_the_errors_that_are_raised(name):
+    """That of the function, or one of the class, its bases and their methods."""
+    thing = REFERENCE[name]
+    if inspect.isclass(thing):
+        members = [member for base in thing.__mro__ for member in vars(base).values()]
+        docs = [*(base.__doc__ for base in thing.__mro__), *(getattr(member, "__doc__", "") for member in members)]
+    else:
+        docs = [thing.__doc__]
+    words = " ".join(doc for doc in docs if isinstance(doc, str))
+    known = {**vars(builtins), **vars(inspect.getmodule(thing))}
+    for error in {*raised(thing)} - {"NotImplementedError"}:
+        assert any(base.__name__ in re.findall(r"\w+", words) for base in known[error].__mro__), error
+
+
+LEGEND = re.compile(r"(logits|features|labels)$")  # arguments whose shapes the package's docstring says once
+
+
+@pytest.mark.parametrize("name", [name for name in REFERENCE if name.startswith("losses.")])
+def test_a_loss_says_the_shapes_of_what_it_takes(name):
+    """All arrays but those of the legend: their name with a shape, or a shape in a sentence that has but one."""
+    function = REFERENCE[name]
+    if inspect.isfunction(function):
+        kinds = {key: str(parameter.annotation) for key, parameter in inspect.signature(function).parameters.items()}
+        arrays = [
+            key for key, kind in kinds.items() if ("Tensor" in kind or "Array" in kind) and not LEGEND.search(key)
+        ]
+        shapes = re.findall(r"\([A-Z0-9][A-Z0-9a-z, +*-]*,[A-Z0-9a-z, ]*\)", own_doc(function))
+        assert not arrays or shapes, arrays
+
+
+@pytest.mark.parametrize("name", [name for name in rayfed.__all__ if not name.endswith("Error")])
+def test_each_name_of_the_package_itself_has_an_example(name):
+    assert ">>>" in own_doc(getattr(rayfed, name))
