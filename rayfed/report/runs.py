@@ -54,6 +54,9 @@ def read_rounds(*folders: str | Path) -> pa.Table:
     """The rounds of all runs in these folders as one table, such as a grid's: `run`, `seed`, and what a round has.
 
     `run` is what `rayfed table` calls the row of the run; the other columns are those of `rounds.parquet`.
+
+    >>> read_rounds("runs/quickstart").column_names[:4]  # doctest: +SKIP
+    ['run', 'seed', 'round', 'test_accuracy']
     """
     groups = grouped(read_runs(map(Path, folders)))
     tables = []
