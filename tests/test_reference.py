@@ -25,11 +25,11 @@ HOMES = {"methods": methods, "losses": losses}
 def documented():
     """Every name in the reference, with its object: those of a module that a page lists, or all that it defines."""
     things = {}
-    for text in (page.read_text() for page in PAGES):
-        for name in re.findall(r"^\.\. auto(?:function|class):: rayfed\.(\S+)", text, re.MULTILINE):
+    for page in (path.read_text() for path in PAGES):
+        for name in re.findall(r"^\.\. auto(?:function|class):: rayfed\.(\S+)", page, re.MULTILINE):
             module, _, own = f"rayfed.{name}".rpartition(".")
             things[name] = getattr(importlib.import_module(module), own)
-        for module, members in re.findall(r"^\.\. automodule:: rayfed\.(\S+)\n   :members:(.*)$", text, re.MULTILINE):
+        for module, members in re.findall(r"^\.\. automodule:: rayfed\.(\S+)\n   :members:(.*)$", page, re.MULTILINE):
             home = importlib.import_module(f"rayfed.{module}")
             mine = (name for name, value in vars(home).items() if getattr(value, "__module__", "") == home.__name__)
             names = members.split(",") if members else [name for name in mine if not name.startswith("_")]
@@ -96,9 +96,9 @@ def test_a_docstring_names_the_errors_that_are_raised(name):
     else:
         docs = [thing.__doc__]
     words = " ".join(doc for doc in docs if isinstance(doc, str))
-    known = {**vars(builtins), **vars(inspect.getmodule(thing))}
+    names = {**vars(builtins), **vars(inspect.getmodule(thing))}
     for error in {*raised(thing)} - {"NotImplementedError"}:
-        assert any(base.__name__ in re.findall(r"\w+", words) for base in known[error].__mro__), error
+        assert any(base.__name__ in re.findall(r"\w+", words) for base in names[error].__mro__), error
 
 
 LEGEND = re.compile(r"(logits|features|labels)$")  # arguments whose shapes the package's docstring says once
