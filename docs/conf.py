@@ -69,7 +69,7 @@ def navigation_of(app: Sphinx, docname: str, source: list[str]) -> None:
     headed = re.split(r"^## (.*)\n", f"## \n{source[0]}", flags=re.MULTILINE)[1:]
     for heading, section in zip(headed[::2], headed[1::2], strict=True):
         links = re.findall(r"^\| *\[([^\]]*)\]\(([^)#]+\.(?:md|ipynb))\)", section, re.MULTILINE)
-        pages = [path if text.startswith("`") else f"{text[0].upper()}{text[1:]} <{path}>" for text, path in links]
+        pages = [path if name[0] == "`" else f"{name[0].upper()}{name[1:]} <{path}>" for name, path in links]
         if pages:
             caption = f":caption: {heading}\n" if docname == root_doc else ""
             source[0] += f"\n\n```{{toctree}}\n:hidden:\n{caption}\n" + "\n".join(pages) + "\n```\n"
@@ -138,20 +138,19 @@ def fields_of(thing: Any) -> list[str]:
     from rayfed.methods.registry import parameters
 
     if RECIPES.get(getattr(thing, "__name__", "")) is thing:
-        return [f"* ``{name}`` = ``{default!r}``: {what}" for name, default, what in parameters(thing.__name__) if what]
+        return [f"* ``{name}`` = ``{default!r}``: {sense}" for name, default, sense in parameters(thing.__name__)]
     if not inspect.isclass(thing) or not thing.__module__.startswith("rayfed"):
         return []
     source = inspect.getsource(thing)
     if not dataclasses.is_dataclass(thing):
-        return [
-            f"* ``{name}``: {what}" for name, what in re.findall(r"^ +self\.([a-z]\w*) = .*?  # (.*)$", source, re.M)
-        ]
+        comments = re.findall(r"^ +self\.([a-z]\w*) = .*?  # (.*)$", source, re.M)
+        return [f"* ``{name}``: {comment}" for name, comment in comments]
     comments = dict(re.findall(r"^    (\w+): .*?  # (.*)$", source, re.M))
     lines = []
     for field in dataclasses.fields(thing):
-        what = sentence(thing, field.name) if issubclass(thing, Checked) else comments.get(field.name, "")
+        sense = sentence(thing, field.name) if issubclass(thing, Checked) else comments.get(field.name, "")
         default = f" = ``{field.default!r}``" if isinstance(field.default, str | int | float | bool) else ""
-        lines.append(f"* ``{field.name}``{default}" + (f": {what}" if what else ""))
+        lines.append(f"* ``{field.name}``{default}" + (f": {sense}" if sense else ""))
     return lines
 
 
@@ -165,7 +164,8 @@ def plain_signature(app: Sphinx, kind: str, name: str, thing: Any, options: Any,
 
 def mend_docstring(app: Sphinx, kind: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
     """Indented paragraphs are code, and the fields of a dataclass come after its docstring."""
-    mended, last = [], ""  # the last line that is not empty
+    mended: list[str] = []
+    last = ""  # the last line that is not empty
     for line in lines:
         if line.startswith("    ") and mended and not mended[-1] and not last.startswith((" ", ">>>", "*")):
             mended += ["::", ""]
@@ -191,8 +191,8 @@ class Keys(Directive):
         sections: dict[str, list[list[str]]] = {}
         for key in [*values.keys(Job), *values.keys(Grid, "grid")]:
             section = key.name.rpartition(".")[0] if key.kind or "." in key.name else ""
-            what = f"{key.kind}: {key.sentence}" if key.kind else key.sentence
-            sections.setdefault(section, []).append([key.name, default_text(key.default), what])
+            sense = f"{key.kind}: {key.sentence}" if key.kind else key.sentence
+            sections.setdefault(section, []).append([key.name, default_text(key.default), sense])
         return [node for name, rows in sections.items() for node in self.section(name, rows)]
 
     def section(self, name: str, rows: list[list[str]]) -> list[nodes.Node]:
@@ -201,7 +201,7 @@ class Keys(Directive):
         table, group, head, body = nodes.table(), nodes.tgroup(cols=3), nodes.thead(), nodes.tbody()
         group += [*(nodes.colspec(colwidth=width) for width in (25, 15, 60)), head, body]
         head += row("key", "default", "what")
-        body += [row(f"`{key}`", f"`{default}`", what) for key, default, what in rows]
+        body += [row(f"`{key}`", f"`{default}`", sense) for key, default, sense in rows]
         table += group
         section += table
         return [section]
@@ -228,8 +228,8 @@ class Helped(Directive):
         for name, command in sorted(main.commands.items()):
             section = nodes.section(ids=[f"rayfed-{name}"])
             section += nodes.title("", "", nodes.literal("", f"rayfed {name}"))
-            text = command.get_help(click.Context(command, info_name=f"rayfed {name}", max_content_width=100))
-            section += nodes.literal_block(text, text, language="text")
+            usage = command.get_help(click.Context(command, info_name=f"rayfed {name}", max_content_width=100))
+            section += nodes.literal_block(usage, usage, language="text")
             sections.append(section)
         return sections
 
@@ -252,8 +252,8 @@ def visit_math(self: SphinxTranslator, node: nodes.Element) -> None:
     drawing.set("role", "img")
     drawing.set("aria-label", source)
     drawing.set("class", "math")
-    text = ElementTree.tostring(drawing, encoding="unicode")
-    self.body.append(f'<div class="math">{text}</div>' if block else text)
+    svg = ElementTree.tostring(drawing, encoding="unicode")
+    self.body.append(f'<div class="math">{svg}</div>' if block else svg)
     raise nodes.SkipNode
 
 

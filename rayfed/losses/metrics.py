@@ -91,7 +91,7 @@ def overconfidence(confidence: Array, right: Array) -> Array:
 
 
 def calibration_error(overconfidence: Array, images: int) -> float:
-    """The expected calibration error of Guo et al. (ICML 2017, eq. 3), from the bins of so many images.
+    """The expected calibration error of Guo et al. (ICML 2017, eq. 3), from the bins (BINS,) of so many images.
 
     >>> calibration_error(overconfidence(np.array([0.75, 0.75, 0.25]), np.array([1, 0, 0])), 3)
     0.25
@@ -125,7 +125,7 @@ def in_local_accuracy(class_accuracy: Array, p: Array) -> float:
 
 
 def out_local_accuracy(class_accuracy: Array, p: Array) -> float:
-    """The accuracy on data with the label distribution `(1 - p) / (C - 1)`, the reverse of the client's (eq. 7).
+    """The accuracy on data with the label distribution `(1 - p) / (C - 1)` (C,), the reverse of the client's (eq. 7).
 
     >>> out_local_accuracy(np.array([1.0, 0.5, 0.0]), p=np.array([0.5, 0.5, 0.0]))
     0.375
