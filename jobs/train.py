@@ -10,4 +10,5 @@ import sys
 
 from rayfed.cli import command
 
-command(["run", *sys.argv[1:]])
+if __name__ == "__main__":  # in a wheel, this file is a module of the package
+    command(["run", *sys.argv[1:]])
