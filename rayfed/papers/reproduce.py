@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from contextlib import redirect_stdout
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import click
 
@@ -48,7 +48,15 @@ def complete_paper(ctx: click.Context, param: click.Parameter, incomplete: str) 
     "-o", "--output", metavar="FILE", type=click.File("w", "utf-8"), help="Write it to a .txt, .md, .tex or .csv."
 )
 def table(
-    runs: tuple[Path, ...], paper: str | None, form: str | None, output: TextIO | None, labels: Labels, **options: Any
+    runs: tuple[Path, ...],
+    paper: str | None,
+    of: str,
+    first: str,
+    target: float | None,
+    columns: str,
+    labels: Labels,
+    form: str | None,
+    output: TextIO | None,
 ) -> None:
     """Print the numbers of runs as a table.
 
@@ -74,19 +82,19 @@ def table(
     if suffix not in SUFFIXES:
         raise InputError(f"--output: the names of tables end in {', '.join(SUFFIXES)}; this one in '{suffix}'")
     form = form or SUFFIXES[suffix]
-    if options["columns"] and form == "csv":
+    if columns and form == "csv":
         raise InputError("--columns is for tables that are read by eye: csv has all columns")
-    own = {"of": options["of"] not in BY_ROUND, "from": options["first"], "label": labels}
-    for name, value in (options | own).items():
-        if paper is not None and name != "first" and value:
+    if target is not None and not 0 < target <= 1:
+        raise InputError(f"--target {target:g}: give an accuracy as a fraction of 1, such as 0.5 for 50 %")
+    not_of_papers = {"of": of not in BY_ROUND, "from": first, "target": target, "columns": columns, "label": labels}
+    for name, is_given in not_of_papers.items():
+        if paper is not None and is_given:
             raise InputError(f"--{name} is for a table without --paper: a paper's table says what it has")
-    if options["target"] is not None and not 0 < options["target"] <= 1:
-        raise InputError(f"--target {options['target']:g}: give an accuracy as a fraction of 1, such as 0.5 for 50 %")
     with redirect_stdout(output or sys.stdout):
         if paper is not None:
-            print_paper(runs, paper, form, options["of"])
+            print_paper(runs, paper, form, of)
         else:
-            print_sheet(sheet(labelled(read_runs(runs), dict(labels)), form, **options), form)
+            print_sheet(sheet(labelled(read_runs(runs), dict(labels)), form, of, target, first, columns), form)
     if output:
         print(f"table in {output.name}")
 
