@@ -149,11 +149,13 @@ def read_function(data: Data) -> tuple[Samples, Samples | None]:
 def _of_user(given: Any, classes: tuple[str, ...] | None) -> Samples:
     """A data set of the user's; its labels must be those of the `classes`, if they are known."""
     images, labels = given if isinstance(given, tuple) else zip(*(given[i] for i in range(len(given))), strict=True)
-    pixels, codes = np.stack([np.asarray(image) for image in images]), np.asarray(labels, dtype=np.int64)
+    pixels, codes = np.stack([np.asarray(image) for image in images]), np.asarray(labels)
+    if codes.dtype.kind not in "iu":
+        raise TypeError(f"labels are {codes.dtype}, and must be whole numbers from 0")
     classes = classes or tuple(map(str, getattr(given, "classes", range(codes.max() + 1))))
     examples = _with_channels(pixels)
     if pixels.dtype != np.uint8 or examples.shape[1] not in (1, 3) or codes.shape != (len(pixels),):
         raise TypeError(f"images are {pixels.dtype} of shape {pixels.shape}, labels of shape {codes.shape}")
     if codes.min() < 0 or codes.max() >= len(classes):
         raise ValueError(f"labels are {codes.min()} to {codes.max()}, and there are {len(classes)} classes")
-    return Samples(examples, codes, classes)
+    return Samples(examples, codes.astype(np.int64), classes)

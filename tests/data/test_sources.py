@@ -439,6 +439,7 @@ class Pictures(Dataset):
 def arrays(): return (pixels[..., 0], labels), None
 def sets(): return Pictures(), (pixels.transpose(0, 3, 1, 2)[:2], [2, 0])
 def floats(): return (pixels / 255, labels), None
+def halves(): return (pixels, [0, 0.5, 1] * 3), None
 def beyond(): return (pixels, labels), (pixels[:1], [3])
 def single(): return pixels, labels, labels
 def broken(): raise OSError("no disk")
@@ -467,6 +468,7 @@ def test_a_function_gives_arrays_or_torch_datasets(own_data):
     ("name", "message"),
     [
         ("floats", "images are float64 of shape .9, 4, 5, 3., .*; it gives .train, test., test may be None"),
+        ("halves", "labels are float64, and must be whole numbers from 0"),
         ("beyond", "labels are 3 to 3, and there are 3 classes"),
         ("single", "too many values to unpack .*; it gives .train, test., test may be None"),
         ("broken", "OSError: no disk"),
