@@ -112,7 +112,7 @@ ODD_TABLES = {
     "deep lists": (
         of_images(nested(60)),
         {},
-        "cannot be read as a Parquet file .*nested|cannot be images",
+        "cannot be read as a Parquet file .*nested|cannot be images|no class has two images",  # by pyarrow's version
     ),
     "times": (of_images(pa.array([1, 2], pa.timestamp("s"))), {}, "images are encoded bytes"),
     "list as client": (
@@ -306,6 +306,7 @@ def test_an_address_that_means_any_ray_here_is_refused_where_there_is_none(monke
 
     from rayfed.runtime import session
 
+    session.ray.shutdown()  # an earlier test of this process may have joined one
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(services, "find_gcs_addresses", functools.cache(lambda: []))
     monkeypatch.setattr(services, "find_bootstrap_address", lambda folder: None)
