@@ -37,7 +37,7 @@ SETTINGS = {
     "ray.deadline": 20,
     "ray.max_retries": 20,
 }
-ACTOR = r"actor-|ClientActor"  # in the commands of processes that train clients
+ACTOR = r"actor-|ClientActor|ray::(fit|survey) round"  # in the commands of processes that train clients
 KILL, TERM, STOP = SIGNALS = signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP
 WATCHFUL = {  # short intervals, so that the death of a node is noticed within seconds
     "RAY_health_check_initial_delay_ms": "1000",

@@ -303,6 +303,7 @@ def test_a_job_with_large_but_valid_numbers_is_opened():
 def test_an_address_that_means_any_ray_here_is_refused_where_there_is_none():
     """In a process of its own: this one may have joined a Ray for another test."""
     script = """
+import functools
 from ray._private import services
 from rayfed.base.errors import InputError
 from rayfed.runtime import session

@@ -13,6 +13,7 @@ hub (hf://).
 
 from dataclasses import replace
 from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from rayfed.data.decode import resize
 from rayfed.data.files import read_files
 from rayfed.data.hub import HUB, fetch
 from rayfed.data.partition import Natural
-from rayfed.data.samples import Dataset, Samples, hold_out
+from rayfed.data.samples import Dataset, Samples, few_classes, hold_out, shortened
 from rayfed.data.settings import MINI, SOURCES, Augment, Data
 
 NAMES = ("MNIST", "FashionMNIST", "EMNIST", "CIFAR10", "CIFAR100")  # torchvision's
@@ -139,10 +140,16 @@ def read_function(data: Data) -> tuple[Samples, Samples | None]:
     """What a function of the user's gives. Raises `InputError`."""
     function: Any = find(data.source, {}, "data.source")
     try:
-        given, for_test = function()
+        made = function()
+    except (Exception, SystemExit) as error:
+        _, *users = extract_tb(error.__traceback__)
+        at = "".join(f", line {frame.lineno} of '{frame.filename}'" for frame in users[:1])
+        raise InputError(f"data.source = '{data.source}' fails{at}: {type(error).__name__}: {error}") from error
+    try:
+        given, for_test = made
         train = _of_user(given, None)
         return train, None if for_test is None else _of_user(for_test, train.classes)
-    except Exception as error:  # of the user's code, or of what it gave
+    except Exception as error:
         raise InputError(f"data.source = '{data.source}': {type(error).__name__}: {error}; {PAIR}") from error
 
 
@@ -152,7 +159,12 @@ def _of_user(given: Any, classes: tuple[str, ...] | None) -> Samples:
     pixels, codes = np.stack([np.asarray(image) for image in images]), np.asarray(labels)
     if codes.dtype.kind not in "iu":
         raise TypeError(f"labels are {codes.dtype}, and must be whole numbers from 0")
-    classes = classes or tuple(map(str, getattr(given, "classes", range(codes.max() + 1))))
+    named = getattr(given, "classes", None)
+    few_classes(codes.max() + 1, "it")
+    own = classes or tuple(map(str, range(codes.max() + 1))) if named is None else tuple(map(str, named))
+    if (classes and own != classes) or len(set(own)) < len(own):
+        raise ValueError(f"classes are {shortened(own)}; the test set's must be the training set's, each named once")
+    classes = own
     examples = _with_channels(pixels)
     if pixels.dtype != np.uint8 or examples.shape[1] not in (1, 3) or codes.shape != (len(pixels),):
         raise TypeError(f"images are {pixels.dtype} of shape {pixels.shape}, labels of shape {codes.shape}")

@@ -21,7 +21,7 @@ def curves(runs: Sequence[Run], of: str = "test_accuracy", width: float | None =
     """A number by round, as `series` has it: the mean over seeds, in a band from the lowest seed to the highest."""
     groups = apart(runs, most=len(MARKERS) * len(COLOURS))
     words = in_words(of) if of.startswith("forgetting.") else of.replace("_", " ") + " (%)" * (of in SHARES)
-    caption = f"{words[0].upper()}{words[1:]} by round"
+    caption = f"{words[:1].upper()}{words[1:]} by round"
     if any(len(group.runs) > 1 for group in groups.values()):
         seeds = span(len(group.runs) for group in groups.values())
         caption += f": means of n = {seeds} seeds, in bands from the lowest seed to the highest"
@@ -44,7 +44,7 @@ def series(run: Run, of: str) -> Series:
     """A column of `rounds.parquet`, `forgetting.NAME`, or a note of clients: the rounds that have it, and values."""
     known = {name: (run.rounds["round"], values) for name, values in run.rounds.items() if name != "round"}
     known |= {f"forgetting.{name}": each for name, each in run.forgetting.items()} | run.notes
-    if of not in known and of.removeprefix("forgetting.") in NAMES:
+    if of not in known and of.startswith("forgetting.") and of.removeprefix("forgetting.") in NAMES:
         raise lacking(run, of)
     if of not in known:
         raise InputError(f"--of {of}: '{run.folder}' has no such number by round{did_you_mean(of, known)}")

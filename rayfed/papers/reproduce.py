@@ -41,7 +41,9 @@ def complete_paper(ctx: click.Context, param: click.Parameter, incomplete: str) 
     "--from", "first", metavar="NAME", default="", help="The run to compare with. If not given: fedavg, or the first."
 )
 @click.option("--target", type=float, help="Also the rounds to this accuracy, such as 0.5 (50 %), and the speed-up.")
-@click.option("--columns", default="", metavar="NAME,...", help="Columns beside the run: seeds,best,difference; all.")
+@click.option(
+    "--columns", default="", metavar="NAME,...", help="Columns beside the run: seeds,best. If not given: all."
+)
 @label_option
 @click.option("--format", "form", type=click.Choice(FORMS), help="Form of the table; text, or by the end of FILE.")
 @click.option(
@@ -124,7 +126,7 @@ def show_beside(table: str, cells: list[Cell]) -> None:
 
 
 @click.command()
-@click.argument("table", required=False, metavar="PAPER/TABLE", shell_complete=complete_paper)
+@click.argument("table", required=False, metavar="[PAPER/TABLE]", shell_complete=complete_paper)
 @set_option
 @click.option("--rows", metavar="PATTERN", default="*", help="The runs whose names match: 'cifar10-shards-2/*'.")
 @click.option("--force", is_flag=True, help="Begin the runs again, in place of their earlier results.")

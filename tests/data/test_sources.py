@@ -443,6 +443,14 @@ def halves(): return (pixels, [0, 0.5, 1] * 3), None
 def beyond(): return (pixels, labels), (pixels[:1], [3])
 def single(): return pixels, labels, labels
 def broken(): raise OSError("no disk")
+def leaves(): raise SystemExit(0)
+def many(): return (pixels, [0, 1, 40000] * 3), None
+class Swapped(Pictures):
+    classes = ["dog", "cat", "emu"]
+class Twice(Pictures):
+    classes = ["cat", "cat", "emu"]
+def swapped(): return Pictures(), Swapped()
+def twice(): return Twice(), None
 """
 
 
@@ -471,7 +479,11 @@ def test_a_function_gives_arrays_or_torch_datasets(own_data):
         ("halves", "labels are float64, and must be whole numbers from 0"),
         ("beyond", "labels are 3 to 3, and there are 3 classes"),
         ("single", "too many values to unpack .*; it gives .train, test., test may be None"),
-        ("broken", "OSError: no disk"),
+        ("broken", r"fails, line \d+ of '.*own_data.py': OSError: no disk"),
+        ("leaves", r"fails, line \d+ of '.*own_data.py': SystemExit: 0"),
+        ("many", "40,001 classes, more than the"),
+        ("swapped", "classes are dog, cat, emu; the test set's must be the training set's"),
+        ("twice", "classes are cat, cat, emu; .* each named once"),
         ("absent", "has no attribute 'absent'"),
     ],
 )

@@ -14,6 +14,7 @@ import pytest
 
 import rayfed
 from rayfed.base.errors import ClusterLost, InputError
+from rayfed.job import EXAMPLES
 from rayfed.runtime import jobs
 from rayfed.runtime.jobs import Jobs, Submission, id_for
 
@@ -299,7 +300,9 @@ def test_a_job_gets_the_rayfed_that_submitted_it_and_no_secret_file(at, tmp_path
     (folder, files), (package, modules) = map(json.loads, re.findall(r"^FOLDER (.*)$", out, re.M))
     assert without_caches(files) == {"job.toml", "tiny_models.py", "notes", *kept}
     submitted = Path(rayfed.__file__).parent
-    assert without_caches(modules) == without_caches(file.relative_to(submitted) for file in submitted.rglob("*"))
+    examples = {"examples", *(f"examples/{file.relative_to(EXAMPLES)}" for file in EXAMPLES.rglob("*"))}
+    ours = without_caches(file.relative_to(submitted) for file in submitted.rglob("*"))
+    assert without_caches(modules) == ours | examples
     assert not Path(package).is_relative_to(folder) and Path(package) != submitted
     assert set(re.findall(r"worked with (\S+)$", out, re.M)) == {f"{package}/__init__.py"}, "on the actors too"
 

@@ -138,7 +138,8 @@ def test_every_panel_finds_its_metrics_in_a_scrape(ray_head, tmp_path):
             samples = scrape(Path(ports["folder"], "ray"))
             shown = {name: value for name, labels, value in samples if labels.get("run") == "watched/run"}
             alive = any(name == "ray_actors" and labels["State"] == "ALIVE" for name, labels, _ in samples)
-            return (samples, shown) if alive and shown.get("ray_rayfed_round") == 2 else None
+            in_the_third = shown.get("ray_rayfed_round") == 2 and shown["ray_rayfed_clients_done"] == 1
+            return (samples, shown) if alive and in_the_third else None
 
         samples, shown = until(second_round)
     names = ("test_accuracy", "test_loss", "forgetting", "round_seconds", "clients_done", "clients_in_round", "retries")
