@@ -13,21 +13,26 @@ if sys.argv[:1] == ["-m"] and sys.path[0] in ("", os.getcwd()):  # of `python -m
 
 from typing import TYPE_CHECKING
 
-__all__ = ["Display", "InputError", "Job", "Result", "compose", "read_job", "read_rounds", "replay", "resume", "run"]
-__all__ += ["switch"]
+__all__ = ["Display", "InputError", "Job", "Result", "compose", "own_models", "read_job", "read_rounds", "replay"]
+__all__ += ["resume", "run", "switch"]
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from rayfed.base.errors import InputError
-    from rayfed.experiment import replay, resume, run
+    from rayfed.experiment import own_models, replay, resume, run
     from rayfed.job import Job, read_job
     from rayfed.methods import compose, switch
     from rayfed.report.result import Result
     from rayfed.report.runs import read_rounds
     from rayfed.rounds.display import Display
 else:
-    HOMES = {"base.errors": ["InputError"], "experiment": ["replay", "resume", "run"], "rounds.display": ["Display"]}
-    HOMES |= {"job": ["Job", "read_job"], "methods": ["compose", "switch"], "report.runs": ["read_rounds"]}
+    HOMES = {"base.errors": ["InputError"], "experiment": ["own_models", "replay", "resume", "run"]}
+    HOMES |= {
+        "rounds.display": ["Display"],
+        "job": ["Job", "read_job"],
+        "methods": ["compose", "switch"],
+        "report.runs": ["read_rounds"],
+    }
     HOMES |= {"report.result": ["Result"]}
 
     def __getattr__(name):

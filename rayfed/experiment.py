@@ -174,6 +174,9 @@ def own_models(run: str | Path, tuning: Tuning | None = None) -> list[OwnRow]:
     """Each client's own model after a run's newest checkpoint, measured in this process and kept in `own.parquet`.
 
     Raises `InputError` where there is no checkpoint, or the job's data have changed.
+
+    >>> [row.client for row in own_models("runs/quickstart")][:3]  # doctest: +SKIP
+    [0, 1, 2]
     """
     job, saved = _find(run, None, None)
     site = open_site(job)
