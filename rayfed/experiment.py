@@ -84,7 +84,7 @@ def _followed(display: Display | None, progress: bool) -> Iterator[Display]:
 
 @dataclass(frozen=True)
 class Way:
-    """How a job is run, of which no number hangs."""
+    """How a job is run; nothing of it changes a number of the results."""
 
     display: Display
     force: bool = False  # results of an earlier run are replaced

@@ -370,6 +370,9 @@ def test_a_label_takes_the_place_of_a_step_of_the_names(runs):
     assert shorten(grouped(labelled(cells, {}))) == shorten(grouped(cells))
     with pytest.raises(InputError, match="--label 'fedntt': it is no step of the runs' names; did you mean 'fedntd'"):
         labelled(runs, {"fedntt": "x"})
+    with pytest.raises(InputError, match="--label: several runs would be called 'fedavg'"):
+        labelled(runs, {"fedntd": "fedavg"})
+    assert shorten(grouped(labelled(runs, {"fedntd": "a\x1b[31m\nb"})))[1] == "a b", "an SVG takes no control character"
 
 
 def test_a_label_is_not_shortened_and_names_beside_it_take_their_rows(folders, runs, tmp_path):

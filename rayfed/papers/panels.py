@@ -12,7 +12,7 @@ from matplotlib.colors import Colormap, LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from rayfed.base.errors import InputError
+from rayfed.base.errors import InputError, harmless
 from rayfed.folder.read import Group, Run, grouped, shorten
 from rayfed.papers.style import COLOURS, LETTERS, LONGEST_NAME, METADATA, NAMED, STYLE, WIDTH
 
@@ -37,10 +37,12 @@ def save(draw: Callable[..., Figure], path: Path, *args: Any, title: str = "", *
         warnings.filterwarnings("error", "constrained_layout not applied")
         figure = draw(*args, **kwargs)
         if title:
-            figure.suptitle(title, x=0.01, ha="left", fontsize="large", fontweight="bold")
-        path.parent.mkdir(parents=True, exist_ok=True)
+            figure.suptitle(harmless(title), x=0.01, ha="left", fontsize="large", fontweight="bold")
         try:
+            path.parent.mkdir(parents=True, exist_ok=True)
             figure.savefig(path, dpi=150, metadata=METADATAS.get(path.suffix))
+        except OSError as error:
+            raise InputError(f"the figure cannot be written: {error}") from None
         except UserWarning:  # no room is left for an axis
             raise InputError("the figure is too narrow for what stands side by side; give a larger --width") from None
     return str(figure.get_label())

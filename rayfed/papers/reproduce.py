@@ -6,12 +6,14 @@ import sys
 from collections.abc import Iterable
 from contextlib import redirect_stdout
 from functools import partial
+from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING
 
 import click
 
 from rayfed.base.errors import InputError
+from rayfed.base.files import write_text
 from rayfed.report.command import FORMS, print_sheet
 from rayfed.report.forms import KEYS
 from rayfed.screen.options import Labels, Overrides, label_option, other_bits_option, set_option, starting, trust_option
@@ -47,7 +49,7 @@ def complete_paper(ctx: click.Context, param: click.Parameter, incomplete: str) 
 @label_option
 @click.option("--format", "form", type=click.Choice(FORMS), help="Form of the table; text, or by the end of FILE.")
 @click.option(
-    "-o", "--output", metavar="FILE", type=click.File("w", "utf-8"), help="Write it to a .txt, .md, .tex or .csv."
+    "-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="Write it to a .txt, .md, .tex or .csv."
 )
 def table(
     runs: tuple[Path, ...],
@@ -58,7 +60,7 @@ def table(
     columns: str,
     labels: Labels,
     form: str | None,
-    output: TextIO | None,
+    output: Path | None,
 ) -> None:
     """Print the numbers of runs as a table.
 
@@ -80,7 +82,7 @@ def table(
     from rayfed.report.runs import labelled, read_runs
     from rayfed.report.table import sheet
 
-    suffix = Path(output.name).suffix if output else ".txt"
+    suffix = output.suffix if output else ".txt"
     if suffix not in SUFFIXES:
         raise InputError(f"--output: the names of tables end in {', '.join(SUFFIXES)}; this one in '{suffix}'")
     form = form or SUFFIXES[suffix]
@@ -92,13 +94,18 @@ def table(
     for name, is_given in not_of_papers.items():
         if paper is not None and is_given:
             raise InputError(f"--{name} is for a table without --paper: a paper's table says what it has")
-    with redirect_stdout(output or sys.stdout):
+    text = StringIO()
+    with redirect_stdout(text if output else sys.stdout):
         if paper is not None:
             print_paper(runs, paper, form, of)
         else:
             print_sheet(sheet(labelled(read_runs(runs), dict(labels)), form, of, target, first, columns), form)
     if output:
-        print(f"table in {output.name}")
+        try:
+            write_text(output, text.getvalue())
+        except OSError as error:
+            raise InputError(f"the table cannot be written: {error}") from None
+        print(f"table in {output}")
 
 
 def print_paper(runs: Iterable[Path], name: str, form: str = "text", of: str = "last") -> None:

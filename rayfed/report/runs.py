@@ -1,5 +1,6 @@
 """Runs read to be shown: a damaged file is one message."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -8,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 from jinja2 import TemplateError
 
-from rayfed.base.errors import InputError, did_you_mean
+from rayfed.base.errors import InputError, did_you_mean, harmless
 from rayfed.folder.read import Run, find_runs, grouped, read_run, shorten
 from rayfed.report.words import listed
 
@@ -45,7 +46,11 @@ def labelled(runs: Sequence[Run], labels: Mapping[str, str]) -> list[Run]:
     steps = {step for name in names for step in name}
     for step in sorted(labels.keys() - steps):
         raise InputError(f"--label '{step}': it is no step of the runs' names{did_you_mean(step, steps)}")
-    called = ["/".join(labels.get(step, step) for step in name) for name in names]
+    words = {step: " ".join(harmless(label).split()) for step, label in labels.items()}
+    called = ["/".join(words.get(step, step) for step in name) for name in names]
+    twice = [name for name, count in Counter(called).items() if count > 1]
+    if twice:
+        raise InputError(f"--label: several runs would be called '{twice[0]}'; give each a name of its own")
     pairs = zip(called if labels else [""] * len(groups), groups, strict=True)
     return [replace(run, label=label) for label, group in pairs for run in group.runs + group.behind]
 

@@ -68,15 +68,13 @@ def submit(
     from rayfed.folder.places import Place
     from rayfed.folder.provenance import COMMIT, commit
     from rayfed.grid.cells import expand, refuse_same
-    from rayfed.job import EXAMPLES, read_toml
+    from rayfed.job import read_toml
     from rayfed.submit import package
 
     root = Path.cwd()
     if not Path(job).resolve().is_relative_to(root.resolve()):
         raise InputError(f"'{job}' lies outside this folder, which is sent to the cluster; submit from its own folder")
     cells = expand(read_toml(job), dict(map(read_override, settings)))
-    if not Path(job).exists():
-        raise InputError(f"'{job}' came with rayfed, and only files of this folder are sent: copy it from {EXAMPLES}")
     refuse_same(cells)
     jobs = [cell.job() for cell in cells]  # all are checked before anything is sent
     run = cells[0].grid or jobs[0].name

@@ -258,6 +258,15 @@ def test_a_submission_has_the_folder_and_the_whole_installed_package(folder, ray
     assert "rayfed/data/fashion_mnist_mini/train.parquet" in package
 
 
+def test_an_example_is_submitted_by_its_name_as_it_is_sent_with_the_package(folder, rayfed, cluster):
+    ended = rayfed("submit", "quickstart", "--address", cluster.url, "-s", "name=example")
+    assert ended.exit_code == 0, ended.output
+    sent = cluster.submissions[-1]
+    assert " rayfed run quickstart " in sent["entrypoint"]
+    (package,) = (cluster.packages[uri.removeprefix("gcs://")] for uri in sent["runtime_env"]["py_modules"])
+    assert "rayfed/examples/quickstart.toml" in ZipFile(io.BytesIO(package)).namelist()
+
+
 # Paths in jobs -------------------------------------------------------------------------------------------------------
 
 
