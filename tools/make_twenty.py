@@ -41,7 +41,7 @@ Scores = dict[str, dict[int, float]]  # try -> seed -> primary number, percent
 
 
 def primary(run: Run, method: str) -> float:
-    """The mean accuracy of a run over the second half of its rounds, in percent; of `local`, of the clients' own models."""
+    """The mean accuracy in percent over the second half of the rounds; of `local`, that of the clients' own models."""
     if run.error.startswith("Diverged"):
         return CHANCE
     accuracy = np.asarray(run.rounds["test_accuracy"][1:], float)
