@@ -34,10 +34,11 @@ from rayfed.rounds.local import Broadcast
 from rayfed.rounds.measures import UPDATES
 from rayfed.rounds.round import Round
 from rayfed.rounds.site import Site, server_view
-from rayfed.rounds.tasks import Task, TaskReply, add_up, cut
+from rayfed.rounds.tasks import Group, Task, TaskReply, add_up, cut, grouped
 from rayfed.rounds.workers import Workers
 from rayfed.tensors.trees import Tree, copied, first_difference, num_bytes
 from rayfed.tensors.weights import Weights, parameters_of, state, state_of
+from rayfed.tensors.wire import unpack
 
 log = logging.getLogger(__name__)
 
@@ -180,7 +181,8 @@ def _train(site: Site, last: Round, workers: Workers, opening: Opening, replies:
     if not cohort.answered:
         log.warning("round %d is empty, and the model stays as it was: %s", number, cohort)
         return unchanged
-    total, clients, bytes_up = add_up(f"round {number}", opening.to_train, replies)
+    reply = add_up(f"round {number}", [group[0][0] for group in opening.groups], replies)
+    total, clients = unpack(reply.summands, copy=False), reply.clients
     updates = total.pop(UPDATES, None)
     weights, states, shown = _updated(site, last.weights, opening, total)
     measured = measures.of_round(updates, len(clients))
@@ -195,7 +197,7 @@ def _train(site: Site, last: Round, workers: Workers, opening: Opening, replies:
         held={slot: replace(hold, state=states[slot]) for slot, hold in opening.held.items()},
         memories=absent | {reply.row.client: reply.memory for reply in clients if reply.memory is not None},
         clients=tuple(reply.row for reply in in_order),
-        bytes_up=opening.bytes_surveyed + bytes_up,
+        bytes_up=opening.bytes_surveyed + reply.bytes_up,
         notes={**cohort.notes, **measured},
         confusions={reply.row.client: reply.confusion for reply in in_order if reply.confusion is not None},
     )
@@ -262,6 +264,11 @@ class Opening:
         """The tasks of training: none in CCVR's round, which needs the survey alone."""
         return self.tasks if trains(self.parts) else ()
 
+    @property
+    def groups(self) -> Sequence[Group]:
+        """The tasks of training, in groups with a reply each."""
+        return grouped(self.to_train, num_bytes(self.broadcast.weights))
+
 
 def open_round(site: Site, last: Round, workers: Workers, clients: Sequence[int] | None = None) -> Opening:
     """Draw the cohort of the round after `last`, survey it, and let each part give the payload for it.
@@ -282,7 +289,8 @@ def open_round(site: Site, last: Round, workers: Workers, clients: Sequence[int]
     surveyors = {part.slot: states[part.slot] for part in parts if defines(part, "survey")}
     broadcast = Broadcast(number, last.weights, surveyors, {}, {slot: hold.since for slot, hold in held.items()})
     replies = workers.survey(broadcast, tasks) if surveyors else ()
-    surveyed, _, bytes_surveyed = add_up(f"round {number} (survey)", tasks if surveyors else (), replies)
+    survey = add_up(f"round {number} (survey)", [task[0] for task in tasks] if surveyors else (), replies)
+    surveyed = unpack(survey.summands, copy=False)
 
     payloads: dict[str, Tree] = {}
     with at(f"tell, round {number}"), isolated(seed_of(job.seed, Purpose.TELL, number), site.device):
@@ -292,7 +300,7 @@ def open_round(site: Site, last: Round, workers: Workers, clients: Sequence[int]
             if payload is not None:
                 payloads[part.slot] = payload
     stay = local_names(parts, site.model)
-    return Opening(cohort, tasks, parts, held, states, replace(broadcast, payloads=payloads), stay, bytes_surveyed)
+    return Opening(cohort, tasks, parts, held, states, replace(broadcast, payloads=payloads), stay, survey.bytes_up)
 
 
 def cohort_of(site: Site, round: int) -> Cohort:

@@ -2,7 +2,7 @@
 
 The clients of a task are served by one worker, one after the other, which adds up their summands in that order. The
 engine adds up the tasks' sums in the order of the tasks. So neither the driver nor Ray's stores hold all updates of a
-cohort.
+cohort. Where a round's sums are large, workers add them in groups, and the engine adds the groups' sums.
 """
 
 from __future__ import annotations
@@ -16,18 +16,21 @@ from rayfed.base.errors import RunFailed, Unlike
 from rayfed.clients.settings import Training
 from rayfed.rounds.local import Reply
 from rayfed.tensors.sums import OrderedSum
-from rayfed.tensors.trees import Layout, Tree
-from rayfed.tensors.wire import Packed, unpack
+from rayfed.tensors.trees import Layout
+from rayfed.tensors.wire import Packed, pack, unpack
 
 Task = tuple[int, ...]  # clients
+Group = Sequence[Task]  # whose sums are added before they come to the engine
 
 MOST_TASKS = 2000  # per round, roughly: the sums of more would fill the driver's link (docs/scale.md)
 TAPER = 8  # a task has at most an eighth of the work that is left: at the end, few workers wait for the last
+MOST_BYTES = 2**32  # of a round's sums that the driver gets one by one: a link of 10 Gbit/s takes three seconds
+GROUP = 32  # tasks, at most, in a group
 
 
 @dataclass(frozen=True, eq=False)
 class TaskReply:
-    """What comes back from a task: the summands of its clients, added up, and the rest of each client's reply."""
+    """What comes back from a task, or from several: their clients' summands, added up, and the rest of each reply."""
 
     layout: Layout  # of each client's summands
     bytes_up: int  # that the clients sent, all together
@@ -71,15 +74,31 @@ def task_text(task: Task, round: int, *, survey: bool) -> str:
     return f"{clients}, round {round} (survey)" if survey else f"{clients}, round {round}"
 
 
-def add_up(stage: str, tasks: Sequence[Task], replies: Iterable[TaskReply]) -> tuple[dict[str, Tree], list[Reply], int]:
-    """The total of all summands by slot; the clients' replies without them; the bytes that all clients sent."""
+def grouped(tasks: Sequence[Task], num_bytes: int) -> list[Group]:
+    """The tasks of a round in groups, each alone unless all sums together exceed 4 GiB: then up to 32 in a row.
+
+    A sum has twice the model's `num_bytes`, as it is in float64. A function of the job, as a task is.
+
+    >>> grouped([(3,), (0, 2), (1,)], 4 * 10**6)
+    [[(3,)], [(0, 2)], [(1,)]]
+    >>> grouped([(3,), (0, 2), (1,)], 4 * 10**9)
+    [[(3,), (0, 2), (1,)]]
+    """
+    most = GROUP if 2 * num_bytes * len(tasks) > MOST_BYTES else 1
+    count = -(-len(tasks) // most)
+    return [list(tasks[len(tasks) * i // count : len(tasks) * (i + 1) // count]) for i in range(count)]
+
+
+def add_up(stage: str, first_clients: Sequence[int], replies: Iterable[TaskReply]) -> TaskReply:
+    """The replies of several tasks, or groups, as that of one; each is named by its first client where it is odd."""
     total, clients, bytes_up = OrderedSum(), list[Reply](), 0
-    for task, reply in zip(tasks, replies, strict=True):
-        with refusing(stage, task[0], tasks[0][0]):
+    for client, reply in zip(first_clients, replies, strict=True):
+        with refusing(stage, client, first_clients[0]):
             total.add(unpack(reply.summands, copy=False), reply.layout)  # the next are fetched only now
         clients += reply.clients
         bytes_up += reply.bytes_up
-    return total.value or {}, clients, bytes_up
+    summands = pack({}) if total.layout is None else total.packed()
+    return TaskReply(total.layout or {}, bytes_up, summands, clients)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ def no_progress(done: int, total: int) -> None:
 
 
 class Workers(ABC):
-    """The workers of a round, in this process or on Ray. Replies come in the order of the tasks.
+    """The workers of a round, in this process or on Ray. Replies come in the order of the tasks, or of their groups.
 
     On Ray the work begins when a method is called; in this process, when a reply is asked for.
     """
@@ -39,7 +39,7 @@ class Workers(ABC):
 
     @abstractmethod
     def train(self, broadcast: Broadcast, tasks: Sequence[Task], memories: Mapping[int, Memory]) -> Iterator[TaskReply]:
-        """Each task's reply after training, with a handle to each client's new memory."""
+        """The reply of each group of tasks (`grouped`) after training, with a handle to each client's new memory."""
 
     @abstractmethod
     def evaluate_pieces(self, weights: Weights, pieces: Sequence[Piece], look: Look) -> Iterator[Any]:

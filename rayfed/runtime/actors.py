@@ -9,10 +9,11 @@ from typing import Any
 import ray
 import torch
 from ray import ObjectRef, cloudpickle
+from ray.exceptions import GetTimeoutError, ObjectFetchTimedOutError
 
 from rayfed.base.errors import Restarted
 from rayfed.rounds.local import Broadcast
-from rayfed.rounds.tasks import Task, TaskReply
+from rayfed.rounds.tasks import Task, TaskReply, add_up
 from rayfed.rounds.workers import Look, Piece
 from rayfed.runtime.gpus import device_given, memory_cap, peak_bytes
 from rayfed.runtime.placement import Place
@@ -74,6 +75,32 @@ class ClientActor:
         with sendable():
             return _apart(self._worker.train(Broadcast(*broadcast), tasks, by_client), memories=remembers)
 
+    def add(
+        self,
+        stage: str,
+        replies: Sequence[tuple[int, TaskReply]],
+        summands: Sequence[ObjectRef],
+        memories: Sequence[ObjectRef],
+        limit: float,
+    ) -> tuple[Any, ...]:
+        """The sum of tasks' sums, on its way to the driver; of each task its first client, and its reply.
+
+        The references come in lists: so the sums are fetched one by one, each while the one before it is added, and
+        each in at most `limit` seconds. The memories get a copy on this node.
+        """
+        bring(memories)
+
+        def fetched() -> Iterator[TaskReply]:
+            for number, (_, reply) in enumerate(replies):
+                bring(summands[number : number + 2])
+                try:
+                    yield replace(reply, summands=ray.get(summands[number], timeout=limit))
+                except GetTimeoutError:  # a silent node is as bad as a lost one, and Ray itself waits ten minutes
+                    raise ObjectFetchTimedOutError(summands[number].hex(), None, "") from None
+
+        with sendable():
+            return [None], add_up(stage, [client for client, _ in replies], fetched()).summands
+
     def evaluate(self, weights: Packed, pieces: Sequence[Piece], look: Look) -> list[list[Any]]:
         return [self._worker.evaluate(weights, pieces, look)]
 
@@ -117,6 +144,11 @@ def _apart(replies: Iterable[TaskReply], *, memories: bool) -> tuple[Any, ...]:
         clients = [replace(client, memory=client.memory is not None) for client in reply.clients]
         light.append(replace(reply, summands=NOTHING, clients=clients))
     return light, *objects
+
+
+def bring(objects: Sequence[ObjectRef]) -> None:
+    """Have objects brought to this node, and do not wait for them."""
+    ray.wait(list(objects), num_returns=len(objects), timeout=0, fetch_local=True)
 
 
 def together(reply: TaskReply, summands: Packed, memories: Sequence[ObjectRef]) -> TaskReply:

@@ -25,6 +25,11 @@ class Deadline:
         longest, its_size = self._longest[kind]
         return max(LEAST, SLOWER * longest * max(1.0, size / max(1, its_size)))
 
+    @property
+    def of_fetching(self) -> float:
+        """The time in which an actor must get an object of another's."""
+        return LEAST if self._fixed == "auto" else self._fixed
+
     def took(self, kind: str, size: int, seconds: float) -> None:
         """Note how long a message took."""
         self._longest[kind] = max(self._longest.get(kind, (0.0, 0)), (seconds, size))

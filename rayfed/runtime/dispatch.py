@@ -21,6 +21,7 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from rayfed.base.errors import ClientFailed, KilledActors, RunFailed, WorkersLost, first_line, uncoloured
 from rayfed.rounds.tasks import task_text
+from rayfed.runtime.actors import bring
 from rayfed.runtime.causes import cause_of, is_gpu_fault, is_loss, lost_object, ray_may_fail
 from rayfed.runtime.crew import TICK, Crew, Member, named
 from rayfed.runtime.deadline import Deadline
@@ -79,7 +80,7 @@ class Dispatch:
 
     def _answers(self, stage: Stage) -> Iterator[Values]:
         try:
-            for turn in range(len(stage.calls)):
+            for turn in stage.turns:
                 self._heartbeat.progress()
                 begun = time.monotonic()
                 with ray_may_fail():
@@ -123,9 +124,10 @@ class Dispatch:
                 if member is None:
                     break
                 indices = stage.next_message(actors)
+                references = stage.send(member.actor, indices)
+                bring(stage.only_on(member.node_id, indices))
                 calls = [stage.calls[index] for index in indices]
-                references = stage.submit(member.actor, calls)
-                count = max(len(calls), sum(len(call.pieces) for call in calls))
+                count = max(len(calls), sum(len(call.pieces) + len(call.adds) for call in calls))
                 self._working[references[0]] = Message(
                     stage, indices, member, references, time.monotonic(), stage.size(indices), count
                 )
@@ -152,14 +154,14 @@ class Dispatch:
             return
         self.crew.idle.append(member)
         self._hand_out()  # first of all: the member waits for it
-        self.deadline.took(stage.kind, message.size, seconds)
+        self.deadline.took(stage.kind_of(indices), message.size, seconds)
         objects = message.references[1:]
-        bring(objects)  # in the meantime: summands for their turn, memories since a node may be lost
+        if indices[0] in stage.turns:  # what is added elsewhere is needed there
+            bring(objects)  # in the meantime: summands for their turn, memories since a node may be lost
         for index, value in zip(indices, values, strict=True):
             count = stage.calls[index].num_objects
-            stage.answers[index] = Answer(member, value, objects[:count], time.monotonic())
+            stage.answered(index, Answer(member, value, objects[:count], time.monotonic()))
             objects = objects[count:]
-        stage.done += len(stage.clients(indices))
         self._heartbeat.progress()
 
     def _failed(self, message: Message, error: RayError) -> None:
@@ -168,8 +170,9 @@ class Dispatch:
         missing = lost_object(error)
         if missing is not None:
             self.crew.idle.append(member)
-            stage.missing(missing, [stage.calls[index] for index in indices])
-            self._run_again(stage, indices, f"an object that it needs was lost ({type(missing).__name__})")
+            again = stage.to_run_again(indices, missing)
+            which = "it needs" if again == indices else "it gave"
+            self._run_again(stage, again, f"an object that {which} was lost ({type(missing).__name__})")
         elif is_loss(error):
             full = member.place is not None and self.crew.head.memory_was_full(member.place.process)
             self.crew.open(member)
@@ -190,6 +193,8 @@ class Dispatch:
     def _fetched(self, stage: Stage, turn: int, begun: float) -> Values | None:
         """What the call gives whose turn has come, since `begun`; None while that, or its first object, is not here.
 
+        The value of a sum is the answers of the calls that it adds.
+
         Who waits for the object lets all other work wait: as long again as it has waited, and a second at most.
         """
         self._coming.clear()
@@ -203,9 +208,11 @@ class Dispatch:
         lost: RayError
         try:
             first = ray.get(answer.objects[0], timeout=tick) if answer.objects else None
-            return answer.value, first, answer.objects[1:]
+            adds = stage.calls[turn].adds
+            value = [stage.answers.pop(index) for index in adds] if adds else answer.value
+            return value, first, answer.objects[1:]
         except GetTimeoutError as error:
-            if waited < self.deadline.seconds(stage.kind, stage.size(indices), 1):
+            if waited < self.deadline.seconds(stage.kind_of(indices), stage.size(indices), 1):
                 stage.answers[turn] = answer
                 self._coming.append(f"the reply of {stage.text(indices)} from {answer.member}")
                 return None
@@ -239,7 +246,8 @@ class Dispatch:
 
     def _due(self, message: Message) -> float:
         """When an answer would be late. It may become earlier, as other messages are answered."""
-        return message.since + self.deadline.seconds(message.stage.kind, message.size, message.count)
+        kind = message.stage.kind_of(message.indices)
+        return message.since + self.deadline.seconds(kind, message.size, message.count)
 
     def _until_something_is_due(self) -> float:
         now = time.monotonic()
@@ -248,11 +256,6 @@ class Dispatch:
     def _awaited(self) -> list[str]:
         work = [f"{each.stage.text(each.indices)} on {each.member}" for each in self._working.values()]
         return [*self._coming, *work, *self.crew.awaited()]
-
-
-def bring(objects: list[ObjectRef]) -> None:
-    """Have objects brought to this node, and do not wait for them."""
-    ray.wait(objects, num_returns=len(objects), timeout=0, fetch_local=True)
 
 
 @contextmanager

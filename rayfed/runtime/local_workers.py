@@ -3,6 +3,7 @@
 import platform
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
@@ -11,10 +12,11 @@ from rayfed.base.errors import ClientFailed, RunFailed
 from rayfed.rounds.local import Broadcast, sample
 from rayfed.rounds.round import Kind, Round
 from rayfed.rounds.site import Site
-from rayfed.rounds.tasks import Task, TaskReply, task_text
+from rayfed.rounds.tasks import Task, TaskReply, add_up, grouped, task_text
 from rayfed.rounds.workers import Look, Piece, Progress, Workers, no_progress
 from rayfed.runtime.signals import refuse_to_go_on
 from rayfed.runtime.worker import Worker, at_client
+from rayfed.tensors.trees import num_bytes
 from rayfed.tensors.weights import Weights
 from rayfed.tensors.wire import Packed, pack
 
@@ -35,6 +37,16 @@ class LocalWorkers(Workers):
             yield self._next(replies, task, broadcast.round, survey=True)
 
     def train(self, broadcast: Broadcast, tasks: Sequence[Task], memories: Mapping[int, Packed]) -> Iterator[TaskReply]:
+        replies = self._replies(broadcast, tasks, memories)
+        for group in grouped(tasks, num_bytes(broadcast.weights)):
+            of_tasks = islice(replies, len(group))
+            firsts = [task[0] for task in group]
+            yield add_up(f"round {broadcast.round}", firsts, of_tasks) if len(group) > 1 else next(of_tasks)
+
+    def _replies(
+        self, broadcast: Broadcast, tasks: Sequence[Task], memories: Mapping[int, Packed]
+    ) -> Iterator[TaskReply]:
+        """Each task's reply after training."""
         replies = self._worker.train(broadcast.map(pack), tasks, memories)
         total, done = sum(map(len, tasks)), 0
         for task in tasks:

@@ -1,6 +1,7 @@
 """The work of a round on the actors of a crew: the messages to them, and their replies."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise, starmap
 from typing import Any
 
@@ -14,16 +15,16 @@ from rayfed.methods.part import parts_at, remembers
 from rayfed.rounds.local import Broadcast, sample
 from rayfed.rounds.round import Kind, Round
 from rayfed.rounds.site import Site
-from rayfed.rounds.tasks import Task, TaskReply, task_text
+from rayfed.rounds.tasks import Task, TaskReply, grouped, task_text
 from rayfed.rounds.workers import Look, Piece, Progress, Workers
-from rayfed.runtime.actors import together
+from rayfed.runtime.actors import NOTHING, together
 from rayfed.runtime.causes import ray_may_fail
 from rayfed.runtime.crew import Crew
 from rayfed.runtime.deadline import Deadline
 from rayfed.runtime.dispatch import Dispatch
 from rayfed.runtime.gauges import Gauges
 from rayfed.runtime.heartbeat import got
-from rayfed.runtime.stage import Call, Stage
+from rayfed.runtime.stage import Answer, Call, Stage
 from rayfed.tensors.trees import Tree, num_bytes
 from rayfed.tensors.weights import Weights
 from rayfed.tensors.wire import Packed, pack
@@ -82,8 +83,22 @@ class RayWorkers(Workers):
             self._progress(done, total)
             self._gauges.clients(done, total)
 
-        calls = self._calls(tasks, remembering)
-        return self._replies(Stage("train", broadcast.round, calls, submit, missing, _most(broadcast), progress))
+        def add(actor: Any, answers: Sequence[Answer], calls: Sequence[Call]) -> list[ObjectRef]:
+            replies = [(call.task[0], replace(a.value, clients=())) for a, call in zip(answers, calls, strict=True)]
+            memories = [memory for answer in answers for memory in answer.objects[1:]]
+            call = actor.add.options(num_returns=2, name=f"add round {broadcast.round}")
+            summands, limit = [answer.objects[0] for answer in answers], self._dispatch.deadline.of_fetching
+            return call.remote(f"round {broadcast.round}", replies, summands, memories, limit)
+
+        calls, start = self._calls(tasks, remembering), 0
+        groups = grouped(tasks, num_bytes(broadcast.weights))
+        if len(groups) == len(tasks):
+            return self._replies(Stage("train", broadcast.round, calls, submit, missing, _most(broadcast), progress))
+        for group in groups:
+            calls.append(Call(len(group), num_objects=1, adds=range(start, start + len(group))))
+            start += len(group)
+        stage = Stage("train", broadcast.round, calls, submit, missing, _most(broadcast), progress, add)
+        return (_of_group(answers, summands) for answers, summands, _ in self._dispatch.begin(stage))
 
     def _calls(self, tasks: Sequence[Task], remembering: bool) -> list[Call]:
         return [Call(self._images(task), task, (), 1 + len(task) * remembering) for task in tasks]
@@ -153,6 +168,13 @@ class RayWorkers(Workers):
 def _most(broadcast: Broadcast) -> int:
     """The most tasks in a message: an actor holds their sums, in float64, until all are done."""
     return max(1, min(MOST_TASKS, MOST_BYTES // (2 * max(1, num_bytes(broadcast.weights)))))
+
+
+def _of_group(answers: Sequence[Answer], summands: Packed) -> TaskReply:
+    """The reply of a group: its tasks', with the sum of their summands."""
+    replies = [together(answer.value, NOTHING, answer.objects[1:]) for answer in answers]
+    clients = [client for reply in replies for client in reply.clients]
+    return TaskReply(replies[0].layout, sum(reply.bytes_up for reply in replies), summands, clients)
 
 
 def _num_returns(calls: Sequence[Call]) -> int:

@@ -16,15 +16,17 @@ from rayfed.runtime.crew import Member
 
 @dataclass(frozen=True)
 class Call:
-    """The work of one task, or an actor's share of an evaluation: it is done, lost and run again as a whole.
+    """The work of one task, a sum of tasks' sums, or an actor's share of an evaluation.
 
-    It gives a value, and objects: the task's summands, which are fetched in turn, and memories, which stay references.
+    It is done, lost and run again as a whole. It gives a value, and objects: the summands, which are fetched in turn,
+    and memories, which stay references.
     """
 
-    size: int  # compared with the stage's other calls
+    size: int  # compared with the stage's other calls of its kind
     task: Task = ()  # the clients; none in an evaluation
     pieces: Sequence[Piece] = ()  # of the test images, in an evaluation
     num_objects: int = 0
+    adds: range = range(0)  # the calls whose summands it adds: it waits for their answers, and is given in their place
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,18 +50,22 @@ class Stage:
     missing: Callable[[ObjectLostError, Sequence[Call]], None]  # called where an object that calls need is lost
     most: int = 1  # calls in a message
     progress: Progress = no_progress
+    add: Callable[[Any, Sequence[Answer], Sequence[Call]], list[ObjectRef]] | None = None  # as `submit`: adds these
 
     def __post_init__(self) -> None:
-        self.waiting = deque(range(len(self.calls)))
+        adding = [index for index, call in enumerate(self.calls) if call.adds]
+        self.turns: Sequence[int] = adding or range(len(self.calls))  # the calls of which the answers are given
+        self.waiting = deque(index for index, call in enumerate(self.calls) if not call.adds)
+        self._added_by = {index: number for number in adding for index in self.calls[number].adds}
         self.answers: dict[int, Answer] = {}  # by call: those that are here, and not given out yet
         self.losses: Counter[int] = Counter()
-        self.alone: set[int] = set()  # calls that get a message of their own
+        self.alone = set(adding)  # calls that get a message of their own
         self.faulty: dict[int, tuple[str, str]] = {}  # call -> the GPU that failed it; it is tried on another, once
         self.error: RunFailed | None = None  # for whoever waits for the answers
         self.over = False
         self.done = self._shown = 0  # clients
         self._total = sum(len(call.task) for call in self.calls)
-        self._largest = max((call.size for call in self.calls), default=0)
+        self._largest = max((self.calls[index].size for index in self.waiting), default=0)
         self._left = self.size(self.waiting)  # of the work that waits: counted along, as a stage may have 2,000 calls
 
     def size(self, indices: Iterable[int]) -> int:
@@ -70,11 +76,18 @@ class Stage:
         """The clients of some calls."""
         return tuple(client for index in indices for client in self.calls[index].task)
 
+    def kind_of(self, indices: range) -> str:
+        """The kind of work, of which deadlines are learned."""
+        return "add" if self.calls[indices[0]].adds else self.kind
+
     def text(self, indices: range) -> str:
         """Some calls, in words."""
         clients, pieces = self.clients(indices), self.calls[indices[-1]].pieces
         if clients:
             return task_text(clients, self.round, survey=self.kind == "survey")
+        adds = self.calls[indices[0]].adds
+        if adds:
+            return f"the sum of tasks {adds[0] + 1} to {adds[-1] + 1}, round {self.round}"
         return f"{self.kind} of test images {self.calls[indices[0]].pieces[0][0]} to {pieces[-1][1]}"
 
     def next_message(self, actors: int) -> range:
@@ -94,6 +107,37 @@ class Stage:
             message = longer
         self._left -= self.size(message)
         return message
+
+    def send(self, actor: Any, indices: range) -> list[ObjectRef]:
+        """Send calls to an actor."""
+        calls = [self.calls[index] for index in indices]
+        adds = calls[0].adds
+        if adds and self.add is not None:
+            return self.add(actor, [self.answers[index] for index in adds], [self.calls[index] for index in adds])
+        return self.submit(actor, calls)
+
+    def only_on(self, node_id: str, indices: range) -> list[ObjectRef]:
+        """The memories that have no copy elsewhere where their summands are added on the node of their own actor."""
+        answers = [self.answers[index] for index in self.calls[indices[0]].adds]
+        return [memory for each in answers if each.member.node_id == node_id for memory in each.objects[1:]]
+
+    def answered(self, index: int, answer: Answer) -> None:
+        """Take an answer. The sum that it was the last one for may be made."""
+        self.answers[index] = answer
+        self.done += len(self.calls[index].task)
+        adding = self._added_by.get(index)
+        if adding is not None and all(each in self.answers for each in self.calls[adding].adds):
+            self.wait_again(range(adding, adding + 1))
+
+    def to_run_again(self, indices: range, missing: ObjectLostError) -> range:
+        """The calls to run again where these have missed an object: themselves, or what a sum has missed."""
+        for index in self.calls[indices[0]].adds:
+            if self.answers[index].objects[0].hex() == missing.object_ref_hex:
+                del self.answers[index]
+                self.done -= len(self.calls[index].task)
+                return range(index, index + 1)
+        self.missing(missing, [self.calls[index] for index in indices])
+        return indices
 
     def wait_again(self, indices: range) -> None:
         """Put calls back, before all others."""
