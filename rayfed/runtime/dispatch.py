@@ -10,6 +10,7 @@ it ends.
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -133,9 +134,16 @@ class Dispatch:
                 )
 
     def _member_for(self, stage: Stage, index: int) -> Member | None:
-        """An idle member; where a GPU has failed this call, one with another, or None while such a one is at work."""
-        idle, faulty = self.crew.idle, stage.faulty.get(index)
-        member = next((member for member in idle if member.card != faulty), None)
+        """An idle member; where a GPU has failed this call, one with another, or None while such a one is at work.
+
+        For a sum, one on a node that makes the fewest: what it adds comes over its node's link.
+        """
+        idle, faulty, member = self.crew.idle, stage.faulty.get(index), None
+        if stage.calls[index].adds:
+            sums = Counter(each.member.node_id for each in self._working.values() if each.stage.adds(each.indices))
+            member = min(idle, key=lambda one: sums[one.node_id])
+        else:
+            member = next((member for member in idle if member.card != faulty), None)
         if member is None:
             if any(message.member.card != faulty for message in self._working.values()):
                 return None

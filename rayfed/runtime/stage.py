@@ -76,16 +76,20 @@ class Stage:
         """The clients of some calls."""
         return tuple(client for index in indices for client in self.calls[index].task)
 
+    def adds(self, indices: range) -> range:
+        """The calls whose summands a call adds; none for most calls."""
+        return self.calls[indices[0]].adds
+
     def kind_of(self, indices: range) -> str:
         """The kind of work, of which deadlines are learned."""
-        return "add" if self.calls[indices[0]].adds else self.kind
+        return "add" if self.adds(indices) else self.kind
 
     def text(self, indices: range) -> str:
         """Some calls, in words."""
         clients, pieces = self.clients(indices), self.calls[indices[-1]].pieces
         if clients:
             return task_text(clients, self.round, survey=self.kind == "survey")
-        adds = self.calls[indices[0]].adds
+        adds = self.adds(indices)
         if adds:
             return f"the sum of tasks {adds[0] + 1} to {adds[-1] + 1}, round {self.round}"
         return f"{self.kind} of test images {self.calls[indices[0]].pieces[0][0]} to {pieces[-1][1]}"
@@ -110,15 +114,14 @@ class Stage:
 
     def send(self, actor: Any, indices: range) -> list[ObjectRef]:
         """Send calls to an actor."""
-        calls = [self.calls[index] for index in indices]
-        adds = calls[0].adds
+        adds = self.adds(indices)
         if adds and self.add is not None:
             return self.add(actor, [self.answers[index] for index in adds], [self.calls[index] for index in adds])
-        return self.submit(actor, calls)
+        return self.submit(actor, [self.calls[index] for index in indices])
 
     def only_on(self, node_id: str, indices: range) -> list[ObjectRef]:
         """The memories that have no copy elsewhere where their summands are added on the node of their own actor."""
-        answers = [self.answers[index] for index in self.calls[indices[0]].adds]
+        answers = [self.answers[index] for index in self.adds(indices)]
         return [memory for each in answers if each.member.node_id == node_id for memory in each.objects[1:]]
 
     def answered(self, index: int, answer: Answer) -> None:
@@ -131,7 +134,7 @@ class Stage:
 
     def to_run_again(self, indices: range, missing: ObjectLostError) -> range:
         """The calls to run again where these have missed an object: themselves, or what a sum has missed."""
-        for index in self.calls[indices[0]].adds:
+        for index in self.adds(indices):
             if self.answers[index].objects[0].hex() == missing.object_ref_hex:
                 del self.answers[index]
                 self.done -= len(self.calls[index].task)

@@ -3,6 +3,8 @@
 import os
 import re
 import signal
+from collections import deque
+from types import SimpleNamespace
 
 import pytest
 import ray
@@ -12,6 +14,8 @@ from ray.exceptions import ObjectLostError
 from rayfed.methods import compose, fedavg, scaffold
 from rayfed.rounds import tasks
 from rayfed.rounds.tasks import GROUP, MOST_BYTES, add_up, grouped
+from rayfed.runtime.crew import Member
+from rayfed.runtime.dispatch import Dispatch
 from rayfed.runtime.stage import Answer, Call, Stage
 from tests.runtime.test_nodes import IN_STORE, PATIENT, Slow
 
@@ -91,6 +95,29 @@ def test_a_sum_waits_for_all_that_it_adds_and_for_what_is_made_again():
     stage.next_message(1)
     stage.answered(1, Answer(None, None, [references[1]], 0.0))
     assert [*stage.waiting] == [3]
+
+
+def test_sums_are_made_on_nodes_that_make_the_fewest():
+    """As far as no Ray is needed: its actors are names, which are never done."""
+    calls = [Call(1, num_objects=1, adds=range(10 + 2 * number, 12 + 2 * number)) for number in range(4)]
+    calls += [Call(1)] * 6 + [Call(1, task=(client,), num_objects=1) for client in range(8)]
+    made = []
+
+    def add(actor, answers, calls):
+        made.append(actor)
+        return [ray.ObjectRef(os.urandom(28))] * 2
+
+    stage = Stage("train", 1, calls, None, None, add=add)
+    stage.waiting.clear()
+    members = deque(
+        Member(f"{node}-{number}", f"{node}-{number}", node_id=node) for node in "ab" for number in range(3)
+    )
+    dispatch = Dispatch(SimpleNamespace(idle=members), None, 0, None)
+    for index in range(10, 18):
+        stage.answered(index, Answer(Member("x", "x", node_id="c"), None, [None], 0.0))
+    dispatch.begin(stage)
+    assert sorted(node for node, _ in (actor.split("-") for actor in made)) == ["a", "a", "b", "b"]
+    assert {actor[0] for actor in made[:2]} == {"a", "b"}
 
 
 @pytest.fixture
