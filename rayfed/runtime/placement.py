@@ -92,6 +92,22 @@ def num_actors(options: RayOptions, nodes: Sequence[Resources], clients_per_roun
     return options.actors
 
 
+def warn_of_small_stores(num_bytes: int, nodes: Sequence[Resources]) -> None:
+    """Log a warning where a node's object store holds fewer than four sums of a model's updates, in float64.
+
+    An actor that adds sums holds that in it: the sum that it adds, the next, and the result; its own wait there too.
+    """
+    least, needed = min((node.get("object_store_memory", math.inf) for node in nodes), default=math.inf), 8 * num_bytes
+    if least < needed:
+        log.warning(
+            "a node's object store has %.0f MB, and four sums of this model's updates have %.0f MB: Ray will write to "
+            "disk in between; start the nodes with --object-store-memory=%d or more",
+            least / 1e6,
+            needed / 1e6,
+            needed,
+        )
+
+
 def warn_of_idle_gpus(options: RayOptions, nodes: Sequence[Resources]) -> None:
     """Log a warning where nodes have GPUs that no actor is given, or where actors are given GPUs that they do not use.
 

@@ -25,9 +25,18 @@ from rayfed.runtime.crew import Crew, new_actor
 from rayfed.runtime.gauges import Gauges
 from rayfed.runtime.gpus import measure_share, most_on_a_gpu, without_absent_gpus
 from rayfed.runtime.head import Head, ending_with_its_node
-from rayfed.runtime.placement import Resources, capacity, num_actors, spread, warn_of_idle_gpus
+from rayfed.runtime.placement import (
+    Resources,
+    capacity,
+    num_actors,
+    spread,
+    warn_of_idle_gpus,
+    warn_of_small_stores,
+)
 from rayfed.runtime.ray_workers import RayWorkers
 from rayfed.runtime.signals import stopping
+from rayfed.tensors.trees import num_bytes
+from rayfed.tensors.weights import state
 
 log = logging.getLogger(__name__)
 
@@ -109,6 +118,7 @@ def open_pool(site: Site, progress: Progress = no_progress, *, other_bits: bool 
     if "auto" in (asked.actors, asked.num_gpus):
         options = spread(options, nodes, most)
     warn_of_idle_gpus(options, nodes)
+    warn_of_small_stores(num_bytes(state(site.model)), nodes)
     crew = Crew(options, name, kept.at, most, head, other_bits)
     with closing(Gauges(name, site.job.train.num_rounds)) as gauges, ending_with_its_node():
         try:
