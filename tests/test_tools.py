@@ -61,6 +61,29 @@ def test_the_comparisons_tables_are_made_from_its_results_and_the_readme_has_row
 
 
 @pytest.mark.slow
+def test_twenty_methods_are_chosen_and_tested_as_their_design_says(tmp_path):
+    twenty = tool("make_twenty")
+    for setting, file in twenty.TUNING.items():
+        methods = {}
+        for entry in read_toml(file)["grid"]["method"]:
+            methods.setdefault(entry["name"].partition("+")[0], []).append(entry)
+        assert len(methods) == 20 and {len(tries) for tries in methods.values()} == {5}, setting
+    halved = {"a": {100: 9.0, 101: 1.0}, "b": {100: 8.0, 101: 8.0}, "c": {100: 7.0}}
+    assert twenty.left(halved, ["a", "b", "c"], 2) == ["b", "c"]
+    done = {name: dict.fromkeys(range(100, 104), mean) for name, mean in {"m": 3.0, "m+lr-1": 4.0}.items()}
+    assert twenty.chosen({"m": {**done, "m+lr-2": {100: 99.0}}}) == {"m": "m+lr-1"}, "who left early is not chosen"
+    assert twenty.sign_flip([1.0] * 10) == 2 / 1024
+    assert twenty.sign_flip([3.0, -1.0]) == 1.0
+    assert twenty.holm({"a": 0.01, "b": 0.04, "c": 0.03}) == {"a": 0.03, "c": 0.06, "b": 0.06}
+    assert twenty.critical_difference(10, 30) == pytest.approx(3.164 * (110 / 180) ** 0.5, rel=1e-3)
+    file = tmp_path / "records.csv"
+    for number in (1.0, 2.0):
+        twenty.add(file, ("setting", "method", "seed", "primary"), [("s", "m", 0, number), ("s", "m", number, 5.0)])
+    assert [row[2:] for row in twenty.read(file)] == [["0", "2.0000"], ["1.0", "5.0000"], ["2.0", "5.0000"]]
+    lines = twenty.table({"fedavg": {0: 1.0, 1: 2.0}, "m": {0: 2.0, 1: 3.5}}, {"fedavg": {0: 60}, "m": {0: 40}})
+    assert lines[2].startswith("| m | 2 | 2.8 ± 1.1 | +1.2 [") and lines[2].endswith("| 0.500 | 40 |")
+
+
 def test_a_term_of_the_parameters_takes_few_operations_and_waits_do_not_grow_with_the_model():
     counting = tool("count_operations")
 

@@ -152,8 +152,8 @@ def put_best() -> None:
         about = [
             f"# rayfed run jobs/comparison/twenty-{setting}.toml",
             "#",
-            "# Twenty methods on ten draws (README.md, beside this file): each at the best of its tries, the means of which",
-            "# over their seeds, in percent, stand above it.",
+            "# Twenty methods on ten draws (README.md, beside this file): each at the best of its tries, the means of",
+            "# which over their seeds, in percent, stand above it.",
         ]
         REPORTED[setting].write_text("\n".join([*about, job[job.index("name = ") :]]))
 
