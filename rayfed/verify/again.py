@@ -11,7 +11,7 @@ from rayfed.rounds.site import Site
 from rayfed.rounds.workers import Workers
 from rayfed.tensors.trees import dotted, leaves
 from rayfed.tensors.wire import unpack
-from rayfed.verify.numbers import Numbers, Place, differing, of_tables
+from rayfed.verify.numbers import Key, Numbers, differing, of_tables
 
 Check = tuple[str, str, list[str]]  # of what, what was compared, and all that is wrong
 OF_WEIGHTS = {*EVALUATED, "accuracy", "predicted"} - {"forgetting"}  # columns that follow from a round's weights alone
@@ -56,7 +56,7 @@ class Again:
         what = f"clients {', '.join(map(str, drawn))} trained again"
         return self._compare(again, what, lambda place: place[1].startswith("clients"))
 
-    def _compare(self, again: Round, what: str, wanted: Callable[[Place], bool] = lambda place: True) -> Check:
+    def _compare(self, again: Round, what: str, wanted: Callable[[Key], bool] = lambda place: True) -> Check:
         """What a run measures may change when it is resumed, so only what was recorded is compared."""
         numbers = of_tables(round_rows(again, self.site)) | of_checkpoint(again, self.workers)
         right = {place: numbers[place] for place in numbers if wanted(place) and place in self.recorded}

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 Row = dict[str, Any]
-Place = tuple[int, str, str]  # round; row, as "clients, client 7"; column, or the name of a note or a tensor
-Numbers = dict[Place, Any]
+Key = tuple[int, str, str]  # round; row, as "clients, client 7"; column, or the name of a note or a tensor
+Numbers = dict[Key, Any]
 FEW = 5  # test images that may change sides where rounding differs
 LEFT_OUT = {"round", "notes", "seconds", "node"}  # time and node say where a run was, not what it computed
 
