@@ -6,9 +6,12 @@ from collections import Counter
 from math import prod
 from pathlib import Path
 
+import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 import rayfed
+from jobs.cifar10 import authors_deal
 from rayfed.grid.cells import expand
 
 PAPERS = Path(__file__).resolve().parents[1] / "jobs" / "papers"
@@ -135,3 +138,15 @@ def test_three_rounds_of_every_method_of_a_grid_that_was_not_run(grid, tmp_path,
         result = rayfed.run(cell.job())
         assert result.rounds["round"].to_pylist() == [0, 1, 2, 3], cell.name
         assert all(weight.isfinite().all() for weight in result.weights.values()), cell.name
+
+
+def test_the_deal_of_the_authors_code_is_hard_and_its_cohorts_are_those_of_the_file():
+    """64 of its clients have an animal and a vehicle; 48 are expected. The numbers of the classes alone decide that."""
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 5000))
+    deal = authors_deal.AuthorsDeal().split(labels, 10)
+    classes = [sorted({*labels[deal.client(client)].tolist()}) for client in range(100)]
+    assert set(deal.sizes) == {500}
+    animals = {2, 3, 4, 5, 6, 7}
+    assert sum(len({c in animals for c in held}) == 2 for held in classes) == 64
+    assert classes[:4] == [[1, 4], [0, 2], [3, 8], [5, 8]]
+    assert pq.read_table(authors_deal.COHORTS) == authors_deal.cohorts()
