@@ -41,7 +41,7 @@ BESIDE = [README, CONTRIBUTING, PACKAGE, ROOT / "jobs/papers/README.md", CLUSTER
 BESIDE += [ROOT / name for name in ("CHANGELOG.md", "CODE_OF_CONDUCT.md", "SECURITY.md")]
 EVERY = [*BESIDE, *sorted(DOCS.rglob("*.md"))]
 FEW = {"train.num_rounds": 2, "train.clients_per_round": 3, "train.local_steps": 1, "ray.mode": "off"}
-PLAYED = {"quickstart", "mine", "news", "measured", "own-model", "own-partition", "phones", "day"}
+PLAYED = {"quickstart", "mine", "news", "people", "measured", "own-model", "own-partition", "phones", "day"}
 PRINTED = {  # the pages whose Python runs, with the jobs in PLAYED, and what it prints, line by line
     "README.md": [r"\[0\.\d+, .*runs/pull-2"],
     "PACKAGE.md": [r"\[0\.\d+, .*runs/pull"],

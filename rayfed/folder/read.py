@@ -57,6 +57,11 @@ class Run:
         return noted(self.folder)
 
     @cached_property
+    def round_notes(self) -> dict[str, Series]:
+        """By name of a note of rounds, such as `domain.NAME`: the rounds that have it, and its values."""
+        return of_rounds(self.folder, "")
+
+    @cached_property
     def forgetting(self) -> dict[str, Series]:
         """By name of a definition, as `folder.forgetting.by_round` has it: also of old runs."""
         clients = client_accuracies(confusions(self.folder, self.classes), len(self.classes))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 BY_ROUND = ("last", "best", "last_10")
 SUFFIXES = {".txt": "text", ".md": "md", ".tex": "latex", ".csv": "csv"}
 OF = (*BY_ROUND, "personalised", *KEYS)
-OF_TEXT = "What to compare: last (if not given), best, last_10, personalised, forgetting.round and others."
+OF_TEXT = "What to compare: last (if not given), best, last_10, personalised, forgetting.round, domain.NAME and others."
 
 
 def complete_paper(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -35,17 +35,19 @@ def complete_paper(ctx: click.Context, param: click.Parameter, incomplete: str) 
     return starting(incomplete, [*grids()])
 
 
+def complete_of(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    return starting(incomplete, [*OF])
+
+
 @click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
 @click.option("--paper", metavar="PAPER/TABLE", help="Beside a paper's numbers, such as fedntd/table1.")
-@click.option("--of", type=click.Choice(OF), metavar="WHAT", default="last", help=OF_TEXT)
+@click.option("--of", metavar="WHAT", default="last", help=OF_TEXT, shell_complete=complete_of)
 @click.option(
     "--from", "first", metavar="NAME", default="", help="The run to compare with. If not given: fedavg, or the first."
 )
 @click.option("--target", type=float, help="Also the rounds to this accuracy, such as 0.5 (50 %), and the speed-up.")
-@click.option(
-    "--columns", default="", metavar="NAME,...", help="Columns beside the run: seeds,best. If not given: all."
-)
+@click.option("--columns", metavar="NAME,...", help="Columns beside the run: seeds,best. If not given: all.")
 @label_option
 @click.option("--format", "form", type=click.Choice(FORMS), help="Form of the table; text, or by the end of FILE.")
 @click.option(
@@ -57,7 +59,7 @@ def table(
     of: str,
     first: str,
     target: float | None,
-    columns: str,
+    columns: str | None,
     labels: Labels,
     form: str | None,
     output: Path | None,
@@ -86,11 +88,12 @@ def table(
     if suffix not in SUFFIXES:
         raise InputError(f"--output: the names of tables end in {', '.join(SUFFIXES)}; this one in '{suffix}'")
     form = form or SUFFIXES[suffix]
-    if columns and form == "csv":
+    if columns is not None and form == "csv":
         raise InputError("--columns is for tables that are read by eye: csv has all columns")
     if target is not None and not 0 < target <= 1:
         raise InputError(f"--target {target:g}: give an accuracy as a fraction of 1, such as 0.5 for 50 %")
-    not_of_papers = {"of": of not in BY_ROUND, "from": first, "target": target, "columns": columns, "label": labels}
+    not_of_papers = {"of": of not in BY_ROUND, "from": first, "target": target, "label": labels}
+    not_of_papers["columns"] = columns is not None
     for name, is_given in not_of_papers.items():
         if paper is not None and is_given:
             raise InputError(f"--{name} is for a table without --paper: a paper's table says what it has")
