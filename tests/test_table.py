@@ -335,6 +335,17 @@ def test_all_rounds_of_all_runs_are_one_table_with_run_and_seed(made, tmp_path):
             np.testing.assert_array_equal(of_run[name].to_numpy(), own[name].to_numpy())
 
 
+@pytest.mark.parametrize("folders", [(), (["runs"],), (3,), ("runs", None)])
+def test_what_is_no_folder_has_no_rounds(folders):
+    with pytest.raises(InputError, match=r"read_rounds\(.*\): give folders of runs or grids as they are, not in"):
+        rayfed.read_rounds(*folders)
+
+
+def test_a_folder_that_is_not_there_has_no_rounds(tmp_path):
+    with pytest.raises(InputError, match=r"none' is not the folder of a run: there is no such folder"):
+        rayfed.read_rounds(tmp_path / "none")
+
+
 def test_a_table_is_written_in_the_form_that_its_files_name_has(made, tmp_path):
     for suffix, begins in ((".tex", r"\begin{tabular}"), (".md", "| run |"), (".csv", "run,seeds"), (".txt", "run  ")):
         file = tmp_path / f"table{suffix}"

@@ -121,7 +121,8 @@ def find_runs(folder: Path) -> list[Path]:
     if found := [file.parent for file in folder.rglob("job.toml")]:
         number = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:e-?[0-9]+)?)")  # seed-10 comes after seed-2, lr-0.1 after lr-1e-05
         return sorted(found, key=lambda run: [float(p) if n % 2 else p for n, p in enumerate(number.split(str(run)))])
-    raise InputError(f"'{folder}' is not the folder of a run: it holds no job.toml, nor does any folder in it")
+    why = "it holds no job.toml, nor does any folder in it" if folder.is_dir() else "there is no such folder"
+    raise InputError(f"'{folder}' is not the folder of a run: {why}")
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:

@@ -136,7 +136,7 @@ def show_beside(table: str, cells: list[Cell]) -> None:
 
 
 @click.command()
-@click.argument("table", required=False, metavar="[PAPER/TABLE]", shell_complete=complete_paper)
+@click.argument("table", required=False, metavar="[PAPER[/TABLE]]", shell_complete=complete_paper)
 @set_option
 @click.option("--rows", metavar="PATTERN", default="*", help="The runs whose names match: 'cifar10-shards-2/*'.")
 @click.option("--force", is_flag=True, help="Begin the runs again, in place of their earlier results.")
@@ -146,13 +146,14 @@ def show_beside(table: str, cells: list[Cell]) -> None:
 def reproduce(table: str | None, overrides: Overrides, rows: str, force: bool, other_bits: bool, listed: bool) -> None:
     """Run what a paper's table needs, and print it.
 
-    Our numbers beside the paper's; without a name, it lists the tables. A table is a grid in jobs/papers, in the
-    paper's protocol: up to hundreds of runs at full size, so see --list, and choose with --rows. Runs that are done are
-    not run again, and runs that were begun continue, so the command may be stopped and given again. What -s changes in
-    the protocol is named below the table.
+    Our numbers beside the paper's; without a name, or with that of a paper alone, it lists the tables. A table is a
+    grid in jobs/papers, in the paper's protocol: up to hundreds of runs at full size, so see --list, and choose with
+    --rows. Runs that are done are not run again, and runs that were begun continue, so the command may be stopped and
+    given again. What -s changes in the protocol is named below the table.
 
     \b
     Examples:
+      rayfed reproduce fedntd
       rayfed reproduce fedntd/table1 --list
       rayfed reproduce fedntd/table1 --rows 'cifar10-shards-2/fed*/seed-0'
       rayfed reproduce fedntd/table1 --rows 'mnist-shards-2/*' \\
@@ -163,8 +164,9 @@ def reproduce(table: str | None, overrides: Overrides, rows: str, force: bool, o
         from rayfed.job import read_toml
         from rayfed.papers.tables import grid_of, grids
 
-        if table is None:
-            print("\n".join(["the papers' tables, to give one of:", *grids()]))
+        of_paper = [name for name in grids() if table is None or name.startswith(f"{table}/")]
+        if table is None or of_paper:
+            print("\n".join(["the papers' tables, to give one of:", *of_paper]))
             return
         chosen = matching(expand(read_toml(grid_of(table)), dict(overrides)), rows, "--rows")
         jobs = [cell.job() for cell in chosen]

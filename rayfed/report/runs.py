@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 from jinja2 import TemplateError
 
-from rayfed.base.errors import InputError, did_you_mean, harmless
+from rayfed.base.errors import InputError, did_you_mean, harmless, told
 from rayfed.folder.read import Run, find_runs, grouped, read_run, shorten
 from rayfed.report.words import listed
 
@@ -63,6 +63,9 @@ def read_rounds(*folders: str | Path) -> pa.Table:
     >>> read_rounds("runs/quickstart").column_names[:4]  # doctest: +SKIP
     ['run', 'seed', 'round', 'test_accuracy']
     """
+    if not folders or not all(isinstance(folder, str | Path) for folder in folders):
+        how = "give folders of runs or grids as they are, not in a list: read_rounds('runs/mine', 'runs/grid')"
+        raise InputError(f"read_rounds({', '.join(map(told, folders))}): {how}")
     groups = grouped(read_runs(map(Path, folders)))
     tables = []
     for name, group in zip(shorten(groups), groups, strict=True):

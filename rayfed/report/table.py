@@ -182,9 +182,9 @@ def sheet(
     In "md" and "latex", the best among rows that are compared is bold. With `columns`, the lines have only these.
     """
     made = rows(runs, of, first)
-    known = dict.fromkeys(key for row in made for key in row.figures)
-    heads = {key: text for key, text in HEADS.items() if key in known}
-    heads |= {key: in_words(key) for key in known if key not in heads}
+    keys = dict.fromkeys(key for row in made for key in row.figures)
+    heads = {key: text for key, text in HEADS.items() if key in keys}
+    heads |= {key: in_words(key) for key in keys if key not in heads}
     compared = in_words(of).removesuffix(" (%)") if "." in of else of.replace("_", " ")
     head = {"run": "run", "seeds": "seeds", "rounds": "rounds", **heads}
     head |= {"difference": f"difference in {compared} (points)", "from": "from"}
