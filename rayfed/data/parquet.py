@@ -15,7 +15,10 @@ from rayfed.data.samples import shortened
 
 ROWS = 2048  # rows read at a time
 PARQUET = (".parquet", ".pq")
-CONVERT = "rayfed reads Parquet files and folders of images; docs/data.md converts others in two lines"
+CONVERT = (
+    "rayfed reads Parquet files and folders of images; in Python, `import pyarrow.csv, pyarrow.parquet` and "
+    "`pyarrow.parquet.write_table(pyarrow.csv.read_csv('A.csv'), 'A.parquet')` convert a CSV"
+)
 
 
 class Table:

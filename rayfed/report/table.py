@@ -132,7 +132,7 @@ def lacking(run: Run, of: str) -> InputError:
     if of.split(".")[1] == "continual" and len(run.class_rounds) > 2:
         return InputError(
             f"'{run.folder}' has no round after its first in which a class is held by none of the round's clients, so "
-            "there is no forgetting.continual; docs/forgetting.md says what the others see"
+            "there is no forgetting.continual; forgetting.round sees every class in every round"
         )
     return InputError(f"'{run.folder}' has no two evaluated rounds after round 0, so nothing can be forgotten")
 
