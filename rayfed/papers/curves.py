@@ -34,9 +34,10 @@ def curves(runs: Sequence[Run], of: str = "test_accuracy", width: float | None =
         drawn = over_runs(name, number, [series(run, of) for run in group.runs])
         low, high = (drawn.y if end is None else end for end in (drawn.low, drawn.high))
         scale = 100 if words.endswith("(%)") else 1
-        line(axes[0, 0], number, drawn.x, scale * drawn.y, scale * low, scale * high, name)
+        line(axes[0, 0], number, drawn.x, scale * drawn.y, (scale * low, scale * high), name, len(groups))
     axes[0, 0].set(xlabel="round", ylabel=words)
-    legend(figure, axes[0, 0])
+    lines = sorted(axes[0, 0].lines, key=lambda drawn: [-np.inf, *drawn.get_ydata()][-1], reverse=True)
+    legend(figure, axes[0, 0], lines)  # from the top to the bottom, as they end
     return figure
 
 
