@@ -131,7 +131,7 @@ ODD_TABLES = {
     "client without a name": (
         [("label", TWICE), ("who", pa.array(["a", "b", " ", ""]))],
         {"partition": Natural("who")},
-        "row 3: '' in column 'who'; a client, or a domain, has a name of 1 to 100 characters",
+        "row 3: '' in column 'who'; a client, or a domain, has 1 to 100 letters",
     ),
     "a domain's long name": (
         [("label", TWICE), ("who", pa.array(["a", "b" * 101, "c" * 100, "d"]))],

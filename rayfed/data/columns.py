@@ -102,13 +102,10 @@ def _read_groups(table: Table, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
         raise InputError(f"{table.place(int(wrong[0]))}: NaN in column '{name}'; give each row a number or a name")
     codes, values = _coded(column)
     names = tuple(map(str, values))
-    for code, each in enumerate(names):
-        if not 0 < len(each.strip()) <= LONGEST_NAME:
-            place = table.place(int(np.argmax(codes == code)))
-            raise InputError(
-                f"{place}: {told(each)} in column '{name}'; a client, or a domain, has a name of 1 to {LONGEST_NAME} "
-                "characters"
-            )
+    odd = [code for code, each in enumerate(names) if not 0 < len(each.strip()) <= LONGEST_NAME]
+    if odd:
+        place, length = table.place(int(np.argmax(codes == odd[0]))), f"1 to {LONGEST_NAME} letters"
+        raise InputError(f"{place}: {told(names[odd[0]])} in column '{name}'; a client, or a domain, has {length}")
     return codes, names
 
 

@@ -11,7 +11,6 @@ hub (hf://).
 ('T-shirt/top', 'Trouser', 'Pullover')
 """
 
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from traceback import extract_tb
@@ -159,10 +158,9 @@ def _of_user(pair: Any, classes: tuple[str, ...] | None) -> Samples:
     """A data set of the user's; its labels must be those of the `classes`, if they are known."""
     images, labels = pair if isinstance(pair, tuple) else zip(*(pair[i] for i in range(len(pair))), strict=True)
     examples, codes = _stacked(images), np.asarray(labels)
-    if codes.shape != (len(examples),):
-        raise InputError(f"{len(examples)} images, and labels of shape {codes.shape}: each image needs one label")
-    if codes.dtype.kind not in "iu":
-        raise InputError(f"labels are {codes.dtype}, and must be whole numbers from 0")
+    if codes.shape != (len(examples),) or codes.dtype.kind not in "iu":
+        each = f"each of {len(examples)} images needs one, a whole number from 0"
+        raise InputError(f"labels are {codes.dtype} of shape {codes.shape}: {each}")
     named = getattr(pair, "classes", None)
     few_classes(codes.max() + 1, "it")
     own = classes or tuple(map(str, range(codes.max() + 1))) if named is None else tuple(map(str, named))
@@ -173,7 +171,7 @@ def _of_user(pair: Any, classes: tuple[str, ...] | None) -> Samples:
     return Samples(examples, codes.astype(np.int64), own)
 
 
-def _stacked(images: Iterable[Any]) -> np.ndarray:
+def _stacked(images: Any) -> np.ndarray:
     """A user's images as uint8 (N, C, H, W)."""
     arrays = [np.asarray(image) for image in images]
     shapes = {array.shape for array in arrays}

@@ -59,7 +59,11 @@ class Run:
     @cached_property
     def round_notes(self) -> dict[str, Series]:
         """By name of a note of rounds, such as `domain.NAME`: the rounds that have it, and its values."""
-        return of_rounds(self.folder, "")
+        found: dict[str, list[tuple[int, float]]] = {}
+        for row in read_table(self.folder, "rounds").to_pylist():
+            for name, value in row["notes"]:
+                found.setdefault(name, []).append((row["round"], value))
+        return {name: (np.array([r for r, _ in rows]), np.array([v for _, v in rows])) for name, rows in found.items()}
 
     @cached_property
     def forgetting(self) -> dict[str, Series]:
@@ -265,16 +269,6 @@ def noted(folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         rounds.append(row["round"])
         means.append(row["sum_sum"] / row["images_sum"] if row["images_sum"] else np.nan)
     return {name: (np.array(rounds), np.array(means)) for name, (rounds, means) in found.items()}
-
-
-def of_rounds(folder: Path, beginning: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """The notes of rounds whose names begin so, without that beginning: the rounds that have one, and its values."""
-    found: dict[str, list[tuple[int, float]]] = {}
-    for row in read_table(folder, "rounds").to_pylist():
-        for name, value in row["notes"]:
-            if name.startswith(beginning):
-                found.setdefault(name.removeprefix(beginning), []).append((row["round"], value))
-    return {name: (np.array([r for r, _ in rows]), np.array([v for _, v in rows])) for name, rows in found.items()}
 
 
 def of_clients(folder: Path, *names: str) -> Columns:

@@ -31,21 +31,18 @@ def compose(*parts: Part | Sequence[Part]) -> Parts:
         for part in group:
             refuse_unfit(part)
             if part.slot in by_slot:
-                raise InputError(_twice((part, group), by_slot[part.slot]))
+                raise InputError(_twice(by_slot[part.slot], (part, group)))
             by_slot[part.slot] = part, group
     defaults = [part for part in DEFAULTS if part.slot not in by_slot]
     return tuple(sorted([*defaults, *(part for part, _ in by_slot.values())], key=turn))
 
 
 def _twice(*filled: tuple[Part, Sequence[Part]]) -> str:
-    """That two parts fill one slot, each with what it came with, and what to give in place of a whole method."""
-    (later, _), (first, _) = filled
-    message = f"two parts fill the slot '{later.slot}': {first!r} and {later!r}; keep one of them"
-    for _, group in filled:
-        own = [name_of(type(part)) for part in group if part.slot != later.slot and part not in DEFAULTS]
-        if own:
-            return f"{message}; of a whole method, give what is its own, so that the slot is free: {', '.join(own)}"
-    return message
+    """That two parts fill one slot, each with what it came with, and what to give in place of whole methods."""
+    (first, _), (later, _) = filled
+    own = [name_of(type(one)) for _, of in filled for one in of if one.slot != first.slot and one not in DEFAULTS]
+    rather = f"; of a whole method, give what is its own, so that the slot is free: {', '.join(own)}" if own else ""
+    return f"two parts fill the slot '{first.slot}': {first!r} and {later!r}; keep one of them{rather}"
 
 
 def turn(part: Part) -> int:

@@ -8,7 +8,7 @@ from contextlib import redirect_stdout
 from functools import partial
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 BY_ROUND = ("last", "best", "last_10")
 SUFFIXES = {".txt": "text", ".md": "md", ".tex": "latex", ".csv": "csv"}
-OF = (*BY_ROUND, "personalised", *KEYS)
+OF = [*BY_ROUND, "personalised", *KEYS]
 OF_TEXT = "What to compare: last (if not given), best, last_10, personalised, forgetting.round, domain.NAME and others."
 
 
@@ -35,14 +35,10 @@ def complete_paper(ctx: click.Context, param: click.Parameter, incomplete: str) 
     return starting(incomplete, [*grids()])
 
 
-def complete_of(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    return starting(incomplete, [*OF])
-
-
 @click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
 @click.option("--paper", metavar="PAPER/TABLE", help="Beside a paper's numbers, such as fedntd/table1.")
-@click.option("--of", metavar="WHAT", default="last", help=OF_TEXT, shell_complete=complete_of)
+@click.option("--of", metavar="WHAT", default="last", help=OF_TEXT, shell_complete=lambda *at: starting(at[-1], OF))
 @click.option(
     "--from", "first", metavar="NAME", default="", help="The run to compare with. If not given: fedavg, or the first."
 )
@@ -54,15 +50,7 @@ def complete_of(ctx: click.Context, param: click.Parameter, incomplete: str) -> 
     "-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="Write it to a .txt, .md, .tex or .csv."
 )
 def table(
-    runs: tuple[Path, ...],
-    paper: str | None,
-    of: str,
-    first: str,
-    target: float | None,
-    columns: str | None,
-    labels: Labels,
-    form: str | None,
-    output: Path | None,
+    runs: tuple[Path, ...], paper: str | None, labels: Labels, form: str | None, output: Path | None, **options: Any
 ) -> None:
     """Print the numbers of runs as a table.
 
@@ -88,11 +76,12 @@ def table(
     if suffix not in SUFFIXES:
         raise InputError(f"--output: the names of tables end in {', '.join(SUFFIXES)}; this one in '{suffix}'")
     form = form or SUFFIXES[suffix]
+    of, target, columns = options["of"], options["target"], options["columns"]
     if columns is not None and form == "csv":
         raise InputError("--columns is for tables that are read by eye: csv has all columns")
     if target is not None and not 0 < target <= 1:
         raise InputError(f"--target {target:g}: give an accuracy as a fraction of 1, such as 0.5 for 50 %")
-    not_of_papers = {"of": of not in BY_ROUND, "from": first, "target": target, "label": labels}
+    not_of_papers = {"of": of not in BY_ROUND, "from": options["first"], "target": target, "label": labels}
     not_of_papers["columns"] = columns is not None
     for name, is_given in not_of_papers.items():
         if paper is not None and is_given:
@@ -102,7 +91,7 @@ def table(
         if paper is not None:
             print_paper(runs, paper, form, of)
         else:
-            print_sheet(sheet(labelled(read_runs(runs), dict(labels)), form, of, target, first, columns), form)
+            print_sheet(sheet(labelled(read_runs(runs), dict(labels)), form, **options), form)
     if output:
         try:
             write_text(output, text.getvalue())

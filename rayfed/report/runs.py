@@ -58,7 +58,8 @@ def labelled(runs: Sequence[Run], labels: Mapping[str, str]) -> list[Run]:
 def read_rounds(*folders: str | Path) -> pa.Table:
     """The rounds of all runs in these folders as one table, such as a grid's: `run`, `seed`, and what a round has.
 
-    `run` is what `rayfed table` calls the row of the run; the other columns are those of `rounds.parquet`.
+    `run` is what `rayfed table` calls the row of the run; the other columns are those of `rounds.parquet`. Raises
+    `InputError` for what is no folder of runs.
 
     >>> read_rounds("runs/quickstart").column_names[:4]  # doctest: +SKIP
     ['run', 'seed', 'round', 'test_accuracy']

@@ -169,12 +169,7 @@ def _unlike(reference: Sequence[Run], runs: Sequence[Run]) -> str:
 
 
 def sheet(
-    runs: Sequence[Run],
-    form: str,
-    of: str = "last",
-    target: float | None = None,
-    first: str = "",
-    columns: str | None = None,
+    runs: Sequence[Run], form: str, of: str = "last", target: float | None = None, first: str = "", columns: Any = None
 ) -> Sheet:
     """The `rows` of runs in the form "text", "md", "latex" or "csv".
 
@@ -227,12 +222,11 @@ def _chosen(columns: str, head: Mapping[str, str], run: Run) -> list[str]:
     by_text = {text: key for key, text in head.items()}
     (names,) = csv.reader([" ".join(columns.split())], skipinitialspace=True)
     keys = [by_text.get(name.strip(), name.strip()) for name in names or [""]]
-    for number, key in enumerate(keys):
-        if key not in head and key in (*HEADS, *KEYS):
-            raise lacking(run, key)
+    for key in keys:
         if key not in head:
-            raise InputError(f"--columns: the table has no column '{key}'{did_you_mean(key, head)}")
-        if key in keys[:number]:
+            unknown = InputError(f"--columns: the table has no column '{key}'{did_you_mean(key, head)}")
+            raise lacking(run, key) if key in (*HEADS, *KEYS) else unknown
+        if keys.count(key) > 1:
             raise InputError(f"--columns: '{key}' is there twice; name each column once")
     return keys if "run" in keys else ["run", *keys]
 

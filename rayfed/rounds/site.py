@@ -57,10 +57,8 @@ def open_site(job: Job, read: Read | None = None) -> Site:
     federation = open_data(job, read)
     inputs, labels = federation.inputs, np.unique(federation.train.labels)
     if len(labels) == 1:
-        raise InputError(
-            f"data.source = '{job.data.source}': all labels are '{federation.train.classes[labels[0]]}', and with a "
-            f"single class there is nothing to learn; give data with two or more (data.label = '{job.data.label}')"
-        )
+        only = f"data.source = '{job.data.source}': all labels are '{federation.train.classes[labels[0]]}'"
+        raise InputError(f"{only}, and with a single class there is nothing to learn; give data with two or more")
     if job.clients.chosen(job.train.clients_per_round) > federation.num_clients - job.clients.held_out:
         keys = f"train.clients_per_round = {job.train.clients_per_round}"
         if job.clients.oversample > 1:

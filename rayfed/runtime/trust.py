@@ -59,8 +59,7 @@ def joining(address: str) -> None:
     if error and error.code() == grpc.StatusCode.UNAVAILABLE:
         raise InputError(
             f"ray.address = '{address}': no Ray answers there ({error.details()}); start one with `{RECIPE}`, "
-            "or leave the address out to have one started here; if it has TLS, set RAY_USE_TLS=1 and "
-            "RAY_TLS_SERVER_CERT, RAY_TLS_SERVER_KEY and RAY_TLS_CA_CERT to files of yours"
+            "or leave the address out to have one started here; if it has TLS, set RAY_USE_TLS and RAY_TLS_... as there"
         )
 
 

@@ -73,7 +73,7 @@ def test_a_recipe_has_its_own_name_and_can_be_pickled():
         ([m.CrossEntropy(), m.RestrictedCrossEntropy()], "the slot 'supervise': CrossEntropy.* and Restricted"),
         ([m.Average(), m.NormalizedAverage()], "two parts fill the slot 'average'"),
         ([m.Proximal(0.1), m.Proximal(0.2)], r"'proximal': Proximal\(mu=0.1\) and Proximal\(mu=0.2\); keep one"),
-        ([m.fedntd(), m.fedlmd()], "'average'.*; of a whole method, give what is its own, .*: label_masked_distill$"),
+        ([m.fedntd(), m.fedlmd()], "'average'.*; of a whole method, .*: not_true_distill, label_masked_distill$"),
         ([m.fedlmd(), m.RestrictedCrossEntropy()], "'supervise'.*, so that the slot is free: label_masked_distill$"),
         ([m.RestrictedCrossEntropy(), m.fedlmd()], "'supervise'.*, so that the slot is free: label_masked_distill$"),
         ([m.label_smoothing(), m.RestrictedCrossEntropy()], "keep one of them$"),
