@@ -36,6 +36,7 @@ from rayfed.screen.display import follow
 from rayfed.tensors.weights import whole
 
 RUNS_NAMED = 10  # in a message
+FORCE = "--force (in Python force=True)"
 
 log = logging.getLogger(__name__)
 
@@ -149,10 +150,10 @@ def replay(run: str | Path, round: int, client: int, *, method: Method | None = 
     place = Place.of(job)
     site = open_site(job)
     if round < 1:
-        raise InputError(f"--round {round}: the first round is 1")
+        raise InputError(f"round {round}: the first round is 1")
     last_recorded = max((row["round"] for row in _rows(place.path, "rounds")), default=0)
     if round > last_recorded + 1:  # the round after the last may have failed
-        raise InputError(f"--round {round}: the run has {last_recorded} finished rounds")
+        raise InputError(f"round {round}: the run has {last_recorded} finished rounds")
     refuse_another_partition(place.path, site, round)
     engine.cohort_of(site, round).refuse_absent(client, round)
     with open_workers(site, on_ray=False) as workers:
@@ -164,7 +165,7 @@ def replay(run: str | Path, round: int, client: int, *, method: Method | None = 
             last = engine.play(site, last, workers)
         opening = engine.open_round(site, last, workers)
         if not trains(opening.parts):
-            raise InputError(f"--round {round}: no client trained in it, as its method works on the server alone")
+            raise InputError(f"round {round}: no client trained in it, as its method works on the server alone")
         (reply,) = next(workers.train(opening.broadcast, [(client,)], last.memories)).clients
     losses = {(row["round"], row["client"]): row["train_loss"] for row in _rows(place.path, "clients")}
     return reply.row, losses.get((round, client))
@@ -273,7 +274,7 @@ def _find(run: str | Path, overrides: Mapping[str, Any] | None, method: Method |
         place.refuse_unwritable()
         saved = _newest(place)
         if saved is None:
-            raise InputError(f"'{run}' holds no checkpoint; begin again: rayfed run {place.path / 'job.toml'} --force")
+            raise InputError(f"'{run}' holds no checkpoint; begin again: rayfed run {place.path / 'job.toml'} {FORCE}")
         return job, saved
     saved = newest(Folder(str(run)))
     if saved:
@@ -293,7 +294,7 @@ def _newest(place: Place) -> Saved | None:
         file = place.path / "job.toml"
         if not file.is_file():
             raise
-        raise InputError(f"{error}; begin again: rayfed run {file} --force") from None
+        raise InputError(f"{error}; begin again: rayfed run {file} {FORCE}") from None
 
 
 def job_of(run: str | Path, overrides: Mapping[str, Any] | None, method: Method | None) -> Job | None:

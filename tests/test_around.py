@@ -42,7 +42,7 @@ def test_the_page_on_an_index_has_no_links_that_only_a_clone_has():
 def test_each_command_of_a_workflow_is_a_target_of_make():
     commands = [step["run"] for path in WORKFLOWS for step in steps(path) if "run" in step]
     named = {re.fullmatch(r"make ([\w-]+)( PYTHON=python)?( CONSTRAINTS=)?", command)[1] for command in commands}
-    assert {"demo", "test", "test-wheel", "test-lowest", "image"} <= named <= TARGETS
+    assert {"demo", "test", "docs", "test-wheel", "test-lowest", "image"} <= named <= TARGETS
     assert all(re.search(rf"^{target}:", MAKEFILE, re.MULTILINE) for target in TARGETS)
 
 

@@ -1,5 +1,6 @@
 """What the documentation says is true: snippets run, commands, links and files exist, costs are as measured."""
 
+import ast
 import importlib
 import os
 import re
@@ -41,7 +42,7 @@ BESIDE = [README, CONTRIBUTING, PACKAGE, ROOT / "jobs/papers/README.md", CLUSTER
 BESIDE += [ROOT / name for name in ("CHANGELOG.md", "CODE_OF_CONDUCT.md", "SECURITY.md")]
 EVERY = [*BESIDE, *sorted(DOCS.rglob("*.md"))]
 FEW = {"train.num_rounds": 2, "train.clients_per_round": 3, "train.local_steps": 1, "ray.mode": "off"}
-PLAYED = {"quickstart", "mine", "news", "measured", "own-model", "own-partition", "phones", "day"}
+PLAYED = {"quickstart", "mine", "news", "people", "measured", "own-model", "own-partition", "phones", "day"}
 PRINTED = {  # the pages whose Python runs, with the jobs in PLAYED, and what it prints, line by line
     "README.md": [r"\[0\.\d+, .*runs/pull-2"],
     "PACKAGE.md": [r"\[0\.\d+, .*runs/pull"],
@@ -146,6 +147,15 @@ def test_links_and_files_exist_and_no_path_is_of_a_certain_machine(path):
         headings = re.findall(r"^#+ (.*)$", prose(linked), re.MULTILINE) if anchor else []
         anchors = {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings}
         assert not anchor or anchor in anchors, f"{target}: the page has {sorted(anchors)}"
+
+
+def test_no_message_names_a_page_which_only_a_clone_has():
+    page = re.compile(r"docs/|\b(?!README)\w+\.md\b")
+    for path in sorted((ROOT / "rayfed").rglob("*.py")):
+        nodes = [*ast.walk(ast.parse(path.read_text()))]
+        documents = {node.value for node in nodes if isinstance(node, ast.Expr)}
+        texts = [node.value for node in nodes if isinstance(node, ast.Constant) and node not in documents]
+        assert not [text for text in texts if isinstance(text, str) and page.search(text)], path
 
 
 # Commands ------------------------------------------------------------------------------------------------------------

@@ -347,6 +347,23 @@ def test_a_curve_of_seeds_is_their_mean_in_a_band_from_the_lowest_to_the_highest
         assert "means of n = 2 seeds, in bands from the lowest seed to the highest" in figure.get_label()
 
 
+def test_many_curves_are_thinner_with_fainter_bands_and_the_legend_has_them_as_they_end(runs):
+    looks = []
+    for number in (2, 8):
+        named = [(f"m{n}", 0.1 * (n * 5 % number)) for n in range(number)]
+        values = [{**runs[0].rounds, "test_accuracy": np.full(5, y)} for _, y in named]
+        jobs = [{**runs[0].job, "name": name} for name, _ in named]
+        many = [replace(runs[0], job=job, rounds=rounds) for job, rounds in zip(jobs, values, strict=True)]
+        made = drawn(curves, many)
+        (axes,) = made.axes
+        assert [line.get_label() for line in axes.lines] == [name for name, _ in named], "colours stay"
+        texts = [text.get_text() for text in made.legends[0].get_texts()]
+        assert texts == [name for name, _ in sorted(named, key=lambda pair: -pair[1])]
+        looks.append((axes.lines[0].get_linewidth(), axes.collections[0].get_alpha()))
+    (thick, strong), (thin, faint) = looks
+    assert thin < thick and faint < strong
+
+
 def test_a_curve_has_the_rounds_that_all_its_seeds_evaluated_and_names_the_seeds_with_fewer(runs):
     one, two, three = seeds(*runs, runs[0])
     gaps = two.rounds["test_accuracy"].copy()

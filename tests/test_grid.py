@@ -264,6 +264,7 @@ def test_a_papers_table_is_run_and_printed_beside_the_papers_numbers(paper):
     assert row[:6] == ["avg", "2", "1", "test_accuracy,", "last", "(%)"]
     assert f"{ours:.2f}" in row
     assert f"{ours - 50:+.2f}" in row
+    assert any(line.startswith("prox") and " forgetting, last (of 1)  " in line for line in lines)
     assert "train.lr is 0.01 in the grid, 0.05 here" in result.stdout
     assert rayfed("reproduce", "p/t", "--rows", "two/*", "-s", "train.lr=0.05").stdout.startswith("4 of 4 runs done")
 
@@ -271,6 +272,8 @@ def test_a_papers_table_is_run_and_printed_beside_the_papers_numbers(paper):
 def test_a_papers_table_is_listed_and_a_wrong_name_is_refused(paper):
     listed = rayfed("reproduce", "p/t", "--rows", "*/seed-1", "--list")
     assert listed.stdout.splitlines() == [cell.name for cell in expand(tomllib.loads(GRID)) if cell.tables["seed"]]
+    for listing in (["p"], ["p", "--list"]):  # of a paper alone: its tables
+        assert rayfed("reproduce", *listing).stdout == "the papers' tables, to give one of:\np/t\n"
     wrong = rayfed("reproduce", "p/tt")
     assert (wrong.exit_code, "'p/tt': there is no such grid; did you mean 'p/t'?" in wrong.stderr) == (2, True)
     none = rayfed("reproduce", "p/t", "--rows", "fedntd")

@@ -128,6 +128,16 @@ ODD_TABLES = {
         {"partition": Natural("who")},
         "row 1: NaN in column 'who'; give",
     ),
+    "client without a name": (
+        [("label", TWICE), ("who", pa.array(["a", "b", " ", ""]))],
+        {"partition": Natural("who")},
+        "row 3: '' in column 'who'; a client, or a domain, has 1 to 100 letters",
+    ),
+    "a domain's long name": (
+        [("label", TWICE), ("who", pa.array(["a", "b" * 101, "c" * 100, "d"]))],
+        {"domain": "who"},
+        "row 1: 'bbb",
+    ),
 }
 
 

@@ -10,7 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
@@ -22,16 +24,18 @@ from rayfed.cli import main
 from rayfed.folder.read import grouped, read_run
 from rayfed.folder.tables import read_table
 from rayfed.papers import tables as of_papers
+from rayfed.papers.curves import series
 from rayfed.papers.ours import without
 from rayfed.papers.tables import grids, read_paper
 from rayfed.report.compared import numbers
-from rayfed.report.forms import Sheet, as_csv, latex, markdown
+from rayfed.report.forms import Sheet, as_csv, in_words, latex, markdown
 from rayfed.report.runs import labelled
 from rayfed.report.table import Difference, rows, sheet
 from rayfed.report.words import T, interval
-from rayfed.screen.text import print_table
+from rayfed.screen.text import aligned, print_table
 
 PAPERS = Path(__file__).resolve().parents[1] / "jobs" / "papers"
+TWO = ("fedavg", "fedntd")
 TINY = {"model.name": "lenet", "train.num_rounds": 1, "train.clients_per_round": 2, "train.local_steps": 1}
 
 
@@ -256,8 +260,56 @@ def test_columns_are_chosen_in_an_order_and_a_row_has_its_label(run):
     assert sheet(runs, "text", columns=",".join(whole.head[1:3])).lines == [line[:3] for line in whole.lines]
     named = labelled(runs, {"fedntd": "ours"})
     assert sheet(named, "text", first="ours").lines[0][0] == sheet(named, "text", first="fedntd").lines[0][0] == "ours"
-    with pytest.raises(InputError, match="--columns: the table has no column 'lost'; did you mean 'last'"):
-        sheet(runs, "text", columns="lost")
+
+
+def test_a_column_is_chosen_by_its_key_or_as_it_is_printed(run):
+    runs = [run("x/fedavg", 0, 0.5, 0.4), run("x/fedntd", 0, 0.6, 0.7)]
+    accuracy = np.stack([np.linspace(0, at, len(runs[0].classes)) for at in (0.1, 0.5, 0.4)])
+    of_classes = {"class_rounds": np.arange(3), "class_accuracy": accuracy, "class_seen": np.ones(accuracy.shape)}
+    runs = [replace(run, **of_classes) for run in runs]
+    whole = sheet(runs, "text", of="forgetting.round", target=0.5)
+    assert "round forgetting, mean of last 10 (%)" in whole.head and len(set(whole.head)) == len(whole.head)
+    for number, text in enumerate(whole.head):
+        chosen = sheet(runs, "text", of="forgetting.round", target=0.5, columns=f'"{text}"')
+        assert chosen.head == ["run", text][-min(number, 1) - 1 :]
+        assert [line[-1] for line in chosen.lines] == [line[number] for line in whole.lines]
+    lines = [["fedavg", "50.00", ""], ["fedntd", "70.00", "fedavg"]]
+    assert sheet(runs, "text", columns=" best ,  from").lines == lines
+    for columns, says in (
+        ("lost", "no column 'lost'; did you mean 'last'? (valid: best, difference, forgetting, forgetting.peak, "),
+        ("", "no column '' (valid: "),
+        (" \n", "no column '' (valid: "),
+        ("best,,last", "no column '' (valid: "),
+        ("best,best (%)", "'best' is there twice; name each column once"),
+        ("rounds_to_target", "no column 'rounds_to_target'"),
+        ("personalised", 'has no personalised accuracy: put measure = ["local"] into its job'),
+    ):
+        with pytest.raises(InputError, match=re.escape(says)):
+            sheet(runs, "text", columns=columns)
+
+
+def test_the_accuracy_on_a_domain_is_shown_by_its_name(tmp_path):
+    numbers = np.arange(400)
+    of_rows = {"x": numbers % 7, "label": numbers % 2, "site": np.where(numbers % 3, "a|b c", "b")}
+    pq.write_table(pa.table(of_rows), tmp_path / "t.parquet")
+    data = {"source": str(tmp_path / "t.parquet"), "features": ["x"], "domain": "site", "test_fraction": 0.5}
+    job = {"data": {**data, "partition": {"name": "iid", "num_clients": 2}}, "model": {"name": "mlp"}}
+    job |= {"train": {"num_rounds": 2, "clients_per_round": 2}, "ray": {"mode": "off"}}
+    runs = [rayfed.run({**job, "name": name, "method": name, "output": {"path": str(tmp_path)}}) for name in TWO]
+    of_rounds = [dict(row["notes"]) for row in runs[1].rounds.to_pylist()]
+    invoke = CliRunner().invoke
+    for key in ("domain.a|b c", "domain.b"):
+        done = invoke(main, ["table", *(str(run.path) for run in runs), "--of", key, "--format", "csv"])
+        (_, row) = csv.DictReader(io.StringIO(done.stdout))
+        assert float(row[key]) == pytest.approx(100 * of_rounds[-1][key])
+        heads, cells = ["run", in_words(key)], ["fedntd", f"{float(row[key]):.2f}"]
+        shown = invoke(main, ["table", str(runs[1].path), "--columns", key]).stdout
+        assert shown == aligned([heads, cells]) + "\n"
+        assert series(read_run(runs[1].path), key)[1].tolist() == [notes[key] for notes in of_rounds]
+    drawn = invoke(main, ["figure", "curves", str(runs[1].path), "--of", "domain.b", "-o", str(tmp_path / "a.svg")])
+    assert drawn.exit_code == 0 and "Accuracy on b (%) by round" in drawn.stdout, drawn.output
+    refused = invoke(main, ["table", str(runs[1].path), "--of", "domain.d"])
+    assert refused.exit_code == 2 and "has no number 'domain.d'; did you mean 'domain.b'?" in refused.stderr
 
 
 def test_all_rounds_of_all_runs_are_one_table_with_run_and_seed(made, tmp_path):
@@ -281,6 +333,17 @@ def test_all_rounds_of_all_runs_are_one_table_with_run_and_seed(made, tmp_path):
         of_run = every.filter((pc.field("run") == row["run"]) & (pc.field("seed") == row["seed"]))
         for name in every.column_names[2:]:
             np.testing.assert_array_equal(of_run[name].to_numpy(), own[name].to_numpy())
+
+
+@pytest.mark.parametrize("folders", [(), (["runs"],), (3,), ("runs", None)])
+def test_what_is_no_folder_has_no_rounds(folders):
+    with pytest.raises(InputError, match=r"read_rounds\(.*\): give folders of runs or grids as they are, not in"):
+        rayfed.read_rounds(*folders)
+
+
+def test_a_folder_that_is_not_there_has_no_rounds(tmp_path):
+    with pytest.raises(InputError, match=r"none' is not the folder of a run: there is no such folder"):
+        rayfed.read_rounds(tmp_path / "none")
 
 
 def test_a_table_is_written_in_the_form_that_its_files_name_has(made, tmp_path):
@@ -324,19 +387,31 @@ def test_forms_mark_what_is_sure_and_escape_names(run):
     md = markdown(sheet(runs, "md"))
     assert "| a_b\\|c | 3 |" in md and md.splitlines()[-1].endswith("| **+10.00 [+10.00, +10.00]** |")
     tex = latex(sheet(runs, "latex"))
-    assert r"a\_b|c & 3" in tex and r"d\% & 3" in tex and r"\textbf{+10.00 [+10.00, +10.00]}" in tex
+    assert r"a\_b\textbar{}c & 3" in tex and r"d\% & 3" in tex and r"\textbf{+10.00 [+10.00, +10.00]}" in tex
     assert all(line.count("&") == tex.splitlines()[2].count("&") for line in tex.splitlines() if "&" in line)
 
 
 def test_no_character_of_a_name_is_latex_and_csv_keeps_them_all():
-    name = 'a\\b&c%d$e#f_g{h}~^ü,"|'
+    name = 'a\\b&c%d$e#f_g{h}~^ü,"|<>'
     made = Sheet(["run", "x (%)"], [[name, "1.00 ± 0.50"]], ["a note"], [{"run": name, "x": 1.0}])
     assert latex(made).splitlines()[4] == (
         r"a\textbackslash{}b\&c\%d\$e\#f\_g\{h\}\textasciitilde{}\textasciicircum{}ü,"
-        r""""| & 1.00 $\pm$ 0.50 \\"""
+        r""""\textbar{}\textless{}\textgreater{} & 1.00 $\pm$ 0.50 \\"""
     )
     assert latex(made).endswith("\n% a note") and markdown(made).endswith("\n\na note")
     assert [*csv.DictReader(io.StringIO(as_csv(made)))] == [{"run": name, "x": "1.0"}]
+
+
+def test_a_label_is_no_latex_even_where_it_looks_like_a_mark_or_an_argument(run):
+    for label, printed in (
+        (r"\textbf{x}", r"\textbackslash{}textbf\{x\}"),
+        ("[ours] a_b & c", r"{}[ours] a\_b \& c"),  # an argument of the line's end above
+        ("*ours", "{}*ours"),
+    ):
+        runs = labelled([run("x/fedavg", 0, 0.5), run("x/fedntd", 0, 0.6)], {"fedavg": label})
+        tex = latex(sheet(runs, "latex", columns="last,from"))
+        assert tex.splitlines()[4] == rf"{printed} & 50.00 &  \\"
+        assert tex.splitlines()[5] == rf"fedntd & \textbf{{60.00}} & {printed.removeprefix('{}')} \\"
 
 
 @pytest.fixture

@@ -35,9 +35,9 @@ class Cohort:
             return
         clients = ", ".join(map(str, self.answered)) or "no client"
         if client not in self.chosen:
-            raise InputError(f"--client {client}: not in round {round}, which has {clients}")
+            raise InputError(f"client {client}: not in round {round}, which has {clients}")
         reason = "dropped out of" if client in self.dropped else "was late in"
-        raise InputError(f"--client {client}: it {reason} round {round}, and did not train; that round has {clients}")
+        raise InputError(f"client {client}: it {reason} round {round}, and did not train; that round has {clients}")
 
     def __str__(self) -> str:
         if not self.chosen:

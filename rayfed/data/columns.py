@@ -20,12 +20,13 @@ import pyarrow.compute as pc
 from pyarrow import fs as pafs
 from pyarrow import types
 
-from rayfed.base.errors import InputError
+from rayfed.base.errors import InputError, told
 from rayfed.data.decode import Read, decode_all
 from rayfed.data.parquet import Table, is_list, is_text
 from rayfed.data.samples import PADDING, Samples, few_classes, shortened
 from rayfed.data.settings import Data
 
+LONGEST_NAME = 100  # characters, of a client or a domain
 WORD = re.compile(r"\w+")
 
 
@@ -99,8 +100,13 @@ def _read_groups(table: Table, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
     wrong = np.flatnonzero(pc.is_null(column, nan_is_null=True))
     if len(wrong):
         raise InputError(f"{table.place(int(wrong[0]))}: NaN in column '{name}'; give each row a number or a name")
-    codes, names = _coded(column)
-    return codes, tuple(map(str, names))
+    codes, values = _coded(column)
+    names = tuple(map(str, values))
+    odd = [code for code, each in enumerate(names) if not 0 < len(each.strip()) <= LONGEST_NAME]
+    if odd:
+        place, length = table.place(int(np.argmax(codes == odd[0]))), f"1 to {LONGEST_NAME} letters"
+        raise InputError(f"{place}: {told(names[odd[0]])} in column '{name}'; a client, or a domain, has {length}")
+    return codes, names
 
 
 def _coded(column: pa.Array) -> tuple[np.ndarray, list[Any]]:

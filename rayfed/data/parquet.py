@@ -15,7 +15,7 @@ from rayfed.data.samples import shortened
 
 ROWS = 2048  # rows read at a time
 PARQUET = (".parquet", ".pq")
-CONVERT = "rayfed reads Parquet files and folders of images; docs/data.md converts others in two lines"
+CONVERT = "rayfed reads Parquet and folders of images; pyarrow.csv.read_csv, pyarrow.parquet.write_table convert a CSV"
 
 
 class Table:

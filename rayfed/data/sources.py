@@ -146,28 +146,43 @@ def read_function(data: Data) -> tuple[Samples, Samples | None]:
         at = "".join(f", line {frame.lineno} of '{frame.filename}'" for frame in users[:1])
         raise InputError(f"data.source = '{data.source}' fails{at}: {type(error).__name__}: {error}") from error
     try:
-        given, for_test = made
-        train = _of_user(given, None)
+        for_training, for_test = made
+        train = _of_user(for_training, None)
         return train, None if for_test is None else _of_user(for_test, train.classes)
     except Exception as error:
-        raise InputError(f"data.source = '{data.source}': {type(error).__name__}: {error}; {PAIR}") from error
+        why = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+        raise InputError(f"data.source = '{data.source}': {why}; {PAIR}") from error
 
 
-def _of_user(given: Any, classes: tuple[str, ...] | None) -> Samples:
+def _of_user(pair: Any, classes: tuple[str, ...] | None) -> Samples:
     """A data set of the user's; its labels must be those of the `classes`, if they are known."""
-    images, labels = given if isinstance(given, tuple) else zip(*(given[i] for i in range(len(given))), strict=True)
-    pixels, codes = np.stack([np.asarray(image) for image in images]), np.asarray(labels)
-    if codes.dtype.kind not in "iu":
-        raise TypeError(f"labels are {codes.dtype}, and must be whole numbers from 0")
-    named = getattr(given, "classes", None)
+    images, labels = pair if isinstance(pair, tuple) else zip(*(pair[i] for i in range(len(pair))), strict=True)
+    examples, codes = _stacked(images), np.asarray(labels)
+    if codes.shape != (len(examples),) or codes.dtype.kind not in "iu":
+        each = f"each of {len(examples)} images needs one, a whole number from 0"
+        raise InputError(f"labels are {codes.dtype} of shape {codes.shape}: {each}")
+    named = getattr(pair, "classes", None)
     few_classes(codes.max() + 1, "it")
     own = classes or tuple(map(str, range(codes.max() + 1))) if named is None else tuple(map(str, named))
     if (classes and own != classes) or len(set(own)) < len(own):
-        raise ValueError(f"classes are {shortened(own)}; the test set's must be the training set's, each named once")
-    classes = own
-    examples = _with_channels(pixels)
-    if pixels.dtype != np.uint8 or examples.shape[1] not in (1, 3) or codes.shape != (len(pixels),):
-        raise TypeError(f"images are {pixels.dtype} of shape {pixels.shape}, labels of shape {codes.shape}")
-    if codes.min() < 0 or codes.max() >= len(classes):
-        raise ValueError(f"labels are {codes.min()} to {codes.max()}, and there are {len(classes)} classes")
-    return Samples(examples, codes.astype(np.int64), classes)
+        raise InputError(f"classes are {shortened(own)}; the test set's must be the training set's, each named once")
+    if codes.min() < 0 or codes.max() >= len(own):
+        raise InputError(f"labels are {codes.min()} to {codes.max()}, and there are {len(own)} classes")
+    return Samples(examples, codes.astype(np.int64), own)
+
+
+def _stacked(images: Any) -> np.ndarray:
+    """A user's images as uint8 (N, C, H, W)."""
+    arrays = [np.asarray(image) for image in images]
+    shapes = {array.shape for array in arrays}
+    if len(shapes) != 1:
+        raise InputError(f"{len(arrays)} images of {len(shapes)} shapes: give one image or more, all of one shape")
+    pixels = np.stack(arrays)
+    if pixels.dtype != np.uint8:
+        raise InputError(
+            f"images are {pixels.dtype} from {pixels.min()} to {pixels.max()}, and must be uint8 from 0 to 255, as "
+            "(255 * images).astype('uint8') makes of images from 0 to 1"
+        )
+    if pixels.ndim != 3 and not (pixels.ndim == 4 and {pixels.shape[1], pixels.shape[3]} & {1, 3}):
+        raise InputError(f"images have the shape {shapes.pop()}, and must be (H, W), (H, W, C) or (C, H, W), C 1 or 3")
+    return _with_channels(pixels)

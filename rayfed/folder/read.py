@@ -57,6 +57,15 @@ class Run:
         return noted(self.folder)
 
     @cached_property
+    def round_notes(self) -> dict[str, Series]:
+        """By name of a note of rounds, such as `domain.NAME`: the rounds that have it, and its values."""
+        found: dict[str, list[tuple[int, float]]] = {}
+        for row in read_table(self.folder, "rounds").to_pylist():
+            for name, value in row["notes"]:
+                found.setdefault(name, []).append((row["round"], value))
+        return {name: (np.array([r for r, _ in rows]), np.array([v for _, v in rows])) for name, rows in found.items()}
+
+    @cached_property
     def forgetting(self) -> dict[str, Series]:
         """By name of a definition, as `folder.forgetting.by_round` has it: also of old runs."""
         clients = client_accuracies(confusions(self.folder, self.classes), len(self.classes))
@@ -116,7 +125,8 @@ def find_runs(folder: Path) -> list[Path]:
     if found := [file.parent for file in folder.rglob("job.toml")]:
         number = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:e-?[0-9]+)?)")  # seed-10 comes after seed-2, lr-0.1 after lr-1e-05
         return sorted(found, key=lambda run: [float(p) if n % 2 else p for n, p in enumerate(number.split(str(run)))])
-    raise InputError(f"'{folder}' is not the folder of a run: it holds no job.toml, nor does any folder in it")
+    why = "it holds no job.toml, nor does any folder in it" if folder.is_dir() else "there is no such folder"
+    raise InputError(f"'{folder}' is not the folder of a run: {why}")
 
 
 def grouped(runs: Sequence[Run]) -> list[Group]:
@@ -259,16 +269,6 @@ def noted(folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         rounds.append(row["round"])
         means.append(row["sum_sum"] / row["images_sum"] if row["images_sum"] else np.nan)
     return {name: (np.array(rounds), np.array(means)) for name, (rounds, means) in found.items()}
-
-
-def of_rounds(folder: Path, beginning: str) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """The notes of rounds whose names begin so, without that beginning: the rounds that have one, and its values."""
-    found: dict[str, list[tuple[int, float]]] = {}
-    for row in read_table(folder, "rounds").to_pylist():
-        for name, value in row["notes"]:
-            if name.startswith(beginning):
-                found.setdefault(name.removeprefix(beginning), []).append((row["round"], value))
-    return {name: (np.array([r for r, _ in rows]), np.array([v for _, v in rows])) for name, rows in found.items()}
 
 
 def of_clients(folder: Path, *names: str) -> Columns:

@@ -7,18 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from rayfed.base.errors import InputError, RunFailed, told
-from rayfed.methods.part import (
-    Held,
-    Method,
-    Part,
-    all_parts,
-    defines,
-    gives_memory,
-    in_turn,
-    name_of,
-    stages,
-    trains,
-)
+from rayfed.methods.part import Held, Method, Part, all_parts, defines, gives_memory, in_turn, name_of, stages, trains
 from rayfed.methods.personal import LocalModel, local_names, shared
 from rayfed.methods.views import Step
 from rayfed.tensors.sums import checked

@@ -6,11 +6,12 @@ from dataclasses import is_dataclass
 from typing import Any, ParamSpec, get_type_hints
 
 from rayfed.base.errors import InputError, told
-from rayfed.methods.part import HOOKS, Part, Parts, defines
+from rayfed.methods.part import HOOKS, Part, Parts, defines, name_of
 from rayfed.methods.server import Average
 from rayfed.methods.supervise import CrossEntropy
 
 P = ParamSpec("P")
+DEFAULTS = (Average(), CrossEntropy())
 
 
 def compose(*parts: Part | Sequence[Part]) -> Parts:
@@ -24,20 +25,24 @@ def compose(*parts: Part | Sequence[Part]) -> Parts:
     (Average(by='samples'), CrossEntropy(weight=1.0, smoothing=0.0),
      NotTrueDistill(beta=1.0, tau=1.0, mix=1.0, form='kl', teacher=True), Proximal(mu=0.01))
     """
-    flat: list[Any] = []
-    for group in parts:
-        flat += group if isinstance(group, tuple | list) else [group]
-    by_slot: dict[str, Part] = {}
-    for part in flat:
-        refuse_unfit(part)
-        if part.slot in by_slot:
-            raise InputError(
-                f"two parts fill the slot '{part.slot}': {by_slot[part.slot]!r} and {part!r}; keep one part "
-                "(to combine two methods, add the second method's own part rather than its whole recipe)"
-            )
-        by_slot[part.slot] = part
-    defaults = [part for part in (Average(), CrossEntropy()) if part.slot not in by_slot]
-    return tuple(sorted([*defaults, *flat], key=turn))
+    by_slot: dict[str, tuple[Part, Sequence[Any]]] = {}  # with what it came with
+    for each in parts:
+        group: Sequence[Any] = each if isinstance(each, tuple | list) else [each]
+        for part in group:
+            refuse_unfit(part)
+            if part.slot in by_slot:
+                raise InputError(_twice(by_slot[part.slot], (part, group)))
+            by_slot[part.slot] = part, group
+    defaults = [part for part in DEFAULTS if part.slot not in by_slot]
+    return tuple(sorted([*defaults, *(part for part, _ in by_slot.values())], key=turn))
+
+
+def _twice(*filled: tuple[Part, Sequence[Part]]) -> str:
+    """That two parts fill one slot, each with what it came with, and what to give in place of whole methods."""
+    (first, _), (later, _) = filled
+    own = [name_of(type(one)) for _, of in filled for one in of if one.slot != first.slot and one not in DEFAULTS]
+    rather = f"; of a whole method, give what is its own, so that the slot is free: {', '.join(own)}" if own else ""
+    return f"two parts fill the slot '{first.slot}': {first!r} and {later!r}; keep one of them{rather}"
 
 
 def turn(part: Part) -> int:

@@ -32,7 +32,7 @@ def local(runs: Sequence[Run], width: float | None = None) -> Figure:
     for place, (name, columns) in zip(axes[0], measured.items(), strict=True):
         for number, (when, words) in enumerate(WHEN.items()):
             values = by_round(columns, f"local.{when}.accuracy", 100)
-            line(place, number, values.rounds, values.mean, *values.band(100), words)
+            line(place, number, values.rounds, values.mean, values.band(100), words)
         place.set(title=name, xlabel="round", ylim=(0, 100))
     axes[0, 0].set_ylabel("accuracy, all classes (%)")
     legend(figure, axes[0, 0])
@@ -120,7 +120,7 @@ def divergence(runs: Sequence[Run], width: float | None = None) -> Figure:
         place.set(title=f"{name}\n{correlation(x, y)}", xlabel=beyond, ylim=(0, top))
         for axes, (note, words) in zip(lines, DISTANCES.items(), strict=True):
             values = by_round(columns, note)
-            line(axes, number, values.rounds, values.mean, *values.band(MOST.get(note, np.inf)), name)
+            line(axes, number, values.rounds, values.mean, values.band(MOST.get(note, np.inf)), name, len(groups))
             axes.set(title=words.partition(" (")[0].capitalize(), xlabel="round", ylabel=words)
     for axes in lines:
         axes.set_ylim(bottom=0)

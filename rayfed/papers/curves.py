@@ -10,7 +10,7 @@ from rayfed.folder.forgetting import Series
 from rayfed.folder.read import Run
 from rayfed.papers.panels import MARKERS, apart, legend, line, panels, span
 from rayfed.papers.style import COLOURS
-from rayfed.report.forms import NAMES, in_words
+from rayfed.report.forms import DOMAIN, NAMES, in_words
 from rayfed.report.plots import over_runs
 from rayfed.report.table import lacking
 
@@ -20,7 +20,7 @@ SHARES = ("test_accuracy", "forgetting", "macro_f1", "calibration_error")  # in 
 def curves(runs: Sequence[Run], of: str = "test_accuracy", width: float | None = None) -> Figure:
     """A number by round, as `series` has it: the mean over seeds, in a band from the lowest seed to the highest."""
     groups = apart(runs, most=len(MARKERS) * len(COLOURS))
-    words = in_words(of) if of.startswith("forgetting.") else of.replace("_", " ") + " (%)" * (of in SHARES)
+    words = in_words(of) if of.startswith(("forgetting.", DOMAIN)) else of.replace("_", " ") + " (%)" * (of in SHARES)
     caption = f"{words[:1].upper()}{words[1:]} by round"
     if any(len(group.runs) > 1 for group in groups.values()):
         seeds = span(len(group.runs) for group in groups.values())
@@ -34,16 +34,18 @@ def curves(runs: Sequence[Run], of: str = "test_accuracy", width: float | None =
         drawn = over_runs(name, number, [series(run, of) for run in group.runs])
         low, high = (drawn.y if end is None else end for end in (drawn.low, drawn.high))
         scale = 100 if words.endswith("(%)") else 1
-        line(axes[0, 0], number, drawn.x, scale * drawn.y, scale * low, scale * high, name)
+        line(axes[0, 0], number, drawn.x, scale * drawn.y, (scale * low, scale * high), name, len(groups))
     axes[0, 0].set(xlabel="round", ylabel=words)
-    legend(figure, axes[0, 0])
+    lines = sorted(axes[0, 0].lines, key=lambda drawn: [-np.inf, *drawn.get_ydata()][-1], reverse=True)
+    legend(figure, axes[0, 0], lines)  # from the top to the bottom, as they end
     return figure
 
 
 def series(run: Run, of: str) -> Series:
-    """A column of `rounds.parquet`, `forgetting.NAME`, or a note of clients: the rounds that have it, and values."""
+    """A column of `rounds.parquet`, `forgetting.NAME`, or a note of clients or rounds: the rounds that have it."""
     known = {name: (run.rounds["round"], values) for name, values in run.rounds.items() if name != "round"}
-    known |= {f"forgetting.{name}": each for name, each in run.forgetting.items()} | run.notes
+    known |= {f"forgetting.{name}": each for name, each in run.forgetting.items()}
+    known |= run.round_notes | run.notes
     if of not in known and of.startswith("forgetting.") and of.removeprefix("forgetting.") in NAMES:
         raise lacking(run, of)
     if of not in known:

@@ -13,19 +13,7 @@ from matplotlib.figure import Figure
 from rayfed.base.errors import InputError
 from rayfed.folder.read import Run, confusions
 from rayfed.losses import metrics
-from rayfed.papers.panels import (
-    LETTER,
-    SHARES,
-    bar_of,
-    cells,
-    high,
-    name_classes,
-    panels,
-    shortened,
-    single,
-    span,
-    wide,
-)
+from rayfed.papers.panels import GLYPH, SHARES, bar_of, cells, high, name_classes, panels, shortened, single, span, wide
 from rayfed.papers.style import NAMED
 from rayfed.report.measured import unmeasured
 from rayfed.report.words import listed
@@ -85,7 +73,7 @@ def confusion(runs: Sequence[Run], round: int | None = None, width: float | None
     most = max(len(of_models) for _, of_models, _ in of_runs.values())
     number_of_classes = most_classes(shown)
     side = high(number_of_classes, 2.0, 4.0)
-    names = LETTER * max(len(shortened(name)) for run in shown.values() for name in run.classes)
+    names = GLYPH * max(len(shortened(name)) for run in shown.values() for name in run.classes)
     names = names if number_of_classes <= NAMED else 0.3
     fitting = int((width - 1.0) / (side + names + 0.2) + 0.5) if width else ABREAST
     columns = max(1, min(most, ABREAST, fitting))

@@ -18,10 +18,12 @@ from rayfed.papers.style import COLOURS, LETTERS, LONGEST_NAME, METADATA, NAMED,
 
 MARKERS = ("o", "s", "^", "D", "v", "X", "P")  # with six colours, 42 looks
 LINES = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (5, 1.5, 1.5, 1.5)))
+FEW_LINES = 4  # in a panel, which may be thick
 MOST_PANELS = 6  # side by side
 NARROWEST = 2.3  # inches that a panel needs for its title
-LETTER = 0.078  # inches, the width of one, on average
+GLYPH = 0.078  # inches, the width of one, on average
 ROW = 0.2  # inches that the name of a class takes
+Band = tuple[np.ndarray, np.ndarray]  # its lower and its upper end
 SHARES = LinearSegmentedColormap.from_list("shares", ["#ffffff", "#56b4e9", "#0072b2", "#00233a"])  # ever darker
 METADATAS = {".svg": METADATA, ".pdf": {"CreationDate": None}}  # the same bytes for the same numbers
 
@@ -89,14 +91,15 @@ def wide(columns: int) -> float:
     return max(WIDTH, columns * NARROWEST + 1.8)  # class names at the left, a scale of colours at the right
 
 
-def legend(figure: Figure, axes: Axes) -> None:
+def legend(figure: Figure, axes: Axes, handles: Sequence[Any] = ()) -> None:
     """The legend of a panel's looks, for all panels, below the figure, which grows from the second row of names on."""
-    handles, names = axes.get_legend_handles_labels()
+    shown: Sequence[Any] = handles or axes.get_legend_handles_labels()[0]
+    names = [str(handle.get_label()) for handle in shown]
     column = 0.75 + 0.066 * max(map(len, names), default=0)  # inches, with the line beside the name
     columns = min(max(int(figure.bbox.width / figure.dpi / column), 1), 6)
     if isinstance(figure, Figure):  # not a part of one
         figure.set_figheight(figure.get_figheight() + 0.19 * (-(-len(names) // columns) - 1))
-    figure.legend(handles, names, loc="outside lower center", ncols=columns, handlelength=3.2)
+    figure.legend(shown, names, loc="outside lower center", ncols=columns, handlelength=3.2)
 
 
 def span(numbers: Iterable[int]) -> str:
@@ -114,13 +117,12 @@ def looks(number: int) -> dict[str, Any]:
     return {"color": COLOURS[number % len(COLOURS)], "linestyle": LINES[number % len(LINES)], "marker": marker}
 
 
-def line(
-    axes: Axes, number: int, x: np.ndarray, middle: np.ndarray, low: np.ndarray, high: np.ndarray, name: str
-) -> None:
-    """The n-th line with its band, and with a marker on some of its points."""
+def line(axes: Axes, number: int, x: np.ndarray, middle: np.ndarray, band: Band, name: str, of: int = 1) -> None:
+    """The n-th `of` so many lines with its band, and with a marker on some of its points; the more, the fainter."""
     every = max(1, -(-len(x) // 12))
-    axes.fill_between(x, low, high, color=COLOURS[number % len(COLOURS)], alpha=0.15, linewidth=0)
-    axes.plot(x, middle, label=name, markersize=4.5, markevery=(number * every // 3 % every, every), **looks(number))
+    axes.fill_between(x, *band, color=COLOURS[number % len(COLOURS)], alpha=min(0.15, 0.4 / of), linewidth=0)
+    look = looks(number) | {"linewidth": 1.8 if of <= FEW_LINES else 1.2, "markersize": 4.5, "markeredgecolor": "white"}
+    axes.plot(x, middle, label=name, markeredgewidth=0.5, markevery=(number * every // 3 % every, every), **look)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 

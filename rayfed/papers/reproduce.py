@@ -8,7 +8,7 @@ from contextlib import redirect_stdout
 from functools import partial
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 BY_ROUND = ("last", "best", "last_10")
 SUFFIXES = {".txt": "text", ".md": "md", ".tex": "latex", ".csv": "csv"}
-OF = (*BY_ROUND, "personalised", *KEYS)
-OF_TEXT = "What to compare: last (if not given), best, last_10, personalised, forgetting.round and others."
+OF = [*BY_ROUND, "personalised", *KEYS]
+OF_TEXT = "What to compare: last (if not given), best, last_10, personalised, forgetting.round, domain.NAME and others."
 
 
 def complete_paper(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -38,29 +38,19 @@ def complete_paper(ctx: click.Context, param: click.Parameter, incomplete: str) 
 @click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
 @click.option("--paper", metavar="PAPER/TABLE", help="Beside a paper's numbers, such as fedntd/table1.")
-@click.option("--of", type=click.Choice(OF), metavar="WHAT", default="last", help=OF_TEXT)
+@click.option("--of", metavar="WHAT", default="last", help=OF_TEXT, shell_complete=lambda *at: starting(at[-1], OF))
 @click.option(
     "--from", "first", metavar="NAME", default="", help="The run to compare with. If not given: fedavg, or the first."
 )
 @click.option("--target", type=float, help="Also the rounds to this accuracy, such as 0.5 (50 %), and the speed-up.")
-@click.option(
-    "--columns", default="", metavar="NAME,...", help="Columns beside the run: seeds,best. If not given: all."
-)
+@click.option("--columns", metavar="NAME,...", help="Columns beside the run: seeds,best. If not given: all.")
 @label_option
 @click.option("--format", "form", type=click.Choice(FORMS), help="Form of the table; text, or by the end of FILE.")
 @click.option(
     "-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="Write it to a .txt, .md, .tex or .csv."
 )
 def table(
-    runs: tuple[Path, ...],
-    paper: str | None,
-    of: str,
-    first: str,
-    target: float | None,
-    columns: str,
-    labels: Labels,
-    form: str | None,
-    output: Path | None,
+    runs: tuple[Path, ...], paper: str | None, labels: Labels, form: str | None, output: Path | None, **options: Any
 ) -> None:
     """Print the numbers of runs as a table.
 
@@ -86,11 +76,13 @@ def table(
     if suffix not in SUFFIXES:
         raise InputError(f"--output: the names of tables end in {', '.join(SUFFIXES)}; this one in '{suffix}'")
     form = form or SUFFIXES[suffix]
-    if columns and form == "csv":
+    of, target, columns = options["of"], options["target"], options["columns"]
+    if columns is not None and form == "csv":
         raise InputError("--columns is for tables that are read by eye: csv has all columns")
     if target is not None and not 0 < target <= 1:
         raise InputError(f"--target {target:g}: give an accuracy as a fraction of 1, such as 0.5 for 50 %")
-    not_of_papers = {"of": of not in BY_ROUND, "from": first, "target": target, "columns": columns, "label": labels}
+    not_of_papers = {"of": of not in BY_ROUND, "from": options["first"], "target": target, "label": labels}
+    not_of_papers["columns"] = columns is not None
     for name, is_given in not_of_papers.items():
         if paper is not None and is_given:
             raise InputError(f"--{name} is for a table without --paper: a paper's table says what it has")
@@ -99,7 +91,7 @@ def table(
         if paper is not None:
             print_paper(runs, paper, form, of)
         else:
-            print_sheet(sheet(labelled(read_runs(runs), dict(labels)), form, of, target, first, columns), form)
+            print_sheet(sheet(labelled(read_runs(runs), dict(labels)), form, **options), form)
     if output:
         try:
             write_text(output, text.getvalue())
@@ -133,7 +125,7 @@ def show_beside(table: str, cells: list[Cell]) -> None:
 
 
 @click.command()
-@click.argument("table", required=False, metavar="[PAPER/TABLE]", shell_complete=complete_paper)
+@click.argument("table", required=False, metavar="[PAPER[/TABLE]]", shell_complete=complete_paper)
 @set_option
 @click.option("--rows", metavar="PATTERN", default="*", help="The runs whose names match: 'cifar10-shards-2/*'.")
 @click.option("--force", is_flag=True, help="Begin the runs again, in place of their earlier results.")
@@ -143,13 +135,14 @@ def show_beside(table: str, cells: list[Cell]) -> None:
 def reproduce(table: str | None, overrides: Overrides, rows: str, force: bool, other_bits: bool, listed: bool) -> None:
     """Run what a paper's table needs, and print it.
 
-    Our numbers beside the paper's; without a name, it lists the tables. A table is a grid in jobs/papers, in the
-    paper's protocol: up to hundreds of runs at full size, so see --list, and choose with --rows. Runs that are done are
-    not run again, and runs that were begun continue, so the command may be stopped and given again. What -s changes in
-    the protocol is named below the table.
+    Our numbers beside the paper's; without a name, or with that of a paper alone, it lists the tables. A table is a
+    grid in jobs/papers, in the paper's protocol: up to hundreds of runs at full size, so see --list, and choose with
+    --rows. Runs that are done are not run again, and runs that were begun continue, so the command may be stopped and
+    given again. What -s changes in the protocol is named below the table.
 
     \b
     Examples:
+      rayfed reproduce fedntd
       rayfed reproduce fedntd/table1 --list
       rayfed reproduce fedntd/table1 --rows 'cifar10-shards-2/fed*/seed-0'
       rayfed reproduce fedntd/table1 --rows 'mnist-shards-2/*' \\
@@ -160,8 +153,9 @@ def reproduce(table: str | None, overrides: Overrides, rows: str, force: bool, o
         from rayfed.job import read_toml
         from rayfed.papers.tables import grid_of, grids
 
-        if table is None:
-            print("\n".join(["the papers' tables, to give one of:", *grids()]))
+        of_paper = [name for name in grids() if table is None or name.startswith(f"{table}/")]
+        if table is None or of_paper:
+            print("\n".join(["the papers' tables, to give one of:", *of_paper]))
             return
         chosen = matching(expand(read_toml(grid_of(table)), dict(overrides)), rows, "--rows")
         jobs = [cell.job() for cell in chosen]

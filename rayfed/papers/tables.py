@@ -87,6 +87,7 @@ def read_paper(name: str, folder: Path | None = None) -> Paper:
 # Beside ours ----------------------------------------------------------------------------------------------------------
 
 HEAD = ["run", "seeds", "rounds", "metric", "ours", "paper", "difference", "notes"]
+UNITS = {"accuracy": "%", "forgetting": "of 1"}  # by a word of a metric
 DIGITS = {"forgetting": 3, "alignment": 3, "rounds": 1}  # by the first word of a metric; 2 for the others
 
 
@@ -149,8 +150,8 @@ def _cells(number: Theirs, stat: Stat | None) -> list[str]:
     """The metric, ours, the paper's, and the difference."""
     digits = DIGITS.get(number.metric.split("_")[0], 2)
     metric = f"{number.metric}, {number.stat}" if number.stat else number.metric
-    if "accuracy" in number.metric:
-        metric += " (%)"
+    units = [unit for word, unit in UNITS.items() if word in number.metric]
+    metric += f" ({units[0]})" if units else ""
     theirs = f"{number.value} ± {number.spread}" if number.spread else number.value
     if stat is None:
         return [metric, "", theirs, ""]

@@ -138,10 +138,7 @@ def heat(
     table = []
     for name, row in zip(rows[:MOST_ROWS], cells[:, few], strict=False):
         table.append([name, *("" if math.isnan(value) else f"{value:,.{digits}f}" for value in row)])
-    notes = [
-        fewer("classes", len(rows), len(table), len(rows)),
-        fewer(f"{x}s", len(columns), len(few), len(names)),
-    ]
+    notes = [fewer("classes", len(rows), len(table), len(rows)), fewer(f"{x}s", len(columns), len(few), len(names))]
     head = ["class", *(f"{x} {names[i]}" for i in few)]
     return Chart(key, title, data, head, table, " ".join(filter(None, notes)), wide=True)
 

@@ -56,6 +56,6 @@ def print_sheet(sheet: "Sheet", form: str) -> None:
         for note in ["", *notes] if notes else []:
             print(note)
     else:
-        lines = [[harmless(cell) for cell in line] for line in sheet.lines]
-        clean = sheet._replace(lines=lines, notes=notes)
+        head, *lines = [[harmless(cell) for cell in line] for line in (sheet.head, *sheet.lines)]
+        clean = sheet._replace(head=head, lines=lines, notes=notes)
         print(markdown(clean) if form == "md" else latex(clean))

@@ -8,12 +8,14 @@ LAST = 10  # evaluated rounds, at most, in a mean of the last
 # What says the least that the accuracy says too, where a run has it, and else what every run has: docs/forgetting.md.
 HEADLINES = (f"forgetting.local.last_{LAST}", f"forgetting.round.last_{LAST}")
 NAMES = ("peak", "round", "continual", "local", "aggregation")
+DOMAIN = "domain."  # begins the key of the accuracy on a domain's test images
 OF_CLIENTS = ("local", "aggregation")  # of runs that measured confusion matrices
 KEYS = tuple(f"forgetting.{name}{mean}" for name in NAMES for mean in ("", f".last_{LAST}"))
 MARKS = {"text": "{}*", "csv": "{}*", "md": "**{}**", "latex": r"\textbf{{{}}}"}  # of what is unlikely to be chance
 TEX = str.maketrans(
     {character: rf"\{character}" for character in "&%$#_{}"}
     | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
+    | {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}
 )
 
 
@@ -28,26 +30,27 @@ class Sheet(NamedTuple):
 
 def markdown(sheet: Sheet) -> str:
     """A table in Markdown, and its notes below it."""
-    escaped = [[cell.replace("|", "\\|") for cell in line] for line in sheet.lines]
-    rule = ["---", *["---:"] * (len(sheet.head) - 1)]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in (sheet.head, rule, *escaped))
+    head, *lines = [[cell.replace("|", "\\|") for cell in line] for line in (sheet.head, *sheet.lines)]
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    table = "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *lines))
     return "\n\n".join([table, *sheet.notes])
 
 
 def latex(sheet: Sheet) -> str:
     """A table in LaTeX, for the package booktabs, and its notes as comments below it."""
-    rows = [" & ".join(map(_tex, line)) + r" \\" for line in (sheet.head, *sheet.lines)]
+    rows = [" & ".join(map(_tex, line, sheet.head)) + r" \\" for line in (sheet.head, *sheet.lines)]
+    rows = [f"{{}}{row}" if row[0] in "[*" else row for row in rows]  # or the end of the line above would take it
     begin = rf"\begin{{tabular}}{{l{'r' * (len(sheet.head) - 1)}}}"
     table = [begin, r"\toprule", rows[0], r"\midrule", *rows[1:], r"\bottomrule", r"\end{tabular}"]
     return "\n".join([*table, *(f"% {note}" for note in sheet.notes)])
 
 
-def _tex(cell: str) -> str:
-    """A cell with LaTeX's special characters escaped, but for the mark around it."""
+def _tex(cell: str, column: str) -> str:
+    """A cell with LaTeX's special characters escaped, but for the mark around a number; names have none."""
     before, after = MARKS["latex"].format("\0").split("\0")
-    marked = cell.startswith(before) and cell.endswith(after)
-    text = cell.removeprefix(before).removesuffix(after) if marked else cell
-    return MARKS["latex"].format(text.translate(TEX)) if marked else text.translate(TEX)
+    if column in ("run", "from") or not cell.startswith(before):
+        return cell.translate(TEX)
+    return MARKS["latex"].format(cell.removeprefix(before).removesuffix(after).translate(TEX))
 
 
 def as_csv(sheet: Sheet) -> str:
@@ -61,8 +64,10 @@ def as_csv(sheet: Sheet) -> str:
 
 def in_words(key: str) -> str:
     """
-    >>> in_words("forgetting.round"), in_words("forgetting.round.last_10")
-    ('round forgetting (%)', 'round forgetting, mean of last 10 (%)')
+    >>> in_words("forgetting.round"), in_words("forgetting.round.last_10"), in_words("domain.dslr")
+    ('round forgetting (%)', 'round forgetting, mean of last 10 (%)', 'accuracy on dslr (%)')
     """
+    if key.startswith(DOMAIN):
+        return f"accuracy on {key.removeprefix(DOMAIN)} (%)"
     name, _, mean = key.removeprefix("forgetting.").partition(".")
     return f"{name} forgetting, mean of last {LAST} (%)" if mean else f"{name} forgetting (%)"

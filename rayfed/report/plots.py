@@ -8,7 +8,7 @@ import numpy as np
 
 from rayfed.base.errors import InputError
 from rayfed.folder.forgetting import Series
-from rayfed.folder.read import MOST_ACROSS, Group, Run, dealt, grouped, of_rounds, shorten
+from rayfed.folder.read import MOST_ACROSS, Group, Run, dealt, grouped, shorten
 from rayfed.report import charts
 from rayfed.report.charts import Chart, Line
 from rayfed.report.measured import DISTANCES, WHEN, WHERE, by_round, drifts, notes_of
@@ -97,13 +97,13 @@ def clients(run: Run) -> list[Chart]:
 
 def answers(run: Run) -> Iterator[Chart]:
     """Of the [clients] table of the job: how the chosen clients answered, and the virtual time."""
-    noted = of_rounds(run.folder, "clients.")
-    counts = [name for name in ("answered", "dropped", "late") if name in noted]
+    noted = run.round_notes
+    counts = [name for name in ("answered", "dropped", "late") if f"clients.{name}" in noted]
     if counts:
-        drawn = [Line(name, number, *noted[name]) for number, name in enumerate(counts)]
+        drawn = [Line(name, number, *noted[f"clients.{name}"]) for number, name in enumerate(counts)]
         yield charts.lines("answers", "Chosen clients", "clients per round", drawn, digits=0, zero=True)
-    if "virtual_seconds" in noted:
-        rounds, seconds = noted["virtual_seconds"]
+    if "clients.virtual_seconds" in noted:
+        rounds, seconds = noted["clients.virtual_seconds"]
         total = [Line("so far", 0, rounds, np.cumsum(seconds))]
         yield charts.lines("virtual", "Virtual time", "virtual seconds so far", total, zero=True)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 from jinja2 import TemplateError
 
-from rayfed.base.errors import InputError, did_you_mean, harmless
+from rayfed.base.errors import InputError, did_you_mean, harmless, told
 from rayfed.folder.read import Run, find_runs, grouped, read_run, shorten
 from rayfed.report.words import listed
 
@@ -58,11 +58,15 @@ def labelled(runs: Sequence[Run], labels: Mapping[str, str]) -> list[Run]:
 def read_rounds(*folders: str | Path) -> pa.Table:
     """The rounds of all runs in these folders as one table, such as a grid's: `run`, `seed`, and what a round has.
 
-    `run` is what `rayfed table` calls the row of the run; the other columns are those of `rounds.parquet`.
+    `run` is what `rayfed table` calls the row of the run; the other columns are those of `rounds.parquet`. Raises
+    `InputError` for what is no folder of runs.
 
     >>> read_rounds("runs/quickstart").column_names[:4]  # doctest: +SKIP
     ['run', 'seed', 'round', 'test_accuracy']
     """
+    if not folders or not all(isinstance(folder, str | Path) for folder in folders):
+        how = "give folders of runs or grids as they are, not in a list: read_rounds('runs/mine', 'runs/grid')"
+        raise InputError(f"read_rounds({', '.join(map(told, folders))}): {how}")
     groups = grouped(read_runs(map(Path, folders)))
     tables = []
     for name, group in zip(shorten(groups), groups, strict=True):

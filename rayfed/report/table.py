@@ -5,7 +5,8 @@ only the method, or whatever else their jobs say, differs between them.
 """
 
 import copy
-from collections.abc import Iterable, Sequence
+import csv
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from rayfed.base.errors import InputError, did_you_mean
 from rayfed.folder.read import Group, Run, grouped, shorten
 from rayfed.job import MEASURE, differences
 from rayfed.losses import metrics
-from rayfed.report.forms import HEADLINES, KEYS, LAST, MARKS, OF_CLIENTS, Sheet, in_words
+from rayfed.report.forms import DOMAIN, HEADLINES, KEYS, LAST, MARKS, OF_CLIENTS, Sheet, in_words
 from rayfed.report.measured import IN_LOCAL, forgetting_of, personalised, unmeasured
 from rayfed.report.words import Stat, interval, spread, stat_text
 
@@ -61,7 +62,7 @@ class Row:
 
 
 def rows(runs: Sequence[Run], of: str = "last", first: str = "") -> list[Row]:
-    """A row for each group; the difference `of` an accuracy of `HEADS` is from the first group that has its pairs.
+    """A row for each group; the difference `of` one of its `figures` is from the first group that has its pairs.
 
     `first` is the name, or the end of the name, of the groups that come first; if it is not given, fedavg, where it is
     there: so the end of a grid, the table and the page have one reference. Runs without an evaluated round are left
@@ -86,7 +87,7 @@ def _row(name: str, group: Group, of: str, above: Sequence[Row]) -> Row:
         if of not in known:
             raise lacking(run, of)
     stats = {}
-    for key in (*HEADS, *KEYS):
+    for key in numbers[0]:
         if all(key in known for known in numbers):
             stats[key] = spread([known[key] for known in numbers])
     for reference in above:
@@ -109,18 +110,21 @@ def _ordered(groups: Sequence[Group], first: str) -> list[tuple[str, Group]]:
 
 
 def figures(run: Run) -> dict[str, float]:
-    """The numbers of an evaluated run by their keys in `HEADS` and `KEYS`, as far as it has them."""
+    """The numbers of an evaluated run by their keys in `HEADS` and `KEYS`, and by domain, as far as it has them."""
     accuracy = 100 * run.rounds["test_accuracy"][run.evaluated][1:]
     last = float(np.mean(accuracy[-LAST:]))
     forgetting = 100 * float(run.rounds["forgetting"][run.evaluated][-1])
     found = {"best": float(accuracy.max()), "last": float(accuracy[-1]), "last_10": last, "forgetting": forgetting}
     if "local" in run.job["measure"] and IN_LOCAL in run.notes:
         found["personalised"] = personalised(run, LAST)
-    return found | forgetting_of(run)
+    by_domain = {name: 100 * float(of[-1]) for name, (_, of) in run.round_notes.items() if name.startswith(DOMAIN)}
+    return found | forgetting_of(run) | by_domain
 
 
 def lacking(run: Run, of: str) -> InputError:
     """Why a run has no number `of` this name."""
+    if of not in (*HEADS, *KEYS):
+        return InputError(f"'{run.folder}' has no number '{of}'{did_you_mean(of, {*HEADS, *KEYS, *figures(run)})}")
     if of == "personalised":
         return unmeasured(run, "local", "personalised accuracy")
     if of.split(".")[1] in OF_CLIENTS:
@@ -128,7 +132,7 @@ def lacking(run: Run, of: str) -> InputError:
     if of.split(".")[1] == "continual" and len(run.class_rounds) > 2:
         return InputError(
             f"'{run.folder}' has no round after its first in which a class is held by none of the round's clients, so "
-            "there is no forgetting.continual; docs/forgetting.md says what the others see"
+            "there is no forgetting.continual; forgetting.round sees every class in every round"
         )
     return InputError(f"'{run.folder}' has no two evaluated rounds after round 0, so nothing can be forgotten")
 
@@ -165,7 +169,7 @@ def _unlike(reference: Sequence[Run], runs: Sequence[Run]) -> str:
 
 
 def sheet(
-    runs: Sequence[Run], form: str, of: str = "last", target: float | None = None, first: str = "", columns: str = ""
+    runs: Sequence[Run], form: str, of: str = "last", target: float | None = None, first: str = "", columns: Any = None
 ) -> Sheet:
     """The `rows` of runs in the form "text", "md", "latex" or "csv".
 
@@ -173,37 +177,33 @@ def sheet(
     In "md" and "latex", the best among rows that are compared is bold. With `columns`, the lines have only these.
     """
     made = rows(runs, of, first)
-    several = sum(not row.pairs for row in made) > 1
-    chosen = columns.split(",") if columns else []
-    wanted = HEADS | {key: in_words(key) for key in KEYS if key in (of, *chosen)}
-    heads = {key: text for key, text in wanted.items() if any(key in row.figures for row in made)}
-    compared = in_words(of).removesuffix(" (%)") if of in KEYS else of.replace("_", " ")
+    keys = dict.fromkeys(key for row in made for key in row.figures)
+    heads = {key: text for key, text in HEADS.items() if key in keys}
+    heads |= {key: in_words(key) for key in keys if key not in heads}
+    compared = in_words(of).removesuffix(" (%)") if "." in of else of.replace("_", " ")
     head = {"run": "run", "seeds": "seeds", "rounds": "rounds", **heads}
-    head["difference"] = f"difference in {compared} (points)"
-    if several:
-        head["from"] = "from"
+    head |= {"difference": f"difference in {compared} (points)", "from": "from"}
     if target is not None:
         head |= {"rounds_to_target": f"rounds to {100 * target:g} %", "speed_up": "speed-up"}
-    for key in chosen:
-        if key not in head:
-            raise InputError(f"--columns: the table has no column '{key}'{did_you_mean(key, head)}")
-    kept = [[*head].index(key) for key in dict.fromkeys(["run", *(chosen or head)])]
+    unasked = {key for key in heads if key not in (of, *HEADS)}
+    if sum(not row.pairs for row in made) < 2:
+        unasked.add("from")
+    kept = [key for key in head if key not in unasked] if columns is None else _chosen(columns, head, runs[0])
     lines, records = [], []
     for row in made:
-        line = [row.name, str(len(row.runs)), rounds_text(row)]
-        line += [_cell(row, key, made, form) for key in heads]
-        line.append(_gap(row, form))
-        if several:
-            line.append(row.difference.reference if row.difference else "")
-        record = _record(row, heads)
+        line = {"run": row.name, "seeds": str(len(row.runs)), "rounds": rounds_text(row)}
+        line |= {key: _cell(row, key, made, form) for key in heads}
+        line |= {"difference": _gap(row, form), "from": row.difference.reference if row.difference else ""}
+        record = _record(row, [key for key in heads if key not in unasked])
         if target is not None:
             reached, faster = _to_target(row, target)
             there = [number for number in reached if number is not None]
-            line += [_reached(reached), stat_text(spread(faster), 2) if faster else ""]
+            line["rounds_to_target"] = _reached(reached)
+            line["speed_up"] = stat_text(spread(faster), 2) if faster else ""
             record["reached"] = len(there)
             record["rounds_to_target"] = spread(there)[0] if len(there) == len(reached) else None
             record["speed_up"] = spread(faster)[0] if faster else None
-        lines.append([line[number] for number in kept])
+        lines.append([line[key] for key in kept])
         records.append(record)
     notes = [f"{row.name}: {note}" for row in made for note in remarks(row)]
     for row in made:
@@ -214,7 +214,21 @@ def sheet(
     if len(every) > 1:
         values = " and ".join(map(str, every))
         notes.append(f"train.eval_every is {values}: best, the mean of the last and forgetting depend on it")
-    return Sheet([[*head.values()][number] for number in kept], lines, notes + left_out(runs), records)
+    return Sheet([head[key] for key in kept], lines, notes + left_out(runs), records)
+
+
+def _chosen(columns: str, head: Mapping[str, str], run: Run) -> list[str]:
+    """The keys of the columns that a list names, by their keys or as the table heads them."""
+    by_text = {text: key for key, text in head.items()}
+    (names,) = csv.reader([" ".join(columns.split())], skipinitialspace=True)
+    keys = [by_text.get(name.strip(), name.strip()) for name in names or [""]]
+    for key in keys:
+        if key not in head:
+            unknown = InputError(f"--columns: the table has no column '{key}'{did_you_mean(key, head)}")
+            raise lacking(run, key) if key in (*HEADS, *KEYS) else unknown
+        if keys.count(key) > 1:
+            raise InputError(f"--columns: '{key}' is there twice; name each column once")
+    return keys if "run" in keys else ["run", *keys]
 
 
 def _cell(row: Row, key: str, made: Sequence[Row], form: str) -> str:
@@ -224,7 +238,7 @@ def _cell(row: Row, key: str, made: Sequence[Row], form: str) -> str:
     of = (row.difference and row.difference.reference) or row.name
     rivals = [other for other in made if of in (other.name, other.difference and other.difference.reference)]
     means = [round(other.figures[key][0], 2) for other in rivals if key in other.figures]
-    best = min(means) if "forgetting" in key else max(means)
+    best = min(means) if key.startswith("forgetting") else max(means)
     bold = form in ("md", "latex") and len(means) > 1 and round(row.figures[key][0], 2) == best
     return MARKS[form].format(stat_text(row.figures[key], 2)) if bold else stat_text(row.figures[key], 2)
 

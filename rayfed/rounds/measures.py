@@ -116,11 +116,7 @@ def _outputs(model: nn.Module, layers: Sequence[str]) -> Iterator[dict[str, list
 
 
 def refuse_absent(
-    layers: Sequence[str],
-    model: nn.Module,
-    inputs: Inputs,
-    clients: Sequence[int],
-    num_clients: int,
+    layers: Sequence[str], model: nn.Module, inputs: Inputs, clients: Sequence[int], num_clients: int
 ) -> None:
     """Raises `InputError` for a layer or a client that is not there, and for a layer that cannot be measured."""
     absent = [client for client in clients if not 0 <= client < num_clients]

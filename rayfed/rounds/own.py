@@ -64,7 +64,7 @@ def own_rows(site: Site, last: Round, workers: Workers, tuning: Tuning | None) -
         training = replace(site.job.train, local_epochs=tuning.epochs, local_steps=None)
         site = replace(site, job=replace(site.job, train=training))
     if tuning is not None and tuning.layers == "head" and not head_parameters(site.model):
-        raise InputError("--tune head: the model has no module `head` that trains; give --tune all")
+        raise InputError("--tune head: the model has no module `head` that trains; give all (in Python layers='all')")
     parts = parts_at(site.job.method, last.round)
     since = {slot: held.since for slot, held in last.held.items()}
     desk = Desk(site, Broadcast(last.round, last.evaluated, {}, {}, since))

@@ -55,7 +55,10 @@ class Site:
 def open_site(job: Job, read: Read | None = None) -> Site:
     """Load the data, deal it to the clients, build the model. Raises `InputError` for all that is wrong with a job."""
     federation = open_data(job, read)
-    inputs = federation.inputs
+    inputs, labels = federation.inputs, np.unique(federation.train.labels)
+    if len(labels) == 1:
+        only = f"data.source = '{job.data.source}': all labels are '{federation.train.classes[labels[0]]}'"
+        raise InputError(f"{only}, and with a single class there is nothing to learn; give data with two or more")
     if job.clients.chosen(job.train.clients_per_round) > federation.num_clients - job.clients.held_out:
         keys = f"train.clients_per_round = {job.train.clients_per_round}"
         if job.clients.oversample > 1:

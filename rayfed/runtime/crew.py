@@ -35,6 +35,7 @@ UP_LIMIT = 180.0  # seconds in which an actor's process must come up; afterwards
 DATA_LIMIT = 3600.0  # seconds in which an actor that is up must have the data
 LOOK = 5.0  # seconds after which a run that works looks for new nodes again
 LATE = 30.0  # seconds without another actor after which a run starts with those that are up
+OTHER_BITS = "--other-bits (in Python other_bits=True)"
 NAMED = 5  # awaited actors or pieces of work that a line names
 
 
@@ -103,7 +104,7 @@ class Crew:
                 heartbeat.progress()
             heartbeat.beat(lambda: f"{named(self.awaited())}; `ray status` shows whether there is room")
         if self._mixed:
-            raise InputError(f"{self._mixed}; give the run nodes of one kind, or allow it with --other-bits")
+            raise InputError(f"{self._mixed}; give the run nodes of one kind, or allow it with {OTHER_BITS}")
         if not self._members:
             raise RunFailed(f"no actor could open the run; the last actor said: {self._last_words}")
         places = [member.place for member in self.idle if member.place is not None]
@@ -257,7 +258,7 @@ class Crew:
             log.warning("%s; it is not used", self._mixed)
             self._give_up(member)
             if not self._members:
-                raise WorkersLost(f"{self._mixed}; resume on hardware as before, or allow the other with --other-bits")
+                raise WorkersLost(f"{self._mixed}; resume on hardware as before, or allow the other with {OTHER_BITS}")
             return False
         if kind not in self.kinds:
             self.kinds.append(kind)

@@ -26,7 +26,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # as glibc's malloc.h numbers them
 ADVICE = {
     "does not have a deterministic implementation": (
         "on a GPU this operation gives other bits each time, so rayfed refuses it: put another in its place, in the "
-        "model or the part (docs/gpu.md names some), or train on CPUs with ray.num_gpus = 0"
+        "model or the part (such as AvgPool2d for AdaptiveAvgPool2d), or train on CPUs with ray.num_gpus = 0"
     ),
     "CUDA out of memory|CUDA error: out of memory|_ALLOC_FAILED": (
         "its actor has too little GPU memory: try a larger ray.num_gpus (auto measures the need), or a smaller "

@@ -88,8 +88,7 @@ class RepeatCheck:
             f"client {self.client}, {stage}: served again after others, it gives other bits, so the results would "
             f"depend on which process serves whom, and on where a run is resumed. {names} keeps something from client "
             "to client (a global, an attribute of a class, a generator of its own, a patched function): give it back "
-            "as memory or state, and draw from torch's generator (docs/own.md); to have no check: "
-            "ray.check_repeat = false"
+            "as memory or state, and draw from torch's generator; to have no check: ray.check_repeat = false"
         )
 
 

@@ -71,12 +71,7 @@ def _room(options: RayOptions, nodes: Sequence[Resources]) -> int:
     return fit if options.actors == "auto" or not fit else options.actors
 
 
-def in_slots(
-    jobs: Sequence[Job],
-    play: Play,
-    read: Read,
-    watch: Callable[[Sequence[Job]], None],
-) -> Iterator[Ended]:
+def in_slots(jobs: Sequence[Job], play: Play, read: Read, watch: Callable[[Sequence[Job]], None]) -> Iterator[Ended]:
     """Run jobs on the Ray that is connected, in their order, as many at once as there is room for; each as it ends.
 
     `read` gives a job's data, the same object for all jobs that read the same; `watch` is told, each second, which runs

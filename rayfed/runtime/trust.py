@@ -59,7 +59,7 @@ def joining(address: str) -> None:
     if error and error.code() == grpc.StatusCode.UNAVAILABLE:
         raise InputError(
             f"ray.address = '{address}': no Ray answers there ({error.details()}); start one with `{RECIPE}`, "
-            "or leave the address out to have one started here; if it has TLS, docs/security.md says what is needed"
+            "or leave the address out to have one started here; if it has TLS, set RAY_USE_TLS and RAY_TLS_... as there"
         )
 
 

@@ -175,6 +175,13 @@ def test_clients_domains_and_class_names_are_as_with_images(folder):
     assert federation.train.classes == ("x", "y") and federation.test.domain_names == ("m", "n")
 
 
+@pytest.mark.parametrize("labels", [["x"] * 40, [2] * 40])
+def test_nothing_is_learnt_from_a_single_class(folder, labels):
+    tables = job(folder({"text": ["a b", "c"] * 20, "label": labels}), text="text", vocabulary=20).table()
+    with pytest.raises(InputError, match=f"all labels are '{labels[0]}', and with a single class there is nothing to"):
+        open_site(read_job(tables))
+
+
 @pytest.mark.parametrize(
     ("make", "said"),
     [

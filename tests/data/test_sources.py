@@ -439,6 +439,14 @@ class Pictures(Dataset):
 def arrays(): return (pixels[..., 0], labels), None
 def sets(): return Pictures(), (pixels.transpose(0, 3, 1, 2)[:2], [2, 0])
 def floats(): return (pixels / 255, labels), None
+def normalised(): return (((pixels - 200.0) / 60).astype("float32"), labels), None
+def holes(): return (np.full((9, 4, 5), np.nan), labels), None
+def short(): return (pixels, labels[:8]), None
+def deep(): return (pixels, np.array(labels)[:, None]), None
+def flat(): return (pixels.reshape(9, 60), labels), None
+def four(): return (np.zeros((9, 4, 5, 4), np.uint8), labels), None
+def sizes(): return ([pixels[i, : 4 - i % 2] for i in range(9)], labels), None
+def none(): return (pixels[:0], labels[:0]), None
 def halves(): return (pixels, [0, 0.5, 1] * 3), None
 def beyond(): return (pixels, labels), (pixels[:1], [3])
 def single(): return pixels, labels, labels
@@ -475,13 +483,27 @@ def test_a_function_gives_arrays_or_torch_datasets(own_data):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("floats", "images are float64 of shape .9, 4, 5, 3., .*; it gives .train, test., test may be None"),
-        ("halves", "labels are float64, and must be whole numbers from 0"),
+        ("floats", r"': images are float64 from 0\.\d+ to 1\.0, and must be uint8 from 0 to 255, as .255 . images"),
+        (
+            "normalised",
+            r"images are float32 from -3\.\d+ to 0\.\d+, and must be uint8 .*; it gives .train, test., ",
+        ),
+        ("holes", "images are float64 from nan to nan, and must be uint8"),
+        (
+            "short",
+            r"': labels are int64 of shape .8,.: each of 9 images needs one, a whole number from 0; it gives .train",
+        ),
+        ("deep", r"labels are int64 of shape .9, 1.: each of 9 images"),
+        ("flat", r"images have the shape .60,., and must be .H, W., .H, W, C. or .C, H, W., C 1 or 3"),
+        ("four", r"images have the shape .4, 5, 4., and must be .H, W."),
+        ("sizes", "9 images of 2 shapes: give one image or more, all of one shape"),
+        ("none", "0 images of 0 shapes: give one"),
+        ("halves", "labels are float64 of shape .9,.: each of 9 images needs one, a whole number from 0"),
         ("beyond", "labels are 3 to 3, and there are 3 classes"),
-        ("single", "too many values to unpack .*; it gives .train, test., test may be None"),
+        ("single", "': ValueError: too many values to unpack .*; it gives .train, test., test may be None"),
         ("broken", r"fails, line \d+ of '.*own_data.py': OSError: no disk"),
         ("leaves", r"fails, line \d+ of '.*own_data.py': SystemExit: 0"),
-        ("many", "40,001 classes, more than the"),
+        ("many", "': it: 40,001 classes, more than the"),
         ("swapped", "classes are dog, cat, emu; the test set's must be the training set's"),
         ("twice", "classes are cat, cat, emu; .* each named once"),
         ("absent", "has no attribute 'absent'"),

@@ -85,5 +85,5 @@ def test_a_replay_takes_those_that_answered_and_says_why_others_did_not_train(jo
         (4, 2, "it was late in round 4, and did not train; that round has 0$"),
         (3, 0, "not in round 3, which has no client$"),
     ]:
-        with pytest.raises(InputError, match=f"^--client {client}: {why}"):
+        with pytest.raises(InputError, match=f"^client {client}: {why}"):
             rayfed.replay(path, round, client)

@@ -147,7 +147,7 @@ def test_a_round_in_which_no_client_trained_is_not_replayed(tables):
     method = [{"until": 1, "method": "fedavg"}, {"method": {"name": "ccvr", "steps": 1}}]
     run = rayfed.run({**tables, "method": method, "model": "cnn"}, {"train.num_rounds": 2})
     assert {row["round"] for row in read_table(run.path, "clients").to_pylist()} == {1}
-    with pytest.raises(InputError, match=r"^--round 2: no client trained in it, as its method works on the server"):
+    with pytest.raises(InputError, match=r"^round 2: no client trained in it, as its method works on the server"):
         rayfed.replay(run.path, 2, 0)
 
 
