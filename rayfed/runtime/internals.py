@@ -6,8 +6,9 @@ Each function says what is then slower or worse. `tests/runtime/test_internals.p
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -103,6 +104,22 @@ def same_modules(folders: list[str], **metadata: str) -> JobConfig:
     config = JobConfig(metadata=metadata, _py_driver_sys_path=[*reversed(folders)])
     config._runtime_env_has_working_dir = lambda: True  # type: ignore[method-assign]  # then Ray adds no folder
     return config
+
+
+def running_here() -> list[str]:
+    """The addresses of this user's Rays that `ray start` has put on this machine; none that ends with its program.
+
+    A raylet's command names Ray's folder, where `ray start` writes the address. Without that, none is known.
+    """
+    addresses = set()
+    for process in Path("/proc").glob("[1-9]*"):
+        with suppress(OSError):  # it has ended
+            command = (process / "cmdline").read_text(errors="replace")
+            if command.partition("\0")[0].endswith("/raylet") and process.stat().st_uid == os.getuid():
+                folder = command.partition("\0--temp_dir=")[2].partition("\0")[0]
+                address = Path(folder, "ray_current_cluster").read_text()
+                addresses |= {address} if address in command else set()  # else it is of a Ray that is gone
+    return sorted(addresses)
 
 
 def memory_was_full(process: str) -> bool:
