@@ -63,6 +63,7 @@ class Dispatch:
     def __post_init__(self) -> None:
         self._stages: list[Stage] = []  # that have begun, and whose answers are not all given
         self._working: dict[ObjectRef, Message] = {}
+        self._worked = 0.0  # seconds, by all members together, on messages that have ended
         self._coming: list[str] = []  # what is on its way here, in words
         self._heartbeat = Heartbeat()
 
@@ -94,20 +95,30 @@ class Dispatch:
             stage.end()
             self._stages.remove(stage)
 
+    def seconds_worked(self) -> float:
+        """How long members have been at work, all together, since the run began."""
+        now = time.monotonic()
+        return self._worked + sum(now - message.since for message in self._working.values())
+
+    def _ended(self, reference: ObjectRef) -> Message:
+        message = self._working.pop(reference)
+        self._worked += time.monotonic() - message.since
+        return message
+
     def _step(self, seconds: float | None = None) -> None:
         """Wait for an event, and handle it; with `seconds` 0 only what has happened already."""
         refuse_to_go_on()
         self._hand_out()
         seconds = self._until_something_is_due() if seconds is None else seconds
         for reference in self.crew.wait(list(self._working), seconds):
-            message = self._working.pop(reference)
+            message = self._ended(reference)
             with _ending(message.stage):
                 self._arrived(message)
         now = time.monotonic()
         for reference, message in list(self._working.items()):
             if now < self._due(message):
                 continue
-            del self._working[reference]  # a late answer is ignored
+            self._ended(reference)  # a late answer is ignored
             self.crew.open(message.member, kill=True)
             why = f"no answer from {message.member} for {now - message.since:.0f} s; it is killed"
             with _ending(message.stage):

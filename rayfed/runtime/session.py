@@ -175,8 +175,8 @@ def _started(options: RayOptions, name: str, most: int) -> Iterator[None]:
     here["CPU"] = math.ceil(count * options.num_cpus)  # Ray starts a process for each, with torch: 320 MB
     for other in internals.running_here():
         log.warning(
-            "a Ray of yours is on this machine; the run starts another, which counts the same CPUs and GPUs; to use that "
-            "one: -s ray.address=%s",
+            "a Ray of yours is on this machine, and the run starts another, which counts the same CPUs and GPUs; to "
+            "use that one: -s ray.address=%s",
             other,
         )
     log.info("starting Ray")
