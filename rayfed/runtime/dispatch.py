@@ -161,7 +161,7 @@ class Dispatch:
         except RayError as error:
             self._failed(message, error)
             return
-        self.crew.idle.append(member)
+        self.crew.free(member)
         self._hand_out()  # first of all: the member waits for it
         self.deadline.took(stage.kind, message.size, seconds)
         objects = message.references[1:]
@@ -178,24 +178,26 @@ class Dispatch:
         stage, indices, member = message.stage, message.indices, message.member
         missing = lost_object(error)
         if missing is not None:
-            self.crew.idle.append(member)
+            self.crew.free(member)
             stage.missing(missing, [stage.calls[index] for index in indices])
             self._run_again(stage, indices, f"an object that it needs was lost ({type(missing).__name__})")
         elif is_loss(error):
+            counts = member.node_id not in self.crew.head.draining
             full = member.place is not None and self.crew.head.memory_was_full(member.place.process)
             self.crew.open(member)
             if full:
                 self._run_again(stage, indices, f"lost with {member} ({MEMORY})", error, how=MEMORY)
             else:
                 how = "" if cause_of(error) else "died"
-                self._run_again(stage, indices, f"lost with {member} ({type(error).__name__})", error, how)
+                why = f"lost with {member} ({type(error).__name__})"
+                self._run_again(stage, indices, why, error, how, counts)
         elif is_gpu_fault(error) and indices[0] not in stage.faulty:
             stage.faulty |= dict.fromkeys(indices, member.card)
             self.crew.replace_after_fault(member)
             cause = first_line(cause_of(error) or error)
             self._run_again(stage, indices, f"the GPU of {member} failed ({cause})", error, how="GPU")
         else:
-            self.crew.idle.append(member)
+            self.crew.free(member)
             raise _failure(message, error) from None
 
     def _fetched(self, stage: Stage, turn: int, begun: float) -> Values | None:
@@ -227,11 +229,13 @@ class Dispatch:
         self._run_again(stage, indices, why, lost)
         return None
 
-    def _run_again(self, stage: Stage, indices: range, why: str, error: RayError | None = None, how: str = "") -> None:
-        """Put lost calls back; `how` they ended an actor, if they did. Raises `WorkersLost` after too many losses."""
+    def _run_again(
+        self, stage: Stage, indices: range, why: str, error: RayError | None = None, how: str = "", counts: bool = True
+    ) -> None:
+        """Put lost calls back; `how` they ended an actor, if they did. Too many that count: `WorkersLost`."""
         if stage.over:
             return
-        work, times = stage.text(indices), stage.lost(indices)
+        work, times = stage.text(indices), stage.lost(indices, counts)
         if times > self.max_retries:
             problem = f"{work}: lost {times} times, and ray.max_retries = {self.max_retries}; the last time: {why}"
             if error is not None:

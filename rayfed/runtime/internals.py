@@ -22,6 +22,7 @@ NAMES = {
     "cluster_address": "ray._private.services:canonicalize_bootstrap_address",
     "dashboard_key": "ray._private.ray_constants:DASHBOARD_ADDRESS",
     "dashboard_space": "ray._private.ray_constants:KV_NAMESPACE_DASHBOARD",
+    "draining": "ray._private.state:state.get_draining_nodes",
     "full_memory": "ray.core.generated.common_pb2:NODE_OUT_OF_MEMORY",
     "head_store": "ray.experimental.internal_kv:internal_kv_get_gcs_client",
     "head_value": "ray.experimental.internal_kv:_internal_kv_get",
@@ -136,6 +137,12 @@ def memory_was_full(process: str) -> bool:
     state, worker_table, full_memory = found
     answer = state._connect_and_get_accessor().get_worker_info(ray.WorkerID(bytes.fromhex(process)))
     return bool(worker_table.FromString(answer).exit_type == full_memory)
+
+
+def draining() -> set[str]:
+    """The ids of the nodes that are about to end. Else none, as no public API tells: they are lost without a notice."""
+    found = private("draining")
+    return set(found[0]()) if found else set()
 
 
 def adds_nodes() -> bool:

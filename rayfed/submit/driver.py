@@ -14,7 +14,7 @@ from rayfed.base.errors import InputError
 UNITS = {None: 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 SET = "RAYFED_COMMIT|RAY_ADDRESS|RAY_JOB_CONFIG_JSON_ENV_VAR"  # in a submitted job, by rayfed and Ray
 SELECTOR = r"!?(?:in\([\w.-]+(?:,[\w.-]+)*\)|[\w.-]+)"
-OF_CLUSTER = ("ray", "rayfed", "rayfed-distill")
+OF_CLUSTER = "ray|rayfed|rayfed-distill"
 
 
 class Written(click.ParamType):
@@ -31,18 +31,6 @@ class Written(click.ParamType):
         return read
 
 
-def _package(match: re.Match[str]) -> str | None:
-    """As it is written, or None where pip would not take it, or the cluster's own is to be used."""
-    from packaging.requirements import InvalidRequirement, Requirement
-    from packaging.utils import canonicalize_name
-
-    try:
-        name = canonicalize_name(Requirement(match[0]).name)
-    except InvalidRequirement:
-        return None
-    return None if name in OF_CLUSTER else match[0]
-
-
 VARIABLE = Written(
     "KEY=VALUE",
     rf"(?!(?:{SET})=)([A-Za-z_]\w*)=(.*)",
@@ -51,10 +39,10 @@ VARIABLE = Written(
 )
 PACKAGE = Written(
     "PACKAGE",
-    r".+",
+    rf"(?i)(?!(?:{OF_CLUSTER})(?![\w.-])|\S+\.whl$)[a-z0-9][\w.-]*(?:\[[\w,. -]+\])?\s*(?:[=<>!~;].+|@\s*\w+://.+)?",
     "a package as pip does, such as timm==1.0.31 or 'timm @ https://...'; no file of this machine is sent, and Ray and "
     "rayfed are there",
-    _package,
+    re.Match.group,
 )
 NUMBER = Written("NUMBER", r"\d+(\.\d+)?", "a number above 0, such as 1 or 0.5", lambda match: float(match[0]))
 SIZE = Written(
