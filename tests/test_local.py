@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from rayfed.base.errors import Diverged, InputError
-from rayfed.base.isolation import threads
+from rayfed.base.isolation import set_tf32, threads
 from rayfed.clients.batches import batches
 from rayfed.clients.settings import Training
 from rayfed.data.settings import Augment
@@ -22,6 +22,7 @@ from rayfed.methods.views import Notes
 from rayfed.rounds import site as sites
 from rayfed.rounds.local import Broadcast, Desk, evaluate, survey, train
 from rayfed.rounds.site import open_site, server_view
+from rayfed.runtime.hardware import refuse_tf32
 from rayfed.tensors.weights import state_of
 
 CLIENT = 1  # [0, 8, 1, 2] samples: 5, 5 and 1 of them in a batch
@@ -360,6 +361,41 @@ def test_bf16_is_near_float32_and_leaves_weights_sums_and_losses_in_float32(make
     assert all(torch.equal(w, again) for w, again in zip(other.values(), trained(half).values(), strict=True))
     losses = [evaluate(site, copy.deepcopy(site.model).eval(), 0, 30).loss for site in (full, half)]
     assert losses[0] == pytest.approx(losses[1], rel=0.01) and losses[0] != losses[1]
+
+
+@dataclass(frozen=True)
+class WhatIsSet(Part):
+    """What torch is set to while a client trains, by the newer and the older switches."""
+
+    def loss(self, batch, local):
+        backends = torch.backends
+        of = {
+            operations.fp32_precision for operations in (backends.cudnn.conv, backends.cudnn.rnn, backends.cuda.matmul)
+        }
+        assert (of, backends.cudnn.allow_tf32) == ({"tf32"}, True) and torch.get_float32_matmul_precision() == "high"
+        raise KeyError("seen")
+
+
+def test_tf32_is_on_while_a_client_trains_and_off_afterwards_also_after_an_error(make_site):
+    set_tf32(False)  # as every worker on a GPU begins
+    with pytest.raises(KeyError, match="seen"):
+        trained(make_site(compose(WhatIsSet()), precision="tf32"))
+    backends = torch.backends
+    of = {operations.fp32_precision for operations in (backends.cudnn.conv, backends.cudnn.rnn, backends.cuda.matmul)}
+    assert (of, backends.cudnn.allow_tf32) == ({"ieee"}, False) and torch.get_float32_matmul_precision() == "highest"
+
+
+@pytest.mark.parametrize("of_card", [None, (7, 5), (8, 0)])
+def test_tf32_is_refused_where_a_device_has_none(monkeypatch, of_card):
+    device = torch.device("cuda:0" if of_card else "cpu")
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a card")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: of_card)
+    if of_card == (8, 0):
+        refuse_tf32(device)
+        return
+    where = "a card" if of_card else "cpu"
+    with pytest.raises(InputError, match=rf"^train.precision = 'tf32' needs .* would train on {where}; use 'float32'"):
+        refuse_tf32(device)
 
 
 # What training leaves behind.

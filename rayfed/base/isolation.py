@@ -91,6 +91,30 @@ def threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def set_tf32(on: bool) -> None:
+    """Whether CUDA may round the factors of float32 products to TF32, which keeps 10 bits of 23.
+
+    torch has two sets of switches for it: the newer overrules the older, but raises an error where they disagree.
+    """
+    backends: Any = torch.backends
+    backends.cudnn.allow_tf32 = on
+    torch.set_float32_matmul_precision("high" if on else "highest")
+    for operations in (backends.cudnn.conv, backends.cudnn.rnn, backends.cuda.matmul):
+        operations.fp32_precision = "tf32" if on else "ieee"
+
+
+@contextmanager
+def in_tf32(on: bool) -> Iterator[None]:
+    """Within the context, TF32 is on, if it is asked for; afterwards it is off."""
+    if on:
+        set_tf32(True)
+    try:
+        yield
+    finally:
+        if on:
+            set_tf32(False)
+
+
 @contextmanager
 def isolated(seed: int, device: torch.device, *, flush: bool = False) -> Iterator[None]:
     """Python's, NumPy's and torch's generators are seeded; they, torch's settings, hooks and modes, and the environment

@@ -11,6 +11,7 @@ from rayfed.clients.schedules import SCHEDULES, Constant, Cosine, Schedule, read
 
 SCHEDULE = Form(read_schedule, write_schedule, default="constant", kinds=SCHEDULES)
 SCHEDULE_TEXT = f"the learning rate by round: {', '.join(SCHEDULES)}; each may have a warm-up"
+PRECISION_TEXT = "bf16: of forward passes, tests too, by autocast; tf32: of a client's training, on an NVIDIA GPU"
 PATIENCE_TEXT = "evaluated rounds without a better test accuracy, after which the run ends; 0: it goes on"
 
 
@@ -31,7 +32,7 @@ class Training(Checked):
     momentum: Annotated[float, Ge(0), Lt(1), "momentum of sgd"] = 0.0
     weight_decay: Annotated[float, Ge(0), "added to the gradient (sgd, adam), or taken from the weights (adamw)"] = 0.0
     clip: Annotated[float, Ge(0), "largest norm of a step's gradient over all parameters; 0: any"] = 0.0
-    precision: Annotated[Literal["float32", "bf16"], "of forward passes, tests too; bf16: autocast"] = "float32"
+    precision: Annotated[Literal["float32", "bf16", "tf32"], PRECISION_TEXT] = "float32"
     eval_every: Annotated[int, Ge(1), Le(10**18), "rounds from one evaluation to the next; the last has one too"] = 1
     patience: Annotated[int, Ge(0), PATIENCE_TEXT] = 0
 

@@ -49,7 +49,7 @@ def run_in_bf16(model: nn.Module, images: Tensor) -> Outputs:
 
 
 Run = Callable[[nn.Module, Tensor], Outputs]
-RUNS: dict[str, Run] = {"float32": run_model, "bf16": run_in_bf16}  # by `train.precision`
+RUNS: dict[str, Run] = {"float32": run_model, "bf16": run_in_bf16, "tf32": run_model}  # by `train.precision`
 
 
 class Frozen:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from rayfed.base.errors import Diverged
-from rayfed.base.isolation import isolated
+from rayfed.base.isolation import in_tf32, isolated
 from rayfed.base.seeds import Purpose, seed_of
 from rayfed.clients.batches import batches
 from rayfed.clients.optimizers import stepper
@@ -130,7 +130,8 @@ def train(desk: Desk, client: int, memory: dict[str, Tree]) -> Reply:
         }
         local = {part.slot: part.begin(views[part.slot]) for part in parts}
         model = desk.model(view.weights)
-        losses, notes = descend(site, model, view, parts, local, rng)
+        with in_tf32(site.job.train.precision == "tf32"):
+            losses, notes = descend(site, model, view, parts, local, rng)
         refuse_diverged(losses, notes, f"client {client}, round {broadcast.round}", parts)
         mean_loss = float(np.mean(losses))
         trained = state(model.eval())

@@ -1,11 +1,12 @@
-"""Find a cluster's job server, check that it answers, and tell whether the cluster's head is this machine."""
+"""Find a cluster's job server, check that it answers, and tell which of its nodes are this machine."""
 
 import os
 import socket
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from http.client import HTTPException
+from typing import Any
 from urllib.error import HTTPError
 
 from rayfed.base.errors import ClusterLost, InputError, NoRay, refuse_secrets
@@ -47,22 +48,30 @@ def connected(named: str | None) -> Iterator[Jobs]:
         os.environ.update(hidden)
 
 
-def is_here(jobs: Jobs) -> bool:
-    """Whether the cluster's head node is this machine, so that a path means the same there as here.
-
-    Raises `InputError` where it is, and another user of this machine could change what the cluster runs.
-    """
-    try:  # the address does not tell: its port may be forwarded
+def nodes_of(jobs: Jobs) -> list[dict[str, Any]]:
+    """The cluster's nodes that are alive, as its dashboard describes them; none while its head is starting."""
+    try:
         nodes = [node["raylet"] for node in jobs.ask("GET", "/nodes?view=summary")["data"]["summary"]]
-        heads = [(node["nodeManagerAddress"], node["sessionDir"]) for node in nodes if node.get("isHeadNode")]
-    except (ClusterLost, LookupError, TypeError):  # the head is starting, or is not a Ray of this version
+        return [node for node in nodes if node["state"] == "ALIVE"]
+    except (ClusterLost, LookupError, TypeError):  # or it is not a Ray of this version
+        return []
+
+
+def are_here(jobs: Jobs, nodes: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether all these nodes are this machine, so that a path means the same there as here; False if there are none.
+
+    Raises `InputError` where they are, and another user of this machine could change what the cluster runs.
+    """
+    try:  # the URL does not tell: its port may be forwarded
+        for node in nodes:
+            ip = node["nodeManagerAddress"]
+            with socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as probe:
+                probe.bind((ip, 0))  # fails unless the address is this machine's
+    except OSError:
         return False
-    for ip, folder in heads:
-        with suppress(OSError), socket.socket(socket.AF_INET6 if ":" in ip else socket.AF_INET) as probe:
-            probe.bind((ip, 0))  # fails unless the address is this machine's
-            private.refuse_open(folder, f"the Ray at {jobs.address}")
-            return True
-    return False
+    for node in nodes:
+        private.refuse_open(node["sessionDir"], f"the Ray at {jobs.address}")
+    return bool(nodes)
 
 
 def _unreachable(url: str) -> Exception | None:

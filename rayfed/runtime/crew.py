@@ -182,11 +182,25 @@ class Crew:
         by_id = self.head.nodes(seconds)
         if by_id is None:
             return
+        for member in [member for member in self.idle if member.node_id in self.head.draining]:
+            self.idle.remove(member)
+            self.free(member)
         nodes = [resources for node, resources in by_id.items() if node not in self._unfit]
         more = min(self.most, capacity(self.options, nodes)) - len(self._members)
         if more > 0:
             log.info("%s, with room for %d more actors; they join when they are up", nodes_text(nodes), more)
             self._create(more)
+
+    def free(self, member: Member) -> None:
+        """A member has no work. On a node that is about to end it gets no other, and an actor elsewhere replaces it."""
+        if member.node_id not in self.head.draining:
+            self.idle.append(member)
+            return
+        log.warning("%s is on a node that is about to end; another actor takes its place", member)
+        self._unfit.add(member.node_id)
+        self._members.remove(member)
+        ray.kill(member.actor)
+        self._create(1)
 
     def awaited(self) -> list[str]:
         """Which members are not there yet, and what they wait for."""
@@ -236,7 +250,7 @@ class Crew:
                 member.place, member.failures = answer, 0
                 if not self._admit(member, member.place.kind):
                     continue
-                self.idle.append(member)
+                self.free(member)
                 if was_open:
                     log.warning("%s is back", member)
             except ActorUnavailableError:  # it is being restarted, or there is no room for it yet

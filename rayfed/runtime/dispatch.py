@@ -65,6 +65,7 @@ class Dispatch:
     def __post_init__(self) -> None:
         self._stages: list[Stage] = []  # that have begun, and whose answers are not all given
         self._working: dict[ObjectRef, Message] = {}
+        self._worked = 0.0  # seconds, by all members together, on messages that have ended
         self._coming: list[str] = []  # what is on its way here, in words
         self._heartbeat = Heartbeat()
 
@@ -96,20 +97,30 @@ class Dispatch:
             stage.end()
             self._stages.remove(stage)
 
+    def seconds_worked(self) -> float:
+        """How long members have been at work, all together, since the run began."""
+        now = time.monotonic()
+        return self._worked + sum(now - message.since for message in self._working.values())
+
+    def _ended(self, reference: ObjectRef) -> Message:
+        message = self._working.pop(reference)
+        self._worked += time.monotonic() - message.since
+        return message
+
     def _step(self, seconds: float | None = None) -> None:
         """Wait for an event, and handle it; with `seconds` 0 only what has happened already."""
         refuse_to_go_on()
         self._hand_out()
         seconds = self._until_something_is_due() if seconds is None else seconds
         for reference in self.crew.wait(list(self._working), seconds):
-            message = self._working.pop(reference)
+            message = self._ended(reference)
             with _ending(message.stage):
                 self._arrived(message)
         now = time.monotonic()
         for reference, message in list(self._working.items()):
             if now < self._due(message):
                 continue
-            del self._working[reference]  # a late answer is ignored
+            self._ended(reference)  # a late answer is ignored
             self.crew.open(message.member, kill=True)
             why = f"no answer from {message.member} for {now - message.since:.0f} s; it is killed"
             with _ending(message.stage):
@@ -160,7 +171,7 @@ class Dispatch:
         except RayError as error:
             self._failed(message, error)
             return
-        self.crew.idle.append(member)
+        self.crew.free(member)
         self._hand_out()  # first of all: the member waits for it
         self.deadline.took(stage.kind_of(indices), message.size, seconds)
         objects = message.references[1:]
@@ -177,25 +188,27 @@ class Dispatch:
         stage, indices, member = message.stage, message.indices, message.member
         missing = lost_object(error)
         if missing is not None:
-            self.crew.idle.append(member)
+            self.crew.free(member)
             again = stage.to_run_again(indices, missing)
             which = "it needs" if again == indices else "it gave"
             self._run_again(stage, again, f"an object that {which} was lost ({type(missing).__name__})")
         elif is_loss(error):
+            counts = member.node_id not in self.crew.head.draining
             full = member.place is not None and self.crew.head.memory_was_full(member.place.process)
             self.crew.open(member)
             if full:
                 self._run_again(stage, indices, f"lost with {member} ({MEMORY})", error, how=MEMORY)
             else:
                 how = "" if cause_of(error) else "died"
-                self._run_again(stage, indices, f"lost with {member} ({type(error).__name__})", error, how)
+                why = f"lost with {member} ({type(error).__name__})"
+                self._run_again(stage, indices, why, error, how, counts)
         elif is_gpu_fault(error) and indices[0] not in stage.faulty:
             stage.faulty |= dict.fromkeys(indices, member.card)
             self.crew.replace_after_fault(member)
             cause = first_line(cause_of(error) or error)
             self._run_again(stage, indices, f"the GPU of {member} failed ({cause})", error, how="GPU")
         else:
-            self.crew.idle.append(member)
+            self.crew.free(member)
             raise _failure(message, error) from None
 
     def _fetched(self, stage: Stage, turn: int, begun: float) -> Values | None:
@@ -231,11 +244,13 @@ class Dispatch:
         self._run_again(stage, indices, why, lost)
         return None
 
-    def _run_again(self, stage: Stage, indices: range, why: str, error: RayError | None = None, how: str = "") -> None:
-        """Put lost calls back; `how` they ended an actor, if they did. Raises `WorkersLost` after too many losses."""
+    def _run_again(
+        self, stage: Stage, indices: range, why: str, error: RayError | None = None, how: str = "", counts: bool = True
+    ) -> None:
+        """Put lost calls back; `how` they ended an actor, if they did. Too many that count: `WorkersLost`."""
         if stage.over:
             return
-        work, times = stage.text(indices), stage.lost(indices)
+        work, times = stage.text(indices), stage.lost(indices, counts)
         if times > self.max_retries:
             problem = f"{work}: lost {times} times, and ray.max_retries = {self.max_retries}; the last time: {why}"
             if error is not None:

@@ -33,6 +33,8 @@ SERIES = {
     "rayfed_bytes_up": "sent by clients, in all rounds since this driver began",
     "rayfed_clients_done": "clients of the current round that have trained",
     "rayfed_clients_in_round": "clients of the current round",
+    "rayfed_idle_share": "of the actors' time in the last finished round: the part in which they had no work",
+    "rayfed_late_clients": "that were chosen in the last finished round, and were late or dropped out",
     "rayfed_retries": "pieces of work that were lost and run again, since this driver began",
 }
 
@@ -56,8 +58,8 @@ class Gauges:
         # Ray sends a value once, and forgets it twenty seconds later: a long round would have no values.
         threading.Thread(target=self._refresh, name="rayfed-gauges", daemon=True).start()
 
-    def round(self, round: Round, images: int) -> None:
-        """A round is finished, which trained so many images. Without evaluation, the last figures stay."""
+    def round(self, round: Round, images: int, idle: float) -> None:
+        """A round is finished, with its images and the idle share. Without evaluation, the last figures stay."""
         now = round.class_accuracy if round.round else None
         lost = None if now is None or self._before is None else dropped(self._before, now)
         self._heard = time.monotonic()
@@ -72,6 +74,8 @@ class Gauges:
             rayfed_forgetting=round.forgetting,
             rayfed_forgetting_round=lost,
             rayfed_round_seconds=round.seconds,
+            rayfed_idle_share=idle,
+            rayfed_late_clients=sum(round.notes.get(f"clients.{how}", 0.0) for how in ("late", "dropped")),
             rayfed_bytes_down=self._values["rayfed_bytes_down"] + round.bytes_down,
             rayfed_bytes_up=self._values["rayfed_bytes_up"] + round.bytes_up,
         )

@@ -7,10 +7,11 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from rayfed.base.errors import InputError
+from rayfed.base.isolation import set_tf32
 from rayfed.rounds.round import Kind
 
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages, from torch's first allocation on: a step is 5 % faster
@@ -74,14 +75,18 @@ def make_cuda_repeatable() -> None:
     """
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # read when cuBLAS is first used; another size, other bits
     torch.use_deterministic_algorithms(True)
-    backends: Any = torch.backends
-    backends.cudnn.benchmark = False  # it would choose by time, so differently each time
-    # TF32 keeps 10 bits of 23, and is torch's default in convolutions. torch has two sets of switches for it: the newer
-    # overrules the older, but raises an error where they disagree.
-    backends.cudnn.allow_tf32 = False
-    torch.set_float32_matmul_precision("highest")
-    for operations in (backends.cudnn.conv, backends.cudnn.rnn, backends.cuda.matmul):
-        operations.fp32_precision = "ieee"
+    torch.backends.cudnn.benchmark = False  # it would choose by time, so differently each time
+    set_tf32(False)  # torch's default in convolutions is on
+
+
+def refuse_tf32(device: torch.device) -> None:
+    """Raises `InputError` where a device has no TF32."""
+    card = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
+    if device.type != "cuda" or torch.version.cuda is None or torch.cuda.get_device_capability(device) < (8, 0):
+        raise InputError(
+            "train.precision = 'tf32' needs an NVIDIA GPU of Ampere (2020) or later, and clients would train on "
+            f"{card}; use 'float32', or 'bf16', which any device has"
+        )
 
 
 def keep_freed_memory() -> None:

@@ -79,6 +79,7 @@ class Head:
         self._asked: float | None = None  # when, if there is no answer yet
         self._known: dict[str, Resources] | None = None  # the last answer
         self.silent = False
+        self.draining: set[str] = set()  # ids of nodes that are, or were, about to end
 
     def known(self) -> dict[str, Resources]:
         """The nodes as the head last knew them. Raises `WorkersLost` where it has never answered."""
@@ -94,7 +95,7 @@ class Head:
         """
         now = time.monotonic()
         if self._asked is None:
-            self._asked, self._answers = now, _ask(partial(nodes, self._labels))
+            self._asked, self._answers = now, _ask(self._look)
         silent_at = self._asked + HEAD_LIMIT
         answer: dict[str, Resources] | Exception | None = None
         with suppress(Empty):
@@ -109,6 +110,10 @@ class Head:
             return None
         self._falls_silent(f"failed ({answer!r})" if answer else f"has not answered for {HEAD_LIMIT:.0f} s")
         return None
+
+    def _look(self) -> dict[str, Resources]:
+        self.draining |= internals.draining()
+        return nodes(self._labels)
 
     def memory_was_full(self, process: str) -> bool:
         """Whether Ray killed a process because its node ran out of memory; False if the head is silent.

@@ -6,8 +6,9 @@ Each function says what is then slower or worse. `tests/runtime/test_internals.p
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -21,6 +22,7 @@ NAMES = {
     "cluster_address": "ray._private.services:canonicalize_bootstrap_address",
     "dashboard_key": "ray._private.ray_constants:DASHBOARD_ADDRESS",
     "dashboard_space": "ray._private.ray_constants:KV_NAMESPACE_DASHBOARD",
+    "draining": "ray._private.state:state.get_draining_nodes",
     "full_memory": "ray.core.generated.common_pb2:NODE_OUT_OF_MEMORY",
     "head_store": "ray.experimental.internal_kv:internal_kv_get_gcs_client",
     "head_value": "ray.experimental.internal_kv:_internal_kv_get",
@@ -105,6 +107,22 @@ def same_modules(folders: list[str], **metadata: str) -> JobConfig:
     return config
 
 
+def running_here() -> list[str]:
+    """The addresses of this user's Rays that `ray start` has put on this machine; none that ends with its program.
+
+    A raylet's command names Ray's folder, where `ray start` writes the address. Without that, none is known.
+    """
+    addresses = set()
+    for process in Path("/proc").glob("[1-9]*"):
+        with suppress(OSError):  # it has ended
+            command = (process / "cmdline").read_text(errors="replace")
+            if command.partition("\0")[0].endswith("/raylet") and process.stat().st_uid == os.getuid():
+                folder = command.partition("\0--temp_dir=")[2].partition("\0")[0]
+                address = Path(folder, "ray_current_cluster").read_text()
+                addresses |= {address} if address in command else set()  # else it is of a Ray that is gone
+    return sorted(addresses)
+
+
 def memory_was_full(process: str) -> bool:
     """Whether Ray killed a process (its id in hexadecimal digits) because its node ran out of memory.
 
@@ -119,6 +137,12 @@ def memory_was_full(process: str) -> bool:
     state, worker_table, full_memory = found
     answer = state._connect_and_get_accessor().get_worker_info(ray.WorkerID(bytes.fromhex(process)))
     return bool(worker_table.FromString(answer).exit_type == full_memory)
+
+
+def draining() -> set[str]:
+    """The ids of the nodes that are about to end. Else none, as no public API tells: they are lost without a notice."""
+    found = private("draining")
+    return set(found[0]()) if found else set()
 
 
 def adds_nodes() -> bool:

@@ -91,9 +91,9 @@ class Jobs:
         raise InputError(f"nothing called '{name}' was submitted to the cluster at {self.address}{near}")
 
     def submit(
-        self, command: Sequence[str], run: str, runtime_env: Mapping[str, Any], metadata: Mapping[str, str]
+        self, command: Sequence[str], run: str, runtime_env: Mapping[str, Any], metadata: Mapping[str, str], **more: Any
     ) -> Submission:
-        """Run a command in a runtime environment of Ray, without resources: a driver needs hardly any."""
+        """Run a command in a runtime environment of Ray; without `more` options, on the head and without resources."""
         submission_id = id_for(run, {one.id for one in self.submissions()})
         variables = {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_LIMIT), **runtime_env.get("env_vars", {})}
         try:
@@ -102,6 +102,7 @@ class Jobs:
                 submission_id=submission_id,
                 runtime_env={**runtime_env, "env_vars": variables},
                 metadata={RUN: run, "job_name": run, **metadata},
+                **more,
             )
         except OSError as error:  # of the library that Ray's client uses
             raise ClusterLost(f"the cluster at {self.address} does not answer any more ({brief(error)})") from None

@@ -1,5 +1,6 @@
 """The work of a round on the actors of a crew: the messages to them, and their replies."""
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise, starmap
@@ -44,6 +45,7 @@ class RayWorkers(Workers):
         options = site.job.ray
         self._dispatch = Dispatch(crew, Deadline(options.deadline), options.max_retries, gauges.retried)
         self._progress = progress
+        self._looked = time.monotonic(), 0.0  # when the last round was finished, and what had been worked by then
         self._gauges = gauges
         self._sent: dict[str, tuple[Tree, ObjectRef | Packed]] = {}  # by name, the tree that was sent last
         self.num_test = len(site.federation.test)
@@ -138,9 +140,15 @@ class RayWorkers(Workers):
     @ray_may_fail()
     def finished(self, round: Round) -> bool:
         clients = [row.client for row in round.clients]
-        self._gauges.round(round, self._images(clients) if clients else 0)
+        self._gauges.round(round, self._images(clients) if clients else 0, self._idle_share())
         self._crew.grow()
         return self._crew.in_danger
+
+    def _idle_share(self) -> float:
+        """The part of the actors' time since the last call in which they had no work."""
+        (then, before), self._looked = self._looked, (time.monotonic(), self._dispatch.seconds_worked())
+        now, worked = self._looked
+        return max(0.0, 1 - (worked - before) / max(1e-9, self._crew.size * (now - then)))  # actors may have gone
 
     def _fields(self, broadcast: Broadcast) -> tuple[Any, ...]:
         """The fields of a packed `Broadcast`."""

@@ -183,6 +183,12 @@ def _started(options: RayOptions, name: str, most: int) -> Iterator[None]:
     # Refuses a request that cannot fit, before anything is started.
     count = num_actors(options, [here], most)
     here["CPU"] = math.ceil(count * options.num_cpus)  # Ray starts a process for each, with torch: 320 MB
+    for other in internals.running_here():
+        log.warning(
+            "a Ray of yours is on this machine, and the run starts another, which counts the same CPUs and GPUs; to "
+            "use that one: -s ray.address=%s",
+            other,
+        )
     log.info("starting Ray")
     ours = {key: value for key, value in OUR_RAY.items() if key not in os.environ}
     os.environ.update(ours)

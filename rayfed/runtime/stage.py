@@ -148,13 +148,13 @@ class Stage:
             self.waiting.extendleft(reversed(indices))
             self._left += self.size(indices)
 
-    def lost(self, indices: range) -> int:
+    def lost(self, indices: range, counts: bool = True) -> int:
         """Calls were lost that went together: how often that of the first counts now.
 
         A loss of several calls counts for none of them: from now on each is alone, so it is known which loses actors.
         """
         self.alone.update(indices)
-        self.losses.update(indices if len(indices) == 1 else ())
+        self.losses.update(indices if counts and len(indices) == 1 else ())
         return self.losses[indices[0]]
 
     def show_progress(self) -> None:

@@ -17,7 +17,7 @@ from rayfed.rounds.measures import UPDATES, Seen
 from rayfed.rounds.site import Site
 from rayfed.rounds.tasks import Task, TaskReply, refusing
 from rayfed.rounds.workers import Look, Piece
-from rayfed.runtime.hardware import advising, keep_freed_memory, kind_of, make_cuda_repeatable
+from rayfed.runtime.hardware import advising, keep_freed_memory, kind_of, make_cuda_repeatable, refuse_tf32
 from rayfed.runtime.repeat import RepeatCheck, users_caches, users_own
 from rayfed.tensors.sums import OrderedSum, checked
 from rayfed.tensors.trees import Tree, num_bytes
@@ -30,6 +30,8 @@ class Worker:
 
     def __init__(self, site: Site, device: torch.device, node: str) -> None:
         keep_freed_memory()
+        if site.job.train.precision == "tf32":
+            refuse_tf32(device)
         if device.type == "cuda":
             make_cuda_repeatable()
         if device != site.device:

@@ -7,16 +7,17 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from rayfed.base.errors import STOPPED, InputError, Resumable
-from rayfed.runtime.address import connected, is_here
+from rayfed.runtime.address import are_here, connected, nodes_of
 from rayfed.runtime.jobs import Jobs, Log, Submission
 from rayfed.screen.exits import Failure
 from rayfed.screen.options import complete_name, job_argument, read_override, settings_option, trust_option
 from rayfed.screen.text import aligned
+from rayfed.submit.driver import LABEL, NUMBER, PACKAGE, SIZE, VARIABLE, places
 
 if TYPE_CHECKING:
     from rayfed.grid.cells import Cell
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
 
 
 show = partial(print, end="", flush=True)
+ENV = "A variable for the job's processes, seen by all who see the cluster's jobs. May be given often."
+WITH = "A package for the job's processes, such as timm==1.0.31, which pip installs. May be given often."
+CPUS = "CPUs for the job's driver, which then runs on any node that has them; else on the head node."
+MEMORY = "Memory for the driver, in bytes, or such as 4GiB."
+LABELS = "A label of the driver's node, as Ray selects it: disk=fast, '!gpu'. May be given often."
 address_option = click.option(
     "--address",
     metavar="URL",
@@ -40,6 +46,11 @@ address_option = click.option(
 @click.option("--resume", is_flag=True, help="Continue the run if it was begun; else begin it.")
 @click.option("--exclude", "patterns", multiple=True, metavar="PATTERN", help="Files not to send: images, '*.pdf'.")
 @click.option("--include", multiple=True, metavar="PATTERN", help="Files to send although they look like secrets.")
+@click.option("--env", "variables", multiple=True, type=VARIABLE, help=ENV)
+@click.option("--with", "packages", multiple=True, type=PACKAGE, help=WITH)
+@click.option("--entrypoint-num-cpus", type=NUMBER, help=CPUS)
+@click.option("--entrypoint-memory", type=SIZE, help=MEMORY)
+@click.option("--entrypoint-label", "entrypoint_label_selector", multiple=True, type=LABEL, help=LABELS)
 @click.option("--dry-run", is_flag=True, help="List the files that would be sent, and what would stay; send nothing.")
 @trust_option
 def submit(
@@ -51,7 +62,10 @@ def submit(
     resume: bool,
     patterns: tuple[str, ...],
     include: tuple[str, ...],
+    variables: tuple[tuple[str, str], ...],
+    packages: tuple[str, ...],
     dry_run: bool,
+    **entrypoint: Any,
 ) -> None:
     """Run a job on a Ray cluster.
 
@@ -64,6 +78,7 @@ def submit(
       rayfed submit jobs/quickstart.toml --address http://head:8265 --resume
       rayfed submit jobs/quickstart.toml -s output.path=/shared/runs
       rayfed submit jobs/comparison/mnist-shards-2.toml --exclude notes
+      rayfed submit jobs/quickstart.toml --with timm==1.0.31 --env HF_HOME=/shared/hub
     """
     from rayfed.folder.places import Place
     from rayfed.folder.provenance import COMMIT, commit
@@ -90,7 +105,10 @@ def submit(
         raise InputError(f"'{job}' would not be sent: it {why}")
     with connected(address) as cluster:
         cluster.refuse_temporary()
-        here = is_here(cluster)
+        entrypoint["entrypoint_label_selector"] = dict(entrypoint["entrypoint_label_selector"])
+        asked = {name: value for name, value in entrypoint.items() if value}
+        nodes = places(nodes_of(cluster), asked)
+        here = are_here(cluster, nodes)
         paths = package.anchored(jobs, root if here else None, cluster.address)
         results = Path(paths.get("output.path", jobs[0].output.path)) / run
         refuse_twins(run, cluster.submissions(), address)
@@ -102,13 +120,17 @@ def submit(
         if cells[0].grid:
             lines.append(("grid", f"{len(jobs)} runs in one job"))
         lines += [(key, path) for key, path in paths.items() if key != "output.path"]
-        lines.append(("results", str(results) if here else f"{results}, on the cluster's head node"))
+        if asked and not nodes:
+            lines.append(("driver", "no node has what it asks for, so the job waits for one"))
+        where = "driver's" if asked else "head"
+        lines.append(("results", str(results) if here else f"{results}, on the cluster's {where} node"))
         print(aligned(lines), flush=True)
         changed = [*settings, *(f"{key}={path}" for key, path in paths.items())]
         if any(one.ray.address for one in jobs):
             changed.append("ray.address=")  # the job runs on the cluster that gets it
-        # On this machine, `python` may be a Python without Ray: the user need not activate an environment.
-        command = [sys.executable if here else "python", "-m", "rayfed", "run", place]
+        # On this machine, `python` may be a Python without Ray: the user need not activate an environment. That of the
+        # packages is active in the job.
+        command = [sys.executable if here and not packages else "python", "-m", "rayfed", "run", place]
         for setting in changed:
             command += ["-s", setting]
         if force:
@@ -116,8 +138,10 @@ def submit(
         if resume:
             command.append("--resume")
         with package.staged(root, files.sent) as code:
-            environment = {**code, "env_vars": {COMMIT: commit() or ""}}
-            submitted = cluster.submit(command, run, environment, described(cells, jobs, results))
+            environment = {**code, "env_vars": {**dict(variables), COMMIT: commit() or ""}}
+            if packages:
+                environment["pip"] = list(packages)
+            submitted = cluster.submit(command, run, environment, described(cells, jobs, results), **asked)
         print(f"submitted as {submitted.id}", flush=True)
         if follow:
             conclude(watch(cluster, submitted, address), address)

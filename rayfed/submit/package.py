@@ -148,8 +148,8 @@ def anchored(jobs: Sequence[Job], base: Path | None, cluster: str) -> dict[str, 
         shown = ", ".join(f"'{path}'" for path in sorted(paths))
         if base is None:
             raise InputError(
-                f"{key} = {shown}: the head node of {cluster} is another machine, where a relative path is in a folder "
-                f"that is deleted with the job; give an absolute path on that machine: -s {key}=/shared/..."
+                f"{key} = {shown}: the job's driver runs on another machine (of {cluster}), with a relative path in a "
+                f"folder that is deleted with the job; give an absolute path on that machine: -s {key}=/shared/..."
             )
         if len(paths) > 1:
             raise InputError(f"{key} = {shown}: these runs of a grid differ; give absolute paths in the job file")

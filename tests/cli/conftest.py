@@ -91,7 +91,7 @@ def cluster(monkeypatch):
         def log_message(self, *_):
             pass
 
-    monkeypatch.setattr("rayfed.submit.command.is_here", lambda jobs: True)
+    monkeypatch.setattr("rayfed.submit.command.are_here", lambda jobs, nodes: True)
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -13,6 +13,7 @@ from ray._private.runtime_env.packaging import create_package
 from rayfed import read_job
 from rayfed.base.errors import InputError
 from rayfed.job import EXAMPLES
+from rayfed.submit.driver import places
 from rayfed.submit.package import PACKAGE, anchored, chosen, staged
 
 CODE = ["id_map.py", "job.toml", "jobs/table.csv", "mine.py", "models/net.py"]
@@ -246,6 +247,50 @@ def submit(cluster, rayfed, *words):
     return [sorted(name for name in ZipFile(io.BytesIO(content)).namelist()) for content in archives]
 
 
+def test_a_driver_gets_its_variables_packages_and_place_and_nothing_else_without_them(folder, rayfed, cluster):
+    submit(cluster, rayfed)
+    plain = cluster.submissions[-1]
+    assert set(plain["runtime_env"]["env_vars"]) == {"RAY_JOB_STOP_WAIT_TIME_S", "RAYFED_COMMIT"}
+    assert "pip" not in plain["runtime_env"] and not [key for key in plain if key.startswith("entrypoint_")]
+
+    asks = ["--env", "A=1", "--env", "B=x=y", "--env", "C=", "--with", "timm==1.0.31", "--with", "tiny @ file:///a.whl"]
+    asks += [
+        "--entrypoint-num-cpus",
+        "0.5",
+        "--entrypoint-memory",
+        "1.5GiB",
+        "--entrypoint-label",
+        "disk=!in(slow,old)",
+    ]
+    submit(cluster, rayfed, *asks, "-s", "name=other")
+    asked = cluster.submissions[-1]
+    variables = asked["runtime_env"]["env_vars"]
+    assert variables == {**plain["runtime_env"]["env_vars"], "A": "1", "B": "x=y", "C": ""}
+    assert asked["runtime_env"]["pip"]["packages"] == ["timm==1.0.31", "tiny @ file:///a.whl"]
+    assert asked["entrypoint"].startswith("python -m rayfed run "), "the Python that has the packages"
+    place = {key: value for key, value in asked.items() if key.startswith("entrypoint_")}
+    assert place == {
+        "entrypoint_num_cpus": 0.5,
+        "entrypoint_memory": 3 * 2**29,
+        "entrypoint_label_selector": {"disk": "!in(slow,old)"},
+    }
+
+
+def test_a_driver_runs_on_the_head_or_where_there_is_what_it_asks_for():
+    head = {"isHeadNode": True, "resourcesTotal": {"CPU": 2.0, "memory": 8.0}, "labels": {"disk": "slow"}}
+    other = {"resourcesTotal": {"CPU": 8.0, "memory": 4.0}, "labels": {}}
+
+    def where(**asked):
+        return places([other, head], {f"entrypoint_{name}": value for name, value in asked.items()})
+
+    assert where() == [head]
+    assert where(num_cpus=1) == [other, head]
+    assert where(num_cpus=4) == [other]
+    assert where(memory=6) == [head]
+    assert where(label_selector={"disk": "!slow"}) == [other]
+    assert where(num_cpus=4, memory=6) == []
+
+
 def test_a_submission_has_the_folder_and_the_whole_installed_package(folder, rayfed, cluster):
     """The patterns that leave out parts of the folder, such as `data`, leave the package whole."""
     write(folder / "rayfed/__init__.py", "an older one")
@@ -283,7 +328,8 @@ def test_relative_paths_begin_at_the_users_folder():
 
 
 def test_relative_paths_are_refused_for_another_machine_and_where_runs_differ():
-    with pytest.raises(InputError, match=r"output.path = 'runs': the head node of http://x:8265 is another machine"):
+    elsewhere = r"output.path = 'runs': the job's driver runs on another machine \(of http://x:8265\)"
+    with pytest.raises(InputError, match=elsewhere):
         anchored([job()], None, "http://x:8265")
     assert anchored([job(output__path="/shared/runs")], None, "http://x:8265") == {}
     with pytest.raises(InputError, match=r"data.source = 'a.parquet', 'b.parquet': these runs of a grid differ"):

@@ -113,9 +113,16 @@ def free_ports():
 
 
 @contextmanager
-def _ray_head(environment, *flags):
+def _ray_head(environment, *flags, python=sys.executable):
     ports, metrics = _free(PORTS), _free(["DASHBOARD_METRIC_PORT", "AUTOSCALER_METRIC_PORT"])  # else fixed ones
-    command = [Path(sys.executable).parent / "ray", "start", "--head", "--block", "--object-store-memory=100000000"]
+    command = [
+        python,
+        Path(sys.executable).parent / "ray",
+        "start",
+        "--head",
+        "--block",
+        "--object-store-memory=100000000",
+    ]
     command += ["--min-worker-port=0", "--max-worker-port=0", *(f"--{name}={port}" for name, port in ports.items())]
     with _short_folder() as folder, open(f"{folder}/log", "w+") as log:
         environment = {**environment, "RAY_TMPDIR": folder} | {

@@ -2,6 +2,7 @@
 
 import logging
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -54,8 +55,9 @@ def until(condition):
 def test_every_series_is_shown_with_the_values_of_the_run(shown, make_site, play):
     run = Gauges("a/run", num_rounds=6)
     finished = play(make_site(fedavg(), num_rounds=6, eval_every=2))[:6]  # the last of these is not evaluated
+    finished[-1] = replace(finished[-1], notes={"clients.late": 2.0, "clients.dropped": 1.0})
     for round in finished:
-        run.round(round, 100 * round.round)
+        run.round(round, 100 * round.round, idle=round.round / 10)
     run.clients(3, 4)
     run.retried()
     run.retried()
@@ -78,6 +80,8 @@ def test_every_series_is_shown_with_the_values_of_the_run(shown, make_site, play
             "rayfed_bytes_up": sum(round.bytes_up for round in finished),
             "rayfed_clients_done": 3,
             "rayfed_clients_in_round": 4,
+            "rayfed_idle_share": 0.5,
+            "rayfed_late_clients": 3,
             "rayfed_retries": 2,
         }
     }
@@ -110,3 +114,11 @@ def test_gauges_that_cannot_be_shown_are_logged_once(shown, monkeypatch, caplog)
     assert [record.getMessage() for record in caplog.records] == [
         "the run's gauges cannot be shown: RuntimeError('no agent')"
     ]
+
+
+def test_an_actor_without_work_is_idle_and_one_that_trains_is_not(cluster, make_site, pool_on, played):
+    """Of two actors, a cohort of a single client has work for one."""
+    idle, site = [], make_site(fedavg(), num_rounds=4, clients_per_round=1, eval_every=9)
+    with pool_on(site, "test-idle", actors=2) as pool:
+        played(site, pool, lambda round: idle.append(pool._gauges._values["rayfed_idle_share"]))
+    assert len(idle) == 4 and all(0.5 <= share < 1 for share in idle[:3]), idle  # after the last, both evaluate

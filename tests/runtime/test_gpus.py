@@ -133,3 +133,9 @@ def test_evaluation_gives_advice_too(make_site, monkeypatch):
     with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory") as caught:
         workers.evaluate(state_of(site.model))()
     assert any("ray.num_gpus" in note for note in caught.value.__notes__)
+
+
+def test_tf32_is_refused_by_the_first_actor_on_a_cpu(cluster, make_site, pool_on):
+    with pytest.raises(InputError, match=r"^train.precision = 'tf32' needs an NVIDIA GPU .* would train on cpu; use"):
+        with pool_on(make_site(fedavg(), precision="tf32"), "test-tf32", actors=1):
+            pass

@@ -76,7 +76,8 @@ def test_a_ray_that_lacks_a_name_is_joined_and_gets_jobs_with_the_same_result(tm
         address = f"127.0.0.1:{ports['port']}"
         assert run(WITHOUT + ASK, "state", address, **token).strip() == "False"
         ours = {"RAY_AUTH_TOKEN": token["RAY_AUTH_TOKEN"]}
-        for name, shown in {"adds_nodes": ours, "cluster_address": ours, "show_token": token}.items():
+        without = {"adds_nodes": ours, "cluster_address": ours, "draining": ours, "show_token": token}
+        for name, shown in without.items():
             words = settings(tmp_path / name, f"ray.address={address}")
             run(COMMAND, name, "run", "jobs/quickstart.toml", *words, **shown)
             assert last(tmp_path / name) == off

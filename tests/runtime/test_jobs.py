@@ -6,9 +6,12 @@ import re
 import signal
 import subprocess
 import sys
+import sysconfig
 import threading
+import venv
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
@@ -53,6 +56,21 @@ def looking(image_shape, num_classes):
     for place in (Path.cwd(), Path(rayfed.__file__).parent):
         print("FOLDER", json.dumps([str(place), [str(file.relative_to(place)) for file in place.rglob("*")]]))
     return Looking(784, num_classes)
+"""
+USING = """
+import os
+import our_tool
+from torch import nn
+
+
+class Using(nn.Linear):
+    def forward(self, images):
+        print("TOOL", our_tool.__file__, os.environ["COLOUR"])
+        return super().forward(images.flatten(1))
+
+
+def using(image_shape, num_classes):
+    return Using(784, num_classes)
 """
 JOB = """
 name = "papers/tiny"
@@ -396,3 +414,58 @@ def test_rays_own_command_submits_as_well(head, tmp_path):
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     assert summary(tmp_path / "quickstart")["status"] == "done"
+
+
+# Variables, packages and a place for the driver ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def small(tmp_path):
+    """A Python with the packages of this one in a small environment of its own: for packages, Ray copies that."""
+    venv.create(tmp_path / "small", symlinks=True)
+    (site,) = (tmp_path / "small/lib").glob("python*/site-packages")
+    (site / "all.pth").write_text(sysconfig.get_path("purelib"))
+    return tmp_path / "small/bin/python"
+
+
+def wheel(folder):
+    """A package without dependencies, as a file: no index is asked."""
+    path = folder / "our_tool-1.0-py3-none-any.whl"
+    with ZipFile(path, "w") as archive:
+        archive.writestr("our_tool.py", "")
+        archive.writestr("our_tool-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: our-tool\nVersion: 1.0\n")
+        archive.writestr(
+            "our_tool-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        archive.writestr("our_tool-1.0.dist-info/RECORD", "")
+    return path
+
+
+@pytest.mark.slow
+def test_a_job_gets_its_variables_and_packages_and_its_driver_a_place(small, ray_head, tmp_path):
+    user = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    user |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAYFED_TRUST_THIS_MACHINE": "1"}
+    (work := tmp_path / "work").mkdir()
+    (work / "using.py").write_text(USING)
+    (work / "job.toml").write_text(JOB)
+    words = ["-s", "model.name=using:using", "-s", f"output.path={tmp_path}/runs", "--env", "COLOUR=dark blue"]
+
+    def submit(*more):
+        command = [BIN / "rayfed", "submit", "job.toml", *words, *more, "--address", url]
+        return subprocess.run(command, cwd=work, env=user, capture_output=True, text=True, timeout=240)
+
+    flags = ["--num-cpus=2", "--node-ip-address=127.0.0.1", "--labels=disk=fast"]
+    with ray_head(user, *flags, python=small) as ports:
+        url = f"http://127.0.0.1:{ports['dashboard-port']}"
+        place = ["--entrypoint-num-cpus", "1", "--entrypoint-memory", "256MiB", "--entrypoint-label"]
+        done = submit("--with", f"our-tool @ {wheel(tmp_path).as_uri()}", *place, "disk=in(fast)", "--follow")
+        assert done.returncode == 0, done.stdout + done.stderr
+        used = set(re.findall(r"TOOL (\S+) (.*)$", done.stdout, re.M))
+        assert {colour for _, colour in used} == {"dark blue"}
+        assert all("/runtime_resources/pip/" in file for file, _ in used), "on the actors too"
+
+        done = submit(*place, "disk=slow", "-s", "name=waits")
+        assert done.returncode == 0 and "no node has what it asks for, so the job waits for one" in done.stdout, (
+            done.stderr
+        )
+        assert Jobs(url, "").get("waits").status == "pending"

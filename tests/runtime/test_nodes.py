@@ -418,6 +418,70 @@ def test_an_actor_whose_node_ends_in_good_order_is_asked_for_again(
             assert states & {"PENDING_CREATION", "RESTARTING"}
 
 
+def drain(cluster, node):
+    """As a spot machine's notice, or an autoscaler, does it: the node takes no new actors, and ends later."""
+    command = [f"{sys.prefix}/bin/ray", "drain-node", "--address", cluster.address, "--node-id", node.node_id]
+    command += ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot"]
+    subprocess.run([*command, "--deadline-remaining-seconds", "600"], check=True)
+
+
+@dataclass(frozen=True)
+class WhereRounds(Part):
+    """Says of each round on which nodes its clients were."""
+
+    folder: str
+
+    def begin(self, client):
+        Path(self.folder, f"{client.round} {ray.get_runtime_context().get_node_id()}").touch()
+
+
+def test_a_node_that_drains_gets_no_new_work(several, make_site, played, here, pool_on, tmp_path, monkeypatch, caplog):
+    """An actor takes the place of the one there: where it waits for room, it is what adds nodes."""
+    monkeypatch.setattr(crew, "LOOK", 0.2)
+    node = several.add_node(num_cpus=1)
+    site = make_site(compose(scaffold(), WhereRounds(str(tmp_path))), clients_per_round=6, num_rounds=5)
+    expected = here(site)
+    for file in tmp_path.iterdir():
+        file.unlink()
+
+    def change(round):
+        if round.round == 1:
+            drain(several, node)
+            while pool._crew.head.draining != {node.node_id}:
+                pool._crew.grow()
+
+    with pool_on(site, "drains", actors=2) as pool:
+        assert played(site, pool, change) == expected
+        places = {file.name for file in tmp_path.iterdir()}
+        head = several.head_node.node_id
+        assert {f"1 {head}", f"1 {node.node_id}"} <= places
+        assert {place for place in places if place[0] in "345"} == {f"{round} {head}" for round in (3, 4, 5)}
+        assert pool._crew.size == 2
+        states = {one["State"] for one in actors().values() if one["Name"].startswith("drains/")}
+        assert states == {"ALIVE", "DEAD", "PENDING_CREATION"}
+    assert caplog.text.count("is on a node that is about to end; another actor takes its place") == 1
+    assert "run again" not in caplog.text
+
+
+def test_work_that_is_lost_with_a_node_that_drains_does_not_count(
+    several, make_site, played, here, pool_on, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(crew, "LOOK", 0.2)
+    node = several.add_node(num_cpus=1)
+    site = make_site(compose(scaffold(), Linger(node.node_id, str(tmp_path / "there"))), clients_per_round=6)
+    expected = here(site)
+
+    def lose():
+        drain(several, node)
+        while node.node_id not in pool._crew.head.draining:
+            time.sleep(0.1)
+        os.kill(node.all_processes["raylet"][0].process.pid, signal.SIGKILL)
+
+    with pool_on(site, "drained", actors=2, max_retries=0) as pool, once(tmp_path / "there", lose):
+        assert played(site, pool) == expected
+    assert re.search(r"round \d: lost with actor-\d on .*; running (it|its \d tasks) again", caplog.text)
+
+
 @ray.remote(num_cpus=0)
 def late(site):
     """The site, as over a network that is slow."""

@@ -17,7 +17,7 @@ import ray
 from rayfed.base.errors import InputError, WorkersLost
 from rayfed.job import RayOptions
 from rayfed.methods import fedavg
-from rayfed.runtime import gpus, session, workers
+from rayfed.runtime import gpus, internals, session, workers
 from rayfed.runtime.session import connected
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "jobs" / "quickstart.toml"
@@ -131,6 +131,28 @@ def test_the_address_file_of_a_ray_that_is_gone_is_not_followed(tmp_path, short_
     done = rayfed_run(settings, timeout=240, env=environment)
     assert done.returncode == 0, done.stderr
     assert "actors: 1 on " in done.stderr
+
+
+BESIDE = """
+import ray
+from rayfed.job import RayOptions
+from rayfed.runtime import internals
+from rayfed.runtime.session import connected
+
+with connected(RayOptions(actors=1), "beside", 1):
+    print(ray.get_runtime_context().gcs_address, *internals.running_here())
+"""
+
+
+@pytest.mark.slow
+def test_a_run_that_starts_a_ray_beside_the_user_s_own_says_how_to_join_that(ray_head):
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    with ray_head(environment, "--num-cpus=1", "--node-ip-address=127.0.0.1") as ports:
+        done = subprocess.run([sys.executable, "-c", BESIDE], env=environment, capture_output=True, text=True)
+    started, *others = done.stdout.split()
+    (other,) = (address for address in others if address.endswith(f":{ports['port']}"))
+    assert f"to use that one: -s ray.address={other}\n" in done.stderr
+    assert started not in others and other not in internals.running_here()
 
 
 def files(folder):

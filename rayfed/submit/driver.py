@@ -1,0 +1,71 @@
+"""What a submission asks for beside its files: variables and packages for its processes, and a place for its driver.
+
+Packages are installed by pip: it builds on those of the cluster's nodes, where uv would install another torch.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import click
+
+from rayfed.base.errors import InputError
+
+UNITS = {None: 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+SET = "RAYFED_COMMIT|RAY_ADDRESS|RAY_JOB_CONFIG_JSON_ENV_VAR"  # in a submitted job, by rayfed and Ray
+SELECTOR = r"!?(?:in\([\w.-]+(?:,[\w.-]+)*\)|[\w.-]+)"
+OF_CLUSTER = "ray|rayfed|rayfed-distill"
+
+
+class Written(click.ParamType):
+    """A value that is written in a certain way, and read by a function of the match."""
+
+    def __init__(self, name: str, pattern: str, how: str, read: Callable[[re.Match[str]], Any]) -> None:
+        self.name, self._pattern, self._how, self._read = name, re.compile(pattern), how, read
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        match = self._pattern.fullmatch(value)
+        read = self._read(match) if match else None
+        if not read:
+            raise InputError(f"{param.opts[0] if param else ''} '{value}': write {self._how}")
+        return read
+
+
+VARIABLE = Written(
+    "KEY=VALUE",
+    rf"(?!(?:{SET})=)([A-Za-z_]\w*)=(.*)",
+    "KEY=VALUE, with a name of letters, digits and _ that rayfed and Ray do not set themselves",
+    re.Match.groups,
+)
+PACKAGE = Written(
+    "PACKAGE",
+    rf"(?i)(?!(?:{OF_CLUSTER})(?![\w.-])|\S+\.whl$)[a-z0-9][\w.-]*(?:\[[\w,. -]+\])?\s*(?:[=<>!~;].+|@\s*\w+://.+)?",
+    "a package as pip does, such as timm==1.0.31 or 'timm @ https://...'; no file of this machine is sent, and Ray and "
+    "rayfed are there",
+    re.Match.group,
+)
+NUMBER = Written("NUMBER", r"\d+(\.\d+)?", "a number above 0, such as 1 or 0.5", lambda match: float(match[0]))
+SIZE = Written(
+    "SIZE",
+    r"(\d+(?:\.\d+)?)(KiB|MiB|GiB|TiB)?",
+    "bytes, or a size such as 512MiB or 4GiB",
+    lambda match: int(float(match[1]) * UNITS[match[2]]),
+)
+LABEL = Written(
+    "KEY=VALUE",
+    rf"([\w./-]+)=({SELECTOR})",
+    "KEY=VALUE, with a value as Ray selects by it: H100, !H100, in(H100,H200) or !in(H100)",
+    re.Match.groups,
+)
+
+
+def places(nodes: Sequence[Mapping[str, Any]], asked: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The nodes where a driver may run, once no other work is there; `asked` as Ray's client of a job server has it."""
+    from rayfed.runtime.placement import selected
+
+    if not asked:
+        return [node for node in nodes if node.get("isHeadNode")]
+    labels = asked.get("entrypoint_label_selector", {})
+    least = {"CPU": asked.get("entrypoint_num_cpus", 0), "memory": asked.get("entrypoint_memory", 0)}
+    rooms = [node for node in nodes if all(node["resourcesTotal"].get(name, 0) >= least[name] for name in least)]
+    return [node for node in rooms if selected(node["labels"], labels)]
