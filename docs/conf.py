@@ -102,7 +102,8 @@ def file_pages(app: Sphinx) -> Iterator[tuple[str, dict[str, str], str]]:
     linked = set(app.env.rayfed_files)
     tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     for folder in {path for path in linked if path.is_dir()}:
-        linked |= {ROOT / name for name in tracked if (ROOT / name).parent == folder and not name.endswith(".gz")}
+        inside = {ROOT / name for name in tracked if (ROOT / name).parent == folder}
+        linked |= {path for path in inside if path.suffix not in (".gz", ".parquet")}
     for path in sorted(linked):
         title = f"<h1>{path.relative_to(ROOT).as_posix()}</h1>"
         if path.is_dir():
