@@ -185,7 +185,7 @@ class Crew:
         for member in [member for member in self.idle if member.node_id in self.head.draining]:
             self.idle.remove(member)
             self.free(member)
-        nodes = [resources for node, resources in by_id.items() if node not in self._unfit]
+        nodes = [resources for node, resources in by_id.items() if node not in self._avoided()]
         more = min(self.most, capacity(self.options, nodes)) - len(self._members)
         if more > 0:
             log.info("%s, with room for %d more actors; they join when they are up", nodes_text(nodes), more)
@@ -197,7 +197,6 @@ class Crew:
             self.idle.append(member)
             return
         log.warning("%s is on a node that is about to end; another actor takes its place", member)
-        self._unfit.add(member.node_id)
         self._members.remove(member)
         ray.kill(member.actor)
         self._create(1)
@@ -225,10 +224,14 @@ class Crew:
         for members in (self.idle, self.opening, self._refused):
             members.clear()
 
+    def _avoided(self) -> set[str]:
+        """The ids of the nodes that get no actors."""
+        return self._unfit | self.head.draining
+
     def _create(self, count: int) -> None:
         for _ in range(count):
             name = f"actor-{next(self._numbers)}"
-            member = Member(name, new_actor(self.options, f"{self.run}/{name}", self._unfit))
+            member = Member(name, new_actor(self.options, f"{self.run}/{name}", self._avoided()))
             self._members.append(member)
             self.open(member)
 
