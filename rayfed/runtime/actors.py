@@ -16,7 +16,7 @@ from rayfed.rounds.local import Broadcast
 from rayfed.rounds.tasks import Task, TaskReply, add_up
 from rayfed.rounds.workers import Look, Piece
 from rayfed.runtime.gpus import device_given, memory_cap, peak_bytes
-from rayfed.runtime.placement import Place
+from rayfed.runtime.placement import Location
 from rayfed.runtime.worker import Worker, at_client, name_client
 from rayfed.tensors.wire import Packed
 
@@ -42,7 +42,7 @@ class ClientActor:
         gpus = ",".join(map(str, ray.get_gpu_ids()))
         return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), gpus
 
-    def open(self, site: Sequence[ObjectRef]) -> Place:
+    def open(self, site: Sequence[ObjectRef]) -> Location:
         """Open the run, and say where this actor is. A restarted actor must open the run again.
 
         `site` is the reference to the run's site, in a list, so that this method waits for the data, not the actor's
@@ -54,7 +54,7 @@ class ClientActor:
             torch.cuda.set_per_process_memory_fraction(memory_cap(self._gpu_share))
         node, context = ray.util.get_node_ip_address(), ray.get_runtime_context()
         self._opened = Worker(ray.get(site[0]), device, node)
-        return Place(node, context.get_node_id(), str(device), context.get_worker_id(), self._opened.kind)
+        return Location(node, context.get_node_id(), str(device), context.get_worker_id(), self._opened.kind)
 
     # The fields of a `Broadcast` are separate arguments, so that Ray fetches each tree once per node.
 

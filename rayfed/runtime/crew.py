@@ -23,7 +23,7 @@ from rayfed.runtime.actors import ClientActor
 from rayfed.runtime.causes import cause_of, end_of_ray, lost_object, refuse_input
 from rayfed.runtime.head import HEAD_LIMIT, Head
 from rayfed.runtime.heartbeat import Heartbeat
-from rayfed.runtime.placement import Place, actor_text, capacity, nodes_text, places_text
+from rayfed.runtime.placement import Location, actor_text, capacity, locations_text, nodes_text
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Member:
     node_id: str = ""  # Ray's id of the node on which it last came up
     node: str = ""  # that node's address
     gpu: str = ""  # its number there
-    place: Place | None = None  # where it last opened the run
+    place: Location | None = None  # where it last opened the run
     asked: float = 0.0  # when it was last asked whether it is up, or to open the run
     up: bool = False  # its process is up, and opens the run
     failures: int = 0  # to open the run, in a row
@@ -108,7 +108,7 @@ class Crew:
         if not self._members:
             raise RunFailed(f"no actor could open the run; the last actor said: {self._last_words}")
         places = [member.place for member in self.idle if member.place is not None]
-        log.info("%s; up after %.1f s", places_text(places), time.monotonic() - started)
+        log.info("%s; up after %.1f s", locations_text(places), time.monotonic() - started)
         if up < len(self._members):
             late = "the others join when the cluster has room: other jobs hold it, or nodes are starting (`ray status`)"
             log.warning("the run starts with %d of %d actors; %s", up, len(self._members), late)

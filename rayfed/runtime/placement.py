@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Place:
+class Location:
     """Where an actor is."""
 
     node: str  # its address, as in the results
@@ -147,10 +147,10 @@ def nodes_text(nodes: Sequence[Resources]) -> str:
     return f"{resources} on {len(nodes)} nodes" if len(nodes) > 1 else resources
 
 
-def places_text(places: Iterable[Place]) -> str:
+def locations_text(places: Iterable[Location]) -> str:
     """The number of actors by node and device, in words.
 
-    >>> places_text([Place("10.0.0.1", "a", "cpu"), Place("10.0.0.2", "b", "cpu"), Place("10.0.0.1", "a", "cpu")])
+    >>> locations_text([Location(node, node, "cpu") for node in ("10.0.0.1", "10.0.0.2", "10.0.0.1")])
     'actors: 2 on 10.0.0.1 (cpu), 1 on 10.0.0.2 (cpu)'
     """
     counts = Counter(f"{place.node} ({place.device})" for place in places)
