@@ -126,6 +126,22 @@ def beside(rounds: dict[str, Rows]) -> str:
     return table(" | ".join(head).split(" | "), lines())
 
 
+def authors(rounds: dict[str, Rows]) -> str:
+    """The authors' code and ours on the clients that it deals, and ours on our own: means of ten rounds."""
+    curves: dict[str, list[float]] = {}
+    for row in csv.DictReader((RECORDS / "authors.csv").read_text().splitlines()):
+        who = {"authors": "the authors' code", "ours": "ours, on its clients and cohorts"}[row["code"]]
+        curves.setdefault(f"{row['method']}: {who}", []).append(100 * float(row["test_accuracy"]))
+    for method in ("fedavg", "fedntd"):
+        curves[f"{method}: ours, on our own"] = [0.0, *curve(rounds[method], "test_accuracy")]
+    tens = range(1, ROUNDS, LAST)
+    lines = []
+    for name, values in sorted(curves.items()):
+        means = [f"{np.mean(values[ten : ten + LAST]):.1f}" if len(values) >= ten + LAST else "" for ten in tens]
+        lines.append([name, *means])
+    return table(["rounds", *(f"{ten}-" for ten in tens)], lines)
+
+
 def speed(rounds: dict[str, Rows]) -> str:
     """Rounds to FedAvg's best accuracy, and the seconds of a round."""
     curves = {method: curve(rows, "test_accuracy") for method, rows in rounds.items()}
@@ -193,7 +209,7 @@ def main(*folders: str) -> None:
     rounds = read(files[0])
     if folders:
         draw(rounds, RECORDS / "curves.svg")
-    tables = {"status": status(rounds), "beside": beside(rounds), "speed": speed(rounds)}
+    tables = {"status": status(rounds), "beside": beside(rounds), "speed": speed(rounds), "authors": authors(rounds)}
     page = PAGE.read_text()
     for name, text in tables.items():
         page = put(page, name, text)
