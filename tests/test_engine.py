@@ -21,6 +21,7 @@ from rayfed.methods import Part, Proximal, compose, fedavg, fedcsd, fedntd, moon
 from rayfed.rounds import tasks as module
 from rayfed.rounds.engine import play as play_round
 from rayfed.rounds.engine import rounds, start
+from rayfed.rounds.round import ClientRow, Round
 from rayfed.rounds.tasks import cut
 from rayfed.rounds.workers import Workers
 from rayfed.runtime.local_workers import LocalWorkers
@@ -498,3 +499,11 @@ def test_a_loss_that_diverges_ends_the_run_and_changes_no_earlier_round(make_sit
         play_round(wild, first, LocalWorkers(wild))
     assert f"client {caught.value.client}, round {caught.value.round}," in str(caught.value), "so it can be replayed"
     assert bits(first) == before
+
+
+def test_a_rounds_training_loss_has_the_same_bits_on_every_python():
+    """From Python 3.12 on, the built-in sum of ten times 0.1 is 1.0."""
+    rows = tuple(ClientRow(client, 1, 0.1, 0.0, "") for client in range(10))
+    peak = np.full(2, np.nan)
+    round = Round(1, {}, held={}, memories={}, evaluation=None, peak=peak, forgetting=None, clients=rows)
+    assert round.train_loss == 0.9999999999999999 / 10

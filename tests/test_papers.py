@@ -1,6 +1,7 @@
 """The papers' grids (jobs/papers/<paper>/<table>.toml) and the papers' numbers (results.csv) fit each other."""
 
 import csv
+import importlib
 import tomllib
 from collections import Counter
 from math import prod
@@ -11,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 
 import rayfed
-from jobs.cifar10 import authors_deal
 from rayfed.grid.cells import expand
 
 PAPERS = Path(__file__).resolve().parents[1] / "jobs" / "papers"
@@ -140,8 +140,10 @@ def test_three_rounds_of_every_method_of_a_grid_that_was_not_run(grid, tmp_path,
         assert all(weight.isfinite().all() for weight in result.weights.values()), cell.name
 
 
-def test_the_deal_of_the_authors_code_is_hard_and_its_cohorts_are_those_of_the_file():
+def test_the_deal_of_the_authors_code_is_hard_and_its_cohorts_are_those_of_the_file(monkeypatch):
     """64 of its clients have an animal and a vehicle; 48 are expected. The numbers of the classes alone decide that."""
+    monkeypatch.syspath_prepend(PAPERS.parents[1] / "docs/reproduction/authors-deal")
+    authors_deal = importlib.import_module("authors_deal")
     labels = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 5000))
     deal = authors_deal.AuthorsDeal().split(labels, 10)
     classes = [sorted({*labels[deal.client(client)].tolist()}) for client in range(100)]

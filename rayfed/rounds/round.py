@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -76,7 +78,8 @@ class Round:
     def train_loss(self) -> float | None:
         """The clients' mean losses over their steps, weighted by images; None for the initial model."""
         examples = sum(row.num_examples for row in self.clients)
-        return sum(row.train_loss * row.num_examples for row in self.clients) / examples if examples else None
+        losses = (row.train_loss * row.num_examples for row in self.clients)
+        return reduce(add, losses, 0.0) / examples if examples else None  # from Python 3.12 on, `sum` rounds otherwise
 
     @property
     def class_accuracy(self) -> np.ndarray | None:

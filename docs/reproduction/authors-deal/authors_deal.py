@@ -1,6 +1,6 @@
 """The clients and cohorts that the code of FedNTD's authors deals, whatever the run's seed.
 
-    python jobs/cifar10/authors_deal.py       # writes the cohorts, a trace, to jobs/cifar10/authors_cohorts.parquet
+    python authors_deal.py       # writes the cohorts, a trace, to cohorts.parquet beside this file
 
 Their repository (Lee-Gihun/FedNTD, commit be00ee5, from which FedLMD's is made) seeds the partition with 19940817 and
 the cohort of round r with r - 1 in every run. With these two, and the images in the same order, clients and cohorts
@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from rayfed.data.partition import Partition
 
-COHORTS = Path(__file__).with_name("authors_cohorts.parquet")
+COHORTS = Path(__file__).with_name("cohorts.parquet")
 
 
 @dataclass(frozen=True)
