@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 import rayfed
 from rayfed.base.errors import InputError
 from rayfed.cli import main
-from rayfed.folder.read import grouped, read_run
+from rayfed.folder.read import find_runs, grouped, read_run
 from rayfed.folder.tables import read_table
 from rayfed.papers import tables as of_papers
 from rayfed.papers.curves import series
@@ -525,3 +525,15 @@ def test_the_command_prints_a_papers_table_in_every_form(made, tmp_path):
     ]
     assert float(records[0]["ours"]) == pytest.approx(best) and float(records[1]["ours"]) == 1.0
     assert float(records[2]["difference"]) == pytest.approx(best - float(records[2]["paper"]))
+
+
+def test_a_folder_with_the_users_job_file_is_that_of_the_runs_in_it(tmp_path):
+    (tmp_path / "job.toml").write_text("")
+    assert find_runs(tmp_path) == [tmp_path]
+    run = tmp_path / "runs/mine"
+    run.mkdir(parents=True)
+    (run / "job.toml").write_text("")
+    (run / "summary.json").write_text("{}")
+    assert find_runs(tmp_path) == find_runs(run) == [run]
+    with pytest.raises(InputError, match="it is a file"):
+        find_runs(run / "summary.json")

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from make_comparison import BASELINE, from_shell, inline, put_methods
 
-from rayfed.base.errors import Diverged
+from rayfed.base.errors import Diverged, InputError
 from rayfed.data.sources import Kept
 from rayfed.experiment import Way, run_checked
 from rayfed.folder.places import folder_of, is_done
@@ -56,6 +56,8 @@ def primary(run: Run, method: str) -> float:
     if run.error.startswith("Diverged"):
         return CHANCE
     accuracy = np.asarray(run.rounds["test_accuracy"][1:], float)
+    if len(accuracy) < run.job["train"]["num_rounds"] or not np.isfinite(accuracy).all():
+        raise InputError(f"'{run.folder}' lacks rounds of its table; remove the folder, to have it played again")
     half = len(accuracy) // 2
     return personalised(run, half) if method == "local" else float(100 * accuracy[half:].mean())
 
@@ -134,6 +136,8 @@ def chosen(tries: Mapping[str, Scores]) -> dict[str, str]:
 
 def put_best() -> None:
     """Write the job files that are reported: those of the tuning, with the chosen tries and all training images."""
+    if not TRIES.exists():
+        raise InputError(f"there is no {TRIES.relative_to(ROOT)} yet; make it with `tries runs`")
     played: dict[str, dict[str, Scores]] = {setting: {} for setting in SETTINGS}
     for setting, name, seed, number in read(TRIES):
         of_method = played[setting].setdefault(name.partition("+")[0], {})
@@ -169,11 +173,11 @@ def reported(overrides: Mapping[str, Any]) -> Iterator[tuple[str, str, int, floa
                 yield setting, method, seed, primary(run, method), rounds_to(end, run)
 
 
-def rounds_to(end: float, run: Run) -> int:
-    """The first round in which the mean of the last five accuracies is at least `end`, in percent; else 61."""
+def rounds_to(goal: float, run: Run) -> int:
+    """The first round in which the mean of the last five accuracies is at least `goal`, in percent; else 61."""
     accuracy = 100 * np.asarray(run.rounds["test_accuracy"][1:], float)
-    means = np.convolve(accuracy, np.full(5, 0.2), "valid")
-    reached = np.flatnonzero(means >= end)
+    means = np.array([accuracy[end - 5 : end].mean() for end in range(5, len(accuracy) + 1)])
+    reached = np.flatnonzero(means >= goal)
     return int(reached[0]) + 5 if len(reached) else run.job["train"]["num_rounds"] + 1
 
 

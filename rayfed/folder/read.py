@@ -118,14 +118,25 @@ class ClassLoss(NamedTuple):
     lost: float
 
 
+def _is_run(folder: Path) -> bool:
+    beside = ("summary.json", "environment.json", "rounds.parquet")
+    return (folder / "job.toml").is_file() and any((folder / name).exists() for name in beside)
+
+
 def find_runs(folder: Path) -> list[Path]:
-    """The folder, if it is a run's; else all runs below it, such as those of a grid. Raises `InputError` for none."""
-    if (folder / "job.toml").is_file():
+    """The folder, if it is a run's; else all runs below it, such as those of a grid. Raises `InputError` for none.
+
+    A job file of the user's may lie in a folder above the runs.
+    """
+    if _is_run(folder):
         return [folder]
-    if found := [file.parent for file in folder.rglob("job.toml")]:
+    jobs = [file.parent for file in folder.rglob("job.toml")]
+    found = [each for each in jobs if _is_run(each)] or jobs
+    if found:
         number = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:e-?[0-9]+)?)")  # seed-10 comes after seed-2, lr-0.1 after lr-1e-05
         return sorted(found, key=lambda run: [float(p) if n % 2 else p for n, p in enumerate(number.split(str(run)))])
-    why = "it holds no job.toml, nor does any folder in it" if folder.is_dir() else "there is no such folder"
+    why = "it holds no job.toml, nor does any folder in it" if folder.is_dir() else "it is a file"
+    why = why if folder.exists() else "there is no such folder"
     raise InputError(f"'{folder}' is not the folder of a run: {why}")
 
 

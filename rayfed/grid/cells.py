@@ -164,7 +164,8 @@ def _check_names(axis: Axis, where: str) -> None:
     for entry in axis:
         name = entry.get("name")
         if not isinstance(name, str) or not NAME.fullmatch(name) or "/" in name:
-            raise InputError(f"{where}: name = {name!r}: give each a name of letters, digits and . _ + -")
+            example = ', as in { name = "mine", method = "mymethod:Mine" }' if where == "grid.method" else ""
+            raise InputError(f"{where}: name = {name!r}: give each a name of letters, digits and . _ + -{example}")
     _refuse_twins([entry["name"] for entry in axis], where)
 
 

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass
+from difflib import get_close_matches
 from typing import Any, ParamSpec, get_type_hints
 
 from rayfed.base.errors import InputError, told
@@ -34,6 +35,9 @@ def compose(*parts: Part | Sequence[Part]) -> Parts:
                 raise InputError(_twice(by_slot[part.slot], (part, group)))
             by_slot[part.slot] = part, group
     defaults = [part for part in DEFAULTS if part.slot not in by_slot]
+    for default in defaults:  # which would go on beside the part that is to take its place
+        for slot in get_close_matches(default.slot, by_slot, cutoff=0.8):
+            raise InputError(f"{by_slot[slot][0]!r} has the slot '{slot}'; did you mean '{default.slot}'?")
     return tuple(sorted([*defaults, *(part for part, _ in by_slot.values())], key=turn))
 
 
