@@ -417,7 +417,7 @@ class Odd(Part):
 @pytest.mark.parametrize(
     ("hook", "value", "said"),
     [
-        ("loss", 0.5, "TypeError: Odd.loss gave 0.5; it must give a scalar tensor, or None for no term"),
+        ("loss", 0.5, "test_engine.Odd.loss gave 0.5; it must give a scalar tensor, or None for no term"),
         ("loss", torch.ones(2), "Odd.loss gave a tensor of shape (2,); it must give a scalar tensor"),
         ("report", 3, "Odd.report gave 3; it must give two values, the summands and the memory"),
         ("memory", {"a": np.ones(2)}, "Odd.report gave a memory with array([1., 1.]) at a; a memory is made of"),
@@ -435,9 +435,9 @@ class Odd(Part):
     ],
 )
 def test_what_a_hook_gives_is_checked(hook, value, said, make_site, play):
-    with pytest.raises((TypeError, RunFailed)) as refused:
+    with pytest.raises(RunFailed) as refused:
         play(make_site(compose(Odd(hook, value))))
-    assert said in str(refused.value)
+    assert said in str(refused.value) and "Traceback" not in str(refused.value)
 
 
 @dataclass(frozen=True)

@@ -421,8 +421,8 @@ def test_the_same_numbers_are_the_same_bytes(runs, tmp_path):
 
 WITHOUT_NUMBERS = {
     "forgetting": "has no two evaluated rounds after round 0",
-    "local": """has no numbers of the measure 'local': put measure = ["local"] into its job and run it again""",
-    "confusion": 'put measure = ["confusion"] into its job and run it again',
+    "local": """has no numbers of the measure 'local': put measure = ["local"] into its job, and run it again""",
+    "confusion": "into its job, and run it again with --force or, as a grid too, under another name",
 }
 
 

@@ -178,6 +178,26 @@ def test_a_grid_runs_what_is_not_done_and_prints_its_table(folder, tables):
     assert "\nrun 1/" not in result.stdout
 
 
+def test_a_grid_says_which_of_its_finished_runs_are_of_a_module_that_has_changed_since(folder, monkeypatch):
+    monkeypatch.syspath_prepend(folder)
+    part = "from rayfed.methods import Average\nclass Mine(Average):\n    pass\n"
+    (folder / "mine_of_grid.py").write_text(part)
+    (folder / "grid.toml").write_text(GRID + '[[grid.method]]\nname = "ours"\nmethod = "mine_of_grid:Mine"\n')
+    assert rayfed("run", "grid.toml", "--only", "two/*/seed-0").exit_code == 0
+    assert rayfed("run", "grid.toml", "--only", "two/ours/seed-1").exit_code == 0
+    (folder / "mine_of_grid.py").write_text(part + "# a change\n")
+    again = rayfed("run", "grid.toml", "--only", "two/*/seed-0")
+    assert again.exit_code == 0 and "3 of 3 runs done already" in again.stdout
+    assert again.stderr == (
+        "warning: mine_of_grid has changed since; the results of 1 runs are of before: g/two/ours/seed-0; "
+        "--force --only 'g/two/ours/seed-0' trains them again\n"
+    )
+    both = rayfed("run", "grid.toml", "--only", "two/ours/*")
+    assert "2 runs are of before: g/two/ours/seed-0, g/two/ours/seed-1; --force --only 'g/two/ours/*'" in both.stderr
+    assert rayfed("run", "grid.toml", "--only", "two/ours/*", "--force").exit_code == 0
+    assert "changed since" not in rayfed("run", "grid.toml", "--only", "two/*/seed-0").stderr
+
+
 def test_a_grid_repeats_unfinished_runs_and_refuses_another_grids_folders(folder):
     assert rayfed("run", "grid.toml", "--only", "two/avg/*").exit_code == 0
     path = folder / "runs/g/two/avg/seed-1/summary.json"

@@ -65,6 +65,10 @@ class Diverged(RunFailed):
     """A loss became NaN or infinite."""
 
 
+class BrokenContract(RunFailed):
+    """Code of the user's gave what it must not give. Its message says all: no traceback leads there."""
+
+
 class ClientFailed(RunFailed):
     """A client's own exception, with its traceback. It would fail again on any worker."""
 

@@ -16,13 +16,13 @@ from typing import Any
 
 import tomli_w
 
-from rayfed.base.errors import Diverged, InputError, KilledActors, RunFailed, Unwritable, cut
+from rayfed.base.errors import BrokenContract, Diverged, InputError, KilledActors, RunFailed, Unwritable, cut
 from rayfed.base.files import write_bytes, write_text, writing_to
 from rayfed.base.noted import note
 from rayfed.folder.checkpoint import Checkpoints, clear_checkpoints
 from rayfed.folder.owner import lock, owning
 from rayfed.folder.places import Place
-from rayfed.folder.provenance import about, environment, hash_of, is_of, sources
+from rayfed.folder.provenance import about, changed_since, environment, hash_of, is_of, sources
 from rayfed.folder.saved import Saved
 from rayfed.folder.summary import early_end, read_environment, read_summary, summarise
 from rayfed.folder.tables import (
@@ -115,6 +115,7 @@ class Keeper:
     def _begin(self, owned: ExitStack, now: dict[str, Any]) -> None:
         """Make the folder that of this run, up to its checkpoint if there is one."""
         site, saved, folder = self._site, self._saved, self._place.checkpoints
+        modules = sources(site.job)
         with writing_to(folder.place):
             # Checkpoints in the run's folder are under its lock.
             checks = [owned.enter_context(owning(folder))] if site.job.output.checkpoints else []
@@ -127,8 +128,12 @@ class Keeper:
                 replace_table(self.path, name, saved.round, without_extra(name, saved.table(name), site.job.train))
             self._rows = read_table(self.path, "rounds").to_pylist()
             began = read_environment(self.path) or now
-            now = {**began, "resumed": [*began.get("resumed", []), {"after_round": saved.round, **now}]}
-        for name, source in sources(site.job).items():
+            times = [began, *began.get("resumed", [])]
+            if not saved.leaves_work(site.job) and all(times[-1].get(key) == now[key] for key in ("job", "partition")):
+                now, modules = began, {}  # nothing comes of what is here now
+            else:
+                now = {**began, "resumed": [*times[1:], {"after_round": saved.round, **now}]}
+        for name, source in modules.items():
             write_bytes(self.path / "modules" / f"{name}-{hash_of(source)[:8]}.py", source)
         write_text(self.path / "job.toml", tomli_w.dumps(site.job.table()))
         write_text(self.path / "environment.json", json.dumps(now, indent=2) + "\n")
@@ -142,6 +147,9 @@ class Keeper:
             return None
         work_left, number = self._saved.leaves_work(self._site.job), self._saved.round
         log.info("continuing after round %d" if work_left else "already at round %d", number)
+        for name in [] if work_left else changed_since(self.path):
+            again = f"rayfed run {self.path / 'job.toml'} --force"
+            log.warning("%s has changed since, and the results are of before; to train again: %s", name, again)
         if why := self.early_end():
             log.warning("the run has ended after round %d: %s; %s", number, why, self._go_on())
         clients = read_table(self.path, "clients", after=number - 1).drop_columns("round").to_pylist()
@@ -253,7 +261,7 @@ class Keeper:
         if isinstance(error, Diverged):
             lower = f"{again} -s train.lr={job.train.lr / 10:g} --force"
             yield f"to resume it would end in the same way; begin again with another value, such as: {lower}"
-        elif is_of(sources(job), error):
+        elif isinstance(error, BrokenContract) or is_of(sources(job), error):
             yield f"once the code is mended, begin again: {again} --force"
             if last is not None:
                 yield f"or, {onwards} --other-bits"

@@ -86,6 +86,17 @@ def is_of(modules: Collection[str], error: BaseException) -> bool:
     return isinstance(error, Exception) and any(f'/{file}", line' in traceback_text for file in files)
 
 
+def changed_since(folder: Path) -> list[str]:
+    """The user's modules, as noted of a run, whose files are others now. A file that is nowhere here is passed over."""
+    began, changed = read_environment(folder), []
+    for name, digest in [began, *began.get("resumed", [])][-1].get("modules", {}).items():
+        with suppress(ImportError, ValueError, OSError):  # also of a module that was made by hand
+            spec = importlib.util.find_spec(name)  # it need not be imported
+            if spec and spec.origin and hash_of(Path(spec.origin).read_bytes()) != digest:
+                changed.append(name)
+    return changed
+
+
 def refuse_another_partition(folder: Path, site: Site, round: int) -> None:
     """Raises `InputError` where a run's clients held other images in a round than the site deals to them."""
     began = read_environment(folder)

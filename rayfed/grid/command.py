@@ -12,8 +12,9 @@ from functools import partial
 from rayfed.base.errors import STOPPED, InputError, Resumable
 from rayfed.base.files import write_text
 from rayfed.data.sources import Kept
-from rayfed.experiment import Way, run_checked
+from rayfed.experiment import RUNS_NAMED, Way, run_checked
 from rayfed.folder.places import folder_of, is_done
+from rayfed.folder.provenance import changed_since
 from rayfed.folder.summary import Ended, read_summary
 from rayfed.grid.cells import Cell
 from rayfed.grid.many import run_many
@@ -33,9 +34,11 @@ def run_grid(
     cells: list[Cell], jobs: list[Job], force: bool, other_bits: bool, show: Callable[[list[Cell]], None] | None = None
 ) -> None:
     """Run the jobs, of chosen cells, that are not done, with a line for each; then `show` the results of all cells."""
-    todo = [job for job in jobs if force or not is_done(job)]
-    if len(todo) < len(jobs):
-        print(f"{len(jobs) - len(todo)} of {len(jobs)} runs done already", flush=True)
+    done = [] if force else [job for job in jobs if is_done(job)]
+    todo = [job for job in jobs if job not in done]
+    if done:
+        print(f"{len(done)} of {len(jobs)} runs done already", flush=True)
+        _warn_of_changes(done)
     width = max((len(job.name) for job in todo), default=0)
     failed: dict[str, int] = {}  # name -> exit code
     started = time.monotonic()
@@ -68,6 +71,20 @@ def run_grid(
     if failed:
         names = "\n".join(failed)
         raise Failure(f"error: {len(failed)} of {len(todo)} runs failed:\n{names}", min(failed.values()))
+
+
+def _warn_of_changes(done: list[Job]) -> None:
+    """Warn of each module of the user's that has changed since runs were done with it."""
+    names_by_module: dict[str, list[str]] = {}
+    for job in done:
+        for module in changed_since(folder_of(job)):
+            names_by_module.setdefault(module, []).append(job.name)
+    for module, names in names_by_module.items():
+        words = zip(*(name.split("/") for name in names), strict=False)
+        pattern = "/".join(each[0] if len({*each}) == 1 else "*" for each in words)
+        which = f"{len(names)} runs are of before: {', '.join(names[:RUNS_NAMED])}"
+        remedy = f"--force --only '{pattern}' trains them again"
+        print(f"warning: {module} has changed since; the results of {which}; {remedy}", file=sys.stderr)
 
 
 def _ended(todo: Sequence[Job], force: bool, other_bits: bool) -> Generator[Ended]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from rayfed.base.errors import InputError, RunFailed, told
+from rayfed.base.errors import BrokenContract, InputError, RunFailed, told
 from rayfed.methods.part import Held, Method, Part, all_parts, defines, gives_memory, in_turn, name_of, stages, trains
 from rayfed.methods.personal import LocalModel, local_names, shared
 from rayfed.methods.views import Step
@@ -121,7 +121,7 @@ def in_force(part: Part, before: Held | None, round: int, weights: Weights) -> H
     if before is not None and type(before.part) is type(part):
         return replace(before, part=part)
     state = part.init(copied(weights))
-    refuse_unkept(f"{type(part).__name__}.init", "state", state)
+    refuse_unkept(f"{told(type(part))}.init", "state", state)
     return Held(part, round, state)
 
 
@@ -130,16 +130,16 @@ def a_term(part: Part, term: object) -> Tensor | None:
     if term is None or (isinstance(term, Tensor) and term.ndim == 0):
         return term
     kind = f"a tensor of shape {tuple(term.shape)}" if isinstance(term, Tensor) else told(term)
-    raise TypeError(f"{type(part).__name__}.loss gave {kind}; it must give a scalar tensor, or None for no term")
+    raise BrokenContract(f"{told(type(part))}.loss gave {kind}; it must give a scalar tensor, or None for no term")
 
 
 def two_values(part: Part, hook: str, values: object, first: str, second: str) -> Any:
     """What a hook gave, checked: two values of these names. A state or a memory must fit into a checkpoint."""
-    name = f"{type(part).__name__}.{hook}"
+    name = f"{told(type(part))}.{hook}"
     if not isinstance(values, tuple) or len(values) != 2:
-        raise TypeError(f"{name} gave {told(values)}; it must give two values, the {first} and the {second}")
+        raise BrokenContract(f"{name} gave {told(values)}; it must give two values, the {first} and the {second}")
     if hook == "report" and values[1] is not None and not gives_memory(type(part).report):
-        raise TypeError(f"{name} gave a memory, and is annotated to give None in its place; annotate it as it is")
+        raise BrokenContract(f"{name} gave a memory, and is annotated to give None in its place; annotate it as it is")
     for kind, value in zip((first, second), values, strict=True):
         if kind in ("state", "memory"):
             refuse_unkept(name, kind, value)
@@ -147,21 +147,21 @@ def two_values(part: Part, hook: str, values: object, first: str, second: str) -
 
 
 def refuse_unkept(name: str, kind: str, tree: Tree) -> None:
-    """Raise TypeError where a state or a memory holds what a checkpoint would change, or cannot hold."""
+    """Raise `BrokenContract` where a state or a memory holds what a checkpoint would change, or cannot hold."""
     for path, leaf in leaves(tree):
         plain_keys = all(type(key) in (str, int) for step, key in path if step == "dict")
         plain_leaf = isinstance(leaf, Tensor | int | float | str | None) or is_container(leaf)
         if not plain_keys or not plain_leaf:
-            raise TypeError(
+            raise BrokenContract(
                 f"{name} gave a {kind} with {told(leaf)} at {dotted(path)}; a {kind} is made of tensors, numbers and "
                 "text, in lists, tuples, and dicts whose keys are text or integers"
             )
 
 
 def refuse_spoilt(where: str, step: object) -> None:
-    """Raise `RunFailed` where an `update` gave no step, or weights that are no numbers."""
+    """Raise `RunFailed` where an `update` gave no step (`BrokenContract`), or weights that are no numbers."""
     if not isinstance(step, Step):
-        raise RunFailed(f"{where}: it gave {told(step)} in place of the step")
+        raise BrokenContract(f"{where}: it gave {told(step)} in place of the step")
     try:
         checked(step.proposed)
         checked(step.shown)

@@ -69,7 +69,8 @@ def unmeasured(run: Run, measure: str, numbers: str) -> InputError:
     """That a run lacks the numbers of a measure, and what helps: its job may ask for them, and yet have none."""
     if measure not in run.job["measure"]:
         return InputError(
-            f"'{run.folder}' has no {numbers}: put measure = [\"{measure}\"] into its job and run it again"
+            f"'{run.folder}' has no {numbers}: put measure = [\"{measure}\"] into its job, and run it again with "
+            "--force or, as a grid too, under another name"
         )
     return InputError(
         f"'{run.folder}' has no {numbers}: no client was measured in its {run.summary['rounds']} rounds, "

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rayfed.base.errors import RunFailed
+from rayfed.base.errors import BrokenContract
 from rayfed.base.isolation import isolated
 from rayfed.base.noted import at
 from rayfed.base.seeds import Purpose, seed_of
@@ -225,7 +225,7 @@ def _updated(
     for name, weights in made.items():
         unlike = first_difference(weights, before)
         if unlike is not None:
-            raise RunFailed(f"round {number}: the {name} does not fit the model: {unlike}")
+            raise BrokenContract(f"round {number}: the {name} does not fit the model: {unlike}")
     ordered = [{name: weights[name] for name in before} for weights in made.values()]  # always in the model's order
     return ordered[0], states, ordered[1] if ordered[1:] else None
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from rayfed.base.errors import RunFailed, Unlike
+from rayfed.base.errors import BrokenContract, RunFailed, Unlike
 from rayfed.clients.settings import Training
 from rayfed.rounds.local import Reply
 from rayfed.tensors.sums import OrderedSum
@@ -107,7 +107,7 @@ def refusing(stage: str, client: int, first: int) -> Iterator[None]:
     try:
         yield
     except Unlike as error:
-        raise RunFailed(
+        raise BrokenContract(
             f"client {first} or {client}, {stage}: one of their summands is odd; that of client {client} is not like "
             f"that of client {first}: {error}; nothing was averaged"
         ) from None

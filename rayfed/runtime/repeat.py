@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rayfed.base.errors import RunFailed
+from rayfed.base.errors import BrokenContract
 from rayfed.base.files import is_installed
 from rayfed.methods.part import Part, parts_at
 from rayfed.rounds.local import Reply
@@ -77,14 +77,14 @@ class RepeatCheck:
             self._bits = _bits(reply)
 
     def compare(self, stage: str, reply: Reply) -> None:
-        """Raises `RunFailed` where the client, served again, gives other bits."""
+        """Raises `BrokenContract` where the client, served again, gives other bits."""
         before, after = self._bits, _bits(reply)
         if before == after:
             return
         slots = [slot for slot in before.keys() | after.keys() if before.get(slot) != after.get(slot)]
         suspects = [one for one in self._own if getattr(one, "slot", "") in slots] or self._own
         names = " or ".join(dict.fromkeys(map(_name, suspects)))
-        raise RunFailed(
+        raise BrokenContract(
             f"client {self.client}, {stage}: served again after others, it gives other bits, so the results would "
             f"depend on which process serves whom, and on where a run is resumed. {names} keeps something from client "
             "to client (a global, an attribute of a class, a generator of its own, a patched function): give it back "

@@ -95,6 +95,18 @@ def test_a_failing_client_ends_the_run_with_its_traceback_and_code_1(folder, ray
     assert (summary["status"], summary["rounds"]) == ("failed", 1)
 
 
+def test_a_part_that_breaks_the_contract_is_named_without_frames_and_with_the_same_advice(folder, rayfed):
+    (folder / "my_odd.py").write_text(
+        BROKEN.partition("    def")[0] + "    def loss(self, batch, local):\n        return 1.0\n"
+    )
+    result = rayfed("run", "job.toml", "-s", "method=my_odd:Broken")
+    assert result.exit_code == 1
+    said, _, again, onwards, replay = result.stderr.splitlines()
+    assert said == "error: my_odd.Broken.loss gave 1.0; it must give a scalar tensor, or None for no term"
+    assert again.startswith("once the code is mended, begin again: rayfed run ") and again.endswith(" --force")
+    assert onwards.endswith(" --other-bits") and " --round 1 --client " in replay
+
+
 def test_an_exception_of_50_mb_is_cut_in_the_middle(folder, rayfed):
     (folder / "my_long.py").write_text(BROKEN.format(error="ValueError('x' * 50_000_000 + ' the end')"))
     result = rayfed("run", "job.toml", "-s", "method=my_long:Broken")

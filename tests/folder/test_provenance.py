@@ -180,3 +180,27 @@ def test_a_partition_that_has_changed_needs_leave_and_is_not_replayed(tables, ow
         replay(2)
     np.savetxt(tmp_path / "owners.txt", owners, fmt="%d")
     replay(2)
+
+
+def test_a_finished_run_is_not_touched_and_says_that_ones_own_module_has_changed(tables, tmp_path, own, caplog):
+    path = rayfed.run(tables, {"train.num_rounds": 2}).path
+
+    def origin():
+        files = [path / "environment.json", path / "job.toml", *path.glob("modules/*"), *path.glob("checkpoints/*")]
+        return {file: file.read_bytes() for file in files}
+
+    before = origin()
+    again = [lambda: rayfed.resume(path), lambda: rayfed.run(tables, {"train.num_rounds": 2}, resume=True)]
+    for go in again:
+        go()
+    assert "has changed" not in caplog.text
+    own("my_rules", "SCALE = 0.25\n")
+    for go in again:
+        caplog.clear()
+        go()
+        (said,) = [record.message for record in caplog.records if record.levelname == "WARNING"]
+        assert said == (
+            "my_rules has changed since, and the results are of before; "
+            f"to train again: rayfed run {path / 'job.toml'} --force"
+        )
+    assert origin() == before

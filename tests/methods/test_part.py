@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from rayfed import methods as m
-from rayfed.base.errors import InputError
+from rayfed.base.errors import BrokenContract, InputError
 from rayfed.base.values import Ge
 from rayfed.methods import RECIPES
 from rayfed.methods.checks import two_values
@@ -330,5 +330,5 @@ def test_a_report_that_is_annotated_so_gives_no_memory():
     assert [gives_memory(kind.report) for kind in (Silent, Unknown)] == [True] * 2
     assert remembers((Reports(), Silent())) and not remembers((Reports(),))
     assert [name for name, recipe in RECIPES.items() if remembers(all_parts(recipe()))] == MEMORY
-    with pytest.raises(TypeError, match=r"Lies\.report gave a memory, and is annotated to give None"):
+    with pytest.raises(BrokenContract, match=r"Lies\.report gave a memory, and is annotated to give None"):
         two_values(Lies(), "report", (1, 2), "summands", "memory")
