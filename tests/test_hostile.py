@@ -131,7 +131,17 @@ ODD_TABLES = {
     "client without a name": (
         [("label", TWICE), ("who", pa.array(["a", "b", " ", ""]))],
         {"partition": Natural("who")},
-        "row 3: '' in column 'who'; a client, or a domain, has 1 to 100 letters",
+        "row 3: '' in column 'who'; a client, or a domain, has 1 to 100 printable letters",
+    ),
+    "client of a name that nobody sees": (
+        [("label", TWICE), ("who", pa.array(["a", "b", "\u200b \u200b", "\u06f1"]))],
+        {"partition": Natural("who")},
+        "row 2: '.*u200b .*u200b' in column 'who'; a client, or a domain, has",
+    ),
+    "domain of a control character": (
+        [("label", TWICE), ("who", pa.array(["a", "b", "c", "\x07"]))],
+        {"domain": "who"},
+        "row 3: '.*x07' in column 'who'; a client, or a domain, has",
     ),
     "a domain's long name": (
         [("label", TWICE), ("who", pa.array(["a", "b" * 101, "c" * 100, "d"]))],

@@ -102,9 +102,10 @@ def _read_groups(table: Table, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
         raise InputError(f"{table.place(int(wrong[0]))}: NaN in column '{name}'; give each row a number or a name")
     codes, values = _coded(column)
     names = tuple(map(str, values))
-    odd = [code for code, each in enumerate(names) if not 0 < len(each.strip()) <= LONGEST_NAME]
+    seen = [any(map(str.isprintable, "".join(each.split()))) for each in names]  # not of U+200B alone
+    odd = [code for code, each in enumerate(names) if not seen[code] or len(each.strip()) > LONGEST_NAME]
     if odd:
-        place, length = table.place(int(np.argmax(codes == odd[0]))), f"1 to {LONGEST_NAME} letters"
+        place, length = table.place(int(np.argmax(codes == odd[0]))), f"1 to {LONGEST_NAME} printable letters"
         raise InputError(f"{place}: {told(names[odd[0]])} in column '{name}'; a client, or a domain, has {length}")
     return codes, names
 

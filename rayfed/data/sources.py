@@ -31,6 +31,11 @@ from rayfed.data.settings import MINI, SOURCES, Augment, Data
 NAMES = ("MNIST", "FashionMNIST", "EMNIST", "CIFAR10", "CIFAR100")  # torchvision's
 TORCHVISION = {name.replace("nM", "n-M").lower(): name for name in NAMES}  # by our name
 PAIR = "it gives (train, test), test may be None, each a torch Dataset of PIL images or a pair (uint8 images, labels)"
+SCALES = [  # how to make uint8 of images from the lowest to the highest value
+    ("(255 * images).round().astype('uint8')", 0, 1),
+    ("((images + 1) * 127.5).round().astype('uint8')", -1, 1),
+    ("images.round().astype('uint8')", 0, 255),
+]
 
 
 class Kept:
@@ -167,7 +172,11 @@ def _of_user(pair: Any, classes: tuple[str, ...] | None) -> Samples:
     if (classes and own != classes) or len(set(own)) < len(own):
         raise InputError(f"classes are {shortened(own)}; the test set's must be the training set's, each named once")
     if codes.min() < 0 or codes.max() >= len(own):
-        raise InputError(f"labels are {codes.min()} to {codes.max()}, and there are {len(own)} classes")
+        which = "test" if classes else "training"
+        raise InputError(
+            f"labels of the {which} set are {codes.min()} to {codes.max()}, and must be whole numbers from 0, below "
+            f"the number of classes, {len(own)}"
+        )
     return Samples(examples, codes.astype(np.int64), own)
 
 
@@ -179,9 +188,10 @@ def _stacked(images: Any) -> np.ndarray:
         raise InputError(f"{len(arrays)} images of {len(shapes)} shapes: give one image or more, all of one shape")
     pixels = np.stack(arrays)
     if pixels.dtype != np.uint8:
+        fits = [made for made, low, high in SCALES if low <= pixels.min() and pixels.max() <= high]
+        made = f"as {fits[0]} makes of them" if fits else "as they were before they were normalised"
         raise InputError(
-            f"images are {pixels.dtype} from {pixels.min()} to {pixels.max()}, and must be uint8 from 0 to 255, as "
-            "(255 * images).astype('uint8') makes of images from 0 to 1"
+            f"images are {pixels.dtype} from {pixels.min()} to {pixels.max()}, and must be uint8 from 0 to 255, {made}"
         )
     if pixels.ndim != 3 and not (pixels.ndim == 4 and {pixels.shape[1], pixels.shape[3]} & {1, 3}):
         raise InputError(f"images have the shape {shapes.pop()}, and must be (H, W), (H, W, C) or (C, H, W), C 1 or 3")

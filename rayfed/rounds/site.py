@@ -55,10 +55,7 @@ class Site:
 def open_site(job: Job, read: Read | None = None) -> Site:
     """Load the data, deal it to the clients, build the model. Raises `InputError` for all that is wrong with a job."""
     federation = open_data(job, read)
-    inputs, labels = federation.inputs, np.unique(federation.train.labels)
-    if len(labels) == 1:
-        only = f"data.source = '{job.data.source}': all labels are '{federation.train.classes[labels[0]]}'"
-        raise InputError(f"{only}, and with a single class there is nothing to learn; give data with two or more")
+    inputs = federation.inputs
     if job.clients.chosen(job.train.clients_per_round) > federation.num_clients - job.clients.held_out:
         keys = f"train.clients_per_round = {job.train.clients_per_round}"
         if job.clients.oversample > 1:
@@ -85,7 +82,12 @@ def open_site(job: Job, read: Read | None = None) -> Site:
 def open_data(job: Job, read: Read | None = None) -> Federation:
     """The job's data, dealt to clients, less the images that the server takes from them."""
     wanted = (part.auxiliary_per_class for part in all_parts(job.method))
-    return open_federation(job.data, auxiliary_per_class=max(wanted, default=0), read=read)
+    federation = open_federation(job.data, auxiliary_per_class=max(wanted, default=0), read=read)
+    labels = np.unique(federation.train.labels)
+    if len(labels) == 1:
+        only = f"data.source = '{job.data.source}': all labels are '{federation.train.classes[labels[0]]}'"
+        raise InputError(f"{only}, and with a single class there is nothing to learn; give data with two or more")
+    return federation
 
 
 def server_view(site: Site, round: int, weights: Weights) -> ServerView:

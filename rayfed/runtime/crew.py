@@ -321,12 +321,13 @@ class Crew:
         if by_id is None:
             cluster = "the head of the cluster does not answer"
         else:
-            nodes = list(by_id.values())
-            cluster = f"now {nodes_text(nodes)}"
-            if capacity(self.options, nodes):
+            cluster = f"now {nodes_text(list(by_id.values()))}"
+            if capacity(self.options, [node for name, node in by_id.items() if name not in self._avoided()]):
                 cluster += (
                     ", which other jobs may hold (`ray status`): try again when they are done, or raise ray.patience"
                 )
+            elif by_id.keys() & self.head.draining:
+                cluster += ", on nodes that are about to end and take no actors: add a node, then resume the run"
         message = (
             f"for {self._patience:.0f} s (ray.patience) there was no actor to work on; the run wants {self.most}, "
             f"each with {actor_text(self.options)}; {cluster}"

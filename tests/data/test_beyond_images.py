@@ -176,10 +176,13 @@ def test_clients_domains_and_class_names_are_as_with_images(folder):
 
 
 @pytest.mark.parametrize("labels", [["x"] * 40, [2] * 40])
-def test_nothing_is_learnt_from_a_single_class(folder, labels):
+def test_nothing_is_learnt_from_a_single_class(folder, tmp_path, labels):
     tables = job(folder({"text": ["a b", "c"] * 20, "label": labels}), text="text", vocabulary=20).table()
     with pytest.raises(InputError, match=f"all labels are '{labels[0]}', and with a single class there is nothing to"):
         open_site(read_job(tables))
+    (tmp_path / "job.toml").write_text(tomli_w.dumps(tables))
+    done = CliRunner().invoke(main, ["data", str(tmp_path / "job.toml")])
+    assert f"all labels are '{labels[0]}', and with a single class there is nothing to learn" in done.output
 
 
 @pytest.mark.parametrize(

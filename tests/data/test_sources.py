@@ -440,6 +440,9 @@ def arrays(): return (pixels[..., 0], labels), None
 def sets(): return Pictures(), (pixels.transpose(0, 3, 1, 2)[:2], [2, 0])
 def floats(): return (pixels / 255, labels), None
 def normalised(): return (((pixels - 200.0) / 60).astype("float32"), labels), None
+def around(): return (np.linspace(-1, 1, 9 * 20).reshape(9, 4, 5), labels), None
+def wide(): return (pixels.astype(float), labels), None
+def below(): return (pixels, [-1, 0, 1] * 3), None
 def holes(): return (np.full((9, 4, 5), np.nan), labels), None
 def short(): return (pixels, labels[:8]), None
 def deep(): return (pixels, np.array(labels)[:, None]), None
@@ -483,10 +486,15 @@ def test_a_function_gives_arrays_or_torch_datasets(own_data):
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("floats", r"': images are float64 from 0\.\d+ to 1\.0, and must be uint8 from 0 to 255, as .255 . images"),
+        (
+            "floats",
+            r"': images are float64 from 0\.\d+ to 1\.0, .*, as .255 . images.\.round...astype.'uint8'. makes of",
+        ),
+        ("around", r"from -1\.0 to 1\.0, .*, as ..images \+ 1. \* 127\.5.\.round...astype.'uint8'. makes of"),
+        ("wide", r"from \d+\.0 to 255\.0, .*, as images\.round...astype.'uint8'. makes of"),
         (
             "normalised",
-            r"images are float32 from -3\.\d+ to 0\.\d+, and must be uint8 .*; it gives .train, test., ",
+            r"images are float32 from -3\.\d+ to 0\.\d+, .* before they were normalised; it gives .train, test., ",
         ),
         ("holes", "images are float64 from nan to nan, and must be uint8"),
         (
@@ -499,7 +507,11 @@ def test_a_function_gives_arrays_or_torch_datasets(own_data):
         ("sizes", "9 images of 2 shapes: give one image or more, all of one shape"),
         ("none", "0 images of 0 shapes: give one"),
         ("halves", "labels are float64 of shape .9,.: each of 9 images needs one, a whole number from 0"),
-        ("beyond", "labels are 3 to 3, and there are 3 classes"),
+        (
+            "beyond",
+            "labels of the test set are 3 to 3, and must be whole numbers from 0, below the number of classes, 3",
+        ),
+        ("below", "labels of the training set are -1 to 1, and must be whole numbers from 0, below .*, 2"),
         ("single", "': ValueError: too many values to unpack .*; it gives .train, test., test may be None"),
         ("broken", r"fails, line \d+ of '.*own_data.py': OSError: no disk"),
         ("leaves", r"fails, line \d+ of '.*own_data.py': SystemExit: 0"),

@@ -6,12 +6,15 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from rayfed.base.errors import WorkersLost
 from rayfed.folder.tables import read_table
+from rayfed.job import RayOptions
 from rayfed.runtime import head
+from rayfed.runtime.crew import Crew
 from rayfed.runtime.head import Head
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "jobs/quickstart.toml"
@@ -102,3 +105,14 @@ def test_a_run_that_loses_the_head_keeps_each_round_and_can_be_resumed(a_cluster
     with rayfed("run", QUICKSTART, *settings, *ending, "name=whole") as whole:
         assert whole.wait(120) == 0, whole.stderr.read()
     assert losses(tmp_path / "run") == losses(tmp_path / "whole")
+
+
+def test_a_run_without_an_actor_says_whether_other_jobs_hold_the_nodes_or_they_are_about_to_end():
+    nodes = {"a": {"CPU": 2.0}}
+    head = SimpleNamespace(nodes=lambda: nodes, draining=set())
+    crew = Crew(RayOptions(num_gpus=0.0), "run", lambda lost: None, 1, head)
+    assert "there are 2 CPU and 0 GPU, which other jobs may hold" in crew._missing()
+    head.draining.add("a")
+    assert "2 CPU and 0 GPU, on nodes that are about to end and take no actors: add a node" in crew._missing()
+    nodes["b"] = {"CPU": 1.0}
+    assert "which other jobs may hold" in crew._missing()
