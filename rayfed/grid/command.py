@@ -35,7 +35,8 @@ def run_grid(
 ) -> None:
     """Run the jobs, of chosen cells, that are not done, with a line for each; then `show` the results of all cells."""
     done = [] if force else [job for job in jobs if is_done(job)]
-    todo = [job for job in jobs if job not in done]
+    done_names = {job.name for job in done}
+    todo = [job for job in jobs if job.name not in done_names]
     if done:
         print(f"{len(done)} of {len(jobs)} runs done already", flush=True)
         _warn_of_changes(done)

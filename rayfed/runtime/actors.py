@@ -148,7 +148,8 @@ def _apart(replies: Iterable[TaskReply], *, memories: bool) -> tuple[Any, ...]:
 
 def bring(objects: Sequence[ObjectRef]) -> None:
     """Have objects brought to this node, and do not wait for them."""
-    ray.wait(list(objects), num_returns=len(objects), timeout=0, fetch_local=True)
+    if objects:
+        ray.wait(list(objects), num_returns=len(objects), timeout=0, fetch_local=True)
 
 
 def together(reply: TaskReply, summands: Packed, memories: Sequence[ObjectRef]) -> TaskReply:
