@@ -29,7 +29,7 @@ ENV = "A variable for the job's processes, seen by all who see the cluster's job
 WITH = "A package for the job's processes, such as timm==1.0.31, which pip installs. May be given often."
 CPUS = "CPUs for the job's driver, which then runs on any node that has them; else on the head node."
 MEMORY = "Memory for the driver, in bytes, or such as 4GiB."
-LABELS = "A label of the driver's node, as Ray selects it: disk=fast, '!gpu'. May be given often."
+LABELS = "A label of the driver's node, as Ray selects it: disk=fast, gpu=!A10. May be given often."
 address_option = click.option(
     "--address",
     metavar="URL",
@@ -107,9 +107,11 @@ def submit(
         cluster.refuse_temporary()
         entrypoint["entrypoint_label_selector"] = dict(entrypoint["entrypoint_label_selector"])
         asked = {name: value for name, value in entrypoint.items() if value}
-        nodes = places(nodes_of(cluster), asked)
-        here = are_here(cluster, nodes)
-        paths = package.anchored(jobs, root if here else None, cluster.address)
+        known = nodes_of(cluster)
+        nodes = places(known, asked)
+        here, waits = are_here(cluster, nodes), bool(asked and known and not nodes)
+        elsewhere = "a node with what it asks for, and none has it," if waits else "another machine"
+        paths = package.anchored(jobs, root if here else None, f"{elsewhere} (of {cluster.address})")
         results = Path(paths.get("output.path", jobs[0].output.path)) / run
         refuse_twins(run, cluster.submissions(), address)
         if here and not cells[0].grid:
@@ -120,7 +122,7 @@ def submit(
         if cells[0].grid:
             lines.append(("grid", f"{len(jobs)} runs in one job"))
         lines += [(key, path) for key, path in paths.items() if key != "output.path"]
-        if asked and not nodes:
+        if waits:
             lines.append(("driver", "no node has what it asks for, so the job waits for one"))
         where = "driver's" if asked else "head"
         lines.append(("results", str(results) if here else f"{results}, on the cluster's {where} node"))
@@ -184,7 +186,8 @@ def stop(name: str, address: str | None) -> None:
         if submission.over:
             print(f"{name} is {submission.status} already")
             return
-        print(f"stopping {name}", file=sys.stderr)
+        pending = ", which has not begun: Ray stops a job only then" if submission.status == "pending" else ""
+        print(f"stopping {name}{pending}", file=sys.stderr)
         cluster.stop(submission.id)
         try:
             ended = cluster.wait(submission.id)

@@ -134,7 +134,7 @@ def staged(root: Path, names: Iterable[str]) -> Iterator[dict[str, object]]:
         yield {"working_dir": str(work), "py_modules": [str(module)]}
 
 
-def anchored(jobs: Sequence[Job], base: Path | None, cluster: str) -> dict[str, str]:
+def anchored(jobs: Sequence[Job], base: Path | None, elsewhere: str) -> dict[str, str]:
     """The relative paths of jobs, made absolute from `base`: the job will not run in its user's folder.
 
     Raises `InputError` where there is no base, because the cluster is elsewhere, or where the jobs of a grid differ.
@@ -148,8 +148,8 @@ def anchored(jobs: Sequence[Job], base: Path | None, cluster: str) -> dict[str, 
         shown = ", ".join(f"'{path}'" for path in sorted(paths))
         if base is None:
             raise InputError(
-                f"{key} = {shown}: the job's driver runs on another machine (of {cluster}), with a relative path in a "
-                f"folder that is deleted with the job; give an absolute path on that machine: -s {key}=/shared/..."
+                f"{key} = {shown}: the job's driver runs on {elsewhere}; a relative path is in a folder that is "
+                f"deleted with the job: give an absolute path on that machine: -s {key}=/shared/..."
             )
         if len(paths) > 1:
             raise InputError(f"{key} = {shown}: these runs of a grid differ; give absolute paths in the job file")

@@ -291,6 +291,16 @@ def test_a_driver_runs_on_the_head_or_where_there_is_what_it_asks_for():
     assert where(num_cpus=4, memory=6) == []
 
 
+def test_a_relative_path_is_refused_with_the_reason_where_no_node_has_what_the_driver_asks_for(
+    folder, rayfed, cluster, monkeypatch
+):
+    head = {"isHeadNode": True, "resourcesTotal": {"CPU": 2.0}, "labels": {}}
+    monkeypatch.setattr("rayfed.submit.command.nodes_of", lambda jobs: [head])
+    monkeypatch.setattr("rayfed.submit.command.are_here", lambda jobs, nodes: bool(nodes))
+    ended = rayfed("submit", "job.toml", "--address", cluster.url, "--entrypoint-num-cpus", "64")
+    assert ended.exit_code == 2 and "runs on a node with what it asks for, and none has it, (of http" in ended.output
+
+
 def test_a_submission_has_the_folder_and_the_whole_installed_package(folder, rayfed, cluster):
     """The patterns that leave out parts of the folder, such as `data`, leave the package whole."""
     write(folder / "rayfed/__init__.py", "an older one")
@@ -328,9 +338,9 @@ def test_relative_paths_begin_at_the_users_folder():
 
 
 def test_relative_paths_are_refused_for_another_machine_and_where_runs_differ():
-    elsewhere = r"output.path = 'runs': the job's driver runs on another machine \(of http://x:8265\)"
+    elsewhere = r"output.path = 'runs': the job's driver runs on another machine \(of http://x:8265\);"
     with pytest.raises(InputError, match=elsewhere):
-        anchored([job()], None, "http://x:8265")
-    assert anchored([job(output__path="/shared/runs")], None, "http://x:8265") == {}
+        anchored([job()], None, "another machine (of http://x:8265)")
+    assert anchored([job(output__path="/shared/runs")], None, "another machine") == {}
     with pytest.raises(InputError, match=r"data.source = 'a.parquet', 'b.parquet': these runs of a grid differ"):
         anchored([job(data__source="a.parquet"), job(data__source="b.parquet")], Path("/here"), "x")
