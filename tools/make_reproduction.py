@@ -3,7 +3,8 @@
 python tools/make_reproduction.py runs/fedntd-table1/cifar10-shards-2 runs/fedlmd-table3/cifar10-shards-2/fedlmd
 python tools/make_reproduction.py          # the page's tables alone
 
-Given are runs, or folders of runs, one run per method. The records of a method that they lack stay as they were.
+Given are runs, or folders of runs, one run per method; those of docs/reproduction/authors-deal have a table of their
+own. The records of a method that they lack stay as they were.
 
 No number of the page's tables is typed by hand: ours are those of docs/reproduction/*.csv, which the runs gave, and the
 papers' are those of jobs/papers/*/results.csv.
@@ -28,6 +29,8 @@ from rayfed.papers.tables import read_paper
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/reproduction.md"
 RECORDS = ROOT / "docs/reproduction"
+AUTHORS = RECORDS / "authors.csv"
+DEAL = "authors-deal/"  # begins the names of the runs of docs/reproduction/authors-deal
 CELL = "cifar10-shards-2"
 METHODS = {"fedavg": "#777777", "fedntd": "#0072B2", "fedlmd": "#D55E00"}  # and the colour of its line
 PAPERS = {"fedntd/table1": "FedNTD, Table 1", "fedlmd/table3": "FedLMD, Table 3"}
@@ -129,8 +132,9 @@ def beside(rounds: dict[str, Rows]) -> str:
 def authors(rounds: dict[str, Rows]) -> str:
     """The authors' code and ours on the clients that it deals, and ours on our own: means of ten rounds."""
     curves: dict[str, list[float]] = {}
-    for row in csv.DictReader((RECORDS / "authors.csv").read_text().splitlines()):
-        who = {"authors": "the authors' code", "ours": "ours, on its clients and cohorts"}[row["code"]]
+    names = {"authors": "the authors' code", "ours": "ours, on its clients", "job": "ours, on its clients, by the job"}
+    for row in csv.DictReader(AUTHORS.read_text().splitlines()):
+        who = names[row["code"]]
         curves.setdefault(f"{row['method']}: {who}", []).append(100 * float(row["test_accuracy"]))
     for method in ("fedavg", "fedntd"):
         curves[f"{method}: ours, on our own"] = [0.0, *curve(rounds[method], "test_accuracy")]
@@ -199,11 +203,24 @@ def keep(found: Rows, file: Path) -> None:
     write(sorted(rows, key=lambda row: row["method"]), file)
 
 
+def keep_deal(runs: Sequence[Run]) -> None:
+    """Put the rounds of runs of docs/reproduction/authors-deal into the table of the authors' code."""
+    rows: dict[tuple[str, str, int], Any] = {}
+    for row in csv.DictReader(AUTHORS.read_text().splitlines()):
+        rows[row["code"], row["method"], int(row["round"])] = row["test_accuracy"]
+    for run in runs:
+        for row in rounds_of(run):
+            rows["job", run.folder.parent.name, row["round"]] = row["test_accuracy"]
+    heads = ("code", "method", "round", "test_accuracy")
+    write([dict(zip(heads, (*key, accuracy), strict=True)) for key, accuracy in sorted(rows.items())], AUTHORS)
+
+
 def main(*folders: str) -> None:
     files = RECORDS / "rounds.csv", RECORDS / "classes.csv"
     if folders:
-        runs = [read_run(run) for folder in folders for run in find_runs(Path(folder).expanduser())]
-        RECORDS.mkdir(exist_ok=True)
+        every = [read_run(run) for folder in folders for run in find_runs(Path(folder).expanduser())]
+        runs = [run for run in every if not run.job["name"].startswith(DEAL)]
+        keep_deal([run for run in every if run not in runs])
         for rows, file in zip(records(runs), files, strict=True):
             keep(rows, file)
     rounds = read(files[0])
