@@ -17,7 +17,7 @@ from rayfed.runtime.jobs import Jobs, Log, Submission
 from rayfed.screen.exits import Failure
 from rayfed.screen.options import complete_name, job_argument, read_override, settings_option, trust_option
 from rayfed.screen.text import aligned
-from rayfed.submit.driver import LABEL, NUMBER, PACKAGE, SIZE, VARIABLE, places
+from rayfed.submit.driver import LABEL, NUMBER, PACKAGE, SIZE, VARIABLE, distinct, places
 
 if TYPE_CHECKING:
     from rayfed.grid.cells import Cell
@@ -46,11 +46,13 @@ address_option = click.option(
 @click.option("--resume", is_flag=True, help="Continue the run if it was begun; else begin it.")
 @click.option("--exclude", "patterns", multiple=True, metavar="PATTERN", help="Files not to send: images, '*.pdf'.")
 @click.option("--include", multiple=True, metavar="PATTERN", help="Files to send although they look like secrets.")
-@click.option("--env", "variables", multiple=True, type=VARIABLE, help=ENV)
+@click.option("--env", "variables", multiple=True, type=VARIABLE, callback=distinct, help=ENV)
 @click.option("--with", "packages", multiple=True, type=PACKAGE, help=WITH)
 @click.option("--entrypoint-num-cpus", type=NUMBER, help=CPUS)
 @click.option("--entrypoint-memory", type=SIZE, help=MEMORY)
-@click.option("--entrypoint-label", "entrypoint_label_selector", multiple=True, type=LABEL, help=LABELS)
+@click.option(
+    "--entrypoint-label", "entrypoint_label_selector", multiple=True, type=LABEL, callback=distinct, help=LABELS
+)
 @click.option("--dry-run", is_flag=True, help="List the files that would be sent, and what would stay; send nothing.")
 @trust_option
 def submit(
@@ -62,7 +64,7 @@ def submit(
     resume: bool,
     patterns: tuple[str, ...],
     include: tuple[str, ...],
-    variables: tuple[tuple[str, str], ...],
+    variables: dict[str, str],
     packages: tuple[str, ...],
     dry_run: bool,
     **entrypoint: Any,
@@ -105,7 +107,6 @@ def submit(
         raise InputError(f"'{job}' would not be sent: it {why}")
     with connected(address) as cluster:
         cluster.refuse_temporary()
-        entrypoint["entrypoint_label_selector"] = dict(entrypoint["entrypoint_label_selector"])
         asked = {name: value for name, value in entrypoint.items() if value}
         known = nodes_of(cluster)
         nodes = places(known, asked)
@@ -140,7 +141,7 @@ def submit(
         if resume:
             command.append("--resume")
         with package.staged(root, files.sent) as code:
-            environment = {**code, "env_vars": {**dict(variables), COMMIT: commit() or ""}}
+            environment = {**code, "env_vars": {**variables, COMMIT: commit() or ""}}
             if packages:
                 environment["pip"] = list(packages)
             submitted = cluster.submit(command, run, environment, described(cells, jobs, results), **asked)

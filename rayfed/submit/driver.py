@@ -14,7 +14,8 @@ from rayfed.base.errors import InputError
 UNITS = {None: 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 SET = "RAYFED_COMMIT|RAY_ADDRESS|RAY_JOB_CONFIG_JSON_ENV_VAR"  # in a submitted job, by rayfed and Ray
 SELECTOR = r"!?(?:in\([\w.-]+(?:,[\w.-]+)*\)|[\w.-]+)"
-OF_CLUSTER = "ray|rayfed|rayfed-distill"
+OF_CLUSTER = {"ray", "rayfed", "rayfed-distill"}
+FILES = (".txt", ".toml", ".whl", ".zip", ".gz")
 
 
 class Written(click.ParamType):
@@ -27,8 +28,31 @@ class Written(click.ParamType):
         match = self._pattern.fullmatch(value)
         read = self._read(match) if match else None
         if not read:
-            raise InputError(f"{param.opts[0] if param else ''} '{value}': write {self._how}")
+            option = param.opts[0] if param else ""
+            shown = re.sub("=.+", "=...", value) if option == "--env" else value  # it may be a key that is secret
+            raise InputError(f"{option} '{shown}': write {self._how}")
         return read
+
+
+def requirement(match: re.Match[str]) -> str | None:
+    """The package of a match, where pip takes it and the cluster does not have it of its own accord."""
+    from packaging.requirements import InvalidRequirement, Requirement
+    from packaging.utils import canonicalize_name
+
+    try:
+        name = Requirement(match[0]).name
+    except InvalidRequirement:
+        return None
+    return None if canonicalize_name(name) in OF_CLUSTER or name.endswith(FILES) else match[0]
+
+
+def distinct(ctx: click.Context, param: click.Parameter, pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Pairs of an option that may be given often, by their names."""
+    names = [name for name, _ in pairs]
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"{param.opts[0]} {name} is given {names.count(name)} times; give it once")
+    return dict(pairs)
 
 
 VARIABLE = Written(
@@ -39,15 +63,15 @@ VARIABLE = Written(
 )
 PACKAGE = Written(
     "PACKAGE",
-    rf"(?i)(?!(?:{OF_CLUSTER})(?![\w.-])|\S+\.whl$)[a-z0-9][\w.-]*(?:\[[\w,. -]+\])?\s*(?:[=<>!~;].+|@\s*\w+://.+)?",
-    "a package as pip does, such as timm==1.0.31 or 'timm @ https://...'; no file of this machine is sent, and Ray and "
-    "rayfed are there",
-    re.Match.group,
+    ".+",
+    "a package as pip does, such as timm==1.0.31 or 'timm @ git+https://...'; no file of this machine is sent, and Ray "
+    "and rayfed are there",
+    requirement,
 )
-NUMBER = Written("NUMBER", r"\d+(\.\d+)?", "a number above 0, such as 1 or 0.5", lambda match: float(match[0]))
+NUMBER = Written("NUMBER", r"\d{1,9}(\.\d+)?", "a number above 0, such as 1 or 0.5", lambda match: float(match[0]))
 SIZE = Written(
     "SIZE",
-    r"(\d+(?:\.\d+)?)(KiB|MiB|GiB|TiB)?",
+    r"(\d{1,18}(?:\.\d+)?)(KiB|MiB|GiB|TiB)?",
     "bytes, or a size such as 512MiB or 4GiB",
     lambda match: int(float(match[1]) * UNITS[match[2]]),
 )

@@ -253,7 +253,18 @@ def test_a_driver_gets_its_variables_packages_and_place_and_nothing_else_without
     assert set(plain["runtime_env"]["env_vars"]) == {"RAY_JOB_STOP_WAIT_TIME_S", "RAYFED_COMMIT"}
     assert "pip" not in plain["runtime_env"] and not [key for key in plain if key.startswith("entrypoint_")]
 
-    asks = ["--env", "A=1", "--env", "B=x=y", "--env", "C=", "--with", "timm==1.0.31", "--with", "tiny @ file:///a.whl"]
+    asks = [
+        "--env",
+        "A=1",
+        "--env",
+        "B=x=y",
+        "--env",
+        "C=",
+        "--with",
+        "timm==1.0.31",
+        "--with",
+        "tiny @ git+https://host/tiny",
+    ]
     asks += [
         "--entrypoint-num-cpus",
         "0.5",
@@ -266,7 +277,7 @@ def test_a_driver_gets_its_variables_packages_and_place_and_nothing_else_without
     asked = cluster.submissions[-1]
     variables = asked["runtime_env"]["env_vars"]
     assert variables == {**plain["runtime_env"]["env_vars"], "A": "1", "B": "x=y", "C": ""}
-    assert asked["runtime_env"]["pip"]["packages"] == ["timm==1.0.31", "tiny @ file:///a.whl"]
+    assert asked["runtime_env"]["pip"]["packages"] == ["timm==1.0.31", "tiny @ git+https://host/tiny"]
     assert asked["entrypoint"].startswith("python -m rayfed run "), "the Python that has the packages"
     place = {key: value for key, value in asked.items() if key.startswith("entrypoint_")}
     assert place == {
