@@ -327,7 +327,7 @@ def test_all_rounds_of_all_runs_are_one_table_with_run_and_seed(made, tmp_path):
     assert len(every) == 4 * len(own) == len(rayfed.read_rounds(tmp_path / "g", tmp_path)), (
         "given twice, it is there once"
     )
-    whose = every.group_by(["run", "seed"]).aggregate([]).to_pylist()
+    whose = every.group_by(["run", "seed"], use_threads=False).aggregate([]).to_pylist()
     assert whose == [{"run": method, "seed": seed} for method in ("fedavg", "fedntd") for seed in (0, 1)]
     for row in whose:
         of_run = every.filter((pc.field("run") == row["run"]) & (pc.field("seed") == row["seed"]))

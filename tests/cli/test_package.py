@@ -317,10 +317,11 @@ def test_a_submission_has_the_folder_and_the_whole_installed_package(folder, ray
     write(folder / "rayfed/__init__.py", "an older one")
     write(folder / "methods/readme.txt")
     own = [file for file in PACKAGE.rglob("*") if file.is_file() and "__pycache__" not in file.parts]
-    examples = [f"rayfed/examples/{file.relative_to(EXAMPLES)}" for file in EXAMPLES.rglob("*") if file.is_file()]
+    names = {file.relative_to(PACKAGE.parent).as_posix() for file in own}
+    names |= {f"rayfed/examples/{file.relative_to(EXAMPLES)}" for file in EXAMPLES.rglob("*") if file.is_file()}
     working, package = submit(cluster, rayfed, "--exclude", "methods", "--exclude", "*.json")
     assert working == ["job.toml", "tiny_models.py"]
-    assert package == sorted([*(file.relative_to(PACKAGE.parent).as_posix() for file in own), *examples])
+    assert package == sorted(names)
     assert "rayfed/data/fashion_mnist_mini/train.parquet" in package
 
 
