@@ -1,11 +1,11 @@
-"""Measure sums in groups against sums one by one, where the links between four nodes are slow (needs root, ip and tc).
+"""Measure sums in groups and weights by way of other nodes, where links are slow (needs root, ip and tc).
 
-    python tools/measure_tree.py [--mbit 200] [--rounds 3]
+    python tools/measure_tree.py [--nodes 3] [--mbit 200] [--rounds 3]
 
-Four raylets on this machine: the head's, without actors, and three in network namespaces of their own; each link passes
-so many megabits per second in each direction. Rounds of 24 clients of 8 images with a model of 45 MB, so that the way
-of the updates is most of a round. Prints, of each way, the seconds of each round, the bytes that came to the head, and
-whether the weights have the bits of one process.
+Raylets on this machine: the head's, without actors, and others in network namespaces of their own; each link passes so
+many megabits per second in each direction. Rounds of 24 clients of 8 images with a model of 45 MB, so that the way of
+weights and updates is most of a round. Prints, of each way, the seconds of each round, the bytes from and to the head,
+and whether the weights have the bits of one process.
 """
 
 import argparse
@@ -22,9 +22,10 @@ import torch
 
 import rayfed
 from rayfed.rounds import tasks
+from rayfed.runtime import ray_workers
 from rayfed.runtime.session import OUR_RAY
 
-FAR = [f"rayfed-far{number}" for number in range(3)]
+FAR: list[str] = []  # the namespaces
 GROUP = 6
 JOB: dict[str, Any] = {
     "method": "fedavg",
@@ -69,7 +70,7 @@ def slow_links(mbit: int) -> Iterator[None]:
 
 
 @contextmanager
-def four_raylets(folder: str) -> Iterator[str]:
+def raylets(folder: str) -> Iterator[str]:
     """The address of their Ray."""
     address, stack = "10.93.8.1:6390", ExitStack()
     start = [str(Path(sys.executable).parent / "ray"), "start", "--block", f"--object-store-memory={2 * 10**9}"]
@@ -90,36 +91,43 @@ def four_raylets(folder: str) -> Iterator[str]:
         yield address
 
 
-def received() -> int:
-    """The bytes that have come to the head's node from the others."""
-    return int(Path("/sys/class/net/rayfed-br/statistics/rx_bytes").read_text())
+def passed() -> tuple[int, ...]:
+    """The bytes that have gone from the head's node to the others, and come from them."""
+    statistics = Path("/sys/class/net/rayfed-br/statistics")
+    return tuple(int((statistics / name).read_text()) for name in ("tx_bytes", "rx_bytes"))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--nodes", type=int, default=3, help="with an actor each, beside the head")
     parser.add_argument("--mbit", type=int, default=200, help="of each link, in each direction")
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
-    tasks.GROUP = GROUP
+    tasks.GROUP, large = GROUP, ray_workers.LARGE
+    FAR.extend(f"rayfed-far{number}" for number in range(arguments.nodes))
     os.environ["RAY_AUTH_MODE"] = "disabled"  # the network is this machine's own
     with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder, slow_links(arguments.mbit):
-        with four_raylets(f"{folder}/ray") as address:
-            for way, most_bytes in (("one by one", tasks.MOST_BYTES), ("in groups", 0)):
-                tasks.MOST_BYTES = most_bytes
+        with raylets(f"{folder}/ray") as address:
+            for way, most_bytes in (("all from the head", tasks.MOST_BYTES), ("in groups", 0)):
+                tasks.MOST_BYTES, ray_workers.LARGE = most_bytes, large if most_bytes == 0 else 2**40
                 weights = []
-                for mode, options in (("ray", {"address": address, "actors": 3}), ("off", {"mode": "off"})):
+                for mode, options in (
+                    ("ray", {"address": address, "actors": arguments.nodes}),
+                    ("off", {"mode": "off"}),
+                ):
                     job = {**JOB, "name": f"tree/{way.replace(' ', '-')}-{mode}", "output": {"path": folder}}
                     job["train"] = {**JOB["train"], "num_rounds": arguments.rounds + 1}
                     job["ray"] = options
-                    before = received()
+                    before = passed()
                     result = rayfed.run(job, force=True)
                     weights.append(result.weights)
                     if mode == "ray":
                         seconds = result.rounds.column("seconds").to_pylist()[1:-1]  # the last round is evaluated too
-                        came = (received() - before) / 1e6 / (arguments.rounds + 1)
+                        count = arguments.rounds + 1
+                        went, came = ((now - then) / 1e6 / count for now, then in zip(passed(), before, strict=True))
                 same = all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
                 times = ", ".join(f"{each:.1f}" for each in seconds)
-                print(f"{way}: {times} s; {came:,.0f} MB per round to the head; same bits as one process: {same}")
+                print(f"{way}: {times} s; {went:,.0f} MB per round from the head, {came:,.0f} to it; same bits: {same}")
 
 
 if __name__ == "__main__":

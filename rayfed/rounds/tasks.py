@@ -25,7 +25,7 @@ Group = Sequence[Task]  # whose sums are added before they come to the engine
 MOST_TASKS = 2000  # per round, roughly: the sums of more would fill the driver's link (docs/scale.md)
 TAPER = 8  # a task has at most an eighth of the work that is left: at the end, few workers wait for the last
 MOST_BYTES = 2**32  # of a round's sums that the driver gets one by one: a link of 10 Gbit/s takes three seconds
-GROUP = 32  # tasks, at most, in a group
+GROUP = 16  # tasks, at most, in a group
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +75,7 @@ def task_text(task: Task, round: int, *, survey: bool) -> str:
 
 
 def grouped(tasks: Sequence[Task], num_bytes: int) -> list[Group]:
-    """The tasks of a round in groups, each alone unless all sums together exceed 4 GiB: then up to 32 in a row.
+    """The tasks of a round in groups, each alone unless all sums together exceed 4 GiB: then up to 16 in a row.
 
     A sum has twice the model's `num_bytes`, as it is in float64. A function of the job, as a task is.
 

@@ -11,7 +11,7 @@ it ends.
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +22,7 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from rayfed.base.errors import ClientFailed, KilledActors, RunFailed, WorkersLost, first_line, uncoloured
 from rayfed.rounds.tasks import task_text
+from rayfed.runtime import internals
 from rayfed.runtime.actors import bring
 from rayfed.runtime.causes import cause_of, is_gpu_fault, is_loss, lost_object, ray_may_fail
 from rayfed.runtime.crew import TICK, Crew, Member, named
@@ -34,6 +35,7 @@ from rayfed.runtime.worker import at_client
 log = logging.getLogger(__name__)
 
 READ_LIMIT = 10.0  # seconds in which an object that is on this node is read
+FETCH = 10.0  # seconds after which a node that fetches a tree holds up no other
 LONGEST_TICK = 1.0  # seconds that all other work may wait while an object is on its way
 MEMORY = "out of memory"
 Values = tuple[Any, Any, Sequence[ObjectRef]]  # what a call gives: its value, its first object, the others' references
@@ -61,12 +63,14 @@ class Dispatch:
     deadline: Deadline
     max_retries: int
     retried: Callable[[], None]  # called for each lost call that is run again
+    trees: Collection[ObjectRef] = ()  # large ones that calls need: those of now, as they are sent
 
     def __post_init__(self) -> None:
         self._stages: list[Stage] = []  # that have begun, and whose answers are not all given
         self._working: dict[ObjectRef, Message] = {}
         self._worked = 0.0  # seconds, by all members together, on messages that have ended
         self._coming: list[str] = []  # what is on its way here, in words
+        self._held_back = False  # members are idle since their nodes have no tree yet
         self._heartbeat = Heartbeat()
 
     def begin(self, stage: Stage) -> Iterator[Values]:
@@ -130,6 +134,7 @@ class Dispatch:
 
     def _hand_out(self) -> None:
         actors = len(self.crew.idle) + len(self._working)
+        self._held_back = False
         for stage in self._stages:
             while stage.waiting and self.crew.idle:
                 member = self._member_for(stage, stage.waiting[0])
@@ -149,18 +154,35 @@ class Dispatch:
 
         For a sum, one on a node that makes the fewest: what it adds comes over its node's link.
         """
-        idle, faulty, member = self.crew.idle, stage.faulty.get(index), None
+        faulty = stage.faulty.get(index)
         if stage.calls[index].adds:
             sums = Counter(each.member.node_id for each in self._working.values() if each.stage.adds(each.indices))
-            member = min(idle, key=lambda one: sums[one.node_id])
+            member = min(self.crew.idle, key=lambda one: sums[one.node_id])
         else:
-            member = next((member for member in idle if member.card != faulty), None)
-        if member is None:
-            if any(message.member.card != faulty for message in self._working.values()):
+            near = self._near()
+            if not near:
+                self._held_back = True
                 return None
-            member = idle[0]
-        idle.remove(member)
+            member = next((member for member in near if member.card != faulty), near[0])
+            if member.card == faulty and any(other.member.card != faulty for other in self._working.values()):
+                return None
+        self.crew.idle.remove(member)
         return member
+
+    def _near(self) -> Sequence[Member]:
+        """The idle members whose nodes have the large trees, or may fetch them now: two nodes per copy.
+
+        Were all nodes to fetch at once, each would have its copy from this node, over one link. So those that have a
+        copy serve others, and n nodes take the time of some log n transfers.
+        """
+        copies = internals.holders(self.trees)
+        if copies is None:
+            return self.crew.idle
+        since = time.monotonic() - FETCH
+        served = {each.member.node_id for each in self._working.values() if each.since > since}
+        if len(served - copies) < 2 * max(1, len(copies)):
+            return self.crew.idle
+        return [member for member in self.crew.idle if member.node_id in served | copies]
 
     def _arrived(self, message: Message) -> None:
         """A message has its answer, or has failed."""
@@ -274,6 +296,8 @@ class Dispatch:
 
     def _until_something_is_due(self) -> float:
         now = time.monotonic()
+        if self._held_back:
+            return TICK
         return max(0.0, min([self._heartbeat.left, *(self._due(message) - now for message in self._working.values())]))
 
     def _awaited(self) -> list[str]:

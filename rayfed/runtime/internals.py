@@ -5,7 +5,7 @@ Each function says what is then slower or worse. `tests/runtime/test_internals.p
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc
 import ray
+from ray import ObjectRef
 from ray.exceptions import AuthenticationError
 from ray.job_config import JobConfig
 
@@ -26,6 +27,7 @@ NAMES = {
     "full_memory": "ray.core.generated.common_pb2:NODE_OUT_OF_MEMORY",
     "head_store": "ray.experimental.internal_kv:internal_kv_get_gcs_client",
     "head_value": "ray.experimental.internal_kv:_internal_kv_get",
+    "holders": "ray.experimental:get_object_locations",
     "job_request": "ray.job_submission:JobSubmissionClient._do_request",
     "multi_node": "ray._private.ray_constants:ENABLE_RAY_CLUSTER",
     "need_token": "ray._private.authentication.authentication_token_setup:ensure_token_if_auth_enabled",
@@ -143,6 +145,14 @@ def draining() -> set[str]:
     """The ids of the nodes that are about to end. Else none, as no public API tells: they are lost without a notice."""
     found = private("draining")
     return set(found[0]()) if found else set()
+
+
+def holders(objects: Collection[ObjectRef]) -> set[str] | None:
+    """The ids of the nodes that have a copy of each of these objects of this process. Else None, and none is known."""
+    found = private("holders")
+    if not found or not objects:
+        return None
+    return set.intersection(*(set(each["node_ids"]) for each in found[0](list(objects)).values()))
 
 
 def adds_nodes() -> bool:

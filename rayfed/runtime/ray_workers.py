@@ -31,6 +31,7 @@ from rayfed.tensors.weights import Weights
 from rayfed.tensors.wire import Packed, pack
 
 SMALL = 10_000  # bytes
+LARGE = 2**24  # bytes, from which on a tree goes to many nodes by way of others
 FETCH_LIMIT = 600.0  # seconds in which a client's memory must arrive here
 MOST_TASKS = 4  # in a message
 MOST_BYTES = 2**26  # of the sums of a message
@@ -43,7 +44,9 @@ class RayWorkers(Workers):
         self._crew = crew
         self._site = site
         options = site.job.ray
-        self._dispatch = Dispatch(crew, Deadline(options.deadline), options.max_retries, gauges.retried)
+        self._large: dict[str, ObjectRef] = {}  # by name, the tree that was sent last, if it is large
+        retries, large = options.max_retries, self._large.values()
+        self._dispatch = Dispatch(crew, Deadline(options.deadline), retries, gauges.retried, large)
         self._progress = progress
         self._looked = time.monotonic(), 0.0  # when the last round was finished, and what had been worked by then
         self._gauges = gauges
@@ -164,13 +167,18 @@ class RayWorkers(Workers):
         last, sent = self._sent.get(name, (None, None))
         if sent is None or last is not tree:
             packed = pack(tree)
-            sent = packed if packed.num_bytes < SMALL else ray.put(packed)
+            reference = ray.put(packed) if packed.num_bytes >= SMALL else None
+            sent = packed if reference is None else reference
             self._sent[name] = tree, sent
+            self._large.pop(name, None)
+            if reference is not None and packed.num_bytes > LARGE:
+                self._large[name] = reference
         return sent
 
     def _send_again(self, error: ObjectLostError, calls: Sequence[Call]) -> None:
         """An object in the store is lost: put all trees again, from this process."""
         self._sent.clear()
+        self._large.clear()
 
 
 def _most(broadcast: Broadcast) -> int:
