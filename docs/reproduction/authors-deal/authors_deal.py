@@ -7,6 +7,7 @@ the cohort of round r with r - 1 in every run. With these two, and the images in
 here are theirs.
 """
 
+import argparse
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,4 +48,5 @@ def cohorts(rounds: int = 200, num_clients: int = 100, chosen: int = 10) -> pa.T
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=f"Write {COHORTS.name}, beside this file.").parse_args()
     pq.write_table(cohorts(), COHORTS)
