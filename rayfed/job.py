@@ -226,16 +226,20 @@ def read_toml(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
         text = read_regular(_found(source)).decode("utf-8-sig")  # some editors write a mark in front
         return tomllib.loads(text)
     except FileNotFoundError:
-        raise InputError(
-            f"no job file '{source}'; 'quickstart' is an example that comes with rayfed, and `rayfed init FOLDER` "
-            "writes another to begin with"
-        ) from None
+        near = sorted(path for path in Path().glob("*/*.toml") if path.name == Path(source).name)
+        advice = f"did you mean '{near[0]}'?" if near else "'quickstart' is an example that comes with rayfed, and "
+        advice += "" if near else "`rayfed init FOLDER` writes another to begin with"
+        raise InputError(f"no job file '{source}'; {advice}") from None
     except tomllib.TOMLDecodeError as error:
         number = re.search(r"at line (\d+)", str(error))
         line = f": {text.splitlines()[int(number[1]) - 1].strip()[:80]}" if number else ""
         quotes = " (text needs quotes: 'fedntd')" if "Invalid value" in str(error) else ""
         raise InputError(f"job file '{source}' cannot be read: {error}{line}{quotes}") from None
-    except (OSError, ValueError, RecursionError) as error:  # of UTF-8, of a path with a zero byte
+    except UnicodeDecodeError:
+        raise InputError(
+            f"'{source}' is no job file: that is text in TOML, as `rayfed init FOLDER` writes it"
+        ) from None
+    except (OSError, ValueError, RecursionError) as error:  # of a path with a zero byte
         raise InputError(f"job file '{source}' cannot be read: {error}") from None
 
 

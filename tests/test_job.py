@@ -134,6 +134,19 @@ def test_a_pipe_in_place_of_a_job_file_is_refused_at_once(tmp_path):
         read_toml(tmp_path / "job.toml")
 
 
+def test_a_job_file_in_another_folder_is_named_and_a_file_that_is_none_is_told(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("jobs").mkdir()
+    Path("jobs/mine.toml").write_text('name = "mine"')
+    with pytest.raises(InputError, match=r"^no job file 'mine.toml'; did you mean 'jobs/mine.toml'\?$"):
+        read_toml("mine.toml")
+    with pytest.raises(InputError, match=r"^no job file 'yours.toml'; 'quickstart' is an example"):
+        read_toml("yours.toml")
+    Path("test.parquet").write_bytes(b"PAR1\xbc")
+    with pytest.raises(InputError, match=r"^'test.parquet' is no job file: that is text in TOML"):
+        read_toml("test.parquet")
+
+
 def test_a_byte_order_mark_in_front_of_a_job_is_ignored(tmp_path):
     (tmp_path / "job.toml").write_bytes(b"\xef\xbb\xbf" + QUICKSTART.read_bytes())
     assert read_job(tmp_path / "job.toml") == read_job(QUICKSTART)

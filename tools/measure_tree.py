@@ -110,24 +110,25 @@ def main() -> None:
         with raylets(f"{folder}/ray") as address:
             for way, most_bytes in (("all from the head", tasks.MOST_BYTES), ("in groups", 0)):
                 tasks.MOST_BYTES, ray_workers.LARGE = most_bytes, large if most_bytes == 0 else 2**40
-                weights = []
-                for mode, options in (
-                    ("ray", {"address": address, "actors": arguments.nodes}),
-                    ("off", {"mode": "off"}),
-                ):
-                    job = {**JOB, "name": f"tree/{way.replace(' ', '-')}-{mode}", "output": {"path": folder}}
-                    job["train"] = {**JOB["train"], "num_rounds": arguments.rounds + 1}
-                    job["ray"] = options
-                    before = passed()
-                    result = rayfed.run(job, force=True)
-                    weights.append(result.weights)
-                    if mode == "ray":
-                        seconds = result.rounds.column("seconds").to_pylist()[1:-1]  # the last round is evaluated too
-                        count = arguments.rounds + 1
-                        went, came = ((now - then) / 1e6 / count for now, then in zip(passed(), before, strict=True))
-                same = all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+                on_ray = {"address": address, "actors": arguments.nodes}
+                name, before = f"tree/{way.replace(' ', '-')}", passed()
+                played(f"{name}-begun", folder, 1, on_ray)  # what a run sends beside its rounds
+                begun, rounds = passed(), arguments.rounds + 1
+                result = played(f"{name}-ray", folder, rounds, on_ray)
+                one = [after - then for after, then in zip(begun, before, strict=True)]
+                all_rounds = [after - then for after, then in zip(passed(), begun, strict=True)]
+                went, came = ((a - b) / 1e6 / arguments.rounds for a, b in zip(all_rounds, one, strict=True))
+                here = played(f"{name}-off", folder, rounds, {"mode": "off"}).weights
+                same = all(torch.equal(value, here[key]) for key, value in result.weights.items())
+                seconds = result.rounds.column("seconds").to_pylist()[1:-1]  # the last round is evaluated too
                 times = ", ".join(f"{each:.1f}" for each in seconds)
                 print(f"{way}: {times} s; {went:,.0f} MB per round from the head, {came:,.0f} to it; same bits: {same}")
+
+
+def played(name: str, folder: str, rounds: int, options: dict[str, Any]) -> rayfed.Result:
+    """A run of the job, to its end."""
+    train = {**JOB["train"], "num_rounds": rounds}
+    return rayfed.run({**JOB, "name": name, "output": {"path": folder}, "train": train, "ray": options}, force=True)
 
 
 if __name__ == "__main__":
