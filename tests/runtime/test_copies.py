@@ -1,17 +1,20 @@
 """Large trees reach many nodes by way of others, in place of all from the driver's node one after the other."""
 
 import os
+import signal
 from collections import deque
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import ray
 
-from rayfed.methods import scaffold
+from rayfed.methods import compose, scaffold
 from rayfed.runtime import dispatch, internals, ray_workers
 from rayfed.runtime.crew import Member
 from rayfed.runtime.dispatch import Dispatch
 from rayfed.runtime.stage import Call, Stage
+from tests.runtime.test_nodes import IN_STORE, PATIENT, Slow
 
 
 def dispatch_to(nodes, actors=2):
@@ -68,24 +71,53 @@ def test_a_silent_node_holds_up_no_other_for_long(monkeypatch):
     assert at_work(dispatched) == {"a", "b", "c", "d"}
 
 
-@pytest.mark.slow
-def test_copies_are_known_as_nodes_have_them_and_change_no_bit(
-    a_cluster, make_site, here, played, pool_on, monkeypatch
-):
-    seen, holders = [], internals.holders
+@pytest.fixture
+def watched(monkeypatch):
+    """All trees are large ones. The numbers of nodes that had a copy, each time that was asked; and what to do then."""
+    seen, holders, harm = [], internals.holders, []
 
-    def watched(trees):
-        seen.append(holders(trees))
-        return seen[-1]
+    def ask(trees):
+        copies = holders(trees)
+        seen.append(len(copies) if copies else None)
+        if harm and seen[-1] == 2:
+            harm.pop()()
+        return copies
 
-    monkeypatch.setattr(internals, "holders", watched)
+    monkeypatch.setattr(internals, "holders", ask)
     monkeypatch.setattr(ray_workers, "SMALL", 0)
     monkeypatch.setattr(ray_workers, "LARGE", 0)
+    return seen, harm
+
+
+@pytest.mark.slow
+def test_copies_are_known_as_nodes_have_them_and_change_no_bit(watched, a_cluster, make_site, here, played, pool_on):
     site = make_site(scaffold(), clients_per_round=6, num_rounds=3)
     expected = here(site)
-    with a_cluster({"RAY_max_direct_call_object_size": "1"}, num_cpus=0) as cluster:
+    with a_cluster(IN_STORE, num_cpus=0) as cluster:
         for _ in range(3):
             cluster.add_node(num_cpus=1)
         with pool_on(site, "copies", actors=3) as pool:
             assert played(site, pool) == expected
-    assert {len(nodes) for nodes in seen if nodes is not None} >= {1, 4}
+    assert {*watched[0]} >= {1, 4}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["lost", "silent"])
+def test_a_node_that_goes_while_others_fetch_changes_no_bit(
+    watched, a_cluster, make_site, here, played, pool_on, how, caplog
+):
+    site = make_site(compose(scaffold(), Slow()), clients_per_round=6, num_rounds=3)
+    expected = here(site)
+    with a_cluster({**IN_STORE, **(PATIENT if how == "silent" else {})}, num_cpus=0) as cluster:
+        nodes = [cluster.add_node(num_cpus=1) for _ in range(3)]
+        raylet = nodes[1].all_processes["raylet"][0].process.pid
+        gone = partial(cluster.remove_node, nodes[1]) if how == "lost" else partial(os.kill, raylet, signal.SIGSTOP)
+        watched[1].append(gone)
+        try:
+            with pool_on(site, "copies", actors=3, deadline=6.0) as pool:
+                assert played(site, pool) == expected
+        finally:
+            if how == "silent":
+                os.kill(raylet, signal.SIGCONT)
+    assert not watched[1]
+    assert "running it again" in caplog.text
