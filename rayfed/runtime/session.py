@@ -25,14 +25,7 @@ from rayfed.runtime.crew import Crew, new_actor
 from rayfed.runtime.gauges import Gauges
 from rayfed.runtime.gpus import measure_share, most_on_a_gpu, without_absent_gpus
 from rayfed.runtime.head import Head, ending_with_its_node
-from rayfed.runtime.placement import (
-    Resources,
-    capacity,
-    num_actors,
-    spread,
-    warn_of_idle_gpus,
-    warn_of_small_stores,
-)
+from rayfed.runtime.placement import Resources, capacity, num_actors, spread, warn_of_idle_gpus, warn_of_small_stores
 from rayfed.runtime.ray_workers import RayWorkers
 from rayfed.runtime.signals import stopping
 from rayfed.tensors.trees import num_bytes
