@@ -26,14 +26,15 @@ if TYPE_CHECKING:
     from rayfed.report.runs import read_rounds
     from rayfed.rounds.display import Display
 else:
-    HOMES = {"base.errors": ["InputError"], "experiment": ["own_models", "replay", "resume", "run"]}
-    HOMES |= {
-        "rounds.display": ["Display"],
+    HOMES = {
+        "base.errors": ["InputError"],
+        "experiment": ["own_models", "replay", "resume", "run"],
         "job": ["Job", "read_job"],
         "methods": ["compose", "switch"],
+        "report.result": ["Result"],
         "report.runs": ["read_rounds"],
+        "rounds.display": ["Display"],
     }
-    HOMES |= {"report.result": ["Result"]}
 
     def __getattr__(name):
         """The package's few names, imported when they are used, so that `rayfed --help` is quick."""
