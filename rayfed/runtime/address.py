@@ -20,7 +20,7 @@ ANSWER_LIMIT = 10.0  # seconds in which a cluster must answer
 
 
 @contextmanager
-def connected(named: str | None) -> Iterator[Jobs]:
+def job_server(named: str | None) -> Iterator[Jobs]:
     """The job server at an address: its URL, its `host:port`, or auto, the Ray on this machine.
 
     Without an address, the environment names it, or it is that Ray. Shows the user's token, if any.

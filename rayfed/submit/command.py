@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from rayfed.base.errors import STOPPED, InputError, Resumable
-from rayfed.runtime.address import are_here, connected, nodes_of
+from rayfed.runtime.address import are_here, job_server, nodes_of
 from rayfed.runtime.jobs import Jobs, Log, Submission
 from rayfed.screen.exits import Failure
 from rayfed.screen.options import complete_name, job_argument, read_override, settings_option, trust_option
@@ -105,7 +105,7 @@ def submit(
     if not is_example and place not in files.sent:
         why = files.stays.get(place, "or its folder is left out, or git ignores it")
         raise InputError(f"'{job}' would not be sent: it {why}")
-    with connected(address) as cluster:
+    with job_server(address) as cluster:
         cluster.refuse_temporary()
         asked = {name: value for name, value in entrypoint.items() if value}
         known = nodes_of(cluster)
@@ -161,7 +161,7 @@ def logs(name: str, follow: bool, address: str | None) -> None:
 
     NAME is a run's name (of several submissions, the newest) or a submission id.
     """
-    with connected(address) as cluster:
+    with job_server(address) as cluster:
         submission = cluster.find(name)
         if not follow:
             print(cluster.log(submission.id), end="")
@@ -182,7 +182,7 @@ def stop(name: str, address: str | None) -> None:
     NAME is a run's name (of several submissions, the newest) or a submission id. The run has a minute to keep its
     finished rounds.
     """
-    with connected(address) as cluster:
+    with job_server(address) as cluster:
         submission = cluster.find(name)
         if submission.over:
             print(f"{name} is {submission.status} already")

@@ -11,7 +11,7 @@ import click
 from rayfed.base.errors import InputError, NoRay, Resumable, harmless
 from rayfed.base.files import read_regular
 from rayfed.folder.summary import read_summary, status_of
-from rayfed.runtime.address import connected
+from rayfed.runtime.address import job_server
 from rayfed.runtime.jobs import Jobs, Submission
 from rayfed.screen.options import RUNS, complete_name
 from rayfed.screen.text import aligned, duration, print_table, shown
@@ -38,7 +38,7 @@ def status(name: str | None, address: str | None) -> None:
             if here[1] not in ("done", "running"):
                 print(f"to continue it: rayfed resume {shown(Path('runs') / name)}")
         try:
-            with connected(address) as cluster:
+            with job_server(address) as cluster:
                 submission = cluster.find(name)
                 if here:
                     print(f"\nsubmitted to {cluster.address}:")
@@ -50,7 +50,7 @@ def status(name: str | None, address: str | None) -> None:
         return
     list_runs(RUNS)
     try:
-        with connected(address) as cluster:
+        with job_server(address) as cluster:
             list_submissions(cluster)
     except NoRay:
         print("\nno Ray answers on this machine, so there are no submitted jobs")
