@@ -1,10 +1,12 @@
 """The papers' headline rows beside ours: from finished runs to docs/reproduction.md, its figure and its numbers.
 
 python tools/make_reproduction.py runs/fedntd-table1/cifar10-shards-2 runs/fedlmd-table3/cifar10-shards-2/fedlmd
+python tools/make_reproduction.py runs/authors-deal fedavg.csv     # with rounds of the authors' own code
 python tools/make_reproduction.py          # the page's tables alone
 
 Given are runs, or folders of runs, one run per method; those of docs/reproduction/authors-deal have a table of their
-own. The records of a method that they lack stay as they were.
+own, beside rounds of the authors' code from files with the columns method, round and test_accuracy (a fraction). The
+records of a method that they lack stay as they were.
 
 No number of the page's tables is typed by hand: ours are those of docs/reproduction/*.csv, which the runs gave, and the
 papers' are those of jobs/papers/*/results.csv.
@@ -30,6 +32,10 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/reproduction.md"
 RECORDS = ROOT / "docs/reproduction"
 AUTHORS = RECORDS / "authors.csv"
+CODES = {"authors": "the authors' code", "job": "ours, on its clients"}
+OWN = "ours, on our own"
+BOTH = ("fedavg", "fedntd")  # the methods that both codes have played
+LOOKS = (("#D55E00", "-"), ("#0072B2", "--"), ("#777777", "-."))
 DEAL = "authors-deal/"  # begins the names of the runs of docs/reproduction/authors-deal
 CELL = "cifar10-shards-2"
 METHODS = {"fedavg": "#777777", "fedntd": "#0072B2", "fedlmd": "#D55E00"}  # and the colour of its line
@@ -129,21 +135,61 @@ def beside(rounds: dict[str, Rows]) -> str:
     return table(" | ".join(head).split(" | "), lines())
 
 
+def deals(rounds: dict[str, Rows]) -> dict[str, dict[str, np.ndarray]]:
+    """The curves (T,), in percent, of the authors' code and of ours on its clients, and of ours on our own."""
+    curves: dict[str, dict[str, list[float]]] = {method: {name: [] for name in CODES.values()} for method in BOTH}
+    for row in csv.DictReader(AUTHORS.read_text().splitlines()):
+        if int(row["round"]):
+            curves[row["method"]][CODES[row["code"]]].append(100 * float(row["test_accuracy"]))
+    arrays = {method: {name: np.array(of) for name, of in each.items()} for method, each in curves.items()}
+    return {method: {**each, OWN: curve(rounds[method], "test_accuracy")} for method, each in arrays.items()}
+
+
+def tens(values: np.ndarray) -> np.ndarray:
+    """The means of rounds 1 to 10, 11 to 20, ..., as far as there are such."""
+    return values[: len(values) // LAST * LAST].reshape(-1, LAST).mean(axis=1)
+
+
 def authors(rounds: dict[str, Rows]) -> str:
     """The authors' code and ours on the clients that it deals, and ours on our own: means of ten rounds."""
-    curves: dict[str, list[float]] = {}
-    names = {"authors": "the authors' code", "ours": "ours, on its clients", "job": "ours, on its clients, by the job"}
-    for row in csv.DictReader(AUTHORS.read_text().splitlines()):
-        who = names[row["code"]]
-        curves.setdefault(f"{row['method']}: {who}", []).append(100 * float(row["test_accuracy"]))
-    for method in ("fedavg", "fedntd"):
-        curves[f"{method}: ours, on our own"] = [0.0, *curve(rounds[method], "test_accuracy")]
-    tens = range(1, ROUNDS, LAST)
+    columns = {f"{method}: {name}": tens(of) for method, each in deals(rounds).items() for name, of in each.items()}
+    ends = range(LAST, ROUNDS + 1, LAST)
+    lines = [
+        [f"{end - LAST + 1} to {end}", *(f"{of[i]:.1f}" if i < len(of) else "" for of in columns.values())]
+        for i, end in enumerate(ends)
+    ]
+    return table(["rounds", *columns], lines)
+
+
+def gaps(rounds: dict[str, Rows]) -> str:
+    """By how much ours on the authors' clients is above their code, and above ours on our own: over means of ten."""
+    theirs, same = CODES.values()
     lines = []
-    for name, values in sorted(curves.items()):
-        means = [f"{np.mean(values[ten : ten + LAST]):.1f}" if len(values) >= ten + LAST else "" for ten in tens]
-        lines.append([name, *means])
-    return table(["rounds", *(f"{ten}-" for ten in tens)], lines)
+    for method, of in deals(rounds).items():
+        for other in (theirs, OWN):
+            count = min(len(tens(of[same])), len(tens(of[other])))
+            gap = tens(of[same])[:count] - tens(of[other])[:count]
+            if count > 1:
+                spread = f"{gap.mean():+.1f} ± {gap.std(ddof=1):.1f}"
+                lines.append([method, f"{same}, less {other}", f"1 to {count * LAST}", spread, f"{gap[-1]:+.1f}"])
+    return table(["method", "difference", "rounds", "mean ± deviation of tens", "last ten"], lines)
+
+
+def draw_deals(rounds: dict[str, Rows], file: Path) -> None:
+    """The curves of `deals`, a panel per method: means of ten rounds, and the number that the paper prints."""
+    figure = Figure(figsize=(7, 3.2), layout="constrained")
+    for place, (method, each) in zip(figure.subplots(1, 2, sharey=True), deals(rounds).items(), strict=True):
+        for (name, values), (colour, dash) in zip(each.items(), LOOKS, strict=True):
+            if len(values) >= LAST:
+                smooth = np.convolve(values, np.ones(LAST) / LAST, "valid")  # of rounds up to each
+                place.plot(np.arange(LAST, len(values) + 1), smooth, dash, color=colour, label=name)
+        paper = float(printed("fedntd/table1", method, "test_accuracy", "last").split()[0])
+        place.axhline(paper, color="#000000", linewidth=0.8, linestyle=":", label="FedNTD, Table 1, at the end")
+        place.set(title=method, xlabel="round")
+        place.grid(alpha=0.3)
+    figure.axes[0].set_ylabel("test accuracy (%), mean of ten rounds")
+    figure.axes[1].legend(loc="lower right", fontsize="small")
+    to_svg(figure, file)
 
 
 def speed(rounds: dict[str, Rows]) -> str:
@@ -190,7 +236,11 @@ def draw(rounds: dict[str, Rows], file: Path) -> None:
         place.grid(alpha=0.3)
     axes[0].legend(loc="lower right")
     axes[1].set_xlabel("round")
-    with rc_context({"svg.hashsalt": "curves"}):
+    to_svg(figure, file)
+
+
+def to_svg(figure: Figure, file: Path) -> None:
+    with rc_context({"svg.hashsalt": file.stem}):
         figure.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     file.write_text(re.sub(r"[ \t]+$", "", file.read_text(), flags=re.MULTILINE))
 
@@ -203,14 +253,17 @@ def keep(found: Rows, file: Path) -> None:
     write(sorted(rows, key=lambda row: row["method"]), file)
 
 
-def keep_deal(runs: Sequence[Run]) -> None:
-    """Put the rounds of runs of docs/reproduction/authors-deal into the table of the authors' code."""
+def keep_deal(runs: Sequence[Run], files: Sequence[Path]) -> None:
+    """Put rounds of runs of docs/reproduction/authors-deal, and those of files of the authors' code, into its table."""
     rows: dict[tuple[str, str, int], Any] = {}
     for row in csv.DictReader(AUTHORS.read_text().splitlines()):
         rows[row["code"], row["method"], int(row["round"])] = row["test_accuracy"]
     for run in runs:
         for row in rounds_of(run):
             rows["job", run.folder.parent.name, row["round"]] = row["test_accuracy"]
+    for file in files:
+        for row in csv.DictReader(file.read_text().splitlines()):
+            rows["authors", row["method"], int(row["round"])] = f"{float(row['test_accuracy']):.4f}"
     heads = ("code", "method", "round", "test_accuracy")
     write([dict(zip(heads, (*key, accuracy), strict=True)) for key, accuracy in sorted(rows.items())], AUTHORS)
 
@@ -218,15 +271,18 @@ def keep_deal(runs: Sequence[Run]) -> None:
 def main(*folders: str) -> None:
     files = RECORDS / "rounds.csv", RECORDS / "classes.csv"
     if folders:
-        every = [read_run(run) for folder in folders for run in find_runs(Path(folder).expanduser())]
+        given = [Path(folder).expanduser() for folder in folders]
+        every = [read_run(run) for folder in given if folder.suffix != ".csv" for run in find_runs(folder)]
         runs = [run for run in every if not run.job["name"].startswith(DEAL)]
-        keep_deal([run for run in every if run not in runs])
+        keep_deal([run for run in every if run not in runs], [file for file in given if file.suffix == ".csv"])
         for rows, file in zip(records(runs), files, strict=True):
             keep(rows, file)
     rounds = read(files[0])
     if folders:
         draw(rounds, RECORDS / "curves.svg")
+        draw_deals(rounds, RECORDS / "authors.svg")
     tables = {"status": status(rounds), "beside": beside(rounds), "speed": speed(rounds), "authors": authors(rounds)}
+    tables["gaps"] = gaps(rounds)
     page = PAGE.read_text()
     for name, text in tables.items():
         page = put(page, name, text)
