@@ -149,8 +149,8 @@ def draining() -> set[str]:
 
 def holders(objects: Collection[ObjectRef]) -> set[str] | None:
     """The ids of the nodes that have a copy of each of these objects of this process. Else None, and none is known."""
-    found = private("holders")
-    if not found or not objects:
+    found = private("holders") if objects else None
+    if not found:
         return None
     return set.intersection(*(set(each["node_ids"]) for each in found[0](list(objects)).values()))
 
