@@ -237,7 +237,7 @@ def read_toml(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
         raise InputError(f"job file '{source}' cannot be read: {error}{line}{quotes}") from None
     except UnicodeDecodeError:
         raise InputError(
-            f"'{source}' is no job file: that is text in TOML, as `rayfed init FOLDER` writes it"
+            f"'{source}' is no job file: that is TOML, in UTF-8; `rayfed init FOLDER` writes one"
         ) from None
     except (OSError, ValueError, RecursionError) as error:  # of a path with a zero byte
         raise InputError(f"job file '{source}' cannot be read: {error}") from None

@@ -418,7 +418,6 @@ class Odd(Part):
     ("hook", "value", "said"),
     [
         ("loss", 0.5, "test_engine.Odd.loss gave 0.5; it must give a scalar tensor, or None for no term"),
-        ("loss", torch.tensor(0.5), "Odd.loss gave 0.5 without a gradient, which would train nothing; compute it from"),
         ("loss", torch.ones(2), "Odd.loss gave a tensor of shape (2,); it must give a scalar tensor"),
         ("report", 3, "Odd.report gave 3; it must give two values, the summands and the memory"),
         ("memory", {"a": np.ones(2)}, "Odd.report gave a memory with array([1., 1.]) at a; a memory is made of"),

@@ -143,7 +143,7 @@ def test_a_job_file_in_another_folder_is_named_and_a_file_that_is_none_is_told(t
     with pytest.raises(InputError, match=r"^no job file 'yours.toml'; 'quickstart' is an example"):
         read_toml("yours.toml")
     Path("test.parquet").write_bytes(b"PAR1\xbc")
-    with pytest.raises(InputError, match=r"^'test.parquet' is no job file: that is text in TOML"):
+    with pytest.raises(InputError, match=r"^'test.parquet' is no job file: that is TOML, in UTF-8"):
         read_toml("test.parquet")
 
 

@@ -11,9 +11,9 @@ it ends.
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
@@ -63,7 +63,7 @@ class Dispatch:
     deadline: Deadline
     max_retries: int
     retried: Callable[[], None]  # called for each lost call that is run again
-    trees: Collection[ObjectRef] = ()  # large ones that calls need: those of now, as they are sent
+    trees: Mapping[ObjectRef, float] = field(default_factory=dict)  # large ones that calls need now: when each was put
 
     def __post_init__(self) -> None:
         self._stages: list[Stage] = []  # that have begun, and whose answers are not all given
@@ -165,6 +165,7 @@ class Dispatch:
                 return None
             member = next((member for member in near if member.card != faulty), near[0])
             if member.card == faulty and any(other.member.card != faulty for other in self._working.values()):
+                self._held_back = len(near) < len(self.crew.idle)
                 return None
         self.crew.idle.remove(member)
         return member
@@ -178,7 +179,7 @@ class Dispatch:
         copies = internals.holders(self.trees)
         if copies is None:
             return self.crew.idle
-        since = time.monotonic() - FETCH
+        since = max([time.monotonic() - FETCH, *self.trees.values()])  # an earlier message does not fetch them
         served = {each.member.node_id for each in self._working.values() if each.since > since}
         if len(served - copies) < 2 * max(1, len(copies)):
             return self.crew.idle

@@ -27,7 +27,7 @@ NAMES = {
     "full_memory": "ray.core.generated.common_pb2:NODE_OUT_OF_MEMORY",
     "head_store": "ray.experimental.internal_kv:internal_kv_get_gcs_client",
     "head_value": "ray.experimental.internal_kv:_internal_kv_get",
-    "holders": "ray.experimental:get_object_locations",
+    "holders": "ray.experimental:get_local_object_locations",
     "job_request": "ray.job_submission:JobSubmissionClient._do_request",
     "multi_node": "ray._private.ray_constants:ENABLE_RAY_CLUSTER",
     "need_token": "ray._private.authentication.authentication_token_setup:ensure_token_if_auth_enabled",
@@ -152,7 +152,8 @@ def holders(objects: Collection[ObjectRef]) -> set[str] | None:
     found = private("holders") if objects else None
     if not found:
         return None
-    return set.intersection(*(set(each["node_ids"]) for each in found[0](list(objects)).values()))
+    copies = found[0](list(objects))
+    return set.intersection(*(set(copies[each]["node_ids"] if each in copies else ()) for each in objects))
 
 
 def adds_nodes() -> bool:

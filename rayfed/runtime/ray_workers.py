@@ -44,8 +44,8 @@ class RayWorkers(Workers):
         self._crew = crew
         self._site = site
         options = site.job.ray
-        self._large: dict[str, ObjectRef] = {}  # by name, the tree that was sent last, if it is large
-        retries, large = options.max_retries, self._large.values()
+        self._large: dict[ObjectRef, float] = {}  # those of `_sent` that are large, and when they were put
+        retries, large = options.max_retries, self._large
         self._dispatch = Dispatch(crew, Deadline(options.deadline), retries, gauges.retried, large)
         self._progress = progress
         self._looked = time.monotonic(), 0.0  # when the last round was finished, and what had been worked by then
@@ -166,13 +166,14 @@ class RayWorkers(Workers):
         """
         last, sent = self._sent.get(name, (None, None))
         if sent is None or last is not tree:
+            if isinstance(sent, ObjectRef):
+                self._large.pop(sent, None)
             packed = pack(tree)
             reference = ray.put(packed) if packed.num_bytes >= SMALL else None
             sent = packed if reference is None else reference
             self._sent[name] = tree, sent
-            self._large.pop(name, None)
             if reference is not None and packed.num_bytes > LARGE:
-                self._large[name] = reference
+                self._large[reference] = time.monotonic()
         return sent
 
     def _send_again(self, error: ObjectLostError, calls: Sequence[Call]) -> None:

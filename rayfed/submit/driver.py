@@ -29,7 +29,9 @@ class Written(click.ParamType):
         read = self._read(match) if match else None
         if not read:
             option = param.opts[0] if param else ""
-            shown = re.sub("=.+", "=...", value) if option == "--env" else value  # it may be a key that is secret
+            shown = (
+                value.partition("=")[0] + "=..." if option == "--env" and "=" in value else value
+            )  # it may be a key that is secret
             raise InputError(f"{option} '{shown}': write {self._how}")
         return read
 
@@ -40,10 +42,11 @@ def requirement(match: re.Match[str]) -> str | None:
     from packaging.utils import canonicalize_name
 
     try:
-        name = Requirement(match[0]).name
+        wanted = Requirement(match[0])
     except InvalidRequirement:
         return None
-    return None if canonicalize_name(name) in OF_CLUSTER or name.endswith(FILES) else match[0]
+    is_here = wanted.name.lower().endswith(FILES) or "://" not in (wanted.url or "://")
+    return None if is_here or canonicalize_name(wanted.name) in OF_CLUSTER else match[0]
 
 
 def distinct(ctx: click.Context, param: click.Parameter, pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
@@ -57,7 +60,7 @@ def distinct(ctx: click.Context, param: click.Parameter, pairs: Sequence[tuple[s
 
 VARIABLE = Written(
     "KEY=VALUE",
-    rf"(?!(?:{SET})=)([A-Za-z_]\w*)=(.*)",
+    rf"(?s)(?!(?:{SET})=)([A-Za-z_]\w*)=(.*)",
     "KEY=VALUE, with a name of letters, digits and _ that rayfed and Ray do not set themselves",
     re.Match.groups,
 )
@@ -68,10 +71,12 @@ PACKAGE = Written(
     "and rayfed are there",
     requirement,
 )
-NUMBER = Written("NUMBER", r"\d{1,9}(\.\d+)?", "a number above 0, such as 1 or 0.5", lambda match: float(match[0]))
+NUMBER = Written(
+    "NUMBER", r"[0-9]{1,9}(\.[0-9]+)?", "a number above 0, such as 1 or 0.5", lambda match: float(match[0])
+)
 SIZE = Written(
     "SIZE",
-    r"(\d{1,18}(?:\.\d+)?)(KiB|MiB|GiB|TiB)?",
+    r"([0-9]{1,12}(?:\.[0-9]+)?)(KiB|MiB|GiB|TiB)?",
     "bytes, or a size such as 512MiB or 4GiB",
     lambda match: int(float(match[1]) * UNITS[match[2]]),
 )

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections import deque
 from functools import partial
 from types import SimpleNamespace
@@ -22,7 +23,7 @@ def dispatch_to(nodes, actors=2):
     members = [Member(f"{node}.{number}", None, node_id=node) for number in range(actors) for node in nodes]
     calls = [Call(1, task=(client,)) for client in range(len(members))]
     stage = Stage("train", 1, calls, lambda actor, calls: [ray.ObjectRef(os.urandom(28))], None)
-    dispatched = Dispatch(SimpleNamespace(idle=deque(members)), None, 0, None, trees=[None])
+    dispatched = Dispatch(SimpleNamespace(idle=deque(members)), None, 0, None, trees={None: 0.0})
     dispatched.begin(stage)
     return dispatched
 
@@ -55,6 +56,33 @@ def test_a_node_that_holds_a_copy_never_waits_and_without_trees_none_does(monkey
     for copies in ({"driver", *nodes}, None):
         monkeypatch.setattr(internals, "holders", lambda trees, copies=copies: copies)
         assert not dispatch_to(nodes).crew.idle
+
+
+def test_work_that_began_before_a_tree_was_put_does_not_fetch_it(monkeypatch):
+    """As an evaluation that still goes on when the next round begins."""
+    nodes = [f"node-{number}" for number in range(9)]
+    monkeypatch.setattr(internals, "holders", lambda trees: {"driver", *nodes})
+    dispatched = dispatch_to(nodes[:6], actors=1)
+    monkeypatch.setattr(internals, "holders", lambda trees: {"driver"})
+    dispatched.trees = {None: time.monotonic()}
+    dispatched.crew.idle.extend(Member(f"{node}.0", None, node_id=node) for node in nodes[6:])
+    calls = [Call(1, task=(client,)) for client in range(3)]
+    dispatched.begin(Stage("train", 2, calls, lambda actor, calls: [ray.ObjectRef(os.urandom(28))], None))
+    assert at_work(dispatched) == {*nodes[:8]}
+
+
+def test_a_call_that_waits_for_another_gpu_goes_there_once_its_node_may_fetch(monkeypatch):
+    copies = {"driver"}
+    monkeypatch.setattr(internals, "holders", lambda trees: copies)
+    dispatched = dispatch_to(["a", "b"], actors=1)
+    stage = Stage("train", 1, [Call(1, task=(9,))], lambda actor, calls: [ray.ObjectRef(os.urandom(28))], None)
+    stage.faulty = {0: ("a", "")}
+    dispatched.crew.idle.extend([Member("a.1", None, node_id="a"), Member("c.0", None, node_id="c")])
+    dispatched.begin(stage)
+    assert dispatched._held_back, "c may not fetch yet, and is looked at again"
+    copies |= {"a", "b"}
+    dispatched._hand_out()
+    assert at_work(dispatched) == {"a", "b", "c"}
 
 
 def test_a_ray_that_does_not_tell_of_copies_has_all_nodes_fetch_at_once(monkeypatch):
