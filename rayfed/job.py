@@ -226,10 +226,14 @@ def read_toml(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
         text = read_regular(_found(source)).decode("utf-8-sig")  # some editors write a mark in front
         return tomllib.loads(text)
     except FileNotFoundError:
-        near = sorted(path for path in Path().glob("*/*.toml") if path.name == Path(source).name)
-        advice = f"did you mean '{near[0]}'?" if near else "'quickstart' is an example that comes with rayfed, and "
-        advice += "" if near else "`rayfed init FOLDER` writes another to begin with"
-        raise InputError(f"no job file '{source}'; {advice}") from None
+        name = Path(source).name
+        near = sorted(path for path in Path().glob("*/*.toml") if path.name == name and path.is_file())
+        if near:
+            raise InputError(f"no job file '{source}'; did you mean '{near[0]}'?") from None
+        raise InputError(
+            f"no job file '{source}'; 'quickstart' is an example that comes with rayfed, and `rayfed init FOLDER` "
+            "writes another to begin with"
+        ) from None
     except tomllib.TOMLDecodeError as error:
         number = re.search(r"at line (\d+)", str(error))
         line = f": {text.splitlines()[int(number[1]) - 1].strip()[:80]}" if number else ""

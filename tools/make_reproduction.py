@@ -145,6 +145,11 @@ def deals(rounds: dict[str, Rows]) -> dict[str, dict[str, np.ndarray]]:
     return {method: {**each, OWN: curve(rounds[method], "test_accuracy")} for method, each in arrays.items()}
 
 
+def smooth(values: np.ndarray) -> np.ndarray:
+    """Means of ten rounds, up to each round from the tenth on."""
+    return np.convolve(values, np.ones(LAST) / LAST, "valid")
+
+
 def tens(values: np.ndarray) -> np.ndarray:
     """The means of rounds 1 to 10, 11 to 20, ..., as far as there are such."""
     return values[: len(values) // LAST * LAST].reshape(-1, LAST).mean(axis=1)
@@ -181,8 +186,7 @@ def draw_deals(rounds: dict[str, Rows], file: Path) -> None:
     for place, (method, each) in zip(figure.subplots(1, 2, sharey=True), deals(rounds).items(), strict=True):
         for (name, values), (colour, dash) in zip(each.items(), LOOKS, strict=True):
             if len(values) >= LAST:
-                smooth = np.convolve(values, np.ones(LAST) / LAST, "valid")  # of rounds up to each
-                place.plot(np.arange(LAST, len(values) + 1), smooth, dash, color=colour, label=name)
+                place.plot(np.arange(LAST, len(values) + 1), smooth(values), dash, color=colour, label=name)
         paper = float(printed("fedntd/table1", method, "test_accuracy", "last").split()[0])
         place.axhline(paper, color="#000000", linewidth=0.8, linestyle=":", label="FedNTD, Table 1, at the end")
         place.set(title=method, xlabel="round")
@@ -229,9 +233,8 @@ def draw(rounds: dict[str, Rows], file: Path) -> None:
     ):
         for (method, rows), dash in zip(rounds.items(), ("-", "--", "-."), strict=False):
             values = curve(rows, column)
-            smooth = np.convolve(values, np.ones(LAST) / LAST, "valid")  # of rounds up to each
             place.plot(np.arange(1, len(values) + 1), values, color=METHODS[method], alpha=0.25, linewidth=0.7)
-            place.plot(np.arange(LAST, len(values) + 1), smooth, dash, color=METHODS[method], label=method)
+            place.plot(np.arange(LAST, len(values) + 1), smooth(values), dash, color=METHODS[method], label=method)
         place.set_ylabel(label)
         place.grid(alpha=0.3)
     axes[0].legend(loc="lower right")

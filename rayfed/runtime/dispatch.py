@@ -70,7 +70,6 @@ class Dispatch:
         self._working: dict[ObjectRef, Message] = {}
         self._worked = 0.0  # seconds, by all members together, on messages that have ended
         self._coming: list[str] = []  # what is on its way here, in words
-        self._held_back = False  # members are idle since their nodes have no tree yet
         self._heartbeat = Heartbeat()
 
     def begin(self, stage: Stage) -> Iterator[Values]:
@@ -134,7 +133,6 @@ class Dispatch:
 
     def _hand_out(self) -> None:
         actors = len(self.crew.idle) + len(self._working)
-        self._held_back = False
         for stage in self._stages:
             while stage.waiting and self.crew.idle:
                 member = self._member_for(stage, stage.waiting[0])
@@ -161,11 +159,9 @@ class Dispatch:
         else:
             near = self._near()
             if not near:
-                self._held_back = True
                 return None
             member = next((member for member in near if member.card != faulty), near[0])
             if member.card == faulty and any(other.member.card != faulty for other in self._working.values()):
-                self._held_back = len(near) < len(self.crew.idle)
                 return None
         self.crew.idle.remove(member)
         return member
@@ -296,9 +292,9 @@ class Dispatch:
         return message.since + self.deadline.seconds(kind, message.size, message.count)
 
     def _until_something_is_due(self) -> float:
+        if self.trees and self.crew.idle and any(stage.waiting for stage in self._stages):
+            return TICK  # members wait until nodes have copies, which nothing tells
         now = time.monotonic()
-        if self._held_back:
-            return TICK
         return max(0.0, min([self._heartbeat.left, *(self._due(message) - now for message in self._working.values())]))
 
     def _awaited(self) -> list[str]:

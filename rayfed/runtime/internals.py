@@ -148,7 +148,10 @@ def draining() -> set[str]:
 
 
 def holders(objects: Collection[ObjectRef]) -> set[str] | None:
-    """The ids of the nodes that have a copy of each of these objects of this process. Else None, and none is known."""
+    """The ids of the nodes that have a copy of each of these objects of this process.
+
+    Else None, and large trees go to all nodes from this one. None too where there are no objects.
+    """
     found = private("holders") if objects else None
     if not found:
         return None

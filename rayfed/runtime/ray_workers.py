@@ -45,8 +45,8 @@ class RayWorkers(Workers):
         self._site = site
         options = site.job.ray
         self._large: dict[ObjectRef, float] = {}  # those of `_sent` that are large, and when they were put
-        retries, large = options.max_retries, self._large
-        self._dispatch = Dispatch(crew, Deadline(options.deadline), retries, gauges.retried, large)
+        deadline = Deadline(options.deadline)
+        self._dispatch = Dispatch(crew, deadline, options.max_retries, gauges.retried, self._large)
         self._progress = progress
         self._looked = time.monotonic(), 0.0  # when the last round was finished, and what had been worked by then
         self._gauges = gauges
@@ -169,11 +169,10 @@ class RayWorkers(Workers):
             if isinstance(sent, ObjectRef):
                 self._large.pop(sent, None)
             packed = pack(tree)
-            reference = ray.put(packed) if packed.num_bytes >= SMALL else None
-            sent = packed if reference is None else reference
+            sent = packed if packed.num_bytes < SMALL else ray.put(packed)
             self._sent[name] = tree, sent
-            if reference is not None and packed.num_bytes > LARGE:
-                self._large[reference] = time.monotonic()
+            if isinstance(sent, ObjectRef) and packed.num_bytes > LARGE:
+                self._large[sent] = time.monotonic()
         return sent
 
     def _send_again(self, error: ObjectLostError, calls: Sequence[Call]) -> None:

@@ -29,9 +29,8 @@ class Written(click.ParamType):
         read = self._read(match) if match else None
         if not read:
             option = param.opts[0] if param else ""
-            shown = (
-                value.partition("=")[0] + "=..." if option == "--env" and "=" in value else value
-            )  # it may be a key that is secret
+            name, equals, _ = value.partition("=")
+            shown = f"{name}=..." if equals and option == "--env" else value  # a variable may be secret
             raise InputError(f"{option} '{shown}': write {self._how}")
         return read
 

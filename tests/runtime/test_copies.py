@@ -12,7 +12,7 @@ import ray
 
 from rayfed.methods import compose, scaffold
 from rayfed.runtime import dispatch, internals, ray_workers
-from rayfed.runtime.crew import Member
+from rayfed.runtime.crew import TICK, Member
 from rayfed.runtime.dispatch import Dispatch
 from rayfed.runtime.stage import Call, Stage
 from tests.runtime.test_nodes import IN_STORE, PATIENT, Slow
@@ -42,13 +42,12 @@ def test_two_nodes_per_copy_fetch_a_tree_at_once(monkeypatch, count):
         fetching = at_work(dispatched) - copies
         assert len(fetching) == 2 * len(copies)
         assert len(dispatched._working) == 2 * len(at_work(dispatched)), "all actors of a node wait for the same copy"
-        assert dispatched._held_back
+        assert dispatched._until_something_is_due() == TICK
         copies |= fetching
         dispatched._hand_out()
         waves += 1
     assert 3**waves <= count + 2
     assert not dispatched.crew.idle
-    assert not dispatched._held_back
 
 
 def test_a_node_that_holds_a_copy_never_waits_and_without_trees_none_does(monkeypatch):
@@ -79,7 +78,7 @@ def test_a_call_that_waits_for_another_gpu_goes_there_once_its_node_may_fetch(mo
     stage.faulty = {0: ("a", "")}
     dispatched.crew.idle.extend([Member("a.1", None, node_id="a"), Member("c.0", None, node_id="c")])
     dispatched.begin(stage)
-    assert dispatched._held_back, "c may not fetch yet, and is looked at again"
+    assert dispatched._until_something_is_due() == TICK, "c may not fetch yet, and is looked at again"
     copies |= {"a", "b"}
     dispatched._hand_out()
     assert at_work(dispatched) == {"a", "b", "c"}
