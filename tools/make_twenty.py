@@ -91,7 +91,8 @@ def cells_of(setting: str, overrides: Mapping[str, Any]) -> dict[str, dict[str, 
 
 
 def tune(setting: str, overrides: Mapping[str, Any]) -> None:
-    """Play a partition's tries by halving, method by method; what is played already is read."""
+    """Play a partition's tries by halving, method by method; what is played already, here or elsewhere, is read."""
+    known = {tuple(row[:3]): float(row[3]) for row in read(TRIES)}
     kept = Kept()
     for method, tries in cells_of(setting, overrides).items():
         scores: Scores = defaultdict(dict)
@@ -100,7 +101,8 @@ def tune(setting: str, overrides: Mapping[str, Any]) -> None:
             names = left(scores, names, many)
             for seed in seeds:
                 for name in names:
-                    scores[name][seed] = primary(play(tries[name][seed], kept), method)
+                    number = known.get((setting, name, str(seed)))
+                    scores[name][seed] = primary(play(tries[name][seed], kept), method) if number is None else number
                     print(f"{setting}  {name}  seed {seed}  {scores[name][seed]:.2f}", flush=True)
 
 

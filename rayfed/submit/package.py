@@ -1,12 +1,13 @@
 """The files that are sent with a submitted job: the working folder, without files that no cluster should get.
 
-In a git repository, git tells which files it ignores. What looks like a secret (`secret.py`), hidden files, caches,
-environments, data, weights, the folders of runs and the job's own paths stay here, too. The rest is copied into a
+In a git repository, git tells which files it ignores. What is named like a secret, hidden files, caches, environments,
+data, weights, the folders of runs and the job's own paths stay here, too. The rest is copied into a
 temporary folder, which Ray packs. `rayfed` is sent as a module of its own, so that the cluster runs the code that has
 checked the job.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -25,11 +26,19 @@ from rayfed.base.errors import InputError
 from rayfed.data.settings import is_relative
 from rayfed.job import EXAMPLES, Job
 from rayfed.report.words import listed
-from rayfed.submit.secret import secret_in
 
 LIMIT = 100 * 2**20  # bytes; Ray refuses larger uploads without a reason
 PACKAGE = Path(rayfed.__file__).parent
 SECRET = "looks like a secret: "
+WORDS = re.compile(r"[A-Z0-9]+(?![a-z])|[A-Z]?[a-z0-9]+")  # of names such as gcp_key.json, apiKey and ID_RSA
+SECRETS = {  # in the names of files and folders that hold secrets
+    *("account", "auth", "cookies", "credential", "credentials", "creds", "env", "envrc", "htpasswd", "identity"),
+    *("kaggle", "key", "keychain", "keys", "keystore", "keytab", "kube", "kubeconfig", "netrc", "passwd", "password"),
+    *("passwords", "pw", "secret", "secrets", "ssh", "token", "vault", "wallet"),
+    *("db", "dsa", "ecdsa", "ed25519", "gpg", "jks", "kdbx", "ovpn", "p12", "p8", "pem", "pfx", "ppk", "rsa", "sqlite"),
+    *("sqlite3", "tfstate", "tfvars"),
+}
+SOURCE = {".bib", ".c", ".cpp", ".cu", ".h", ".ipynb", ".md", ".py", ".pyi", ".rst", ".tex"}  # it may have any name
 HIDDEN = (".*",)
 CACHES = ("__pycache__", "*.egg-info", "node_modules", "venv", "*.pyc", "*.pyo")
 DATA = ("*.parquet", "*.pq", "*.safetensors", "*.pt", "*.pth", "*.ckpt", "*.zip", "*.tar", "*.tar.gz", "*.tgz")
@@ -92,9 +101,9 @@ def chosen(
             files.stays[str(name)] = "is a link to what is not sent"
             continue
         is_included = any(place.match(pattern) for pattern in included for place in (name, *name.parents))
-        look = "" if is_included else secret_in(real, str(name))
-        if look:
-            files.stays[str(name)] = SECRET + look
+        look = next((word for word in WORDS.findall(str(name)) if word.lower() in SECRETS), "")
+        if look and name.suffix not in SOURCE and not is_included:
+            files.stays[str(name)] = f"{SECRET}named '{look}'"
             continue
         files.sent[str(name)] = path.stat().st_size
         targets.add(path)
