@@ -13,7 +13,6 @@ from typing import Any
 from urllib.parse import unquote
 
 STOPPED = 130
-ENDED = ".ended"  # a file in a run's folder: what it was at when its process ended without a word
 LONGEST = 200  # characters of a value in a message
 MANY = 40  # names in a message
 # In an address: a key as the user; a password, even with / in it, but no port (S3 has none); the same in a parameter.

@@ -14,11 +14,9 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import Any, NoReturn
 
-from rayfed.base.errors import ENDED, STOPPED, Resumable, RunFailed
+from rayfed.base.errors import STOPPED, Resumable, RunFailed
 from rayfed.base.noted import noted
 
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -130,20 +128,5 @@ def _explain(code: int, next_step: str, run: str, work: str) -> int:
         print(f"{ended}: {by_ray}", file=sys.stderr)
     else:
         print(f"{ended}: code there may call os._exit, or else {by_ray}", file=sys.stderr)
-    if work and _has_ended_so(run, f"{work}, {code}"):
-        print("it has ended so before: to resume it unchanged would not help", file=sys.stderr)
-        return RunFailed.exit_code
     print(next_step, file=sys.stderr)
     return Resumable.exit_code
-
-
-def _has_ended_so(run: str, how: str) -> bool:
-    """Whether the run in a folder has ended in this way before. It is noted there."""
-    from rayfed.base.files import write_text  # it brings more than a parent that only waits should hold
-
-    file = Path(run, ENDED)
-    with suppress(OSError):
-        before = file.read_text(errors="replace") if file.is_file() else ""
-        write_text(file, how)
-        return before == how
-    return False

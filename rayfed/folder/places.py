@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rayfed.base.errors import ENDED, InputError
+from rayfed.base.errors import InputError
 from rayfed.base.storage import Folder, joined
 from rayfed.folder.owner import LOCK, OWNER, is_locked, lock
 from rayfed.folder.summary import early_end, read_summary
@@ -21,7 +21,7 @@ from rayfed.job import Job, differences, read_job, read_toml
 FOLDERS = (*(f"{name}.parquet" for name in RESULTS), "checkpoints", "modules", "tensorboard", "wandb", "mlflow")
 FILES = ("partition.parquet", "environment.json", "summary.json", "log.txt", "report.html", "job.toml")
 OWN = (*FOLDERS, *FILES)
-BEFORE_BEGIN = {LOCK, ENDED, "checkpoints", "modules"}  # what a run leaves that ends before it has its job.toml
+BEFORE_BEGIN = {LOCK, "checkpoints", "modules"}  # what a run leaves that ends before it has its job.toml
 OTHERWISE = "give --force (in Python force=True) to replace them, or give the job another name"
 
 log = logging.getLogger(__name__)

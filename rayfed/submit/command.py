@@ -17,7 +17,7 @@ from rayfed.runtime.jobs import Jobs, Log, Submission
 from rayfed.screen.exits import Failure
 from rayfed.screen.options import complete_name, job_argument, read_override, settings_option, trust_option
 from rayfed.screen.text import aligned
-from rayfed.submit.driver import LABEL, NUMBER, PACKAGE, SIZE, VARIABLE, distinct, places
+from rayfed.submit.driver import LABEL, PACKAGE, VARIABLE, distinct, places
 
 if TYPE_CHECKING:
     from rayfed.grid.cells import Cell
@@ -28,7 +28,7 @@ show = partial(print, end="", flush=True)
 ENV = "A variable for the job's processes, seen by all who see the cluster's jobs. May be given often."
 WITH = "A package for the job's processes, such as timm==1.0.31, which pip installs. May be given often."
 CPUS = "CPUs for the job's driver, which then runs on any node that has them; else on the head node."
-MEMORY = "Memory for the driver, in bytes, or such as 4GiB."
+MEMORY = "Memory for the driver, in bytes."
 LABELS = "A label of the driver's node, as Ray selects it: disk=fast, gpu=!A10. May be given often."
 address_option = click.option(
     "--address",
@@ -48,8 +48,8 @@ address_option = click.option(
 @click.option("--include", multiple=True, metavar="PATTERN", help="Files to send although they look like secrets.")
 @click.option("--env", "variables", multiple=True, type=VARIABLE, callback=distinct, help=ENV)
 @click.option("--with", "packages", multiple=True, type=PACKAGE, help=WITH)
-@click.option("--entrypoint-num-cpus", type=NUMBER, help=CPUS)
-@click.option("--entrypoint-memory", type=SIZE, help=MEMORY)
+@click.option("--entrypoint-num-cpus", type=click.FloatRange(0, min_open=True), help=CPUS)
+@click.option("--entrypoint-memory", type=click.IntRange(1), help=MEMORY)
 @click.option(
     "--entrypoint-label", "entrypoint_label_selector", multiple=True, type=LABEL, callback=distinct, help=LABELS
 )

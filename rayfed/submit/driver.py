@@ -11,7 +11,6 @@ import click
 
 from rayfed.base.errors import InputError
 
-UNITS = {None: 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 SET = "RAYFED_COMMIT|RAY_ADDRESS|RAY_JOB_CONFIG_JSON_ENV_VAR"  # in a submitted job, by rayfed and Ray
 SELECTOR = r"!?(?:in\([\w.-]+(?:,[\w.-]+)*\)|[\w.-]+)"
 OF_CLUSTER = {"ray", "rayfed", "rayfed-distill"}
@@ -69,15 +68,6 @@ PACKAGE = Written(
     "a package as pip does, such as timm==1.0.31 or 'timm @ git+https://...'; no file of this machine is sent, and Ray "
     "and rayfed are there",
     requirement,
-)
-NUMBER = Written(
-    "NUMBER", r"[0-9]{1,9}(\.[0-9]+)?", "a number above 0, such as 1 or 0.5", lambda match: float(match[0])
-)
-SIZE = Written(
-    "SIZE",
-    r"([0-9]{1,12}(?:\.[0-9]+)?)(KiB|MiB|GiB|TiB)?",
-    "bytes, or a size such as 512MiB or 4GiB",
-    lambda match: int(float(match[1]) * UNITS[match[2]]),
 )
 LABEL = Written(
     "KEY=VALUE",

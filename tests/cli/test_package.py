@@ -2,6 +2,7 @@
 
 import io
 import os
+import shlex
 import subprocess
 from pathlib import Path
 from zipfile import ZipFile
@@ -132,15 +133,15 @@ def test_more_than_100_mib_is_refused_with_the_largest_files(root):
 # Secrets -------------------------------------------------------------------------------------------------------------
 
 NAMES = """
-ID_RSA id_rsa id_dsa id_ecdsa id_ed25519.old id_rsa.bak my_id_rsa.txt deploy_rsa ssh_host_rsa_key server.pem Server.PEM
-server.pem.bak server.pem~ server.key SERVER.KEY tls.key.1 key.ppk a.p8 a.p12 a.P12 a.pfx a.kdbx a.jks a.keystore a.keytab
-a.gpg a.ovpn a.tfvars terraform.tfstate terraform.tfstate.backup prod.env env env.production credentials.json credentials
-Credentials.JSON aws-credentials.csv application_default_credentials.json client_secret_123.json clientSecret.json
-secrets.toml secrets.yaml Secrets.yml secret.txt secrets/prod.yaml auth.json token token.txt token.json Token auth_token
-hf_token access-token.txt github_token accessToken.json api_key.txt apiKey.json keys.json gcp_key.json private-key.txt
-accessKeys.csv service-account.json service_account_prod.json kubeconfig kube-config.yaml passwords.txt password passwd
-.netrc _netrc .htpasswd htpasswd db.sqlite users.db vault.yml wallet.dat cookies.txt kaggle.json signing-key.json .env
-.npmrc .aws/config envrc identity ssh/config pw.txt
+ID_RSA id_rsa id_dsa id_ecdsa id_ed25519.old id_rsa.bak my_id_rsa.txt deploy_rsa ssh_host_rsa_key server.pem
+Server.PEM server.pem.bak server.pem~ server.key SERVER.KEY tls.key.1 key.ppk a.p8 a.p12 a.P12 a.pfx a.kdbx a.jks
+a.keystore a.keytab a.gpg a.ovpn a.tfvars terraform.tfstate terraform.tfstate.backup prod.env env env.production
+credentials.json credentials Credentials.JSON aws-credentials.csv application_default_credentials.json
+client_secret_123.json clientSecret.json secrets.toml secrets.yaml Secrets.yml secret.txt secrets/prod.yaml auth.json
+token token.txt token.json Token auth_token hf_token access-token.txt github_token accessToken.json api_key.txt
+apiKey.json keys.json gcp_key.json private-key.txt accessKeys.csv service-account.json service_account_prod.json
+kubeconfig kube-config.yaml passwords.txt password passwd .netrc _netrc .htpasswd htpasswd db.sqlite users.db
+vault.yml wallet.dat cookies.txt kaggle.json signing-key.json .env .npmrc .aws/config envrc identity ssh/config pw.txt
 """
 BY_NAME = NAMES.split()
 HARMLESS = """
@@ -198,26 +199,10 @@ def test_a_driver_gets_its_variables_packages_and_place_and_nothing_else_without
     assert set(plain["runtime_env"]["env_vars"]) == {"RAY_JOB_STOP_WAIT_TIME_S", "RAYFED_COMMIT"}
     assert "pip" not in plain["runtime_env"] and not [key for key in plain if key.startswith("entrypoint_")]
 
-    asks = [
-        "--env",
-        "A=1",
-        "--env",
-        "B=x=y",
-        "--env",
-        "C=",
-        "--with",
-        "timm==1.0.31",
-        "--with",
-        "tiny @ git+https://host/tiny",
-    ]
-    asks += [
-        "--entrypoint-num-cpus",
-        "0.5",
-        "--entrypoint-memory",
-        "1.5GiB",
-        "--entrypoint-label",
-        "disk=!in(slow,old)",
-    ]
+    asks = shlex.split(
+        "--env A=1 --env B=x=y --env C= --with timm==1.0.31 --with 'tiny @ git+https://host/tiny' "
+        "--entrypoint-num-cpus 0.5 --entrypoint-memory 1610612736 --entrypoint-label 'disk=!in(slow,old)'"
+    )
     submit(cluster, rayfed, *asks, "-s", "name=other")
     asked = cluster.submissions[-1]
     variables = asked["runtime_env"]["env_vars"]
@@ -227,7 +212,7 @@ def test_a_driver_gets_its_variables_packages_and_place_and_nothing_else_without
     place = {key: value for key, value in asked.items() if key.startswith("entrypoint_")}
     assert place == {
         "entrypoint_num_cpus": 0.5,
-        "entrypoint_memory": 3 * 2**29,
+        "entrypoint_memory": 1610612736,
         "entrypoint_label_selector": {"disk": "!in(slow,old)"},
     }
 

@@ -457,7 +457,7 @@ def test_a_job_gets_its_variables_and_packages_and_its_driver_a_place(small, ray
     flags = ["--num-cpus=2", "--node-ip-address=127.0.0.1", "--labels=disk=fast"]
     with ray_head(user, *flags, python=small) as ports:
         url = f"http://127.0.0.1:{ports['dashboard-port']}"
-        place = ["--entrypoint-num-cpus", "1", "--entrypoint-memory", "256MiB", "--entrypoint-label"]
+        place = ["--entrypoint-num-cpus", "1", "--entrypoint-memory", "268435456", "--entrypoint-label"]
         done = submit("--with", f"our-tool @ {wheel(tmp_path).as_uri()}", *place, "disk=in(fast)", "--follow")
         assert done.returncode == 0, done.stdout + done.stderr
         used = set(re.findall(r"TOOL (\S+) (.*)$", done.stdout, re.M))
