@@ -25,14 +25,10 @@ WITH_SECRET = re.compile(
     r"|auth|key|pass|pwd|sig)=)"
     r"[^&\s'\"]*"
 )
-INSTEAD = {
-    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or write them to ~/.aws/credentials",
-    "gs": "GOOGLE_APPLICATION_CREDENTIALS to the name of a file with them",
-    "abfs": "AZURE_TENANT_ID, AZURE_CLIENT_ID and AZURE_CLIENT_SECRET",
-    "hf": "HF_TOKEN",
-    "http": "RAY_AUTH_TOKEN for a Ray",
-    "ray": "RAY_AUTH_TOKEN",
-}  # by the beginning of an address
+INSTEAD = (  # of a key or a password in an address
+    "set what its service reads, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, GOOGLE_APPLICATION_CREDENTIALS, "
+    "HF_TOKEN, RAY_AUTH_TOKEN"
+)
 CONTROL = re.compile(  # Unicode's Cc, Cf, Cs, Zl and Zp, without those that words need (of Persian, of emojis)
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
     "\U000e0000-\U000e007f]"
@@ -220,11 +216,9 @@ def refuse_secrets(value: Any, key: str = "", kind: str = "address") -> None:
         elif isinstance(item, str) and "://" in item and masked(unquote(item)) != unquote(item):
             scheme = re.split(r"[^\w+.-]", unquote(item).partition("://")[0].lower())[-1]
             place = f"{key} = '{scheme}://...'" if key else f"the {kind} '{scheme}://...'"
-            variables = next((names for start, names in INSTEAD.items() if scheme.startswith(start)), "")
-            remedy = f", and set {variables}" if variables else ""
             raise InputError(
                 f"{place}: the key or password in it would be shown in reports, in the job's files and in lists of "
-                f"processes; give the address without it{remedy}"
+                f"processes; give the address without it, and {INSTEAD}"
             )
 
 

@@ -118,15 +118,12 @@ def _end_by(number: int, next_step: str, work: str) -> NoReturn:
 
 def _explain(code: int, next_step: str, run: str, work: str) -> int:
     """Say why a child may have ended without a message; the exit code that this has."""
-    during = f" during {work}" if work else ""
-    ended = f"error: the run's process has ended without a message, with exit code {code}{during}"
+    ended = f"error: the run's process has ended without a message, with exit code {code}"
     by_ray = "Ray does that when the node of the run is lost, or the head of its cluster for a minute"
+    by_code = f"{ended} during {work}: code there may call os._exit"
     if work and not run:  # nothing is written yet, and Ray is not started: it would end so again
-        print(f"{ended}: code of yours there may call os._exit", file=sys.stderr)
+        print(by_code, file=sys.stderr)
         return RunFailed.exit_code
-    if not work:
-        print(f"{ended}: {by_ray}", file=sys.stderr)
-    else:
-        print(f"{ended}: code there may call os._exit, or else {by_ray}", file=sys.stderr)
+    print(f"{by_code}, or else {by_ray}" if work else f"{ended}: {by_ray}", file=sys.stderr)
     print(next_step, file=sys.stderr)
     return Resumable.exit_code

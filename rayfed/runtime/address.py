@@ -2,12 +2,10 @@
 
 import os
 import socket
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from http.client import HTTPException
+from json import JSONDecodeError
 from typing import Any
-from urllib.error import HTTPError
 
 from rayfed.base.errors import ClusterLost, InputError, NoRay, refuse_secrets
 from rayfed.runtime import private
@@ -35,14 +33,14 @@ def job_server(named: str | None) -> Iterator[Jobs]:
     keep_private()
     try:
         url = address.rstrip("/") if "://" in address else f"http://{address}"
-        error = _unreachable(url)
-        if error:
-            raise _no_ray(address, by, error)
         jobs = Jobs(url, by)
         try:
-            jobs.ask("GET", "/api/version")["ray_version"]
+            jobs.ask("GET", "/api/version", ANSWER_LIMIT)["ray_version"]
         except (ClusterLost, LookupError, TypeError) as error:
-            raise InputError(f"something answers at {url} that is not a Ray ({brief(error)})") from None
+            why = error.__cause__  # None for an answer, even for a refusal
+            if why is None or isinstance(why, JSONDecodeError):
+                raise InputError(f"something answers at {url} that is not a Ray ({brief(error)})") from None
+            raise _no_ray(address, by, why) from None
         yield jobs
     finally:
         os.environ.update(hidden)
@@ -74,19 +72,7 @@ def are_here(jobs: Jobs, nodes: Sequence[Mapping[str, Any]]) -> bool:
     return bool(nodes)
 
 
-def _unreachable(url: str) -> Exception | None:
-    """Why nothing answers at a URL; None if there is any answer, even a refusal."""
-    try:
-        with urllib.request.urlopen(f"{url}/api/version", timeout=ANSWER_LIMIT):
-            return None
-    except HTTPError as error:
-        error.close()
-        return None
-    except (OSError, HTTPException, ValueError) as error:  # the last where it is not an address
-        return error
-
-
-def _no_ray(address: str, by: str, error: Exception) -> InputError:
+def _no_ray(address: str, by: str, error: BaseException) -> InputError:
     variable = f", which {by} names," if by.startswith("RAY") else ""
     return (InputError if by else NoRay)(
         f"no Ray answers at {address}{variable} ({brief(error)}); start a Ray here with `{private.RECIPE}`, or name "

@@ -127,12 +127,12 @@ class Jobs:
             submission = self.get(submission_id)
         return submission
 
-    def ask(self, method: str, path: str) -> Any:
+    def ask(self, method: str, path: str, limit: float = 0.0) -> Any:
         """The server's answer to a request of its REST interface. Raises `ClusterLost`, or `InputError` for a token."""
-        request = Request(self.address + path, method=method)
-        request.unredirected_hdrs |= self.headers  # for the host that the user has named, and no other
         try:
-            with urlopen(request, timeout=REQUEST_LIMIT) as answer:
+            request = Request(self.address + path, method=method)
+            request.unredirected_hdrs |= self.headers  # for the host that the user has named, and no other
+            with urlopen(request, timeout=limit or REQUEST_LIMIT) as answer:
                 return json.load(answer)
         except HTTPError as error:
             with error:
@@ -142,10 +142,10 @@ class Jobs:
                 if self.headers or not token:
                     raise no_token(self.address) from None
                 self.headers["Authorization"] = f"Bearer {token}"
-                return self.ask(method, path)
+                return self.ask(method, path, limit)
             raise ClusterLost(f"the cluster at {self.address} refuses: {reason or error}") from None
         except (OSError, HTTPException, ValueError) as error:
-            raise ClusterLost(f"the cluster at {self.address} does not answer any more ({brief(error)})") from None
+            raise ClusterLost(f"the cluster at {self.address} does not answer any more ({brief(error)})") from error
 
 
 @dataclass

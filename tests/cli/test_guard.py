@@ -72,7 +72,7 @@ def test_an_exit_before_the_run_has_a_folder_fails_as_it_would_again(start):
         run := start("from rayfed.base.noted import at\nwith at('the reading of the job'): os._exit(0)")
     ).communicate(timeout=60)
     assert run.returncode == 1
-    assert "with exit code 0 during the reading of the job: code of yours there may call os._exit" in said
+    assert "with exit code 0 during the reading of the job: code there may call os._exit" in said
 
 
 @pytest.mark.parametrize(
