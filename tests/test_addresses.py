@@ -55,7 +55,10 @@ def test_no_key_of_a_job_takes_an_address_with_a_secret(tmp_path, monkeypatch, k
     value = WITH_SECRET[0] if not key.startswith("grid") else f'["{WITH_SECRET[0]}"]'
     ended = CliRunner().invoke(main, ["run", "job.toml", "-s", f"{key}={value}"])
     assert ended.exit_code == 2 and SECRET not in ended.output and len(ended.output.splitlines()) == 1
-    assert f"{key} = 's3://...': " in ended.output and "such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" in ended.output
+    assert (
+        f"{key} = 's3://...': " in ended.output
+        and "such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" in ended.output
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["job.toml"]
 
 

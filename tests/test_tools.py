@@ -80,8 +80,23 @@ def test_twenty_methods_are_chosen_and_tested_as_their_design_says(tmp_path):
     for number in (1.0, 2.0):
         twenty.add(file, ("setting", "method", "seed", "primary"), [("s", "m", 0, number), ("s", "m", number, 5.0)])
     assert [row[2:] for row in twenty.read(file)] == [["0", "2.0000"], ["1.0", "5.0000"], ["2.0", "5.0000"]]
-    lines = twenty.table({"fedavg": {0: 1.0, 1: 2.0}, "m": {0: 2.0, 1: 3.5}}, {"fedavg": {0: 60}, "m": {0: 40}})
-    assert lines[2].startswith("| m | 2 | 2.8 ± 1.1 | +1.2 [") and lines[2].endswith("| 0.500 | 40 |")
+    numbers = {"fedavg": {0: 1.0, 1: 2.0}, "fedntd": {0: 2.0, 1: 3.5}, "fedvls": {0: 1.5, 1: 2.0}}
+    bounds = {"local": {0: 4.0, 1: 4.0}, twenty.OWN: {0: 9.0, 1: 9.5}}
+    lines = twenty.table({**numbers, **bounds}, {method: {0: 40} for method in numbers}).splitlines()
+    assert lines[2].startswith("| fedavg, after a client's training | 2 | 9.2 ± 0.4 |  |  |  |")
+    assert lines[3].startswith("| [local](methods/local.md), likewise | 2 | 4.0 ± 0.0 | -5.2 [")
+    assert lines[4].startswith("| [fedntd](methods/fedntd.md) | 2 | 2.8 ± 1.1 | +1.2 [")
+    assert lines[4].endswith("| 1.000 | 40 |"), "corrected for two methods"
+    assert twenty.mean_ranks({**numbers, **bounds}) == {"fedavg": 2.75, "fedntd": 1.0, "fedvls": 2.25}
+    said = twenty.claims({key: {**numbers, **bounds} for key in twenty.SETTINGS})
+    assert "| [fedvls](methods/fedvls.md) over [fedntd](methods/fedntd.md) | FedVLS, Table 13 | -1.0 [" in said
+    certain = {"fedavg": dict.fromkeys(range(10), 1.0), "fedntd": dict.fromkeys(range(10), 2.0)}
+    assert "p = 0.002: **holds**" in twenty.claims(dict.fromkeys(twenty.SETTINGS, certain))
+    assert "| 3.0 | lr-2 | 1.0 ± 0.0 |" in twenty.finalists(
+        {"shards-2": {"m": {"m": done["m"], "m+lr-2": dict.fromkeys(range(100, 104), 2.0)}}}
+    )
+    twenty.draw(dict.fromkeys(twenty.SETTINGS, numbers), tmp_path / "ranks.svg")
+    assert "critical difference" in (tmp_path / "ranks.svg").read_text()
 
 
 def test_a_term_of_the_parameters_takes_few_operations_and_waits_do_not_grow_with_the_model():

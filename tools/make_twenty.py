@@ -3,11 +3,13 @@
 python tools/make_twenty.py tune shards-2 runs     # plays the tries by halving; the same command continues
 python tools/make_twenty.py tries runs             # what has been played, into docs/comparison/twenty-tries.csv
 python tools/make_twenty.py best                   # the best tries of that file, into the job files that are reported
-python tools/make_twenty.py records runs           # the runs of those that are done, into docs/comparison/twenty.csv
-python tools/make_twenty.py tables                 # the tables of that file
+python tools/make_twenty.py play shards-2 runs     # plays the runs of those, draw by draw; the same command continues
+python tools/make_twenty.py records runs           # what has been played of them, into docs/comparison/twenty.csv
+python tools/make_twenty.py page                   # docs/comparison.md: tables and figures of both files
 
 `runs` is the folder in which the runs are (`output.path`). Words such as `data.source=mnist-train.parquet` replace
-values of the jobs. Each process plays one run after the other. What is in a file already, from another machine, stays.
+values of the jobs. Each process plays one run after the other. What is in a file already, maybe from another machine,
+stays, and is not played again.
 """
 
 from __future__ import annotations
@@ -22,10 +24,12 @@ from contextlib import suppress
 from itertools import product
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from make_comparison import BASELINE, from_shell, inline, put_methods
+from make_comparison import BASELINE, CLAIMS, from_shell, inline, link, put, put_methods
+from matplotlib import style
+from matplotlib.figure import Figure
 
 from rayfed.base.errors import Diverged, InputError
 from rayfed.data.sources import Kept
@@ -34,21 +38,33 @@ from rayfed.folder.places import folder_of, is_done
 from rayfed.folder.read import Run, read_run
 from rayfed.grid.cells import Cell, expand
 from rayfed.job import read_toml
+from rayfed.papers.style import COLOURS, INK, METADATA, STYLE
 from rayfed.report.measured import personalised
 from rayfed.report.words import interval, spread, stat_text
 from rayfed.rounds.display import Display
 
 ROOT = Path(__file__).resolve().parents[1]
-SETTINGS = ("shards-2", "dirichlet-0.1")
+TITLED = {"shards-2": "shards 2", "dirichlet-0.1": "Dirichlet 0.1"}
+SETTINGS = tuple(TITLED)
 TUNING = {setting: ROOT / f"jobs/comparison/twenty-tune-{setting}.toml" for setting in SETTINGS}
 REPORTED = {setting: ROOT / f"jobs/comparison/twenty-{setting}.toml" for setting in SETTINGS}
 TRIES = ROOT / "docs/comparison/twenty-tries.csv"
 RECORDS = ROOT / "docs/comparison/twenty.csv"
 BOUNDS = ("local", "central")  # that are no methods, and are not tested
+OWN = "fedavg-own"  # what `local` is compared with: FedAvg's models after a client's training, on images as its own
+TITLES = {OWN: "fedavg, after a client's training", "local": "[local](methods/local.md), likewise"}
+OTHERS = [  # a family of its own: the papers' claims about two methods other than FedAvg
+    *(("fedlmd", "fedntd"), ("fedlmd", "fedlmd_tf"), ("fedcsd", "fedgkd")),
+    *(("fedssd", "fedcad"), ("fedvls", "fedntd"), ("fedvls", "fedlmd")),
+]
+PAGE = ROOT / "docs/comparison.md"
+FIGURE = ROOT / "docs/comparison/ranks.svg"
+LEVEL = 0.05
 HALVING = ((5, (100,)), (3, (101,)), (2, (102, 103)))  # so many tries of a method play these seeds
 CHANCE = 10.0  # percent: what a run that diverged counts
 
 Scores = dict[str, dict[int, float]]  # try -> seed -> primary number, percent
+Numbers = Mapping[str, Mapping[int, float]]  # method -> seed -> a number
 
 
 def primary(run: Run, method: str) -> float:
@@ -106,6 +122,19 @@ def tune(setting: str, overrides: Mapping[str, Any]) -> None:
                     print(f"{setting}  {name}  seed {seed}  {scores[name][seed]:.2f}", flush=True)
 
 
+def report(setting: str, overrides: Mapping[str, Any]) -> None:
+    """Play a partition's reported runs, draw by draw, FedAvg first; those in `RECORDS` are not played again."""
+    known = {tuple(row[:3]) for row in read(RECORDS)}
+    kept, draws = Kept(), defaultdict[int, dict[str, Cell]](dict)
+    for cell in expand(read_toml(REPORTED[setting]), overrides):
+        draws[cell.tables["seed"]][cell.method] = cell
+    for seed, cells in draws.items():
+        left = [method for method in cells if (setting, method, str(seed)) not in known]
+        for method in dict.fromkeys([BASELINE, *left] if left else []):  # the second number of each needs FedAvg's run
+            number = primary(play(cells[method], kept), method)
+            print(f"{setting}  {method}  seed {seed}  {number:.2f}", flush=True)
+
+
 def play(cell: Cell, kept: Kept) -> Run:
     """A cell's run, played if it is not there yet."""
     if run := ended(cell):
@@ -136,19 +165,24 @@ def chosen(tries: Mapping[str, Scores]) -> dict[str, str]:
     return best
 
 
-def put_best() -> None:
-    """Write the job files that are reported: those of the tuning, with the chosen tries and all training images."""
-    if not TRIES.exists():
-        raise InputError(f"there is no {TRIES.relative_to(ROOT)} yet; make it with `tries runs`")
+def tuned() -> dict[str, dict[str, Scores]]:
+    """What `TRIES` has: partition -> method -> try -> seed -> primary number."""
     played: dict[str, dict[str, Scores]] = {setting: {} for setting in SETTINGS}
     for setting, name, seed, number in read(TRIES):
         of_method = played[setting].setdefault(name.partition("+")[0], {})
         of_method.setdefault(name, {})[int(seed)] = float(number)
-    for setting in SETTINGS:
+    return played
+
+
+def put_best() -> None:
+    """Write the job files that are reported: those of the tuning, with the chosen tries and all training images."""
+    if not TRIES.exists():
+        raise InputError(f"there is no {TRIES.relative_to(ROOT)} yet; make it with `tries runs`")
+    for setting, played in tuned().items():
         entries = {entry["name"]: entry for entry in read_toml(TUNING[setting])["grid"]["method"]}
         lines = []
-        for method, name in chosen(played[setting]).items():
-            scores = played[setting][method]
+        for method, name in chosen(played).items():
+            scores = played[method]
             means = (f"{one.partition('+')[2] or 'middle'} {np.mean([*scores[one].values()]):.1f}" for one in scores)
             own = {"measure": ["local"], "measure_images": 1000} if method == BASELINE else {}
             lines += [f"  # {', '.join(means)}", f"  {inline({**entries[name], 'name': method, **own})},"]
@@ -173,6 +207,8 @@ def reported(overrides: Mapping[str, Any]) -> Iterator[tuple[str, str, int, floa
             if run is not None and baseline is not None:
                 end = float(100 * np.asarray(baseline.rounds["test_accuracy"][-10:], float).mean())
                 yield setting, method, seed, primary(run, method), rounds_to(end, run)
+                if method == BASELINE:
+                    yield setting, OWN, seed, personalised(run, len(run.rounds["round"]) // 2), math.nan
 
 
 def rounds_to(goal: float, run: Run) -> int:
@@ -231,33 +267,129 @@ def critical_difference(methods: int, draws: int, level: float = 0.05) -> float:
     return low / math.sqrt(2) * math.sqrt(methods * (methods + 1) / (6 * draws))
 
 
-def table(numbers: Mapping[str, Mapping[int, float]], seconds: Mapping[str, Mapping[int, float]]) -> list[str]:
-    """A partition's table: each method's mean, its difference from FedAvg with interval and corrected p, and rounds."""
-    gaps = {
-        method: [value - numbers[BASELINE][seed] for seed, value in of_seed.items() if seed in numbers[BASELINE]]
-        for method, of_seed in numbers.items()
-        if method not in (BASELINE, *BOUNDS)
-    }
-    p_values = holm({method: sign_flip(of_method) for method, of_method in gaps.items()})
-    lines = [
-        "| method | draws | mean of rounds 31 to 60 | difference from FedAvg | p | rounds to FedAvg's end |",
-        "|---" * 6 + "|",
-    ]
+class Tested(NamedTuple):
+    """The differences of two methods on the same draws, and the p-value of their mean, corrected for its family."""
+
+    gaps: list[float]
+    p: float
+
+    def __str__(self) -> str:
+        low, high = interval(self.gaps) or (math.nan, math.nan)
+        return f"{fmean(self.gaps):+.1f} [{low:+.1f}, {high:+.1f}]"
+
+    @property
+    def verdict(self) -> str:
+        if self.p >= LEVEL:
+            return "open"
+        return "holds" if fmean(self.gaps) > 0 else "fails"
+
+
+def family(numbers: Numbers, pairs: Iterable[tuple[str, str]]) -> dict[tuple[str, str], Tested]:
+    """The tests of a family of pairs, each of a method and what it is compared with, as far as both were played."""
+    gaps = {}
+    for pair in pairs:
+        one, other = (numbers.get(method, {}) for method in pair)
+        if both := sorted(one.keys() & other.keys()):
+            gaps[pair] = [one[seed] - other[seed] for seed in both]
+    p_values = holm({pair: sign_flip(of_pair) for pair, of_pair in gaps.items()})
+    return {pair: Tested(of_pair, p_values[pair]) for pair, of_pair in gaps.items()}
+
+
+def against_fedavg(numbers: Numbers) -> dict[tuple[str, str], Tested]:
+    return family(numbers, [(method, BASELINE) for method in numbers if method not in (BASELINE, *BOUNDS, OWN)])
+
+
+def table(numbers: Numbers, rounds: Numbers) -> str:
+    """A partition's methods, the best first: means, differences from FedAvg, and rounds to FedAvg's end."""
+    tests = against_fedavg(numbers) | family(numbers, [("local", OWN)])
+    by_method = {method: test for (method, _), test in tests.items()}
+    head = ["method", "draws", "mean of rounds 31 to 60", "difference from FedAvg", "p", "rounds to FedAvg's end"]
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for method in sorted(numbers, key=lambda name: -fmean(numbers[name].values())):
-        values, of_method = [*numbers[method].values()], gaps.get(method)
-        cells = [
-            method,
-            str(len(values)),
-            stat_text(spread(values), 1),
-            "",
-            "",
-            f"{np.median([*seconds[method].values()]):.0f}",
-        ]
-        if of_method:
-            low, high = interval(of_method) or (math.nan, math.nan)
-            cells[3:5] = f"{fmean(of_method):+.1f} [{low:+.1f}, {high:+.1f}]", f"{p_values[method]:.3f}"
+        values, test = [*numbers[method].values()], by_method.get(method)
+        cells = [TITLES.get(method) or link(method), str(len(values)), stat_text(spread(values), 1)]
+        cells += [str(test), f"{test.p:.3f}" if method not in BOUNDS else ""] if test else ["", ""]
+        cells.append("" if method in (*BOUNDS, OWN) else f"{np.median([*rounds[method].values()]):.0f}")
         lines.append(f"| {' | '.join(cells)} |")
-    return lines
+    return "\n".join(lines)
+
+
+def claims(of_settings: Mapping[str, Numbers]) -> str:
+    """What the papers say of two methods, and whether it holds on each partition."""
+    lines = [f"| claim | paper | {' | '.join(TITLED.values())} |", "|---" * (2 + len(TITLED)) + "|"]
+    tests = {setting: against_fedavg(of) | family(of, OTHERS) for setting, of in of_settings.items()}
+    for method, other, paper in CLAIMS:
+        pair = method, other
+        told = (tests[setting].get(pair) for setting in TITLED)
+        cells = [f"{test}, p = {test.p:.3f}: **{test.verdict}**" if test else "" for test in told]
+        if any(cells):
+            lines.append(f"| {link(method)} over {link(other)} | {paper} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def finalists(played: Mapping[str, Mapping[str, Scores]]) -> str:
+    """The two tries of each method that played all tuning seeds, and how far they lie apart."""
+    head = ["method", "partition", "chosen", "its mean", "the other", "difference over the four seeds"]
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    for setting, methods in played.items():
+        best = chosen(methods)
+        for method, name in best.items():
+            scores = methods[method]
+            (other,) = (one for one in scores if one != name and len(scores[one]) == len(scores[name]))
+            gaps = [scores[name][seed] - scores[other][seed] for seed in scores[name]]
+            words = [one.partition("+")[2] or "the middle" for one in (name, other)]
+            cells = [
+                TITLES.get(method) or link(method),
+                TITLED[setting],
+                words[0],
+                f"{fmean(scores[name].values()):.1f}",
+            ]
+            cells += [words[1], stat_text(spread(gaps), 1)]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def mean_ranks(numbers: Numbers) -> dict[str, float]:
+    """The mean rank of each method over the draws that all have played; 1 is the best, equals share their ranks."""
+    ranked = [method for method in numbers if method not in (*BOUNDS, OWN)]
+    draws = sorted(set.intersection(*({*numbers[method]} for method in ranked)))
+    values = np.array([[numbers[method][seed] for seed in draws] for method in ranked])  # (methods, draws)
+    above = (values[None] > values[:, None]).sum(1) + ((values[None] == values[:, None]).sum(1) + 1) / 2
+    return dict(zip(ranked, above.mean(axis=1).tolist(), strict=True))
+
+
+def draw(of_settings: Mapping[str, Numbers], file: Path) -> None:
+    """Critical-difference diagrams (Demsar, JMLR 2006): methods by their mean rank, lines join what may be equal."""
+    with style.context(["default", STYLE, {"svg.hashsalt": "twenty", "font.size": 8}]):
+        figure = Figure(figsize=(9.0, 4.2))
+        for place, (setting, numbers) in zip(figure.subplots(1, len(of_settings)), of_settings.items(), strict=True):
+            ranks = sorted(mean_ranks(numbers).items(), key=lambda pair: pair[1])
+            critical = critical_difference(len(ranks), min(map(len, numbers.values())))
+            values = np.array([rank for _, rank in ranks])
+            place.plot(values, range(len(ranks)), "o", color=COLOURS[0], markersize=4)
+            end = -1
+            for first, rank in enumerate(values):
+                last = int(np.flatnonzero(values <= rank + critical)[-1])
+                if last > end:  # else a line before it joins them too
+                    place.plot([rank, values[last]], [first - 0.3] * 2, color=COLOURS[1], linewidth=1.5)
+                    end = last
+            place.set_yticks(range(len(ranks)), [method for method, _ in ranks])
+            place.invert_yaxis()
+            place.set(title=f"MNIST, {TITLED[setting]}; critical difference {critical:.1f}", xlabel="mean rank")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(file, format="svg", metadata=METADATA)
+    file.write_text(re.sub(r"[ \t]+$", "", file.read_text().replace(INK, "#333333"), flags=re.MULTILINE))
+
+
+def write_page() -> None:
+    """The tables and figures of the files, into the page."""
+    numbers, rounds = ({setting: defaultdict[str, dict[int, float]](dict) for setting in SETTINGS} for _ in range(2))
+    for setting, method, seed, *values in read(RECORDS):
+        numbers[setting][method][int(seed)], rounds[setting][method][int(seed)] = map(float, values)
+    texts = {setting: table(numbers[setting], rounds[setting]) for setting in SETTINGS}
+    texts |= {"claims": claims(numbers), "tuning": finalists(tuned())}
+    PAGE.write_text(put(PAGE.read_text(), texts))
+    draw(numbers, FIGURE)
 
 
 # Files ----------------------------------------------------------------------------------------------------------------
@@ -284,19 +416,16 @@ def main(command: str = "", *words: str) -> None:
     match command, named:
         case "tune", [setting, _] if setting in SETTINGS:
             tune(setting, overrides)
+        case "play", [setting, _] if setting in SETTINGS:
+            report(setting, overrides)
         case "tries", [_]:
             add(TRIES, ("setting", "try", "seed", "primary"), tried(overrides))
         case "best", []:
             put_best()
         case "records", [_]:
             add(RECORDS, ("setting", "method", "seed", "primary", "rounds_to_fedavg"), reported(overrides))
-        case "tables", []:
-            for setting in SETTINGS:
-                numbers, seconds = defaultdict[str, dict[int, float]](dict), defaultdict[str, dict[int, float]](dict)
-                for _, method, seed, *values in (row for row in read(RECORDS) if row[0] == setting):
-                    numbers[method][int(seed)], seconds[method][int(seed)] = map(float, values)
-                if BASELINE in numbers:
-                    print("\n".join([setting, "", *table(numbers, seconds), ""]))
+        case "page", []:
+            write_page()
         case _:
             sys.exit(__doc__)
 
