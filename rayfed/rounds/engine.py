@@ -68,10 +68,10 @@ def rounds(
         if last.round >= num_rounds or is_over():
             return
         began = time.perf_counter()
-        last = Next(site, last, workers).play(last)
+        last = Next(site, workers).begun(last).play(last)
     while True:
         evaluation = _begin_evaluation(site, last, workers)
-        following = Next(site, last, workers) if last.round < num_rounds else None
+        following = Next(site, workers).begun(last) if last.round < num_rounds else None
         last = _evaluated(site, last, evaluation)
         ended = time.perf_counter()
         if began is not None:
@@ -89,7 +89,7 @@ def play(site: Site, last: Round, workers: Workers, clients: Sequence[int] | Non
     Raises `RunFailed`, naming client and place, where an update cannot be averaged.
     """
     began = time.perf_counter()
-    round = Next(site, last, workers, clients).play(last)
+    round = Next(site, workers, clients).begun(last).play(last)
     round = _evaluated(site, round, _begin_evaluation(site, round, workers))
     return replace(round, seconds=time.perf_counter() - began)
 
@@ -129,24 +129,27 @@ def _evaluated(site: Site, round: Round, wait: Callable[[], Evaluation | None]) 
 
 
 class Next:
-    """The round after `last`. Its work is handed out at once, so that no actor waits for the evaluation of `last`.
+    """The next round: begun while the last is still evaluated, so that no actor waits for that, and played after it."""
 
-    A round with a survey is opened only when it is played: `last` would be recorded after the survey, and be lost if
-    that fails.
-    """
-
-    def __init__(self, site: Site, last: Round, workers: Workers, clients: Sequence[int] | None = None) -> None:
+    def __init__(self, site: Site, workers: Workers, clients: Sequence[int] | None = None) -> None:
         self._site = site
         self._workers = workers
         self._clients = clients
         self._opened: tuple[Opening, Iterator[TaskReply]] | None = None
         self._error: Exception | None = None
-        if any(defines(part, "survey") for part in parts_at(site.job.method, last.round + 1)):
-            return
-        try:
-            self._opened = self._open(last)
-        except Exception as error:  # `last` is finished first
-            self._error = error
+
+    def begun(self, last: Round) -> Next:
+        """The round after `last`, whose work is handed out now.
+
+        But a round with a survey is opened only when it is played: `last` would be recorded after the survey, and be
+        lost if that fails.
+        """
+        if not any(defines(part, "survey") for part in parts_at(self._site.job.method, last.round + 1)):
+            try:
+                self._opened = self._open(last)
+            except Exception as error:  # `last` is finished first
+                self._error = error
+        return self
 
     def _open(self, last: Round) -> tuple[Opening, Iterator[TaskReply]]:
         opening = open_round(self._site, last, self._workers, self._clients)
