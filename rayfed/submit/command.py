@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from rayfed.grid.cells import Cell
     from rayfed.job import Job
 
-
 show = partial(print, end="", flush=True)
 ENV = "A variable for the job's processes, seen by all who see the cluster's jobs. May be given often."
 WITH = "A package for the job's processes, such as timm==1.0.31, which pip installs. May be given often."
