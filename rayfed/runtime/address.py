@@ -4,7 +4,6 @@ import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from json import JSONDecodeError
 from typing import Any
 
 from rayfed.base.errors import ClusterLost, InputError, NoRay, refuse_secrets
@@ -36,11 +35,10 @@ def job_server(named: str | None) -> Iterator[Jobs]:
         jobs = Jobs(url, by)
         try:
             jobs.ask("GET", "/api/version", ANSWER_LIMIT)["ray_version"]
-        except (ClusterLost, LookupError, TypeError) as error:
-            why = error.__cause__  # None for an answer, even for a refusal
-            if why is None or isinstance(why, JSONDecodeError):
-                raise InputError(f"something answers at {url} that is not a Ray ({brief(error)})") from None
-            raise _no_ray(address, by, why) from None
+        except ClusterLost as error:
+            raise _no_ray(address, by, brief(error.__cause__ or error)) from None
+        except (LookupError, TypeError):
+            raise _no_ray(address, by, "what answers is another program") from None
         yield jobs
     finally:
         os.environ.update(hidden)
@@ -72,9 +70,9 @@ def are_here(jobs: Jobs, nodes: Sequence[Mapping[str, Any]]) -> bool:
     return bool(nodes)
 
 
-def _no_ray(address: str, by: str, error: BaseException) -> InputError:
+def _no_ray(address: str, by: str, why: str) -> InputError:
     variable = f", which {by} names," if by.startswith("RAY") else ""
     return (InputError if by else NoRay)(
-        f"no Ray answers at {address}{variable} ({brief(error)}); start a Ray here with `{private.RECIPE}`, or name "
+        f"no Ray answers at {address}{variable} ({why}); start a Ray here with `{private.RECIPE}`, or name "
         f"another by its dashboard, such as --address http://HOST:8265"
     )

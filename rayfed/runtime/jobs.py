@@ -10,6 +10,7 @@ import re
 import shlex
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from http.client import HTTPException
@@ -18,7 +19,7 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from rayfed.base.errors import ClusterLost, InputError, did_you_mean, first_line
+from rayfed.base.errors import LONGEST, ClusterLost, InputError, cut, did_you_mean, first_line
 from rayfed.runtime import OWNER
 from rayfed.runtime.private import RECIPE
 from rayfed.runtime.tokens import ADVICE, read_token
@@ -135,16 +136,17 @@ class Jobs:
             with urlopen(request, timeout=limit or REQUEST_LIMIT) as answer:
                 return json.load(answer)
         except HTTPError as error:
-            with error:
-                reason = error.read().decode(errors="replace").strip()
+            reason = ""
+            with error, suppress(OSError, HTTPException):
+                reason = cut(error.read().decode(errors="replace").strip(), LONGEST)
             if error.code in (401, 403):
                 token = read_token()
                 if self.headers or not token:
                     raise no_token(self.address) from None
                 self.headers["Authorization"] = f"Bearer {token}"
                 return self.ask(method, path, limit)
-            raise ClusterLost(f"the cluster at {self.address} refuses: {reason or error}") from None
-        except (OSError, HTTPException, ValueError) as error:
+            raise ClusterLost(f"the cluster at {self.address} refuses: {reason or error}") from error
+        except (OSError, HTTPException, ValueError, OverflowError, RecursionError) as error:
             raise ClusterLost(f"the cluster at {self.address} does not answer any more ({brief(error)})") from error
 
 
@@ -196,7 +198,7 @@ def no_token(url: str) -> InputError:
 
 def brief(error: BaseException) -> str:
     """The first line of an error, without the wrapping of urllib."""
-    return first_line(getattr(error, "reason", None) or error)
+    return cut(first_line(getattr(error, "reason", None) or error), LONGEST)
 
 
 def _submission(details: Mapping[str, Any]) -> Submission:

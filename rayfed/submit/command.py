@@ -17,7 +17,7 @@ from rayfed.runtime.jobs import Jobs, Log, Submission
 from rayfed.screen.exits import Failure
 from rayfed.screen.options import complete_name, job_argument, read_override, settings_option, trust_option
 from rayfed.screen.text import aligned
-from rayfed.submit.driver import LABEL, PACKAGE, VARIABLE, distinct, places
+from rayfed.submit.driver import BYTES, LABEL, NUMBER, PACKAGE, VARIABLE, distinct, places
 
 if TYPE_CHECKING:
     from rayfed.grid.cells import Cell
@@ -47,8 +47,8 @@ address_option = click.option(
 @click.option("--include", multiple=True, metavar="PATTERN", help="Files to send although they look like secrets.")
 @click.option("--env", "variables", multiple=True, type=VARIABLE, callback=distinct, help=ENV)
 @click.option("--with", "packages", multiple=True, type=PACKAGE, help=WITH)
-@click.option("--entrypoint-num-cpus", type=click.FloatRange(0, min_open=True), help=CPUS)
-@click.option("--entrypoint-memory", type=click.IntRange(1), help=MEMORY)
+@click.option("--entrypoint-num-cpus", type=NUMBER, help=CPUS)
+@click.option("--entrypoint-memory", type=BYTES, help=MEMORY)
 @click.option(
     "--entrypoint-label", "entrypoint_label_selector", multiple=True, type=LABEL, callback=distinct, help=LABELS
 )
@@ -70,8 +70,8 @@ def submit(
 ) -> None:
     """Run a job on a Ray cluster.
 
-    The working folder is sent, without data, results, virtual environments and secrets. A job with a [grid] is
-    submitted as a single job, which runs the grid.
+    The working folder is sent, without data, results, virtual environments and what is named like a secret. A job with
+    a [grid] is submitted as a single job, which runs the grid.
 
     \b
     Examples:

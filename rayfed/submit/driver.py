@@ -69,6 +69,10 @@ PACKAGE = Written(
     "and rayfed are there",
     requirement,
 )
+NUMBER = Written(
+    "NUMBER", r"[0-9]{1,6}(\.[0-9]+)?", "a number above 0, such as 1 or 0.5", lambda match: float(match[0])
+)
+BYTES = Written("BYTES", "[0-9]{1,15}", "a number of bytes, such as 4000000000", lambda match: int(match[0]))
 LABEL = Written(
     "KEY=VALUE",
     rf"([\w./-]+)=({SELECTOR})",

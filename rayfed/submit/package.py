@@ -31,14 +31,15 @@ LIMIT = 100 * 2**20  # bytes; Ray refuses larger uploads without a reason
 PACKAGE = Path(rayfed.__file__).parent
 SECRET = "looks like a secret: "
 WORDS = re.compile(r"[A-Z0-9]+(?![a-z])|[A-Z]?[a-z0-9]+")  # of names such as gcp_key.json, apiKey and ID_RSA
-SECRETS = {  # in the names of files and folders that hold secrets
-    *("account", "auth", "cookies", "credential", "credentials", "creds", "env", "envrc", "htpasswd", "identity"),
-    *("kaggle", "key", "keychain", "keys", "keystore", "keytab", "kube", "kubeconfig", "netrc", "passwd", "password"),
-    *("passwords", "pw", "secret", "secrets", "ssh", "token", "vault", "wallet"),
-    *("db", "dsa", "ecdsa", "ed25519", "gpg", "jks", "kdbx", "ovpn", "p12", "p8", "pem", "pfx", "ppk", "rsa", "sqlite"),
-    *("sqlite3", "tfstate", "tfvars"),
-}
-SOURCE = {".bib", ".c", ".cpp", ".cu", ".h", ".ipynb", ".md", ".py", ".pyi", ".rst", ".tex"}  # it may have any name
+SECRETS = re.compile(  # such words, in the names of files that hold secrets
+    r"""(?x)[0-9]*(account|accesskey|apikey|auth|authtoken|cnf|cookies|credentials?|creds|dockercfg|env|envrc|github
+    |htpasswd|identity|kaggle|keys?|keychain|keystore|keytab|kube|kubeconfig|netrc|npmrc|oauth|passphrase|passwd
+    |passwords?|pgpass|privatekey|pw|pypirc|rclone|rootkey|s3cfg|secrets?|token|vault|wallet
+    |asc|db|der|dsa|ecdsa|ed25519|gpg|jks|kdbx?|ovpn|p12|p8|pem|pfx|pgp|ppk|rsa|snk|sqlite|tfstate|tfvars)[0-9]*"""
+)
+SOURCE = re.compile(
+    r"\.(bib|c|cc|cmake|cpp|cu|cuh|go|h|hpp|ipynb|java|jl|js|md|py|pyi|pyx|r|rs|rst|tex|ts)"
+)  # any name
 HIDDEN = (".*",)
 CACHES = ("__pycache__", "*.egg-info", "node_modules", "venv", "*.pyc", "*.pyo")
 DATA = ("*.parquet", "*.pq", "*.safetensors", "*.pt", "*.pth", "*.ckpt", "*.zip", "*.tar", "*.tar.gz", "*.tgz")
@@ -101,8 +102,8 @@ def chosen(
             files.stays[str(name)] = "is a link to what is not sent"
             continue
         is_included = any(place.match(pattern) for pattern in included for place in (name, *name.parents))
-        look = next((word for word in WORDS.findall(str(name)) if word.lower() in SECRETS), "")
-        if look and name.suffix not in SOURCE and not is_included:
+        look = named_like_a_secret(name)
+        if look and not is_included:
             files.stays[str(name)] = f"{SECRET}named '{look}'"
             continue
         files.sent[str(name)] = path.stat().st_size
@@ -110,6 +111,17 @@ def chosen(
     _refuse_hiding(real, files.sent)
     _refuse_too_many(files.sent)
     return files
+
+
+def named_like_a_secret(name: PurePosixPath) -> str:
+    """The word of a file's name, or the folder `secrets`, for which it looks like a secret; '' where there is none.
+
+    >>> [named_like_a_secret(PurePosixPath(name)) for name in ("api_key2.json", "keyboard.json", "key.py")]
+    ['key2', '', '']
+    """
+    words = [*WORDS.findall(name.name), *(folder for folder in name.parts[:-1] if folder == "secrets")]
+    is_source = SOURCE.fullmatch(name.suffix.lower())
+    return "" if is_source else next((word for word in words if SECRETS.fullmatch(word.lower())), "")
 
 
 def _reasons(root: Path, without: Sequence[Path], patterns: Sequence[str]) -> Callable[[PurePosixPath], str]:
@@ -137,7 +149,12 @@ def staged(root: Path, names: Iterable[str]) -> Iterator[dict[str, object]]:
         work, module = Path(stage, "work"), Path(stage, PACKAGE.name)
         for name in names:
             (work / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(root / name, work / name)
+            try:
+                shutil.copy(root / name, work / name)
+            except OSError as error:
+                raise InputError(
+                    f"'{name}' cannot be read ({error.strerror}); leave it out: --exclude '{name}'"
+                ) from None
         shutil.copytree(PACKAGE, module, ignore=shutil.ignore_patterns(*CACHES))
         shutil.copytree(EXAMPLES, module / "examples", dirs_exist_ok=True)
         yield {"working_dir": str(work), "py_modules": [str(module)]}

@@ -141,13 +141,16 @@ client_secret_123.json clientSecret.json secrets.toml secrets.yaml Secrets.yml s
 token token.txt token.json Token auth_token hf_token access-token.txt github_token accessToken.json api_key.txt
 apiKey.json keys.json gcp_key.json private-key.txt accessKeys.csv service-account.json service_account_prod.json
 kubeconfig kube-config.yaml passwords.txt password passwd .netrc _netrc .htpasswd htpasswd db.sqlite users.db
-vault.yml wallet.dat cookies.txt kaggle.json signing-key.json .env .npmrc .aws/config envrc identity ssh/config pw.txt
+vault.yml wallet.dat cookies.txt kaggle.json signing-key.json .env .npmrc .aws/config envrc identity pw.txt key1.txt
+api_key2.json APIKey2.json passwords2024.txt 1password.json apikey rootkey.csv passphrase.txt oauth2.json pgpass.conf
+npmrc private.asc cert.der my.cnf x.kdb id_github
 """
 BY_NAME = NAMES.split()
 HARMLESS = """
-tokens.py secrets_model.py keyboard.py secret.py credentials.py key.py passwords.ipynb id_rsa.py keyboard.json
-tokenizer.json added_tokens.json special_tokens_map.json vocab.txt monkey.csv secretary.txt keypoints.json kernel.cu
-environment.yml authors.txt compass.json models/token/embed.py hotkey.json README.md id_map.json job.toml
+tokens.py KEYS.PY secret.rs configs/db/local.toml secrets_model.py keyboard.py secret.py credentials.py key.py
+passwords.ipynb id_rsa.py keyboard.json tokenizer.json added_tokens.json special_tokens_map.json vocab.txt monkey.csv
+secretary.txt keypoints.json kernel.cu environment.yml authors.txt compass.json models/token/embed.py hotkey.json
+README.md id_map.json job.toml
 """
 INNOCENT = HARMLESS.split()
 
