@@ -25,10 +25,6 @@ WITH_SECRET = re.compile(
     r"|auth|key|pass|pwd|sig)=)"
     r"[^&\s'\"]*"
 )
-INSTEAD = (  # of a key or a password in an address
-    "set what its service reads, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, GOOGLE_APPLICATION_CREDENTIALS, "
-    "HF_TOKEN, RAY_AUTH_TOKEN"
-)
 CONTROL = re.compile(  # Unicode's Cc, Cf, Cs, Zl and Zp, without those that words need (of Persian, of emojis)
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff"
     "\U000e0000-\U000e007f]"
@@ -218,7 +214,8 @@ def refuse_secrets(value: Any, key: str = "", kind: str = "address") -> None:
             place = f"{key} = '{scheme}://...'" if key else f"the {kind} '{scheme}://...'"
             raise InputError(
                 f"{place}: the key or password in it would be shown in reports, in the job's files and in lists of "
-                f"processes; give the address without it, and {INSTEAD}"
+                "processes; give the address without it, and set what its service reads, such as AWS_ACCESS_KEY_ID "
+                "and AWS_SECRET_ACCESS_KEY, GOOGLE_APPLICATION_CREDENTIALS, HF_TOKEN, RAY_AUTH_TOKEN"
             )
 
 

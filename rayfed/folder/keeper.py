@@ -151,7 +151,8 @@ class Keeper:
             again = f"rayfed run {self.path / 'job.toml'} --force"
             log.warning("%s has changed since, and the results are of before; to train again: %s", name, again)
         if why := self.early_end():
-            log.warning("the run has ended after round %d: %s; %s", number, why, self._go_on())
+            on = f"to go on: rayfed resume {self.path} -s train.patience=0, or with a larger train.patience"
+            log.warning("the run has ended after round %d: %s; %s", number, why, on)
         clients = read_table(self.path, "clients", after=number - 1).drop_columns("round").to_pylist()
         rows = [ClientRow(**{**row, "notes": dict(row["notes"])}) for row in clients]
         costs = {key: self._rows[-1][key] for key in ("seconds", "bytes_down", "bytes_up")}
@@ -182,9 +183,6 @@ class Keeper:
     def early_end(self) -> str:
         """Why the run ends before `train.num_rounds`, by the rounds that are kept; '' where it goes on."""
         return early_end(self._site.job.train, self._rows)
-
-    def _go_on(self) -> str:
-        return f"to go on: rayfed resume {self.path} -s train.patience=0, or with a larger train.patience"
 
     def _is_due(self, round: int) -> bool:
         output = self._site.job.output

@@ -81,10 +81,8 @@ def _warn_of_changes(done: list[Job]) -> None:
         for module in changed_since(folder_of(job)):
             names_by_module.setdefault(module, []).append(job.name)
     for module, names in names_by_module.items():
-        words = zip(*(name.split("/") for name in names), strict=False)
-        pattern = "/".join(each[0] if len({*each}) == 1 else "*" for each in words)
         which = f"{len(names)} runs are of before: {', '.join(names[:RUNS_NAMED])}"
-        remedy = f"--force --only '{pattern}' trains them again"
+        remedy = "--force trains them again, with --only some of them"
         print(f"warning: {module} has changed since; the results of {which}; {remedy}", file=sys.stderr)
 
 

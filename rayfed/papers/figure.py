@@ -49,7 +49,6 @@ def complete_kind(ctx: click.Context, param: click.Parameter, incomplete: str) -
     help="A measured round, of in-out and confusion. If not given: the last; of in-out, up to five rounds.",
 )
 @label_option
-@click.option("--title", help="Words above the figure; it has none.")
 @click.option("--width", type=float, help="Inches, such as 3.3 for a column of a page.")
 def figure(kind: str | None, runs: tuple[Path, ...], output: Path | None, labels: Labels, **given: Any) -> None:
     """Draw a number by round, or a figure as the papers have it.
@@ -79,7 +78,7 @@ def figure(kind: str | None, runs: tuple[Path, ...], output: Path | None, labels
     options = {name: value for name, value in given.items() if value is not None}
     if not 1 <= options.get("width", 1) <= 40:
         raise InputError(f"--width {options['width']:g}: give inches from 1 to 40, such as 3.3 for a column of a page")
-    for name in options.keys() - {"title", "width", KINDS[kind].takes}:
+    for name in options.keys() - {"width", KINDS[kind].takes}:
         takers = " and ".join(other for other, each in KINDS.items() if each.takes == name)
         raise InputError(f"--{name}: '{kind}' has no use for it; it is for {takers}")
     from rayfed.papers.panels import save

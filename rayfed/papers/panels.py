@@ -12,7 +12,7 @@ from matplotlib.colors import Colormap, LinearSegmentedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from rayfed.base.errors import InputError, harmless
+from rayfed.base.errors import InputError
 from rayfed.folder.read import Group, Run, grouped, shorten
 from rayfed.papers.style import COLOURS, LETTERS, LONGEST_NAME, METADATA, NAMED, STYLE, WIDTH
 
@@ -28,7 +28,7 @@ SHARES = LinearSegmentedColormap.from_list("shares", ["#ffffff", "#56b4e9", "#00
 METADATAS = {".svg": METADATA, ".pdf": {"CreationDate": None}}  # the same bytes for the same numbers
 
 
-def save(draw: Callable[..., Figure], path: Path, *args: Any, title: str = "", **kwargs: Any) -> str:
+def save(draw: Callable[..., Figure], path: Path, *args: Any, **kwargs: Any) -> str:
     """Draw, and write the figure: SVG, PNG or PDF, by the path's suffix. Nothing is written where it cannot be drawn.
 
     Gives the figure's caption. Names stay text in SVG. Where the font has no letter of a name, PNG and PDF show a box.
@@ -38,8 +38,6 @@ def save(draw: Callable[..., Figure], path: Path, *args: Any, title: str = "", *
         warnings.filterwarnings("ignore", "Glyph .* missing")
         warnings.filterwarnings("error", "constrained_layout not applied")
         figure = draw(*args, **kwargs)
-        if title:
-            figure.suptitle(harmless(title), x=0.01, ha="left", fontsize="large", fontweight="bold")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             figure.savefig(path, dpi=150, metadata=METADATAS.get(path.suffix))

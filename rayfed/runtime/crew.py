@@ -211,11 +211,6 @@ class Crew:
         """Members, with those that are not up."""
         return len(self._members)
 
-    @property
-    def in_danger(self) -> bool:
-        """Whether Ray may soon end this process, and the run with it."""
-        return self.head.silent
-
     def end(self) -> None:
         """Kill all actors at once."""
         actors = [member.actor for member in self._members]

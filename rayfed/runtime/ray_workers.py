@@ -145,7 +145,7 @@ class RayWorkers(Workers):
         clients = [row.client for row in round.clients]
         self._gauges.round(round, self._images(clients) if clients else 0, self._idle_share())
         self._crew.grow()
-        return self._crew.in_danger
+        return self._crew.head.silent  # Ray may soon end this process
 
     def _idle_share(self) -> float:
         """The part of the actors' time since the last call in which they had no work."""

@@ -71,14 +71,8 @@ def refuse_hidden() -> None:
 def warn_of_a_newer_ray() -> None:
     """Ray changes what it does from minor version to minor version."""
     if tuple(map(int, ray.__version__.split(".")[:2])) > TESTED:
-        tested = ".".join(map(str, TESTED))
-        log.warning(
-            "Ray %s is newer than %s, the newest that rayfed was tested with; the run goes on. If Ray fails: "
-            "pip install 'ray[default]==%s.*'",
-            ray.__version__,
-            tested,
-            tested,
-        )
+        older = "pip install 'ray[default]=={}.{}.*'".format(*TESTED)
+        log.warning("Ray %s is newer than rayfed was tested with; if it fails: %s", ray.__version__, older)
 
 
 def where_this_process_looks() -> list[str]:

@@ -72,7 +72,10 @@ def test_a_ray_newer_than_tested_is_a_warning(cluster, monkeypatch, caplog, vers
     assert tuple(map(int, pinned.groups())) == session.TESTED
     monkeypatch.setattr(ray, "__version__", version)
     with connected(RayOptions(address=cluster), "t", 1):
-        assert (f"Ray {version} is newer than 2.60, the newest that rayfed was tested with" in caplog.text) == is_newer
+        assert (
+            f"Ray {version} is newer than rayfed was tested with; if it fails: pip install 'ray[default]==2.60.*'"
+            in caplog.text
+        ) == is_newer
 
 
 def test_data_that_are_refused_start_no_ray(make_site, monkeypatch):
