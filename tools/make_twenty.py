@@ -5,11 +5,11 @@ python tools/make_twenty.py tries runs             # what has been played, into 
 python tools/make_twenty.py best                   # the best tries of that file, into the job files that are reported
 python tools/make_twenty.py play shards-2 runs     # plays the runs of those, draw by draw; the same command continues
 python tools/make_twenty.py records runs           # what has been played of them, into docs/comparison/twenty.csv
-python tools/make_twenty.py page                   # docs/comparison.md: tables and figures of both files
+python tools/make_twenty.py page                   # docs/comparison.md: the tables of both files, and a figure
 
 `runs` is the folder in which the runs are (`output.path`). Words such as `data.source=mnist-train.parquet` replace
-values of the jobs. Each process plays one run after the other. What is in a file already, maybe from another machine,
-stays, and is not played again.
+values of the jobs. Each process plays one run after the other. A try that is in its file already, and a draw of which
+all methods are, is not played again. So machines may share the work, each with tries and whole draws of its own.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from rayfed.papers.style import COLOURS, INK, METADATA, STYLE
 from rayfed.report.measured import personalised
 from rayfed.report.words import interval, spread, stat_text
 from rayfed.rounds.display import Display
+from rayfed.screen.options import read_override
 
 ROOT = Path(__file__).resolve().parents[1]
 TITLED = {"shards-2": "shards 2", "dirichlet-0.1": "Dirichlet 0.1"}
@@ -52,7 +53,7 @@ TRIES = ROOT / "docs/comparison/twenty-tries.csv"
 RECORDS = ROOT / "docs/comparison/twenty.csv"
 BOUNDS = ("local", "central")  # that are no methods, and are not tested
 OWN = "fedavg-own"  # what `local` is compared with: FedAvg's models after a client's training, on images as its own
-TITLES = {OWN: "fedavg, after a client's training", "local": "[local](methods/local.md), likewise"}
+TITLES = {OWN: "fedavg, the clients' own models", "local": "[local](methods/local.md), the clients' own models"}
 OTHERS = [  # a family of its own: the papers' claims about two methods other than FedAvg
     *(("fedlmd", "fedntd"), ("fedlmd", "fedlmd_tf"), ("fedcsd", "fedgkd")),
     *(("fedssd", "fedcad"), ("fedvls", "fedntd"), ("fedvls", "fedlmd")),
@@ -69,7 +70,7 @@ Numbers = Mapping[str, Mapping[int, float]]  # method -> seed -> a number
 
 def primary(run: Run, method: str) -> float:
     """The mean accuracy in percent over the second half of the rounds; of `local`, that of the clients' own models."""
-    if run.error.startswith("Diverged"):
+    if diverged(run):
         return CHANCE
     accuracy = np.asarray(run.rounds["test_accuracy"][1:], float)
     if len(accuracy) < run.job["train"]["num_rounds"] or not np.isfinite(accuracy).all():
@@ -84,11 +85,11 @@ def ended(cell: Cell) -> Run | None:
     if not (folder_of(job) / "job.toml").is_file():
         return None
     run = read_run(folder_of(job))
-    return run if is_done(job) or run.error.startswith("Diverged") else None
+    return run if is_done(job) or diverged(run) else None
 
 
 def left(scores: Scores, tries: Sequence[str], many: int) -> list[str]:
-    """The best tries by the mean over their seeds so far; of equals the first, which is nearer to the middle.
+    """The best tries by the mean over their seeds so far; of equals the first.
 
     >>> left({"a": {100: 1.0}, "b": {100: 3.0}, "c": {100: 3.0}}, ["a", "b", "c"], 1)
     ['b']
@@ -123,16 +124,20 @@ def tune(setting: str, overrides: Mapping[str, Any]) -> None:
 
 
 def report(setting: str, overrides: Mapping[str, Any]) -> None:
-    """Play a partition's reported runs, draw by draw, FedAvg first; those in `RECORDS` are not played again."""
-    known = {tuple(row[:3]) for row in read(RECORDS)}
-    kept, draws = Kept(), defaultdict[int, dict[str, Cell]](dict)
+    """Play a partition's reported runs, draw by draw; a draw is played whole, on one machine."""
+    known = {(row[0], int(row[2])) for row in read(RECORDS)}
+    kept = Kept()
+    for seed, cells in draws_of(setting, overrides).items():
+        for method, cell in cells.items() if (setting, seed) not in known else ():
+            print(f"{setting}  {method}  seed {seed}  {primary(play(cell, kept), method):.2f}", flush=True)
+
+
+def draws_of(setting: str, overrides: Mapping[str, Any]) -> dict[int, dict[str, Cell]]:
+    """The runs of a partition that are reported: seed -> method."""
+    draws: dict[int, dict[str, Cell]] = defaultdict(dict)
     for cell in expand(read_toml(REPORTED[setting]), overrides):
         draws[cell.tables["seed"]][cell.method] = cell
-    for seed, cells in draws.items():
-        left = [method for method in cells if (setting, method, str(seed)) not in known]
-        for method in dict.fromkeys([BASELINE, *left] if left else []):  # the second number of each needs FedAvg's run
-            number = primary(play(cells[method], kept), method)
-            print(f"{setting}  {method}  seed {seed}  {number:.2f}", flush=True)
+    return draws
 
 
 def play(cell: Cell, kept: Kept) -> Run:
@@ -154,14 +159,18 @@ def tried(overrides: Mapping[str, Any]) -> Iterator[tuple[str, str, int, float]]
                         yield setting, name, seed, primary(run, method)
 
 
-def chosen(tries: Mapping[str, Scores]) -> dict[str, str]:
-    """Of each method the try that is reported: of those that have played all seeds, that with the best mean."""
+def chosen(tries: Mapping[str, Scores]) -> dict[str, list[str]]:
+    """Of each method the try that is reported, and the next best, by their means over all seeds of the tuning.
+
+    Tries that have not played all seeds do not count. A method that has not two others is left out.
+    """
     seeds = sum(len(seeds) for _, seeds in HALVING)
-    best: dict[str, str] = {}
+    best = {}
     for method, scores in tries.items():
         finalists = [name for name in scores if len(scores[name]) == seeds]
-        if finalists:
-            (best[method],) = left(scores, finalists, 1)
+        finalists.sort(key=lambda name, scores=scores: -fmean(scores[name].values()))  # type: ignore[misc]
+        if len(finalists) > 1:
+            best[method] = finalists[:2]
     return best
 
 
@@ -176,12 +185,15 @@ def tuned() -> dict[str, dict[str, Scores]]:
 
 def put_best() -> None:
     """Write the job files that are reported: those of the tuning, with the chosen tries and all training images."""
-    if not TRIES.exists():
-        raise InputError(f"there is no {TRIES.relative_to(ROOT)} yet; make it with `tries runs`")
     for setting, played in tuned().items():
+        wanted = {cell.method.partition("+")[0] for cell in expand(read_toml(TUNING[setting]))}
+        open_ones = sorted(wanted - chosen(played).keys())
+        if open_ones:
+            print(f"{setting}: its tries are not all played; {', '.join(open_ones)} lack two that have played all seeds")
+            continue
         entries = {entry["name"]: entry for entry in read_toml(TUNING[setting])["grid"]["method"]}
         lines = []
-        for method, name in chosen(played).items():
+        for method, (name, _) in chosen(played).items():
             scores = played[method]
             means = (f"{one.partition('+')[2] or 'middle'} {np.mean([*scores[one].values()]):.1f}" for one in scores)
             own = {"measure": ["local"], "measure_images": 1000} if method == BASELINE else {}
@@ -199,24 +211,35 @@ def put_best() -> None:
 
 
 def reported(overrides: Mapping[str, Any]) -> Iterator[tuple[str, str, int, float, float]]:
-    """Partition, method, seed, primary and second number of each reported run that has ended."""
-    for setting in SETTINGS:
-        runs = {(c.method, c.tables["seed"]): ended(c) for c in expand(read_toml(REPORTED[setting]), overrides)}
-        for (method, seed), run in runs.items():
-            baseline = runs.get((BASELINE, seed))
-            if run is not None and baseline is not None:
-                end = float(100 * np.asarray(baseline.rounds["test_accuracy"][-10:], float).mean())
-                yield setting, method, seed, primary(run, method), rounds_to(end, run)
-                if method == BASELINE:
-                    yield setting, OWN, seed, personalised(run, len(run.rounds["round"]) // 2), math.nan
+    """Partition, method, seed, primary and second number of each run of the draws that have been played here whole."""
+    for setting in SETTINGS if all(file.exists() for file in REPORTED.values()) else ():
+        for seed, cells in draws_of(setting, overrides).items():
+            runs = {method: run for method, cell in cells.items() if (run := ended(cell))}
+            if len(runs) == len(cells):
+                end = last_ten(runs[BASELINE])
+                for method, run in runs.items():
+                    yield setting, method, seed, primary(run, method), rounds_to(end, run)
+                yield setting, OWN, seed, primary(runs[BASELINE], "local"), math.nan
+
+
+def last_ten(run: Run) -> float:
+    """The mean accuracy of the last ten rounds, in percent; of a run that has diverged, chance."""
+    return CHANCE if diverged(run) else float(100 * np.asarray(run.rounds["test_accuracy"][-10:], float).mean())
 
 
 def rounds_to(goal: float, run: Run) -> int:
-    """The first round in which the mean of the last five accuracies is at least `goal`, in percent; else 61."""
+    """The first round in which the mean of the last five accuracies is at least `goal`, in percent.
+
+    61 where it never is, or the run has diverged.
+    """
     accuracy = 100 * np.asarray(run.rounds["test_accuracy"][1:], float)
     means = np.array([accuracy[end - 5 : end].mean() for end in range(5, len(accuracy) + 1)])
     reached = np.flatnonzero(means >= goal)
-    return int(reached[0]) + 5 if len(reached) else run.job["train"]["num_rounds"] + 1
+    return int(reached[0]) + 5 if len(reached) and not diverged(run) else run.job["train"]["num_rounds"] + 1
+
+
+def diverged(run: Run) -> bool:
+    return run.error.startswith("Diverged")
 
 
 # Tests ----------------------------------------------------------------------------------------------------------------
@@ -229,6 +252,7 @@ def sign_flip(differences: Sequence[float]) -> float:
     (0.25, 1.0)
     """
     values = np.asarray(differences)
+    assert np.isfinite(values).all(), values
     signs = np.array(list(product((1, -1), repeat=len(values))))
     return float(np.mean(np.abs(signs @ values) >= abs(values.sum()) - 1e-9))
 
@@ -303,7 +327,8 @@ def table(numbers: Numbers, rounds: Numbers) -> str:
     """A partition's methods, the best first: means, differences from FedAvg, and rounds to FedAvg's end."""
     tests = against_fedavg(numbers) | family(numbers, [("local", OWN)])
     by_method = {method: test for (method, _), test in tests.items()}
-    head = ["method", "draws", "mean of rounds 31 to 60", "difference from FedAvg", "p", "rounds to FedAvg's end"]
+    head = ["method", "draws", "mean of rounds 31 to 60", "difference from FedAvg", "p, corrected"]
+    head.append("rounds to FedAvg's end, median")
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for method in sorted(numbers, key=lambda name: -fmean(numbers[name].values())):
         values, test = [*numbers[method].values()], by_method.get(method)
@@ -332,10 +357,8 @@ def finalists(played: Mapping[str, Mapping[str, Scores]]) -> str:
     head = ["method", "partition", "chosen", "its mean", "the other", "difference over the four seeds"]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for setting, methods in played.items():
-        best = chosen(methods)
-        for method, name in best.items():
+        for method, (name, other) in chosen(methods).items():
             scores = methods[method]
-            (other,) = (one for one in scores if one != name and len(scores[one]) == len(scores[name]))
             gaps = [scores[name][seed] - scores[other][seed] for seed in scores[name]]
             words = [one.partition("+")[2] or "the middle" for one in (name, other)]
             cells = [
@@ -349,13 +372,16 @@ def finalists(played: Mapping[str, Mapping[str, Scores]]) -> str:
     return "\n".join(lines)
 
 
-def mean_ranks(numbers: Numbers) -> dict[str, float]:
-    """The mean rank of each method over the draws that all have played; 1 is the best, equals share their ranks."""
+def mean_ranks(numbers: Numbers) -> tuple[dict[str, float], int]:
+    """The mean rank of each method over the draws that all have played, and how many draws these are.
+
+    1 is the best, and equals share their ranks.
+    """
     ranked = [method for method in numbers if method not in (*BOUNDS, OWN)]
     draws = sorted(set.intersection(*({*numbers[method]} for method in ranked)))
     values = np.array([[numbers[method][seed] for seed in draws] for method in ranked])  # (methods, draws)
     above = (values[None] > values[:, None]).sum(1) + ((values[None] == values[:, None]).sum(1) + 1) / 2
-    return dict(zip(ranked, above.mean(axis=1).tolist(), strict=True))
+    return dict(zip(ranked, above.mean(axis=1).tolist(), strict=True)), len(draws)
 
 
 def draw(of_settings: Mapping[str, Numbers], file: Path) -> None:
@@ -363,8 +389,9 @@ def draw(of_settings: Mapping[str, Numbers], file: Path) -> None:
     with style.context(["default", STYLE, {"svg.hashsalt": "twenty", "font.size": 8}]):
         figure = Figure(figsize=(9.0, 4.2))
         for place, (setting, numbers) in zip(figure.subplots(1, len(of_settings)), of_settings.items(), strict=True):
-            ranks = sorted(mean_ranks(numbers).items(), key=lambda pair: pair[1])
-            critical = critical_difference(len(ranks), min(map(len, numbers.values())))
+            of_methods, draws = mean_ranks(numbers)
+            ranks = sorted(of_methods.items(), key=lambda pair: pair[1])
+            critical = critical_difference(len(ranks), draws)
             values = np.array([rank for _, rank in ranks])
             place.plot(values, range(len(ranks)), "o", color=COLOURS[0], markersize=4)
             end = -1
@@ -382,12 +409,17 @@ def draw(of_settings: Mapping[str, Numbers], file: Path) -> None:
 
 
 def write_page() -> None:
-    """The tables and figures of the files, into the page."""
+    """The tables and the figure, into the page. Raises `InputError` where a run of a partition is not recorded."""
     numbers, rounds = ({setting: defaultdict[str, dict[int, float]](dict) for setting in SETTINGS} for _ in range(2))
     for setting, method, seed, *values in read(RECORDS):
         numbers[setting][method][int(seed)], rounds[setting][method][int(seed)] = map(float, values)
-    texts = {setting: table(numbers[setting], rounds[setting]) for setting in SETTINGS}
-    texts |= {"claims": claims(numbers), "tuning": finalists(tuned())}
+    for setting, of_methods in numbers.items():
+        for seed, cells in draws_of(setting, {}).items():
+            for method in cells:
+                if seed not in of_methods[method]:
+                    raise InputError(f"{setting}: {method} on draw {seed} is not in {RECORDS.relative_to(ROOT)} yet")
+    texts = {f"twenty, {setting}": table(numbers[setting], rounds[setting]) for setting in SETTINGS}
+    texts |= {"twenty, claims": claims(numbers), "twenty, tuning": finalists(tuned())}
     PAGE.write_text(put(PAGE.read_text(), texts))
     draw(numbers, FIGURE)
 
@@ -412,7 +444,7 @@ def add(file: Path, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
 def main(command: str = "", *words: str) -> None:
     named = [word for word in words if "=" not in word]
     overrides = {"output.path": named[-1] if named else "", "ray.mode": "off"}
-    overrides |= dict(word.split("=", 1) for word in words if "=" in word)
+    overrides |= dict(read_override(word) for word in words if "=" in word)
     match command, named:
         case "tune", [setting, _] if setting in SETTINGS:
             tune(setting, overrides)
