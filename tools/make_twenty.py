@@ -189,7 +189,7 @@ def put_best() -> None:
         wanted = {cell.method.partition("+")[0] for cell in expand(read_toml(TUNING[setting]))}
         open_ones = sorted(wanted - chosen(played).keys())
         if open_ones:
-            print(f"{setting}: its tries are not all played; {', '.join(open_ones)} lack two that have played all seeds")
+            print(f"{setting}: not all is played; two tries with all seeds are lacking of {', '.join(open_ones)}")
             continue
         entries = {entry["name"]: entry for entry in read_toml(TUNING[setting])["grid"]["method"]}
         lines = []
