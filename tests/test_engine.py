@@ -419,6 +419,7 @@ class Odd(Part):
     [
         ("loss", 0.5, "test_engine.Odd.loss gave 0.5; it must give a scalar tensor, or None for no term"),
         ("loss", torch.ones(2), "Odd.loss gave a tensor of shape (2,); it must give a scalar tensor"),
+        ("loss", torch.ones(()), "Odd.loss gave a number without a gradient, which trains nothing; compute it from"),
         ("report", 3, "Odd.report gave 3; it must give two values, the summands and the memory"),
         ("memory", {"a": np.ones(2)}, "Odd.report gave a memory with array([1., 1.]) at a; a memory is made of"),
         ("memory", object(), "gave a memory with an object of the class builtins.object at the value"),

@@ -438,7 +438,7 @@ class Break(Part):
 
     def loss(self, batch, local):
         local.append(batch)
-        return torch.tensor(float("inf")) if len(local) == 4 else None
+        return batch.logits.square().sum() * float("inf") if len(local) == 4 else None
 
 
 def test_a_single_infinite_loss_is_refused_with_client_round_batch_and_method(make_site):

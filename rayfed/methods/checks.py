@@ -127,8 +127,14 @@ def in_force(part: Part, before: Held | None, round: int, weights: Weights) -> H
 
 def a_term(part: Part, term: object) -> Tensor | None:
     """A part's term of the loss, checked."""
-    if term is None or (isinstance(term, Tensor) and term.ndim == 0):
+    if term is None or (isinstance(term, Tensor) and term.ndim == 0 and term.requires_grad):
         return term
+    if isinstance(term, Tensor) and term.ndim == 0:
+        raise BrokenContract(
+            f"{told(type(part))}.loss gave a number without a gradient, which trains nothing; compute it from what "
+            "`batch` has, without detach() or item(), or give None for no term; where model.freeze stops the gradient, "
+            "leave this part out"
+        )
     kind = f"a tensor of shape {tuple(term.shape)}" if isinstance(term, Tensor) else told(term)
     raise BrokenContract(f"{told(type(part))}.loss gave {kind}; it must give a scalar tensor, or None for no term")
 
