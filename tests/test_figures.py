@@ -28,7 +28,7 @@ from rayfed.papers.global_model import lost_of, matrices
 from rayfed.papers.panels import apart, save
 from rayfed.papers.style import STYLE
 from rayfed.report.forms import KEYS
-from rayfed.report.measured import by_round, drifts, forgetting_of
+from rayfed.report.measured import drifts, forgetting_of, over_clients
 from rayfed.report.page import run_page
 from rayfed.report.runs import labelled
 
@@ -217,7 +217,7 @@ def test_runs_that_differ_in_their_seed_are_one_panel(folders, tmp_path):
         both.append(read_run(path))
     (place,) = drawn(clients.local, both).axes
     of_each = [
-        by_round(of_clients(run.folder, "local.after.accuracy"), "local.after.accuracy", 100).mean for run in both
+        over_clients(of_clients(run.folder, "local.after.accuracy"), "local.after.accuracy", 100).mean for run in both
     ]
     np.testing.assert_allclose(place.lines[1].get_ydata(), np.mean(of_each, axis=0))
     assert figure("local", tmp_path / "grid", "-o", tmp_path / "a.svg").exit_code == 0

@@ -14,7 +14,8 @@ from rayfed.base.errors import InputError
 from rayfed.folder.read import Columns, Group, Run
 from rayfed.papers.panels import MARKERS, apart, legend, line, panels, span, wide
 from rayfed.papers.style import COLOURS, INK
-from rayfed.report.measured import DISTANCES, WHEN, WHERE, by_round, drifts, measured_on, notes_of
+from rayfed.report.charts import thinned
+from rayfed.report.measured import DISTANCES, WHEN, WHERE, drifts, measured_on, notes_of, over_clients
 
 BARS = 5  # rounds, from the first to the last that was measured
 MOST = {"drift.distribution_distance": 2.0}  # that there can be
@@ -31,7 +32,7 @@ def local(runs: Sequence[Run], width: float | None = None) -> Figure:
     figure, axes = panels(caption, 1, len(groups), 3.0, width or wide(len(groups)), sharex=True, sharey=True)
     for place, (name, columns) in zip(axes[0], measured.items(), strict=True):
         for number, (when, words) in enumerate(WHEN.items()):
-            values = by_round(columns, f"local.{when}.accuracy", 100)
+            values = over_clients(columns, f"local.{when}.accuracy", 100)
             line(place, number, values.rounds, values.mean, values.band(100), words)
         place.set(title=name, xlabel="round", ylim=(0, 100))
     axes[0, 0].set_ylabel("accuracy, all classes (%)")
@@ -52,7 +53,7 @@ def in_out(runs: Sequence[Run], round: int | None = None, width: float | None = 
         chosen = rounds_of(group, measured[name]["round"], round)
         for place, (where, words) in zip(places, WHERE.items(), strict=True):
             for side, (when, label) in zip((-0.2, 0.2), WHEN.items(), strict=True):
-                values = by_round(measured[name], f"local.{when}.{where}", 100)
+                values = over_clients(measured[name], f"local.{when}.{where}", 100)
                 rows = np.searchsorted(values.rounds, chosen)
                 low, high = values.band(100)
                 ends = np.stack([values.mean - low, high - values.mean])[:, rows]
@@ -93,7 +94,7 @@ def rounds_of(group: Group, rounds: np.ndarray, round: int | None) -> np.ndarray
     """The measured rounds to draw: the given one, or up to five from the first to the last."""
     there = np.unique(rounds)
     if round is None:
-        return there[np.unique(np.linspace(0, len(there) - 1, BARS).round().astype(int))]
+        return there[thinned(len(there), BARS)]
     if round not in there:
         last = f"; the measured round before it is {there[there < round].max()}" if (there < round).any() else ""
         raise InputError(f"--round {round}: the clients of '{group.runs[0].folder}' were not measured in it{last}")
@@ -119,7 +120,7 @@ def divergence(runs: Sequence[Run], width: float | None = None) -> Figure:
         beyond = f"{(y > top).sum()} points are higher, up to {y.max():.3g}" if (y > top).any() else ""
         place.set(title=f"{name}\n{correlation(x, y)}", xlabel=beyond, ylim=(0, top))
         for axes, (note, words) in zip(lines, DISTANCES.items(), strict=True):
-            values = by_round(columns, note)
+            values = over_clients(columns, note)
             line(axes, number, values.rounds, values.mean, values.band(MOST.get(note, np.inf)), name, len(groups))
             axes.set(title=words.partition(" (")[0].capitalize(), xlabel="round", ylabel=words)
     for axes in lines:

@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from rayfed.base.errors import InputError
+from rayfed.folder.forgetting import peaks
 from rayfed.folder.read import Run, confusions
 from rayfed.losses import metrics
 from rayfed.papers.panels import GLYPH, SHARES, bar_of, cells, high, name_classes, panels, shortened, single, span, wide
@@ -49,18 +50,12 @@ def lost_of(run: Run) -> tuple[Array, Array]:
 
     Peaks are as in `forgetting.peak`: of rounds before, without round 0, at multiples of `train.eval_every`.
     """
-    rounds, accuracy = learnt(run)
-    counts = (rounds % run.eval_every == 0)[:, None]
-    peaks = np.fmax.accumulate(np.where(counts, accuracy, np.nan))[:-1]
-    if not np.isfinite(peaks).any():
+    trained = run.class_rounds > 0
+    rounds, accuracy = run.class_rounds[trained], run.class_accuracy[trained]
+    before = peaks(rounds, accuracy, run.eval_every)[:-1]
+    if not np.isfinite(before).any():
         raise InputError(f"'{run.folder}' has no two evaluated rounds after round 0, so nothing can be forgotten")
-    return rounds[1:], 100 * (peaks - accuracy[1:])
-
-
-def learnt(run: Run) -> tuple[Array, Array]:
-    """The evaluated rounds (E,) after round 0, and their class accuracies (E, C)."""
-    after = run.class_rounds > 0
-    return run.class_rounds[after], run.class_accuracy[after]
+    return rounds[1:], 100 * (before - accuracy[1:])
 
 
 def confusion(runs: Sequence[Run], round: int | None = None, width: float | None = None) -> Figure:

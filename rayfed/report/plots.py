@@ -11,7 +11,7 @@ from rayfed.folder.forgetting import Series
 from rayfed.folder.read import MOST_ACROSS, Group, Run, dealt, grouped, shorten
 from rayfed.report import charts
 from rayfed.report.charts import Chart, Line
-from rayfed.report.measured import DISTANCES, WHEN, WHERE, by_round, drifts, notes_of
+from rayfed.report.measured import DISTANCES, WHEN, WHERE, drifts, notes_of, over_clients
 
 DRIFT = (
     "Each point is a client in a round, the paler the earlier. Weight divergence: how far its training moved the "
@@ -92,10 +92,10 @@ def clients(run: Run) -> list[Chart]:
             for number, (name, (rounds, means)) in enumerate(terms.items())
         ]
         figures.append(charts.lines("terms", "Terms of the loss", "mean per step (nats)", drawn, digits=3, zero=True))
-    return [*figures, *answers(run)]
+    return [*figures, *chosen(run)]
 
 
-def answers(run: Run) -> Iterator[Chart]:
+def chosen(run: Run) -> Iterator[Chart]:
     """Of the [clients] table of the job: how the chosen clients answered, and the virtual time."""
     noted = run.round_notes
     counts = [name for name in ("answered", "dropped", "late") if f"clients.{name}" in noted]
@@ -141,7 +141,7 @@ def before_and_after(run: Run, key: str, title: str) -> Chart:
     columns = notes_of([run], "local", *(f"local.{when}.{key}" for when in WHEN))
     drawn = []
     for number, (when, name) in enumerate(WHEN.items()):
-        values = by_round(columns, f"local.{when}.{key}", 100)
+        values = over_clients(columns, f"local.{when}.{key}", 100)
         drawn.append(Line(name, number, values.rounds, values.mean, *values.band(100)))
     return charts.lines(f"local-{key}".replace("_", "-"), title, "accuracy (%)", drawn, "%")
 
@@ -164,7 +164,7 @@ def local_groups(groups: Sequence[Group]) -> Iterator[Chart]:
             for number, (group, title) in enumerate(zip(groups, shorten(groups), strict=True)):
                 name = f"local.{when}.{where}"
                 with suppress(InputError):
-                    measured = [by_round(notes_of([run], "local", name), name, 100) for run in group.runs]
+                    measured = [over_clients(notes_of([run], "local", name), name, 100) for run in group.runs]
                     drawn.append(over_runs(title, number, [(of.rounds, of.mean) for of in measured]))
             if drawn:
                 key = f"{when}-{where}".replace("_", "-")
