@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 @contextmanager
 def follow() -> Iterator[Display]:
     """A display for `rayfed.run`, for as long as the context lasts."""
-    if not on_terminal():
+    if not (sys.stdout.isatty() and sys.stderr.isatty()):  # nobody watches
         yield Lines()
         return
     progress = bar_on(Console(stderr=True))
@@ -42,11 +42,6 @@ def follow() -> Iterator[Display]:
         display.ended()
     finally:
         progress.stop()
-
-
-def on_terminal() -> bool:
-    """Whether somebody watches, in whose terminal a bar may be drawn."""
-    return sys.stdout.isatty() and sys.stderr.isatty()
 
 
 def on_screen(train: Callable[..., Any]) -> None:
