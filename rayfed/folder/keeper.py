@@ -23,11 +23,11 @@ from rayfed.folder.checkpoint import Checkpoints, delete_checkpoints
 from rayfed.folder.owner import lock, owning
 from rayfed.folder.places import Folders
 from rayfed.folder.provenance import about, changed_since, environment, hash_of, is_of, sources
+from rayfed.folder.read import confusions, matrices
 from rayfed.folder.saved import Saved
 from rayfed.folder.summary import early_end, read_environment, read_summary, summarise
 from rayfed.folder.tables import (
     RESULTS,
-    confusions_of,
     read_table,
     replace_table,
     round_rows,
@@ -149,12 +149,14 @@ class Keeper:
         rows = [ClientRow(**{**row, "notes": dict(row["notes"])}) for row in clients]
         costs = {key: self._rows[-1][key] for key in ("seconds", "bytes_down", "bytes_up")}
         costs["notes"] = dict(self._rows[-1]["notes"])
-        confusions = confusions_of(self.path, number, self._site.federation.train.classes)
+        classes = self._site.federation.train.classes
+        of_models = matrices(confusions(self.path, classes, after=number - 1), number, len(classes))
+        of_clients = {client: matrix for client, matrix in of_models.items() if client >= 0}
         last = self._saved.restore(self._site, self._workers)
         if not self._site.job.train.evaluates(number):  # any more
             last = replace(last, evaluation=None, forgetting=None)
         self._checkpoints.probe(last)
-        return replace(last, clients=tuple(rows), confusions=confusions, **costs)
+        return replace(last, clients=tuple(rows), confusions=of_clients, **costs)
 
     def keep(self, round: Round) -> None:
         """Write a finished round's rows, and a checkpoint when one is due. Raises `Unwritable`."""

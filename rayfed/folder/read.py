@@ -302,6 +302,15 @@ def confusions(folder: Path, classes: Sequence[str], after: int = -1) -> Columns
     return _columns(pa.table({"round": table["round"], "client": client, **codes, "count": table["count"]}))
 
 
+def matrices(cells: Columns, round: int, num_classes: int) -> dict[int, np.ndarray]:
+    """The confusion matrices (C, C) of a round by client, as `confusions` has them, in that order."""
+    of_round = {name: column[cells["round"] == round] for name, column in cells.items()}
+    clients, first, index = np.unique(of_round["client"], return_index=True, return_inverse=True)
+    counts = np.zeros((len(clients), num_classes, num_classes), dtype=np.int64)
+    counts[index, of_round["class"], of_round["predicted"]] = of_round["count"]
+    return {int(clients[number]): counts[number] for number in np.argsort(first)}
+
+
 def dealt(cells: Columns, num_classes: int, num_clients: int, most: int = MOST_ACROSS) -> tuple[np.ndarray, int]:
     """The examples of each class (C, columns) in at most `most` columns, means of so many clients, and how many."""
     together = -(-num_clients // most)
