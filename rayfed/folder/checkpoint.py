@@ -90,17 +90,15 @@ class Checkpoints:
 
     def probe(self, round: Round) -> None:
         """Raises `Unwritable` where there is no room for the round's weights and state, and the best weights."""
-        sizes = [num_bytes(round.weights), len(to_bytes(pack(_state(round))))]
+        size = num_bytes(round.weights) + len(to_bytes(pack(_state(round))))
         if not self._best.held:
-            sizes.append(num_bytes(round.weights))
+            size += num_bytes(round.weights)
         with writing_to(self._folder.place):
             try:
-                for number, size in enumerate(sizes):
-                    self._folder.write(f"{PROBE}-{number}", bytes(size))
+                self._folder.write(PROBE, bytes(size))
             finally:
-                for number in range(len(sizes)):
-                    with suppress(OSError):
-                        self._folder.delete(f"{PROBE}-{number}")
+                with suppress(OSError):
+                    self._folder.delete(PROBE)
 
     def follow(self, round: Round) -> None:
         """The memories of the round's clients have changed, and it may be the best round."""
@@ -148,7 +146,7 @@ class Checkpoints:
         moving = sorted(round.memories.keys() - index.keys())
         memories = ((client, to_bytes(workers.recall(round.memories[client]))) for client in moving)
         for name, pieces, extents in ahead(shards_of(files.beginning, memories)):
-            files.write_twice(name.removeprefix(f"{files.beginning}."), pieces)
+            files.write(name.removeprefix(f"{files.beginning}."), *pieces, twice=True)
             index |= extents
         if index:
             files.write("memories.parquet", to_parquet(index_to_table(index)))
@@ -157,7 +155,9 @@ class Checkpoints:
     def _manifest(
         self, round: Round, workers: Workers, tables: dict[str, list[tuple[int, int]]], files: dict[str, str]
     ) -> dict[str, Any]:
-        manifest = {
+        origin = {key: self._origin[key] for key in ORIGIN if key in self._origin}
+        best = {"best": self._best.held} if self._best.held else {}
+        return {
             "version": VERSION,
             "round": round.round,
             "job": self._job.table(),
@@ -165,13 +165,9 @@ class Checkpoints:
             "hardware": list(workers.kinds()),
             "tables": tables,
             "files": files,
+            **origin,
+            **best,
         }
-        for key in ORIGIN:
-            if key in self._origin:
-                manifest[key] = self._origin[key]
-        if self._best.held:
-            manifest["best"] = self._best.held
-        return manifest
 
     def _take_back_if_another_owns(self, name: str, seal: bytes) -> None:
         """Raises `InputError` where the folder is another run's now. Nobody shall continue from this manifest then.
@@ -195,22 +191,16 @@ class Files:
         self._folder = folder
         self._written = [f"{self.beginning}.json"]  # first: it is deleted first if writing fails
 
-    def write(self, ending: str, content: bytes) -> None:
-        self._write(f"{self.beginning}.{ending}", [content])
-
-    def write_twice(self, ending: str, pieces: list[bytes]) -> None:
-        """Write a file that later checkpoints need too, and its twin."""
-        name = f"{self.beginning}.{ending}"
-        self._write(name, pieces)
-        self._write(twin_of(name), pieces)
-
-    def _write(self, name: str, pieces: list[bytes]) -> None:
+    def write(self, ending: str, *content: bytes, twice: bool = False) -> None:
+        """Write a file, its content in pieces; and its twin if later checkpoints need it too."""
         digest = hashlib.sha256()
-        for piece in pieces:
+        for piece in content:
             digest.update(piece)
-        self._folder.write(name, *pieces)
-        self._written.append(name)
-        self.hashes[name] = digest.hexdigest()
+        name = f"{self.beginning}.{ending}"
+        for copy in [name, twin_of(name)] if twice else [name]:
+            self._folder.write(copy, *content)
+            self._written.append(copy)
+            self.hashes[copy] = digest.hexdigest()
 
     def borrow(self, lender: Saved, names: Iterable[str]) -> None:
         """Name files, with their twins, that an earlier checkpoint has written; not those of this checkpoint."""
@@ -244,10 +234,7 @@ def _write_tables(
         rest = rows(name, full[-1][0] if full else -1)
         if not rest.num_rows and not full:
             continue  # a table that not all runs have
-        if rest.num_rows >= ROWS:
-            files.write_twice(f"{name}.parquet", [to_parquet(rest)])
-        else:
-            files.write(f"{name}.parquet", to_parquet(rest))
+        files.write(f"{name}.parquet", to_parquet(rest), twice=rest.num_rows >= ROWS)
         tables[name] = [*full, (round, rest.num_rows)]
     return tables
 

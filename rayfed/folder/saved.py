@@ -51,7 +51,6 @@ class Saved:
 
     @property
     def names(self) -> set[str]:
-        """The names of its files."""
         return {f"{stem(self.round)}.json", *self.manifest["files"]}
 
     def table(self, name: str) -> pa.Table:

@@ -197,7 +197,6 @@ def result_text(path: Path, summary: dict[str, Any]) -> str:
 
 
 def round_line(round: Round, num_rounds: int) -> str:
-    """A finished round as a line of text."""
     words = [f"round {round.round:{len(str(num_rounds))}}/{num_rounds}", figures_text(round)]
     if round.train_loss is not None:
         words.append(f"loss {round.train_loss:.3f}")
@@ -207,7 +206,6 @@ def round_line(round: Round, num_rounds: int) -> str:
 
 
 def figures_text(round: Round) -> str:
-    """The figures of a round's evaluation."""
     if round.test_accuracy is None:
         return "not evaluated"
     return f"accuracy {round.test_accuracy:5.1%}  forgetting {round.forgetting:5.1%}"
