@@ -5,7 +5,7 @@ round 0; `C` classes, `N` clients.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import compress
@@ -182,6 +182,9 @@ def short(full: Iterable[str]) -> list[str]:
 def read_run(folder: Path) -> Run:
     """Raises `InputError` where the folder is not a run's."""
     job, ended = read_toml(folder / "job.toml"), read_summary(folder)
+    early, error = ended.get("ended_early", ""), ended.get("error", "")
+    if early and not error:
+        error = f"Ended after round {ended['rounds']} of {job['train']['num_rounds']}: {early}"
     job_text = (folder / "job.toml").read_text()
     rounds, by_class = read_table(folder, "rounds"), classes_of(folder)
     dealt = read_table(folder, "partition")
@@ -198,9 +201,9 @@ def read_run(folder: Path) -> Run:
         job=job,
         job_text=job_text,
         status=status_of(folder),
-        error=ended.get("error", "") or _early(job, ended),
+        error=error,
         environment=read_environment(folder),
-        summary={**summarise(rounds.to_pylist()), "ended_early": ended.get("ended_early", "")},
+        summary={**summarise(rounds.to_pylist()), "ended_early": early},
         rounds=_columns(rounds),
         evaluated=rounds["test_accuracy"].is_valid().to_numpy(),
         clients=_columns(read_table(folder, "clients")),
@@ -231,12 +234,6 @@ def classes_of(folder: Path) -> Classes:
     shape = -1, max(number, 1)
     rounds, accuracy, seen = (columns[name].reshape(shape) for name in ("round", "accuracy", "seen"))
     return Classes(tuple(columns["class"][:number]), rounds[:, 0], accuracy, seen)
-
-
-def _early(job: Mapping[str, Any], ended: Mapping[str, Any]) -> str:
-    if not (why := ended.get("ended_early", "")):
-        return ""
-    return f"Ended after round {ended['rounds']} of {job['train']['num_rounds']}: {why}"
 
 
 def forgotten(run: Run) -> list[ClassLoss]:

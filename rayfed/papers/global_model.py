@@ -14,13 +14,12 @@ from rayfed.base.errors import InputError
 from rayfed.folder.forgetting import peaks
 from rayfed.folder.read import Run, confusions, matrices
 from rayfed.losses import metrics
-from rayfed.papers.panels import GLYPH, SHARES, bar_of, cells, high, name_classes, panels, shortened, single, span, wide
+from rayfed.papers.panels import GLYPH, RAMP, bar_of, cells, high, name_classes, panels, shortened, single, span, wide
 from rayfed.papers.style import NAMED
 from rayfed.report.measured import unmeasured
 from rayfed.report.table import lacking
 from rayfed.report.words import listed
 
-Array = np.ndarray
 FEW = 12  # classes whose numbers fit into a confusion matrix
 CLIENTS = 3  # confusion matrices, where none are named
 ABREAST = 4  # confusion matrices in a row
@@ -46,7 +45,7 @@ def forgetting(runs: Sequence[Run], width: float | None = None) -> Figure:
     return figure
 
 
-def lost_of(run: Run) -> tuple[Array, Array]:
+def lost_of(run: Run) -> tuple[np.ndarray, np.ndarray]:
     """The rounds (E,) that have an earlier peak, and the points of accuracy that each class has lost (E, C) by then.
 
     Peaks are as in `forgetting.peak`: of rounds before, without round 0, at multiples of `train.eval_every`.
@@ -96,7 +95,7 @@ def confusion(runs: Sequence[Run], round: int | None = None, width: float | None
     return figure
 
 
-def shown_matrices(run: Run, round: int | None) -> tuple[int, dict[int, Array], list[int]]:
+def shown_matrices(run: Run, round: int | None) -> tuple[int, dict[int, np.ndarray], list[int]]:
     """The round, the matrices (C, C) of the global model (-1) and of clients in it, and its measured clients.
 
     The global model has none in a round that was not evaluated.
@@ -116,10 +115,10 @@ def shown_matrices(run: Run, round: int | None) -> tuple[int, dict[int, Array], 
     return round, shown, measured
 
 
-def draw_confusion(panel: Any, matrix: Array, classes: Sequence[str], inches: float) -> Any:
+def draw_confusion(panel: Any, matrix: np.ndarray, classes: Sequence[str], inches: float) -> Any:
     """A confusion matrix (C, C) as percentages of its rows, with those from 0.5 on as numbers, where they fit."""
     rates = 100 * metrics.row_normalised(matrix)
-    drawn = panel.imshow(rates, cmap=SHARES, vmin=0, vmax=100, interpolation="none")
+    drawn = panel.imshow(rates, cmap=RAMP, vmin=0, vmax=100, interpolation="none")
     panel.grid(False)
     name_classes(panel, classes, inches)
     if len(classes) > FEW:

@@ -22,29 +22,27 @@ BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 
 
 def global_model(groups: Sequence[Group]) -> list[Chart]:
-    """Accuracy on the test examples beside that of a guess, forgetting and loss, by round."""
+    """Accuracy on the test examples beside that of a guess, forgetting and loss, by round.
+
+    A group by itself has the forgetting of its first run, by each definition that this has numbers for.
+    """
     runs = [run for group in groups for run in group.runs]
     chance = {1 / len(run.classes) for run in runs if run.classes}
     best = runs[0].summary.get("best") if len(runs) == 1 else None
     marked = (best["round"], 100 * best["test_accuracy"], "best") if best else None
-    losses = curves(groups, "test_loss")
+    losses, lost = curves(groups, "test_loss"), curves(groups, "forgetting", 100, first=1)
     if len(groups) == 1:
         (test,), (training,) = losses, curves(groups, "train_loss", first=1)
         losses = [test._replace(name="test"), training._replace(name="training", number=1)]
+        by_definition = enumerate(runs[0].forgetting.items())
+        lost = [Line(name, number, rounds, 100 * values) for number, (name, (rounds, values)) in by_definition]
     accuracy = curves(groups, "test_accuracy", 100)
-    lost = by_definition(groups[0]) if len(groups) == 1 else curves(groups, "forgetting", 100, first=1)
     rules = [(100 * share, "chance") for share in sorted(chance)]
     return [
         charts.lines("accuracy", "Accuracy", "test accuracy (%)", accuracy, "%", rules=rules, marked=marked),
         charts.lines("forgetting", "Forgetting", "forgetting (%)", lost, "%", rules=[(0.0, "")]),
         charts.lines("loss", "Loss", "mean loss per example (nats)", losses, digits=3),
     ]
-
-
-def by_definition(group: Group) -> list[Line]:
-    """The forgetting of a group's first run, by each definition that it has numbers for."""
-    series = group.runs[0].forgetting.items()
-    return [Line(name, number, rounds, 100 * values) for number, (name, (rounds, values)) in enumerate(series)]
 
 
 def curves(groups: Sequence[Group], column: str, factor: float = 1, first: int = 0) -> list[Line]:
