@@ -17,7 +17,7 @@ from rayfed.base.storage import Folder
 from rayfed.data.federation import Read
 from rayfed.folder.keeper import Keeper
 from rayfed.folder.log import logging_to_file
-from rayfed.folder.places import Place, folder_of, is_begun
+from rayfed.folder.places import Folders, folder_of, is_begun
 from rayfed.folder.provenance import refuse_another_partition
 from rayfed.folder.saved import Saved, newest
 from rayfed.folder.tables import read_table, write_own
@@ -96,12 +96,12 @@ class Way:
 
 def run_checked(job: Job, way: Way, *, resume: bool) -> Result:
     """Begin a checked job, or with `resume` continue it if it was begun."""
-    place = Place.of(job)
-    place.refuse_unwritable()  # waits for a lock, and while it does checkpoints may come and go
-    saved = _newest(place) if resume else None
+    folders = Folders.of(job)
+    folders.refuse_unwritable()  # waits for a lock, and while it does checkpoints may come and go
+    saved = _newest(folders) if resume else None
     if resume and (is_begun(job) or saved):  # where only the checkpoints are left, they are enough
         return _train(job, saved, replace(way, force=True))
-    place.refuse_overwriting(way.force)
+    folders.refuse_overwriting(way.force)
     return _train(job, None, way)
 
 
@@ -147,17 +147,17 @@ def replay(run: str | Path, round: int, client: int, *, method: Method | None = 
     job = job_of(run, None, method)
     if job is None:
         raise InputError(f"'{run}' is not the folder of a run")
-    place = Place.of(job)
+    folders = Folders.of(job)
     site = open_site(job)
     if round < 1:
         raise InputError(f"round {round}: the first round is 1")
-    last_recorded = max((row["round"] for row in _rows(place.path, "rounds")), default=0)
+    last_recorded = max((row["round"] for row in _rows(folders.path, "rounds")), default=0)
     if round > last_recorded + 1:  # the round after the last may have failed
         raise InputError(f"round {round}: the run has {last_recorded} finished rounds")
-    refuse_another_partition(place.path, site, round)
+    refuse_another_partition(folders.path, site, round)
     engine.cohort_of(site, round).refuse_absent(client, round)
     with open_workers(site, on_ray=False) as workers:
-        saved = newest(place.checkpoints, before=round)
+        saved = newest(folders.checkpoints, before=round)
         if saved:
             saved.refuse_another(site)
         last = saved.restore(site, workers) if saved else engine.start(site, workers)
@@ -167,7 +167,7 @@ def replay(run: str | Path, round: int, client: int, *, method: Method | None = 
         if not trains(opening.parts):
             raise InputError(f"round {round}: no client trained in it, as its method works on the server alone")
         (reply,) = next(workers.train(opening.broadcast, [(client,)], last.memories)).clients
-    losses = {(row["round"], row["client"]): row["train_loss"] for row in _rows(place.path, "clients")}
+    losses = {(row["round"], row["client"]): row["train_loss"] for row in _rows(folders.path, "clients")}
     return reply.row, losses.get((round, client))
 
 
@@ -226,7 +226,7 @@ class OpenRun(NamedTuple):
 @contextmanager
 def _open_run(job: Job, saved: Saved | None, way: Way) -> Iterator[OpenRun]:
     """Open a run. At the end its folder is complete, Ray has ended, and the page is written, however the run ends."""
-    Place.of(job).refuse_unwritable()
+    Folders.of(job).refuse_unwritable()
     on_ray = way.on_ray and job.ray.mode == "on" and (saved is None or saved.leaves_work(job))
     make_site, display = partial(_checked_site, job, saved, way.read), way.display
     with (
@@ -270,11 +270,13 @@ def _find(run: str | Path, overrides: Mapping[str, Any] | None, method: Method |
         raise InputError("name: a run keeps its name; to continue under another name, move its folder first")
     job = job_of(run, overrides, method)
     if job:
-        place = Place.of(job)
-        place.refuse_unwritable()
-        saved = _newest(place)
+        folders = Folders.of(job)
+        folders.refuse_unwritable()
+        saved = _newest(folders)
         if saved is None:
-            raise InputError(f"'{run}' holds no checkpoint; begin again: rayfed run {place.path / 'job.toml'} {FORCE}")
+            raise InputError(
+                f"'{run}' holds no checkpoint; begin again: rayfed run {folders.path / 'job.toml'} {FORCE}"
+            )
         return job, saved
     saved = newest(Folder(str(run)))
     if saved:
@@ -286,12 +288,12 @@ def _find(run: str | Path, overrides: Mapping[str, Any] | None, method: Method |
     raise InputError(f"'{run}' is neither the folder of a run nor a folder of checkpoints{runs}")
 
 
-def _newest(place: Place) -> Saved | None:
+def _newest(folders: Folders) -> Saved | None:
     """The newest checkpoint of a run. Raises `InputError`, with what to do, where none of them is whole."""
     try:
-        return newest(place.checkpoints)
+        return newest(folders.checkpoints)
     except InputError as error:
-        file = place.path / "job.toml"
+        file = folders.path / "job.toml"
         if not file.is_file():
             raise
         raise InputError(f"{error}; begin again: rayfed run {file} {FORCE}") from None

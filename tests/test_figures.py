@@ -24,11 +24,11 @@ from rayfed.papers import clients, global_model, uneven
 from rayfed.papers.clients import ranks
 from rayfed.papers.curves import curves
 from rayfed.papers.figure import KINDS
-from rayfed.papers.global_model import lost_of, matrices
+from rayfed.papers.global_model import lost_of, shown_matrices
 from rayfed.papers.panels import apart, save
 from rayfed.papers.style import STYLE
 from rayfed.report.forms import KEYS
-from rayfed.report.measured import by_round, drifts, forgetting_of
+from rayfed.report.measured import drifts, forgetting_of, over_clients
 from rayfed.report.page import run_page
 from rayfed.report.runs import labelled
 
@@ -217,7 +217,7 @@ def test_runs_that_differ_in_their_seed_are_one_panel(folders, tmp_path):
         both.append(read_run(path))
     (place,) = drawn(clients.local, both).axes
     of_each = [
-        by_round(of_clients(run.folder, "local.after.accuracy"), "local.after.accuracy", 100).mean for run in both
+        over_clients(of_clients(run.folder, "local.after.accuracy"), "local.after.accuracy", 100).mean for run in both
     ]
     np.testing.assert_allclose(place.lines[1].get_ydata(), np.mean(of_each, axis=0))
     assert figure("local", tmp_path / "grid", "-o", tmp_path / "a.svg").exit_code == 0
@@ -243,12 +243,12 @@ def test_accuracy_stands_over_the_unevenness_that_environment_json_has(runs):
 
 def test_a_confusion_matrix_is_that_of_the_table(full):
     run = read_run(full)
-    number, found, measured = matrices(run, None)
-    assert (number, [*found], measured.tolist()) == (4, [None, 0, 5], [0, 5])
+    number, found, measured = shown_matrices(run, None)
+    assert (number, [*found], measured) == (4, [-1, 0, 5], [0, 5])
     expected = 3 * np.eye(10) + np.roll(np.eye(10), 1, axis=1)
-    np.testing.assert_array_equal(found[None], expected)
+    np.testing.assert_array_equal(found[-1], expected)
     np.testing.assert_array_equal(found[5], 3 * np.eye(10) + 9 * np.roll(np.eye(10), 1, axis=1))
-    assert [*matrices(run, 2)[1]] == [None, 1]
+    assert [*shown_matrices(run, 2)[1]] == [-1, 1]
     axes = drawn(global_model.confusion, [run]).axes
     titles = [place.get_title(loc="left") for place in axes[:2]]
     assert titles == ["fedavg\nglobal model, round 4", "fedavg\nclient 0, round 4"]

@@ -295,7 +295,10 @@ def test_a_papers_table_is_listed_and_a_wrong_name_is_refused(paper):
     for listing in (["p"], ["p", "--list"]):  # of a paper alone: its tables
         assert rayfed("reproduce", *listing).stdout == "the papers' tables, to give one of:\np/t\n"
     wrong = rayfed("reproduce", "p/tt")
-    assert (wrong.exit_code, "'p/tt': there is no such grid; did you mean 'p/t'?" in wrong.stderr) == (2, True)
+    assert (wrong.exit_code, "'p/tt': there is no such grid in jobs/papers; did you mean 'p/t'?" in wrong.stderr) == (
+        2,
+        True,
+    )
     none = rayfed("reproduce", "p/t", "--rows", "fedntd")
     assert (none.exit_code, "--rows 'fedntd': none of 8 runs matches" in none.stderr) == (2, True)
     assert not (paper / "runs").exists()

@@ -253,7 +253,7 @@ def test_the_figures_of_a_long_run_stay_small():
     assert (len(line["x"]), line["x"][0], line["x"][-1]) == (400, 0, 3000)
     assert line["y"] == pytest.approx(np.sqrt(line["x"]), rel=1e-5)
     assert len(chart.rows) == 50 and chart.rows[-1] == ["3000", "54.8"]
-    assert chart.note == "Of 3,001 rounds, the table has 50 and the figure 400; the Parquet files have all."
+    assert chart.note == "Of 3,001 rounds, the table has 50 and the figure has 400; the Parquet files have all."
     values = np.tile(np.arange(3000.0), (100, 1))
     classes, columns = ([str(n) for n in range(many)] for many in (100, 3000))
     heat = plots.charts.heat("b", "B", values, classes, columns, "round", "%")

@@ -415,9 +415,10 @@ def test_a_label_is_no_latex_even_where_it_looks_like_a_mark_or_an_argument(run)
 
 
 @pytest.fixture
-def papers(tmp_path):
-    """A paper with a grid of two methods, in a folder as jobs/papers."""
-    folder = tmp_path / "papers" / "fedx"
+def papers(tmp_path, monkeypatch):
+    """A paper with a grid of two methods, in jobs/papers of the current folder."""
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "jobs/papers/fedx"
     folder.mkdir(parents=True)
     grid = "\n".join(f'[[grid.method]]\nname = "{name}"\nmethod = "{name}"' for name in ("fedavg", "fedntd"))
     job = (
@@ -433,7 +434,6 @@ def papers(tmp_path):
     ]
     lines += ["T2,table2,,fedavg,test_accuracy,99.0,,best,"]
     (folder / "results.csv").write_text("\n".join(lines))
-    return tmp_path / "papers"
 
 
 def lines_of(made):
@@ -441,7 +441,7 @@ def lines_of(made):
 
 
 def test_each_number_of_the_paper_has_a_line_and_other_protocols_are_named(run, papers):
-    paper = read_paper("fedx/table1", papers)
+    paper = read_paper("fedx/table1")
     ours = [run(f"fedx-table1/{method}", 0, 0.5) for method in ("fedntd", "fedavg")]
     changed = {"train": {**ours[0].job["train"], "lr": 0.03}, "data": {**ours[0].job["data"], "source": "images"}}
     ours = [replace(each, job={**each.job, **changed}) for each in ours]

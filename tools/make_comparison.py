@@ -24,13 +24,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib import style
 from matplotlib.figure import Figure
+from pages import from_shell, put, to_svg
 
 from rayfed.base.errors import InputError
 from rayfed.folder.places import folder_of, is_done
 from rayfed.folder.read import Run, read_run
 from rayfed.grid.cells import Cell, expand
 from rayfed.job import read_toml
-from rayfed.papers.style import COLOURS, METADATA, STYLE
+from rayfed.papers.style import COLOURS, STYLE
 from rayfed.report.table import LAST, Difference, figures
 from rayfed.report.words import interval, spread, stat_text
 
@@ -254,24 +255,12 @@ def put_tables(page: str, records: Sequence[Record]) -> str:
     return put(page, {"claims": claims(records), "tables": tables(records)})
 
 
-def put(page: str, texts: Mapping[str, str]) -> str:
-    """The page with other texts at the places of these names."""
-    for name, text in texts.items():
-        between = rf"(?<=<!-- {name} -->\n).*?(?=<!-- end of {name} -->)"
-        before, *after = re.split(between, page, flags=re.DOTALL)
-        if len(after) != 1:
-            raise InputError(f"the page has {len(after)} places <!-- {name} --> with an end; it needs one")
-        page = f"\n{text}\n\n".join([before, *after])
-    return page
-
-
 def draw(method: str, curves: Mapping[tuple[str, str], Sequence[np.ndarray]], path: Path) -> None:
     """A method beside FedAvg: accuracy above, forgetting below; lines are means, bands go from seed to seed.
 
     `curves`: of each setting and method the curves (2, T) of its seeds, as fractions.
     """
-    look = {"svg.hashsalt": method, "font.size": 8, "axes.titleweight": "normal"}
-    with style.context(["default", STYLE, look]):
+    with style.context(["default", STYLE, {"font.size": 8, "axes.titleweight": "normal"}]):
         figure = Figure(figsize=(6.5, 3.8))
         axes = figure.subplots(2, len(SETTINGS), sharex=True, sharey="row", squeeze=False)
         for column, (setting, title) in enumerate(SETTINGS.items()):
@@ -289,9 +278,7 @@ def draw(method: str, curves: Mapping[tuple[str, str], Sequence[np.ndarray]], pa
         axes[0, 0].set_ylabel("test accuracy (%)")
         axes[1, 0].set_ylabel("forgetting (%)")
         axes[0, 0].legend()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, format="svg", metadata=METADATA)
-    path.write_text(re.sub(r"[ \t]+$", "", path.read_text().replace("#010203", "#333333"), flags=re.MULTILINE))
+        to_svg(figure, path)
 
 
 def main(command: str = "", runs: str = "") -> None:
@@ -316,14 +303,6 @@ def main(command: str = "", runs: str = "") -> None:
         PAGE.write_text(put_tables(PAGE.read_text(), read_records(RESULTS)))
     else:
         sys.exit(__doc__)
-
-
-def from_shell(main: Callable[..., None]) -> None:
-    """Call a command with the shell's arguments; what is missing or wrong is one line."""
-    try:
-        main(*sys.argv[1:])
-    except (InputError, FileNotFoundError) as error:
-        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

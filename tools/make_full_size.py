@@ -12,7 +12,8 @@ from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
-from make_reproduction import LAST, PAGE, RECORDS, ROOT, Rows, put, rounds_of, table, write
+from make_reproduction import LAST, PAGE, RECORDS, ROOT, Rows, rounds_of, table, write
+from pages import put
 
 from rayfed.folder.read import find_runs, read_run
 from rayfed.folder.summary import read_summary
@@ -68,7 +69,7 @@ def main(*folders: str) -> None:
     known = list(csv.DictReader(FILE.read_text().splitlines())) if FILE.exists() else []
     runs = by_run(known) | by_run([row for folder in folders for row in records(Path(folder))])
     write([row for rows in runs.values() for row in rows], FILE)
-    PAGE.write_text(put(PAGE.read_text(), "full size", page(runs)))
+    PAGE.write_text(put(PAGE.read_text(), {"full size": page(runs)}))
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import make_comparison as comparison
+from pages import from_shell, put
 
 from rayfed.folder.read import Run
 from rayfed.report.measured import personalised
@@ -50,7 +51,7 @@ def put_tables(page: str, records: Sequence[Record]) -> str:
     """The page with its tables of personalised accuracy made anew."""
     lost = ["", comparison.LOST] if any(each.after is None for each in records) else []
     text = "\n".join([*comparison.side_by_side(records, MEASURES), *lost]).strip()
-    return comparison.put(page, {"personal": text})
+    return put(page, {"personal": text})
 
 
 def main(command: str = "", runs: str = "") -> None:
@@ -70,4 +71,4 @@ def main(command: str = "", runs: str = "") -> None:
 
 
 if __name__ == "__main__":
-    comparison.from_shell(main)
+    from_shell(main)

@@ -15,15 +15,14 @@ papers' are those of jobs/papers/*/results.csv.
 from __future__ import annotations
 
 import csv
-import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib import rc_context
 from matplotlib.figure import Figure
+from pages import put, to_svg
 
 from rayfed.folder.read import Run, find_runs, forgotten, read_run
 from rayfed.papers.tables import read_paper
@@ -218,12 +217,6 @@ def speed(rounds: dict[str, Rows]) -> str:
     return table(["method", *head, "seconds per round"], lines())
 
 
-def put(page: str, name: str, text: str) -> str:
-    """The page with the table of a name made anew."""
-    between = rf"(?<=<!-- {name} -->\n).*?(?=<!-- end of {name} -->)"
-    return re.sub(between, lambda _: f"\n{text}\n\n", page, flags=re.DOTALL)
-
-
 def draw(rounds: dict[str, Rows], file: Path) -> None:
     """Accuracy above and forgetting below, by round: each round thin, the mean of ten rounds thick."""
     figure = Figure(figsize=(7, 5), layout="constrained")
@@ -240,12 +233,6 @@ def draw(rounds: dict[str, Rows], file: Path) -> None:
     axes[0].legend(loc="lower right")
     axes[1].set_xlabel("round")
     to_svg(figure, file)
-
-
-def to_svg(figure: Figure, file: Path) -> None:
-    with rc_context({"svg.hashsalt": file.stem}):
-        figure.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-    file.write_text(re.sub(r"[ \t]+$", "", file.read_text(), flags=re.MULTILINE))
 
 
 def keep(found: Rows, file: Path) -> None:
@@ -284,12 +271,8 @@ def main(*folders: str) -> None:
     if folders:
         draw(rounds, RECORDS / "curves.svg")
         draw_deals(rounds, RECORDS / "authors.svg")
-    tables = {"status": status(rounds), "beside": beside(rounds), "speed": speed(rounds), "authors": authors(rounds)}
-    tables["gaps"] = gaps(rounds)
-    page = PAGE.read_text()
-    for name, text in tables.items():
-        page = put(page, name, text)
-    PAGE.write_text(page)
+    made = {each.__name__: each(rounds) for each in (status, beside, speed, authors, gaps)}
+    PAGE.write_text(put(PAGE.read_text(), made))
 
 
 if __name__ == "__main__":

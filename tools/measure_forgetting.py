@@ -6,11 +6,11 @@ python tools/measure_forgetting.py runs/mnist-forgetting
 Given is a folder of runs. No number of the table is typed by hand.
 """
 
-import re
 import sys
 from pathlib import Path
 
 import numpy as np
+from pages import put
 
 from rayfed.folder.read import Run, find_runs, read_run
 from rayfed.report.forms import LAST, NAMES
@@ -47,14 +47,9 @@ def table(runs: list[Run]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (HEAD, ["---", "---:", "---:", "---:"], *lines))
 
 
-def put(page: str, made: str) -> str:
-    """The page with another table."""
-    return re.sub(r"(?m)^\| definition \|.*\n(\|.*\n)*", lambda _: f"{made}\n", page)
-
-
 if __name__ == "__main__":
     every = [read_run(folder) for folder in find_runs(Path(sys.argv[1]))]
     played = [run for run in every if run.status == "done"]
     made = table(played)
     print(made)
-    PAGE.write_text(put(PAGE.read_text(), made))
+    PAGE.write_text(put(PAGE.read_text(), {"definitions": made}))

@@ -15,11 +15,12 @@ import numpy as np
 import ray
 from matplotlib import style
 from matplotlib.figure import Figure
+from pages import to_svg
 from ray._private.internal_api import memory_summary
 
 from rayfed import read_job
 from rayfed.experiment import Display, run
-from rayfed.papers.style import METADATA, STYLE
+from rayfed.papers.style import STYLE
 from rayfed.rounds.round import Round
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -65,15 +66,14 @@ def measure(rounds: int) -> np.ndarray:
 
 
 def draw(rows: np.ndarray, path: Path) -> None:
-    with style.context(["default", STYLE, {"svg.hashsalt": "memory"}]):
+    with style.context(["default", STYLE]):
         figure = Figure(figsize=(9.0, 2.6))
         for axes, column, name in zip(
             figure.subplots(1, 3), (1, 2, 3), ("driver", "actors", "object store"), strict=True
         ):
             axes.plot(rows[:, 0], rows[:, column])
             axes.set(title=name, xlabel="round", ylabel="MiB", ylim=(0, 1.2 * rows[:, column].max()))
-        figure.savefig(path, format="svg", metadata=METADATA)
-    path.write_text(re.sub(r"[ \t]+$", "", path.read_text().replace("#010203", "#333333"), flags=re.MULTILINE))
+        to_svg(figure, path)
 
 
 if __name__ == "__main__":
@@ -81,6 +81,5 @@ if __name__ == "__main__":
     print("round  driver  actors   store   (MiB)")
     for row in rows:
         print("{:5.0f}  {:6.1f}  {:6.1f}  {:6.1f}".format(*row))
-    FIGURE.parent.mkdir(exist_ok=True)
     draw(rows, FIGURE)
     ray.shutdown()

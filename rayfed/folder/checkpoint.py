@@ -21,7 +21,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -34,7 +34,7 @@ from rayfed.base.storage import Folder, joined
 from rayfed.clients.settings import Training
 from rayfed.folder.owner import lock
 from rayfed.folder.packing import Index, ahead, index_to_table, shards_of, to_bytes, twin_of, unmoved, weights_to_bytes
-from rayfed.folder.places import Place
+from rayfed.folder.places import Folders
 from rayfed.folder.provenance import hash_of
 from rayfed.folder.saved import VERSION, Saved, digest_of, stem
 from rayfed.folder.summary import best_of
@@ -90,17 +90,15 @@ class Checkpoints:
 
     def probe(self, round: Round) -> None:
         """Raises `Unwritable` where there is no room for the round's weights and state, and the best weights."""
-        sizes = [num_bytes(round.weights), len(to_bytes(pack(_state(round))))]
+        size = num_bytes(round.weights) + len(to_bytes(pack(_state(round))))
         if not self._best.held:
-            sizes.append(num_bytes(round.weights))
+            size += num_bytes(round.weights)
         with writing_to(self._folder.place):
             try:
-                for number, size in enumerate(sizes):
-                    self._folder.write(f"{PROBE}-{number}", bytes(size))
+                self._folder.write(PROBE, bytes(size))
             finally:
-                for number in range(len(sizes)):
-                    with suppress(OSError):
-                        self._folder.delete(f"{PROBE}-{number}")
+                with suppress(OSError):
+                    self._folder.delete(PROBE)
 
     def follow(self, round: Round) -> None:
         """The memories of the round's clients have changed, and it may be the best round."""
@@ -124,10 +122,12 @@ class Checkpoints:
         try:
             files.write("state.safetensors", to_bytes(pack(_state(round))))
             files.write("safetensors", weights_to_bytes(round.weights, {"round": round.round, **self._about}))
-            tables = _write_tables(files, lender, rows)
+            tables = _write_tables(files, round.round, lender, rows)
             index = self._write_memories(files, round, workers)
             if lender:
-                files.borrow(lender, _shared_tables(tables, round.round) | {extent.shard for extent in index.values()})
+                named = {f"{stem(last)}.{name}.parquet" for name, parts in tables.items() for last, _ in parts}
+                named |= {extent.shard for extent in index.values()}
+                files.borrow(lender, named)
             manifest = self._manifest(round, workers, tables, files.hashes)
             seal = files.write_manifest(manifest)
         except BaseException:  # the pieces of it would only fill the disk
@@ -138,7 +138,7 @@ class Checkpoints:
         kept = {BEST} | self._newest.names
         if before:
             kept |= before.names
-        _delete(self._folder, kept)
+        delete_checkpoints(self._folder, kept)
 
     def _write_memories(self, files: Files, round: Round, workers: Workers) -> Index:
         """Write the memories that have changed, or lie in shards with little else; gives where each memory lies."""
@@ -146,7 +146,7 @@ class Checkpoints:
         moving = sorted(round.memories.keys() - index.keys())
         memories = ((client, to_bytes(workers.recall(round.memories[client]))) for client in moving)
         for name, pieces, extents in ahead(shards_of(files.beginning, memories)):
-            files.write_twice(name.removeprefix(f"{files.beginning}."), pieces)
+            files.write(name.removeprefix(f"{files.beginning}."), *pieces, twice=True)
             index |= extents
         if index:
             files.write("memories.parquet", to_parquet(index_to_table(index)))
@@ -155,7 +155,9 @@ class Checkpoints:
     def _manifest(
         self, round: Round, workers: Workers, tables: dict[str, list[tuple[int, int]]], files: dict[str, str]
     ) -> dict[str, Any]:
-        manifest = {
+        origin = {key: self._origin[key] for key in ORIGIN if key in self._origin}
+        best = {"best": self._best.held} if self._best.held else {}
+        return {
             "version": VERSION,
             "round": round.round,
             "job": self._job.table(),
@@ -163,13 +165,9 @@ class Checkpoints:
             "hardware": list(workers.kinds()),
             "tables": tables,
             "files": files,
+            **origin,
+            **best,
         }
-        for key in ORIGIN:
-            if key in self._origin:
-                manifest[key] = self._origin[key]
-        if self._best.held:
-            manifest["best"] = self._best.held
-        return manifest
 
     def _take_back_if_another_owns(self, name: str, seal: bytes) -> None:
         """Raises `InputError` where the folder is another run's now. Nobody shall continue from this manifest then.
@@ -193,22 +191,16 @@ class Files:
         self._folder = folder
         self._written = [f"{self.beginning}.json"]  # first: it is deleted first if writing fails
 
-    def write(self, ending: str, content: bytes) -> None:
-        self._write(f"{self.beginning}.{ending}", [content])
-
-    def write_twice(self, ending: str, pieces: list[bytes]) -> None:
-        """Write a file that later checkpoints need too, and its twin."""
-        name = f"{self.beginning}.{ending}"
-        self._write(name, pieces)
-        self._write(twin_of(name), pieces)
-
-    def _write(self, name: str, pieces: list[bytes]) -> None:
+    def write(self, ending: str, *content: bytes, twice: bool = False) -> None:
+        """Write a file, its content in pieces; and its twin if later checkpoints need it too."""
         digest = hashlib.sha256()
-        for piece in pieces:
+        for piece in content:
             digest.update(piece)
-        self._folder.write(name, *pieces)
-        self._written.append(name)
-        self.hashes[name] = digest.hexdigest()
+        name = f"{self.beginning}.{ending}"
+        for copy in [name, twin_of(name)] if twice else [name]:
+            self._folder.write(copy, *content)
+            self._written.append(copy)
+            self.hashes[copy] = digest.hexdigest()
 
     def borrow(self, lender: Saved, names: Iterable[str]) -> None:
         """Name files, with their twins, that an earlier checkpoint has written; not those of this checkpoint."""
@@ -230,30 +222,21 @@ class Files:
 
 
 def _write_tables(
-    files: Files, lender: Saved | None, rows: Callable[[str, int], pa.Table]
+    files: Files, round: int, lender: Saved | None, rows: Callable[[str, int], pa.Table]
 ) -> dict[str, list[tuple[int, int]]]:
     """Write the rows of each table that no full file of the lender has.
 
     Gives the files that hold each table, as `Saved.parts` does: the last round in each, and its number of rows.
     """
     tables = {}
-    round = int(files.beginning.removeprefix("round-"))
     for name in RESULTS:
         full = [(last, number) for last, number in (lender.parts(name) if lender else ()) if number >= ROWS]
         rest = rows(name, full[-1][0] if full else -1)
         if not rest.num_rows and not full:
             continue  # a table that not all runs have
-        if rest.num_rows >= ROWS:
-            files.write_twice(f"{name}.parquet", [to_parquet(rest)])
-        else:
-            files.write(f"{name}.parquet", to_parquet(rest))
+        files.write(f"{name}.parquet", to_parquet(rest), twice=rest.num_rows >= ROWS)
         tables[name] = [*full, (round, rest.num_rows)]
     return tables
-
-
-def _shared_tables(tables: Mapping[str, list[tuple[int, int]]], round: int) -> set[str]:
-    """The files of tables that earlier checkpoints have written."""
-    return {f"{stem(last)}.{name}.parquet" for name, parts in tables.items() for last, _ in parts if last != round}
 
 
 class Best:
@@ -306,7 +289,7 @@ def _carried(folder: Folder, saved: Saved) -> dict[str, Any] | None:
     held: dict[str, Any] | None = saved.manifest.get("best")
     if held is None and BEST not in saved.folder.names(odd=True):
         return None
-    stays_here = folder.place == saved.folder.place
+    stays_here = saved.lends_to(folder)
     content = b""
     with suppress(OSError):
         content = saved.folder.read(BEST)
@@ -325,31 +308,27 @@ def _carried(folder: Folder, saved: Saved) -> dict[str, Any] | None:
     return None
 
 
-def clear_checkpoints(folder: Folder) -> None:
-    """Remove all checkpoints from a folder, and nothing else that is in it."""
-    _delete(folder, keep=set())
+def delete_checkpoints(folder: Folder, kept: Collection[str] = ()) -> None:
+    """Delete the files of checkpoints in a folder, but for those to be kept, and nothing else that is in it."""
+    names = [name for name in folder.names() if OWN.fullmatch(name) and name not in kept]
+    names.sort(key=lambda name: not name.endswith(".json"))  # first the files that say that a checkpoint is complete
+    for name in names:
+        folder.delete(name)
 
 
 def start_over(job: Job) -> None:
     """Remove what an earlier run has left. Raises `InputError` where another job's files are, or a run goes on."""
-    place = Place.of(job)
-    place.refuse_unwritable()
-    place.refuse_overwriting(force=True)
-    if not place.path.exists():
+    folders = Folders.of(job)
+    folders.refuse_unwritable()
+    folders.refuse_overwriting(force=True)
+    if not folders.path.exists():
         return
-    file = lock(place.path)
+    file = lock(folders.path)
     try:
-        clear_checkpoints(place.checkpoints)
-        place.clear()
+        delete_checkpoints(folders.checkpoints)
+        folders.clear()
     finally:
         os.close(file)
-
-
-def _delete(folder: Folder, keep: set[str]) -> None:
-    names = [name for name in folder.names() if OWN.fullmatch(name) and name not in keep]
-    names.sort(key=lambda name: not name.endswith(".json"))  # first the files that say that a checkpoint is complete
-    for name in names:
-        folder.delete(name)
 
 
 def _state(round: Round) -> dict[str, Any]:

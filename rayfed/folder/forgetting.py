@@ -27,8 +27,7 @@ def by_round(
 
     trained = rounds > 0
     rounds, accuracy, learnt = rounds[trained], accuracy[trained], seen[trained] > 0
-    counts = (rounds % eval_every == 0)[:, None]
-    best = np.fmax.accumulate(np.where(counts, accuracy, np.nan)) if len(rounds) else accuracy
+    best = peaks(rounds, accuracy, eval_every)
     later = range(max(1, int(np.searchsorted(rounds, after, side="right"))), len(rounds))
     values = {
         "peak": [(rounds[i], defined.peak_from(best[i - 1], accuracy[i])) for i in later],
@@ -45,6 +44,12 @@ def by_round(
             values["aggregation"].append((round, defined.aggregation(of_clients, of_round[round])))
     known = {name: [pair for pair in pairs if np.isfinite(pair[1])] for name, pairs in values.items()}
     return {name: (np.array([r for r, _ in of]), np.array([v for _, v in of])) for name, of in known.items() if of}
+
+
+def peaks(rounds: np.ndarray, accuracy: np.ndarray, eval_every: int) -> np.ndarray:
+    """The best accuracy of each class (E, C) up to each round, of the multiples of `eval_every`; nan before any."""
+    counts = (rounds % eval_every == 0)[:, None]
+    return np.fmax.accumulate(np.where(counts, accuracy, np.nan))
 
 
 def client_accuracies(cells: Mapping[str, np.ndarray], num_classes: int) -> Iterator[tuple[int, np.ndarray]]:

@@ -19,15 +19,15 @@ import tomli_w
 from rayfed.base.errors import BrokenContract, Diverged, InputError, KilledActors, RunFailed, Unwritable, cut
 from rayfed.base.files import write_bytes, write_text, writing_to
 from rayfed.base.noted import note
-from rayfed.folder.checkpoint import Checkpoints, clear_checkpoints
+from rayfed.folder.checkpoint import Checkpoints, delete_checkpoints
 from rayfed.folder.owner import lock, owning
-from rayfed.folder.places import Place
+from rayfed.folder.places import Folders
 from rayfed.folder.provenance import about, changed_since, environment, hash_of, is_of, sources
+from rayfed.folder.read import confusions, matrices
 from rayfed.folder.saved import Saved
 from rayfed.folder.summary import early_end, read_environment, read_summary, summarise
 from rayfed.folder.tables import (
     RESULTS,
-    confusions_of,
     read_table,
     replace_table,
     round_rows,
@@ -66,35 +66,27 @@ class Keeper:
         With `other_bits` it may continue on other hardware, or with other code of the user, than it began with.
         `when_closed` is called with the folder when it is complete, however the run has ended.
         """
-        self._place = Place.of(site.job)
-        self.path = self._place.path
+        self._folders = Folders.of(site.job)
+        self.path = self._folders.path
         self._when_closed = when_closed
         self._site, self._workers, self._saved, self._force = site, workers, saved, force
         self._other_bits = other_bits
         self._rows: list[dict[str, Any]] = []  # of `rounds`
         self._last: Round | None = None  # that was given to `keep`
-        self._is_open = False
 
     def __enter__(self) -> Keeper:
-        self._place.refuse_unwritable()
+        self._folders.refuse_unwritable()
         if self._saved is None:
-            self._place.refuse_overwriting(self._force)
+            self._folders.refuse_overwriting(self._force)
         now = self._origin()
-        with ExitStack() as owned:
-            owned.callback(self._close)
-            with writing_to(self.path):
-                self.path.mkdir(parents=True, exist_ok=True)
-                owned.callback(os.close, lock(self.path))
-                self._before = read_summary(self.path)  # of the run that this run continues, if any
-                self._begin(owned, now)
-                note(str(self.path))
+        with ExitStack() as owned, writing_to(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            owned.callback(os.close, lock(self.path))
+            self._before = read_summary(self.path)  # of the run that this run continues, if any
+            self._begin(owned, now)
+            note(str(self.path))
             self._owned = owned.pop_all()
-        self._is_open = True
         return self
-
-    def _close(self) -> None:
-        if self._is_open:  # else the run was refused
-            self._when_closed(self.path)
 
     def _origin(self) -> dict[str, Any]:
         """What the results come from. Raises `InputError` where the run began with something else."""
@@ -114,15 +106,15 @@ class Keeper:
 
     def _begin(self, owned: ExitStack, now: dict[str, Any]) -> None:
         """Make the folder that of this run, up to its checkpoint if there is one."""
-        site, saved, folder = self._site, self._saved, self._place.checkpoints
+        site, saved, folder = self._site, self._saved, self._folders.checkpoints
         modules = sources(site.job)
         with writing_to(folder.place):
             # Checkpoints in the run's folder are under its lock.
             checks = [owned.enter_context(owning(folder))] if site.job.output.checkpoints else []
             self._checkpoints = Checkpoints(folder, site.job, {**now, "about": about(site)}, saved, *checks)
             if saved is None:
-                self._place.clear()
-                clear_checkpoints(folder)
+                self._folders.clear()
+                delete_checkpoints(folder)
         if saved is not None:
             for name in RESULTS:
                 replace_table(self.path, name, saved.round, without_extra(name, saved.table(name), site.job.train))
@@ -157,12 +149,14 @@ class Keeper:
         rows = [ClientRow(**{**row, "notes": dict(row["notes"])}) for row in clients]
         costs = {key: self._rows[-1][key] for key in ("seconds", "bytes_down", "bytes_up")}
         costs["notes"] = dict(self._rows[-1]["notes"])
-        confusions = confusions_of(self.path, number, self._site.federation.train.classes)
+        classes = self._site.federation.train.classes
+        of_models = matrices(confusions(self.path, classes, after=number - 1), number, len(classes))
+        of_clients = {client: matrix for client, matrix in of_models.items() if client >= 0}
         last = self._saved.restore(self._site, self._workers)
         if not self._site.job.train.evaluates(number):  # any more
             last = replace(last, evaluation=None, forgetting=None)
         self._checkpoints.probe(last)
-        return replace(last, clients=tuple(rows), confusions=confusions, **costs)
+        return replace(last, clients=tuple(rows), confusions=of_clients, **costs)
 
     def keep(self, round: Round) -> None:
         """Write a finished round's rows, and a checkpoint when one is due. Raises `Unwritable`."""
@@ -189,7 +183,9 @@ class Keeper:
         return round == 1 or round % output.every == 0 or time.monotonic() >= self._tried + output.every_seconds
 
     def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        with self._owned:
+        with ExitStack() as at_the_end:
+            at_the_end.callback(self._when_closed, self.path)
+            at_the_end.enter_context(self._owned)
             ended = error
             try:
                 if self._last is not None:
@@ -200,8 +196,9 @@ class Keeper:
             except (Unwritable, InputError, KeyboardInterrupt) as late:
                 ended = error or late  # the first error says more
             status = "done" if ended is None else "stopped" if isinstance(ended, KeyboardInterrupt) else "failed"
-            failed = ended if status == "failed" else None
-            more: dict[str, Any] = {"error": cut(f"{type(failed).__name__}: {failed}")} if failed else {}
+            more: dict[str, Any] = {}
+            if status == "failed":
+                more["error"] = cut(f"{type(ended).__name__}: {ended}")
             if isinstance(ended, KilledActors):
                 more["killed"] = [ended.what, ended.how, self._rows[-1]["round"] if self._rows else None]
                 if more["killed"] == self._before.get("killed"):

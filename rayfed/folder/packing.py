@@ -138,11 +138,9 @@ def memories_in(index: Index, read: Callable[[str], bytes]) -> Iterator[tuple[in
 
 
 def index_to_table(index: Index) -> pa.Table:
-    """The index as a table, by client."""
     rows = [{"client": client, **extent._asdict()} for client, extent in sorted(index.items())]
     return pa.Table.from_pylist(rows, SCHEMA)
 
 
 def index_from_table(table: pa.Table) -> Index:
-    """The inverse of `index_to_table`."""
     return {row["client"]: Extent(row["shard"], row["start"], row["stop"]) for row in table.to_pylist()}

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Place:
+class Folders:
     """Where a job's results go: the run's folder, and the folder of its checkpoints, which may be a URI."""
 
     path: Path
@@ -36,7 +36,7 @@ class Place:
     output_path: Path  # the run's folder lies in it
 
     @classmethod
-    def of(cls, job: Job) -> Place:
+    def of(cls, job: Job) -> Folders:
         return cls(folder_of(job), checkpoints_of(job), Path(job.output.path).expanduser().resolve())
 
     def refuse_unwritable(self) -> None:

@@ -5,7 +5,7 @@ round 0; `C` classes, `N` clients.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import compress
@@ -52,9 +52,9 @@ class Run:
     label: str = ""  # what tables and figures call it; if empty, by its name
 
     @cached_property
-    def notes(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-        """As `noted` reads them."""
-        return noted(self.folder)
+    def notes(self) -> dict[str, Series]:
+        """By name of a note of clients, as `mean_notes` has it."""
+        return mean_notes(self.folder)
 
     @cached_property
     def round_notes(self) -> dict[str, Series]:
@@ -182,6 +182,9 @@ def short(full: Iterable[str]) -> list[str]:
 def read_run(folder: Path) -> Run:
     """Raises `InputError` where the folder is not a run's."""
     job, ended = read_toml(folder / "job.toml"), read_summary(folder)
+    early, error = ended.get("ended_early", ""), ended.get("error", "")
+    if early and not error:
+        error = f"Ended after round {ended['rounds']} of {job['train']['num_rounds']}: {early}"
     job_text = (folder / "job.toml").read_text()
     rounds, by_class = read_table(folder, "rounds"), classes_of(folder)
     dealt = read_table(folder, "partition")
@@ -198,12 +201,12 @@ def read_run(folder: Path) -> Run:
         job=job,
         job_text=job_text,
         status=status_of(folder),
-        error=ended.get("error", "") or _early(job, ended),
+        error=error,
         environment=read_environment(folder),
-        summary={**summarise(rounds.to_pylist()), "ended_early": ended.get("ended_early", "")},
-        rounds=_columns(folder, "rounds"),
+        summary={**summarise(rounds.to_pylist()), "ended_early": early},
+        rounds=_columns(rounds),
         evaluated=rounds["test_accuracy"].is_valid().to_numpy(),
-        clients=_columns(folder, "clients"),
+        clients=_columns(read_table(folder, "clients")),
         classes=names,
         class_rounds=by_class.rounds,
         class_accuracy=by_class.accuracy,
@@ -226,17 +229,11 @@ class Classes(NamedTuple):
 
 def classes_of(folder: Path) -> Classes:
     """The classes in the evaluated rounds of a run."""
-    columns = _columns(folder, "classes")
+    columns = _columns(read_table(folder, "classes"))
     number = int((columns["round"] == 0).sum())
     shape = -1, max(number, 1)
     rounds, accuracy, seen = (columns[name].reshape(shape) for name in ("round", "accuracy", "seen"))
     return Classes(tuple(columns["class"][:number]), rounds[:, 0], accuracy, seen)
-
-
-def _early(job: Mapping[str, Any], ended: Mapping[str, Any]) -> str:
-    if not (why := ended.get("ended_early", "")):
-        return ""
-    return f"Ended after round {ended['rounds']} of {job['train']['num_rounds']}: {why}"
 
 
 def forgotten(run: Run) -> list[ClassLoss]:
@@ -253,7 +250,7 @@ def forgotten(run: Run) -> list[ClassLoss]:
     return sorted(losses, key=lambda loss: -np.nan_to_num(loss.lost, nan=-np.inf))
 
 
-def noted(folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def mean_notes(folder: Path) -> dict[str, Series]:
     """By the name of a note: the rounds that have it, and its mean over their clients, weighted by their examples.
 
     A NaN, of a class without test examples, does not count.
@@ -284,12 +281,11 @@ def noted(folder: Path) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 
 def of_clients(folder: Path, *names: str) -> Columns:
     """The notes of these names with round and client: a value per client of each round that has all of them."""
-    table = read_table(folder, "clients")
-    there = pc.is_valid(table.column("round"))
+    rows = read_table(folder, "clients")
+    table = rows.select(["round", "client"])
     for name in names:
-        found = pc.map_lookup(table.column("notes"), name, "first")
-        table, there = table.append_column(name, found), pc.and_(there, pc.is_valid(found))
-    return {name: column.to_numpy() for name, column in _named(table.filter(there), "round", "client", *names)}
+        table = table.append_column(name, pc.map_lookup(rows["notes"], name, "first"))
+    return _columns(table.drop_null())
 
 
 def confusions(folder: Path, classes: Sequence[str], after: int = -1) -> Columns:
@@ -298,11 +294,18 @@ def confusions(folder: Path, classes: Sequence[str], after: int = -1) -> Columns
     Of the rounds after `after`. Classes are indices.
     """
     table = read_table(folder, "confusions", after)
-    columns = dict(_named(table, "round", "client", "class", "predicted", "count"))
-    columns["client"] = pc.fill_null(columns["client"], -1)
-    for name in ("class", "predicted"):
-        columns[name] = pc.index_in(columns[name], pa.array(classes, pa.string()))
-    return {name: column.to_numpy() for name, column in columns.items()}
+    client = pc.fill_null(table["client"], -1)
+    codes = {name: pc.index_in(table[name], pa.array(classes, pa.string())) for name in ("class", "predicted")}
+    return _columns(pa.table({"round": table["round"], "client": client, **codes, "count": table["count"]}))
+
+
+def matrices(cells: Columns, round: int, num_classes: int) -> dict[int, np.ndarray]:
+    """The confusion matrices (C, C) of a round by client, as `confusions` has them, in that order."""
+    of_round = {name: column[cells["round"] == round] for name, column in cells.items()}
+    clients, first, index = np.unique(of_round["client"], return_index=True, return_inverse=True)
+    counts = np.zeros((len(clients), num_classes, num_classes), dtype=np.int64)
+    counts[index, of_round["class"], of_round["predicted"]] = of_round["count"]
+    return {int(clients[number]): counts[number] for number in np.argsort(first)}
 
 
 def dealt(cells: Columns, num_classes: int, num_clients: int, most: int = MOST_ACROSS) -> tuple[np.ndarray, int]:
@@ -313,19 +316,6 @@ def dealt(cells: Columns, num_classes: int, num_clients: int, most: int = MOST_A
     return np.bincount(index, cells["count"], num_classes * columns).reshape(-1, columns) / together, together
 
 
-def tested(run: Run) -> int:
-    """The test examples of an evaluation; 0 of a run so old that its tables do not tell."""
-    table = read_table(run.folder, "classes").filter(pc.field("round") > 0)
-    first = table.filter(pc.field("round") == pc.min(table["round"]))
-    return pc.sum(first["predicted"]).as_py() or 0
-
-
-def _named(table: pa.Table, *names: str) -> list[tuple[str, pa.ChunkedArray]]:
-    return [(name, table.column(name)) for name in names]
-
-
-def _columns(folder: Path, name: str) -> Columns:
-    """A table's columns; empty columns of a table that was never written."""
-    table = read_table(folder, name)
-    table = table.drop_columns([column for column in ("notes",) if column in table.column_names])  # read by `noted`
-    return {column: table.column(column).to_numpy() for column in table.column_names}
+def _columns(table: pa.Table) -> Columns:
+    """A table's columns but for its notes, which need more than an array."""
+    return {name: table[name].to_numpy() for name in table.column_names if name != "notes"}

@@ -51,7 +51,6 @@ class Saved:
 
     @property
     def names(self) -> set[str]:
-        """The names of its files."""
         return {f"{stem(self.round)}.json", *self.manifest["files"]}
 
     def table(self, name: str) -> pa.Table:
@@ -117,12 +116,11 @@ class Saved:
             raise InputError(f"the checkpoint of round {self.round} is not of this model: {difference}")
         return {name: weights[name] for name in order}  # in the model's order: sums over names depend on it
 
-    def check(self) -> Saved:
+    def check(self) -> None:
         """Raises `Torn` where a file is missing or not as it was written, and so is its twin, if it has one."""
         files = self.manifest["files"]
         for name in files.keys() - set(map(twin_of, files)):
             self._read(name)
-        return self
 
     def refuse_another(self, site: Site) -> None:
         """Raises `InputError`, naming the differences, where this is not a checkpoint of the site's job on its data."""
@@ -188,7 +186,21 @@ def newest(folder: Folder, before: int | None = None) -> Saved | None:
 
 def read_saved(folder: Folder, round: int) -> Saved:
     """The checkpoint of a round. Raises `Torn` where it is not whole."""
-    return Saved(folder, _read_manifest(folder, round)).check()
+    name = f"{stem(round)}.json"
+    content = _content(folder, name)
+    try:
+        sealed = json.loads(content)
+        manifest, digest = sealed["checkpoint"], sealed["sha256"]
+        version, whole = manifest["version"], digest == digest_of(manifest) and manifest["round"] == round
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise Torn(f"'{name}' is not as it was written") from None
+    if isinstance(version, int) and version != VERSION:
+        raise Torn(f"it has version {version}, and this rayfed reads version {VERSION} alone")
+    if not whole:
+        raise Torn(f"'{name}' is not as it was written")
+    saved = Saved(folder, manifest)
+    saved.check()
+    return saved
 
 
 def stem(round: int) -> str:
@@ -204,23 +216,6 @@ def _content(folder: Folder, name: str) -> bytes:
         raise Torn(f"'{name}' is missing") from None
     except OSError as error:
         raise Torn(f"'{name}' cannot be read: {error}") from error
-
-
-def _read_manifest(folder: Folder, round: int) -> dict[str, Any]:
-    """Raises `Torn`."""
-    name = f"{stem(round)}.json"
-    content = _content(folder, name)
-    try:
-        sealed = json.loads(content)
-        manifest, digest = sealed["checkpoint"], sealed["sha256"]
-        version, whole = manifest["version"], digest == digest_of(manifest) and manifest["round"] == round
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise Torn(f"'{name}' is not as it was written") from None
-    if isinstance(version, int) and version != VERSION:
-        raise Torn(f"it has version {version}, and this rayfed reads version {VERSION} alone")
-    if not whole:
-        raise Torn(f"'{name}' is not as it was written")
-    return manifest
 
 
 def digest_of(manifest: dict[str, Any]) -> str:

@@ -88,17 +88,6 @@ def _of_classes(round: Round, site: Site) -> Iterator[dict[str, Any]]:
         }
 
 
-def confusions_of(path: Path, round: int, classes: tuple[str, ...]) -> dict[int, np.ndarray]:
-    """The clients' confusions (C, C) in a round, as `round_rows` wrote them."""
-    code = {name: number for number, name in enumerate(classes)}
-    found: dict[int, np.ndarray] = {}
-    for row in read_table(path, "confusions", after=round - 1).to_pylist():
-        if row["round"] == round and row["client"] is not None:
-            matrix = found.setdefault(row["client"], np.zeros((len(classes), len(classes)), dtype=np.int64))
-            matrix[code[row["class"]], code[row["predicted"]]] = row["count"]
-    return found
-
-
 def write_round(path: Path, round: int, rows: dict[str, list[dict[str, Any]]]) -> None:
     """Add a round's rows to the tables in a run's folder. Adding the same round again changes nothing."""
     for name, table in rows.items():

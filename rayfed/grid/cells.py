@@ -129,11 +129,12 @@ def _axes(table: Any) -> dict[str, Axis]:
     """The lists of a grid: seeds, settings, methods, values of single keys. No two of them give the same key."""
     if not isinstance(table, Mapping):
         raise InputError(f"grid = {table!r}: this is a table, [grid]")
-    own = {key: _entries(value) for key, value in table.items() if key in OWN and not isinstance(value, Mapping)}
+    own = {key: value for key, value in table.items() if key in OWN and not isinstance(value, Mapping)}
     keys = flat({key: value for key, value in table.items() if key not in own})
     lists = {key: value for key, value in keys.items() if "." in key or key == "model"}
     unknown = {key: value for key, value in keys.items() if key not in lists}
-    grid = build(Grid, {**own, **unknown}, "grid")
+    entries = {key: list(map(_entry, value)) if isinstance(value, list) else value for key, value in own.items()}
+    grid = build(Grid, {**entries, **unknown}, "grid")
     _refuse_twins(grid.seeds, "grid.seeds")
     axes = {"seeds": _seeds(grid.seeds), "setting": grid.setting, "method": grid.method, **_named_values(lists)}
     axes = {name: axis for name, axis in axes.items() if axis}
@@ -169,12 +170,8 @@ def _check_names(axis: Axis, where: str) -> None:
     _refuse_twins([entry["name"] for entry in axis], where)
 
 
-def _entries(values: Any) -> Any:
-    """The entries of a list with the name of a method as a table, and with keys that TOML has read as inner tables."""
-    return [_entry(value) for value in values] if isinstance(values, list) else values
-
-
 def _entry(value: Any) -> Any:
+    """A list's entry: a method's name as a table, and the keys that TOML has read as inner tables, dotted again."""
     if isinstance(value, str):
         return {"name": value, "method": value}
     if not isinstance(value, Mapping):

@@ -14,7 +14,8 @@ from rayfed.base.errors import InputError
 from rayfed.folder.read import Columns, Group, Run
 from rayfed.papers.panels import MARKERS, apart, legend, line, panels, span, wide
 from rayfed.papers.style import COLOURS, INK
-from rayfed.report.measured import DISTANCES, WHEN, WHERE, by_round, drifts, measured_on, notes_of
+from rayfed.report.charts import thinned
+from rayfed.report.measured import DISTANCES, WHEN, WHERE, drifts, measured_on, notes_of, over_clients
 
 BARS = 5  # rounds, from the first to the last that was measured
 MOST = {"drift.distribution_distance": 2.0}  # that there can be
@@ -29,11 +30,11 @@ def local(runs: Sequence[Run], width: float | None = None) -> Figure:
     measured = {name: notes_of(group.runs, "local", *notes) for name, group in groups.items()}
     caption = f"Local models: {of_whom(runs, measured)}"
     figure, axes = panels(caption, 1, len(groups), 3.0, width or wide(len(groups)), sharex=True, sharey=True)
-    for place, (name, columns) in zip(axes[0], measured.items(), strict=True):
+    for panel, (name, columns) in zip(axes[0], measured.items(), strict=True):
         for number, (when, words) in enumerate(WHEN.items()):
-            values = by_round(columns, f"local.{when}.accuracy", 100)
-            line(place, number, values.rounds, values.mean, values.band(100), words)
-        place.set(title=name, xlabel="round", ylim=(0, 100))
+            values = over_clients(columns, f"local.{when}.accuracy", 100)
+            line(panel, number, values.rounds, values.mean, values.band(100), words)
+        panel.set(title=name, xlabel="round", ylim=(0, 100))
     axes[0, 0].set_ylabel("accuracy, all classes (%)")
     legend(figure, axes[0, 0])
     return figure
@@ -48,21 +49,21 @@ def in_out(runs: Sequence[Run], round: int | None = None, width: float | None = 
     notes = [f"local.{when}.{where}" for when in WHEN for where in WHERE]
     measured = {name: notes_of(group.runs, "local", *notes) for name, group in groups.items()}
     figure, axes = panels(f"Learnt and forgotten: {of_whom(runs, measured)}", len(groups), 2, 2.5, width, sharey=True)
-    for places, (name, group) in zip(axes, groups.items(), strict=True):
+    for row, (name, group) in zip(axes, groups.items(), strict=True):
         chosen = rounds_of(group, measured[name]["round"], round)
-        for place, (where, words) in zip(places, WHERE.items(), strict=True):
+        for panel, (where, words) in zip(row, WHERE.items(), strict=True):
             for side, (when, label) in zip((-0.2, 0.2), WHEN.items(), strict=True):
-                values = by_round(measured[name], f"local.{when}.{where}", 100)
+                values = over_clients(measured[name], f"local.{when}.{where}", 100)
                 rows = np.searchsorted(values.rounds, chosen)
                 low, high = values.band(100)
                 ends = np.stack([values.mean - low, high - values.mean])[:, rows]
-                bars(place, np.arange(len(chosen)) + side, values.mean[rows], ends, when, label)
-            place.set_xticks(range(len(chosen)), map(str, chosen))
-            place.set(title=f"{name}\n{words}", ylim=(0, 100))
-            place.grid(False, axis="x")
-        places[0].set_ylabel("accuracy (%)")
-    for place in axes[-1]:
-        place.set_xlabel("round")
+                bars(panel, np.arange(len(chosen)) + side, values.mean[rows], ends, when, label)
+            panel.set_xticks(range(len(chosen)), map(str, chosen))
+            panel.set(title=f"{name}\n{words}", ylim=(0, 100))
+            panel.grid(False, axis="x")
+        row[0].set_ylabel("accuracy (%)")
+    for panel in axes[-1]:
+        panel.set_xlabel("round")
     legend(figure, axes[0, 0])
     return figure
 
@@ -93,7 +94,7 @@ def rounds_of(group: Group, rounds: np.ndarray, round: int | None) -> np.ndarray
     """The measured rounds to draw: the given one, or up to five from the first to the last."""
     there = np.unique(rounds)
     if round is None:
-        return there[np.unique(np.linspace(0, len(there) - 1, BARS).round().astype(int))]
+        return there[thinned(len(there), BARS)]
     if round not in there:
         last = f"; the measured round before it is {there[there < round].max()}" if (there < round).any() else ""
         raise InputError(f"--round {round}: the clients of '{group.runs[0].folder}' were not measured in it{last}")
@@ -113,13 +114,13 @@ def divergence(runs: Sequence[Run], width: float | None = None) -> Figure:
     scatters = above.subplots(1, len(groups), squeeze=False, sharex=True, sharey=True)[0]
     lines = below.subplots(1, 2)
     top = outlying(np.concatenate([columns["drift.divergence"] for columns in measured.values()]))
-    for number, (place, (name, columns)) in enumerate(zip(scatters, measured.items(), strict=True)):
+    for number, (panel, (name, columns)) in enumerate(zip(scatters, measured.items(), strict=True)):
         x, y = (columns[note] for note in DISTANCES)
-        scatter(place, number, columns["round"], x, y)
+        scatter(panel, number, columns["round"], x, y)
         beyond = f"{(y > top).sum()} points are higher, up to {y.max():.3g}" if (y > top).any() else ""
-        place.set(title=f"{name}\n{correlation(x, y)}", xlabel=beyond, ylim=(0, top))
+        panel.set(title=f"{name}\n{correlation(x, y)}", xlabel=beyond, ylim=(0, top))
         for axes, (note, words) in zip(lines, DISTANCES.items(), strict=True):
-            values = by_round(columns, note)
+            values = over_clients(columns, note)
             line(axes, number, values.rounds, values.mean, values.band(MOST.get(note, np.inf)), name, len(groups))
             axes.set(title=words.partition(" (")[0].capitalize(), xlabel="round", ylabel=words)
     for axes in lines:

@@ -34,12 +34,8 @@ KINDS = {
 }
 
 
-def complete_kind(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    return starting(incomplete, [*KINDS])
-
-
 @click.command()
-@click.argument("kind", required=False, shell_complete=complete_kind)
+@click.argument("kind", required=False, shell_complete=lambda *at: starting(at[-1], [*KINDS]))
 @click.argument("runs", nargs=-1, metavar="RUN...", type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The picture: .svg, .png or .pdf; KIND.svg here.")
 @click.option("--of", metavar="NUMBER", help="Of curves: a column of rounds.parquet, or forgetting.round, ...")

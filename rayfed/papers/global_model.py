@@ -11,14 +11,15 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from rayfed.base.errors import InputError
-from rayfed.folder.read import Run, confusions
+from rayfed.folder.forgetting import peaks
+from rayfed.folder.read import Run, confusions, matrices
 from rayfed.losses import metrics
-from rayfed.papers.panels import GLYPH, SHARES, bar_of, cells, high, name_classes, panels, shortened, single, span, wide
+from rayfed.papers.panels import GLYPH, RAMP, bar_of, cells, high, name_classes, panels, shortened, single, span, wide
 from rayfed.papers.style import NAMED
 from rayfed.report.measured import unmeasured
+from rayfed.report.table import lacking
 from rayfed.report.words import listed
 
-Array = np.ndarray
 FEW = 12  # classes whose numbers fit into a confusion matrix
 CLIENTS = 3  # confusion matrices, where none are named
 ABREAST = 4  # confusion matrices in a row
@@ -36,31 +37,25 @@ def forgetting(runs: Sequence[Run], width: float | None = None) -> Figure:
     same_classes = len({run.classes for run in shown.values()}) == 1
     options = {"sharex": True, "sharey": same_classes, "width": width or wide(len(shown))}
     figure, axes = panels("Forgetting by class", 1, len(shown), inches + 0.7, **options)
-    for place, (name, run) in zip(axes.flat, shown.items(), strict=True):
-        drawn = cells(place, *lost[name], run.classes, top, inches)
-        place.set(title=f"{name}\n{100 * run.summary['last']['forgetting']:.1f} points at the end", xlabel="round")
+    for panel, (name, run) in zip(axes.flat, shown.items(), strict=True):
+        drawn = cells(panel, *lost[name], run.classes, top, inches)
+        panel.set(title=f"{name}\n{100 * run.summary['last']['forgetting']:.1f} points at the end", xlabel="round")
     axes[0, 0].set_ylabel("class")
     bar_of(figure, drawn, axes, "accuracy lost since its peak (points)")
     return figure
 
 
-def lost_of(run: Run) -> tuple[Array, Array]:
+def lost_of(run: Run) -> tuple[np.ndarray, np.ndarray]:
     """The rounds (E,) that have an earlier peak, and the points of accuracy that each class has lost (E, C) by then.
 
     Peaks are as in `forgetting.peak`: of rounds before, without round 0, at multiples of `train.eval_every`.
     """
-    rounds, accuracy = learnt(run)
-    counts = (rounds % run.eval_every == 0)[:, None]
-    peaks = np.fmax.accumulate(np.where(counts, accuracy, np.nan))[:-1]
-    if not np.isfinite(peaks).any():
-        raise InputError(f"'{run.folder}' has no two evaluated rounds after round 0, so nothing can be forgotten")
-    return rounds[1:], 100 * (peaks - accuracy[1:])
-
-
-def learnt(run: Run) -> tuple[Array, Array]:
-    """The evaluated rounds (E,) after round 0, and their class accuracies (E, C)."""
-    after = run.class_rounds > 0
-    return run.class_rounds[after], run.class_accuracy[after]
+    trained = run.class_rounds > 0
+    rounds, accuracy = run.class_rounds[trained], run.class_accuracy[trained]
+    before = peaks(rounds, accuracy, run.eval_every)[:-1]
+    if not np.isfinite(before).any():
+        raise lacking(run, "forgetting.peak")
+    return rounds[1:], 100 * (before - accuracy[1:])
 
 
 def confusion(runs: Sequence[Run], round: int | None = None, width: float | None = None) -> Figure:
@@ -69,7 +64,7 @@ def confusion(runs: Sequence[Run], round: int | None = None, width: float | None
     Each run begins a row, in `round`, or the last measured one; of the three measured clients with the lowest numbers.
     """
     shown = single(runs, "a confusion matrix")
-    of_runs = {name: matrices(run, round) for name, run in shown.items()}
+    of_runs = {name: shown_matrices(run, round) for name, run in shown.items()}
     most = max(len(of_models) for _, of_models, _ in of_runs.values())
     number_of_classes = most_classes(shown)
     side = high(number_of_classes, 2.0, 4.0)
@@ -84,24 +79,24 @@ def confusion(runs: Sequence[Run], round: int | None = None, width: float | None
     if max(measured) > CLIENTS:
         caption += f": of the {span(measured)} clients measured in the round, the first {CLIENTS}"
     figure, axes = panels(caption, len(shown) * -(-most // columns), columns, **size)
-    for places, (name, (number, of_models, _)) in zip(axes.reshape(len(shown), -1), of_runs.items(), strict=True):
+    for row, (name, (number, of_models, _)) in zip(axes.reshape(len(shown), -1), of_runs.items(), strict=True):
         run = shown[name]
-        for place in places[len(of_models) :]:
-            place.set_axis_off()
-        for place, (client, matrix) in zip(places, of_models.items(), strict=False):
-            drawn = draw_confusion(place, matrix, run.classes, side)
-            model = "global model" if client is None else f"client {client}"
-            place.set(title=f"{name}\n{model}, round {number}", xlabel="predicted class")
-            for text, held in zip(place.get_yticklabels(), held_by(run, client), strict=False):
+        for panel in row[len(of_models) :]:
+            panel.set_axis_off()
+        for panel, (client, matrix) in zip(row, of_models.items(), strict=False):
+            drawn = draw_confusion(panel, matrix, run.classes, side)
+            model = "global model" if client < 0 else f"client {client}"
+            panel.set(title=f"{name}\n{model}, round {number}", xlabel="predicted class")
+            for text, held in zip(panel.get_yticklabels(), held_by(run, client), strict=False):
                 text.set_fontweight("bold" if held else "normal")
-    for place in axes[:, 0]:
-        place.set_ylabel("true class (bold: the client's)")
+    for panel in axes[:, 0]:
+        panel.set_ylabel("true class (bold: the client's)")
     bar_of(figure, drawn, axes, "share of the true class (%)")
     return figure
 
 
-def matrices(run: Run, round: int | None) -> tuple[int, dict[int | None, Array], Array]:
-    """The round, the matrices (C, C) of the global model (None) and of clients in it, and its measured clients.
+def shown_matrices(run: Run, round: int | None) -> tuple[int, dict[int, np.ndarray], list[int]]:
+    """The round, the matrices (C, C) of the global model (-1) and of clients in it, and its measured clients.
 
     The global model has none in a round that was not evaluated.
     """
@@ -114,39 +109,32 @@ def matrices(run: Run, round: int | None) -> tuple[int, dict[int | None, Array],
     if round not in rounds:
         has = listed(rounds)
         raise InputError(f"--round {round}: '{run.folder}' has confusion matrices of the rounds {has}")
-    of_round = table["round"] == round
-    there = np.unique(table["client"][of_round])
-    measured = there[there >= 0]
-    matrices: dict[int | None, Array] = {}
-    for client in [-1, *measured[:CLIENTS].tolist()]:
-        if client in there:
-            rows = of_round & (table["client"] == client)
-            matrix = np.zeros((len(run.classes), len(run.classes)))
-            matrix[table["class"][rows], table["predicted"][rows]] = table["count"][rows]
-            matrices[None if client < 0 else client] = matrix
-    return round, matrices, measured
+    of_models = matrices(table, round, len(run.classes))
+    measured = sorted(client for client in of_models if client >= 0)
+    shown = {client: of_models[client] for client in [-1, *measured[:CLIENTS]] if client in of_models}
+    return round, shown, measured
 
 
-def draw_confusion(place: Any, matrix: Array, classes: Sequence[str], inches: float) -> Any:
+def draw_confusion(panel: Any, matrix: np.ndarray, classes: Sequence[str], inches: float) -> Any:
     """A confusion matrix (C, C) as percentages of its rows, with those from 0.5 on as numbers, where they fit."""
     rates = 100 * metrics.row_normalised(matrix)
-    drawn = place.imshow(rates, cmap=SHARES, vmin=0, vmax=100, interpolation="none")
-    place.grid(False)
-    name_classes(place, classes, inches)
+    drawn = panel.imshow(rates, cmap=RAMP, vmin=0, vmax=100, interpolation="none")
+    panel.grid(False)
+    name_classes(panel, classes, inches)
     if len(classes) > FEW:
         return drawn
-    place.set_xticks(range(len(classes)), [shortened(name) for name in classes], rotation=90)
-    place.tick_params(axis="x", length=0)
+    panel.set_xticks(range(len(classes)), [shortened(name) for name in classes], rotation=90)
+    panel.tick_params(axis="x", length=0)
     for true, predicted in np.argwhere(np.nan_to_num(rates) > 0.5):
         colour = "white" if rates[true, predicted] > 45 else "black"
         text = {"ha": "center", "va": "center", "fontsize": 6, "color": colour}
-        place.text(predicted, true, f"{rates[true, predicted]:.0f}", **text)
+        panel.text(predicted, true, f"{rates[true, predicted]:.0f}", **text)
     return drawn
 
 
-def held_by(run: Run, client: int | None) -> list[bool]:
-    """Of each class, whether a client holds examples of it; of none for the global model."""
-    own = run.partition["class"][run.partition["client"] == client] if client is not None else []
+def held_by(run: Run, client: int) -> list[bool]:
+    """Of each class, whether a client holds examples of it; of none for the global model (-1)."""
+    own = run.partition["class"][run.partition["client"] == client]
     return [c in own for c in range(len(run.classes))]
 
 

@@ -24,7 +24,7 @@ NARROWEST = 2.3  # inches that a panel needs for its title
 GLYPH = 0.078  # inches, the width of one, on average
 ROW = 0.2  # inches that the name of a class takes
 Band = tuple[np.ndarray, np.ndarray]  # its lower and its upper end
-SHARES = LinearSegmentedColormap.from_list("shares", ["#ffffff", "#56b4e9", "#0072b2", "#00233a"])  # ever darker
+RAMP = LinearSegmentedColormap.from_list("shares", ["#ffffff", "#56b4e9", "#0072b2", "#00233a"])  # ever darker
 METADATAS = {".svg": METADATA, ".pdf": {"CreationDate": None}}  # the same bytes for the same numbers
 
 
@@ -136,7 +136,7 @@ def cells(
     classes: Sequence[str],
     top: float,
     inches: float,
-    colours: Colormap = SHARES,
+    colours: Colormap = RAMP,
 ) -> Any:
     """A heat map of values (places, C) from 0 to `top`; each round, or client, reaches half-way to those beside it."""
     ends = np.concatenate([[places[0] - 0.5], (places[1:] + places[:-1]) / 2, [places[-1] + 0.5]])

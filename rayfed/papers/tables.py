@@ -44,32 +44,27 @@ def plain(name: str) -> str:
     return SEED.sub("", name).partition("/")[2]
 
 
-def grids(folder: Path | None = None) -> dict[str, Path]:
-    """The papers' grids by their names, such as fedntd/table1, in `folder`, jobs/papers if it is not given.
+def grids() -> dict[str, Path]:
+    """The papers' grids by their names, such as fedntd/table1.
 
-    That is jobs/papers in the current folder, or if there is none, what came with rayfed.
+    They are those in jobs/papers in the current folder, or if there is none, those that came with rayfed.
     """
     here = Path("jobs/papers")
-    folder = folder or (here if here.is_dir() else EXAMPLES / "papers")
+    folder = here if here.is_dir() else EXAMPLES / "papers"
     return {str(file.relative_to(folder).with_suffix("")): file for file in sorted(folder.glob("*/*.toml"))}
 
 
-def grid_of(name: str, folder: Path | None = None) -> Path:
+def grid_of(name: str) -> Path:
     """The job file of a paper's table. Raises `InputError` where `grids` has no such name."""
-    every = grids(folder)
-    if not every:
-        raise InputError(
-            f"'{name}': there is no such grid{did_you_mean(name, every)}; "
-            "the grids are sought in jobs/papers, below the current folder, or among those that came with rayfed"
-        )
+    every = grids()
     if name not in every:
-        raise InputError(f"'{name}': there is no such grid{did_you_mean(name, every)}")
+        raise InputError(f"'{name}': there is no such grid in jobs/papers{did_you_mean(name, every)}")
     return every[name]
 
 
-def read_paper(name: str, folder: Path | None = None) -> Paper:
+def read_paper(name: str) -> Paper:
     """A table of a paper, such as fedntd/table1. Raises `InputError` where `grids` has no such name."""
-    path = grid_of(name, folder)
+    path = grid_of(name)
     cells = {plain(cell.name): cell for cell in expand(read_toml(path))}
     with (path.parent / "results.csv").open(newline="", encoding="utf-8") as file:
         printed = [line for line in csv.DictReader(file) if line["grid"] == path.stem]

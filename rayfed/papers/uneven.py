@@ -48,14 +48,14 @@ def unevenness(runs: Sequence[Run], width: float | None = None) -> Figure:
         methods.setdefault(json.dumps(row.runs[0].job["method"]), []).append(number)
     caption = f"Last accuracy by unevenness: n = {span(len(row.runs) for row in settings)} seeds per point"
     figure, axes = panels(caption, 1, len(varied), 3.0, width=width or wide(len(varied)), sharey=True)
-    for place, name in zip(axes[0], varied, strict=True):
+    for panel, name in zip(axes[0], varied, strict=True):
         for number, held in enumerate(methods.values()):
             ordered = sorted(held, key=uneven[name].__getitem__)
             means, deviations = zip(*(settings[each].figures["last"] for each in ordered), strict=True)
             errors = None if None in deviations else deviations
             label = _common([settings[each] for each in held])
-            place.errorbar(uneven[name][ordered], means, errors, label=label, capsize=2, **looks(number))
-        place.set(xlabel=MEASURES[name])
+            panel.errorbar(uneven[name][ordered], means, errors, label=label, capsize=2, **looks(number))
+        panel.set(xlabel=MEASURES[name])
     axes[0, 0].set_ylabel("accuracy (%)")
     legend(figure, axes[0, 0])
     return figure

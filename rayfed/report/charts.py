@@ -16,8 +16,6 @@ MOST_POINTS = 400  # of a line
 MOST_CELLS = 40_000  # of a heat map
 MOST_ROWS = 50  # of a table
 MOST_COLUMNS = 12  # of the table of a heat map
-LOOKS = 6  # colours of the page, --line-1 and on
-DASHES = ("", "6 3", "2 2", "8 3 2 3")  # as in page.js
 
 
 class Chart(NamedTuple):
@@ -165,15 +163,6 @@ def gaps(key: str, title: str, x: str, differences: Sequence[tuple[str, Differen
     return Chart(key, title, {"kind": "gaps", "x": x, "points": points}, head, rows, wide=True)
 
 
-def look(number: int) -> tuple[str, str]:
-    """The n-th of several lines: its colour, which is brighter in the dark, and its dashes, other than its neighbours'.
-
-    >>> look(0), look(7), len({look(number) for number in range(24)})
-    (('var(--line-1)', ''), ('var(--line-2)', ''), 24)
-    """
-    return f"var(--line-{number % LOOKS + 1})", DASHES[(number + number // LOOKS) % len(DASHES)]
-
-
 def thinned(count: int, most: int = MOST_POINTS) -> np.ndarray:
     """Evenly spread places of so many, with the first and the last.
 
@@ -189,13 +178,9 @@ def fewer(things: str, there: int, table: int, figure: int) -> str:
     >>> fewer("rounds", 200, 50, 200), fewer("rounds", 3, 3, 3)
     ('Of 200 rounds, the table has 50; the Parquet files have all.', '')
     """
-    if table == there == figure:
-        return ""
-    if figure == there:
-        return f"Of {there:,} {things}, the table has {table:,}; the Parquet files have all."
-    if table == there:
-        return f"Of {there:,} {things}, the figure has {figure:,}; the Parquet files have all."
-    return f"Of {there:,} {things}, the table has {table:,} and the figure {figure:,}; the Parquet files have all."
+    parts = {"the table": table, "the figure": figure}
+    told = " and ".join(f"{part} has {shown:,}" for part, shown in parts.items() if shown < there)
+    return f"Of {there:,} {things}, {told}; the Parquet files have all." if told else ""
 
 
 def rounded(values: np.ndarray) -> list[float | None]:

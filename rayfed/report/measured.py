@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow.compute as pc
 
 from rayfed.base.errors import InputError
-from rayfed.folder.read import Columns, Group, Run, of_clients, tested
+from rayfed.folder.read import Columns, Group, Run, of_clients
+from rayfed.folder.tables import read_table
 from rayfed.report.forms import LAST
 
 WHEN = {"before": "before the client's training", "after": "after the client's training"}
@@ -36,7 +38,7 @@ def forgetting_of(run: Run) -> dict[str, float]:
     return values
 
 
-def by_round(columns: Columns, name: str, factor: float = 1) -> Spread:
+def over_clients(columns: Columns, name: str, factor: float = 1) -> Spread:
     """Mean and standard deviation over the clients of each round; a client without the number does not count."""
     rounds, index = np.unique(columns["round"], return_inverse=True)
     known = np.isfinite(columns[name])
@@ -62,7 +64,7 @@ def personalised(run: Run, last: int, when: str = "after") -> float:
     Over the clients of a round, each once, and over the last measured rounds.
     """
     name = f"local.{when}.in_local"
-    return float(by_round(notes_of([run], "local", name), name, 100).mean[-last:].mean())
+    return float(over_clients(notes_of([run], "local", name), name, 100).mean[-last:].mean())
 
 
 def unmeasured(run: Run, measure: str, numbers: str) -> InputError:
@@ -91,6 +93,8 @@ def drifts(group: Group) -> Columns:
 
 
 def measured_on(run: Run) -> int:
-    """The test examples that a run's clients were measured on."""
-    total = tested(run)
+    """The test examples that a run's clients were measured on; 0 of a run so old that its tables do not tell."""
+    table = read_table(run.folder, "classes").filter(pc.field("round") > 0)
+    first = table.filter(pc.field("round") == pc.min(table["round"]))
+    total = pc.sum(first["predicted"]).as_py() or 0
     return min(run.job["measure_images"] or total, total)

@@ -140,7 +140,6 @@ def comparison_page(runs: Sequence[Run]) -> str:
         groups=groups,
         names=names,
         answers=answers.of_groups(groups, names, rows),
-        looks=[charts.look(number) for number in range(len(groups))],
         columns=["run", "seed", *(name for name, _, _ in answers.headline(runs[0], key)), "rounds to target"],
         numbers=[compared.numbers(group, target, key) for group in groups],
         statuses=[listed(dict.fromkeys(run.status for run in group.runs)) for group in groups],

@@ -11,7 +11,7 @@ from rayfed.folder.forgetting import Series
 from rayfed.folder.read import MOST_ACROSS, Group, Run, dealt, grouped, shorten
 from rayfed.report import charts
 from rayfed.report.charts import Chart, Line
-from rayfed.report.measured import DISTANCES, WHEN, WHERE, by_round, drifts, notes_of
+from rayfed.report.measured import DISTANCES, WHEN, WHERE, drifts, notes_of, over_clients
 
 DRIFT = (
     "Each point is a client in a round, the paler the earlier. Weight divergence: how far its training moved the "
@@ -22,29 +22,27 @@ BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 
 
 def global_model(groups: Sequence[Group]) -> list[Chart]:
-    """Accuracy on the test examples beside that of a guess, forgetting and loss, by round."""
+    """Accuracy on the test examples beside that of a guess, forgetting and loss, by round.
+
+    A group by itself has the forgetting of its first run, by each definition that this has numbers for.
+    """
     runs = [run for group in groups for run in group.runs]
     chance = {1 / len(run.classes) for run in runs if run.classes}
     best = runs[0].summary.get("best") if len(runs) == 1 else None
     marked = (best["round"], 100 * best["test_accuracy"], "best") if best else None
-    losses = curves(groups, "test_loss")
+    losses, lost = curves(groups, "test_loss"), curves(groups, "forgetting", 100, first=1)
     if len(groups) == 1:
         (test,), (training,) = losses, curves(groups, "train_loss", first=1)
         losses = [test._replace(name="test"), training._replace(name="training", number=1)]
+        by_definition = enumerate(runs[0].forgetting.items())
+        lost = [Line(name, number, rounds, 100 * values) for number, (name, (rounds, values)) in by_definition]
     accuracy = curves(groups, "test_accuracy", 100)
-    lost = by_definition(groups[0]) if len(groups) == 1 else curves(groups, "forgetting", 100, first=1)
     rules = [(100 * share, "chance") for share in sorted(chance)]
     return [
         charts.lines("accuracy", "Accuracy", "test accuracy (%)", accuracy, "%", rules=rules, marked=marked),
         charts.lines("forgetting", "Forgetting", "forgetting (%)", lost, "%", rules=[(0.0, "")]),
         charts.lines("loss", "Loss", "mean loss per example (nats)", losses, digits=3),
     ]
-
-
-def by_definition(group: Group) -> list[Line]:
-    """The forgetting of a group's first run, by each definition that it has numbers for."""
-    series = group.runs[0].forgetting.items()
-    return [Line(name, number, rounds, 100 * values) for number, (name, (rounds, values)) in enumerate(series)]
 
 
 def curves(groups: Sequence[Group], column: str, factor: float = 1, first: int = 0) -> list[Line]:
@@ -92,10 +90,10 @@ def clients(run: Run) -> list[Chart]:
             for number, (name, (rounds, means)) in enumerate(terms.items())
         ]
         figures.append(charts.lines("terms", "Terms of the loss", "mean per step (nats)", drawn, digits=3, zero=True))
-    return [*figures, *answers(run)]
+    return [*figures, *chosen(run)]
 
 
-def answers(run: Run) -> Iterator[Chart]:
+def chosen(run: Run) -> Iterator[Chart]:
     """Of the [clients] table of the job: how the chosen clients answered, and the virtual time."""
     noted = run.round_notes
     counts = [name for name in ("answered", "dropped", "late") if f"clients.{name}" in noted]
@@ -141,7 +139,7 @@ def before_and_after(run: Run, key: str, title: str) -> Chart:
     columns = notes_of([run], "local", *(f"local.{when}.{key}" for when in WHEN))
     drawn = []
     for number, (when, name) in enumerate(WHEN.items()):
-        values = by_round(columns, f"local.{when}.{key}", 100)
+        values = over_clients(columns, f"local.{when}.{key}", 100)
         drawn.append(Line(name, number, values.rounds, values.mean, *values.band(100)))
     return charts.lines(f"local-{key}".replace("_", "-"), title, "accuracy (%)", drawn, "%")
 
@@ -164,7 +162,7 @@ def local_groups(groups: Sequence[Group]) -> Iterator[Chart]:
             for number, (group, title) in enumerate(zip(groups, shorten(groups), strict=True)):
                 name = f"local.{when}.{where}"
                 with suppress(InputError):
-                    measured = [by_round(notes_of([run], "local", name), name, 100) for run in group.runs]
+                    measured = [over_clients(notes_of([run], "local", name), name, 100) for run in group.runs]
                     drawn.append(over_runs(title, number, [(of.rounds, of.mean) for of in measured]))
             if drawn:
                 key = f"{when}-{where}".replace("_", "-")

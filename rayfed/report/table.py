@@ -91,7 +91,10 @@ def _row(name: str, group: Group, of: str, above: Sequence[Row]) -> Row:
         if all(key in known for known in numbers):
             stats[key] = spread([known[key] for known in numbers])
     for reference in above:
-        pairs = [] if reference.pairs else _pairs(reference.runs, counted)
+        if reference.pairs:
+            continue
+        others = {pair_of(run): run for run in reference.runs}
+        pairs = [(others[pair_of(run)], run) for run in counted if pair_of(run) in others]
         if pairs:
             gaps = [figures(run)[of] - figures(other)[of] for other, run in pairs]
             difference = Difference(reference.name, len(gaps), float(np.mean(gaps)), interval(gaps))
@@ -141,11 +144,6 @@ def pair_of(run: Run) -> tuple[Any, ...]:
     """The values of `PAIR`; a run that has ended early counts with the rounds that it might have played."""
     rounds = run.job["train"]["num_rounds"] if run.summary.get("ended_early") else run.summary["rounds"]
     return *map(run.environment.get, ("data", "partition")), run.job.get("seed", 0), rounds
-
-
-def _pairs(reference: Sequence[Run], runs: Sequence[Run]) -> list[tuple[Run, Run]]:
-    others = {pair_of(run): run for run in reference}
-    return [(others[pair_of(run)], run) for run in runs if pair_of(run) in others]
 
 
 def _refuse_twins(runs: Sequence[Run]) -> None:

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 @contextmanager
 def follow() -> Iterator[Display]:
     """A display for `rayfed.run`, for as long as the context lasts."""
-    if not on_terminal():
+    if not (sys.stdout.isatty() and sys.stderr.isatty()):  # nobody watches
         yield Lines()
         return
     progress = bar_on(Console(stderr=True))
@@ -42,11 +42,6 @@ def follow() -> Iterator[Display]:
         display.ended()
     finally:
         progress.stop()
-
-
-def on_terminal() -> bool:
-    """Whether somebody watches, in whose terminal a bar may be drawn."""
-    return sys.stdout.isatty() and sys.stderr.isatty()
 
 
 def on_screen(train: Callable[..., Any]) -> None:
@@ -202,7 +197,6 @@ def result_text(path: Path, summary: dict[str, Any]) -> str:
 
 
 def round_line(round: Round, num_rounds: int) -> str:
-    """A finished round as a line of text."""
     words = [f"round {round.round:{len(str(num_rounds))}}/{num_rounds}", figures_text(round)]
     if round.train_loss is not None:
         words.append(f"loss {round.train_loss:.3f}")
@@ -212,7 +206,6 @@ def round_line(round: Round, num_rounds: int) -> str:
 
 
 def figures_text(round: Round) -> str:
-    """The figures of a round's evaluation."""
     if round.test_accuracy is None:
         return "not evaluated"
     return f"accuracy {round.test_accuracy:5.1%}  forgetting {round.forgetting:5.1%}"

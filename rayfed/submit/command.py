@@ -81,7 +81,7 @@ def submit(
       rayfed submit jobs/comparison/mnist-shards-2.toml --exclude notes
       rayfed submit jobs/quickstart.toml --with timm==1.0.31 --env HF_HOME=/shared/hub
     """
-    from rayfed.folder.places import Place
+    from rayfed.folder.places import Folders
     from rayfed.folder.provenance import COMMIT, commit
     from rayfed.grid.cells import expand, refuse_same
     from rayfed.job import read_toml
@@ -115,7 +115,7 @@ def submit(
         results = Path(paths.get("output.path", jobs[0].output.path)) / run
         refuse_twins(run, cluster.submissions(), address)
         if here and not cells[0].grid:
-            Place.of(jobs[0]).refuse_overwriting(force or resume, "the same command, with --resume")
+            Folders.of(jobs[0]).refuse_overwriting(force or resume, "the same command, with --resume")
         named_by = f", named by {cluster.named_by}" if cluster.named_by.startswith("RAY") else ""
         lines = [("cluster", cluster.address + named_by + (", on this machine" if here else ""))]
         lines += files.lines()

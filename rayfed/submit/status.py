@@ -81,7 +81,7 @@ def facts(one: Submission) -> dict[str, str]:
     """A submission's facts by name; '' where a fact is not known."""
     return {
         "run": one.run,
-        "status": status_text(one),
+        "status": "can be resumed" if one.exit_code == Resumable.exit_code else one.status,
         "method": one.metadata.get("rayfed_method", ""),
         "started": time_text(one.started),
         "took": duration(one.took.total_seconds()) if one.took else "",
@@ -122,10 +122,6 @@ def runs_in(root: Path) -> list[tuple[str, str, str, str, str]]:
             runs.append((file.stat().st_mtime, row))
     runs.sort(reverse=True)
     return [(*row, time_text(datetime.fromtimestamp(written, UTC))) for written, row in runs]
-
-
-def status_text(one: Submission) -> str:
-    return "can be resumed" if one.exit_code == Resumable.exit_code else one.status
 
 
 def time_text(time: datetime | None) -> str:

@@ -13,7 +13,7 @@ from rayfed.base.errors import InputError, RunFailed, Torn
 from rayfed.base.storage import Folder
 from rayfed.experiment import job_of
 from rayfed.folder.checkpoint import BEST, ORIGIN
-from rayfed.folder.places import Place
+from rayfed.folder.places import Folders
 from rayfed.folder.provenance import environment, hash_of
 from rayfed.folder.saved import Saved, read_saved
 from rayfed.folder.summary import read_environment, read_summary, summarise
@@ -38,7 +38,7 @@ def checks(folder: Path, *, every: bool = False, clients: int = 0) -> Iterator[C
     if job is None:
         raise InputError(f"'{folder}' is neither the folder of a run nor a record of one: it holds no job.toml")
     began, summary = read_environment(folder), read_summary(folder)
-    saved, torn = _checkpoints(Place.of(job).checkpoints, began, summary)
+    saved, torn = _checkpoints(Folders.of(job).checkpoints, began, summary)
     yield "checkpoints", f"whole, of rounds {[*saved]}", torn
     site = open_site(job)
     with open_workers(site, on_ray=False) as workers:

@@ -1,7 +1,7 @@
 // Draws the figures of the page from its data. Names of runs, classes and clients are set as text only, never as HTML.
 "use strict";
 (async () => {
-  const DASHES = ["", "6 3", "2 2", "8 3 2 3"];  // as in charts.py
+  const DASHES = ["", "6 3", "2 2", "8 3 2 3"];
   const SYMBOLS = ["circle", "square2", "triangle2", "diamond2", "star", "times", "plus"];
   const FEW = 40;  // points of a line that have a mark each
   const LETTER = 7;  // pixels, on average
@@ -173,6 +173,12 @@
 
   const ramp = (chart) => element("p", { class: chart.faint ? "ramp faint" : "ramp" }, "0", element("span", { "aria-hidden": "true" }), `${+chart.top.toFixed(1)} ${chart.unit}`);
 
+  // A piece of the n-th line, beside its name.
+  function swatch(look) {
+    const stroke = { x1: 0, y1: 6, x2: 32, y2: 6, "stroke-width": 3, "stroke-dasharray": dash(look), style: `stroke: ${colour(look)}` };
+    return element("svg", { class: "swatch", viewBox: "0 0 32 12", "aria-hidden": "true" }, element("line", stroke));
+  }
+
   // A check box for each line: once for the figures of a section if all have the same lines, else at each figure.
   function legends(panel) {
     const drawn = places.filter((place) => panel.contains(place) && charts[place.dataset.chart].kind === "lines");
@@ -194,9 +200,7 @@
         for (const place of places)
           if (charts[place.dataset.chart].series?.some((line) => line.name === name)) draw(place);
       });
-      const stroke = { x1: 0, y1: 6, x2: 32, y2: 6, "stroke-width": 3, "stroke-dasharray": dash(look), style: `stroke: ${colour(look)}` };
-      const swatch = element("svg", { class: "swatch", viewBox: "0 0 32 12", "aria-hidden": "true" }, element("line", stroke));
-      return element("label", {}, box, swatch, element("bdi", {}, name));
+      return element("label", {}, box, swatch(look), element("bdi", {}, name));
     });
     put(element("fieldset", {}, element("legend", {}, "Lines shown"), ...entries));
   }
@@ -246,6 +250,7 @@
   }
 
   await load();
+  for (const run of document.querySelectorAll("[data-line-number]")) run.prepend(swatch(Number(run.dataset.lineNumber)));
   for (const panel of document.querySelectorAll(".panels")) legends(panel);
   for (const place of places) if (charts[place.dataset.chart].slider) slider(place);
   for (const place of places) draw(place);
