@@ -19,7 +19,7 @@ from rayfed.job import Job, differences, read_job, read_toml
 
 # Everything that a run writes. job.toml, by which a folder is known as a run's, goes last when it is cleared.
 FOLDERS = (*(f"{name}.parquet" for name in RESULTS), "checkpoints", "modules", "tensorboard", "wandb", "mlflow")
-FILES = ("partition.parquet", "environment.json", "summary.json", "log.txt", "report.html", "job.toml")
+FILES = ("own.parquet", "partition.parquet", "environment.json", "summary.json", "log.txt", "report.html", "job.toml")
 OWN = (*FOLDERS, *FILES)
 BEFORE_BEGIN = {LOCK, "checkpoints", "modules"}  # what a run leaves that ends before it has its job.toml
 OTHERWISE = "give --force (in Python force=True) to replace them, or give the job another name"

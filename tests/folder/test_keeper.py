@@ -191,6 +191,7 @@ def test_the_environment_names_versions_and_hashes(site):
 
 def test_force_replaces_a_run_and_no_other_files(site):
     path = keep(site, a_round(0), a_round(1))
+    (path / "own.parquet").write_text("what `rayfed clients` measured of this run")
     (path / "notes.txt").write_text("mine")
     (path / "two").mkdir()
     (path / "two" / "job.toml").write_text("another run")
@@ -201,6 +202,7 @@ def test_force_replaces_a_run_and_no_other_files(site):
 
     keep(with_job(site, seed=1), a_round(0), force=True)
     assert read_table(path, "rounds").num_rows == 1
+    assert not (path / "own.parquet").exists()
     assert (path / "notes.txt").read_text() == "mine"
     assert (path / "two" / "job.toml").read_text() == "another run"
 
