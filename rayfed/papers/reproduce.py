@@ -54,11 +54,11 @@ def table(
 ) -> None:
     """Print the numbers of runs as a table.
 
-    As papers do: means over seeds, and differences from the first run, or from those that --from names. A difference is
-    the mean over pairs of runs with the same data, partition, seed and number of rounds; it has a 95 % interval by
-    Student's t, and is marked where that leaves 0 out. A run without such a pair begins a group of its own, and the
-    table says in what it differs from the first run. With --paper, each number of the paper's table in jobs/papers has
-    a line of its own, with ours beside it, and notes say what our runs did otherwise.
+    As papers do: means over seeds, and differences from FedAvg, or from the first run if there is no FedAvg, or from
+    those that --from names. A difference is the mean over pairs of runs with the same data, partition, seed and number
+    of rounds; it has a 95 % interval by Student's t, and is marked where that leaves 0 out. A run without such a pair
+    begins a group of its own, and the table says in what it differs. With --paper, each number of the paper's table in
+    jobs/papers has a line of its own, with ours beside it, and notes say what our runs did otherwise.
 
     \b
     Examples:

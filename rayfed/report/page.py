@@ -66,7 +66,7 @@ def write_report(folder: Path, path: Path | None = None) -> Path:
 
 
 def write_comparison(folders: Sequence[Path], path: Path) -> Path:
-    """Make the page of several runs. The others are compared with the first. Raises `InputError`."""
+    """Make the page of several runs. The others are compared with FedAvg, or else the first. Raises `InputError`."""
     runs = read_runs(folders)
     with legible(*folders):
         page = comparison_page(runs)

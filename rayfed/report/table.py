@@ -1,4 +1,4 @@
-"""Runs as a table, as papers print it: means over seeds, and paired differences from the first run.
+"""Runs as a table, as papers print it: means over seeds, and paired differences from FedAvg or else the first run.
 
 Accuracies are in percent. Two runs are a pair if they have the same data, partition, seed and number of rounds, so that
 only the method, or whatever else their jobs say, differs between them.
