@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import cache, partial, reduce
 from typing import Any
 
 import numpy as np
@@ -60,12 +60,13 @@ class Desk:
     """What a worker serves clients with: a round's broadcast, on the site's device, and the models for it."""
 
     def __init__(
-        self, site: Site, broadcast: Broadcast, seen: list[Seen] | None = None, model: nn.Module | None = None
+        self, site: Site, broadcast: Broadcast, seen: dict[int, Seen] | None = None, model: nn.Module | None = None
     ) -> None:
-        self.site, self.broadcast = site, broadcast.map(partial(to_device, device=site.device))
+        self.site = site
+        self.broadcast = broadcast.map(partial(to_device, device=site.device))
         self._frozen = Frozen(site.model)
         self._model = model  # to train, for all clients
-        self._seen = [] if seen is None else seen  # the global model on the sampled test images, once it is measured
+        self._seen = {} if seen is None else seen  # round -> its global model on the sampled test images, once measured
 
     def frozen(self, own: Weights) -> Frozen:
         """Frozen copies for the next client: the global model's is kept, those of one client alone are dropped."""
@@ -84,12 +85,21 @@ class Desk:
         if not names or client.id not in (self.site.job.measure_clients or (client.id,)):
             return {}, None
         p = client.label_counts.cpu().numpy() / client.num_examples
-        seen = [] if own else self._seen  # the model of a client with entries of its own is another than the global one
 
-        def on(weights: Weights) -> Seen:  # by a copy: a forward pass may change a buffer, which is to be averaged
-            return _see(self.site, with_weights(self.site.model, weights).eval())
+        def look(weights: Weights) -> Callable[[], Seen]:  # by a copy: a forward pass may change a buffer of the model
+            return cache(lambda: _see(self.site, with_weights(self.site.model, weights).eval()))
 
-        return measures.measured(names, on, client.weights, state(fit.model), seen, p, own_models)
+        before = look(client.weights) if own else self._see_global
+        trained = before, look(state(fit.model))
+        of_own = (look(own_models[0]), look(own_models[1])) if own_models else trained
+        return measures.measured(names, trained, of_own, p)
+
+    def _see_global(self) -> Seen:
+        """The round's global model on the sampled test images, which it is shown once."""
+        number = self.broadcast.round
+        if number not in self._seen:
+            self._seen[number] = _see(self.site, with_weights(self.site.model, self.broadcast.weights).eval())
+        return self._seen[number]
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,7 +200,11 @@ def evaluate(site: Site, model: nn.Module, start: int, stop: int) -> Evaluation:
 
 def activations(site: Site, model: nn.Module, start: int, stop: int) -> Activations | None:
     """What a model's measured layers say of the classes, on some of the sampled test images; None where it fails."""
-    return measures.or_warn("drift", lambda: _see(site, model, slice(start, stop)).activations)
+    try:
+        return _see(site, model, slice(start, stop)).activations
+    except Exception as error:
+        measures.warn_of_failure("drift", error)
+        return None
 
 
 def sample(site: Site) -> np.ndarray:

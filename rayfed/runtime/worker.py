@@ -41,7 +41,7 @@ class Worker:
         self.site = replace(site, node=node)
         self.kind = kind_of(device)
         self._model: nn.Module | None = None  # for the clients to train
-        self._seen: tuple[int, list[Seen]] = 0, []  # in a round, what measures need of its global model
+        self._seen: dict[int, Seen] = {}  # the round -> what measures need of its global model, for all its messages
         self._repeats = site.job.ray.check_repeat  # until the first client of the user's own code was served again
 
     def survey(self, packed: Broadcast, tasks: Sequence[Task]) -> Iterator[TaskReply]:
@@ -99,20 +99,19 @@ class Worker:
         A part or a module of the user's may write to anything there: then each client has a desk, and a model, of its
         own. The parts of this package leave all as it was, as tests/methods/test_contract.py checks.
         """
-        if packed.round != self._seen[0]:
-            self._seen = packed.round, []
-        seen = self._seen[1]
+        if packed.round not in self._seen:
+            self._seen.clear()
         own = users_own(self.site, packed.round)
         if not own:
             self._model = self._model or copy.deepcopy(self.site.model)
-            shared = Desk(self.site, packed.map(partial(unpack, copy=False)), seen, self._model)
+            shared = Desk(self.site, packed.map(partial(unpack, copy=False)), self._seen, self._model)
             return lambda: shared
         caches = users_caches(own)
 
         def fresh() -> Desk:
             for empty in caches:
                 empty()
-            return Desk(self.site, packed.map(unpack), seen)
+            return Desk(self.site, packed.map(unpack), self._seen)
 
         return fresh
 
