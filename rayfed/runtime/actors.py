@@ -78,12 +78,12 @@ class ClientActor:
     def add(
         self,
         stage: str,
-        replies: Sequence[tuple[int, TaskReply]],
+        replies: Sequence[TaskReply],
         summands: Sequence[ObjectRef],
         memories: Sequence[ObjectRef],
         limit: float,
     ) -> tuple[Any, ...]:
-        """The sum of tasks' sums, on its way to the driver; of each task its first client, and its reply.
+        """The sum of tasks' sums, on its way to the driver, out of their replies.
 
         The references come in lists: so the sums are fetched one by one, each while the one before it is added, and
         each in at most `limit` seconds. The memories get a copy on this node.
@@ -91,7 +91,7 @@ class ClientActor:
         bring(memories)
 
         def fetched() -> Iterator[TaskReply]:
-            for number, (_, reply) in enumerate(replies):
+            for number, reply in enumerate(replies):
                 bring(summands[number : number + 2])
                 try:
                     yield replace(reply, summands=ray.get(summands[number], timeout=limit))
@@ -99,7 +99,7 @@ class ClientActor:
                     raise ObjectFetchTimedOutError(summands[number].hex(), None, "") from None
 
         with sendable():
-            return [None], add_up(stage, [client for client, _ in replies], fetched()).summands
+            return [None], add_up(stage, fetched()).summands
 
     def evaluate(self, weights: Packed, pieces: Sequence[Piece], look: Look) -> list[list[Any]]:
         return [self._worker.evaluate(weights, pieces, look)]

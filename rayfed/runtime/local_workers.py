@@ -40,8 +40,7 @@ class LocalWorkers(Workers):
         replies = self._replies(broadcast, tasks, memories)
         for group in grouped(tasks, num_bytes(broadcast.weights)):
             of_tasks = islice(replies, len(group))
-            firsts = [task[0] for task in group]
-            yield add_up(f"round {broadcast.round}", firsts, of_tasks) if len(group) > 1 else next(of_tasks)
+            yield add_up(f"round {broadcast.round}", of_tasks) if len(group) > 1 else next(of_tasks)
 
     def _replies(
         self, broadcast: Broadcast, tasks: Sequence[Task], memories: Mapping[int, Packed]

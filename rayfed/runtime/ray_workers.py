@@ -88,8 +88,8 @@ class RayWorkers(Workers):
             self._progress(done, total)
             self._gauges.clients(done, total)
 
-        def add(actor: Any, answers: Sequence[Answer], calls: Sequence[Call]) -> list[ObjectRef]:
-            replies = [(call.task[0], replace(a.value, clients=())) for a, call in zip(answers, calls, strict=True)]
+        def add(actor: Any, answers: Sequence[Answer]) -> list[ObjectRef]:
+            replies = [replace(answer.value, clients=()) for answer in answers]
             memories = [memory for answer in answers for memory in answer.objects[1:]]
             call = actor.add.options(num_returns=2, name=f"add round {broadcast.round}")
             summands, limit = [answer.objects[0] for answer in answers], self._dispatch.deadline.of_fetching
@@ -190,7 +190,8 @@ def _of_group(answers: Sequence[Answer], summands: Packed) -> TaskReply:
     """The reply of a group: its tasks', with the sum of their summands."""
     replies = [together(answer.value, NOTHING, answer.objects[1:]) for answer in answers]
     clients = [client for reply in replies for client in reply.clients]
-    return TaskReply(replies[0].layout, sum(reply.bytes_up for reply in replies), summands, clients)
+    bytes_up = sum(reply.bytes_up for reply in replies)
+    return TaskReply(replies[0].first, replies[0].layout, bytes_up, summands, clients)
 
 
 def _num_returns(calls: Sequence[Call]) -> int:

@@ -50,7 +50,7 @@ class Stage:
     missing: Callable[[ObjectLostError, Sequence[Call]], None]  # called where an object that calls need is lost
     most: int = 1  # calls in a message
     progress: Progress = no_progress
-    add: Callable[[Any, Sequence[Answer], Sequence[Call]], list[ObjectRef]] | None = None  # as `submit`: adds these
+    add: Callable[[Any, Sequence[Answer]], list[ObjectRef]] | None = None  # as `submit`: has an actor add these
 
     def __post_init__(self) -> None:
         adding = [index for index, call in enumerate(self.calls) if call.adds]
@@ -116,7 +116,7 @@ class Stage:
         """Send calls to an actor."""
         adds = self.adds(indices)
         if adds and self.add is not None:
-            return self.add(actor, [self.answers[index] for index in adds], [self.calls[index] for index in adds])
+            return self.add(actor, [self.answers[index] for index in adds])
         return self.submit(actor, [self.calls[index] for index in indices])
 
     def only_on(self, node_id: str, indices: range) -> list[ObjectRef]:

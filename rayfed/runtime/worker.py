@@ -144,7 +144,7 @@ def _summed(stage: str, task: Task, work: Callable[[int], Tree]) -> TaskReply:
             if len(task) > 1:
                 total.add(summand, layout)
         bytes_up += num_bytes(summand) - num_bytes(summand.get(UPDATES))  # a measure is sent by no real client
-    return TaskReply(layout, bytes_up, total.packed() if len(task) > 1 else pack(summand))
+    return TaskReply(task[0], layout, bytes_up, total.packed() if len(task) > 1 else pack(summand))
 
 
 def name_client(error: Exception, client: int) -> Exception:

@@ -168,7 +168,7 @@ class Unwrapped(LocalWorkers):
         for task in tasks:
             summands = [local.survey(local.Desk(self._site, broadcast), client) for client in task]
             assert self._sent(broadcast) == before
-            yield self._reply(summands)
+            yield self._reply(task, summands)
 
     def train(self, broadcast, tasks, memories):
         for task in tasks:
@@ -181,13 +181,13 @@ class Unwrapped(LocalWorkers):
                 summands.append(unpack(pack(reply.summands)))
                 memory = pack({"round": broadcast.round, "slots": reply.memory}) if reply.memory else None
                 replies.append(replace(reply, memory=memory))
-            yield self._reply(summands, replies)
+            yield self._reply(task, summands, replies)
 
-    def _reply(self, summands, clients=()):
+    def _reply(self, task, summands, clients=()):
         total = OrderedSum()
         for summand in summands:
             total.add(summand)
-        return TaskReply(total.layout, sum(map(num_bytes, summands)), total.packed(), clients)
+        return TaskReply(task[0], total.layout, sum(map(num_bytes, summands)), total.packed(), clients)
 
     def _sent(self, broadcast):
         return self._digest([broadcast.weights, broadcast.states, broadcast.payloads])
@@ -277,7 +277,7 @@ def test_buffers_are_the_mean_of_the_clients_buffers(method, reference, make_sit
     site = make_site(method, **SETTING)
     for before, round in pairwise(reference.rounds):
         if not trains(parts_at(method, round.round)):
-            assert round.round not in reference.trained and not round.clients
+            assert not reference.trained[round.round] and not round.clients
             buffers = dict(site.model.named_buffers())
             assert all(torch.equal(round.weights[name], before.weights[name]) for name in buffers)
             continue
