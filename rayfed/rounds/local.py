@@ -35,6 +35,7 @@ from rayfed.rounds.round import ClientRow
 from rayfed.rounds.site import Site, common_view
 from rayfed.tensors.trees import Tree, to_device
 from rayfed.tensors.weights import Weights, in_training, overwrite, parameters_of, state, with_weights
+from rayfed.tensors.wire import Packed, pack, unpack
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,9 +48,17 @@ class Broadcast:
     payloads: dict[str, Tree]  # slot -> payload from the part's `tell`; empty during the survey
     since: dict[str, int]  # slot -> first round of its part
 
-    def holds(self, slot: str, round: int) -> bool:
-        """Whether the part in a slot is in force since this round or before; older memories are another part's."""
-        return slot in self.since and self.since[slot] <= round
+    def recalled(self, memory: Packed | None) -> dict[str, Tree]:
+        """A client's memory by slot; empty before its first training, and without what parts before these have kept."""
+        if memory is None:
+            return {}
+        tree = unpack(memory)
+        written, slots = tree["round"], tree["slots"]
+        return {slot: kept for slot, kept in slots.items() if slot in self.since and self.since[slot] <= written}
+
+    def packed_memory(self, slots: dict[str, Tree]) -> Packed | None:
+        """A client's memory after this round, as `recalled` reads it; None where no part keeps any."""
+        return pack({"round": self.round, "slots": slots}) if slots else None
 
     def map(self, function: Callable[[Any], Any]) -> Broadcast:
         """The message with its three trees replaced: packed for the wire, unpacked, or moved to a device."""

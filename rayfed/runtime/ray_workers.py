@@ -13,7 +13,7 @@ from ray.exceptions import ObjectLostError
 from rayfed.base.errors import WorkersLost
 from rayfed.clients.clock import images_trained
 from rayfed.methods.part import parts_at, remembers
-from rayfed.rounds.local import Broadcast, sample
+from rayfed.rounds.local import Broadcast
 from rayfed.rounds.round import Kind, Round
 from rayfed.rounds.site import Site
 from rayfed.rounds.tasks import Task, TaskReply, grouped, task_text
@@ -41,6 +41,7 @@ class RayWorkers(Workers):
     """The actors of a crew that has come up."""
 
     def __init__(self, crew: Crew, site: Site, progress: Progress, gauges: Gauges) -> None:
+        super().__init__(site)
         self._crew = crew
         self._site = site
         options = site.job.ray
@@ -51,8 +52,6 @@ class RayWorkers(Workers):
         self._looked = time.monotonic(), 0.0  # when the last round was finished, and what had been worked by then
         self._gauges = gauges
         self._sent: dict[str, tuple[Tree, ObjectRef | Packed]] = {}  # by name, the tree that was sent last
-        self.num_test = len(site.federation.test)
-        self.num_sampled = len(sample(site))
 
     def survey(self, broadcast: Broadcast, tasks: Sequence[Task]) -> Iterator[TaskReply]:
         def submit(actor: Any, calls: Sequence[Call]) -> list[ObjectRef]:

@@ -18,7 +18,7 @@ from rayfed.rounds.site import Site
 from rayfed.rounds.tasks import Task, TaskReply, refusing
 from rayfed.rounds.workers import Look, Piece
 from rayfed.runtime.hardware import advising, keep_freed_memory, kind_of, make_cuda_repeatable, refuse_tf32
-from rayfed.runtime.repeat import RepeatCheck, users_caches, users_own
+from rayfed.runtime.repeat import Bits, bits_of, refuse_other_bits, users_caches, users_own
 from rayfed.tensors.sums import OrderedSum, checked
 from rayfed.tensors.trees import Tree, num_bytes
 from rayfed.tensors.weights import with_weights
@@ -59,36 +59,30 @@ class Worker:
         stage = f"round {packed.round}"
         desk_of = self._desks(packed)
         own = users_own(self.site, packed.round) if self._repeats else []
-        check = RepeatCheck(own) if own else None
         replies: list[Reply] = []  # of the task
+        first_bits: Bits = {}  # of the first client
 
         def serve(client: int) -> Reply:
-            memory: dict[str, Any] = unpack(memories[client]) if client in memories else {"round": 0, "slots": {}}
-            # Only of parts that have been in force since the memory was written.
-            recalled = {slot: tree for slot, tree in memory["slots"].items() if packed.holds(slot, memory["round"])}
-            return local.train(desk_of(), client, recalled)
+            return local.train(desk_of(), client, packed.recalled(memories.get(client)))
 
         def trained(client: int) -> Tree:
             reply = serve(client)
-            if check is not None:
-                check.note(client, reply)
-            memory = pack({"round": packed.round, "slots": reply.memory}) if reply.memory else None
-            replies.append(replace(reply, summands={}, memory=memory))
+            if own and not first_bits:
+                first_bits.update(bits_of(reply))
+            replies.append(replace(reply, summands={}, memory=packed.packed_memory(reply.memory)))
             return reply.summands
 
         def again(client: int) -> Tree:
             reply = serve(client)
-            assert check is not None
-            check.compare(stage, reply)
+            refuse_other_bits(f"client {client}, {stage}", own, first_bits, bits_of(reply))
             return reply.summands
 
         for task in tasks:
             replies.clear()
             reply = replace(_summed(stage, task, trained), clients=list(replies))
-            if check is not None and task is tasks[-1]:
+            if own and task is tasks[-1]:
                 self._repeats = False
-                assert check.client is not None
-                _summed(stage, (check.client,), again)
+                _summed(stage, tasks[0][:1], again)
             yield reply
         if self._model is not None:
             self._model.zero_grad()  # what comes next has their memory

@@ -154,7 +154,7 @@ def test_a_model_of_torchs_own_modules_on_which_the_user_has_hung_a_counter_is_r
 
 def test_the_check_is_off_where_the_job_says_so_and_for_parts_of_rayfed(make_site, play, monkeypatch):
     play(make_site(compose(fedavg(), Keeps("global")), ray=RayOptions(check_repeat=False)))
-    monkeypatch.setattr("rayfed.runtime.repeat.RepeatCheck.compare", pytest.fail)
+    monkeypatch.setattr("rayfed.runtime.worker.refuse_other_bits", pytest.fail)
     play(make_site(fedavg()))
 
 
@@ -166,7 +166,7 @@ def test_modules_of_timm_and_peft_share_a_model_as_torchs_do(make_site, play, mo
     site.model.features.insert(1, norm(4))
     site.model.head = peft.tuners.lora.Linear(site.model.head, "default", peft.LoraConfig(), r=2)
     assert users_own(site, 1) == []
-    monkeypatch.setattr("rayfed.runtime.repeat.RepeatCheck.compare", pytest.fail)
+    monkeypatch.setattr("rayfed.runtime.worker.refuse_other_bits", pytest.fail)
     assert len(play(site)) == 4
     site.model.features.append(Own())
     assert [type(one) for one in users_own(site, 1)] == [Own]
