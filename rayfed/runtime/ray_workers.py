@@ -59,7 +59,8 @@ class RayWorkers(Workers):
             return survey.remote([call.task for call in calls], *self._fields(broadcast))
 
         calls = self._calls(tasks, remembering=False)
-        return self._replies(Stage("survey", broadcast.round, calls, submit, self._send_again, _most(broadcast)))
+        stage = Stage("survey", broadcast.round, calls, submit, self._send_again, _most(broadcast))
+        return starmap(together, self._dispatch.begin(stage))
 
     def train(
         self, broadcast: Broadcast, tasks: Sequence[Task], memories: Mapping[int, ObjectRef]
@@ -83,10 +84,6 @@ class RayWorkers(Workers):
                         )
             self._send_again(error, calls)
 
-        def progress(done: int, total: int) -> None:
-            self._progress(done, total)
-            self._gauges.clients(done, total)
-
         def add(actor: Any, answers: Sequence[Answer]) -> list[ObjectRef]:
             replies = [replace(answer.value, clients=()) for answer in answers]
             memories = [memory for answer in answers for memory in answer.objects[1:]]
@@ -96,13 +93,13 @@ class RayWorkers(Workers):
 
         calls, start = self._calls(tasks, remembering), 0
         groups = grouped(tasks, num_bytes(broadcast.weights))
-        if len(groups) == len(tasks):
-            return self._replies(Stage("train", broadcast.round, calls, submit, missing, _most(broadcast), progress))
-        for group in groups:
+        in_groups = len(groups) < len(tasks)
+        for group in groups if in_groups else ():
             calls.append(Call(len(group), num_objects=1, adds=range(start, start + len(group))))
             start += len(group)
-        stage = Stage("train", broadcast.round, calls, submit, missing, _most(broadcast), progress, add)
-        return (_of_group(answers, summands) for answers, summands, _ in self._dispatch.begin(stage))
+        stage = Stage("train", broadcast.round, calls, submit, missing, _most(broadcast), self._show_progress, add)
+        answers = self._dispatch.begin(stage)
+        return starmap(_of_group if in_groups else together, answers)
 
     def _calls(self, tasks: Sequence[Task], remembering: bool) -> list[Call]:
         return [Call(self._images(task), task, (), 1 + len(task) * remembering) for task in tasks]
@@ -111,9 +108,9 @@ class RayWorkers(Workers):
         """That these clients train on in a round, each as often as it does."""
         return int(images_trained(self._site.federation.partition.sizes[list(clients)], self._site.job.train).sum())
 
-    def _replies(self, stage: Stage) -> Iterator[TaskReply]:
-        """Begin the stage now; its replies when they are asked for."""
-        return starmap(together, self._dispatch.begin(stage))
+    def _show_progress(self, done: int, total: int) -> None:
+        self._progress(done, total)
+        self._gauges.clients(done, total)
 
     def evaluate_pieces(self, weights: Weights, pieces: Sequence[Piece], look: Look) -> Iterator[Any]:
         def submit(actor: Any, calls: Sequence[Call]) -> list[ObjectRef]:
@@ -185,8 +182,8 @@ def _most(broadcast: Broadcast) -> int:
     return max(1, min(MOST_TASKS, MOST_BYTES // (2 * max(1, num_bytes(broadcast.weights)))))
 
 
-def _of_group(answers: Sequence[Answer], summands: Packed) -> TaskReply:
-    """The reply of a group: its tasks', with the sum of their summands."""
+def _of_group(answers: Sequence[Answer], summands: Packed, rest: Sequence[ObjectRef]) -> TaskReply:
+    """The reply of a group: its tasks', with the sum of their summands; there is no `rest`."""
     replies = [together(answer.value, NOTHING, answer.objects[1:]) for answer in answers]
     clients = [client for reply in replies for client in reply.clients]
     bytes_up = sum(reply.bytes_up for reply in replies)

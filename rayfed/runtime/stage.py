@@ -28,6 +28,11 @@ class Call:
     num_objects: int = 0
     adds: range = range(0)  # the calls whose summands it adds: it waits for their answers, and is given in their place
 
+    @property
+    def count(self) -> int:
+        """Tasks, or pieces of the test images."""
+        return max(1, len(self.pieces), len(self.adds))
+
 
 @dataclass(frozen=True, eq=False)
 class Answer:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rayfed.base.errors import InputError
 from rayfed.job import RayOptions
-from rayfed.runtime.placement import capacity, num_actors, spread, warn_of_idle_gpus, warn_of_small_stores
+from rayfed.runtime.placement import capacity, num_actors, spread, warn_of_idle_gpus
 
 TWO_NODES = [{"CPU": 4.0, "GPU": 1.0}, {"CPU": 2.0}]
 
@@ -128,14 +128,6 @@ def test_actors_that_leave_gpus_idle_as_the_user_has_set_both_are_warned_about(c
     warn_of_idle_gpus(RayOptions(actors=actors, num_gpus=share), [{"CPU": 64.0, "GPU": 4.0}])
     assert (f"Ray fills one GPU after the other, and {idle} GPU stay idle" in caplog.text) == bool(idle)
     assert bool(caplog.text) == bool(idle)
-
-
-@pytest.mark.parametrize(("megabytes", "small"), [((800, 799), True), ((800, 800), False), ((), False)])
-def test_a_store_that_holds_fewer_than_four_sums_is_warned_about(caplog, megabytes, small):
-    warn_of_small_stores(10**8, [{"CPU": 1.0, "object_store_memory": each * 1e6} for each in megabytes])
-    assert (
-        ("has 799 MB, and four sums of this model's updates have 800 MB" in caplog.text) == small == bool(caplog.text)
-    )
 
 
 @pytest.mark.parametrize(
