@@ -216,15 +216,12 @@ class Dispatch:
             which = "it needs" if again == indices else "it gave"
             self._run_again(stage, again, f"an object that {which} was lost ({type(missing).__name__})")
         elif is_loss(error):
-            counts = member.node_id not in self.crew.head.draining
             full = self.crew.head.memory_was_full(member.process)
+            counts = full or member.node_id not in self.crew.head.draining
             self.crew.open(member)
-            if full:
-                self._run_again(stage, indices, f"lost with {member} ({MEMORY})", error, how=MEMORY)
-            else:
-                how = "" if cause_of(error) else "died"
-                why = f"lost with {member} ({type(error).__name__})"
-                self._run_again(stage, indices, why, error, how, counts)
+            died = "" if cause_of(error) else "died"
+            why = f"lost with {member} ({MEMORY if full else type(error).__name__})"
+            self._run_again(stage, indices, why, error, MEMORY if full else died, counts)
         elif is_gpu_fault(error) and indices[0] not in stage.faulty:
             stage.faulty |= dict.fromkeys(indices, member.card)
             self.crew.replace_after_fault(member)
@@ -327,6 +324,5 @@ def _failure(message: Message, error: RayError) -> RunFailed:
         work = stage.text(message.indices)
     else:
         work = task_text((client,), stage.round, survey=stage.kind == "survey")
-    return ClientFailed(
-        f"{work} failed on {member.node} ({member.name}):\n{uncoloured(str(error))}", client, stage.round
-    )
+    said = f"{work} failed on {member.node} ({member.name}):\n{uncoloured(str(error))}"
+    return ClientFailed(said, client, stage.round)

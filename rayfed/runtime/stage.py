@@ -1,4 +1,14 @@
-"""A stage of a round (its evaluation, survey or training) as calls on actors: which wait, and what the others gave."""
+"""A stage of a round (its evaluation, survey or training) as calls on actors: which wait, and what the others gave.
+
+A call is known by its index. In its life it
+
+    waits              in `waiting`; a sum only once all that it adds is answered
+    is at work         in a message to an actor (`Dispatch`), with the calls next to it, or alone if it was lost before
+    is answered        in `answers`; its objects may still be on their way here
+    is given           to the engine, in its turn; then the stage forgets it
+
+and waits again, before all others, when it is lost in between.
+"""
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
@@ -71,7 +81,7 @@ class Stage:
         self.done = self._shown = 0  # clients
         self._total = sum(len(call.task) for call in self.calls)
         self._largest = max((self.calls[index].size for index in self.waiting), default=0)
-        self._left = self.size(self.waiting)  # of the work that waits: counted along, as a stage may have 2,000 calls
+        self._left = self.size(self.waiting)  # the work that waits: counted along, as a stage may have 2,000 calls
 
     def size(self, indices: Iterable[int]) -> int:
         """The work of some calls."""
