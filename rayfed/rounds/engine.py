@@ -35,7 +35,7 @@ from rayfed.methods.part import Held, Parts, defines, parts_at, trains
 from rayfed.methods.personal import Local, local_names, put_back, shared
 from rayfed.methods.views import Step
 from rayfed.rounds import measures
-from rayfed.rounds.local import Broadcast
+from rayfed.rounds.client_work import Broadcast
 from rayfed.rounds.measures import UPDATES
 from rayfed.rounds.round import Round
 from rayfed.rounds.site import Site, server_view

@@ -22,7 +22,7 @@ from rayfed.losses import metrics
 from rayfed.methods.part import Parts, defines, parts_at
 from rayfed.methods.personal import head_parameters, local_names, recalled
 from rayfed.methods.supervise import CrossEntropy
-from rayfed.rounds.local import Broadcast, Desk, descend, evaluate, refuse_diverged, view_of
+from rayfed.rounds.client_work import Broadcast, Desk, descend, evaluate, refuse_diverged, view_of
 from rayfed.rounds.round import Round
 from rayfed.rounds.site import Site
 from rayfed.rounds.workers import Workers

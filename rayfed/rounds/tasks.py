@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from rayfed.base.errors import BrokenContract, RunFailed, Unlike
 from rayfed.clients.settings import Training
-from rayfed.rounds.local import Reply
+from rayfed.rounds.client_work import Reply
 from rayfed.tensors.sums import OrderedSum
 from rayfed.tensors.trees import Layout
 from rayfed.tensors.wire import Packed, pack, unpack

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from rayfed.losses.metrics import Evaluation
-from rayfed.rounds.local import Broadcast, sample
+from rayfed.rounds.client_work import Broadcast, sample
 from rayfed.rounds.measures import Activations
 from rayfed.rounds.round import Kind, Memory, Round
 from rayfed.rounds.site import Site

@@ -12,7 +12,7 @@ from ray import ObjectRef, cloudpickle
 from ray.exceptions import GetTimeoutError, ObjectFetchTimedOutError
 
 from rayfed.base.errors import Restarted
-from rayfed.rounds.local import Broadcast
+from rayfed.rounds.client_work import Broadcast
 from rayfed.rounds.round import Kind
 from rayfed.rounds.tasks import Task, TaskReply, add_up
 from rayfed.rounds.workers import Look, Piece

@@ -13,7 +13,7 @@ from ray.exceptions import ObjectLostError
 from rayfed.base.errors import WorkersLost
 from rayfed.clients.clock import images_trained
 from rayfed.methods.part import parts_at, remembers
-from rayfed.rounds.local import Broadcast
+from rayfed.rounds.client_work import Broadcast
 from rayfed.rounds.round import Kind, Round
 from rayfed.rounds.site import Site
 from rayfed.rounds.tasks import Task, TaskReply, grouped, task_text

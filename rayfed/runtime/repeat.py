@@ -14,7 +14,7 @@ from torch import nn
 from rayfed.base.errors import BrokenContract
 from rayfed.base.files import is_installed
 from rayfed.methods.part import Part, parts_at
-from rayfed.rounds.local import Reply
+from rayfed.rounds.client_work import Reply
 from rayfed.rounds.site import Site
 from rayfed.tensors.trees import leaves
 from rayfed.tensors.wire import bytes_of

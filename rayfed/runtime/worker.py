@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from rayfed.base.noted import at
-from rayfed.rounds import local
-from rayfed.rounds.local import Broadcast, Desk, Reply
+from rayfed.rounds import client_work
+from rayfed.rounds.client_work import Broadcast, Desk, Reply
 from rayfed.rounds.measures import UPDATES, Seen
 from rayfed.rounds.site import Site
 from rayfed.rounds.tasks import Task, TaskReply, refusing
@@ -49,7 +49,7 @@ class Worker:
         desk_of = self._desks(packed)
 
         def surveyed(client: int) -> Tree:
-            return local.survey(desk_of(), client)
+            return client_work.survey(desk_of(), client)
 
         for task in tasks:
             yield _summed(f"round {packed.round} (survey)", task, surveyed)
@@ -63,7 +63,7 @@ class Worker:
         first_bits: Bits = {}  # of the first client
 
         def serve(client: int) -> Reply:
-            return local.train(desk_of(), client, packed.recalled(memories.get(client)))
+            return client_work.train(desk_of(), client, packed.recalled(memories.get(client)))
 
         def trained(client: int) -> Tree:
             reply = serve(client)
@@ -111,7 +111,7 @@ class Worker:
 
     def evaluate(self, weights: Packed, pieces: Sequence[Piece], look: Look) -> list[Any]:
         """What a look at the weights gives for some ranges of test images, each by itself."""
-        work = local.evaluate if look == "evaluation" else local.activations
+        work = client_work.evaluate if look == "evaluation" else client_work.activations
         with at(f"the {look}"), advising():
             model = with_weights(self.site.model, unpack(weights, copy=False)).eval()
             return [work(self.site, model, start, stop) for start, stop in pieces]

@@ -53,7 +53,7 @@ def test_a_rounds_total_is_the_sum_of_its_groups_sums(in_groups, monkeypatch, si
         sums.append(replies)
         return add_up(stage, replies)
 
-    monkeypatch.setattr("rayfed.runtime.local_workers.add_up", added)
+    monkeypatch.setattr("rayfed.runtime.this_process.add_up", added)
     here(site)
     of_round = sums[: len(sums) // 3]
     assert len(of_round) > 2

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from rayfed.base.errors import ClientFailed, RunFailed
-from rayfed.rounds.local import Broadcast
+from rayfed.rounds.client_work import Broadcast
 from rayfed.rounds.round import Kind, Round
 from rayfed.rounds.site import Site
 from rayfed.rounds.tasks import Task, TaskReply, add_up, grouped, task_text
@@ -21,7 +21,7 @@ from rayfed.tensors.weights import Weights
 from rayfed.tensors.wire import Packed, pack
 
 
-class LocalWorkers(Workers):
+class ThisProcess(Workers):
     """A single worker in this process. Values are packed and unpacked as on Ray, and have the same bits."""
 
     def __init__(self, site: Site, progress: Progress = no_progress, *, gpu: bool = False) -> None:
