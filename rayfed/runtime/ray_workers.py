@@ -1,4 +1,9 @@
-"""The work of a round on the actors of a crew: the messages to them, and their replies."""
+"""The work of a round on the actors of a crew: the messages to them, and their replies.
+
+Who calls whom: the engine asks `RayWorkers` for a stage; its calls go to `Dispatch`, which takes idle members from the
+`Crew` and sends each a message, by the function `submit` of the stage. That calls a method of `ClientActor`, which has
+a `Worker` do the work. `Dispatch` gives the answers in the order of the calls, and `together` makes replies of them.
+"""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -145,8 +150,9 @@ class RayWorkers(Workers):
 
     def _idle_share(self) -> float:
         """The part of the actors' time since the last call in which they had no work."""
-        (then, before), self._looked = self._looked, (time.monotonic(), self._dispatch.seconds_worked())
-        now, worked = self._looked
+        then, before = self._looked
+        now, worked = time.monotonic(), self._dispatch.seconds_worked()
+        self._looked = now, worked
         return max(0.0, 1 - (worked - before) / max(1e-9, self._crew.size * (now - then)))  # actors may have gone
 
     def _fields(self, broadcast: Broadcast) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""The connection to Ray, and a pool of actors on it. Requests beyond the cluster's resources are refused first."""
+"""The connection to Ray, and a run's actors on it. Requests beyond the cluster's resources are refused first."""
 
 import errno
 import logging
@@ -84,11 +84,8 @@ def machine() -> Resources:
 
 
 @contextmanager
-def open_pool(site: Site, progress: Progress = no_progress, *, other_bits: bool = False) -> Iterator[RayWorkers]:
-    """A pool of actors, on the Ray that is connected.
-
-    With `other_bits` the actors may be on several kinds of hardware.
-    """
+def open_actors(site: Site, progress: Progress = no_progress, *, other_bits: bool = False) -> Iterator[RayWorkers]:
+    """A run's actors, on the Ray that is connected; with `other_bits` on several kinds of hardware."""
     asked, name, cohort = site.job.ray, site.job.name, site.job.train.clients_per_round
     head, kept = Head(asked.labels), site if isinstance(site, Stored) else stored(site)
     nodes = list(head.known().values())

@@ -84,11 +84,9 @@ class Stage:
         self._left = self.size(self.waiting)  # the work that waits: counted along, as a stage may have 2,000 calls
 
     def size(self, indices: Iterable[int]) -> int:
-        """The work of some calls."""
         return sum(self.calls[index].size for index in indices)
 
     def clients(self, indices: range) -> Task:
-        """The clients of some calls."""
         return tuple(client for index in indices for client in self.calls[index].task)
 
     def adds(self, indices: range) -> range:
@@ -128,7 +126,6 @@ class Stage:
         return message
 
     def send(self, actor: Any, indices: range) -> list[ObjectRef]:
-        """Send calls to an actor."""
         adds = self.adds(indices)
         if adds and self.add is not None:
             return self.add(actor, [self.answers[index] for index in adds])

@@ -51,9 +51,9 @@ def open_workers(
             with stopping(KEEPING):
                 yield ThisProcess(site, progress, gpu=job.ray.num_gpus != 0)
             return
-        from rayfed.runtime.session import open_pool
+        from rayfed.runtime.session import open_actors
 
         keep_freed_memory()  # the server averages in memory that it has: new memory takes tens of milliseconds
         # Once more: when Ray is connected, its C++ handles SIGTERM, until a handler is set from Python again.
-        with stopping("stopping"), open_pool(site, progress, other_bits=other_bits) as pool, stopping(KEEPING):
-            yield pool
+        with stopping("stopping"), open_actors(site, progress, other_bits=other_bits) as workers, stopping(KEEPING):
+            yield workers

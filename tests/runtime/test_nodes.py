@@ -35,7 +35,7 @@ from rayfed.runtime import crew, dispatch, heartbeat, session
 from rayfed.runtime.crew import Crew
 from rayfed.runtime.dispatch import Dispatch
 from rayfed.runtime.gpus import PRETENDED
-from rayfed.runtime.session import Stored, open_pool
+from rayfed.runtime.session import Stored, open_actors
 
 pytestmark = pytest.mark.slow
 
@@ -249,7 +249,7 @@ def test_a_client_whose_gpu_fails_goes_to_another_and_the_gpu_is_given_up_in_the
 def test_actors_on_several_kinds_of_hardware_are_allowed_where_other_bits_are(several, make_site, played):
     several.add_node(num_cpus=1, env_vars=OTHER)
     site = make_site(fedavg(), num_rounds=1, ray=RayOptions(address=several.address, actors=2))
-    with open_pool(site, other_bits=True) as pool:
+    with open_actors(site, other_bits=True) as pool:
         played(site, pool)
         assert len({kind["instructions"] for kind in pool.kinds()}) == 2
 
