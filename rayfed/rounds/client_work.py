@@ -48,7 +48,7 @@ class Broadcast:
     payloads: dict[str, Tree]  # slot -> payload from the part's `tell`; empty during the survey
     since: dict[str, int]  # slot -> first round of its part
 
-    def recalled(self, memory: Packed | None) -> dict[str, Tree]:
+    def read_memory(self, memory: Packed | None) -> dict[str, Tree]:
         """A client's memory by slot; empty before its first training, and without what parts before these have kept."""
         if memory is None:
             return {}
@@ -56,8 +56,8 @@ class Broadcast:
         written, slots = tree["round"], tree["slots"]
         return {slot: kept for slot, kept in slots.items() if slot in self.since and self.since[slot] <= written}
 
-    def packed_memory(self, slots: dict[str, Tree]) -> Packed | None:
-        """A client's memory after this round, as `recalled` reads it; None where no part keeps any."""
+    def write_memory(self, slots: dict[str, Tree]) -> Packed | None:
+        """A client's memory after this round, as `read_memory` reads it; None where no part keeps any."""
         return pack({"round": self.round, "slots": slots}) if slots else None
 
     def map(self, function: Callable[[Any], Any]) -> Broadcast:
@@ -94,20 +94,22 @@ class Desk:
         if not names or client.id not in (self.site.job.measure_clients or (client.id,)):
             return {}, None
         p = client.label_counts.cpu().numpy() / client.num_examples
-
-        def look(weights: Weights) -> Callable[[], Seen]:  # by a copy: a forward pass may change a buffer of the model
-            return cache(lambda: _see(self.site, with_weights(self.site.model, weights).eval()))
-
-        before = look(client.weights) if own else self._see_global
-        trained = before, look(state(fit.model))
-        of_own = (look(own_models[0]), look(own_models[1])) if own_models else trained
+        before = self._once(client.weights) if own else self._look_at_global
+        trained = before, self._once(state(fit.model))
+        of_own = (self._once(own_models[0]), self._once(own_models[1])) if own_models else trained
         return measures.measured(names, trained, of_own, p)
 
-    def _see_global(self) -> Seen:
-        """The round's global model on the sampled test images, which it is shown once."""
+    def _once(self, weights: Weights) -> Callable[[], Seen]:
+        return cache(partial(self._look, weights))
+
+    def _look(self, weights: Weights) -> Seen:
+        """What a copy of the model sees with these weights: a forward pass may change its buffers."""
+        return _see(self.site, with_weights(self.site.model, weights).eval())
+
+    def _look_at_global(self) -> Seen:
         number = self.broadcast.round
         if number not in self._seen:
-            self._seen[number] = _see(self.site, with_weights(self.site.model, self.broadcast.weights).eval())
+            self._seen[number] = self._look(self.broadcast.weights)
         return self._seen[number]
 
 

@@ -77,21 +77,22 @@ def sampled(total: int, wanted: int, seed: int) -> np.ndarray:
 
 def see(run: Run, layers: Sequence[str], batches: Iterable[tuple[Tensor, Tensor]], model: nn.Module) -> Seen:
     """A model in eval mode on batches of images and labels; `layers` are names of its modules."""
-    labels, logits, features = [], [], []
+    labels, logits, by_batch = [], [], []
     with torch.no_grad(), _outputs(model, layers) as by_layer:
         for images, answers in batches:
             outputs = run(model, images)
             labels.append(answers.cpu())
             logits.append(outputs.logits.cpu())
-            features += [] if outputs.features is None else [outputs.features.cpu()]
+            if outputs.features is not None:
+                by_batch.append(outputs.features.cpu())
     for layer, parts in by_layer.items():
         if len(parts) != len(labels):
             raise ValueError(f"the layer '{layer}' gave {len(parts)} outputs in {len(labels)} forward passes")
-    joined = [torch.cat(each).numpy() if each else None for each in (labels, logits, features)]
+    features = torch.cat(by_batch).numpy() if by_batch else None
     chosen = {layer: torch.cat(parts).numpy() for layer, parts in by_layer.items()}
-    if not layers and joined[-1] is not None:
-        chosen = {FEATURES: joined[-1]}
-    return Seen(parameters_of(model), *joined, chosen)  # type: ignore[arg-type,call-arg]
+    if not layers and features is not None:
+        chosen = {FEATURES: features}
+    return Seen(parameters_of(model), torch.cat(labels).numpy(), torch.cat(logits).numpy(), features, chosen)
 
 
 @contextmanager

@@ -63,13 +63,13 @@ class Worker:
         first_bits: Bits = {}  # of the first client
 
         def serve(client: int) -> Reply:
-            return client_work.train(desk_of(), client, packed.recalled(memories.get(client)))
+            return client_work.train(desk_of(), client, packed.read_memory(memories.get(client)))
 
         def trained(client: int) -> Tree:
             reply = serve(client)
             if own and not first_bits:
                 first_bits.update(bits_of(reply))
-            replies.append(replace(reply, summands={}, memory=packed.packed_memory(reply.memory)))
+            replies.append(replace(reply, summands={}, memory=packed.write_memory(reply.memory)))
             return reply.summands
 
         def again(client: int) -> Tree:
