@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rayfed.base.aside import aside
 from rayfed.base.errors import InputError
@@ -30,7 +30,6 @@ from rayfed.rounds.display import Display
 from rayfed.rounds.own import OwnRow, Tuning, own_rows
 from rayfed.rounds.round import ClientRow
 from rayfed.rounds.site import Site, open_site
-from rayfed.rounds.workers import Workers
 from rayfed.runtime.workers import open_workers, opened
 from rayfed.screen.display import follow
 from rayfed.tensors.weights import whole
@@ -198,34 +197,10 @@ def _rows(path: Path, name: str) -> list[dict[str, Any]]:
 
 
 def _train(job: Job, saved: Saved | None, way: Way) -> Result:
-    """Play a job's remaining rounds after a checkpoint, or all, and keep each round when it is finished."""
-    with _open_run(job, saved, way) as run:
-        last = run.keeper.restored()
-        if last is not None:
-            way.display.restored(last)
-        for round in engine.rounds(run.site, run.workers, last, run.keeper.early_end):
-            run.keeper.keep(round)
-            last = round
-            if run.workers.finished(round):  # Ray may soon end this process
-                run.keeper.checkpoint(round)
-            run.tell_trackers(round.round)
-            way.display.round(round)
-    assert last is not None, "there is always a round 0"
-    return Result(run.keeper.path, read_table(run.keeper.path, "rounds"), whole(run.site.model, last.evaluated))
+    """Play a job's remaining rounds after a checkpoint, or all, and keep each round when it is finished.
 
-
-class OpenRun(NamedTuple):
-    """What a run needs while it lasts."""
-
-    site: Site
-    workers: Workers
-    keeper: Keeper
-    tell_trackers: Callable[[int], None]  # that a round is recorded
-
-
-@contextmanager
-def _open_run(job: Job, saved: Saved | None, way: Way) -> Iterator[OpenRun]:
-    """Open a run. At the end its folder is complete, Ray has ended, and the page is written, however the run ends."""
+    At the end the run's folder is complete, Ray has ended, and the page is written, however the run ends.
+    """
     Folders.of(job).refuse_unwritable()
     on_ray = way.on_ray and job.ray.mode == "on" and (saved is None or saved.leaves_work(job))
     make_site, display = partial(_checked_site, job, saved, way.read), way.display
@@ -239,7 +214,18 @@ def _open_run(job: Job, saved: Saved | None, way: Way) -> Iterator[OpenRun]:
     ):
         begin_log(keeper.path)
         display.ready(resumed=saved is not None)
-        yield OpenRun(site, workers, keeper, tell_trackers)
+        last = keeper.restored()
+        if last is not None:
+            display.restored(last)
+        for round in engine.rounds(site, workers, last, keeper.early_end):
+            keeper.keep(round)
+            last = round
+            if workers.finished(round):  # Ray may soon end this process
+                keeper.checkpoint(round)
+            tell_trackers(round.round)
+            display.round(round)
+    assert last is not None, "there is always a round 0"
+    return Result(keeper.path, read_table(keeper.path, "rounds"), whole(site.model, last.evaluated))
 
 
 @contextmanager

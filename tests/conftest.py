@@ -27,7 +27,7 @@ from rayfed.models.classifier import Classifier
 from rayfed.rounds import tasks
 from rayfed.rounds.engine import rounds
 from rayfed.rounds.site import Site
-from rayfed.runtime.local_workers import LocalWorkers
+from rayfed.runtime.this_process import ThisProcess
 from rayfed.tensors.wire import pack, unpack
 
 os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  (beside other tests, nicer actors would wait for minutes)
@@ -138,7 +138,7 @@ def make_site(make_federation, make_model):
 @pytest.fixture
 def play():
     """Train a site to the end; gives all its rounds, round 0 first."""
-    return lambda site, workers=None: list(rounds(site, workers or LocalWorkers(site)))
+    return lambda site, workers=None: list(rounds(site, workers or ThisProcess(site)))
 
 
 @pytest.fixture(scope="session")

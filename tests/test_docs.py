@@ -27,10 +27,10 @@ from rayfed.job import Job
 from rayfed.methods import RECIPES, Batch, read_method
 from rayfed.methods.registry import parameters
 from rayfed.models.classifier import Classifier
-from rayfed.rounds import local
+from rayfed.rounds import client_work
 from rayfed.rounds.engine import rounds
 from rayfed.rounds.site import Site
-from rayfed.runtime.local_workers import LocalWorkers
+from rayfed.runtime.this_process import ThisProcess
 from rayfed.tensors.trees import num_bytes
 
 ROOT = Path(__file__).parents[1]
@@ -244,7 +244,7 @@ THROUGH_A_TRAINED_MODEL = dict.fromkeys(  # passes more for each batch
 def test_cost_is_as_measured(name, make_federation, monkeypatch):
     """In the seventh round with all clients. The model is so large that terms in C and D are small."""
     runs, passes, batches = [], [], []
-    inside, view, outputs_of = Batch.__init__, local.view_of, Batch.outputs_of
+    inside, view, outputs_of = Batch.__init__, client_work.view_of, Batch.outputs_of
 
     def counted_batch(self, *given):
         batches.append(self)
@@ -260,7 +260,7 @@ def test_cost_is_as_measured(name, make_federation, monkeypatch):
 
     monkeypatch.setattr(Batch, "__init__", counted_batch)
     monkeypatch.setattr(Batch, "outputs_of", counted_outputs)
-    monkeypatch.setattr(local, "view_of", counted_view)
+    monkeypatch.setattr(client_work, "view_of", counted_view)
 
     torch.manual_seed(0)
     layers = nn.Sequential(nn.Flatten(), nn.Linear(16, 2048), nn.ReLU(), nn.Linear(2048, 16), nn.ReLU())
@@ -269,7 +269,7 @@ def test_cost_is_as_measured(name, make_federation, monkeypatch):
     training = Training(num_rounds=7, clients_per_round=data.num_clients, local_steps=1, batch_size=5, lr=0.01)
     every_batch = Data(augment=Augment(flip=True))  # else a teacher runs once per round
     site = Site(model, data, Job("cost", method=RECIPES[name](), data=every_batch, train=training), torch.device("cpu"))
-    history = [(round, len(batches), len(runs), len(passes)) for round in rounds(site, LocalWorkers(site))]
+    history = [(round, len(batches), len(runs), len(passes)) for round in rounds(site, ThisProcess(site))]
     (_, *before), (last, *now) = history[-2:]
     steps, in_batches, in_round = (after - earlier for earlier, after in zip(before, now, strict=True))
 

@@ -24,7 +24,7 @@ from rayfed.rounds.engine import rounds, start
 from rayfed.rounds.round import ClientRow, Round
 from rayfed.rounds.tasks import cut
 from rayfed.rounds.workers import Workers
-from rayfed.runtime.local_workers import LocalWorkers
+from rayfed.runtime.this_process import ThisProcess
 from rayfed.tensors.weights import state_of
 from rayfed.tensors.wire import unpack
 
@@ -114,10 +114,10 @@ def test_the_cohort_depends_only_on_seed_and_round(make_site, play):
 
 def test_a_round_can_be_played_with_given_clients(make_site, bits):
     site = make_site(fedcsd())  # it surveys
-    first = start(site, LocalWorkers(site))
-    usual = bits(play_round(site, first, LocalWorkers(site)))
-    assert bits(play_round(site, first, LocalWorkers(site), clients=cohort(0, 1, 6, 4))) == usual
-    given = play_round(site, first, LocalWorkers(site), clients=[5, 1])
+    first = start(site, ThisProcess(site))
+    usual = bits(play_round(site, first, ThisProcess(site)))
+    assert bits(play_round(site, first, ThisProcess(site), clients=cohort(0, 1, 6, 4))) == usual
+    given = play_round(site, first, ThisProcess(site), clients=[5, 1])
     assert [row.client for row in given.clients] == [5, 1]
     assert tuple(2 * size for size in bits(given)["bytes"]) == usual["bytes"]  # two clients instead of four
     assert bits(given)["weights"] != usual["weights"]
@@ -136,7 +136,7 @@ def test_rounds_continue_to_num_rounds_and_no_further(make_site, play, bits):
     three = play(make_site(fedavg()))
     assert [round.round for round in three] == [0, 1, 2, 3]
     site = make_site(fedavg(), num_rounds=4)
-    (fourth,) = rounds(site, LocalWorkers(site), three[-1])
+    (fourth,) = rounds(site, ThisProcess(site), three[-1])
     assert bits(fourth) == bits(play(make_site(fedavg(), num_rounds=4))[-1])
     assert [*rounds(make_site(fedavg()), None, fourth)] == []
     rounds(make_site(fedavg()), None)  # nothing is played before it is asked for: without workers that would fail
@@ -191,15 +191,15 @@ def test_a_longer_run_does_not_depend_on_the_extra_evaluation_at_its_old_end(mak
     """Even where the model was perfect at the old end, which would be a peak of every class."""
     undisturbed = play(make_site(scaffold(), num_rounds=8, eval_every=3))
     site = make_site(scaffold(), num_rounds=4, eval_every=3)
-    short = rounds(site, LocalWorkers(site))
+    short = rounds(site, ThisProcess(site))
     before = [next(short) for _ in range(4)]
     assert [bits(round) for round in before] == [bits(round) for round in undisturbed[:4]]
     with monkeypatch.context() as patch:
-        patch.setattr(LocalWorkers, "evaluate", lambda *_: lambda: Evaluation(np.eye(4, dtype=np.int64), 0.0))
+        patch.setattr(ThisProcess, "evaluate", lambda *_: lambda: Evaluation(np.eye(4, dtype=np.int64), 0.0))
         (end,) = short
     assert (end.round, end.test_accuracy) == (4, 1.0)
     site = make_site(scaffold(), num_rounds=8, eval_every=3)
-    later = [*rounds(site, LocalWorkers(site), end)]
+    later = [*rounds(site, ThisProcess(site), end)]
     assert [round.round for round in later if round.evaluation] == [6, 8]
     assert [bits(round) for round in later] == [bits(round) for round in undisturbed[5:]]
 
@@ -209,12 +209,12 @@ def test_a_round_that_becomes_the_last_is_evaluated_then(make_site, play, bits):
     assert long[5].evaluation is None
     for num_rounds in (5, 4):
         site = make_site(scaffold(), num_rounds=num_rounds, eval_every=3)
-        (again,) = rounds(site, LocalWorkers(site), long[5])
+        (again,) = rounds(site, ThisProcess(site), long[5])
         assert bits(again) == bits(short[5])
-        assert [*rounds(site, LocalWorkers(site), again)] == []
+        assert [*rounds(site, ThisProcess(site), again)] == []
 
 
-class Told(LocalWorkers):
+class Told(ThisProcess):
     """Notes what it is asked for, and when its answers are waited for."""
 
     def __init__(self, site):
@@ -263,12 +263,12 @@ class FailsToTell(Part):
 
 def test_what_fails_while_a_round_begins_is_raised_after_the_round_before_it(make_site):
     site = make_site(compose(fedavg(), FailsToTell(2)), num_rounds=3)
-    playing = rounds(site, LocalWorkers(site))
+    playing = rounds(site, ThisProcess(site))
     assert [next(playing).round for _ in range(2)] == [0, 1]
     with pytest.raises(RuntimeError, match="nothing to tell"):
         next(playing)
     last = []  # a run that ends with round 1 never needs round 2
-    for round in rounds(site, LocalWorkers(site), is_over=lambda: last[-1] == 1):
+    for round in rounds(site, ThisProcess(site), is_over=lambda: last[-1] == 1):
         last.append(round.round)
     assert last == [0, 1]
 
@@ -462,11 +462,11 @@ class InPlace(Part):
 
 def test_a_round_stays_as_it_was_when_a_hook_writes_to_what_it_is_given(make_site, bits):
     site = make_site(compose(InPlace()))
-    first = start(site, LocalWorkers(site))
-    second = play_round(site, first, LocalWorkers(site))
+    first = start(site, ThisProcess(site))
+    second = play_round(site, first, ThisProcess(site))
     before = bits(first), bits(second)
     for _ in range(2):  # as after a stop
-        third = play_round(site, second, LocalWorkers(site))
+        third = play_round(site, second, ThisProcess(site))
         assert (bits(first), bits(second)) == before
         assert (third.held["in_place"].state["rounds"], third.held["in_place"].state["list"]) == (6, [1, 2])
 
@@ -494,10 +494,10 @@ def test_a_hook_that_ends_python_is_an_error(make_site, play):
 
 def test_a_loss_that_diverges_ends_the_run_and_changes_no_earlier_round(make_site, bits):
     wild = make_site(fedavg(), lr=1e30)
-    first = start(wild, LocalWorkers(wild))
+    first = start(wild, ThisProcess(wild))
     before = bits(first)
     with pytest.raises(Diverged, match=r"client \d, round 1, batch 2") as caught:
-        play_round(wild, first, LocalWorkers(wild))
+        play_round(wild, first, ThisProcess(wild))
     assert f"client {caught.value.client}, round {caught.value.round}," in str(caught.value), "so it can be replayed"
     assert bits(first) == before
 

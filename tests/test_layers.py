@@ -105,7 +105,7 @@ def test_losses_import_only_torch_and_numpy(name):
         ("rayfed.job", "torch ray pyarrow"),
         ("rayfed.folder.read, rayfed.runtime.jobs", "ray torch"),
         ("rayfed.losses", "ray pydantic pyarrow PIL torchvision matplotlib rich click"),
-        ("rayfed.experiment, rayfed.runtime.local_workers", "ray torchvision matplotlib"),
+        ("rayfed.experiment, rayfed.runtime.this_process", "ray torchvision matplotlib"),
         ("rayfed.runtime.actors", "pyarrow PIL torchvision matplotlib rayfed.report rayfed.experiment rayfed.folder"),
     ],
 )

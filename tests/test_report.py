@@ -43,7 +43,7 @@ from rayfed.report import page, plots
 from rayfed.report.page import comparison_page, run_page, write_comparison, write_report
 from rayfed.rounds.round import ClientRow, Round
 from rayfed.rounds.site import Site, open_data
-from rayfed.runtime.local_workers import LocalWorkers
+from rayfed.runtime.this_process import ThisProcess
 
 HOSTILE = "</td></svg><script src=//evil.example></script><img src=x onerror='alert(1)'>&amp;$\\x$\"_"
 VOID = {"meta", "img", "link", "br"}  # elements without an end tag
@@ -116,7 +116,7 @@ def keeper(tmp_path):
         samples = Samples(np.zeros((60, 1, 4, 4), np.uint8), np.arange(60) % len(classes), classes)
         federation = federate(Dataset(samples, samples), job.data.partition)
         site = Site(nn.Linear(1, 1), federation, job, torch.device("cpu"))
-        return Keeper(site, LocalWorkers(site))
+        return Keeper(site, ThisProcess(site))
 
     return make
 

@@ -25,7 +25,7 @@ from rayfed.methods import RECIPES
 from rayfed.methods.part import trains
 from rayfed.rounds import engine
 from rayfed.rounds.site import Site, open_site
-from rayfed.runtime.local_workers import LocalWorkers
+from rayfed.runtime.this_process import ThisProcess
 
 CLIENTS, STEPS = 3, 3  # of the larger round; the smaller ones have one less
 # What makes a CPU wait for its GPU: a number is read, or a size depends on values.
@@ -71,7 +71,7 @@ def counted(site: Site, clients: int, steps: int) -> Counted:
     """What the third round of a job does, with so many clients and steps; the same clients have trained before."""
     job = replace(site.job, train=replace(site.job.train, local_steps=steps))
     site, counts = replace(site, job=job), Counted()
-    workers = LocalWorkers(site)
+    workers = ThisProcess(site)
     last = engine.start(site, workers)
     for _ in range(2):
         last = engine.play(site, last, workers, [*range(CLIENTS)])

@@ -32,7 +32,7 @@ from rayfed.job import make_job
 from rayfed.losses.metrics import Evaluation
 from rayfed.rounds.round import ClientRow, Round
 from rayfed.rounds.site import Site
-from rayfed.runtime.local_workers import LocalWorkers
+from rayfed.runtime.this_process import ThisProcess
 from rayfed.tensors.wire import pack
 
 CLASSES = 10
@@ -74,7 +74,7 @@ def timed(what: str) -> Iterator[None]:
 
 
 def measure_rounds(site: Site, rounds: int) -> None:
-    with timed(f"keeping {rounds} rounds"), Keeper(site, LocalWorkers(site)) as keeper:
+    with timed(f"keeping {rounds} rounds"), Keeper(site, ThisProcess(site)) as keeper:
         for number in range(rounds + 1):
             keeper.keep(a_round(number, range(10) if number else range(0), {}))
     for name in RESULTS:
@@ -83,13 +83,13 @@ def measure_rounds(site: Site, rounds: int) -> None:
         print(f"{'':32} {len(list((keeper.path / f'{name}.parquet').iterdir())):8} files")
     with timed("newest checkpoint"):
         saved = newest(checkpoints_of(site.job))
-    with timed("resuming"), Keeper(site, LocalWorkers(site), saved):
+    with timed("resuming"), Keeper(site, ThisProcess(site), saved):
         pass
 
 
 def measure_memories(site: Site, clients: int, kilobytes: int) -> None:
     kept = {client: memory(client, 1, kilobytes) for client in range(clients)}
-    with Keeper(site, LocalWorkers(site)) as keeper:
+    with Keeper(site, ThisProcess(site)) as keeper:
         with timed(f"all {clients} memories"):
             keeper.keep(a_round(1, range(clients), kept))
         changed = range(0, clients, 10)
@@ -106,7 +106,7 @@ def measure_memories(site: Site, clients: int, kilobytes: int) -> None:
         saved = newest(checkpoints_of(site.job))
     assert saved is not None
     with timed("restoring it"):
-        assert len(saved.restore(site, LocalWorkers(site)).memories) == clients
+        assert len(saved.restore(site, ThisProcess(site)).memories) == clients
 
 
 if __name__ == "__main__":

@@ -1,9 +1,15 @@
 """The round engine: a generator that yields each round when it is finished. Its callers log, keep and stop.
 
-    draw a cohort -> survey it -> tell it what the parts say -> train it -> add its summands -> update -> evaluate
+A round in the order of its steps, and the functions below that do them:
 
-Only some rounds are evaluated where `train.eval_every` says so; nothing in training depends on it. So the next round's
-work is handed out before a round is evaluated, and actors that have nothing left to evaluate begin it at once.
+    open_round          draw a cohort, cut it into tasks, survey it, let the parts tell what they send
+    _begin_training     hand out the training; what it returns waits for the replies
+    _train              add up the replies' summands
+    _updated            the parts' updates make the next weights
+    _begin_evaluation   hand out the evaluation; what it returns waits for the result
+
+Nothing in training depends on an evaluation. So the next round's training is handed out before a round is evaluated,
+and actors that have nothing left to evaluate begin it at once.
 
 The `Workers` know where the work is done; the engine does not. Nothing depends on which client was ready first: the
 cohort is drawn from the seed and cut into tasks, a task's summands are added in its order, and so are the tasks' sums.
@@ -24,17 +30,16 @@ from rayfed.base.noted import at
 from rayfed.base.seeds import Purpose, seed_of
 from rayfed.clients.cohort import Cohort, cohort_at
 from rayfed.losses import forgetting, metrics
-from rayfed.losses.metrics import Evaluation
 from rayfed.methods.checks import in_force, refuse_spoilt, two_values
 from rayfed.methods.part import Held, Parts, defines, parts_at, trains
 from rayfed.methods.personal import Local, local_names, put_back, shared
 from rayfed.methods.views import Step
 from rayfed.rounds import measures
-from rayfed.rounds.local import Broadcast
+from rayfed.rounds.client_work import Broadcast
 from rayfed.rounds.measures import UPDATES
 from rayfed.rounds.round import Round
 from rayfed.rounds.site import Site, server_view
-from rayfed.rounds.tasks import Group, Task, TaskReply, add_up, cut, grouped
+from rayfed.rounds.tasks import Task, TaskReply, add_up, cut
 from rayfed.rounds.workers import Workers
 from rayfed.tensors.trees import Tree, copied, first_difference, num_bytes
 from rayfed.tensors.weights import Weights, parameters_of, state, state_of
@@ -45,8 +50,7 @@ log = logging.getLogger(__name__)
 
 def start(site: Site, workers: Workers) -> Round:
     """Round 0: the initial model, evaluated."""
-    initial = _initial(site)
-    return _evaluated(site, initial, _begin_evaluation(site, initial, workers))
+    return _begin_evaluation(site, _initial(site), workers)()
 
 
 def rounds(
@@ -57,8 +61,8 @@ def rounds(
     `last` is yielded once more, evaluated, if it is the final round now and was not when it was played. `is_over` says
     after each round whether the run ends with it.
 
-    When a round is yielded, actors may be at work on the next one (`Next`). What fails in the next round is raised only
-    when that is asked for.
+    When a round is yielded, actors may be at work on the next one. What fails in the next round is raised only when
+    that is asked for.
     """
     num_rounds = site.job.train.num_rounds
     began: float | None = None  # when the work on `last` began; None if it was not played here
@@ -68,19 +72,19 @@ def rounds(
         if last.round >= num_rounds or is_over():
             return
         began = time.perf_counter()
-        last = Next(site, workers).begun(last).play(last)
+        last = _begin_training(site, last, workers)(last)
     while True:
-        evaluation = _begin_evaluation(site, last, workers)
-        following = Next(site, workers).begun(last) if last.round < num_rounds else None
-        last = _evaluated(site, last, evaluation)
+        evaluated = _begin_evaluation(site, last, workers)
+        trained = _begin_training(site, last, workers) if last.round < num_rounds else None
+        last = evaluated()
         ended = time.perf_counter()
         if began is not None:
             last = replace(last, seconds=ended - began)
         yield last
-        if following is None or is_over():
+        if trained is None or is_over():
             return
         began = ended
-        last = following.play(last)
+        last = trained(last)
 
 
 def play(site: Site, last: Round, workers: Workers, clients: Sequence[int] | None = None) -> Round:
@@ -89,8 +93,8 @@ def play(site: Site, last: Round, workers: Workers, clients: Sequence[int] | Non
     Raises `RunFailed`, naming client and place, where an update cannot be averaged.
     """
     began = time.perf_counter()
-    round = Next(site, workers, clients).begun(last).play(last)
-    round = _evaluated(site, round, _begin_evaluation(site, round, workers))
+    round = _begin_training(site, last, workers, clients)(last)
+    round = _begin_evaluation(site, round, workers)()
     return replace(round, seconds=time.perf_counter() - began)
 
 
@@ -100,69 +104,100 @@ def _initial(site: Site) -> Round:
     return Round(0, state_of(site.model), held={}, memories={}, evaluation=None, peak=peak, forgetting=None)
 
 
-def _begin_evaluation(site: Site, round: Round, workers: Workers) -> Callable[[], Evaluation | None]:
-    """Hand out the evaluation of a round, if that is due after it; the function that is returned waits for it."""
-    due = site.job.train.evaluates(round.round)
-    return workers.evaluate(round.evaluated) if due else lambda: None
+@dataclass(frozen=True, eq=False)
+class Opening:
+    """A round up to its training: the clients in it, and the message to them."""
+
+    cohort: Cohort
+    tasks: Sequence[Task]
+    parts: Parts
+    held: dict[str, Held]  # as the last round left them
+    states: dict[str, Tree]  # slot -> state, once the parts have told
+    broadcast: Broadcast
+    stay: Local  # the entries of the model that stay at each client, and so are not sent
+    bytes_surveyed: int
+
+    @property
+    def bytes_down(self) -> int:
+        """What the server sends: the same message to each client that was chosen."""
+        message = [shared(self.stay, self.broadcast.weights), self.broadcast.states, self.broadcast.payloads]
+        return num_bytes(message) * len(self.cohort.chosen)
+
+    @property
+    def to_train(self) -> Sequence[Task]:
+        """The tasks of training: none in CCVR's round, which needs the survey alone."""
+        return self.tasks if trains(self.parts) else ()
 
 
-def _evaluated(site: Site, round: Round, wait: Callable[[], Evaluation | None]) -> Round:
-    """A round with the evaluation of its weights, if one is due after it.
+def open_round(site: Site, last: Round, workers: Workers, clients: Sequence[int] | None = None) -> Opening:
+    """Draw the cohort of the round after `last`, survey it, and let each part give the payload for it.
 
-    Its class accuracies count as a peak only where `train.eval_every` asks for them. The extra evaluation after the
-    last round does not count, so that a run that is extended has the forgetting of a run that never stopped. Nor does
-    round 0: an untrained model may know a class by chance, which no training has forgotten.
+    Where no client of the cohort answers, no hook is called but `init`.
     """
-    evaluation = wait()
-    if evaluation is None:
-        return round
-    class_accuracy = metrics.class_accuracy(evaluation.confusion)
-    by_domain = zip(site.federation.test.domain_names, *evaluation.domains.tolist(), strict=True)
-    counts = site.job.train.counts(round.round)
-    return replace(
-        round,
-        evaluation=evaluation,
-        peak=np.fmax(round.peak, class_accuracy) if counts else round.peak,
-        forgetting=forgetting.peak_from(round.peak, class_accuracy),
-        notes={**round.notes, **{f"domain.{name}": right / images for name, right, images in by_domain if images}},
-    )
+    number, job = last.round + 1, site.job
+    parts = parts_at(job.method, number)
+    view = server_view(site, number, copied(last.weights))
+    cohort = cohort_of(site, number) if clients is None else Cohort(clients, clients)
+    tasks = cut({client: site.federation.num_examples(client) for client in cohort.answered}, job.train)
+    with at(f"init, round {number}"), isolated(seed_of(job.seed, Purpose.INIT, number), site.device):
+        held = {part.slot: in_force(part, last.held.get(part.slot), number, last.weights) for part in parts}
+    # A copy, so that the last round stays as it was, and can be kept, where a hook writes to it and the round fails.
+    states = {slot: copied(hold.state) for slot, hold in held.items()}
+
+    parts = parts if tasks else ()
+    surveyors = {part.slot: states[part.slot] for part in parts if defines(part, "survey")}
+    broadcast = Broadcast(number, last.weights, surveyors, {}, {slot: hold.since for slot, hold in held.items()})
+    survey = add_up(f"round {number} (survey)", workers.survey(broadcast, tasks) if surveyors else ())
+    surveyed = unpack(survey.summands, copy=False)
+
+    payloads: dict[str, Tree] = {}
+    with at(f"tell, round {number}"), isolated(seed_of(job.seed, Purpose.TELL, number), site.device):
+        for part in parts:
+            values = part.tell(states[part.slot], view, surveyed.get(part.slot))
+            states[part.slot], payload = two_values(part, "tell", values, "state", "payload")
+            if payload is not None:
+                payloads[part.slot] = payload
+    stay = local_names(parts, site.model)
+    return Opening(cohort, tasks, parts, held, states, replace(broadcast, payloads=payloads), stay, survey.bytes_up)
 
 
-class Next:
-    """The next round: begun while the last is still evaluated, so that no actor waits for that, and played after it."""
+def cohort_of(site: Site, round: int) -> Cohort:
+    """The clients of a round, as the seed and the settings have it."""
+    job, data = site.job, site.federation
+    model = num_bytes(state(site.model))
+    return cohort_at(round, job.seed, job.clients, job.train, site.trace, data.partition.sizes, model)
 
-    def __init__(self, site: Site, workers: Workers, clients: Sequence[int] | None = None) -> None:
-        self._site = site
-        self._workers = workers
-        self._clients = clients
-        self._opened: tuple[Opening, Iterator[TaskReply]] | None = None
-        self._error: Exception | None = None
 
-    def begun(self, last: Round) -> Next:
-        """The round after `last`, whose work is handed out now.
+def _begin_training(
+    site: Site, last: Round, workers: Workers, clients: Sequence[int] | None = None
+) -> Callable[[Round], Round]:
+    """Hand out the training of the round after `last`. The function that is returned waits for it, and gives the round.
 
-        But a round with a survey is opened only when it is played: `last` would be recorded after the survey, and be
-        lost if that fails.
-        """
-        if not any(defines(part, "survey") for part in parts_at(self._site.job.method, last.round + 1)):
-            try:
-                self._opened = self._open(last)
-            except Exception as error:  # `last` is finished first
-                self._error = error
-        return self
+    That function is called with `last` once it is evaluated and recorded. So that it is recorded whatever happens next,
+    errors are raised only then, and a round with a survey, which takes its time, begins only then.
+    """
 
-    def _open(self, last: Round) -> tuple[Opening, Iterator[TaskReply]]:
-        opening = open_round(self._site, last, self._workers, self._clients)
-        tasks = opening.to_train
-        return opening, self._workers.train(opening.broadcast, tasks, last.memories) if tasks else iter(())
+    def hand_out(last: Round) -> tuple[Opening, Iterator[TaskReply]]:
+        opening = open_round(site, last, workers, clients)
+        return opening, workers.train(opening.broadcast, opening.to_train, last.memories)
 
-    def play(self, last: Round) -> Round:
-        """The round, trained and averaged, not evaluated; `last` is finished by now."""
-        if self._error is not None:
-            raise self._error
-        opening, replies = self._opened or self._open(last)
-        self._opened = None  # it holds all that was sent
-        return _train(self._site, last, self._workers, opening, replies)
+    begun: tuple[Opening, Iterator[TaskReply]] | None = None
+    failed: Exception | None = None
+    if not any(defines(part, "survey") for part in parts_at(site.job.method, last.round + 1)):
+        try:
+            begun = hand_out(last)
+        except Exception as error:
+            failed = error
+
+    def trained(last: Round) -> Round:
+        nonlocal begun
+        if failed is not None:
+            raise failed
+        opening, replies = begun or hand_out(last)
+        begun = None  # it holds all that was sent
+        return _train(site, last, workers, opening, replies)
+
+    return trained
 
 
 def _train(site: Site, last: Round, workers: Workers, opening: Opening, replies: Iterator[TaskReply]) -> Round:
@@ -184,7 +219,7 @@ def _train(site: Site, last: Round, workers: Workers, opening: Opening, replies:
     if not cohort.answered:
         log.warning("round %d is empty, and the model stays as it was: %s", number, cohort)
         return unchanged
-    reply = add_up(f"round {number}", [group[0][0] for group in opening.groups], replies)
+    reply = add_up(f"round {number}", replies)
     total, clients = unpack(reply.summands, copy=False), reply.clients
     updates = total.pop(UPDATES, None)
     weights, states, shown = _updated(site, last.weights, opening, total)
@@ -224,13 +259,15 @@ def _updated(
             refuse_spoilt(f"round {number}, after {type(part).__name__}.update", step)
             if stay and step.proposed is not None:
                 step = step.towards(put_back(stay, step.proposed, step.weights))
-    made = {"average": step.averaged} | ({} if step.shown is None else {"evaluated average": step.shown})
-    for name, weights in made.items():
+
+    def in_order(what: str, weights: Weights) -> Weights:
         unlike = first_difference(weights, before)
         if unlike is not None:
-            raise BrokenContract(f"round {number}: the {name} does not fit the model: {unlike}")
-    ordered = [{name: weights[name] for name in before} for weights in made.values()]  # always in the model's order
-    return ordered[0], states, ordered[1] if ordered[1:] else None
+            raise BrokenContract(f"round {number}: the {what} does not fit the model: {unlike}")
+        return {name: weights[name] for name in before}
+
+    shown = None if step.shown is None else in_order("evaluated average", step.shown)
+    return in_order("average", step.averaged), states, shown
 
 
 def _drift(site: Site, number: int, workers: Workers, before: Weights, after: Weights) -> dict[str, float]:
@@ -243,71 +280,28 @@ def _drift(site: Site, number: int, workers: Workers, before: Weights, after: We
     return {f"drift.{key}": value for key, value in measures.aligned(of_before, of_after)}
 
 
-@dataclass(frozen=True, eq=False)
-class Opening:
-    """A round up to its training: the clients in it, and the message to them."""
+def _begin_evaluation(site: Site, round: Round, workers: Workers) -> Callable[[], Round]:
+    """Hand out the evaluation of a round, if that is due. The function that is returned gives the round with it.
 
-    cohort: Cohort
-    tasks: Sequence[Task]
-    parts: Parts
-    held: dict[str, Held]  # as the last round left them
-    states: dict[str, Tree]  # slot -> state, once the parts have told
-    broadcast: Broadcast
-    stay: Local  # the entries of the model that stay at each client, and so are not sent
-    bytes_surveyed: int
-
-    @property
-    def bytes_down(self) -> int:
-        """What the server sends: the same message to each client that was chosen."""
-        message = [shared(self.stay, self.broadcast.weights), self.broadcast.states, self.broadcast.payloads]
-        return num_bytes(message) * len(self.cohort.chosen)
-
-    @property
-    def to_train(self) -> Sequence[Task]:
-        """The tasks of training: none in CCVR's round, which needs the survey alone."""
-        return self.tasks if trains(self.parts) else ()
-
-    @property
-    def groups(self) -> Sequence[Group]:
-        """The tasks of training, in groups with a reply each."""
-        return grouped(self.to_train, num_bytes(self.broadcast.weights))
-
-
-def open_round(site: Site, last: Round, workers: Workers, clients: Sequence[int] | None = None) -> Opening:
-    """Draw the cohort of the round after `last`, survey it, and let each part give the payload for it.
-
-    Where no client of the cohort answers, no hook is called but `init`.
+    The class accuracies count as a peak only where `train.eval_every` asks for them. The extra evaluation after the
+    last round does not count, so that a run that is extended has the forgetting of a run that never stopped. Nor does
+    round 0: an untrained model may know a class by chance, which no training has forgotten.
     """
-    number, job = last.round + 1, site.job
-    parts = parts_at(job.method, number)
-    view = server_view(site, number, copied(last.weights))
-    cohort = cohort_of(site, number) if clients is None else Cohort(clients, clients)
-    tasks = cut({client: site.federation.num_examples(client) for client in cohort.answered}, job.train)
-    with at(f"init, round {number}"), isolated(seed_of(job.seed, Purpose.INIT, number), site.device):
-        held = {part.slot: in_force(part, last.held.get(part.slot), number, last.weights) for part in parts}
-    # A copy, so that the last round stays as it was, and can be kept, where a hook writes to it and the round fails.
-    states = {slot: copied(hold.state) for slot, hold in held.items()}
+    if not site.job.train.evaluates(round.round):
+        return lambda: round
+    wait = workers.evaluate(round.evaluated)
 
-    parts = parts if tasks else ()
-    surveyors = {part.slot: states[part.slot] for part in parts if defines(part, "survey")}
-    broadcast = Broadcast(number, last.weights, surveyors, {}, {slot: hold.since for slot, hold in held.items()})
-    replies = workers.survey(broadcast, tasks) if surveyors else ()
-    survey = add_up(f"round {number} (survey)", [task[0] for task in tasks] if surveyors else (), replies)
-    surveyed = unpack(survey.summands, copy=False)
+    def evaluated() -> Round:
+        evaluation = wait()
+        class_accuracy = metrics.class_accuracy(evaluation.confusion)
+        by_domain = zip(site.federation.test.domain_names, *evaluation.domains.tolist(), strict=True)
+        counts = site.job.train.counts(round.round)
+        return replace(
+            round,
+            evaluation=evaluation,
+            peak=np.fmax(round.peak, class_accuracy) if counts else round.peak,
+            forgetting=forgetting.peak_from(round.peak, class_accuracy),
+            notes={**round.notes, **{f"domain.{name}": right / images for name, right, images in by_domain if images}},
+        )
 
-    payloads: dict[str, Tree] = {}
-    with at(f"tell, round {number}"), isolated(seed_of(job.seed, Purpose.TELL, number), site.device):
-        for part in parts:
-            values = part.tell(states[part.slot], view, surveyed.get(part.slot))
-            states[part.slot], payload = two_values(part, "tell", values, "state", "payload")
-            if payload is not None:
-                payloads[part.slot] = payload
-    stay = local_names(parts, site.model)
-    return Opening(cohort, tasks, parts, held, states, replace(broadcast, payloads=payloads), stay, survey.bytes_up)
-
-
-def cohort_of(site: Site, round: int) -> Cohort:
-    """The clients of a round, as the seed and the settings have it."""
-    job, data = site.job, site.federation
-    model = num_bytes(state(site.model))
-    return cohort_at(round, job.seed, job.clients, job.train, site.trace, data.partition.sizes, model)
+    return evaluated

@@ -77,21 +77,22 @@ def sampled(total: int, wanted: int, seed: int) -> np.ndarray:
 
 def see(run: Run, layers: Sequence[str], batches: Iterable[tuple[Tensor, Tensor]], model: nn.Module) -> Seen:
     """A model in eval mode on batches of images and labels; `layers` are names of its modules."""
-    labels, logits, features = [], [], []
+    labels, logits, by_batch = [], [], []
     with torch.no_grad(), _outputs(model, layers) as by_layer:
         for images, answers in batches:
             outputs = run(model, images)
             labels.append(answers.cpu())
             logits.append(outputs.logits.cpu())
-            features += [] if outputs.features is None else [outputs.features.cpu()]
+            if outputs.features is not None:
+                by_batch.append(outputs.features.cpu())
     for layer, parts in by_layer.items():
         if len(parts) != len(labels):
             raise ValueError(f"the layer '{layer}' gave {len(parts)} outputs in {len(labels)} forward passes")
-    joined = [torch.cat(each).numpy() if each else None for each in (labels, logits, features)]
+    features = torch.cat(by_batch).numpy() if by_batch else None
     chosen = {layer: torch.cat(parts).numpy() for layer, parts in by_layer.items()}
-    if not layers and joined[-1] is not None:
-        chosen = {FEATURES: joined[-1]}
-    return Seen(parameters_of(model), *joined, chosen)  # type: ignore[arg-type,call-arg]
+    if not layers and features is not None:
+        chosen = {FEATURES: features}
+    return Seen(parameters_of(model), torch.cat(labels).numpy(), torch.cat(logits).numpy(), features, chosen)
 
 
 @contextmanager
@@ -134,6 +135,7 @@ def refuse_absent(
 
 
 Measure = Callable[[Seen, Seen, np.ndarray], Iterator[tuple[str, float]]]
+Looks = tuple[Callable[[], Seen], Callable[[], Seen]]  # show a model the images, as it is before and after training
 
 
 def local(before: Seen, after: Seen, p: np.ndarray) -> Iterator[tuple[str, float]]:
@@ -185,40 +187,25 @@ MEASURES: dict[str, Measure] = {"local": local, "drift": drift}  # and confusion
 
 
 def measured(
-    names: Sequence[str],
-    on: Callable[[Weights], Seen],
-    before: Weights,
-    after: Weights,
-    seen_before: list[Seen],
-    p: np.ndarray,
-    own: tuple[Weights, Weights] | None = None,
+    names: Sequence[str], trained: Looks, own: Looks, p: np.ndarray
 ) -> tuple[dict[str, float], np.ndarray | None]:
     """The measures' numbers, `local.after.accuracy` and so on, and the confusion (C, C) of the model after, if asked.
 
-    `on` shows a model with some weights the images; `p` (C,) is the client's label distribution. `seen_before` holds
-    what the model before has seen, or is empty, and gets it. A measure that fails is left out, with a warning: it does
-    not end a run. If a client keeps a model of its own, `own` has its weights before and after; all but `drift` measure
-    that model.
+    `drift` is of the model whose update is sent, `trained`; the others are of the client's `own` model, which with most
+    methods is the same. `p` (C,) is the client's label distribution. A measure that fails is left out, with a warning:
+    it does not end a run.
     """
-    if own is not None:
-        of_update = [name for name in names if name == "drift"]
-        moved, _ = measured(of_update, on, before, after, seen_before, p) if of_update else ({}, None)
-        of_own = [name for name in names if name != "drift"]
-        of_model, confusion = measured(of_own, on, own[0], own[1], [], p) if of_own else ({}, None)
-        return of_model | moved, confusion
     numbers: dict[str, float] = {}
-    confusion, failing = None, " and ".join(names)
-    try:
-        seen = on(after)
-        if "confusion" in names:
-            confusion = seen.confusion
-        for name in (name for name in names if name in MEASURES):
-            if not seen_before:
-                seen_before.append(on(before))
-            failing = name
-            numbers |= {f"{name}.{key}": value for key, value in MEASURES[name](seen_before[0], seen, p)}
-    except Exception as error:
-        _failed(failing, error)
+    confusion = None
+    for name in names:
+        before, after = trained if name == "drift" else own
+        try:
+            if name == "confusion":
+                confusion = after().confusion
+            else:
+                numbers |= {f"{name}.{key}": value for key, value in MEASURES[name](before(), after(), p)}
+        except Exception as error:
+            warn_of_failure(name, error)
     return numbers, confusion
 
 
@@ -235,7 +222,7 @@ def summand(before: Weights, after: nn.Module) -> Tree:
             raise ValueError("an update is not finite")
         clients = 1
     except Exception as error:
-        _failed("drift", error)
+        warn_of_failure("drift", error)
         update = torch.cat([torch.zeros(p.numel(), dtype=p.dtype) for p in parameters.values()])
         clients, length = 0, 0.0
     unit = Scaled(1 / length if length else 0.0, update)
@@ -254,19 +241,11 @@ def of_round(total: Tree, clients: int) -> dict[str, float]:
     return {"drift.gradient_diversity": diversity, "drift.update_cosine": cosine}
 
 
-def or_warn(name: str, work: Callable[[], Activations]) -> Activations | None:
-    """What `work` gives; None, with a warning, where it fails."""
-    try:
-        return work()
-    except Exception as error:
-        _failed(name, error)
-        return None
-
-
-def _failed(name: str, error: Exception) -> None:
+def warn_of_failure(name: str, error: Exception) -> None:
+    """Log, once in a process, that a measure fails."""
     _warn(name, f"{type(error).__name__}: {error}")
 
 
-@functools.cache  # once in a process
+@functools.cache
 def _warn(name: str, why: str) -> None:
     log.warning("measure = %s fails, and is left out: %s", name, why)

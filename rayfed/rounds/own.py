@@ -22,13 +22,12 @@ from rayfed.losses import metrics
 from rayfed.methods.part import Parts, defines, parts_at
 from rayfed.methods.personal import head_parameters, local_names, recalled
 from rayfed.methods.supervise import CrossEntropy
-from rayfed.rounds.local import Broadcast, Desk, descend, evaluate, refuse_diverged, view_of
+from rayfed.rounds.client_work import Broadcast, Desk, descend, evaluate, refuse_diverged, view_of
 from rayfed.rounds.round import Round
 from rayfed.rounds.site import Site
 from rayfed.rounds.workers import Workers
 from rayfed.tensors.trees import Tree
 from rayfed.tensors.weights import Weights, parameters_of, with_weights
-from rayfed.tensors.wire import unpack
 
 TUNES: Parts = (CrossEntropy(),)
 
@@ -72,7 +71,8 @@ def own_rows(site: Site, last: Round, workers: Workers, tuning: Tuning | None) -
     for client in range(site.federation.num_clients):
         num_examples = site.federation.num_examples(client)
         p = site.federation.label_counts(client) / num_examples
-        own = _own_weights(desk, parts, _memory(last, workers, client, desk.broadcast))
+        memory = workers.recall(last.memories[client]) if client in last.memories else None
+        own = _own_weights(desk, parts, desk.broadcast.read_memory(memory))
         model = with_weights(site.model, {**desk.broadcast.weights, **own})
         accuracy, by_class = _measured(site, model) if own else of_global
         in_local = metrics.in_local_accuracy(by_class, p)
@@ -83,14 +83,6 @@ def own_rows(site: Site, last: Round, workers: Workers, tuning: Tuning | None) -
             accuracy, by_class = _measured(site, model)
             row = replace(row, tuned_accuracy=accuracy, tuned_in_local=metrics.in_local_accuracy(by_class, p))
         yield row
-
-
-def _memory(last: Round, workers: Workers, client: int, broadcast: Broadcast) -> dict[str, Tree]:
-    """A client's memory by slot, of parts in force since it was written; empty where it never trained."""
-    if client not in last.memories:
-        return {}
-    memory = unpack(workers.recall(last.memories[client]))
-    return {slot: tree for slot, tree in memory["slots"].items() if broadcast.holds(slot, memory["round"])}
 
 
 def _own_weights(desk: Desk, parts: Parts, memory: dict[str, Tree]) -> Weights:

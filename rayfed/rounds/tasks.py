@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from rayfed.base.errors import BrokenContract, RunFailed, Unlike
 from rayfed.clients.settings import Training
-from rayfed.rounds.local import Reply
+from rayfed.rounds.client_work import Reply
 from rayfed.tensors.sums import OrderedSum
 from rayfed.tensors.trees import Layout
 from rayfed.tensors.wire import Packed, pack, unpack
@@ -32,6 +32,7 @@ GROUP = 16  # tasks, at most, in a group
 class TaskReply:
     """What comes back from a task, or from several: their clients' summands, added up, and the rest of each reply."""
 
+    first: int | None  # of the clients, for messages; None where there are none
     layout: Layout  # of each client's summands
     bytes_up: int  # that the clients sent, all together
     summands: Packed  # slot -> their sum; of a single client, as they are
@@ -89,20 +90,22 @@ def grouped(tasks: Sequence[Task], num_bytes: int) -> list[Group]:
     return [list(tasks[len(tasks) * i // count : len(tasks) * (i + 1) // count]) for i in range(count)]
 
 
-def add_up(stage: str, first_clients: Sequence[int], replies: Iterable[TaskReply]) -> TaskReply:
+def add_up(stage: str, replies: Iterable[TaskReply]) -> TaskReply:
     """The replies of several tasks, or groups, as that of one; each is named by its first client where it is odd."""
+    first: int | None = None
     total, clients, bytes_up = OrderedSum(), list[Reply](), 0
-    for client, reply in zip(first_clients, replies, strict=True):
-        with refusing(stage, client, first_clients[0]):
+    for reply in replies:
+        first = reply.first if first is None else first
+        with refusing(stage, reply.first, first):
             total.add(unpack(reply.summands, copy=False), reply.layout)  # the next are fetched only now
         clients += reply.clients
         bytes_up += reply.bytes_up
     summands = pack({}) if total.layout is None else total.packed()
-    return TaskReply(total.layout or {}, bytes_up, summands, clients)
+    return TaskReply(first, total.layout or {}, bytes_up, summands, clients)
 
 
 @contextmanager
-def refusing(stage: str, client: int, first: int) -> Iterator[None]:
+def refusing(stage: str, client: int | None, first: int | None) -> Iterator[None]:
     """Raise `RunFailed` with the client where its summand cannot be added to those from `first` on."""
     try:
         yield

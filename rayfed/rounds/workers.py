@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from rayfed.losses.metrics import Evaluation
-from rayfed.rounds.local import Broadcast
+from rayfed.rounds.client_work import Broadcast, sample
 from rayfed.rounds.measures import Activations
 from rayfed.rounds.round import Kind, Memory, Round
+from rayfed.rounds.site import Site
 from rayfed.rounds.tasks import Task, TaskReply
 from rayfed.tensors.weights import Weights
 from rayfed.tensors.wire import Packed
@@ -30,8 +31,9 @@ class Workers(ABC):
     On Ray the work begins when a method is called; in this process, when a reply is asked for.
     """
 
-    num_test: int  # images
-    num_sampled: int  # of them, to measure on
+    def __init__(self, site: Site) -> None:
+        self.num_test = len(site.federation.test)  # images
+        self.num_sampled = len(sample(site))  # of them, to measure on
 
     @abstractmethod
     def survey(self, broadcast: Broadcast, tasks: Sequence[Task]) -> Iterator[TaskReply]:

@@ -12,11 +12,11 @@ from ray import ObjectRef, cloudpickle
 from ray.exceptions import GetTimeoutError, ObjectFetchTimedOutError
 
 from rayfed.base.errors import Restarted
-from rayfed.rounds.local import Broadcast
+from rayfed.rounds.client_work import Broadcast
+from rayfed.rounds.round import Kind
 from rayfed.rounds.tasks import Task, TaskReply, add_up
 from rayfed.rounds.workers import Look, Piece
 from rayfed.runtime.gpus import device_given, memory_cap, peak_bytes
-from rayfed.runtime.placement import Location
 from rayfed.runtime.worker import Worker, at_client, name_client
 from rayfed.tensors.wire import Packed
 
@@ -37,13 +37,13 @@ class ClientActor:
     def __repr__(self) -> str:
         return self._name
 
-    def where(self) -> tuple[str, str, str]:
-        """The node on which this actor is, by Ray's id and by its address; and the GPU there, by its number."""
-        gpus = ",".join(map(str, ray.get_gpu_ids()))
-        return ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), gpus
+    def where(self) -> tuple[str, str, str, str]:
+        """Where this actor is: the node, by Ray's id and by its address; the GPU there, by its number; the process."""
+        context, gpus = ray.get_runtime_context(), ",".join(map(str, ray.get_gpu_ids()))
+        return context.get_node_id(), ray.util.get_node_ip_address(), gpus, context.get_worker_id()
 
-    def open(self, site: Sequence[ObjectRef]) -> Location:
-        """Open the run, and say where this actor is. A restarted actor must open the run again.
+    def open(self, site: Sequence[ObjectRef]) -> tuple[str, Kind]:
+        """Open the run; gives the device and the kind of hardware. A restarted actor must open the run again.
 
         `site` is the reference to the run's site, in a list, so that this method waits for the data, not the actor's
         queue. It is no argument of the constructor: Ray cannot restart an actor whose constructor has arguments in the
@@ -52,9 +52,8 @@ class ClientActor:
         device = device_given()
         if device.type == "cuda":
             torch.cuda.set_per_process_memory_fraction(memory_cap(self._gpu_share))
-        node, context = ray.util.get_node_ip_address(), ray.get_runtime_context()
-        self._opened = Worker(ray.get(site[0]), device, node)
-        return Location(node, context.get_node_id(), str(device), context.get_worker_id(), self._opened.kind)
+        self._opened = Worker(ray.get(site[0]), device, ray.util.get_node_ip_address())
+        return str(device), self._opened.kind
 
     # The fields of a `Broadcast` are separate arguments, so that Ray fetches each tree once per node.
 
@@ -78,12 +77,12 @@ class ClientActor:
     def add(
         self,
         stage: str,
-        replies: Sequence[tuple[int, TaskReply]],
+        replies: Sequence[TaskReply],
         summands: Sequence[ObjectRef],
         memories: Sequence[ObjectRef],
         limit: float,
     ) -> tuple[Any, ...]:
-        """The sum of tasks' sums, on its way to the driver; of each task its first client, and its reply.
+        """The sum of tasks' sums, on its way to the driver, out of their replies.
 
         The references come in lists: so the sums are fetched one by one, each while the one before it is added, and
         each in at most `limit` seconds. The memories get a copy on this node.
@@ -91,7 +90,7 @@ class ClientActor:
         bring(memories)
 
         def fetched() -> Iterator[TaskReply]:
-            for number, (_, reply) in enumerate(replies):
+            for number, reply in enumerate(replies):
                 bring(summands[number : number + 2])
                 try:
                     yield replace(reply, summands=ray.get(summands[number], timeout=limit))
@@ -99,7 +98,7 @@ class ClientActor:
                     raise ObjectFetchTimedOutError(summands[number].hex(), None, "") from None
 
         with sendable():
-            return [None], add_up(stage, [client for client, _ in replies], fetched()).summands
+            return [None], add_up(stage, fetched()).summands
 
     def evaluate(self, weights: Packed, pieces: Sequence[Piece], look: Look) -> list[list[Any]]:
         return [self._worker.evaluate(weights, pieces, look)]

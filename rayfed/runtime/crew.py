@@ -1,4 +1,9 @@
-"""The actors of a run: idle, working, or opening the run. They come and go with the nodes of the cluster.
+"""The actors of a run. They come and go with the nodes of the cluster. Each of them is in one of four states:
+
+    opening    it was asked where it is, which it answers once its process is up; then to open the run
+    refused    Ray has just refused to ask it, as it restarts or there is no room for it yet: it is soon asked again
+    idle       it has opened the run, and waits for work
+    working    `Dispatch` has taken it out of `idle`, and gives it back with `free`, or with `open` when it is lost
 
 A lost actor gets no work until it has opened the run again: an actor that fails fast never looks like an idle actor.
 Ray restarts it as soon as there is room, on another node if its own is lost.
@@ -8,22 +13,23 @@ import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray import ObjectRef
-from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostError, RayError
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayError
 
 from rayfed.base.errors import InputError, RunFailed, WorkersLost, uncoloured
 from rayfed.job import RayOptions, differences
 from rayfed.rounds.round import Kind
+from rayfed.rounds.site import Site
 from rayfed.runtime.actors import ClientActor
 from rayfed.runtime.causes import cause_of, end_of_ray, lost_object, refuse_input
 from rayfed.runtime.head import HEAD_LIMIT, Head
 from rayfed.runtime.heartbeat import Heartbeat
-from rayfed.runtime.placement import Location, actor_text, capacity, locations_text, nodes_text
+from rayfed.runtime.placement import actor_text, actors_text, capacity, nodes_text
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +54,8 @@ class Member:
     node_id: str = ""  # Ray's id of the node on which it last came up
     node: str = ""  # that node's address
     gpu: str = ""  # its number there
-    place: Location | None = None  # where it last opened the run
+    process: str = ""  # Ray's id of its process there
+    device: str = ""  # with which it last opened the run; '' if it never has
     asked: float = 0.0  # when it was last asked whether it is up, or to open the run
     up: bool = False  # its process is up, and opens the run
     failures: int = 0  # to open the run, in a row
@@ -69,7 +76,8 @@ class Crew:
 
     options: RayOptions
     run: str
-    site: Callable[[ObjectLostError | None], ObjectRef]  # the run's site; a new one if it was lost
+    site: Site
+    stored: ObjectRef  # the site in Ray's store
     most: int  # actors, however large the cluster is
     head: Head
     other_bits: bool = False  # actors may be on several kinds of hardware
@@ -107,8 +115,8 @@ class Crew:
             raise InputError(f"{self._mixed}; give the run nodes of one kind, or allow it with {OTHER_BITS}")
         if not self._members:
             raise RunFailed(f"no actor could open the run; the last actor said: {self._last_words}")
-        places = [member.place for member in self.idle if member.place is not None]
-        log.info("%s; up after %.1f s", locations_text(places), time.monotonic() - started)
+        places = [(member.node, member.device) for member in self.idle]
+        log.info("%s; up after %.1f s", actors_text(places), time.monotonic() - started)
         if up < len(self._members):
             late = "the others join when the cluster has room: other jobs hold it, or nodes are starting (`ray status`)"
             log.warning("the run starts with %d of %d actors; %s", up, len(self._members), late)
@@ -238,15 +246,17 @@ class Crew:
         """Members are up, have opened the run, or failed to."""
         for reference in references:
             member = self.opening.pop(reference)
-            was_open = member.place is not None
+            was_open = bool(member.device)
             try:
                 answer = ray.get(reference)
                 if not member.up:
-                    member.up, (member.node_id, member.node, member.gpu) = True, answer
-                    self._ask(member, member.actor.open, [self.site(None)])
+                    member.node_id, member.node, member.gpu, member.process = answer
+                    member.up = True
+                    self._ask(member, member.actor.open, [self.stored])
                     continue
-                member.place, member.failures = answer, 0
-                if not self._admit(member, member.place.kind):
+                member.device, kind = answer
+                member.failures = 0
+                if not self._admit(member, kind):
                     continue
                 self.free(member)
                 if was_open:
@@ -295,8 +305,8 @@ class Crew:
         cause = cause_of(error)
         unfit = isinstance(cause, InputError)
         lost = lost_object(error)
-        if lost is not None:
-            self.site(lost)
+        if lost is not None and lost.object_ref_hex == self.stored.hex():
+            self.stored = ray.put(self.site)
         member.failures += 1
         if member.failures < MAX_OPENINGS and not unfit and not isinstance(error, ActorDiedError):
             self.open(member)
@@ -307,7 +317,7 @@ class Crew:
             self._unfit.add(member.node_id)
         self._members.remove(member)
         ray.kill(member.actor)
-        if member.place is not None:  # also after its node has ended in good order, when Ray calls it dead for a while
+        if member.device:  # also after its node has ended in good order, when Ray calls it dead for a while
             self._create(1)
 
     def _missing(self) -> str:

@@ -51,8 +51,16 @@ class Message:
     member: Member
     references: list[ObjectRef]
     since: float
-    size: int  # its work, compared with other messages of its kind
-    count: int  # of tasks, or pieces of the test images
+
+    @property
+    def size(self) -> int:
+        """Its work, compared with other messages of its kind."""
+        return self.stage.size(self.indices)
+
+    @property
+    def count(self) -> int:
+        """Its tasks, or pieces of the test images."""
+        return sum(self.stage.calls[index].count for index in self.indices)
 
 
 @dataclass(eq=False)
@@ -141,11 +149,7 @@ class Dispatch:
                 indices = stage.next_message(actors)
                 references = stage.send(member.actor, indices)
                 bring(stage.only_on(member.node_id, indices))
-                calls = [stage.calls[index] for index in indices]
-                count = max(len(calls), sum(len(call.pieces) + len(call.adds) for call in calls))
-                self._working[references[0]] = Message(
-                    stage, indices, member, references, time.monotonic(), stage.size(indices), count
-                )
+                self._working[references[0]] = Message(stage, indices, member, references, time.monotonic())
 
     def _member_for(self, stage: Stage, index: int) -> Member | None:
         """An idle member; where a GPU has failed this call, one with another, or None while such a one is at work.
@@ -212,15 +216,12 @@ class Dispatch:
             which = "it needs" if again == indices else "it gave"
             self._run_again(stage, again, f"an object that {which} was lost ({type(missing).__name__})")
         elif is_loss(error):
-            counts = member.node_id not in self.crew.head.draining
-            full = member.place is not None and self.crew.head.memory_was_full(member.place.process)
+            full = self.crew.head.memory_was_full(member.process)
+            counts = full or member.node_id not in self.crew.head.draining
             self.crew.open(member)
-            if full:
-                self._run_again(stage, indices, f"lost with {member} ({MEMORY})", error, how=MEMORY)
-            else:
-                how = "" if cause_of(error) else "died"
-                why = f"lost with {member} ({type(error).__name__})"
-                self._run_again(stage, indices, why, error, how, counts)
+            died = "" if cause_of(error) else "died"
+            why = f"lost with {member} ({MEMORY if full else type(error).__name__})"
+            self._run_again(stage, indices, why, error, MEMORY if full else died, counts)
         elif is_gpu_fault(error) and indices[0] not in stage.faulty:
             stage.faulty |= dict.fromkeys(indices, member.card)
             self.crew.replace_after_fault(member)
@@ -318,10 +319,10 @@ def _failure(message: Message, error: RayError) -> RunFailed:
         failed = type(cause)(str(cause))
         failed.client, failed.round = at_client(cause, ()), stage.round
         return failed
-    node = member.place.node if member.place else "?"
     client = at_client(cause, stage.clients(message.indices))
     if client is None:
         work = stage.text(message.indices)
     else:
         work = task_text((client,), stage.round, survey=stage.kind == "survey")
-    return ClientFailed(f"{work} failed on {node} ({member.name}):\n{uncoloured(str(error))}", client, stage.round)
+    said = f"{work} failed on {member.node} ({member.name}):\n{uncoloured(str(error))}"
+    return ClientFailed(said, client, stage.round)

@@ -21,8 +21,8 @@ from rayfed.rounds.round import Round
 from rayfed.rounds.site import Site
 from rayfed.runtime.causes import is_loss, refuse_input
 from rayfed.runtime.heartbeat import got
-from rayfed.runtime.local_workers import LocalWorkers
 from rayfed.runtime.placement import Resources
+from rayfed.runtime.this_process import ThisProcess
 
 log = logging.getLogger(__name__)
 
@@ -148,7 +148,7 @@ def peak_bytes(site: Site) -> int:
 
 def rehearse(site: Site) -> Round:
     """Play the first round, and twice the last round (a method may switch, a client has a memory), by one client."""
-    federation, workers = site.federation, LocalWorkers(site, gpu=True)
+    federation, workers = site.federation, ThisProcess(site, gpu=True)
     largest = max(range(federation.num_clients), key=federation.num_examples)
     last = start(site, workers)
     for number in (1, site.job.train.num_rounds, site.job.train.num_rounds):

@@ -95,16 +95,23 @@ class Jobs:
         self, command: Sequence[str], run: str, runtime_env: Mapping[str, Any], metadata: Mapping[str, str], **more: Any
     ) -> Submission:
         """Run a command in a runtime environment of Ray; without `more` options, on the head and without resources."""
+        from ray.exceptions import AuthenticationError  # importing these takes a second
+
+        from rayfed.runtime import internals
+
         submission_id = id_for(run, {one.id for one in self.submissions()})
         variables = {"RAY_JOB_STOP_WAIT_TIME_S": str(STOP_LIMIT), **runtime_env.get("env_vars", {})}
         try:
-            job_client(self.address, self.headers).submit_job(
+            # With these headers in place of a token that Ray may find: they are dropped where a server sends it on.
+            internals.job_client(self.address, self.headers, REQUEST_LIMIT).submit_job(
                 entrypoint=shlex.join(command),
                 submission_id=submission_id,
                 runtime_env={**runtime_env, "env_vars": variables},
                 metadata={RUN: run, "job_name": run, **metadata},
                 **more,
             )
+        except AuthenticationError:
+            raise no_token(self.address) from None
         except OSError as error:  # of the library that Ray's client uses
             raise ClusterLost(f"the cluster at {self.address} does not answer any more ({brief(error)})") from None
         except RuntimeError as error:
@@ -169,19 +176,6 @@ class Log:
             if submission.over:
                 return submission
             time.sleep(POLL)
-
-
-def job_client(url: str, headers: Mapping[str, str]) -> Any:
-    """Ray's own client of a job server, with a limit for each request, and these headers in place of a token that Ray
-    may find: the library that it uses drops them where a server sends it on to another."""
-    from ray.exceptions import AuthenticationError
-
-    from rayfed.runtime import internals
-
-    try:
-        return internals.job_client(url, headers, REQUEST_LIMIT)
-    except AuthenticationError:
-        raise no_token(url) from None
 
 
 def id_for(run: str, taken: Collection[str]) -> str:

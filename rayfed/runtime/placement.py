@@ -5,24 +5,13 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from rayfed.base.errors import InputError
 from rayfed.job import RayOptions
 
 Resources = dict[str, float]
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Location:
-    """Where an actor is."""
-
-    node: str  # its address, as in the results
-    node_id: str  # Ray's, unique
-    device: str
-    process: str = ""  # Ray's id of the actor's process
-    kind: dict[str, str] = field(default_factory=dict)  # of its hardware
 
 
 def capacity(options: RayOptions, nodes: Sequence[Resources]) -> int:
@@ -92,22 +81,6 @@ def num_actors(options: RayOptions, nodes: Sequence[Resources], clients_per_roun
     return options.actors
 
 
-def warn_of_small_stores(num_bytes: int, nodes: Sequence[Resources]) -> None:
-    """Log a warning where a node's object store holds fewer than four sums of a model's updates, in float64.
-
-    An actor that adds sums holds that in it: the sum that it adds, the next, and the result; its own wait there too.
-    """
-    least, needed = min((node.get("object_store_memory", math.inf) for node in nodes), default=math.inf), 8 * num_bytes
-    if least < needed:
-        log.warning(
-            "a node's object store has %.0f MB, and four sums of this model's updates have %.0f MB: Ray will write to "
-            "disk in between; start the nodes with --object-store-memory=%d or more",
-            least / 1e6,
-            needed / 1e6,
-            needed,
-        )
-
-
 def warn_of_idle_gpus(options: RayOptions, nodes: Sequence[Resources]) -> None:
     """Log a warning where nodes have GPUs that no actor is given, or where actors are given GPUs that they do not use.
 
@@ -147,11 +120,27 @@ def nodes_text(nodes: Sequence[Resources]) -> str:
     return f"{resources} on {len(nodes)} nodes" if len(nodes) > 1 else resources
 
 
-def locations_text(places: Iterable[Location]) -> str:
+def warn_of_small_stores(num_bytes: int, nodes: Sequence[Resources]) -> None:
+    """Log a warning where a node's object store holds fewer than four sums of a model's updates, in float64.
+
+    An actor that adds sums holds that in it: the sum that it adds, the next, and the result; its own wait there too.
+    """
+    least, needed = min((node.get("object_store_memory", math.inf) for node in nodes), default=math.inf), 8 * num_bytes
+    if least < needed:
+        log.warning(
+            "a node's object store has %.0f MB, and four sums of this model's updates have %.0f MB: Ray will write to "
+            "disk in between; start the nodes with --object-store-memory=%d or more",
+            least / 1e6,
+            needed / 1e6,
+            needed,
+        )
+
+
+def actors_text(places: Iterable[tuple[str, str]]) -> str:
     """The number of actors by node and device, in words.
 
-    >>> locations_text([Location(node, node, "cpu") for node in ("10.0.0.1", "10.0.0.2", "10.0.0.1")])
+    >>> actors_text([("10.0.0.1", "cpu"), ("10.0.0.2", "cpu"), ("10.0.0.1", "cpu")])
     'actors: 2 on 10.0.0.1 (cpu), 1 on 10.0.0.2 (cpu)'
     """
-    counts = Counter(f"{place.node} ({place.device})" for place in places)
+    counts = Counter(f"{node} ({device})" for node, device in places)
     return "actors: " + (", ".join(f"{count} on {place}" for place, count in sorted(counts.items())) or "none")

@@ -1,4 +1,9 @@
-"""The work of a round on the actors of a crew: the messages to them, and their replies."""
+"""The work of a round on the actors of a crew: the messages to them, and their replies.
+
+Who calls whom: the engine asks `RayWorkers` for a stage; its calls go to `Dispatch`, which takes idle members from the
+`Crew` and sends each a message, by the function `submit` of the stage. That calls a method of `ClientActor`, which has
+a `Worker` do the work. `Dispatch` gives the answers in the order of the calls, and `together` makes replies of them.
+"""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +18,7 @@ from ray.exceptions import ObjectLostError
 from rayfed.base.errors import WorkersLost
 from rayfed.clients.clock import images_trained
 from rayfed.methods.part import parts_at, remembers
-from rayfed.rounds.local import Broadcast, sample
+from rayfed.rounds.client_work import Broadcast
 from rayfed.rounds.round import Kind, Round
 from rayfed.rounds.site import Site
 from rayfed.rounds.tasks import Task, TaskReply, grouped, task_text
@@ -41,6 +46,7 @@ class RayWorkers(Workers):
     """The actors of a crew that has come up."""
 
     def __init__(self, crew: Crew, site: Site, progress: Progress, gauges: Gauges) -> None:
+        super().__init__(site)
         self._crew = crew
         self._site = site
         options = site.job.ray
@@ -51,8 +57,6 @@ class RayWorkers(Workers):
         self._looked = time.monotonic(), 0.0  # when the last round was finished, and what had been worked by then
         self._gauges = gauges
         self._sent: dict[str, tuple[Tree, ObjectRef | Packed]] = {}  # by name, the tree that was sent last
-        self.num_test = len(site.federation.test)
-        self.num_sampled = len(sample(site))
 
     def survey(self, broadcast: Broadcast, tasks: Sequence[Task]) -> Iterator[TaskReply]:
         def submit(actor: Any, calls: Sequence[Call]) -> list[ObjectRef]:
@@ -60,7 +64,8 @@ class RayWorkers(Workers):
             return survey.remote([call.task for call in calls], *self._fields(broadcast))
 
         calls = self._calls(tasks, remembering=False)
-        return self._replies(Stage("survey", broadcast.round, calls, submit, self._send_again, _most(broadcast)))
+        stage = Stage("survey", broadcast.round, calls, submit, self._send_again, _most(broadcast))
+        return starmap(together, self._dispatch.begin(stage))
 
     def train(
         self, broadcast: Broadcast, tasks: Sequence[Task], memories: Mapping[int, ObjectRef]
@@ -84,12 +89,8 @@ class RayWorkers(Workers):
                         )
             self._send_again(error, calls)
 
-        def progress(done: int, total: int) -> None:
-            self._progress(done, total)
-            self._gauges.clients(done, total)
-
-        def add(actor: Any, answers: Sequence[Answer], calls: Sequence[Call]) -> list[ObjectRef]:
-            replies = [(call.task[0], replace(a.value, clients=())) for a, call in zip(answers, calls, strict=True)]
+        def add(actor: Any, answers: Sequence[Answer]) -> list[ObjectRef]:
+            replies = [replace(answer.value, clients=()) for answer in answers]
             memories = [memory for answer in answers for memory in answer.objects[1:]]
             call = actor.add.options(num_returns=2, name=f"add round {broadcast.round}")
             summands, limit = [answer.objects[0] for answer in answers], self._dispatch.deadline.of_fetching
@@ -97,13 +98,13 @@ class RayWorkers(Workers):
 
         calls, start = self._calls(tasks, remembering), 0
         groups = grouped(tasks, num_bytes(broadcast.weights))
-        if len(groups) == len(tasks):
-            return self._replies(Stage("train", broadcast.round, calls, submit, missing, _most(broadcast), progress))
-        for group in groups:
+        in_groups = len(groups) < len(tasks)
+        for group in groups if in_groups else ():
             calls.append(Call(len(group), num_objects=1, adds=range(start, start + len(group))))
             start += len(group)
-        stage = Stage("train", broadcast.round, calls, submit, missing, _most(broadcast), progress, add)
-        return (_of_group(answers, summands) for answers, summands, _ in self._dispatch.begin(stage))
+        stage = Stage("train", broadcast.round, calls, submit, missing, _most(broadcast), self._show_progress, add)
+        answers = self._dispatch.begin(stage)
+        return starmap(_of_group if in_groups else together, answers)
 
     def _calls(self, tasks: Sequence[Task], remembering: bool) -> list[Call]:
         return [Call(self._images(task), task, (), 1 + len(task) * remembering) for task in tasks]
@@ -112,9 +113,9 @@ class RayWorkers(Workers):
         """That these clients train on in a round, each as often as it does."""
         return int(images_trained(self._site.federation.partition.sizes[list(clients)], self._site.job.train).sum())
 
-    def _replies(self, stage: Stage) -> Iterator[TaskReply]:
-        """Begin the stage now; its replies when they are asked for."""
-        return starmap(together, self._dispatch.begin(stage))
+    def _show_progress(self, done: int, total: int) -> None:
+        self._progress(done, total)
+        self._gauges.clients(done, total)
 
     def evaluate_pieces(self, weights: Weights, pieces: Sequence[Piece], look: Look) -> Iterator[Any]:
         def submit(actor: Any, calls: Sequence[Call]) -> list[ObjectRef]:
@@ -149,8 +150,9 @@ class RayWorkers(Workers):
 
     def _idle_share(self) -> float:
         """The part of the actors' time since the last call in which they had no work."""
-        (then, before), self._looked = self._looked, (time.monotonic(), self._dispatch.seconds_worked())
-        now, worked = self._looked
+        then, before = self._looked
+        now, worked = time.monotonic(), self._dispatch.seconds_worked()
+        self._looked = now, worked
         return max(0.0, 1 - (worked - before) / max(1e-9, self._crew.size * (now - then)))  # actors may have gone
 
     def _fields(self, broadcast: Broadcast) -> tuple[Any, ...]:
@@ -186,11 +188,12 @@ def _most(broadcast: Broadcast) -> int:
     return max(1, min(MOST_TASKS, MOST_BYTES // (2 * max(1, num_bytes(broadcast.weights)))))
 
 
-def _of_group(answers: Sequence[Answer], summands: Packed) -> TaskReply:
-    """The reply of a group: its tasks', with the sum of their summands."""
+def _of_group(answers: Sequence[Answer], summands: Packed, rest: Sequence[ObjectRef]) -> TaskReply:
+    """The reply of a group: its tasks', with the sum of their summands; there is no `rest`."""
     replies = [together(answer.value, NOTHING, answer.objects[1:]) for answer in answers]
     clients = [client for reply in replies for client in reply.clients]
-    return TaskReply(replies[0].layout, sum(reply.bytes_up for reply in replies), summands, clients)
+    bytes_up = sum(reply.bytes_up for reply in replies)
+    return TaskReply(replies[0].first, replies[0].layout, bytes_up, summands, clients)
 
 
 def _num_returns(calls: Sequence[Call]) -> int:

@@ -14,7 +14,7 @@ from torch import nn
 from rayfed.base.errors import BrokenContract
 from rayfed.base.files import is_installed
 from rayfed.methods.part import Part, parts_at
-from rayfed.rounds.local import Reply
+from rayfed.rounds.client_work import Reply
 from rayfed.rounds.site import Site
 from rayfed.tensors.trees import leaves
 from rayfed.tensors.wire import bytes_of
@@ -62,48 +62,36 @@ def _of_user(kind: type) -> bool:
     return kind.__module__.partition(".")[0] not in LIBRARIES
 
 
-class RepeatCheck:
-    """Compares a client's reply with its reply when it is served again, after others."""
+Bits = dict[str, Any]  # slot -> all bits that a run depends on; the loss is under the slot ''
 
-    def __init__(self, own: Sequence[Part | nn.Module]) -> None:
-        self._own = own
-        self.client: int | None = None  # the first that was served
-        self._bits: dict[str, Any] = {}
 
-    def note(self, client: int, reply: Reply) -> None:
-        """A client was served: the first one is to be compared later."""
-        if self.client is None:
-            self.client = client
-            self._bits = _bits(reply)
+def bits_of(reply: Reply) -> Bits:
+    """The bits of a client's reply."""
+    bits: Bits = {"": reply.row.train_loss.hex()}
+    for slot in reply.summands.keys() | reply.memory.keys():
+        of_slot = leaves((reply.summands.get(slot), reply.memory.get(slot)))
+        bits[slot] = [(path, _bytes(leaf) if isinstance(leaf, torch.Tensor) else repr(leaf)) for path, leaf in of_slot]
+    return bits
 
-    def compare(self, stage: str, reply: Reply) -> None:
-        """Raises `BrokenContract` where the client, served again, gives other bits."""
-        before, after = self._bits, _bits(reply)
-        if before == after:
-            return
-        slots = [slot for slot in before.keys() | after.keys() if before.get(slot) != after.get(slot)]
-        suspects = [one for one in self._own if getattr(one, "slot", "") in slots] or self._own
-        names = " or ".join(dict.fromkeys(map(_name, suspects)))
-        raise BrokenContract(
-            f"client {self.client}, {stage}: served again after others, it gives other bits, so the results would "
-            f"depend on which process serves whom, and on where a run is resumed. {names} keeps something from client "
-            "to client (a global, an attribute of a class, a generator of its own, a patched function): give it back "
-            "as memory or state, and draw from torch's generator; to have no check: ray.check_repeat = false"
-        )
+
+def refuse_other_bits(work: str, own: Sequence[Part | nn.Module], before: Bits, after: Bits) -> None:
+    """Raises `BrokenContract` where a client that is served again, after others, gives other bits."""
+    slots = [slot for slot in before.keys() | after.keys() if before.get(slot) != after.get(slot)]
+    if not slots:
+        return
+    suspects = [one for one in own if getattr(one, "slot", "") in slots] or own
+    names = " or ".join(dict.fromkeys(map(_name, suspects)))
+    raise BrokenContract(
+        f"{work}: served again after others, it gives other bits, so the results would depend on which process serves "
+        f"whom, and on where a run is resumed. {names} keeps something from client to client (a global, an attribute "
+        "of a class, a generator of its own, a patched function): give it back as memory or state, and draw from "
+        "torch's generator; to have no check: ray.check_repeat = false"
+    )
 
 
 def _name(one: Part | nn.Module) -> str:
     kind = type(one)
     return f"{kind.__module__}.{kind.__qualname__}" if _of_user(kind) else "the model that your function makes"
-
-
-def _bits(reply: Reply) -> dict[str, Any]:
-    """All bits of a reply that a run depends on, by slot; the loss under the slot ''."""
-    bits: dict[str, Any] = {"": reply.row.train_loss.hex()}
-    for slot in reply.summands.keys() | reply.memory.keys():
-        of_slot = leaves((reply.summands.get(slot), reply.memory.get(slot)))
-        bits[slot] = [(path, _bytes(leaf) if isinstance(leaf, torch.Tensor) else repr(leaf)) for path, leaf in of_slot]
-    return bits
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:

@@ -1,4 +1,4 @@
-"""The connection to Ray, and a pool of actors on it. Requests beyond the cluster's resources are refused first."""
+"""The connection to Ray, and a run's actors on it. Requests beyond the cluster's resources are refused first."""
 
 import errno
 import logging
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import ray
 import torch
 from ray import ObjectRef
-from ray.exceptions import ObjectLostError, RayError
+from ray.exceptions import RayError
 
 from rayfed.base.errors import InputError, WorkersLost, first_line
 from rayfed.base.files import is_installed
@@ -86,13 +86,10 @@ def machine() -> Resources:
 
 
 @contextmanager
-def open_pool(site: Site, progress: Progress = no_progress, *, other_bits: bool = False) -> Iterator[RayWorkers]:
-    """A pool of actors, on the Ray that is connected.
-
-    With `other_bits` the actors may be on several kinds of hardware.
-    """
+def open_actors(site: Site, progress: Progress = no_progress, *, other_bits: bool = False) -> Iterator[RayWorkers]:
+    """A run's actors, on the Ray that is connected; with `other_bits` on several kinds of hardware."""
     asked, name, cohort = site.job.ray, site.job.name, site.job.train.clients_per_round
-    head, kept = Head(asked.labels), StoredSite(site)
+    head, kept = Head(asked.labels), site if isinstance(site, Stored) else stored(site)
     nodes = list(head.known().values())
     options, most = without_absent_gpus(asked, nodes), cohort if asked.actors == "auto" else asked.actors
     if options.num_gpus == "auto":
@@ -100,13 +97,13 @@ def open_pool(site: Site, progress: Progress = no_progress, *, other_bits: bool 
         share, whole = 1.0, replace(options, num_gpus=1.0)
         if capacity(whole, nodes) < most:  # else each actor has a GPU of its own
             with ray_may_fail():
-                share = measure_share(new_actor(whole, f"{name}/probe"), kept.at(), head.known(), options.patience)
+                share = measure_share(new_actor(whole, f"{name}/probe"), kept.reference, head.known(), options.patience)
         options = replace(options, num_gpus=share)
     if "auto" in (asked.actors, asked.num_gpus):
         options = spread(options, nodes, most)
     warn_of_idle_gpus(options, nodes)
     warn_of_small_stores(num_bytes(state(site.model)), nodes)
-    crew = Crew(options, name, kept.at, most, head, other_bits)
+    crew = Crew(options, name, kept, kept.reference, most, head, other_bits)
     with closing(Gauges(name, site.job.train.num_rounds)) as gauges, ending_with_its_node():
         try:
             with ray_may_fail():
@@ -137,25 +134,11 @@ class Stored(Site):
 
 
 @ray_may_fail()
-def stored(site: Site) -> Site:
+def stored(site: Site) -> Stored:
     """Put the site into the store. Who drops `site` for the result keeps no second copy."""
     reference = ray.put(site)
     there: Site = ray.get(reference)
     return Stored(site.model, there.federation, site.job, site.device, there.trace, reference=reference)
-
-
-class StoredSite:
-    """The run's site in Ray's object store: one copy per node, which its actors read in place."""
-
-    def __init__(self, site: Site) -> None:
-        self._site = site
-        self._reference = site.reference if isinstance(site, Stored) else ray.put(site)
-
-    def at(self, lost: ObjectLostError | None = None) -> ObjectRef:
-        """The site for actors; a new one if this is the object that was lost."""
-        if lost is not None and lost.object_ref_hex == self._reference.hex():
-            self._reference = ray.put(self._site)
-        return self._reference
 
 
 @contextmanager

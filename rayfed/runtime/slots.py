@@ -10,7 +10,7 @@ import os
 import signal
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 
 import ray
 import torch
@@ -78,9 +78,7 @@ def in_slots(jobs: Sequence[Job], play: Play, read: Read, watch: Callable[[Seque
     are under way. Where the iteration is left early, they stop with a checkpoint. Raises `InputError` where a node does
     not see the folder of the results.
     """
-    with ray_may_fail(), ExitStack() as at_the_end:
-        slots = Slots(play, read, len(jobs), jobs[0].ray.labels)
-        at_the_end.callback(slots.stop)
+    with ray_may_fail(), closing(Slots(play, read, len(jobs), jobs[0].ray.labels)) as slots:
         waiting, heartbeat = deque(jobs), Heartbeat()
         while waiting or slots.running:
             while waiting and slots.has_room(waiting[0]):
@@ -167,7 +165,7 @@ class Slots:
         self._stored.append((dataset, reference))
         return reference
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """Stop the runs that are under way, each with a checkpoint."""
         for reference in self.running:
             ray.cancel(reference)

@@ -1,4 +1,14 @@
-"""A stage of a round (its evaluation, survey or training) as calls on actors: which wait, and what the others gave."""
+"""A stage of a round (its evaluation, survey or training) as calls on actors: which wait, and what the others gave.
+
+A call is known by its index. In its life it
+
+    waits              in `waiting`; a sum only once all that it adds is answered
+    is at work         in a message to an actor (`Dispatch`), with the calls next to it, or alone if it was lost before
+    is answered        in `answers`; its objects may still be on their way here
+    is given           to the engine, in its turn; then the stage forgets it
+
+and waits again, before all others, when it is lost in between.
+"""
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
@@ -28,6 +38,11 @@ class Call:
     num_objects: int = 0
     adds: range = range(0)  # the calls whose summands it adds: it waits for their answers, and is given in their place
 
+    @property
+    def count(self) -> int:
+        """Tasks, or pieces of the test images."""
+        return max(1, len(self.pieces), len(self.adds))
+
 
 @dataclass(frozen=True, eq=False)
 class Answer:
@@ -50,7 +65,7 @@ class Stage:
     missing: Callable[[ObjectLostError, Sequence[Call]], None]  # called where an object that calls need is lost
     most: int = 1  # calls in a message
     progress: Progress = no_progress
-    add: Callable[[Any, Sequence[Answer], Sequence[Call]], list[ObjectRef]] | None = None  # as `submit`: adds these
+    add: Callable[[Any, Sequence[Answer]], list[ObjectRef]] | None = None  # as `submit`: has an actor add these
 
     def __post_init__(self) -> None:
         adding = [index for index, call in enumerate(self.calls) if call.adds]
@@ -66,14 +81,12 @@ class Stage:
         self.done = self._shown = 0  # clients
         self._total = sum(len(call.task) for call in self.calls)
         self._largest = max((self.calls[index].size for index in self.waiting), default=0)
-        self._left = self.size(self.waiting)  # of the work that waits: counted along, as a stage may have 2,000 calls
+        self._left = self.size(self.waiting)  # the work that waits: counted along, as a stage may have 2,000 calls
 
     def size(self, indices: Iterable[int]) -> int:
-        """The work of some calls."""
         return sum(self.calls[index].size for index in indices)
 
     def clients(self, indices: range) -> Task:
-        """The clients of some calls."""
         return tuple(client for index in indices for client in self.calls[index].task)
 
     def adds(self, indices: range) -> range:
@@ -113,10 +126,9 @@ class Stage:
         return message
 
     def send(self, actor: Any, indices: range) -> list[ObjectRef]:
-        """Send calls to an actor."""
         adds = self.adds(indices)
         if adds and self.add is not None:
-            return self.add(actor, [self.answers[index] for index in adds], [self.calls[index] for index in adds])
+            return self.add(actor, [self.answers[index] for index in adds])
         return self.submit(actor, [self.calls[index] for index in indices])
 
     def only_on(self, node_id: str, indices: range) -> list[ObjectRef]:

@@ -11,14 +11,14 @@ import torch
 from torch import nn
 
 from rayfed.base.noted import at
-from rayfed.rounds import local
-from rayfed.rounds.local import Broadcast, Desk, Reply
+from rayfed.rounds import client_work
+from rayfed.rounds.client_work import Broadcast, Desk, Reply
 from rayfed.rounds.measures import UPDATES, Seen
 from rayfed.rounds.site import Site
 from rayfed.rounds.tasks import Task, TaskReply, refusing
 from rayfed.rounds.workers import Look, Piece
 from rayfed.runtime.hardware import advising, keep_freed_memory, kind_of, make_cuda_repeatable, refuse_tf32
-from rayfed.runtime.repeat import RepeatCheck, users_caches, users_own
+from rayfed.runtime.repeat import Bits, bits_of, refuse_other_bits, users_caches, users_own
 from rayfed.tensors.sums import OrderedSum, checked
 from rayfed.tensors.trees import Tree, num_bytes
 from rayfed.tensors.weights import with_weights
@@ -41,7 +41,7 @@ class Worker:
         self.site = replace(site, node=node)
         self.kind = kind_of(device)
         self._model: nn.Module | None = None  # for the clients to train
-        self._seen: tuple[int, list[Seen]] = 0, []  # in a round, what measures need of its global model
+        self._seen: dict[int, Seen] = {}  # the round -> what measures need of its global model, for all its messages
         self._repeats = site.job.ray.check_repeat  # until the first client of the user's own code was served again
 
     def survey(self, packed: Broadcast, tasks: Sequence[Task]) -> Iterator[TaskReply]:
@@ -49,7 +49,7 @@ class Worker:
         desk_of = self._desks(packed)
 
         def surveyed(client: int) -> Tree:
-            return local.survey(desk_of(), client)
+            return client_work.survey(desk_of(), client)
 
         for task in tasks:
             yield _summed(f"round {packed.round} (survey)", task, surveyed)
@@ -59,36 +59,30 @@ class Worker:
         stage = f"round {packed.round}"
         desk_of = self._desks(packed)
         own = users_own(self.site, packed.round) if self._repeats else []
-        check = RepeatCheck(own) if own else None
         replies: list[Reply] = []  # of the task
+        first_bits: Bits = {}  # of the first client
 
         def serve(client: int) -> Reply:
-            memory: dict[str, Any] = unpack(memories[client]) if client in memories else {"round": 0, "slots": {}}
-            # Only of parts that have been in force since the memory was written.
-            recalled = {slot: tree for slot, tree in memory["slots"].items() if packed.holds(slot, memory["round"])}
-            return local.train(desk_of(), client, recalled)
+            return client_work.train(desk_of(), client, packed.read_memory(memories.get(client)))
 
         def trained(client: int) -> Tree:
             reply = serve(client)
-            if check is not None:
-                check.note(client, reply)
-            memory = pack({"round": packed.round, "slots": reply.memory}) if reply.memory else None
-            replies.append(replace(reply, summands={}, memory=memory))
+            if own and not first_bits:
+                first_bits.update(bits_of(reply))
+            replies.append(replace(reply, summands={}, memory=packed.write_memory(reply.memory)))
             return reply.summands
 
         def again(client: int) -> Tree:
             reply = serve(client)
-            assert check is not None
-            check.compare(stage, reply)
+            refuse_other_bits(f"client {client}, {stage}", own, first_bits, bits_of(reply))
             return reply.summands
 
         for task in tasks:
             replies.clear()
             reply = replace(_summed(stage, task, trained), clients=list(replies))
-            if check is not None and task is tasks[-1]:
+            if own and task is tasks[-1]:
                 self._repeats = False
-                assert check.client is not None
-                _summed(stage, (check.client,), again)
+                _summed(stage, tasks[0][:1], again)
             yield reply
         if self._model is not None:
             self._model.zero_grad()  # what comes next has their memory
@@ -99,26 +93,25 @@ class Worker:
         A part or a module of the user's may write to anything there: then each client has a desk, and a model, of its
         own. The parts of this package leave all as it was, as tests/methods/test_contract.py checks.
         """
-        if packed.round != self._seen[0]:
-            self._seen = packed.round, []
-        seen = self._seen[1]
+        if packed.round not in self._seen:
+            self._seen.clear()
         own = users_own(self.site, packed.round)
         if not own:
             self._model = self._model or copy.deepcopy(self.site.model)
-            shared = Desk(self.site, packed.map(partial(unpack, copy=False)), seen, self._model)
+            shared = Desk(self.site, packed.map(partial(unpack, copy=False)), self._seen, self._model)
             return lambda: shared
         caches = users_caches(own)
 
         def fresh() -> Desk:
             for empty in caches:
                 empty()
-            return Desk(self.site, packed.map(unpack), seen)
+            return Desk(self.site, packed.map(unpack), self._seen)
 
         return fresh
 
     def evaluate(self, weights: Packed, pieces: Sequence[Piece], look: Look) -> list[Any]:
         """What a look at the weights gives for some ranges of test images, each by itself."""
-        work = local.evaluate if look == "evaluation" else local.activations
+        work = client_work.evaluate if look == "evaluation" else client_work.activations
         with at(f"the {look}"), advising():
             model = with_weights(self.site.model, unpack(weights, copy=False)).eval()
             return [work(self.site, model, start, stop) for start, stop in pieces]
@@ -145,7 +138,7 @@ def _summed(stage: str, task: Task, work: Callable[[int], Tree]) -> TaskReply:
             if len(task) > 1:
                 total.add(summand, layout)
         bytes_up += num_bytes(summand) - num_bytes(summand.get(UPDATES))  # a measure is sent by no real client
-    return TaskReply(layout, bytes_up, total.packed() if len(task) > 1 else pack(summand))
+    return TaskReply(task[0], layout, bytes_up, total.packed() if len(task) > 1 else pack(summand))
 
 
 def name_client(error: Exception, client: int) -> Exception:

@@ -10,9 +10,9 @@ from rayfed.job import Job
 from rayfed.rounds.site import Site
 from rayfed.rounds.workers import Progress, Workers, no_progress
 from rayfed.runtime.hardware import keep_freed_memory
-from rayfed.runtime.local_workers import LocalWorkers
 from rayfed.runtime.placement import warn_of_idle_gpus
 from rayfed.runtime.signals import stopping
+from rayfed.runtime.this_process import ThisProcess
 
 KEEPING = "stopping, with a checkpoint of the last finished round; Ctrl-C again ends at once, without it"
 
@@ -49,11 +49,11 @@ def open_workers(
         if not on_ray:
             warn_of_idle_gpus(job.ray, [{"GPU": torch.cuda.device_count()}])
             with stopping(KEEPING):
-                yield LocalWorkers(site, progress, gpu=job.ray.num_gpus != 0)
+                yield ThisProcess(site, progress, gpu=job.ray.num_gpus != 0)
             return
-        from rayfed.runtime.session import open_pool
+        from rayfed.runtime.session import open_actors
 
         keep_freed_memory()  # the server averages in memory that it has: new memory takes tens of milliseconds
         # Once more: when Ray is connected, its C++ handles SIGTERM, until a handler is set from Python again.
-        with stopping("stopping"), open_pool(site, progress, other_bits=other_bits) as pool, stopping(KEEPING):
-            yield pool
+        with stopping("stopping"), open_actors(site, progress, other_bits=other_bits) as workers, stopping(KEEPING):
+            yield workers

@@ -86,7 +86,9 @@ def test_a_failing_client_ends_the_run_with_its_traceback_and_code_1(folder, ray
     assert "in begin" in result.stderr
     assert "ZeroDivisionError: my own mistake" in result.stderr
     log = (folder / "runs/tiny/log.txt").read_text()
-    assert "rounds/local.py" in log and "rounds/local.py" not in result.stderr, "the screen has the user's frames"
+    assert "rounds/client_work.py" in log and "rounds/client_work.py" not in result.stderr, (
+        "the screen has the user's frames"
+    )
     *_, again, onwards, _ = result.stderr.splitlines()
     assert again.startswith("once the code is mended, begin again: rayfed run ") and again.endswith(" --force")
     assert onwards.startswith("or, to continue after round 1: rayfed resume ") and onwards.endswith(" --other-bits")

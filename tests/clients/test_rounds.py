@@ -14,7 +14,7 @@ from rayfed.clients.participation import Participation
 from rayfed.clients.trace import read_trace
 from rayfed.methods import Part
 from rayfed.rounds.engine import cohort_of, play, start
-from rayfed.runtime.local_workers import LocalWorkers
+from rayfed.runtime.this_process import ThisProcess
 from rayfed.tensors.trees import num_bytes
 from rayfed.tensors.wire import unpack
 
@@ -45,7 +45,7 @@ def gaps(tmp_path):
     return tmp_path / "gaps.parquet"
 
 
-class Counting(LocalWorkers):
+class Counting(ThisProcess):
     """Counts whom it trains and surveys."""
 
     def __init__(self, site):
@@ -81,7 +81,7 @@ def test_only_those_that_answer_work_and_the_bytes_of_all_chosen_count(shy, play
 
 def test_the_average_is_that_of_those_that_answer(shy):
     site = shy(m.fedavg())
-    workers, last = LocalWorkers(site), start(site, LocalWorkers(site))
+    workers, last = ThisProcess(site), start(site, ThisProcess(site))
     found = play(site, last, workers)
     cohort = cohort_of(site, 1)
     assert 0 < len(cohort.answered) < len(cohort.chosen)

@@ -29,7 +29,7 @@ from rayfed.models.classifier import has_features
 from rayfed.models.registry import MODELS, build_model
 from rayfed.rounds.engine import rounds
 from rayfed.rounds.site import open_site
-from rayfed.runtime.local_workers import LocalWorkers
+from rayfed.runtime.this_process import ThisProcess
 
 CPU = torch.device("cpu")
 DATA_GUIDE = Path(__file__).parents[2] / "docs/data.md"
@@ -205,9 +205,9 @@ def test_the_command_describes_them(folder, tmp_path, make, said):
 @pytest.mark.parametrize("make", [of_topics, of_people])
 def test_a_run_learns_and_has_the_same_bits_twice(folder, make, bits):
     site = open_site(read_job(make(folder, count=600).table(), {"train.num_rounds": 8}))
-    played = list(rounds(site, LocalWorkers(site)))
+    played = list(rounds(site, ThisProcess(site)))
     assert played[-1].test_accuracy > max(0.85, played[0].test_accuracy + 0.25)
-    assert bits(played[-1]) == bits([*rounds(site, LocalWorkers(site))][-1])
+    assert bits(played[-1]) == bits([*rounds(site, ThisProcess(site))][-1])
 
 
 @pytest.mark.parametrize("make", [of_topics, of_people])
@@ -218,14 +218,14 @@ def test_every_method_trains_on_them(folder, name, make):
             open_site(make(folder, name))
         return
     site = open_site(make(folder, name, count=400))
-    *_, last = rounds(site, LocalWorkers(site))
+    *_, last = rounds(site, ThisProcess(site))
     assert all(np.isfinite(row.train_loss) for row in last.clients)
     assert any(not torch.equal(tensor, site.model.state_dict()[key]) for key, tensor in last.weights.items())
 
 
 def test_fedalign_takes_a_stage_that_begins_after_the_embedding(folder):
     tables = of_topics(folder, "fedalign").table() | {"model": {"name": "text", "embedding": 16, "hidden": 16}}
-    *_, last = rounds(site := open_site(read_job(tables)), LocalWorkers(site))
+    *_, last = rounds(site := open_site(read_job(tables)), ThisProcess(site))
     assert all(np.isfinite(row.train_loss) for row in last.clients)
 
 
@@ -234,7 +234,7 @@ def test_the_guides_text_and_job_learn(tmp_path, monkeypatch):
     section = DATA_GUIDE.read_text().partition("## Text, tokens and tables")[2]
     exec(re.search(r"```python\n(.*?)```", section, re.DOTALL)[1], {})
     site = open_site(read_job(tomllib.loads(re.search(r"```toml\n(.*?)```", section, re.DOTALL)[1])))
-    assert [round.test_accuracy > 0.9 for round in rounds(site, LocalWorkers(site))][-1]
+    assert [round.test_accuracy > 0.9 for round in rounds(site, ThisProcess(site))][-1]
 
 
 def test_padding_changes_no_output():

@@ -27,10 +27,10 @@ from rayfed.job import make_job
 from rayfed.losses import metrics
 from rayfed.losses.metrics import Evaluation
 from rayfed.models.registry import build_model
-from rayfed.rounds.local import evaluate
+from rayfed.rounds.client_work import evaluate
 from rayfed.rounds.round import Round
 from rayfed.rounds.site import Site, open_site
-from rayfed.runtime.local_workers import LocalWorkers
+from rayfed.runtime.this_process import ThisProcess
 from rayfed.tensors.weights import with_weights
 
 RIGHT = [4, 1, 0, 2, 2, None, 1, 3, 2, 3]  # of 4 cats, after rounds 0 to 9; None: not evaluated
@@ -61,7 +61,7 @@ def a_round(number):
 
 def keep(site, until=9, saved=None, force=False):
     """Keep the rounds after a checkpoint, or all of them."""
-    with Keeper(site, LocalWorkers(site), saved, force=force) as keeper:
+    with Keeper(site, ThisProcess(site), saved, force=force) as keeper:
         for number in range(saved.round + 1 if saved else 0, until + 1):
             keeper.keep(a_round(number))
     return keeper.path
@@ -176,7 +176,7 @@ def test_a_run_that_was_extended_has_the_best_of_a_run_that_never_stopped(site, 
             training = replace(site.job.train, num_rounds=end, eval_every=3)
             ending = replace(site, job=replace(site.job, train=training, output=replace(site.job.output, every=1)))
             saved = newest(checkpoints_of(site.job)) if end != ends[0] else None
-            with Keeper(ending, LocalWorkers(ending), saved, force=saved is None) as keeper:
+            with Keeper(ending, ThisProcess(ending), saved, force=saved is None) as keeper:
                 for number in range(saved.round + 1 if saved else 0, end + 1):
                     round = a_round(number)
                     keeper.keep(round if training.evaluates(number) else replace(round, evaluation=None))

@@ -23,7 +23,7 @@ from rayfed.folder.tables import SCHEMAS
 from rayfed.job import RayOptions
 from rayfed.methods import RECIPES, fedavg, fedcsd, scaffold, switch
 from rayfed.rounds.engine import rounds
-from rayfed.runtime.local_workers import LocalWorkers
+from rayfed.runtime.this_process import ThisProcess
 
 
 def rows(name, after):
@@ -51,7 +51,7 @@ def save(folder, played, site, *numbers):
             break
         made.follow(round)
         if round.round in numbers:
-            made.save(round, LocalWorkers(site), rows)
+            made.save(round, ThisProcess(site), rows)
     return made
 
 
@@ -64,10 +64,10 @@ def test_every_method_continues_from_every_round_with_the_same_bits(
     for number in range(num_rounds):
         save(tmp_path / str(number), played, site, number)
         fresh = make_site(method, norm=True, num_rounds=num_rounds)
-        last = newest(Folder(str(tmp_path / str(number)))).restore(fresh, LocalWorkers(fresh))
+        last = newest(Folder(str(tmp_path / str(number)))).restore(fresh, ThisProcess(fresh))
         on_disk = {key: value for key, value in bits(played[number]).items() if key not in ("clients", "bytes")}
         assert {key: bits(last)[key] for key in on_disk} == on_disk
-        assert [bits(r) for r in rounds(fresh, LocalWorkers(fresh), last)] == [bits(r) for r in played[number + 1 :]]
+        assert [bits(r) for r in rounds(fresh, ThisProcess(fresh), last)] == [bits(r) for r in played[number + 1 :]]
 
 
 def test_a_round_without_evaluation_is_restored_and_says_what_is_left_to_do(make_site, play, bits, tmp_path):
@@ -78,9 +78,9 @@ def test_a_round_without_evaluation_is_restored_and_says_what_is_left_to_do(make
     save(tmp_path, played, site(7), 3, 4)
     for number, is_evaluated in ((3, True), (4, False)):
         saved = newest(Folder(str(tmp_path)), before=number + 1)
-        last = saved.restore(site(7), LocalWorkers(site(7)))
+        last = saved.restore(site(7), ThisProcess(site(7)))
         assert (last.evaluation is not None) == is_evaluated
-        later = rounds(site(7), LocalWorkers(site(7)), last)
+        later = rounds(site(7), ThisProcess(site(7)), last)
         assert [bits(round) for round in later] == [bits(round) for round in played[number + 1 :]]
         assert saved.leaves_work(site(7).job)
         assert saved.leaves_work(site(number).job) == (not is_evaluated), "its last round is evaluated"
@@ -93,7 +93,7 @@ def test_read_only_arrays_are_saved(make_site, play, tmp_path):
     for round in played:
         round.evaluation.confusion.flags.writeable = round.peak.flags.writeable = False
     save(tmp_path, played, site, 3)
-    last = newest(Folder(str(tmp_path))).restore(site, LocalWorkers(site))
+    last = newest(Folder(str(tmp_path))).restore(site, ThisProcess(site))
     assert np.array_equal(last.evaluation.confusion, played[3].evaluation.confusion)
 
 
@@ -113,12 +113,12 @@ def test_a_clients_memory_is_written_only_when_it_is_new(make_site, play, tmp_pa
     _, one, two = play(site)
     made = checkpoints(tmp_path, site)
     made.follow(one)
-    made.save(one, LocalWorkers(site), rows)
+    made.save(one, ThisProcess(site), rows)
     shard, twin = sorted(tmp_path.glob("*.shard"), reverse=True)
     assert twin.read_bytes() == shard.read_bytes()
     content = shard.read_bytes()
 
-    class Counting(LocalWorkers):
+    class Counting(ThisProcess):
         recalled = 0
 
         def recall(self, memory):
@@ -174,17 +174,17 @@ def test_a_kill_at_any_change_leaves_a_good_checkpoint(make_site, play, bits, tm
         made.follow(played[2])
         made._folder = Mortal(str(place), changes)
         try:
-            made.save(played[2], LocalWorkers(site), rows)
+            made.save(played[2], ThisProcess(site), rows)
         except Dies:
             saved = newest(Folder(str(place)))
             assert saved.round in (1, 2)
-            assert bits(saved.restore(site, LocalWorkers(site)))["memories"] == bits(played[saved.round])["memories"]
+            assert bits(saved.restore(site, ThisProcess(site)))["memories"] == bits(played[saved.round])["memories"]
             fresh = make_site(scaffold(), num_rounds=3)
             # Continue over the files of the dead process, as a new process would.
             again = checkpoints(place, fresh, saved)
-            for round in rounds(fresh, LocalWorkers(fresh), saved.restore(fresh, LocalWorkers(fresh))):
+            for round in rounds(fresh, ThisProcess(fresh), saved.restore(fresh, ThisProcess(fresh))):
                 again.follow(round)
-                again.save(round, LocalWorkers(fresh), rows)
+                again.save(round, ThisProcess(fresh), rows)
             assert bits(round) == bits(played[3])
             assert newest(Folder(str(place))).round == 3
         else:
@@ -199,9 +199,9 @@ def test_there_are_few_shards_however_many_rounds_wrote_some(make_site, play, bi
     played, made = play(site), checkpoints(tmp_path, site)
     for number, round in enumerate(played):
         made.follow(round)
-        made.save(round, LocalWorkers(site), rows)
+        made.save(round, ThisProcess(site), rows)
         saved = newest(Folder(str(tmp_path)))
-        assert bits(saved.restore(site, LocalWorkers(site)))["memories"] == bits(round)["memories"]
+        assert bits(saved.restore(site, ThisProcess(site)))["memories"] == bits(round)["memories"]
         assert len([name for name in saved.names if name.endswith(".shard")]) <= 2 * (2 + 1)
         if number % 3 == 2:  # as a new process would continue
             made = checkpoints(tmp_path, site, saved)
@@ -223,7 +223,7 @@ def test_results_are_written_once(make_site, play, tmp_path, monkeypatch):
     made = checkpoints(tmp_path, site)
     for round in play(site):
         made.latest = round.round
-        made.save(round, LocalWorkers(site), rows)
+        made.save(round, ThisProcess(site), rows)
         saved = newest(Folder(str(tmp_path)))
         assert saved.table("clients").column("round").to_pylist() == list(range(round.round + 1))
     assert asked[-1] == ("confusions", 8)
@@ -289,7 +289,7 @@ def test_another_jobs_checkpoint_is_refused_with_the_differences(make_site, play
     with pytest.raises(InputError, match="belongs to another job: the images or labels have changed since"):
         saved.refuse_another(make_site(fedavg(), counts=[[1, 1, 1, 1]] * 4))
     with pytest.raises(InputError, match="is not of this model: "):
-        saved.restore(make_site(fedavg(), norm=True), LocalWorkers(site))
+        saved.restore(make_site(fedavg(), norm=True), ThisProcess(site))
 
 
 def test_checkpoints_work_on_another_file_system(make_site, play, bits, tmp_path, monkeypatch):
@@ -301,5 +301,5 @@ def test_checkpoints_work_on_another_file_system(make_site, play, bits, tmp_path
     assert newest(Folder(place)) is None
     save(place, played, site, 1, 2, 3)
     assert sum(name.endswith(".json") for name in Folder(place).names()) == 2
-    assert bits(newest(Folder(place)).restore(site, LocalWorkers(site)))["memories"] == bits(played[3])["memories"]
+    assert bits(newest(Folder(place)).restore(site, ThisProcess(site)))["memories"] == bits(played[3])["memories"]
     assert not list(tmp_path.iterdir())

@@ -32,7 +32,7 @@ from rayfed.losses.metrics import Evaluation
 from rayfed.methods import RECIPES, Part
 from rayfed.rounds.round import ClientRow, Round
 from rayfed.rounds.site import Site
-from rayfed.runtime.local_workers import LocalWorkers
+from rayfed.runtime.this_process import ThisProcess
 
 NOTES = {"loss.cross_entropy": 1.5, "loss.tiny": 0.5}
 
@@ -58,7 +58,7 @@ def a_round(number: int, right: int | None = 3) -> Round:
 
 def keep(site, *rounds, force=False):
     """Keep a run of these rounds; returns its folder."""
-    with Keeper(site, LocalWorkers(site), force=force) as keeper:
+    with Keeper(site, ThisProcess(site), force=force) as keeper:
         for round in rounds:
             keeper.keep(round)
     return keeper.path
@@ -156,7 +156,7 @@ def test_a_folder_where_a_file_is_to_be_written_aside_does_not_stop_it(tmp_path)
 
 
 def test_the_summary_of_a_failed_run_says_why(site):
-    with suppress(ZeroDivisionError), Keeper(site, LocalWorkers(site)):
+    with suppress(ZeroDivisionError), Keeper(site, ThisProcess(site)):
         raise ZeroDivisionError("so")
     assert read_summary(folder_of(site.job)) == {"status": "failed", "error": "ZeroDivisionError: so", "rounds": 0}
 
@@ -164,7 +164,7 @@ def test_the_summary_of_a_failed_run_says_why(site):
 def test_a_run_that_the_same_work_ends_in_the_same_way_again_cannot_be_resumed(site):
     def end(what, how, last=0):
         error = KilledActors("it died", what, how, 1, 2)
-        with suppress(KilledActors), Keeper(site, LocalWorkers(site), force=True) as keeper:
+        with suppress(KilledActors), Keeper(site, ThisProcess(site), force=True) as keeper:
             for round in map(a_round, range(last + 1)):
                 keeper.keep(round)
             raise error
@@ -240,7 +240,7 @@ def test_checkpoints_are_written_after_round_1_every_few_rounds_and_every_minute
     written, now = [], [0.0]
     monkeypatch.setattr("rayfed.folder.keeper.time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(Checkpoints, "save", lambda self, round, *_: written.append(round.round))
-    with Keeper(with_job(site, output=output), LocalWorkers(site)) as keeper:
+    with Keeper(with_job(site, output=output), ThisProcess(site)) as keeper:
         for number in range(9):
             now[0] += 25
             keeper.keep(a_round(number))
@@ -293,7 +293,7 @@ def test_a_file_in_place_of_the_folder_is_refused(site, tmp_path):
 def test_a_job_is_done_when_its_own_results_are_complete(site):
     site = with_job(site, train=replace(site.job.train, num_rounds=1))
     assert not is_done(site.job)
-    with suppress(ZeroDivisionError), Keeper(site, LocalWorkers(site)) as keeper:
+    with suppress(ZeroDivisionError), Keeper(site, ThisProcess(site)) as keeper:
         keeper.keep(a_round(0))
         assert not is_done(site.job)
         raise ZeroDivisionError
@@ -316,7 +316,7 @@ def test_a_job_is_done_when_its_own_results_are_complete(site):
 
 
 def test_only_one_process_at_a_time_can_write(site):
-    with Keeper(site, LocalWorkers(site)):
+    with Keeper(site, ThisProcess(site)):
         with pytest.raises(Locked, match=f"is being written to by process {os.getpid()} on "):
             keep(site, force=True)
     keep(site, force=True)

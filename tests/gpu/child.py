@@ -11,7 +11,7 @@ from rayfed.job import read_job
 from rayfed.rounds.engine import rounds
 from rayfed.rounds.site import open_site
 from rayfed.runtime.gpus import peak_bytes
-from rayfed.runtime.local_workers import LocalWorkers
+from rayfed.runtime.this_process import ThisProcess
 from rayfed.tensors.wire import pack
 
 
@@ -20,7 +20,7 @@ def train(table, cap=None):
     if cap is not None:
         torch.cuda.set_per_process_memory_fraction(cap)
     site = open_site(read_job(table))
-    workers = LocalWorkers(site, gpu=True)
+    workers = ThisProcess(site, gpu=True)
     try:
         *_, last = rounds(site, workers)
     except Exception as error:
@@ -40,7 +40,7 @@ def peak(table):
 def settings(table):
     """What torch is set to once there is a worker for the GPU."""
     os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
-    (kind,) = LocalWorkers(open_site(read_job(table)), gpu=True).kinds()
+    (kind,) = ThisProcess(open_site(read_job(table)), gpu=True).kinds()
     return {"workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG"), "kind": kind}
 
 

@@ -19,7 +19,7 @@ from rayfed.job import read_job
 from rayfed.rounds.engine import rounds
 from rayfed.rounds.site import open_site
 from rayfed.runtime.gpus import PRETENDED
-from rayfed.runtime.local_workers import LocalWorkers
+from rayfed.runtime.this_process import ThisProcess
 
 MINI = Path(rayfed.__file__).parent / "data/fashion_mnist_mini"
 AUGMENT = {"crop": 2, "flip": True, "cutout": 6}
@@ -95,7 +95,7 @@ def train():
     """Train a site to the end, on the GPU or on the CPU; gives the last round."""
 
     def train(site, gpu=True):
-        *_, last = rounds(site, LocalWorkers(site, gpu=gpu))
+        *_, last = rounds(site, ThisProcess(site, gpu=gpu))
         return last
 
     return train

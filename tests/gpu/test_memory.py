@@ -7,7 +7,7 @@ import torch
 
 from rayfed.rounds.engine import rounds
 from rayfed.runtime.gpus import memory_cap, share_as_measured
-from rayfed.runtime.local_workers import LocalWorkers
+from rayfed.runtime.this_process import ThisProcess
 
 # A thread of torch's that uses cuBLAS first makes the context itself, and warns of it.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")]
@@ -39,7 +39,7 @@ def test_a_process_works_on_after_it_has_asked_for_too_much(card, make_job_site,
 
 def test_a_workers_memory_does_not_grow_with_the_rounds(card, make_job_site):
     site, taken = make_job_site("scaffold", num_rounds=8), []
-    for _ in rounds(site, LocalWorkers(site, gpu=True)):
+    for _ in rounds(site, ThisProcess(site, gpu=True)):
         gc.collect()
         taken.append(torch.cuda.memory_allocated())
     assert taken[-1] == taken[3], taken

@@ -23,7 +23,7 @@ from rayfed.methods.views import Frozen, run_model
 from rayfed.models.classifier import Classifier
 from rayfed.rounds import engine
 from rayfed.rounds.site import server_view
-from rayfed.runtime.local_workers import LocalWorkers
+from rayfed.runtime.this_process import ThisProcess
 from rayfed.tensors.sums import OrderedSum
 from rayfed.tensors.trees import copied
 from rayfed.tensors.weights import state_of, with_weights
@@ -79,7 +79,7 @@ def test_feddf_trains_the_average_on_the_servers_images_in_eval_mode(make_site, 
     site = make_site(m.compose(part), norm=True, num_rounds=1)
     averaged = play(make_site(m.fedavg(), norm=True, num_rounds=1))[1].weights
     images, fits = of_server(site), []
-    opening = engine.open_round(site, engine.start(site, LocalWorkers(site)), LocalWorkers(site))
+    opening = engine.open_round(site, engine.start(site, ThisProcess(site)), ThisProcess(site))
     assert torch.equal(opening.broadcast.payloads[part.slot], images)
     with pytest.MonkeyPatch.context() as patch:
         report = m.EnsembleDistill.report
@@ -242,7 +242,7 @@ def test_ccvr_leaves_the_logits_of_a_class_that_the_cohort_lacks(make_site, play
     method = m.switch(m.fedavg(), m.ccvr(), at=2)
     site = make_site(method, counts=counts, num_rounds=2)
     last = play(make_site(method, counts=counts, num_rounds=1))[-1]
-    after = engine.play(site, last, LocalWorkers(site), clients=[0, 1, 2])
+    after = engine.play(site, last, ThisProcess(site), clients=[0, 1, 2])
     for name in ("head.weight", "head.bias"):
         assert torch.equal(after.weights[name][3], last.weights[name][3])
         assert not torch.equal(after.weights[name][:3], last.weights[name][:3])

@@ -19,11 +19,11 @@ from rayfed import methods as m
 from rayfed.data.settings import Augment
 from rayfed.methods.part import Method, all_parts, parts_at, trains
 from rayfed.methods.views import Fit
-from rayfed.rounds import local
+from rayfed.rounds import client_work
 from rayfed.rounds.engine import rounds
 from rayfed.rounds.round import Round
 from rayfed.rounds.tasks import TaskReply
-from rayfed.runtime.local_workers import LocalWorkers
+from rayfed.runtime.this_process import ThisProcess
 from rayfed.tensors.sums import OrderedSum
 from rayfed.tensors.trees import Tree, num_bytes
 from rayfed.tensors.weights import Weights, state_of
@@ -115,7 +115,7 @@ every_part = pytest.mark.parametrize("part", EVERY_PART, ids=repr)
 # The same bits wherever and whenever the work is done.
 
 
-class Recording(LocalWorkers):
+class Recording(ThisProcess):
     """Keeps each client's state after its training, as the model holds it."""
 
     def __init__(self, site):
@@ -125,7 +125,7 @@ class Recording(LocalWorkers):
     def train(self, broadcast, tasks, memories):
         trained, fits = [], []
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(local, "Fit", lambda model, *rest: fits.append(state_of(model)) or Fit(model, *rest))
+            patch.setattr(client_work, "Fit", lambda model, *rest: fits.append(state_of(model)) or Fit(model, *rest))
             for task, answer in zip(tasks, super().train(broadcast, tasks, memories), strict=True):
                 assert len(fits) in (len(task), len(task) + 1), "the first client of Everything's is served twice"
                 trained += zip(task, fits, strict=False)
@@ -134,7 +134,7 @@ class Recording(LocalWorkers):
         self.trained[broadcast.round] = trained
 
 
-class Lost(LocalWorkers):
+class Lost(ThisProcess):
     """Runs the last task first and loses every result; a new worker with a pickled site then does the work again."""
 
     def __init__(self, site):
@@ -152,11 +152,11 @@ class Lost(LocalWorkers):
         for task in reversed(tasks):
             work(super(), task)
             torch.rand(task[0] + 1)  # no draw may depend on the state of the global generator
-            done[task] = work(LocalWorkers(pickle.loads(self._pickled)), task)
+            done[task] = work(ThisProcess(pickle.loads(self._pickled)), task)
         yield from (done[task] for task in tasks)
 
 
-class Unwrapped(LocalWorkers):
+class Unwrapped(ThisProcess):
     """Gives a client the original values, not copies, and so finds a hook that writes to its input."""
 
     def __init__(self, site, digest):
@@ -166,9 +166,9 @@ class Unwrapped(LocalWorkers):
     def survey(self, broadcast, tasks):
         before = self._sent(broadcast)
         for task in tasks:
-            summands = [local.survey(local.Desk(self._site, broadcast), client) for client in task]
+            summands = [client_work.survey(client_work.Desk(self._site, broadcast), client) for client in task]
             assert self._sent(broadcast) == before
-            yield self._reply(summands)
+            yield self._reply(task, summands)
 
     def train(self, broadcast, tasks, memories):
         for task in tasks:
@@ -176,18 +176,18 @@ class Unwrapped(LocalWorkers):
             for client in task:
                 memory = unpack(memories[client])["slots"] if client in memories else {}
                 before = self._sent(broadcast), self._digest(memory)
-                reply = local.train(local.Desk(self._site, broadcast), client, memory)
+                reply = client_work.train(client_work.Desk(self._site, broadcast), client, memory)
                 assert (self._sent(broadcast), self._digest(memory)) == before
                 summands.append(unpack(pack(reply.summands)))
                 memory = pack({"round": broadcast.round, "slots": reply.memory}) if reply.memory else None
                 replies.append(replace(reply, memory=memory))
-            yield self._reply(summands, replies)
+            yield self._reply(task, summands, replies)
 
-    def _reply(self, summands, clients=()):
+    def _reply(self, task, summands, clients=()):
         total = OrderedSum()
         for summand in summands:
             total.add(summand)
-        return TaskReply(total.layout, sum(map(num_bytes, summands)), total.packed(), clients)
+        return TaskReply(task[0], total.layout, sum(map(num_bytes, summands)), total.packed(), clients)
 
     def _sent(self, broadcast):
         return self._digest([broadcast.weights, broadcast.states, broadcast.payloads])
@@ -237,7 +237,7 @@ def test_a_finished_round_is_never_changed(method, reference, bits):
 def test_a_run_can_continue_after_any_round(method, reference, make_site, bits):
     for last in reference.rounds[1:]:
         site = make_site(method, **SETTING)
-        assert [bits(round) for round in rounds(site, LocalWorkers(site), last)] == reference.bits[last.round + 1 :]
+        assert [bits(round) for round in rounds(site, ThisProcess(site), last)] == reference.bits[last.round + 1 :]
 
 
 @every_method
@@ -257,7 +257,7 @@ def test_a_client_with_a_single_sample_takes_part(method, make_site, play):
 @every_method
 def test_the_terms_add_up_to_the_training_loss(method, make_site):
     site = make_site(method, **SETTING, num_rounds=3)
-    for round in list(rounds(site, LocalWorkers(site)))[1:]:
+    for round in list(rounds(site, ThisProcess(site)))[1:]:
         for row in round.clients:
             # A term that some steps lack counts as a mean over the others, which no recipe has within a client's round.
             terms = [value for name, value in row.notes.items() if name.startswith("loss.")]
@@ -277,7 +277,7 @@ def test_buffers_are_the_mean_of_the_clients_buffers(method, reference, make_sit
     site = make_site(method, **SETTING)
     for before, round in pairwise(reference.rounds):
         if not trains(parts_at(method, round.round)):
-            assert round.round not in reference.trained and not round.clients
+            assert not reference.trained[round.round] and not round.clients
             buffers = dict(site.model.named_buffers())
             assert all(torch.equal(round.weights[name], before.weights[name]) for name in buffers)
             continue

@@ -15,9 +15,9 @@ from rayfed.data.augment import prepare
 from rayfed.methods.anchors import momentum_corrected_steps
 from rayfed.methods.views import Notes, Outputs
 from rayfed.rounds import engine
-from rayfed.rounds.local import Broadcast, Desk, evaluate, survey
+from rayfed.rounds.client_work import Broadcast, Desk, evaluate, survey
 from rayfed.rounds.site import server_view
-from rayfed.runtime.local_workers import LocalWorkers
+from rayfed.runtime.this_process import ThisProcess
 from rayfed.tensors.sums import OrderedSum
 from rayfed.tensors.trees import Scaled
 from rayfed.tensors.weights import flat, state_of, with_weights
@@ -465,7 +465,7 @@ def states(make_site, bits):
 
     def states(method, slot, **setting):
         site = make_site(method, **setting)
-        for round in islice(engine.rounds(site, LocalWorkers(site)), 1, None):
+        for round in islice(engine.rounds(site, ThisProcess(site)), 1, None):
             kept = {client: unpack(packed)["slots"][slot] for client, packed in round.memories.items()}
             yield round, round.held[slot].state, kept
 
@@ -524,7 +524,7 @@ def test_a_method_that_comes_back_starts_afresh_on_server_and_clients(make_site,
     setting = {"num_rounds": 6, "clients_per_round": 6}
     run = play(make_site(m.switch(method, m.switch(m.fedavg(), method, at=4), at=3), **setting))
     site = make_site(method, **setting)
-    for round in engine.rounds(site, LocalWorkers(site), replace(run[3], held={}, memories={})):
+    for round in engine.rounds(site, ThisProcess(site), replace(run[3], held={}, memories={})):
         assert digest(round.weights) == digest(run[round.round].weights)
     assert run[6].held[slot].since == 4
 
@@ -639,7 +639,7 @@ def test_the_servers_velocity_follows_its_formula(make_site, play):
     assert velocity.keys() == dict(make_site(m.fedavg(), norm=True).model.named_parameters()).keys()
     site = make_site(m.fedavg(), num_rounds=2, norm=True)
     for before, after in pairwise(run):
-        averaged = engine.play(site, replace(before, held={}), LocalWorkers(site))
+        averaged = engine.play(site, replace(before, held={}), ThisProcess(site))
         for name, w in after.weights.items():
             if name in velocity:
                 velocity[name] = 0.5 * velocity[name] + before.weights[name].double() - averaged.weights[name].double()
@@ -692,7 +692,7 @@ def test_fedacgs_clients_start_from_their_last_mean_and_the_momentum_of_all_mean
     run = play(make_site(m.fedacg(beta=0.5, mu=0.1), norm=True))
     site, momentum = make_site(m.fedprox(mu=0.1), norm=True), 0.0
     for before, after in pairwise(run):
-        means = engine.play(site, replace(before, held={}), LocalWorkers(site)).weights
+        means = engine.play(site, replace(before, held={}), ThisProcess(site)).weights
         moved = {
             name: means[name].double() - before.weights[name].double() for name, _ in site.model.named_parameters()
         }

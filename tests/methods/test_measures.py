@@ -22,7 +22,7 @@ from rayfed.models.classifier import Classifier
 from rayfed.rounds import measures
 from rayfed.rounds.engine import open_round, rounds
 from rayfed.rounds.measures import Seen, sampled
-from rayfed.runtime.local_workers import LocalWorkers
+from rayfed.runtime.this_process import ThisProcess
 from rayfed.tensors.weights import with_weights
 from rayfed.tensors.wire import unpack
 
@@ -32,7 +32,8 @@ MEASURED = {"measure": ["drift"], "measure_every": 7, "measure_layers": ["head"]
 
 def measured(names, before, after, p):
     """`measures.measured`, of models that have seen the images."""
-    notes, confusion = measures.measured(names, {1: before, 2: after}.__getitem__, 1, 2, [], p)
+    looks = lambda: before, lambda: after
+    notes, confusion = measures.measured(names, looks, looks, p)
     assert confusion is None
     return notes
 
@@ -150,7 +151,7 @@ def test_a_buffer_that_every_forward_pass_changes_is_not_changed_by_a_measure(me
 
 def states_after_training(site, last):
     """What each client of the round after `last` has trained, each in a task of its own: float64 (K, P)."""
-    workers = LocalWorkers(site)
+    workers = ThisProcess(site)
     opening = open_round(site, last, workers)
     names = dict(site.model.named_parameters())
     found = {}
@@ -243,7 +244,7 @@ def test_domains_have_the_accuracy_of_their_own_test_images(make_site, play, bit
         assert round.notes.keys() == {"domain.amazon", "domain.webcam"}, "a domain without test images has no accuracy"
         for code, name in ((0, "amazon"), (2, "webcam")):
             only = replace(site, federation=replace(site.federation, test=test.take(np.flatnonzero(domains == code))))
-            own = LocalWorkers(only).evaluate(round.weights)().confusion
+            own = ThisProcess(only).evaluate(round.weights)().confusion
             assert round.notes[f"domain.{name}"] == own.trace() / own.sum()
         shares = round.notes["domain.amazon"] * 10 + round.notes["domain.webcam"] * 20
         assert shares / 30 == pytest.approx(round.test_accuracy)
@@ -273,7 +274,7 @@ def test_a_measure_that_fails_warns_once_and_the_run_goes_on(make_site, monkeypa
     monkeypatch.setitem(measures.MEASURES, "drift", broken)
     site = with_measures(make_site(fedavg()))
     with caplog.at_level(logging.WARNING):
-        *_, last = rounds(site, LocalWorkers(site))
+        *_, last = rounds(site, ThisProcess(site))
     assert [r.getMessage() for r in caplog.records] == [
         "measure = drift fails, and is left out: ValueError: no such layer"
     ]
@@ -288,10 +289,10 @@ def test_a_model_that_cannot_be_shown_the_images_does_not_end_the_run(make_site,
     monkeypatch.setattr(measures, "Seen", full)
     site = with_measures(make_site(fedavg()))
     with caplog.at_level(logging.WARNING):
-        *_, last = rounds(site, LocalWorkers(site))
+        *_, last = rounds(site, ThisProcess(site))
     text = "fails, and is left out: OutOfMemoryError: CUDA out of memory"
-    of_clients, of_the_round = (record.getMessage() for record in caplog.records)
-    assert (of_clients, of_the_round) == (f"measure = local and drift and confusion {text}", f"measure = drift {text}")
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [f"measure = {name} {text}" for name in ("local", "drift", "confusion")]
     assert last.round == 3 and all(row.notes.keys() == {"loss.cross_entropy"} for row in last.clients)
     assert last.notes.keys() == {"drift.gradient_diversity", "drift.update_cosine"} and not last.confusions
 
@@ -302,7 +303,7 @@ def test_an_update_that_cannot_be_measured_leaves_out_the_numbers_of_the_round(m
     monkeypatch.setattr("rayfed.rounds.measures.summand", lambda w, m: summand({} if next(turn) == 5 else w, m))
     turn, site = itertools.count(), with_measures(make_site(fedavg(), norm=True))
     with caplog.at_level(logging.WARNING):
-        found = [round.notes.keys() for round in rounds(site, LocalWorkers(site))][1:]
+        found = [round.notes.keys() for round in rounds(site, ThisProcess(site))][1:]
     assert [record.getMessage() for record in caplog.records] == [
         "measure = drift fails, and is left out: KeyError: 'features.0.weight'"
     ]

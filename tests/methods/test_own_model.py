@@ -16,7 +16,7 @@ from rayfed.base.seeds import Purpose, seed_of
 from rayfed.clients.batches import batches
 from rayfed.data.settings import Augment
 from rayfed.methods.checks import of_models, refuse_misplaced
-from rayfed.rounds import local
+from rayfed.rounds import client_work
 from rayfed.tensors.weights import state_of, with_weights
 from rayfed.tensors.wire import unpack
 
@@ -81,7 +81,7 @@ def test_measures_show_own_models_but_the_drift_that_of_the_global_training(make
         kept = own_of(ours)
         for row, other in zip(ours.clients, theirs.clients, strict=True):
             for when, of in (("before", own.get(row.client, weights)), ("after", kept[row.client])):
-                confusion = local.evaluate(site, with_weights(site.model, of).eval(), 0, 30).confusion
+                confusion = client_work.evaluate(site, with_weights(site.model, of).eval(), 0, 30).confusion
                 assert row.notes[f"local.{when}.accuracy"] == np.trace(confusion) / 30
             assert np.array_equal(ours.confusions[row.client], confusion)
             differ += row.notes["local.after.in_local"] != other.notes["local.after.in_local"]
@@ -157,5 +157,5 @@ def test_measures_show_the_sum_of_the_heads(make_site, play):
     for row in second.clients:
         head = unpack(first.memories[row.client])["slots"]["personal_head"]
         own = {name: w + head[name] if name in head else w for name, w in first.weights.items()}
-        confusion = local.evaluate(site, with_weights(site.model, own).eval(), 0, 30).confusion
+        confusion = client_work.evaluate(site, with_weights(site.model, own).eval(), 0, 30).confusion
         assert row.notes["local.before.accuracy"] == np.trace(confusion) / 30

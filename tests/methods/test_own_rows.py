@@ -10,10 +10,10 @@ from rayfed import methods as m
 from rayfed.base.errors import InputError
 from rayfed.clients.participation import Participation
 from rayfed.losses import metrics
+from rayfed.rounds.client_work import evaluate
 from rayfed.rounds.engine import cohort_of
-from rayfed.rounds.local import evaluate
 from rayfed.rounds.own import Tuning, own_rows
-from rayfed.runtime.local_workers import LocalWorkers
+from rayfed.runtime.this_process import ThisProcess
 from rayfed.tensors.weights import state_of, with_weights
 from rayfed.tensors.wire import unpack
 
@@ -23,7 +23,7 @@ def with_held_out(site, number):
 
 
 def rows_after(site, last, tuning=None):
-    return list(own_rows(site, last, LocalWorkers(site), tuning))
+    return list(own_rows(site, last, ThisProcess(site), tuning))
 
 
 def by_hand(site, client, weights):

@@ -15,9 +15,9 @@ from rayfed.methods.checks import of_models, refuse_misplaced
 from rayfed.methods.personal import local_names, shared
 from rayfed.methods.registry import PARTS
 from rayfed.models.classifier import Classifier
-from rayfed.rounds import local
+from rayfed.rounds import client_work
 from rayfed.rounds.engine import open_round
-from rayfed.runtime.local_workers import LocalWorkers
+from rayfed.runtime.this_process import ThisProcess
 from rayfed.tensors.trees import num_bytes
 from rayfed.tensors.weights import parameters_of, state_of, with_weights
 from rayfed.tensors.wire import unpack
@@ -207,7 +207,9 @@ def test_every_frozen_model_at_a_client_has_its_own_entries(make_site):
     """Also one that the server has sent, as FedGKD's teacher, or that lacks them, as MOON's last model."""
     site, own = make_site(m.fedper()), {"head.weight": torch.ones(4, 16), "head.bias": torch.ones(4)}
     sent = {name: w + 2 for name, w in state_of(site.model).items()}
-    client = local.view_of(local.Desk(site, local.Broadcast(1, state_of(site.model), {}, {}, {})), 0, own)
+    client = client_work.view_of(
+        client_work.Desk(site, client_work.Broadcast(1, state_of(site.model), {}, {}, {})), 0, own
+    )
     for weights in (sent, shared({"local_head": frozenset(HEAD)}, sent), client.weights):
         made = client.frozen(weights).state_dict()
         assert all(torch.equal(made[name], w) for name, w in ({**weights, **own}).items())
@@ -232,11 +234,11 @@ def test_measures_compare_the_clients_own_models(make_site, play, plain_sgd):
     _, first, second = play(site)
     heads, after = own_of(first, "local_head"), own_of(second, "local_head")
     for row in second.clients:
-        before = local.evaluate(site, with_weights(site.model, first.weights | heads[row.client]).eval(), 0, 30)
+        before = client_work.evaluate(site, with_weights(site.model, first.weights | heads[row.client]).eval(), 0, 30)
         assert row.notes["local.before.accuracy"] == np.trace(before.confusion) / 30
         its = plain_sgd(site, row.client, first.weights | heads[row.client], 2)[0]
         assert all(torch.equal(its[name], after[row.client][name]) for name in HEAD)
-        own = local.evaluate(site, with_weights(site.model, its).eval(), 0, 30)
+        own = client_work.evaluate(site, with_weights(site.model, its).eval(), 0, 30)
         assert row.notes["local.after.accuracy"] == np.trace(own.confusion) / 30
     assert len({row.notes["local.before.accuracy"] for row in second.clients}) > 1
 
@@ -245,10 +247,10 @@ def test_a_client_is_served_the_global_model_after_one_with_its_own_entries(make
     """One desk serves both: no entry of the first may be left in the second."""
     site = make_site(m.fedper(), clients_per_round=3)
     last = play(site)[1]
-    opening = open_round(site, last, LocalWorkers(site), clients=[0, 1, 2, 3, 4, 5])
+    opening = open_round(site, last, ThisProcess(site), clients=[0, 1, 2, 3, 4, 5])
     once = {}
     for tasks in ([(0, 1, 2, 3, 4, 5)], [(5,), (4,), (3,), (2,), (1,), (0,)]):
-        for task in LocalWorkers(site).train(opening.broadcast, tasks, last.memories):
+        for task in ThisProcess(site).train(opening.broadcast, tasks, last.memories):
             for reply in task.clients:
                 own = unpack(reply.memory)["slots"]["local_head"]
                 for name, w in once.setdefault(reply.row.client, own).items():

@@ -20,7 +20,7 @@ from rayfed.models.adapt import adapt
 from rayfed.models.classifier import Classifier
 from rayfed.models.registry import build_model
 from rayfed.models.settings import Adapt, Lora
-from rayfed.rounds import local
+from rayfed.rounds import client_work
 from rayfed.rounds.site import open_site
 from rayfed.tensors.trees import num_bytes
 from rayfed.tensors.weights import frozen, in_training, load, state, state_of, with_weights
@@ -347,7 +347,7 @@ def test_results_and_checkpoints_give_the_whole_model_again(tmp_path, no_page):
     site.model.load_state_dict(again)
     saved = load_file(done.path / "checkpoints/round-00002.safetensors")
     assert saved.keys() == state(site.model).keys() < again.keys()
-    assert local.evaluate(site, site.model, 0, 50).confusion.sum() == 50
+    assert client_work.evaluate(site, site.model, 0, 50).confusion.sum() == 50
 
 
 @pytest.mark.slow

@@ -19,8 +19,8 @@ from ray.cluster_utils import Cluster
 
 from rayfed.job import RayOptions
 from rayfed.rounds.engine import rounds
-from rayfed.runtime.local_workers import LocalWorkers
-from rayfed.runtime.session import OUR_RAY, open_pool
+from rayfed.runtime.session import OUR_RAY, open_actors
+from rayfed.runtime.this_process import ThisProcess
 
 FAIR = {"RAY_worker_niceness": "0"}  # workers keep up with the other work of the machine
 WATCHFUL = {  # the loss of a node is noticed after three seconds, not after a minute
@@ -168,7 +168,7 @@ def here(played):
 
     def here(site):
         site = replace(site, model=copy.deepcopy(site.model))
-        return played(site, LocalWorkers(site))
+        return played(site, ThisProcess(site))
 
     return here
 
@@ -179,7 +179,7 @@ def pool_on():
 
     def pool_on(site, name, **options):
         options = RayOptions(address=ray.get_runtime_context().gcs_address, **options)
-        return open_pool(replace(site, job=replace(site.job, name=name, ray=options)))
+        return open_actors(replace(site, job=replace(site.job, name=name, ray=options)))
 
     return pool_on
 

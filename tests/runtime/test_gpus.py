@@ -22,7 +22,7 @@ from rayfed.runtime.gpus import (
     without_absent_gpus,
 )
 from rayfed.runtime.hardware import make_cuda_repeatable
-from rayfed.runtime.local_workers import LocalWorkers
+from rayfed.runtime.this_process import ThisProcess
 from rayfed.tensors.weights import state_of
 
 GIB = 2**30
@@ -128,8 +128,8 @@ def test_evaluation_gives_advice_too(make_site, monkeypatch):
     def evaluate(*given):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    workers = LocalWorkers(site := make_site(fedavg()))
-    monkeypatch.setattr("rayfed.rounds.local.evaluate", evaluate)
+    workers = ThisProcess(site := make_site(fedavg()))
+    monkeypatch.setattr("rayfed.rounds.client_work.evaluate", evaluate)
     with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory") as caught:
         workers.evaluate(state_of(site.model))()
     assert any("ray.num_gpus" in note for note in caught.value.__notes__)

@@ -110,7 +110,7 @@ def test_a_run_that_loses_the_head_keeps_each_round_and_can_be_resumed(a_cluster
 def test_a_run_without_an_actor_says_whether_other_jobs_hold_the_nodes_or_they_are_about_to_end():
     nodes = {"a": {"CPU": 2.0}}
     head = SimpleNamespace(nodes=lambda: nodes, draining=set())
-    crew = Crew(RayOptions(num_gpus=0.0), "run", lambda lost: None, 1, head)
+    crew = Crew(RayOptions(num_gpus=0.0), "run", None, None, 1, head)
     assert "there are 2 CPU and 0 GPU, which other jobs may hold" in crew._missing()
     head.draining.add("a")
     assert "2 CPU and 0 GPU, on nodes that are about to end and take no actors: add a node" in crew._missing()

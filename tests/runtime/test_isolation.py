@@ -13,7 +13,7 @@ from rayfed.base.errors import RunFailed
 from rayfed.base.isolation import SETTINGS
 from rayfed.base.seeds import Purpose, seed_of
 from rayfed.methods import Part, compose, fedavg
-from rayfed.runtime.local_workers import LocalWorkers
+from rayfed.runtime.this_process import ThisProcess
 
 HARMS = {
     "freezes": lambda model: model.requires_grad_(False),
@@ -55,7 +55,7 @@ class Harm(Part):
         return state, step
 
 
-class Backwards(LocalWorkers):
+class Backwards(ThisProcess):
     """Trains the last task first."""
 
     def train(self, broadcast, tasks, memories):

@@ -35,7 +35,7 @@ from rayfed.runtime import crew, dispatch, heartbeat, session
 from rayfed.runtime.crew import Crew
 from rayfed.runtime.dispatch import Dispatch
 from rayfed.runtime.gpus import PRETENDED
-from rayfed.runtime.session import StoredSite, open_pool
+from rayfed.runtime.session import Stored, open_actors
 
 pytestmark = pytest.mark.slow
 
@@ -249,7 +249,7 @@ def test_a_client_whose_gpu_fails_goes_to_another_and_the_gpu_is_given_up_in_the
 def test_actors_on_several_kinds_of_hardware_are_allowed_where_other_bits_are(several, make_site, played):
     several.add_node(num_cpus=1, env_vars=OTHER)
     site = make_site(fedavg(), num_rounds=1, ray=RayOptions(address=several.address, actors=2))
-    with open_pool(site, other_bits=True) as pool:
+    with open_actors(site, other_bits=True) as pool:
         played(site, pool)
         assert len({kind["instructions"] for kind in pool.kinds()}) == 2
 
@@ -315,22 +315,21 @@ def test_a_silent_node_holds_up_neither_the_others_nor_a_deadline(
     assert re.search(awaited, went_on[0]), "others answered, and got more work, in the meantime"
 
 
+def stored_as(site, reference):
+    return Stored(site.model, site.federation, site.job, site.device, reference=reference)
+
+
 def test_lost_objects_are_made_again_or_named(several, make_site, play, bits, pool_on, monkeypatch, caplog):
     @ray.remote(num_cpus=0, max_retries=0, resources={"far": 1})
     def leave():
         return np.zeros(10**6)
-
-    class LostSite(StoredSite):
-        def __init__(self, site):
-            super().__init__(site)
-            self._reference = lost
 
     node = several.add_node(num_cpus=0, resources={"far": 1})
     lost = leave.remote()
     ray.wait([lost], fetch_local=False)
     several.remove_node(node)
 
-    monkeypatch.setattr(session, "StoredSite", LostSite)
+    monkeypatch.setattr(session, "stored", lambda site: stored_as(site, lost))
     site = make_site(scaffold(), counts=[[4, 4, 4, 4]] * 2, clients_per_round=2, num_rounds=2)
     expected = copy.deepcopy(site.model)
     with pool_on(site, "objects", actors=1) as pool:
@@ -490,19 +489,13 @@ def late(site):
     return site
 
 
-class LateSite(StoredSite):
-    def __init__(self, site):
-        super().__init__(site)
-        self._reference = late.remote(site)
-
-
 def test_an_actor_that_waits_for_its_data_is_not_restarted(a_cluster, make_site, here, on_ray, monkeypatch, caplog):
     """Neither does the run end, although the data need longer than an actor may need to come up."""
     monkeypatch.setattr(heartbeat, "HEARTBEAT", 0.5)
     monkeypatch.setattr(crew, "UP_LIMIT", 20.0)
     monkeypatch.setattr(crew, "LATE", 3.0)
     site = make_site(fedavg(), num_rounds=1)
-    monkeypatch.setattr(session, "StoredSite", LateSite)
+    monkeypatch.setattr(session, "stored", lambda site: stored_as(site, late.remote(site)))
     with a_cluster(num_cpus=1):
         assert on_ray(site, 1, patience=5.0) == here(site)
     assert re.search(r"s; waiting for actor-0 on [\d.]+ to get the data", caplog.text)

@@ -14,8 +14,8 @@ from rayfed.base.errors import RunFailed
 from rayfed.job import RayOptions
 from rayfed.methods import Part, compose, fedavg
 from rayfed.rounds.engine import rounds
-from rayfed.runtime.local_workers import LocalWorkers
 from rayfed.runtime.repeat import users_own
+from rayfed.runtime.this_process import ThisProcess
 
 GENERATOR, COUNTS, SQUARE = torch.Generator().manual_seed(1), [0], torch.square
 
@@ -123,7 +123,7 @@ def as_before(monkeypatch):
 def test_what_a_part_keeps_is_restored_or_ends_the_run_before_its_round_is_recorded(make_site, bits, what):
     keeps = Keeps(what)
     site = make_site(compose(fedavg(), keeps))
-    come = rounds(site, LocalWorkers(site))
+    come = rounds(site, ThisProcess(site))
     initial = next(come)
     if what in REFUSED:
         with pytest.raises(
@@ -136,7 +136,7 @@ def test_what_a_part_keeps_is_restored_or_ends_the_run_before_its_round_is_recor
     for function in (by_client, Keeps.by_client.__func__, Keeps.by_client_alone):
         function.cache_clear()  # as a new process has it
     vars(keeps).pop("first_sum", None)
-    again = [*rounds(site, LocalWorkers(site), whole[1])]
+    again = [*rounds(site, ThisProcess(site), whole[1])]
     assert [bits(round) for round in again] == [bits(round) for round in whole[2:]]
 
 
@@ -149,12 +149,12 @@ def test_a_model_of_torchs_own_modules_on_which_the_user_has_hung_a_counter_is_r
     named = replace(site.job, model=replace(site.job.model, name="mine:hooked"))
     site = replace(site, job=named)
     with pytest.raises(RunFailed, match=r"served again .* the model that your function makes keeps something"):
-        list(rounds(site, LocalWorkers(site)))
+        list(rounds(site, ThisProcess(site)))
 
 
 def test_the_check_is_off_where_the_job_says_so_and_for_parts_of_rayfed(make_site, play, monkeypatch):
     play(make_site(compose(fedavg(), Keeps("global")), ray=RayOptions(check_repeat=False)))
-    monkeypatch.setattr("rayfed.runtime.repeat.RepeatCheck.compare", pytest.fail)
+    monkeypatch.setattr("rayfed.runtime.worker.refuse_other_bits", pytest.fail)
     play(make_site(fedavg()))
 
 
@@ -166,7 +166,7 @@ def test_modules_of_timm_and_peft_share_a_model_as_torchs_do(make_site, play, mo
     site.model.features.insert(1, norm(4))
     site.model.head = peft.tuners.lora.Linear(site.model.head, "default", peft.LoraConfig(), r=2)
     assert users_own(site, 1) == []
-    monkeypatch.setattr("rayfed.runtime.repeat.RepeatCheck.compare", pytest.fail)
+    monkeypatch.setattr("rayfed.runtime.worker.refuse_other_bits", pytest.fail)
     assert len(play(site)) == 4
     site.model.features.append(Own())
     assert [type(one) for one in users_own(site, 1)] == [Own]

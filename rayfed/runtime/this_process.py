@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from rayfed.base.errors import ClientFailed, RunFailed
-from rayfed.rounds.local import Broadcast, sample
+from rayfed.rounds.client_work import Broadcast
 from rayfed.rounds.round import Kind, Round
 from rayfed.rounds.site import Site
 from rayfed.rounds.tasks import Task, TaskReply, add_up, grouped, task_text
@@ -21,15 +21,14 @@ from rayfed.tensors.weights import Weights
 from rayfed.tensors.wire import Packed, pack
 
 
-class LocalWorkers(Workers):
+class ThisProcess(Workers):
     """A single worker in this process. Values are packed and unpacked as on Ray, and have the same bits."""
 
     def __init__(self, site: Site, progress: Progress = no_progress, *, gpu: bool = False) -> None:
+        super().__init__(site)
         device = torch.device("cuda:0" if gpu and torch.cuda.is_available() else "cpu")
         self._worker = Worker(site, device, platform.node())
         self._progress = progress
-        self.num_test = len(site.federation.test)
-        self.num_sampled = len(sample(site))
 
     def survey(self, broadcast: Broadcast, tasks: Sequence[Task]) -> Iterator[TaskReply]:
         replies = self._worker.survey(broadcast.map(pack), tasks)
@@ -40,8 +39,7 @@ class LocalWorkers(Workers):
         replies = self._replies(broadcast, tasks, memories)
         for group in grouped(tasks, num_bytes(broadcast.weights)):
             of_tasks = islice(replies, len(group))
-            firsts = [task[0] for task in group]
-            yield add_up(f"round {broadcast.round}", firsts, of_tasks) if len(group) > 1 else next(of_tasks)
+            yield add_up(f"round {broadcast.round}", of_tasks) if len(group) > 1 else next(of_tasks)
 
     def _replies(
         self, broadcast: Broadcast, tasks: Sequence[Task], memories: Mapping[int, Packed]

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import cache, partial, reduce
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ from rayfed.rounds.round import ClientRow
 from rayfed.rounds.site import Site, common_view
 from rayfed.tensors.trees import Tree, to_device
 from rayfed.tensors.weights import Weights, in_training, overwrite, parameters_of, state, with_weights
+from rayfed.tensors.wire import Packed, pack, unpack
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,9 +48,17 @@ class Broadcast:
     payloads: dict[str, Tree]  # slot -> payload from the part's `tell`; empty during the survey
     since: dict[str, int]  # slot -> first round of its part
 
-    def holds(self, slot: str, round: int) -> bool:
-        """Whether the part in a slot is in force since this round or before; older memories are another part's."""
-        return slot in self.since and self.since[slot] <= round
+    def read_memory(self, memory: Packed | None) -> dict[str, Tree]:
+        """A client's memory by slot; empty before its first training, and without what parts before these have kept."""
+        if memory is None:
+            return {}
+        tree = unpack(memory)
+        written, slots = tree["round"], tree["slots"]
+        return {slot: kept for slot, kept in slots.items() if slot in self.since and self.since[slot] <= written}
+
+    def write_memory(self, slots: dict[str, Tree]) -> Packed | None:
+        """A client's memory after this round, as `read_memory` reads it; None where no part keeps any."""
+        return pack({"round": self.round, "slots": slots}) if slots else None
 
     def map(self, function: Callable[[Any], Any]) -> Broadcast:
         """The message with its three trees replaced: packed for the wire, unpacked, or moved to a device."""
@@ -60,12 +69,13 @@ class Desk:
     """What a worker serves clients with: a round's broadcast, on the site's device, and the models for it."""
 
     def __init__(
-        self, site: Site, broadcast: Broadcast, seen: list[Seen] | None = None, model: nn.Module | None = None
+        self, site: Site, broadcast: Broadcast, seen: dict[int, Seen] | None = None, model: nn.Module | None = None
     ) -> None:
-        self.site, self.broadcast = site, broadcast.map(partial(to_device, device=site.device))
+        self.site = site
+        self.broadcast = broadcast.map(partial(to_device, device=site.device))
         self._frozen = Frozen(site.model)
         self._model = model  # to train, for all clients
-        self._seen = [] if seen is None else seen  # the global model on the sampled test images, once it is measured
+        self._seen = {} if seen is None else seen  # round -> its global model on the sampled test images, once measured
 
     def frozen(self, own: Weights) -> Frozen:
         """Frozen copies for the next client: the global model's is kept, those of one client alone are dropped."""
@@ -84,12 +94,23 @@ class Desk:
         if not names or client.id not in (self.site.job.measure_clients or (client.id,)):
             return {}, None
         p = client.label_counts.cpu().numpy() / client.num_examples
-        seen = [] if own else self._seen  # the model of a client with entries of its own is another than the global one
+        before = self._once(client.weights) if own else self._look_at_global
+        trained = before, self._once(state(fit.model))
+        of_own = (self._once(own_models[0]), self._once(own_models[1])) if own_models else trained
+        return measures.measured(names, trained, of_own, p)
 
-        def on(weights: Weights) -> Seen:  # by a copy: a forward pass may change a buffer, which is to be averaged
-            return _see(self.site, with_weights(self.site.model, weights).eval())
+    def _once(self, weights: Weights) -> Callable[[], Seen]:
+        return cache(partial(self._look, weights))
 
-        return measures.measured(names, on, client.weights, state(fit.model), seen, p, own_models)
+    def _look(self, weights: Weights) -> Seen:
+        """What a copy of the model sees with these weights: a forward pass may change its buffers."""
+        return _see(self.site, with_weights(self.site.model, weights).eval())
+
+    def _look_at_global(self) -> Seen:
+        number = self.broadcast.round
+        if number not in self._seen:
+            self._seen[number] = self._look(self.broadcast.weights)
+        return self._seen[number]
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,7 +211,11 @@ def evaluate(site: Site, model: nn.Module, start: int, stop: int) -> Evaluation:
 
 def activations(site: Site, model: nn.Module, start: int, stop: int) -> Activations | None:
     """What a model's measured layers say of the classes, on some of the sampled test images; None where it fails."""
-    return measures.or_warn("drift", lambda: _see(site, model, slice(start, stop)).activations)
+    try:
+        return _see(site, model, slice(start, stop)).activations
+    except Exception as error:
+        measures.warn_of_failure("drift", error)
+        return None
 
 
 def sample(site: Site) -> np.ndarray:

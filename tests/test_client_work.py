@@ -20,7 +20,7 @@ from rayfed.methods import CrossEntropy, NotTrueDistill, Part, Proximal, compose
 from rayfed.methods.part import all_parts, names_of_terms
 from rayfed.methods.views import Notes
 from rayfed.rounds import site as sites
-from rayfed.rounds.local import Broadcast, Desk, evaluate, survey, train
+from rayfed.rounds.client_work import Broadcast, Desk, evaluate, survey, train
 from rayfed.rounds.site import open_site, server_view
 from rayfed.runtime.hardware import refuse_tf32
 from rayfed.tensors.weights import state_of
