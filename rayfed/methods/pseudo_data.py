@@ -55,13 +55,13 @@ class PseudoData(Part):
 
     def loss(self, batch: Batch, local: tuple[ClientView, "cycle[Made]"]) -> Tensor:
         client, made = local
-        data, run, anchor = next(made), client.run, client.weights
+        data, anchor = next(made), client.weights
         own = combine(Tensor.detach, parameters_of(batch.model))
         shared = {name: w for name, w in own.items() if name in batch.parameters}
 
         def gradient(share: float, of: Weights, images: Tensor, labels: Tensor) -> Weights:
             between = combine(lambda w, w_global: torch.lerp(w_global, w, share), of, anchor)
-            found = gradients_at(own | between, batch.model, run, images, labels)
+            found = gradients_at(own | between, batch, images, labels)
             return {n: torch.zeros_like(w) if g is None else g for (n, w), g in zip(own.items(), found, strict=True)}
 
         plain = gradient(self.gamma, shared, batch.images, batch.labels)
