@@ -290,16 +290,6 @@ class Step:
         return self.server.weights
 
     @property
-    def round(self) -> int:
-        """1 is the first."""
-        return self.server.round
-
-    @property
-    def num_clients(self) -> int:
-        """Of the population."""
-        return self.server.num_clients
-
-    @property
     def averaged(self) -> Weights:
         """The weights that the parts before have proposed."""
         assert self.proposed is not None, "no part has averaged the clients yet"
