@@ -118,7 +118,7 @@ class Job(Checked):
     name: Annotated[str, "name of the run, and of its folder; / may divide it into parts"]
     seed: Annotated[int, Ge(0), "seed of the model, of the cohorts, and of every draw at a client"] = 0
     method: Annotated[Any, METHOD, "a method, or a list of parts: `rayfed methods`"] = field(
-        default_factory=METHOD.made
+        default_factory=lambda: METHOD.read(METHOD.default)
     )
     data: Data = field(default_factory=Data)
     model: Annotated[Model, MODEL, MODEL_TEXT] = field(default_factory=Model)

@@ -48,8 +48,10 @@ class RunFailed(RuntimeError):
     """A run cannot continue. The message says where and why."""
 
     exit_code = 1
-    client: int | None = None  # at which it failed, and in which round, if it was at one
-    round: int | None = None
+
+    def __init__(self, message: str, client: int | None = None, round: int | None = None) -> None:
+        super().__init__(message)
+        self.client, self.round = client, round  # at which it failed, if it was at one
 
 
 class Diverged(RunFailed):
@@ -62,13 +64,6 @@ class BrokenContract(RunFailed):
 
 class ClientFailed(RunFailed):
     """A client's own exception, with its traceback. It would fail again on any worker."""
-
-    def __init__(self, message: str, client: int | None = None, round: int | None = None) -> None:
-        super().__init__(message, client, round)  # all three, so that the error can be pickled
-        self.client, self.round = client, round  # None where an evaluation failed
-
-    def __str__(self) -> str:
-        return self.args[0]
 
 
 class Resumable(RunFailed):
@@ -87,11 +82,8 @@ class KilledActors(WorkersLost):
     def __init__(
         self, message: str, what: str = "", how: str = "", client: int | None = None, round: int | None = None
     ) -> None:
-        super().__init__(message, what, how, client, round)
-        self.what, self.how, self.client, self.round = what, how, client, round
-
-    def __str__(self) -> str:
-        return self.args[0]
+        super().__init__(message, client, round)
+        self.what, self.how = what, how
 
 
 class Unwritable(Resumable):
@@ -234,11 +226,8 @@ def spelled(name: str, known: Iterable[str]) -> str:
     >>> spelled("FedNTD", ["fedavg", "fedntd"]), spelled("FedLMD-Tf", ["fedlmd_tf"]), spelled("Mine", ["fedavg"])
     ('fedntd', 'fedlmd_tf', 'Mine')
     """
-    return next((one for one in known if _plain(one) == _plain(name)), name)
-
-
-def _plain(name: str) -> str:
-    return name.lower().replace("_", "-")
+    plain = name.lower().replace("_", "-")
+    return next((one for one in known if one.lower().replace("_", "-") == plain), name)
 
 
 def told(value: Any) -> str:

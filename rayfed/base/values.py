@@ -21,7 +21,6 @@ rayfed.base.errors.InputError: Proximal.mu = -1: give 0 or more
 import functools
 import importlib
 import inspect
-import logging
 import os
 import re
 import sys
@@ -29,16 +28,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
-from annotated_types import Ge, Gt, Le, Lt
+from annotated_types import Ge as Ge
+from annotated_types import Gt as Gt
+from annotated_types import Le as Le
+from annotated_types import Lt as Lt
 
 from rayfed.base.errors import InputError, did_you_mean, nearest, refuse_secrets, spelled, told
-
-log = logging.getLogger(__name__)
-
-__all__ = [
-    "Checked", "Form", "Ge", "Gt", "Le", "Lt", "PathMark", "UnknownKey", "build", "find", "keys", "name_in", "named",
-    "nearest_key", "sentence", "snake_case", "table",
-]  # fmt: skip
 
 T = TypeVar("T")
 NEEDED = inspect.Parameter.empty  # in place of a default
@@ -75,10 +70,6 @@ class Form:
     write: Callable[[Any], Any]
     default: str = ""  # as a job file would write it
     kinds: Mapping[str, type] | None = field(default=None, hash=False)  # of a table with a `name`: the known classes
-
-    def made(self) -> Any:
-        """The default."""
-        return self.read(self.default)
 
 
 class PathMark:

@@ -51,7 +51,7 @@ class Participation(Checked):
         """
         return ceil(round(clients_per_round * self.oversample, 9))  # 1.1 * 10 is a little more than 11
 
-    def has_clock(self, columns: Collection[str] = ()) -> bool:
+    def has_clock(self, columns: Collection[str]) -> bool:
         """Whether work takes virtual time; `columns` are those of the trace."""
         return any(getattr(self, speed) is not None or speed in columns for speed in SPEEDS)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from rayfed.base.errors import InputError, did_you_mean, spelled
-from rayfed.base.values import Checked, Ge, Gt, Le, build, named, table
+from rayfed.base.values import Checked, Ge, Gt, Le, build, name_in, named, table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,5 +96,4 @@ def read_schedule(value: Any) -> Schedule:
 
 def write_schedule(schedule: Schedule) -> dict[str, Any]:
     """A schedule as `read_schedule` reads it."""
-    name = next(name for name, kind in SCHEDULES.items() if kind is type(schedule))
-    return {"name": name, **table(schedule)}
+    return {"name": name_in(SCHEDULES, type(schedule)), **table(schedule)}

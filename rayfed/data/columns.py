@@ -144,7 +144,7 @@ def read_images(table: Table, data: Data) -> np.ndarray:
 
 
 def _encoded(table: Table, name: str) -> Iterator[Read]:
-    for _, block in table.blocks(name):
+    for block in table.blocks(name):
         for value in pc.struct_field(block, "bytes") if types.is_struct(block.type) else block:
             yield value.as_py
 
@@ -173,10 +173,12 @@ def read_tokens(table: Table, data: Data, train: Samples | None) -> tuple[np.nda
     A test set has the length and the vocabulary of `train`. Token 0 pads; in text, no word has it.
     """
     name = data.tokens or data.text
-    _refuse_other_kind(table, name, text=bool(data.text))
-    lists = pa.concat_arrays(
-        [_words(block, data.vocabulary) if data.text else block for _, block in table.blocks(name)]
-    )
+    kind = table.kind(name)
+    if data.text and not is_text(kind):
+        raise InputError(f"{table.place(0)}: column '{name}' is of type {kind}; data.text names a column of text")
+    if data.tokens and not (is_list(kind) and types.is_integer(kind.value_type)):
+        raise InputError(f"{table.place(0)}: column '{name}' is of type {kind}; tokens are lists of whole numbers")
+    lists = pa.concat_arrays([_words(block, data.vocabulary) if data.text else block for block in table.blocks(name)])
     sizes = pc.list_value_length(lists).to_numpy(zero_copy_only=False).astype(np.int64)
     values = pc.list_flatten(lists).to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
     rows = np.repeat(np.arange(len(sizes)), sizes)  # the row of each value
@@ -208,14 +210,6 @@ def _words(block: pa.Array, vocabulary: int) -> pa.Array:
     number = cache(lambda word: number_of(word, vocabulary))
     lists = [[number(word) for word in WORD.findall(text.lower())] for text in block.to_pylist()]
     return pa.array(lists, pa.list_(pa.int64()))
-
-
-def _refuse_other_kind(table: Table, name: str, text: bool) -> None:
-    kind = table.kind(name)
-    if text and not is_text(kind):
-        raise InputError(f"{table.place(0)}: column '{name}' is of type {kind}; data.text names a column of text")
-    if not text and not (is_list(kind) and types.is_integer(kind.value_type)):
-        raise InputError(f"{table.place(0)}: column '{name}' is of type {kind}; tokens are lists of whole numbers")
 
 
 def read_vectors(table: Table, names: Sequence[str]) -> np.ndarray:

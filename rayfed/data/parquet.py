@@ -50,19 +50,16 @@ class Table:
 
     def column(self, name: str) -> pa.Array:
         """A whole column, as `blocks` gives it."""
-        return pa.concat_arrays([block for _, block in self.blocks(name)])
+        return pa.concat_arrays(list(self.blocks(name)))
 
-    def blocks(self, name: str) -> Iterator[tuple[int, pa.Array]]:
-        """A column some rows at a time: the number of the first row, and the values.
-
-        Raises InputError for a row without a value, or with a list that lacks one.
-        """
+    def blocks(self, name: str) -> Iterator[pa.Array]:
+        """A column some rows at a time. Raises InputError for a row without a value, or with a list that lacks one."""
         start = 0
         for path, file in self._files.items():
             with _readable(path):
                 for batch in file.iter_batches(ROWS, columns=[name]):
                     if len(batch):
-                        yield start, self._checked(batch.column(0).cast(self.kind(name)), name, start)
+                        yield self._checked(batch.column(0).cast(self.kind(name)), name, start)
                     start += len(batch)
 
     def _checked(self, block: pa.Array, name: str, start: int) -> pa.Array:

@@ -21,10 +21,9 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
-from annotated_types import Ge, Le
 
 from rayfed.base.errors import InputError, told
-from rayfed.base.values import Checked, PathMark, build, find, name_in, named, table
+from rayfed.base.values import Checked, Ge, Le, PathMark, build, find, name_in, named, table
 
 MOST_DRAWS = 5 * 10**8  # random numbers that a Dirichlet split may draw by default: about half a minute
 CHUNK = 2**15  # random numbers per draw: few enough to stay in the cache, enough to hide numpy's overhead

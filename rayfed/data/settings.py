@@ -5,10 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Le, Lt
-
 from rayfed.base.errors import InputError, spelled
-from rayfed.base.values import Checked, Form, PathMark
+from rayfed.base.values import Checked, Form, Ge, Le, Lt, PathMark
 from rayfed.data.partition import PARTITIONS, Iid, Rule, read_rule, write_rule
 
 MINI = "fashion-mnist-mini"

@@ -30,7 +30,7 @@ def by_round(
     best = peaks(rounds, accuracy, eval_every)
     later = range(max(1, int(np.searchsorted(rounds, after, side="right"))), len(rounds))
     values = {
-        "peak": [(rounds[i], defined.peak_from(best[i - 1], accuracy[i])) for i in later],
+        "peak": [(rounds[i], defined.peak(best[i - 1], accuracy[i])) for i in later],
         "round": [(rounds[i], defined.dropped(accuracy[i - 1], accuracy[i])) for i in later],
         "continual": [(rounds[i], defined.continual(best[i - 1], accuracy[i], learnt[i])) for i in later],
         "local": [],

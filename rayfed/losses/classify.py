@@ -33,7 +33,7 @@ def calibrated_cross_entropy(logits: Tensor, labels: Tensor, label_counts: Tenso
     of two margins is the paper's pairwise label margin. `label_counts` (C,) is the client's count of each class; with
     `tau > 0` the margin of a class without samples is infinite, so that it is not in the softmax, and must not be a
     label. `tau = 0` is plain cross-entropy. The paper leaves the label out of the softmax's denominator; we do not,
-    as that loss has no lower bound.
+    as that loss has no lower bound, nor does others' code.
     """
     if tau == 0:
         return cross_entropy(logits, labels)

@@ -1,38 +1,26 @@
 """What forgetting is, by name: pure functions of class accuracies. What each of them sees is in docs/forgetting.md.
 
-Shapes: `T` evaluated rounds, without round 0, `C` classes, `K` clients of a round. Accuracies are fractions of 1. The
-initial model does not count: untrained, it may predict a single class for every image and so have an accuracy of 1 on
-it, which no training has forgotten. A class without test samples is nan, and every average over classes leaves it out.
+Shapes: `C` classes, `K` clients of a round. Accuracies are fractions of 1. The initial model does not count: untrained,
+it may predict a single class for every image and so have an accuracy of 1 on it, which no training has forgotten. A
+class without test samples is nan, and every average over classes leaves it out.
 """
 
 import math
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
-
-
-def peak(class_accuracy: Array) -> float:
-    """Each class's best earlier accuracy minus its final accuracy, averaged over classes (FedNTD eq. 5).
-
-    `class_accuracy` (T, C) is the global model's. Negative where the final model is the best; 0 after a single round.
-
-    >>> peak(np.array([[1.0, 0.25], [0.75, 0.5], [0.5, 0.75]]))
-    0.125
-    """
-    return peak_from(np.fmax.reduce(class_accuracy[:-1], axis=0, initial=np.nan), class_accuracy[-1])
+from rayfed.losses.metrics import Array
 
 
-def peak_from(best_earlier: Array, now: Array) -> float:
-    """`peak` from the largest class accuracies (C,) of the earlier rounds alone, for a running record.
+def peak(best_earlier: Array, now: Array) -> float:
+    """Each class's best earlier accuracy (C,) minus its accuracy now, averaged over classes (FedNTD eq. 5).
 
-    A class without an earlier accuracy is nan, so a run starts with nan for all.
+    Of the global model. Negative where the last model is the best. A class without an earlier accuracy is nan, so a run
+    starts with nan for all, which gives 0.
 
     >>> best = np.full(2, np.nan)
     >>> for now in np.array([[1.0, 0.25], [0.75, 0.5], [0.5, 0.75]]):
-    ...     print(peak_from(best, now))
+    ...     print(peak(best, now))
     ...     best = np.fmax(best, now)
     0.0
     0.0

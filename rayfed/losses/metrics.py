@@ -21,8 +21,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-
-
 BINS = 15  # of confidences, as Guo et al. have them
 
 
@@ -116,12 +114,15 @@ def credibility(confusion: Array) -> Array:
 def in_local_accuracy(class_accuracy: Array, p: Array) -> float:
     """The accuracy on data with the client's label distribution `p` (C,) (FedNTD section 2.2, eq. 6).
 
-    FedNTD's personalised accuracy (appendices H and I), on test samples re-weighted to `p`, is the same number.
+    FedNTD's personalised accuracy (appendices H and I), on test samples re-weighted to `p`, is the same number. It is
+    nan where no class of the client has test samples.
 
     >>> in_local_accuracy(np.array([1.0, 0.5, 0.0]), p=np.array([0.5, 0.5, 0.0]))
     0.75
     """
-    return _weighted_mean(class_accuracy, p)
+    known = ~np.isnan(class_accuracy)
+    total = p[known].sum()
+    return float((class_accuracy[known] * p[known]).sum() / total) if total > 0 else math.nan
 
 
 def out_local_accuracy(class_accuracy: Array, p: Array) -> float:
@@ -130,14 +131,7 @@ def out_local_accuracy(class_accuracy: Array, p: Array) -> float:
     >>> out_local_accuracy(np.array([1.0, 0.5, 0.0]), p=np.array([0.5, 0.5, 0.0]))
     0.375
     """
-    return _weighted_mean(class_accuracy, 1 - p)
-
-
-def _weighted_mean(values: Array, weights: Array) -> float:
-    """The weighted mean of the values that are not nan; nan where all weights are 0."""
-    known = ~np.isnan(values)
-    total = weights[known].sum()
-    return float((values[known] * weights[known]).sum() / total) if total > 0 else math.nan
+    return in_local_accuracy(class_accuracy, 1 - p)
 
 
 def rounds_to_target(accuracies: Sequence[float] | Array, target: float) -> int | None:
@@ -251,12 +245,6 @@ def alignment(preference: Array, other: Array) -> float:
 def dead(preference: Array, other: Array) -> float:
     """The share of the neurons (D,) that `alignment` leaves out, as they prefer no class in one of the models."""
     return float(((preference < 0) | (other < 0)).mean())
-
-
-def _units(vectors: Array) -> Array:
-    """Vectors (..., P) scaled to length 1; vectors of length 0 stay."""
-    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
-    return vectors / np.where(lengths > 0, lengths, 1.0)
 
 
 def _float64(values: Array) -> NDArray[np.float64]:

@@ -117,7 +117,7 @@ class ControlVariates(Part):
 
     def update(self, c: Weights | None, change: Weights, step: Step) -> tuple[Weights, Step]:
         """`c <- c + sum(change) / N`, with N the whole population."""
-        change = scale(change, 1 / step.num_clients)
+        change = scale(change, 1 / step.server.num_clients)
         return (change if c is None else add(c, change)), step
 
 

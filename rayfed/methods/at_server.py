@@ -76,7 +76,7 @@ class EnsembleDistill(Part):
             if right > accuracy or not held.any():
                 accuracy, best = right, copied(trained(model, step))
 
-        descend_on(self, step.round, parameters_of(model), loss, len(to_train), keep_best)
+        descend_on(self, step.server.round, parameters_of(model), loss, len(to_train), keep_best)
         return None, step.changed(best)
 
 
@@ -125,7 +125,9 @@ class HeadCalibration(Part):
         absent = (counts == 0).nonzero().flatten().tolist()
         if absent:
             numbers = ", ".join(map(str, absent))
-            log.warning("round %d: head_calibration has no example of the classes numbered %s", step.round, numbers)
+            log.warning(
+                "round %d: head_calibration has no example of the classes numbered %s", step.server.round, numbers
+            )
         features = torch.cat([self._drawn(surveyed, c) for c in held.tolist()])
         labels = torch.arange(len(held)).repeat_interleave(self.features_per_class)  # among the classes held
         model = trainable(step, step.weights)
@@ -133,7 +135,7 @@ class HeadCalibration(Part):
         def loss(rows: Tensor) -> Tensor:
             return losses.cross_entropy(model.get_submodule("head")(features[rows])[:, held], labels[rows])
 
-        descend_on(self, step.round, head_parameters(model), loss, len(features))
+        descend_on(self, step.server.round, head_parameters(model), loss, len(features))
         return None, step.towards(step.weights).changed(trained(model, step))
 
     def _drawn(self, surveyed: Tree, c: int) -> Tensor:

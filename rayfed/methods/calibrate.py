@@ -15,8 +15,7 @@ from rayfed.methods.views import Batch, ClientView
 class CalibratedCrossEntropy(Part):
     """Cross-entropy with a margin of `tau * n_c^(-1/4)` taken from each logit. FedLC (Zhang et al., ICML 2022).
 
-    A class that the client lacks is not in the softmax. The paper leaves the label out of the softmax's denominator, a
-    loss without a lower bound; we do not, as others' code does not. The default is its value in FedVLS's Table 10.
+    Our reading is in `rayfed.losses.calibrated_cross_entropy`. The default is its value in FedVLS's Table 10.
     """
 
     slot: ClassVar[str] = "supervise"

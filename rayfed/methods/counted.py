@@ -65,7 +65,7 @@ class CountedDistill(Part):
             distilled = -(target[rows] * logits.log_softmax(dim=1)).sum(dim=1).mean()
             return losses.cross_entropy(logits, labels[rows]) + distilled
 
-        descend_on(self, step.round, parameters_of(model), loss, len(images))
+        descend_on(self, server.round, parameters_of(model), loss, len(images))
         return after, step.changed(trained(model, step))
 
 

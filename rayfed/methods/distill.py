@@ -26,14 +26,11 @@ MASK = "keep samples whose label the teacher gives a probability above 1/C, or t
 
 @dataclass(frozen=True)
 class Distill(Part):
-    """Knowledge distillation over all classes (Hinton et al., 2015), as a term of the local objective.
-
-    `form = "mse"` is the summed squared gap of the logits: FedSSD's loss with a constant weight (its Table 3).
-    """
+    """Knowledge distillation over all classes (Hinton et al., 2015), as a term of the local objective."""
 
     beta: Beta = 1.0
     tau: Tau = 1.0
-    form: Annotated[Literal["kl", "mse"], "divergence of softmaxes, or squared gap of logits"] = "kl"
+    form: Annotated[Literal["kl", "mse"], "divergence of softmaxes, or summed squared gap of logits"] = "kl"
 
     def loss(self, batch: Batch, local: None) -> Tensor:
         if self.form == "mse":

@@ -12,7 +12,7 @@ from rayfed import losses
 from rayfed.base.errors import Diverged, InputError
 from rayfed.base.values import Ge
 from rayfed.methods.part import Part, Parts, defines
-from rayfed.methods.views import Batch, ClientView, Fit, Run
+from rayfed.methods.views import Batch, ClientView, Fit
 from rayfed.tensors.sums import checked
 from rayfed.tensors.trees import Tree
 from rayfed.tensors.weights import (
@@ -27,6 +27,7 @@ from rayfed.tensors.weights import (
     zeros_like,
 )
 
+OwnHead = tuple[Weights, Callable[[Tensor], None]]  # in training, and its step on a loss: by the job's optimizer
 Models = tuple[Weights, Weights] | None  # a client's own model before and after its training, where it keeps one
 
 
@@ -36,7 +37,6 @@ class Own:
 
     model: nn.Module
     step: Callable[[Tensor], None]  # on a loss: the job's optimizer, with a momentum of its own
-    run: Run
     anchor: Tensor  # the global model's trainable parameters, (P,)
 
 
@@ -62,14 +62,14 @@ class OwnModel(Part):
             p.requires_grad_(name in client.weights)  # the job's frozen parameters are not among the weights
         parameters = parameters_of(in_training(model))
         anchor = flat({name: client.weights[name] for name in parameters})
-        return Own(model, client.stepper(parameters), client.run, anchor)
+        return Own(model, client.stepper(parameters), anchor)
 
     def loss(self, batch: Batch, local: Own) -> None:
         """A step of the own model; no term of the loss."""
         device = batch.images.device
         # Dropout draws here too. The generators are restored, so that the global model has the draws of FedAvg.
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            loss = losses.cross_entropy(local.run(local.model, batch.images).logits, batch.labels)
+            loss = losses.cross_entropy(batch.run(local.model, batch.images).logits, batch.labels)
         batch.note("own_loss", loss)
         pull = mse_loss(flat(parameters_of(local.model)), local.anchor, reduction="sum") if self.lam else 0.0
         local.step(loss + self.lam / 2 * pull)
@@ -96,13 +96,13 @@ class PersonalHead(Part):
     def own_model(self, weights: Weights, memory: Tree) -> Weights:
         return weights if memory is None else {**weights, **add(memory, weights)}
 
-    def begin(self, client: ClientView) -> tuple[Weights, Callable[[Tensor], None]]:
+    def begin(self, client: ClientView) -> OwnHead:
         head = {name: w for name, w in client.weights.items() if name in ("head.weight", "head.bias")}
         own = combine(torch.clone, client.memory or zeros_like(head))
         own = combine(Tensor.requires_grad_, own)
         return own, client.stepper(own)
 
-    def loss(self, batch: Batch, local: tuple[Weights, Callable[[Tensor], None]]) -> None:
+    def loss(self, batch: Batch, local: OwnHead) -> None:
         """A step of the own head; no term of the loss."""
         own, step = local
         added = linear(batch.features.detach(), own["head.weight"], own.get("head.bias"))
@@ -110,9 +110,7 @@ class PersonalHead(Part):
         batch.note("own_loss", loss)
         step(loss)
 
-    def report(
-        self, client: ClientView, local: tuple[Weights, Callable[[Tensor], None]], fit: Fit
-    ) -> tuple[None, Weights]:
+    def report(self, client: ClientView, local: OwnHead, fit: Fit) -> tuple[None, Weights]:
         own = combine(Tensor.detach, local[0])
         return None, _finite(own, f"client {client.id}'s own head in round {client.round}", "train.lr")
 

@@ -33,7 +33,13 @@ class MeanFeatures:
         return sums_by_class(client, fit.model), None
 
     def update(self, prototypes: Tree, total: Tree, step: Step) -> tuple[Tree, Step]:
-        return _means_by_class(total, prototypes), step
+        counts = total["counts"]
+        means = (total["sums"] / counts.clamp(min=1)[:, None]).float()
+        known = counts > 0
+        if prototypes is not None:
+            means = torch.where(known[:, None], means, prototypes["means"])
+            known = known | prototypes["known"]
+        return {"means": means, "known": known}, step
 
 
 @dataclass(frozen=True)
@@ -132,14 +138,3 @@ def sums_by_class(client: ClientView, model: nn.Module, of_length_1: bool = Fals
         zeros = features.new_zeros(client.num_classes, features.shape[1])
         sums.append(zeros.index_add_(0, labels, features))  # (C, D)
     return {"sums": torch.stack(sums).sum(dim=0), "counts": client.label_counts}
-
-
-def _means_by_class(total: Tree, before: Tree) -> Tree:
-    """The prototypes, mean features of each class (C, D), those before where it has no samples; and which are known."""
-    counts = total["counts"]
-    means = (total["sums"] / counts.clamp(min=1)[:, None]).float()
-    known = counts > 0
-    if before is not None:
-        means = torch.where(known[:, None], means, before["means"])
-        known = known | before["known"]
-    return {"means": means, "known": known}

@@ -12,7 +12,7 @@ from rayfed.base.errors import InputError
 from rayfed.base.values import Ge, Le
 from rayfed.methods.part import Part
 from rayfed.methods.sharpness import gradients_at, with_gradient
-from rayfed.methods.views import Batch, ClientView, Run
+from rayfed.methods.views import Batch, ClientView
 from rayfed.tensors.weights import Weights, add, combine, dot, parameters_of, scale, subtract, zeros_like
 
 MIDDLE = 0.5  # where the code takes the gradients on pseudo data, between the global and the own weights
@@ -55,13 +55,13 @@ class PseudoData(Part):
 
     def loss(self, batch: Batch, local: tuple[ClientView, "cycle[Made]"]) -> Tensor:
         client, made = local
-        data, run, anchor = next(made), client.run, client.weights
+        data, anchor = next(made), client.weights
         own = combine(Tensor.detach, parameters_of(batch.model))
         shared = {name: w for name, w in own.items() if name in batch.parameters}
 
         def gradient(share: float, of: Weights, images: Tensor, labels: Tensor) -> Weights:
             between = combine(lambda w, w_global: torch.lerp(w_global, w, share), of, anchor)
-            found = gradients_at(own | between, batch.model, run, images, labels)
+            found = gradients_at(own | between, batch, images, labels)
             return {n: torch.zeros_like(w) if g is None else g for (n, w), g in zip(own.items(), found, strict=True)}
 
         plain = gradient(self.gamma, shared, batch.images, batch.labels)
@@ -78,16 +78,16 @@ class PseudoData(Part):
         return with_gradient(loss, whole.values(), parameters_of(batch.model))
 
     def _made(self, client: ClientView, images: Tensor, labels: Tensor) -> Made:
-        model, run = client.global_model, client.run
-        pseudo = self._uphill(model, run, images, labels, self.pseudo)
+        pseudo = self._uphill(client, images, labels, self.pseudo)
         with torch.no_grad():
-            said = run(model, pseudo).logits.softmax(dim=1)
-        return Made(pseudo, said, self._uphill(model, run, images, labels, self.perturbed), labels)
+            said = client.run(client.global_model, pseudo).logits.softmax(dim=1)
+        return Made(pseudo, said, self._uphill(client, images, labels, self.perturbed), labels)
 
-    def _uphill(self, model: nn.Module, run: Run, images: Tensor, labels: Tensor, length: float) -> Tensor:
+    def _uphill(self, client: ClientView, images: Tensor, labels: Tensor, length: float) -> Tensor:
         """Images after steps along the sign of the loss's gradient (FGSM)."""
         for _ in range(self.iterations):
             images = images.detach().requires_grad_()
-            (gradient,) = torch.autograd.grad(losses.cross_entropy(run(model, images).logits, labels), images)
+            loss = losses.cross_entropy(client.run(client.global_model, images).logits, labels)
+            (gradient,) = torch.autograd.grad(loss, images)
             images = images + length * gradient.sign()
         return images.detach()

@@ -17,10 +17,8 @@ from typing import Any
 from rayfed.base.errors import InputError, told
 from rayfed.base.values import build, find, name_in, named, sentence, table
 from rayfed.methods import recipes
-from rayfed.methods.composition import compose
+from rayfed.methods.composition import DEFAULTS, compose
 from rayfed.methods.part import Method, Part, Parts, Switch, all_parts, in_turn, name_of, switch
-from rayfed.methods.server import Average
-from rayfed.methods.supervise import CrossEntropy
 
 
 def _parts() -> Iterator[type[Part]]:
@@ -127,7 +125,7 @@ def describe(method: Method) -> str:
                 found.append(_line(name, given, defaults))
     if found:
         return min(found, key=len)  # fedlmd_tf, not fedlmd teacher = False
-    usual = [part for part in (CrossEntropy(), Average()) if part in method]
+    usual = [part for part in reversed(DEFAULTS) if part in method]
     own = [part for part in method if part not in usual]
     text = " + ".join(_line(name_in(PARTS, type(part)), table(part), _defaults(type(part))) for part in own)
     return f"{text}, with {' and '.join(name_in(PARTS, type(part)) for part in usual)}" if usual else text

@@ -133,7 +133,7 @@ class DynamicRegularizer(Part):
         """`h <- h - alpha / N sum (w_local - w)`, `w <- mean - h / alpha`; h in float64, N the whole population."""
         old = step.parameters(step.weights)
         moved = combine(lambda w, sum_of_locals: sum_of_locals - total["clients"] * w.double(), old, total["weights"])
-        change = scale(moved, -self.alpha / step.num_clients)
+        change = scale(moved, -self.alpha / step.server.num_clients)
         h = change if h is None else add(h, change)
         mean = combine(lambda x: x / total["clients"], total["weights"])
         corrected = add(step.parameters(mean), h, alpha=-1 / self.alpha)

@@ -10,11 +10,12 @@ from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 
 from rayfed import losses
 from rayfed.base.values import Ge, Gt
 from rayfed.methods.part import Part
-from rayfed.methods.views import Batch, ClientView, Fit, Outputs, Run, ServerView, Step
+from rayfed.methods.views import Batch, ClientView, Fit, Outputs, ServerView, Step
 from rayfed.tensors.trees import Tree
 from rayfed.tensors.weights import Weights, add, combine, dot, flat, parameters_of, subtract, zeros_like
 
@@ -31,13 +32,10 @@ class SharpnessAware(Part):
     rho: Annotated[float, Ge(0), "length of the step to the other weights; 0 is FedAvg"] = 0.1
     weight: Annotated[float, Ge(0), "factor of the term"] = 1.0
 
-    def begin(self, client: ClientView) -> Run:
-        return client.run
-
-    def loss(self, batch: Batch, run: Run) -> Tensor:
+    def loss(self, batch: Batch, local: None) -> Tensor:
         loss = losses.cross_entropy(batch.logits, batch.labels)
         if self.rho:
-            loss = _with_gradient_at(_ascent(loss, batch.parameters, self.rho), loss, batch, run)
+            loss = _with_gradient_at(_ascent(loss, batch.parameters, self.rho), loss, batch)
         return loss if self.weight == 1 else self.weight * loss
 
 
@@ -53,16 +51,14 @@ class GlobalPerturbation(Part):
     slot: ClassVar[str] = "supervise"
     rho: Annotated[float, Ge(0), "length of the step to the other weights; 0 is FedAvg"] = 0.1
 
-    def begin(self, client: ClientView) -> tuple[Run, Weights | None]:
+    def begin(self, client: ClientView) -> Weights | None:
         if not self.rho or client.memory is None:
-            return client.run, None
-        back = combine(lambda then, now: then - now, client.memory, client.weights)
-        return client.run, _of_length(back, self.rho)
+            return None
+        return _of_length(subtract(client.memory, client.weights), self.rho)
 
-    def loss(self, batch: Batch, local: tuple[Run, Weights | None]) -> Tensor:
-        run, step = local
+    def loss(self, batch: Batch, step: Weights | None) -> Tensor:
         loss = losses.cross_entropy(batch.logits, batch.labels)
-        return loss if step is None else _with_gradient_at(step, loss, batch, run)
+        return loss if step is None else _with_gradient_at(step, loss, batch)
 
     def report(self, client: ClientView, local: object, fit: Fit) -> tuple[None, Weights]:
         return None, {name: client.weights[name] for name in fit.parameters}
@@ -73,25 +69,25 @@ class ProximalPerturbation(Part):
     """Cross-entropy with its gradient at weights that are further from the teacher's logits. FedSOL (CVPR 2024).
 
     Lee et al. The step is along the gradient of the divergence from the global model's softmax, scaled by how far each
-    weight has moved from the global one (`_moved`), as the authors' code does it: Lee-Gihun/FedSOL, `fedsol_adaptive`.
+    weight has moved from the global one, with norm 1 or 0 over the first dimension, as in the authors' code
+    (Lee-Gihun/FedSOL, `fedsol_adaptive`).
     """
 
     slot: ClassVar[str] = "supervise"
     rho: Annotated[float, Ge(0), "length of the step to the other weights; 0 is FedAvg"] = 1.0
     tau: Annotated[float, Gt(0), "temperature of both softmaxes"] = 3.0
 
-    def begin(self, client: ClientView) -> tuple[Run, Weights]:
-        return client.run, client.weights
+    def begin(self, client: ClientView) -> Weights:
+        return client.weights
 
-    def loss(self, batch: Batch, local: tuple[Run, Weights]) -> Tensor:
-        run, anchor = local
+    def loss(self, batch: Batch, anchor: Weights) -> Tensor:
         loss = losses.cross_entropy(batch.logits, batch.labels)
         if not self.rho:
             return loss
         divergence = losses.distill(batch.logits, batch.teacher.logits, tau=self.tau)
         step = _ascent(divergence, batch.parameters, self.rho)
-        step = combine(lambda e, w, w_global: e * _moved(w.detach(), w_global), step, batch.parameters, anchor)
-        return _with_gradient_at(step, loss, batch, run)
+        moved = combine(lambda w, w_global: normalize((w.detach() - w_global).abs(), dim=0), batch.parameters, anchor)
+        return _with_gradient_at(combine(torch.mul, step, moved), loss, batch)
 
 
 @dataclass(frozen=True)
@@ -109,12 +105,12 @@ class AgreedPerturbation(Part):
     def tell(self, s: Weights | None, server: ServerView, surveyed: None) -> tuple[Weights | None, Weights | None]:
         return s, s
 
-    def begin(self, client: ClientView) -> tuple[Run, Weights | None, Weights]:
-        return client.run, client.payload, dict(client.memory or {})
+    def begin(self, client: ClientView) -> tuple[Weights | None, Weights]:
+        return client.payload, dict(client.memory or {})
 
-    def loss(self, batch: Batch, local: tuple[Run, Weights | None, Weights]) -> Tensor:
+    def loss(self, batch: Batch, local: tuple[Weights | None, Weights]) -> Tensor:
         """`mu_i` changes with every step: the round's own dict holds it."""
-        run, s, mu = local
+        s, mu = local
         loss = losses.cross_entropy(batch.logits, batch.labels)
         if not self.rho:
             return loss
@@ -122,10 +118,10 @@ class AgreedPerturbation(Part):
         s, before = s or zeros, mu or zeros
         step = _ascent(loss, batch.parameters, self.rho, less=add(before, s))
         mu.update(add(before, subtract(step, s)))
-        return _with_gradient_at(step, loss, batch, run)
+        return _with_gradient_at(step, loss, batch)
 
-    def report(self, client: ClientView, local: tuple[Run, Tree, Weights], fit: Fit) -> tuple[Tree, Tree]:
-        mu = local[2] or None
+    def report(self, client: ClientView, local: tuple[Tree, Weights], fit: Fit) -> tuple[Tree, Tree]:
+        mu = local[1] or None
         return mu, mu
 
     def update(self, s: Weights | None, total: Weights | None, step: Step) -> tuple[Weights | None, Step]:
@@ -137,9 +133,9 @@ class AgreedPerturbation(Part):
 class _Runner(nn.Module):
     """A forward pass as a module, so that `functional_call` can give it other weights."""
 
-    def __init__(self, model: nn.Module, run: Run) -> None:
+    def __init__(self, batch: Batch) -> None:
         super().__init__()
-        self.model, self._run = model, run
+        self.model, self._run = batch.model, batch.run
 
     def forward(self, images: Tensor) -> Outputs:
         return self._run(self.model, images)
@@ -159,28 +155,26 @@ def _of_length(step: Weights, rho: float) -> Weights:
     return combine(lambda x: rho / norm * x, step)
 
 
-def _with_gradient_at(step: Weights, loss: Tensor, batch: Batch, run: Run) -> Tensor:
+def _with_gradient_at(step: Weights, loss: Tensor, batch: Batch) -> Tensor:
     """The value of a loss, with the gradient that the batch's cross-entropy has a step away.
 
     What stays at the client is not in the step, and trains all the same.
     """
     parameters = parameters_of(batch.model)
     there = {name: w.detach() + step[name] if name in step else w.detach() for name, w in parameters.items()}
-    gradients = gradients_at(there, batch.model, run, batch.images, batch.labels)
+    gradients = gradients_at(there, batch, batch.images, batch.labels)
     return with_gradient(loss, gradients, parameters)
 
 
-def gradients_at(
-    there: Weights, model: nn.Module, run: Run, images: Tensor, labels: Tensor
-) -> tuple[Tensor | None, ...]:
+def gradients_at(there: Weights, batch: Batch, images: Tensor, labels: Tensor) -> tuple[Tensor | None, ...]:
     """The gradients of the cross-entropy at other parameters, in their order; labels (B,), or probabilities (B, C).
 
     The pass updates copies of the buffers: BatchNorm's running statistics must count each batch once.
     """
     there = combine(Tensor.requires_grad_, there)
-    values = there | {name: buffer.clone() for name, buffer in model.named_buffers()}
+    values = there | {name: buffer.clone() for name, buffer in batch.model.named_buffers()}
     named = {f"model.{name}": value for name, value in values.items()}
-    outputs: Outputs = torch.func.functional_call(_Runner(model, run), named, (images,))
+    outputs: Outputs = torch.func.functional_call(_Runner(batch), named, (images,))
     loss = losses.cross_entropy(outputs.logits, labels)
     return torch.autograd.grad(loss, list(there.values()), allow_unused=True)
 
@@ -193,8 +187,3 @@ def with_gradient(loss: Tensor, gradients: Iterable[Tensor | None], parameters: 
     given = {name: g for name, g in zip(parameters, gradients, strict=True) if g is not None}
     linear = torch.dot(flat({name: parameters[name] for name in given}), flat(given))
     return loss.detach() + (linear - linear.detach())
-
-
-def _moved(w: Tensor, w_global: Tensor) -> Tensor:
-    """How far each weight has moved, (n, ...), scaled so that the norm over the first dimension is 1, or 0."""
-    return nn.functional.normalize((w - w_global).abs(), dim=0)

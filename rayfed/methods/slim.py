@@ -98,10 +98,10 @@ def _slimmed(stage: nn.Module, x: Tensor, width: float) -> Tensor:
             hook.remove()
 
 
-def _spectral_norm(inputs: Tensor, outputs: Tensor, iterations: int = 10) -> Tensor:
+def _spectral_norm(inputs: Tensor, outputs: Tensor) -> Tensor:
     """The largest singular value of each sample's matrix between input and output features: (B,).
 
-    (B, c, h, w) or (B, c) each; of maps of two sizes the larger is pooled to the smaller. By power iteration.
+    (B, c, h, w) or (B, c) each; of maps of two sizes the larger is pooled to the smaller. By ten power iterations.
     """
     if inputs.dim() == 4 and inputs.shape[2:] != outputs.shape[2:]:
         inputs = nn.functional.adaptive_avg_pool2d(inputs, [*outputs.shape[2:]])  # type: ignore[arg-type]
@@ -112,6 +112,6 @@ def _spectral_norm(inputs: Tensor, outputs: Tensor, iterations: int = 10) -> Ten
 
     with torch.no_grad():
         v = torch.ones(len(b), b.shape[1], 1, dtype=b.dtype, device=b.device)  # (B, c_out, 1)
-        for _ in range(iterations):
+        for _ in range(10):
             v = nn.functional.normalize(b @ (a.transpose(1, 2) @ apply(v)), dim=1)
     return apply(v).flatten(1).norm(dim=1)

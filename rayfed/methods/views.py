@@ -6,7 +6,7 @@ Shapes: `B` batch, `C` classes, `D` features, images of `c` x `h` x `w`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from numbers import Real
 
@@ -205,31 +205,26 @@ class Notes:
         }
 
 
+@dataclass(eq=False)
 class Batch:
     """One batch in training. Lazy: a model runs on it only when a part asks, and at most once."""
 
-    def __init__(
-        self,
-        images: Tensor,
-        labels: Tensor,
-        model: nn.Module,
-        parameters: Weights,
-        client: View,
-        known: Callable[[nn.Module], Outputs | None] | None = None,
-        notes: Notes | None = None,
-    ) -> None:
-        self.images = images  # (B, c, h, w), augmented and normalised; or tokens, int64 (B, L); or vectors (B, D)
-        self.labels = labels  # (B,)
-        self.parameters = parameters  # of the model in training, live, less those that stay at the client
-        self.model = model
-        self._client = client
-        self._known = known  # what is known of a frozen model before it is run on the batch
-        self._frozen: dict[nn.Module, Outputs] = {}
-        self.note = notes or Notes()
+    images: Tensor  # (B, c, h, w), augmented and normalised; or tokens, int64 (B, L); or vectors (B, D)
+    labels: Tensor  # (B,)
+    model: nn.Module  # in training
+    parameters: Weights  # of this model, live, less those that stay at the client
+    _client: View
+    _known: Callable[[nn.Module], Outputs | None] | None = None  # a frozen model's outputs on it, where they are known
+    note: Notes = field(default_factory=Notes)
+    _frozen: dict[nn.Module, Outputs] = field(init=False, default_factory=dict)
 
     @cached_property
     def _outputs(self) -> Outputs:
-        return self._client.run(self.model, self.images)
+        return self.run(self.model, self.images)
+
+    def run(self, model: nn.Module, images: Tensor) -> Outputs:
+        """A forward pass, in the job's precision."""
+        return self._client.run(model, images)
 
     @property
     def flat(self) -> Tensor:
@@ -260,7 +255,7 @@ class Batch:
             outputs = self._known and self._known(model)
             if outputs is None:
                 with torch.no_grad():
-                    outputs = self._client.run(model, self.images)
+                    outputs = self.run(model, self.images)
             self._frozen[model] = outputs
         return self._frozen[model]
 
@@ -293,16 +288,6 @@ class Step:
     def weights(self) -> Weights:
         """The round's global model."""
         return self.server.weights
-
-    @property
-    def round(self) -> int:
-        """1 is the first."""
-        return self.server.round
-
-    @property
-    def num_clients(self) -> int:
-        """Of the population."""
-        return self.server.num_clients
 
     @property
     def averaged(self) -> Weights:

@@ -6,9 +6,9 @@ Shapes: `B` examples, `L` tokens of each.
 from itertools import chain, pairwise
 from typing import Annotated
 
-from annotated_types import Ge
 from torch import Tensor, nn
 
+from rayfed.base.values import Ge
 from rayfed.data.samples import PADDING
 from rayfed.models.classifier import Classifier
 

@@ -8,10 +8,10 @@ ECCV 2018) in the place of BatchNorm, whose statistics clients with skewed label
 from collections.abc import Callable, Sequence
 from typing import Annotated, Literal
 
-from annotated_types import Ge
 from torch import Tensor, nn
 
 from rayfed.base.errors import InputError
+from rayfed.base.values import Ge
 from rayfed.models.classifier import Classifier
 
 Block = Callable[[int, int, int], nn.Module]  # of inputs, outputs and stride

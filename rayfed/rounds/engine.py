@@ -300,7 +300,7 @@ def _begin_evaluation(site: Site, round: Round, workers: Workers) -> Callable[[]
             round,
             evaluation=evaluation,
             peak=np.fmax(round.peak, class_accuracy) if counts else round.peak,
-            forgetting=forgetting.peak_from(round.peak, class_accuracy),
+            forgetting=forgetting.peak(round.peak, class_accuracy),
             notes={**round.notes, **{f"domain.{name}": right / images for name, right, images in by_domain if images}},
         )
 

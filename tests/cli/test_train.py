@@ -209,7 +209,7 @@ def test_a_bar_is_one_line_of_the_terminal_and_80_columns_show_all_of_it(width, 
 
 
 def test_a_negative_forgetting_is_explained_once_where_it_is_shown(folder, rayfed, monkeypatch):
-    monkeypatch.setattr(forgetting, "peak_from", lambda peak, now: -0.25)
+    monkeypatch.setattr(forgetting, "peak", lambda peak, now: -0.25)
     result = rayfed("run", "job.toml")
     assert result.stdout.count("forgetting -25.0%") == 5
     explained = "(a negative forgetting: on average, a class is better now than in any evaluated round before)"

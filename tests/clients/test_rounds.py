@@ -101,7 +101,7 @@ class Diary(Part):
         return [*state, f"tell {server.round}"], None
 
     def update(self, state, total, step):
-        return [*state, f"update {step.round}"], step
+        return [*state, f"update {step.server.round}"], step
 
 
 def test_an_empty_round_changes_nothing_and_the_run_goes_on(shy, play, bits, gaps, caplog):
