@@ -25,7 +25,7 @@ def doubts(
     refuse_misplaced(method, model)
     _refuse_vain(method)
     yield from of_rounds(method, num_rounds)
-    yield from of_models(method, measured)
+    yield from of_models(method, model, measured)
     for part in all_parts(method):
         if part.without_momentum and momentum:
             yield (
@@ -98,15 +98,21 @@ def of_rounds(method: Method, num_rounds: int) -> Iterator[str]:
     yield f"{why}. Give it the last round alone: {rather}"
 
 
-def of_models(method: Method, measured: bool) -> Iterator[str]:
+def of_models(method: Method, model: nn.Module, measured: bool) -> Iterator[str]:
     """A warning that the global model's accuracy is not what such a method is for."""
-    hooks = ("local_names", "own_model")
-    owners = dict.fromkeys(part.slot for part in all_parts(method) if any(defines(part, hook) for hook in hooks))
-    if owners:
-        each_round = "" if measured else ", measure = ['local'] those of each round"
+    advice = "; `rayfed clients RUN` measures the clients' models after the run"
+    advice += "" if measured else ", measure = ['local'] those of each round"
+    slots = local_names(all_parts(method), model)
+    if slots:
         yield (
-            f"with {' and '.join(owners)} each client has a model of its own, and test_accuracy is that of the global "
-            f"model; `rayfed clients RUN` measures the clients' models after the run{each_round}"
+            f"with {' and '.join(slots)} each client has a model of its own, and some entries of the global model are "
+            f"never trained: test_accuracy says little{advice}"
+        )
+    keepers = dict.fromkeys(part.slot for part in all_parts(method) if defines(part, "own_model"))
+    if keepers:
+        yield (
+            f"with {' and '.join(keepers)} each client has a model of its own, and test_accuracy is that of the global "
+            f"model{advice}"
         )
 
 

@@ -105,15 +105,15 @@ def test_a_method_may_change_to_ditto(make_site, play, plain_sgd):
         assert all(torch.equal(own[name], w) for name, w in alone.items())
 
 
-def test_a_run_is_told_that_the_test_accuracy_is_not_of_the_own_models():
-    (doubt,) = of_models(m.ditto(), measured=False)
+def test_a_run_is_told_that_the_test_accuracy_is_not_of_the_own_models(make_model):
+    (doubt,) = of_models(m.ditto(), make_model(), measured=False)
     assert doubt == (
         "with own_model each client has a model of its own, and test_accuracy is that of the global model; "
         "`rayfed clients RUN` measures the clients' models after the run, measure = ['local'] those of each round"
     )
-    (doubt,) = of_models(m.ditto(), measured=True)
+    (doubt,) = of_models(m.ditto(), make_model(), measured=True)
     assert doubt.endswith("the clients' models after the run"), "those of each round are measured already"
-    assert not [*of_models(m.fedavg(), measured=False)]
+    assert not [*of_models(m.fedavg(), make_model(), measured=False)]
 
 
 def test_an_own_model_that_is_no_longer_finite_ends_the_run(make_site, play):

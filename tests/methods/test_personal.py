@@ -298,8 +298,8 @@ def test_what_makes_sense_is_not_refused_but_the_global_accuracy_is_warned_of(ma
         m.switch(m.fedper(), m.compose(m.fedper(), m.fedntd()[-1]), at=2),
     ):
         refuse_misplaced(method, make_model())
-    assert not list(of_models(m.fedavg(), measured=False))
-    (said,) = of_models(m.compose(m.fedper(), m.LocalNorm()), measured=False)
+    assert not list(of_models(m.fedavg(), make_model(), measured=False))
+    (said,) = of_models(m.compose(m.fedper(), m.LocalNorm()), make_model(norm=True), measured=False)
     assert said.startswith("with local_head and local_norm each client has a model of its own")
 
 
