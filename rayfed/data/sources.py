@@ -85,8 +85,7 @@ def load(data: Data) -> Dataset:
         raise InputError(f"data.source = '{data.source}': it has no test set; {ways}")
     if data.domain and test.domains is None:
         raise InputError(f"data.domain = '{data.domain}': the source '{data.source}' has no such column")
-    sets = Dataset(train, test)
-    return Dataset(_as_wanted(sets.train, data.size), _as_wanted(sets.test, data.size))
+    return Dataset(_as_wanted(train, data.size), _as_wanted(test, data.size))
 
 
 def _as_wanted(samples: Samples, size: int) -> Samples:

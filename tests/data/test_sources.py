@@ -438,6 +438,7 @@ class Pictures(Dataset):
 
 def arrays(): return (pixels[..., 0], labels), None
 def sets(): return Pictures(), (pixels.transpose(0, 3, 1, 2)[:2], [2, 0])
+def smaller(): return (pixels, labels), (pixels[:2, :3, :3], [2, 0])
 def floats(): return (pixels / 255, labels), None
 def normalised(): return (((pixels - 200.0) / 60).astype("float32"), labels), None
 def around(): return (np.linspace(-1, 1, 9 * 20).reshape(9, 4, 5), labels), None
@@ -479,6 +480,9 @@ def test_a_function_gives_arrays_or_torch_datasets(own_data):
     assert np.array_equal(data.test.examples, data.train.examples[:2])
     assert data.train.labels.tolist() == own_data.labels and data.test.labels.tolist() == [2, 0]
     assert data.train.classes == data.test.classes == ("cat", "dog", "emu")
+    data = load(Data("own_data:smaller", size=4))
+    assert data.train.shape == data.test.shape == (3, 4, 4), "sets of two sizes are made alike before they are compared"
+    refuses(Data("own_data:smaller"), "training and test set disagree in image shape")
     data = load(Data("own_data:arrays", test_fraction=0.3))
     assert (data.train.examples.shape, data.test.examples.shape) == ((6, 1, 4, 5), (3, 1, 4, 5))
 
