@@ -60,6 +60,7 @@ class Curvature(Part):
         parameters = fit.parameters
         u = zeros_like(combine(Tensor.detach, parameters))
         for images, labels in client.samples(client.batch_size):
+            # In float32 under any `train.precision`: squares of gradients span too many orders of magnitude.
             loss = cross_entropy(run_model(fit.model, images).logits, labels)
             gradients = torch.autograd.grad(loss, list(parameters.values()))
             for name, gradient in zip(u, gradients, strict=True):
