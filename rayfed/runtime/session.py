@@ -89,7 +89,7 @@ def machine() -> Resources:
 def open_actors(site: Site, progress: Progress = no_progress, *, other_bits: bool = False) -> Iterator[RayWorkers]:
     """A run's actors, on the Ray that is connected; with `other_bits` on several kinds of hardware."""
     asked, name, cohort = site.job.ray, site.job.name, site.job.train.clients_per_round
-    head, kept = Head(asked.labels), site if isinstance(site, Stored) else stored(site)
+    head, reference = Head(asked.labels), site.reference if isinstance(site, Stored) else ray.put(site)
     nodes = list(head.known().values())
     options, most = without_absent_gpus(asked, nodes), cohort if asked.actors == "auto" else asked.actors
     if options.num_gpus == "auto":
@@ -97,13 +97,13 @@ def open_actors(site: Site, progress: Progress = no_progress, *, other_bits: boo
         share, whole = 1.0, replace(options, num_gpus=1.0)
         if capacity(whole, nodes) < most:  # else each actor has a GPU of its own
             with ray_may_fail():
-                share = measure_share(new_actor(whole, f"{name}/probe"), kept.reference, head.known(), options.patience)
+                share = measure_share(new_actor(whole, f"{name}/probe"), reference, head.known(), options.patience)
         options = replace(options, num_gpus=share)
     if "auto" in (asked.actors, asked.num_gpus):
         options = spread(options, nodes, most)
     warn_of_idle_gpus(options, nodes)
     warn_of_small_stores(num_bytes(state(site.model)), nodes)
-    crew = Crew(options, name, kept, kept.reference, most, head, other_bits)
+    crew = Crew(options, name, site, reference, most, head, other_bits)
     with closing(Gauges(name, site.job.train.num_rounds)) as gauges, ending_with_its_node():
         try:
             with ray_may_fail():

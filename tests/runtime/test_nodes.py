@@ -259,7 +259,7 @@ def test_a_reply_is_lost_with_its_node(a_cluster, make_site, played, here, pool_
 
     def fetched(dispatch, stage, turn, begun, fetch=Dispatch._fetched):
         """Removes a node when it is the turn of a reply that lies on it."""
-        if turn in stage.answers and stage.answers[turn].member.place.node_id == node.node_id and not removed:
+        if turn in stage.answers and stage.answers[turn].member.node_id == node.node_id and not removed:
             removed.append(cluster.remove_node(node))
         return fetch(dispatch, stage, turn, begun)
 
