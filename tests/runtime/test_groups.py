@@ -158,7 +158,7 @@ def test_a_node_is_lost_with_sums_that_are_to_be_added(
         with pool_on(site, "node", actors=2) as pool:
             assert played(site, pool) == expected
     assert harmed
-    assert re.search(r"round 2: an object that it gave was lost|the sum of .*, round 2: lost with", caplog.text)
+    assert re.search(r"round 2: (an object that it gave was lost|lost with actor)", caplog.text)
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ from rayfed.base.errors import InputError, WorkersLost
 from rayfed.job import RayOptions
 from rayfed.methods import Part, compose, fedavg, scaffold
 from rayfed.rounds.engine import rounds, start
-from rayfed.runtime import crew, dispatch, heartbeat, session
+from rayfed.runtime import crew, dispatch, heartbeat
 from rayfed.runtime.crew import Crew
 from rayfed.runtime.dispatch import Dispatch
 from rayfed.runtime.gpus import PRETENDED
@@ -319,7 +319,7 @@ def stored_as(site, reference):
     return Stored(site.model, site.federation, site.job, site.device, reference=reference)
 
 
-def test_lost_objects_are_made_again_or_named(several, make_site, play, bits, pool_on, monkeypatch, caplog):
+def test_lost_objects_are_made_again_or_named(several, make_site, play, bits, pool_on, caplog):
     @ray.remote(num_cpus=0, max_retries=0, resources={"far": 1})
     def leave():
         return np.zeros(10**6)
@@ -329,13 +329,13 @@ def test_lost_objects_are_made_again_or_named(several, make_site, play, bits, po
     ray.wait([lost], fetch_local=False)
     several.remove_node(node)
 
-    monkeypatch.setattr(session, "stored", lambda site: stored_as(site, lost))
     site = make_site(scaffold(), counts=[[4, 4, 4, 4]] * 2, clients_per_round=2, num_rounds=2)
     expected = copy.deepcopy(site.model)
-    with pool_on(site, "objects", actors=1) as pool:
+    with pool_on(stored_as(site, lost), "objects", actors=1) as pool:
         first = start(site, pool)
         pool._sent["weights"] = first.weights, lost
         second = next(rounds(site, pool, first))
+        assert pool._crew.stored != lost, "the site was lost, and put again"
         assert "client 0, round 1: an object that it needs was lost" in caplog.text
         found = bits(replace(second, memories={c: ray.get(memory) for c, memory in second.memories.items()}))
         assert found == bits(play(replace(site, model=expected))[1])
@@ -485,19 +485,18 @@ def test_work_that_is_lost_with_a_node_that_drains_does_not_count(
 @ray.remote(num_cpus=0)
 def late(site):
     """The site, as over a network that is slow."""
-    time.sleep(30.0)
+    time.sleep(45.0)
     return site
 
 
 def test_an_actor_that_waits_for_its_data_is_not_restarted(a_cluster, make_site, here, on_ray, monkeypatch, caplog):
     """Neither does the run end, although the data need longer than an actor may need to come up."""
     monkeypatch.setattr(heartbeat, "HEARTBEAT", 0.5)
-    monkeypatch.setattr(crew, "UP_LIMIT", 20.0)
+    monkeypatch.setattr(crew, "UP_LIMIT", 40.0)
     monkeypatch.setattr(crew, "LATE", 3.0)
     site = make_site(fedavg(), num_rounds=1)
-    monkeypatch.setattr(session, "stored", lambda site: stored_as(site, late.remote(site)))
     with a_cluster(num_cpus=1):
-        assert on_ray(site, 1, patience=5.0) == here(site)
+        assert on_ray(stored_as(site, late.remote(site)), 1, patience=5.0) == here(site)
     assert re.search(r"s; waiting for actor-0 on [\d.]+ to get the data", caplog.text)
     assert "to come up" not in caplog.text.partition("to get the data")[2]
 
