@@ -179,7 +179,8 @@ def _begin_training(
 
     def hand_out(last: Round) -> tuple[Opening, Iterator[TaskReply]]:
         opening = open_round(site, last, workers, clients)
-        return opening, workers.train(opening.broadcast, opening.to_train, last.memories)
+        tasks = opening.to_train
+        return opening, workers.train(opening.broadcast, tasks, last.memories) if tasks else iter(())
 
     begun: tuple[Opening, Iterator[TaskReply]] | None = None
     failed: Exception | None = None
@@ -266,8 +267,8 @@ def _updated(
             raise BrokenContract(f"round {number}: the {what} does not fit the model: {unlike}")
         return {name: weights[name] for name in before}
 
-    shown = None if step.shown is None else in_order("evaluated average", step.shown)
-    return in_order("average", step.averaged), states, shown
+    weights = in_order("average", step.averaged)
+    return weights, states, None if step.shown is None else in_order("evaluated average", step.shown)
 
 
 def _drift(site: Site, number: int, workers: Workers, before: Weights, after: Weights) -> dict[str, float]:

@@ -42,8 +42,8 @@ class ClientActor:
         context, gpus = ray.get_runtime_context(), ",".join(map(str, ray.get_gpu_ids()))
         return context.get_node_id(), ray.util.get_node_ip_address(), gpus, context.get_worker_id()
 
-    def open(self, site: Sequence[ObjectRef]) -> tuple[str, Kind]:
-        """Open the run; gives the device and the kind of hardware. A restarted actor must open the run again.
+    def open(self, site: Sequence[ObjectRef]) -> tuple[tuple[str, ...], str, Kind]:
+        """Open the run; gives where that was, the device, the kind of hardware. A restarted actor must do it again.
 
         `site` is the reference to the run's site, in a list, so that this method waits for the data, not the actor's
         queue. It is no argument of the constructor: Ray cannot restart an actor whose constructor has arguments in the
@@ -53,7 +53,7 @@ class ClientActor:
         if device.type == "cuda":
             torch.cuda.set_per_process_memory_fraction(memory_cap(self._gpu_share))
         self._opened = Worker(ray.get(site[0]), device, ray.util.get_node_ip_address())
-        return str(device), self._opened.kind
+        return self.where(), str(device), self._opened.kind
 
     # The fields of a `Broadcast` are separate arguments, so that Ray fetches each tree once per node.
 

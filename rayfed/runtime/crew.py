@@ -254,7 +254,8 @@ class Crew:
                     member.up = True
                     self._ask(member, member.actor.open, [self.stored])
                     continue
-                member.device, kind = answer
+                where, member.device, kind = answer
+                member.node_id, member.node, member.gpu, member.process = where  # it may have been restarted elsewhere
                 member.failures = 0
                 if not self._admit(member, kind):
                     continue

@@ -104,11 +104,19 @@ class Diary(Part):
         return [*state, f"update {step.server.round}"], step
 
 
-def test_an_empty_round_changes_nothing_and_the_run_goes_on(shy, play, bits, gaps, caplog):
+def test_an_empty_round_changes_nothing_and_the_run_goes_on(shy, play, bits, gaps, caplog, monkeypatch):
+    asked = []
+
+    def train(workers, broadcast, tasks, memories, train=ThisProcess.train):
+        asked.append(broadcast.round)
+        return train(workers, broadcast, tasks, memories)
+
+    monkeypatch.setattr(ThisProcess, "train", train)
     site = shy(m.compose(Diary(), m.ServerMomentum(0.5)), {}, gaps)
     with caplog.at_level(logging.WARNING):
         run = play(site)
     assert [len(round.clients) for round in run] == [0, 2, 0, 3, 0, 1, 1]
+    assert asked == [1, 3, 5, 6], "on Ray, a stage that nobody waits for would keep what was sent"
     told = [record.message for record in caplog.records if record.name == "rayfed.rounds.engine"]
     assert told == [
         "round 2 is empty, and the model stays as it was: no client was available",
