@@ -32,8 +32,8 @@ def calibrated_cross_entropy(logits: Tensor, labels: Tensor, label_counts: Tenso
     Zhang et al., "Federated Learning with Label Distribution Skew via Logits Calibration" (ICML 2022). The difference
     of two margins is the paper's pairwise label margin. `label_counts` (C,) is the client's count of each class; with
     `tau > 0` the margin of a class without samples is infinite, so that it is not in the softmax, and must not be a
-    label. `tau = 0` is plain cross-entropy. The paper leaves the label out of the softmax's denominator; we do not,
-    as that loss has no lower bound, nor does others' code.
+    label. `tau = 0` is plain cross-entropy. The paper leaves the label out of the softmax's denominator, which gives a
+    loss without a lower bound; it is in here, as in others' code.
     """
     if tau == 0:
         return cross_entropy(logits, labels)

@@ -58,6 +58,8 @@ def build_model(
     if not isinstance(project, int) or isinstance(project, bool) or project < 0:
         raise InputError(f"model '{name}'.project = {told(project)}: give a whole number, 0 or more")
     builder = timm_builder(name) if name.startswith(PREFIX) else find(name, MODELS, "model", ", or timm/NAME")
+    if not callable(builder):
+        raise InputError(f"model '{name}' is {told(builder)}; it must be a function that returns a torch.nn.Module")
     # Not torch.manual_seed, which would reset the generators of the GPUs as well.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)

@@ -100,6 +100,7 @@ class Desk:
         return measures.measured(names, trained, of_own, p)
 
     def _once(self, weights: Weights) -> Callable[[], Seen]:
+        """A look at the model with these weights, taken when it is first asked for."""
         return cache(partial(self._look, weights))
 
     def _look(self, weights: Weights) -> Seen:

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import ray
@@ -52,12 +53,12 @@ class Message:
     references: list[ObjectRef]
     since: float
 
-    @property
+    @cached_property  # asked of each message at every step
     def size(self) -> int:
         """Its work, compared with other messages of its kind."""
         return self.stage.size(self.indices)
 
-    @property
+    @cached_property
     def count(self) -> int:
         """Its tasks, or pieces of the test images."""
         return sum(self.stage.calls[index].count for index in self.indices)
