@@ -15,6 +15,7 @@ Shapes: `n` images of a client, `B` of a batch, `C` channels, `H` x `W` pixels, 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +40,19 @@ class Batches:
         channels, height, width = self.padded.shape[1:]
         return channels, height - 2 * self.augment.crop, width - 2 * self.augment.crop
 
+    @cached_property
+    def _window(self) -> Tensor:
+        """Where the pixels of a window are in a padded image, from its first pixel; and mirrored: int64 (2, C H W)."""
+        _, height, width = self.shape
+        at = torch.arange(self.padded[0].numel(), device=self.padded.device).view(self.padded.shape[1:])
+        at = at[:, :height, :width]
+        return torch.stack([at, at.flip(2)]).view(2, -1)
+
+    @cached_property
+    def _line(self) -> Tensor:
+        """0, 1, ... for each line and each column of an image: int64 (max(H, W),)."""
+        return torch.arange(max(self.shape[1:]), device=self.padded.device)
+
     def plain(self, rows: Tensor) -> Tensor:
         """The images `rows` (B,), normalised only, float32 (B, C, H, W)."""
         _, height, width = self.shape
@@ -58,29 +72,30 @@ class Batches:
         def draw(below: int, on: object) -> Tensor:
             return torch.randint(below, size, generator=generator) if on else off
 
-        draws = [draw(2 * a.crop + 1, a.crop), draw(2 * a.crop + 1, a.crop), draw(2, a.flip)]
-        draws += [draw(height, a.cutout), draw(width, a.cutout)]
-        device = self.padded.device
-        rows, top, left, flip, y, x = torch.stack([rows.cpu(), *draws]).to(device, non_blocking=True)  # one transfer
-        images = self._normalised(self._windows(rows, top, left, flip) if a.crop or a.flip else self.padded[rows])
-        return _cut_out(images, y, x, a.cutout) if a.cutout else images
+        top, left, flip = draw(2 * a.crop + 1, a.crop), draw(2 * a.crop + 1, a.crop), draw(2, a.flip)
+        y, x = draw(height, a.cutout), draw(width, a.cutout)
+        first = rows.cpu() * self.padded[0].numel() + top * self.padded.shape[3] + left  # the window's, in all images
+        # What is computed here, before the only transfer, is not an operation that a GPU waits for.
+        of_batch = torch.stack([first, flip, y - a.cutout // 2, x - a.cutout // 2])
+        of_batch = of_batch.to(self.padded.device, non_blocking=True)
+        images = self._normalised(self._windows(first=of_batch[0], flip=of_batch[1]))
+        return self._cut_out(images, corner=of_batch[2:]) if a.cutout else images
 
-    def _windows(self, rows: Tensor, top: Tensor, left: Tensor, flip: Tensor) -> Tensor:
-        """The (H, W) windows at `top`, `left` of the padded images, mirrored where `flip`; all (B,) to (B, C, H, W)."""
-        channels, height, width = self.shape
-        _, _, padded_height, padded_width = self.padded.shape
-        device = self.padded.device
-        column = torch.arange(width, device=device)
-        columns = left[:, None] + torch.where(flip[:, None] > 0, width - 1 - column, column)  # (B, W)
-        lines = (top[:, None] + torch.arange(height, device=device)) * padded_width  # (B, H)
-        planes = rows[:, None] * channels + torch.arange(channels, device=device)  # (B, C)
-        planes = planes * (padded_height * padded_width)
+    def _windows(self, first: Tensor, flip: Tensor) -> Tensor:
+        """The (H, W) windows that begin at pixel `first`, mirrored where `flip`; both (B,) to (B, C, H, W)."""
+        at = self._window.index_select(0, flip).add_(first[:, None])
         # One gather over flat positions takes a third of the time of indexing four dimensions.
-        at = planes[:, :, None, None] + lines[:, None, :, None] + columns[:, None, None, :]
-        return self.padded.view(-1).index_select(0, at.view(-1)).view(at.shape)
+        return self.padded.view(-1).index_select(0, at.view(-1)).view(-1, *self.shape)
 
     def _normalised(self, images: Tensor) -> Tensor:
         return images.float().mul_(self.scale).add_(self.shift)
+
+    def _cut_out(self, images: Tensor, corner: Tensor) -> Tensor:
+        """Set a square to 0 in place, clipped at the borders; `corner` (2, B). DeVries & Taylor, 2017."""
+        _, height, width = self.shape
+        into = self._line - corner[:, :, None]  # (2, B, max(H, W))
+        lines, columns = (into >= 0) & (into < self.augment.cutout)
+        return images.masked_fill_((lines[:, :height, None] & columns[:, None, :width])[:, None], 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,13 +137,3 @@ def refuse_too_small(height: int, width: int, augment: Augment) -> None:
         raise InputError(
             f"data.augment.crop = {augment.crop}: images of {height} x {width} pixels reflect at most {most}"
         )
-
-
-def _cut_out(images: Tensor, y: Tensor, x: Tensor, side: int) -> Tensor:
-    """Set a square around (y, x), each (B,), to 0 in place, clipped at the borders (DeVries & Taylor, 2017)."""
-    height, width = images.shape[2:]
-    top, left = (y - side // 2)[:, None], (x - side // 2)[:, None]
-    line, column = torch.arange(height, device=images.device), torch.arange(width, device=images.device)
-    lines = (line >= top) & (line < top + side)  # (B, H)
-    columns = (column >= left) & (column < left + side)  # (B, W)
-    return images.masked_fill_((lines[:, :, None] & columns[:, None, :])[:, None], 0)

@@ -22,6 +22,7 @@ DECIDE = re.compile(
     r"|TORCH_(ALLOW_TF32|BLAS|CUBLAS|CUDNN|LINALG|MKLDNN)_|DISABLE_ADDMM_"
 )
 HARMLESS = re.compile(r"VERBOSE|LOG|DUMP|PROFILE|CACHE_CAPACITY|(MKL|BLAS|BLIS)_(NUM_THREADS|DYNAMIC)|WORKSPACE_CONFIG")
+FILL = "fill_uninitialized_memory"  # not known to type checkers
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # as glibc's malloc.h numbers them
 # What to do about errors of CUDA's, by a pattern in their text.
 ADVICE = {
@@ -71,10 +72,11 @@ def _processor() -> Kind:
 def make_cuda_repeatable() -> None:
     """Set CUDA, in this process, to give the same bits every time, and float32 where float32 is asked for.
 
-    What has no such form is an error, with `ADVICE`. Memory that torch leaves unset is filled, as is torch's default.
+    What has no such form is an error, with `ADVICE`.
     """
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # read when cuBLAS is first used; another size, other bits
     torch.use_deterministic_algorithms(True)
+    setattr(torch.utils.deterministic, FILL, False)  # filling was a third of a small model's operations
     torch.backends.cudnn.benchmark = False  # it would choose by time, so differently each time
     set_tf32(False)  # torch's default in convolutions is on
 
@@ -97,11 +99,25 @@ def keep_freed_memory() -> None:
         of_c.mallopt(M_MMAP_THRESHOLD, 2**25)  # the most that glibc takes
 
 
+def _refused_requests() -> int:
+    """How many requests for GPU memory have failed in this process, with those that torch has dealt with itself."""
+    return torch.cuda.memory_stats().get("num_ooms", 0) if torch.cuda.is_initialized() else 0
+
+
 @contextmanager
 def advising() -> Iterator[None]:
-    """An error of CUDA's in the context comes with a note: what to do next."""
+    """An error of CUDA's in the context comes with a note: what to do next.
+
+    Too little memory is an error here even where cuDNN has made do with less: its other ways round otherwise, so that
+    the bits would depend on who else is on the GPU.
+    """
+    refused = _refused_requests()
     try:
         yield
+        if _refused_requests() > refused:
+            raise torch.OutOfMemoryError(
+                "CUDA out of memory, for the way of computing that gives the same bits anywhere"
+            )
     except Exception as error:
         for pattern, advice in ADVICE.items():
             if re.search(pattern, str(error)):

@@ -17,10 +17,10 @@ MANY = 6  # processes at most
 def test_as_many_clients_as_were_measured_fit_side_by_side_under_their_caps(card, make_table, begin):
     table = make_table("scaffold", "resnet10", num_rounds=3)
     total, needed = torch.cuda.get_device_properties(card).total_memory, begin("peak", table)()
-    share = share_as_measured(needed, [total])
+    share = share_as_measured(needed, [total], most=MANY)
     alone = begin("train", table)()
     assert 0 < alone["peak"] <= needed
-    side_by_side = [begin("train", table, cap=memory_cap(share)) for _ in range(min(MANY, round(1 / share)))]
+    side_by_side = [begin("train", table, cap=memory_cap(share)) for _ in range(round(1 / share))]
     assert [answer()["digest"] for answer in side_by_side] == [alone["digest"]] * len(side_by_side)
 
 
@@ -42,4 +42,4 @@ def test_a_workers_memory_does_not_grow_with_the_rounds(card, make_job_site):
     for _ in rounds(site, ThisProcess(site, gpu=True)):
         gc.collect()
         taken.append(torch.cuda.memory_allocated())
-    assert taken[-1] == taken[3], taken
+    assert max(taken[4:]) <= max(taken[:4]), taken

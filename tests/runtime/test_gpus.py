@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 import torch
@@ -133,6 +134,25 @@ def test_evaluation_gives_advice_too(make_site, monkeypatch):
     with pytest.raises(torch.OutOfMemoryError, match="CUDA out of memory") as caught:
         workers.evaluate(state_of(site.model))()
     assert any("ray.num_gpus" in note for note in caught.value.__notes__)
+
+
+@dataclass(frozen=True)
+class MakesDo(Part):
+    """A client for which cuDNN asks for more memory than there is, and takes a way that needs less."""
+
+    requests: ClassVar[list[int]] = []
+
+    def begin(self, client):
+        self.requests.append(client.id)
+
+
+def test_a_way_of_computing_that_needs_less_memory_is_refused_as_it_has_other_bits(make_site, play, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {"num_ooms": len(MakesDo.requests)})
+    play(make_site(fedavg()))
+    with pytest.raises(ClientFailed, match=r"(?s)client \d+, round 1.*CUDA out of memory.*try a larger ray.num_gpus"):
+        play(make_site(compose(MakesDo())))
+    assert len(MakesDo.requests) == 1
 
 
 def test_tf32_is_refused_by_the_first_actor_on_a_cpu(cluster, make_site, pool_on):
