@@ -242,7 +242,12 @@ def of_round(total: Tree, clients: int) -> dict[str, float]:
 
 
 def warn_of_failure(name: str, error: Exception) -> None:
-    """Log, once in a process, that a measure fails."""
+    """Log, once in a process, that a measure fails.
+
+    Raises the error where it is of a GPU's memory, after which cuDNN may go on with other bits: `hardware.advising`.
+    """
+    if isinstance(error, torch.OutOfMemoryError):
+        raise error
     _warn(name, f"{type(error).__name__}: {error}")
 
 

@@ -29,9 +29,9 @@ log = logging.getLogger(__name__)
 GPU_PART = 0.9  # of a GPU's memory, for all actors on it; CUDA takes some for itself in each process
 PRETENDED = "RAYFED_PRETENDED_GPUS"  # in the environment of a Ray whose GPUs do not exist, as in tests
 NOT_SET = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"  # where it is set, Ray shows a process all GPUs of its node
-# Actors that "auto" puts on a GPU at most. They take turns on it: an actor with the small `cnn` keeps an H100 busy for a
-# fifth of the time, with a larger model for longer. With NVIDIA's Multi-Process Service they compute at once, and 48 are
-# its limit.
+# Actors that "auto" puts on a GPU at most. They take turns on it: an actor with the small `cnn` keeps an H100 busy for
+# a fifth of the time, with a larger model for longer. With NVIDIA's Multi-Process Service they compute at once, and 48
+# are its limit.
 TAKING_TURNS, WITH_MPS = 4, 48
 MEASURE_LIMIT = 3600.0  # seconds in which the largest client must be measured
 

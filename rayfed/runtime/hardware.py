@@ -37,6 +37,9 @@ ADVICE = {
 }
 
 
+_ran_short = False  # of GPU memory, in this process
+
+
 def kind_of(device: torch.device) -> Kind:
     """The hardware, and torch's settings: what the bits of a result depend on beside the code and its versions."""
     settings = {
@@ -72,8 +75,13 @@ def _processor() -> Kind:
 def make_cuda_repeatable() -> None:
     """Set CUDA, in this process, to give the same bits every time, and float32 where float32 is asked for.
 
-    What has no such form is an error, with `ADVICE`.
+    What has no such form is an error, with `ADVICE`. Raises `InputError` in a process that ran short of GPU memory.
     """
+    if _ran_short:
+        raise InputError(
+            "this process ran short of GPU memory before, and cuDNN keeps to the way of computing that it then took, "
+            "whose results have other bits; start a new process: the same command continues"
+        )
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # read when cuBLAS is first used; another size, other bits
     torch.use_deterministic_algorithms(True)
     setattr(torch.utils.deterministic, FILL, False)  # filling was a third of a small model's operations
@@ -109,8 +117,9 @@ def advising() -> Iterator[None]:
     """An error of CUDA's in the context comes with a note: what to do next.
 
     Too little memory is an error here even where cuDNN has made do with less: its other ways round otherwise, so that
-    the bits would depend on who else is on the GPU.
+    the bits would depend on who else is on the GPU. It also keeps to them, for the rest of the process.
     """
+    global _ran_short
     refused = _refused_requests()
     try:
         yield
@@ -119,6 +128,7 @@ def advising() -> Iterator[None]:
                 "CUDA out of memory, for the way of computing that gives the same bits anywhere"
             )
     except Exception as error:
+        _ran_short |= _refused_requests() > refused
         for pattern, advice in ADVICE.items():
             if re.search(pattern, str(error)):
                 error.add_note(advice)

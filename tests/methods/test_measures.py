@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from rayfed.base.errors import InputError
+from rayfed.base.errors import ClientFailed, InputError
 from rayfed.data.inputs import Images
 from rayfed.job import read_job
 from rayfed.methods import RECIPES, fedavg, fedntd
@@ -283,18 +283,27 @@ def test_a_measure_that_fails_warns_once_and_the_run_goes_on(make_site, monkeypa
 
 def test_a_model_that_cannot_be_shown_the_images_does_not_end_the_run(make_site, monkeypatch, caplog):
     def full(*given):
-        raise torch.OutOfMemoryError("CUDA out of memory")
+        raise RuntimeError("not enough memory")
 
     measures._warn.cache_clear()
     monkeypatch.setattr(measures, "Seen", full)
     site = with_measures(make_site(fedavg()))
     with caplog.at_level(logging.WARNING):
         *_, last = rounds(site, ThisProcess(site))
-    text = "fails, and is left out: OutOfMemoryError: CUDA out of memory"
+    text = "fails, and is left out: RuntimeError: not enough memory"
     said = [record.getMessage() for record in caplog.records]
     assert said == [f"measure = {name} {text}" for name in ("local", "drift", "confusion")]
     assert last.round == 3 and all(row.notes.keys() == {"loss.cross_entropy"} for row in last.clients)
     assert last.notes.keys() == {"drift.gradient_diversity", "drift.update_cosine"} and not last.confusions
+
+
+def test_a_measure_that_a_gpus_memory_does_not_suffice_for_ends_the_run(make_site, monkeypatch):
+    def full(*given):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(measures, "Seen", full)
+    with pytest.raises(ClientFailed, match=r"(?s)CUDA out of memory.*ray.num_gpus"):
+        list(rounds(site := with_measures(make_site(fedavg())), ThisProcess(site)))
 
 
 def test_an_update_that_cannot_be_measured_leaves_out_the_numbers_of_the_round(make_site, monkeypatch, caplog):

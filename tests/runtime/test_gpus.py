@@ -13,6 +13,7 @@ from rayfed.base.errors import ClientFailed, InputError
 from rayfed.base.isolation import isolated
 from rayfed.job import RayOptions
 from rayfed.methods import Part, compose, fedavg, scaffold, switch
+from rayfed.runtime import hardware
 from rayfed.runtime.gpus import (
     GPU_PART,
     memory_cap,
@@ -140,19 +141,23 @@ def test_evaluation_gives_advice_too(make_site, monkeypatch):
 class MakesDo(Part):
     """A client for which cuDNN asks for more memory than there is, and takes a way that needs less."""
 
-    requests: ClassVar[list[int]] = []
+    requests: ClassVar[list[int]]
 
     def begin(self, client):
         self.requests.append(client.id)
 
 
 def test_a_way_of_computing_that_needs_less_memory_is_refused_as_it_has_other_bits(make_site, play, monkeypatch):
+    monkeypatch.setattr(hardware, "_ran_short", False)  # as it is again afterwards
+    monkeypatch.setattr(MakesDo, "requests", [], raising=False)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {"num_ooms": len(MakesDo.requests)})
     play(make_site(fedavg()))
     with pytest.raises(ClientFailed, match=r"(?s)client \d+, round 1.*CUDA out of memory.*try a larger ray.num_gpus"):
         play(make_site(compose(MakesDo())))
     assert len(MakesDo.requests) == 1
+    with pytest.raises(InputError, match=r"ran short of GPU memory before.* start a new process"):
+        make_cuda_repeatable()
 
 
 def test_tf32_is_refused_by_the_first_actor_on_a_cpu(cluster, make_site, pool_on):
