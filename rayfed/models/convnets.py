@@ -3,7 +3,8 @@
 ReLU comes after the pool: it is the same function with the same gradient, on a quarter of the values.
 """
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from rayfed.base.errors import InputError
 from rayfed.models.classifier import Classifier
@@ -20,10 +21,10 @@ def cnn(*, image_shape: tuple[int, int, int], num_classes: int) -> Classifier:
     return Classifier(
         nn.Sequential(
             nn.Conv2d(channels, 32, kernel_size=5, padding=2),
-            nn.MaxPool2d(2),
+            MaxPool(),
             nn.ReLU(),
             nn.Conv2d(32, 64, kernel_size=5, padding=2),
-            nn.MaxPool2d(2),
+            MaxPool(),
             nn.ReLU(),
             nn.Flatten(),
             nn.Linear(64 * (height // 4) * (width // 4), 512),
@@ -46,9 +47,27 @@ def lenet(*, image_shape: tuple[int, int, int], num_classes: int, batch_norm: bo
     norms = [[nn.BatchNorm2d(maps)] if batch_norm else [] for maps in (6, 16)]
     return Classifier(
         nn.Sequential(
-            *(nn.Conv2d(channels, 6, kernel_size=5), *norms[0], nn.MaxPool2d(2), nn.ReLU()),
-            *(nn.Conv2d(6, 16, kernel_size=5), *norms[1], nn.MaxPool2d(2), nn.ReLU()),
+            *(nn.Conv2d(channels, 6, kernel_size=5), *norms[0], MaxPool(), nn.ReLU()),
+            *(nn.Conv2d(6, 16, kernel_size=5), *norms[1], MaxPool(), nn.ReLU()),
             *(nn.Flatten(), nn.Linear(16 * rows * columns, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU()),
         ),
         head=nn.Linear(84, num_classes),
     )
+
+
+class MaxPool(nn.MaxPool2d):
+    """Max pooling of 2 x 2, with torch's values and gradients.
+
+    Without a gradient, on a CPU, it compares four views: torch's own takes ten times as long for LeNet's six maps.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps (B, c, h, w) to (B, c, h // 2, w // 2)."""
+        if x.requires_grad or x.device.type != "cpu":
+            return super().forward(x)
+        height, width = (side // 2 * 2 for side in x.shape[2:])
+        lines = torch.maximum(x[:, :, 0:height:2], x[:, :, 1:height:2])
+        return torch.maximum(lines[..., 0:width:2], lines[..., 1:width:2])

@@ -20,6 +20,7 @@ from rayfed.base.errors import InputError
 from rayfed.base.values import keys
 from rayfed.job import Job
 from rayfed.models.classifier import Classifier, has_features
+from rayfed.models.convnets import MaxPool
 from rayfed.models.registry import MODELS, build_model
 from rayfed.models.resnet import Pad
 from rayfed.models.vision import pooled
@@ -402,3 +403,21 @@ def test_a_model_with_features_needs_a_head_as_well():
     model.features = nn.Identity()
     assert not has_features(model)
     assert not has_features(types.SimpleNamespace(features=None, head=None))
+
+
+@given(
+    st.tuples(st.integers(1, 3), st.sampled_from([1, 3, 6, 16, 33]), st.integers(2, 9), st.integers(2, 9)),
+    st.sampled_from([torch.contiguous_format, torch.channels_last]),
+    st.booleans(),
+    st.integers(0, 99),
+)
+def test_the_max_pool_has_torchs_values_gradients_and_layout(shape, layout, grad, seed):
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).round().contiguous(memory_format=layout)
+    x[0, 0, 0, 0] = math.nan
+    ours, theirs = (x.clone().requires_grad_(grad) for _ in range(2))
+    a, b = MaxPool()(ours), nn.MaxPool2d(2)(theirs)
+    torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+    assert a.is_contiguous(memory_format=layout) and b.is_contiguous(memory_format=layout)
+    if grad:
+        a.sum().backward(), b.sum().backward()
+        assert torch.equal(ours.grad, theirs.grad)
