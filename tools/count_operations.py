@@ -36,6 +36,7 @@ WORKLOAD = {
     "train.batch_size": 32,
     "train.eval_every": 100,
     "data.partition": {"name": "iid", "num_clients": 4},
+    "data.size": 8,  # the operations are as many for any size
     "ray.mode": "off",
 }
 
