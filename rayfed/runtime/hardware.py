@@ -22,7 +22,6 @@ DECIDE = re.compile(
     r"|TORCH_(ALLOW_TF32|BLAS|CUBLAS|CUDNN|LINALG|MKLDNN)_|DISABLE_ADDMM_"
 )
 HARMLESS = re.compile(r"VERBOSE|LOG|DUMP|PROFILE|CACHE_CAPACITY|(MKL|BLAS|BLIS)_(NUM_THREADS|DYNAMIC)|WORKSPACE_CONFIG")
-FILL = "fill_uninitialized_memory"  # not known to type checkers
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # as glibc's malloc.h numbers them
 # What to do about errors of CUDA's, by a pattern in their text.
 ADVICE = {
@@ -84,7 +83,8 @@ def make_cuda_repeatable() -> None:
         )
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # read when cuBLAS is first used; another size, other bits
     torch.use_deterministic_algorithms(True)
-    setattr(torch.utils.deterministic, FILL, False)  # filling was a third of a small model's operations
+    # Filling memory that is overwritten anyway was a third of a small model's operations.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False  # it would choose by time, so differently each time
     set_tf32(False)  # torch's default in convolutions is on
 
