@@ -8,6 +8,8 @@ import torch
 from rayfed.rounds.engine import rounds
 from rayfed.runtime.gpus import memory_cap, share_as_measured
 from rayfed.runtime.this_process import ThisProcess
+from rayfed.tensors.trees import num_bytes
+from rayfed.tensors.weights import state_of
 
 # A thread of torch's that uses cuBLAS first makes the context itself, and warns of it.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")]
@@ -38,8 +40,9 @@ def test_a_process_works_on_after_it_has_asked_for_too_much(card, make_job_site,
 
 
 def test_a_workers_memory_does_not_grow_with_the_rounds(card, make_job_site):
+    """It varied by 0.6 MB on an H100. A round that frees too little keeps its weights at least, 2 MB each time."""
     site, taken = make_job_site("scaffold", num_rounds=8), []
     for _ in rounds(site, ThisProcess(site, gpu=True)):
         gc.collect()
         taken.append(torch.cuda.memory_allocated())
-    assert max(taken[4:]) <= max(taken[:4]), taken
+    assert max(taken[4:]) < max(taken[:4]) + num_bytes(state_of(site.model)), taken
