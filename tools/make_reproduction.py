@@ -96,9 +96,9 @@ def curve(rows: Rows, column: str) -> np.ndarray:
     return 100 * np.array([row[column] for row in rows if row["round"]])
 
 
-def printed(paper: str, method: str, metric: str, stat: str) -> str:
+def printed(paper: str, method: str, metric: str, stat: str, cell: str = CELL) -> str:
     """The number that a paper prints; a hyphen where it prints none."""
-    numbers = read_paper(paper).numbers.get(f"{CELL}/{method}", [])
+    numbers = read_paper(paper).numbers.get(f"{cell}/{method}", [])
     found = [n.value + (f" ± {n.spread}" if n.spread else "") for n in numbers if (n.metric, n.stat) == (metric, stat)]
     return found[0] if found else "-"
 
