@@ -14,10 +14,13 @@ test: .venv/installed
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2 --dist worksteal
 
-# The fast tests with the code that torch, oneDNN and MKL have for other processors, where sums are rounded differently.
+# The fast tests of what computes, with the code that torch, oneDNN and MKL have for other processors, where sums are
+# rounded differently.
+COMPUTES := rayfed/losses rayfed/methods rayfed/tensors $(addprefix tests/,clients data losses methods models \
+	folder/test_law.py folder/test_verify.py $(patsubst %,test_%.py,client_work engine metrics reference report table tools weights))
 test-other-cpus: .venv/installed
-	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/pytest -n 2 --dist worksteal
-	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE $(BIN)/pytest -n 2 --dist worksteal
+	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/pytest $(COMPUTES) -n 2 --dist worksteal
+	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE $(BIN)/pytest $(COMPUTES) -n 2 --dist worksteal
 
 # What takes longer: every method on Ray, whole runs, several nodes.
 test-slow: .venv/installed

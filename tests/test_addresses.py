@@ -78,7 +78,7 @@ def test_no_command_shows_the_secret_of_an_address(tmp_path, monkeypatch, comman
 
 def test_two_runs_have_folders_of_their_own_below_an_address_with_parameters(tmp_path):
     tiny = {"name": "n", "train": {"num_rounds": 1, "local_epochs": 1, "clients_per_round": 1}, "ray": {"mode": "off"}}
-    tiny |= {"data": {"partition": {"name": "iid", "num_clients": 200}}}
+    tiny |= {"data": {"partition": {"name": "iid", "num_clients": 200}}, "model": "lenet"}
     kept = f"file://{tmp_path}/kept/?endpoint_override=localhost:9000"
     for name in ("one", "two"):
         job = read_job(tiny, {"name": name, "output.path": str(tmp_path / "runs"), "output.checkpoints": kept})

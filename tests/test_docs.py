@@ -107,6 +107,7 @@ def test_job_snippets_are_valid(path):
             read_job(given)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("modules")
 @pytest.mark.parametrize("page", PRINTED)
 def test_python_snippets_run(page, capsys, monkeypatch):

@@ -107,7 +107,11 @@ METHODS: dict[str, Method] = {name: recipe() for name, recipe in m.RECIPES.items
     "scaffold + feddf + momentum": m.compose(m.scaffold(), m.EnsembleDistill(steps=5), m.ServerMomentum()),
     "everything": m.compose(Everything()),
 }
-every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+FAST = {*m.RECIPES, "everything", "three in a row", "fedlmd + prox + momentum"}
+every_method = pytest.mark.parametrize(
+    "method",
+    [pytest.param(method, id=name, marks=() if name in FAST else pytest.mark.slow) for name, method in METHODS.items()],
+)
 EVERY_PART = sorted({part for method in METHODS.values() for part in all_parts(method)}, key=repr)
 every_part = pytest.mark.parametrize("part", EVERY_PART, ids=repr)
 
@@ -255,9 +259,8 @@ def test_a_client_with_a_single_sample_takes_part(method, make_site, play):
 
 
 @every_method
-def test_the_terms_add_up_to_the_training_loss(method, make_site):
-    site = make_site(method, **SETTING, num_rounds=3)
-    for round in list(rounds(site, ThisProcess(site)))[1:]:
+def test_the_terms_add_up_to_the_training_loss(method, reference):
+    for round in reference.rounds[1:]:
         for row in round.clients:
             # A term that some steps lack counts as a mean over the others, which no recipe has within a client's round.
             terms = [value for name, value in row.notes.items() if name.startswith("loss.")]

@@ -83,12 +83,18 @@ NEUTRAL = {
 }
 
 
+FINAL = {}  # (method, setting) -> what it ends with: many laws compare with the same run
+
+
 @pytest.fixture
 def final(make_site, play):
     """The weights that a method ends with, in float64."""
 
     def final(method, **setting):
-        return {name: w.double() for name, w in play(make_site(method, **setting))[-1].weights.items()}
+        key = method, repr(setting)
+        if key not in FINAL:
+            FINAL[key] = {name: w.double() for name, w in play(make_site(method, **setting))[-1].weights.items()}
+        return FINAL[key]
 
     return final
 

@@ -116,6 +116,7 @@ def test_gauges_that_cannot_be_shown_are_logged_once(shown, monkeypatch, caplog)
     ]
 
 
+@pytest.mark.slow
 def test_an_actor_without_work_is_idle_and_one_that_trains_is_not(cluster, make_site, pool_on, played):
     """Of two actors, a cohort of a single client has work for one."""
     idle, site = [], make_site(fedavg(), num_rounds=4, clients_per_round=1, eval_every=9)

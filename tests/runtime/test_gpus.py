@@ -160,6 +160,7 @@ def test_a_way_of_computing_that_needs_less_memory_is_refused_as_it_has_other_bi
         make_cuda_repeatable()
 
 
+@pytest.mark.slow
 def test_tf32_is_refused_by_the_first_actor_on_a_cpu(cluster, make_site, pool_on):
     with pytest.raises(InputError, match=r"^train.precision = 'tf32' needs an NVIDIA GPU .* would train on cpu; use"):
         with pool_on(make_site(fedavg(), precision="tf32"), "test-tf32", actors=1):

@@ -70,6 +70,7 @@ def test_groups_change_the_last_bits_at_most(in_groups, monkeypatch, make_site, 
         torch.testing.assert_close(together[name], alone, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("actors", [1, 2])
 def test_groups_have_the_same_bits_on_ray(in_groups, cluster, site, here, on_ray, actors):
     assert on_ray(site, actors) == here(site)

@@ -69,7 +69,7 @@ def test_no_client_inherits_what_a_part_changed(what, make_site, play, bits):
     def settings():
         return [repr(read()) for read, _ in SETTINGS]
 
-    site, before = make_site(compose(Harm((what,))), norm=True), settings()
+    site, before = make_site(compose(Harm((what,))), norm=True, num_rounds=2), settings()
     run = [bits(round) for round in play(site)]
     assert settings() == before
     assert [bits(round) for round in play(site, Backwards(site))] == run

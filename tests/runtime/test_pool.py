@@ -57,6 +57,7 @@ def test_same_bits_on_ray(cluster, make_site, here, on_ray):
     assert on_ray(site, 2) == here(site)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("actors", [1, 2])
 def test_measures_are_the_same_numbers_on_ray(cluster, make_site, here, on_ray, actors):
     site = make_site(scaffold(), norm=True)
