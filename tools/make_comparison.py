@@ -47,23 +47,6 @@ HEADLINE = "last_10"  # what methods are compared by: the mean of the last round
 BASELINE = "fedavg"
 CEILING = "central"
 LOST = "Runs that diverged are in no mean and no pair, which flatters their methods."
-CLAIMS = [  # the first method is ahead of the second, according to the paper
-    ("fedntd", "fedavg", "FedNTD, Table 1"),
-    ("fedlmd", "fedavg", "FedLMD, Table 3"),
-    ("fedcad", "fedavg", "FedCAD, Fig. 1"),
-    ("fedssd", "fedavg", "FedSSD, Table 1"),
-    ("fedcsd", "fedavg", "FedCSD, Table I"),
-    ("fedntd", "kd", "FedNTD, Table 12"),
-    ("fedlmd", "fedntd", "FedLMD, Tables 1 and 3"),
-    ("fedlmd", "fedlmd_tf", "FedLMD, Tables 1 and 2"),
-    ("fedlmd_tf", "label_smoothing", "FedLMD, Table 2"),
-    ("fedcad", "fedlsd", "FedCAD, Fig. 1"),
-    ("fedssd", "fedcad", "FedSSD, Table 1"),
-    ("fedcsd", "fedgkd", "FedCSD, Table I"),
-    ("fedvls", "fedavg", "FedVLS, Table 13"),
-    ("fedvls", "fedntd", "FedVLS, Table 13"),
-    ("fedvls", "fedlmd", "FedVLS, Table 16"),
-]
 
 
 class Record(NamedTuple):
@@ -203,15 +186,6 @@ def link(method: str) -> str:
     return f"[{method}](methods/{'local' if method == CEILING else method}.md)"  # a page for both bounds
 
 
-def claims(records: Sequence[Record]) -> str:
-    """What the papers say of two methods, and the difference in our runs."""
-    lines = [f"| claim | paper | {' | '.join(SETTINGS.values())} |", "|---" * (2 + len(SETTINGS)) + "|"]
-    for method, reference, paper in CLAIMS:
-        gaps = (told(difference(records, setting, method, reference)) for setting in SETTINGS)
-        lines.append(f"| {link(method)} over {link(reference)} | {paper} | {' | '.join(gaps)} |")
-    return "\n".join(lines)
-
-
 def tables(records: Sequence[Record]) -> str:
     """The table of all methods, and how forgetting goes with the last round."""
     text = side_by_side(records, {HEADLINE: f"mean of last {LAST}"})
@@ -252,7 +226,7 @@ def side_by_side(records: Sequence[Any], measures: Mapping[str, str]) -> list[st
 
 def put_tables(page: str, records: Sequence[Record]) -> str:
     """The page with its tables made anew."""
-    return put(page, {"claims": claims(records), "tables": tables(records)})
+    return put(page, {"tables": tables(records)})
 
 
 def draw(method: str, curves: Mapping[tuple[str, str], Sequence[np.ndarray]], path: Path) -> None:
