@@ -72,7 +72,7 @@ def rounds(
         if last.round >= num_rounds or is_over():
             return
         began = time.perf_counter()
-        last = _begin_training(site, last, workers)(last)
+        last = _begin_training(site, last, workers)(last)  # the numbers of `last` are known
     while True:
         evaluated = _begin_evaluation(site, last, workers)
         trained = _begin_training(site, last, workers) if last.round < num_rounds else None

@@ -58,7 +58,7 @@ class Worker:
         """For each task its reply, with the sum of its clients' summands and each client's new memory."""
         stage = f"round {packed.round}"
         desk_of = self._desks(packed)
-        own = users_own(self.site, packed.round) if self._repeats else []
+        users_code = users_own(self.site, packed.round) if self._repeats else []
         replies: list[Reply] = []  # of the task
         first_bits: Bits = {}  # of the first client
 
@@ -67,20 +67,20 @@ class Worker:
 
         def trained(client: int) -> Tree:
             reply = serve(client)
-            if own and not first_bits:
+            if users_code and not first_bits:
                 first_bits.update(bits_of(reply))
             replies.append(replace(reply, summands={}, memory=packed.write_memory(reply.memory)))
             return reply.summands
 
         def again(client: int) -> Tree:
             reply = serve(client)
-            refuse_other_bits(f"client {client}, {stage}", own, first_bits, bits_of(reply))
+            refuse_other_bits(f"client {client}, {stage}", users_code, first_bits, bits_of(reply))
             return reply.summands
 
         for task in tasks:
             replies.clear()
             reply = replace(_summed(stage, task, trained), clients=list(replies))
-            if own and task is tasks[-1]:
+            if users_code and task is tasks[-1]:
                 self._repeats = False
                 _summed(stage, tasks[0][:1], again)
             yield reply
@@ -95,12 +95,12 @@ class Worker:
         """
         if packed.round not in self._seen:
             self._seen.clear()
-        own = users_own(self.site, packed.round)
-        if not own:
+        users_code = users_own(self.site, packed.round)
+        if not users_code:
             self._model = self._model or copy.deepcopy(self.site.model)
             shared = Desk(self.site, packed.map(partial(unpack, copy=False)), self._seen, self._model)
             return lambda: shared
-        caches = users_caches(own)
+        caches = users_caches(users_code)
 
         def fresh() -> Desk:
             for empty in caches:
