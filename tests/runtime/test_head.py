@@ -29,6 +29,7 @@ def test_a_silent_head_is_not_asked_again_until_it_answers(monkeypatch, caplog):
         return {"a": {"CPU": 1.0}}
 
     monkeypatch.setattr(head, "nodes", nodes)
+    monkeypatch.setattr(head.internals, "draining", set)
     asking = Head({})
     assert [asking.nodes(0.0), asking.nodes(0.0), asking.silent] == [None, None, False], "asked without waiting"
     monkeypatch.setattr(head, "HEAD_LIMIT", 0.2)
@@ -60,6 +61,7 @@ def test_a_silent_head_is_asked_once_whether_memory_was_full(monkeypatch, caplog
     answer, asked = threading.Event(), []
     monkeypatch.setattr(head, "HEAD_LIMIT", 0.2)
     monkeypatch.setattr(head, "nodes", dict)
+    monkeypatch.setattr(head.internals, "draining", set)
     monkeypatch.setattr(head.internals, "memory_was_full", lambda process: asked.append(process) or answer.wait(60))
     asking = Head({})
     assert [asking.memory_was_full("a"), asking.memory_was_full("b"), asking.silent] == [False, False, True]
