@@ -157,7 +157,8 @@ def fields_of(thing: Any) -> list[str]:
 
 def plain_signature(app: Sphinx, kind: str, name: str, thing: Any, options: Any, signature: str, returned: str) -> Any:
     """Of classes and recipes without types: their fields come with sentences, and annotations hold these too."""
-    if not signature or not (kind == "class" or (kind == "function" and "Annotated[" in signature)):
+    ours = str(getattr(thing, "__module__", "")).startswith("rayfed.")  # what a module imports comes here too
+    if not signature or not ours or not (kind == "class" or (kind == "function" and "Annotated[" in signature)):
         return None
     bare = [each.replace(annotation=inspect.Parameter.empty) for each in inspect.signature(thing).parameters.values()]
     return str(inspect.Signature(bare)), ""

@@ -29,11 +29,14 @@ def documented():
         for name in re.findall(r"^\.\. auto(?:function|class):: rayfed\.(\S+)", page, re.MULTILINE):
             module, _, own = f"rayfed.{name}".rpartition(".")
             things[name] = getattr(importlib.import_module(module), own)
-        for module, members in re.findall(r"^\.\. automodule:: rayfed\.(\S+)\n   :members:(.*)$", page, re.MULTILINE):
+        listed = r"^\.\. automodule:: rayfed\.(\S+)\n   :members:(.*)\n(?:   :exclude-members:(.*)\n)?"
+        for module, members, excluded in re.findall(listed, page, re.MULTILINE):
             home = importlib.import_module(f"rayfed.{module}")
             mine = (name for name, value in vars(home).items() if getattr(value, "__module__", "") == home.__name__)
-            names = members.split(",") if members else [name for name in mine if not name.startswith("_")]
-            things |= {f"{module}.{name.strip()}": getattr(home, name.strip()) for name in names}
+            names = members.replace(",", " ").split() or [name for name in mine if not name.startswith("_")]
+            left_out = excluded.replace(",", " ").split()
+            assert {*left_out} <= {*vars(home)}, "a name that is left out is no longer there"
+            things |= {f"{module}.{name}": getattr(home, name) for name in names if name not in left_out}
     return {name: thing for name, thing in things.items() if inspect.isclass(thing) or inspect.isfunction(thing)}
 
 
