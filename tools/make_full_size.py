@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import sys
 from collections import defaultdict
+from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 
 import numpy as np
@@ -130,7 +131,8 @@ def beside(partition: str, method: str, paper: str, stat: str) -> str:
     )
     if number == "-" or method == BASELINE:
         return number
-    return f"{number} ({float(number.split()[0]) - float(reference.split()[0]):+.1f})"
+    gap = Decimal(number.split()[0]) - Decimal(reference.split()[0])
+    return f"{number} ({gap.quantize(Decimal('0.1'), ROUND_HALF_UP):+})"
 
 
 def main(*folders: str) -> None:

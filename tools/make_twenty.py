@@ -431,7 +431,8 @@ def write_page() -> None:
         if len(played) == len(draws):
             complete[setting] = of_methods
             texts[f"twenty, {setting}"] = table(of_methods, rounds[setting])
-    texts |= {"twenty, claims": claims(complete), "twenty, tuning": finalists(tuned())}
+    texts["twenty, claims"] = claims(complete) if complete else "Not complete yet: see the draws below."
+    texts["twenty, tuning"] = finalists(tuned())
     PAGE.write_text(put(PAGE.read_text(), texts))
     if complete:
         draw(complete, FIGURE)

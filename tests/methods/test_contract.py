@@ -108,6 +108,7 @@ METHODS: dict[str, Method] = {name: recipe() for name, recipe in m.RECIPES.items
     "everything": m.compose(Everything()),
 }
 FAST = {*m.RECIPES, "everything", "three in a row", "fedlmd + prox + momentum"}
+assert METHODS.keys() >= FAST
 every_method = pytest.mark.parametrize(
     "method",
     [pytest.param(method, id=name, marks=() if name in FAST else pytest.mark.slow) for name, method in METHODS.items()],

@@ -94,7 +94,7 @@ def final(make_site, play):
         key = method, repr(setting)
         if key not in FINAL:
             FINAL[key] = {name: w.double() for name, w in play(make_site(method, **setting))[-1].weights.items()}
-        return FINAL[key]
+        return dict(FINAL[key])
 
     return final
 
