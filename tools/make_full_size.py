@@ -13,21 +13,20 @@ from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 
 import numpy as np
-from make_reproduction import LAST, PAGE, RECORDS, ROOT, Rows, printed, rounds_of, table, tens, write
+from make_reproduction import LAST, PAGE, RECORDS, ROOT, Rows, curve, printed, rounds_of, table, tens, write
 from pages import put
 
 from rayfed.folder.read import find_runs, read_run
 from rayfed.folder.summary import read_summary
 from rayfed.grid.cells import expand
 from rayfed.job import read_toml
+from rayfed.report.words import spread, stat_text
 
 JOB = ROOT / "jobs/cifar10/full-size.toml"
 FILE = RECORDS / "full-size.csv"
 BASELINE = "fedavg"
-NTD, LMD = (
-    ("fedntd/table1", "last"),
-    ("fedlmd/table3", "best"),
-)  # the two papers with this protocol, and what they print
+# The two papers with this protocol, what they print, and how a column calls it.
+PAPERS = {("fedntd/table1", "last"): "last, FedNTD, Table 1", ("fedlmd/table3", "best"): "best, FedLMD, Table 3"}
 Runs = dict[tuple[str, str, str], Rows]  # partition, method and seed -> the rows of its rounds
 
 
@@ -55,16 +54,11 @@ def by_run(rows: Rows) -> Runs:
     return dict(runs)
 
 
-def accuracy_of(rows: Rows) -> np.ndarray:
-    """(T,), in percent, without round 0, whose model is untrained."""
-    return 100 * np.array([float(row["test_accuracy"]) for row in rows[1:]])
-
-
 def each_run(runs: Runs) -> str:
     """A line for each run."""
     lines = []
     for (partition, method, seed), rows in sorted(runs.items()):
-        accuracy = accuracy_of(rows)
+        accuracy = curve(rows, "test_accuracy")
         end = accuracy[-LAST:]
         dropped = [float(row["round_forgetting"]) for row in rows[-LAST:] if row["round_forgetting"]]
         lines.append(
@@ -74,7 +68,7 @@ def each_run(runs: Runs) -> str:
                 seed.removeprefix("seed-"),
                 f"{accuracy.max():.1f} ({accuracy.argmax() + 1})",
                 f"{accuracy[-1]:.1f}",
-                f"{end.mean():.1f} ± {end.std(ddof=1):.1f}",
+                stat_text(spread(end.tolist()), 1),
                 f"{float(rows[-1]['forgetting']):.2f}",
                 f"{np.mean(dropped):.2f}" if dropped else "not kept",
             ]
@@ -88,40 +82,29 @@ def over_seeds(runs: Runs) -> str:
     """A line for each method and partition: means over its seeds, differences from FedAvg by seed, and the papers'."""
     lines = []
     for partition, method in dict.fromkeys((partition, method) for partition, method, _ in sorted(runs)):
-        curves = {seed: accuracy_of(rows) for (*of, seed), rows in runs.items() if of == [partition, method]}
-        gaps = {}
-        for seed, curve in curves.items():
-            if method != BASELINE and (partition, BASELINE, seed) in runs:
-                gaps[seed] = tens(curve) - tens(accuracy_of(runs[partition, BASELINE, seed]))
-        every = np.concatenate([*gaps.values()]) if gaps else None
+        curves = curves_of(runs, partition, method)
+        others = curves_of(runs, partition, BASELINE) if method != BASELINE else {}
+        gaps = [tens(curves[seed]) - tens(others[seed]) for seed in curves if seed in others]  # (tens,) of each seed
+        best_last_end = ((each.max(), each[-1], each[-LAST:].mean()) for each in curves.values())
         lines.append(
             [
                 partition,
                 f"[{method}](methods/{method}.md)",
                 str(len(curves)),
-                *(spread([number(curve) for curve in curves.values()]) for number in (np.max, last, end)),
-                ", ".join(f"{gap[-1]:+.1f}" for gap in gaps.values()),
-                "" if every is None else f"{every.mean():+.1f} ({every.min():+.1f} to {every.max():+.1f})",
-                *(beside(partition, method, *paper) for paper in (NTD, LMD)),
+                *(stat_text(spread(of_seeds), 1) for of_seeds in zip(*best_last_end, strict=True)),
+                ", ".join(f"{gap[-1]:+.1f}" for gap in gaps),
+                f"{np.mean(gaps):+.1f} ({np.min(gaps):+.1f} to {np.max(gaps):+.1f})" if gaps else "",
+                *(beside(partition, method, *paper) for paper in PAPERS),
             ]
         )
     head = ["partition", "method", "seeds", "best", "last", f"mean of the last {LAST}"]
     head += ["less FedAvg there, seed by seed", "less FedAvg, over all tens (lowest to highest)"]
-    return table([*head, "last, FedNTD, Table 1", "best, FedLMD, Table 3"], lines)
+    return table([*head, *PAPERS.values()], lines)
 
 
-def last(curve: np.ndarray) -> float:
-    return float(curve[-1])
-
-
-def end(curve: np.ndarray) -> float:
-    return float(curve[-LAST:].mean())
-
-
-def spread(numbers: list[float]) -> str:
-    """The mean, and the deviation over seeds where there are several."""
-    deviation = f" ± {np.std(numbers, ddof=1):.1f}" if len(numbers) > 1 else ""
-    return f"{np.mean(numbers):.1f}{deviation}"
+def curves_of(runs: Runs, partition: str, method: str) -> dict[str, np.ndarray]:
+    """The accuracies (T,) of each seed, in percent."""
+    return {seed: curve(rows, "test_accuracy") for (*of, seed), rows in runs.items() if of == [partition, method]}
 
 
 def beside(partition: str, method: str, paper: str, stat: str) -> str:

@@ -93,7 +93,7 @@ def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 def curve(rows: Rows, column: str) -> np.ndarray:
     """(T,), in percent, without round 0, whose model is untrained."""
-    return 100 * np.array([row[column] for row in rows if row["round"]])
+    return 100 * np.array([float(row[column]) for row in rows if int(row["round"])])
 
 
 def printed(paper: str, method: str, metric: str, stat: str, cell: str = CELL) -> str:

@@ -223,7 +223,7 @@ def put_best() -> None:
 
 def reported(overrides: Mapping[str, Any]) -> Iterator[tuple[str, str, int, float, float]]:
     """Partition, method, seed, primary and second number of each run of the draws that have been played here whole."""
-    for setting in (each for each in SETTINGS if REPORTED[each].exists()):
+    for setting in SETTINGS:
         for seed, cells in draws_of(setting, overrides).items():
             runs = {method: run for method, cell in cells.items() if (run := ended(cell))}
             if len(runs) == len(cells):
