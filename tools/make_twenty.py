@@ -27,9 +27,10 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
-from make_comparison import BASELINE, from_shell, inline, link, put, put_methods
+from make_comparison import BASELINE, inline, link, put_methods
 from matplotlib import style
 from matplotlib.figure import Figure
+from pages import from_shell, put
 
 from rayfed.base.errors import Diverged, InputError
 from rayfed.data.sources import Kept
