@@ -8,7 +8,7 @@ from torch import Tensor
 from rayfed import losses
 from rayfed.base.values import Ge
 from rayfed.methods.part import Part
-from rayfed.methods.views import Batch, ClientView
+from rayfed.methods.views import Batch
 
 
 @dataclass(frozen=True)
@@ -21,11 +21,8 @@ class CalibratedCrossEntropy(Part):
     slot: ClassVar[str] = "supervise"
     tau: Annotated[float, Ge(0), "factor of the margins; 0 is FedAvg"] = 0.5
 
-    def begin(self, client: ClientView) -> Tensor:
-        return client.label_counts
-
-    def loss(self, batch: Batch, counts: Tensor) -> Tensor:
-        return losses.calibrated_cross_entropy(batch.logits, batch.labels, counts, tau=self.tau)
+    def loss(self, batch: Batch, local: None) -> Tensor:
+        return losses.calibrated_cross_entropy(batch.logits, batch.labels, batch.label_counts, tau=self.tau)
 
 
 @dataclass(frozen=True)
@@ -34,11 +31,8 @@ class AdjustedCrossEntropy(Part):
 
     slot: ClassVar[str] = "supervise"
 
-    def begin(self, client: ClientView) -> Tensor:
-        return client.label_counts
-
-    def loss(self, batch: Batch, counts: Tensor) -> Tensor:
-        return losses.adjusted_cross_entropy(batch.logits, batch.labels, counts)
+    def loss(self, batch: Batch, local: None) -> Tensor:
+        return losses.adjusted_cross_entropy(batch.logits, batch.labels, batch.label_counts)
 
 
 @dataclass(frozen=True)
@@ -47,8 +41,5 @@ class LogitSuppression(Part):
 
     strength: Annotated[float, Ge(0), "weight of the suppression of logits"] = 0.005
 
-    def begin(self, client: ClientView) -> Tensor:
-        return client.label_counts
-
-    def loss(self, batch: Batch, counts: Tensor) -> Tensor:
-        return self.strength * losses.logit_suppression(batch.logits, batch.labels, counts)
+    def loss(self, batch: Batch, local: None) -> Tensor:
+        return self.strength * losses.logit_suppression(batch.logits, batch.labels, batch.label_counts)

@@ -68,18 +68,17 @@ class SimplexHead(LearnedScale, Part):
     slot: ClassVar[str] = "supervise"
     scale: Scale = 1.0
 
-    def begin(self, client: ClientView) -> tuple[LocalScale, Tensor]:
-        return self.local_scale(client), client.label_counts
+    def begin(self, client: ClientView) -> LocalScale:
+        return self.local_scale(client)
 
-    def loss(self, batch: Batch, local: tuple[LocalScale, Tensor]) -> Tensor:
-        scale, counts = local
+    def loss(self, batch: Batch, scale: LocalScale) -> Tensor:
         return scale.learned(
             _to_corners(batch.logits),
-            lambda cosines, s: losses.adjusted_cross_entropy(s * cosines, batch.labels, counts),
+            lambda cosines, s: losses.adjusted_cross_entropy(s * cosines, batch.labels, batch.label_counts),
         )
 
-    def report(self, client: ClientView, local: tuple[LocalScale, Tensor], fit: Fit) -> tuple[Tree, None]:
-        return self.scale_of(client, local[0]), None
+    def report(self, client: ClientView, scale: LocalScale, fit: Fit) -> tuple[Tree, None]:
+        return self.scale_of(client, scale), None
 
     def update(self, scale: Tree, total: Tree, step: Step) -> tuple[Tree, Step]:
         return self.averaged_scale(total), step

@@ -32,11 +32,10 @@ class RestrictedCrossEntropy(Part):
     alpha: Annotated[float, Ge(0), Le(1), "scale of an absent class's logit; 1 is plain cross-entropy"] = 0.5
     soft: Annotated[bool, "scale every class by how much of it the client holds"] = False
 
-    def begin(self, client: ClientView) -> Tensor:
-        return client.label_counts
-
-    def loss(self, batch: Batch, counts: Tensor) -> Tensor:
-        return losses.restricted_cross_entropy(batch.logits, batch.labels, counts, alpha=self.alpha, soft=self.soft)
+    def loss(self, batch: Batch, local: None) -> Tensor:
+        return losses.restricted_cross_entropy(
+            batch.logits, batch.labels, batch.label_counts, alpha=self.alpha, soft=self.soft
+        )
 
 
 @dataclass(frozen=True)

@@ -213,7 +213,7 @@ class Batch:
     labels: Tensor  # (B,)
     model: nn.Module  # in training
     parameters: Weights  # of this model, live, less those that stay at the client
-    _client: View
+    _client: ClientView
     _known: Callable[[nn.Module], Outputs | None] | None = None  # a frozen model's outputs on it, where they are known
     note: Notes = field(default_factory=Notes)
     _frozen: dict[nn.Module, Outputs] = field(init=False, default_factory=dict)
@@ -225,6 +225,11 @@ class Batch:
     def run(self, model: nn.Module, images: Tensor) -> Outputs:
         """A forward pass, in the job's precision."""
         return self._client.run(model, images)
+
+    @property
+    def label_counts(self) -> Tensor:
+        """(C,) int64: how many samples of each class the client has, not the batch."""
+        return self._client.label_counts
 
     @property
     def flat(self) -> Tensor:

@@ -381,7 +381,7 @@ def test_terms_on_a_batch_are_those_of_the_papers(case):
     client.frozen, client.outputs = lambda weights: weights, lambda model: [(outputs[model], LABELS)]
     client.all_outputs = lambda model: (outputs[model], LABELS)
     batch = SimpleNamespace(logits=Z, features=H, labels=LABELS, teacher=PRESENT, outputs_of=outputs.__getitem__)
-    batch.note = Notes()
+    batch.note, batch.label_counts = Notes(), COUNTED
     torch.testing.assert_close(part.loss(batch, part.begin(client)), term)
 
 
