@@ -5,7 +5,6 @@ only the method, or whatever else their jobs say, differs between them.
 """
 
 import copy
-import csv
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -216,10 +215,8 @@ def sheet(
 
 
 def _chosen(columns: str, head: Mapping[str, str], run: Run) -> list[str]:
-    """The keys of the columns that a list names, by their keys or as the table heads them."""
-    by_text = {text: key for key, text in head.items()}
-    (names,) = csv.reader([" ".join(columns.split())], skipinitialspace=True)
-    keys = [by_text.get(name.strip(), name.strip()) for name in names or [""]]
+    """The keys of the columns that a list names."""
+    keys = [key.strip() for key in columns.split(",")]
     for key in keys:
         if key not in head:
             unknown = InputError(f"--columns: the table has no column '{key}'{did_you_mean(key, head)}")
