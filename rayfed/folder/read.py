@@ -67,13 +67,13 @@ class Run:
 
     @cached_property
     def forgetting(self) -> dict[str, Series]:
-        """By name of a definition, as `folder.forgetting.by_round` has it: also of old runs."""
+        """By name of a definition, as `folder.forgetting.by_round` has it."""
         clients = client_accuracies(confusions(self.folder, self.classes), len(self.classes))
         return by_round(self.class_rounds, self.class_accuracy, self.class_seen, self.eval_every, clients)
 
     @cached_property
     def unevenness(self) -> dict[str, float]:
-        """As environment.json has it, also of a run that is older than these measures."""
+        """As environment.json has it, also where that is lost."""
         cells = self.partition["client"], self.partition["class"], self.partition["count"]
         return unevenness(*cells, self.num_clients, len(self.classes))
 
@@ -87,7 +87,7 @@ class Run:
 
     @property
     def eval_every(self) -> int:
-        return self.job["train"].get("eval_every", 1)
+        return self.job["train"]["eval_every"]
 
 
 class Group(NamedTuple):

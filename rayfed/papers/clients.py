@@ -71,8 +71,7 @@ def in_out(runs: Sequence[Run], round: int | None = None, width: float | None = 
 def of_whom(runs: Sequence[Run], measured: dict[str, Columns]) -> str:
     """The end of a caption: of how many clients a round's numbers are, and on how many test examples."""
     counts = np.concatenate([np.unique(columns["round"], return_counts=True)[1] for columns in measured.values()])
-    examples = [measured_on(run) for run in runs]
-    on = f"on {span(examples)} test examples" if all(examples) else "on test examples"
+    on = f"on {span(measured_on(run) for run in runs)} test examples"
     if counts.max() == 1:
         return f"n = 1 client per round, {on}"
     return f"mean and standard deviation of n = {span(counts)} clients per round, {on}"

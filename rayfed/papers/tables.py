@@ -28,7 +28,7 @@ class Paper:
 
     def unlike(self, run: Run) -> list[str]:
         """How a run of the grid differs from it, with its own seed: a partition may follow the seed."""
-        of_grid = Cell(self.cells[plain(run.name)].tables | {"seed": run.job.get("seed", 0)}).job().table()
+        of_grid = Cell(self.cells[plain(run.name)].tables | {"seed": run.job["seed"]}).job().table()
         return differences(protocol(of_grid), protocol(run.job), "in the grid", "here")
 
     def baseline(self, run: Run, runs: Sequence[Run]) -> Run | None:

@@ -93,8 +93,7 @@ def drifts(group: Group) -> Columns:
 
 
 def measured_on(run: Run) -> int:
-    """The test examples that a run's clients were measured on; 0 of a run so old that its tables do not tell."""
-    table = read_table(run.folder, "classes").filter(pc.field("round") > 0)
-    first = table.filter(pc.field("round") == pc.min(table["round"]))
-    total = pc.sum(first["predicted"]).as_py() or 0
+    """The test examples that a run's clients were measured on."""
+    initial = read_table(run.folder, "classes").filter(pc.field("round") == 0)
+    total = pc.sum(initial["predicted"]).as_py() or 0
     return min(run.job["measure_images"] or total, total)

@@ -142,7 +142,7 @@ def lacking(run: Run, of: str) -> InputError:
 def pair_of(run: Run) -> tuple[Any, ...]:
     """The values of `PAIR`; a run that has ended early counts with the rounds that it might have played."""
     rounds = run.job["train"]["num_rounds"] if run.summary.get("ended_early") else run.summary["rounds"]
-    return *map(run.environment.get, ("data", "partition")), run.job.get("seed", 0), rounds
+    return *map(run.environment.get, ("data", "partition")), run.job["seed"], rounds
 
 
 def _refuse_twins(runs: Sequence[Run]) -> None:
