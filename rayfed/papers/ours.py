@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow.compute as pc
 
-from rayfed.folder.read import Run
-from rayfed.folder.tables import read_table
+from rayfed.folder.read import Run, of_clients
 from rayfed.losses import metrics
+from rayfed.report.forms import DOMAIN
+from rayfed.report.measured import over_clients
 from rayfed.report.table import accuracies, figures
 
 NOWHERE = {
@@ -110,45 +110,33 @@ def _class_accuracy(run: Run, number: Theirs, baseline: Run | None, stat: str, k
 
 def _alignment(run: Run, number: Theirs, baseline: Run | None, stat: str, which: str) -> Ours:
     """Of the features before the head: the mean over clients, or the global model's (FedNTD, Table 2)."""
-    rows = _last_notes(run, "clients" if which == "local" else "rounds", "drift.alignment")
-    names = sorted({name for notes in rows for name in notes})
+    notes = run.notes if which == "local" else run.round_notes
+    names = sorted(name for name in notes if name.startswith("drift.alignment"))
     chosen = names[0] if len(names) == 1 else "drift.alignment"
     if chosen not in names:
         has = f": the run has {', '.join(names)}" if names else ""
         return Ours(math.nan, f'measure = ["drift"], without measure_layers, records the alignment{has}')
-    return Ours(float(np.mean([notes[chosen] for notes in rows if chosen in notes])))
+    if which == "local":
+        return Ours(float(over_clients(of_clients(run.folder, chosen), chosen).mean[-1]))
+    return Ours(float(notes[chosen][1][-1]))
 
 
 def _domain(run: Run, number: Theirs, baseline: Run | None, stat: str, domain: str) -> Ours:
     """Of the last evaluated round; the mean is that of the domains, whatever their sizes (FedCSD, Table II)."""
-    by_domain: dict[str, float] = {}
-    for notes in _last_notes(run, "rounds", "domain."):
-        by_domain |= {name.removeprefix("domain.").casefold(): value for name, value in notes.items()}
+    of_run = {key: value for key, value in figures(run).items() if key.startswith(DOMAIN)}
+    by_domain = {key.removeprefix(DOMAIN).casefold(): value for key, value in of_run.items()}
     values = [value for name, value in by_domain.items() if domain in ("mean", name)]
     if not values:
         has = ", ".join(by_domain) or "none"
         return Ours(math.nan, f"there is no accuracy by domain for it; the test data have these domains: {has}")
     unsaid = "" if number.stat else "the paper does not say of which round; ours is the last"
-    return Ours(100 * float(np.mean(values)), unsaid)
+    return Ours(float(np.mean(values)), unsaid)
 
 
 def _personalised(run: Run, number: Theirs, baseline: Run | None, stat: str) -> Ours:
     """Of the clients' own models, the mean of the last measured rounds (PFLlib prints the best of all its rounds)."""
     value = figures(run).get("personalised", math.nan)
     return Ours(value, 'measure = ["local"] records it' if math.isnan(value) else "the mean of the last ten measured")
-
-
-def _last_notes(run: Run, table: str, prefix: str) -> list[dict[str, float]]:
-    """The notes with a prefix in each row of the last round that has any."""
-    rows = read_table(run.folder, table)
-    if "notes" not in rows.column_names:
-        return []
-    for number in reversed(pc.unique(rows["round"]).to_pylist()):
-        of_round = rows.filter(pc.field("round") == number)["notes"].to_pylist()
-        notes = [{name: value for name, value in each or () if name.startswith(prefix)} for each in of_round]
-        if any(notes):
-            return notes
-    return []
 
 
 MEASURES: dict[str, Callable[..., Ours]] = {
