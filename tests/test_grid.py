@@ -226,7 +226,7 @@ def test_a_grid_whose_failed_runs_can_all_be_resumed_says_so_by_its_exit_code(fo
     def lost(*args, **options):
         raise WorkersLost("no actor is left")
 
-    monkeypatch.setattr("rayfed.grid.command.run_checked", lost)
+    monkeypatch.setattr("rayfed.grid.many.run_checked", lost)
     assert rayfed("run", "grid.toml", "--only", "two/*/seed-0").exit_code == 75
 
 

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 
-from rayfed.base.errors import STOPPED, InputError, Resumable
+from rayfed.base.errors import InputError, Resumable
 from rayfed.base.files import write_text
-from rayfed.data.sources import Kept
-from rayfed.experiment import RUNS_NAMED, Way, run_checked
+from rayfed.experiment import RUNS_NAMED
 from rayfed.folder.places import folder_of, is_done
 from rayfed.folder.provenance import changed_since
-from rayfed.folder.summary import Ended, read_summary
+from rayfed.folder.summary import read_summary
 from rayfed.grid.cells import Cell
 from rayfed.grid.many import run_many
 from rayfed.job import Job
@@ -24,7 +23,7 @@ from rayfed.report.forms import as_csv
 from rayfed.report.runs import read_runs
 from rayfed.report.table import sheet
 from rayfed.screen.display import Lines, cell_text
-from rayfed.screen.exits import Failure, failures
+from rayfed.screen.exits import Failure
 from rayfed.screen.text import duration, shown
 
 FAILED = (1, InputError.exit_code, Resumable.exit_code)  # exit codes of a run that does not end the others
@@ -44,7 +43,9 @@ def run_grid(
     failed: dict[str, int] = {}  # name -> exit code
     started = time.monotonic()
     try:
-        with closing(_ended(todo, force, other_bits)) as all_ended:
+        logged = partial(Lines, quiet=True)  # the runs' logs have their rounds
+        runs = run_many(todo, naming(), force=force, other_bits=other_bits, display=logged)
+        with closing(runs) as all_ended:
             for number, ended in enumerate(all_ended, start=1):
                 name, code = ended.job.name, ended.exit_code
                 line = f"run {number}/{len(todo)}  {name.ljust(width)}"
@@ -52,8 +53,6 @@ def run_grid(
                     left = duration((time.monotonic() - started) / number * (len(todo) - number))
                     print(f"{line}  {cell_text(read_summary(folder_of(ended.job)))}  {left} left", flush=True)
                     continue
-                if code == STOPPED:
-                    raise KeyboardInterrupt
                 failure = Failure(ended.message, code)
                 is_input_of_all = code == InputError.exit_code and number == 1  # likely
                 if code not in FAILED or is_input_of_all:
@@ -84,26 +83,6 @@ def _warn_of_changes(done: list[Job]) -> None:
         which = f"{len(names)} runs are of before: {', '.join(names[:RUNS_NAMED])}"
         remedy = "--force trains them again, with --only some of them"
         print(f"warning: {module} has changed since; the results of {which}; {remedy}", file=sys.stderr)
-
-
-def _ended(todo: Sequence[Job], force: bool, other_bits: bool) -> Generator[Ended]:
-    """The runs as they end: many at once, or one after the other. Their logs have their rounds."""
-    logged = partial(Lines, quiet=True)
-    watch = naming()
-    one_by_one = True
-    for ended in run_many(todo, watch, force=force, other_bits=other_bits, display=logged):
-        one_by_one = False
-        yield ended
-    kept = Kept()
-    for job in todo if one_by_one else ():
-        watch([job])
-        try:
-            with failures():
-                run_checked(job, Way(logged(), force, other_bits, read=kept.load), resume=not force)
-        except Failure as failure:
-            yield Ended(job, failure.exit_code, failure.message)
-        else:
-            yield Ended(job)
 
 
 def naming() -> Callable[[Sequence[Job]], None]:

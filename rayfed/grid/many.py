@@ -1,8 +1,9 @@
-"""Many runs at once on Ray, such as those of a grid: each is a task of one process, and has the same bits as alone."""
+"""Many runs, such as those of a grid: each has the bits that it has alone."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
 
+from rayfed.base.errors import explained
 from rayfed.data.samples import Dataset
 from rayfed.data.sources import Kept
 from rayfed.experiment import Way, run_checked
@@ -22,27 +23,39 @@ def run_many(
     force: bool = False,
     other_bits: bool = False,
     display: Callable[[], Display] = Display,
-) -> Iterator[Ended]:
-    """Run jobs, as many at once as there is room for, and give each as it ends.
+) -> Generator[Ended]:
+    """Run jobs, and give each as it ends.
 
-    Each continues where it was begun, or begins again with `force`. `watch` is told, each second, which are under way;
-    each has a `display` in its own process. Where one job after the other is done sooner (`connected_for_many`), this
-    runs none and gives none, and the caller runs them.
+    On Ray as many at once as there is room for, each in a task of one process; one after the other, on all actors,
+    where that is done sooner (`connected_for_many`), or without Ray. Each continues where it was begun, or begins again
+    with `force`. `watch` is told, each second or when one begins, which are under way; each has a `display` in its own
+    process.
     """
-    if not jobs or jobs[0].ray.mode == "off":
+    if not jobs:
         return
-    from rayfed.runtime.slots import connected_for_many, in_slots  # importing Ray takes a second
+    kept = Kept()
+    if jobs[0].ray.mode == "on":
+        from rayfed.runtime.slots import connected_for_many, in_slots  # importing Ray takes a second
 
-    with connected_for_many(jobs) as at_once:
-        if not at_once:
-            return
-        if force:
-            for job in jobs:
-                start_over(job)
-        play = partial(_play_here, other_bits=other_bits, display=display)
-        # Once more than in `connected_for_many`: when Ray is connected, its C++ handles SIGTERM.
-        with stopping(STOPPING):
-            yield from in_slots(jobs, play, Kept().load, watch)
+        with connected_for_many(jobs) as at_once:
+            if at_once:
+                if force:
+                    for job in jobs:
+                        start_over(job)
+                play = partial(_play_here, other_bits=other_bits, display=display)
+                # Once more than in `connected_for_many`: when Ray is connected, its C++ handles SIGTERM.
+                with stopping(STOPPING):
+                    yield from in_slots(jobs, play, kept.load, watch)
+                return
+    for job in jobs:
+        watch([job])
+        try:
+            run_checked(job, Way(display(), force, other_bits, read=kept.load), resume=not force)
+        except Exception as error:
+            ended = Ended(job, getattr(error, "exit_code", 1), explained(error))
+        else:
+            ended = Ended(job)
+        yield ended
 
 
 def _play_here(job: Job, dataset: Dataset, other_bits: bool, display: Callable[[], Display]) -> None:

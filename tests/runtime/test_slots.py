@@ -159,11 +159,15 @@ def test_a_process_has_one_gpu_for_all_its_life(tables, a_cluster, tmp_path):
     assert [outcome(job) for job in jobs[:2]] == [alone(job) for job in jobs_of(tables, **options)[:2]]
 
 
-def test_fewer_runs_than_actors_are_left_to_be_done_one_after_the_other(jobs):
-    assert list(run_many(jobs[:2])) == [], "a cohort of 3 has more actors"
-    assert not Path("runs").exists()
-    assert list(run_many([read_job(job.table(), {"ray.mode": "off"}) for job in jobs])) == []
-    assert list(run_many([jobs[0], read_job(jobs[1].table(), {"ray.num_cpus": 2.0}), *jobs[2:]])) == []
+def test_fewer_runs_than_actors_are_done_one_after_the_other(jobs, monkeypatch):
+    ways = []
+    monkeypatch.setattr("rayfed.grid.many.run_checked", lambda job, way, resume: ways.append(way))
+    few = jobs[:2]  # a cohort of 3 has more actors
+    without_ray = [read_job(job.table(), {"ray.mode": "off"}) for job in jobs]
+    unlike = [jobs[0], read_job(jobs[1].table(), {"ray.num_cpus": 2.0}), *jobs[2:]]
+    for chosen in (few, without_ray, unlike):
+        assert [ended.job for ended in run_many(chosen)] == chosen
+    assert len(ways) == 2 + 4 + 4 and all(way.on_ray for way in ways)
 
 
 def test_runs_that_are_left_stop_with_a_checkpoint(tables, cluster):
