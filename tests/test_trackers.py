@@ -210,7 +210,7 @@ def test_after_a_resume_a_curve_has_no_gap_and_no_round_twice(name, make_job, ca
 
 
 @every_tracker
-def test_a_tracker_that_fails_warns_twice_and_gets_the_rest_with_the_next_resume(name, make_job, caplog, monkeypatch):
+def test_a_tracker_that_fails_warns_and_gets_the_rest_with_the_next_resume(name, make_job, caplog, monkeypatch):
     job = make_job(name)
     path, make, failing = folder_of(job), trackers.TRACKERS[name], threading.Event()
 
@@ -231,8 +231,7 @@ def test_a_tracker_that_fails_warns_twice_and_gets_the_rest_with_the_next_resume
             record(path, round)
             recorded(round)
         assert failing.wait(60)
-    warning, again = warned(caplog)
-    assert again == f"track: {name} lacks rounds of {job.name}, or all of them: see its warning above"
+    (warning,) = warned(caplog)
     assert "ConnectionError: the server is away" in warning and f"rayfed resume {path}" in warning
     assert [round for round, _ in shown(name, path)["seconds"]] == [0, 1]
     with tracking(job):  # no round is left to play
@@ -264,8 +263,7 @@ def test_a_tracker_that_cannot_begin_does_not_end_the_run(make_job, caplog, monk
     monkeypatch.setitem(trackers.TRACKERS, "tensorboard", lambda *given: sys.exit("no disk"))
     result = rayfed.run(make_job("tensorboard"))
     assert result.rounds["round"].to_pylist() == [0, 1, 2]
-    warning, again = warned(caplog)
-    assert "track: tensorboard lacks rounds" in again
+    (warning,) = warned(caplog)
     assert "SystemExit: no disk" in warning and warning in (result.path / "log.txt").read_text()
 
 

@@ -140,7 +140,7 @@ def tracking(job: Job) -> Iterator[Callable[[int], None]]:
                 f"pip install 'rayfed-distill[{package}]'"
             )
     news: dict[str, SimpleQueue[int | None]] = {}  # of each tracker: rounds that are recorded; None: no more
-    followers: dict[str, Future[bool]] = {}
+    followers: dict[str, Future[None]] = {}
 
     def recorded(round: int) -> None:
         for name in job.track:
@@ -160,12 +160,10 @@ def tracking(job: Job) -> Iterator[Callable[[int], None]]:
         for name, follower in followers.items():
             if not follower.done():
                 _give_up(name, job, f"it did not answer within {PATIENCE:g} seconds after the last round")
-            elif not follower.result():  # its warning was long ago
-                log.warning("track: %s lacks rounds of %s, or all of them: see its warning above", name, job.name)
 
 
-def _follow(name: str, job: Job, news: SimpleQueue[int | None]) -> bool:
-    """Send a tracker what the folder has and it has not; whether it took all. `<tracker>/run.json` has the run's id."""
+def _follow(name: str, job: Job, news: SimpleQueue[int | None]) -> None:
+    """Send a tracker what the folder has and it has not. `<tracker>/run.json` has the run's id."""
     path = folder_of(job)
     note = path / name / "run.json"
     try:
@@ -179,10 +177,8 @@ def _follow(name: str, job: Job, news: SimpleQueue[int | None]) -> bool:
                     sent = round
         finally:
             tracker.close(read_summary(path).get("status", ""))  # it keeps what it has
-        return True
     except BaseException as error:  # a library may even exit
         _give_up(name, job, cut(f"{type(error).__name__}: {error}", 1000))
-        return False
 
 
 def _give_up(name: str, job: Job, why: str) -> None:
