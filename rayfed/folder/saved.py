@@ -82,7 +82,7 @@ class Saved:
 
     def restore(self, site: Site, workers: Workers) -> Round:
         """The round as it was, to continue from. Raises `InputError` where it does not fit the site."""
-        state = self._state()
+        state: dict[str, Any] = unpack(from_bytes(self._read(f"{stem(self.round)}.state.safetensors")))
         memories = memories_in(self.index(), self._read)
         evaluation = None  # a round may be without one
         if state["confusion"] is not None:
@@ -99,14 +99,6 @@ class Saved:
             forgetting=state["forgetting"],
             shown=state.get("shown"),
         )
-
-    def _state(self) -> dict[str, Any]:
-        state: dict[str, Any] = unpack(from_bytes(self._read(f"{stem(self.round)}.state.safetensors")))
-        return state
-
-    def shown(self, site: Site) -> Weights:
-        """The weights that the method evaluates: the global model's, unless it names others."""
-        return self._state().get("shown") or self.weights(site)
 
     def weights(self, site: Site) -> Weights:
         """The global model's weights. Raises `InputError` where they do not fit the site's model."""
