@@ -339,12 +339,12 @@ def table(numbers: Numbers, rounds: Numbers) -> str:
     """A partition's methods, the best first: means, differences from FedAvg, and rounds to FedAvg's end."""
     tests = against_fedavg(numbers) | family(numbers, [("local", OWN)])
     by_method = {method: test for (method, _), test in tests.items()}
-    head = ["method", "draws", "mean of rounds 31 to 60", "difference from FedAvg", "p, corrected"]
+    head = ["method", "mean of rounds 31 to 60", "difference from FedAvg", "p, corrected"]
     head.append("rounds to FedAvg's end, median")
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for method in sorted(numbers, key=lambda name: -fmean(numbers[name].values())):
         values, test = [*numbers[method].values()], by_method.get(method)
-        cells = [TITLES.get(method) or link(method), str(len(values)), stat_text(spread(values), 1)]
+        cells = [TITLES.get(method) or link(method), stat_text(spread(values), 1)]
         cells += [str(test), f"{test.p:.3f}" if method not in BOUNDS else ""] if test else ["", ""]
         cells.append("" if method in (*BOUNDS, OWN) else f"{np.median([*rounds[method].values()]):.0f}")
         lines.append(f"| {' | '.join(cells)} |")
