@@ -4,6 +4,7 @@
 # And `make docs` builds the documentation as a site, build/site/index.html.
 PYTHON := $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3)
 BIN := .venv/bin
+unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes, each of which would compile all modules again
 
 demo: .venv/rayfed
 	$(BIN)/rayfed run jobs/quickstart.toml -s name=demo --force
@@ -16,8 +17,9 @@ test: .venv/installed
 
 # The fast tests of what computes, with the code that torch, oneDNN and MKL have for other processors, where sums are
 # rounded differently.
-COMPUTES := rayfed/losses rayfed/methods rayfed/tensors $(addprefix tests/,clients data losses methods models \
-	folder/test_law.py folder/test_verify.py $(patsubst %,test_%.py,client_work engine metrics reference report table tools weights))
+COMPUTES := rayfed/losses rayfed/methods rayfed/tensors $(addprefix tests/,clients losses methods models \
+	$(patsubst %,data/test_%.py,augment beyond_images federation unevenness) folder/test_law.py folder/test_verify.py \
+	$(patsubst %,test_%.py,client_work engine metrics report weights))
 test-other-cpus: .venv/installed
 	ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/pytest $(COMPUTES) -n 2 --dist worksteal
 	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE $(BIN)/pytest $(COMPUTES) -n 2 --dist worksteal

@@ -14,7 +14,6 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torchvision.models import alexnet, mobilenet_v2, resnet
 
 from rayfed.base.errors import InputError
 from rayfed.base.values import keys
@@ -36,6 +35,14 @@ def built(name, image_shape=CIFAR):
 
 def images(image_shape, count=2):
     return torch.rand(count, *image_shape, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(scope="session")
+def vision():
+    """torchvision's models, whose import takes seconds, as it imports torch's compiler."""
+    from torchvision import models
+
+    return models
 
 
 def digest(model):
@@ -126,22 +133,23 @@ def same_function(ours, theirs, image_shape):
 @pytest.mark.parametrize(
     ("name", "block", "depths"),
     [
-        ("resnet10", resnet.BasicBlock, [1, 1, 1, 1]),
-        ("resnet18", resnet.BasicBlock, [2, 2, 2, 2]),
-        ("resnet50", resnet.Bottleneck, [3, 4, 6, 3]),
+        ("resnet10", "BasicBlock", [1, 1, 1, 1]),
+        ("resnet18", "BasicBlock", [2, 2, 2, 2]),
+        ("resnet50", "Bottleneck", [3, 4, 6, 3]),
     ],
 )
 @pytest.mark.parametrize("norm", ["batch", "group"])
-def test_resnets_are_torchvisions_with_a_small_stem(name, block, depths, norm):
+def test_resnets_are_torchvisions_with_a_small_stem(vision, name, block, depths, norm):
     layer = functools.partial(nn.GroupNorm, 2) if norm == "group" else nn.BatchNorm2d
-    theirs = resnet.ResNet(block, depths, num_classes=10, norm_layer=layer)
+    theirs = vision.resnet.ResNet(getattr(vision.resnet, block), depths, num_classes=10, norm_layer=layer)
     theirs.conv1, theirs.maxpool = nn.Conv2d(3, 64, 3, padding=1, bias=False), nn.Identity()
     options = {"norm": norm}
     assert same_function(build_model(name, options, image_shape=CIFAR, num_classes=10, seed=0), theirs, CIFAR)
 
 
-def test_resnet18_with_the_large_stem_is_torchvisions_as_fl_simulator_trains_it():
-    theirs = resnet.ResNet(resnet.BasicBlock, [2, 2, 2, 2], 10, norm_layer=functools.partial(nn.GroupNorm, 2))
+def test_resnet18_with_the_large_stem_is_torchvisions_as_fl_simulator_trains_it(vision):
+    norm = functools.partial(nn.GroupNorm, 2)
+    theirs = vision.resnet.ResNet(vision.resnet.BasicBlock, [2, 2, 2, 2], 10, norm_layer=norm)
     options = {"stem": "7x7", "norm": "group"}
     ours = build_model("resnet18", options, image_shape=CIFAR, num_classes=10, seed=0)
     assert same_function(ours, theirs, CIFAR) and sum(p.numel() for p in ours.parameters()) == 11_181_642
@@ -197,11 +205,11 @@ def test_a_shortcut_without_parameters_keeps_every_other_pixel_and_adds_channels
     assert torch.equal(Pad(0, 1)(x), x)
 
 
-@pytest.mark.parametrize(("name", "theirs"), [("alexnet", alexnet), ("mobilenet", mobilenet_v2)])
-def test_for_large_images_the_model_is_torchvisions(name, theirs):
+@pytest.mark.parametrize(("name", "theirs"), [("alexnet", "alexnet"), ("mobilenet", "mobilenet_v2")])
+def test_for_large_images_the_model_is_torchvisions(vision, name, theirs):
     office = (3, 224, 224)
     ours = build_model(name, image_shape=office, num_classes=10, seed=0)
-    assert same_function(ours, theirs(num_classes=10), office)
+    assert same_function(ours, getattr(vision, theirs)(num_classes=10), office)
 
 
 @given(st.tuples(*[st.integers(1, 13)] * 2), st.tuples(*[st.integers(1, 7)] * 2))
