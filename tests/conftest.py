@@ -15,6 +15,7 @@ import torch
 from hypothesis import settings
 from torch import nn
 
+from rayfed import experiment
 from rayfed.clients.settings import Training
 from rayfed.data import sources
 from rayfed.data.federation import Federation
@@ -36,6 +37,7 @@ settings.load_profile("rayfed")
 torch.set_num_threads(1)  # more threads could change the last bits of a sum, and tests may run side by side
 
 CLASSES = ("ash", "birch", "cedar", "elm")
+WRITE_PAGE = experiment._write_page
 COUNTS = [  # a row per client, a column per class
     [9, 3, 0, 0],
     [0, 8, 1, 2],
@@ -66,6 +68,22 @@ def _embedded_images_are_decoded_once():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sources, "load", load)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _runs_write_no_page():
+    """It would take longer than the run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(experiment, "_write_page", lambda path: None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def pages():
+    """For tests that look at the page of a run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(experiment, "_write_page", WRITE_PAGE)
         yield
 
 

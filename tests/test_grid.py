@@ -141,7 +141,6 @@ def test_partitions_follow_the_seeds_of_the_runs_when_asked(tables):
 @pytest.fixture
 def folder(tmp_path, monkeypatch, write_images):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("rayfed.experiment._write_page", lambda path: None)  # it would take longer than the run
     write_images(tmp_path, 16, 16)
     (tmp_path / "grid.toml").write_text(GRID)
     return tmp_path

@@ -96,7 +96,7 @@ def tables(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def result(tables):
+def result(tables, pages):
     return rayfed.run(tables)
 
 
@@ -349,14 +349,14 @@ def test_many_clients_share_the_columns_of_the_figure(keeper):
     assert "10,001 clients hold 50,000 examples: 0 to 5 each" in run_page(crowd)
 
 
-def test_a_failed_run_has_a_page_that_says_why(tables):
+def test_a_failed_run_has_a_page_that_says_why(tables, pages):
     with pytest.raises(rayfed.base.errors.Diverged):
         rayfed.run(tables, {"name": "failed", "train.lr": 1e30})
     text = (folder_of(make_job({**tables, "name": "failed"})) / "report.html").read_text()
     assert 'class="status failed"' in text and "the loss became" in text
 
 
-def test_a_page_that_cannot_be_made_does_not_fail_the_run(tables, monkeypatch):
+def test_a_page_that_cannot_be_made_does_not_fail_the_run(tables, pages, monkeypatch):
     def fail(path):
         raise ValueError("no ink")
 

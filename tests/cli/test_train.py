@@ -301,7 +301,7 @@ def test_clients_measures_each_clients_own_model_after_a_run(folder, rayfed):
     assert "the model has no module `head` that trains" in rayfed("clients", "runs/tiny", "--tune", "head").stderr
 
 
-def test_natural_clients_keep_their_names_in_the_run(folder, rayfed):
+def test_natural_clients_keep_their_names_in_the_run(folder, rayfed, pages):
     rows = {"x": [0.0, 1.0, 2.0, 3.0] * 6, "label": [0, 1] * 12, "device": ["phone-7", "tablet", "phone-11"] * 8}
     pq.write_table(pa.table(rows), "phones.parquet")
     phones = "source='phones.parquet', features=['x'], test_fraction=0.2, partition={name='natural', column='device'}"

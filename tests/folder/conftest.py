@@ -15,9 +15,3 @@ def tables(tmp_path, write_images):
         "ray": {"mode": "off"},
         "output": {"path": str(tmp_path / "runs"), "every": 2, "every_seconds": 1e9},
     }
-
-
-@pytest.fixture
-def no_page(monkeypatch):
-    """The page would take longer than the run."""
-    monkeypatch.setattr("rayfed.experiment._write_page", lambda path: None)

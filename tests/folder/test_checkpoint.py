@@ -33,7 +33,7 @@ def rows(name, after):
 
 METHODS = [
     pytest.param(switch(scaffold(), fedcsd(), at=3), 5, id="switch"),  # states, memories, payloads and surveys
-    *(pytest.param(recipe(), 4, id=name, marks=pytest.mark.slow) for name, recipe in RECIPES.items()),
+    *(pytest.param(recipe(), 3, id=name, marks=pytest.mark.slow) for name, recipe in RECIPES.items()),
 ]
 
 
@@ -67,7 +67,7 @@ def test_every_method_continues_from_every_round_with_the_same_bits(
         last = newest(Folder(str(tmp_path / str(number)))).restore(fresh, ThisProcess(fresh))
         on_disk = {key: value for key, value in bits(played[number]).items() if key not in ("clients", "bytes")}
         assert {key: bits(last)[key] for key in on_disk} == on_disk
-        assert [bits(r) for r in rounds(fresh, ThisProcess(fresh), last)] == [bits(r) for r in played[number + 1 :]]
+        assert bits(next(rounds(fresh, ThisProcess(fresh), last))) == bits(played[number + 1])
 
 
 def test_a_round_without_evaluation_is_restored_and_says_what_is_left_to_do(make_site, play, bits, tmp_path):

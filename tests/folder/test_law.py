@@ -83,15 +83,13 @@ def world(tmp_path_factory):
     data = {"source": str(path / "train.parquet"), "test": str(path / "test.parquet"), "domain": "label"}
     data |= {"partition": {"name": "iid", "num_clients": 4}}
     world = {}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rayfed.experiment._write_page", lambda path: None)
-        for name, job in JOBS.items():
-            output = {"path": str(path / "whole"), "every": 2, "every_seconds": 1e9}
-            job = {**job, "name": "run", "data": data, "model": "lenet", "ray": {"mode": "off"}, "output": output}
-            if name == "trace":
-                job["clients"] = {**job["clients"], "trace": str(path / "trace.parquet")}
-            world[name] = job, outcome(rayfed.run(job, force=True))
-        yield world
+    for name, job in JOBS.items():
+        output = {"path": str(path / "whole"), "every": 2, "every_seconds": 1e9}
+        job = {**job, "name": "run", "data": data, "model": "lenet", "ray": {"mode": "off"}, "output": output}
+        if name == "trace":
+            job["clients"] = {**job["clients"], "trace": str(path / "trace.parquet")}
+        world[name] = job, outcome(rayfed.run(job, force=True))
+    return world
 
 
 def outcome(result):

@@ -81,7 +81,7 @@ def test_the_lock_of_a_lost_machine_is_waited_for_and_a_run_may_be_begun_again(t
 
 @pytest.mark.parametrize("writes", ["before", "after"], ids=["whole", "replaced"])
 def test_a_run_whose_folder_is_taken_while_it_writes_its_manifest_takes_the_manifest_back(
-    tables, tmp_path, monkeypatch, no_page, writes
+    tables, tmp_path, monkeypatch, writes
 ):
     """Where no lock exists, as on S3; a manifest that the new owner has put in its place stays."""
     files = pafs.PyFileSystem(pafs.FSSpecHandler(fsspec.filesystem("memory")))
@@ -110,7 +110,7 @@ def test_an_error_that_is_no_other_holder_is_reported_as_itself(tmp_path):
 
 
 @pytest.fixture(params=["local", "elsewhere"])
-def shared(request, tmp_path, monkeypatch, tables, no_page):
+def shared(request, tmp_path, monkeypatch, tables):
     """A place of checkpoints for all runs: a local folder, or on a file system that has no locks."""
     if request.param == "elsewhere":
         files = pafs.PyFileSystem(pafs.FSSpecHandler(fsspec.filesystem("memory")))

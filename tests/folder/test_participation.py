@@ -12,8 +12,6 @@ from rayfed.base.errors import InputError
 from rayfed.folder.tables import read_table
 from rayfed.report.page import write_report
 
-pytestmark = pytest.mark.usefixtures("no_page")
-
 ROWS = {  # nobody is there in round 3
     "round": [1, 1, 2, 2, 4, 4, 4],
     "client": [0, 1, 2, 3, 0, 1, 2],

@@ -9,8 +9,6 @@ from rayfed.folder.tables import read_table
 from rayfed.job import read_job
 from rayfed.screen.display import result_text
 
-pytestmark = pytest.mark.usefixtures("no_page")
-
 
 @pytest.fixture
 def tables(tables):

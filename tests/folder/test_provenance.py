@@ -16,8 +16,6 @@ from rayfed.folder.keeper import PARTITION
 from rayfed.folder.tables import read_table
 from rayfed.runtime import hardware, worker
 
-pytestmark = pytest.mark.usefixtures("no_page")
-
 PART = """
 from dataclasses import dataclass
 from my_rules import SCALE

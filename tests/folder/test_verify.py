@@ -25,12 +25,19 @@ SPEC.loader.exec_module(TOOL)
 RECORDS = sorted(file.parent for file in (ROOT / "docs/results").glob("*/job.toml"))
 
 
+RUNS = {}  # (method, settings) -> the folder of the run, which is made once
+
+
 @pytest.fixture
-def run(tables, no_page):
+def run(tables, tmp_path, tmp_path_factory):
     """Run a job that a method, measures and other settings change; gives its folder, with checkpoints of 4 and 5."""
 
     def run(method="scaffold", **changed):
-        return rayfed.run({**tables, "method": method}, changed).path
+        key = repr((method, changed))
+        if key not in RUNS:
+            there = {"output.path": str(tmp_path_factory.mktemp("runs"))}
+            RUNS[key] = rayfed.run({**tables, "method": method}, changed | there).path
+        return shutil.copytree(RUNS[key], tmp_path / "run")
 
     return run
 
@@ -201,8 +208,8 @@ def test_a_run_or_a_record_without_any_checkpoint_lacks_those_that_it_had(run, t
     assert faults(tmp_path / "record") == ["the checkpoint of round 4: 'round-00004.json' is missing", last]
 
 
-def test_other_data_and_another_hash_are_named(run, tmp_path):
-    path = run()
+def test_other_data_and_another_hash_are_named(tables, tmp_path):
+    path = rayfed.run(tables).path
     file = path / "environment.json"
     own = json.loads(file.read_text())
     for key in ("data", "partition", "job"):
@@ -262,8 +269,8 @@ def test_on_other_hardware_numbers_may_differ_by_a_little(run):
         assert [name for name, what, _ in done if "played again" in what] == ["round 1", "round 5"]
 
 
-def test_a_record_is_small_has_no_place_of_this_machine_and_passes(run, tmp_path):
-    path = run()
+def test_a_record_is_small_has_no_place_of_this_machine_and_passes(tables, tmp_path):
+    path = rayfed.run(tables).path
     size = TOOL.make_record(path, tmp_path / "record")
     files = contents(tmp_path / "record")
     assert size == sum(map(len, files.values())) and not any(file.name == "best.safetensors" for file in files)

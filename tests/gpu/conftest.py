@@ -33,7 +33,6 @@ def gpu(monkeypatch):
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     elif not torch.cuda.is_available():
         pytest.skip("torch sees no GPU here")
-    monkeypatch.setattr("rayfed.experiment._write_page", lambda path: None)  # it would take longer than the run
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # tests that use cuBLAS without a worker may come first
     before = [read() for read, _ in SETTINGS]
     yield

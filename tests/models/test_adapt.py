@@ -50,12 +50,6 @@ def adapted(*given, **keys):
 
 
 @pytest.fixture
-def no_page(monkeypatch):
-    """The page would take longer than the run."""
-    monkeypatch.setattr("rayfed.experiment._write_page", lambda path: None)
-
-
-@pytest.fixture
 def adapt_site(make_site):
     """A site of the small model, with BatchNorm, after `adapt`."""
 
@@ -286,7 +280,7 @@ def test_a_file_that_is_no_safetensors_is_refused(tmp_path):
         adapted("lenet", weights=str(tmp_path / "w.pt"))
 
 
-def test_a_run_is_not_continued_with_another_file(file, tmp_path, no_page):
+def test_a_run_is_not_continued_with_another_file(file, tmp_path):
     tables = job({"name": "lenet", "weights": file(built()), "freeze": ["features.*"]}, path=str(tmp_path))
     path = rayfed.run(tables).path
     assert {*load_file(path / "checkpoints/round-00002.safetensors")} == {"head.weight", "head.bias"}
@@ -321,7 +315,7 @@ def test_bytes_fall_with_the_share_that_trains(play):
     assert all(math.isfinite(row.train_loss) for row in some.clients)
 
 
-def test_the_job_of_a_pretrained_vit_trains_loras_matrices_on_top_of_timms_file(file, tmp_path, write_images, no_page):
+def test_the_job_of_a_pretrained_vit_trains_loras_matrices_on_top_of_timms_file(file, tmp_path, write_images):
     import timm
 
     options = {key: value for key, value in VIT.items() if key != "name"}
@@ -339,7 +333,7 @@ def test_the_job_of_a_pretrained_vit_trains_loras_matrices_on_top_of_timms_file(
     assert len(trained) == 2 and all(tensor.any() for tensor in trained)
 
 
-def test_results_and_checkpoints_give_the_whole_model_again(tmp_path, no_page):
+def test_results_and_checkpoints_give_the_whole_model_again(tmp_path):
     done = rayfed.run(job(vit(lora={"rank": 2}), path=str(tmp_path)))
     again = rayfed.resume(done.path).weights
     assert all(torch.equal(a, b) for a, b in zip(done.weights.values(), again.values(), strict=True))
@@ -351,9 +345,8 @@ def test_results_and_checkpoints_give_the_whole_model_again(tmp_path, no_page):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["moon", "scaffold"])
-def test_a_vit_with_lora_has_the_same_bits_on_two_actors_as_in_this_process(tmp_path, no_page, method):
-    tables = job(vit(lora={"rank": 2}, drop_rate=0.1, drop_path_rate=0.1), method, path=str(tmp_path))
+def test_a_vit_with_lora_has_the_same_bits_on_two_actors_as_in_this_process(tmp_path):
+    tables = job(vit(lora={"rank": 2}, drop_rate=0.1, drop_path_rate=0.1), "scaffold", path=str(tmp_path))
     here = rayfed.run({**tables, "name": "here"})
     actors = rayfed.run({**tables, "name": "actors", "ray": {"actors": 2}})
     assert here.weights.keys() == actors.weights.keys()
