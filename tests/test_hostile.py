@@ -1,5 +1,6 @@
 """Hostile input ends in one message: no crash, no endless wait, no full memory, and no code of it is run."""
 
+import functools
 import io
 import logging
 import os
@@ -204,6 +205,7 @@ def chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
+@functools.cache
 def bombs() -> dict[str, bytes]:
     """Small files that claim to be large, or end early."""
     jpeg = bytearray(encoded(Image.effect_noise((64, 64), 50), "JPEG"))

@@ -1,6 +1,7 @@
 """Modules import only from their own layer or lower ones, never in a circle; only the runtime knows Ray."""
 
 import ast
+import functools
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -32,7 +33,6 @@ LAYER_OF = {f"rayfed.{entry}": number for number, layer in enumerate(LAYERS) for
 LONGEST = 400  # lines
 FILES = {".".join(("rayfed", *path.relative_to(PACKAGE).with_suffix("").parts)): path for path in PACKAGE.rglob("*.py")}
 FILES = {name.removesuffix(".__init__"): FILES[name] for name in sorted(FILES) if ".examples." not in name}  # jobs/
-every_module = pytest.mark.parametrize("name", FILES)
 
 
 def layer_of(name):
@@ -42,22 +42,25 @@ def layer_of(name):
     return LAYER_OF.get(name)
 
 
+@functools.cache
 def imports_of(name):
     """Every module that a module imports, also inside functions and for types only; `from rayfed import x` too."""
+    found = []
     for node in ast.walk(ast.parse(FILES[name].read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
             inner = [f"{node.module}.{alias.name}" for alias in node.names]
-            yield from (module if module in FILES else node.module for module in inner)
+            found += [module if module in FILES else node.module for module in inner]
+    return found
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name != "rayfed"])  # `rayfed` exports names of all layers
-def test_every_module_has_a_layer_and_imports_none_above_it(name):
-    own = layer_of(name)
-    assert own is not None, f"{name} has no layer"
-    assert {module for module in imports_of(name) if (layer_of(module) or 0) > own} == set()
+def test_every_module_has_a_layer_and_imports_none_above_it():
+    for name in FILES.keys() - {"rayfed"}:  # which exports names of all layers
+        own = layer_of(name)
+        assert own is not None, f"{name} has no layer"
+        assert {module for module in imports_of(name) if (layer_of(module) or 0) > own} == set(), name
 
 
 def test_no_circle_of_imports():
@@ -79,21 +82,20 @@ def test_the_package_lists_its_public_names_and_each_can_be_had():
         assert getattr(rayfed, name) is not None
 
 
-@every_module
-def test_every_file_is_short(name):
-    assert len(FILES[name].read_text().splitlines()) <= LONGEST
+def test_every_file_is_short():
+    assert [name for name, path in FILES.items() if len(path.read_text().splitlines()) > LONGEST] == []
 
 
-@every_module
-def test_only_the_runtime_imports_ray(name):
-    rays = [module for module in imports_of(name) if module.split(".")[0] in ("ray", "grpc")]
-    assert not rays or name.startswith("rayfed.runtime."), rays
+def test_only_the_runtime_imports_ray():
+    for name in FILES:
+        rays = [module for module in imports_of(name) if module.split(".")[0] in ("ray", "grpc")]
+        assert not rays or name.startswith("rayfed.runtime."), (name, rays)
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name.startswith("rayfed.losses")])
-def test_losses_import_only_torch_and_numpy(name):
-    foreign = {module for module in imports_of(name) if module.split(".")[0] not in sys.stdlib_module_names}
-    assert {module for module in foreign if not module.startswith(("torch", "numpy", "rayfed.losses"))} == set()
+def test_losses_import_only_torch_and_numpy():
+    for name in (name for name in FILES if name.startswith("rayfed.losses")):
+        foreign = {module for module in imports_of(name) if module.split(".")[0] not in sys.stdlib_module_names}
+        assert {module for module in foreign if not module.startswith(("torch", "numpy", "rayfed.losses"))} == set()
 
 
 @pytest.mark.slow

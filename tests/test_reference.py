@@ -9,8 +9,6 @@ import re
 import textwrap
 from pathlib import Path
 
-import pytest
-
 import rayfed
 from rayfed import losses, methods
 from rayfed.data.partition import PARTITIONS
@@ -41,7 +39,6 @@ def documented():
 
 
 REFERENCE = documented()
-every_name = pytest.mark.parametrize("name", REFERENCE)
 
 
 def own_doc(thing):
@@ -76,10 +73,9 @@ def test_every_public_name_is_in_the_reference():
     assert not [name for thing, name in public.items() if thing not in there and thing.__module__[:6] == "rayfed"]
 
 
-@every_name
-def test_a_public_name_has_a_docstring_that_begins_with_a_sentence(name):
-    summary = own_doc(REFERENCE[name]).partition("\n\n")[0]
-    assert summary and summary.rstrip().endswith((".", ":")), summary
+def test_a_public_name_has_a_docstring_that_begins_with_a_sentence():
+    summaries = {name: own_doc(thing).partition("\n\n")[0].rstrip() for name, thing in REFERENCE.items()}
+    assert [name for name, summary in summaries.items() if not summary.endswith((".", ":"))] == []
 
 
 def raised(thing):
@@ -89,10 +85,8 @@ def raised(thing):
             yield node.exc.func.id
 
 
-@every_name
-def test_a_docstring_names_the_errors_that_are_raised(name):
-    """That of the function, or one of the class, its bases and their methods."""
-    thing = REFERENCE[name]
+def unnamed(thing):
+    """The errors that a thing raises, and that neither it nor, of a class, its bases and their methods name."""
     if inspect.isclass(thing):
         members = [member for base in thing.__mro__ for member in vars(base).values()]
         docs = [*(base.__doc__ for base in thing.__mro__), *(getattr(member, "__doc__", "") for member in members)]
@@ -101,24 +95,29 @@ def test_a_docstring_names_the_errors_that_are_raised(name):
     words = " ".join(doc for doc in docs if isinstance(doc, str))
     names = {**vars(builtins), **vars(inspect.getmodule(thing))}
     for error in {*raised(thing)} - {"NotImplementedError"}:
-        assert any(base.__name__ in re.findall(r"\w+", words) for base in names[error].__mro__), error
+        if not any(base.__name__ in re.findall(r"\w+", words) for base in names[error].__mro__):
+            yield error
+
+
+def test_a_docstring_names_the_errors_that_are_raised():
+    assert {name: errors for name, thing in REFERENCE.items() if (errors := [*unnamed(thing)])} == {}
 
 
 SHAPE = re.compile(r"\([A-Z0-9][A-Za-z0-9, +*-]*,[A-Za-z0-9 ]*\)|\([A-Z]+,\)")
 LEGEND = re.compile(r"(logits|features|labels)$")  # arguments whose shapes the package's docstring says once
 
 
-@pytest.mark.parametrize("name", [name for name in REFERENCE if name.startswith("losses.")])
-def test_a_loss_says_the_shape_of_each_tensor_and_a_measure_that_of_its_arrays(name):
-    function = REFERENCE[name]
-    if inspect.isfunction(function):
-        kinds = {key: str(each.annotation) for key, each in inspect.signature(function).parameters.items()}
-        shapes = SHAPE.findall(own_doc(function))
-        tensors = [key for key, kind in kinds.items() if "Tensor" in kind and not LEGEND.search(key)]
-        assert len(shapes) >= len(tensors), tensors
-        assert shapes or not any("ndarray" in kind and "Sequence" not in kind for kind in kinds.values()), kinds
+def test_a_loss_says_the_shape_of_each_tensor_and_a_measure_that_of_its_arrays():
+    functions = {name: thing for name, thing in REFERENCE.items() if name.startswith("losses.")}
+    for name, function in functions.items():
+        if inspect.isfunction(function):
+            kinds = {key: str(each.annotation) for key, each in inspect.signature(function).parameters.items()}
+            shapes = SHAPE.findall(own_doc(function))
+            tensors = [key for key, kind in kinds.items() if "Tensor" in kind and not LEGEND.search(key)]
+            assert len(shapes) >= len(tensors), (name, tensors)
+            assert shapes or not any("ndarray" in kind and "Sequence" not in kind for kind in kinds.values()), name
 
 
-@pytest.mark.parametrize("name", [name for name in rayfed.__all__ if not name.endswith("Error")])
-def test_each_name_of_the_package_itself_has_an_example(name):
-    assert ">>>" in own_doc(getattr(rayfed, name))
+def test_each_name_of_the_package_itself_has_an_example():
+    names = [name for name in rayfed.__all__ if not name.endswith("Error")]
+    assert [name for name in names if ">>>" not in own_doc(getattr(rayfed, name))] == []

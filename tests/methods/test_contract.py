@@ -120,53 +120,15 @@ every_part = pytest.mark.parametrize("part", EVERY_PART, ids=repr)
 # The same bits wherever and whenever the work is done.
 
 
-class Recording(ThisProcess):
-    """Keeps each client's state after its training, as the model holds it."""
+class Watched(ThisProcess):
+    """Gives a client the original values, not copies, and so finds a hook that writes to its input.
 
-    def __init__(self, site):
-        super().__init__(site)
-        self._site, self.trained = site, {}
-
-    def train(self, broadcast, tasks, memories):
-        trained, fits = [], []
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(client_work, "Fit", lambda model, *rest: fits.append(state_of(model)) or Fit(model, *rest))
-            for task, answer in zip(tasks, super().train(broadcast, tasks, memories), strict=True):
-                assert len(fits) in (len(task), len(task) + 1), "the first client of Everything's is served twice"
-                trained += zip(task, fits, strict=False)
-                fits.clear()
-                yield answer
-        self.trained[broadcast.round] = trained
-
-
-class Lost(ThisProcess):
-    """Runs the last task first and loses every result; a new worker with a pickled site then does the work again."""
-
-    def __init__(self, site):
-        super().__init__(site)
-        self._pickled = ray.cloudpickle.dumps(site)
-
-    def survey(self, broadcast, tasks):
-        yield from self._twice(tasks, lambda workers, task: next(workers.survey(broadcast, [task])))
-
-    def train(self, broadcast, tasks, memories):
-        yield from self._twice(tasks, lambda workers, task: next(workers.train(broadcast, [task], memories)))
-
-    def _twice(self, tasks, work):
-        done = {}
-        for task in reversed(tasks):
-            work(super(), task)
-            torch.rand(task[0] + 1)  # no draw may depend on the state of the global generator
-            done[task] = work(ThisProcess(pickle.loads(self._pickled)), task)
-        yield from (done[task] for task in tasks)
-
-
-class Unwrapped(ThisProcess):
-    """Gives a client the original values, not copies, and so finds a hook that writes to its input."""
+    Keeps each client's state after its training, as the model holds it.
+    """
 
     def __init__(self, site, digest):
         super().__init__(site)
-        self._site, self._digest = site, digest
+        self._site, self._digest, self.trained = site, digest, {}
 
     def survey(self, broadcast, tasks):
         before = self._sent(broadcast)
@@ -176,17 +138,27 @@ class Unwrapped(ThisProcess):
             yield self._reply(task, summands)
 
     def train(self, broadcast, tasks, memories):
+        self.trained[broadcast.round] = []
         for task in tasks:
             summands, replies = [], []
             for client in task:
                 memory = unpack(memories[client])["slots"] if client in memories else {}
                 before = self._sent(broadcast), self._digest(memory)
-                reply = client_work.train(client_work.Desk(self._site, broadcast), client, memory)
+                reply = self._train(broadcast, client, memory)
                 assert (self._sent(broadcast), self._digest(memory)) == before
                 summands.append(unpack(pack(reply.summands)))
                 memory = pack({"round": broadcast.round, "slots": reply.memory}) if reply.memory else None
                 replies.append(replace(reply, memory=memory))
             yield self._reply(task, summands, replies)
+
+    def _train(self, broadcast, client, memory):
+        def fit(model, *rest):
+            self.trained[broadcast.round].append((client, state_of(model)))
+            return Fit(model, *rest)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(client_work, "Fit", fit)
+            return client_work.train(client_work.Desk(self._site, broadcast), client, memory)
 
     def _reply(self, task, summands, clients=()):
         total = OrderedSum()
@@ -196,6 +168,28 @@ class Unwrapped(ThisProcess):
 
     def _sent(self, broadcast):
         return self._digest([broadcast.weights, broadcast.states, broadcast.payloads])
+
+
+class Lost(ThisProcess):
+    """Runs the last task first and loses that result; new workers with a pickled site then do all the work."""
+
+    def __init__(self, site):
+        super().__init__(site)
+        self._pickled = ray.cloudpickle.dumps(site)
+
+    def survey(self, broadcast, tasks):
+        yield from self._elsewhere(tasks, lambda workers, task: next(workers.survey(broadcast, [task])))
+
+    def train(self, broadcast, tasks, memories):
+        yield from self._elsewhere(tasks, lambda workers, task: next(workers.train(broadcast, [task], memories)))
+
+    def _elsewhere(self, tasks, work):
+        work(super(), tasks[-1])
+        done = {}
+        for task in reversed(tasks):
+            torch.rand(task[0] + 1)  # no draw may depend on the state of the global generator
+            done[task] = work(ThisProcess(pickle.loads(self._pickled)), task)
+        yield from (done[task] for task in tasks)
 
 
 @dataclass
@@ -211,10 +205,10 @@ RUNS: dict[Method, Run] = {}  # each is made once, by the first test that asks f
 
 
 @pytest.fixture
-def reference(method, make_site, bits):
+def reference(method, make_site, bits, digest):
     if method not in RUNS:
         site = make_site(method, **SETTING)
-        workers = Recording(site)
+        workers = Watched(site, digest)
         run = Run([], [], workers.trained)
         for round in rounds(site, workers):
             run.rounds.append(round)
@@ -224,13 +218,13 @@ def reference(method, make_site, bits):
 
 
 @every_method
-@pytest.mark.parametrize("workers", [Lost, Unwrapped])
-def test_the_bits_do_not_depend_on_the_worker(method, workers, reference, make_site, play, bits, digest):
+def test_work_that_is_lost_and_done_by_others_in_another_order_has_the_same_bits(
+    method, reference, make_site, play, bits
+):
     trained = [(round["weights"], str(round["memories"])) for round in reference.bits]
     assert len({*trained}) == 4  # each of the three rounds has changed weights; of `local`, those at the clients
     site = make_site(method, **SETTING)
-    run = play(site, workers(site, digest) if workers is Unwrapped else workers(site))
-    assert [bits(round) for round in run] == reference.bits
+    assert [bits(round) for round in play(site, Lost(site))] == reference.bits
 
 
 @every_method
@@ -240,23 +234,22 @@ def test_a_finished_round_is_never_changed(method, reference, bits):
 
 @every_method
 def test_a_run_can_continue_after_any_round(method, reference, make_site, bits):
-    for last in reference.rounds[1:]:
+    for last in reference.rounds[1:-1]:
         site = make_site(method, **SETTING)
-        assert [bits(round) for round in rounds(site, ThisProcess(site), last)] == reference.bits[last.round + 1 :]
+        assert bits(next(rounds(site, ThisProcess(site), last))) == reference.bits[last.round + 1]
 
 
 @every_method
-@pytest.mark.parametrize("dump", [pickle.dumps, ray.cloudpickle.dumps], ids=["pickle", "cloudpickle"])
-def test_a_method_survives_pickling(method, dump):
-    assert pickle.loads(dump(method)) == method
+def test_a_method_survives_pickling(method):
+    assert pickle.loads(pickle.dumps(method)) == method == pickle.loads(ray.cloudpickle.dumps(method))
 
 
 @every_method
-def test_a_client_with_a_single_sample_takes_part(method, make_site, play):
-    last = play(make_site(method, **SETTING, clients_per_round=6, num_rounds=2))[-1]
-    assert [row.num_examples for row in last.clients] == [12, 11, 1, 8, 13, 7]
-    assert all(np.isfinite(row.train_loss) for row in last.clients)
-    assert all(tensor.isfinite().all() for tensor in last.weights.values())
+def test_a_client_with_a_single_sample_takes_part(reference):
+    assert 1 in [row.num_examples for row in reference.rounds[2].clients]
+    for round in reference.rounds[1:]:
+        assert all(np.isfinite(row.train_loss) for row in round.clients)
+        assert all(tensor.isfinite().all() for tensor in round.weights.values())
 
 
 @every_method
