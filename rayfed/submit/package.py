@@ -95,16 +95,19 @@ def chosen(
             files.stays[f"{place}/"] = why_apart(place)
         elif (real / name).is_file():
             names.append(name)
-    for name in sorted(names):
-        if (real / name).is_symlink():
-            files.stays[str(name)] = "is a link"
+    targets: set[Path] = set()
+    for name in sorted(names, key=lambda name: ((real / name).is_symlink(), name)):  # links come last
+        path = real / name
+        if path.is_symlink() and path.resolve() not in targets:
+            files.stays[str(name)] = "is a link to what is not sent"
             continue
         is_included = any(place.match(pattern) for pattern in included for place in (name, *name.parents))
         look = named_like_a_secret(name)
         if look and not is_included:
             files.stays[str(name)] = f"{SECRET}named '{look}'"
             continue
-        files.sent[str(name)] = (real / name).stat().st_size
+        files.sent[str(name)] = path.stat().st_size
+        targets.add(path)
     _refuse_hiding(real, files.sent)
     _refuse_too_many(files.sent)
     return files

@@ -104,14 +104,15 @@ def test_a_git_that_fails_inside_a_repository_is_refused(root, repository, monke
         chosen(root)
 
 
-def test_links_stay(root):
+def test_links_to_files_in_the_folder_are_sent_and_other_links_stay(root):
     write(root.parent / "outside/secret.txt")
     (root / "inside.py").symlink_to("models/net.py")
     (root / "outside.txt").symlink_to("../outside/secret.txt")
     (root / "models/outside").symlink_to(root.parent / "outside")
     (root / "models/circle").symlink_to(root)
     (root / "nowhere").symlink_to("gone")
-    assert sent(root) == CODE
+    (root / "key.txt").symlink_to("server.pem")
+    assert sent(root) == sorted([*CODE, "inside.py"])
 
 
 def test_more_than_100_mib_is_refused_with_the_largest_files(root):
