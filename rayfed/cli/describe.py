@@ -149,7 +149,7 @@ def first_ones(words: Sequence[str], between: str) -> str:
 @job_argument
 @set_option
 @click.option("-o", "--output", help="The picture: .png, .svg or .pdf; NAME.partition.png here if not given.")
-@click.option("--export", help="Also write each client's images to this file: .json or .parquet.")
+@click.option("--export", help="Also write each client's images to this file: .json, .npz or .parquet.")
 def partition(job: str, overrides: Overrides, output: str | None, export: str | None) -> None:
     """Show how many images of each class each client holds.
 

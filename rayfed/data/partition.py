@@ -303,7 +303,7 @@ class Natural(Checked):
 class File(Checked):
     """Who holds which image, as a file says (`rayfed.data.dealt`): one of others, or one of `rayfed partition`."""
 
-    path: Annotated[str, PathMark(), "file of each client's images: .json, .txt or .parquet"]
+    path: Annotated[str, PathMark(), "file of each client's images: .json, .txt, .npz or .parquet"]
 
     def split(self, labels: np.ndarray, num_classes: int, groups: np.ndarray | None = None) -> Partition:
         from rayfed.data.dealt import read_dealt  # brings pyarrow

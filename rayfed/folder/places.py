@@ -33,14 +33,17 @@ class Folders:
 
     path: Path
     checkpoints: Folder
+    output_path: Path  # the run's folder lies in it
 
     @classmethod
     def of(cls, job: Job) -> Folders:
-        return cls(folder_of(job), checkpoints_of(job))
+        return cls(folder_of(job), checkpoints_of(job), Path(job.output.path).expanduser().resolve())
 
     def refuse_unwritable(self) -> None:
         """Raises `InputError` where results or checkpoints cannot be written here, `Locked` by another run."""
         local_checkpoints = self.checkpoints.local
+        if not self.path.resolve().is_relative_to(self.output_path):
+            raise InputError(f"'{self.path}': a link leads out of '{self.output_path}' (output.path)")
         _refuse_read_only("results", self.path)
         if local_checkpoints is not None:
             _refuse_read_only("checkpoints", local_checkpoints)

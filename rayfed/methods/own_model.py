@@ -11,7 +11,7 @@ from torch.nn.functional import linear, mse_loss
 from rayfed import losses
 from rayfed.base.errors import Diverged, InputError
 from rayfed.base.values import Ge
-from rayfed.methods.part import Part, Parts
+from rayfed.methods.part import Part, Parts, defines
 from rayfed.methods.views import Batch, ClientView, Fit
 from rayfed.tensors.sums import checked
 from rayfed.tensors.trees import Tree
@@ -28,6 +28,7 @@ from rayfed.tensors.weights import (
 )
 
 OwnHead = tuple[Weights, Callable[[Tensor], None]]  # in training, and its step on a loss: by the job's optimizer
+Models = tuple[Weights, Weights] | None  # a client's own model before and after its training, where it keeps one
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +54,7 @@ class OwnModel(Part):
     lam: Annotated[float, Ge(0), "strength of the pull to the global model; 0: own models are trained alone"] = 1.0
 
     def own_model(self, weights: Weights, memory: Tree) -> Weights:
-        return memory
+        return memory or weights
 
     def begin(self, client: ClientView) -> Own:
         model = with_weights(client.global_model, client.memory or client.weights)
@@ -93,7 +94,7 @@ class PersonalHead(Part):
         refuse_other_heads(self, model)
 
     def own_model(self, weights: Weights, memory: Tree) -> Weights:
-        return {**weights, **add(memory, weights)}
+        return weights if memory is None else {**weights, **add(memory, weights)}
 
     def begin(self, client: ClientView) -> OwnHead:
         head = {name: w for name, w in client.weights.items() if name in ("head.weight", "head.bias")}
@@ -131,10 +132,12 @@ def _finite(own: Weights, whose: str, smaller: str) -> Weights:
     return own
 
 
-def own_weights(parts: Parts, weights: Weights, memory: Mapping[str, Tree]) -> Weights:
-    """A client's own model, out of the global model at it and its memory by slot; the same object where it has none."""
-    for part in parts:
-        kept = memory.get(part.slot)
-        if kept is not None:
-            weights = part.own_model(weights, kept)
-    return weights
+def before_and_after(
+    parts: Parts, before: tuple[Weights, Mapping[str, Tree]], after: tuple[Weights, Mapping[str, Tree]]
+) -> Models:
+    """A client's own model before and after its training, where it has one, out of weights and memories by slot."""
+    part = next((part for part in parts if defines(part, "own_model")), None)
+    if part is None:
+        return None
+    first, then = (part.own_model(weights, memory.get(part.slot)) for weights, memory in (before, after))
+    return None if first is None or then is None else (first, then)

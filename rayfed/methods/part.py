@@ -82,12 +82,12 @@ class Part(Checked):
         """
         return ()
 
-    def own_model(self, weights: Weights, memory: Tree) -> Weights:
+    def own_model(self, weights: Weights, memory: Tree) -> Weights | None:
         """The weights of the model that a client has for its own beside the global model, for the measures.
 
-        From the global model's weights at the client, and the part's memory of it; not called before there is one.
+        From the global model's weights at the client, and the part's memory of it: before its training, and after it.
         """
-        return weights
+        return None
 
     def init(self, weights: Weights) -> Tree:
         """The server's state before the first round, from the initial weights."""

@@ -24,7 +24,7 @@ from rayfed.clients.optimizers import stepper
 from rayfed.losses import metrics
 from rayfed.losses.metrics import Evaluation
 from rayfed.methods.checks import a_term, two_values
-from rayfed.methods.own_model import own_weights
+from rayfed.methods.own_model import Models, before_and_after
 from rayfed.methods.part import Parts, defines, names_of_terms, parts_at
 from rayfed.methods.personal import local_names, recalled, remembered, shared
 from rayfed.methods.registry import describe
@@ -87,26 +87,21 @@ class Desk:
         return self._model
 
     def measured(
-        self, client: ClientView, trained: Weights, own_before: Weights, own_after: Weights
+        self, client: ClientView, fit: Fit, own: Weights, own_models: Models
     ) -> tuple[dict[str, float], np.ndarray | None]:
-        """What the job measures in this round at a client: notes, and the confusion (C, C) of its model.
-
-        The client's own model is mostly the one that it has trained, and then the same object.
-        """
+        """What the job measures in this round at a client: notes, and the confusion (C, C) of its model."""
         names = self.site.job.measures(client.round)
         if not names or client.id not in (self.site.job.measure_clients or (client.id,)):
             return {}, None
         p = client.label_counts.cpu().numpy() / client.num_examples
-        before, after = self._once(client.weights), self._once(trained)
-        of_own = (
-            before if own_before is client.weights else self._once(own_before),
-            after if own_after is trained else self._once(own_after),
-        )
-        return measures.measured(names, (before, after), of_own, p)
+        before = self._once(client.weights) if own else self._look_at_global
+        trained = before, self._once(state(fit.model))
+        of_own = (self._once(own_models[0]), self._once(own_models[1])) if own_models else trained
+        return measures.measured(names, trained, of_own, p)
 
     def _once(self, weights: Weights) -> Callable[[], Seen]:
         """A look at the model with these weights, taken when it is first asked for."""
-        return self._look_at_global if weights is self.broadcast.weights else cache(partial(self._look, weights))
+        return cache(partial(self._look, weights))
 
     def _look(self, weights: Weights) -> Seen:
         """What a copy of the model sees with these weights: a forward pass may change its buffers."""
@@ -176,8 +171,7 @@ def train(desk: Desk, client: int, memory: dict[str, Tree]) -> Reply:
     seconds = time.perf_counter() - started
     if "drift" in site.job.measures(broadcast.round):
         summands[measures.UPDATES] = measures.summand(view.weights, fit.model)
-    own_before, own_after = own_weights(parts, view.weights, memory), own_weights(parts, trained, kept)
-    numbers, confusion = desk.measured(view, trained, own_before, own_after)
+    numbers, confusion = desk.measured(view, fit, own, before_and_after(parts, (view.weights, memory), (trained, kept)))
     row = ClientRow(client, view.num_examples, mean_loss, seconds, site.node, notes.means() | numbers)
     return Reply(row, summands, kept, confusion)
 

@@ -19,14 +19,14 @@ from rayfed.base.errors import InputError
 from rayfed.base.isolation import isolated
 from rayfed.base.seeds import Purpose, seed_of
 from rayfed.losses import metrics
-from rayfed.methods.own_model import own_weights
-from rayfed.methods.part import Parts, parts_at
+from rayfed.methods.part import Parts, defines, parts_at
 from rayfed.methods.personal import head_parameters, local_names, recalled
 from rayfed.methods.supervise import CrossEntropy
 from rayfed.rounds.client_work import Broadcast, Desk, descend, evaluate, refuse_diverged, view_of
 from rayfed.rounds.round import Round
 from rayfed.rounds.site import Site
 from rayfed.rounds.workers import Workers
+from rayfed.tensors.trees import Tree
 from rayfed.tensors.weights import Weights, parameters_of, with_weights
 
 TUNES: Parts = (CrossEntropy(),)
@@ -67,25 +67,31 @@ def own_rows(site: Site, last: Round, workers: Workers, tuning: Tuning | None) -
     parts = parts_at(site.job.method, last.round)
     since = {slot: held.since for slot, held in last.held.items()}
     desk = Desk(site, Broadcast(last.round, last.evaluated, {}, {}, since))
-    stay, of_all = local_names(parts, site.model), desk.broadcast.weights
-    measured_of_all = _measured(site, with_weights(site.model, of_all))
+    of_global = _measured(site, with_weights(site.model, desk.broadcast.weights))
     for client in range(site.federation.num_clients):
         num_examples = site.federation.num_examples(client)
         p = site.federation.label_counts(client) / num_examples
-        packed = workers.recall(last.memories[client]) if client in last.memories else None
-        memory = desk.broadcast.read_memory(packed)
-        stayed = recalled(stay, memory)
-        weights = own_weights(parts, {**of_all, **stayed} if stayed else of_all, memory)
-        model = with_weights(site.model, weights)
-        accuracy, by_class = measured_of_all if weights is of_all else _measured(site, model)
+        memory = workers.recall(last.memories[client]) if client in last.memories else None
+        own = _own_weights(desk, parts, desk.broadcast.read_memory(memory))
+        model = with_weights(site.model, {**desk.broadcast.weights, **own})
+        accuracy, by_class = _measured(site, model) if own else of_global
         in_local = metrics.in_local_accuracy(by_class, p)
         name = site.federation.client_names[client] if site.federation.client_names else None
         row = OwnRow(client, name, num_examples, client in site.held_out, accuracy, in_local)
         if tuning is not None:
-            _tune(desk, client, model, weights, tuning)
+            _tune(desk, client, model, own, tuning)
             accuracy, by_class = _measured(site, model)
             row = replace(row, tuned_accuracy=accuracy, tuned_in_local=metrics.in_local_accuracy(by_class, p))
         yield row
+
+
+def _own_weights(desk: Desk, parts: Parts, memory: dict[str, Tree]) -> Weights:
+    """The entries in which a client's own model is not the global one; empty where it is the same."""
+    keeper = next((part for part in parts if defines(part, "own_model")), None)
+    if keeper is not None:
+        kept = memory.get(keeper.slot)
+        return {} if kept is None else keeper.own_model(desk.broadcast.weights, kept) or {}
+    return recalled(local_names(parts, desk.site.model), memory)
 
 
 def _measured(site: Site, model: nn.Module) -> tuple[float, np.ndarray]:
@@ -94,8 +100,8 @@ def _measured(site: Site, model: nn.Module) -> tuple[float, np.ndarray]:
     return metrics.accuracy(confusion), metrics.class_accuracy(confusion)
 
 
-def _tune(desk: Desk, client: int, model: nn.Module, weights: Weights, tuning: Tuning) -> None:
-    """Train a client's own model, which has these weights, in place."""
+def _tune(desk: Desk, client: int, model: nn.Module, own: Weights, tuning: Tuning) -> None:
+    """Train a client's own model in place."""
     site, round = desk.site, desk.broadcast.round
     if tuning.layers == "head":
         head = head_parameters(model)
@@ -105,5 +111,5 @@ def _tune(desk: Desk, client: int, model: nn.Module, weights: Weights, tuning: T
     with isolated(seed, site.device):
         order = torch.Generator().manual_seed(seed_of(site.job.seed, Purpose.TUNE, round, client, 1))
         local = {part.slot: None for part in TUNES}
-        losses, notes = descend(site, model, view_of(desk, client, weights), TUNES, local, order)
+        losses, notes = descend(site, model, view_of(desk, client, own), TUNES, local, order)
     refuse_diverged(losses, notes, f"client {client}, while its own model was tuned", TUNES)

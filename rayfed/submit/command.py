@@ -17,7 +17,7 @@ from rayfed.runtime.jobs import Jobs, Log, Submission
 from rayfed.screen.exits import Failure
 from rayfed.screen.options import complete_name, job_argument, read_override, settings_option, trust_option
 from rayfed.screen.text import aligned
-from rayfed.submit.driver import packages, pairs, places
+from rayfed.submit.driver import BYTES, LABEL, NUMBER, PACKAGE, VARIABLE, distinct, places
 
 if TYPE_CHECKING:
     from rayfed.grid.cells import Cell
@@ -45,12 +45,12 @@ address_option = click.option(
 @click.option("--resume", is_flag=True, help="Continue the run if it was begun; else begin it.")
 @click.option("--exclude", "patterns", multiple=True, metavar="PATTERN", help="Files not to send: images, '*.pdf'.")
 @click.option("--include", multiple=True, metavar="PATTERN", help="Files to send although they look like secrets.")
-@click.option("--env", "variables", multiple=True, metavar="KEY=VALUE", callback=pairs, help=ENV)
-@click.option("--with", "wanted", multiple=True, metavar="PACKAGE", callback=packages, help=WITH)
-@click.option("--entrypoint-num-cpus", metavar="NUMBER", type=click.FloatRange(0, min_open=True), help=CPUS)
-@click.option("--entrypoint-memory", metavar="BYTES", type=click.IntRange(1), help=MEMORY)
+@click.option("--env", "variables", multiple=True, type=VARIABLE, callback=distinct, help=ENV)
+@click.option("--with", "packages", multiple=True, type=PACKAGE, help=WITH)
+@click.option("--entrypoint-num-cpus", type=NUMBER, help=CPUS)
+@click.option("--entrypoint-memory", type=BYTES, help=MEMORY)
 @click.option(
-    "--entrypoint-label", "entrypoint_label_selector", multiple=True, metavar="KEY=VALUE", callback=pairs, help=LABELS
+    "--entrypoint-label", "entrypoint_label_selector", multiple=True, type=LABEL, callback=distinct, help=LABELS
 )
 @click.option("--dry-run", is_flag=True, help="List the files that would be sent, and what would stay; send nothing.")
 @trust_option
@@ -64,7 +64,7 @@ def submit(
     patterns: tuple[str, ...],
     include: tuple[str, ...],
     variables: dict[str, str],
-    wanted: list[str],
+    packages: tuple[str, ...],
     dry_run: bool,
     **entrypoint: Any,
 ) -> None:
@@ -132,7 +132,7 @@ def submit(
             changed.append("ray.address=")  # the job runs on the cluster that gets it
         # On this machine, `python` may be a Python without Ray: the user need not activate an environment. That of the
         # packages is active in the job.
-        command = [sys.executable if here and not wanted else "python", "-m", "rayfed", "run", place]
+        command = [sys.executable if here and not packages else "python", "-m", "rayfed", "run", place]
         for setting in changed:
             command += ["-s", setting]
         if force:
@@ -141,8 +141,8 @@ def submit(
             command.append("--resume")
         with package.staged(root, files.sent) as code:
             environment = {**code, "env_vars": {**variables, COMMIT: commit() or ""}}
-            if wanted:
-                environment["pip"] = wanted
+            if packages:
+                environment["pip"] = list(packages)
             submitted = cluster.submit(command, run, environment, described(cells, jobs, results), **asked)
         print(f"submitted as {submitted.id}", flush=True)
         if follow:

@@ -3,44 +3,82 @@
 Packages are installed by pip: it builds on those of the cluster's nodes, where uv would install another torch.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
 
 from rayfed.base.errors import InputError
 
+SET = "RAYFED_COMMIT|RAY_ADDRESS|RAY_JOB_CONFIG_JSON_ENV_VAR"  # in a submitted job, by rayfed and Ray
+SELECTOR = r"!?(?:in\([\w.-]+(?:,[\w.-]+)*\)|[\w.-]+)"
 OF_CLUSTER = {"ray", "rayfed", "rayfed-distill"}
 FILES = (".txt", ".toml", ".whl", ".zip", ".gz")
 
 
-def pairs(ctx: click.Context, param: click.Parameter, given: Sequence[str]) -> dict[str, str]:
-    """The values of an option that is given as KEY=VALUE, by their keys."""
-    values = {}
-    for word in given:
-        key, equals, value = word.partition("=")
-        if not key or not equals:
-            raise InputError(f"{param.opts[0]} '{key}': write KEY=VALUE")  # without a value, which may be secret
-        values[key] = value
-    return values
+class Written(click.ParamType):
+    """A value that is written in a certain way, and read by a function of the match."""
+
+    def __init__(self, name: str, pattern: str, how: str, read: Callable[[re.Match[str]], Any]) -> None:
+        self.name, self._pattern, self._how, self._read = name, re.compile(pattern), how, read
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        match = self._pattern.fullmatch(value)
+        read = self._read(match) if match else None
+        if not read:
+            option = param.opts[0] if param else ""
+            name, equals, _ = value.partition("=")
+            shown = f"{name}=..." if equals and option == "--env" else value  # a variable may be secret
+            raise InputError(f"{option} '{shown}': write {self._how}")
+        return read
 
 
-def packages(ctx: click.Context, param: click.Parameter, given: Sequence[str]) -> list[str]:
-    """Packages that pip takes, and that the cluster does not have of its own accord."""
+def requirement(match: re.Match[str]) -> str | None:
+    """The package of a match, where pip takes it and the cluster does not have it of its own accord."""
     from packaging.requirements import InvalidRequirement, Requirement
     from packaging.utils import canonicalize_name
 
-    for word in given:
-        try:
-            name = Requirement(word).name
-        except InvalidRequirement:
-            name = ""
-        if not name or name.lower().endswith(FILES) or canonicalize_name(name) in OF_CLUSTER:
-            raise InputError(
-                f"{param.opts[0]} '{word}': write a package as pip does, such as timm==1.0.31 or "
-                "'timm @ git+https://...'; no file of this machine is sent, and Ray and rayfed are there"
-            )
-    return list(given)
+    try:
+        wanted = Requirement(match[0])
+    except InvalidRequirement:
+        return None
+    is_here = wanted.name.lower().endswith(FILES) or "://" not in (wanted.url or "://")
+    return None if is_here or canonicalize_name(wanted.name) in OF_CLUSTER else match[0]
+
+
+def distinct(ctx: click.Context, param: click.Parameter, pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
+    """Pairs of an option that may be given often, by their names."""
+    names = [name for name, _ in pairs]
+    for name in names:
+        if names.count(name) > 1:
+            raise InputError(f"{param.opts[0]} {name} is given {names.count(name)} times; give it once")
+    return dict(pairs)
+
+
+VARIABLE = Written(
+    "KEY=VALUE",
+    rf"(?s)(?!(?:{SET})=)([A-Za-z_]\w*)=(.*)",
+    "KEY=VALUE, with a name of letters, digits and _ that rayfed and Ray do not set themselves",
+    re.Match.groups,
+)
+PACKAGE = Written(
+    "PACKAGE",
+    ".+",
+    "a package as pip does, such as timm==1.0.31 or 'timm @ git+https://...'; no file of this machine is sent, and Ray "
+    "and rayfed are there",
+    requirement,
+)
+NUMBER = Written(
+    "NUMBER", r"[0-9]{1,6}(\.[0-9]+)?", "a number above 0, such as 1 or 0.5", lambda match: float(match[0])
+)
+BYTES = Written("BYTES", "[0-9]{1,15}", "a number of bytes, such as 4000000000", lambda match: int(match[0]))
+LABEL = Written(
+    "KEY=VALUE",
+    rf"([\w./-]+)=({SELECTOR})",
+    "KEY=VALUE, with a value as Ray selects by it: H100, !H100, in(H100,H200) or !in(H100)",
+    re.Match.groups,
+)
 
 
 def places(nodes: Sequence[Mapping[str, Any]], asked: Mapping[str, Any]) -> list[Mapping[str, Any]]:

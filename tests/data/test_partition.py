@@ -238,7 +238,7 @@ def test_quantity_skews_sizes_alone():
     assert abs((sizes / 50_000).var() / (0.1 * 0.9 / (2.0 * 10 + 1)) - 1) < 0.3, "the variance of Dir(2)"
 
 
-@pytest.mark.parametrize("suffix", [".json", ".parquet"])
+@pytest.mark.parametrize("suffix", [".json", ".npz", ".parquet"])
 def test_an_exported_partition_is_read_back(tmp_path, suffix):
     dealt = Dirichlet(7, alpha=0.3, min_size=1).split(CIFAR[::100], 10)
     write_dealt(tmp_path / f"a{suffix}", [dealt.client(i) for i in range(7)])

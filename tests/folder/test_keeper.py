@@ -219,6 +219,9 @@ def test_nothing_is_written_or_removed_through_a_link(site, tmp_path):
         place.symlink_to(tmp_path / "away" / ("" if "clients" in name or "check" in name else "kept.txt"))
         keep(site, force=True)
         assert not place.is_symlink(), name
+    (tmp_path / "runs" / "out").symlink_to(tmp_path / "away", target_is_directory=True)
+    with pytest.raises(InputError, match=r"a link leads out of .*output\.path"):
+        keep(with_job(site, name="out/one"))
     assert contents(tmp_path / "away") == {"kept.txt": b"mine"}
 
 

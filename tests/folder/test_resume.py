@@ -2,10 +2,13 @@
 
 import json
 import os
+import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
@@ -417,3 +420,35 @@ def test_the_commands_resume_and_replay_work(tables, tmp_path):
     again = CliRunner().invoke(main, ["replay", path, "--round", "5", "--client", str(client)])
     assert again.stdout.startswith(f"client {client}, round 5: 10 images, loss ")
     assert again.stdout.endswith("the run recorded the same loss\n")
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_three_times_ends_with_the_same_bits(tmp_path):
+    """SIGKILL at random moments, many of them while a checkpoint is written."""
+    settings = ["model.name=lenet", "method=scaffold", "ray.mode=off", "train.num_rounds=8", "train.local_steps=1"]
+    settings += ["output.every=1", f"output.path={tmp_path}"]
+
+    def run(*arguments):
+        job = [str(Path(__file__).resolve().parents[2] / "jobs/quickstart.toml"), *arguments]
+        words = [word for setting in settings for word in ("-s", setting)]
+        return subprocess.Popen(
+            [sys.executable, "-m", "rayfed", "run", *job, *words], stdout=subprocess.PIPE, text=True
+        )
+
+    with run("-s", "name=whole") as process:
+        process.communicate()
+    assert process.returncode == 0
+    generator, kills = random.Random(0), 0
+    while True:
+        with run("-s", "name=killed", "--resume") as process:
+            for line in process.stdout:
+                if line.startswith("round") and kills < 3:
+                    time.sleep(generator.uniform(0, 0.6))
+                    process.send_signal(signal.SIGKILL)
+                    kills += 1
+                    break
+        if process.returncode != -signal.SIGKILL:
+            break
+    assert (process.returncode, kills) == (0, 3)
+    name = "checkpoints/round-00008.safetensors"
+    assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

@@ -345,8 +345,9 @@ def test_results_and_checkpoints_give_the_whole_model_again(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_vit_with_lora_has_the_same_bits_on_two_actors_as_in_this_process(tmp_path):
-    tables = job(vit(lora={"rank": 2}, drop_rate=0.1, drop_path_rate=0.1), "scaffold", path=str(tmp_path))
+@pytest.mark.parametrize("method", ["moon", "scaffold"])
+def test_a_vit_with_lora_has_the_same_bits_on_two_actors_as_in_this_process(tmp_path, method):
+    tables = job(vit(lora={"rank": 2}, drop_rate=0.1, drop_path_rate=0.1), method, path=str(tmp_path))
     here = rayfed.run({**tables, "name": "here"})
     actors = rayfed.run({**tables, "name": "actors", "ray": {"actors": 2}})
     assert here.weights.keys() == actors.weights.keys()
