@@ -114,6 +114,16 @@ class Saved:
         for name in files.keys() - set(map(twin_of, files)):
             self._read(name)
 
+    def damaged(self) -> list[str]:
+        """Which files are missing or not as they were written, in words: also those whose twins are whole."""
+        faults = []
+        for name in self.manifest["files"]:
+            try:
+                self._read_alone(name)
+            except Torn as error:
+                faults.append(str(error))
+        return faults
+
     def refuse_another(self, site: Site) -> None:
         """Raises `InputError`, naming the differences, where this is not a checkpoint of the site's job on its data."""
         differing = differences(lineage_of(self.manifest["job"]), site.job.lineage())
@@ -139,14 +149,18 @@ class Saved:
     def _read(self, name: str) -> bytes:
         """The content of a file, or of its twin. Raises `Torn`."""
         try:
-            content = _content(self.folder, name)
-            if hash_of(content) != self.manifest["files"].get(name):
-                raise Torn(f"'{name}' is not as it was written")
+            return self._read_alone(name)
         except Torn as error:
             if twin_of(name) not in self.manifest["files"]:
                 raise
             log.warning("%s: its second copy is read", error)
-            return self._read(twin_of(name))
+            return self._read_alone(twin_of(name))
+
+    def _read_alone(self, name: str) -> bytes:
+        """The content of a file. Raises `Torn`."""
+        content = _content(self.folder, name)
+        if hash_of(content) != self.manifest["files"].get(name):
+            raise Torn(f"'{name}' is not as it was written")
         return content
 
 

@@ -136,6 +136,11 @@ def without_extra(name: str, table: pa.Table, training: Training) -> pa.Table:
 
 def write_partition(path: Path, federation: Federation) -> None:
     """Write which images of each class each client holds."""
+    _write(path / "partition.parquet", partition_table(federation))
+
+
+def partition_table(federation: Federation) -> pa.Table:
+    """Which images of each class each client holds."""
     clients, labels, counts = federation.cells()
     names = pa.array(federation.train.classes).take(pa.array(labels))
     held = federation.partition
@@ -143,8 +148,7 @@ def write_partition(path: Path, federation: Federation) -> None:
     order = np.lexsort((federation.train.labels[held.indices], owners))
     images = pa.ListArray.from_arrays(np.cumsum([0, *counts], dtype=np.int32), held.indices[order])
     called = pa.array(federation.client_names or [None] * federation.num_clients, TEXT).take(pa.array(clients))
-    table = pa.table([pa.array(clients), called, names, pa.array(counts), images], schema=SCHEMAS["partition"])
-    _write(path / "partition.parquet", table)
+    return pa.table([pa.array(clients), called, names, pa.array(counts), images], schema=SCHEMAS["partition"])
 
 
 def write_own(path: Path, rows: Sequence[OwnRow]) -> None:

@@ -1,32 +1,55 @@
 """What is checked of a run's folder, in order: checkpoints, origin, tables, and rounds that are played again."""
 
+import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+from pydantic import TypeAdapter, ValidationError
 
 from rayfed.base.errors import InputError, RunFailed, Torn
 from rayfed.base.storage import Folder
 from rayfed.experiment import job_of
 from rayfed.folder.checkpoint import BEST, ORIGIN
-from rayfed.folder.places import Folders
+from rayfed.folder.places import Folders, lineage_of
 from rayfed.folder.provenance import environment, hash_of
 from rayfed.folder.saved import Saved, read_saved
-from rayfed.folder.summary import read_environment, read_summary, summarise
-from rayfed.folder.tables import RESULTS, read_table, without_extra
+from rayfed.folder.summary import early_end, read_environment, read_summary, summarise
+from rayfed.folder.tables import RESULTS, partition_table, read_table, without_extra
 from rayfed.job import differences
 from rayfed.rounds.site import Site, open_site
 from rayfed.runtime.workers import open_workers
 from rayfed.verify.again import Again, Check, of_checkpoint
-from rayfed.verify.numbers import Numbers, Row, differing, of_tables
+from rayfed.verify.numbers import Numbers, Row, differing, of_tables, place_of
 
 WITHIN = 0.02  # where bits may differ: docs/verify.md has what was measured
 CHECKPOINT = re.compile(r"round-(\d{5,})\.(json|safetensors)")
+FOR_EVER = ("data", "trace", "model")  # hashes that no resume may change
 Facts = dict[str, Any]
+
+
+@dataclass
+class Environment:
+    """What is needed of `environment.json`, of a run and of each time that it was resumed."""
+
+    hardware: list[dict[str, Any]]
+    packages: dict[str, str | None]
+    resumed: list["Environment"] = field(default_factory=list)
+    checkpoints: list[int] = field(default_factory=list)  # that a record has; a run's folder does not say
+
+
+@dataclass
+class Summary:
+    """What is needed of `summary.json`."""
+
+    rounds: int = 0
+    best: dict[str, Any] = field(default_factory=dict)
 
 
 def checks(folder: Path, *, every: bool = False, clients: int = 0) -> Iterator[Check]:
@@ -38,29 +61,35 @@ def checks(folder: Path, *, every: bool = False, clients: int = 0) -> Iterator[C
     if job is None:
         raise InputError(f"'{folder}' is neither the folder of a run nor a record of one: it holds no job.toml")
     began, summary = read_environment(folder), read_summary(folder)
+    _refuse_misshapen(folder / "environment.json", began, Environment)
+    _refuse_misshapen(folder / "summary.json", summary, Summary)
+    is_record = "checkpoints" in began
     saved, torn = _checkpoints(Folders.of(job).checkpoints, began, summary)
-    yield "checkpoints", f"whole, of rounds {[*saved]}", torn
+    yield "checkpoints", f"whole, of rounds {[*saved]}" if saved else "there are none", torn
     site = open_site(job)
     with open_workers(site, on_ray=False) as workers:
         here, times = environment(site, workers), [began, *began.get("resumed", [])]
-        hashes = {key: here.get(key, "") for key in ("job", *ORIGIN)}
-        origins = {"environment.json": times[-1]}
-        origins |= {f"the checkpoint of round {n}": each.manifest | {"job": here["job"]} for n, each in saved.items()}
+        origins: list[tuple[str, Facts, Sequence[str]]]
+        origins = [("environment.json", time, FOR_EVER) for time in times[:-1]]
+        origins += [("environment.json", times[-1], ("job", *ORIGIN))]
+        origins += [(f"the checkpoint of round {n}", each.manifest, ORIGIN) for n, each in saved.items()]
         foreign = [
             f"the hash of {line}"
-            for name, facts in origins.items()
-            for line in differences({key: facts.get(key, "") for key in hashes}, hashes, f"in {name}")
+            for name, facts, keys in origins
+            for line in differences(_hashes(facts, keys), _hashes(here, keys), f"in {name}")
         ]
+        for number, each in saved.items():
+            its_job = lineage_of(each.manifest["job"])
+            foreign += differences(its_job, job.lineage(), f"in the checkpoint of round {number}", "in job.toml")
         yield "origin", "job, data, partition, model and modules have the run's hashes", foreign
         if foreign:
             return  # every number would be another
-        try:
-            tables = {name: read_table(folder, name).to_pylist() for name in RESULTS}
-        except (OSError, ValueError) as error:  # of Arrow
-            raise RunFailed(f"the tables in '{folder}' cannot be read: {error}") from None
+        tables = _tables(folder)
         recorded = of_tables(tables)
         changed = [fault for last in [*saved.values()][-1:] for fault in _changed(site, recorded, last)]
-        yield "tables", f"as in the checkpoint of round {max(saved, default='')}", changed
+        changed += _odd_rows(tables) + _of_another_partition(folder, site, is_record)
+        also = f"as in the checkpoint of round {max(saved)}" if saved else "no checkpoint has them too"
+        yield "tables", also, changed
         if not changed:
             apart = _apart(site, tables, recorded, summary)
             yield "tables", "accuracies, and the summary, follow from the other numbers", apart
@@ -80,20 +109,67 @@ def _checkpoints(folder: Folder, began: Facts, summary: Facts) -> tuple[dict[int
     whole: dict[int, Saved] = {}
     torn = []
     there = {int(match[1]) for match in map(CHECKPOINT.fullmatch, folder.names()) if match}
-    last = {summary["rounds"]} if summary.get("status") == "done" else set()
+    last = {summary["rounds"]} if summary.get("status") == "done" and "rounds" in summary else set()
     for number in sorted(there | last | {*began.get("checkpoints", ())}):  # as a record notes them
         try:
             whole[number] = read_saved(folder, number)
+            torn += whole[number].damaged()
         except Torn as error:
             torn.append(f"the checkpoint of round {number}: {error}")
-    named = "weights" in summary.get("best", {}) and not torn  # an earlier checkpoint has the hash of earlier weights
-    best = whole[max(whole)].manifest.get("best") if whole and named else None
+    named = not torn and "checkpoints" not in began  # an earlier checkpoint has the hash of earlier weights
+    best = whole[max(whole)].manifest.get("best") if whole and named else None  # which a record leaves out
     content = b""
     with suppress(OSError):
         content = folder.read(BEST)
     if best and hash_of(content) != best["sha256"]:
         torn.append(f"'{BEST}', of round {best['round']}, is missing or not as it was written")
-    return whole, torn
+    return whole, list(dict.fromkeys(torn))  # two checkpoints may name the same file
+
+
+def _hashes(facts: Facts, keys: Sequence[str]) -> dict[str, Any]:
+    return {key: facts.get(key, "") for key in keys}
+
+
+def _refuse_misshapen(file: Path, content: Facts, kind: type) -> None:
+    """Raises `RunFailed` where a file of JSON is not as a run writes it."""
+    try:
+        TypeAdapter(kind).validate_json(json.dumps(content), strict=True)
+    except ValidationError as error:
+        places = ", ".join(".".join(map(str, each["loc"])) for each in error.errors())
+        raise RunFailed(f"'{file}' is missing, or not as a run writes it: see {places} in it") from None
+
+
+def _tables(folder: Path) -> dict[str, list[Row]]:
+    """The rows of each table. Raises `RunFailed` where one cannot be read."""
+    tables = {}
+    for name in RESULTS:
+        try:
+            tables[name] = read_table(folder, name).to_pylist()
+        except (OSError, pa.ArrowException) as error:
+            raise RunFailed(f"the tables in '{folder}' cannot be read: {error}") from None
+        if any(row["round"] is None for row in tables[name]):
+            raise RunFailed(f"the tables in '{folder}' cannot be read: {name} has a row without a round")
+    return tables
+
+
+def _odd_rows(tables: Mapping[str, list[Row]]) -> list[str]:
+    """Rows that are there more than once, or of a round that the table of rounds does not have."""
+    played = {row["round"] for row in tables["rounds"]}
+    places = Counter((row["round"], place_of(name, row)) for name, rows in tables.items() for row in rows)
+    faults = [f"round {number}, {place}: {count} rows" for (number, place), count in places.items() if count > 1]
+    odd = [each for each in places if each[0] not in played]
+    return faults + [f"round {number}, {place}: a row of a round that is not in rounds" for number, place in odd]
+
+
+def _of_another_partition(folder: Path, site: Site, is_record: bool) -> list[str]:
+    """Where the table of the partition does not have the images that the job deals; a record may be without it."""
+    try:
+        table = read_table(folder, "partition")
+    except (OSError, pa.ArrowException) as error:
+        return [f"partition.parquet cannot be read: {error}"]
+    if (is_record and not table.num_rows) or table.equals(partition_table(site.federation)):
+        return []
+    return ["partition.parquet is missing, or has other clients, counts or images than the job deals"]
 
 
 def _changed(site: Site, recorded: Numbers, saved: Saved) -> list[str]:
@@ -109,12 +185,18 @@ def _apart(site: Site, tables: dict[str, list[Row]], recorded: Numbers, summary:
     images = dict(zip(data.train.classes, np.bincount(data.test.labels, minlength=data.num_classes), strict=True))
     hits: Counter[int] = Counter()  # images that are classified rightly, by round
     for row in tables["classes"]:
-        hits[row["round"]] += round(np.nan_to_num(row["accuracy"] * images[row["class"]]))
+        hits[row["round"]] += round(np.nan_to_num((row["accuracy"] or 0.0) * images.get(row["class"], 0)))
     right = {(number, "rounds", "test_accuracy"): count / len(data.test) for number, count in hits.items()}
     whole = summarise(tables["rounds"])
     whole.get("best", {})["weights"] = summary.get("best", {}).get("weights", "")  # a place, which no table has
     there = {key: summary.get(key, "") for key in whole}
-    return differing(recorded, right, "by the classes") + differences(there, whole, "in summary.json", "in the tables")
+    faults = differing(recorded, right, "by the classes") + differences(
+        there, whole, "in summary.json", "in the tables"
+    )
+    played, wanted = whole["rounds"], site.job.train.num_rounds
+    if summary.get("status") == "done" and played < wanted and not early_end(site.job.train, tables["rounds"]):
+        faults.append(f"status is done in summary.json, with {played} of {wanted} rounds in the tables")
+    return faults
 
 
 def _bits(facts: Facts) -> list[dict[str, str]]:

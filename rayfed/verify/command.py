@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from rayfed.base.errors import RunFailed, cut
+from rayfed.base.errors import InputError, RunFailed, cut
 from rayfed.screen.text import in_line, shown
 
 
@@ -27,13 +27,26 @@ def verify(runs: tuple[Path, ...], every: bool, clients: int) -> None:
     from rayfed.folder.read import find_runs
     from rayfed.verify.checks import checks
 
-    number = 0
-    for folder in dict.fromkeys(folder for run in runs for folder in find_runs(run)):
+    found = [folder for run in runs for folder in find_runs(run)]
+    found += [file.parent for run in runs for file in run.rglob("environment.json")]  # also where job.toml is lost
+    folders = list(dict.fromkeys(found))
+    number, unread = 0, 0
+    for folder in folders:
         print(shown(folder))
-        for name, compared, faults in checks(folder, every=every, clients=clients):
-            print(f"  {name:12}{'DIFFERS' if faults else in_line(compared)}", flush=True)
-            print(cut("".join(f"    {in_line(fault)}\n" for fault in faults)), end="")
-            number += len(faults)
+        try:
+            for name, compared, faults in checks(folder, every=every, clients=clients):
+                print(f"  {name:12}{'DIFFERS' if faults else in_line(compared)}", flush=True)
+                print(cut("".join(f"    {in_line(fault)}\n" for fault in faults)), end="")
+                number += len(faults)
+        except (InputError, RunFailed) as error:
+            if len(folders) == 1:
+                raise
+            print(f"  {'not checked':12}{in_line(str(error))}", flush=True)
+            number += isinstance(error, RunFailed)
+            unread += 1
+    left_out = f"; {unread} of {len(folders)} runs could not be checked" if unread else ""
     if number:
-        raise RunFailed(f"what was recorded is not what its job gives: {number:,} differences, as listed")
-    print("all that was checked is as recorded")
+        raise RunFailed(f"what was recorded is not what its job gives: {number:,} differences, as listed{left_out}")
+    if unread:
+        raise InputError(f"what was checked is as recorded{left_out}")
+    print(f"{f'{len(folders)} runs: ' if len(folders) > 1 else ''}all that was checked is as recorded")

@@ -22,12 +22,25 @@ def of_tables(tables: Mapping[str, Iterable[Row]]) -> Numbers:
     """
     numbers: Numbers = {}
     for table, row in ((table, row) for table, rows in tables.items() for row in rows):
-        columns = {column: value for column, value in row.items() if column not in LEFT_OUT}
-        keys = [column for column, value in columns.items() if column == "client" or isinstance(value, str)]
-        place = ", ".join([table, *(f"{key} {columns.pop(key)}" for key in keys)])
-        for column, value in (*columns.items(), *(row.get("notes") or ())):
+        place = place_of(table, row)
+        values = {column: row[column] for column in row if column not in LEFT_OUT and not _names(column, row)}
+        for column, value in (*values.items(), *(row.get("notes") or ())):
             numbers[row["round"], place, column] = value
     return numbers
+
+
+def place_of(table: str, row: Row) -> str:
+    """Which row of a round it is.
+
+    >>> place_of("classes", {"round": 1, "class": "cat", "accuracy": 0.5})
+    'classes, class cat'
+    """
+    return ", ".join([table, *(f"{column} {row[column]}" for column in row if _names(column, row))])
+
+
+def _names(column: str, row: Row) -> bool:
+    """Whether a column says which row it is."""
+    return column not in LEFT_OUT and (column == "client" or isinstance(row[column], str))
 
 
 def differing(recorded: Numbers, right: Numbers, source: str, within: float = 0.0) -> list[str]:
@@ -46,6 +59,8 @@ def same(first: Any, second: Any, within: float) -> bool:
 
     >>> same(math.nan, math.nan, 0.0), same(0.5, 0.51, 0.0), same(0.5, 0.51, 0.02), same(70, 80, 0.02)
     (True, False, True, False)
+    >>> same(math.inf, math.inf, 0.0), same(math.inf, 1.0, 0.02)
+    (True, False)
     """
     if isinstance(first, Tensor) and isinstance(second, Tensor):
         if (first.shape, first.dtype) != (second.shape, second.dtype):
@@ -54,7 +69,8 @@ def same(first: Any, second: Any, within: float) -> bool:
         apart, length = (float(each.double().norm()) for each in (first.double() - second.double(), second))
         return torch.equal(bits, other_bits) or (within > 0 and apart <= within * max(1.0, length))
     if isinstance(first, int | float) and isinstance(second, int | float):
+        if not (math.isfinite(first) and math.isfinite(second)):
+            return first == second or (math.isnan(first) and math.isnan(second))
         few = FEW if within and isinstance(second, int) else 0
-        both_nan = math.isnan(first) and math.isnan(second)
-        return both_nan or abs(first - second) <= few + within * max(1.0, abs(first), abs(second))
+        return abs(first - second) <= few + within * max(1.0, abs(first), abs(second))
     return bool(first == second)

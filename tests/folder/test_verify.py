@@ -183,12 +183,132 @@ def test_a_flipped_bit_of_a_weight_is_caught_and_by_playing_also_where_the_hashe
     assert "round 5, checkpoint, weights.head.weight: other bits (played again)" in faults(path)
 
 
-@pytest.mark.parametrize("file", ["best.safetensors", "round-00004.memories-000.shard"])
-def test_damaged_best_weights_are_named_and_a_damaged_memory_has_a_twin(run, file, caplog):
+@pytest.mark.parametrize(
+    "file", ["best.safetensors", "round-00004.memories-000.shard", "round-00004.memories-000-twin.shard"]
+)
+def test_damaged_best_weights_and_a_damaged_copy_of_a_memory_are_named(run, file):
     path = run()
     flip(path / "checkpoints" / file)
-    wrong = faults(path)
-    assert wrong == [] if "shard" in file else "'best.safetensors', of round" in wrong[0]
+    (wrong,) = faults(path)
+    assert wrong.startswith(f"'{file}'") and wrong.endswith("not as it was written")
+
+
+def again(rows, **changed):
+    return [*rows, rows[-1] | changed]
+
+
+@pytest.mark.parametrize(
+    ("table", "rows", "words"),
+    [
+        ("clients", again, "{row}: 2 rows"),
+        ("classes", lambda rows: again(rows, seen=999), "{row}: 2 rows"),
+        ("clients", lambda rows: again(rows, round=99), "{row}: a row of a round that is not in rounds"),
+    ],
+)
+def test_a_row_too_many_is_named(run, table, rows, words):
+    path = run()
+    file = path / f"{table}.parquet/round-00000.parquet"
+    before = pq.read_table(file)
+    changed = rows(before.to_pylist())
+    pq.write_table(pa.Table.from_pylist(changed, before.schema), file)
+    kind = "client" if table == "clients" else "class"
+    row = f"round {changed[-1]['round']}, {table}, {kind} {changed[-1][kind]}"
+    assert words.format(row=row) in faults(path)
+
+
+def test_a_row_that_is_lost_is_named_also_where_no_checkpoint_has_it(run):
+    path = run()
+    shutil.rmtree(path / "checkpoints")
+    (path / "summary.json").write_text(
+        json.dumps({**json.loads((path / "summary.json").read_text()), "status": "failed"})
+    )
+    file = path / "clients.parquet/round-00000.parquet"
+    table = pq.read_table(file)
+    client = table["client"][0].as_py()
+    pq.write_table(table.slice(1), file)
+    assert f"round 1, clients, client {client}, num_examples: nothing recorded" in faults(path)[0]
+
+
+@pytest.mark.parametrize("harm", ["count", "images", "gone"])
+def test_another_table_of_the_partition_is_named(run, harm):
+    path = run()
+    file = path / "partition.parquet"
+    rows = pq.read_table(file).to_pylist()
+    if harm == "count":
+        rows[0]["count"] += 1
+    elif harm == "images":
+        rows[0]["images"][0] += 1
+    pq.write_table(pa.Table.from_pylist(rows, pq.read_schema(file)), file)
+    if harm == "gone":
+        file.unlink()
+    assert faults(path) == ["partition.parquet is missing, or has other clients, counts or images than the job deals"]
+
+
+def edit(path, **changed):
+    """Change values of a run's job.toml, by their lines, and the job's hash with them."""
+    text = (path / "job.toml").read_text()
+    for key, value in changed.items():
+        text, count = re.subn(rf"(?m)^{key} = .*$", f"{key} = {value}", text, count=1)
+        assert count == 1
+    (path / "job.toml").write_text(text)
+    file = path / "environment.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"job": rayfed.read_job(path / "job.toml").hash()}))
+
+
+def test_a_job_that_was_changed_with_its_hash_is_not_that_of_the_checkpoints(run):
+    path = run()
+    before = rayfed.read_job(path / "job.toml").train.lr
+    edit(path, lr=0.0302)
+    assert faults(path) == [
+        f"train.lr is {before} in the checkpoint of round {number}, 0.0302 in job.toml" for number in (4, 5)
+    ]
+    edit(path, lr=before, num_rounds=500)
+    assert faults(path) == ["status is done in summary.json, with 5 of 500 rounds in the tables"]
+
+
+def test_data_that_were_others_before_a_resume_are_named(run):
+    path = run()
+    file = path / "environment.json"
+    own = json.loads(file.read_text())
+    file.write_text(json.dumps(own | {"data": "0" * 64, "resumed": [own | {"after_round": 1}]}))
+    assert faults(path) == [f"the hash of data is {'0' * 64} in environment.json, {own['data']} here"]
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "words"),
+    [
+        ("environment.json", {"hardware": None}, "see hardware in it"),
+        ("environment.json", {"resumed": ["x"]}, "see resumed.0 in it"),
+        ("environment.json", {"checkpoints": ["x"]}, "see checkpoints.0 in it"),
+        ("summary.json", {"best": None}, "see best in it"),
+        ("summary.json", {"rounds": [3]}, "see rounds in it"),
+    ],
+)
+def test_a_file_that_is_not_as_a_run_writes_it_ends_with_code_1(run, file, content, words):
+    path = run() / file
+    path.write_text(json.dumps(json.loads(path.read_text()) | content))
+    done = CliRunner().invoke(main, ["verify", str(path.parent)])
+    assert done.exit_code == 1 and f"error: '{path}' is missing, or not as a run writes it: {words}" in done.output
+
+
+def test_of_several_runs_each_is_checked_or_named(run, tmp_path):
+    path = run()
+    for name in ("changed", "lost", "odd"):
+        shutil.copytree(path, tmp_path / "runs" / name)
+    assert (
+        CliRunner()
+        .invoke(main, ["verify", str(path), str(tmp_path / "runs/lost")])
+        .output.endswith("\n2 runs: all that was checked is as recorded\n")
+    )
+    change(tmp_path / "runs/changed/rounds.parquet/round-00000.parquet", "test_loss", 7)
+    (tmp_path / "runs/lost/job.toml").unlink()
+    (tmp_path / "runs/odd/job.toml").write_text("no job")
+    done = CliRunner().invoke(main, ["verify", str(tmp_path / "runs")])
+    assert done.exit_code == 1 and done.output.count("  not checked") == 2
+    assert "lost' is neither the folder of a run nor a record of one" in done.output
+    assert "differences, as listed; 2 of 3 runs could not be checked" in done.output
+    shutil.rmtree(tmp_path / "runs/changed")
+    assert CliRunner().invoke(main, ["verify", str(tmp_path / "runs")]).exit_code == 2
 
 
 @pytest.mark.parametrize("name", ["round-00004.json", "round-00005.json", "round-00005.state.safetensors"])
