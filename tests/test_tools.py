@@ -5,13 +5,16 @@ import json
 import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import tomli_w
 
 import rayfed
+from rayfed.base.errors import InputError
 from rayfed.grid.cells import expand
-from rayfed.job import read_toml
+from rayfed.job import override, read_job, read_toml
 
 ROOT = Path(__file__).resolve().parents[1]
 QUICKSTART = ROOT / "jobs/quickstart.toml"
@@ -52,6 +55,20 @@ def test_the_comparisons_tables_are_made_from_its_results():
         tries, seeds = read_toml(tuning), [read_toml(file)["grid"]["seeds"] for file in reported]
         assert not {*tries["grid"]["seeds"]} & {seed for one in seeds for seed in one}
         assert f"{len(expand(tries))} runs" in tuning.read_text()
+
+
+def test_a_page_takes_no_run_of_another_job(tmp_path):
+    pages, full_size = tool("pages"), tool("make_full_size")
+    cell = expand(read_toml(full_size.JOB))[0]
+    elsewhere = override(cell.tables, {"data.source": "train.parquet", "data.test": "test.parquet", "ray.num_cpus": 3})
+    for changed, words in (
+        ({}, None),
+        ({"train.lr": 0.5}, "has another job than the file: train.lr is 0.5 there, 0.01 here"),
+        ({"name": "mine"}, "is no run of full-size.toml"),
+    ):
+        (tmp_path / "job.toml").write_text(tomli_w.dumps(read_job(override(elsewhere, changed)).table()))
+        with pytest.raises(InputError, match=words) if words else nullcontext():
+            pages.refuse_another_job(tmp_path, full_size.JOB)
 
 
 @pytest.mark.slow

@@ -7,14 +7,13 @@ python tools/make_full_size.py                  # the tables alone
 from __future__ import annotations
 
 import csv
-import sys
 from collections import defaultdict
 from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 
 import numpy as np
 from make_reproduction import LAST, PAGE, RECORDS, ROOT, Rows, curve, printed, rounds_of, table, tens, write
-from pages import put
+from pages import from_shell, put, refuse_another_job
 
 from rayfed.folder.read import find_runs, read_run
 from rayfed.folder.summary import read_summary
@@ -36,6 +35,7 @@ def records(folder: Path) -> Rows:
     for place in find_runs(folder):
         if read_summary(place).get("status") != "done":
             continue
+        refuse_another_job(place, JOB)
         partition, method, seed = place.parts[-3:]
         named = {"partition": partition, "method": method, "seed": seed}
         run = read_run(place)
@@ -126,4 +126,4 @@ def main(*folders: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    from_shell(main)

@@ -15,14 +15,13 @@ papers' are those of jobs/papers/*/results.csv.
 from __future__ import annotations
 
 import csv
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
-from pages import put, to_svg
+from pages import from_shell, put, refuse_another_job, to_svg
 
 from rayfed.folder.read import Run, find_runs, forgotten, read_run
 from rayfed.papers.tables import read_paper
@@ -35,6 +34,7 @@ CODES = {"authors": "the authors' code", "job": "ours, on its clients"}
 OWN = "ours, on our own"
 BOTH = ("fedavg", "fedntd")  # the methods that both codes have played
 LOOKS = (("#D55E00", "-"), ("#0072B2", "--"), ("#777777", "-."))
+JOBS = tuple(ROOT / f"jobs/papers/{paper}.toml" for paper in ("fedntd/table1", "fedlmd/table3"))
 DEAL = "authors-deal/"  # begins the names of the runs of docs/reproduction/authors-deal
 CELL = "cifar10-shards-2"
 METHODS = {"fedavg": "#777777", "fedntd": "#0072B2", "fedlmd": "#D55E00"}  # and the colour of its line
@@ -262,8 +262,11 @@ def main(*folders: str) -> None:
     files = RECORDS / "rounds.csv", RECORDS / "classes.csv"
     if folders:
         given = [Path(folder).expanduser() for folder in folders]
-        every = [read_run(run) for folder in given if folder.suffix != ".csv" for run in find_runs(folder)]
+        places = [run for folder in given if folder.suffix != ".csv" for run in find_runs(folder)]
+        every = [read_run(place) for place in places]
         runs = [run for run in every if not run.job["name"].startswith(DEAL)]
+        for run in runs:
+            refuse_another_job(run.folder, *JOBS)
         keep_deal([run for run in every if run not in runs], [file for file in given if file.suffix == ".csv"])
         for rows, file in zip(records(runs), files, strict=True):
             keep(rows, file)
@@ -276,4 +279,4 @@ def main(*folders: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    from_shell(main)

@@ -9,7 +9,12 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from rayfed.base.errors import InputError
+from rayfed.folder.places import lineage_of
+from rayfed.grid.cells import expand
+from rayfed.job import differences, override, read_job, read_toml
 from rayfed.papers.style import INK, METADATA
+
+THREADS = "ray.num_cpus (as threads)"
 
 
 def put(page: str, texts: Mapping[str, str]) -> str:
@@ -29,6 +34,20 @@ def to_svg(figure: Figure, path: Path) -> None:
     with rc_context({"svg.hashsalt": path.stem}):
         figure.savefig(path, format="svg", metadata=METADATA)
     path.write_text(re.sub(r"[ \t]+$", "", path.read_text().replace(INK, "#333333"), flags=re.MULTILINE))
+
+
+def refuse_another_job(run: Path, *files: Path) -> None:
+    """Raise `InputError` where a run is none of these job files', wherever its data lie and it was played."""
+    tables = read_toml(run / "job.toml")
+    cell = next((cell for file in files for cell in expand(read_toml(file)) if cell.name == tables["name"]), None)
+    if cell is None:
+        raise InputError(f"'{run}' is no run of {' or '.join(file.name for file in files)}: no run there has its name")
+    places = {f"data.{key}": tables["data"][key] for key in ("source", "test", "root")}
+    other = differences(
+        lineage_of(tables) | {THREADS: ""}, read_job(override(cell.tables, places)).lineage() | {THREADS: ""}
+    )
+    if other:
+        raise InputError(f"'{run}' has another job than the file: {'; '.join(other)}")
 
 
 def from_shell(main: Callable[..., None]) -> None:
