@@ -107,7 +107,7 @@ def status(rounds: dict[str, Rows]) -> str:
     """Which runs have not ended yet, where there are such."""
     going = {method: int(rows[-1]["round"]) for method, rows in rounds.items() if rows[-1]["round"] < ROUNDS}
     if not going:
-        return "All runs are complete."
+        return "These three runs are complete."
     words = " and ".join(f"{method} {number} of {ROUNDS} rounds" for method, number in going.items())
     return f"**Not complete yet**: so far, {words}. Their numbers are those of that round."
 

@@ -346,7 +346,7 @@ def table(numbers: Numbers, rounds: Numbers) -> str:
         values, test = [*numbers[method].values()], by_method.get(method)
         cells = [TITLES.get(method) or link(method), stat_text(spread(values), 1)]
         cells += [str(test), f"{test.p:.3f}" if method not in BOUNDS else ""] if test else ["", ""]
-        cells.append("" if method in (*BOUNDS, OWN) else f"{np.median([*rounds[method].values()]):.0f}")
+        cells.append("" if method in (*BOUNDS, OWN) else f"{np.median([*rounds[method].values()]):g}")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
