@@ -262,8 +262,7 @@ def main(*folders: str) -> None:
     files = RECORDS / "rounds.csv", RECORDS / "classes.csv"
     if folders:
         given = [Path(folder).expanduser() for folder in folders]
-        places = [run for folder in given if folder.suffix != ".csv" for run in find_runs(folder)]
-        every = [read_run(place) for place in places]
+        every = [read_run(run) for folder in given if folder.suffix != ".csv" for run in find_runs(folder)]
         runs = [run for run in every if not run.job["name"].startswith(DEAL)]
         for run in runs:
             refuse_another_job(run.folder, *JOBS)

@@ -14,8 +14,6 @@ from rayfed.grid.cells import expand
 from rayfed.job import differences, override, read_job, read_toml
 from rayfed.papers.style import INK, METADATA
 
-THREADS = "ray.num_cpus (as threads)"
-
 
 def put(page: str, texts: Mapping[str, str]) -> str:
     """The page with other texts at the places of these names."""
@@ -42,10 +40,8 @@ def refuse_another_job(run: Path, *files: Path) -> None:
     cell = next((cell for file in files for cell in expand(read_toml(file)) if cell.name == tables["name"]), None)
     if cell is None:
         raise InputError(f"'{run}' is no run of {' or '.join(file.name for file in files)}: no run there has its name")
-    places = {f"data.{key}": tables["data"][key] for key in ("source", "test", "root")}
-    other = differences(
-        lineage_of(tables) | {THREADS: ""}, read_job(override(cell.tables, places)).lineage() | {THREADS: ""}
-    )
+    places = {"ray": tables["ray"], **{f"data.{key}": tables["data"][key] for key in ("source", "test", "root")}}
+    other = differences(lineage_of(tables), read_job(override(cell.tables, places)).lineage())
     if other:
         raise InputError(f"'{run}' has another job than the file: {'; '.join(other)}")
 

@@ -69,18 +69,7 @@ def checks(folder: Path, *, every: bool = False, clients: int = 0) -> Iterator[C
     site = open_site(job)
     with open_workers(site, on_ray=False) as workers:
         here, times = environment(site, workers), [began, *began.get("resumed", [])]
-        origins: list[tuple[str, Facts, Sequence[str]]]
-        origins = [("environment.json", time, FOR_EVER) for time in times[:-1]]
-        origins += [("environment.json", times[-1], ("job", *ORIGIN))]
-        origins += [(f"the checkpoint of round {n}", each.manifest, ORIGIN) for n, each in saved.items()]
-        foreign = [
-            f"the hash of {line}"
-            for name, facts, keys in origins
-            for line in differences(_hashes(facts, keys), _hashes(here, keys), f"in {name}")
-        ]
-        for number, each in saved.items():
-            its_job = lineage_of(each.manifest["job"])
-            foreign += differences(its_job, job.lineage(), f"in the checkpoint of round {number}", "in job.toml")
+        foreign = _foreign(site, here, times, saved)
         yield "origin", "job, data, partition, model and modules have the run's hashes", foreign
         if foreign:
             return  # every number would be another
@@ -124,6 +113,24 @@ def _checkpoints(folder: Folder, began: Facts, summary: Facts) -> tuple[dict[int
     if best and hash_of(content) != best["sha256"]:
         torn.append(f"'{BEST}', of round {best['round']}, is missing or not as it was written")
     return whole, list(dict.fromkeys(torn))  # two checkpoints may name the same file
+
+
+def _foreign(site: Site, here: Facts, times: Sequence[Facts], saved: Mapping[int, Saved]) -> list[str]:
+    """Which hashes of what went in, in `environment.json` and checkpoints, are others here; and jobs of checkpoints."""
+    origins: list[tuple[str, Facts, Sequence[str]]] = [
+        *(("environment.json", time, FOR_EVER) for time in times[:-1]),
+        ("environment.json", times[-1], ("job", *ORIGIN)),
+        *((f"the checkpoint of round {number}", each.manifest, ORIGIN) for number, each in saved.items()),
+    ]
+    faults = [
+        f"the hash of {line}"
+        for name, facts, keys in origins
+        for line in differences(_hashes(facts, keys), _hashes(here, keys), f"in {name}")
+    ]
+    for number, each in saved.items():
+        its_job = lineage_of(each.manifest["job"])
+        faults += differences(its_job, site.job.lineage(), f"in the checkpoint of round {number}", "in job.toml")
+    return faults
 
 
 def _hashes(facts: Facts, keys: Sequence[str]) -> dict[str, Any]:
@@ -190,9 +197,8 @@ def _apart(site: Site, tables: dict[str, list[Row]], recorded: Numbers, summary:
     whole = summarise(tables["rounds"])
     whole.get("best", {})["weights"] = summary.get("best", {}).get("weights", "")  # a place, which no table has
     there = {key: summary.get(key, "") for key in whole}
-    faults = differing(recorded, right, "by the classes") + differences(
-        there, whole, "in summary.json", "in the tables"
-    )
+    faults = differing(recorded, right, "by the classes")
+    faults += differences(there, whole, "in summary.json", "in the tables")
     played, wanted = whole["rounds"], site.job.train.num_rounds
     if summary.get("status") == "done" and played < wanted and not early_end(site.job.train, tables["rounds"]):
         faults.append(f"status is done in summary.json, with {played} of {wanted} rounds in the tables")

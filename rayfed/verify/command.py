@@ -46,7 +46,8 @@ def verify(runs: tuple[Path, ...], every: bool, clients: int) -> None:
             unread += 1
     left_out = f"; {unread} of {len(folders)} runs could not be checked" if unread else ""
     if number:
-        raise RunFailed(f"what was recorded is not what its job gives: {number:,} differences, as listed{left_out}")
+        count = f"{number:,} differences" if number > 1 else "1 difference"
+        raise RunFailed(f"what was recorded is not what its job gives: {count}, as listed{left_out}")
     if unread:
         raise InputError(f"what was checked is as recorded{left_out}")
     print(f"{f'{len(folders)} runs: ' if len(folders) > 1 else ''}all that was checked is as recorded")
