@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -91,12 +92,29 @@ def _home() -> Path:
 
 
 def _remove(path: Path) -> None:
-    """End what a dead Ray has left running, and remove its folder. Ray changes the command lines of its agents, so they
-    are known by their open logs; a process with another name may read those."""
-    inside, own = f"{os.path.realpath(path)}/", Path(f"/proc/{os.getpid()}")
-    for process in {*Path("/proc").glob("[1-9]*")} - {own}:
-        with suppress(OSError):  # another user's, or it has ended
-            rays = process.stat().st_uid == os.getuid() and (process / "cmdline").read_bytes().startswith(b"ray")
-            if rays and any(os.path.realpath(file).startswith(inside) for file in (process / "fd").iterdir()):
-                os.kill(int(process.name), signal.SIGKILL)
+    """End what a dead Ray has left running, and remove its folder, once none of it can write there."""
+    for _ in range(500):  # ten seconds: what was just killed, or started, on a busy machine
+        left = _rays_in(path)
+        if not left:
+            break
+        for process in left:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        time.sleep(0.02)
     shutil.rmtree(path, ignore_errors=True)
+
+
+def _rays_in(path: Path) -> list[int]:
+    """This user's processes of Ray with a file open below `path`. Ray renames its workers and agents once they are up;
+    before, they run files of its package. Other processes may read its logs."""
+    import ray  # takes a second, and commands without a Ray read this file too
+
+    inside, package = f"{os.path.realpath(path)}/", os.fsencode(Path(ray.__file__).parent)
+    found = []
+    for process in {*Path("/proc").glob("[1-9]*")} - {Path(f"/proc/{os.getpid()}")}:
+        with suppress(OSError):  # another user's, or it has ended
+            command = (process / "cmdline").read_bytes()
+            rays = process.stat().st_uid == os.getuid() and (command.startswith(b"ray") or package in command)
+            if rays and any(os.path.realpath(file).startswith(inside) for file in (process / "fd").iterdir()):
+                found.append(int(process.name))
+    return found

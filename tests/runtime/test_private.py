@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import ray
 
-from rayfed.runtime.private import RECIPE, TRUST, way_in
+from rayfed.runtime.private import RECIPE, TRUST, folder, way_in
 
 ROOT = Path(__file__).resolve().parents[2]
 RAYFED = Path(sys.executable).with_name("rayfed")
@@ -51,15 +52,41 @@ def test_others_come_in_through_a_folder_that_they_can_write_to_unless_one_above
 
 
 def in_use(folder):
-    """The processes that have a file below a folder open."""
-    found = set()
+    """The processes that have a file below a folder open: the command line of each, by its number."""
+    found = {}
     for descriptor in Path("/proc").glob("[1-9]*/fd/*"):
         try:
             if os.readlink(descriptor).startswith(f"{folder}/"):
-                found.add(int(descriptor.parts[2]))
+                found[int(descriptor.parts[2])] = (descriptor.parents[1] / "cmdline").read_bytes()
         except OSError:
             pass
-    return found - {os.getpid()}
+    found.pop(os.getpid(), None)
+    return found
+
+
+def test_what_a_dead_ray_left_has_ended_when_its_folder_is_removed_and_a_reader_of_its_logs_goes_on(
+    monkeypatch, short_folder
+):
+    monkeypatch.setenv("RAY_TMPDIR", short_folder)
+    old = Path(short_folder) / f"rayfed.{os.getuid()}" / "0"
+    old.mkdir(parents=True)
+    old.parent.chmod(0o700)
+    worker = str(Path(ray.__file__).with_name("_private") / "workers" / "default_worker.py")
+    asleep = [sys.executable, "-c", "import time; time.sleep(1000)"]
+    with open(old / "ray.log", "w") as log:
+        agent = subprocess.Popen(["ray::IDLE", *asleep[1:]], executable=sys.executable, stdout=log)
+        starts = subprocess.Popen([*asleep, worker], stdout=log)
+        elsewhere = subprocess.Popen(["ray::IDLE", *asleep[1:]], executable=sys.executable)
+        reader = subprocess.Popen(["tail", "-f", "ray.log"], cwd=old, stdout=subprocess.DEVNULL)
+    try:
+        with folder() as own:
+            assert own == old and sorted(path.name for path in own.iterdir()) == ["lock"]
+            assert agent.poll() == starts.poll() == -signal.SIGKILL
+            assert reader.poll() is elsewhere.poll() is None
+    finally:
+        for process in (agent, starts, elsewhere, reader):
+            process.kill()
+            process.wait()
 
 
 def reached(paths):
