@@ -70,8 +70,9 @@ image:
 	$(DOCKER) build -f cluster/Dockerfile -t $(IMAGE) .
 
 # Everything is installed at the versions in constraints.txt, which were tested together: for the demo what rayfed needs,
-# for the tests every extra too. Editable, so that a change of the code counts at once.
-INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+# for the tests every extra too. Editable, so that a change of the code counts at once. Python compiles a module when it is
+# first imported: to compile all of them here takes a minute, and few are ever imported.
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt \
 	--config-settings editable_mode=compat --editable
 
 .venv/rayfed: pyproject.toml constraints.txt

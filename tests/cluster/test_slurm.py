@@ -193,8 +193,8 @@ def test_a_ray_that_does_not_start_ends_the_job_with_a_message(tmp_path, nodes, 
 @needs_namespaces
 def test_a_node_that_cannot_reach_the_head_ends_the_job_with_a_message(tmp_path, nodes, start):
     ip("-n", nodes[1], "link", "set", "cable", "down")
-    script = start("run", "jobs/quickstart.toml", HEAD_ADDRESS="10.77.0.1", JOIN_LIMIT="20")
+    script = start("run", "jobs/quickstart.toml", HEAD_ADDRESS="10.77.0.1", JOIN_LIMIT="5")
     assert script.wait(timeout=280) == 1
     assert_nothing_is_left(tmp_path, nodes)
-    said = f"error: not all of {' '.join(nodes)} had joined after 20 s: can they reach 10.77.0.1:"
+    said = f"error: not all of {' '.join(nodes)} had joined after 5 s: can they reach 10.77.0.1:"
     assert said in (tmp_path / "log.txt").read_text()

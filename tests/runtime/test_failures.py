@@ -67,10 +67,8 @@ def throw(error):
 HARMS = {
     "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "crash": lambda: ctypes.string_at(0),  # in native code
-    "abort": os.abort,
     "exit": lambda: os._exit(3),
     "hang": lambda: time.sleep(3600),
-    "plain": lambda: throw(KeyError("no such thing at this client")),
     "unpicklable": lambda: throw(Unpicklable("no such thing at this client")),
     "demanding": lambda: throw(Demanding("no such thing", "this client")),
     "memory": lambda: throw(torch.OutOfMemoryError("CUDA out of memory")),
@@ -173,11 +171,11 @@ NAMED = r"(?s)client 5, round 2 failed on [\d.]+ .*"
 LOST = r"client 5, round 2: lost 2 times, .*the last time: lost with actor-\d on [\d.]+ "
 OWN = partial(Row, client=5, error=ClientFailed)  # client 5 goes to an actor together with others
 IN_AN_ACTOR = [
-    *(Row(harm, logs=AGAIN) for harm in ("SIGKILL", "crash", "abort")),
+    *(Row(harm, logs=AGAIN) for harm in ("SIGKILL", "crash")),
     *(Row("SIGKILL", moment) for moment in ("survey", "evaluate", "open")),
     Row("library", "open"),
     Row("hang", times=1, ray={"deadline": 20.0}, logs=HANGS),  # enough for the others, also on a busy machine
-    *(OWN(harm, says=NAMED + "no such thing") for harm in ("plain", "unpicklable", "demanding", "iteration")),
+    *(OWN(harm, says=NAMED + "no such thing") for harm in ("unpicklable", "demanding", "iteration")),
     OWN("memory", says=NAMED + "CUDA out of memory.*try a larger ray.num_gpus"),
     OWN("disk", says=NAMED + "No space left on device"),
     OWN("GPU", says=NAMED + "uncorrectable ECC error"),
@@ -234,20 +232,23 @@ def test_work_that_kills_every_worker_again_after_a_resume_ends_the_run_for_good
 
 
 RAYS_OWN = [  # as Ray raises them in C++ where its node is gone, or has no room
-    ("wait", OSError("Broken pipe"), lambda pool, site: list(rounds(site, pool))),
     ("get", ValueError("no such object"), lambda pool, site: pool.recall(ray.put(1))),
     ("put", OutOfDiskError("Local disk is full"), lambda pool, site: pool.remember(pack({}))),
+    ("wait", OSError("Broken pipe"), lambda pool, site: list(rounds(site, pool))),  # last: work is under way
 ]
 
 
 @slow
-@pytest.mark.parametrize(("call", "error", "enter"), RAYS_OWN)
-def test_an_error_of_rays_own_is_lost_workers(cluster, make_site, pool_on, monkeypatch, call, error, enter):
-    exec("def fails(*_, **__): raise error", names := {"__name__": "ray._raylet", "error": error})
-    with pool_on(site := make_site(scaffold()), "ray-fails", actors=1) as pool, monkeypatch.context() as patch:
-        patch.setattr(ray, call, names["fails"])
-        with pytest.raises(WorkersLost, match=f"Ray has failed here .*{error.args[0]}"):
-            enter(pool, site)
+def test_an_error_of_rays_own_is_lost_workers(cluster, make_site, pool_on, monkeypatch):
+    site = make_site(scaffold())
+    with pool_on(site, "ray-fails", actors=1) as pool:
+        for call, error, enter in RAYS_OWN:
+            names = {"__name__": "ray._raylet", "error": error}
+            exec("def fails(*_, **__): raise error", names)
+            with monkeypatch.context() as patch:
+                patch.setattr(ray, call, names["fails"])
+                with pytest.raises(WorkersLost, match=f"Ray has failed here .*{error.args[0]}"):
+                    enter(pool, site)
 
 
 # Between rounds ------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RAYFED = Path(sys.executable).with_name("rayfed")
 ANOTHER = 65534  # a user who is not root
 SMALL = ["jobs/quickstart.toml", "-s", "model.name=lenet", "-s", "train.local_steps=1", "-s", "ray.actors=1"]
+LONG = ["-s", "train.num_rounds=100000", "-s", "train.clients_per_round=2", "-s", "method=tests.waiting:waiting"]
 
 
 @pytest.fixture
@@ -144,7 +145,7 @@ def training(folder, name, *settings):
 @pytest.mark.slow
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_another_user_reaches_nothing_of_a_ray_of_ours_nor_of_a_submission(entered, ray_head):
-    with training(entered, "own", "-s", "train.num_rounds=100000"):
+    with training(entered, "own", *LONG):
         (home,) = entered.glob("ray*")
         own = [home, *home.rglob("*"), *Path("/dev/shm").iterdir()]
         assert any(path.name == "raylet" for path in own)
@@ -181,9 +182,8 @@ def test_a_ray_that_others_can_write_to_is_refused_unless_this_machine_is_truste
 @pytest.mark.timeout(600)
 def test_the_next_run_ends_what_a_killed_run_left_and_nothing_else(short_folder):
     home = Path(short_folder) / f"rayfed.{os.getuid()}"
-    long = ["-s", "train.num_rounds=100000"]
-    with training(short_folder, "lives", *long) as lives:
-        with training(short_folder, "dies", *long):
+    with training(short_folder, "lives", *LONG) as lives:
+        with training(short_folder, "dies", *LONG):
             assert sorted(path.name for path in home.iterdir()) == ["0", "1", "lock"]
         assert in_use(home / "1"), "its agents"
         with training(short_folder, "next", "-s", "train.num_rounds=2") as after:
