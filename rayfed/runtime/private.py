@@ -109,7 +109,7 @@ def _rays_in(path: Path) -> list[int]:
     before, they run files of its package. Other processes may read its logs."""
     import ray  # takes a second, and commands without a Ray read this file too
 
-    inside, package = f"{os.path.realpath(path)}/", os.fsencode(Path(ray.__file__).parent)
+    inside, package = f"{os.path.realpath(path)}/", os.fsencode(f"{Path(ray.__file__).parent}/")
     found = []
     for process in {*Path("/proc").glob("[1-9]*")} - {Path(f"/proc/{os.getpid()}")}:
         with suppress(OSError):  # another user's, or it has ended
