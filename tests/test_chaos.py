@@ -198,7 +198,7 @@ OWN = {
 CHECKPOINT = [("raylet", SIGNALS[number % 2], True) for number in range(20)]  # while a checkpoint is written
 ANY = [(what, how, False) for what, (_, codes) in OWN.items() for how in codes]
 own_kills = [
-    pytest.param(number, *kill, marks=pytest.mark.chaos if number else pytest.mark.slow)
+    pytest.param(number, *kill, marks=pytest.mark.slow if number in (0, 22, 33) else pytest.mark.chaos)
     for number, kill in enumerate([*CHECKPOINT, *(ANY * 3)[:40]])
 ]
 

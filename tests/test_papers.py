@@ -128,8 +128,8 @@ def test_three_rounds_of_every_method_of_a_grid_that_was_not_run(grid, tmp_path,
     tables = tomllib.loads((PAPERS / f"{grid}.toml").read_text())
     side, channels = (28, 1) if "mnist" in tables["data"]["source"] else (32, 3)
     write_images(tmp_path, 80, 10, pixels=channels * side**2, classes=10)
-    few = {"train.num_rounds": 3, "train.clients_per_round": 1, "train.local_steps": 1, "train.batch_size": 5}
-    data = {"source": str(tmp_path / "data"), "shape": [channels, side, side], "partition": {"num_clients": 2}}
+    few = {"train.num_rounds": 3, "train.clients_per_round": 2, "train.local_steps": 1, "train.batch_size": 5}
+    data = {"source": str(tmp_path / "data"), "shape": [channels, side, side], "partition": {"num_clients": 4}}
     here = {"ray.mode": "off", "output.path": str(tmp_path / "runs"), "grid.seeds": [0]}
     cells = expand(tables, {**few, **here, **{f"data.{key}": value for key, value in data.items()}})
     methods = [cell for cell in cells if cell.setting == cells[0].setting]

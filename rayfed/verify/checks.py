@@ -117,11 +117,10 @@ def _checkpoints(folder: Folder, began: Facts, summary: Facts) -> tuple[dict[int
 
 def _foreign(site: Site, here: Facts, times: Sequence[Facts], saved: Mapping[int, Saved]) -> list[str]:
     """Which hashes of what went in, in `environment.json` and checkpoints, are others here; and jobs of checkpoints."""
-    origins: list[tuple[str, Facts, Sequence[str]]] = [
-        *(("environment.json", time, FOR_EVER) for time in times[:-1]),
-        ("environment.json", times[-1], ("job", *ORIGIN)),
-        *((f"the checkpoint of round {number}", each.manifest, ORIGIN) for number, each in saved.items()),
-    ]
+    origins: list[tuple[str, Facts, Sequence[str]]]
+    origins = [("environment.json", time, FOR_EVER) for time in times[:-1]]
+    origins += [("environment.json", times[-1], ("job", *ORIGIN))]
+    origins += [(f"the checkpoint of round {number}", each.manifest, ORIGIN) for number, each in saved.items()]
     faults = [
         f"the hash of {line}"
         for name, facts, keys in origins

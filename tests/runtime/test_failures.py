@@ -67,8 +67,10 @@ def throw(error):
 HARMS = {
     "SIGKILL": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "crash": lambda: ctypes.string_at(0),  # in native code
+    "abort": os.abort,
     "exit": lambda: os._exit(3),
     "hang": lambda: time.sleep(3600),
+    "plain": lambda: throw(KeyError("no such thing at this client")),
     "unpicklable": lambda: throw(Unpicklable("no such thing at this client")),
     "demanding": lambda: throw(Demanding("no such thing", "this client")),
     "memory": lambda: throw(torch.OutOfMemoryError("CUDA out of memory")),
@@ -171,11 +173,11 @@ NAMED = r"(?s)client 5, round 2 failed on [\d.]+ .*"
 LOST = r"client 5, round 2: lost 2 times, .*the last time: lost with actor-\d on [\d.]+ "
 OWN = partial(Row, client=5, error=ClientFailed)  # client 5 goes to an actor together with others
 IN_AN_ACTOR = [
-    *(Row(harm, logs=AGAIN) for harm in ("SIGKILL", "crash")),
+    *(Row(harm, logs=AGAIN) for harm in ("SIGKILL", "crash", "abort")),
     *(Row("SIGKILL", moment) for moment in ("survey", "evaluate", "open")),
     Row("library", "open"),
     Row("hang", times=1, ray={"deadline": 20.0}, logs=HANGS),  # enough for the others, also on a busy machine
-    *(OWN(harm, says=NAMED + "no such thing") for harm in ("unpicklable", "demanding", "iteration")),
+    *(OWN(harm, says=NAMED + "no such thing") for harm in ("plain", "unpicklable", "demanding", "iteration")),
     OWN("memory", says=NAMED + "CUDA out of memory.*try a larger ray.num_gpus"),
     OWN("disk", says=NAMED + "No space left on device"),
     OWN("GPU", says=NAMED + "uncorrectable ECC error"),

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RAYFED = Path(sys.executable).with_name("rayfed")
 ANOTHER = 65534  # a user who is not root
 SMALL = ["jobs/quickstart.toml", "-s", "model.name=lenet", "-s", "train.local_steps=1", "-s", "ray.actors=1"]
-LONG = ["-s", "train.num_rounds=100000", "-s", "train.clients_per_round=2", "-s", "method=tests.waiting:waiting"]
+LONG = ["-s", "train.num_rounds=100000"]
 
 
 @pytest.fixture
