@@ -49,5 +49,5 @@ def verify(runs: tuple[Path, ...], every: bool, clients: int) -> None:
         count = f"{number:,} differences" if number > 1 else "1 difference"
         raise RunFailed(f"what was recorded is not what its job gives: {count}, as listed{left_out}")
     if unread:
-        raise InputError(f"what was checked is as recorded{left_out}")
-    print(f"{f'{len(folders)} runs: ' if len(folders) > 1 else ''}all that was checked is as recorded")
+        raise InputError(f"what was checked agrees with the record{left_out}")
+    print(f"{f'{len(folders)} runs: ' if len(folders) > 1 else ''}all that was checked agrees with the record")

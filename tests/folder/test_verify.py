@@ -298,7 +298,7 @@ def test_of_several_runs_each_is_checked_or_named(run, tmp_path):
     assert (
         CliRunner()
         .invoke(main, ["verify", str(path), str(tmp_path / "runs/lost")])
-        .output.endswith("\n2 runs: all that was checked is as recorded\n")
+        .output.endswith("\n2 runs: all that was checked agrees with the record\n")
     )
     change(tmp_path / "runs/changed/rounds.parquet/round-00000.parquet", "test_loss", 7)
     (tmp_path / "runs/lost/job.toml").unlink()
