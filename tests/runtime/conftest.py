@@ -9,8 +9,9 @@ import sys
 import tempfile
 import time
 import warnings
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,8 @@ WATCHFUL = {  # the loss of a node is noticed after three seconds, not after a m
 }
 PORTS = ("port", "dashboard-port", "dashboard-agent-listen-port", "dashboard-agent-grpc-port", "metrics-export-port")
 PORTS += ("ray-client-server-port", "runtime-env-agent-port")
+FIRST = 20_000 + os.getpid() % 120 * 100  # tests in another process have other ports
+OUR_PORTS = cycle(range(FIRST, FIRST + 100))  # below the ephemeral ones, which the kernel gives to any socket
 
 
 def _short_folder():
@@ -101,15 +104,25 @@ def a_cluster():
 
 
 def _free(names):
-    with ExitStack() as stack:
-        sockets = {name: stack.enter_context(socket.create_server(("127.0.0.1", 0))) for name in names}
-        return {name: one.getsockname()[1] for name, one in sockets.items()}
+    """A free port for each name, which is still free when Ray listens there."""
+    ports = {}
+    for name in names:
+        while name not in ports:
+            with suppress(OSError), socket.create_server(("", port := next(OUR_PORTS))):
+                ports[name] = port
+    return ports
 
 
 @pytest.fixture
-def free_ports():
+def free():
+    """`free(["port"])`: a dictionary with a free port for each name."""
+    return _free
+
+
+@pytest.fixture
+def free_ports(free):
     """Options of `ray start` for another node."""
-    return [f"--{name}={port}" for name, port in _free(PORTS[2:5] + PORTS[6:]).items()]
+    return [f"--{name}={port}" for name, port in free(PORTS[2:5] + PORTS[6:]).items()]
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 
 import pytest
@@ -27,14 +26,13 @@ FAKE |= {"RAY_OVERRIDE_NODE_ID_FOR_TESTING": FAKE_HEAD_NODE_ID}
 
 
 @pytest.fixture
-def autoscaling(a_cluster, tmp_path):
+def autoscaling(a_cluster, free, tmp_path):
     """A cluster with a head of one CPU, and room for two more nodes of one CPU.
 
     `ray.cluster_utils.AutoscalingCluster` does the same, but needs a file that Ray's wheel lacks, and would stop every
     Ray of this machine.
     """
-    with socket.create_server(("", 0)) as free:
-        port = free.getsockname()[1]
+    port = free(["port"])["port"]
     provider = {**BASE_READONLY_CONFIG["provider"], "type": "external", "disable_node_updaters": True}
     provider |= {"module": f"{FakeMultiNodeProvider.__module__}.FakeMultiNodeProvider", "launch_multiple": True}
     provider |= {"gcs_address": f"{get_node_ip_address()}:{port}", "head_node_id": FAKE_HEAD_NODE_ID}
