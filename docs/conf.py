@@ -33,7 +33,13 @@ HUBS = ("docs/README", "docs/methods/README", "docs/api/README")
 project = "rayfed"
 html_title = "rayfed"
 root_doc = HUBS[0]
-include_patterns = ["docs/**", "README.md", "CONTRIBUTING.md", "jobs/papers/README.md", "cluster/README.md"]
+include_patterns = [
+    "docs/**",
+    "README.md",
+    "CONTRIBUTING.md",
+    "jobs/papers/README.md",
+    "cluster/README.md",
+]
 exclude_patterns = ["docs/_static", "docs/results", "**/.*", ".*", "build"]
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.viewcode"]
 html_theme = "furo"
@@ -69,7 +75,10 @@ def navigation_of(app: Sphinx, docname: str, source: list[str]) -> None:
     headed = re.split(r"^## (.*)\n", f"## \n{source[0]}", flags=re.MULTILINE)[1:]
     for heading, section in zip(headed[::2], headed[1::2], strict=True):
         links = re.findall(r"^\| *\[([^\]]*)\]\(([^)#]+\.(?:md|ipynb))\)", section, re.MULTILINE)
-        pages = [path if name[0] == "`" else f"{name[0].upper()}{name[1:]} <{path}>" for name, path in links]
+        pages = [
+            path if name[0] == "`" else f"{name[0].upper()}{name[1:]} <{path}>"
+            for name, path in links
+        ]
         if pages:
             caption = f":caption: {heading}\n" if docname == root_doc else ""
             source[0] += f"\n\n```{{toctree}}\n:hidden:\n{caption}\n" + "\n".join(pages) + "\n```\n"
@@ -84,7 +93,10 @@ def page_of(path: Path) -> str:
 
 def link_files(app: Sphinx, document: nodes.document) -> None:
     """Links to files and folders of the repository lead to pages that show them; pictures stay as they are."""
-    for link in [*document.findall(addnodes.download_reference), *document.findall(addnodes.pending_xref)]:
+    for link in [
+        *document.findall(addnodes.download_reference),
+        *document.findall(addnodes.pending_xref),
+    ]:
         target, here = link["reftarget"], link.get("refdoc")
         if link.get("reftype") != "myst" or target in app.env.found_docs:
             continue
@@ -93,14 +105,18 @@ def link_files(app: Sphinx, document: nodes.document) -> None:
         if path.exists() and path.is_relative_to(ROOT) and path.suffix not in (".png", ".svg"):
             app.env.rayfed_files.add(path)
             relative = app.builder.get_relative_uri(here, page_of(path))
-            link.replace_self(nodes.reference("", "", *link.children, refuri=relative, internal=True))
+            link.replace_self(
+                nodes.reference("", "", *link.children, refuri=relative, internal=True)
+            )
 
 
 def file_pages(app: Sphinx) -> Iterator[tuple[str, dict[str, str], str]]:
     """A page for each file that is linked to, and for each folder a list of its files."""
     bridge = PygmentsBridge("html", app.config.pygments_style)
     linked = set(app.env.rayfed_files)
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split()
     for folder in {path for path in linked if path.is_dir()}:
         inside = {ROOT / name for name in tracked if (ROOT / name).parent == folder}
         linked |= {path for path in inside if path.suffix not in (".gz", ".parquet")}
@@ -112,7 +128,9 @@ def file_pages(app: Sphinx) -> Iterator[tuple[str, dict[str, str], str]]:
             body = table_of(path)
         else:
             lexer = find_lexer_class_for_filename(path.name)
-            body = bridge.highlight_block(path.read_text(), lexer.aliases[0] if lexer else "text", force=True)
+            body = bridge.highlight_block(
+                path.read_text(), lexer.aliases[0] if lexer else "text", force=True
+            )
         yield page_of(path), {"title": path.name, "body": title + body}, "page.html"
 
 
@@ -125,7 +143,9 @@ def table_of(path: Path) -> str:
     head, *rows = (map(html.escape, row) for row in csv.reader(path.read_text().splitlines()))
     titles = "".join(f"<th>{cell}</th>" for cell in head)
     lines = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
-    table = f'<table class="docutils"><thead><tr>{titles}</tr></thead><tbody>{lines}</tbody></table>'
+    table = (
+        f'<table class="docutils"><thead><tr>{titles}</tr></thead><tbody>{lines}</tbody></table>'
+    )
     return f'<div class="table-wrapper">{table}</div>'
 
 
@@ -139,7 +159,10 @@ def fields_of(thing: Any) -> list[str]:
     from rayfed.methods.registry import parameters
 
     if RECIPES.get(getattr(thing, "__name__", "")) is thing:
-        return [f"* ``{name}`` = ``{default!r}``: {sense}" for name, default, sense in parameters(thing.__name__)]
+        return [
+            f"* ``{name}`` = ``{default!r}``: {sense}"
+            for name, default, sense in parameters(thing.__name__)
+        ]
     if not inspect.isclass(thing) or not thing.__module__.startswith("rayfed"):
         return []
     source = inspect.getsource(thing)
@@ -149,27 +172,53 @@ def fields_of(thing: Any) -> list[str]:
     comments = dict(re.findall(r"^    (\w+): .*?  # (.*)$", source, re.M))
     lines = []
     for field in dataclasses.fields(thing):
-        sense = sentence(thing, field.name) if issubclass(thing, Checked) else comments.get(field.name, "")
-        default = f" = ``{field.default!r}``" if isinstance(field.default, str | int | float | bool) else ""
+        sense = (
+            sentence(thing, field.name)
+            if issubclass(thing, Checked)
+            else comments.get(field.name, "")
+        )
+        default = (
+            f" = ``{field.default!r}``"
+            if isinstance(field.default, str | int | float | bool)
+            else ""
+        )
         lines.append(f"* ``{field.name}``{default}" + (f": {sense}" if sense else ""))
     return lines
 
 
-def plain_signature(app: Sphinx, kind: str, name: str, thing: Any, options: Any, signature: str, returned: str) -> Any:
+def plain_signature(
+    app: Sphinx, kind: str, name: str, thing: Any, options: Any, signature: str, returned: str
+) -> Any:
     """Of classes and recipes without types: their fields come with sentences, and annotations hold these too."""
-    ours = str(getattr(thing, "__module__", "")).startswith("rayfed.")  # what a module imports comes here too
-    if not signature or not ours or not (kind == "class" or (kind == "function" and "Annotated[" in signature)):
+    ours = str(getattr(thing, "__module__", "")).startswith(
+        "rayfed."
+    )  # what a module imports comes here too
+    if (
+        not signature
+        or not ours
+        or not (kind == "class" or (kind == "function" and "Annotated[" in signature))
+    ):
         return None
-    bare = [each.replace(annotation=inspect.Parameter.empty) for each in inspect.signature(thing).parameters.values()]
+    bare = [
+        each.replace(annotation=inspect.Parameter.empty)
+        for each in inspect.signature(thing).parameters.values()
+    ]
     return str(inspect.Signature(bare)), ""
 
 
-def mend_docstring(app: Sphinx, kind: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+def mend_docstring(
+    app: Sphinx, kind: str, name: str, thing: Any, options: Any, lines: list[str]
+) -> None:
     """Indented paragraphs are code, and the fields of a dataclass come after its docstring."""
     mended: list[str] = []
     last = ""  # the last line that is not empty
     for line in lines:
-        if line.startswith("    ") and mended and not mended[-1] and not last.startswith((" ", ">>>", "*")):
+        if (
+            line.startswith("    ")
+            and mended
+            and not mended[-1]
+            and not last.startswith((" ", ">>>", "*"))
+        ):
             mended += ["::", ""]
         mended.append(line)
         last = line or last
@@ -199,7 +248,9 @@ class Keys(Directive):
 
     def section(self, name: str, rows: list[list[str]]) -> list[nodes.Node]:
         section = nodes.section(ids=[f"keys-{name.replace('.', '-') or 'top'}"])
-        section += nodes.title("", "", nodes.literal("", f"[{name}]") if name else nodes.Text("Above all tables"))
+        section += nodes.title(
+            "", "", nodes.literal("", f"[{name}]") if name else nodes.Text("Above all tables")
+        )
         table, group, head, body = nodes.table(), nodes.tgroup(cols=3), nodes.thead(), nodes.tbody()
         group += [*(nodes.colspec(colwidth=width) for width in (25, 15, 60)), head, body]
         head += row("key", "default", "what")
@@ -230,7 +281,9 @@ class Helped(Directive):
         for name, command in sorted(main.commands.items()):
             section = nodes.section(ids=[f"rayfed-{name}"])
             section += nodes.title("", "", nodes.literal("", f"rayfed {name}"))
-            usage = command.get_help(click.Context(command, info_name=f"rayfed {name}", max_content_width=100))
+            usage = command.get_help(
+                click.Context(command, info_name=f"rayfed {name}", max_content_width=100)
+            )
             section += nodes.literal_block(usage, usage, language="text")
             sections.append(section)
         return sections
@@ -265,7 +318,9 @@ def setup(app: Sphinx) -> None:
     app.add_directive("commands", Helped)
     app.connect("builder-inited", lambda app: setattr(app.env, "rayfed_files", set()))
     app.connect("source-read", navigation_of)
-    app.connect("doctree-read", link_files, priority=100)  # before links to files are taken for downloads
+    app.connect(
+        "doctree-read", link_files, priority=100
+    )  # before links to files are taken for downloads
     app.connect("html-collect-pages", file_pages)
     app.connect("autodoc-process-signature", plain_signature)
     app.connect("autodoc-process-docstring", mend_docstring)

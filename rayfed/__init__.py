@@ -8,12 +8,25 @@
 import os
 import sys
 
-if sys.argv[:1] == ["-m"] and sys.path[0] in ("", os.getcwd()):  # of `python -m rayfed`, which looks there first
+if sys.argv[:1] == ["-m"] and sys.path[0] in (
+    "",
+    os.getcwd(),
+):  # of `python -m rayfed`, which looks there first
     sys.path.append(sys.path.pop(0))
 
 from typing import TYPE_CHECKING
 
-__all__ = ["Display", "InputError", "Job", "Result", "compose", "own_models", "read_job", "read_rounds", "replay"]
+__all__ = [
+    "Display",
+    "InputError",
+    "Job",
+    "Result",
+    "compose",
+    "own_models",
+    "read_job",
+    "read_rounds",
+    "replay",
+]
 __all__ += ["resume", "run", "switch"]
 __version__ = "0.1.0"
 

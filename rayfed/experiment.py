@@ -77,7 +77,9 @@ def run(
 def _followed(display: Display | None, progress: bool) -> Iterator[Display]:
     """The display of a run: the one that is given, or with `progress` that of the command."""
     if progress and display:
-        raise InputError("progress shows the command's display, and display is your own: give one of the two")
+        raise InputError(
+            "progress shows the command's display, and display is your own: give one of the two"
+        )
     with follow() if progress else nullcontext(display or Display()) as shown:
         yield shown
 
@@ -133,7 +135,9 @@ def resume(
         return _train(job, saved, Way(display, other_bits=other_bits))
 
 
-def replay(run: str | Path, round: int, client: int, *, method: Method | None = None) -> tuple[ClientRow, float | None]:
+def replay(
+    run: str | Path, round: int, client: int, *, method: Method | None = None
+) -> tuple[ClientRow, float | None]:
     """Train a client of a round again, in this process, as the run did: to see its work, or why it failed.
 
     Plays the rounds since the newest older checkpoint again. Gives the client's row, and the training loss that the run
@@ -164,9 +168,13 @@ def replay(run: str | Path, round: int, client: int, *, method: Method | None = 
             last = engine.play(site, last, workers)
         opening = engine.open_round(site, last, workers)
         if not trains(opening.parts):
-            raise InputError(f"round {round}: no client trained in it, as its method works on the server alone")
+            raise InputError(
+                f"round {round}: no client trained in it, as its method works on the server alone"
+            )
         (reply,) = next(workers.train(opening.broadcast, [(client,)], last.memories)).clients
-    losses = {(row["round"], row["client"]): row["train_loss"] for row in _rows(folders.path, "clients")}
+    losses = {
+        (row["round"], row["client"]): row["train_loss"] for row in _rows(folders.path, "clients")
+    }
     return reply.row, losses.get((round, client))
 
 
@@ -193,7 +201,9 @@ def _rows(path: Path, name: str) -> list[dict[str, Any]]:
         return read_table(path, name).to_pylist()
     except ValueError as error:  # of Arrow, or of a text that is no UTF-8
         again = "`rayfed resume` writes them again from the checkpoint"
-        raise InputError(f"the recorded {name} in {path} cannot be read ({error}); {again}") from None
+        raise InputError(
+            f"the recorded {name} in {path} cannot be read ({error}); {again}"
+        ) from None
 
 
 def _train(job: Job, saved: Saved | None, way: Way) -> Result:
@@ -210,7 +220,9 @@ def _train(job: Job, saved: Saved | None, way: Way) -> Result:
         _writing_page() as begin_page,
         opened(job, make_site, display.start, on_ray=on_ray) as site,
         open_workers(site, display.client, on_ray=on_ray, other_bits=way.other_bits) as workers,
-        Keeper(site, workers, saved, force=way.force, other_bits=way.other_bits, when_closed=begin_page) as keeper,
+        Keeper(
+            site, workers, saved, force=way.force, other_bits=way.other_bits, when_closed=begin_page
+        ) as keeper,
     ):
         begin_log(keeper.path)
         display.ready(resumed=saved is not None)
@@ -250,10 +262,14 @@ def _checked_site(job: Job, saved: Saved | None, read: Read | None) -> Site:
     return site
 
 
-def _find(run: str | Path, overrides: Mapping[str, Any] | None, method: Method | None) -> tuple[Job, Saved]:
+def _find(
+    run: str | Path, overrides: Mapping[str, Any] | None, method: Method | None
+) -> tuple[Job, Saved]:
     """The job of a run, and its newest whole checkpoint."""
     if "name" in (overrides or {}):
-        raise InputError("name: a run keeps its name; to continue under another name, move its folder first")
+        raise InputError(
+            "name: a run keeps its name; to continue under another name, move its folder first"
+        )
     job = job_of(run, overrides, method)
     if job:
         folders = Folders.of(job)
@@ -285,7 +301,9 @@ def _newest(folders: Folders) -> Saved | None:
         raise InputError(f"{error}; begin again: rayfed run {file} {FORCE}") from None
 
 
-def job_of(run: str | Path, overrides: Mapping[str, Any] | None, method: Method | None) -> Job | None:
+def job_of(
+    run: str | Path, overrides: Mapping[str, Any] | None, method: Method | None
+) -> Job | None:
     """The job of the run in a folder; None where there is none."""
     path = Path(os.path.abspath(Path(run).expanduser()))
     if "://" in str(run) or not (path / "job.toml").is_file():
@@ -297,14 +315,18 @@ def job_of(run: str | Path, overrides: Mapping[str, Any] | None, method: Method 
         raise InputError(f"{error}; {remedy}") from None
     job = _read(tables, overrides, method)
     if folder_of(job) != path and not any(key.startswith("output.") for key in overrides or {}):
-        kept = path.parts[-len(Path(job.name).parts) :] == Path(job.name).parts  # the folder was moved, or we have
+        kept = (
+            path.parts[-len(Path(job.name).parts) :] == Path(job.name).parts
+        )  # the folder was moved, or we have
         name = job.name if kept else path.name
         place = path.parents[len(Path(name).parts) - 1]
         job = replace(job, name=name, output=replace(job.output, path=str(place)))
     return job
 
 
-def _read(job: Mapping[str, Any] | Job, overrides: Mapping[str, Any] | None, method: Method | None) -> Job:
+def _read(
+    job: Mapping[str, Any] | Job, overrides: Mapping[str, Any] | None, method: Method | None
+) -> Job:
     """A job from its tables. A `method` made in Python replaces theirs, which may not be importable."""
     method_keys = [key for key in overrides or {} if key.partition(".")[0] == "method"]
     if method_keys and method is not None:
@@ -323,7 +345,9 @@ def _read(job: Mapping[str, Any] | Job, overrides: Mapping[str, Any] | None, met
 def _write_page(path: Path) -> None:
     """Write the run's page. A run does not fail where its page cannot be made."""
     try:
-        from rayfed.report.page import write_report  # brings jinja2, which nothing before this needs
+        from rayfed.report.page import (
+            write_report,
+        )  # brings jinja2, which nothing before this needs
 
         write_report(path)
     except Exception as error:

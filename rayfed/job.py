@@ -20,7 +20,18 @@ from typing import Annotated, Any, Literal
 from rayfed.base.errors import InputError, did_you_mean, nearest, refuse_secrets, told
 from rayfed.base.files import read_regular
 from rayfed.base.noted import at
-from rayfed.base.values import Checked, Form, Ge, Gt, PathMark, UnknownKey, build, keys, nearest_key, table
+from rayfed.base.values import (
+    Checked,
+    Form,
+    Ge,
+    Gt,
+    PathMark,
+    UnknownKey,
+    build,
+    keys,
+    nearest_key,
+    table,
+)
 from rayfed.clients.participation import Participation
 from rayfed.clients.settings import Training
 from rayfed.data.partition import shared_keys
@@ -30,14 +41,32 @@ from rayfed.models.settings import MODEL, MODEL_TEXT, Model
 Auto = Literal["auto"]
 DEADLINE_TEXT = "seconds after which a piece of work counts as hung; auto: ten times the longest so far, at least 300"
 LABELS_TEXT = "labels of the nodes to work on, as Ray selects them: 'H100', '!H100', 'in(H100,H200)', '!in(H100)'"
-TRACK_TEXT = "tensorboard, wandb, mlflow: where to send the curves, too; each an extra of the package"
-MEASURE_TEXT = "local, drift: notes in clients.parquet and rounds.parquet; confusion: confusions.parquet"
-MEASURE = ("measure", "measure_every", "measure_images", "measure_layers", "measure_clients", "track")  # change no bits
-WITH_NAME = ("method", "model", "data.partition", "train.schedule")  # tables that a name may stand for
+TRACK_TEXT = (
+    "tensorboard, wandb, mlflow: where to send the curves, too; each an extra of the package"
+)
+MEASURE_TEXT = (
+    "local, drift: notes in clients.parquet and rounds.parquet; confusion: confusions.parquet"
+)
+MEASURE = (
+    "measure",
+    "measure_every",
+    "measure_images",
+    "measure_layers",
+    "measure_clients",
+    "track",
+)  # change no bits
+WITH_NAME = (
+    "method",
+    "model",
+    "data.partition",
+    "train.schedule",
+)  # tables that a name may stand for
 PACKAGE = Path(__file__).parent
 # Jobs that come with rayfed: in a wheel they are part of the package, in a clone they lie beside it.
 EXAMPLES = PACKAGE / "examples" if (PACKAGE / "examples").is_dir() else PACKAGE.parent / "jobs"
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}(/[A-Za-z0-9][A-Za-z0-9._+-]{0,199}){0,9}")  # a file's has 255
+NAME = re.compile(
+    r"[A-Za-z0-9][A-Za-z0-9._+-]{0,199}(/[A-Za-z0-9][A-Za-z0-9._+-]{0,199}){0,9}"
+)  # a file's has 255
 
 
 @dataclass(frozen=True)
@@ -45,28 +74,44 @@ class RayOptions(Checked):
     """Where the clients' work is done."""
 
     mode: Annotated[Literal["on", "off"], "off: the same work in this process, without Ray"] = "on"
-    actors: Annotated[Auto | Annotated[int, Ge(1)], "actors; auto: as many as fit, up to the cohort's size"] = "auto"
-    address: Annotated[str, "of a running Ray (auto: the Ray on this machine); empty: start a Ray here"] = ""
-    num_cpus: Annotated[float, Gt(0), "CPUs per actor, with a thread for each; at least one thread"] = 1.0
-    num_gpus: Annotated[Auto | Annotated[float, Ge(0)], "GPUs per actor, at least; auto: measured"] = "auto"
+    actors: Annotated[
+        Auto | Annotated[int, Ge(1)], "actors; auto: as many as fit, up to the cohort's size"
+    ] = "auto"
+    address: Annotated[
+        str, "of a running Ray (auto: the Ray on this machine); empty: start a Ray here"
+    ] = ""
+    num_cpus: Annotated[
+        float, Gt(0), "CPUs per actor, with a thread for each; at least one thread"
+    ] = 1.0
+    num_gpus: Annotated[
+        Auto | Annotated[float, Ge(0)], "GPUs per actor, at least; auto: measured"
+    ] = "auto"
     labels: Annotated[dict[str, str], LABELS_TEXT] = field(default_factory=dict)
     deadline: Annotated[Auto | Annotated[float, Gt(0)], DEADLINE_TEXT] = "auto"
     max_retries: Annotated[int, Ge(0), "how often a lost piece of work is run again"] = 3
     patience: Annotated[float, Gt(0), "seconds without any actor after which the run ends"] = 180.0
-    check_repeat: Annotated[bool, "serve a first client twice where parts or models are your own, and compare"] = True
+    check_repeat: Annotated[
+        bool, "serve a first client twice where parts or models are your own, and compare"
+    ] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         refuse_secrets(f"ray://{self.address.rpartition('://')[2]}", "ray.address")
         for name, wanted in self.labels.items():
             if " " in wanted:
-                raise InputError(f"ray.labels: {name} = '{wanted}': to Ray, a space is part of a label; write none")
+                raise InputError(
+                    f"ray.labels: {name} = '{wanted}': to Ray, a space is part of a label; write none"
+                )
         if self.num_gpus == "auto":
             return
         if 0 < self.num_gpus < 1e-3:
-            raise InputError(f"ray.num_gpus = {self.num_gpus}: an actor takes at least a thousandth of a GPU, or none")
+            raise InputError(
+                f"ray.num_gpus = {self.num_gpus}: an actor takes at least a thousandth of a GPU, or none"
+            )
         if self.num_gpus > 1 and self.num_gpus != int(self.num_gpus):
-            raise InputError(f"ray.num_gpus = {self.num_gpus}: more than one GPU per actor must be a whole number")
+            raise InputError(
+                f"ray.num_gpus = {self.num_gpus}: more than one GPU per actor must be a whole number"
+            )
 
     @property
     def cluster(self) -> str:
@@ -83,7 +128,11 @@ class RayOptions(Checked):
         """GPUs per actor as Ray can always place them: whole GPUs, or 1/k; with "auto" 1, until it is measured."""
         if self.num_gpus == "auto":
             return 1.0
-        return self.num_gpus if self.num_gpus >= 1 or self.num_gpus == 0 else 1 / math.floor(1 / self.num_gpus + 1e-9)
+        return (
+            self.num_gpus
+            if self.num_gpus >= 1 or self.num_gpus == 0
+            else 1 / math.floor(1 / self.num_gpus + 1e-9)
+        )
 
 
 @dataclass(frozen=True)
@@ -91,9 +140,15 @@ class Output(Checked):
     """Where results go: the folder `<path>/<name>`."""
 
     path: Annotated[str, PathMark(), "folder of all runs"] = "runs"
-    checkpoints: Annotated[str, PathMark(), "folder or URI of all checkpoints; empty: in the run's folder"] = ""
-    every: Annotated[int, Ge(1), "rounds from one checkpoint to the next; the first is after round 1"] = 10
-    every_seconds: Annotated[float, Gt(0), "seconds after which a checkpoint is written in any case"] = 60.0
+    checkpoints: Annotated[
+        str, PathMark(), "folder or URI of all checkpoints; empty: in the run's folder"
+    ] = ""
+    every: Annotated[
+        int, Ge(1), "rounds from one checkpoint to the next; the first is after round 1"
+    ] = 10
+    every_seconds: Annotated[
+        float, Gt(0), "seconds after which a checkpoint is written in any case"
+    ] = 60.0
 
 
 def _registry(function: str, *values: Any) -> Any:
@@ -116,7 +171,9 @@ class Job(Checked):
     """
 
     name: Annotated[str, "name of the run, and of its folder; / may divide it into parts"]
-    seed: Annotated[int, Ge(0), "seed of the model, of the cohorts, and of every draw at a client"] = 0
+    seed: Annotated[
+        int, Ge(0), "seed of the model, of the cohorts, and of every draw at a client"
+    ] = 0
     method: Annotated[Any, METHOD, "a method, or a list of parts: `rayfed methods`"] = field(
         default_factory=lambda: METHOD.read(METHOD.default)
     )
@@ -126,12 +183,22 @@ class Job(Checked):
     clients: Participation = field(default_factory=Participation)
     ray: RayOptions = field(default_factory=RayOptions)
     output: Output = field(default_factory=Output)
-    track: Annotated[list[Literal["tensorboard", "wandb", "mlflow"]], TRACK_TEXT] = field(default_factory=list)
-    measure: Annotated[list[Literal["local", "drift", "confusion"]], MEASURE_TEXT] = field(default_factory=list)
+    track: Annotated[list[Literal["tensorboard", "wandb", "mlflow"]], TRACK_TEXT] = field(
+        default_factory=list
+    )
+    measure: Annotated[list[Literal["local", "drift", "confusion"]], MEASURE_TEXT] = field(
+        default_factory=list
+    )
     measure_every: Annotated[int, Ge(1), "rounds from one measure to the next"] = 1
-    measure_images: Annotated[int, Ge(0), "test images to measure on, drawn once by the seed; 0: all"] = 2000
-    measure_layers: Annotated[list[str], "layers that drift aligns; none: features"] = field(default_factory=list)
-    measure_clients: Annotated[list[int], "clients to measure; none: all of a round"] = field(default_factory=list)
+    measure_images: Annotated[
+        int, Ge(0), "test images to measure on, drawn once by the seed; 0: all"
+    ] = 2000
+    measure_layers: Annotated[list[str], "layers that drift aligns; none: features"] = field(
+        default_factory=list
+    )
+    measure_clients: Annotated[list[int], "clients to measure; none: all of a round"] = field(
+        default_factory=list
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -144,9 +211,13 @@ class Job(Checked):
         for key in ("measure", "measure_layers", "measure_clients"):
             values = getattr(self, key)
             if len({*values}) < len(values):
-                raise InputError(f"{key} = {values}: give each {key.removeprefix('measure_').rstrip('s')} once")
+                raise InputError(
+                    f"{key} = {values}: give each {key.removeprefix('measure_').rstrip('s')} once"
+                )
         if self.measure_layers and "drift" not in self.measure:
-            raise InputError(f"measure_layers = {self.measure_layers}: add 'drift' to measure, which aligns them")
+            raise InputError(
+                f"measure_layers = {self.measure_layers}: add 'drift' to measure, which aligns them"
+            )
 
     def measures(self, round: int) -> Sequence[str]:
         """What is measured in a round."""
@@ -158,7 +229,11 @@ class Job(Checked):
 
     def lineage(self) -> dict[str, Any]:
         """Everything that the numbers of a round depend on: not where work is done or results go, nor when it ends."""
-        kept = {key: value for key, value in self.table().items() if key not in ("name", "ray", "output", *MEASURE)}
+        kept = {
+            key: value
+            for key, value in self.table().items()
+            if key not in ("name", "ray", "output", *MEASURE)
+        }
         for key in ("num_rounds", "patience"):
             del kept["train"][key]
         del kept["data"]["domain"]  # it is measured, too
@@ -190,14 +265,19 @@ def flat(tables: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def differences(
-    there: Mapping[str, Any], here: Mapping[str, Any], at_first: str = "there", at_second: str = "here"
+    there: Mapping[str, Any],
+    here: Mapping[str, Any],
+    at_first: str = "there",
+    at_second: str = "here",
 ) -> list[str]:
     """What differs between two tables, in words; the last two arguments are the words for there and here.
 
     >>> differences({"train": {"lr": 0.1}, "seed": 0}, {"train": {"lr": 0.2}, "seed": 0})
     ['train.lr is 0.1 there, 0.2 here']
     """
-    first, second = ({key: value for key, value in flat(each).items() if value != ""} for each in (there, here))
+    first, second = (
+        {key: value for key, value in flat(each).items() if value != ""} for each in (there, here)
+    )
     return [
         f"{key} is {first.get(key, 'not set')} {at_first}, {second.get(key, 'not set')} {at_second}"
         for key in sorted({*first, *second})
@@ -205,7 +285,9 @@ def differences(
     ]
 
 
-def read_job(source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> Job:
+def read_job(
+    source: str | Path | Mapping[str, Any], overrides: Mapping[str, Any] | None = None
+) -> Job:
     """A job from a TOML file, or from a table, with dotted `overrides` on top: `{"train.num_rounds": 2}`.
 
     Raises `InputError` naming the key, the given value and the valid values.
@@ -223,11 +305,15 @@ def read_toml(source: str | Path | Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(source, Mapping):
         return dict(source)
     try:
-        text = read_regular(_found(source)).decode("utf-8-sig")  # some editors write a mark in front
+        text = read_regular(_found(source)).decode(
+            "utf-8-sig"
+        )  # some editors write a mark in front
         return tomllib.loads(text)
     except FileNotFoundError:
         name = Path(source).name
-        near = sorted(path for path in Path().glob("*/*.toml") if path.name == name and path.is_file())
+        near = sorted(
+            path for path in Path().glob("*/*.toml") if path.name == name and path.is_file()
+        )
         if near:
             raise InputError(f"no job file '{source}'; did you mean '{near[0]}'?") from None
         raise InputError(
@@ -272,7 +358,9 @@ def override(tables: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[st
     {'model': {'name': 'lenet', 'width': 3}}
     """
     result: dict[str, Any] = copy.deepcopy(dict(tables))
-    for dotted in sorted(overrides, key=lambda dotted: _short(dotted).count(".")):  # names come before options
+    for dotted in sorted(
+        overrides, key=lambda dotted: _short(dotted).count(".")
+    ):  # names come before options
         *path, last = _short(dotted).split(".")
         outer = result
         for number, step in enumerate(path, start=1):
@@ -283,7 +371,9 @@ def override(tables: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[st
                 raise InputError(f"'{dotted}' cannot be set: {step} = {told(outer)} is not a table")
         value, before = overrides[dotted], outer.get(last)
         if _short(dotted) in WITH_NAME and isinstance(value, str) and isinstance(before, dict):
-            outer[last] = _renamed(before, value, shared_keys(value) if last == "partition" else set())
+            outer[last] = _renamed(
+                before, value, shared_keys(value) if last == "partition" else set()
+            )
         else:
             outer[last] = value
     for key, value in flat(result).items():
@@ -321,8 +411,14 @@ def make_job(tables: Mapping[str, Any]) -> Job:
         if near and where:
             near = f"{where}.{near}"
         near = near or nearest_key(key, keys(Job))
-        if not near or where.startswith("method ") or near == f"{where}.{key}":  # a key of another partition
+        if (
+            not near or where.startswith("method ") or near == f"{where}.{key}"
+        ):  # a key of another partition
             raise
         if near == key:
-            raise InputError(f"{where}: unknown key '{key}'; it stands at the top of a job, not in {where}") from None
-        raise InputError(f"{where or 'the job'}: unknown key '{key}'{did_you_mean(key, valid, near)}") from None
+            raise InputError(
+                f"{where}: unknown key '{key}'; it stands at the top of a job, not in {where}"
+            ) from None
+        raise InputError(
+            f"{where or 'the job'}: unknown key '{key}'{did_you_mean(key, valid, near)}"
+        ) from None

@@ -34,7 +34,9 @@ from rayfed.tensors.wire import pack, unpack
 os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  (beside other tests, nicer actors would wait for minutes)
 settings.register_profile("rayfed", deadline=None)  # a busy machine is no failure
 settings.load_profile("rayfed")
-torch.set_num_threads(1)  # more threads could change the last bits of a sum, and tests may run side by side
+torch.set_num_threads(
+    1
+)  # more threads could change the last bits of a sum, and tests may run side by side
 
 CLASSES = ("ash", "birch", "cedar", "elm")
 WRITE_PAGE = experiment._write_page
@@ -49,7 +51,9 @@ COUNTS = [  # a row per client, a column per class
 
 
 def _samples(rng, labels):
-    pattern = np.random.default_rng(7).integers(0, 180, (len(CLASSES), 1, 4, 4))  # the same for training and test
+    pattern = np.random.default_rng(7).integers(
+        0, 180, (len(CLASSES), 1, 4, 4)
+    )  # the same for training and test
     images = pattern[labels] + rng.integers(0, 76, (len(labels), 1, 4, 4))
     return Samples(images.astype(np.uint8), labels, CLASSES)
 
@@ -61,7 +65,9 @@ def _embedded_images_are_decoded_once():
     def load(data):
         if data.source != MINI:
             return read(data)
-        key = repr(replace(data, partition=Natural(data.client), augment=Augment(), auxiliary_per_class=0))
+        key = repr(
+            replace(data, partition=Natural(data.client), augment=Augment(), auxiliary_per_class=0)
+        )
         if key not in known:
             known[key] = read(data)
         return known[key]
@@ -103,7 +109,8 @@ def write_images():
         for split, rows in (("train", train), ("test", test)):
             images = pa.array(list(rng.integers(0, 256, (rows, pixels), np.uint8)))
             pq.write_table(
-                pa.table({"image": images, "label": np.arange(rows) % classes}), folder / f"data/{split}.parquet"
+                pa.table({"image": images, "label": np.arange(rows) % classes}),
+                folder / f"data/{split}.parquet",
             )
 
     return write
@@ -118,9 +125,13 @@ def make_federation():
         labels = [np.repeat(np.arange(len(CLASSES)), row) for row in counts]
         train = _samples(rng, np.concatenate([*labels, np.repeat(np.arange(len(CLASSES)), 2)]))
         test = _samples(rng, rng.integers(0, len(CLASSES), 30))
-        dealt = Partition.of_owners(np.repeat(np.arange(len(counts)), counts.sum(axis=1)), len(counts))
+        dealt = Partition.of_owners(
+            np.repeat(np.arange(len(counts)), counts.sum(axis=1)), len(counts)
+        )
         mean, std = Images((1, 4, 4)).moments(train.examples)
-        return Federation(train, test, dealt, dealt, mean, std, auxiliary=np.arange(counts.sum(), len(train)))
+        return Federation(
+            train, test, dealt, dealt, mean, std, auxiliary=np.arange(counts.sum(), len(train))
+        )
 
     return make
 
@@ -132,7 +143,12 @@ def make_model():
     def make(norm=False):
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(0)
-            layers = [nn.Conv2d(1, 4, 3), *([nn.BatchNorm2d(4)] if norm else []), nn.ReLU(), nn.Flatten()]
+            layers = [
+                nn.Conv2d(1, 4, 3),
+                *([nn.BatchNorm2d(4)] if norm else []),
+                nn.ReLU(),
+                nn.Flatten(),
+            ]
             layers += [nn.Dropout(0.2)] if norm else []
             return Classifier(nn.Sequential(*layers), nn.Linear(16, len(CLASSES)))
 
@@ -144,7 +160,13 @@ def make_site(make_federation, make_model):
     """Make a site from a method and the settings that differ from the usual ones."""
 
     def make(method, *, counts=COUNTS, norm=False, augment=None, seed=0, ray=None, **training):
-        usual = {"num_rounds": 3, "clients_per_round": 4, "local_epochs": 2, "batch_size": 5, "lr": 0.1}
+        usual = {
+            "num_rounds": 3,
+            "clients_per_round": 4,
+            "local_epochs": 2,
+            "batch_size": 5,
+            "lr": 0.1,
+        }
         usual |= {"lr_decay": 0.5, "momentum": 0.9, "weight_decay": 1e-3}
         data, training = Data(augment=augment or Augment()), Training(**usual | training)
         job = Job("tiny", seed, method, data, train=training, ray=ray or RayOptions())
@@ -165,7 +187,10 @@ def digest():
 
     def digest(tree):
         packed = pack(tree)
-        parts = [repr(packed.skeleton).encode(), *(packed.buffers[name].tobytes() for name in sorted(packed.buffers))]
+        parts = [
+            repr(packed.skeleton).encode(),
+            *(packed.buffers[name].tobytes() for name in sorted(packed.buffers)),
+        ]
         return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
     return digest
@@ -180,12 +205,17 @@ def bits(digest):
             "round": round.round,
             "weights": digest(round.weights),
             "states": {slot: digest(hold.state) for slot, hold in round.held.items()},
-            "memories": {client: digest(unpack(packed)) for client, packed in round.memories.items()},
-            "evaluation": round.evaluation and (round.evaluation.confusion.tolist(), round.evaluation.loss),
+            "memories": {
+                client: digest(unpack(packed)) for client, packed in round.memories.items()
+            },
+            "evaluation": round.evaluation
+            and (round.evaluation.confusion.tolist(), round.evaluation.loss),
             "calibration_error": round.calibration_error,
             "forgetting": round.forgetting,
             "peak": digest(torch.tensor(round.peak)),
-            "clients": [(row.client, row.num_examples, row.train_loss, row.notes) for row in round.clients],
+            "clients": [
+                (row.client, row.num_examples, row.train_loss, row.notes) for row in round.clients
+            ],
             "bytes": (round.bytes_down, round.bytes_up),
             "notes": dict(round.notes),
             "confusions": {client: counts.tolist() for client, counts in round.confusions.items()},

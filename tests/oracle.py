@@ -15,7 +15,9 @@ def mean_of(formula):
     """A formula for one sample, as the mean over a batch."""
 
     def mean(z, t, y):
-        return torch.stack([formula(*sample) for sample in zip(z, t, y.tolist(), strict=True)]).mean()
+        return torch.stack(
+            [formula(*sample) for sample in zip(z, t, y.tolist(), strict=True)]
+        ).mean()
 
     return mean
 
@@ -75,7 +77,11 @@ def fedcsd(z, t, y, prototypes, mask, tau, released=False):
     student = z if released else z.detach()
     target = t if prototypes is None else cosines(student, prototypes).softmax(0) * t
     seen = target if released else t
-    kept = {"adaptive": seen.softmax(0)[y] > 1 / len(z), "forcible": seen.argmax() == y, "none": True}[mask]
+    kept = {
+        "adaptive": seen.softmax(0)[y] > 1 / len(z),
+        "forcible": seen.argmax() == y,
+        "none": True,
+    }[mask]
     return int(kept) * (kl if released else soft_ce)(z, target, tau)
 
 
@@ -124,7 +130,11 @@ def fedrcl(x, labels, tau, threshold, penalty):
         wrong = torch.stack([s[j] for j in range(size) if labels[j] != y]).sort().values[-2:]
         pull = min(own, default=s[i])
         total = total + torch.cat([pull[None], wrong]).logsumexp(0) - pull
-        push = min(own) if own and min(own) >= threshold / tau else torch.tensor(-1 / tau, dtype=x.dtype)
+        push = (
+            min(own)
+            if own and min(own) >= threshold / tau
+            else torch.tensor(-1 / tau, dtype=x.dtype)
+        )
         total = total + penalty * F.softplus(push - s[i])
     return total / size
 
@@ -139,7 +149,9 @@ def loss_of(model, images, labels):
 def gradients(loss, model):
     """By name, of the model's parameters that train."""
     named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    return dict(zip(named, torch.autograd.grad(loss, list(named.values()), retain_graph=True), strict=True))
+    return dict(
+        zip(named, torch.autograd.grad(loss, list(named.values()), retain_graph=True), strict=True)
+    )
 
 
 def length(tree):

@@ -54,7 +54,9 @@ def test_no_key_of_a_job_takes_an_address_with_a_secret(tmp_path, monkeypatch, k
     (tmp_path / "job.toml").write_text('name = "n"\n')
     value = WITH_SECRET[0] if not key.startswith("grid") else f'["{WITH_SECRET[0]}"]'
     ended = CliRunner().invoke(main, ["run", "job.toml", "-s", f"{key}={value}"])
-    assert ended.exit_code == 2 and SECRET not in ended.output and len(ended.output.splitlines()) == 1
+    assert (
+        ended.exit_code == 2 and SECRET not in ended.output and len(ended.output.splitlines()) == 1
+    )
     assert (
         f"{key} = 's3://...': " in ended.output
         and "such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" in ended.output
@@ -73,17 +75,31 @@ def test_no_command_shows_the_secret_of_an_address(tmp_path, monkeypatch, comman
     monkeypatch.chdir(tmp_path)
     (tmp_path / "job.toml").write_text('name = "n"\n')
     ended = CliRunner().invoke(main, command.split())
-    assert ended.exit_code == 2 and SECRET not in ended.output and "\nerror: " in f"\n{ended.output}"
+    assert (
+        ended.exit_code == 2 and SECRET not in ended.output and "\nerror: " in f"\n{ended.output}"
+    )
 
 
 def test_two_runs_have_folders_of_their_own_below_an_address_with_parameters(tmp_path):
-    tiny = {"name": "n", "train": {"num_rounds": 1, "local_epochs": 1, "clients_per_round": 1}, "ray": {"mode": "off"}}
+    tiny = {
+        "name": "n",
+        "train": {"num_rounds": 1, "local_epochs": 1, "clients_per_round": 1},
+        "ray": {"mode": "off"},
+    }
     tiny |= {"data": {"partition": {"name": "iid", "num_clients": 200}}, "model": "lenet"}
     kept = f"file://{tmp_path}/kept/?endpoint_override=localhost:9000"
     for name in ("one", "two"):
-        job = read_job(tiny, {"name": name, "output.path": str(tmp_path / "runs"), "output.checkpoints": kept})
-        assert checkpoints_of(job).place == f"file://{tmp_path}/kept/{name}?endpoint_override=localhost:9000"
+        job = read_job(
+            tiny, {"name": name, "output.path": str(tmp_path / "runs"), "output.checkpoints": kept}
+        )
+        assert (
+            checkpoints_of(job).place
+            == f"file://{tmp_path}/kept/{name}?endpoint_override=localhost:9000"
+        )
         run(job)
     assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["one", "two"]
-    with pytest.raises(InputError, match=r"output.path = 's3://b': give a folder; a URI can be given as output.check"):
+    with pytest.raises(
+        InputError,
+        match=r"output.path = 's3://b': give a folder; a URI can be given as output.check",
+    ):
         run(read_job(tiny, {"output.path": "s3://b"}))

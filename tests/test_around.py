@@ -29,8 +29,12 @@ def steps(path):
 def test_the_version_is_the_same_everywhere():
     cited = load(ROOT / "CITATION.cff")
     assert {cited["version"], PROJECT["version"], rayfed.__version__} == {rayfed.__version__}
-    assert {"cff-version", "message", "title", "authors"} <= cited.keys(), "what the format requires"
-    assert [author["name"] for author in cited["authors"]] == [author["name"] for author in PROJECT["authors"]]
+    assert {"cff-version", "message", "title", "authors"} <= cited.keys(), (
+        "what the format requires"
+    )
+    assert [author["name"] for author in cited["authors"]] == [
+        author["name"] for author in PROJECT["authors"]
+    ]
     assert f"To be {rayfed.__version__}" in (ROOT / "CHANGELOG.md").read_text()
 
 
@@ -41,7 +45,10 @@ def test_the_page_on_an_index_has_no_links_that_only_a_clone_has():
 
 def test_each_command_of_a_workflow_is_a_target_of_make():
     commands = [step["run"] for path in WORKFLOWS for step in steps(path) if "run" in step]
-    named = {re.fullmatch(r"make ([\w-]+)( PYTHON=python)?( CONSTRAINTS=)?", command)[1] for command in commands}
+    named = {
+        re.fullmatch(r"make ([\w-]+)( PYTHON=python)?( CONSTRAINTS=)?", command)[1]
+        for command in commands
+    }
     assert {"demo", "test", "docs", "test-wheel", "test-lowest", "image"} <= named <= TARGETS
     assert all(re.search(rf"^{target}:", MAKEFILE, re.MULTILINE) for target in TARGETS)
 
@@ -49,14 +56,22 @@ def test_each_command_of_a_workflow_is_a_target_of_make():
 @pytest.mark.parametrize("path", WORKFLOWS, **by_name)
 def test_a_workflow_may_only_read_and_ends(path):
     workflow = load(path)
-    assert workflow["permissions"] == {"contents": "read"} and {"push", "pull_request"} <= workflow[True].keys()  # `on`
-    assert all(job["runs-on"] == "ubuntu-latest" and job["timeout-minutes"] <= 90 for job in workflow["jobs"].values())
+    assert (
+        workflow["permissions"] == {"contents": "read"}
+        and {"push", "pull_request"} <= workflow[True].keys()
+    )  # `on`
+    assert all(
+        job["runs-on"] == "ubuntu-latest" and job["timeout-minutes"] <= 90
+        for job in workflow["jobs"].values()
+    )
     for step in steps(path):
         assert "run" in step or re.fullmatch(r"actions/[\w-]+@v\d+", step["uses"])
 
 
 def test_the_workflows_have_each_python_that_the_package_says_it_runs_on():
-    tested = load(ROOT / ".github/workflows/tests.yml")["jobs"]["two-commands"]["strategy"]["matrix"]["python"]
+    tested = load(ROOT / ".github/workflows/tests.yml")["jobs"]["two-commands"]["strategy"][
+        "matrix"
+    ]["python"]
     classified = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["classifiers"]))
     assert tested == classified and PROJECT["requires-python"] == f">={tested[0]}"
 
@@ -68,17 +83,25 @@ def test_a_form_asks_for_something(path):
         assert form == {"blank_issues_enabled": True}
     else:
         fields = [field for field in form["body"] if field["type"] != "markdown"]
-        assert form["name"] and form["description"] and len({field["id"] for field in fields}) == len(fields) > 1
+        assert (
+            form["name"]
+            and form["description"]
+            and len({field["id"] for field in fields}) == len(fields) > 1
+        )
         assert any(field["validations"]["required"] for field in fields)
 
 
 def test_what_is_checked_before_a_commit_is_what_make_test_checks():
     (local,) = load(ROOT / ".pre-commit-config.yaml")["repos"]
     lines = (
-        re.search(r"^test: .*\n((?:\t.*\n)+)", MAKEFILE, re.MULTILINE)[1].replace("$(BIN)", ".venv/bin").split("\n\t")
+        re.search(r"^test: .*\n((?:\t.*\n)+)", MAKEFILE, re.MULTILINE)[1]
+        .replace("$(BIN)", ".venv/bin")
+        .split("\n\t")
     )
     commands = [line.strip() for line in lines]
-    assert [hook["entry"] for hook in local["hooks"]] == [line for line in commands if "pytest" not in line]
+    assert [hook["entry"] for hook in local["hooks"]] == [
+        line for line in commands if "pytest" not in line
+    ]
     assert local["repo"] == "local" and not any(hook["pass_filenames"] for hook in local["hooks"])
 
 

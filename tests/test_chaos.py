@@ -37,7 +37,9 @@ SETTINGS = {
     "ray.deadline": 20,
     "ray.max_retries": 20,
 }
-ACTOR = r"actor-|ClientActor|ray::(fit|survey) round"  # in the commands of processes that train clients
+ACTOR = (
+    r"actor-|ClientActor|ray::(fit|survey) round"  # in the commands of processes that train clients
+)
 KILL, TERM, STOP = SIGNALS = signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP
 WATCHFUL = {  # short intervals, so that the death of a node is noticed within seconds
     "RAY_health_check_initial_delay_ms": "1000",
@@ -51,14 +53,25 @@ WATCHFUL = {  # short intervals, so that the death of a node is noticed within s
 def command(path, name, method, **settings):
     overrides = {**SETTINGS, **settings, "name": name, "method": method, "output.path": path}
     values = [word for key, value in overrides.items() for word in ("-s", f"{key}={value}")]
-    return [sys.executable, "-m", "rayfed", "run", str(ROOT / "jobs/quickstart.toml"), *values, "--resume"]
+    return [
+        sys.executable,
+        "-m",
+        "rayfed",
+        "run",
+        str(ROOT / "jobs/quickstart.toml"),
+        *values,
+        "--resume",
+    ]
 
 
 def numbers(path):
     """All results of a finished run that must not depend on what happened during it."""
     weights = (path / f"checkpoints/round-{ROUNDS:05d}.safetensors").read_bytes()
     columns = {"rounds": ["seconds"], "clients": ["seconds", "node"], "classes": []}
-    return weights, {name: read_table(path, name).drop_columns(drop).to_pylist() for name, drop in columns.items()}
+    return weights, {
+        name: read_table(path, name).drop_columns(drop).to_pylist()
+        for name, drop in columns.items()
+    }
 
 
 @pytest.fixture(scope="session")
@@ -68,7 +81,11 @@ def undisturbed(tmp_path_factory):
 
     def undisturbed(method):
         if method not in known:
-            ran = subprocess.run(command(folder, method, method, **{"ray.mode": "off"}), capture_output=True, text=True)
+            ran = subprocess.run(
+                command(folder, method, method, **{"ray.mode": "off"}),
+                capture_output=True,
+                text=True,
+            )
             assert ran.returncode == 0, ran.stderr
             known[method] = numbers(folder / method)
         return known[method]
@@ -82,8 +99,14 @@ def nodes(monkeypatch):
     for key, value in {**OUR_RAY, **WATCHFUL}.items():
         monkeypatch.setenv(key, value)
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
-    Path(tempfile.gettempdir(), "ray").mkdir(exist_ok=True)  # Ray writes the cluster's address to a file in it
-    node = {"include_dashboard": False, "temp_dir": f"{folder}/ray", "object_store_memory": 100 * 2**20}
+    Path(tempfile.gettempdir(), "ray").mkdir(
+        exist_ok=True
+    )  # Ray writes the cluster's address to a file in it
+    node = {
+        "include_dashboard": False,
+        "temp_dir": f"{folder}/ray",
+        "object_store_memory": 100 * 2**20,
+    }
     try:
         cluster = Cluster(initialize_head=True, head_node_args={**node, "num_cpus": 0})
         try:
@@ -143,12 +166,17 @@ def tear(checkpoints, chance):
     return True
 
 
-seeds = [pytest.param(seed, marks=pytest.mark.slow if seed < 1 else pytest.mark.chaos) for seed in range(30)]
+seeds = [
+    pytest.param(seed, marks=pytest.mark.slow if seed < 1 else pytest.mark.chaos)
+    for seed in range(30)
+]
 
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("seed", seeds)
-def test_the_results_are_the_same_bit_for_bit_whatever_dies(seed, nodes, undisturbed, tmp_path, record_property):
+def test_the_results_are_the_same_bit_for_bit_whatever_dies(
+    seed, nodes, undisturbed, tmp_path, record_property
+):
     method, chance = METHODS[seed % len(METHODS)], random.Random(seed)
     expected = undisturbed(method)
     # Round -> what happens in it, once: not if the round is played again.
@@ -157,7 +185,9 @@ def test_the_results_are_the_same_bit_for_bit_whatever_dies(seed, nodes, undistu
     happened, run = Counter(), tmp_path / "run"
     driver = command(tmp_path, "run", method, **{"ray.address": nodes.address})
     while True:
-        process = subprocess.Popen(driver, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            driver, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         try:
             for line in process.stdout:
                 round = int(line[5:].partition("/")[0]) if line.startswith("round ") else -1
@@ -189,16 +219,26 @@ def test_the_results_are_the_same_bit_for_bit_whatever_dies(seed, nodes, undistu
 # A process of a run's own Ray, or the driver: its command, and the exit codes of the run by signal (docs/failure.md).
 OWN = {
     "raylet": (r"/raylet/raylet ", {KILL: [75], TERM: [75], STOP: [75]}),
-    "gcs": (r"/gcs/gcs_server ", {KILL: [0, 75], TERM: [0, 75], STOP: [0, 75]}),  # 0: done before Ray's minute was over
-    "dashboard agent": (r"DashboardAgent", {KILL: [0, 75], TERM: [0, 75], STOP: [0]}),  # 75: Ray ends the node with it
+    "gcs": (
+        r"/gcs/gcs_server ",
+        {KILL: [0, 75], TERM: [0, 75], STOP: [0, 75]},
+    ),  # 0: done before Ray's minute was over
+    "dashboard agent": (
+        r"DashboardAgent",
+        {KILL: [0, 75], TERM: [0, 75], STOP: [0]},
+    ),  # 75: Ray ends the node with it
     "environment agent": (r"RuntimeEnvAgent", {KILL: [0, 75], TERM: [0, 75], STOP: [0]}),
     "actor": (ACTOR, {KILL: [0], TERM: [0], STOP: [0]}),
     "driver": ("", {KILL: [-KILL], TERM: [130], STOP: [0]}),
 }
-CHECKPOINT = [("raylet", SIGNALS[number % 2], True) for number in range(20)]  # while a checkpoint is written
+CHECKPOINT = [
+    ("raylet", SIGNALS[number % 2], True) for number in range(20)
+]  # while a checkpoint is written
 ANY = [(what, how, False) for what, (_, codes) in OWN.items() for how in codes]
 own_kills = [
-    pytest.param(number, *kill, marks=pytest.mark.slow if number in (0, 22, 33) else pytest.mark.chaos)
+    pytest.param(
+        number, *kill, marks=pytest.mark.slow if number in (0, 22, 33) else pytest.mark.chaos
+    )
     for number, kill in enumerate([*CHECKPOINT, *(ANY * 3)[:40]])
 ]
 
@@ -211,7 +251,12 @@ def test_a_run_whose_own_ray_loses_a_process_has_the_same_bits(
     method, chance = METHODS[number % len(METHODS)], random.Random(number)
     expected, (pattern, codes), run = undisturbed(method), OWN[what], tmp_path / "run"
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
-    environment = {**os.environ, "TMPDIR": folder, "RAY_gcs_rpc_server_reconnect_timeout_s": "20", **WATCHFUL}
+    environment = {
+        **os.environ,
+        "TMPDIR": folder,
+        "RAY_gcs_rpc_server_reconnect_timeout_s": "20",
+        **WATCHFUL,
+    }
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     own = command(tmp_path, "run", method, **{"ray.actors": 2})
     at, pause = chance.randrange(1, ROUNDS - 2), chance.uniform(0, 0.2)

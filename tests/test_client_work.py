@@ -16,7 +16,17 @@ from rayfed.clients.batches import batches
 from rayfed.clients.settings import Training
 from rayfed.data.settings import Augment
 from rayfed.job import Job, RayOptions, make_job
-from rayfed.methods import CrossEntropy, NotTrueDistill, Part, Proximal, compose, fedavg, fedlmd, fedntd, moon
+from rayfed.methods import (
+    CrossEntropy,
+    NotTrueDistill,
+    Part,
+    Proximal,
+    compose,
+    fedavg,
+    fedlmd,
+    fedntd,
+    moon,
+)
 from rayfed.methods.part import all_parts, names_of_terms
 from rayfed.methods.views import Notes
 from rayfed.rounds import site as sites
@@ -29,7 +39,9 @@ CLIENT = 1  # [0, 8, 1, 2] samples: 5, 5 and 1 of them in a batch
 
 
 def broadcast_of(site, round=1):
-    return Broadcast(round, state_of(site.model), {}, {}, {part.slot: 1 for part in all_parts(site.job.method)})
+    return Broadcast(
+        round, state_of(site.model), {}, {}, {part.slot: 1 for part in all_parts(site.job.method)}
+    )
 
 
 def turned(image_shape, num_classes):
@@ -46,7 +58,10 @@ def test_a_sites_weights_do_not_depend_on_the_threads_that_this_process_has():
         with threads(count):
             return state_of(open_site(make_job({"name": "n", "model": f"{__name__}:turned"})).model)
 
-    assert all(torch.equal(one, two) for one, two in zip(weights(1).values(), weights(2).values(), strict=True))
+    assert all(
+        torch.equal(one, two)
+        for one, two in zip(weights(1).values(), weights(2).values(), strict=True)
+    )
 
 
 def trained(site, broadcast=None, client=CLIENT):
@@ -98,7 +113,10 @@ def test_a_desk_keeps_no_copy_that_a_single_client_asked_for(make_site):
 @given(st.integers(1, 60), st.integers(1, 20), st.integers(1, 4), st.integers(0, 5))
 def test_every_epoch_sees_every_sample_once(num_examples, batch_size, epochs, seed):
     training = Training(batch_size=batch_size, local_epochs=epochs)
-    steps = [index.tolist() for index in batches(num_examples, training, torch.Generator().manual_seed(seed))]
+    steps = [
+        index.tolist()
+        for index in batches(num_examples, training, torch.Generator().manual_seed(seed))
+    ]
     per_epoch = -(-num_examples // batch_size)
     assert len(steps) == per_epoch * epochs
     for epoch in range(epochs):
@@ -109,16 +127,23 @@ def test_every_epoch_sees_every_sample_once(num_examples, batch_size, epochs, se
 
 
 @given(st.integers(1, 30), st.integers(1, 10), st.integers(1, 20))
-def test_a_number_of_steps_replaces_the_epochs_and_changes_nothing_else(num_examples, batch_size, steps):
+def test_a_number_of_steps_replaces_the_epochs_and_changes_nothing_else(
+    num_examples, batch_size, steps
+):
     def drawn(**training):
         rng = torch.Generator().manual_seed(0)
-        return [i.tolist() for i in batches(num_examples, Training(batch_size=batch_size, **training), rng)]
+        return [
+            i.tolist()
+            for i in batches(num_examples, Training(batch_size=batch_size, **training), rng)
+        ]
 
     assert drawn(local_steps=steps) == drawn(local_epochs=steps)[:steps]
 
 
 def test_epochs_have_different_orders():
-    one, two = batches(50, Training(batch_size=50, local_epochs=2), torch.Generator().manual_seed(0))
+    one, two = batches(
+        50, Training(batch_size=50, local_epochs=2), torch.Generator().manual_seed(0)
+    )
     assert one.tolist() != two.tolist()
 
 
@@ -141,7 +166,9 @@ class Spy(Part):
         return "local"
 
     def loss(self, batch, local):
-        SEEN.append(("loss", (len(batch.labels), local, batch.model.training, torch.is_grad_enabled())))
+        SEEN.append(
+            ("loss", (len(batch.labels), local, batch.model.training, torch.is_grad_enabled()))
+        )
         return None
 
     def report(self, client, local, fit):
@@ -151,26 +178,38 @@ class Spy(Part):
 
 
 def test_hooks_run_in_order_and_see_their_client(make_site):
-    site = make_site(compose(Spy()), local_epochs=1, norm=True, augment=Augment(flip=True, cutout=2))
+    site = make_site(
+        compose(Spy()), local_epochs=1, norm=True, augment=Augment(flip=True, cutout=2)
+    )
     broadcast = replace(broadcast_of(site, 2), states={"spy": "state"}, payloads={"spy": "payload"})
     assert survey(Desk(site, broadcast), CLIENT) == {"spy": {"n": 11}}  # only of parts that survey
     reply = train(Desk(site, broadcast), CLIENT, {"spy": "before", "other": "not for it"})
     assert [name for name, _ in SEEN] == ["survey", "begin", "loss", "loss", "loss", "report"]
-    assert [value for name, value in SEEN if name == "loss"] == [(size, "local", True, True) for size in (5, 5, 1)]
+    assert [value for name, value in SEEN if name == "loss"] == [
+        (size, "local", True, True) for size in (5, 5, 1)
+    ]
     assert SEEN[-1][1] == ("local", 3, reply.row.train_loss, False, True)
     assert reply.memory == {"spy": "memory"}
     assert reply.summands.keys() == {"average"}  # a part that reports nothing sends nothing
     surveying, view = SEEN[0][1], SEEN[1][1]
     assert (surveying.state, surveying.payload, surveying.memory) == ("state", None, None)
     assert (view.state, view.payload, view.memory) == ("state", "payload", "before")
-    assert (view.id, view.round, view.num_clients, view.num_classes, view.num_examples) == (CLIENT, 2, 6, 4, 11)
+    assert (view.id, view.round, view.num_clients, view.num_classes, view.num_examples) == (
+        CLIENT,
+        2,
+        6,
+        4,
+        11,
+    )
     assert (view.lr, view.momentum, view.batch_size) == (0.05, 0.9, 5)
     assert view.label_counts.tolist() == [0, 8, 1, 2]
     images, labels = next(view.samples())
     rows = site.federation.client(CLIENT)
     assert labels.tolist() == site.federation.train.labels[rows].tolist()
     plain = site.federation.train.examples[rows] / 255.0
-    np.testing.assert_allclose(images, (plain - site.federation.mean[0]) / site.federation.std[0], atol=1e-5)
+    np.testing.assert_allclose(
+        images, (plain - site.federation.mean[0]) / site.federation.std[0], atol=1e-5
+    )
     assert [len(labels) for _, labels in view.samples(4)] == [4, 4, 3]
 
 
@@ -196,7 +235,9 @@ def test_the_loss_is_the_sum_of_all_terms(make_site):
     assert plain > 0 and term > 0
     assert loss(CrossEntropy(weight=2.0), Proximal(mu=1.0)) == 2 * plain
     for beta in (1.0, 2.0):
-        assert loss(NotTrueDistill(beta=beta, teacher=False)) == np.float32(plain) + np.float32(beta * term)
+        assert loss(NotTrueDistill(beta=beta, teacher=False)) == np.float32(plain) + np.float32(
+            beta * term
+        )
 
 
 # The teacher.
@@ -227,7 +268,9 @@ class TeacherWatch(Part):
         assert not batch.teacher.logits.requires_grad
         for name, tensor in teacher.state_dict().items():
             assert torch.equal(tensor, client.weights[name]), name
-        with torch.no_grad():  # an image has the same logits alone as in its batch: nothing is drawn
+        with (
+            torch.no_grad()
+        ):  # an image has the same logits alone as in its batch: nothing is drawn
             alone = teacher(batch.images[:1])
         torch.testing.assert_close(batch.teacher.logits[:1], alone)
         return None
@@ -237,8 +280,14 @@ def test_notes_are_means_over_the_steps_that_have_them(make_site):
     site = make_site(compose(Noting()), local_epochs=2)  # batches of 5, 5 and 1
     reply = train(Desk(site, broadcast_of(site)), CLIENT, {})
     assert reply.row.notes.keys() == {"loss.cross_entropy", "loss.noting", "full", "size"}
-    assert (reply.row.notes["full"], reply.row.notes["size"], reply.row.notes["loss.noting"]) == (2.0, 1.0, 3.0)
-    assert reply.row.train_loss == pytest.approx(reply.row.notes["loss.cross_entropy"] + 3.0 / 3, rel=1e-6)
+    assert (reply.row.notes["full"], reply.row.notes["size"], reply.row.notes["loss.noting"]) == (
+        2.0,
+        1.0,
+        3.0,
+    )
+    assert reply.row.train_loss == pytest.approx(
+        reply.row.notes["loss.cross_entropy"] + 3.0 / 3, rel=1e-6
+    )
 
 
 @dataclass(frozen=True)
@@ -250,7 +299,9 @@ class Silent(Noting):
 
 
 def test_notes_leave_the_training_as_it_is(make_site, digest):
-    one, other = (trained(make_site(compose(part), local_epochs=2)) for part in (Noting(), Silent()))
+    one, other = (
+        trained(make_site(compose(part), local_epochs=2)) for part in (Noting(), Silent())
+    )
     assert digest(one) == digest(other)
 
 
@@ -278,7 +329,13 @@ def test_every_kind_of_number_is_noted_as_it_is_then():
     for _ in range(2):
         counter += 1
         note("counter", counter)
-    assert note.means() == {"a float32": 0.5, "a int64": 2.0, "a int": 1e30, "a bool": 1.0, "counter": 1.5}
+    assert note.means() == {
+        "a float32": 0.5,
+        "a int64": 2.0,
+        "a int": 1e30,
+        "a bool": 1.0,
+        "counter": 1.5,
+    }
 
 
 def test_terms_of_two_classes_with_one_name_are_kept_apart():
@@ -333,7 +390,9 @@ class OwnTeacher(Part):
             expected = teacher(batch.images)
         assert torch.equal(batch.outputs_of(teacher).logits, expected)
         known = batch.teacher
-        torch.testing.assert_close(known.of_features, batch._client.global_model.features(batch.images))
+        torch.testing.assert_close(
+            known.of_features, batch._client.global_model.features(batch.images)
+        )
         return None
 
 
@@ -349,16 +408,29 @@ def test_bf16_is_near_float32_and_leaves_weights_sums_and_losses_in_float32(make
     @dataclass(frozen=True)
     class Watch(Part):
         def loss(self, batch, local):
-            outputs = (batch.logits, batch.features, batch.teacher.logits, batch.teacher.of_features)
+            outputs = (
+                batch.logits,
+                batch.features,
+                batch.teacher.logits,
+                batch.teacher.of_features,
+            )
             assert {tensor.dtype for tensor in outputs} == {torch.float32}
             return None
 
-    full, half = (make_site(compose(fedntd(), Watch()), precision=precision) for precision in ("float32", "bf16"))
+    full, half = (
+        make_site(compose(fedntd(), Watch()), precision=precision)
+        for precision in ("float32", "bf16")
+    )
     one, other = trained(full), trained(half)
-    assert {name: w.dtype for name, w in one.items()} == {name: w.dtype for name, w in other.items()}
+    assert {name: w.dtype for name, w in one.items()} == {
+        name: w.dtype for name, w in other.items()
+    }
     torch.testing.assert_close(one, other, rtol=0.05, atol=0.05)
     assert any(not torch.equal(one[name], other[name]) for name in one)
-    assert all(torch.equal(w, again) for w, again in zip(other.values(), trained(half).values(), strict=True))
+    assert all(
+        torch.equal(w, again)
+        for w, again in zip(other.values(), trained(half).values(), strict=True)
+    )
     losses = [evaluate(site, copy.deepcopy(site.model).eval(), 0, 30).loss for site in (full, half)]
     assert losses[0] == pytest.approx(losses[1], rel=0.01) and losses[0] != losses[1]
 
@@ -370,9 +442,13 @@ class WhatIsSet(Part):
     def loss(self, batch, local):
         backends = torch.backends
         of = {
-            operations.fp32_precision for operations in (backends.cudnn.conv, backends.cudnn.rnn, backends.cuda.matmul)
+            operations.fp32_precision
+            for operations in (backends.cudnn.conv, backends.cudnn.rnn, backends.cuda.matmul)
         }
-        assert (of, backends.cudnn.allow_tf32) == ({"tf32"}, True) and torch.get_float32_matmul_precision() == "high"
+        assert (of, backends.cudnn.allow_tf32) == (
+            {"tf32"},
+            True,
+        ) and torch.get_float32_matmul_precision() == "high"
         raise KeyError("seen")
 
 
@@ -381,8 +457,14 @@ def test_tf32_is_on_while_a_client_trains_and_off_afterwards_also_after_an_error
     with pytest.raises(KeyError, match="seen"):
         trained(make_site(compose(WhatIsSet()), precision="tf32"))
     backends = torch.backends
-    of = {operations.fp32_precision for operations in (backends.cudnn.conv, backends.cudnn.rnn, backends.cuda.matmul)}
-    assert (of, backends.cudnn.allow_tf32) == ({"ieee"}, False) and torch.get_float32_matmul_precision() == "highest"
+    of = {
+        operations.fp32_precision
+        for operations in (backends.cudnn.conv, backends.cudnn.rnn, backends.cuda.matmul)
+    }
+    assert (of, backends.cudnn.allow_tf32) == (
+        {"ieee"},
+        False,
+    ) and torch.get_float32_matmul_precision() == "highest"
 
 
 @pytest.mark.parametrize("of_card", [None, (7, 5), (8, 0)])
@@ -394,7 +476,10 @@ def test_tf32_is_refused_where_a_device_has_none(monkeypatch, of_card):
         refuse_tf32(device)
         return
     where = "a card" if of_card else "cpu"
-    with pytest.raises(InputError, match=rf"^train.precision = 'tf32' needs .* would train on {where}; use 'float32'"):
+    with pytest.raises(
+        InputError,
+        match=rf"^train.precision = 'tf32' needs .* would train on {where}; use 'float32'",
+    ):
         refuse_tf32(device)
 
 
@@ -404,7 +489,12 @@ def test_tf32_is_refused_where_a_device_has_none(monkeypatch, of_card):
 @pytest.mark.parametrize(("seed", "round", "client"), [(1, 1, 0), (0, 2, 0), (0, 1, 1)], ids=str)
 def test_a_client_draws_its_own_numbers_in_each_round(seed, round, client, make_site):
     """Two clients have the same image: only what Dropout and Cutout draw differs."""
-    setting = {"counts": [[1, 0, 0, 0]] * 2, "norm": True, "augment": Augment(cutout=2), "lr_decay": 1.0}
+    setting = {
+        "counts": [[1, 0, 0, 0]] * 2,
+        "norm": True,
+        "augment": Augment(cutout=2),
+        "lr_decay": 1.0,
+    }
     one, other = make_site(fedavg(), **setting), make_site(fedavg(), **setting, seed=seed)
     same = one.federation.train.examples
     same[1] = same[0]
@@ -422,8 +512,13 @@ def test_evaluations_add_up(make_site):
     total = sum(others, first)
     assert total.confusion.tolist() == whole.confusion.tolist()
     assert total.loss == pytest.approx(whole.loss)
-    assert whole.confusion.sum(axis=1).tolist() == np.bincount(site.federation.test.labels, minlength=4).tolist()
-    assert all(torch.equal(tensor, weights[name]) for name, tensor in site.model.state_dict().items())
+    assert (
+        whole.confusion.sum(axis=1).tolist()
+        == np.bincount(site.federation.test.labels, minlength=4).tolist()
+    )
+    assert all(
+        torch.equal(tensor, weights[name]) for name, tensor in site.model.state_dict().items()
+    )
 
 
 # Refusals.

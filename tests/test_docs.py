@@ -36,12 +36,31 @@ ROOT = Path(__file__).parents[1]
 DOCS, README, CLUSTER = ROOT / "docs", ROOT / "README.md", ROOT / "cluster"
 OVERVIEW = DOCS / "methods/README.md"
 METHODS = {path.stem: path for path in sorted(OVERVIEW.parent.glob("*.md")) if path != OVERVIEW}
-CONTRIBUTING, PACKAGE, OWN_METHOD = ROOT / "CONTRIBUTING.md", ROOT / "PACKAGE.md", DOCS / "own-method.md"
+CONTRIBUTING, PACKAGE, OWN_METHOD = (
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "PACKAGE.md",
+    DOCS / "own-method.md",
+)
 BESIDE = [README, CONTRIBUTING, PACKAGE, ROOT / "jobs/papers/README.md", CLUSTER / "README.md"]
 BESIDE += [ROOT / name for name in ("CHANGELOG.md", "CODE_OF_CONDUCT.md", "SECURITY.md")]
 EVERY = [*BESIDE, *sorted(DOCS.rglob("*.md"))]
-FEW = {"train.num_rounds": 2, "train.clients_per_round": 3, "train.local_steps": 1, "ray.mode": "off"}
-PLAYED = {"quickstart", "mine", "news", "people", "measured", "own-model", "own-partition", "phones", "day"}
+FEW = {
+    "train.num_rounds": 2,
+    "train.clients_per_round": 3,
+    "train.local_steps": 1,
+    "ray.mode": "off",
+}
+PLAYED = {
+    "quickstart",
+    "mine",
+    "news",
+    "people",
+    "measured",
+    "own-model",
+    "own-partition",
+    "phones",
+    "day",
+}
 PRINTED = {  # the pages whose Python runs, with the jobs in PLAYED, and what it prints, line by line
     "README.md": [r"\[0\.\d+, .*runs/pull-2"],
     "PACKAGE.md": [r"\[0\.\d+, .*runs/pull"],
@@ -67,7 +86,9 @@ every_file = pytest.mark.parametrize("path", EVERY, ids=lambda path: str(path.re
 
 def snippets(path, *languages):
     """Language and text of each block of code in these languages."""
-    return re.findall(rf"^```({'|'.join(languages)})\n(.*?)^```$", path.read_text(), re.MULTILINE | re.DOTALL)
+    return re.findall(
+        rf"^```({'|'.join(languages)})\n(.*?)^```$", path.read_text(), re.MULTILINE | re.DOTALL
+    )
 
 
 def prose(path):
@@ -120,7 +141,9 @@ def test_python_snippets_run(page, capsys, monkeypatch):
     blocks = snippets(ROOT / page, "toml", "python")
     if page == "docs/results.md":
         run("jobs/quickstart.toml")
-    for language, code in sorted(blocks, key=lambda block: "day.parquet" in block[1] and block[0] == "toml"):
+    for language, code in sorted(
+        blocks, key=lambda block: "day.parquet" in block[1] and block[0] == "toml"
+    ):
         if language == "toml" and (job := tomllib.loads(code)).get("name") in PLAYED:
             run(job)
         if language == "python" and not re.match(r"# \w+\.py\n", code):
@@ -136,16 +159,22 @@ def test_links_and_files_exist_and_no_path_is_of_a_certain_machine(path):
     assert not re.search(r"(?<![\w.])/(home|root|work|Users|mnt)\b", path.read_text())
     for name in re.findall(r"`([a-z_]+(?:/[a-z_]+)+\.py)`", text):
         ours = (ROOT / "rayfed" / name).parent.is_dir()
-        assert not ours or any((at / name).is_file() for at in (ROOT / "rayfed", ROOT / "tests", ROOT)), name
+        assert not ours or any(
+            (at / name).is_file() for at in (ROOT / "rayfed", ROOT / "tests", ROOT)
+        ), name
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if re.match(r"\w+:", target):
             continue
         file, _, anchor = target.partition("#")
         linked = path.parent / file if file else path
-        inside = Path(os.path.normpath(linked)).is_relative_to(ROOT)  # not resolved: rayfed/ may be a wheel's, linked
+        inside = Path(os.path.normpath(linked)).is_relative_to(
+            ROOT
+        )  # not resolved: rayfed/ may be a wheel's, linked
         assert linked.exists() and inside, f"{target}: there is no such file"
         headings = re.findall(r"^#+ (.*)$", prose(linked), re.MULTILINE) if anchor else []
-        anchors = {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings}
+        anchors = {
+            re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings
+        }
         assert not anchor or anchor in anchors, f"{target}: the page has {sorted(anchors)}"
 
 
@@ -154,7 +183,9 @@ def test_no_message_names_a_page_which_only_a_clone_has():
     for path in sorted((ROOT / "rayfed").rglob("*.py")):
         nodes = [*ast.walk(ast.parse(path.read_text()))]
         documents = {node.value for node in nodes if isinstance(node, ast.Expr)}
-        texts = [node.value for node in nodes if isinstance(node, ast.Constant) and node not in documents]
+        texts = [
+            node.value for node in nodes if isinstance(node, ast.Constant) and node not in documents
+        ]
         assert not [text for text in texts if isinstance(text, str) and page.search(text)], path
 
 
@@ -164,8 +195,14 @@ def test_no_message_names_a_page_which_only_a_clone_has():
 def commands():
     """The words of each command of rayfed, Ray or Slurm in the pages and in the comments of cluster/."""
     blocks = "".join(text for path in EVERY for _, text in snippets(path, "console"))
-    files = [path for path in CLUSTER.rglob("*") if path.suffix in (".yaml", ".sh") or path.name == "Dockerfile"]
-    comments = [line for path in files for line in re.findall(r"^# (.*)$", path.read_text(), re.MULTILINE)]
+    files = [
+        path
+        for path in CLUSTER.rglob("*")
+        if path.suffix in (".yaml", ".sh") or path.name == "Dockerfile"
+    ]
+    comments = [
+        line for path in files for line in re.findall(r"^# (.*)$", path.read_text(), re.MULTILINE)
+    ]
     for line in [*re.findall(r"^\w*\$ (.*)$", blocks, re.MULTILINE), *comments]:
         for part in re.split(r"&&|;|\s{3,}", line.removesuffix(" &")):
             command = part.strip().removeprefix("(umask 077").strip().removesuffix(")")
@@ -193,15 +230,22 @@ def test_commands_exist_with_their_options_and_files(monkeypatch):
     for tool, *words in found:
         if tool == "sbatch":
             assert Path(words[0]).is_file()
-        parse(ray if tool == "ray" else main, [w for w in words[1:] if w[0] != "("][:2] if tool == "sbatch" else words)
+        parse(
+            ray if tool == "ray" else main,
+            [w for w in words[1:] if w[0] != "("][:2] if tool == "sbatch" else words,
+        )
 
 
 def test_the_clients_of_replay_examples_were_in_those_rounds():
     """`rayfed replay` refuses other clients, so an example must name a client that the quickstart's seed draws."""
     job = read_job(ROOT / "jobs/quickstart.toml")
     for path in (README, ROOT / "rayfed/cli/train.py"):
-        for number, client in re.findall(r"rayfed replay runs/\S+ --round (\d+) --client (\d+)", path.read_text()):
-            drawn = cohort(job.seed, int(number), job.data.partition.num_clients, job.train.clients_per_round)
+        for number, client in re.findall(
+            r"rayfed replay runs/\S+ --round (\d+) --client (\d+)", path.read_text()
+        ):
+            drawn = cohort(
+                job.seed, int(number), job.data.partition.num_clients, job.train.clients_per_round
+            )
             assert int(client) in drawn
 
 
@@ -209,9 +253,13 @@ def test_the_clients_of_replay_examples_were_in_those_rounds():
 
 
 def test_the_tree_has_a_line_for_each_room_and_each_file_beside_them():
-    tree = re.search(r"## Where things are\n.*?```\n(.*?)```", CONTRIBUTING.read_text(), re.DOTALL)[1]
+    tree = re.search(r"## Where things are\n.*?```\n(.*?)```", CONTRIBUTING.read_text(), re.DOTALL)[
+        1
+    ]
     rooms = {f"{path.parent.name}/" for path in (ROOT / "rayfed").glob("*/__init__.py")}
-    beside = {path.name for path in (ROOT / "rayfed").glob("*.py") if not path.name.startswith("__")}
+    beside = {
+        path.name for path in (ROOT / "rayfed").glob("*.py") if not path.name.startswith("__")
+    }
     assert sorted(re.findall(r"^  (\S+)", tree, re.MULTILINE)) == sorted(rooms | beside)
 
 
@@ -227,10 +275,14 @@ def test_a_method_has_a_row_and_a_page_with_a_job_and_parameters_of_its_own(name
     assert name in overview() and set(METHODS) == set(RECIPES)
     ((_, job),) = snippets(METHODS[name], "toml")
     method = tomllib.loads(job)["method"]
-    last = method[-1]["method"] if isinstance(method, list) else method  # ccvr is for the last round
+    last = (
+        method[-1]["method"] if isinstance(method, list) else method
+    )  # ccvr is for the last round
     assert name == (last if isinstance(last, str) else last["name"])
     text = METHODS[name].read_text()
-    line = re.search(r"^Parameters: `rayfed methods (\w+)`(.*?)\n\n", text, re.MULTILINE | re.DOTALL)
+    line = re.search(
+        r"^Parameters: `rayfed methods (\w+)`(.*?)\n\n", text, re.MULTILINE | re.DOTALL
+    )
     assert bool(parameters(name)) == bool(line)
     if line:
         assert line[1] == name
@@ -238,7 +290,18 @@ def test_a_method_has_a_row_and_a_page_with_a_job_and_parameters_of_its_own(name
 
 
 THROUGH_A_TRAINED_MODEL = dict.fromkeys(  # passes more for each batch
-    ("fedalign", "fedsam", "fedsol", "fedspeed", "fedsmoo", "ditto", "mofedsam", "fedgamma", "fedlesam"), 1
+    (
+        "fedalign",
+        "fedsam",
+        "fedsol",
+        "fedspeed",
+        "fedsmoo",
+        "ditto",
+        "mofedsam",
+        "fedgamma",
+        "fedlesam",
+    ),
+    1,
 ) | {"fedreg": 3}
 
 
@@ -265,16 +328,36 @@ def test_cost_is_as_measured(name, make_federation, monkeypatch):
     monkeypatch.setattr(client_work, "view_of", counted_view)
 
     torch.manual_seed(0)
-    layers = nn.Sequential(nn.Flatten(), nn.Linear(16, 2048), nn.ReLU(), nn.Linear(2048, 16), nn.ReLU())
-    every_client_lacks_two = [[9, 3, 0, 0], [0, 8, 0, 2], [0, 0, 1, 0], [2, 0, 0, 2], [0, 0, 12, 1], [1, 0, 0, 6]]
+    layers = nn.Sequential(
+        nn.Flatten(), nn.Linear(16, 2048), nn.ReLU(), nn.Linear(2048, 16), nn.ReLU()
+    )
+    every_client_lacks_two = [
+        [9, 3, 0, 0],
+        [0, 8, 0, 2],
+        [0, 0, 1, 0],
+        [2, 0, 0, 2],
+        [0, 0, 12, 1],
+        [1, 0, 0, 6],
+    ]
     model, data = Classifier(layers, nn.Linear(16, 4)), make_federation(every_client_lacks_two)
     num_rounds = 7 if name == "fedgkd" else 3  # it keeps five older models
-    training = Training(num_rounds, clients_per_round=data.num_clients, local_steps=1, batch_size=5, lr=0.01)
+    training = Training(
+        num_rounds, clients_per_round=data.num_clients, local_steps=1, batch_size=5, lr=0.01
+    )
     every_batch = Data(augment=Augment(flip=True))  # else a teacher runs once per round
-    site = Site(model, data, Job("cost", method=RECIPES[name](), data=every_batch, train=training), torch.device("cpu"))
-    history = [(round, len(batches), len(runs), len(passes)) for round in rounds(site, ThisProcess(site))]
+    site = Site(
+        model,
+        data,
+        Job("cost", method=RECIPES[name](), data=every_batch, train=training),
+        torch.device("cpu"),
+    )
+    history = [
+        (round, len(batches), len(runs), len(passes)) for round in rounds(site, ThisProcess(site))
+    ]
     (_, *before), (last, *now) = history[-2:]
-    steps, in_batches, in_round = (after - earlier for earlier, after in zip(before, now, strict=True))
+    steps, in_batches, in_round = (
+        after - earlier for earlier, after in zip(before, now, strict=True)
+    )
 
     unit = num_bytes(last.weights)
     measured = [
@@ -288,4 +371,6 @@ def test_cost_is_as_measured(name, make_federation, monkeypatch):
     cells = overview()[name][1:]
     assert measured == pytest.approx([int(re.match(r"\d+", cell)[0]) for cell in cells], abs=0.05)
     for cell, number in zip(cells[2:], measured[2:], strict=True):
-        assert bool(re.search(r"\+|less", cell)) == (number != round(number)), "small terms are stated"
+        assert bool(re.search(r"\+|less", cell)) == (number != round(number)), (
+            "small terms are stated"
+        )

@@ -44,7 +44,9 @@ def test_a_cohort_is_drawn_without_replacement_and_sorted(seed, num_clients, dat
 
 
 def test_every_client_has_the_same_chance():
-    drawn = np.bincount([client for round in range(2000) for client in cohort(0, round, 10, 3)], minlength=10)
+    drawn = np.bincount(
+        [client for round in range(2000) for client in cohort(0, round, 10, 3)], minlength=10
+    )
     assert drawn.sum() == 6000
     assert (np.abs(drawn - 600) < 5 * np.sqrt(600 * 0.7)).all()
 
@@ -68,7 +70,9 @@ def test_a_cohort_is_cut_into_tasks_the_longest_first(num_examples, task_images,
     tasks = cut(num_examples, training)
     order = sorted(num_examples, key=lambda client: (-num_examples[client], client))
     assert [client for task in tasks for client in task] == order
-    images = {c: steps * training.batch_size if steps else n * epochs for c, n in num_examples.items()}
+    images = {
+        c: steps * training.batch_size if steps else n * epochs for c, n in num_examples.items()
+    }
     left = sum(images.values())
     for task in tasks:
         work = sum(images[client] for client in task)
@@ -88,7 +92,10 @@ class Order(Part):
     """Sends what depends on the order of additions, and the number 1."""
 
     def report(self, client, local, fit):
-        return {"clients": 1, "x": torch.tensor([1e16, 1.0, -1e16, 3.0][client.id % 4], dtype=torch.float64)}, None
+        return {
+            "clients": 1,
+            "x": torch.tensor([1e16, 1.0, -1e16, 3.0][client.id % 4], dtype=torch.float64),
+        }, None
 
     def update(self, state, total, step):
         return total, step
@@ -96,7 +103,9 @@ class Order(Part):
 
 def test_summands_are_added_within_tasks_and_then_over_tasks(make_site, play, monkeypatch):
     site = make_site(compose(Order()), counts=[[3, 3, 0, 0]] * 8, clients_per_round=8, num_rounds=1)
-    monkeypatch.setattr("rayfed.rounds.engine.cut", lambda sizes, training: [(0, 1, 2), (3,), (4, 5), (6, 7)])
+    monkeypatch.setattr(
+        "rayfed.rounds.engine.cut", lambda sizes, training: [(0, 1, 2), (3,), (4, 5), (6, 7)]
+    )
     x = [1e16, 1.0, -1e16, 3.0] * 2
     expected = (((x[0] + x[1]) + x[2]) + x[3] + (x[4] + x[5])) + (x[6] + x[7])
     total = play(site)[-1].held["order"].state
@@ -107,8 +116,15 @@ def test_summands_are_added_within_tasks_and_then_over_tasks(make_site, play, mo
 
 
 def test_the_cohort_depends_only_on_seed_and_round(make_site, play):
-    for method, seed, setting in ((fedavg(), 0, {}), (moon(), 0, {"lr": 0.01, "norm": True}), (fedavg(), 1, {})):
-        clients = [[row.client for row in round.clients] for round in play(make_site(method, seed=seed, **setting))]
+    for method, seed, setting in (
+        (fedavg(), 0, {}),
+        (moon(), 0, {"lr": 0.01, "norm": True}),
+        (fedavg(), 1, {}),
+    ):
+        clients = [
+            [row.client for row in round.clients]
+            for round in play(make_site(method, seed=seed, **setting))
+        ]
         assert clients == [[], *(cohort(seed, round, 6, 4) for round in (1, 2, 3))]
 
 
@@ -119,7 +135,9 @@ def test_a_round_can_be_played_with_given_clients(make_site, bits):
     assert bits(play_round(site, first, ThisProcess(site), clients=cohort(0, 1, 6, 4))) == usual
     given = play_round(site, first, ThisProcess(site), clients=[5, 1])
     assert [row.client for row in given.clients] == [5, 1]
-    assert tuple(2 * size for size in bits(given)["bytes"]) == usual["bytes"]  # two clients instead of four
+    assert (
+        tuple(2 * size for size in bits(given)["bytes"]) == usual["bytes"]
+    )  # two clients instead of four
     assert bits(given)["weights"] != usual["weights"]
 
 
@@ -127,7 +145,13 @@ def test_round_0_evaluates_the_initial_model(make_site, play):
     site = make_site(fedavg(), norm=True)
     expected = state_of(site.model)
     first = play(site)[0]
-    assert (first.round, first.clients, first.bytes_down, first.bytes_up, first.forgetting) == (0, (), 0, 0, 0.0)
+    assert (first.round, first.clients, first.bytes_down, first.bytes_up, first.forgetting) == (
+        0,
+        (),
+        0,
+        0,
+        0.0,
+    )
     assert all(torch.equal(first.weights[name], tensor) for name, tensor in expected.items())
     assert np.isnan(first.peak).all()
 
@@ -139,7 +163,9 @@ def test_rounds_continue_to_num_rounds_and_no_further(make_site, play, bits):
     (fourth,) = rounds(site, ThisProcess(site), three[-1])
     assert bits(fourth) == bits(play(make_site(fedavg(), num_rounds=4))[-1])
     assert [*rounds(make_site(fedavg()), None, fourth)] == []
-    rounds(make_site(fedavg()), None)  # nothing is played before it is asked for: without workers that would fail
+    rounds(
+        make_site(fedavg()), None
+    )  # nothing is played before it is asked for: without workers that would fail
 
 
 def test_a_round_is_evaluated_with_its_own_weights(make_site, play):
@@ -149,15 +175,24 @@ def test_a_round_is_evaluated_with_its_own_weights(make_site, play):
         site.model.load_state_dict(round.weights)
         std = torch.tensor(site.federation.std).view(1, -1, 1, 1)
         mean = torch.tensor(site.federation.mean).view(1, -1, 1, 1)
-        images, labels = (torch.from_numpy(test.examples).float() / 255 - mean) / std, torch.from_numpy(test.labels)
+        images, labels = (
+            (torch.from_numpy(test.examples).float() / 255 - mean) / std,
+            torch.from_numpy(test.labels),
+        )
         with torch.no_grad():
             logits = site.model.eval()(images)
-        assert round.test_accuracy == pytest.approx((logits.argmax(1) == labels).float().mean().item())
-        assert round.test_loss == pytest.approx(torch.nn.functional.cross_entropy(logits, labels).item(), rel=1e-4)
+        assert round.test_accuracy == pytest.approx(
+            (logits.argmax(1) == labels).float().mean().item()
+        )
+        assert round.test_loss == pytest.approx(
+            torch.nn.functional.cross_entropy(logits, labels).item(), rel=1e-4
+        )
         assert round.evaluation.confusion.sum() == len(labels)
     history = np.array([round.class_accuracy for round in run[1:]])
     np.testing.assert_array_equal(run[-1].peak, history.max(axis=0))
-    assert run[-1].forgetting == pytest.approx(forgetting.peak(history[:-1].max(axis=0), history[-1]))
+    assert run[-1].forgetting == pytest.approx(
+        forgetting.peak(history[:-1].max(axis=0), history[-1])
+    )
 
 
 def figures(round):
@@ -165,17 +200,23 @@ def figures(round):
 
 
 def test_rounds_without_evaluation_train_the_same_bits(make_site, play, bits):
-    often, seldom = (play(make_site(scaffold(), num_rounds=7, eval_every=k, norm=True)) for k in (1, 3))
+    often, seldom = (
+        play(make_site(scaffold(), num_rounds=7, eval_every=k, norm=True)) for k in (1, 3)
+    )
     measured = {"evaluation", "calibration_error", "forgetting", "peak"}
     for one, other in zip(often, seldom, strict=True):
-        assert {k: v for k, v in bits(one).items() if k not in measured}.items() <= bits(other).items()
+        assert {k: v for k, v in bits(one).items() if k not in measured}.items() <= bits(
+            other
+        ).items()
     assert [round.round for round in seldom if round.evaluation] == [0, 3, 6, 7]
     for one, other in zip(often, seldom, strict=True):
         if other.evaluation:
             assert bits(other)["evaluation"] == bits(one)["evaluation"]
         else:
             assert figures(other) == [None] * 4
-    assert [round.round for round in play(make_site(fedavg(), eval_every=10**18)) if round.evaluation] == [0, 3]
+    assert [
+        round.round for round in play(make_site(fedavg(), eval_every=10**18)) if round.evaluation
+    ] == [0, 3]
 
 
 def test_forgetting_looks_back_at_every_kth_round_only(make_site, play):
@@ -188,7 +229,9 @@ def test_forgetting_looks_back_at_every_kth_round_only(make_site, play):
         assert run[number].forgetting == forgetting.peak(best, run[number].class_accuracy)
 
 
-def test_a_longer_run_does_not_depend_on_the_extra_evaluation_at_its_old_end(make_site, play, bits, monkeypatch):
+def test_a_longer_run_does_not_depend_on_the_extra_evaluation_at_its_old_end(
+    make_site, play, bits, monkeypatch
+):
     """Even where the model was perfect at the old end, which would be a peak of every class."""
     undisturbed = play(make_site(scaffold(), num_rounds=8, eval_every=3))
     site = make_site(scaffold(), num_rounds=4, eval_every=3)
@@ -196,7 +239,9 @@ def test_a_longer_run_does_not_depend_on_the_extra_evaluation_at_its_old_end(mak
     before = [next(short) for _ in range(4)]
     assert [bits(round) for round in before] == [bits(round) for round in undisturbed[:4]]
     with monkeypatch.context() as patch:
-        patch.setattr(ThisProcess, "evaluate", lambda *_: lambda: Evaluation(np.eye(4, dtype=np.int64), 0.0))
+        patch.setattr(
+            ThisProcess, "evaluate", lambda *_: lambda: Evaluation(np.eye(4, dtype=np.int64), 0.0)
+        )
         (end,) = short
     assert (end.round, end.test_accuracy) == (4, 1.0)
     site = make_site(scaffold(), num_rounds=8, eval_every=3)
@@ -206,7 +251,9 @@ def test_a_longer_run_does_not_depend_on_the_extra_evaluation_at_its_old_end(mak
 
 
 def test_a_round_that_becomes_the_last_is_evaluated_then(make_site, play, bits):
-    long, short = (play(make_site(scaffold(), num_rounds=number, eval_every=3)) for number in (7, 5))
+    long, short = (
+        play(make_site(scaffold(), num_rounds=number, eval_every=3)) for number in (7, 5)
+    )
     assert long[5].evaluation is None
     for num_rounds in (5, 4):
         site = make_site(scaffold(), num_rounds=num_rounds, eval_every=3)
@@ -223,7 +270,10 @@ class Told(ThisProcess):
         self.told = []
 
     def evaluate(self, weights):
-        number, result = len([what for what, _ in self.told if what == "evaluate"]), super().evaluate(weights)
+        number, result = (
+            len([what for what, _ in self.told if what == "evaluate"]),
+            super().evaluate(weights),
+        )
         self.told.append(("evaluate", number))
         return lambda: (self.told.append(("evaluated", number)), result())[1]
 
@@ -239,12 +289,20 @@ class Surveys(Part):
         return {"n": 1}
 
 
-OVERLAP = "evaluate 0, train 1, evaluated 0, finished 0, trained 1, evaluate 1, evaluated 1, finished 1"
-IN_TURN = "evaluate 0, evaluated 0, finished 0, train 1, trained 1, evaluate 1, evaluated 1, finished 1"
+OVERLAP = (
+    "evaluate 0, train 1, evaluated 0, finished 0, trained 1, evaluate 1, evaluated 1, finished 1"
+)
+IN_TURN = (
+    "evaluate 0, evaluated 0, finished 0, train 1, trained 1, evaluate 1, evaluated 1, finished 1"
+)
 
 
-@pytest.mark.parametrize(("method", "order"), [(fedavg(), OVERLAP), (compose(fedavg(), Surveys()), IN_TURN)], ids=repr)
-def test_a_round_begins_before_the_one_before_it_is_evaluated_unless_it_surveys(make_site, method, order):
+@pytest.mark.parametrize(
+    ("method", "order"), [(fedavg(), OVERLAP), (compose(fedavg(), Surveys()), IN_TURN)], ids=repr
+)
+def test_a_round_begins_before_the_one_before_it_is_evaluated_unless_it_surveys(
+    make_site, method, order
+):
     site = make_site(method, num_rounds=1, clients_per_round=1)
     workers = Told(site)
     for round in rounds(site, workers):
@@ -287,7 +345,9 @@ def test_bytes_are_counted_for_each_client(make_site, play):
     for method in (fedavg(), fedntd()):
         for round in play(make_site(method, norm=True))[1:]:
             assert (round.bytes_down, round.bytes_up) == (4 * size, 4 * size)
-    for round in play(make_site(fedcsd(), norm=True))[1:]:  # down: teacher and prototypes; up: their sums and counts
+    for round in play(make_site(fedcsd(), norm=True))[
+        1:
+    ]:  # down: teacher and prototypes; up: their sums and counts
         assert round.bytes_down >= 4 * (2 * size + 4 * 4 * 4)
         assert round.bytes_up == 4 * (size + 4 * 4 * 8 + 4 * 8)
 
@@ -311,7 +371,10 @@ class Diary(Part):
 
     def report(self, client, local, fit):
         rounds = [*(client.memory["rounds"] if client.memory else []), client.round]
-        return {"clients": 1, "past": len(rounds) - 1}, {"id": client.id, "rounds": rounds} if client.id % 2 else None
+        return {"clients": 1, "past": len(rounds) - 1}, {
+            "id": client.id,
+            "rounds": rounds,
+        } if client.id % 2 else None
 
     def update(self, state, total, step):
         return [*(state or []), (total["clients"], total["past"])], step
@@ -321,10 +384,18 @@ def test_memory_is_kept_for_each_client_while_others_train(make_site, play):
     run = play(make_site(compose(Diary()), num_rounds=5, clients_per_round=3))
     cohorts = [cohort(0, round, 6, 3) for round in range(1, 6)]
     for round in run:
-        seen = {c: [r + 1 for r, clients in enumerate(cohorts[: round.round]) if c in clients] for c in (1, 3, 5)}
-        kept = {client: unpack(memory)["slots"]["diary"] for client, memory in round.memories.items()}
+        seen = {
+            c: [r + 1 for r, clients in enumerate(cohorts[: round.round]) if c in clients]
+            for c in (1, 3, 5)
+        }
+        kept = {
+            client: unpack(memory)["slots"]["diary"] for client, memory in round.memories.items()
+        }
         assert kept == {c: {"id": c, "rounds": r} for c, r in seen.items() if r}
-    past = [sum(c in earlier for c in clients if c % 2 for earlier in cohorts[:r]) for r, clients in enumerate(cohorts)]
+    past = [
+        sum(c in earlier for c in clients if c % 2 for earlier in cohorts[:r])
+        for r, clients in enumerate(cohorts)
+    ]
     assert run[-1].held["diary"].state == [(3, count) for count in past]
     assert sum(past) > 0
 
@@ -332,16 +403,30 @@ def test_memory_is_kept_for_each_client_while_others_train(make_site, play):
 def test_clients_forget_a_part_that_left_and_remember_one_that_stayed(make_site, play):
     def kept(method):
         run = play(make_site(method, num_rounds=4, clients_per_round=6))
-        return [1 in round.memories and unpack(round.memories[1])["slots"]["diary"]["rounds"] for round in run[1:]]
+        return [
+            1 in round.memories and unpack(round.memories[1])["slots"]["diary"]["rounds"]
+            for round in run[1:]
+        ]
 
     diary, plain = compose(Diary()), fedavg()
-    assert kept(switch(diary, compose(Diary(), Proximal()), at=3)) == [[1], [1, 2], [1, 2, 3], [1, 2, 3, 4]]
+    assert kept(switch(diary, compose(Diary(), Proximal()), at=3)) == [
+        [1],
+        [1, 2],
+        [1, 2, 3],
+        [1, 2, 3, 4],
+    ]
     assert kept(switch(switch(diary, plain, at=2), diary, at=3)) == [[1], False, [3], [3, 4]]
 
 
 SPOILT = {  # a summand where the others are {"x": [torch.zeros(2)]}, and the message; test_trees.py has more of them
-    "nan": ({"x": [torch.tensor([1.0, float("nan")])]}, "holds a NaN or an infinity at spoiler.x.0"),
-    "sparse": ({"x": [torch.zeros(2).to_sparse()]}, "holds a tensor (torch.float32, torch.sparse_coo) that is neither"),
+    "nan": (
+        {"x": [torch.tensor([1.0, float("nan")])]},
+        "holds a NaN or an infinity at spoiler.x.0",
+    ),
+    "sparse": (
+        {"x": [torch.zeros(2).to_sparse()]},
+        "holds a tensor (torch.float32, torch.sparse_coo) that is neither",
+    ),
     "nothing": (None, "spoiler.x.0 is missing"),
 }
 
@@ -368,9 +453,13 @@ class Spoiler(Part):
 
 @pytest.mark.parametrize("value", SPOILT)
 @pytest.mark.parametrize(("hook", "stage"), [("report", "round 2"), ("survey", "round 2 (survey)")])
-def test_a_summand_that_cannot_be_added_is_refused_with_client_round_and_place(hook, stage, value, make_site, play):
+def test_a_summand_that_cannot_be_added_is_refused_with_client_round_and_place(
+    hook, stage, value, make_site, play
+):
     site = make_site(compose(Spoiler(hook, 5, value)))
-    order = sorted(cohort(0, 2, 6, 4), key=lambda client: (-site.federation.num_examples(client), client))
+    order = sorted(
+        cohort(0, 2, 6, 4), key=lambda client: (-site.federation.num_examples(client), client)
+    )
     assert order == [0, 3, 5, 2], "of 12, 8, 7 and 1 images"
     with pytest.raises(RunFailed) as refused:
         play(site)
@@ -396,7 +485,11 @@ class Odd(Part):
         return self.value if self.hook == "init" else 0
 
     def tell(self, state, server, surveyed):
-        return self.value if self.hook == "tell" else (self.value if self.hook == "told" else state, None)
+        return (
+            self.value
+            if self.hook == "tell"
+            else (self.value if self.hook == "told" else state, None)
+        )
 
     def loss(self, batch, local):
         return self.value if self.hook == "loss" else None
@@ -407,33 +500,79 @@ class Odd(Part):
 
     def update(self, state, total, step):
         if self.hook == "factor":
-            return state, step.towards({name: tensor * self.value for name, tensor in step.averaged.items()})
+            return state, step.towards(
+                {name: tensor * self.value for name, tensor in step.averaged.items()}
+            )
         if self.hook == "fewer":
             return state, replace(step, proposed=dict(list(step.averaged.items())[1:]))
         if self.hook == "shown":
             return state, replace(step, shown=dict(list(step.averaged.items())[1:]))
-        return self.value if self.hook == "update" else (self.value if self.hook == "state" else state, step)
+        return (
+            self.value
+            if self.hook == "update"
+            else (self.value if self.hook == "state" else state, step)
+        )
 
 
 @pytest.mark.parametrize(
     ("hook", "value", "said"),
     [
-        ("loss", 0.5, "test_engine.Odd.loss gave 0.5; it must give a scalar tensor, or None for no term"),
-        ("loss", torch.ones(2), "Odd.loss gave a tensor of shape (2,); it must give a scalar tensor"),
-        ("loss", torch.ones(()), "Odd.loss gave a number without a gradient, which trains nothing; compute it from"),
+        (
+            "loss",
+            0.5,
+            "test_engine.Odd.loss gave 0.5; it must give a scalar tensor, or None for no term",
+        ),
+        (
+            "loss",
+            torch.ones(2),
+            "Odd.loss gave a tensor of shape (2,); it must give a scalar tensor",
+        ),
+        (
+            "loss",
+            torch.ones(()),
+            "Odd.loss gave a number without a gradient, which trains nothing; compute it from",
+        ),
         ("report", 3, "Odd.report gave 3; it must give two values, the summands and the memory"),
-        ("memory", {"a": np.ones(2)}, "Odd.report gave a memory with array([1., 1.]) at a; a memory is made of"),
-        ("memory", object(), "gave a memory with an object of the class builtins.object at the value"),
-        ("sum", {"a": np.ones(2)}, "its summand holds a ndarray, which is neither a tensor nor a number, at odd.a"),
+        (
+            "memory",
+            {"a": np.ones(2)},
+            "Odd.report gave a memory with array([1., 1.]) at a; a memory is made of",
+        ),
+        (
+            "memory",
+            object(),
+            "gave a memory with an object of the class builtins.object at the value",
+        ),
+        (
+            "sum",
+            {"a": np.ones(2)},
+            "its summand holds a ndarray, which is neither a tensor nor a number, at odd.a",
+        ),
         ("sum", "", "its summand holds a str, which is neither a tensor nor a number, at odd"),
         ("tell", 7, "Odd.tell gave 7; it must give two values, the state and the payload"),
         ("update", 7, "Odd.update gave 7; it must give two values, the state and the step"),
-        ("init", {1}, "Odd.init gave a state with {1} at the value; a state is made of tensors, numbers and text"),
+        (
+            "init",
+            {1},
+            "Odd.init gave a state with {1} at the value; a state is made of tensors, numbers and text",
+        ),
         ("told", {(1, 2): 3}, "Odd.tell gave a state with 3 at (1, 2); a state is made of"),
         ("state", POINT, "Odd.update gave a state with point(x=1, y=2) at the value"),
-        ("fewer", None, "round 1: the average does not fit the model: features.0.weight is missing"),
-        ("shown", None, "round 1: the evaluated average does not fit the model: features.0.weight is missing"),
-        ("factor", float("nan"), "round 1, after Odd.update: the new global model holds a NaN or an infinity at"),
+        (
+            "fewer",
+            None,
+            "round 1: the average does not fit the model: features.0.weight is missing",
+        ),
+        (
+            "shown",
+            None,
+            "round 1: the evaluated average does not fit the model: features.0.weight is missing",
+        ),
+        (
+            "factor",
+            float("nan"),
+            "round 1, after Odd.update: the new global model holds a NaN or an infinity at",
+        ),
     ],
 )
 def test_what_a_hook_gives_is_checked(hook, value, said, make_site, play):
@@ -469,7 +608,10 @@ def test_a_round_stays_as_it_was_when_a_hook_writes_to_what_it_is_given(make_sit
     for _ in range(2):  # as after a stop
         third = play_round(site, second, ThisProcess(site))
         assert (bits(first), bits(second)) == before
-        assert (third.held["in_place"].state["rounds"], third.held["in_place"].state["list"]) == (6, [1, 2])
+        assert (third.held["in_place"].state["rounds"], third.held["in_place"].state["list"]) == (
+            6,
+            [1, 2],
+        )
 
 
 @dataclass(frozen=True)
@@ -488,7 +630,9 @@ class Quitting(Part):
 def test_a_hook_that_ends_python_is_an_error(make_site, play):
     with pytest.raises(RuntimeError, match="a hook has ended Python"):
         play(make_site(compose(Quitting("tell"))))
-    with pytest.raises(ClientFailed, match=r"(?s)^client 2, round \d failed:.*a hook has ended Python") as failed:
+    with pytest.raises(
+        ClientFailed, match=r"(?s)^client 2, round \d failed:.*a hook has ended Python"
+    ) as failed:
         play(make_site(compose(Quitting("begin"))))
     assert failed.value.client == 2
 
@@ -499,7 +643,9 @@ def test_a_loss_that_diverges_ends_the_run_and_changes_no_earlier_round(make_sit
     before = bits(first)
     with pytest.raises(Diverged, match=r"client \d, round 1, batch 2") as caught:
         play_round(wild, first, ThisProcess(wild))
-    assert f"client {caught.value.client}, round {caught.value.round}," in str(caught.value), "so it can be replayed"
+    assert f"client {caught.value.client}, round {caught.value.round}," in str(caught.value), (
+        "so it can be replayed"
+    )
     assert bits(first) == before
 
 
@@ -507,5 +653,7 @@ def test_a_rounds_training_loss_has_the_same_bits_on_every_python():
     """From Python 3.12 on, the built-in sum of ten times 0.1 is 1.0."""
     rows = tuple(ClientRow(client, 1, 0.1, 0.0, "") for client in range(10))
     peak = np.full(2, np.nan)
-    round = Round(1, {}, held={}, memories={}, evaluation=None, peak=peak, forgetting=None, clients=rows)
+    round = Round(
+        1, {}, held={}, memories={}, evaluation=None, peak=peak, forgetting=None, clients=rows
+    )
     assert round.train_loss == 0.9999999999999999 / 10

@@ -71,7 +71,9 @@ def full(copy):
     for round, client in ((2, None), (2, 1), (4, None), (4, 0), (4, 5)):
         for c, name in enumerate(run.classes):
             rows.append((round, client, name, name, 3))
-            rows.append((round, client, name, run.classes[(c + 1) % number], 1 if client is None else 9))
+            rows.append(
+                (round, client, name, run.classes[(c + 1) % number], 1 if client is None else 9)
+            )
     columns = zip(*rows, strict=True)
     names = ("round", "client", "class", "predicted", "count")
     write(copy / "confusions.parquet", dict(zip(names, map(list, columns), strict=True)))
@@ -80,13 +82,17 @@ def full(copy):
 
 def charts_of(text):
     """The data of a page's figures."""
-    return json.loads(re.search(r'<script type="application/json" id="charts">(.*?)</script>', text)[1])
+    return json.loads(
+        re.search(r'<script type="application/json" id="charts">(.*?)</script>', text)[1]
+    )
 
 
 def write(folder, table):
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    pq.write_table(table if isinstance(table, pa.Table) else pa.table(table), folder / "round-00000.parquet")
+    pq.write_table(
+        table if isinstance(table, pa.Table) else pa.table(table), folder / "round-00000.parquet"
+    )
 
 
 def drawn(draw, *args, **kwargs):
@@ -109,20 +115,31 @@ def test_the_mean_of_what_classes_have_lost_is_the_forgetting(runs):
     for run in runs:
         rounds, lost = lost_of(run)
         assert rounds.tolist() == [2, 3, 4]
-        np.testing.assert_allclose(lost.mean(axis=1), 100 * run.rounds["forgetting"][rounds], atol=1e-9)
+        np.testing.assert_allclose(
+            lost.mean(axis=1), 100 * run.rounds["forgetting"][rounds], atol=1e-9
+        )
 
 
 def test_only_rounds_that_count_are_peaks(runs):
     accuracy = np.array([[0.9, 0.9], [0.5, 0.1], [0.7, 0.3], [0.4, 0.6]])
-    run = replace(runs[0], classes=("a", "b"), class_rounds=np.array([0, 2, 3, 4]), class_accuracy=accuracy)
+    run = replace(
+        runs[0], classes=("a", "b"), class_rounds=np.array([0, 2, 3, 4]), class_accuracy=accuracy
+    )
     every_second = replace(run, job={**run.job, "train": {**run.job["train"], "eval_every": 2}})
-    assert [lost_of(each)[1][-1].round(6).tolist() for each in (run, every_second)] == [[30, -30], [10, -50]]
+    assert [lost_of(each)[1][-1].round(6).tolist() for each in (run, every_second)] == [
+        [30, -30],
+        [10, -50],
+    ]
 
 
 def test_forgetting_by_each_of_its_names_is_that_of_the_tables(full):
     run = read_run(full)
     a, found = run.class_accuracy, run.forgetting
-    held = {(row["round"], row["class"]) for row in read_table(full, "classes").to_pylist() if row["seen"]}
+    held = {
+        (row["round"], row["class"])
+        for row in read_table(full, "classes").to_pylist()
+        if row["seen"]
+    }
     away = [[(r, name) not in held for name in run.classes] for r in range(5)]
     lost = [a[1:r].max(axis=0) - a[r] for r in (2, 3, 4)]
     drops = [np.maximum(a[r - 1] - a[r], 0).mean() for r in (2, 3, 4)]
@@ -131,14 +148,18 @@ def test_forgetting_by_each_of_its_names_is_that_of_the_tables(full):
         "peak": run.rounds["forgetting"][2:],
         "round": drops,
         "continual": of_away,
-        "local": [np.maximum(a[r - 1] - 0.25, 0).mean() for r in (2, 4)],  # 3 of 12 images of each class are right
+        "local": [
+            np.maximum(a[r - 1] - 0.25, 0).mean() for r in (2, 4)
+        ],  # 3 of 12 images of each class are right
         "aggregation": [np.maximum(0.25 - a[r], 0).mean() for r in (2, 4)],
     }
     for name, values in wanted.items():
         assert found[name][1] == pytest.approx(values), name
     told = forgetting_of(run)
     assert told["forgetting.round"] == pytest.approx(100 * drops[-1])
-    assert told["forgetting.round.last_10"] == pytest.approx(100 * np.mean(drops)) and {*told} == {*KEYS}
+    assert told["forgetting.round.last_10"] == pytest.approx(100 * np.mean(drops)) and {*told} == {
+        *KEYS
+    }
 
 
 def test_the_table_compares_any_forgetting_that_its_runs_have(full, folders):
@@ -150,24 +171,42 @@ def test_the_table_compares_any_forgetting_that_its_runs_have(full, folders):
 
 
 def test_a_run_whose_rounds_hold_all_classes_is_told_why_it_has_no_continual_forgetting(tmp_path):
-    changed = {"ray.mode": "off", "output.path": str(tmp_path), "name": "all", "data.partition": "iid"}
+    changed = {
+        "ray.mode": "off",
+        "output.path": str(tmp_path),
+        "name": "all",
+        "data.partition": "iid",
+    }
     few = {"train.num_rounds": 2, "train.local_steps": 1, "model": "lenet"}
     run = rayfed.run("jobs/quickstart.toml", changed | few)
     lacking = table(run.path, "--of", "forgetting.continual")
-    assert lacking.exit_code == 2 and "in which a class is held by none of the round's clients" in lacking.stderr
+    assert (
+        lacking.exit_code == 2
+        and "in which a class is held by none of the round's clients" in lacking.stderr
+    )
 
 
 def test_a_line_of_local_models_is_the_mean_of_the_notes(runs):
     axes = drawn(clients.local, runs).axes
     assert [place.get_title(loc="left") for place in axes] == ["fedavg", "fedntd"]
     caption = axes[0].figure.get_label()
-    assert caption == "Local models: mean and standard deviation of n = 3 clients per round, on 200 test examples"
+    assert (
+        caption
+        == "Local models: mean and standard deviation of n = 3 clients per round, on 200 test examples"
+    )
     assert axes[0].get_ylim() == axes[1].get_ylim()
     for place, run in zip(axes, runs, strict=True):
         rows = read_table(run.folder, "clients").to_pylist()
         for line, when in zip(place.lines, ("before", "after"), strict=True):
             means = [
-                100 * np.mean([dict(row["notes"])[f"local.{when}.accuracy"] for row in rows if row["round"] == number])
+                100
+                * np.mean(
+                    [
+                        dict(row["notes"])[f"local.{when}.accuracy"]
+                        for row in rows
+                        if row["round"] == number
+                    ]
+                )
                 for number in (1, 2, 3, 4)
             ]
             np.testing.assert_allclose(line.get_ydata(), means)
@@ -181,8 +220,14 @@ def test_bars_are_the_notes_of_a_round(runs):
     expected = [100 * found[f"local.{when}.out_local"][rows].mean() for when in ("before", "after")]
     np.testing.assert_allclose(heights, expected)
     faces = [bar.get_facecolor() for bar in axes[1].patches]
-    assert faces[0] != faces[1] and axes[1].patches[0].get_hatch() and not axes[1].patches[1].get_hatch()
-    with pytest.raises(InputError, match=r"--round 9: the clients of .* were not measured in it; .* before it is 4"):
+    assert (
+        faces[0] != faces[1]
+        and axes[1].patches[0].get_hatch()
+        and not axes[1].patches[1].get_hatch()
+    )
+    with pytest.raises(
+        InputError, match=r"--round 9: the clients of .* were not measured in it; .* before it is 4"
+    ):
         clients.in_out(runs, 9)
 
 
@@ -198,7 +243,10 @@ def test_the_distance_of_distributions_is_that_of_the_model_which_the_client_was
         p = {row["class"]: row["count"] for row in partition if row["client"] == client}
         of_round = [row for row in accuracy if row["round"] == number - 1]
         total = sum(row["accuracy"] for row in of_round)
-        expected = sum(abs(row["accuracy"] / total - p.get(row["class"], 0) / sum(p.values())) for row in of_round)
+        expected = sum(
+            abs(row["accuracy"] / total - p.get(row["class"], 0) / sum(p.values()))
+            for row in of_round
+        )
         assert distance == pytest.approx(expected)
 
 
@@ -214,11 +262,16 @@ def test_runs_that_differ_in_their_seed_are_one_panel(folders, tmp_path):
     for seed, folder in enumerate(folders):
         path = shutil.copytree(folder, tmp_path / f"grid/x/seed-{seed}")
         text = (path / "job.toml").read_text()
-        (path / "job.toml").write_text(text.replace(f'name = "{folder.name}"', f'name = "grid/x/seed-{seed}"', 1))
+        (path / "job.toml").write_text(
+            text.replace(f'name = "{folder.name}"', f'name = "grid/x/seed-{seed}"', 1)
+        )
         both.append(read_run(path))
     (place,) = drawn(clients.local, both).axes
     of_each = [
-        over_clients(of_clients(run.folder, "local.after.accuracy"), "local.after.accuracy", 100).mean for run in both
+        over_clients(
+            of_clients(run.folder, "local.after.accuracy"), "local.after.accuracy", 100
+        ).mean
+        for run in both
     ]
     np.testing.assert_allclose(place.lines[1].get_ydata(), np.mean(of_each, axis=0))
     assert figure("local", tmp_path / "grid", "-o", tmp_path / "a.svg").exit_code == 0
@@ -229,15 +282,23 @@ def test_runs_that_differ_in_their_seed_are_one_panel(folders, tmp_path):
 def test_accuracy_stands_over_the_unevenness_that_environment_json_has(runs):
     """A line for each method, from the even partition to the uneven one, also of a run that lacks the measures."""
     assert runs[0].unevenness == pytest.approx(runs[0].environment["unevenness"])
-    cells = {"client": np.arange(6), "class": np.zeros(6, int), "count": np.full(6, 10)}  # all clients are alike
-    even = replace(runs[0], job={**runs[0].job, "name": "even/fedavg"}, partition=cells, environment={})
+    cells = {
+        "client": np.arange(6),
+        "class": np.zeros(6, int),
+        "count": np.full(6, 10),
+    }  # all clients are alike
+    even = replace(
+        runs[0], job={**runs[0].job, "name": "even/fedavg"}, partition=cells, environment={}
+    )
     axes = drawn(uneven.unevenness, [*runs, even]).axes
     assert [place.get_xlabel() for place in axes[:3]] == [*uneven.MEASURES.values()][:3]
     handles, names = axes[0].get_legend_handles_labels()
     assert names == ["fedavg", "fedntd"]
     first = handles[0].lines[0].get_xydata()
     last = 100 * runs[0].rounds["test_accuracy"][-1]
-    np.testing.assert_allclose(first, [[0, last], [runs[0].environment["unevenness"]["hellinger"], last]], atol=1e-7)
+    np.testing.assert_allclose(
+        first, [[0, last], [runs[0].environment["unevenness"]["hellinger"], last]], atol=1e-7
+    )
     with pytest.raises(InputError, match="equally uneven"):
         uneven.unevenness(runs)
 
@@ -254,7 +315,9 @@ def test_a_confusion_matrix_is_that_of_the_table(full):
     titles = [place.get_title(loc="left") for place in axes[:2]]
     assert titles == ["fedavg\nglobal model, round 4", "fedavg\nclient 0, round 4"]
     assert axes[0].images[0].get_array()[0, 0] == pytest.approx(75)
-    bold = {text.get_text() for text in axes[1].get_yticklabels() if text.get_fontweight() == "bold"}
+    bold = {
+        text.get_text() for text in axes[1].get_yticklabels() if text.get_fontweight() == "bold"
+    }
     partition = read_table(full, "partition").to_pylist()
     assert bold == {row["class"] for row in partition if row["client"] == 0}
 
@@ -267,8 +330,12 @@ def test_names_are_text_in_every_figure(kind, full, tmp_path):
     names = (*HOSTILE, *run.classes[4:])
     for table in ("classes", "partition", "confusions"):
         columns = pq.read_table(full / f"{table}.parquet").to_pydict()
-        for column in {"class", "predicted"} & columns.keys() - ({"predicted"} if table == "classes" else set()):
-            columns[column] = [dict(zip(run.classes, names, strict=True))[name] for name in columns[column]]
+        for column in {"class", "predicted"} & columns.keys() - (
+            {"predicted"} if table == "classes" else set()
+        ):
+            columns[column] = [
+                dict(zip(run.classes, names, strict=True))[name] for name in columns[column]
+            ]
         shutil.rmtree(full / f"{table}.parquet") if (full / f"{table}.parquet").is_dir() else None
         if table == "partition":
             pq.write_table(pa.table(columns), full / "partition.parquet")
@@ -303,13 +370,19 @@ def test_names_are_text_in_every_figure(kind, full, tmp_path):
 def seeds(*runs):
     """The runs as seeds of one name."""
     named = [(run, f"grid/fedntd/seed-{seed}") for seed, run in enumerate(runs)]
-    return [replace(run, folder=run.folder.parent / name, job={**run.job, "name": name}) for run, name in named]
+    return [
+        replace(run, folder=run.folder.parent / name, job={**run.job, "name": name})
+        for run, name in named
+    ]
 
 
 def test_a_curve_of_one_seed_is_the_column_of_the_run(runs):
     (axes,) = drawn(curves, runs).axes
     assert [line.get_label() for line in axes.lines] == ["fedavg", "fedntd"]
-    assert len({(line.get_color(), line.get_linestyle(), line.get_marker()) for line in axes.lines}) == 2
+    assert (
+        len({(line.get_color(), line.get_linestyle(), line.get_marker()) for line in axes.lines})
+        == 2
+    )
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("round", "test accuracy (%)")
     for line, run in zip(axes.lines, runs, strict=True):
         np.testing.assert_array_equal(line.get_xdata(), run.rounds["round"])
@@ -325,7 +398,9 @@ def test_a_curve_of_one_seed_is_the_column_of_the_run(runs):
         (axes,) = drawn(curves, [run], of).axes
         np.testing.assert_array_equal(axes.lines[0].get_ydata(), values)
         assert axes.get_ylabel() == words
-    with pytest.raises(InputError, match=r"--of test_los: .* has no such number by round; did you mean 'test_loss'"):
+    with pytest.raises(
+        InputError, match=r"--of test_los: .* has no such number by round; did you mean 'test_loss'"
+    ):
         curves(runs, "test_los")
     with pytest.raises(InputError, match=r'put measure = \["confusion"\] into its job'):
         curves(runs, "forgetting.local")
@@ -344,7 +419,10 @@ def test_a_curve_of_seeds_is_their_mean_in_a_band_from_the_lowest_to_the_highest
         for x, a, b in zip(line.get_xdata(), low, high, strict=True):
             ends = [y for at, y in filled.get_paths()[0].vertices if at == x]
             assert (min(ends), max(ends)) == pytest.approx((a, b))
-        assert "means of n = 2 seeds, in bands from the lowest seed to the highest" in figure.get_label()
+        assert (
+            "means of n = 2 seeds, in bands from the lowest seed to the highest"
+            in figure.get_label()
+        )
 
 
 def test_many_curves_are_thinner_with_fainter_bands_and_the_legend_has_them_as_they_end(runs):
@@ -353,10 +431,15 @@ def test_many_curves_are_thinner_with_fainter_bands_and_the_legend_has_them_as_t
         named = [(f"m{n}", 0.1 * (n * 5 % number)) for n in range(number)]
         values = [{**runs[0].rounds, "test_accuracy": np.full(5, y)} for _, y in named]
         jobs = [{**runs[0].job, "name": name} for name, _ in named]
-        many = [replace(runs[0], job=job, rounds=rounds) for job, rounds in zip(jobs, values, strict=True)]
+        many = [
+            replace(runs[0], job=job, rounds=rounds)
+            for job, rounds in zip(jobs, values, strict=True)
+        ]
         made = drawn(curves, many)
         (axes,) = made.axes
-        assert [line.get_label() for line in axes.lines] == [name for name, _ in named], "colours stay"
+        assert [line.get_label() for line in axes.lines] == [name for name, _ in named], (
+            "colours stay"
+        )
         texts = [text.get_text() for text in made.legends[0].get_texts()]
         assert texts == [name for name, _ in sorted(named, key=lambda pair: -pair[1])]
         looks.append((axes.lines[0].get_linewidth(), axes.collections[0].get_alpha()))
@@ -372,31 +455,50 @@ def test_a_curve_has_the_rounds_that_all_its_seeds_evaluated_and_names_the_seeds
     three = replace(three, rounds={name: column[:3] for name, column in three.rounds.items()})
     figure = drawn(curves, [one, two, three])
     assert figure.axes[0].lines[0].get_xdata().tolist() == [0, 2, 4]
-    assert figure.get_label().endswith(f"; not drawn, as other seeds have more rounds: {three.folder}")
+    assert figure.get_label().endswith(
+        f"; not drawn, as other seeds have more rounds: {three.folder}"
+    )
 
 
 def test_a_label_takes_the_place_of_a_step_of_the_names(runs):
-    assert shorten(grouped(labelled(runs, {"fedntd": "FedNTD (ours)"}))) == ["fedavg", "FedNTD (ours)"]
+    assert shorten(grouped(labelled(runs, {"fedntd": "FedNTD (ours)"}))) == [
+        "fedavg",
+        "FedNTD (ours)",
+    ]
     cells = [
-        replace(run, job={**run.job, "name": f"g/{setting}/{run.name}/seed-0"}, folder=run.folder / setting)
+        replace(
+            run,
+            job={**run.job, "name": f"g/{setting}/{run.name}/seed-0"},
+            folder=run.folder / setting,
+        )
         for setting in "ab"
         for run in runs
     ]
     both = labelled(cells, {"fedntd": "FedNTD w/o", "b": "beta"})
     assert shorten(grouped(both)) == ["a/fedavg", "a/FedNTD w/o", "beta/fedavg", "beta/FedNTD w/o"]
     assert shorten(grouped(labelled(cells, {}))) == shorten(grouped(cells))
-    with pytest.raises(InputError, match="--label 'fedntt': it is no step of the runs' names; did you mean 'fedntd'"):
+    with pytest.raises(
+        InputError,
+        match="--label 'fedntt': it is no step of the runs' names; did you mean 'fedntd'",
+    ):
         labelled(runs, {"fedntt": "x"})
     with pytest.raises(InputError, match="--label: several runs would be called 'fedavg'"):
         labelled(runs, {"fedntd": "fedavg"})
-    assert shorten(grouped(labelled(runs, {"fedntd": "a\x1b[31m\nb"})))[1] == "a b", "an SVG takes no control character"
+    assert shorten(grouped(labelled(runs, {"fedntd": "a\x1b[31m\nb"})))[1] == "a b", (
+        "an SVG takes no control character"
+    )
 
 
 def test_a_label_is_not_shortened_and_names_beside_it_take_their_rows(folders, runs, tmp_path):
     long = "FedNTD with all that belongs to it (ours)"
-    done = figure("curves", *folders, "--label", "fedntd", long, "--width", 3.3, "-o", tmp_path / "a.svg")
+    done = figure(
+        "curves", *folders, "--label", "fedntd", long, "--width", 3.3, "-o", tmp_path / "a.svg"
+    )
     assert done.exit_code == 0 and f">{long}<" in (tmp_path / "a.svg").read_text()
-    heights = [drawn(curves, labelled(runs, {"fedavg": name}), width=3.3).get_figheight() for name in ("a", long)]
+    heights = [
+        drawn(curves, labelled(runs, {"fedavg": name}), width=3.3).get_figheight()
+        for name in ("a", long)
+    ]
     assert heights[0] < heights[1]
 
 
@@ -434,7 +536,9 @@ def test_a_run_without_the_numbers_is_refused(folders, full, tmp_path):
     given.append(("has confusion matrices of the rounds 2, 4", "confusion", full, "--round", "3"))
     for words, *arguments in given:
         done = figure(*arguments, "-o", tmp_path / "a.svg")
-        assert (done.exit_code, words in done.stderr, done.stderr.count("\n")) == (2, True, 1), done.stderr
+        assert (done.exit_code, words in done.stderr, done.stderr.count("\n")) == (2, True, 1), (
+            done.stderr
+        )
         assert not (tmp_path / "a.svg").exists()
 
 
@@ -443,8 +547,12 @@ def test_the_page_draws_what_was_measured(runs):
     found = of_clients(runs[0].folder, "local.before.in_local", "drift.divergence")
     first = found["round"] == found["round"].min()
     line = charts["local-in-local"]["series"][0]
-    assert line["y"][0] == pytest.approx(100 * found["local.before.in_local"][first].mean(), rel=1e-5)
-    assert {y for _, _, y, _ in charts["drift"]["points"]} <= {float(f"{y:.6g}") for y in found["drift.divergence"]}
+    assert line["y"][0] == pytest.approx(
+        100 * found["local.before.in_local"][first].mean(), rel=1e-5
+    )
+    assert {y for _, _, y, _ in charts["drift"]["points"]} <= {
+        float(f"{y:.6g}") for y in found["drift.divergence"]
+    }
 
 
 def test_the_command_lists_the_kinds():

@@ -56,7 +56,9 @@ def tables():
 def test_each_combination_of_seed_setting_and_method_is_a_run(tables):
     cells = expand(tables)
     order = product((0, 1), ("two", "shards"), ("avg", "prox"))
-    assert [cell.name for cell in cells] == [f"g/{setting}/{method}/seed-{seed}" for seed, setting, method in order]
+    assert [cell.name for cell in cells] == [
+        f"g/{setting}/{method}/seed-{seed}" for seed, setting, method in order
+    ]
     assert {(cell.grid, cell.setting) for cell in cells} == {("g", "two"), ("g", "shards")}
     job = cells[-1].job()
     assert (job.seed, job.data.partition.num_clients, job.train.clients_per_round) == (1, 2, 2)
@@ -65,7 +67,9 @@ def test_each_combination_of_seed_setting_and_method_is_a_run(tables):
 
 
 def test_overrides_win_in_every_run(tables):
-    cells = expand(tables, {"train.clients_per_round": 1, "data.partition.num_clients": 3, "name": "other"})
+    cells = expand(
+        tables, {"train.clients_per_round": 1, "data.partition.num_clients": 3, "name": "other"}
+    )
     assert {cell.tables["train"]["clients_per_round"] for cell in cells} == {1}
     assert {cell.tables["data"]["partition"]["num_clients"] for cell in cells} == {3}
     assert {cell.name.split("/")[0] for cell in cells} == {"other"}
@@ -74,7 +78,10 @@ def test_overrides_win_in_every_run(tables):
 def test_overrides_of_the_grid_choose_its_seeds(tables):
     assert [cell.tables["seed"] for cell in expand(tables, {"grid.seeds": [7]})] == [7] * 4
     del tables["grid"]
-    assert [cell.name for cell in expand(tables, {"grid.seeds": [3, 4]})] == ["g/seed-3", "g/seed-4"]
+    assert [cell.name for cell in expand(tables, {"grid.seeds": [3, 4]})] == [
+        "g/seed-3",
+        "g/seed-4",
+    ]
 
 
 def test_a_job_without_a_grid_is_one_run(tables):
@@ -90,17 +97,28 @@ def test_a_method_may_have_keys_of_its_own(tables):
 
 
 def test_lists_of_values_are_combined_and_named_by_the_end_of_their_key(tables):
-    lists = {"seeds": [0], "method": ["fedavg", "fedntd"], "train": {"lr": [0.1, 1e-5]}, "data.augment.flip": [True]}
+    lists = {
+        "seeds": [0],
+        "method": ["fedavg", "fedntd"],
+        "train": {"lr": [0.1, 1e-5]},
+        "data.augment.flip": [True],
+    }
     cells = expand(tables | {"grid": lists})
     assert [cell.name for cell in cells] == [
-        f"g/{method}/lr-{lr}/flip-true/seed-0" for method in ("fedavg", "fedntd") for lr in ("0.1", "1e-05")
+        f"g/{method}/lr-{lr}/flip-true/seed-0"
+        for method in ("fedavg", "fedntd")
+        for lr in ("0.1", "1e-05")
     ]
     assert [cell.job().train.lr for cell in cells] == [0.1, 1e-5] * 2
     assert all(cell.job().data.augment.flip for cell in cells)
-    assert cells[2].job().method == expand(tables | {"grid": {}, "method": "fedntd"})[0].job().method
+    assert (
+        cells[2].job().method == expand(tables | {"grid": {}, "method": "fedntd"})[0].job().method
+    )
     both = {"train.momentum": [0.0], "method.momentum": [0.5]}
     names = [cell.name for cell in expand(tables | {"method": "fedavgm", "grid": both})]
-    assert names == ["g/train.momentum-0.0/method.momentum-0.5/seed-0"], "keys that end alike are whole"
+    assert names == ["g/train.momentum-0.0/method.momentum-0.5/seed-0"], (
+        "keys that end alike are whole"
+    )
     assert [c.tables["model"] for c in expand(tables | {"grid": {"model": ["cnn", "lenet"]}})] == [
         {"name": "cnn"},
         {"name": "lenet"},
@@ -109,12 +127,19 @@ def test_lists_of_values_are_combined_and_named_by_the_end_of_their_key(tables):
 
 def test_keys_without_quotes_change_single_values_too(tables):
     """TOML reads `train.lr = 0.1` as a table; it must not replace all of [train]."""
-    tables["grid"] = tomllib.loads('[[setting]]\nname = "a"\ntrain.lr = 0.5\ndata.partition.s = 3\n')
+    tables["grid"] = tomllib.loads(
+        '[[setting]]\nname = "a"\ntrain.lr = 0.5\ndata.partition.s = 3\n'
+    )
     tables["data"]["partition"] = {"name": "shards", "s": 2, "num_clients": 2}
     (cell,) = expand(tables)
     assert cell.tables["train"] == {**tables["train"], "lr": 0.5}
-    assert cell.tables["data"] == {"source": "data", "partition": {"name": "shards", "s": 3, "num_clients": 2}}
-    tables["grid"] = tomllib.loads('[[setting]]\nname = "a"\ndata.partition = { name = "iid", num_clients = 4 }\n')
+    assert cell.tables["data"] == {
+        "source": "data",
+        "partition": {"name": "shards", "s": 3, "num_clients": 2},
+    }
+    tables["grid"] = tomllib.loads(
+        '[[setting]]\nname = "a"\ndata.partition = { name = "iid", num_clients = 4 }\n'
+    )
     assert expand(tables)[0].tables["data"]["partition"] == {"name": "iid", "num_clients": 4}
 
 
@@ -127,7 +152,9 @@ def test_the_command_line_gives_lists_of_values(tables):
 
 
 def test_partitions_follow_the_seeds_of_the_runs_when_asked(tables):
-    jobs = [cell.job() for cell in expand(tables, {"data.partition.seed": "run", "grid.seeds": [3, 4]})]
+    jobs = [
+        cell.job() for cell in expand(tables, {"data.partition.seed": "run", "grid.seeds": [3, 4]})
+    ]
     assert [job.data.partition.seed for job in jobs] == [3] * 4 + [4] * 4
     assert jobs[0].table()["data"]["partition"]["seed"] == 3, "a run's own file has the number"
     assert read_job({"name": "n"}, {"data.partition.seed": "run"}).data.partition.seed == 0
@@ -154,10 +181,18 @@ def test_a_grid_runs_what_is_not_done_and_prints_its_table(folder, tables):
     result = rayfed("run", "grid.toml", "--only", "*/seed-0")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    names = [f"g/{setting}/{method}/seed-0" for setting in ("two", "shards") for method in ("avg", "prox")]
-    assert [line.split()[:3] for line in lines[:4]] == [["run", f"{i}/4", name] for i, name in enumerate(names, 1)]
+    names = [
+        f"g/{setting}/{method}/seed-0"
+        for setting in ("two", "shards")
+        for method in ("avg", "prox")
+    ]
+    assert [line.split()[:3] for line in lines[:4]] == [
+        ["run", f"{i}/4", name] for i, name in enumerate(names, 1)
+    ]
     assert lines[3].endswith("  0:00:00 left")
-    assert result.stderr.splitlines() == [f"{name} begins; its rounds: runs/{name}/log.txt" for name in names]
+    assert result.stderr.splitlines() == [
+        f"{name} begins; its rounds: runs/{name}/log.txt" for name in names
+    ]
     assert "4 of 8 runs done; mean ± deviation over seeds, in runs/g/table.csv:" in result.stdout
 
     result = rayfed("run", "grid.toml")
@@ -177,11 +212,15 @@ def test_a_grid_runs_what_is_not_done_and_prints_its_table(folder, tables):
     assert "\nrun 1/" not in result.stdout
 
 
-def test_a_grid_says_which_of_its_finished_runs_are_of_a_module_that_has_changed_since(folder, monkeypatch):
+def test_a_grid_says_which_of_its_finished_runs_are_of_a_module_that_has_changed_since(
+    folder, monkeypatch
+):
     monkeypatch.syspath_prepend(folder)
     part = "from rayfed.methods import Average\nclass Mine(Average):\n    pass\n"
     (folder / "mine_of_grid.py").write_text(part)
-    (folder / "grid.toml").write_text(GRID + '[[grid.method]]\nname = "ours"\nmethod = "mine_of_grid:Mine"\n')
+    (folder / "grid.toml").write_text(
+        GRID + '[[grid.method]]\nname = "ours"\nmethod = "mine_of_grid:Mine"\n'
+    )
     assert rayfed("run", "grid.toml", "--only", "two/*/seed-0").exit_code == 0
     assert rayfed("run", "grid.toml", "--only", "two/ours/seed-1").exit_code == 0
     (folder / "mine_of_grid.py").write_text(part + "# a change\n")
@@ -192,7 +231,9 @@ def test_a_grid_says_which_of_its_finished_runs_are_of_a_module_that_has_changed
         "--force trains them again, with --only some of them\n"
     )
     both = rayfed("run", "grid.toml", "--only", "two/ours/*")
-    assert "2 runs are of before: g/two/ours/seed-0, g/two/ours/seed-1; --force trains" in both.stderr
+    assert (
+        "2 runs are of before: g/two/ours/seed-0, g/two/ours/seed-1; --force trains" in both.stderr
+    )
     assert rayfed("run", "grid.toml", "--only", "two/ours/*", "--force").exit_code == 0
     assert "changed since" not in rayfed("run", "grid.toml", "--only", "two/*/seed-0").stderr
 
@@ -209,12 +250,17 @@ def test_a_grid_repeats_unfinished_runs_and_refuses_another_grids_folders(folder
     assert result.exit_code == 2
     assert "runs/g/two/avg/seed-0' holds the results of another job of this name" in result.stderr
     assert not (folder / "runs/g/two/prox").exists()
-    assert rayfed("run", "grid.toml", "-s", "train.lr=0.5", "--force", "--only", "two/avg/*").exit_code == 0
+    assert (
+        rayfed("run", "grid.toml", "-s", "train.lr=0.5", "--force", "--only", "two/avg/*").exit_code
+        == 0
+    )
 
 
 def test_the_other_runs_continue_after_one_run_fails(folder):
     diverges = 'grid.method=[{name="a",method={name="fedprox",mu=1e38}},{name="b",method="fedavg"}]'
-    result = rayfed("run", "grid.toml", "--only", "two/*/seed-0", "-s", diverges, "-s", "train.batch_size=1")
+    result = rayfed(
+        "run", "grid.toml", "--only", "two/*/seed-0", "-s", diverges, "-s", "train.batch_size=1"
+    )
     assert result.exit_code == 1
     assert result.stderr.endswith("error: 1 of 2 runs failed:\ng/two/a/seed-0\n")
     assert "run 1/2  g/two/a/seed-0  failed\n" in result.stdout
@@ -244,16 +290,23 @@ def test_bad_input_ends_a_grid_at_once(folder):
 
 def test_a_grid_reads_its_data_once_and_its_table_has_no_blank_columns(folder, monkeypatch):
     read, places = sources.read_files, []
-    monkeypatch.setattr(sources, "read_files", lambda data: places.append(data.source) or read(data))
+    monkeypatch.setattr(
+        sources, "read_files", lambda data: places.append(data.source) or read(data)
+    )
     text = GRID.partition("[[grid.setting]]")[0]
-    (folder / "seeds.toml").write_text(text + '[[grid.setting]]\nname = "x"\n"data.partition" = "shards"\n')
+    (folder / "seeds.toml").write_text(
+        text + '[[grid.setting]]\nname = "x"\n"data.partition" = "shards"\n'
+    )
     assert rayfed("run", "seeds.toml", "-s", "data.partition.seed=run").exit_code == 0
     assert places == ["data"]
     (folder / "seeds.toml").write_text(text)
     result = rayfed("run", "seeds.toml", "-s", "name=seeds")
     assert result.exit_code == 0, result.output
     assert places == ["data"] * 2, "another command reads again"
-    assert [line.split()[:2] for line in result.stdout.splitlines()[-2:]] == [["run", "seeds"], ["seeds", "2"]]
+    assert [line.split()[:2] for line in result.stdout.splitlines()[-2:]] == [
+        ["run", "seeds"],
+        ["seeds", "2"],
+    ]
 
 
 # A paper's table -----------------------------------------------------------------------------------------------------
@@ -276,8 +329,13 @@ def test_a_papers_table_is_run_and_printed_beside_the_papers_numbers(paper):
     result = rayfed("reproduce", "p/t", "--rows", "two/*", "-s", "train.lr=0.05")
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    assert [line.split()[:2] for line in lines[:4]] == [["run", f"{number}/4"] for number in (1, 2, 3, 4)]
-    summaries = [json.loads((paper / f"runs/g/two/avg/seed-{seed}/summary.json").read_text()) for seed in (0, 1)]
+    assert [line.split()[:2] for line in lines[:4]] == [
+        ["run", f"{number}/4"] for number in (1, 2, 3, 4)
+    ]
+    summaries = [
+        json.loads((paper / f"runs/g/two/avg/seed-{seed}/summary.json").read_text())
+        for seed in (0, 1)
+    ]
     ours = np.mean([100 * summary["last"]["test_accuracy"] for summary in summaries])
     row = next(line.split() for line in lines if line.startswith("avg"))
     assert row[:6] == ["avg", "2", "1", "test_accuracy,", "last", "(%)"]
@@ -285,16 +343,23 @@ def test_a_papers_table_is_run_and_printed_beside_the_papers_numbers(paper):
     assert f"{ours - 50:+.2f}" in row
     assert any(line.startswith("prox") and " forgetting, last (of 1)  " in line for line in lines)
     assert "train.lr is 0.01 in the grid, 0.05 here" in result.stdout
-    assert rayfed("reproduce", "p/t", "--rows", "two/*", "-s", "train.lr=0.05").stdout.startswith("4 of 4 runs done")
+    assert rayfed("reproduce", "p/t", "--rows", "two/*", "-s", "train.lr=0.05").stdout.startswith(
+        "4 of 4 runs done"
+    )
 
 
 def test_a_papers_table_is_listed_and_a_wrong_name_is_refused(paper):
     listed = rayfed("reproduce", "p/t", "--rows", "*/seed-1", "--list")
-    assert listed.stdout.splitlines() == [cell.name for cell in expand(tomllib.loads(GRID)) if cell.tables["seed"]]
+    assert listed.stdout.splitlines() == [
+        cell.name for cell in expand(tomllib.loads(GRID)) if cell.tables["seed"]
+    ]
     for listing in (["p"], ["p", "--list"]):  # of a paper alone: its tables
         assert rayfed("reproduce", *listing).stdout == "the papers' tables, to give one of:\np/t\n"
     wrong = rayfed("reproduce", "p/tt")
-    assert (wrong.exit_code, "'p/tt': there is no such grid in jobs/papers; did you mean 'p/t'?" in wrong.stderr) == (
+    assert (
+        wrong.exit_code,
+        "'p/tt': there is no such grid in jobs/papers; did you mean 'p/t'?" in wrong.stderr,
+    ) == (
         2,
         True,
     )

@@ -47,7 +47,9 @@ SMALL = encoded(Image.new("L", (4, 4)))
 
 
 def write(path: Path, image, label=(0, 1), metadata=None) -> str:
-    table = pa.table({"image": image, "label": label if isinstance(label, pa.Array) else list(label)})
+    table = pa.table(
+        {"image": image, "label": label if isinstance(label, pa.Array) else list(label)}
+    )
     pq.write_table(table.replace_schema_metadata(metadata), path)
     return str(path)
 
@@ -84,9 +86,15 @@ def test_an_object_with_code_in_a_parquet_file_is_not_run(tmp_path):
     """Arrow's old extension type for Python objects has a pickle in the schema."""
     ran = tmp_path / "ran"
     code = f"cposix\nsystem\n(S'touch {ran}'\ntR.".encode()
-    extension = {"ARROW:extension:name": "arrow.py_extension_type", "ARROW:extension:metadata": code}
+    extension = {
+        "ARROW:extension:name": "arrow.py_extension_type",
+        "ARROW:extension:metadata": code,
+    }
     field = pa.field("image", pa.binary(), metadata=extension)
-    table = pa.table([pa.array([code, code]), pa.array([0, 1])], pa.schema([field, pa.field("label", pa.int64())]))
+    table = pa.table(
+        [pa.array([code, code]), pa.array([0, 1])],
+        pa.schema([field, pa.field("label", pa.int64())]),
+    )
     pq.write_table(table, tmp_path / "a.parquet")
     refuses(Data(str(tmp_path / "a.parquet")), "row 0: cannot be decoded as an image")
     assert not ran.exists()
@@ -120,10 +128,22 @@ ODD_TABLES = {
         {"partition": Natural("who")},
         "is of type list<element: int64>",
     ),
-    "label twice": ([("label", TWICE), ("label", TWICE)], {}, "2 columns have the name 'label'; give each a name of"),
+    "label twice": (
+        [("label", TWICE), ("label", TWICE)],
+        {},
+        "2 columns have the name 'label'; give each a name of",
+    ),
     "image twice": ([("image", FOUR), ("label", TWICE)], {}, "2 columns have the name 'image'"),
-    "label no text": ([("label", NO_TEXT)], {}, "column 'label' has text that is not UTF-8; write it as UTF-8"),
-    "domain no text": ([("label", TWICE), ("who", NO_TEXT)], {"domain": "who"}, "'who' has text that is not UTF-8"),
+    "label no text": (
+        [("label", NO_TEXT)],
+        {},
+        "column 'label' has text that is not UTF-8; write it as UTF-8",
+    ),
+    "domain no text": (
+        [("label", TWICE), ("who", NO_TEXT)],
+        {"domain": "who"},
+        "'who' has text that is not UTF-8",
+    ),
     "client NaN": (
         [("label", TWICE), ("who", pa.array([1.0, np.nan] * 2))],
         {"partition": Natural("who")},
@@ -159,7 +179,9 @@ def test_an_odd_table_is_refused_in_one_line(tmp_path, name):
         names, arrays = zip(("image", FOUR), *table, strict=True)
         table = pa.table(list(arrays), names=list(names))
     pq.write_table(table, tmp_path / "a.parquet")
-    refuses(Data(str(tmp_path / "a.parquet"), test_fraction=0.5, **settings), f"a.parquet.*({message})")
+    refuses(
+        Data(str(tmp_path / "a.parquet"), test_fraction=0.5, **settings), f"a.parquet.*({message})"
+    )
 
 
 @pytest.mark.parametrize("content", ["cut", "empty", "large footer"])
@@ -173,7 +195,11 @@ def test_a_file_that_is_no_parquet_is_refused(tmp_path, content):
 
 @pytest.mark.parametrize(
     "metadata",
-    [{b"classes": b"\xff\xfe,b"}, {"huggingface": "[" * 100_000}, {"huggingface": '{"info": {"features": 3}}'}],
+    [
+        {b"classes": b"\xff\xfe,b"},
+        {"huggingface": "[" * 100_000},
+        {"huggingface": '{"info": {"features": 3}}'},
+    ],
     ids=["no UTF-8", "deep", "no names"],
 )
 def test_class_names_of_odd_types_do_no_harm(tmp_path, metadata):
@@ -191,8 +217,12 @@ def test_numbers_in_one_file_and_lists_in_another_are_one_message(tmp_path):
 
 
 def test_a_trace_with_a_column_twice_is_one_message(tmp_path):
-    pq.write_table(pa.table([TWICE, TWICE, TWICE], names=["round", "client", "client"]), tmp_path / "t.parquet")
-    with pytest.raises(InputError, match=r"give a Parquet file with the columns round and client, each once") as caught:
+    pq.write_table(
+        pa.table([TWICE, TWICE, TWICE], names=["round", "client", "client"]), tmp_path / "t.parquet"
+    )
+    with pytest.raises(
+        InputError, match=r"give a Parquet file with the columns round and client, each once"
+    ) as caught:
         read_trace(str(tmp_path / "t.parquet"), 5)
     assert "\n" not in str(caught.value)
 
@@ -212,7 +242,9 @@ def bombs() -> dict[str, bytes]:
     frame, large = jpeg.find(b"\xff\xc0"), bytearray(jpeg)
     large[frame + 5 : frame + 9] = struct.pack(">HH", 65500, 65500)
     zeros = zlib.compress(b"\0" * 2**26, 9)
-    tags = [struct.pack("<HHII", *tag) for tag in ((256, 4, 1, 10), (257, 4, 1, 10), (273, 4, 2**30, 8))]
+    tags = [
+        struct.pack("<HHII", *tag) for tag in ((256, 4, 1, 10), (257, 4, 1, 10), (273, 4, 2**30, 8))
+    ]
     return {
         "png of 50,000 x 50,000": SMALL[:8]
         + chunk(b"IHDR", struct.pack(">IIBBBBB", 50_000, 50_000, 8, 2, 0, 0, 0))
@@ -222,8 +254,13 @@ def bombs() -> dict[str, bytes]:
         "jpeg of 65,500 x 65,500": bytes(large),
         "jpeg, cut": bytes(jpeg[: len(jpeg) // 2]),
         "tiff, cut": encoded(Image.new("RGB", (64, 64)), "TIFF", compression="tiff_deflate")[:90],
-        "tiff, in circles": b"II*\0\x08\0\0\0" + struct.pack("<H", 3) + b"".join(tags) + struct.pack("<I", 8),
-        "bmp": b"BM" + struct.pack("<IHHIIiiHHI", 100, 0, 0, 54, 40, 2**31 - 1, -(2**31), 1, 24, 0) + b"\0" * 60,
+        "tiff, in circles": b"II*\0\x08\0\0\0"
+        + struct.pack("<H", 3)
+        + b"".join(tags)
+        + struct.pack("<I", 8),
+        "bmp": b"BM"
+        + struct.pack("<IHHIIiiHHI", 100, 0, 0, 54, 40, 2**31 - 1, -(2**31), 1, 24, 0)
+        + b"\0" * 60,
         "ppm": b"P6 1000000000 1000000000 255 ",
         "webp": b"RIFF\xff\xff\xff\xffWEBPVP8 \xff\xff\xff\xff" + b"\0" * 100,
         "eps, which is a program": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n",
@@ -232,12 +269,18 @@ def bombs() -> dict[str, bytes]:
 
 @pytest.mark.parametrize("name", bombs())
 def test_image_bombs_are_refused(tmp_path, name):
-    refuses(Data(write(tmp_path / "a.parquet", [bombs()[name]] * 2)), "row 0: cannot be decoded as an image")
+    refuses(
+        Data(write(tmp_path / "a.parquet", [bombs()[name]] * 2)),
+        "row 0: cannot be decoded as an image",
+    )
 
 
 def test_the_first_of_many_frames_is_read(tmp_path):
     frames = [Image.new("P", (8, 8), i) for i in range(200)]
-    path = write(tmp_path / "a.parquet", [encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])] * 2)
+    path = write(
+        tmp_path / "a.parquet",
+        [encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])] * 2,
+    )
     assert load(Data(path, test=path)).train.examples.shape[2:] == (8, 8)
 
 
@@ -272,7 +315,8 @@ def test_links_to_other_folders_are_followed_and_circles_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "path", ["/dev/zero", "pipe", "a\0b", "x" * 5000, "~nobody-of-this-name/x.parquet", "file://a b"]
+    "path",
+    ["/dev/zero", "pipe", "a\0b", "x" * 5000, "~nobody-of-this-name/x.parquet", "file://a b"],
 )
 def test_paths_that_are_not_data_files_are_refused(tmp_path, monkeypatch, path):
     monkeypatch.chdir(tmp_path)
@@ -305,7 +349,21 @@ def test_paths_that_are_not_job_files_are_refused(path, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "name", ["", "..", "a/../b", "/etc", "a//b", ".hidden", "a\x00b", "a b", "-rf", "x" * 201, "/".join("x" * 11), None]
+    "name",
+    [
+        "",
+        "..",
+        "a/../b",
+        "/etc",
+        "a//b",
+        ".hidden",
+        "a\x00b",
+        "a b",
+        "-rf",
+        "x" * 201,
+        "/".join("x" * 11),
+        None,
+    ],
 )
 def test_names_that_leave_the_folder_or_are_no_folder_name_are_refused(name):
     message = "a job needs a name that can be a folder's" if isinstance(name, str) else "give text"
@@ -316,7 +374,12 @@ def test_names_that_leave_the_folder_or_are_no_folder_name_are_refused(name):
 
 
 def test_a_job_with_large_but_valid_numbers_is_opened():
-    many = {"train.num_rounds": 10**18, "train.batch_size": 10**18, "train.local_epochs": 10**18, "seed": 10**100}
+    many = {
+        "train.num_rounds": 10**18,
+        "train.batch_size": 10**18,
+        "train.local_epochs": 10**18,
+        "seed": 10**100,
+    }
     training = open_site(read_job({"name": "n"}, many)).job.train
     assert training.num_rounds == 10**18
     assert np.isfinite(training.lr_at(10**18))
@@ -337,7 +400,9 @@ except InputError as error:
     print(error)
 """
     environment = {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"}
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment
+    )
     says = r"ray.address = 'auto': no Ray answers there \(Could not .*\); start one with `.*ray start --head`"
     assert re.match(says, done.stdout), done.stdout + done.stderr
 
@@ -347,12 +412,19 @@ except InputError as error:
 
 def test_names_reach_the_terminal_in_one_line_without_control_characters(tmp_path, monkeypatch):
     labels = ["\x1b[31mred\x1b[0m", "a\nb\tc\x1b]0;title\x07"] * 4
-    pq.write_table(pa.table({"x": [1.0, 2.0] * 4, "label": labels, "d": ["x\ny", "z"] * 4}), tmp_path / "a.parquet")
+    pq.write_table(
+        pa.table({"x": [1.0, 2.0] * 4, "label": labels, "d": ["x\ny", "z"] * 4}),
+        tmp_path / "a.parquet",
+    )
     data = 'source = "a.parquet"\nfeatures = ["x"]\ndomain = "d"\ntest_fraction = 0.5\n'
     partition = '[data.partition]\nname = "iid"\nnum_clients = 1\n'
     (tmp_path / "job.toml").write_text(f'name = "n"\nmodel = "mlp"\n[data]\n{data}{partition}')
     monkeypatch.chdir(tmp_path)
-    for words in (["data", "job.toml"], ["partition", "job.toml"], ["data", "job.toml", "-s", "data.client=\x1b[31mx"]):
+    for words in (
+        ["data", "job.toml"],
+        ["partition", "job.toml"],
+        ["data", "job.toml", "-s", "data.client=\x1b[31mx"],
+    ):
         said = CliRunner().invoke(main, words).output
         assert said and "\x1b" not in said and "Traceback" not in said
     said = CliRunner().invoke(main, ["partition", "job.toml"]).stdout.splitlines()
@@ -366,7 +438,12 @@ def test_a_module_of_the_current_folder_is_not_run_in_place_of_pythons_own(tmp_p
     for name in ("html", "json", "tomllib", "fcntl", "click"):
         (tmp_path / f"{name}.py").write_text("open('ran', 'w')")
     environment = {**os.environ, "PYTHONPATH": str(PACKAGE.parent)}
-    subprocess.run([sys.executable, "-m", "rayfed", *words.split()], capture_output=True, cwd=tmp_path, env=environment)
+    subprocess.run(
+        [sys.executable, "-m", "rayfed", *words.split()],
+        capture_output=True,
+        cwd=tmp_path,
+        env=environment,
+    )
     assert not (tmp_path / "ran").exists()
 
 
@@ -374,11 +451,20 @@ HIDDEN = "cat\u202etac\u2069", "dog\x1b[31m\x1b]0;x\x07"
 
 
 @pytest.mark.parametrize("form", ["column", "metadata", "folders"])
-def test_hidden_characters_of_class_and_domain_names_are_spelled_out_wherever_they_are_shown(tmp_path, form):
+def test_hidden_characters_of_class_and_domain_names_are_spelled_out_wherever_they_are_shown(
+    tmp_path, form
+):
     path = str(tmp_path / "a.parquet")
-    table = pa.table({"image": [SMALL] * 4, "label": [0, 1] * 2 if form == "metadata" else [*HIDDEN] * 2})
+    table = pa.table(
+        {"image": [SMALL] * 4, "label": [0, 1] * 2 if form == "metadata" else [*HIDDEN] * 2}
+    )
     table = table.append_column("where", pa.array([*HIDDEN] * 2))
-    pq.write_table(table.replace_schema_metadata({"classes": ",".join(HIDDEN)} if form == "metadata" else None), path)
+    pq.write_table(
+        table.replace_schema_metadata(
+            {"classes": ",".join(HIDDEN)} if form == "metadata" else None
+        ),
+        path,
+    )
     if form == "folders":
         path = str(tree(tmp_path / "tree"))
         for name, old in zip(HIDDEN, ("cat", "dog"), strict=True):
@@ -407,7 +493,15 @@ def fine(): return __import__("rayfed").methods.compose()
 
 @pytest.mark.parametrize("key", ["method", "model", "data.partition"])
 @pytest.mark.parametrize(
-    "name", ["os:system", "shutil:rmtree", "antigravity:fly", "strange:system", "strange:rmtree", "strange:zeros"]
+    "name",
+    [
+        "os:system",
+        "shutil:rmtree",
+        "antigravity:fly",
+        "strange:system",
+        "strange:rmtree",
+        "strange:zeros",
+    ],
 )
 def test_what_is_named_is_looked_at_before_it_is_called(tmp_path, monkeypatch, key, name):
     (tmp_path / "strange.py").write_text(STRANGE)
@@ -417,11 +511,12 @@ def test_what_is_named_is_looked_at_before_it_is_called(tmp_path, monkeypatch, k
         job = read_job({"name": "n"}, {key: name, f"{key}.{option}": f"touch {tmp_path}/ran"})
         build_model(job.model.name, job.model.options, image_shape=(1, 8, 8), num_classes=2, seed=0)
 
-    message = (
-        "is a module of Python itself; name a module of yours|Python's own or built in; name a function or a class"
-    )
+    message = "is a module of Python itself; name a module of yours|Python's own or built in; name a function or a class"
     option = "command" if name.endswith("system") else "path"
     with pytest.raises(InputError, match=f"'{name}'.*({message})"):
         build()
-    assert sorted(path.name for path in tmp_path.glob("[!_]*")) == ["strange.py"] and "antigravity" not in sys.modules
+    assert (
+        sorted(path.name for path in tmp_path.glob("[!_]*")) == ["strange.py"]
+        and "antigravity" not in sys.modules
+    )
     assert read_job({"name": "n", "method": "strange:fine"}).method == compose()

@@ -36,7 +36,9 @@ def test_the_quickstart_file_is_read():
     assert (job.name, job.seed, job.model) == ("quickstart", 0, Model("cnn"))
     assert job.method == fedntd()
     assert job.data.partition == PARTITIONS["dirichlet"](alpha=0.3, num_clients=20, seed=0)
-    assert job.train == Training(12, 8, local_epochs=1, batch_size=50, lr=0.03, lr_decay=0.95, momentum=0.9)
+    assert job.train == Training(
+        12, 8, local_epochs=1, batch_size=50, lr=0.03, lr_decay=0.95, momentum=0.9
+    )
     assert (job.ray, job.output) == (RayOptions(), Output("runs"))
 
 
@@ -53,11 +55,20 @@ def test_every_partition_is_read_back_as_it_was_written(name):
     assert isinstance(job.data.partition, PARTITIONS[name])
     assert again(job) == job
     if not needed:
-        assert job == read_job({"name": "n", "data": {"partition": name}})  # a string stands for a table
+        assert job == read_job(
+            {"name": "n", "data": {"partition": name}}
+        )  # a string stands for a table
 
 
 def test_lists_model_options_and_a_value_of_none_are_read_back():
-    job = read_job({"name": "n", "data": {"shape": [3, 8, 8]}, "train": {"local_steps": 7}, "model": {"width": 3}})
+    job = read_job(
+        {
+            "name": "n",
+            "data": {"shape": [3, 8, 8]},
+            "train": {"local_steps": 7},
+            "model": {"width": 3},
+        }
+    )
     assert job.data.shape == [3, 8, 8]
     assert job.model == Model("cnn", {"width": 3})
     assert again(job) == job
@@ -95,7 +106,9 @@ def test_overrides_replace_single_values_in_a_copy():
 def test_another_partition_drops_the_options_of_the_one_before_in_any_order_of_overrides():
     for order in (1, -1):
         changes = dict([("data.partition.name", "shards"), ("data.partition.s", 3)][::order])
-        assert read_job(QUICKSTART, changes).data.partition == PARTITIONS["shards"](s=3, num_clients=20, seed=0)
+        assert read_job(QUICKSTART, changes).data.partition == PARTITIONS["shards"](
+            s=3, num_clients=20, seed=0
+        )
         changes = dict([("data.partition", "shards"), ("data.partition.num_clients", 9)][::order])
         assert read_job(QUICKSTART, changes).data.partition == PARTITIONS["shards"](num_clients=9)
     assert read_job(QUICKSTART, {"data.partition.name": "dirichlet"}) == read_job(QUICKSTART)
@@ -105,17 +118,29 @@ def test_of_a_name_and_its_short_form_the_later_override_counts_and_options_come
     names = [("model", "lenet"), ("model.name", "resnet8")]
     for first, last in (names, names[::-1]):
         job = read_job(QUICKSTART, dict([("model.freeze", ["head.bias"]), first, last]))
-        assert job.model == read_job(QUICKSTART, {"model": last[1], "model.freeze": ["head.bias"]}).model
+        assert (
+            job.model
+            == read_job(QUICKSTART, {"model": last[1], "model.freeze": ["head.bias"]}).model
+        )
 
 
 def test_a_name_stands_for_a_table_in_any_spelling_and_keeps_what_the_new_table_has_too():
-    names = {"data.partition": "IID", "model": "ResNet8", "method": "FedLMD-Tf", "data.source": "CIFAR10"}
+    names = {
+        "data.partition": "IID",
+        "model": "ResNet8",
+        "method": "FedLMD-Tf",
+        "data.source": "CIFAR10",
+    }
     job = read_job(QUICKSTART, names)
-    assert job == read_job(QUICKSTART, {f"{key}.name": name for key, name in list(names.items())[:2]} | names)
+    assert job == read_job(
+        QUICKSTART, {f"{key}.name": name for key, name in list(names.items())[:2]} | names
+    )
     assert job.data.partition == PARTITIONS["iid"](num_clients=20, seed=0)
     assert (job.model, job.method, job.data.source) == (Model("resnet8"), fedlmd_tf(), "cifar10")
     kept = {"data.partition.seed": 7, "data.partition.name": "Dirichlet"}
-    assert read_job(QUICKSTART, kept).data.partition == PARTITIONS["dirichlet"](alpha=0.3, num_clients=20, seed=7)
+    assert read_job(QUICKSTART, kept).data.partition == PARTITIONS["dirichlet"](
+        alpha=0.3, num_clients=20, seed=7
+    )
     for key in ("data.partition", "data.partition.name"):
         assert read_job(QUICKSTART, {key: "natural"}).data.partition == PARTITIONS["natural"]()
     assert tuple(BUILDERS) == MODELS
@@ -134,11 +159,15 @@ def test_a_pipe_in_place_of_a_job_file_is_refused_at_once(tmp_path):
         read_toml(tmp_path / "job.toml")
 
 
-def test_a_job_file_in_another_folder_is_named_and_a_file_that_is_none_is_told(tmp_path, monkeypatch):
+def test_a_job_file_in_another_folder_is_named_and_a_file_that_is_none_is_told(
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     Path("jobs").mkdir()
     Path("jobs/mine.toml").write_text('name = "mine"')
-    with pytest.raises(InputError, match=r"^no job file 'mine.toml'; did you mean 'jobs/mine.toml'\?$"):
+    with pytest.raises(
+        InputError, match=r"^no job file 'mine.toml'; did you mean 'jobs/mine.toml'\?$"
+    ):
         read_toml("mine.toml")
     with pytest.raises(InputError, match=r"^no job file 'yours.toml'; 'quickstart' is an example"):
         read_toml("yours.toml")
@@ -177,7 +206,9 @@ def test_every_key_has_a_sentence():
 
 def test_a_method_with_and_one_without_an_auxiliary_set_share_a_dealing():
     """They differ by the images withdrawn; with `data.auxiliary_per_class`, as in the grids, not even by these."""
-    one, other = (open_data(read_job(QUICKSTART, {"method": method})) for method in ("fedavg", "fedssd"))
+    one, other = (
+        open_data(read_job(QUICKSTART, {"method": method})) for method in ("fedavg", "fedssd")
+    )
     assert one.dealt.hash() == other.dealt.hash()
     for i in range(20):
         assert np.array_equal(other.client(i), np.setdiff1d(one.client(i), other.auxiliary))
@@ -186,7 +217,9 @@ def test_a_method_with_and_one_without_an_auxiliary_set_share_a_dealing():
     assert len(same.auxiliary) == len(other.auxiliary) == 640
 
 
-@pytest.mark.parametrize("method", [lambda round: fedavg(), (Proximal(),), Proximal(), None, "fedavg"])
+@pytest.mark.parametrize(
+    "method", [lambda round: fedavg(), (Proximal(),), Proximal(), None, "fedavg"]
+)
 def test_a_method_that_compose_has_not_made_is_refused(method):
     with pytest.raises(InputError, match=r"method = .*: not a method; make one with compose"):
         Job("x", method=method)
@@ -194,7 +227,12 @@ def test_a_method_that_compose_has_not_made_is_refused(method):
 
 def test_the_method_of_a_job_can_be_overridden_and_is_given_once(tmp_path):
     """A job keeps a method made in Python, but for one that the overrides name."""
-    few = {"model.name": "lenet", "train.num_rounds": 1, "train.clients_per_round": 1, "train.local_steps": 1}
+    few = {
+        "model.name": "lenet",
+        "train.num_rounds": 1,
+        "train.clients_per_round": 1,
+        "train.local_steps": 1,
+    }
     few |= {"ray.mode": "off", "output.path": str(tmp_path)}
     job = replace(read_job("jobs/quickstart.toml", few), method=fedntd(beta=0.5))
 
@@ -205,5 +243,7 @@ def test_the_method_of_a_job_can_be_overridden_and_is_given_once(tmp_path):
     assert played("a") == fedntd(beta=0.5)
     assert played("b", method="fedavg") == fedavg()
     assert played("c", **{"method": "fedntd", "method.beta": 0.25}) == fedntd(beta=0.25)
-    with pytest.raises(InputError, match="the method is given twice, as `method` and as 'method' in `overrides`"):
+    with pytest.raises(
+        InputError, match="the method is given twice, as `method` and as 'method' in `overrides`"
+    ):
         rayfed.run(job, {"name": "d", "method": "fedavg"}, method=fedntd())

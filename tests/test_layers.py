@@ -31,8 +31,15 @@ LAYERS = [
 ]
 LAYER_OF = {f"rayfed.{entry}": number for number, layer in enumerate(LAYERS) for entry in layer}
 LONGEST = 400  # lines
-FILES = {".".join(("rayfed", *path.relative_to(PACKAGE).with_suffix("").parts)): path for path in PACKAGE.rglob("*.py")}
-FILES = {name.removesuffix(".__init__"): FILES[name] for name in sorted(FILES) if ".examples." not in name}  # jobs/
+FILES = {
+    ".".join(("rayfed", *path.relative_to(PACKAGE).with_suffix("").parts)): path
+    for path in PACKAGE.rglob("*.py")
+}
+FILES = {
+    name.removesuffix(".__init__"): FILES[name]
+    for name in sorted(FILES)
+    if ".examples." not in name
+}  # jobs/
 
 
 def layer_of(name):
@@ -60,12 +67,16 @@ def test_every_module_has_a_layer_and_imports_none_above_it():
     for name in FILES.keys() - {"rayfed"}:  # which exports names of all layers
         own = layer_of(name)
         assert own is not None, f"{name} has no layer"
-        assert {module for module in imports_of(name) if (layer_of(module) or 0) > own} == set(), name
+        assert {module for module in imports_of(name) if (layer_of(module) or 0) > own} == set(), (
+            name
+        )
 
 
 def test_no_circle_of_imports():
     graph = {name: [module for module in imports_of(name) if module in FILES] for name in FILES}
-    order = TopologicalSorter(graph).static_order()  # raises CycleError, which lists the modules of a circle
+    order = TopologicalSorter(
+        graph
+    ).static_order()  # raises CycleError, which lists the modules of a circle
     assert sorted(order) == sorted(FILES)
 
 
@@ -83,7 +94,9 @@ def test_the_package_lists_its_public_names_and_each_can_be_had():
 
 
 def test_every_file_is_short():
-    assert [name for name, path in FILES.items() if len(path.read_text().splitlines()) > LONGEST] == []
+    assert [
+        name for name, path in FILES.items() if len(path.read_text().splitlines()) > LONGEST
+    ] == []
 
 
 def test_only_the_runtime_imports_ray():
@@ -94,8 +107,16 @@ def test_only_the_runtime_imports_ray():
 
 def test_losses_import_only_torch_and_numpy():
     for name in (name for name in FILES if name.startswith("rayfed.losses")):
-        foreign = {module for module in imports_of(name) if module.split(".")[0] not in sys.stdlib_module_names}
-        assert {module for module in foreign if not module.startswith(("torch", "numpy", "rayfed.losses"))} == set()
+        foreign = {
+            module
+            for module in imports_of(name)
+            if module.split(".")[0] not in sys.stdlib_module_names
+        }
+        assert {
+            module
+            for module in foreign
+            if not module.startswith(("torch", "numpy", "rayfed.losses"))
+        } == set()
 
 
 @pytest.mark.slow
@@ -108,14 +129,21 @@ def test_losses_import_only_torch_and_numpy():
         ("rayfed.folder.read, rayfed.runtime.jobs", "ray torch"),
         ("rayfed.losses", "ray pydantic pyarrow PIL torchvision matplotlib rich click"),
         ("rayfed.experiment, rayfed.runtime.this_process", "ray torchvision matplotlib"),
-        ("rayfed.runtime.actors", "pyarrow PIL torchvision matplotlib rayfed.report rayfed.experiment rayfed.folder"),
+        (
+            "rayfed.runtime.actors",
+            "pyarrow PIL torchvision matplotlib rayfed.report rayfed.experiment rayfed.folder",
+        ),
     ],
 )
 def test_an_import_does_not_load_heavy_modules(modules, kept_out):
     """They would slow the start of a command, of a client's process, and of a program that uses only the losses."""
     script = f"import sys, {modules}; print(*(m for m in {kept_out.split()} if m in sys.modules))"
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=PACKAGE.parent
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=PACKAGE.parent,
     )
     assert done.stdout.split() == []
 
@@ -123,5 +151,7 @@ def test_an_import_does_not_load_heavy_modules(modules, kept_out):
 def test_seeding_and_restoring_torch_does_not_import_its_compiler():
     """Nearly 900 modules, which `torch.use_deterministic_algorithms` imports even where nothing changes."""
     script = "import sys, torch; from rayfed.base.isolation import isolated\n"
-    script += "with isolated(0, torch.device('cpu')): pass\nassert 'torch._dynamo' not in sys.modules"
+    script += (
+        "with isolated(0, torch.device('cpu')): pass\nassert 'torch._dynamo' not in sys.modules"
+    )
     subprocess.run([sys.executable, "-c", script], check=True, cwd=PACKAGE.parent)

@@ -11,9 +11,15 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from rayfed.losses import forgetting, metrics
 
 fractions = st.floats(0, 1)
-confusions = st.integers(1, 6).flatmap(lambda c: arrays(np.int64, (c, c), elements=st.integers(0, 50)))
+confusions = st.integers(1, 6).flatmap(
+    lambda c: arrays(np.int64, (c, c), elements=st.integers(0, 50))
+)
 histories = arrays(np.float64, array_shapes(min_dims=2, max_dims=2, max_side=6), elements=fractions)
-updates = arrays(np.float64, st.tuples(st.integers(2, 5), st.integers(1, 8)), elements=st.floats(-10, 10, width=32))
+updates = arrays(
+    np.float64,
+    st.tuples(st.integers(2, 5), st.integers(1, 8)),
+    elements=st.floats(-10, 10, width=32),
+)
 
 
 def distributions(classes):
@@ -25,12 +31,16 @@ def distributions(classes):
 
 
 def test_confusion_by_hand():
-    confusion = metrics.confusion_matrix(np.array([0, 0, 2, 2, 2], np.uint8), np.array([0, 1, 2, 2, 0]), 3)
+    confusion = metrics.confusion_matrix(
+        np.array([0, 0, 2, 2, 2], np.uint8), np.array([0, 1, 2, 2, 0]), 3
+    )
     assert confusion.dtype == np.int64
     assert confusion.tolist() == [[1, 1, 0], [0, 0, 0], [1, 0, 2]]
     assert metrics.accuracy(confusion) == 3 / 5
     np.testing.assert_allclose(metrics.class_accuracy(confusion), [1 / 2, np.nan, 2 / 3])
-    np.testing.assert_allclose(metrics.row_normalised(confusion), [[0.5, 0.5, 0], [np.nan] * 3, [1 / 3, 0, 2 / 3]])
+    np.testing.assert_allclose(
+        metrics.row_normalised(confusion), [[0.5, 0.5, 0], [np.nan] * 3, [1 / 3, 0, 2 / 3]]
+    )
 
 
 def test_many_classes_in_small_integers_do_not_overflow():
@@ -70,7 +80,9 @@ def test_forgetting_by_hand():
     assert forgetting.peak(history[:-1].max(axis=0), history[-1]) == pytest.approx(
         ((0.8 - 0.3) + (0.6 - 0.5) + (0.5 - 0.9)) / 3
     )
-    assert forgetting.peak(np.array([0.8, np.nan]), np.array([0.6, np.nan])) == pytest.approx(0.2), "no test samples"
+    assert forgetting.peak(np.array([0.8, np.nan]), np.array([0.6, np.nan])) == pytest.approx(
+        0.2
+    ), "no test samples"
 
 
 @given(histories)
@@ -87,12 +99,17 @@ def test_in_and_out_local_by_hand():
     p = np.array([0.7, 0.3, 0.0, 0.0])
     accuracies = np.array([1.0, 0.5, 0.2, 0.1])
     assert metrics.in_local_accuracy(accuracies, p) == pytest.approx(0.85)
-    assert metrics.out_local_accuracy(accuracies, p) == pytest.approx((0.3 * 1.0 + 0.7 * 0.5 + 0.2 + 0.1) / 3)
+    assert metrics.out_local_accuracy(accuracies, p) == pytest.approx(
+        (0.3 * 1.0 + 0.7 * 0.5 + 0.2 + 0.1) / 3
+    )
 
 
 @given(arrays(np.float64, 4, elements=fractions), distributions(4))
 def test_in_local_is_weighted_by_p_and_out_local_by_the_rest_of_each_class(accuracies, p):
-    inside, outside = metrics.in_local_accuracy(accuracies, p), metrics.out_local_accuracy(accuracies, p)
+    inside, outside = (
+        metrics.in_local_accuracy(accuracies, p),
+        metrics.out_local_accuracy(accuracies, p),
+    )
     assert inside == pytest.approx(p @ accuracies)
     assert inside + 3 * outside == pytest.approx(accuracies.sum())
 
@@ -134,7 +151,9 @@ def test_distribution_distance_by_hand():
 
 
 def diversity(updates):
-    return metrics.gradient_diversity(updates.sum(axis=0), np.square(updates, dtype=float).sum(), len(updates))
+    return metrics.gradient_diversity(
+        updates.sum(axis=0), np.square(updates, dtype=float).sum(), len(updates)
+    )
 
 
 def pairwise(updates):
@@ -187,11 +206,15 @@ def test_class_preference_by_hand_and_alignment():
     preference = metrics.class_preference(
         sums - 100 * np.bincount(labels, minlength=6)[:, None], np.bincount(labels, minlength=6)
     )
-    assert preference.tolist() == [0, 3, 4], "all means are negative, and a class without samples has 0"
+    assert preference.tolist() == [0, 3, 4], (
+        "all means are negative, and a class without samples has 0"
+    )
     preference = metrics.class_preference(sums, np.bincount(labels, minlength=6))
     assert preference.tolist() == [0, 3, 4]
     assert metrics.alignment(preference, np.array([0, 3, 0])) == pytest.approx(2 / 3)
     silent = metrics.class_preference(sums * [1, 0, 1], np.bincount(labels, minlength=6))
     assert silent.tolist() == [0, -1, 4], "a neuron that is 0 on all images prefers no class"
-    assert metrics.alignment(silent, np.array([-1, -1, 4])) == 1 and math.isnan(metrics.alignment(silent, -np.ones(3)))
+    assert metrics.alignment(silent, np.array([-1, -1, 4])) == 1 and math.isnan(
+        metrics.alignment(silent, -np.ones(3))
+    )
     assert metrics.dead(silent, np.array([-1, -1, 4])) == pytest.approx(2 / 3)

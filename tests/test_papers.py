@@ -52,7 +52,9 @@ def test_a_grid_is_complete(path):
     assert job["grid"]["seeds"]
     for setting in job["grid"]["setting"]:
         for key, value in setting.items():
-            if key != "name":  # an override is a quoted, dotted key; without quotes it would be a nested table
+            if (
+                key != "name"
+            ):  # an override is a quoted, dotted key; without quotes it would be a nested table
                 assert key.split(".")[0] in {"data", "model", "train"} and "." in key, key
             if key == "data.partition":
                 assert {"name", "num_clients", "seed"} <= set(value), setting["name"]
@@ -85,40 +87,79 @@ def hashes(grid: str) -> dict[str, str]:
     ("figure", "runs", "table"),
     [
         ("fedntd/fig15", "cifar10-shards-2/fedavg cifar10-shards-2/fedntd", "fedntd/table1"),
-        ("fedntd/fig15", "cifar10-dirichlet-0.1/fedavg cifar10-dirichlet-0.1/fedntd", "fedntd/table1"),
-        ("fedlmd/fig7", "epochs-5/fedavg epochs-5/fedntd epochs-5/fedlmd epochs-5/fedlmd-tf", "fedlmd/table3"),
-        ("fedlmd/fig9", "cifar10-dirichlet-0.05/fedlmd cifar10-dirichlet-0.05/fedlmd-tf", "fedlmd/table3"),
+        (
+            "fedntd/fig15",
+            "cifar10-dirichlet-0.1/fedavg cifar10-dirichlet-0.1/fedntd",
+            "fedntd/table1",
+        ),
+        (
+            "fedlmd/fig7",
+            "epochs-5/fedavg epochs-5/fedntd epochs-5/fedlmd epochs-5/fedlmd-tf",
+            "fedlmd/table3",
+        ),
+        (
+            "fedlmd/fig9",
+            "cifar10-dirichlet-0.05/fedlmd cifar10-dirichlet-0.05/fedlmd-tf",
+            "fedlmd/table3",
+        ),
         ("fedlmd/fig9", "cifar10-dirichlet-0.05/fedntd", "fedlmd/table3"),
-        ("fedssd/fig9", "epochs-10/fedavg epochs-10/moon epochs-10/fedcad epochs-10/fedssd", "fedssd/table1-cifar10"),
+        (
+            "fedssd/fig9",
+            "epochs-10/fedavg epochs-10/moon epochs-10/fedcad epochs-10/fedssd",
+            "fedssd/table1-cifar10",
+        ),
         ("fedcsd/fig3", "cifar100-dirichlet-0.5/fedcsd", "fedcsd/table3"),
-        ("fedcsd/fig4", "cifar100-dirichlet-0.5/decay-0 cifar100-dirichlet-0.5/decay-0.9", "fedcsd/table3"),
+        (
+            "fedcsd/fig4",
+            "cifar100-dirichlet-0.5/decay-0 cifar100-dirichlet-0.5/decay-0.9",
+            "fedcsd/table3",
+        ),
     ],
 )
-def test_a_figure_that_varies_one_thing_has_the_runs_of_its_table_where_it_does_not(figure, runs, table):
+def test_a_figure_that_varies_one_thing_has_the_runs_of_its_table_where_it_does_not(
+    figure, runs, table
+):
     ours, theirs = hashes(figure), set(hashes(table).values())
     assert [run for run in runs.split() if ours[run] not in theirs] == []
 
 
 def test_the_index_names_every_file():
     index = (PAPERS / "README.md").read_text()
-    assert [str(p.relative_to(PAPERS)) for p in GRIDS + RESULTS if f"`{p.relative_to(PAPERS)}`" not in index] == []
+    assert [
+        str(p.relative_to(PAPERS))
+        for p in GRIDS + RESULTS
+        if f"`{p.relative_to(PAPERS)}`" not in index
+    ] == []
     docs = (PAPERS.parents[1] / "docs/README.md").read_text()
     assert all(f"../jobs/{path.name}" in docs for path in PAPERS.parent.iterdir() if path.is_dir())
 
 
 COMPARISONS = sorted((PAPERS.parent / "comparison").glob("*.toml"))
-SINGLE = sorted(path for folder in (PAPERS.parent, PAPERS.parent / "cifar10") for path in folder.glob("*.toml"))
+SINGLE = sorted(
+    path for folder in (PAPERS.parent, PAPERS.parent / "cifar10") for path in folder.glob("*.toml")
+)
 
 
 @pytest.mark.parametrize("path", [*GRIDS, *COMPARISONS, *SINGLE], ids=short)
 def test_every_run_is_a_valid_job(path):
     tables = tomllib.loads(path.read_text())
     jobs = [cell.job() for cell in expand(tables)]
-    assert len({job.name for job in jobs}) == len(jobs) == prod(map(len, tables.get("grid", {}).values()))
+    assert (
+        len({job.name for job in jobs})
+        == len(jobs)
+        == prod(map(len, tables.get("grid", {}).values()))
+    )
     assert len({job.hash() for job in jobs}) == len(jobs)  # no run is listed twice under two names
 
 
-LONG = ["fl-simulator/readme", "fedacg/cifar", "fedrcl/readme", "fedwsq/fig-d", "niid-bench/table3", "pfllib/benchmark"]
+LONG = [
+    "fl-simulator/readme",
+    "fedacg/cifar",
+    "fedrcl/readme",
+    "fedwsq/fig-d",
+    "niid-bench/table3",
+    "pfllib/benchmark",
+]
 
 
 @pytest.mark.slow
@@ -128,8 +169,17 @@ def test_three_rounds_of_every_method_of_a_grid_that_was_not_run(grid, tmp_path,
     tables = tomllib.loads((PAPERS / f"{grid}.toml").read_text())
     side, channels = (28, 1) if "mnist" in tables["data"]["source"] else (32, 3)
     write_images(tmp_path, 80, 10, pixels=channels * side**2, classes=10)
-    few = {"train.num_rounds": 3, "train.clients_per_round": 2, "train.local_steps": 1, "train.batch_size": 5}
-    data = {"source": str(tmp_path / "data"), "shape": [channels, side, side], "partition": {"num_clients": 4}}
+    few = {
+        "train.num_rounds": 3,
+        "train.clients_per_round": 2,
+        "train.local_steps": 1,
+        "train.batch_size": 5,
+    }
+    data = {
+        "source": str(tmp_path / "data"),
+        "shape": [channels, side, side],
+        "partition": {"num_clients": 4},
+    }
     here = {"ray.mode": "off", "output.path": str(tmp_path / "runs"), "grid.seeds": [0]}
     cells = expand(tables, {**few, **here, **{f"data.{key}": value for key, value in data.items()}})
     methods = [cell for cell in cells if cell.setting == cells[0].setting]

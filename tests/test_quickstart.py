@@ -17,7 +17,15 @@ QUICKSTART = Path(__file__).resolve().parents[1] / "jobs/quickstart.toml"
 
 @pytest.mark.slow
 def test_the_quickstart_learns_and_leaves_its_results(tmp_path):
-    command = [sys.executable, "-m", "rayfed", "run", str(QUICKSTART), "-s", f"output.path={tmp_path}"]
+    command = [
+        sys.executable,
+        "-m",
+        "rayfed",
+        "run",
+        str(QUICKSTART),
+        "-s",
+        f"output.path={tmp_path}",
+    ]
     run = subprocess.run(command, capture_output=True, text=True, timeout=280)
     assert run.returncode == 0, run.stderr
     folder = tmp_path / "quickstart"
@@ -27,7 +35,15 @@ def test_the_quickstart_learns_and_leaves_its_results(tmp_path):
     assert rounds[-1]["test_accuracy"] > 0.7
     assert json.loads((folder / "summary.json").read_text())["status"] == "done"
     tables = {"rounds.parquet", "clients.parquet", "classes.parquet", "partition.parquet"}
-    others = {"job.toml", "environment.json", "summary.json", "checkpoints", "report.html", "log.txt", ".lock"}
+    others = {
+        "job.toml",
+        "environment.json",
+        "summary.json",
+        "checkpoints",
+        "report.html",
+        "log.txt",
+        ".lock",
+    }
     assert {path.name for path in folder.iterdir()} == tables | others
 
 
@@ -36,7 +52,12 @@ def test_fedssd_trains_another_model_than_fedavg(play):
     """Not only in the last bits, as with `inside_norm = true` (8.5e-6). The first three models are not credible."""
 
     def trained(method):
-        few = {"model": "lenet", "train.num_rounds": 4, "train.eval_every": 4, "data.auxiliary_per_class": 64}
+        few = {
+            "model": "lenet",
+            "train.num_rounds": 4,
+            "train.eval_every": 4,
+            "data.auxiliary_per_class": 64,
+        }
         weights = play(open_site(read_job(QUICKSTART, {"method": method, **few})))[-1].weights
         return torch.cat([weight.double().flatten() for weight in weights.values()])
 

@@ -27,15 +27,29 @@ def documented():
         for name in re.findall(r"^\.\. auto(?:function|class):: rayfed\.(\S+)", page, re.MULTILINE):
             module, _, own = f"rayfed.{name}".rpartition(".")
             things[name] = getattr(importlib.import_module(module), own)
-        listed = r"^\.\. automodule:: rayfed\.(\S+)\n   :members:(.*)\n(?:   :exclude-members:(.*)\n)?"
+        listed = (
+            r"^\.\. automodule:: rayfed\.(\S+)\n   :members:(.*)\n(?:   :exclude-members:(.*)\n)?"
+        )
         for module, members, excluded in re.findall(listed, page, re.MULTILINE):
             home = importlib.import_module(f"rayfed.{module}")
-            mine = (name for name, value in vars(home).items() if getattr(value, "__module__", "") == home.__name__)
-            names = members.replace(",", " ").split() or [name for name in mine if not name.startswith("_")]
+            mine = (
+                name
+                for name, value in vars(home).items()
+                if getattr(value, "__module__", "") == home.__name__
+            )
+            names = members.replace(",", " ").split() or [
+                name for name in mine if not name.startswith("_")
+            ]
             left_out = excluded.replace(",", " ").split()
             assert {*left_out} <= {*vars(home)}, "a name that is left out is no longer there"
-            things |= {f"{module}.{name}": getattr(home, name) for name in names if name not in left_out}
-    return {name: thing for name, thing in things.items() if inspect.isclass(thing) or inspect.isfunction(thing)}
+            things |= {
+                f"{module}.{name}": getattr(home, name) for name in names if name not in left_out
+            }
+    return {
+        name: thing
+        for name, thing in things.items()
+        if inspect.isclass(thing) or inspect.isfunction(thing)
+    }
 
 
 REFERENCE = documented()
@@ -53,28 +67,42 @@ def taught():
                [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]]  # fmt: skip
     for path in (ROOT / "docs/notebooks").glob("*.ipynb"):
         cells = json.loads(path.read_text())["cells"]
-        sources.append("\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"))
+        sources.append(
+            "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+        )
     sources += [path.read_text() for path in (ROOT / "rayfed/cli/project").glob("*.py.txt")]
     for node in (node for source in sources for node in ast.walk(ast.parse(source))):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] == "rayfed":
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node.module
+            and node.module.partition(".")[0] == "rayfed"
+        ):
             yield from ((node.module, each.name) for each in node.names)
 
 
 def test_every_public_name_is_in_the_reference():
     public = {getattr(rayfed, name): name for name in rayfed.__all__}
     public |= {getattr(losses, name): name for name in losses.__all__}
-    public |= {thing: name for named in (PARTS, RECIPES, PARTITIONS) for name, thing in named.items()}
+    public |= {
+        thing: name for named in (PARTS, RECIPES, PARTITIONS) for name, thing in named.items()
+    }
     public |= {thing: name for name, thing in MODELS.items()}
     for module, name in taught():
         thing = getattr(importlib.import_module(module), name)
         if inspect.isfunction(thing) or inspect.isclass(thing):
             public[thing] = f"{module}.{name}"
     there = {*REFERENCE.values()}
-    assert not [name for thing, name in public.items() if thing not in there and thing.__module__[:6] == "rayfed"]
+    assert not [
+        name
+        for thing, name in public.items()
+        if thing not in there and thing.__module__[:6] == "rayfed"
+    ]
 
 
 def test_a_public_name_has_a_docstring_that_begins_with_a_sentence():
-    summaries = {name: own_doc(thing).partition("\n\n")[0].rstrip() for name, thing in REFERENCE.items()}
+    summaries = {
+        name: own_doc(thing).partition("\n\n")[0].rstrip() for name, thing in REFERENCE.items()
+    }
     assert [name for name, summary in summaries.items() if not summary.endswith((".", ":"))] == []
 
 
@@ -89,7 +117,10 @@ def unnamed(thing):
     """The errors that a thing raises, and that neither it nor, of a class, its bases and their methods name."""
     if inspect.isclass(thing):
         members = [member for base in thing.__mro__ for member in vars(base).values()]
-        docs = [*(base.__doc__ for base in thing.__mro__), *(getattr(member, "__doc__", "") for member in members)]
+        docs = [
+            *(base.__doc__ for base in thing.__mro__),
+            *(getattr(member, "__doc__", "") for member in members),
+        ]
     else:
         docs = [thing.__doc__]
     words = " ".join(doc for doc in docs if isinstance(doc, str))
@@ -100,22 +131,33 @@ def unnamed(thing):
 
 
 def test_a_docstring_names_the_errors_that_are_raised():
-    assert {name: errors for name, thing in REFERENCE.items() if (errors := [*unnamed(thing)])} == {}
+    assert {
+        name: errors for name, thing in REFERENCE.items() if (errors := [*unnamed(thing)])
+    } == {}
 
 
 SHAPE = re.compile(r"\([A-Z0-9][A-Za-z0-9, +*-]*,[A-Za-z0-9 ]*\)|\([A-Z]+,\)")
-LEGEND = re.compile(r"(logits|features|labels)$")  # arguments whose shapes the package's docstring says once
+LEGEND = re.compile(
+    r"(logits|features|labels)$"
+)  # arguments whose shapes the package's docstring says once
 
 
 def test_a_loss_says_the_shape_of_each_tensor_and_a_measure_that_of_its_arrays():
     functions = {name: thing for name, thing in REFERENCE.items() if name.startswith("losses.")}
     for name, function in functions.items():
         if inspect.isfunction(function):
-            kinds = {key: str(each.annotation) for key, each in inspect.signature(function).parameters.items()}
+            kinds = {
+                key: str(each.annotation)
+                for key, each in inspect.signature(function).parameters.items()
+            }
             shapes = SHAPE.findall(own_doc(function))
-            tensors = [key for key, kind in kinds.items() if "Tensor" in kind and not LEGEND.search(key)]
+            tensors = [
+                key for key, kind in kinds.items() if "Tensor" in kind and not LEGEND.search(key)
+            ]
             assert len(shapes) >= len(tensors), (name, tensors)
-            assert shapes or not any("ndarray" in kind and "Sequence" not in kind for kind in kinds.values()), name
+            assert shapes or not any(
+                "ndarray" in kind and "Sequence" not in kind for kind in kinds.values()
+            ), name
 
 
 def test_each_name_of_the_package_itself_has_an_example():

@@ -45,15 +45,26 @@ def test_it_is_refused_in_words_and_nothing_is_written(pair, tmp_path, monkeypat
     row = pair[1]
     monkeypatch.chdir(tmp_path)
     if "command" in row:
-        quickstart = (ROOT / "jobs/quickstart.toml").read_text().replace('mode = "on"', 'mode = "off"')
-        before = {Path(name): text for name, text in {"job.toml": quickstart, **row.get("files", {})}.items()}
+        quickstart = (
+            (ROOT / "jobs/quickstart.toml").read_text().replace('mode = "on"', 'mode = "off"')
+        )
+        before = {
+            Path(name): text
+            for name, text in {"job.toml": quickstart, **row.get("files", {})}.items()
+        }
         for path, text in before.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
         monkeypatch.setattr("ray.init", None)
         result = CliRunner().invoke(main, shlex.split(row["command"]))
-        message = result.stderr if result.exception is None or isinstance(result.exception, SystemExit) else ""
-        assert (result.exit_code, row["says"] in message) == (2, True), result.output or repr(result.exception)
+        message = (
+            result.stderr
+            if result.exception is None or isinstance(result.exception, SystemExit)
+            else ""
+        )
+        assert (result.exit_code, row["says"] in message) == (2, True), result.output or repr(
+            result.exception
+        )
         after = [path for path in Path().rglob("*") if path.is_file() and path.suffix != ".pyc"]
         assert {path: path.read_text() for path in after} == before
         return

@@ -45,7 +45,9 @@ from rayfed.rounds.round import ClientRow, Round
 from rayfed.rounds.site import Site, open_data
 from rayfed.runtime.this_process import ThisProcess
 
-HOSTILE = "</td></svg><script src=//evil.example></script><img src=x onerror='alert(1)'>&amp;$\\x$\"_"
+HOSTILE = (
+    "</td></svg><script src=//evil.example></script><img src=x onerror='alert(1)'>&amp;$\\x$\"_"
+)
 VOID = {"meta", "img", "link", "br"}  # elements without an end tag
 
 
@@ -112,7 +114,14 @@ def keeper(tmp_path):
 
     def make(classes=("cat", "dog"), name="hand", alpha=0.5, **more):
         partition = {"name": "dirichlet", "num_clients": 7, "min_size": 0, "alpha": alpha}
-        job = make_job({"name": name, "output": {"path": str(tmp_path)}, "data": {"partition": partition}, **more})
+        job = make_job(
+            {
+                "name": name,
+                "output": {"path": str(tmp_path)},
+                "data": {"partition": partition},
+                **more,
+            }
+        )
         samples = Samples(np.zeros((60, 1, 4, 4), np.uint8), np.arange(60) % len(classes), classes)
         federation = federate(Dataset(samples, samples), job.data.partition)
         site = Site(nn.Linear(1, 1), federation, job, torch.device("cpu"))
@@ -133,7 +142,11 @@ def keep(keeper, *history, error=None):
 
 def a_round(number, right):
     """A round after which the model recognises `right[c]` of the 4 test images of class `c`; None: not evaluated."""
-    clients = (ClientRow(number % 5, 10, 1 / number, 0.5, HOSTILE), ClientRow(5, 30, 2.0, 1.5, "b")) if number else ()
+    clients = (
+        (ClientRow(number % 5, 10, 1 / number, 0.5, HOSTILE), ClientRow(5, 30, 2.0, 1.5, "b"))
+        if number
+        else ()
+    )
     if right is None:
         return Round(number, {}, {}, {}, None, np.ones(2), None, clients)
     confusion = np.zeros((len(right), len(right)), np.int64)
@@ -144,7 +157,9 @@ def a_round(number, right):
 
 def charts_of(text):
     """The data of a page's figures."""
-    return json.loads(re.search(r'<script type="application/json" id="charts">(.*?)</script>', text, re.DOTALL)[1])
+    return json.loads(
+        re.search(r'<script type="application/json" id="charts">(.*?)</script>', text, re.DOTALL)[1]
+    )
 
 
 def scripts_of(text):
@@ -160,7 +175,10 @@ def said_by(text):
     body = text[text.index("<body>") :].partition('<h2 id="job">')[0].partition("<footer>")[0]
     for end in ("</th>", "</td>", "</dt>", "</dd>"):
         body = body.replace(end, " | ")
-    lines = [" ".join(line.split()) for line in re.sub(r"<[^>]*>", " ", body).replace("</tr>", "\n").splitlines()]
+    lines = [
+        " ".join(line.split())
+        for line in re.sub(r"<[^>]*>", " ", body).replace("</tr>", "\n").splitlines()
+    ]
     return {"lines": [html.unescape(line) for line in lines if line], "charts": charts_of(text)}
 
 
@@ -174,13 +192,17 @@ def test_a_run_ends_with_a_page_that_has_the_numbers_of_its_tables(result):
     best = max(rounds[1:], key=lambda row: row["test_accuracy"])
     assert page.tiles["best accuracy"] == f"{100 * best['test_accuracy']:.1f}%"
     assert page.tiles["since the peak"] == f"{100 * rounds[-1]['forgetting']:.1f}%"
-    assert page.tiles["sent to clients"] == f"{sum(row['bytes_down'] for row in rounds) / 1e6:.1f} MB"
+    assert (
+        page.tiles["sent to clients"] == f"{sum(row['bytes_down'] for row in rounds) / 1e6:.1f} MB"
+    )
 
     accuracy = {(row["round"], row["class"]): row["accuracy"] for row in result.classes.to_pylist()}
     start = page.rows.index(["class", "peak", "in round", "last", "lost"])
     losses = page.rows[start + 1 : start + 11]
     for name, peak, number, last, lost in losses:
-        assert peak.endswith("*") == (0 < accuracy[int(number), name] <= accuracy[0, name]), "no better than untrained"
+        assert peak.endswith("*") == (0 < accuracy[int(number), name] <= accuracy[0, name]), (
+            "no better than untrained"
+        )
         assert share(peak) == pytest.approx(max(accuracy[1, name], accuracy[2, name]), abs=6e-4)
         assert share(last) == pytest.approx(accuracy[3, name], abs=6e-4)
         assert share(lost) == pytest.approx(share(peak) - share(last), abs=2e-3)
@@ -188,7 +210,9 @@ def test_a_run_ends_with_a_page_that_has_the_numbers_of_its_tables(result):
 
     own = [row for row in result.clients.to_pylist() if row["client"] == 0]
     loss = f"{np.mean([row['train_loss'] for row in own]):.4f}" if own else ""
-    assert not own or ["0", f"{own[0]['num_examples']:,}", str(len(own)), loss] in [row[:4] for row in page.rows]
+    assert not own or ["0", f"{own[0]['num_examples']:,}", str(len(own)), loss] in [
+        row[:4] for row in page.rows
+    ]
 
 
 def test_the_partition_is_written_as_it_was_dealt(result, tables):
@@ -203,7 +227,10 @@ def test_the_partition_is_written_as_it_was_dealt(result, tables):
 def test_the_page_loads_nothing_and_runs_only_its_own_scripts(result):
     text = (result.path / "report.html").read_text()
     found = Page(text)
-    assert set(re.findall(r"\w+://[^\s\"']*", text)) == {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xhtml"}
+    assert set(re.findall(r"\w+://[^\s\"']*", text)) == {
+        "http://www.w3.org/2000/svg",
+        "http://www.w3.org/1999/xhtml",
+    }
     assert "@import" not in text and "url(" not in text
     assert not {"link", "iframe", "object", "img"} & set(found.tags)
     assert all(link.startswith("#") for link in found.values_of("src", "href", "xlink:href"))
@@ -217,14 +244,18 @@ def test_the_page_loads_nothing_and_runs_only_its_own_scripts(result):
     rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
     own = (script.encode(), gzip.decompress(base64.b64decode(library)))
     hashes = {f"'sha256-{base64.b64encode(hashlib.sha256(of).digest()).decode()}'" for of in own}
-    assert set(rules.pop("script-src").split()) == hashes, "browsers are told to run these two, and nothing else"
+    assert set(rules.pop("script-src").split()) == hashes, (
+        "browsers are told to run these two, and nothing else"
+    )
     assert rules == {"default-src": "'none'", "style-src": "'unsafe-inline'", "img-src": "data:"}
 
 
 def test_the_libraries_are_those_of_the_registry():
     """The table of vendor/README.md has a file's hash in the registry's package; pages hold these files."""
     vendor = Path(page.__file__).parent / "vendor"
-    told = re.findall(r"^\| `(.*?)` \|.*`([0-9a-f]{64})` \|$", (vendor / "README.md").read_text(), re.MULTILINE)
+    told = re.findall(
+        r"^\| `(.*?)` \|.*`([0-9a-f]{64})` \|$", (vendor / "README.md").read_text(), re.MULTILINE
+    )
     assert [name for name, _ in told] == list(page.LIBRARIES)
     for name, digest in told:
         assert hashlib.sha256((vendor / name).read_bytes()).hexdigest() == digest
@@ -237,13 +268,20 @@ def test_every_figure_has_its_numbers_as_a_table(result):
     assert found.values_of("data-chart") == list(charts)
     assert text.count("<figure") == text.count("as a table</summary>") == len(charts) > 8
     rows = result.rounds.to_pylist()
-    assert charts["accuracy"]["series"][0]["y"] == pytest.approx([100 * row["test_accuracy"] for row in rows], rel=1e-5)
-    accuracy = {(row["round"], row["class"]): 100 * row["accuracy"] for row in result.classes.to_pylist()}
+    assert charts["accuracy"]["series"][0]["y"] == pytest.approx(
+        [100 * row["test_accuracy"] for row in rows], rel=1e-5
+    )
+    accuracy = {
+        (row["round"], row["class"]): 100 * row["accuracy"] for row in result.classes.to_pylist()
+    }
     for name, values in zip(charts["classes"]["rows"], charts["classes"]["values"], strict=True):
         assert values == pytest.approx([accuracy[round, name] for round in (1, 2, 3)], rel=1e-5)
         assert [name, *(f"{accuracy[round, name]:.1f}" for round in (1, 2, 3))] in found.rows
     kilobytes = [row["bytes_down"] / 1e3 for row in rows[1:]]
-    assert charts["bytes"]["series"][0]["y"] == pytest.approx(kilobytes, rel=1e-5) and charts["bytes"]["unit"] == " kB"
+    assert (
+        charts["bytes"]["series"][0]["y"] == pytest.approx(kilobytes, rel=1e-5)
+        and charts["bytes"]["unit"] == " kB"
+    )
 
 
 def test_the_figures_of_a_long_run_stay_small():
@@ -253,12 +291,22 @@ def test_the_figures_of_a_long_run_stay_small():
     assert (len(line["x"]), line["x"][0], line["x"][-1]) == (400, 0, 3000)
     assert line["y"] == pytest.approx(np.sqrt(line["x"]), rel=1e-5)
     assert len(chart.rows) == 50 and chart.rows[-1] == ["3000", "54.8"]
-    assert chart.note == "Of 3,001 rounds, the table has 50 and the figure has 400; the Parquet files have all."
+    assert (
+        chart.note
+        == "Of 3,001 rounds, the table has 50 and the figure has 400; the Parquet files have all."
+    )
     values = np.tile(np.arange(3000.0), (100, 1))
     classes, columns = ([str(n) for n in range(many)] for many in (100, 3000))
     heat = plots.charts.heat("b", "B", values, classes, columns, "round", "%")
-    assert len(heat.data["values"]) == 100 and len(heat.data["values"][0]) == 400 and heat.data["values"][7][-1] == 2999
-    assert "Of 100 classes, the table has 50;" in heat.note and "Of 3,000 rounds, the table has 12 and" in heat.note
+    assert (
+        len(heat.data["values"]) == 100
+        and len(heat.data["values"][0]) == 400
+        and heat.data["values"][7][-1] == 2999
+    )
+    assert (
+        "Of 100 classes, the table has 50;" in heat.note
+        and "Of 3,000 rounds, the table has 12 and" in heat.note
+    )
 
 
 def test_a_page_made_again_is_the_same_byte_for_byte(copy):
@@ -267,19 +315,27 @@ def test_a_page_made_again_is_the_same_byte_for_byte(copy):
     done = CliRunner().invoke(main, ["report", str(copy)])
     assert done.exit_code == 0, done.output
     assert (copy / "report.html").read_bytes() == first
-    assert CliRunner().invoke(main, ["report", str(copy), "-o", str(copy / "deep/a.html")]).exit_code == 0
+    assert (
+        CliRunner().invoke(main, ["report", str(copy), "-o", str(copy / "deep/a.html")]).exit_code
+        == 0
+    )
     assert (copy / "deep/a.html").read_bytes() == first
 
 
 def test_names_are_shown_as_plain_text(keeper):
     rounds = [[number, 1, 2, 3] for number in range(3)]
-    run = read_run(keep(keeper((HOSTILE, "$x_{", "\u72ac", "<b>")), *rounds, error=ArithmeticError(HOSTILE)))
+    run = read_run(
+        keep(keeper((HOSTILE, "$x_{", "\u72ac", "<b>")), *rounds, error=ArithmeticError(HOSTILE))
+    )
     assert HOSTILE in run.error
     job = {**run.job, "name": HOSTILE, "method": [{"name": HOSTILE, HOSTILE: HOSTILE}]}
     run = replace(run, job=job, status=HOSTILE, job_text=HOSTILE, environment={HOSTILE: HOSTILE})
     for text in (run_page(run), comparison_page([run, run])):
         found = Page(text)
-        assert found.tags["script"] == text.count("<script") == text.count("</script") == 3 and not found.tags["img"]
+        assert (
+            found.tags["script"] == text.count("<script") == text.count("</script") == 3
+            and not found.tags["img"]
+        )
         assert not [name for name, _ in found.attributes if name.startswith("on")]
         assert text.count("&lt;script") > 5
     assert "\u72ac" in run_page(run)
@@ -323,12 +379,20 @@ def test_the_last_round_may_lack_a_table(keeper):
     pq.write_table(pq.read_table(file, filters=[("round", "<", 3)]), file)
     run = read_run(path)
     assert len(run.rounds["round"]) == 4 and len(run.class_accuracy) == 3
-    assert forgotten(run) == [ClassLoss("dog", 0.5, 1, 0.25, 0.25), ClassLoss("cat", 0.25, 1, 0.5, -0.25)]
+    assert forgotten(run) == [
+        ClassLoss("dog", 0.5, 1, 0.25, 0.25),
+        ClassLoss("cat", 0.25, 1, 0.5, -0.25),
+    ]
     assert Page(run_page(run)).tiles["rounds"] == "3"
 
 
 def test_a_seldom_evaluated_run_has_the_forgetting_of_its_tables(tables, result):
-    seldom = {"name": "seldom", "train.num_rounds": 5, "train.eval_every": 2, "train.local_steps": 2}
+    seldom = {
+        "name": "seldom",
+        "train.num_rounds": 5,
+        "train.eval_every": 2,
+        "train.local_steps": 2,
+    }
     found = rayfed.run(tables, seldom)
     rows = found.rounds.to_pylist()
     losses = forgotten(read_run(found.path))
@@ -341,9 +405,15 @@ def test_a_seldom_evaluated_run_has_the_forgetting_of_its_tables(tables, result)
 
 def test_many_clients_share_the_columns_of_the_figure(keeper):
     run = read_run(keep(keeper()))
-    many = {"client": np.arange(10_000), "class": np.arange(10_000) % 2, "count": np.full(10_000, 5)}
+    many = {
+        "client": np.arange(10_000),
+        "class": np.arange(10_000) % 2,
+        "count": np.full(10_000, 5),
+    }
     chart = plots.partition(replace(run, partition=many, num_clients=10_001))
-    assert chart.data["unit"] == "examples, mean of 26 clients" and len(chart.data["columns"]) == 385
+    assert (
+        chart.data["unit"] == "examples, mean of 26 clients" and len(chart.data["columns"]) == 385
+    )
     assert chart.data["columns"][-1] == "9984 to 10000"
     crowd = replace(run, partition=many, num_clients=10_001)
     assert "10,001 clients hold 50,000 examples: 0 to 5 each" in run_page(crowd)
@@ -363,7 +433,9 @@ def test_a_page_that_cannot_be_made_does_not_fail_the_run(tables, pages, monkeyp
     monkeypatch.setattr(page, "write_report", fail)
     result = rayfed.run(tables, {"name": "no-page", "train.num_rounds": 1})
     assert result.rounds.num_rows == 2
-    assert "the run has no page, because ValueError('no ink')" in (result.path / "log.txt").read_text()
+    assert (
+        "the run has no page, because ValueError('no ink')" in (result.path / "log.txt").read_text()
+    )
     assert not (result.path / "report.html").exists()
 
 
@@ -372,7 +444,9 @@ def grid(keeper):
     folders = []
     for number, (method, ends) in enumerate({"avg": [1, 2, 3], "ntd": [3, 4, 4]}.items()):
         for seed, last in enumerate(ends):
-            made = keeper(name=f"g/s/{method}/seed-{seed}", seed=seed, method=["fedavg", "fedntd"][number])
+            made = keeper(
+                name=f"g/s/{method}/seed-{seed}", seed=seed, method=["fedavg", "fedntd"][number]
+            )
             folders.append(keep(made, [0, 0], [2, 0], [last, last]))
     killed(folders[-1])
     return [*folders, keep(keeper(name="g/s/ntd/seed-3", seed=3), [4, 4])]
@@ -397,7 +471,8 @@ def unfinished(keeper):
     path = keep(keeper(("cat", "dog", "elk")), [0, 1, 1], [1, 2, 1], [3, 2, 1])
     table = read_table(path, "classes").to_pydict()
     table["accuracy"] = [
-        np.nan if name == "elk" else value for name, value in zip(table["class"], table["accuracy"], strict=True)
+        np.nan if name == "elk" else value
+        for name, value in zip(table["class"], table["accuracy"], strict=True)
     ]
     shutil.rmtree(path / "classes.parquet")
     pq.write_table(pa.table(table), path / "classes.parquet")
@@ -408,13 +483,26 @@ def unfinished(keeper):
 def notes(keeper):
     """Means over images where there are any: of clients with 10 and 30; a NaN does not count."""
     path = keep(keeper(), [1, 1], [2, 2], [3, 3])
-    row = {"round": 1, "client": 0, "num_examples": 10, "train_loss": 1.0, "seconds": 0.5, "node": "a"}
+    row = {
+        "round": 1,
+        "client": 0,
+        "num_examples": 10,
+        "train_loss": 1.0,
+        "seconds": 0.5,
+        "node": "a",
+    }
     for number, pair in {
         1: ([("loss.a", 1.0), ("loss.b", 7.0)], [("loss.a", 3.0), ("loss.b", math.nan)]),
-        2: ([("loss.a", 5.0), ("local.before.accuracy", 0.5), ("local.after.accuracy", math.nan)], []),
+        2: (
+            [("loss.a", 5.0), ("local.before.accuracy", 0.5), ("local.after.accuracy", math.nan)],
+            [],
+        ),
     }.items():
         of_both = zip((10, 30), pair, strict=True)
-        rows = [{**row, "round": number, "num_examples": images, "notes": given} for images, given in of_both]
+        rows = [
+            {**row, "round": number, "num_examples": images, "notes": given}
+            for images, given in of_both
+        ]
         write_round(path, number, {"clients": rows})
     return [path]
 
@@ -444,7 +532,11 @@ def unlike(keeper):
 def own_partitions(keeper):
     data = {"partition": {"name": "dirichlet", "num_clients": 7, "min_size": 0, "seed": "run"}}
     return [
-        keep(keeper(name=f"g/{method}/seed-{seed}", seed=seed, method=method, data=data), [1, 1], [2, 2])
+        keep(
+            keeper(name=f"g/{method}/seed-{seed}", seed=seed, method=method, data=data),
+            [1, 1],
+            [2, 2],
+        )
         for method in ("fedavg", "fedntd")
         for seed in (0, 1, 2)
     ]
@@ -467,7 +559,9 @@ def test_a_page_says_and_draws_what_is_recorded(name, keeper):
     if os.environ.get("RECORD"):
         records[name] = said
         text = json.dumps(records, indent=1, ensure_ascii=False) + "\n"
-        RECORDS.write_text(re.sub(r"\[[^\[\]{}\"]*\]", lambda numbers: " ".join(numbers[0].split()), text))
+        RECORDS.write_text(
+            re.sub(r"\[[^\[\]{}\"]*\]", lambda numbers: " ".join(numbers[0].split()), text)
+        )
     assert said == records[name]
 
 
@@ -480,12 +574,16 @@ def test_a_grid_is_a_line_per_method(keeper, tmp_path):
     assert avg[:4] == ["avg", "0, 1, 2", "50.0 ± 25.0%", "50.0 ± 25.0%"] and avg[5] == "10.0 ± 0.0%"
     assert ntd[:4] == ["ntd", "0, 1, 2", "91.7 ± 14.4%", "91.7 ± 14.4%"]
     assert "more rounds: g/s/ntd/seed-3 (done, 0 rounds)." in text
-    (gap,) = charts_of(text)["gaps"]["points"]  # 75 - 25, 100 - 50 and 100 - 75 points; t with 2 degrees of freedom
+    (gap,) = charts_of(text)["gaps"][
+        "points"
+    ]  # 75 - 25, 100 - 50 and 100 - 75 points; t with 2 degrees of freedom
     half = 4.303 * np.std([50, 50, 25], ddof=1) / math.sqrt(3)
     assert gap["ends"] == pytest.approx([125 / 3 - half, 125 / 3 + half])
     (tmp_path / "g/s/avg/seed-0").rename(tmp_path / "g/s/avg/seed-10")
     runs = find_runs(tmp_path / "g/s/avg")
-    assert [run.name for run in runs] == ["seed-1", "seed-2", "seed-10"], "in the order of their numbers"
+    assert [run.name for run in runs] == ["seed-1", "seed-2", "seed-10"], (
+        "in the order of their numbers"
+    )
 
 
 def test_runs_of_one_name_in_two_places_stay_apart(keeper, tmp_path):
@@ -499,15 +597,23 @@ def test_runs_of_one_name_in_two_places_stay_apart(keeper, tmp_path):
 def test_how_clients_answered_the_virtual_time_and_an_early_end_are_shown(tables, tmp_path):
     clients = {"dropout": 0.3, "seconds_per_example": 0.01, "deadline": 1e6, "oversample": 1.5}
     train = {**tables["train"], "num_rounds": 12, "lr": 1e-9, "patience": 2}
-    found = rayfed.run({**tables, "clients": clients, "train": train, "output": {"path": str(tmp_path)}})
+    found = rayfed.run(
+        {**tables, "clients": clients, "train": train, "output": {"path": str(tmp_path)}}
+    )
     page, rounds = run_page(read_run(found.path)), found.rounds.to_pylist()[1:]
     notes = [dict(row["notes"]) for row in rounds]
     charts = charts_of(page)
     drawn = {line["name"]: line["y"] for line in charts["answers"]["series"]}
-    assert drawn == {name: [note[f"clients.{name}"] for note in notes] for name in ("answered", "dropped", "late")}
+    assert drawn == {
+        name: [note[f"clients.{name}"] for note in notes]
+        for name in ("answered", "dropped", "late")
+    }
     seconds = np.cumsum([note["clients.virtual_seconds"] for note in notes])
     assert charts["virtual"]["series"][0]["y"] == pytest.approx(seconds.tolist(), rel=1e-3)
-    assert f"Ended after round {len(rounds)} of 12: no better test accuracy" in page and len(rounds) < 12
+    assert (
+        f"Ended after round {len(rounds)} of 12: no better test accuracy" in page
+        and len(rounds) < 12
+    )
 
 
 def everywhere(content, hostile):
@@ -525,7 +631,10 @@ def everywhere(content, hostile):
 def test_every_value_of_a_file_is_plain_text_or_refused(hostile, copy, monkeypatch, tmp_path):
     """Each value of job.toml, environment.json and summary.json, and each table of them, is a script, in turn."""
     monkeypatch.setattr(read, "read_table", functools.cache(read_table))
-    method = [{"until": 1, "method": [{"name": "fedavg"}]}, {"method": [{"name": "fedntd", "beta": [1.0]}]}]
+    method = [
+        {"until": 1, "method": [{"name": "fedavg"}]},
+        {"method": [{"name": "fedntd", "beta": [1.0]}]},
+    ]
     files = {
         "job.toml": (tomli_w.dumps, {**read_toml(copy / "job.toml"), "method": method}),
         "environment.json": (json.dumps, json.loads((copy / "environment.json").read_text())),
@@ -536,7 +645,10 @@ def test_every_value_of_a_file_is_plain_text_or_refused(hostile, copy, monkeypat
         for number, table in enumerate(everywhere(content, hostile)):
             (copy / name).write_text(written(table))
             try:
-                pages = [write_report(copy, tmp_path / "a.html"), write_comparison([copy, copy], tmp_path / "b.html")]
+                pages = [
+                    write_report(copy, tmp_path / "a.html"),
+                    write_comparison([copy, copy], tmp_path / "b.html"),
+                ]
             except InputError as error:
                 refused.add((str(error), "cannot be shown" in str(error)))
                 continue
@@ -554,7 +666,11 @@ def test_a_damaged_file_is_one_message(copy):
         (copy / file).write_text(content)
         for runs in ([copy], [copy, copy.parent]):
             done = CliRunner().invoke(main, ["report", *map(str, runs)])
-            assert (done.exit_code, "cannot be shown" in done.stderr, done.stderr.count("\n")) == (2, True, 1)
+            assert (done.exit_code, "cannot be shown" in done.stderr, done.stderr.count("\n")) == (
+                2,
+                True,
+                1,
+            )
 
 
 def test_a_result_is_four_lines_and_in_a_notebook_a_table_and_a_curve(result):
@@ -571,7 +687,14 @@ def test_a_result_is_four_lines_and_in_a_notebook_a_table_and_a_curve(result):
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 FLAGS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"),
+    *(
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-sync",
+    ),
     *("--disable-background-networking", "--disable-component-update", "--enable-logging=stderr"),
     "--virtual-time-budget=20000",  # of its own clock: until all is drawn
 )
@@ -585,23 +708,40 @@ def test_a_browser_draws_every_figure_and_says_nothing(width, keeper, tmp_path):
     names = (HOSTILE, "</script><script>console.error('run')</script>", "\u202eabc & \"'", "\u72ac")
     rounds = [[number, 1, 2, 3] for number in range(4)]
     runs = [read_run(keep(keeper(names, name=name), *rounds)) for name in ("one", "two")]
-    runs = [replace(run, job={**run.job, "name": name}) for run, name in zip(runs, (HOSTILE, names[1]), strict=True)]
+    runs = [
+        replace(run, job={**run.job, "name": name})
+        for run, name in zip(runs, (HOSTILE, names[1]), strict=True)
+    ]
     for number, text in enumerate((run_page(runs[0]), comparison_page(runs))):
         (tmp_path / "page.html").write_text(text)
         log = tmp_path / f"net-{number}.json"
-        options = (f"--user-data-dir={tmp_path / 'profile'}", f"--log-net-log={log}", f"--window-size={width},2000")
+        options = (
+            f"--user-data-dir={tmp_path / 'profile'}",
+            f"--log-net-log={log}",
+            f"--window-size={width},2000",
+        )
         command = [CHROMIUM, *FLAGS, *options, "--dump-dom", (tmp_path / "page.html").as_uri()]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []
         assert 'data-drawn="yes"' in done.stdout
         assert done.stdout.count('role="img"') >= len(charts_of(text))
-        asked = {urlsplit(url).hostname or "" for url in re.findall(r'"url":"(https?://[^"]*)"', log.read_text())}
+        asked = {
+            urlsplit(url).hostname or ""
+            for url in re.findall(r'"url":"(https?://[^"]*)"', log.read_text())
+        }
         assert [host for host in asked if not host.endswith(ITS_OWN)] == []
 
 
 QUANTITIES = {
     **{"53.2% (round 12)": 53.2, "-3.0 ± 1.0%": -3.0, "1,234": 1234, "+0.5": 0.5, "100.0%*": 100},
-    **{"2.0 kB": 2000, "1.5 MB": 1.5e6, "0:01:02": 62, "1 day, 0:00:01": 86401, "n/a": "n/a", "fedavg": "fedavg"},
+    **{
+        "2.0 kB": 2000,
+        "1.5 MB": 1.5e6,
+        "0:01:02": 62,
+        "1 day, 0:00:01": 86401,
+        "n/a": "n/a",
+        "fedavg": "fedavg",
+    },
 }
 CLICKS = """<script>
 QUANTITY
@@ -631,14 +771,26 @@ const wait = setInterval(() => {
 def test_a_click_on_the_head_of_a_column_sorts_the_table_by_it(keeper, tmp_path):
     run = read_run(keep(keeper(), *([number, 3] for number in range(4))))
     quantity = re.search(
-        r"  function quantity.*?\n  }\n", page.HERE.joinpath("templates", "page.js").read_text(), re.DOTALL
+        r"  function quantity.*?\n  }\n",
+        page.HERE.joinpath("templates", "page.js").read_text(),
+        re.DOTALL,
     )[0]
     script = CLICKS.replace("QUANTITY", quantity).replace("TEXTS", json.dumps([*QUANTITIES]))
-    text = re.sub(r"<meta http-equiv=.Content-Security-Policy.[^>]*>", "", run_page(run)).replace("</body>", script)
+    text = re.sub(r"<meta http-equiv=.Content-Security-Policy.[^>]*>", "", run_page(run)).replace(
+        "</body>", script
+    )
     (tmp_path / "page.html").write_text(text)
-    options = (f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", (tmp_path / "page.html").as_uri())
-    shown = subprocess.run([CHROMIUM, *FLAGS, *options], capture_output=True, text=True, timeout=120).stdout
-    quantities, orders = json.loads(html.unescape(re.search(r'<pre id="said">(.*?)</pre>', shown)[1]))
+    options = (
+        f"--user-data-dir={tmp_path / 'profile'}",
+        "--dump-dom",
+        (tmp_path / "page.html").as_uri(),
+    )
+    shown = subprocess.run(
+        [CHROMIUM, *FLAGS, *options], capture_output=True, text=True, timeout=120
+    ).stdout
+    quantities, orders = json.loads(
+        html.unescape(re.search(r'<pre id="said">(.*?)</pre>', shown)[1])
+    )
     assert quantities == [*QUANTITIES.values()]
     assert len(orders) > 5
     for before, down, up in orders:

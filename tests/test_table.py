@@ -36,7 +36,12 @@ from rayfed.screen.text import aligned, print_table
 
 PAPERS = Path(__file__).resolve().parents[1] / "jobs" / "papers"
 TWO = ("fedavg", "fedntd")
-TINY = {"model.name": "lenet", "train.num_rounds": 1, "train.clients_per_round": 2, "train.local_steps": 1}
+TINY = {
+    "model.name": "lenet",
+    "train.num_rounds": 1,
+    "train.clients_per_round": 2,
+    "train.local_steps": 1,
+}
 
 
 @pytest.fixture(scope="module")
@@ -51,13 +56,23 @@ def made(tmp_path_factory):
 def run(made):
     def run(name, seed, *accuracies, partition="p", forgetting=0.25):
         count = len(accuracies) + 1
-        rounds = {**made.rounds, "round": np.arange(count), "test_accuracy": np.array([0.1, *accuracies])}
+        rounds = {
+            **made.rounds,
+            "round": np.arange(count),
+            "test_accuracy": np.array([0.1, *accuracies]),
+        }
         rounds["forgetting"] = np.full(count, forgetting)
         job = {**made.job, "name": f"{name}/seed-{seed}", "seed": seed}
-        summary, environment = {**made.summary, "rounds": count - 1}, {**made.environment, "partition": partition}
+        summary, environment = (
+            {**made.summary, "rounds": count - 1},
+            {**made.environment, "partition": partition},
+        )
         changed = {"rounds": rounds, "job": job, "summary": summary, "environment": environment}
         return replace(
-            made, **changed, evaluated=np.ones(count, bool), folder=made.folder.parent / name / f"seed-{seed}"
+            made,
+            **changed,
+            evaluated=np.ones(count, bool),
+            folder=made.folder.parent / name / f"seed-{seed}",
         )
 
     return run
@@ -81,41 +96,71 @@ def test_figures_and_differences_by_hand(run):
     assert best.mean == pytest.approx(10.0) and best.interval == pytest.approx((10.0, 10.0))
 
 
-def test_personalised_accuracy_is_a_column_of_runs_that_measured_it_and_can_be_compared(made, tmp_path):
+def test_personalised_accuracy_is_a_column_of_runs_that_measured_it_and_can_be_compared(
+    made, tmp_path
+):
     """By the tables of the runs: a mean over the clients of a round, and over the rounds."""
     ours, path = {}, str(tmp_path)
     for method in ("fedavg", "ditto"):
-        changes = {**TINY, "name": method, "method": method, "train.num_rounds": 2, "output.path": path}
-        result = rayfed.run("jobs/quickstart.toml", {**changes, "ray.mode": "off", "measure": ["local"]})
+        changes = {
+            **TINY,
+            "name": method,
+            "method": method,
+            "train.num_rounds": 2,
+            "output.path": path,
+        }
+        result = rayfed.run(
+            "jobs/quickstart.toml", {**changes, "ray.mode": "off", "measure": ["local"]}
+        )
         clients = [(row["round"], dict(row["notes"])) for row in result.clients.to_pylist()]
-        by_round = [[notes["local.after.in_local"] for at, notes in clients if at == number] for number in (1, 2)]
+        by_round = [
+            [notes["local.after.in_local"] for at, notes in clients if at == number]
+            for number in (1, 2)
+        ]
         ours[method] = 100 * np.mean([np.mean(values) for values in by_round])
     runs = [read_run(tmp_path / method) for method in ours]
     fedavg, ditto = rows(runs, "personalised")
-    assert {row.name: row.figures["personalised"][0] for row in (fedavg, ditto)} == pytest.approx(ours)
+    assert {row.name: row.figures["personalised"][0] for row in (fedavg, ditto)} == pytest.approx(
+        ours
+    )
     assert ditto.difference.mean == pytest.approx(ours["ditto"] - ours["fedavg"])
 
     both = sheet([runs[0], made], "csv")  # the other run has an empty cell, in each form
     column = both.head.index("personalised, mean of last 10 (%)")
     assert [line[column] for line in both.lines] == [f"{ours['fedavg']:.2f}", ""]
-    assert [record["personalised"] for record in both.records] == [pytest.approx(ours["fedavg"]), None]
+    assert [record["personalised"] for record in both.records] == [
+        pytest.approx(ours["fedavg"]),
+        None,
+    ]
     assert as_csv(both).splitlines()[0].count("personalised") == 2  # and its spread
     assert not any("personalised" in head for head in sheet([made], "text").head)
-    with pytest.raises(InputError, match=r"has no personalised accuracy: put measure = \[\"local\"\] into its job"):
+    with pytest.raises(
+        InputError, match=r"has no personalised accuracy: put measure = \[\"local\"\] into its job"
+    ):
         rows([made], "personalised")
 
 
 def test_the_run_to_compare_with_is_named_by_the_end_of_its_name(run):
-    runs = [run(f"g/{setting}/{method}", 0, 0.5) for setting in ("x", "y") for method in ("moon", "fedavg")]
+    runs = [
+        run(f"g/{setting}/{method}", 0, 0.5)
+        for setting in ("x", "y")
+        for method in ("moon", "fedavg")
+    ]
     found = rows(runs, first="fedavg")
     assert [row.name for row in found] == ["x/fedavg", "y/fedavg", "x/moon", "y/moon"]
     assert next(row.name for row in rows(runs, first="y/moon")) == "y/moon"
-    assert [row.name for row in rows(runs)] == ["x/fedavg", "y/fedavg", "x/moon", "y/moon"], "also if it is not named"
-    with pytest.raises(InputError, match="--from fedvg: no run has this name; did you mean 'y/fedavg'"):
+    assert [row.name for row in rows(runs)] == ["x/fedavg", "y/fedavg", "x/moon", "y/moon"], (
+        "also if it is not named"
+    )
+    with pytest.raises(
+        InputError, match="--from fedvg: no run has this name; did you mean 'y/fedavg'"
+    ):
         rows(runs, first="fedvg")
 
 
-def test_only_runs_of_the_same_partition_seed_and_rounds_are_compared_and_the_table_says_why_not(run):
+def test_only_runs_of_the_same_partition_seed_and_rounds_are_compared_and_the_table_says_why_not(
+    run,
+):
     one = run("x/one", 0, 0.5)
     for other, why in (
         (run("x/two", 1, 0.6), "other seed"),
@@ -127,7 +172,10 @@ def test_only_runs_of_the_same_partition_seed_and_rounds_are_compared_and_the_ta
         assert (first.difference, second.difference) == (None, None)
         assert (first.unlike, second.unlike) == ("", why)
         made = sheet([one, other], "text")
-        assert [line[made.head.index("difference in last (points)")] for line in made.lines] == ["reference", why]
+        assert [line[made.head.index("difference in last (points)")] for line in made.lines] == [
+            "reference",
+            why,
+        ]
     both = [run("x/one", 0, 0.5), run("x/one", 1, 0.5, partition="q")]
     crossed = [run("x/two", 1, 0.5), run("x/two", 0, 0.5, partition="q")]
     assert rows([*both, *crossed])[1].unlike == "other pairs of partition and seed"
@@ -136,25 +184,38 @@ def test_only_runs_of_the_same_partition_seed_and_rounds_are_compared_and_the_ta
 @pytest.mark.parametrize("width", [24, 80, 400])
 def test_on_a_terminal_of_any_width_no_cell_is_cut(width, monkeypatch, capsys):
     heads = ["run", *(f"accuracy in round {number} (%)" for number in range(12))]
-    lines = [["fedavg", *(f"{number}.25 ± 0.5" for number in range(12))], ["fedlmd_tf", *["-11.5 [-30.25, +7.5]"] * 12]]
+    lines = [
+        ["fedavg", *(f"{number}.25 ± 0.5" for number in range(12))],
+        ["fedlmd_tf", *["-11.5 [-30.25, +7.5]"] * 12],
+    ]
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", str(width))
     print_table(heads, lines)
     shown = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
     assert "…" not in shown and max(map(len, shown.splitlines())) <= width
     if width >= 80:
-        assert [shown.count(f" {cell} ") for cell in lines[0][1:]] == [1] * 12 and shown.count(lines[1][1]) == 12
+        assert [shown.count(f" {cell} ") for cell in lines[0][1:]] == [1] * 12 and shown.count(
+            lines[1][1]
+        ) == 12
     else:  # a column is wider than the terminal: its cells are folded
         assert shown.count("fedavg") == 12
 
 
 def test_a_difference_names_its_reference_where_there_are_several(run):
-    runs = [run("x/one", 0, 0.5), run("y/one", 0, 0.5, partition="q"), run("y/two", 0, 0.6, partition="q")]
+    runs = [
+        run("x/one", 0, 0.5),
+        run("y/one", 0, 0.5, partition="q"),
+        run("y/two", 0, 0.6, partition="q"),
+    ]
     third = rows(runs)[2]
     assert third.difference == Difference("y/one", 1, pytest.approx(10.0), None)
     assert not third.difference.sure  # one pair says nothing about chance
     made = sheet(runs, "text")
-    assert [line[-2:] for line in made.lines] == [["reference", ""], ["other partition", ""], ["+10.00", "y/one"]]
+    assert [line[-2:] for line in made.lines] == [
+        ["reference", ""],
+        ["other partition", ""],
+        ["+10.00", "y/one"],
+    ]
     assert "from" not in sheet(runs[1:], "text").head
     assert [record["reference"] for record in made.records] == [None, None, "y/one"]
 
@@ -162,17 +223,25 @@ def test_a_difference_names_its_reference_where_there_are_several(run):
 def test_runs_that_do_not_count_as_they_seem_are_named(run):
     one = [run("x/one", seed, 0.5, 0.6) for seed in (0, 1)]
     two = [run("x/two", 0, 0.5, 0.6), run("x/two", 1, 0.5), run("x/two", 2, 0.5, 0.6)]
-    two[2] = replace(two[2], job={**two[2].job, "train": {**two[2].job["train"], "lr": 7.0, "eval_every": 2}})
+    two[2] = replace(
+        two[2], job={**two[2].job, "train": {**two[2].job["train"], "lr": 7.0, "eval_every": 2}}
+    )
     waiting = replace(run("x/three", 0), evaluated=np.array([True]))
     made = sheet([*one, *two, waiting], "text")
     text = "\n".join(made.notes)
     lr = two[0].job["train"]["lr"]
-    assert f"two: its runs differ in more than their seeds: train.lr is {lr} in one run, 7.0 in another" in text
+    assert (
+        f"two: its runs differ in more than their seeds: train.lr is {lr} in one run, 7.0 in another"
+        in text
+    )
     assert f"two: runs with fewer rounds are left out: {two[1].folder} (1)" in text
     assert "two: 1 of its 2 runs have a pair in one" in text
     assert "train.eval_every is 1 and 2:" in text
     assert f"{waiting.folder} is left out: no round has been evaluated yet" in text
-    assert len(made.notes) == 6 and [line[0] for line in made.lines] == ["one", "two"]  # eval_every is also in the job
+    assert len(made.notes) == 6 and [line[0] for line in made.lines] == [
+        "one",
+        "two",
+    ]  # eval_every is also in the job
     assert sheet(one, "text").notes == []
 
 
@@ -197,8 +266,12 @@ def test_a_run_that_has_ended_early_counts_with_its_own_rounds(run):
 
 def test_the_same_run_as_two_seeds_is_refused(run):
     one, copied = run("x/one", 0, 0.5), run("x/one", 0, 0.5)
-    copied = replace(copied, folder=copied.folder.with_name("seed-7"), job={**one.job, "name": "x/one/seed-7"})
-    with pytest.raises(InputError, match="would count as two seeds although they are one; give only one"):
+    copied = replace(
+        copied, folder=copied.folder.with_name("seed-7"), job={**one.job, "name": "x/one/seed-7"}
+    )
+    with pytest.raises(
+        InputError, match="would count as two seeds although they are one; give only one"
+    ):
         rows([one, copied])
 
 
@@ -231,20 +304,29 @@ MARKED = {"md": r"\*\*(.*)\*\*", "latex": r"\\textbf\{(.*)\}"}
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(-1, 1)), min_size=1, max_size=5))
 def test_the_bold_cell_of_a_column_is_the_best_one(run, form, values):
     """The highest accuracy and the lowest forgetting, as printed; equal ones are all bold, and a single one is not."""
-    runs = [run(f"x/m{n}", 0, accuracy, forgetting=lost) for n, (accuracy, lost) in enumerate(values)]
+    runs = [
+        run(f"x/m{n}", 0, accuracy, forgetting=lost) for n, (accuracy, lost) in enumerate(values)
+    ]
     bold, plain = sheet(runs, form), sheet(runs, "text")
     for key, best in (("best (%)", max), ("last (%)", max), ("forgetting (%)", min)):
         at = plain.head.index(key)
         numbers = [float(line[at]) for line in plain.lines]
         marked = [re.fullmatch(MARKED[form], line[at]) for line in bold.lines]
-        assert [bool(mark) for mark in marked] == [len(runs) > 1 and number == best(numbers) for number in numbers]
-        assert [mark[1] if mark else line[at] for mark, line in zip(marked, bold.lines, strict=True)] == [
-            line[at] for line in plain.lines
+        assert [bool(mark) for mark in marked] == [
+            len(runs) > 1 and number == best(numbers) for number in numbers
         ]
+        assert [
+            mark[1] if mark else line[at] for mark, line in zip(marked, bold.lines, strict=True)
+        ] == [line[at] for line in plain.lines]
 
 
 def test_rows_that_are_not_compared_have_a_best_of_their_own(run):
-    numbers = [("p", "fedavg", 0.5), ("p", "fedntd", 0.6), ("q", "fedavg", 0.9), ("q", "fedntd", 0.95)]
+    numbers = [
+        ("p", "fedavg", 0.5),
+        ("p", "fedntd", 0.6),
+        ("q", "fedavg", 0.9),
+        ("q", "fedntd", 0.95),
+    ]
     runs = [run(f"{p}/{method}", 0, last, partition=p) for p, method, last in numbers]
     made = sheet(runs, "md")
     at = made.head.index("last (%)")
@@ -254,12 +336,22 @@ def test_rows_that_are_not_compared_have_a_best_of_their_own(run):
 def test_columns_are_chosen_in_an_order_and_a_row_has_its_label(run):
     runs = [run("x/fedavg", 0, 0.5, 0.4), run("x/fedntd", 0, 0.6, 0.7)]
     whole = sheet(runs, "text")
-    chosen = sheet(labelled(runs, {"fedavg": "FedAvg", "fedntd": "FedNTD (ours)"}), "text", columns="difference,best")
+    chosen = sheet(
+        labelled(runs, {"fedavg": "FedAvg", "fedntd": "FedNTD (ours)"}),
+        "text",
+        columns="difference,best",
+    )
     assert chosen.head == ["run", "difference in last (points)", "best (%)"]
     assert chosen.lines == [["FedAvg", "reference", "50.00"], ["FedNTD (ours)", "+30.00", "70.00"]]
-    assert sheet(runs, "text", columns=",".join(whole.head[1:3])).lines == [line[:3] for line in whole.lines]
+    assert sheet(runs, "text", columns=",".join(whole.head[1:3])).lines == [
+        line[:3] for line in whole.lines
+    ]
     named = labelled(runs, {"fedntd": "ours"})
-    assert sheet(named, "text", first="ours").lines[0][0] == sheet(named, "text", first="fedntd").lines[0][0] == "ours"
+    assert (
+        sheet(named, "text", first="ours").lines[0][0]
+        == sheet(named, "text", first="fedntd").lines[0][0]
+        == "ours"
+    )
 
 
 def test_a_column_is_chosen_by_its_key(run):
@@ -282,24 +374,45 @@ def test_the_accuracy_on_a_domain_is_shown_by_its_name(tmp_path):
     numbers = np.arange(400)
     of_rows = {"x": numbers % 7, "label": numbers % 2, "site": np.where(numbers % 3, "a|b c", "b")}
     pq.write_table(pa.table(of_rows), tmp_path / "t.parquet")
-    data = {"source": str(tmp_path / "t.parquet"), "features": ["x"], "domain": "site", "test_fraction": 0.5}
-    job = {"data": {**data, "partition": {"name": "iid", "num_clients": 2}}, "model": {"name": "mlp"}}
+    data = {
+        "source": str(tmp_path / "t.parquet"),
+        "features": ["x"],
+        "domain": "site",
+        "test_fraction": 0.5,
+    }
+    job = {
+        "data": {**data, "partition": {"name": "iid", "num_clients": 2}},
+        "model": {"name": "mlp"},
+    }
     job |= {"train": {"num_rounds": 2, "clients_per_round": 2}, "ray": {"mode": "off"}}
-    runs = [rayfed.run({**job, "name": name, "method": name, "output": {"path": str(tmp_path)}}) for name in TWO]
+    runs = [
+        rayfed.run({**job, "name": name, "method": name, "output": {"path": str(tmp_path)}})
+        for name in TWO
+    ]
     of_rounds = [dict(row["notes"]) for row in runs[1].rounds.to_pylist()]
     invoke = CliRunner().invoke
     for key in ("domain.a|b c", "domain.b"):
-        done = invoke(main, ["table", *(str(run.path) for run in runs), "--of", key, "--format", "csv"])
+        done = invoke(
+            main, ["table", *(str(run.path) for run in runs), "--of", key, "--format", "csv"]
+        )
         (_, row) = csv.DictReader(io.StringIO(done.stdout))
         assert float(row[key]) == pytest.approx(100 * of_rounds[-1][key])
         heads, cells = ["run", in_words(key)], ["fedntd", f"{float(row[key]):.2f}"]
         shown = invoke(main, ["table", str(runs[1].path), "--columns", key]).stdout
         assert shown == aligned([heads, cells]) + "\n"
-        assert series(read_run(runs[1].path), key)[1].tolist() == [notes[key] for notes in of_rounds]
-    drawn = invoke(main, ["figure", "curves", str(runs[1].path), "--of", "domain.b", "-o", str(tmp_path / "a.svg")])
+        assert series(read_run(runs[1].path), key)[1].tolist() == [
+            notes[key] for notes in of_rounds
+        ]
+    drawn = invoke(
+        main,
+        ["figure", "curves", str(runs[1].path), "--of", "domain.b", "-o", str(tmp_path / "a.svg")],
+    )
     assert drawn.exit_code == 0 and "Accuracy on b (%) by round" in drawn.stdout, drawn.output
     refused = invoke(main, ["table", str(runs[1].path), "--of", "domain.d"])
-    assert refused.exit_code == 2 and "has no number 'domain.d'; did you mean 'domain.b'?" in refused.stderr
+    assert (
+        refused.exit_code == 2
+        and "has no number 'domain.d'; did you mean 'domain.b'?" in refused.stderr
+    )
 
 
 def test_all_rounds_of_all_runs_are_one_table_with_run_and_seed(made, tmp_path):
@@ -313,12 +426,18 @@ def test_all_rounds_of_all_runs_are_one_table_with_run_and_seed(made, tmp_path):
             (copied / "job.toml").write_text(named)
     every = rayfed.read_rounds(tmp_path)
     own = read_table(made.folder, "rounds")
-    assert every.column_names == ["run", "seed", *(name for name in own.column_names if name != "notes")]
+    assert every.column_names == [
+        "run",
+        "seed",
+        *(name for name in own.column_names if name != "notes"),
+    ]
     assert len(every) == 4 * len(own) == len(rayfed.read_rounds(tmp_path / "g", tmp_path)), (
         "given twice, it is there once"
     )
     whose = every.group_by(["run", "seed"], use_threads=False).aggregate([]).to_pylist()
-    assert whose == [{"run": method, "seed": seed} for method in ("fedavg", "fedntd") for seed in (0, 1)]
+    assert whose == [
+        {"run": method, "seed": seed} for method in ("fedavg", "fedntd") for seed in (0, 1)
+    ]
     for row in whose:
         of_run = every.filter((pc.field("run") == row["run"]) & (pc.field("seed") == row["seed"]))
         for name in every.column_names[2:]:
@@ -327,22 +446,33 @@ def test_all_rounds_of_all_runs_are_one_table_with_run_and_seed(made, tmp_path):
 
 @pytest.mark.parametrize("folders", [(), (["runs"],), (3,), ("runs", None)])
 def test_what_is_no_folder_has_no_rounds(folders):
-    with pytest.raises(InputError, match=r"read_rounds\(.*\): give folders of runs or grids as they are, not in"):
+    with pytest.raises(
+        InputError, match=r"read_rounds\(.*\): give folders of runs or grids as they are, not in"
+    ):
         rayfed.read_rounds(*folders)
 
 
 def test_a_folder_that_is_not_there_has_no_rounds(tmp_path):
-    with pytest.raises(InputError, match=r"none' is not the folder of a run: there is no such folder"):
+    with pytest.raises(
+        InputError, match=r"none' is not the folder of a run: there is no such folder"
+    ):
         rayfed.read_rounds(tmp_path / "none")
 
 
 def test_a_table_is_written_in_the_form_that_its_files_name_has(made, tmp_path):
-    for suffix, begins in ((".tex", r"\begin{tabular}"), (".md", "| run |"), (".csv", "run,seeds"), (".txt", "run  ")):
+    for suffix, begins in (
+        (".tex", r"\begin{tabular}"),
+        (".md", "| run |"),
+        (".csv", "run,seeds"),
+        (".txt", "run  "),
+    ):
         file = tmp_path / f"table{suffix}"
         done = CliRunner().invoke(main, ["table", str(made.folder), "-o", str(file)])
         assert (done.exit_code, done.stdout) == (0, f"table in {file}\n"), done.output
         assert file.read_text().startswith(begins)
-    refused = CliRunner().invoke(main, ["table", str(made.folder / "none"), "-o", str(tmp_path / "a.md")])
+    refused = CliRunner().invoke(
+        main, ["table", str(made.folder / "none"), "-o", str(tmp_path / "a.md")]
+    )
     assert refused.exit_code == 2 and not (tmp_path / "a.md").exists()
 
 
@@ -359,7 +489,9 @@ def test_the_points_of_students_t_hold_95_percent():
     for free in (*range(1, 31), 31, 45, 200):
         t = T[free - 1] if free <= len(T) else 1.96 + 2.4 / free
         x = np.linspace(-t, t, 100_001)
-        log_scale = math.lgamma((free + 1) / 2) - math.lgamma(free / 2) - math.log(free * math.pi) / 2
+        log_scale = (
+            math.lgamma((free + 1) / 2) - math.lgamma(free / 2) - math.log(free * math.pi) / 2
+        )
         density = math.exp(log_scale) * (1 + x**2 / free) ** (-(free + 1) / 2)
         assert np.trapezoid(density, x) == pytest.approx(0.95, abs=3e-4)
 
@@ -372,13 +504,27 @@ def test_where_nothing_differs_the_interval_leaves_0_out_in_one_of_twenty_cases(
 
 
 def test_forms_mark_what_is_sure_and_escape_names(run):
-    runs = [run(f"x/{name}", seed, last) for name, last in (("a_b|c", 0.2), ("d%", 0.3)) for seed in range(3)]
+    runs = [
+        run(f"x/{name}", seed, last)
+        for name, last in (("a_b|c", 0.2), ("d%", 0.3))
+        for seed in range(3)
+    ]
     assert sheet(runs, "text").lines[1][-1] == "+10.00 [+10.00, +10.00]*"
     md = markdown(sheet(runs, "md"))
-    assert "| a_b\\|c | 3 |" in md and md.splitlines()[-1].endswith("| **+10.00 [+10.00, +10.00]** |")
+    assert "| a_b\\|c | 3 |" in md and md.splitlines()[-1].endswith(
+        "| **+10.00 [+10.00, +10.00]** |"
+    )
     tex = latex(sheet(runs, "latex"))
-    assert r"a\_b\textbar{}c & 3" in tex and r"d\% & 3" in tex and r"\textbf{+10.00 [+10.00, +10.00]}" in tex
-    assert all(line.count("&") == tex.splitlines()[2].count("&") for line in tex.splitlines() if "&" in line)
+    assert (
+        r"a\_b\textbar{}c & 3" in tex
+        and r"d\% & 3" in tex
+        and r"\textbf{+10.00 [+10.00, +10.00]}" in tex
+    )
+    assert all(
+        line.count("&") == tex.splitlines()[2].count("&")
+        for line in tex.splitlines()
+        if "&" in line
+    )
 
 
 def test_no_character_of_a_name_is_latex_and_csv_keeps_them_all():
@@ -401,7 +547,9 @@ def test_a_label_is_no_latex_even_where_it_looks_like_a_mark_or_an_argument(run)
         runs = labelled([run("x/fedavg", 0, 0.5), run("x/fedntd", 0, 0.6)], {"fedavg": label})
         tex = latex(sheet(runs, "latex", columns="last,from"))
         assert tex.splitlines()[4] == rf"{printed} & 50.00 &  \\"
-        assert tex.splitlines()[5] == rf"fedntd & \textbf{{60.00}} & {printed.removeprefix('{}')} \\"
+        assert (
+            tex.splitlines()[5] == rf"fedntd & \textbf{{60.00}} & {printed.removeprefix('{}')} \\"
+        )
 
 
 @pytest.fixture
@@ -410,7 +558,9 @@ def papers(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "jobs/papers/fedx"
     folder.mkdir(parents=True)
-    grid = "\n".join(f'[[grid.method]]\nname = "{name}"\nmethod = "{name}"' for name in ("fedavg", "fedntd"))
+    grid = "\n".join(
+        f'[[grid.method]]\nname = "{name}"\nmethod = "{name}"' for name in ("fedavg", "fedntd")
+    )
     job = (
         'name = "fedx-table1"\n[data.partition]\nname = "dirichlet"\nalpha = 0.3\nnum_clients = 20\nseed = "run"\n'
         '[model]\nname = "lenet"\n'
@@ -433,23 +583,46 @@ def lines_of(made):
 def test_each_number_of_the_paper_has_a_line_and_other_protocols_are_named(run, papers):
     paper = read_paper("fedx/table1")
     ours = [run(f"fedx-table1/{method}", 0, 0.5) for method in ("fedntd", "fedavg")]
-    changed = {"train": {**ours[0].job["train"], "lr": 0.03}, "data": {**ours[0].job["data"], "source": "images"}}
+    changed = {
+        "train": {**ours[0].job["train"], "lr": 0.03},
+        "data": {**ours[0].job["data"], "source": "images"},
+    }
     ours = [replace(each, job={**each.job, **changed}) for each in ours]
     made = of_papers.sheet([*ours, run("other", 0, 0.5)], paper)
     accuracy, forgetting = lines_of(made)
-    assert (accuracy["run"], accuracy["metric"]) == ("fedx-table1/fedavg", "test_accuracy, last (%)")
-    assert (accuracy["ours"], accuracy["paper"], accuracy["difference"]) == ("50.00", "40.5 ± 1.25", "+9.50")
-    assert (forgetting["ours"], forgetting["paper"], forgetting["difference"]) == ("0.250", "0.5", "-0.250")
+    assert (accuracy["run"], accuracy["metric"]) == (
+        "fedx-table1/fedavg",
+        "test_accuracy, last (%)",
+    )
+    assert (accuracy["ours"], accuracy["paper"], accuracy["difference"]) == (
+        "50.00",
+        "40.5 ± 1.25",
+        "+9.50",
+    )
+    assert (forgetting["ours"], forgetting["paper"], forgetting["difference"]) == (
+        "0.250",
+        "0.5",
+        "-0.250",
+    )
     assert (accuracy["notes"], forgetting["notes"]) == ("1", "1, 2")
-    assert made.notes[0].startswith("1. other than the paper's grid: ") and made.notes[0].count("train.lr is") == 1
-    assert "train.lr is 0.5 in the grid, 0.03 here" in made.notes[0] and "data.source is" in made.notes[0]
+    assert (
+        made.notes[0].startswith("1. other than the paper's grid: ")
+        and made.notes[0].count("train.lr is") == 1
+    )
+    assert (
+        "train.lr is 0.5 in the grid, 0.03 here" in made.notes[0]
+        and "data.source is" in made.notes[0]
+    )
     assert "partition.seed" not in made.notes[0], "it follows the run's seed"
     assert made.notes[1:] == [
         "2. paper: doubtful: a slip",
         "results.csv has no number for fedx-table1/fedntd",
         "not of the paper's grid: other",
     ]
-    assert made.records[0]["difference"] == pytest.approx(9.5) and "doubtful" in made.records[1]["notes"]
+    assert (
+        made.records[0]["difference"] == pytest.approx(9.5)
+        and "doubtful" in made.records[1]["notes"]
+    )
 
 
 def test_nearly_all_numbers_of_the_papers_have_a_run_and_a_measure_and_the_others_are_counted():
@@ -471,12 +644,18 @@ def test_the_command_prints_every_form(made, tmp_path):
         (tmp_path / name / "job.toml").write_text(text.replace('name = "a"', f'name = "{name}"', 1))
     accuracy = f"{100 * made.rounds['test_accuracy'][1]:.2f}"
     for form in ("text", "md", "latex", "csv"):
-        done = CliRunner().invoke(main, ["table", str(tmp_path / "one"), str(tmp_path / "two"), "--format", form])
+        done = CliRunner().invoke(
+            main, ["table", str(tmp_path / "one"), str(tmp_path / "two"), "--format", form]
+        )
         assert done.exit_code == 0, done.output
         assert "one" in done.output and "two" in done.output
         assert accuracy in done.output or form == "csv"
     first, second = csv.DictReader(io.StringIO(done.output))
-    assert (first["difference"], float(second["difference"]), second["difference_from"]) == ("", 0.0, "")
+    assert (first["difference"], float(second["difference"]), second["difference_from"]) == (
+        "",
+        0.0,
+        "",
+    )
     assert f"{float(first['last']):.2f}" == accuracy
     assert CliRunner().invoke(main, ["table", str(tmp_path / "none")]).exit_code == 2
 
@@ -491,11 +670,18 @@ def test_a_run_that_has_not_begun_is_left_out_and_a_damaged_one_is_named(made, t
     (tmp_path / "begun").mkdir()
     shutil.copy(made.folder / "job.toml", tmp_path / "begun")
     assert "no evaluated round yet" in printed(tmp_path)[1]
-    code, text = printed(tmp_path, made.folder, made.folder / ".." / made.folder.name)  # twice, by two paths
-    assert code == 0 and len(text.splitlines()) == 4  # the head, a row, and a note after an empty line
+    code, text = printed(
+        tmp_path, made.folder, made.folder / ".." / made.folder.name
+    )  # twice, by two paths
+    assert (
+        code == 0 and len(text.splitlines()) == 4
+    )  # the head, a row, and a note after an empty line
     assert "begun is left out: no round has been evaluated yet" in text
     (tmp_path / "begun" / "job.toml").write_text("name = 'mine'")
-    assert "begun cannot be shown, as a file in it is not as a run wrote it: KeyError('data')" in printed(tmp_path)[1]
+    assert (
+        "begun cannot be shown, as a file in it is not as a run wrote it: KeyError('data')"
+        in printed(tmp_path)[1]
+    )
 
 
 def test_the_command_prints_a_papers_table_in_every_form(made, tmp_path):
@@ -506,12 +692,16 @@ def test_the_command_prints_a_papers_table_in_every_form(made, tmp_path):
         (folder / "job.toml").write_text(text.replace('name = "a"', f'name = "{name}"', 1))
     best = 100 * made.rounds["test_accuracy"][1]
     for form in ("text", "md", "latex", "csv"):
-        done = CliRunner().invoke(main, ["table", str(tmp_path), "--paper", "fedlmd/table3", "--format", form])
+        done = CliRunner().invoke(
+            main, ["table", str(tmp_path), "--paper", "fedlmd/table3", "--format", form]
+        )
         assert done.exit_code == 0, done.output
         assert "train.num_rounds is 200 in the grid, 1 here" in done.output
     records = [*csv.DictReader(io.StringIO(done.stdout))]
     assert [(row["run"], row["metric"]) for row in records] == [
-        (method, metric) for method in ("fedavg", "fedlmd") for metric in ("test_accuracy", "speed_up")
+        (method, metric)
+        for method in ("fedavg", "fedlmd")
+        for metric in ("test_accuracy", "speed_up")
     ]
     assert float(records[0]["ours"]) == pytest.approx(best) and float(records[1]["ours"]) == 1.0
     assert float(records[2]["difference"]) == pytest.approx(best - float(records[2]["paper"]))

@@ -47,7 +47,9 @@ def test_the_comparisons_tables_are_made_from_its_results():
     for rows in (records, own):
         cells = {(row.setting, row.method, row.seed) for row in rows}
         settings, methods, seeds = map(set, zip(*cells, strict=True))
-        assert len(rows) == len(cells) == len(settings) * len(methods) * len(seeds) and len(seeds) >= 3
+        assert (
+            len(rows) == len(cells) == len(settings) * len(methods) * len(seeds) and len(seeds) >= 3
+        )
     for tuning, reported in (
         (comparison.TUNING, comparison.REPORTED.values()),
         (personal.TUNING, [personal.REPORTED]),
@@ -60,13 +62,18 @@ def test_the_comparisons_tables_are_made_from_its_results():
 def test_a_page_takes_no_run_of_another_job(tmp_path):
     pages, full_size = tool("pages"), tool("make_full_size")
     cell = expand(read_toml(full_size.JOB))[0]
-    elsewhere = override(cell.tables, {"data.source": "train.parquet", "data.test": "test.parquet", "ray.num_cpus": 3})
+    elsewhere = override(
+        cell.tables,
+        {"data.source": "train.parquet", "data.test": "test.parquet", "ray.num_cpus": 3},
+    )
     for changed, words in (
         ({}, None),
         ({"train.lr": 0.5}, "has another job than the file: train.lr is 0.5 there, 0.01 here"),
         ({"name": "mine"}, "is no run of full-size.toml"),
     ):
-        (tmp_path / "job.toml").write_text(tomli_w.dumps(read_job(override(elsewhere, changed)).table()))
+        (tmp_path / "job.toml").write_text(
+            tomli_w.dumps(read_job(override(elsewhere, changed)).table())
+        )
         with pytest.raises(InputError, match=words) if words else nullcontext():
             pages.refuse_another_job(tmp_path, full_size.JOB)
 
@@ -81,7 +88,9 @@ def test_twenty_methods_are_chosen_and_tested_as_their_design_says(tmp_path, mon
     twenty.write_page()
     assert twenty.PAGE.read_text() == committed, "no number was typed by hand"
     row = re.compile(r"^\| \[(\w+)\]\(.*?\) \| (.*) \|$", re.MULTILINE)
-    theirs = dict(row.findall(committed.partition("<!-- twenty, shards-2 -->")[2].partition("<!-- end")[0]))
+    theirs = dict(
+        row.findall(committed.partition("<!-- twenty, shards-2 -->")[2].partition("<!-- end")[0])
+    )
     ours = dict(row.findall((ROOT / "README.md").read_text()))
     assert len(ours) >= 5 and ours.items() <= theirs.items(), "README's table"
     for setting, file in twenty.TUNING.items():
@@ -91,7 +100,10 @@ def test_twenty_methods_are_chosen_and_tested_as_their_design_says(tmp_path, mon
         assert len(methods) == 20 and {len(tries) for tries in methods.values()} == {5}, setting
     halved = {"a": {100: 9.0, 101: 1.0}, "b": {100: 8.0, 101: 8.0}, "c": {100: 7.0}}
     assert twenty.left(halved, ["a", "b", "c"], 2) == ["b", "c"]
-    done = {name: dict.fromkeys(range(100, 104), mean) for name, mean in {"m": 3.0, "m+lr-1": 4.0}.items()}
+    done = {
+        name: dict.fromkeys(range(100, 104), mean)
+        for name, mean in {"m": 3.0, "m+lr-1": 4.0}.items()
+    }
     assert twenty.chosen({"m": {**done, "m+lr-2": {100: 99.0}}}) == {"m": ["m+lr-1", "m"]}, (
         "who left early is not chosen"
     )
@@ -101,18 +113,36 @@ def test_twenty_methods_are_chosen_and_tested_as_their_design_says(tmp_path, mon
     assert twenty.critical_difference(10, 30) == pytest.approx(3.164 * (110 / 180) ** 0.5, rel=1e-3)
     file = tmp_path / "records.csv"
     for number in (1.0, 2.0):
-        twenty.add(file, ("setting", "method", "seed", "primary"), [("s", "m", 0, number), ("s", "m", number, 5.0)])
-    assert [row[2:] for row in twenty.read(file)] == [["0", "2.0000"], ["1.0", "5.0000"], ["2.0", "5.0000"]]
+        twenty.add(
+            file,
+            ("setting", "method", "seed", "primary"),
+            [("s", "m", 0, number), ("s", "m", number, 5.0)],
+        )
+    assert [row[2:] for row in twenty.read(file)] == [
+        ["0", "2.0000"],
+        ["1.0", "5.0000"],
+        ["2.0", "5.0000"],
+    ]
     numbers = {"fedavg": {0: 1.0, 1: 2.0}, "fedntd": {0: 2.0, 1: 3.5}, "fedvls": {0: 1.5, 1: 2.0}}
     bounds = {"local": {0: 4.0, 1: 4.0}, twenty.OWN: {0: 9.0, 1: 9.5}}
-    lines = twenty.table({**numbers, **bounds}, {method: {0: 40} for method in numbers}).splitlines()
+    lines = twenty.table(
+        {**numbers, **bounds}, {method: {0: 40} for method in numbers}
+    ).splitlines()
     assert lines[2].startswith("| fedavg, the clients' own models | 9.2 ± 0.4 |  |  |  |")
-    assert lines[3].startswith("| [local](methods/local.md), the clients' own models | 4.0 ± 0.0 | -5.2 [")
+    assert lines[3].startswith(
+        "| [local](methods/local.md), the clients' own models | 4.0 ± 0.0 | -5.2 ["
+    )
     assert lines[4].startswith("| [fedntd](methods/fedntd.md) | 2.8 ± 1.1 | +1.2 [")
     assert lines[4].endswith("| 1.000 | 40 |"), "corrected for two methods"
-    assert twenty.mean_ranks({**numbers, **bounds}) == ({"fedavg": 2.75, "fedntd": 1.0, "fedvls": 2.25}, 2)
+    assert twenty.mean_ranks({**numbers, **bounds}) == (
+        {"fedavg": 2.75, "fedntd": 1.0, "fedvls": 2.25},
+        2,
+    )
     said = twenty.claims({key: {**numbers, **bounds} for key in twenty.SETTINGS})
-    assert "| [fedvls](methods/fedvls.md) over [fedntd](methods/fedntd.md) | FedVLS, Table 13 | -1.0 [" in said
+    assert (
+        "| [fedvls](methods/fedvls.md) over [fedntd](methods/fedntd.md) | FedVLS, Table 13 | -1.0 ["
+        in said
+    )
     certain = {"fedavg": dict.fromkeys(range(10), 1.0), "fedntd": dict.fromkeys(range(10), 2.0)}
     assert "p = 0.002: **holds**" in twenty.claims(dict.fromkeys(twenty.SETTINGS, certain))
     assert "| 3.0 | lr-2 | 1.0 ± 0.0 |" in twenty.finalists(
@@ -127,7 +157,9 @@ def test_a_term_of_the_parameters_takes_few_operations_and_waits_do_not_grow_wit
 
     def counts(method, model="cnn"):
         changed = {**counting.WORKLOAD, "model.name": model, "method": method}
-        step, waits, _, of_client = counting.per_step(counting.open_site(rayfed.read_job(QUICKSTART, changed)))
+        step, waits, _, of_client = counting.per_step(
+            counting.open_site(rayfed.read_job(QUICKSTART, changed))
+        )
         return step.total(), waits.total(), of_client
 
     plain, waits, of_client = counts("fedavg")
@@ -142,8 +174,18 @@ def test_a_term_of_the_parameters_takes_few_operations_and_waits_do_not_grow_wit
 def test_all_contenders_of_the_benchmark_do_the_same_work(tmp_path):
     """FedNTD, on the embedded images."""
     contenders = ["ray", "tuned", "here", "plain"]
-    options = ["--quick", "--workloads", "W3", "--contenders", *contenders, "--json", tmp_path / "out.json"]
-    run = subprocess.run([sys.executable, TOOLS["bench"], *options], capture_output=True, text=True, timeout=280)
+    options = [
+        "--quick",
+        "--workloads",
+        "W3",
+        "--contenders",
+        *contenders,
+        "--json",
+        tmp_path / "out.json",
+    ]
+    run = subprocess.run(
+        [sys.executable, TOOLS["bench"], *options], capture_output=True, text=True, timeout=280
+    )
     assert run.returncode == 0, run.stderr
     lines = json.loads((tmp_path / "out.json").read_text())["workloads"]["W3"]["contenders"]
     assert [line["contender"] for line in lines] == contenders
@@ -163,9 +205,7 @@ def test_the_sites_check_finds_a_file_an_anchor_and_what_is_loaded_from_elsewher
         '<a href="deep/other.html#here"></a><a href="https://example.org"></a><a href="#"></a>'
     )
     assert check.faults(tmp_path) == []
-    page = (
-        '<a href="deep/other.html#there"></a><a href="none.html"></a><script src="https://example.org/x.js"></script>'
-    )
+    page = '<a href="deep/other.html#there"></a><a href="none.html"></a><script src="https://example.org/x.js"></script>'
     (tmp_path / "index.html").write_text(page)
     assert check.faults(tmp_path) == [
         "index.html: loads https://example.org/x.js",
@@ -179,7 +219,10 @@ def shown(notebook):
     for cell in notebook.cells:
         outputs = cell.get("outputs", [])
         text = "".join(output.text for output in outputs if output.output_type == "stream")
-        yield re.sub(r"-?\d+\.\d+", "#", text), sum("image/png" in output.get("data", {}) for output in outputs)
+        yield (
+            re.sub(r"-?\d+\.\d+", "#", text),
+            sum("image/png" in output.get("data", {}) for output in outputs),
+        )
 
 
 NOTEBOOKS = sorted((ROOT / "docs/notebooks").glob("*.ipynb"))
@@ -205,13 +248,24 @@ def test_the_notebooks_have_their_outputs_and_nothing_of_a_machine():
         text = re.sub(r'"image/png": "[^"]*"', "", path.read_text())
         assert not re.search(r"(?<![\w.])/(home|root|work|Users|mnt|tmp)\b", text), path.name
         cells = json.loads(path.read_text())["cells"]
-        assert all(cell["execution_count"] for cell in cells if cell["cell_type"] == "code"), path.name
-        assert any("image/png" in output.get("data", {}) for cell in cells for output in cell.get("outputs", []))
+        assert all(cell["execution_count"] for cell in cells if cell["cell_type"] == "code"), (
+            path.name
+        )
+        assert any(
+            "image/png" in output.get("data", {})
+            for cell in cells
+            for output in cell.get("outputs", [])
+        )
 
 
 def test_the_tool_for_notebooks_has_help_and_refuses_a_name_that_is_none():
     before = {path: path.read_bytes() for path in NOTEBOOKS}
-    for options, status, words in ((["--help"], 0, "usage"), (["forgeting"], 2, "no notebook forgeting; there are")):
-        run = subprocess.run([sys.executable, TOOLS["run_notebook"], *options], capture_output=True, text=True)
+    for options, status, words in (
+        (["--help"], 0, "usage"),
+        (["forgeting"], 2, "no notebook forgeting; there are"),
+    ):
+        run = subprocess.run(
+            [sys.executable, TOOLS["run_notebook"], *options], capture_output=True, text=True
+        )
         assert run.returncode == status and words in run.stdout + run.stderr
     assert before == {path: path.read_bytes() for path in NOTEBOOKS}

@@ -23,7 +23,16 @@ from rayfed.folder.tables import read_table, replace_table, write_round
 from rayfed.folder.trackers import curves, plain_name, tracking
 from rayfed.job import read_job
 
-CLASSES = ["<script>alert(1)</script>", "a/b", "a:b", "../..", "", "naïve 猫", "tench, Tinca tinca", "x" * 300]
+CLASSES = [
+    "<script>alert(1)</script>",
+    "a/b",
+    "a:b",
+    "../..",
+    "",
+    "naïve 猫",
+    "tench, Tinca tinca",
+    "x" * 300,
+]
 every_tracker = pytest.mark.parametrize("name", trackers.TRACKERS)
 
 
@@ -50,8 +59,20 @@ def make_job(tmp_path):
     """A tiny job with trackers."""
 
     def make(*names, **more):
-        training = {"num_rounds": 2, "clients_per_round": 2, "local_steps": 1, "batch_size": 8, "eval_every": 2}
-        job = {"name": "grid/tiny", "model": "lenet", "train": training, "ray": {"mode": "off"}, "track": list(names)}
+        training = {
+            "num_rounds": 2,
+            "clients_per_round": 2,
+            "local_steps": 1,
+            "batch_size": 8,
+            "eval_every": 2,
+        }
+        job = {
+            "name": "grid/tiny",
+            "model": "lenet",
+            "train": training,
+            "ray": {"mode": "off"},
+            "track": list(names),
+        }
         return read_job(job | {"output": {"path": str(tmp_path / "runs")}}, more)
 
     return make
@@ -63,10 +84,19 @@ def record(path, round, seconds=0.5, accuracy=0.25):
     tested = round % 2 == 0
     row = {"round": round, "test_accuracy": accuracy + round / 100 if tested else None}
     row |= {"test_loss": math.inf if tested else None, "forgetting": -0.1 if tested else None}
-    row |= {"train_loss": 0.1 + round if round else None, "seconds": seconds, "bytes_down": 2**40 + round}
-    row |= {"bytes_up": 7, "notes": [("drift.update_cosine", math.nan), ("domain.a b", 0.1 * round)]}
+    row |= {
+        "train_loss": 0.1 + round if round else None,
+        "seconds": seconds,
+        "bytes_down": 2**40 + round,
+    }
+    row |= {
+        "bytes_up": 7,
+        "notes": [("drift.update_cosine", math.nan), ("domain.a b", 0.1 * round)],
+    }
     shared = {"round": round, "seen": 1, "predicted": 2}
-    classes = [{**shared, "class": name, "accuracy": k / 7 + round} for k, name in enumerate(CLASSES)]
+    classes = [
+        {**shared, "class": name, "accuracy": k / 7 + round} for k, name in enumerate(CLASSES)
+    ]
     write_round(path, round, {"rounds": [row], "classes": classes if tested else []})
     write_text(path / "summary.json", f'{{"status": "running", "rounds": {round}}}')
 
@@ -75,7 +105,9 @@ def tabled(path):
     """The curves as the Parquet tables have them: name -> round -> value."""
     found = {}
     for row in read_table(path, "rounds").to_pylist():
-        numbers = {key: value for key, value in row.items() if key not in ("round", "notes", "forgetting")}
+        numbers = {
+            key: value for key, value in row.items() if key not in ("round", "notes", "forgetting")
+        }
         numbers |= {f"notes/{name}": value for name, value in row["notes"]}
         for name, value in numbers.items():
             if value is not None:
@@ -111,7 +143,9 @@ def of_tensorboard(path):
     for tag in events.Tags()["tensors"]:
         if tag != "job/text_summary":
             for event in events.Tensors(tag):
-                assert event.tensor_proto.dtype == 1, "a float; the page of TensorBoard drops doubles"
+                assert event.tensor_proto.dtype == 1, (
+                    "a float; the page of TensorBoard drops doubles"
+                )
                 yield tag, event.step, make_ndarray(event.tensor_proto).item()
 
 
@@ -119,7 +153,10 @@ def of_wandb(path):
     import json
 
     for record in wandb_records(path):
-        items = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+        items = {
+            item.key or "/".join(item.nested_key): json.loads(item.value_json)
+            for item in record.history.item
+        }
         for name, value in items.items():
             if not name.startswith("_"):
                 yield name, record.history.step.num, float(value)
@@ -152,7 +189,10 @@ def of_mlflow(path):
     client = MlflowClient()
     (run,) = client.search_runs([client.get_experiment_by_name("rayfed").experiment_id])
     for name in run.data.metrics:
-        yield from ((name, metric.step, metric.value) for metric in client.get_metric_history(run.info.run_id, name))
+        yield from (
+            (name, metric.step, metric.value)
+            for metric in client.get_metric_history(run.info.run_id, name)
+        )
 
 
 def same(found, wanted, *but, exact=True):
@@ -169,7 +209,9 @@ def same(found, wanted, *but, exact=True):
 def warned(caplog):
     """Our warnings; a tracker's library has a log of its own."""
     return [
-        entry.message for entry in caplog.records if entry.name[:6] == "rayfed" and entry.levelno >= logging.WARNING
+        entry.message
+        for entry in caplog.records
+        if entry.name[:6] == "rayfed" and entry.levelno >= logging.WARNING
     ]
 
 
@@ -200,17 +242,29 @@ def test_after_a_resume_a_curve_has_no_gap_and_no_round_twice(name, make_job, ca
             record(path, round)
             recorded(round)
     for table in ("rounds", "classes"):
-        replace_table(path, table, 1, read_table(path, table).slice(0, 2 if table == "rounds" else len(CLASSES)))
+        replace_table(
+            path,
+            table,
+            1,
+            read_table(path, table).slice(0, 2 if table == "rounds" else len(CLASSES)),
+        )
     with tracking(replace(job, track=[name, name])) as recorded:
         for round in range(2, 8):
             record(path, round, seconds=0.75)
             recorded(round)
     assert warned(caplog) == []
-    same(shown(name, path), tabled(path), *(["seconds"] if name == "mlflow" else []), exact=name != "tensorboard")
+    same(
+        shown(name, path),
+        tabled(path),
+        *(["seconds"] if name == "mlflow" else []),
+        exact=name != "tensorboard",
+    )
 
 
 @every_tracker
-def test_a_tracker_that_fails_warns_and_gets_the_rest_with_the_next_resume(name, make_job, caplog, monkeypatch):
+def test_a_tracker_that_fails_warns_and_gets_the_rest_with_the_next_resume(
+    name, make_job, caplog, monkeypatch
+):
     job = make_job(name)
     path, make, failing = folder_of(job), trackers.TRACKERS[name], threading.Event()
 
@@ -285,7 +339,9 @@ def test_a_run_is_shown_by_all_trackers_also_by_those_that_are_named_later(make_
     (run,) = client.search_runs([client.get_experiment_by_name("rayfed").experiment_id])
     assert (run.info.run_name, run.info.status) == ("grid/tiny", "FINISHED")
     assert run.data.params["train.batch_size"] == "8" and run.data.params["method"] == "fedavg"
-    (begun,) = (record.run for record in wandb_records(path) if record.WhichOneof("record_type") == "run")
+    (begun,) = (
+        record.run for record in wandb_records(path) if record.WhichOneof("record_type") == "run"
+    )
     assert (begun.display_name, begun.run_group, begun.project) == ("grid/tiny", "grid", "rayfed")
     rayfed.run(make_job("tensorboard"), force=True)
     assert [round for round, _ in shown("tensorboard", path)["seconds"]] == [0, 1, 2]
@@ -298,11 +354,16 @@ def test_the_round_that_is_being_written_waits(tmp_path):
     assert [round for round, _ in curves(tmp_path, 1, after=0, last=1)] == [1]
 
 
-def test_a_tracker_that_is_not_installed_is_refused_with_the_command_that_installs_it(make_job, tmp_path, monkeypatch):
+def test_a_tracker_that_is_not_installed_is_refused_with_the_command_that_installs_it(
+    make_job, tmp_path, monkeypatch
+):
     for name in trackers.TRACKERS:
         with monkeypatch.context() as patch:
             patch.setitem(sys.modules, name, None)
-            with pytest.raises(InputError, match=rf"{name} is not installed.*: pip install 'rayfed-distill\[{name}\]'"):
+            with pytest.raises(
+                InputError,
+                match=rf"{name} is not installed.*: pip install 'rayfed-distill\[{name}\]'",
+            ):
                 rayfed.run(job := make_job("tensorboard", "wandb", "mlflow"))
             assert not folder_of(job).exists()
     monkeypatch.delitem(sys.modules, "wandb")

@@ -27,17 +27,29 @@ DTYPES = [
 @st.composite
 def tensors(draw):
     """Any bits of any type, also NaNs."""
-    dtype, shape = draw(st.sampled_from(DTYPES)), draw(st.lists(st.integers(0, 4), max_size=3).map(tuple))
+    dtype, shape = (
+        draw(st.sampled_from(DTYPES)),
+        draw(st.lists(st.integers(0, 4), max_size=3).map(tuple)),
+    )
     count = math.prod(shape)
     if dtype == torch.bool:
         raw = bytes(draw(st.lists(st.integers(0, 1), min_size=count, max_size=count)))
     else:
         raw = draw(st.binary(min_size=count * dtype.itemsize, max_size=count * dtype.itemsize))
-    return torch.frombuffer(bytearray(raw), dtype=dtype).view(shape) if count else torch.empty(shape, dtype=dtype)
+    return (
+        torch.frombuffer(bytearray(raw), dtype=dtype).view(shape)
+        if count
+        else torch.empty(shape, dtype=dtype)
+    )
 
 
 any_tree = st.recursive(
-    tensors() | st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.just("text"),
+    tensors()
+    | st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.just("text"),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.lists(inner, max_size=2).map(tuple)
@@ -78,7 +90,13 @@ def test_leaves_by_hand():
     assert tree_map(lambda leaf: leaf and 10 * leaf, tree) == tenfold
 
 
-@example([torch.ones(shape).to(dtype) for dtype in DTYPES for shape in [(), (0,), (3,), (2, 0, 3), (2, 3)]])
+@example(
+    [
+        torch.ones(shape).to(dtype)
+        for dtype in DTYPES
+        for shape in [(), (0,), (3,), (2, 0, 3), (2, 3)]
+    ]
+)
 @given(any_tree)
 def test_a_tree_is_the_same_after_leaves_packing_pickling_and_saving(tree):
     packed = pack(tree)
@@ -130,7 +148,9 @@ def test_summands_are_added_in_the_given_order():
     assert total(1e16, -1e16, 1.0) == 1.0
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64], ids=str
+)
 def test_integers_stay_exact_integers(dtype):
     largest = torch.iinfo(dtype).max // (1 if dtype != torch.int64 else 4)
     total = ordered_sum(*[{"t": torch.tensor([largest, 1], dtype=dtype), "n": 2**60 + 1}] * 3)
@@ -139,7 +159,9 @@ def test_integers_stay_exact_integers(dtype):
     assert total["n"] == 3 * (2**60 + 1)
 
 
-@pytest.mark.parametrize("weights", [(1, 3), (3, 1), (2, 5), (1, 0.5), (0.5, 1), (1.0, 1.0)], ids=str)
+@pytest.mark.parametrize(
+    "weights", [(1, 3), (3, 1), (2, 5), (1, 0.5), (0.5, 1), (1.0, 1.0)], ids=str
+)
 def test_integer_tensors_may_have_any_weight(weights):
     """The later weights need not be of the type of the first."""
     total = ordered_sum(*[{"t": Scaled(weight, torch.tensor([10, 20]))} for weight in weights])
@@ -199,14 +221,20 @@ def test_the_first_invalid_value_of_a_summand_is_named_by_its_place(tree, place,
 
 
 def test_a_leaf_that_is_not_a_number_is_refused():
-    with pytest.raises(ValueError, match=r"^holds a str, which is neither a tensor nor a number, at p\.1$"):
+    with pytest.raises(
+        ValueError, match=r"^holds a str, which is neither a tensor nor a number, at p\.1$"
+    ):
         ordered_sum({"p": [1, "text"]})
 
 
 @pytest.mark.parametrize(
     ("first", "second", "difference"),
     [
-        ({"p": torch.zeros(2)}, {"p": torch.zeros(2).double()}, r"p is float64 \(2,\), not float32 \(2,\)"),
+        (
+            {"p": torch.zeros(2)},
+            {"p": torch.zeros(2).double()},
+            r"p is float64 \(2,\), not float32 \(2,\)",
+        ),
         ({"p": {"w": 1, "v": 1}}, {"p": {"w": 1}}, r"p\.v is missing"),
         ({"p": {"w": 1}}, {"p": {"w": 1, "v": 1}}, r"p\.v should not be there"),
         ({"p": [1, 2]}, {"p": [1]}, r"p\.1 is missing"),
@@ -216,7 +244,11 @@ def test_a_leaf_that_is_not_a_number_is_refused():
         (None, {"p": 5}, "the value is missing"),
         # Different places with the same text.
         ([1], (1,), "0 "),
-        ({"a": {"b": torch.zeros(2)}, "a.b": 1}, {"a": {"b": torch.zeros(3)}, "a.b": 1}, "a.b is float32"),
+        (
+            {"a": {"b": torch.zeros(2)}, "a.b": 1},
+            {"a": {"b": torch.zeros(3)}, "a.b": 1},
+            "a.b is float32",
+        ),
     ],
 )
 def test_a_summand_unlike_the_first_is_refused_by_the_place_that_differs(first, second, difference):
@@ -239,14 +271,23 @@ def test_packing_makes_one_buffer_per_type():
 
 def test_views_and_parameters_are_packed_as_plain_values():
     base = torch.arange(12.0).view(3, 4)
-    tree = [base.t(), base[:, 1], base[::2], torch.ones(2, requires_grad=True), torch.tensor(1.0).expand(3)]
+    tree = [
+        base.t(),
+        base[:, 1],
+        base[::2],
+        torch.ones(2, requires_grad=True),
+        torch.tensor(1.0).expand(3),
+    ]
     back = unpack(pack(tree))
     assert same(back, [t.detach() for t in tree])
     assert not back[3].requires_grad
 
 
 def test_packed_tensors_are_copies():
-    source = {"one": torch.ones(2), "other": torch.ones(3, dtype=torch.int64)}  # one of each type: none are joined
+    source = {
+        "one": torch.ones(2),
+        "other": torch.ones(3, dtype=torch.int64),
+    }  # one of each type: none are joined
     packed = pack(source)
     for tensor in source.values():
         tensor.zero_()
@@ -276,6 +317,9 @@ def test_unpacking_gives_fresh_memory_each_time():
     ],
 )
 def test_content_that_is_not_a_packed_tree_is_refused(key, skeleton):
-    for content in (b"text", safetensors.numpy.save({"float32": np.zeros(4, np.uint8)}, {key: skeleton})):
+    for content in (
+        b"text",
+        safetensors.numpy.save({"float32": np.zeros(4, np.uint8)}, {key: skeleton}),
+    ):
         with pytest.raises(ValueError, match=r"^this is not a packed tree: "):
             from_bytes(content)

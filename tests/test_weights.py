@@ -9,7 +9,11 @@ from rayfed.tensors import weights as w
 from rayfed.tensors.trees import tree_map
 
 A = {"w": torch.tensor([1.0, 2.0]), "b": torch.tensor(3.0)}
-B = {"w": torch.tensor([10.0, 20.0]), "b": torch.tensor(30.0), "buffer": torch.tensor(7)}  # one name more than A
+B = {
+    "w": torch.tensor([10.0, 20.0]),
+    "b": torch.tensor(30.0),
+    "buffer": torch.tensor(7),
+}  # one name more than A
 
 
 def lists(tree):
@@ -30,32 +34,47 @@ def test_arithmetic_changes_nothing_in_place():
     before = lists([A, B])
     results = [w.add(A, B), w.subtract(A, B), w.scale(A, 2.0), w.like(A, A), w.zeros_like(A)]
     for result in results:
-        if result["w"].data_ptr() != A["w"].data_ptr():  # `like` may return the same tensor if there is nothing to do
+        if (
+            result["w"].data_ptr() != A["w"].data_ptr()
+        ):  # `like` may return the same tensor if there is nothing to do
             result["w"].fill_(math.nan)
     assert lists([A, B]) == before
 
 
 def test_to_overwrite_is_to_load():
-    model, other = (nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Linear(3, 2)) for _ in range(2))
+    model, other = (
+        nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Linear(3, 2)) for _ in range(2)
+    )
     model[2].requires_grad_(False)  # frozen: no entry of the weights
     trained = w.state_of(other.train().requires_grad_(True)[:2])
     wanted = w.whole(model, {name: tensor + 1 for name, tensor in trained.items()})
-    w.overwrite(model.to(memory_format=torch.channels_last), {name: wanted[name] for name in trained})
+    w.overwrite(
+        model.to(memory_format=torch.channels_last), {name: wanted[name] for name in trained}
+    )
     assert all(torch.equal(tensor, wanted[name]) for name, tensor in model.state_dict().items())
-    assert not any(tensor.requires_grad != (not name.startswith("2")) for name, tensor in model.named_parameters())
+    assert not any(
+        tensor.requires_grad != (not name.startswith("2"))
+        for name, tensor in model.named_parameters()
+    )
 
 
 def test_dot_and_distance_are_differentiable_in_both():
     a, b = ({"w": t.clone().double().requires_grad_()} for t in (A["w"], B["w"]))
     assert torch.autograd.gradcheck(lambda x, y: w.dot({"w": x}, {"w": y}), (a["w"], b["w"]))
-    assert torch.autograd.gradcheck(lambda x, y: w.squared_distance({"w": x}, {"w": y}), (a["w"], b["w"]))
+    assert torch.autograd.gradcheck(
+        lambda x, y: w.squared_distance({"w": x}, {"w": y}), (a["w"], b["w"])
+    )
 
 
 def test_state_is_a_copy_with_buffers_and_parameters_are_live():
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     model[0].bias.requires_grad_(False)
     state = w.state_of(model)
-    assert state.keys() == model.state_dict().keys() - {"0.bias"} > {"1.running_mean", "1.num_batches_tracked"}
+    assert (
+        state.keys()
+        == model.state_dict().keys() - {"0.bias"}
+        > {"1.running_mean", "1.num_batches_tracked"}
+    )
     assert not any(tensor.requires_grad for tensor in state.values())
     parameters = w.parameters_of(model)
     assert parameters.keys() == {"0.weight", "1.weight", "1.bias"}  # the frozen bias is not one
@@ -71,13 +90,27 @@ def test_a_model_with_other_weights_is_a_copy_in_the_same_layout():
     model[2].weight = nn.Parameter(torch.ones(3, 3, 1, 1), requires_grad=False)
     model[2].bias = model[0].bias  # shared, and must stay so
     model.register_buffer("own", torch.ones(1), persistent=False)
-    before, weights = w.state_of(model), {name: tensor + 1 for name, tensor in w.state_of(model).items()}
+    before, weights = (
+        w.state_of(model),
+        {name: tensor + 1 for name, tensor in w.state_of(model).items()},
+    )
     made = w.with_weights(model, weights)
     still = "2.weight"  # as it is frozen
     assert before.keys() == model.state_dict().keys() - {still}
-    assert torch.equal(made[2].weight, torch.ones(3, 3, 1, 1)) and made[2].weight is not model[2].weight
-    assert all(torch.equal(tensor, weights[name]) for name, tensor in made.state_dict().items() if name != still)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items() if name != still)
+    assert (
+        torch.equal(made[2].weight, torch.ones(3, 3, 1, 1))
+        and made[2].weight is not model[2].weight
+    )
+    assert all(
+        torch.equal(tensor, weights[name])
+        for name, tensor in made.state_dict().items()
+        if name != still
+    )
+    assert all(
+        torch.equal(tensor, before[name])
+        for name, tensor in model.state_dict().items()
+        if name != still
+    )
     assert made[0].weight.is_contiguous(memory_format=torch.channels_last)
     assert w.parameters_of(made).keys() == w.parameters_of(model).keys()
     assert made[2].bias is made[0].bias is not model[0].bias

@@ -94,7 +94,9 @@ class Pace:
         self._link, self._allowed = link, 0
         self._began = time.perf_counter()
 
-    def lap(self, number: int, accuracy: float, training: Sequence[float], evaluation: float) -> None:
+    def lap(
+        self, number: int, accuracy: float, training: Sequence[float], evaluation: float
+    ) -> None:
         seconds = time.perf_counter() - self._began
         self._link.send(Lap(number, accuracy, seconds, sum(training), evaluation, len(training)))
         if not self._allowed:
@@ -111,7 +113,9 @@ class Paced(rayfed.Display):
         self._pace = pace
 
     def round(self, round: Round) -> None:
-        assert round.evaluation is not None and round.test_accuracy is not None, "every round is evaluated"
+        assert round.evaluation is not None and round.test_accuracy is not None, (
+            "every round is evaluated"
+        )
         training = [row.seconds for row in round.clients]
         self._pace.lap(round.round, round.test_accuracy, training, round.evaluation.seconds)
 
@@ -138,7 +142,9 @@ def plain(table: Mapping[str, Any], pace: Pace, processes: int) -> None:
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for number in range(job.train.num_rounds + 1):
         clients, seconds = clients_of(job, data, number), []
-        total = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in weights.items()}
+        total = {
+            name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in weights.items()
+        }
         for client in clients:
             began = time.perf_counter()
             model.load_state_dict(weights)
@@ -166,7 +172,12 @@ def plain(table: Mapping[str, Any], pace: Pace, processes: int) -> None:
         began = time.perf_counter()
         with torch.no_grad():
             guesses = torch.cat([model(x).argmax(1) for x in test_images.split(500)])
-        pace.lap(number, (guesses == test_labels).double().mean().item(), seconds, time.perf_counter() - began)
+        pace.lap(
+            number,
+            (guesses == test_labels).double().mean().item(),
+            seconds,
+            time.perf_counter() - began,
+        )
 
 
 def tuned(table: Mapping[str, Any], pace: Pace, processes: int, how: str = "eager") -> None:
@@ -180,7 +191,9 @@ def tuned(table: Mapping[str, Any], pace: Pace, processes: int, how: str = "eage
     data, pool, fork = site.federation, [], multiprocessing.get_context("fork")
     size = sum(parameter.numel() for parameter in site.model.parameters())
     weights, sums = shared(torch.float32, size), shared(torch.float64, processes, size)
-    layout = device_of(job).type == "cpu"  # channels_last is faster on CPUs, slower on GPUs in float32
+    layout = (
+        device_of(job).type == "cpu"
+    )  # channels_last is faster on CPUs, slower on GPUs in float32
     weights.copy_(Flat(site.model, channels_last=layout).values)
     turn = fork.Value("q", 0)  # the next client of the round, or the next test images
     held = tensors(data)  # normalised once; the processes read these pages in place
@@ -197,7 +210,9 @@ def tuned(table: Mapping[str, Any], pace: Pace, processes: int, how: str = "eage
         return [answer for link in pool for answer in link.recv()]
 
     for number in range(job.train.num_rounds + 1):
-        clients = sorted(clients_of(job, data, number), key=data.num_examples, reverse=True)  # the longest first
+        clients = sorted(
+            clients_of(job, data, number), key=data.num_examples, reverse=True
+        )  # the longest first
         seconds = everywhere("train", number, clients) if clients else []
         if clients:
             weights.copy_(sums.sum(0) / sum(data.num_examples(client) for client in clients))
@@ -212,14 +227,18 @@ def tuned_process(
     total: Tensor, turn: Any, how: str,
 ) -> None:  # fmt: skip
     device = device_of(job)
-    torch.set_flush_denormal(True)  # of the thread that computes: gradients soon are so small, and slow
+    torch.set_flush_denormal(
+        True
+    )  # of the thread that computes: gradients soon are so small, and slow
     images, labels, test_images, test_labels = (tensor.to(device) for tensor in held)
     # `frozen` is the round's global model.
     student, frozen = (Flat(model, channels_last=device.type == "cpu").to(device) for _ in range(2))
     run = torch.compile(student.model) if how == "compiled" else student.model
     graph: list[Callable[..., None]] = []  # the step on a full batch, once there is one
     frozen.model.eval().requires_grad_(False)
-    optimizer = torch.optim.SGD(student.model.parameters(), job.train.lr, job.train.momentum, fused=True)
+    optimizer = torch.optim.SGD(
+        student.model.parameters(), job.train.lr, job.train.momentum, fused=True
+    )
 
     def turns(count: int) -> Iterator[int]:
         while True:
@@ -300,13 +319,17 @@ class Flat:
 
     def __init__(self, model: nn.Module, *, channels_last: bool = True) -> None:
         self.model, self._layout = pooled_first(model), channels_last
-        self.values = torch.cat([self._ordered(p.detach()).reshape(-1) for p in self.model.parameters()])
+        self.values = torch.cat(
+            [self._ordered(p.detach()).reshape(-1) for p in self.model.parameters()]
+        )
         self.to("cpu")
 
     def to(self, device: torch.device | str) -> Flat:
         self.values, self.model = self.values.to(device), self.model.to(device)
         parameters = list(self.model.parameters())
-        for p, piece in zip(parameters, self.values.split([p.numel() for p in parameters]), strict=True):
+        for p, piece in zip(
+            parameters, self.values.split([p.numel() for p in parameters]), strict=True
+        ):
             values = piece.view(self._ordered(p).shape)
             p.data = values.permute(0, 3, 1, 2) if self._layout and p.ndim == 4 else values
         return self
@@ -365,7 +388,10 @@ def tensors(data: Federation) -> tuple[Tensor, ...]:
     def normalised(images: np.ndarray) -> Tensor:
         return torch.from_numpy(images).float().div_(255).sub_(mean).div_(std)
 
-    both = ((normalised(samples.examples), torch.from_numpy(samples.labels)) for samples in (data.train, data.test))
+    both = (
+        (normalised(samples.examples), torch.from_numpy(samples.labels))
+        for samples in (data.train, data.test)
+    )
     return tuple(tensor for pair in both for tensor in pair)
 
 
@@ -390,7 +416,9 @@ def device_of(job: Job) -> torch.device:
 def shared(dtype: torch.dtype, *shape: int) -> Tensor:
     """A tensor of zeros that forked processes share. (Containers have little room in /dev/shm.)"""
     count = math.prod(shape)
-    return torch.frombuffer(mmap.mmap(-1, count * dtype.itemsize), dtype=dtype, count=count).view(shape)
+    return torch.frombuffer(mmap.mmap(-1, count * dtype.itemsize), dtype=dtype, count=count).view(
+        shape
+    )
 
 
 # The race.
@@ -421,8 +449,13 @@ class Runner:
         self._process = spawn.Process(target=contend, args=(name, table, theirs, processes))
         before, began = dict(os.environ), time.perf_counter()
         if kind_of(name) in POOLS:
-            os.environ["THP_MEM_ALLOC_ENABLE"] = "1"  # huge pages for torch's allocator; it reads this when it starts
-            os.environ |= {"MALLOC_TRIM_THRESHOLD_": "500000000", "MALLOC_MMAP_THRESHOLD_": str(2**25)}  # no page twice
+            os.environ["THP_MEM_ALLOC_ENABLE"] = (
+                "1"  # huge pages for torch's allocator; it reads this when it starts
+            )
+            os.environ |= {
+                "MALLOC_TRIM_THRESHOLD_": "500000000",
+                "MALLOC_MMAP_THRESHOLD_": str(2**25),
+            }  # no page twice
         try:
             self._process.start()
         finally:
@@ -492,7 +525,9 @@ def contend(name: str, table: Mapping[str, Any], link: Connection, processes: in
         CONTENDERS[kind_of(name)](own, Pace(link), processes)
 
 
-def race(table: Mapping[str, Any], sizes: Mapping[str, int], block: int, repeats: int) -> list[Entry]:
+def race(
+    table: Mapping[str, Any], sizes: Mapping[str, int], block: int, repeats: int
+) -> list[Entry]:
     """All contenders of a workload: `repeats` turns, of `block` rounds that count and one before them."""
     runners: list[Runner] = []
     try:
@@ -540,7 +575,11 @@ def memory_of(pids: Sequence[int]) -> float:
             continue
         here = dict[str, int]()
         for path, kib in mappings(text):
-            if path.startswith("/") and not path.startswith("/dev/") and not path.endswith("(deleted)"):
+            if (
+                path.startswith("/")
+                and not path.startswith("/dev/")
+                and not path.endswith("(deleted)")
+            ):
                 here[path] = here.get(path, 0) + kib["Rss"] - kib["Private_Dirty"]
                 own += kib["Private_Dirty"]  # written to, so no page of the file any more
             else:
@@ -600,11 +639,30 @@ def gap(one: Entry, other: Entry) -> float:
 
 def table_of(lines: Sequence[Figures]) -> str:
     """As a table in Markdown, which is also readable as it is."""
-    head = ["", "s/round", "x tuned", "ms/client over", "start s", "first s", "end s", "MiB", "accuracy"]
+    head = [
+        "",
+        "s/round",
+        "x tuned",
+        "ms/client over",
+        "start s",
+        "first s",
+        "end s",
+        "MiB",
+        "accuracy",
+    ]
     rows = [
         [
-            *(line.contender, f"{line.round:.2f}", "" if line.ratio is None else f"{line.ratio:.2f}"),
-            *(f"{1000 * line.overhead:.1f}", f"{line.start:.1f}", f"{line.first:.2f}", f"{line.end:.1f}"),
+            *(
+                line.contender,
+                f"{line.round:.2f}",
+                "" if line.ratio is None else f"{line.ratio:.2f}",
+            ),
+            *(
+                f"{1000 * line.overhead:.1f}",
+                f"{line.start:.1f}",
+                f"{line.first:.2f}",
+                f"{line.end:.1f}",
+            ),
             *(f"{line.memory:.0f}", f"{line.accuracy:.1%}"),
         ]
         for line in lines
@@ -616,14 +674,24 @@ def table_of(lines: Sequence[Figures]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in told)
 
 
-def job_table(workload: Workload, data: Mapping[str, Any], num_images: int, rounds: int, gpus: float) -> dict[str, Any]:
+def job_table(
+    workload: Workload, data: Mapping[str, Any], num_images: int, rounds: int, gpus: float
+) -> dict[str, Any]:
     """The job that all contenders of a workload run; `gpus` for all processes of a contender."""
     if workload.small:
         num_clients, per_round, rule = num_images // 60, 100, "iid"
     else:
         num_clients, per_round, rule = 100, 10, "dirichlet"
-    partition = {"name": rule, "num_clients": num_clients, **({"alpha": 0.1} if rule == "dirichlet" else {})}
-    train = {"num_rounds": rounds, "clients_per_round": min(per_round, num_clients), "local_epochs": workload.epochs}
+    partition = {
+        "name": rule,
+        "num_clients": num_clients,
+        **({"alpha": 0.1} if rule == "dirichlet" else {}),
+    }
+    train = {
+        "num_rounds": rounds,
+        "clients_per_round": min(per_round, num_clients),
+        "local_epochs": workload.epochs,
+    }
     return {
         "name": "bench",
         "method": workload.method,
@@ -638,27 +706,45 @@ def machine(device: str) -> str:
     model = re.search(r"^model name\s*:\s*(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     gpu = f", {torch.cuda.get_device_name()}" if device == "cuda" else ""
     names = f"{model[1] if model else platform.machine()}, {os.cpu_count()} cores{gpu}"
-    return f"{date.today()}; {names}; torch {torch.__version__}; load before: {os.getloadavg()[0]:.1f}"
+    return (
+        f"{date.today()}; {names}; torch {torch.__version__}; load before: {os.getloadavg()[0]:.1f}"
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), metavar="W")
-    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=USUAL, metavar="NAME")
-    parser.add_argument("--data", default=MINI, help="what a job's data.source may be (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS), metavar="W"
+    )
+    parser.add_argument(
+        "--contenders", nargs="+", choices=CONTENDERS, default=USUAL, metavar="NAME"
+    )
+    parser.add_argument(
+        "--data", default=MINI, help="what a job's data.source may be (default: %(default)s)"
+    )
     parser.add_argument("--test", default="", help="file of the test set, where --data has none")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     how_many = "actors, and processes of the tuned pool; several numbers for several sizes of both"
-    parser.add_argument("--processes", type=int, nargs="+", default=[os.cpu_count()], metavar="N", help=how_many)
-    parser.add_argument("--repeats", type=int, default=2, help="turns of each contender (default: %(default)s)")
+    parser.add_argument(
+        "--processes", type=int, nargs="+", default=[os.cpu_count()], metavar="N", help=how_many
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=2, help="turns of each contender (default: %(default)s)"
+    )
     parser.add_argument("--quick", action="store_true", help="one turn of one round")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all rounds and figures to a file")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write all rounds and figures to a file"
+    )
     given = parser.parse_args()
     if min(*given.processes, given.repeats) < 1:
         parser.error("--processes and --repeats are 1 or more")
     if given.device == "cpu" and "graphs" in given.contenders:
         parser.error("--contenders graphs: CUDA graphs need --device cuda")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # contenders that are stopped must be ended
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit("stopped")
+    )  # contenders that are stopped must be ended
     if given.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("--device cuda: torch sees no GPU here")
     data = {"source": given.data, "test": given.test}
@@ -666,10 +752,20 @@ def main() -> None:
         num_images = len(load(Data(**data)).train)
     except InputError as error:
         raise SystemExit(f"--data: {error}") from None
-    sizes, gpus = entrants(given.contenders, given.processes), 1.0 if given.device == "cuda" else 0.0
+    sizes, gpus = (
+        entrants(given.contenders, given.processes),
+        1.0 if given.device == "cuda" else 0.0,
+    )
     told, wrong = machine(given.device), []
-    print(f"{told}\n{given.data}: {num_images:,} images; {', '.join(map(str, given.processes))} processes\n")
-    results: dict[str, Any] = {"machine": told, "data": data, "processes": given.processes, "workloads": {}}
+    print(
+        f"{told}\n{given.data}: {num_images:,} images; {', '.join(map(str, given.processes))} processes\n"
+    )
+    results: dict[str, Any] = {
+        "machine": told,
+        "data": data,
+        "processes": given.processes,
+        "workloads": {},
+    }
     for name in given.workloads:
         workload = WORKLOADS[name]
         block, repeats = (1, 1) if given.quick else (workload.block, given.repeats)
@@ -679,7 +775,10 @@ def main() -> None:
         by_name = {entry.name: entry for entry in entries}
         tuned_pools = {sizes[name]: by_name[name] for name in sizes if kind_of(name) == "tuned"}
         first = next(iter(tuned_pools.values()), None)  # for contenders of a single process
-        lines = [figures_of(entry, tuned_pools.get(sizes[entry.name], first), sizes[entry.name]) for entry in entries]
+        lines = [
+            figures_of(entry, tuned_pools.get(sizes[entry.name], first), sizes[entry.name])
+            for entry in entries
+        ]
         seconds = time.perf_counter() - began
         print(
             f"{name}: {workload.title}; {block * repeats} rounds count, {seconds:.0f} s\n\n{table_of(lines)}\n",
@@ -687,8 +786,13 @@ def main() -> None:
         )
         for entry in entries[1:]:
             if (apart := gap(entry, entries[0])) > AGREE:
-                wrong.append(f"{name}: the accuracies of {entry.name} and {entries[0].name} are {apart:.3f} apart")
-        both = [{**line._asdict(), "laps": [lap._asdict() for lap in by_name[line.contender].laps]} for line in lines]
+                wrong.append(
+                    f"{name}: the accuracies of {entry.name} and {entries[0].name} are {apart:.3f} apart"
+                )
+        both = [
+            {**line._asdict(), "laps": [lap._asdict() for lap in by_name[line.contender].laps]}
+            for line in lines
+        ]
         results["workloads"][name] = {"job": table, "contenders": both}
         if given.json:  # after every workload, so that a run that is stopped leaves something
             given.json.write_text(json.dumps(results, indent=1))

@@ -9,7 +9,12 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 LARGEST = 30  # MB of the whole site
-LOADED = {"script": "src", "img": "src", "link": "href", "iframe": "src"}  # what a page brings, and its attribute
+LOADED = {
+    "script": "src",
+    "img": "src",
+    "link": "href",
+    "iframe": "src",
+}  # what a page brings, and its attribute
 
 
 class Page(HTMLParser):
@@ -60,7 +65,9 @@ def main() -> None:
         wrong.append(f"the site has {size:.1f} MB; at most {LARGEST} are right")
     if wrong:
         sys.exit("\n".join(wrong))
-    print(f"{site}: {len(list(site.rglob('*.html')))} pages, {size:.1f} MB, all links lead somewhere")
+    print(
+        f"{site}: {len(list(site.rglob('*.html')))} pages, {size:.1f} MB, all links lead somewhere"
+    )
 
 
 if __name__ == "__main__":

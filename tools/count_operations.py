@@ -31,7 +31,15 @@ from rayfed.runtime.this_process import ThisProcess
 
 CLIENTS, STEPS = 3, 3  # of the larger round; the smaller ones have one less
 # What makes a CPU wait for its GPU: a number is read, or a size depends on values.
-WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "_unique", "unique", "repeat_interleave.Tensor", "equal")
+WAITS = (
+    "_local_scalar_dense",
+    "nonzero",
+    "masked_select",
+    "_unique",
+    "unique",
+    "repeat_interleave.Tensor",
+    "equal",
+)
 WORKLOAD = {
     "train.num_rounds": 3,
     "train.clients_per_round": CLIENTS,
@@ -52,10 +60,16 @@ class Counted(TorchDispatchMode):
         self.waits: Counter[str] = Counter()
 
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         name = str(func).removeprefix("aten.")
-        is_view = any(each.alias_info and not each.alias_info.is_write for each in func._schema.returns)
+        is_view = any(
+            each.alias_info and not each.alias_info.is_write for each in func._schema.returns
+        )
         if not is_view:
             self.operations[name] += 1
         by_mask = name.startswith("index") and any(_is_mask(each) for each in args)
@@ -88,7 +102,10 @@ def per_step(site: Site) -> tuple[Counter[str], Counter[str], int, int]:
     site.model.to(memory_format=torch.contiguous_format)  # as GPUs get it
     more, less = counted(site, CLIENTS, STEPS), counted(site, CLIENTS, STEPS - 1)
     fewer = counted(site, CLIENTS - 1, STEPS)
-    step, waits = (_over(a, b, CLIENTS) for a, b in ((more.operations, less.operations), (more.waits, less.waits)))
+    step, waits = (
+        _over(a, b, CLIENTS)
+        for a, b in ((more.operations, less.operations), (more.waits, less.waits))
+    )
     client = (more.operations.total() - fewer.operations.total()) - STEPS * step.total()
     waits_of_client = (more.waits.total() - fewer.waits.total()) - STEPS * waits.total()
     return step, waits, client, waits_of_client
@@ -100,13 +117,21 @@ def _over(more: Counter[str], less: Counter[str], clients: int) -> Counter[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("methods", nargs="*", help="all that train clients, if none is given")
     parser.add_argument("--models", nargs="+", default=["cnn", "resnet8"])
-    parser.add_argument("--names", action="store_true", help="also the most frequent operations of a step")
+    parser.add_argument(
+        "--names", action="store_true", help="also the most frequent operations of a step"
+    )
     options = parser.parse_args()
     methods = options.methods or [name for name in RECIPES if trains(RECIPES[name]())]
-    head = [f"{model}: {what}" for model in options.models for what in ("per step", "waits", "per client", "waits")]
+    head = [
+        f"{model}: {what}"
+        for model in options.models
+        for what in ("per step", "waits", "per client", "waits")
+    ]
     print("| method |", " | ".join(head), "|")
     print("|---|" + "---|" * len(head))
     with tempfile.TemporaryDirectory() as runs:

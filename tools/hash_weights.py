@@ -15,11 +15,18 @@ from rayfed.methods import RECIPES
 from rayfed.methods.part import trains
 
 NORM = {"model.name": "lenet", "model.batch_norm": True}  # for FedBN, which refuses a model without
-SHORT = {"train.num_rounds": 3, "train.clients_per_round": 4, "train.batch_size": 100, "ray.mode": "off"}
+SHORT = {
+    "train.num_rounds": 3,
+    "train.clients_per_round": 4,
+    "train.batch_size": 100,
+    "ray.mode": "off",
+}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("method", nargs="*", help="default: all")
     names = parser.parse_args().method or RECIPES
     if unknown := set(names) - set(RECIPES):

@@ -37,8 +37,12 @@ from rayfed.report.words import interval, spread, stat_text
 
 ROOT = Path(__file__).resolve().parents[1]
 TUNING = ROOT / "jobs/comparison/mnist-tune.toml"
-CENTRAL = ROOT / "jobs/comparison/mnist-central-tune.toml"  # the ceiling has a partition of its own: one client
-TEN_DRAWS = ROOT / "jobs/comparison/twenty-shards-2.toml"  # of its methods, make_twenty.py has better numbers
+CENTRAL = (
+    ROOT / "jobs/comparison/mnist-central-tune.toml"
+)  # the ceiling has a partition of its own: one client
+TEN_DRAWS = (
+    ROOT / "jobs/comparison/twenty-shards-2.toml"
+)  # of its methods, make_twenty.py has better numbers
 PAGE = ROOT / "docs/comparison.md"
 RESULTS = ROOT / "docs/comparison/results.csv"
 FIGURES = ROOT / "docs/methods/figures"
@@ -65,7 +69,9 @@ class Record(NamedTuple):
 # From runs ------------------------------------------------------------------------------------------------------------
 
 
-def played(job_file: str | Path | Mapping[str, Any], runs: Path) -> Iterator[tuple[Cell, Run | None]]:
+def played(
+    job_file: str | Path | Mapping[str, Any], runs: Path
+) -> Iterator[tuple[Cell, Run | None]]:
     """The runs of a grid, None where one diverged. `InputError` for a run that is not done, or is another job's."""
     for cell in expand(read_toml(job_file), {"output.path": str(runs)}):
         done = is_done(job := cell.job())
@@ -89,7 +95,10 @@ def write_records(records: Sequence[Any], file: Path) -> None:
     rows = [["" if value is None else f"{value:.4f}" for value in each[3:]] for each in records]
     with file.open("w", newline="") as stream:
         csv.writer(stream, lineterminator="\n").writerows(
-            [records[0]._fields, *([*each[:3], *row] for each, row in zip(records, rows, strict=True))]
+            [
+                records[0]._fields,
+                *([*each[:3], *row] for each, row in zip(records, rows, strict=True)),
+            ]
         )
 
 
@@ -100,7 +109,10 @@ def _number(text: str) -> float | None:
 def read_records(file: Path, kind: type[Any] = Record) -> list[Any]:
     """What `write_records` wrote."""
     _, *rows = csv.reader(file.read_text().splitlines())
-    return [kind(setting, method, int(seed), *map(_number, values)) for setting, method, seed, *values in rows]
+    return [
+        kind(setting, method, int(seed), *map(_number, values))
+        for setting, method, seed, *values in rows
+    ]
 
 
 # The best of the tuning -----------------------------------------------------------------------------------------------
@@ -118,9 +130,13 @@ def chosen(
     The numbers of all tries stand above it. Of equals the first is taken, which is the middle of the grid.
     """
     entries = {entry["name"]: entry for entry in read_toml(job_file)["grid"]["method"]}
-    tries: dict[str, dict[str, dict[str, list[float]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    tries: dict[str, dict[str, dict[str, list[float]]]] = defaultdict(
+        lambda: defaultdict(lambda: defaultdict(list))
+    )
     for cell, run in played(job_file, runs):
-        scores = tries["all settings" if together else cell.setting][cell.method.partition("+")[0]][cell.method]
+        scores = tries["all settings" if together else cell.setting][cell.method.partition("+")[0]][
+            cell.method
+        ]
         scores.append(score(run) if run else float("-inf"))
     of_settings = {}
     for setting, methods in tries.items():
@@ -129,10 +145,13 @@ def chosen(
             found = {name: float(np.mean(scores)) for name, scores in of_tries.items()}
             best = max(found, key=found.__getitem__)
             if found[best] == float("-inf"):
-                raise InputError(f"{setting}: all tries of {method} diverged; give it lower rates in {job_file}")
+                raise InputError(
+                    f"{setting}: all tries of {method} diverged; give it lower rates in {job_file}"
+                )
             tried = ((name.partition("+")[2] or "middle", number) for name, number in found.items())
             numbers = ", ".join(
-                f"{name} {number:.1f}" if np.isfinite(number) else f"{name} diverged" for name, number in tried
+                f"{name} {number:.1f}" if np.isfinite(number) else f"{name} diverged"
+                for name, number in tried
             )
             lines += [f"  # {numbers}", f"  {inline({**entries[best], 'name': method})},"]
         of_settings[setting] = lines
@@ -146,7 +165,10 @@ def inline(value: Any) -> str:
     '{ name = "a", "train.lr" = 0.02 }'
     """
     if isinstance(value, Mapping):
-        pairs = (f"{key if key.isidentifier() else json.dumps(key)} = {inline(each)}" for key, each in value.items())
+        pairs = (
+            f"{key if key.isidentifier() else json.dumps(key)} = {inline(each)}"
+            for key, each in value.items()
+        )
         return f"{{ {', '.join(pairs)} }}"
     return json.dumps(value)
 
@@ -154,7 +176,9 @@ def inline(value: Any) -> str:
 def put_methods(job: str, lines: Sequence[str]) -> str:
     """A job file with other lines of `grid.method`."""
     methods = "\n".join(["method = [", *lines, "]\n"])
-    job, count = re.subn(r"^method = \[\n.*?^\]\n", lambda _: methods, job, flags=re.DOTALL | re.MULTILINE)
+    job, count = re.subn(
+        r"^method = \[\n.*?^\]\n", lambda _: methods, job, flags=re.DOTALL | re.MULTILINE
+    )
     if count != 1:
         raise InputError(f"a job file has one list `method = [`, and this one has {count}")
     return job
@@ -171,8 +195,14 @@ def difference(
     for each in records:
         if each.setting == setting and (value := getattr(each, measure)) is not None:
             known[each.method][each.seed] = value
-    gaps = [value - known[reference][seed] for seed, value in known[method].items() if seed in known[reference]]
-    return Difference(reference, len(gaps), float(np.mean(gaps)) if gaps else float("nan"), interval(gaps))
+    gaps = [
+        value - known[reference][seed]
+        for seed, value in known[method].items()
+        if seed in known[reference]
+    ]
+    return Difference(
+        reference, len(gaps), float(np.mean(gaps)) if gaps else float("nan"), interval(gaps)
+    )
 
 
 def told(gap: Difference) -> str:
@@ -190,7 +220,9 @@ def link(method: str) -> str:
 def tables(records: Sequence[Record]) -> str:
     """The table of FedAvg and the methods that ten draws do not have; how forgetting goes with the last round."""
     better = {entry["name"] for entry in read_toml(TEN_DRAWS)["grid"]["method"]} - {BASELINE}
-    text = side_by_side([each for each in records if each.method not in better], {HEADLINE: f"mean of last {LAST}"})
+    text = side_by_side(
+        [each for each in records if each.method not in better], {HEADLINE: f"mean of last {LAST}"}
+    )
     pairs = [(each.last, each.forgetting) for each in records if each.last is not None]
     if len(pairs) > 1:
         correlation = np.corrcoef(np.array(pairs, float), rowvar=False)[0, 1]
@@ -210,19 +242,32 @@ def side_by_side(records: Sequence[Any], measures: Mapping[str, str]) -> list[st
     compared, *others = measures
     head = ["method"]
     for title in SETTINGS.values():
-        head += [f"{title}: {measures[compared]}", "difference from FedAvg", *(measures[key] for key in others)]
+        head += [
+            f"{title}: {measures[compared]}",
+            "difference from FedAvg",
+            *(measures[key] for key in others),
+        ]
     rows: dict[str, float] = {}
     for method in dict.fromkeys(each.method for each in records):
         cells, means = [link(method)], []
         for setting in SETTINGS:
             every = [each for each in records if (each.setting, each.method) == (setting, method)]
             done = [each for each in every if getattr(each, compared) is not None]
-            texts = [stat_text(spread([getattr(each, key) for each in done]), 1) if done else "" for key in measures]
+            texts = [
+                stat_text(spread([getattr(each, key) for each in done]), 1) if done else ""
+                for key in measures
+            ]
             if len(done) < len(every):
                 texts[0] = f"{texts[0]} ({len(every) - len(done)} of {len(every)} diverged)".strip()
-            gap = "" if method == BASELINE else told(difference(records, setting, method, BASELINE, compared))
+            gap = (
+                ""
+                if method == BASELINE
+                else told(difference(records, setting, method, BASELINE, compared))
+            )
             cells += [texts[0], gap, *texts[1:]]
-            means.append(spread([getattr(each, compared) for each in done])[0] if done else float("-inf"))
+            means.append(
+                spread([getattr(each, compared) for each in done])[0] if done else float("-inf")
+            )
         rows[f"| {' | '.join(cells)} |"] = means[0]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     return [*lines, *sorted(rows, key=rows.__getitem__, reverse=True), ""]
@@ -249,8 +294,12 @@ def draw(method: str, curves: Mapping[tuple[str, str], Sequence[np.ndarray]], pa
                 rounds = np.arange(1, seeds.shape[2] + 1)
                 for row in range(2):
                     low, high = seeds[:, row].min(axis=0), seeds[:, row].max(axis=0)
-                    axes[row, column].fill_between(rounds, low, high, color=colour, alpha=0.2, linewidth=0)
-                    axes[row, column].plot(rounds, seeds[:, row].mean(axis=0), color=colour, label=name)
+                    axes[row, column].fill_between(
+                        rounds, low, high, color=colour, alpha=0.2, linewidth=0
+                    )
+                    axes[row, column].plot(
+                        rounds, seeds[:, row].mean(axis=0), color=colour, label=name
+                    )
             axes[0, column].set_title(f"MNIST, {title}")
             axes[1, column].set_xlabel("round")
         axes[0, 0].set_ylabel("test accuracy (%)")
@@ -273,7 +322,9 @@ def main(command: str = "", runs: str = "") -> None:
                 for cell, run in played(file, Path(runs).expanduser()):
                     records.append(record(setting, cell.method, cell.tables["seed"], run))
                     if run:
-                        curve = [run.rounds[column][1:] for column in ("test_accuracy", "forgetting")]
+                        curve = [
+                            run.rounds[column][1:] for column in ("test_accuracy", "forgetting")
+                        ]
                         curves[setting, cell.method].append(np.stack(curve))
             write_records(records, RESULTS)
             for method in dict.fromkeys(each.method for each in records):

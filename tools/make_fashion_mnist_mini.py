@@ -37,18 +37,26 @@ def png(pixels: np.ndarray) -> bytes:
 
 def choose(labels: np.ndarray, per_class: int, rng: np.random.Generator) -> np.ndarray:
     """Row numbers, `per_class` of every class, shuffled."""
-    rows = [rng.permutation(np.flatnonzero(labels == label))[:per_class] for label in range(len(CLASSES))]
+    rows = [
+        rng.permutation(np.flatnonzero(labels == label))[:per_class]
+        for label in range(len(CLASSES))
+    ]
     return rng.permutation(np.concatenate(rows))
 
 
 def write(images: np.ndarray, labels: np.ndarray, path: Path) -> None:
-    schema = pa.schema([("image", pa.binary()), ("label", pa.int8())], metadata={"classes": ",".join(CLASSES)})
+    schema = pa.schema(
+        [("image", pa.binary()), ("label", pa.int8())], metadata={"classes": ",".join(CLASSES)}
+    )
     table = pa.table([[png(image) for image in images], labels.astype(np.int64)], schema=schema)
     pq.write_table(table, path, compression="zstd", compression_level=19, use_dictionary=False)
     print(f"{path}: {len(images)} images, {path.stat().st_size:,} bytes")
 
 
-def main(folder: str = "/usr/share/datasets/fashion-mnist", output: str = "rayfed/data/fashion_mnist_mini") -> None:
+def main(
+    folder: str = "/usr/share/datasets/fashion-mnist",
+    output: str = "rayfed/data/fashion_mnist_mini",
+) -> None:
     rng = np.random.default_rng(SEED)
     for split, part in (("train", "train"), ("test", "t10k")):
         images = read_idx(Path(folder) / f"{part}-images-idx3-ubyte.gz")

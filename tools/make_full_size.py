@@ -12,7 +12,19 @@ from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 
 import numpy as np
-from make_reproduction import LAST, PAGE, RECORDS, ROOT, Rows, curve, printed, rounds_of, table, tens, write
+from make_reproduction import (
+    LAST,
+    PAGE,
+    RECORDS,
+    ROOT,
+    Rows,
+    curve,
+    printed,
+    rounds_of,
+    table,
+    tens,
+    write,
+)
 from pages import from_shell, put, refuse_another_job
 
 from rayfed.folder.read import find_runs, read_run
@@ -25,7 +37,10 @@ JOB = ROOT / "jobs/cifar10/full-size.toml"
 FILE = RECORDS / "full-size.csv"
 BASELINE = "fedavg"
 # The two papers with this protocol, what they print, and how a column calls it.
-PAPERS = {("fedntd/table1", "last"): "last, FedNTD, Table 1", ("fedlmd/table3", "best"): "best, FedLMD, Table 3"}
+PAPERS = {
+    ("fedntd/table1", "last"): "last, FedNTD, Table 1",
+    ("fedlmd/table3", "best"): "best, FedLMD, Table 3",
+}
 Runs = dict[tuple[str, str, str], Rows]  # partition, method and seed -> the rows of its rounds
 
 
@@ -42,7 +57,9 @@ def records(folder: Path) -> Rows:
         dropped = dict(zip(*run.forgetting["round"], strict=True))
         for row in rounds_of(run):
             number = dropped.get(row["round"])
-            rows.append({**named, **row, "round_forgetting": "" if number is None else f"{number:.4f}"})
+            rows.append(
+                {**named, **row, "round_forgetting": "" if number is None else f"{number:.4f}"}
+            )
     return rows
 
 
@@ -60,7 +77,9 @@ def each_run(runs: Runs) -> str:
     for (partition, method, seed), rows in sorted(runs.items()):
         accuracy = curve(rows, "test_accuracy")
         end = accuracy[-LAST:]
-        dropped = [float(row["round_forgetting"]) for row in rows[-LAST:] if row["round_forgetting"]]
+        dropped = [
+            float(row["round_forgetting"]) for row in rows[-LAST:] if row["round_forgetting"]
+        ]
         lines.append(
             [
                 partition,
@@ -81,10 +100,14 @@ def each_run(runs: Runs) -> str:
 def over_seeds(runs: Runs) -> str:
     """A line for each method and partition: means over its seeds, differences from FedAvg by seed, and the papers'."""
     lines = []
-    for partition, method in dict.fromkeys((partition, method) for partition, method, _ in sorted(runs)):
+    for partition, method in dict.fromkeys(
+        (partition, method) for partition, method, _ in sorted(runs)
+    ):
         curves = curves_of(runs, partition, method)
         others = curves_of(runs, partition, BASELINE) if method != BASELINE else {}
-        gaps = [tens(curves[seed]) - tens(others[seed]) for seed in curves if seed in others]  # (tens,) of each seed
+        gaps = [
+            tens(curves[seed]) - tens(others[seed]) for seed in curves if seed in others
+        ]  # (tens,) of each seed
         best_last_end = ((each.max(), each[-1], each[-LAST:].mean()) for each in curves.values())
         lines.append(
             [
@@ -93,7 +116,9 @@ def over_seeds(runs: Runs) -> str:
                 str(len(curves)),
                 *(stat_text(spread(of_seeds), 1) for of_seeds in zip(*best_last_end, strict=True)),
                 ", ".join(f"{gap[-1]:+.1f}" for gap in gaps),
-                f"{np.mean(gaps):+.1f} ({np.min(gaps):+.1f} to {np.max(gaps):+.1f})" if gaps else "",
+                f"{np.mean(gaps):+.1f} ({np.min(gaps):+.1f} to {np.max(gaps):+.1f})"
+                if gaps
+                else "",
                 *(beside(partition, method, *paper) for paper in PAPERS),
             ]
         )
@@ -104,13 +129,18 @@ def over_seeds(runs: Runs) -> str:
 
 def curves_of(runs: Runs, partition: str, method: str) -> dict[str, np.ndarray]:
     """The accuracies (T,) of each seed, in percent."""
-    return {seed: curve(rows, "test_accuracy") for (*of, seed), rows in runs.items() if of == [partition, method]}
+    return {
+        seed: curve(rows, "test_accuracy")
+        for (*of, seed), rows in runs.items()
+        if of == [partition, method]
+    }
 
 
 def beside(partition: str, method: str, paper: str, stat: str) -> str:
     """What the paper prints, and by how much that is above its FedAvg."""
     number, reference = (
-        printed(paper, name, "test_accuracy", stat, f"cifar10-{partition}") for name in (method, BASELINE)
+        printed(paper, name, "test_accuracy", stat, f"cifar10-{partition}")
+        for name in (method, BASELINE)
     )
     if number == "-" or method == BASELINE:
         return number
@@ -122,7 +152,12 @@ def main(*folders: str) -> None:
     known = list(csv.DictReader(FILE.read_text().splitlines()))
     runs = by_run(known) | by_run([row for folder in folders for row in records(Path(folder))])
     write([row for key in sorted(runs) for row in runs[key]], FILE)
-    PAGE.write_text(put(PAGE.read_text(), {"full size": each_run(runs), "full size, over seeds": over_seeds(runs)}))
+    PAGE.write_text(
+        put(
+            PAGE.read_text(),
+            {"full size": each_run(runs), "full size, over seeds": over_seeds(runs)},
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -39,12 +39,19 @@ class Record(NamedTuple):
 
 
 def record(setting: str, method: str, seed: int, run: Run | None) -> Record:
-    return Record(setting, method, seed, *(personalised(run, LAST, when) if run else None for when in MEASURES))
+    return Record(
+        setting,
+        method,
+        seed,
+        *(personalised(run, LAST, when) if run else None for when in MEASURES),
+    )
 
 
 def chosen(job_file: Path, runs: Path) -> list[str]:
     """The lines of `grid.method` with the best try of each method, by its mean accuracy over the settings."""
-    return comparison.chosen(job_file, runs, lambda run: personalised(run, LAST), together=True)["all settings"]
+    return comparison.chosen(job_file, runs, lambda run: personalised(run, LAST), together=True)[
+        "all settings"
+    ]
 
 
 def put_tables(page: str, records: Sequence[Record]) -> str:
@@ -63,7 +70,9 @@ def main(command: str = "", runs: str = "") -> None:
     elif command == "page":
         if runs:
             cells = comparison.played(REPORTED, folder)
-            found = [record(cell.setting, cell.method, cell.tables["seed"], run) for cell, run in cells]
+            found = [
+                record(cell.setting, cell.method, cell.tables["seed"], run) for cell, run in cells
+            ]
             comparison.write_records(found, RESULTS)
         PAGE.write_text(put_tables(PAGE.read_text(), comparison.read_records(RESULTS, Record)))
     else:

@@ -34,9 +34,13 @@ def make_record(run: Path, record: Path) -> int:
     tables = read_toml(run / "job.toml")
     del tables["output"]
     (record / "job.toml").write_text(tomli_w.dumps(tables))
-    summary, environment = (json.loads((run / f"{name}.json").read_text()) for name in ("summary", "environment"))
+    summary, environment = (
+        json.loads((run / f"{name}.json").read_text()) for name in ("summary", "environment")
+    )
     summary["best"].pop("weights", None)
-    environment["checkpoints"] = sorted(int(name[6:-5]) for name in folder.names() if name.endswith(".json"))
+    environment["checkpoints"] = sorted(
+        int(name[6:-5]) for name in folder.names() if name.endswith(".json")
+    )
     for name, content in {"summary": summary, "environment": environment}.items():
         (record / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
     return sum(file.stat().st_size for file in record.rglob("*") if file.is_file())

@@ -37,7 +37,11 @@ LOOKS = (("#D55E00", "-"), ("#0072B2", "--"), ("#777777", "-."))
 JOBS = tuple(ROOT / f"jobs/papers/{paper}.toml" for paper in ("fedntd/table1", "fedlmd/table3"))
 DEAL = "authors-deal/"  # begins the names of the runs of docs/reproduction/authors-deal
 CELL = "cifar10-shards-2"
-METHODS = {"fedavg": "#777777", "fedntd": "#0072B2", "fedlmd": "#D55E00"}  # and the colour of its line
+METHODS = {
+    "fedavg": "#777777",
+    "fedntd": "#0072B2",
+    "fedlmd": "#D55E00",
+}  # and the colour of its line
 PAPERS = {"fedntd/table1": "FedNTD, Table 1", "fedlmd/table3": "FedLMD, Table 3"}
 ROUNDS = 200
 LAST = 10  # rounds, of the mean at the end
@@ -55,7 +59,11 @@ def records(runs: Sequence[Run]) -> tuple[Rows, Rows]:
         for row, seconds in zip(rounds_of(run), run.rounds["seconds"], strict=True):
             rounds.append({"method": method, **row, "seconds": f"{seconds:.1f}"})
         for loss in forgotten(run):
-            numbers = {"peak": f"{loss.peak:.4f}", "peak_round": loss.peak_round, "last": f"{loss.last:.4f}"}
+            numbers = {
+                "peak": f"{loss.peak:.4f}",
+                "peak_round": loss.peak_round,
+                "last": f"{loss.last:.4f}",
+            }
             classes.append({"method": method, "class": loss.name, **numbers})
     return rounds, classes
 
@@ -63,7 +71,10 @@ def records(runs: Sequence[Run]) -> tuple[Rows, Rows]:
 def rounds_of(run: Run) -> Iterator[dict[str, Any]]:
     """A run's rounds; accuracies and losses as fractions."""
     for number, row in enumerate(run.rounds["round"]):
-        numbers = {key: f"{run.rounds[key][number]:.4f}" for key in ("test_accuracy", "test_loss", "forgetting")}
+        numbers = {
+            key: f"{run.rounds[key][number]:.4f}"
+            for key in ("test_accuracy", "test_loss", "forgetting")
+        }
         yield {"round": int(row), **numbers}
 
 
@@ -99,23 +110,38 @@ def curve(rows: Rows, column: str) -> np.ndarray:
 def printed(paper: str, method: str, metric: str, stat: str, cell: str = CELL) -> str:
     """The number that a paper prints; a hyphen where it prints none."""
     numbers = read_paper(paper).numbers.get(f"{cell}/{method}", [])
-    found = [n.value + (f" ± {n.spread}" if n.spread else "") for n in numbers if (n.metric, n.stat) == (metric, stat)]
+    found = [
+        n.value + (f" ± {n.spread}" if n.spread else "")
+        for n in numbers
+        if (n.metric, n.stat) == (metric, stat)
+    ]
     return found[0] if found else "-"
 
 
 def status(rounds: dict[str, Rows]) -> str:
     """Which runs have not ended yet, where there are such."""
-    going = {method: int(rows[-1]["round"]) for method, rows in rounds.items() if rows[-1]["round"] < ROUNDS}
+    going = {
+        method: int(rows[-1]["round"])
+        for method, rows in rounds.items()
+        if rows[-1]["round"] < ROUNDS
+    }
     if not going:
         return "These three runs are complete."
-    words = " and ".join(f"{method} {number} of {ROUNDS} rounds" for method, number in going.items())
+    words = " and ".join(
+        f"{method} {number} of {ROUNDS} rounds" for method, number in going.items()
+    )
     return f"**Not complete yet**: so far, {words}. Their numbers are those of that round."
 
 
 def beside(rounds: dict[str, Rows]) -> str:
     """Ours beside the papers'."""
     ntd, lmd = PAPERS
-    head = ["method", "rounds", f"best (round) | best, {PAPERS[lmd]}", f"last | last, {PAPERS[ntd]}"]
+    head = [
+        "method",
+        "rounds",
+        f"best (round) | best, {PAPERS[lmd]}",
+        f"last | last, {PAPERS[ntd]}",
+    ]
     head += [f"mean of the last {LAST}", f"forgetting | forgetting, {PAPERS[ntd]}"]
 
     def lines() -> Iterator[Sequence[str]]:
@@ -136,12 +162,19 @@ def beside(rounds: dict[str, Rows]) -> str:
 
 def deals(rounds: dict[str, Rows]) -> dict[str, dict[str, np.ndarray]]:
     """The curves (T,), in percent, of the authors' code and of ours on its clients, and of ours on our own."""
-    curves: dict[str, dict[str, list[float]]] = {method: {name: [] for name in CODES.values()} for method in BOTH}
+    curves: dict[str, dict[str, list[float]]] = {
+        method: {name: [] for name in CODES.values()} for method in BOTH
+    }
     for row in csv.DictReader(AUTHORS.read_text().splitlines()):
         if int(row["round"]):
             curves[row["method"]][CODES[row["code"]]].append(100 * float(row["test_accuracy"]))
-    arrays = {method: {name: np.array(of) for name, of in each.items()} for method, each in curves.items()}
-    return {method: {**each, OWN: curve(rounds[method], "test_accuracy")} for method, each in arrays.items()}
+    arrays = {
+        method: {name: np.array(of) for name, of in each.items()} for method, each in curves.items()
+    }
+    return {
+        method: {**each, OWN: curve(rounds[method], "test_accuracy")}
+        for method, each in arrays.items()
+    }
 
 
 def smooth(values: np.ndarray) -> np.ndarray:
@@ -156,10 +189,17 @@ def tens(values: np.ndarray) -> np.ndarray:
 
 def authors(rounds: dict[str, Rows]) -> str:
     """The authors' code and ours on the clients that it deals, and ours on our own: means of ten rounds."""
-    columns = {f"{method}: {name}": tens(of) for method, each in deals(rounds).items() for name, of in each.items()}
+    columns = {
+        f"{method}: {name}": tens(of)
+        for method, each in deals(rounds).items()
+        for name, of in each.items()
+    }
     ends = range(LAST, ROUNDS + 1, LAST)
     lines = [
-        [f"{end - LAST + 1} to {end}", *(f"{of[i]:.1f}" if i < len(of) else "" for of in columns.values())]
+        [
+            f"{end - LAST + 1} to {end}",
+            *(f"{of[i]:.1f}" if i < len(of) else "" for of in columns.values()),
+        ]
         for i, end in enumerate(ends)
     ]
     return table(["rounds", *columns], lines)
@@ -175,19 +215,37 @@ def gaps(rounds: dict[str, Rows]) -> str:
             gap = tens(of[same])[:count] - tens(of[other])[:count]
             if count > 1:
                 spread = f"{gap.mean():+.1f} ± {gap.std(ddof=1):.1f}"
-                lines.append([method, f"{same}, less {other}", f"1 to {count * LAST}", spread, f"{gap[-1]:+.1f}"])
+                lines.append(
+                    [
+                        method,
+                        f"{same}, less {other}",
+                        f"1 to {count * LAST}",
+                        spread,
+                        f"{gap[-1]:+.1f}",
+                    ]
+                )
     return table(["method", "difference", "rounds", "mean ± deviation of tens", "last ten"], lines)
 
 
 def draw_deals(rounds: dict[str, Rows], file: Path) -> None:
     """The curves of `deals`, a panel per method: means of ten rounds, and the number that the paper prints."""
     figure = Figure(figsize=(7, 3.2), layout="constrained")
-    for place, (method, each) in zip(figure.subplots(1, 2, sharey=True), deals(rounds).items(), strict=True):
+    for place, (method, each) in zip(
+        figure.subplots(1, 2, sharey=True), deals(rounds).items(), strict=True
+    ):
         for (name, values), (colour, dash) in zip(each.items(), LOOKS, strict=True):
             if len(values) >= LAST:
-                place.plot(np.arange(LAST, len(values) + 1), smooth(values), dash, color=colour, label=name)
+                place.plot(
+                    np.arange(LAST, len(values) + 1), smooth(values), dash, color=colour, label=name
+                )
         paper = float(printed("fedntd/table1", method, "test_accuracy", "last").split()[0])
-        place.axhline(paper, color="#000000", linewidth=0.8, linestyle=":", label="FedNTD, Table 1, at the end")
+        place.axhline(
+            paper,
+            color="#000000",
+            linewidth=0.8,
+            linestyle=":",
+            label="FedNTD, Table 1, at the end",
+        )
         place.set(title=method, xlabel="round")
         place.grid(alpha=0.3)
     figure.axes[0].set_ylabel("test accuracy (%), mean of ten rounds")
@@ -213,7 +271,11 @@ def speed(rounds: dict[str, Rows]) -> str:
                 f"{np.percentile(seconds, 10):.0f}",
             ]
 
-    head = [f"rounds to {target:.1f} %, FedAvg's best", "speed-up", f"speed-up, {PAPERS['fedlmd/table3']}"]
+    head = [
+        f"rounds to {target:.1f} %, FedAvg's best",
+        "speed-up",
+        f"speed-up, {PAPERS['fedlmd/table3']}",
+    ]
     return table(["method", *head, "seconds per round"], lines())
 
 
@@ -226,8 +288,20 @@ def draw(rounds: dict[str, Rows], file: Path) -> None:
     ):
         for (method, rows), dash in zip(rounds.items(), ("-", "--", "-."), strict=False):
             values = curve(rows, column)
-            place.plot(np.arange(1, len(values) + 1), values, color=METHODS[method], alpha=0.25, linewidth=0.7)
-            place.plot(np.arange(LAST, len(values) + 1), smooth(values), dash, color=METHODS[method], label=method)
+            place.plot(
+                np.arange(1, len(values) + 1),
+                values,
+                color=METHODS[method],
+                alpha=0.25,
+                linewidth=0.7,
+            )
+            place.plot(
+                np.arange(LAST, len(values) + 1),
+                smooth(values),
+                dash,
+                color=METHODS[method],
+                label=method,
+            )
         place.set_ylabel(label)
         place.grid(alpha=0.3)
     axes[0].legend(loc="lower right")
@@ -255,18 +329,29 @@ def keep_deal(runs: Sequence[Run], files: Sequence[Path]) -> None:
         for row in csv.DictReader(file.read_text().splitlines()):
             rows["authors", row["method"], int(row["round"])] = f"{float(row['test_accuracy']):.4f}"
     heads = ("code", "method", "round", "test_accuracy")
-    write([dict(zip(heads, (*key, accuracy), strict=True)) for key, accuracy in sorted(rows.items())], AUTHORS)
+    write(
+        [dict(zip(heads, (*key, accuracy), strict=True)) for key, accuracy in sorted(rows.items())],
+        AUTHORS,
+    )
 
 
 def main(*folders: str) -> None:
     files = RECORDS / "rounds.csv", RECORDS / "classes.csv"
     if folders:
         given = [Path(folder).expanduser() for folder in folders]
-        every = [read_run(run) for folder in given if folder.suffix != ".csv" for run in find_runs(folder)]
+        every = [
+            read_run(run)
+            for folder in given
+            if folder.suffix != ".csv"
+            for run in find_runs(folder)
+        ]
         runs = [run for run in every if not run.job["name"].startswith(DEAL)]
         for run in runs:
             refuse_another_job(run.folder, *JOBS)
-        keep_deal([run for run in every if run not in runs], [file for file in given if file.suffix == ".csv"])
+        keep_deal(
+            [run for run in every if run not in runs],
+            [file for file in given if file.suffix == ".csv"],
+        )
         for rows, file in zip(records(runs), files, strict=True):
             keep(rows, file)
     rounds = read(files[0])

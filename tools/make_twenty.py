@@ -54,7 +54,10 @@ TRIES = ROOT / "docs/comparison/twenty-tries.csv"
 RECORDS = ROOT / "docs/comparison/twenty.csv"
 BOUNDS = ("local", "central")  # that are no methods, and are not tested
 OWN = "fedavg-own"  # what `local` is compared with: FedAvg's models after a client's training, on images as its own
-TITLES = {OWN: "fedavg, the clients' own models", "local": "[local](methods/local.md), the clients' own models"}
+TITLES = {
+    OWN: "fedavg, the clients' own models",
+    "local": "[local](methods/local.md), the clients' own models",
+}
 CLAIMS = {  # the first method is ahead of the second, according to the paper
     ("fedntd", "fedavg"): "FedNTD, Table 1",
     ("fedlmd", "fedavg"): "FedLMD, Table 3",
@@ -86,7 +89,9 @@ def primary(run: Run, method: str) -> float:
         return CHANCE
     accuracy = np.asarray(run.rounds["test_accuracy"][1:], float)
     if len(accuracy) < run.job["train"]["num_rounds"] or not np.isfinite(accuracy).all():
-        raise InputError(f"'{run.folder}' lacks rounds of its table; remove the folder, to have it played again")
+        raise InputError(
+            f"'{run.folder}' lacks rounds of its table; remove the folder, to have it played again"
+        )
     half = len(accuracy) // 2
     return personalised(run, half) if method == "local" else float(100 * accuracy[half:].mean())
 
@@ -131,7 +136,9 @@ def tune(setting: str, overrides: Mapping[str, Any]) -> None:
             for seed in seeds:
                 for name in names:
                     number = known.get((setting, name, str(seed)))
-                    scores[name][seed] = primary(play(tries[name][seed], kept), method) if number is None else number
+                    scores[name][seed] = (
+                        primary(play(tries[name][seed], kept), method) if number is None else number
+                    )
                     print(f"{setting}  {name}  seed {seed}  {scores[name][seed]:.2f}", flush=True)
 
 
@@ -141,7 +148,10 @@ def report(setting: str, overrides: Mapping[str, Any]) -> None:
     kept = Kept()
     for seed, cells in draws_of(setting, overrides).items():
         for method, cell in cells.items() if (setting, seed) not in known else ():
-            print(f"{setting}  {method}  seed {seed}  {primary(play(cell, kept), method):.2f}", flush=True)
+            print(
+                f"{setting}  {method}  seed {seed}  {primary(play(cell, kept), method):.2f}",
+                flush=True,
+            )
 
 
 def draws_of(setting: str, overrides: Mapping[str, Any]) -> dict[int, dict[str, Cell]]:
@@ -201,18 +211,28 @@ def put_best() -> None:
         wanted = {cell.method.partition("+")[0] for cell in expand(read_toml(TUNING[setting]))}
         open_ones = sorted(wanted - chosen(played).keys())
         if open_ones:
-            print(f"{setting}: not all is played; two tries with all seeds are lacking of {', '.join(open_ones)}")
+            print(
+                f"{setting}: not all is played; two tries with all seeds are lacking of {', '.join(open_ones)}"
+            )
             continue
         entries = {entry["name"]: entry for entry in read_toml(TUNING[setting])["grid"]["method"]}
         lines = []
         for method, (name, _) in chosen(played).items():
             scores = played[method]
-            means = (f"{one.partition('+')[2] or 'middle'} {np.mean([*scores[one].values()]):.1f}" for one in scores)
+            means = (
+                f"{one.partition('+')[2] or 'middle'} {np.mean([*scores[one].values()]):.1f}"
+                for one in scores
+            )
             own = {"measure": ["local"], "measure_images": 1000} if method == BASELINE else {}
-            lines += [f"  # {', '.join(means)}", f"  {inline({**entries[name], 'name': method, **own})},"]
+            lines += [
+                f"  # {', '.join(means)}",
+                f"  {inline({**entries[name], 'name': method, **own})},",
+            ]
         job = put_methods(TUNING[setting].read_text(), lines)
         job = re.sub(r"^test_fraction.*\n", "", job, flags=re.MULTILINE)
-        job = job.replace("twenty-tune-", "twenty-").replace("[100, 101, 102, 103]", str(list(range(10))))
+        job = job.replace("twenty-tune-", "twenty-").replace(
+            "[100, 101, 102, 103]", str(list(range(10)))
+        )
         about = [
             f"# rayfed run jobs/comparison/twenty-{setting}.toml",
             "#",
@@ -236,7 +256,11 @@ def reported(overrides: Mapping[str, Any]) -> Iterator[tuple[str, str, int, floa
 
 def last_ten(run: Run) -> float:
     """The mean accuracy of the last ten rounds, in percent; of a run that has diverged, chance."""
-    return CHANCE if diverged(run) else float(100 * np.asarray(run.rounds["test_accuracy"][-10:], float).mean())
+    return (
+        CHANCE
+        if diverged(run)
+        else float(100 * np.asarray(run.rounds["test_accuracy"][-10:], float).mean())
+    )
 
 
 def rounds_to(goal: float, run: Run) -> int:
@@ -247,7 +271,11 @@ def rounds_to(goal: float, run: Run) -> int:
     accuracy = 100 * np.asarray(run.rounds["test_accuracy"][1:], float)
     means = np.array([accuracy[end - 5 : end].mean() for end in range(5, len(accuracy) + 1)])
     reached = np.flatnonzero(means >= goal)
-    return int(reached[0]) + 5 if len(reached) and not diverged(run) else run.job["train"]["num_rounds"] + 1
+    return (
+        int(reached[0]) + 5
+        if len(reached) and not diverged(run)
+        else run.job["train"]["num_rounds"] + 1
+    )
 
 
 def diverged(run: Run) -> bool:
@@ -332,7 +360,10 @@ def family(numbers: Numbers, pairs: Iterable[tuple[str, str]]) -> dict[tuple[str
 
 
 def against_fedavg(numbers: Numbers) -> dict[tuple[str, str], Tested]:
-    return family(numbers, [(method, BASELINE) for method in numbers if method not in (BASELINE, *BOUNDS, OWN)])
+    return family(
+        numbers,
+        [(method, BASELINE) for method in numbers if method not in (BASELINE, *BOUNDS, OWN)],
+    )
 
 
 def table(numbers: Numbers, rounds: Numbers) -> str:
@@ -346,7 +377,9 @@ def table(numbers: Numbers, rounds: Numbers) -> str:
         values, test = [*numbers[method].values()], by_method.get(method)
         cells = [TITLES.get(method) or link(method), stat_text(spread(values), 1)]
         cells += [str(test), f"{test.p:.3f}" if method not in BOUNDS else ""] if test else ["", ""]
-        cells.append("" if method in (*BOUNDS, OWN) else f"{np.median([*rounds[method].values()]):g}")
+        cells.append(
+            "" if method in (*BOUNDS, OWN) else f"{np.median([*rounds[method].values()]):g}"
+        )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -354,17 +387,29 @@ def table(numbers: Numbers, rounds: Numbers) -> str:
 def claims(of_settings: Mapping[str, Numbers]) -> str:
     """What the papers say of two methods, and whether it holds on each partition of which all draws are recorded."""
     lines = [f"| claim | paper | {' | '.join(TITLED.values())} |", "|---" * (2 + len(TITLED)) + "|"]
-    tests = {setting: against_fedavg(of) | family(of, OTHERS) for setting, of in of_settings.items()}
+    tests = {
+        setting: against_fedavg(of) | family(of, OTHERS) for setting, of in of_settings.items()
+    }
     for (method, other), paper in CLAIMS.items():
         told = (tests.get(setting, {}).get((method, other)) for setting in TITLED)
-        cells = [f"{test}, p = {test.p:.3f}: **{test.verdict}**" if test else "not played yet" for test in told]
+        cells = [
+            f"{test}, p = {test.p:.3f}: **{test.verdict}**" if test else "not played yet"
+            for test in told
+        ]
         lines.append(f"| {link(method)} over {link(other)} | {paper} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
 def finalists(played: Mapping[str, Mapping[str, Scores]]) -> str:
     """The two tries of each method that played all tuning seeds, and how far they lie apart."""
-    head = ["method", "partition", "chosen", "its mean", "the other", "difference over the four seeds"]
+    head = [
+        "method",
+        "partition",
+        "chosen",
+        "its mean",
+        "the other",
+        "difference over the four seeds",
+    ]
     lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for setting, methods in played.items():
         for method, (name, other) in chosen(methods).items():
@@ -389,8 +434,12 @@ def mean_ranks(numbers: Numbers) -> tuple[dict[str, float], int]:
     """
     ranked = [method for method in numbers if method not in (*BOUNDS, OWN)]
     draws = sorted(set.intersection(*({*numbers[method]} for method in ranked)))
-    values = np.array([[numbers[method][seed] for seed in draws] for method in ranked])  # (methods, draws)
-    above = (values[None] > values[:, None]).sum(1) + ((values[None] == values[:, None]).sum(1) + 1) / 2
+    values = np.array(
+        [[numbers[method][seed] for seed in draws] for method in ranked]
+    )  # (methods, draws)
+    above = (values[None] > values[:, None]).sum(1) + (
+        (values[None] == values[:, None]).sum(1) + 1
+    ) / 2
     return dict(zip(ranked, above.mean(axis=1).tolist(), strict=True)), len(draws)
 
 
@@ -409,30 +458,48 @@ def draw(of_settings: Mapping[str, Numbers], file: Path) -> None:
             for first, rank in enumerate(values):
                 last = int(np.flatnonzero(values <= rank + critical)[-1])
                 if last > end:  # else a line before it joins them too
-                    place.plot([rank, values[last]], [first - 0.3] * 2, color=COLOURS[1], linewidth=1.5)
+                    place.plot(
+                        [rank, values[last]], [first - 0.3] * 2, color=COLOURS[1], linewidth=1.5
+                    )
                     end = last
             place.set_yticks(range(len(ranks)), [method for method, _ in ranks])
             place.invert_yaxis()
-            place.set(title=f"MNIST, {TITLED[setting]}; critical difference {critical:.1f}", xlabel="mean rank")
+            place.set(
+                title=f"MNIST, {TITLED[setting]}; critical difference {critical:.1f}",
+                xlabel="mean rank",
+            )
         file.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(file, format="svg", metadata=METADATA)
-    file.write_text(re.sub(r"[ \t]+$", "", file.read_text().replace(INK, "#333333"), flags=re.MULTILINE))
+    file.write_text(
+        re.sub(r"[ \t]+$", "", file.read_text().replace(INK, "#333333"), flags=re.MULTILINE)
+    )
 
 
 def write_page() -> None:
     """The tables and the figure of the partitions of which all draws are recorded, into the page."""
-    numbers, rounds = ({setting: defaultdict[str, dict[int, float]](dict) for setting in SETTINGS} for _ in range(2))
+    numbers, rounds = (
+        {setting: defaultdict[str, dict[int, float]](dict) for setting in SETTINGS}
+        for _ in range(2)
+    )
     for setting, method, seed, *values in read(RECORDS):
         numbers[setting][method][int(seed)], rounds[setting][method][int(seed)] = map(float, values)
     complete, texts = {}, {}
     for setting, of_methods in numbers.items():
         draws = draws_of(setting, {})
-        played = [seed for seed, cells in draws.items() if all(seed in of_methods[method] for method in cells)]
-        texts[f"twenty, {setting}"] = f"Not complete yet: {len(played)} of {len(draws)} draws are recorded."
+        played = [
+            seed
+            for seed, cells in draws.items()
+            if all(seed in of_methods[method] for method in cells)
+        ]
+        texts[f"twenty, {setting}"] = (
+            f"Not complete yet: {len(played)} of {len(draws)} draws are recorded."
+        )
         if len(played) == len(draws):
             complete[setting] = of_methods
             texts[f"twenty, {setting}"] = table(of_methods, rounds[setting])
-    texts["twenty, claims"] = claims(complete) if complete else "Not complete yet: see the draws below."
+    texts["twenty, claims"] = (
+        claims(complete) if complete else "Not complete yet: see the draws below."
+    )
     texts["twenty, tuning"] = finalists(tuned())
     PAGE.write_text(put(PAGE.read_text(), texts))
     if complete:
@@ -451,7 +518,12 @@ def add(file: Path, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Add rows to a file, each by its partition, name and seed; a row that is there already is replaced."""
     known = {tuple(row[:3]): row for row in read(file)}
     for setting, name, seed, *numbers in rows:
-        known[setting, name, str(seed)] = [setting, name, str(seed), *(f"{number:.4f}" for number in numbers)]
+        known[setting, name, str(seed)] = [
+            setting,
+            name,
+            str(seed),
+            *(f"{number:.4f}" for number in numbers),
+        ]
     with file.open("w", newline="") as stream:
         csv.writer(stream, lineterminator="\n").writerows([head, *known.values()])
 
@@ -470,7 +542,11 @@ def main(command: str = "", *words: str) -> None:
         case "best", []:
             put_best()
         case "records", [_]:
-            add(RECORDS, ("setting", "method", "seed", "primary", "rounds_to_fedavg"), reported(overrides))
+            add(
+                RECORDS,
+                ("setting", "method", "seed", "primary", "rounds_to_fedavg"),
+                reported(overrides),
+            )
         case "page", []:
             write_page()
         case _:

@@ -21,7 +21,9 @@ HEAD = ("definition", "lowest to highest (%)", "with the last accuracy", "from r
 
 def correlation(x: np.ndarray, y: np.ndarray) -> float:
     """Pearson's; nan where one of the two does not vary."""
-    return float(np.corrcoef(x, y)[0, 1]) if len(x) > 2 and np.ptp(x) > 0 and np.ptp(y) > 0 else np.nan
+    return (
+        float(np.corrcoef(x, y)[0, 1]) if len(x) > 2 and np.ptp(x) > 0 and np.ptp(y) > 0 else np.nan
+    )
 
 
 def last_accuracy(run: Run, last: int) -> float:
@@ -39,12 +41,19 @@ def row(runs: list[Run], name: str, last: int) -> list[str]:
     ]
     words = f"`{name}`" if last == 1 else f"`{name}`, mean of last {last}"
     mean = f"{np.nanmean(within):+.2f}" if last == 1 else ""
-    return [words, f"{100 * values.min():.1f} to {100 * values.max():.1f}", f"{over_runs:+.2f}", mean]
+    return [
+        words,
+        f"{100 * values.min():.1f} to {100 * values.max():.1f}",
+        f"{over_runs:+.2f}",
+        mean,
+    ]
 
 
 def table(runs: list[Run]) -> str:
     lines = [row(runs, name, last) for name in NAMES for last in (1, LAST)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (HEAD, ["---", "---:", "---:", "---:"], *lines))
+    return "\n".join(
+        f"| {' | '.join(cells)} |" for cells in (HEAD, ["---", "---:", "---:", "---:"], *lines)
+    )
 
 
 if __name__ == "__main__":

@@ -41,14 +41,20 @@ CLASSES = 10
 def open_site(output: str, clients: int = 10) -> Site:
     names = tuple(map(str, range(CLASSES)))
     samples = Samples(np.zeros((clients, 1, 4, 4), np.uint8), np.arange(clients) % CLASSES, names)
-    job = {"name": "keeping", "output": {"path": output, "every_seconds": 1e9}, "ray": {"mode": "off"}}
+    job = {
+        "name": "keeping",
+        "output": {"path": output, "every_seconds": 1e9},
+        "ray": {"mode": "off"},
+    }
     federation = federate(Dataset(samples, samples), Iid(num_clients=clients))
     return Site(nn.Linear(1, 1), federation, make_job(job), torch.device("cpu"))
 
 
 def a_round(number: int, clients: range, memories: Mapping[int, Any]) -> Round:
     evaluation = Evaluation(np.eye(CLASSES, dtype=np.int64) * 7 + 1, 8.0)
-    rows = tuple(ClientRow(client, 60, 1 / (client + number + 1), 0.5, "10.0.0.1") for client in clients)
+    rows = tuple(
+        ClientRow(client, 60, 1 / (client + number + 1), 0.5, "10.0.0.1") for client in clients
+    )
     weights = {"weight": torch.ones(1, 1), "bias": torch.ones(1)}
     return Round(number, weights, {}, memories, evaluation, np.ones(CLASSES), 0.1, rows)
 
@@ -56,8 +62,12 @@ def a_round(number: int, clients: range, memories: Mapping[int, Any]) -> Round:
 def memory(client: int, round: int, kilobytes: int) -> Any:
     """As the workers hold it: SCAFFOLD's control variate, with the shapes of a small network's parameters."""
     values = np.random.default_rng((client, round)).standard_normal(kilobytes * 250, np.float32)
-    shares = np.split(values, [kilobytes, 3 * kilobytes, 10 * kilobytes, 200 * kilobytes, 240 * kilobytes])
-    tensors = {f"layer{number}.weight": torch.from_numpy(share) for number, share in enumerate(shares)}
+    shares = np.split(
+        values, [kilobytes, 3 * kilobytes, 10 * kilobytes, 200 * kilobytes, 240 * kilobytes]
+    )
+    tensors = {
+        f"layer{number}.weight": torch.from_numpy(share) for number, share in enumerate(shares)
+    }
     return pack({"round": round, "slots": {"control": tensors}})
 
 
@@ -70,7 +80,10 @@ def timed(what: str) -> Iterator[None]:
     seconds, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_SELF)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     grown = (after.ru_maxrss - before.ru_maxrss) / 1024
-    print(f"{what:32} {seconds:8.1f} s  ({cpu:6.1f} s of processors), peak memory + {grown:.0f} MiB", flush=True)
+    print(
+        f"{what:32} {seconds:8.1f} s  ({cpu:6.1f} s of processors), peak memory + {grown:.0f} MiB",
+        flush=True,
+    )
 
 
 def measure_rounds(site: Site, rounds: int) -> None:

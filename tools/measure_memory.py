@@ -44,8 +44,14 @@ class Watch(Display):
     def round(self, round: Round) -> None:
         if round.round % 20:
             return
-        actors = [ray.get_actor(name) for name in ray.util.list_named_actors() if name.startswith("memory/actor-")]
-        pids: list[int] = ray.get([actor.__ray_call__.remote(lambda self: os.getpid()) for actor in actors])
+        actors = [
+            ray.get_actor(name)
+            for name in ray.util.list_named_actors()
+            if name.startswith("memory/actor-")
+        ]
+        pids: list[int] = ray.get(
+            [actor.__ray_call__.remote(lambda self: os.getpid()) for actor in actors]
+        )
         summary = memory_summary(ray.get_runtime_context().gcs_address, stats_only=True)
         stored = float(re.findall(r"Plasma memory usage ([\d.]+) MiB", summary)[0])
         self.rows.append((round.round, resident(os.getpid()), sum(map(resident, pids)), stored))
@@ -72,7 +78,9 @@ def draw(rows: np.ndarray, path: Path) -> None:
             figure.subplots(1, 3), (1, 2, 3), ("driver", "actors", "object store"), strict=True
         ):
             axes.plot(rows[:, 0], rows[:, column])
-            axes.set(title=name, xlabel="round", ylabel="MiB", ylim=(0, 1.2 * rows[:, column].max()))
+            axes.set(
+                title=name, xlabel="round", ylabel="MiB", ylim=(0, 1.2 * rows[:, column].max())
+            )
         to_svg(figure, path)
 
 

@@ -31,7 +31,13 @@ JOB: dict[str, Any] = {
     "method": "fedavg",
     "data": {"source": "fashion-mnist-mini", "partition": {"name": "iid", "num_clients": 24}},
     "model": {"name": "resnet18"},
-    "train": {"clients_per_round": 24, "local_steps": 1, "batch_size": 8, "eval_every": 1000, "task_images": 1},
+    "train": {
+        "clients_per_round": 24,
+        "local_steps": 1,
+        "batch_size": 8,
+        "eval_every": 1000,
+        "task_images": 1,
+    },
 }
 
 
@@ -65,7 +71,9 @@ def slow_links(mbit: int) -> Iterator[None]:
         yield
     finally:
         for name in FAR:
-            sh(f"ip netns pids {name} | xargs --no-run-if-empty kill -9; ip netns delete {name} || true")
+            sh(
+                f"ip netns pids {name} | xargs --no-run-if-empty kill -9; ip netns delete {name} || true"
+            )
         sh("ip link delete rayfed-br")
 
 
@@ -73,15 +81,28 @@ def slow_links(mbit: int) -> Iterator[None]:
 def raylets(folder: str) -> Iterator[str]:
     """The address of their Ray."""
     address, stack = "10.93.8.1:6390", ExitStack()
-    start = [str(Path(sys.executable).parent / "ray"), "start", "--block", f"--object-store-memory={2 * 10**9}"]
-    head = ["--head", "--node-ip-address=10.93.8.1", "--port=6390", "--num-cpus=0", f"--temp-dir={folder}"]
+    start = [
+        str(Path(sys.executable).parent / "ray"),
+        "start",
+        "--block",
+        f"--object-store-memory={2 * 10**9}",
+    ]
+    head = [
+        "--head",
+        "--node-ip-address=10.93.8.1",
+        "--port=6390",
+        "--num-cpus=0",
+        f"--temp-dir={folder}",
+    ]
     commands = [[*start, *head, "--include-dashboard=false"]]
     for number, name in enumerate(FAR):
         node = [f"--address={address}", f"--node-ip-address=10.93.8.{number + 2}", "--num-cpus=1"]
         commands.append(["ip", "netns", "exec", name, *start, *node])
     with stack:
         for command in commands:
-            process = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, **OUR_RAY}, text=True)
+            process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, env={**os.environ, **OUR_RAY}, text=True
+            )
             stack.callback(process.wait, 60)
             stack.callback(process.terminate)
             assert process.stdout
@@ -106,10 +127,16 @@ def main() -> None:
     tasks.GROUP, large = GROUP, ray_workers.LARGE
     FAR.extend(f"rayfed-far{number}" for number in range(arguments.nodes))
     os.environ["RAY_AUTH_MODE"] = "disabled"  # the network is this machine's own
-    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder, slow_links(arguments.mbit):
+    with (
+        tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as folder,
+        slow_links(arguments.mbit),
+    ):
         with raylets(f"{folder}/ray") as address:
             for way, most_bytes in (("all from the head", tasks.MOST_BYTES), ("in groups", 0)):
-                tasks.MOST_BYTES, ray_workers.LARGE = most_bytes, large if most_bytes == 0 else 2**40
+                tasks.MOST_BYTES, ray_workers.LARGE = (
+                    most_bytes,
+                    large if most_bytes == 0 else 2**40,
+                )
                 on_ray = {"address": address, "actors": arguments.nodes}
                 name, before = f"tree/{way.replace(' ', '-')}", passed()
                 played(f"{name}-begun", folder, 1, on_ray)  # what a run sends beside its rounds
@@ -117,18 +144,27 @@ def main() -> None:
                 result = played(f"{name}-ray", folder, rounds, on_ray)
                 one = [after - then for after, then in zip(begun, before, strict=True)]
                 all_rounds = [after - then for after, then in zip(passed(), begun, strict=True)]
-                went, came = ((a - b) / 1e6 / arguments.rounds for a, b in zip(all_rounds, one, strict=True))
+                went, came = (
+                    (a - b) / 1e6 / arguments.rounds for a, b in zip(all_rounds, one, strict=True)
+                )
                 here = played(f"{name}-off", folder, rounds, {"mode": "off"}).weights
                 same = all(torch.equal(value, here[key]) for key, value in result.weights.items())
-                seconds = result.rounds.column("seconds").to_pylist()[1:-1]  # the last round is evaluated too
+                seconds = result.rounds.column("seconds").to_pylist()[
+                    1:-1
+                ]  # the last round is evaluated too
                 times = ", ".join(f"{each:.1f}" for each in seconds)
-                print(f"{way}: {times} s; {went:,.0f} MB per round from the head, {came:,.0f} to it; same bits: {same}")
+                print(
+                    f"{way}: {times} s; {went:,.0f} MB per round from the head, {came:,.0f} to it; same bits: {same}"
+                )
 
 
 def played(name: str, folder: str, rounds: int, options: dict[str, Any]) -> rayfed.Result:
     """A run of the job, to its end."""
     train = {**JOB["train"], "num_rounds": rounds}
-    return rayfed.run({**JOB, "name": name, "output": {"path": folder}, "train": train, "ray": options}, force=True)
+    return rayfed.run(
+        {**JOB, "name": name, "output": {"path": folder}, "train": train, "ray": options},
+        force=True,
+    )
 
 
 if __name__ == "__main__":

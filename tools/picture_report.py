@@ -17,7 +17,14 @@ from PIL import Image
 
 SIZES = {1280: 1500, 390: 2200}  # width -> height, in pixels
 SCHEMES = {"light": 1, "dark": 0}  # Chromium's numbers
-FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars")
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--hide-scrollbars",
+)
 # A frame, as Chromium's window is never narrower than 500 pixels.
 FRAME = """<!DOCTYPE html><html style="color-scheme: {scheme}"><body style="margin: 0">
 <iframe src="{page}" style="border: 0; width: {width}px; height: {height}px"></iframe></body></html>"""
@@ -31,18 +38,30 @@ def picture(browser: str, page: Path, width: int, height: int, scheme: str, path
         frame.write_text(FRAME.format(scheme=scheme, page=source, width=width, height=height))
         look = f"--blink-settings=preferredColorScheme={SCHEMES[scheme]}"
         size = f"--window-size={max(width, 500)},{height}"
-        own = (f"--user-data-dir={folder}/profile", f"--screenshot={shot}", size, look, "--virtual-time-budget=20000")
-        done = subprocess.run([browser, *FLAGS, *own, frame.as_uri()], capture_output=True, text=True, timeout=120)
+        own = (
+            f"--user-data-dir={folder}/profile",
+            f"--screenshot={shot}",
+            size,
+            look,
+            "--virtual-time-budget=20000",
+        )
+        done = subprocess.run(
+            [browser, *FLAGS, *own, frame.as_uri()], capture_output=True, text=True, timeout=120
+        )
         if not shot.exists():
             sys.exit(f"no picture: {done.stderr[-2000:]}")
         with Image.open(shot) as image:
             top = image.convert("RGB").crop((0, 0, width, height))
-            few = top.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)  # a third of the bytes
+            few = top.quantize(
+                256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE
+            )  # a third of the bytes
             few.save(path, optimize=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("page", type=Path)
     parser.add_argument("beginning", type=Path, help="of the pictures' names")
     parser.add_argument("--height", type=int, help=f"in pixels; by width: {SIZES}")

@@ -11,21 +11,30 @@ from pathlib import Path
 import nbformat
 from nbclient import NotebookClient
 
-NOTEBOOKS = {path.stem: path for path in sorted(Path(__file__).resolve().parents[1].glob("docs/notebooks/*.ipynb"))}
+NOTEBOOKS = {
+    path.stem: path
+    for path in sorted(Path(__file__).resolve().parents[1].glob("docs/notebooks/*.ipynb"))
+}
 
 
 def executed(path: Path, folder: Path | str) -> nbformat.NotebookNode:
     """A notebook after a run in a folder, where its results lie. Raises the error of a cell."""
     notebook = nbformat.read(path, as_version=4)
-    client = NotebookClient(notebook, timeout=600, record_timing=False, resources={"metadata": {"path": str(folder)}})
+    client = NotebookClient(
+        notebook, timeout=600, record_timing=False, resources={"metadata": {"path": str(folder)}}
+    )
     client.execute()
     notebook.metadata.language_info = {"name": "python"}  # without the version
     return notebook
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of a notebook: {', '.join(NOTEBOOKS)}; none: all")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"of a notebook: {', '.join(NOTEBOOKS)}; none: all"
+    )
     names = parser.parse_args().names or [*NOTEBOOKS]
     if unknown := [name for name in names if name not in NOTEBOOKS]:
         parser.error(f"no notebook {', '.join(unknown)}; there are {', '.join(NOTEBOOKS)}")

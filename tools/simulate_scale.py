@@ -100,7 +100,9 @@ def simulate(
     links = [sent] * nodes  # when the link into a node is free; the driver's is apart
     waiting_tasks, to_add = deque(range(len(tasks))), list[tuple[float, int]]()
     missing = [len(group) for group in members]
-    running = list[tuple[float, int, int, bool]]()  # when a call ends, the actor, the task or group, whether it adds
+    running = list[
+        tuple[float, int, int, bool]
+    ]()  # when a call ends, the actor, the task or group, whether it adds
     ready = dict[int, float]()  # group -> when its sum is there for the driver
     changes = list[tuple[float, float]]()  # of the bytes that wait
     handed = 0.0  # until when the driver hands out calls
@@ -113,9 +115,14 @@ def simulate(
             _, group = heapq.heappop(to_add)
             node = actor // costs.per_node
             here = max(links[node], begin)
-            links[node] = here + sum(held[index] + remembered[index] for index in members[group]) / costs.link
+            links[node] = (
+                here + sum(held[index] + remembered[index] for index in members[group]) / costs.link
+            )
             adding = sum(held[index] * rate[index] for index in members[group])
-            heapq.heappush(running, (max(links[node], begin + adding) + 2 * update * 0.1e-9, actor, group, True))
+            heapq.heappush(
+                running,
+                (max(links[node], begin + adding) + 2 * update * 0.1e-9, actor, group, True),
+            )
         else:
             index = waiting_tasks.popleft()
             heapq.heappush(running, (begin + trained[index], actor, index, False))
@@ -179,10 +186,27 @@ def table(costs: Costs, client_seconds: float) -> str:
     for update, memory in ((6.6 * MB, 0.0), (6.6 * MB, 6.6 * MB), (94 * MB, 0.0)):
         for cohort, actors in clusters:
             each = simulate(cohort, actors, update, client_seconds, costs, memory=memory)
-            direct = simulate(cohort, actors, update, client_seconds, costs, memory=memory, tree=False)
-            row = [f"{update / MB:.1f} MB", f"{memory / MB:.1f} MB" if memory else "", f"{cohort:,}", f"{actors:,}"]
-            row += [f"{each.tasks:,}", f"{each.sums:,}", f"{each.seconds:,.1f}", f"{each.ideal:,.1f}"]
-            row += [f"{each.driver:.0%}", f"{each.link:.0%}", f"{each.waiting / 1e9:,.1f} GB", f"{direct.seconds:,.1f}"]
+            direct = simulate(
+                cohort, actors, update, client_seconds, costs, memory=memory, tree=False
+            )
+            row = [
+                f"{update / MB:.1f} MB",
+                f"{memory / MB:.1f} MB" if memory else "",
+                f"{cohort:,}",
+                f"{actors:,}",
+            ]
+            row += [
+                f"{each.tasks:,}",
+                f"{each.sums:,}",
+                f"{each.seconds:,.1f}",
+                f"{each.ideal:,.1f}",
+            ]
+            row += [
+                f"{each.driver:.0%}",
+                f"{each.link:.0%}",
+                f"{each.waiting / 1e9:,.1f} GB",
+                f"{direct.seconds:,.1f}",
+            ]
             lines.append(f"| {' | '.join(row)} |")
     return "\n".join(lines)
 
@@ -203,13 +227,17 @@ def measure() -> None:
                 total.add(summand, layout)
                 seconds.append(time.perf_counter() - began)
         took = float(np.median(seconds))
-        print(f"add_{name}: {took / tensors[0].nbytes * 1e9:.2f}e-9 seconds per byte ({took * 1e3:.1f} ms)")
+        print(
+            f"add_{name}: {took / tensors[0].nbytes * 1e9:.2f}e-9 seconds per byte ({took * 1e3:.1f} ms)"
+        )
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--measure", action="store_true")
-    parser.add_argument("--client-seconds", type=float, default=3.0, help="of one client's training")
+    parser.add_argument(
+        "--client-seconds", type=float, default=3.0, help="of one client's training"
+    )
     parser.add_argument("--gbit", type=float, default=10.0, help="the link into each node, Gbit/s")
     arguments = parser.parse_args()
     if arguments.measure:

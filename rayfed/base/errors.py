@@ -30,7 +30,9 @@ CONTROL = re.compile(  # Unicode's Cc, Cf, Cs, Zl and Zp, without those that wor
     "\U000e0000-\U000e007f]"
 )
 PACKAGE = Path(__file__).parents[1]
-FRAME = re.compile(r'(?m)^  File ".*/rayfed/(.*)", line .*\n(?:    .*\n)*')  # of a traceback, perhaps of this package
+FRAME = re.compile(
+    r'(?m)^  File ".*/rayfed/(.*)", line .*\n(?:    .*\n)*'
+)  # of a traceback, perhaps of this package
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")  # of terminals
 
 
@@ -80,7 +82,12 @@ class KilledActors(WorkersLost):
     """A piece of work whose actor died, or did not answer, each time that it was tried; `how` says which."""
 
     def __init__(
-        self, message: str, what: str = "", how: str = "", client: int | None = None, round: int | None = None
+        self,
+        message: str,
+        what: str = "",
+        how: str = "",
+        client: int | None = None,
+        round: int | None = None,
     ) -> None:
         super().__init__(message, client, round)
         self.what, self.how = what, how
@@ -138,7 +145,11 @@ def did_you_mean(given: str, allowed: Iterable[str], near: str = "") -> str:
     """
     allowed = sorted(allowed)
     near = near or nearest(given, allowed)
-    valid = f"valid: {', '.join(allowed) or 'none'}" if len(allowed) <= MANY else f"{len(allowed)} names are valid"
+    valid = (
+        f"valid: {', '.join(allowed) or 'none'}"
+        if len(allowed) <= MANY
+        else f"{len(allowed)} names are valid"
+    )
     return f"; did you mean '{near}'? ({valid})" if near else f" ({valid})"
 
 
@@ -150,7 +161,9 @@ def explained(error: Exception) -> str:
     if isinstance(error, InputError):
         text = str(error)
     elif type(error).__module__.partition(".")[0] == "rayfed":
-        text = "\n".join([without_ours(str(error)), *getattr(error, "__notes__", [])])  # where the results so far are
+        text = "\n".join(
+            [without_ours(str(error)), *getattr(error, "__notes__", [])]
+        )  # where the results so far are
     else:
         text = "the run failed\n" + "".join(traceback.format_exception(error)).rstrip()
     return cut(masked(f"error: {text}"))

@@ -12,14 +12,21 @@ from typing import BinaryIO
 
 from rayfed.base.errors import InputError, Unwritable
 
-PASSING = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE)  # errors of a disk that may be gone the next time
+PASSING = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EIO,
+    errno.ESTALE,
+)  # errors of a disk that may be gone the next time
 
 STANDARD_LIBRARY = sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")
 
 
 def is_installed(file: str) -> bool:
     """Whether a module's file is Python's own, or a package's: of this environment, or of another that it uses."""
-    return "/site-packages/" in file or "/dist-packages/" in file or file.startswith(STANDARD_LIBRARY)
+    return (
+        "/site-packages/" in file or "/dist-packages/" in file or file.startswith(STANDARD_LIBRARY)
+    )
 
 
 def open_regular(path: Path | str, flags: int, mode: int = 0o666) -> int:
@@ -54,11 +61,15 @@ def writing_to(place: Path | str) -> Iterator[None]:
 @contextmanager
 def whole(path: Path) -> Iterator[BinaryIO]:
     """Yield a new file beside `path`. On success it is renamed to `path`; on failure it is deleted."""
-    aside = path.with_name(f".{path.name}.tmp")  # readers of a dataset pass over names with a leading dot
+    aside = path.with_name(
+        f".{path.name}.tmp"
+    )  # readers of a dataset pass over names with a leading dot
     try:
         if aside.is_dir() and not aside.is_symlink():
             shutil.rmtree(aside)
-        aside.unlink(missing_ok=True)  # of a killed run; or a link, and nothing is written through one
+        aside.unlink(
+            missing_ok=True
+        )  # of a killed run; or a link, and nothing is written through one
         with aside.open("xb") as file:
             yield file
         try:

@@ -25,15 +25,22 @@ def _attribute(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any]
 
 
 def _flushes_denormals() -> bool:
-    return TINY / 2 == 0.0  # torch does not tell; the setting is the thread's, so it holds for Python's floats too
+    return (
+        TINY / 2 == 0.0
+    )  # torch does not tell; the setting is the thread's, so it holds for Python's floats too
 
 
 def _determinism() -> tuple[bool, bool]:
-    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
 
 
 def _set_determinism(value: tuple[bool, bool]) -> None:
-    if value != _determinism():  # torch's function imports its compiler: 80 MB and two seconds in each process
+    if (
+        value != _determinism()
+    ):  # torch's function imports its compiler: 80 MB and two seconds in each process
         torch.use_deterministic_algorithms(value[0], warn_only=value[1])
 
 
@@ -59,13 +66,19 @@ def _depth(stack: Callable[[], list[Any]]) -> tuple[Callable[[], int], Callable[
 SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (torch.get_num_threads, torch.set_num_threads),
     (torch.get_default_dtype, torch.set_default_dtype),
-    (lambda: torch.empty(0).device, lambda device: torch.set_default_device(None if device.type == "cpu" else device)),
+    (
+        lambda: torch.empty(0).device,
+        lambda device: torch.set_default_device(None if device.type == "cpu" else device),
+    ),
     (torch.is_grad_enabled, torch.set_grad_enabled),
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     (_determinism, _set_determinism),
     _attribute(torch.utils.deterministic, "fill_uninitialized_memory"),
     *(_attribute(torch.backends.cudnn, name) for name in ("enabled", "benchmark", "deterministic")),
-    *(_attribute(getattr(torch.backends.cudnn, name), "fp32_precision") for name in ("conv", "rnn")),
+    *(
+        _attribute(getattr(torch.backends.cudnn, name), "fp32_precision")
+        for name in ("conv", "rnn")
+    ),
     _attribute(torch.backends.mkldnn, "enabled"),
     (lambda: torch.is_autocast_enabled("cpu"), lambda on: torch.set_autocast_enabled("cpu", on)),
     (lambda: torch.is_autocast_enabled("cuda"), lambda on: torch.set_autocast_enabled("cuda", on)),
@@ -74,9 +87,15 @@ SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (np.random.get_state, np.random.set_state),
     (np.geterr, lambda found: np.seterr(**found)),
     _contents(os.environ),
-    *(_contents(hooks) for name, hooks in vars(of_modules).items() if name.startswith("_global") and "hooks" in name),
+    *(
+        _contents(hooks)
+        for name, hooks in vars(of_modules).items()
+        if name.startswith("_global") and "hooks" in name
+    ),
     _attribute(of_modules, "_global_is_full_backward_hook"),
-    _depth(_get_current_function_mode_stack),  # after the default device, which is a mode below all others
+    _depth(
+        _get_current_function_mode_stack
+    ),  # after the default device, which is a mode below all others
     _depth(_get_current_dispatch_mode_stack),
 )
 
@@ -131,13 +150,17 @@ def isolated(seed: int, device: torch.device, *, flush: bool = False) -> Iterato
         # By a list: from one number NumPy's generator would give the stream of torch's, as both are Mersenne Twisters.
         np.random.seed([1, seed % 2**32, seed >> 32])
         torch.set_flush_denormal(flush)
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed takes a millisecond: it asks every kind of device
+        torch.default_generator.manual_seed(
+            seed
+        )  # torch.manual_seed takes a millisecond: it asks every kind of device
         if devices:
             torch.cuda.manual_seed(seed)
         try:
             yield
         except SystemExit as error:
-            raise RuntimeError(f"a hook has ended Python ({error!r}); it should raise an exception instead") from error
+            raise RuntimeError(
+                f"a hook has ended Python ({error!r}); it should raise an exception instead"
+            ) from error
         finally:
             for (_, write), value in zip(SETTINGS, before, strict=True):
                 write(value)

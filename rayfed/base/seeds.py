@@ -30,7 +30,10 @@ def seed_of(seed: int, purpose: Purpose, *place: int) -> int:
     >>> seed_of(0, Purpose.BATCHES, 1, 2) == seed_of(0, Purpose.BATCHES, 1, 2) != seed_of(0, Purpose.BATCHES, 2, 1)
     True
     """
-    return int(np.random.SeedSequence([seed, purpose, *place]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+    return int(
+        np.random.SeedSequence([seed, purpose, *place]).generate_state(1, np.uint64)[0]
+        >> np.uint64(1)
+    )
 
 
 def chances(seed: int, purpose: Purpose, round: int, num_clients: int) -> np.ndarray:

@@ -70,7 +70,11 @@ class Folder:
         """
         chosen = pafs.FileSelector(self._root, allow_not_found=True)
         found = reach(self.place, lambda: self._fs.get_file_info(chosen))
-        return sorted(info.base_name for info in found if (odd or info.is_file) and not info.base_name.startswith("."))
+        return sorted(
+            info.base_name
+            for info in found
+            if (odd or info.is_file) and not info.base_name.startswith(".")
+        )
 
     def read(self, name: str) -> bytes:
         """Raises FileNotFoundError, and any other OSError where there is no file that can be read."""
@@ -88,7 +92,9 @@ class Folder:
                 if error.errno != errno.ENOSPC:
                     raise
                 size, free = sum(map(len, content)) / 1e6, shutil.disk_usage(self.local).free / 1e6
-                what = f"{error.strerror}: '{name}' takes {size:,.1f} MB, and {free:,.1f} MB are free"
+                what = (
+                    f"{error.strerror}: '{name}' takes {size:,.1f} MB, and {free:,.1f} MB are free"
+                )
                 raise OSError(error.errno, what) from None
         self._fs.create_dir(self._root)
         with self._fs.open_output_stream(f"{self._root}/{name}") as stream:

@@ -59,7 +59,9 @@ class Checked:
     def __post_init__(self) -> None:
         given = {f.name: getattr(self, f.name) for f in fields(self) if f.init}  # type: ignore[arg-type]
         for name, value in _validated(type(self), given, type(self).__name__).items():
-            object.__setattr__(self, name, value)  # a whole number for a float, for example, is a float now
+            object.__setattr__(
+                self, name, value
+            )  # a whole number for a float, for example, is a float now
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,9 @@ class Form:
     read: Callable[[Any], Any]
     write: Callable[[Any], Any]
     default: str = ""  # as a job file would write it
-    kinds: Mapping[str, type] | None = field(default=None, hash=False)  # of a table with a `name`: the known classes
+    kinds: Mapping[str, type] | None = field(
+        default=None, hash=False
+    )  # of a table with a `name`: the known classes
 
 
 class PathMark:
@@ -92,9 +96,13 @@ def build(maker: Callable[..., T], values: Mapping[str, Any], where: str, **give
     `given` are further arguments, unchecked, that a table cannot set. `where` is the table's place in the job file, for
     messages. Raises `InputError`, with a line per mistake.
     """
-    parameters = {name: p for name, p in inspect.signature(maker).parameters.items() if name not in given}
+    parameters = {
+        name: p for name, p in inspect.signature(maker).parameters.items() if name not in given
+    }
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    valid = {name: p for name, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    valid = {
+        name: p for name, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    }
     for key in values:
         if key in given or (key not in valid and not takes_any):
             raise UnknownKey(where, str(key), *valid)
@@ -132,7 +140,12 @@ def keys(cls: type, prefix: str = "") -> Iterator[Key]:
         elif is_dataclass(hint):
             yield from keys(hint, name)  # type: ignore[arg-type]
         else:
-            yield Key(name, _default(f, form), sentence(cls, f.name), _mark(cls, f.name, PathMark) is not None)
+            yield Key(
+                name,
+                _default(f, form),
+                sentence(cls, f.name),
+                _mark(cls, f.name, PathMark) is not None,
+            )
 
 
 def _default(f: Field[Any], form: Form | None) -> Any:
@@ -174,9 +187,15 @@ def find(name: str, known: Mapping[str, T], kind: str, more: str = "") -> T:
         return known[name]
     module, colon, attribute = name.partition(":")
     if not colon:
-        raise InputError(f"unknown {kind} '{name}'{did_you_mean(name, known)}, or give 'package.module:name'{more}")
-    if module.partition(".")[0] in sys.stdlib_module_names:  # to import some of these does something, or to call them
-        raise InputError(f"{kind} '{name}': '{module}' is a module of Python itself; name a module of yours")
+        raise InputError(
+            f"unknown {kind} '{name}'{did_you_mean(name, known)}, or give 'package.module:name'{more}"
+        )
+    if (
+        module.partition(".")[0] in sys.stdlib_module_names
+    ):  # to import some of these does something, or to call them
+        raise InputError(
+            f"{kind} '{name}': '{module}' is a module of Python itself; name a module of yours"
+        )
     try:
         value: Any = importlib.import_module(module)
     except SyntaxError as error:
@@ -194,15 +213,21 @@ def find(name: str, known: Mapping[str, T], kind: str, more: str = "") -> T:
         raise InputError(f"{kind} '{name}': {error}") from error
     if callable(value) and _home(value) in sys.stdlib_module_names:
         where = "a function or a class that was written for rayfed, in a module of yours"
-        raise InputError(f"{kind} '{name}' is {told(value)}, which is Python's own or built in; name {where}")
+        raise InputError(
+            f"{kind} '{name}' is {told(value)}, which is Python's own or built in; name {where}"
+        )
     return value
 
 
 def _home(value: Any) -> str:
     """The package in which something that can be called was written; `builtins` where that was not in Python."""
-    value = value.func if isinstance(value, functools.partial) else getattr(value, "__func__", value)  # of a method
+    value = (
+        value.func if isinstance(value, functools.partial) else getattr(value, "__func__", value)
+    )  # of a method
     value = inspect.unwrap(value)
-    written = value if inspect.isfunction(value) or inspect.isclass(value) else type(value)  # an object with __call__
+    written = (
+        value if inspect.isfunction(value) or inspect.isclass(value) else type(value)
+    )  # an object with __call__
     return str(written.__module__).partition(".")[0]
 
 
@@ -217,7 +242,10 @@ def snake_case(name: str) -> str:
 
 def name_in(known: Mapping[str, Any], value: Any) -> str:
     """The name under which `find` finds a class or function."""
-    return next((name for name, one in known.items() if one is value), f"{value.__module__}:{value.__qualname__}")
+    return next(
+        (name for name, one in known.items() if one is value),
+        f"{value.__module__}:{value.__qualname__}",
+    )
 
 
 def named(value: Any, where: str, default: str | None = None) -> tuple[str, dict[str, Any]]:
@@ -229,7 +257,9 @@ def named(value: Any, where: str, default: str | None = None) -> tuple[str, dict
     options = dict(value)
     name = options.pop("name", default)
     if not isinstance(name, str):
-        raise InputError(f"{where}: {told(value)} has no name (such as {{name = '{default or 'fedntd'}'}})")
+        raise InputError(
+            f"{where}: {told(value)} has no name (such as {{name = '{default or 'fedntd'}'}})"
+        )
     return name, options
 
 
@@ -243,13 +273,17 @@ def _read(maker: Callable[..., Any], name: str, value: Any, place: str) -> Any:
         return value
     if not isinstance(value, Mapping):
         names = ", ".join(f.name for f in fields(hint))  # type: ignore[arg-type]
-        raise InputError(f"{place} = {told(value)}: this is a table, [{place}], with the keys {names}")
+        raise InputError(
+            f"{place} = {told(value)}: this is a table, [{place}], with the keys {names}"
+        )
     return build(hint, value, place)
 
 
 def _validated(maker: Callable[..., Any], values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The values, in the types that the annotations name."""
-    from pydantic import ValidationError  # a tenth of a second to import, and `rayfed keys` needs none of it
+    from pydantic import (
+        ValidationError,
+    )  # a tenth of a second to import, and `rayfed keys` needs none of it
 
     mistakes, ready = [], dict(values)
     for name, value in values.items():
@@ -298,7 +332,9 @@ def _join(where: str, name: str) -> str:
 
 def _missing(maker: Callable[..., Any], name: str, where: str) -> str:
     text = sentence(maker, name)
-    return f"{_join(where, name)} is missing: {text}" if text else f"{_join(where, name)} is missing"
+    return (
+        f"{_join(where, name)} is missing: {text}" if text else f"{_join(where, name)} is missing"
+    )
 
 
 def _explain(errors: Iterable[Any], where: str) -> list[str]:
@@ -308,7 +344,10 @@ def _explain(errors: Iterable[Any], where: str) -> list[str]:
         steps = [str(step) for step in error["loc"] if isinstance(step, int)]
         value = f"{'.'.join([where, *steps])} = {told(error['input'])}"
         wanted.setdefault(value, []).append(_wanted(error))
-    return [f"{value}: {' or '.join(ways).replace(' or give ', ' or ')}" for value, ways in wanted.items()]
+    return [
+        f"{value}: {' or '.join(ways).replace(' or give ', ' or ')}"
+        for value, ways in wanted.items()
+    ]
 
 
 def _wanted(error: Any) -> str:

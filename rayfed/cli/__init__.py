@@ -45,7 +45,9 @@ def main(ctx: click.Context) -> None:
     """
     here = os.getcwd()
     if here not in sys.path:
-        sys.path.append(here)  # for the user's own methods and models; last, as its files may have any names
+        sys.path.append(
+            here
+        )  # for the user's own methods and models; last, as its files may have any names
     ctx.with_resource(logging_to(StderrHandler()))
 
 
@@ -63,7 +65,9 @@ def command(arguments: Sequence[str] | None = None) -> None:
     arguments = sys.argv[1:] if arguments is None else arguments
     if list(arguments[:1]) in (["run"], ["reproduce"], ["resume"]):
         guarded(arguments)
-        if not sys.stderr.isatty() and not {"-h", "--help"} & {*arguments}:  # on a terminal, a spinner turns
+        if not sys.stderr.isatty() and not {"-h", "--help"} & {
+            *arguments
+        }:  # on a terminal, a spinner turns
             print("reading the job", file=sys.stderr, flush=True)
     try:
         main(arguments, prog_name="rayfed")

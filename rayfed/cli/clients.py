@@ -22,7 +22,11 @@ HEAD = ["run", "clients", "number", "own labels", "deviation", "worst tenth", "a
 
 @click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
-@click.option("--tune", type=click.Choice(["head", "all"]), help="Also measure each model after training these layers.")
+@click.option(
+    "--tune",
+    type=click.Choice(["head", "all"]),
+    help="Also measure each model after training these layers.",
+)
 @click.option("--epochs", type=float, help="Epochs of --tune at each client; 1.")
 def clients(runs: tuple[Path, ...], tune: str | None, epochs: float | None) -> None:
     """Measure every client's own model after a run, on all test images.
@@ -48,7 +52,11 @@ def clients(runs: tuple[Path, ...], tune: str | None, epochs: float | None) -> N
         raise InputError(f"--epochs {epochs:g}: give a number above 0")
     if epochs is not None and tune is None:
         raise InputError(f"--epochs {epochs:g} is of --tune: give --tune head or --tune all, too")
-    tuning = Tuning(1.0 if epochs is None else epochs, "head" if tune == "head" else "all") if tune else None
+    tuning = (
+        Tuning(1.0 if epochs is None else epochs, "head" if tune == "head" else "all")
+        if tune
+        else None
+    )
     lines, of_named = [], []
     for folder in dict.fromkeys(folder for run in runs for folder in find_runs(run)):
         with busy(f"measuring {shown(folder)}"):
@@ -61,9 +69,15 @@ def clients(runs: tuple[Path, ...], tune: str | None, epochs: float | None) -> N
         for which, of_group in by_group.items():
             lines += lines_of(shown(folder), which, of_group)
             for row in of_group[:MOST_NAMED]:
-                each = [value for value in (row.in_local, row.accuracy, row.tuned_in_local) if value is not None]
+                each = [
+                    value
+                    for value in (row.in_local, row.accuracy, row.tuned_in_local)
+                    if value is not None
+                ]
                 if row.name is not None:
-                    of_named.append([shown(folder), which, row.name, *(f"{100 * value:.1f}" for value in each)])
+                    of_named.append(
+                        [shown(folder), which, row.name, *(f"{100 * value:.1f}" for value in each)]
+                    )
     print_table(HEAD, lines)
     if of_named:
         print_table(HEAD_NAMED[: len(of_named[0])], of_named)
@@ -73,8 +87,17 @@ def lines_of(run: str, which: str, rows: Sequence[OwnRow]) -> list[list[str]]:
     """A line of the table for some clients, and a line after tuning, in percent; none without clients."""
     if not rows:
         return []
-    lines = [[run, which, str(len(rows)), *numbers([row.in_local for row in rows], [row.accuracy for row in rows])]]
-    tuned = [(row.tuned_in_local, row.tuned_accuracy) for row in rows if row.tuned_in_local is not None]
+    lines = [
+        [
+            run,
+            which,
+            str(len(rows)),
+            *numbers([row.in_local for row in rows], [row.accuracy for row in rows]),
+        ]
+    ]
+    tuned = [
+        (row.tuned_in_local, row.tuned_accuracy) for row in rows if row.tuned_in_local is not None
+    ]
     if tuned:
         lines.append([run, f"{which}, tuned", str(len(rows)), *numbers(*zip(*tuned, strict=True))])
     return lines

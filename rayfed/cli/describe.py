@@ -44,7 +44,9 @@ def summary(name: str) -> tuple[str, str, str]:
     """A recipe's or a part's row: its name, its parameters with their defaults, and its first sentence."""
     from rayfed.methods.registry import document, parameters
 
-    defaults = " ".join(f"{parameter}={default_text(default)}" for parameter, default, _ in parameters(name))
+    defaults = " ".join(
+        f"{parameter}={default_text(default)}" for parameter, default, _ in parameters(name)
+    )
     return name, defaults, document(name).partition("\n")[0]
 
 
@@ -54,14 +56,22 @@ def describe(name: str) -> None:
 
     if paper := document(name):
         print(paper, end="\n\n")
-    rows = [(parameter, default_text(default), what) for parameter, default, what in parameters(name)]
+    rows = [
+        (parameter, default_text(default), what) for parameter, default, what in parameters(name)
+    ]
     if rows:
         print_table(["parameter", "default", "what"], rows)
 
 
 def default_text(value: Any) -> str:
     """A default as a job file writes it."""
-    return "(needed)" if value is inspect.Parameter.empty else "(none)" if value is None else json.dumps(value)
+    return (
+        "(needed)"
+        if value is inspect.Parameter.empty
+        else "(none)"
+        if value is None
+        else json.dumps(value)
+    )
 
 
 @click.command()
@@ -82,7 +92,9 @@ def keys(prefix: str) -> None:
     from rayfed.grid.cells import Grid
     from rayfed.job import Job
 
-    rules: dict[tuple[str, str, str], list[str]] = {}  # key, default and meaning: the partitions that have it
+    rules: dict[
+        tuple[str, str, str], list[str]
+    ] = {}  # key, default and meaning: the partitions that have it
     known = [*values.keys(Job), *values.keys(Grid, "grid")]
     for key in known:
         if key.name.startswith(prefix):
@@ -92,7 +104,10 @@ def keys(prefix: str) -> None:
         near = values.nearest_key(prefix, known)
         rather = f"; did you mean '{near}'?" if near else ";"
         raise InputError(f"no key begins with '{prefix}'{rather} `rayfed keys` lists all")
-    rows = [(*row[:2], f"{', '.join(kinds)}: {row[2]}" if kinds else row[2]) for row, kinds in rules.items()]
+    rows = [
+        (*row[:2], f"{', '.join(kinds)}: {row[2]}" if kinds else row[2])
+        for row, kinds in rules.items()
+    ]
     print_table(["key", "default", "what"], rows)
 
 
@@ -132,7 +147,9 @@ def data(job: str | None, overrides: Overrides) -> None:
     ]
     if len(federation.mean):
         facts.append(("mean", first_ones([f"{value:{form}}" for value in federation.mean], " ")))
-        facts.append(("deviation", first_ones([f"{value:{form}}" for value in federation.std], " ")))
+        facts.append(
+            ("deviation", first_ones([f"{value:{form}}" for value in federation.std], " "))
+        )
     facts.append(("partition", partition_text(read.data.partition)))
     facts.append(("clients", refused or clients_text(federation)))
     domains = federation.test.domain_names
@@ -148,8 +165,12 @@ def first_ones(words: Sequence[str], between: str) -> str:
 @click.command()
 @job_argument
 @set_option
-@click.option("-o", "--output", help="The picture: .png, .svg or .pdf; NAME.partition.png here if not given.")
-@click.option("--export", help="Also write each client's images to this file: .json, .npz or .parquet.")
+@click.option(
+    "-o", "--output", help="The picture: .png, .svg or .pdf; NAME.partition.png here if not given."
+)
+@click.option(
+    "--export", help="Also write each client's images to this file: .json, .npz or .parquet."
+)
 def partition(job: str, overrides: Overrides, output: str | None, export: str | None) -> None:
     """Show how many images of each class each client holds.
 

@@ -39,14 +39,18 @@ def guarded(arguments: Sequence[str]) -> None:
     """Continue in a child process, which ends with its parent. In the parent, this never returns."""
     _keep_streams()
     said, say = os.pipe()
-    signal.pthread_sigmask(signal.SIG_BLOCK, AWAITED)  # they stay pending until `sigwait` takes them: none is missed
+    signal.pthread_sigmask(
+        signal.SIG_BLOCK, AWAITED
+    )  # they stay pending until `sigwait` takes them: none is missed
     child = os.fork()
     if child == 0:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # it ends with its parent
         os.setpgid(0, 0)  # or a terminal's Ctrl-C would reach it twice
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # it may still write to that terminal
         signal.pthread_sigmask(signal.SIG_UNBLOCK, AWAITED)
-        atexit.register(os.write, say, b".")  # a process that ends without a message does not get here
+        atexit.register(
+            os.write, say, b"."
+        )  # a process that ends without a message does not get here
         return
     os.close(say)
     sent: dict[int, float] = {}
@@ -74,13 +78,25 @@ def guarded(arguments: Sequence[str]) -> None:
 
 def _keep_streams() -> None:
     """Let standard output and error take whatever is written to them, even where they are closed."""
-    while (spare := os.open(os.devnull, os.O_RDWR)) <= 2:  # or the next file that is opened would get what is printed
+    while (
+        spare := os.open(os.devnull, os.O_RDWR)
+    ) <= 2:  # or the next file that is opened would get what is printed
         os.set_inheritable(spare, True)
     os.close(spare)
     for name, number in (("stdout", 1), ("stderr", 2)):
         raw, before = Unbroken(number, "w", closefd=False), getattr(sys, name)
-        form = {"encoding": before.encoding, "errors": before.errors} if before else {"errors": "backslashreplace"}
-        setattr(sys, name, io.TextIOWrapper(io.BufferedWriter(raw), **form, line_buffering=number == 2 or raw.isatty()))
+        form = (
+            {"encoding": before.encoding, "errors": before.errors}
+            if before
+            else {"errors": "backslashreplace"}
+        )
+        setattr(
+            sys,
+            name,
+            io.TextIOWrapper(
+                io.BufferedWriter(raw), **form, line_buffering=number == 2 or raw.isatty()
+            ),
+        )
 
 
 def _end_as(code: int, has_said: bool, arguments: Sequence[str], run: str, work: str) -> NoReturn:
@@ -99,7 +115,9 @@ def _next_step(arguments: Sequence[str]) -> str:
     if words[0] != "run":
         return f"to continue from its last checkpoint: rayfed {shlex.join(words)}"
     again = shlex.join([*words, "--resume"])
-    return f"to continue from its last checkpoint, or from the start if there is none: rayfed {again}"
+    return (
+        f"to continue from its last checkpoint, or from the start if there is none: rayfed {again}"
+    )
 
 
 def _end_by(number: int, next_step: str, work: str) -> NoReturn:
@@ -107,7 +125,10 @@ def _end_by(number: int, next_step: str, work: str) -> NoReturn:
     if number not in PASSED_ON:
         during = f" during {work}" if work else ""
         why = ", as a system does when it has no memory left" if number == signal.SIGKILL else ""
-        print(f"error: the run's process was ended by {signal.Signals(number).name}{during}{why}", file=sys.stderr)
+        print(
+            f"error: the run's process was ended by {signal.Signals(number).name}{during}{why}",
+            file=sys.stderr,
+        )
         print(next_step, file=sys.stderr)
     if number != signal.SIGKILL:
         signal.signal(number, signal.SIG_DFL)
@@ -119,7 +140,9 @@ def _end_by(number: int, next_step: str, work: str) -> NoReturn:
 def _explain(code: int, next_step: str, run: str, work: str) -> int:
     """Say why a child may have ended without a message; the exit code that this has."""
     ended = f"error: the run's process has ended without a message, with exit code {code}"
-    by_ray = "Ray does that when the node of the run is lost, or the head of its cluster for a minute"
+    by_ray = (
+        "Ray does that when the node of the run is lost, or the head of its cluster for a minute"
+    )
     by_code = f"{ended} during {work}: code there may call os._exit"
     if work and not run:  # nothing is written yet, and Ray is not started: it would end so again
         print(by_code, file=sys.stderr)

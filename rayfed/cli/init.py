@@ -17,9 +17,16 @@ def init(folder: Path) -> None:
     A job file, a method of one's own with its test, and a README with three commands.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"'{folder}' is not an empty folder, and nothing in it is replaced: give a new folder's name")
+        raise InputError(
+            f"'{folder}' is not an empty folder, and nothing in it is replaced: give a new folder's name"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     for file in sorted(PROJECT.iterdir()):
-        (folder / file.stem).write_text(file.read_text())  # README.md.txt: so that no tool takes it for rayfed's own
+        (folder / file.stem).write_text(
+            file.read_text()
+        )  # README.md.txt: so that no tool takes it for rayfed's own
     print((folder / "README.md").read_text())
-    print(f"Written to '{folder}'" + ("" if folder.samefile(".") else f"; go there first: cd '{folder}'"))
+    print(
+        f"Written to '{folder}'"
+        + ("" if folder.samefile(".") else f"; go there first: cd '{folder}'")
+    )

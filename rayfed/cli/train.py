@@ -9,7 +9,14 @@ from pathlib import Path
 import click
 
 from rayfed.base.errors import InputError, RunFailed
-from rayfed.screen.options import Overrides, complete_run, job_argument, other_bits_option, set_option, trust_option
+from rayfed.screen.options import (
+    Overrides,
+    complete_run,
+    job_argument,
+    other_bits_option,
+    set_option,
+    trust_option,
+)
 from rayfed.screen.text import busy
 
 
@@ -20,9 +27,22 @@ from rayfed.screen.text import busy
 @click.option("--resume", is_flag=True, help="Continue the run if it was begun; else begin it.")
 @other_bits_option
 @trust_option
-@click.option("--only", metavar="PATTERN", default="*", help="Of a grid, the runs whose names match: '*/fedntd/*'.")
+@click.option(
+    "--only",
+    metavar="PATTERN",
+    default="*",
+    help="Of a grid, the runs whose names match: '*/fedntd/*'.",
+)
 @click.option("--list", "listed", is_flag=True, help="List the runs and do nothing.")
-def run(job: str, overrides: Overrides, force: bool, resume: bool, other_bits: bool, only: str, listed: bool) -> None:
+def run(
+    job: str,
+    overrides: Overrides,
+    force: bool,
+    resume: bool,
+    other_bits: bool,
+    only: str,
+    listed: bool,
+) -> None:
     """Train the federation of a job file.
 
     A job with a [grid] is many runs, as many at once as there is room for, with a line for each: finished runs are
@@ -36,7 +56,9 @@ def run(job: str, overrides: Overrides, force: bool, resume: bool, other_bits: b
       rayfed run jobs/papers/fedntd/table1.toml -s 'grid.seeds=[0]'
     """
     if force and resume:
-        raise InputError("--force begins the run again, and --resume continues it: give one of the two")
+        raise InputError(
+            "--force begins the run again, and --resume continues it: give one of the two"
+        )
     with busy(f"reading {job}"):
         from rayfed.grid.cells import expand, matching
         from rayfed.job import read_toml
@@ -54,7 +76,9 @@ def run(job: str, overrides: Overrides, force: bool, resume: bool, other_bits: b
         from rayfed import experiment
         from rayfed.screen.display import on_screen
 
-        on_screen(partial(experiment.run, jobs[0], force=force, resume=resume, other_bits=other_bits))
+        on_screen(
+            partial(experiment.run, jobs[0], force=force, resume=resume, other_bits=other_bits)
+        )
 
 
 @click.command()
@@ -105,7 +129,11 @@ def replay(run: Path, round: int, client: int, debug: bool) -> None:
         if debug and isinstance(error, RunFailed):
             pdb.post_mortem((error.__cause__ or error).__traceback__)
         raise
-    print(f"client {client}, round {round}: {row.num_examples} images, loss {row.train_loss:.4f}, {row.seconds:.1f} s")
+    print(
+        f"client {client}, round {round}: {row.num_examples} images, loss {row.train_loss:.4f}, {row.seconds:.1f} s"
+    )
     if recorded is not None:
-        other = f"the run recorded {recorded:.4f}, which is {abs(recorded - row.train_loss):.1g} apart"
+        other = (
+            f"the run recorded {recorded:.4f}, which is {abs(recorded - row.train_loss):.1g} apart"
+        )
         print("the run recorded the same loss" if recorded == row.train_loss else other)

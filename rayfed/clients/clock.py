@@ -21,11 +21,17 @@ def images_trained(num_examples: np.ndarray, training: Training) -> np.ndarray:
     """
     taken = np.array([training.steps(n) for n in num_examples.tolist()], dtype=np.int64)
     epochs, steps = np.divmod(taken, -(-num_examples // training.batch_size))
-    return epochs * num_examples + steps * training.batch_size  # the last batch of an epoch alone may be smaller
+    return (
+        epochs * num_examples + steps * training.batch_size
+    )  # the last batch of an epoch alone may be smaller
 
 
 def speeds(
-    settings: Participation, seed: int, clients: np.ndarray, num_clients: int, traced: Mapping[str, np.ndarray]
+    settings: Participation,
+    seed: int,
+    clients: np.ndarray,
+    num_clients: int,
+    traced: Mapping[str, np.ndarray],
 ) -> dict[str, np.ndarray]:
     """By name, the `SPEEDS` (n,) of these clients; none where such work takes no time.
 
@@ -34,7 +40,9 @@ def speeds(
     """
     factors = np.ones((2, len(clients)))
     if settings.spread:
-        normal = np.random.default_rng(seed_of(seed, Purpose.SPEED)).standard_normal((num_clients, 2))
+        normal = np.random.default_rng(seed_of(seed, Purpose.SPEED)).standard_normal(
+            (num_clients, 2)
+        )
         factors = np.exp(settings.spread * normal[clients].T)
     by_name = {}
     for name, factor in zip(SPEEDS, factors, strict=True):

@@ -27,7 +27,9 @@ class Cohort:
     chosen: Sequence[int]
     answered: Sequence[int]
     dropped: Sequence[int] = ()
-    notes: Mapping[str, float] = field(default_factory=dict)  # for `rounds.parquet`; none with the default settings
+    notes: Mapping[str, float] = field(
+        default_factory=dict
+    )  # for `rounds.parquet`; none with the default settings
 
     def refuse_absent(self, client: int, round: int) -> None:
         """Raise `InputError` where a client did not train in the round."""
@@ -37,7 +39,9 @@ class Cohort:
         if client not in self.chosen:
             raise InputError(f"client {client}: not in round {round}, which has {clients}")
         reason = "dropped out of" if client in self.dropped else "was late in"
-        raise InputError(f"client {client}: it {reason} round {round}, and did not train; that round has {clients}")
+        raise InputError(
+            f"client {client}: it {reason} round {round}, and did not train; that round has {clients}"
+        )
 
     def __str__(self) -> str:
         if not self.chosen:
@@ -82,8 +86,12 @@ def cohort_at(
         "clients.late": float(number - len(first) - num_dropped),
     }
     if speed:
-        waits = deadline < math.inf and len(first) < max(needed, 1)  # to the end, for answers that do not come
-        notes["clients.virtual_seconds"] = deadline if waits else float(time[first].max(initial=0.0))
+        waits = deadline < math.inf and len(first) < max(
+            needed, 1
+        )  # to the end, for answers that do not come
+        notes["clients.virtual_seconds"] = (
+            deadline if waits else float(time[first].max(initial=0.0))
+        )
     return Cohort(chosen.tolist(), np.sort(chosen[first]).tolist(), chosen[drops].tolist(), notes)
 
 

@@ -24,8 +24,17 @@ def stepper(parameters: Weights, training: Training, round: int) -> Callable[[Te
     With `train.clip` the gradient of the whole loss is clipped: all parts' terms together, also those that correct a
     gradient (SCAFFOLD's `c - c_i`), and by its norm over all parameters that are trained.
     """
-    options = {"lr": training.lr_at(round), "weight_decay": training.weight_decay, "maximize": False, "fused": True}
-    update = _sgd(training.momentum, options) if training.optimizer == "sgd" else _adam(training.optimizer, options)
+    options = {
+        "lr": training.lr_at(round),
+        "weight_decay": training.weight_decay,
+        "maximize": False,
+        "fused": True,
+    }
+    update = (
+        _sgd(training.momentum, options)
+        if training.optimizer == "sgd"
+        else _adam(training.optimizer, options)
+    )
 
     def step(loss: Tensor) -> None:
         for p in parameters.values():
@@ -56,7 +65,9 @@ def _adam(name: str, options: dict[str, Any]) -> Update:
     """Adam (Kingma and Ba, ICLR 2015), or AdamW (Loshchilov and Hutter, ICLR 2019); betas and epsilon are torch's."""
     options = {"amsgrad": False, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, **options}
     options |= {"decoupled_weight_decay": name == "adamw"}
-    held: dict[Tensor, tuple[Tensor, Tensor, Tensor]] = {}  # parameter -> means of gradient and square, steps
+    held: dict[
+        Tensor, tuple[Tensor, Tensor, Tensor]
+    ] = {}  # parameter -> means of gradient and square, steps
 
     def update(parameters: list[Tensor], gradients: list[Tensor]) -> None:
         for p in parameters:

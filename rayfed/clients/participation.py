@@ -25,15 +25,31 @@ class Participation(Checked):
     There a round with too few answers is abandoned; here the answers that came are averaged.
     """
 
-    available: Annotated[float, Gt(0), Le(1), "chance that a client is there in a round; 1: always"] = 1.0
-    trace: Annotated[str, PathMark(), "Parquet file of the clients there in each round, in place of `available`"] = ""
+    available: Annotated[
+        float, Gt(0), Le(1), "chance that a client is there in a round; 1: always"
+    ] = 1.0
+    trace: Annotated[
+        str, PathMark(), "Parquet file of the clients there in each round, in place of `available`"
+    ] = ""
     dropout: Annotated[float, Ge(0), Lt(1), "chance that a chosen client does not answer"] = 0.0
-    seconds_per_example: Annotated[float | None, Gt(0), "virtual seconds to train on an image; the median"] = None
-    bytes_per_second: Annotated[float | None, Gt(0), "virtual speed of a client's network; the median"] = None
-    spread: Annotated[float, Ge(0), Le(10), "deviation of the logarithms of both speeds among the clients"] = 0.0
-    deadline: Annotated[float | None, Gt(0), "virtual seconds after which an answer does not count"] = None
-    held_out: Annotated[int, Ge(0), "clients, drawn by the seed, that never train: for `rayfed clients`"] = 0
-    oversample: Annotated[float, Ge(1), Le(1000), "clients chosen, over train.clients_per_round; the first count"] = 1.0
+    seconds_per_example: Annotated[
+        float | None, Gt(0), "virtual seconds to train on an image; the median"
+    ] = None
+    bytes_per_second: Annotated[
+        float | None, Gt(0), "virtual speed of a client's network; the median"
+    ] = None
+    spread: Annotated[
+        float, Ge(0), Le(10), "deviation of the logarithms of both speeds among the clients"
+    ] = 0.0
+    deadline: Annotated[
+        float | None, Gt(0), "virtual seconds after which an answer does not count"
+    ] = None
+    held_out: Annotated[
+        int, Ge(0), "clients, drawn by the seed, that never train: for `rayfed clients`"
+    ] = 0
+    oversample: Annotated[
+        float, Ge(1), Le(1000), "clients chosen, over train.clients_per_round; the first count"
+    ] = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -49,7 +65,9 @@ class Participation(Checked):
         >>> Participation(dropout=0.1, oversample=1.3).chosen(10)
         13
         """
-        return ceil(round(clients_per_round * self.oversample, 9))  # 1.1 * 10 is a little more than 11
+        return ceil(
+            round(clients_per_round * self.oversample, 9)
+        )  # 1.1 * 10 is a little more than 11
 
     def has_clock(self, columns: Collection[str]) -> bool:
         """Whether work takes virtual time; `columns` are those of the trace."""
@@ -59,12 +77,22 @@ class Participation(Checked):
         """Raise `InputError` where a key would change nothing, or where a trace has what the job gives too."""
         for key, column in (("dropout", DROPS), *zip(SPEEDS, SPEEDS, strict=True)):
             if getattr(self, key) and column in columns:
-                raise InputError(f"clients.{key} = {getattr(self, key)}: the trace has a column '{column}'; give one")
+                raise InputError(
+                    f"clients.{key} = {getattr(self, key)}: the trace has a column '{column}'; give one"
+                )
         clock = " or ".join(f"clients.{speed}" for speed in SPEEDS)
         if self.spread and not any(getattr(self, speed) for speed in SPEEDS):
-            raise InputError(f"clients.spread = {self.spread}: there is no speed to spread; give {clock}")
+            raise InputError(
+                f"clients.spread = {self.spread}: there is no speed to spread; give {clock}"
+            )
         if self.deadline is not None and not self.has_clock(columns):
-            raise InputError(f"clients.deadline = {self.deadline}: no work takes virtual time; give {clock}")
-        if self.oversample > 1 and not (self.dropout or DROPS in columns or self.has_clock(columns)):
+            raise InputError(
+                f"clients.deadline = {self.deadline}: no work takes virtual time; give {clock}"
+            )
+        if self.oversample > 1 and not (
+            self.dropout or DROPS in columns or self.has_clock(columns)
+        ):
             all_alike = "all clients would answer, at the same time"
-            raise InputError(f"clients.oversample = {self.oversample}: {all_alike}; give clients.dropout, {clock}")
+            raise InputError(
+                f"clients.oversample = {self.oversample}: {all_alike}; give clients.dropout, {clock}"
+            )

@@ -17,11 +17,19 @@ from rayfed.base.values import Checked, Ge, Gt, Le, build, name_in, named, table
 class Schedule(Checked):
     """A warm-up, in which the rate grows by the same amount from round to round, and what `_after` says after it."""
 
-    warmup: Annotated[int, Ge(0), "rounds in which the rate grows; the round after them is the first with train.lr"] = 0
+    warmup: Annotated[
+        int,
+        Ge(0),
+        "rounds in which the rate grows; the round after them is the first with train.lr",
+    ] = 0
 
     def factor(self, round: int) -> float:
         """What `train.lr` is multiplied by in round 1, 2, ..."""
-        return round / (self.warmup + 1) if round <= self.warmup else self._after(round - self.warmup - 1)
+        return (
+            round / (self.warmup + 1)
+            if round <= self.warmup
+            else self._after(round - self.warmup - 1)
+        )
 
     def _after(self, rounds: int) -> float:
         """The factor so many rounds after the first round with `train.lr`."""
@@ -67,7 +75,9 @@ class Cosine(Schedule):
     """
 
     until: Annotated[int, Ge(1), "the last round on the curve"]
-    floor: Annotated[float, Ge(0), Le(1), "the share of train.lr that remains in all later rounds"] = 0.0
+    floor: Annotated[
+        float, Ge(0), Le(1), "the share of train.lr that remains in all later rounds"
+    ] = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -90,7 +100,9 @@ def read_schedule(value: Any) -> Schedule:
     name, options = named(value, "train.schedule", default="constant")
     name = spelled(name, SCHEDULES)
     if name not in SCHEDULES:
-        raise InputError(f"train.schedule: unknown schedule '{name}'{did_you_mean(name, SCHEDULES)}")
+        raise InputError(
+            f"train.schedule: unknown schedule '{name}'{did_you_mean(name, SCHEDULES)}"
+        )
     return build(SCHEDULES[name], options, "train.schedule")
 
 

@@ -7,12 +7,21 @@ from typing import Annotated, Literal
 
 from rayfed.base.errors import InputError
 from rayfed.base.values import Checked, Form, Ge, Gt, Le, Lt
-from rayfed.clients.schedules import SCHEDULES, Constant, Cosine, Schedule, read_schedule, write_schedule
+from rayfed.clients.schedules import (
+    SCHEDULES,
+    Constant,
+    Cosine,
+    Schedule,
+    read_schedule,
+    write_schedule,
+)
 
 SCHEDULE = Form(read_schedule, write_schedule, default="constant", kinds=SCHEDULES)
 SCHEDULE_TEXT = f"the learning rate by round: {', '.join(SCHEDULES)}; each may have a warm-up"
 PRECISION_TEXT = "bf16: of forward passes, tests too, by autocast; tf32: of a client's training, on an NVIDIA GPU"
-PATIENCE_TEXT = "evaluated rounds without a better test accuracy, after which the run ends; 0: it goes on"
+PATIENCE_TEXT = (
+    "evaluated rounds without a better test accuracy, after which the run ends; 0: it goes on"
+)
 
 
 @dataclass(frozen=True)
@@ -21,19 +30,37 @@ class Training(Checked):
 
     num_rounds: Annotated[int, Ge(1), "rounds to train"] = 20
     clients_per_round: Annotated[int, Ge(1), "clients sampled each round"] = 5
-    local_epochs: Annotated[float, Gt(0), "passes over a client's data in a round; 0.5: half of its batches"] = 1
+    local_epochs: Annotated[
+        float, Gt(0), "passes over a client's data in a round; 0.5: half of its batches"
+    ] = 1
     local_steps: Annotated[int | None, Ge(1), "steps in a round, in place of epochs"] = None
-    batch_size: Annotated[int, Ge(1), Le(10**18), "images per step; the last batch of an epoch may be smaller"] = 50
-    task_images: Annotated[int, Ge(1), "images per task: an actor trains small clients one after the other"] = 500
-    optimizer: Annotated[Literal["sgd", "adam", "adamw"], "a client's; it begins anew in each round"] = "sgd"
-    lr: Annotated[float, Gt(0), "learning rate of the first round after the warm-up, if there is one"] = 0.01
-    lr_decay: Annotated[float, Gt(0), Le(1), "factor of the learning rate from round to round"] = 1.0
+    batch_size: Annotated[
+        int, Ge(1), Le(10**18), "images per step; the last batch of an epoch may be smaller"
+    ] = 50
+    task_images: Annotated[
+        int, Ge(1), "images per task: an actor trains small clients one after the other"
+    ] = 500
+    optimizer: Annotated[
+        Literal["sgd", "adam", "adamw"], "a client's; it begins anew in each round"
+    ] = "sgd"
+    lr: Annotated[
+        float, Gt(0), "learning rate of the first round after the warm-up, if there is one"
+    ] = 0.01
+    lr_decay: Annotated[float, Gt(0), Le(1), "factor of the learning rate from round to round"] = (
+        1.0
+    )
     schedule: Annotated[Schedule, SCHEDULE, SCHEDULE_TEXT] = field(default_factory=Constant)
     momentum: Annotated[float, Ge(0), Lt(1), "momentum of sgd"] = 0.0
-    weight_decay: Annotated[float, Ge(0), "added to the gradient (sgd, adam), or taken from the weights (adamw)"] = 0.0
-    clip: Annotated[float, Ge(0), "largest norm of a step's gradient over all parameters; 0: any"] = 0.0
+    weight_decay: Annotated[
+        float, Ge(0), "added to the gradient (sgd, adam), or taken from the weights (adamw)"
+    ] = 0.0
+    clip: Annotated[
+        float, Ge(0), "largest norm of a step's gradient over all parameters; 0: any"
+    ] = 0.0
     precision: Annotated[Literal["float32", "bf16", "tf32"], PRECISION_TEXT] = "float32"
-    eval_every: Annotated[int, Ge(1), Le(10**18), "rounds from one evaluation to the next; the last has one too"] = 1
+    eval_every: Annotated[
+        int, Ge(1), Le(10**18), "rounds from one evaluation to the next; the last has one too"
+    ] = 1
     patience: Annotated[int, Ge(0), PATIENCE_TEXT] = 0
 
     def __post_init__(self) -> None:
@@ -65,7 +92,9 @@ class Training(Checked):
         [5, 3, 8, 1]
         """
         per_epoch = -(-num_examples // self.batch_size)
-        return self.local_steps or max(1, math.ceil(round(self.local_epochs * per_epoch, 9)))  # 100 * 0.07 is above 7
+        return self.local_steps or max(
+            1, math.ceil(round(self.local_epochs * per_epoch, 9))
+        )  # 100 * 0.07 is above 7
 
     def lr_at(self, round: int) -> float:
         """The learning rate of round 1, 2, ..."""
@@ -88,5 +117,9 @@ class Training(Checked):
         >>> Training(patience=2).patience_is_over({0: 0.1, 1: 0.5, 2: 0.4, 3: 0.5})
         True
         """
-        counted = [accuracy for round, accuracy in accuracies.items() if self.counts(round) and accuracy is not None]
+        counted = [
+            accuracy
+            for round, accuracy in accuracies.items()
+            if self.counts(round) and accuracy is not None
+        ]
         return 0 < self.patience < len(counted) and max(counted) == max(counted[: -self.patience])

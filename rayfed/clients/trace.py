@@ -31,7 +31,9 @@ class Trace:
 
     rounds: np.ndarray  # int64 (rows,), from 1 on
     clients: np.ndarray  # int64 (rows,)
-    columns: Mapping[str, np.ndarray]  # (rows,) each: those of `SPEEDS`, and `drops`, that the file has
+    columns: Mapping[
+        str, np.ndarray
+    ]  # (rows,) each: those of `SPEEDS`, and `drops`, that the file has
 
     def rows(self, round: int) -> slice:
         """The rows of a round."""
@@ -75,37 +77,53 @@ def read_trace(path: str, num_clients: int) -> Trace:
         ) from None
     for name in ("round", "client"):
         if name not in table.column_names:
-            raise InputError(f"{where}: there is no column '{name}'; it has {', '.join(table.column_names)}")
+            raise InputError(
+                f"{where}: there is no column '{name}'; it has {', '.join(table.column_names)}"
+            )
     for name in table.column_names:
         if name not in COLUMNS:
-            raise InputError(f"{where}: the column '{name}' has no meaning{did_you_mean(name, COLUMNS)}")
+            raise InputError(
+                f"{where}: the column '{name}' has no meaning{did_you_mean(name, COLUMNS)}"
+            )
     if not table.num_rows:
         raise InputError(f"{where}: it has no rows, so no client is ever there")
-    columns = {name: _values(table.column(name), name, where) for name in COLUMNS if name in table.column_names}
+    columns = {
+        name: _values(table.column(name), name, where)
+        for name in COLUMNS
+        if name in table.column_names
+    }
     rounds, clients = columns.pop("round"), columns.pop("client")
     if rounds.min() < 1:
         raise InputError(f"{where}: there is a round {rounds.min()}; the first round is 1")
     unknown = clients[(clients < 0) | (clients >= num_clients)]
     if len(unknown):
-        raise InputError(f"{where}: there is a client {unknown[0]}; the partition has clients 0 to {num_clients - 1}")
+        raise InputError(
+            f"{where}: there is a client {unknown[0]}; the partition has clients 0 to {num_clients - 1}"
+        )
     order = np.lexsort((clients, rounds))
     rounds, clients = rounds[order], clients[order]
     twice = np.flatnonzero((np.diff(rounds) == 0) & (np.diff(clients) == 0))
     if len(twice):
         client, round = clients[twice[0]], rounds[twice[0]]
-        raise InputError(f"{where}: client {client} is there twice in round {round}; give each client of a round once")
+        raise InputError(
+            f"{where}: client {client} is there twice in round {round}; give each client of a round once"
+        )
     return Trace(rounds, clients, {name: values[order] for name, values in columns.items()})
 
 
 def _values(column: pa.ChunkedArray, name: str, where: str) -> np.ndarray:
     """A column in the type that `COLUMNS` gives it, checked."""
     if column.null_count:
-        raise InputError(f"{where}: {column.null_count} values of the column '{name}' are missing; give all")
+        raise InputError(
+            f"{where}: {column.null_count} values of the column '{name}' are missing; give all"
+        )
     kind, wanted = COLUMNS[name]
     try:
         values = column.cast(kind).to_numpy()
     except (ValueError, NotImplementedError):  # Arrow's own
-        raise InputError(f"{where}: the column '{name}' is of type {column.type}; give {wanted}") from None
+        raise InputError(
+            f"{where}: the column '{name}' is of type {column.type}; give {wanted}"
+        ) from None
     wrong = values[~(np.isfinite(values) & (values > 0))] if name in SPEEDS else values[:0]
     if len(wrong):
         raise InputError(f"{where}: the column '{name}' has the value {wrong[0]}; give more than 0")

@@ -44,7 +44,9 @@ class Batches:
     def _window(self) -> Tensor:
         """Where the pixels of a window are in a padded image, from its first pixel; and mirrored: int64 (2, C H W)."""
         _, height, width = self.shape
-        at = torch.arange(self.padded[0].numel(), device=self.padded.device).view(self.padded.shape[1:])
+        at = torch.arange(self.padded[0].numel(), device=self.padded.device).view(
+            self.padded.shape[1:]
+        )
         at = at[:, :height, :width]
         return torch.stack([at, at.flip(2)]).view(2, -1)
 
@@ -72,9 +74,15 @@ class Batches:
         def draw(below: int, on: object) -> Tensor:
             return torch.randint(below, size, generator=generator) if on else off
 
-        top, left, flip = draw(2 * a.crop + 1, a.crop), draw(2 * a.crop + 1, a.crop), draw(2, a.flip)
+        top, left, flip = (
+            draw(2 * a.crop + 1, a.crop),
+            draw(2 * a.crop + 1, a.crop),
+            draw(2, a.flip),
+        )
         y, x = draw(height, a.cutout), draw(width, a.cutout)
-        first = rows.cpu() * self.padded[0].numel() + top * self.padded.shape[3] + left  # the window's, in all images
+        first = (
+            rows.cpu() * self.padded[0].numel() + top * self.padded.shape[3] + left
+        )  # the window's, in all images
         # What is computed here, before the only transfer, is not an operation that a GPU waits for.
         of_batch = torch.stack([first, flip, y - a.cutout // 2, x - a.cutout // 2])
         of_batch = of_batch.to(self.padded.device, non_blocking=True)
@@ -113,7 +121,9 @@ class Rows:
         return self.plain(rows)
 
 
-def prepare(images: Tensor, mean: Sequence[float], std: Sequence[float], augment: Augment | None = None) -> Batches:
+def prepare(
+    images: Tensor, mean: Sequence[float], std: Sequence[float], augment: Augment | None = None
+) -> Batches:
     """Pad a client's images, uint8 (n, C, H, W) on any device, once, for all its batches of a round.
 
     `mean` and `std` are per channel, of pixels in [0, 1].
@@ -126,7 +136,9 @@ def prepare(images: Tensor, mean: Sequence[float], std: Sequence[float], augment
     else:
         padded = F.pad(images, (p, p, p, p)) if p else images
     scale = torch.tensor([1 / (255 * s) for s in std], device=images.device).view(1, -1, 1, 1)
-    shift = torch.tensor([-m / s for m, s in zip(mean, std, strict=True)], device=images.device).view(1, -1, 1, 1)
+    shift = torch.tensor(
+        [-m / s for m, s in zip(mean, std, strict=True)], device=images.device
+    ).view(1, -1, 1, 1)
     return Batches(padded.contiguous(), scale, shift, augment)
 
 

@@ -30,7 +30,9 @@ LONGEST_NAME = 100  # characters, of a client or a domain
 WORD = re.compile(r"\w+")
 
 
-def read_parquet(fs: pafs.FileSystem, paths: list[str], data: Data, train: Samples | None) -> Samples:
+def read_parquet(
+    fs: pafs.FileSystem, paths: list[str], data: Data, train: Samples | None
+) -> Samples:
     """All rows of all files. A test set is read with the classes of `train`. Raises InputError, with the place."""
     client = "" if train else data.client
     columns = [*data.columns, data.label, *filter(None, [client, data.domain])]
@@ -53,12 +55,16 @@ def class_names(schema: pa.Schema, label: str) -> tuple[str, ...] | None:
     if b"classes" in metadata:
         return tuple(metadata[b"classes"].decode(errors="replace").split(","))
     try:
-        return tuple(map(str, json.loads(metadata[b"huggingface"])["info"]["features"][label]["names"]))
+        return tuple(
+            map(str, json.loads(metadata[b"huggingface"])["info"]["features"][label]["names"])
+        )
     except (KeyError, TypeError, ValueError, RecursionError):
         return None
 
 
-def read_labels(table: Table, name: str, known: tuple[str, ...] | None) -> tuple[np.ndarray, tuple[str, ...]]:
+def read_labels(
+    table: Table, name: str, known: tuple[str, ...] | None
+) -> tuple[np.ndarray, tuple[str, ...]]:
     """Labels as int64 (N,) and the class names. `known` are the names known before, if any."""
     column = table.column(name)
     if is_text(column.type):
@@ -71,7 +77,9 @@ def read_labels(table: Table, name: str, known: tuple[str, ...] | None) -> tuple
         if len(unknown):
             row = int(unknown[0])
             label = used[codes[row]]
-            raise InputError(f"{table.place(row)}: label '{label}' is not one of the classes ({shortened(classes)})")
+            raise InputError(
+                f"{table.place(row)}: label '{label}' is not one of the classes ({shortened(classes)})"
+            )
         return labels, classes
     if not types.is_integer(column.type):
         raise InputError(
@@ -99,14 +107,27 @@ def _read_groups(table: Table, name: str) -> tuple[np.ndarray, tuple[str, ...]]:
         )
     wrong = np.flatnonzero(pc.is_null(column, nan_is_null=True))
     if len(wrong):
-        raise InputError(f"{table.place(int(wrong[0]))}: NaN in column '{name}'; give each row a number or a name")
+        raise InputError(
+            f"{table.place(int(wrong[0]))}: NaN in column '{name}'; give each row a number or a name"
+        )
     codes, values = _coded(column)
     names = tuple(map(str, values))
-    seen = [any(map(str.isprintable, "".join(each.split()))) for each in names]  # not of U+200B alone
-    odd = [code for code, each in enumerate(names) if not seen[code] or len(each.strip()) > LONGEST_NAME]
+    seen = [
+        any(map(str.isprintable, "".join(each.split()))) for each in names
+    ]  # not of U+200B alone
+    odd = [
+        code
+        for code, each in enumerate(names)
+        if not seen[code] or len(each.strip()) > LONGEST_NAME
+    ]
     if odd:
-        place, length = table.place(int(np.argmax(codes == odd[0]))), f"1 to {LONGEST_NAME} printable letters"
-        raise InputError(f"{place}: {told(names[odd[0]])} in column '{name}'; a client, or a domain, has {length}")
+        place, length = (
+            table.place(int(np.argmax(codes == odd[0]))),
+            f"1 to {LONGEST_NAME} printable letters",
+        )
+        raise InputError(
+            f"{place}: {told(names[odd[0]])} in column '{name}'; a client, or a domain, has {length}"
+        )
     return codes, names
 
 
@@ -162,7 +183,9 @@ def _pixels(table: Table, name: str, shape: Sequence[int]) -> np.ndarray:
             "data.shape must be [C, H, W] or [H, W, C] with C = 1 or 3"
         )
     if not types.is_integer(column.type) or values.min() < 0 or values.max() > 255:
-        raise InputError(f"{table.place(0)}: pixels of type {column.type}; they must be whole numbers in 0..255")
+        raise InputError(
+            f"{table.place(0)}: pixels of type {column.type}; they must be whole numbers in 0..255"
+        )
     images = values.astype(np.uint8, copy=False).reshape(-1, *shape)
     return np.ascontiguousarray(images if shape[0] in (1, 3) else images.transpose(0, 3, 1, 2))
 
@@ -175,22 +198,36 @@ def read_tokens(table: Table, data: Data, train: Samples | None) -> tuple[np.nda
     name = data.tokens or data.text
     kind = table.kind(name)
     if data.text and not is_text(kind):
-        raise InputError(f"{table.place(0)}: column '{name}' is of type {kind}; data.text names a column of text")
+        raise InputError(
+            f"{table.place(0)}: column '{name}' is of type {kind}; data.text names a column of text"
+        )
     if data.tokens and not (is_list(kind) and types.is_integer(kind.value_type)):
-        raise InputError(f"{table.place(0)}: column '{name}' is of type {kind}; tokens are lists of whole numbers")
-    lists = pa.concat_arrays([_words(block, data.vocabulary) if data.text else block for block in table.blocks(name)])
+        raise InputError(
+            f"{table.place(0)}: column '{name}' is of type {kind}; tokens are lists of whole numbers"
+        )
+    lists = pa.concat_arrays(
+        [_words(block, data.vocabulary) if data.text else block for block in table.blocks(name)]
+    )
     sizes = pc.list_value_length(lists).to_numpy(zero_copy_only=False).astype(np.int64)
     values = pc.list_flatten(lists).to_numpy(zero_copy_only=False).astype(np.int64, copy=False)
     rows = np.repeat(np.arange(len(sizes)), sizes)  # the row of each value
-    vocabulary = data.vocabulary or (train.vocabulary if train else int(values.max(initial=PADDING)) + 1)
+    vocabulary = data.vocabulary or (
+        train.vocabulary if train else int(values.max(initial=PADDING)) + 1
+    )
     wrong = np.flatnonzero((values < 0) | (values >= vocabulary))
     if len(wrong):
         token, place = values[wrong[0]], table.place(int(rows[wrong[0]]))
-        limit = "data.vocabulary" if data.vocabulary else "the training set's largest number, plus 1"
-        raise InputError(f"{place}: token {token} in column '{name}'; tokens are from 0 to {vocabulary - 1} ({limit})")
+        limit = (
+            "data.vocabulary" if data.vocabulary else "the training set's largest number, plus 1"
+        )
+        raise InputError(
+            f"{place}: token {token} in column '{name}'; tokens are from 0 to {vocabulary - 1} ({limit})"
+        )
     length = train.shape[0] if train else data.length or max(1, int(sizes.max()))
     out = np.full((len(sizes), length), PADDING)
-    position = np.arange(len(values)) - np.repeat(np.cumsum(sizes) - sizes, sizes)  # of each value in its list
+    position = np.arange(len(values)) - np.repeat(
+        np.cumsum(sizes) - sizes, sizes
+    )  # of each value in its list
     kept = position < length
     out[rows[kept], position[kept]] = values[kept]
     return out, vocabulary

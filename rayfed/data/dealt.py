@@ -45,7 +45,9 @@ def read_dealt(path: str, count: int) -> tuple[np.ndarray, int]:
         clients, sizes, images = _lists(content, path)
     except Exception as error:  # each format's own
         why = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"{place}: this does not say which client has which images ({why})") from None
+        raise InputError(
+            f"{place}: this does not say which client has which images ({why})"
+        ) from None
     odd = clients[(clients < 0) | (clients >= count)]
     if len(odd) or not len(clients):
         raise InputError(
@@ -60,7 +62,9 @@ def read_dealt(path: str, count: int) -> tuple[np.ndarray, int]:
     times = np.bincount(images, minlength=count)
     twice = np.flatnonzero(times > 1)
     if len(twice):
-        raise InputError(f"{place}: image {twice[0]} is there {times[twice[0]]} times; give each image one client")
+        raise InputError(
+            f"{place}: image {twice[0]} is there {times[twice[0]]} times; give each image one client"
+        )
     owner_of = np.full(count, -1)
     owner_of[images] = np.repeat(clients, sizes)
     return owner_of, int(clients.max()) + 1
@@ -84,7 +88,11 @@ def _lists(content: bytes, path: str) -> tuple[np.ndarray, np.ndarray, np.ndarra
     if len(np.unique(clients)) < len(clients):
         raise ValueError("a client is there twice")
     images = [_whole(of_client) for _, of_client in held]
-    return clients, np.array([len(of_client) for of_client in images]), np.concatenate([_whole([]), *images])
+    return (
+        clients,
+        np.array([len(of_client) for of_client in images]),
+        np.concatenate([_whole([]), *images]),
+    )
 
 
 def _named(text: str) -> list[tuple[Any, list[Any]]]:
@@ -93,7 +101,11 @@ def _named(text: str) -> list[tuple[Any, list[Any]]]:
     lists = body.values if isinstance(body, ast.Dict) else getattr(body, "elts", None)
     if lists is None or not all(isinstance(each, ast.List | ast.Tuple | ast.Set) for each in lists):
         raise ValueError("it is no table or list of lists")
-    names = [ast.literal_eval(key) for key in body.keys if key] if isinstance(body, ast.Dict) else range(len(lists))
+    names = (
+        [ast.literal_eval(key) for key in body.keys if key]
+        if isinstance(body, ast.Dict)
+        else range(len(lists))
+    )
     return list(zip(names, (sorted(ast.literal_eval(each)) for each in lists), strict=True))
 
 

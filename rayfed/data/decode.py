@@ -31,7 +31,9 @@ def decode(data: bytes, size: int = 0) -> np.ndarray:
     """
     with Image.open(io.BytesIO(data), formats=FORMATS) as image:
         if image.width * image.height > MAX_PIXELS:
-            raise ValueError(f"{image.width} x {image.height} pixels, more than the {MAX_PIXELS} allowed")
+            raise ValueError(
+                f"{image.width} x {image.height} pixels, more than the {MAX_PIXELS} allowed"
+            )
         if image.mode in DEEP:
             raise ValueError(f"mode {image.mode}; images need 8 bits per channel")
         mode = GREY.get(image.mode, "RGB")
@@ -49,7 +51,9 @@ def decode_all(images: Iterable[Read], count: int, place: Locate, size: int = 0)
 
     with ThreadPoolExecutor() as pool:
         groups = _batched(enumerate(images), BLOCK * BLOCKS)
-        blocks = (block for group in groups for block in pool.map(decode_block, _batched(group, BLOCK)))
+        blocks = (
+            block for group in groups for block in pool.map(decode_block, _batched(group, BLOCK))
+        )
         decoded = (image for block in blocks for image in block)
         return _gathered(decoded, count, place)
 
@@ -61,7 +65,9 @@ def _gathered(images: Iterable[np.ndarray], count: int, place: Locate) -> np.nda
         if row == 0:
             out = np.empty((count, *image.shape), dtype=np.uint8)
         if image.shape[1:] != out.shape[2:]:
-            size, usual = (" x ".join(map(str, shape)) for shape in (image.shape[1:], out.shape[2:]))
+            size, usual = (
+                " x ".join(map(str, shape)) for shape in (image.shape[1:], out.shape[2:])
+            )
             raise InputError(
                 f"{place(row)}: {size} pixels, where earlier images have {usual}; set data.size (say, size = 32) to "
                 "scale all images to one size"
@@ -77,7 +83,10 @@ def resize(images: np.ndarray, size: int) -> np.ndarray:
     if images.shape[2:] == (size, size):
         return images
     planar = images[:, 0] if images.shape[1] == 1 else images.transpose(0, 2, 3, 1)
-    fitted = [_channels_first(_fit(Image.fromarray(np.ascontiguousarray(image)), size)) for image in planar]
+    fitted = [
+        _channels_first(_fit(Image.fromarray(np.ascontiguousarray(image)), size))
+        for image in planar
+    ]
     return np.ascontiguousarray(np.stack(fitted))
 
 

@@ -23,7 +23,9 @@ from rayfed.data.partition import PARTITIONS, Natural, Partition, Rule
 from rayfed.data.samples import Dataset, Samples
 from rayfed.data.settings import Augment, Data
 
-EVALUATION_BATCH = 250  # examples per forward pass; a constant, since the batch size can change the last bits
+EVALUATION_BATCH = (
+    250  # examples per forward pass; a constant, since the batch size can change the last bits
+)
 
 Read = Callable[[Data], Dataset]
 
@@ -41,9 +43,13 @@ class Federation:
     test: Samples
     partition: Partition  # what the clients hold: what was dealt, less the auxiliary set
     dealt: Partition  # what the rule dealt; its hash is noted as the run's partition
-    mean: tuple[float, ...]  # per channel, of all training pixels, in [0, 1]; or per feature; none of tokens
+    mean: tuple[
+        float, ...
+    ]  # per channel, of all training pixels, in [0, 1]; or per feature; none of tokens
     std: tuple[float, ...]
-    auxiliary: np.ndarray  # int64, sorted: withdrawn from the clients for the server; empty unless asked for
+    auxiliary: (
+        np.ndarray
+    )  # int64, sorted: withdrawn from the clients for the server; empty unless asked for
     client_names: tuple[str, ...] = ()  # of natural clients, as the data's column has them
 
     @property
@@ -75,7 +81,11 @@ class Federation:
         return np.bincount(self.train.labels[self.client(i)], minlength=self.num_classes)
 
     def prepared(
-        self, samples: Samples, rows: np.ndarray, device: torch.device, augment: Augment | None = None
+        self,
+        samples: Samples,
+        rows: np.ndarray,
+        device: torch.device,
+        augment: Augment | None = None,
     ) -> tuple[Batches | Rows, Tensor]:
         """Some rows of `train` or `test`, ready for batches, and their labels, int64 (rows,)."""
         examples = torch.from_numpy(samples.examples[rows]).to(device)
@@ -106,20 +116,28 @@ class Federation:
         return digest.hexdigest()
 
 
-def open_federation(data: Data, *, auxiliary_per_class: int = 0, read: Read | None = None) -> Federation:
+def open_federation(
+    data: Data, *, auxiliary_per_class: int = 0, read: Read | None = None
+) -> Federation:
     """Load the source and deal it; a natural partition has its client column read. Raises InputError.
 
     The server keeps `auxiliary_per_class` images of each class, or more where the data asks for more. `read` reads the
     source, where `load` is not to read it again.
     """
-    from rayfed.data.sources import load  # brings pyarrow and Pillow, which actors that are sent a site never need
+    from rayfed.data.sources import (
+        load,
+    )  # brings pyarrow and Pillow, which actors that are sent a site never need
 
     dataset = (read or load)(data)
     inputs = inputs_of(dataset.train)
     if isinstance(inputs, Images):
         _, height, width = inputs.image_shape
         refuse_too_small(height, width, data.augment)
-    return federate(dataset, data.partition, auxiliary_per_class=max(auxiliary_per_class, data.auxiliary_per_class))
+    return federate(
+        dataset,
+        data.partition,
+        auxiliary_per_class=max(auxiliary_per_class, data.auxiliary_per_class),
+    )
 
 
 def federate(dataset: Dataset, rule: Rule, *, auxiliary_per_class: int = 0) -> Federation:
@@ -142,12 +160,16 @@ def federate(dataset: Dataset, rule: Rule, *, auxiliary_per_class: int = 0) -> F
             f"data.partition: {len(empty)} of {dealt.num_clients} clients hold no image, such as client {empty[0]}, "
             f"and could not train; {least}have fewer clients"
         )
-    dealt = Partition(np.asarray(dealt.indices, dtype=np.int64), np.asarray(dealt.offsets, dtype=np.int64))
+    dealt = Partition(
+        np.asarray(dealt.indices, dtype=np.int64), np.asarray(dealt.offsets, dtype=np.int64)
+    )
     partition, auxiliary = _withdraw(dealt, train, auxiliary_per_class, getattr(rule, "seed", 0))
     mean, std = inputs_of(train).moments(train.examples)
     names: tuple[str, ...] = ()
     if isinstance(rule, Natural) and train.groups is not None and train.group_names:
-        names = tuple(train.group_names[group] for group in np.unique(train.groups))  # held out, a group may be gone
+        names = tuple(
+            train.group_names[group] for group in np.unique(train.groups)
+        )  # held out, a group may be gone
     return Federation(train, dataset.test, partition, dealt, mean, std, auxiliary, names)
 
 
@@ -182,7 +204,9 @@ def _left_out(dealt: Partition, train: Samples, per_class: int) -> np.ndarray:
     return images
 
 
-def _withdraw(dealt: Partition, train: Samples, per_class: int, seed: int) -> tuple[Partition, np.ndarray]:
+def _withdraw(
+    dealt: Partition, train: Samples, per_class: int, seed: int
+) -> tuple[Partition, np.ndarray]:
     """What the clients keep, and the sorted indices of the `per_class` images of each class that they give up.
 
     The holders of a class give one image after another in turns, so they give as many, or one more or fewer; except who
@@ -193,10 +217,15 @@ def _withdraw(dealt: Partition, train: Samples, per_class: int, seed: int) -> tu
     if not per_class:
         return dealt, np.empty(0, dtype=np.int64)
     rng = np.random.default_rng([seed, 1])  # a stream of its own
-    owners, labels = np.repeat(np.arange(dealt.num_clients), dealt.sizes), train.labels[dealt.indices]
+    owners, labels = (
+        np.repeat(np.arange(dealt.num_clients), dealt.sizes),
+        train.labels[dealt.indices],
+    )
     left, kept = dealt.sizes, np.ones(len(labels), dtype=bool)
     counts = np.bincount(labels, minlength=len(train.classes))
-    for label in np.argsort(counts, kind="stable"):  # the rarest first, as it has the fewest to choose from
+    for label in np.argsort(
+        counts, kind="stable"
+    ):  # the rarest first, as it has the fewest to choose from
         name, count = train.classes[label], counts[label]
         if count < per_class:
             raise InputError(
@@ -206,7 +235,9 @@ def _withdraw(dealt: Partition, train: Samples, per_class: int, seed: int) -> tu
         members = rng.permutation(np.flatnonzero(labels == label))
         order = np.argsort(owners[members], kind="stable")
         by_owner = owners[members[order]]
-        turns = np.empty_like(order)  # 0 for the first image that its owner would give, 1 for the second, ...
+        turns = np.empty_like(
+            order
+        )  # 0 for the first image that its owner would give, 1 for the second, ...
         turns[order] = np.arange(len(order)) - np.searchsorted(by_owner, by_owner)
         spare = np.flatnonzero(turns < left[owners[members]] - 1)
         if len(spare) < per_class:

@@ -63,12 +63,18 @@ def _list(fs: pafs.FileSystem, root: str) -> list[str]:
     if isinstance(fs, pafs.LocalFileSystem):
         paths: Iterable[str] = _walk(root)
     else:
-        paths = (info.path for info in fs.get_file_info(pafs.FileSelector(root, recursive=True)) if info.is_file)
+        paths = (
+            info.path
+            for info in fs.get_file_info(pafs.FileSelector(root, recursive=True))
+            if info.is_file
+        )
     visible = sorted(path for path in paths if not os.path.basename(path).startswith((".", "_")))
     for suffixes in (PARQUET, SUFFIXES):
         if files := [file for file in visible if file.lower().endswith(suffixes)]:
             return files
-    raise InputError(f"'{root}': neither Parquet files ({', '.join(PARQUET)}) nor images ({', '.join(SUFFIXES)}) in it")
+    raise InputError(
+        f"'{root}': neither Parquet files ({', '.join(PARQUET)}) nor images ({', '.join(SUFFIXES)}) in it"
+    )
 
 
 def _walk(folder: str, above: tuple[str, ...] = ()) -> Iterator[str]:
@@ -88,7 +94,9 @@ def _read(fs: pafs.FileSystem, files: list[str], data: Data, train: Samples | No
     """One split. A test set is read with the classes of its training set."""
     if files[0].lower().endswith(SUFFIXES):
         if key := data.in_place_of_images:
-            raise InputError(f"data.{key} names columns of Parquet files, and '{files[0]}' is an image")
+            raise InputError(
+                f"data.{key} names columns of Parquet files, and '{files[0]}' is an image"
+            )
         return read_tree(fs, files, data, train)
     return read_parquet(fs, files, data, train)
 
@@ -109,7 +117,10 @@ def read_tree(fs: pafs.FileSystem, files: list[str], data: Data, train: Samples 
     above = [posixpath.basename(posixpath.dirname(folder)) for folder in folders]
     groups, codes = np.unique(above, return_inverse=True)
     images = decode_all(
-        (functools.partial(_bytes, fs, file) for file in files), len(files), files.__getitem__, data.size
+        (functools.partial(_bytes, fs, file) for file in files),
+        len(files),
+        files.__getitem__,
+        data.size,
     )
     if len(classes) == 1 and not train:
         raise InputError(

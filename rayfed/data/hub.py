@@ -19,7 +19,9 @@ HUB = {  # our name: the place, and its column of labels
     "tiny-imagenet": ("hf://datasets/zh-plus/tiny-imagenet", "label"),
     "femnist": ("hf://datasets/flwrlabs/femnist", "character"),
 }
-PLACE = re.compile(r"hf://datasets/([^/@]+/[^/@]+)(?:@(refs/(?:convert|pr)/[^/]+|[^/]+))?(?:/(.*?))?/*")
+PLACE = re.compile(
+    r"hf://datasets/([^/@]+/[^/@]+)(?:@(refs/(?:convert|pr)/[^/]+|[^/]+))?(?:/(.*?))?/*"
+)
 
 
 def fetch(data: Data) -> Data:
@@ -29,7 +31,9 @@ def fetch(data: Data) -> Data:
     """
     place, label = HUB.get(data.source, (data.source, data.label))
     label = label if data.label == Data.label else data.label
-    return replace(data, source=_fetch(place, data.root), test=_fetch(data.test, data.root), label=label)
+    return replace(
+        data, source=_fetch(place, data.root), test=_fetch(data.test, data.root), label=label
+    )
 
 
 def _fetch(place: str, root: str) -> str:
@@ -51,7 +55,10 @@ def _fetch(place: str, root: str) -> str:
     repository, revision, path = match[1], match[2] or "main", match[3] or ""
     pattern = path if path.endswith(".parquet") else f"{path}/*.parquet".removeprefix("/")
     cache = Path(root).expanduser() / "hub"
-    for offline in (True, False):  # as with torchvision, what is here is not asked for again, even if main moves on
+    for offline in (
+        True,
+        False,
+    ):  # as with torchvision, what is here is not asked for again, even if main moves on
         try:
             folder = snapshot_download(
                 repository,
@@ -64,7 +71,9 @@ def _fetch(place: str, root: str) -> str:
         except Exception as error:  # the hub's, its HTTP client's, and those of the disk
             reason = " ".join(str(error).split()) or type(error).__name__
         else:
-            files = sorted(Path(folder).glob(pattern.replace("*", "**/*")))  # the hub's * crosses folders
+            files = sorted(
+                Path(folder).glob(pattern.replace("*", "**/*"))
+            )  # the hub's * crosses folders
             if files:
                 return _common(place, files)
             reason = "there is no Parquet file at that place"
@@ -82,5 +91,7 @@ def _common(place: str, files: list[Path]) -> str:
     names = [file.relative_to(folder).as_posix() for file in files]
     inner = sorted({name.partition("/")[0] for name in names if "/" in name})
     if inner and not all(SPLIT.match(name) for name in names):
-        raise InputError(f"'{place}': its Parquet files lie in several folders ({shortened(inner)}); name one of them")
+        raise InputError(
+            f"'{place}': its Parquet files lie in several folders ({shortened(inner)}); name one of them"
+        )
     return str(folder)

@@ -24,7 +24,9 @@ from rayfed.data.settings import Augment
 
 SOME = 1024  # examples of which a sum is taken at a time: squares take twice the memory of what they are squares of
 Floats = Sequence[float]
-Moments = tuple[tuple[float, ...], tuple[float, ...]]  # mean and standard deviation, as `prepare` takes them
+Moments = tuple[
+    tuple[float, ...], tuple[float, ...]
+]  # mean and standard deviation, as `prepare` takes them
 
 
 class Images(NamedTuple):
@@ -41,7 +43,9 @@ class Images(NamedTuple):
 
     def some(self, count: int) -> Tensor:
         """Made-up examples, as a batch has them, to try a model on."""
-        return torch.linspace(0, 1, count * math.prod(self.image_shape)).view(count, *self.image_shape)
+        return torch.linspace(0, 1, count * math.prod(self.image_shape)).view(
+            count, *self.image_shape
+        )
 
     def moments(self, examples: np.ndarray) -> Moments:
         """Of each channel of a training set, uint8 (n, C, H, W), in units of [0, 1].
@@ -57,14 +61,18 @@ class Images(NamedTuple):
         for start in range(0, len(examples), SOME):
             some = examples[start : start + SOME]
             total += some.sum(axis=(0, 2, 3), dtype=np.int64)
-            squares += np.square(some, dtype=np.uint16).sum(axis=(0, 2, 3), dtype=np.int64)  # 255**2 < 2**16
+            squares += np.square(some, dtype=np.uint16).sum(
+                axis=(0, 2, 3), dtype=np.int64
+            )  # 255**2 < 2**16
         count = examples.size // channels
         mean = tuple(int(t) / count / 255 for t in total)
         # n**2 times the variance is a whole number too, and Python's integers do not overflow.
         spread = (int(s) * count - int(t) ** 2 for s, t in zip(squares, total, strict=True))
         return mean, tuple((v**0.5 / count / 255) or 1.0 for v in spread)
 
-    def prepare(self, examples: Tensor, mean: Floats, std: Floats, augment: Augment | None) -> Batches:
+    def prepare(
+        self, examples: Tensor, mean: Floats, std: Floats, augment: Augment | None
+    ) -> Batches:
         """Images, uint8 (n, C, H, W), ready for batches."""
         return prepare(examples, mean, std, augment)
 
@@ -120,7 +128,9 @@ class Vectors(NamedTuple):
         blocks = [examples[start : start + SOME] for start in range(0, len(examples), SOME)]
         mean = sum(block.sum(axis=0, dtype=np.float64) for block in blocks) / len(examples)
         squares = sum(np.square(block - mean).sum(axis=0) for block in blocks)
-        constant = examples.min(axis=0) == examples.max(axis=0)  # rounding may leave it a deviation that is not quite 0
+        constant = examples.min(axis=0) == examples.max(
+            axis=0
+        )  # rounding may leave it a deviation that is not quite 0
         deviation = np.where(constant, 1.0, np.sqrt(squares / len(examples)))
         return tuple(mean.tolist()), tuple(deviation.tolist())
 
@@ -128,7 +138,9 @@ class Vectors(NamedTuple):
         """Vectors, floats (n, D), standardised by a `mean` and a `std` per feature."""
         centre = torch.tensor(mean, dtype=torch.float64, device=examples.device)
         scale = torch.tensor(std, dtype=torch.float64, device=examples.device)
-        return Rows(((examples.double() - centre) / scale).float())  # a date in seconds has too many digits for float32
+        return Rows(
+            ((examples.double() - centre) / scale).float()
+        )  # a date in seconds has too many digits for float32
 
 
 Inputs = Images | Tokens | Vectors
@@ -141,7 +153,11 @@ def inputs_of(samples: Samples) -> Inputs:
         channels, height, width = samples.shape
         return Images((channels, height, width))
     (length,) = samples.shape
-    return Vectors(length) if samples.examples.dtype.kind == "f" else Tokens(length, samples.vocabulary)
+    return (
+        Vectors(length)
+        if samples.examples.dtype.kind == "f"
+        else Tokens(length, samples.vocabulary)
+    )
 
 
 def inputs_with(keywords: Mapping[str, Any]) -> Inputs:
@@ -150,4 +166,6 @@ def inputs_with(keywords: Mapping[str, Any]) -> Inputs:
         if keywords.keys() == {*kind._fields}:
             return kind(**keywords)
     kinds = ", or ".join(" and ".join(kind._fields) for kind in INPUTS)
-    raise TypeError(f"a model is for inputs given by {kinds}; not by {' and '.join(keywords) or 'nothing'}")
+    raise TypeError(
+        f"a model is for inputs given by {kinds}; not by {' and '.join(keywords) or 'nothing'}"
+    )

@@ -21,7 +21,9 @@ CONVERT = "rayfed reads Parquet and folders of images; pyarrow.csv.read_csv, pya
 class Table:
     """The rows of all files, one file after the other."""
 
-    def __init__(self, fs: pafs.FileSystem, paths: Sequence[str], columns: Sequence[str], keys: str) -> None:
+    def __init__(
+        self, fs: pafs.FileSystem, paths: Sequence[str], columns: Sequence[str], keys: str
+    ) -> None:
         """Raises InputError where a file cannot be read, or lacks one of the `columns`, which the job's `keys` name."""
         self._files = {path: _open(fs, path) for path in paths}
         self._first = paths[0]
@@ -30,7 +32,9 @@ class Table:
             for name in columns:
                 _refuse_absent(path, file.schema_arrow.names, name, keys)
                 if _plain(file.schema_arrow.field(name).type) != self.kind(name):
-                    raise InputError(f"column '{name}' has different types in {self._first} and in {path}")
+                    raise InputError(
+                        f"column '{name}' has different types in {self._first} and in {path}"
+                    )
         self._ends = np.cumsum([file.metadata.num_rows for file in self._files.values()])
         if not len(self):
             raise InputError(f"{self._first}: it has no rows")
@@ -101,7 +105,9 @@ def _open(fs: pafs.FileSystem, path: str) -> pq.ParquetFile:
 def _refuse_absent(path: str, names: Sequence[str], name: str, keys: str) -> None:
     many = names.count(name)
     if many > 1:
-        raise InputError(f"{path}: {many} columns have the name '{name}'; give each a name of its own")
+        raise InputError(
+            f"{path}: {many} columns have the name '{name}'; give each a name of its own"
+        )
     if not many:
         near = nearest(name, names, 0.6)
         hint = f"; did you mean '{near}'?" if near else ""
@@ -114,4 +120,6 @@ def _readable(path: str) -> Iterator[None]:
         yield
     except (pa.ArrowException, OSError, MemoryError) as error:
         rather = "" if path.lower().endswith(PARQUET) else f"; {CONVERT}"
-        raise InputError(f"{path}: cannot be read as a Parquet file ({' '.join(str(error).split())}){rather}") from None
+        raise InputError(
+            f"{path}: cannot be read as a Parquet file ({' '.join(str(error).split())}){rather}"
+        ) from None

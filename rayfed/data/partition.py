@@ -25,8 +25,12 @@ import numpy as np
 from rayfed.base.errors import InputError, told
 from rayfed.base.values import Checked, Ge, Le, PathMark, build, find, name_in, named, table
 
-MOST_DRAWS = 5 * 10**8  # random numbers that a Dirichlet split may draw by default: about half a minute
-CHUNK = 2**15  # random numbers per draw: few enough to stay in the cache, enough to hide numpy's overhead
+MOST_DRAWS = (
+    5 * 10**8
+)  # random numbers that a Dirichlet split may draw by default: about half a minute
+CHUNK = (
+    2**15
+)  # random numbers per draw: few enough to stay in the cache, enough to hide numpy's overhead
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,7 +78,9 @@ class Partition:
 class Rule(Protocol):
     """A partition rule: one of `PARTITIONS`, or a frozen dataclass of your own."""
 
-    def split(self, labels: np.ndarray, num_classes: int, groups: np.ndarray | None = None) -> Partition:
+    def split(
+        self, labels: np.ndarray, num_classes: int, groups: np.ndarray | None = None
+    ) -> Partition:
         """Deal images with these `labels` (n,) and natural clients `groups` (n,). Raises InputError."""
         ...
 
@@ -86,7 +92,9 @@ class Iid(Checked):
     num_clients: Annotated[int, Ge(1), "number of clients"] = 10
     seed: Annotated[int, Ge(0), 'seed of the partition alone; "run": the seed of the run'] = 0
 
-    def split(self, labels: np.ndarray, num_classes: int, groups: np.ndarray | None = None) -> Partition:
+    def split(
+        self, labels: np.ndarray, num_classes: int, groups: np.ndarray | None = None
+    ) -> Partition:
         self._refuse_too_many_clients(len(labels))
         order = np.random.default_rng(self.seed).permutation(len(labels))
         return _deal(order, np.arange(self.num_clients), _even(len(labels), self.num_clients))
@@ -107,7 +115,9 @@ class _ByClass(Iid):
 
     min_size = 1
 
-    def split(self, labels: np.ndarray, num_classes: int, groups: np.ndarray | None = None) -> Partition:
+    def split(
+        self, labels: np.ndarray, num_classes: int, groups: np.ndarray | None = None
+    ) -> Partition:
         self._refuse_too_many_clients(len(labels), self.min_size)
         rng = np.random.default_rng(self.seed)
         shuffled = rng.permutation(len(labels))
@@ -133,17 +143,25 @@ class Shards(_ByClass):
 
     def _runs(self, counts: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         cuts = self._cuts(counts)
-        sizes = np.concatenate([_even(count, cut) for count, cut in zip(counts, cuts, strict=True) if count])
+        sizes = np.concatenate(
+            [_even(count, cut) for count, cut in zip(counts, cuts, strict=True) if count]
+        )
         return rng.permutation(np.repeat(np.arange(self.num_clients), self.s)), sizes
 
     def _cuts(self, counts: np.ndarray) -> np.ndarray:
         """The number of shards that each class is cut into, (K,)."""
         wanted, present = self.num_clients * self.s, int(np.count_nonzero(counts))
-        shards = f"{self.num_clients} clients x s = {self.s} makes {wanted} shards of a single class"
+        shards = (
+            f"{self.num_clients} clients x s = {self.s} makes {wanted} shards of a single class"
+        )
         if wanted < present:
-            raise InputError(f"shards: {shards}, fewer than the {present} classes; raise s or num_clients")
+            raise InputError(
+                f"shards: {shards}, fewer than the {present} classes; raise s or num_clients"
+            )
         if wanted > counts.sum():
-            raise InputError(f"shards: {shards}, more than the {counts.sum()} images; lower s or num_clients")
+            raise InputError(
+                f"shards: {shards}, more than the {counts.sum()} images; lower s or num_clients"
+            )
         cuts = (counts > 0).astype(np.int64)
         largest = [(-float(count), label) for label, count in enumerate(counts) if count]
         heapq.heapify(largest)
@@ -162,9 +180,13 @@ class _Drawn(_ByClass):
     dealt once, at the end.
     """
 
-    alpha: Annotated[float, Ge(1e-6), Le(1e6), "concentration: small is skewed, large is even"] = 0.5
+    alpha: Annotated[float, Ge(1e-6), Le(1e6), "concentration: small is skewed, large is even"] = (
+        0.5
+    )
     min_size: Annotated[int, Ge(0), "images of the smallest client"] = 10
-    max_draws: Annotated[int, Ge(0), "draws before giving up; 0: as many as take about half a minute"] = 0
+    max_draws: Annotated[
+        int, Ge(0), "draws before giving up; 0: as many as take about half a minute"
+    ] = 0
     cap = False
 
     def _runs(self, counts: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -172,13 +194,17 @@ class _Drawn(_ByClass):
         limit = self.max_draws or max(1, MOST_DRAWS // (self.num_clients * len(counts)))
         tried, best = 0, 0
         while tried < limit:
-            rows = min(tried + 1, limit - tried, max(1, CHUNK // self.num_clients))  # 1, 2, 4, ...: most need few
+            rows = min(
+                tried + 1, limit - tried, max(1, CHUNK // self.num_clients)
+            )  # 1, 2, 4, ...: most need few
             tables = self._draw(counts, rows, rng)
             tried += rows
             smallest = tables.sum(axis=0).min(axis=1)
             passed = np.flatnonzero(smallest >= self.min_size)
             if len(passed):
-                return np.tile(np.arange(self.num_clients), len(counts)), tables[:, passed[0]].ravel()
+                return np.tile(np.arange(self.num_clients), len(counts)), tables[
+                    :, passed[0]
+                ].ravel()
             best = max(best, int(smallest.max()))
         raise InputError(
             f"{name_in(PARTITIONS, type(self))}: none of {limit:,} draws with alpha = {self.alpha} gave each of "
@@ -208,7 +234,10 @@ class _Drawn(_ByClass):
 
         Gamma(a) = Gamma(a + 1) U^(1/a), in logarithms: a small alpha's gammas are all below the smallest float.
         """
-        return np.log(rng.standard_gamma(self.alpha + 1, shape)) - rng.standard_exponential(shape) / self.alpha
+        return (
+            np.log(rng.standard_gamma(self.alpha + 1, shape))
+            - rng.standard_exponential(shape) / self.alpha
+        )
 
 
 @dataclass(frozen=True)
@@ -223,7 +252,9 @@ class Dirichlet(_Drawn):
     """
 
     cap: Annotated[bool, "clients that hold n / N images get no more"] = True
-    sizes: Annotated[Literal["drawn", "equal"], "of clients; equal: proportions are drawn by client"] = "drawn"
+    sizes: Annotated[
+        Literal["drawn", "equal"], "of clients; equal: proportions are drawn by client"
+    ] = "drawn"
 
     def _runs(self, counts: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         if self.sizes == "drawn":
@@ -232,7 +263,9 @@ class Dirichlet(_Drawn):
         table = np.zeros((len(counts), self.num_clients), dtype=np.int64)
         for client, size in enumerate(_even(len(left), self.num_clients)):
             # The first `size` of exponential waiting times, at rates in these proportions, are a draw by weight.
-            waits = np.log(rng.standard_exponential(len(left))) - self._logs((len(counts),), rng)[left]
+            waits = (
+                np.log(rng.standard_exponential(len(left))) - self._logs((len(counts),), rng)[left]
+            )
             taken = np.argpartition(waits, size - 1)[:size]
             table[:, client] = np.bincount(left[taken], minlength=len(counts))
             left = np.delete(left, taken)
@@ -243,7 +276,9 @@ class Dirichlet(_Drawn):
 class Quantity(_Drawn):
     """Clients' shares of all images drawn from Dir(alpha), and each client's images from all (Li et al., ICDE 2022)."""
 
-    def split(self, labels: np.ndarray, num_classes: int, groups: np.ndarray | None = None) -> Partition:
+    def split(
+        self, labels: np.ndarray, num_classes: int, groups: np.ndarray | None = None
+    ) -> Partition:
         return super().split(np.zeros_like(labels), 1)
 
 
@@ -267,9 +302,13 @@ class Classes(_ByClass):
                 f"classes: class {label} has {counts[label]} images for {holders[label]} clients; lower num_clients "
                 "or k"
             )
-        return owners, np.concatenate([_even(count, h) for count, h in zip(counts, holders, strict=True) if h])
+        return owners, np.concatenate(
+            [_even(count, h) for count, h in zip(counts, holders, strict=True) if h]
+        )
 
-    def _holders(self, present: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    def _holders(
+        self, present: np.ndarray, rng: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
         """All pairs of a class and a client that holds it, each (N * k,), sorted by class."""
         num_classes, num_clients = len(present), self.num_clients
         if not self.k <= num_classes <= num_clients * self.k:
@@ -290,11 +329,17 @@ class Classes(_ByClass):
 class Natural(Checked):
     """A client for each value of a column of the data: writers, domains, devices."""
 
-    column: Annotated[str, "column of the clients; in image trees, any name stands for the folders above classes"] = ""
+    column: Annotated[
+        str, "column of the clients; in image trees, any name stands for the folders above classes"
+    ] = ""
 
-    def split(self, labels: np.ndarray, num_classes: int, groups: np.ndarray | None = None) -> Partition:
+    def split(
+        self, labels: np.ndarray, num_classes: int, groups: np.ndarray | None = None
+    ) -> Partition:
         if groups is None:
-            raise InputError("natural: the data has no column of clients; name it (data.partition.column)")
+            raise InputError(
+                "natural: the data has no column of clients; name it (data.partition.column)"
+            )
         values, owners = np.unique(groups, return_inverse=True)
         return Partition.of_owners(owners, len(values))
 
@@ -305,7 +350,9 @@ class File(Checked):
 
     path: Annotated[str, PathMark(), "file of each client's images: .json, .txt, .npz or .parquet"]
 
-    def split(self, labels: np.ndarray, num_classes: int, groups: np.ndarray | None = None) -> Partition:
+    def split(
+        self, labels: np.ndarray, num_classes: int, groups: np.ndarray | None = None
+    ) -> Partition:
         from rayfed.data.dealt import read_dealt  # brings pyarrow
 
         owners, num_clients = read_dealt(self.path, len(labels))
@@ -336,7 +383,9 @@ def _find(name: str) -> Any:
     rule: Any = find(name, PARTITIONS, "partition")
     usable = inspect.isclass(rule) and is_dataclass(rule) and callable(getattr(rule, "split", None))
     if not usable:
-        raise InputError(f"partition '{name}' is {told(rule)}; it must be a frozen dataclass with a method `split`")
+        raise InputError(
+            f"partition '{name}' is {told(rule)}; it must be a frozen dataclass with a method `split`"
+        )
     return rule
 
 

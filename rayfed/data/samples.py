@@ -22,11 +22,17 @@ PADDING = 0  # in place of a token, after the end of a list
 class Samples:
     """A labelled set of examples."""
 
-    examples: np.ndarray  # uint8 (N, C, H, W), C is 1 or 3; or tokens, int64 (N, L); or floats (N, D); C-contiguous
+    examples: (
+        np.ndarray
+    )  # uint8 (N, C, H, W), C is 1 or 3; or tokens, int64 (N, L); or floats (N, D); C-contiguous
     labels: np.ndarray  # int64 (N,), 0..K-1
     classes: tuple[str, ...]  # the K class names, in label order
-    groups: np.ndarray | None = None  # int64 (N,): each row's natural client, numbered by sorted name
-    domains: np.ndarray | None = None  # int64 (N,): each row's domain, numbered as in `domain_names`
+    groups: np.ndarray | None = (
+        None  # int64 (N,): each row's natural client, numbered by sorted name
+    )
+    domains: np.ndarray | None = (
+        None  # int64 (N,): each row's domain, numbered as in `domain_names`
+    )
     domain_names: tuple[str, ...] = ()  # sorted
     vocabulary: int = 0  # of tokens: each is below it
     group_names: tuple[str, ...] = ()  # sorted
@@ -41,8 +47,16 @@ class Samples:
 
     def take(self, rows: np.ndarray) -> Samples:
         """A copy with these rows only."""
-        groups, domains = (None if each is None else each[rows] for each in (self.groups, self.domains))
-        return replace(self, examples=self.examples[rows], labels=self.labels[rows], groups=groups, domains=domains)
+        groups, domains = (
+            None if each is None else each[rows] for each in (self.groups, self.domains)
+        )
+        return replace(
+            self,
+            examples=self.examples[rows],
+            labels=self.labels[rows],
+            groups=groups,
+            domains=domains,
+        )
 
     def by_domain(self, rows: np.ndarray) -> np.ndarray:
         """How many of these rows each domain has, int64 (domains,); (0,) where the set has no domains."""
@@ -62,7 +76,9 @@ class Dataset:
         for kind, attribute in ((shape, "shape"), ("classes", "classes")):
             ours, theirs = getattr(self.train, attribute), getattr(self.test, attribute)
             if ours != theirs:
-                raise InputError(f"training and test set disagree in {kind}: {shortened(ours)} and {shortened(theirs)}")
+                raise InputError(
+                    f"training and test set disagree in {kind}: {shortened(ours)} and {shortened(theirs)}"
+                )
 
 
 def shortened(values: Sequence[object], limit: int = 10) -> str:
@@ -73,7 +89,9 @@ def shortened(values: Sequence[object], limit: int = 10) -> str:
 def few_classes(num_classes: int, where: str) -> None:
     """Raises InputError for too many classes: the label column may hold something else."""
     if num_classes > MAX_CLASSES:
-        raise InputError(f"{where}: {num_classes:,} classes, more than the {MAX_CLASSES:,} allowed; is it the label?")
+        raise InputError(
+            f"{where}: {num_classes:,} classes, more than the {MAX_CLASSES:,} allowed; is it the label?"
+        )
 
 
 def hold_out(samples: Samples, fraction: float, seed: int) -> tuple[Samples, Samples]:
@@ -85,5 +103,7 @@ def hold_out(samples: Samples, fraction: float, seed: int) -> tuple[Samples, Sam
         held = min(max(1, round(fraction * len(members))), len(members) - 1)
         test[rng.permutation(members)[:held]] = True
     if not test.any():
-        raise InputError(f"data.test_fraction = {fraction}: no class has two images, one to train and one to test on")
+        raise InputError(
+            f"data.test_fraction = {fraction}: no class has two images, one to train and one to test on"
+        )
     return samples.take(np.flatnonzero(~test)), samples.take(np.flatnonzero(test))

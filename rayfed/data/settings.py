@@ -34,9 +34,13 @@ class Augment(Checked):
     """Changes to training images, off by default. Usual for CIFAR: crop = 4, flip = true, cutout = 16."""
 
     crop: Annotated[int, Ge(0), "padding of the random crop in pixels; 0 is off"] = 0
-    crop_padding: Annotated[Literal["zero", "reflect"], "the padding is black, or mirrors the image"] = "zero"
+    crop_padding: Annotated[
+        Literal["zero", "reflect"], "the padding is black, or mirrors the image"
+    ] = "zero"
     flip: Annotated[bool, "mirror half of the images left to right"] = False
-    cutout: Annotated[int, Ge(0), "side of the square that Cutout sets to 0 after normalisation; 0 is off"] = 0
+    cutout: Annotated[
+        int, Ge(0), "side of the square that Cutout sets to 0 after normalisation; 0 is off"
+    ] = 0
 
     @property
     def off(self) -> bool:
@@ -49,28 +53,55 @@ class Data(Checked):
     """A federation's data. The fields from `test` to `vocabulary` are for files; named sources need none of them."""
 
     source: Annotated[
-        str, PathMark(), "a named source (`rayfed data` lists them), a path or URI, or module:function"
+        str,
+        PathMark(),
+        "a named source (`rayfed data` lists them), a path or URI, or module:function",
     ] = MINI
     root: Annotated[str, PathMark(), "folder of the downloaded sources"] = "~/.cache/rayfed/data"
-    split: Annotated[Literal["balanced", "byclass", "bymerge", "letters", "digits", "mnist"], "of EMNIST"] = "balanced"
-    auxiliary_per_class: Annotated[int, Ge(0), "images of each class for the server; a method may ask for more"] = 0
-    size: Annotated[int, Ge(0), Le(4096), "scale and centre-crop all images to size x size pixels; 0: as they are"] = 0
-    test: Annotated[str, PathMark(), "path or URI of the test set, if it is not part of `source`"] = ""
+    split: Annotated[
+        Literal["balanced", "byclass", "bymerge", "letters", "digits", "mnist"], "of EMNIST"
+    ] = "balanced"
+    auxiliary_per_class: Annotated[
+        int, Ge(0), "images of each class for the server; a method may ask for more"
+    ] = 0
+    size: Annotated[
+        int,
+        Ge(0),
+        Le(4096),
+        "scale and centre-crop all images to size x size pixels; 0: as they are",
+    ] = 0
+    test: Annotated[
+        str, PathMark(), "path or URI of the test set, if it is not part of `source`"
+    ] = ""
     test_fraction: Annotated[
         float, Ge(0), Lt(1), "part of each class of the training set to test on; 0: the test set"
     ] = 0.0
     test_seed: Annotated[int, Ge(0), "seed of the choice of held-out images"] = 0
-    image: Annotated[str, "column of the images: encoded bytes, {bytes, path} structs or lists of pixels"] = "image"
+    image: Annotated[
+        str, "column of the images: encoded bytes, {bytes, path} structs or lists of pixels"
+    ] = "image"
     label: Annotated[str, "column of the labels: numbers from 0 or names"] = "label"
-    domain: Annotated[str, "column of the test images' domains; each has an accuracy of its own"] = ""
-    shape: Annotated[list[int], "shape of lists of pixels: [C, H, W] or [H, W, C]"] = field(default_factory=list)
-    tokens: Annotated[str, "in place of images: column of lists of token numbers, from 1; 0 is padding"] = ""
-    text: Annotated[str, "in place of images: column of text, each of whose words is hashed to a token number"] = ""
-    features: Annotated[list[str], "in place of images: columns of numbers, or of lists of numbers"] = field(
+    domain: Annotated[
+        str, "column of the test images' domains; each has an accuracy of its own"
+    ] = ""
+    shape: Annotated[list[int], "shape of lists of pixels: [C, H, W] or [H, W, C]"] = field(
         default_factory=list
     )
-    length: Annotated[int, Ge(0), "tokens of an example: what is longer is cut; 0: as in the longest to train on"] = 0
-    vocabulary: Annotated[int, Ge(0), "tokens are below it; 0: the training set's largest, plus 1; text needs it"] = 0
+    tokens: Annotated[
+        str, "in place of images: column of lists of token numbers, from 1; 0 is padding"
+    ] = ""
+    text: Annotated[
+        str, "in place of images: column of text, each of whose words is hashed to a token number"
+    ] = ""
+    features: Annotated[
+        list[str], "in place of images: columns of numbers, or of lists of numbers"
+    ] = field(default_factory=list)
+    length: Annotated[
+        int, Ge(0), "tokens of an example: what is longer is cut; 0: as in the longest to train on"
+    ] = 0
+    vocabulary: Annotated[
+        int, Ge(0), "tokens are below it; 0: the training set's largest, plus 1; text needs it"
+    ] = 0
     augment: Augment = field(default_factory=Augment)
     partition: Annotated[
         Rule,
@@ -80,7 +111,9 @@ class Data(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        source = spelled(self.source, SOURCES)  # cifar10 for CIFAR10, where there is no folder of that name
+        source = spelled(
+            self.source, SOURCES
+        )  # cifar10 for CIFAR10, where there is no folder of that name
         if source != self.source and not Path(self.source).exists():
             object.__setattr__(self, "source", source)
         self._check_columns()
@@ -117,11 +150,18 @@ class Data(Checked):
         kinds = [name for name in IN_PLACE if getattr(self, name)]
         if len(kinds) > 1:
             raise InputError(f"data.{' and data.'.join(kinds)}: give only one of them")
-        for name, default in {"image": Data.image, "size": 0, "shape": [], "augment": Augment()}.items():
+        for name, default in {
+            "image": Data.image,
+            "size": 0,
+            "shape": [],
+            "augment": Augment(),
+        }.items():
             if getattr(self, name) != default:
                 raise InputError(f"{place}: data.{name} is for images; leave it out")
         if self.label in self.columns:
-            raise InputError(f"{place}: '{self.label}' is the label, which the model is to predict (data.label)")
+            raise InputError(
+                f"{place}: '{self.label}' is the label, which the model is to predict (data.label)"
+            )
         if self.text and self.vocabulary < 2:
             raise InputError(
                 f"{place}: data.vocabulary = {self.vocabulary}; give 2 or more, how many token numbers words are "

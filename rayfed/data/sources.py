@@ -63,7 +63,9 @@ def load(data: Data) -> Dataset:
     train: Samples
     test: Samples | None
     if data.test and (data.module or (data.source in SOURCES and data.source not in HUB)):
-        raise InputError(f"data.test = '{data.test}': the source '{data.source}' has a test set of its own")
+        raise InputError(
+            f"data.test = '{data.test}': the source '{data.source}' has a test set of its own"
+        )
     if data.source == MINI:
         train, test = read_files(Data(str(Path(__file__).parent / "fashion_mnist_mini")))
     elif data.source in TORCHVISION:
@@ -75,16 +77,22 @@ def load(data: Data) -> Dataset:
     elif any(mark in data.source for mark in "/\\."):
         raise InputError(f"data.source = '{data.source}': no such file or folder")
     else:
-        raise InputError(f"data.source = '{data.source}': no such source or file{did_you_mean(data.source, SOURCES)}")
+        raise InputError(
+            f"data.source = '{data.source}': no such source or file{did_you_mean(data.source, SOURCES)}"
+        )
     if data.client and train.groups is None:
-        raise InputError(f"data.partition.column = '{data.client}': the source '{data.source}' has no such column")
+        raise InputError(
+            f"data.partition.column = '{data.client}': the source '{data.source}' has no such column"
+        )
     if data.test_fraction:  # a test set is left alone
         train, test = hold_out(train, data.test_fraction, data.test_seed)
     if test is None:
         ways = 'name a test set (data.test = "path"), or hold out a part (data.test_fraction = 0.1)'
         raise InputError(f"data.source = '{data.source}': it has no test set; {ways}")
     if data.domain and test.domains is None:
-        raise InputError(f"data.domain = '{data.domain}': the source '{data.source}' has no such column")
+        raise InputError(
+            f"data.domain = '{data.domain}': the source '{data.source}' has no such column"
+        )
     return Dataset(_as_wanted(train, data.size), _as_wanted(test, data.size))
 
 
@@ -93,14 +101,18 @@ def _as_wanted(samples: Samples, size: int) -> Samples:
     examples = resize(samples.examples, size) if size else samples.examples
     names = samples.classes, samples.domain_names, samples.group_names
     classes, domains, groups = (tuple(map(harmless, each)) for each in names)
-    return replace(samples, examples=examples, classes=classes, domain_names=domains, group_names=groups)
+    return replace(
+        samples, examples=examples, classes=classes, domain_names=domains, group_names=groups
+    )
 
 
 def read_download(name: str, root: str, split: str) -> tuple[Samples, Samples]:
     """The training and the test set. Raises InputError if a set is neither in the folder nor can be downloaded."""
     folder = Path(root).expanduser()
     options = {"split": split} if name == "emnist" else {}
-    return _samples(_fetch(name, folder, options, train=True)), _samples(_fetch(name, folder, options, train=False))
+    return _samples(_fetch(name, folder, options, train=True)), _samples(
+        _fetch(name, folder, options, train=False)
+    )
 
 
 def _fetch(name: str, folder: Path, options: dict[str, Any], *, train: bool) -> Any:
@@ -137,7 +149,9 @@ def _samples(dataset: Any) -> Samples:
 def _with_channels(images: np.ndarray) -> np.ndarray:
     """Images (N, H, W), (N, H, W, C) or (N, C, H, W), C = 1 or 3, as (N, C, H, W)."""
     images = images[:, None] if images.ndim == 3 else images
-    return np.ascontiguousarray(images if images.shape[1] in (1, 3) else images.transpose(0, 3, 1, 2))
+    return np.ascontiguousarray(
+        images if images.shape[1] in (1, 3) else images.transpose(0, 3, 1, 2)
+    )
 
 
 def read_function(data: Data) -> tuple[Samples, Samples | None]:
@@ -148,7 +162,9 @@ def read_function(data: Data) -> tuple[Samples, Samples | None]:
     except (Exception, SystemExit) as error:
         _, *users = extract_tb(error.__traceback__)
         at = "".join(f", line {frame.lineno} of '{frame.filename}'" for frame in users[:1])
-        raise InputError(f"data.source = '{data.source}' fails{at}: {type(error).__name__}: {error}") from error
+        raise InputError(
+            f"data.source = '{data.source}' fails{at}: {type(error).__name__}: {error}"
+        ) from error
     try:
         for_training, for_test = made
         train = _of_user(for_training, None)
@@ -160,16 +176,24 @@ def read_function(data: Data) -> tuple[Samples, Samples | None]:
 
 def _of_user(pair: Any, classes: tuple[str, ...] | None) -> Samples:
     """A data set of the user's; its labels must be those of the `classes`, if they are known."""
-    images, labels = pair if isinstance(pair, tuple) else zip(*(pair[i] for i in range(len(pair))), strict=True)
+    images, labels = (
+        pair if isinstance(pair, tuple) else zip(*(pair[i] for i in range(len(pair))), strict=True)
+    )
     examples, codes = _stacked(images), np.asarray(labels)
     if codes.shape != (len(examples),) or codes.dtype.kind not in "iu":
         each = f"each of {len(examples)} images needs one, a whole number from 0"
         raise InputError(f"labels are {codes.dtype} of shape {codes.shape}: {each}")
     named = getattr(pair, "classes", None)
     few_classes(codes.max() + 1, "it")
-    own = classes or tuple(map(str, range(codes.max() + 1))) if named is None else tuple(map(str, named))
+    own = (
+        classes or tuple(map(str, range(codes.max() + 1)))
+        if named is None
+        else tuple(map(str, named))
+    )
     if (classes and own != classes) or len(set(own)) < len(own):
-        raise InputError(f"classes are {shortened(own)}; the test set's must be the training set's, each named once")
+        raise InputError(
+            f"classes are {shortened(own)}; the test set's must be the training set's, each named once"
+        )
     if codes.min() < 0 or codes.max() >= len(own):
         which = "test" if classes else "training"
         raise InputError(
@@ -184,7 +208,9 @@ def _stacked(images: Any) -> np.ndarray:
     arrays = [np.asarray(image) for image in images]
     shapes = {array.shape for array in arrays}
     if len(shapes) != 1:
-        raise InputError(f"{len(arrays)} images of {len(shapes)} shapes: give one image or more, all of one shape")
+        raise InputError(
+            f"{len(arrays)} images of {len(shapes)} shapes: give one image or more, all of one shape"
+        )
     pixels = np.stack(arrays)
     if pixels.dtype != np.uint8:
         fits = [made for made, low, high in SCALES if low <= pixels.min() and pixels.max() <= high]
@@ -193,5 +219,7 @@ def _stacked(images: Any) -> np.ndarray:
             f"images are {pixels.dtype} from {pixels.min()} to {pixels.max()}, and must be uint8 from 0 to 255, {made}"
         )
     if pixels.ndim != 3 and not (pixels.ndim == 4 and {pixels.shape[1], pixels.shape[3]} & {1, 3}):
-        raise InputError(f"images have the shape {shapes.pop()}, and must be (H, W), (H, W, C) or (C, H, W), C 1 or 3")
+        raise InputError(
+            f"images have the shape {shapes.pop()}, and must be (H, W), (H, W, C) or (C, H, W), C 1 or 3"
+        )
     return _with_channels(pixels)

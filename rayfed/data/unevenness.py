@@ -19,7 +19,9 @@ def hellinger(client: np.ndarray, p: np.ndarray, q: np.ndarray, num_clients: int
     return np.sqrt(np.maximum(1 - _sums(client, np.sqrt(p * q), num_clients), 0))
 
 
-def jensen_shannon(client: np.ndarray, p: np.ndarray, q: np.ndarray, num_clients: int) -> np.ndarray:
+def jensen_shannon(
+    client: np.ndarray, p: np.ndarray, q: np.ndarray, num_clients: int
+) -> np.ndarray:
     """The Jensen-Shannon distance of each client (N,): the root of the divergence in bits, from 0 to 1.
 
     >>> jensen_shannon(np.array([0]), p=np.array([1.0]), q=np.array([1.0]), num_clients=1)
@@ -27,7 +29,9 @@ def jensen_shannon(client: np.ndarray, p: np.ndarray, q: np.ndarray, num_clients
     """
     both = (p + q) / 2
     of_cells = (p * np.log2(p / both) + q * np.log2(q / both) - q) / 2
-    return np.sqrt(np.maximum(_sums(client, of_cells, num_clients) + 0.5, 0))  # of a class not held, q / 2
+    return np.sqrt(
+        np.maximum(_sums(client, of_cells, num_clients) + 0.5, 0)
+    )  # of a class not held, q / 2
 
 
 def earth_mover(client: np.ndarray, p: np.ndarray, q: np.ndarray, num_clients: int) -> np.ndarray:
@@ -39,7 +43,9 @@ def earth_mover(client: np.ndarray, p: np.ndarray, q: np.ndarray, num_clients: i
     >>> earth_mover(np.array([0, 0]), p=np.array([0.5, 0.5]), q=np.array([0.1, 0.1]), num_clients=1)
     array([1.6])
     """
-    return np.maximum(_sums(client, np.abs(p - q) - q, num_clients) + 1, 0)  # of a class not held, q
+    return np.maximum(
+        _sums(client, np.abs(p - q) - q, num_clients) + 1, 0
+    )  # of a class not held, q
 
 
 def gini(sizes: np.ndarray) -> float:
@@ -50,7 +56,9 @@ def gini(sizes: np.ndarray) -> float:
     """
     ranks = np.arange(1, len(sizes) + 1)
     total = sizes.sum()
-    return float(2 * (ranks * np.sort(sizes)).sum() / (len(sizes) * total) - (len(sizes) + 1) / len(sizes))
+    return float(
+        2 * (ranks * np.sort(sizes)).sum() / (len(sizes) * total) - (len(sizes) + 1) / len(sizes)
+    )
 
 
 def unevenness(
@@ -65,8 +73,14 @@ def unevenness(
     p, q = count / sizes[client], of_class[label] / count.sum()
     held = np.bincount(client, minlength=num_clients)
     there = sizes > 0
-    measures = {"hellinger": hellinger, "jensen_shannon": jensen_shannon, "earth_mover": earth_mover}
-    means = {name: float(np.nanmean(of(client, p, q, num_clients))) for name, of in measures.items()}
+    measures = {
+        "hellinger": hellinger,
+        "jensen_shannon": jensen_shannon,
+        "earth_mover": earth_mover,
+    }
+    means = {
+        name: float(np.nanmean(of(client, p, q, num_clients))) for name, of in measures.items()
+    }
     missing = float(((of_class > 0).sum() - held[there]).mean())
     return {**means, "size_gini": gini(sizes), "missing_classes": missing}
 

@@ -33,7 +33,16 @@ from rayfed.base.files import writing_to
 from rayfed.base.storage import Folder, joined
 from rayfed.clients.settings import Training
 from rayfed.folder.owner import lock
-from rayfed.folder.packing import Index, ahead, index_to_table, shards_of, to_bytes, twin_of, unmoved, weights_to_bytes
+from rayfed.folder.packing import (
+    Index,
+    ahead,
+    index_to_table,
+    shards_of,
+    to_bytes,
+    twin_of,
+    unmoved,
+    weights_to_bytes,
+)
 from rayfed.folder.places import Folders
 from rayfed.folder.provenance import hash_of
 from rayfed.folder.saved import VERSION, Saved, digest_of, stem
@@ -48,7 +57,13 @@ from rayfed.tensors.wire import pack
 BEST = "best.safetensors"
 OWN = re.compile(r"(round-\d{5,}(\.[\w-]+)?|best)\.(json|safetensors|parquet|shard)")
 PROBE = ".probe"
-ORIGIN = ("data", "partition", "model", "trace", "modules")  # hashes that a manifest has, where there are such
+ORIGIN = (
+    "data",
+    "partition",
+    "model",
+    "trace",
+    "modules",
+)  # hashes that a manifest has, where there are such
 
 log = logging.getLogger(__name__)
 
@@ -121,11 +136,18 @@ class Checkpoints:
         files = Files(self._folder, round.round)
         try:
             files.write("state.safetensors", to_bytes(pack(_state(round))))
-            files.write("safetensors", weights_to_bytes(round.weights, {"round": round.round, **self._about}))
+            files.write(
+                "safetensors",
+                weights_to_bytes(round.weights, {"round": round.round, **self._about}),
+            )
             tables = _write_tables(files, round.round, lender, rows)
             index = self._write_memories(files, round, workers)
             if lender:
-                named = {f"{stem(last)}.{name}.parquet" for name, parts in tables.items() for last, _ in parts}
+                named = {
+                    f"{stem(last)}.{name}.parquet"
+                    for name, parts in tables.items()
+                    for last, _ in parts
+                }
                 named |= {extent.shard for extent in index.values()}
                 files.borrow(lender, named)
             manifest = self._manifest(round, workers, tables, files.hashes)
@@ -153,7 +175,11 @@ class Checkpoints:
         return index
 
     def _manifest(
-        self, round: Round, workers: Workers, tables: dict[str, list[tuple[int, int]]], files: dict[str, str]
+        self,
+        round: Round,
+        workers: Workers,
+        tables: dict[str, list[tuple[int, int]]],
+        files: dict[str, str],
     ) -> dict[str, Any]:
         origin = {key: self._origin[key] for key in ORIGIN if key in self._origin}
         best = {"best": self._best.held} if self._best.held else {}
@@ -230,7 +256,11 @@ def _write_tables(
     """
     tables = {}
     for name in RESULTS:
-        full = [(last, number) for last, number in (lender.parts(name) if lender else ()) if number >= ROWS]
+        full = [
+            (last, number)
+            for last, number in (lender.parts(name) if lender else ())
+            if number >= ROWS
+        ]
         rest = rows(name, full[-1][0] if full else -1)
         if not rest.num_rows and not full:
             continue  # a table that not all runs have
@@ -253,7 +283,9 @@ class Best:
     `held` is what a checkpoint notes, round and hash of the file; None: no file.
     """
 
-    def __init__(self, folder: Folder, saved: Saved | None, training: Training, about: Mapping[str, Any]) -> None:
+    def __init__(
+        self, folder: Folder, saved: Saved | None, training: Training, about: Mapping[str, Any]
+    ) -> None:
         """`saved` is the checkpoint to continue from; its results say which round was the best."""
         self.held: dict[str, Any] | None = None
         self._folder, self._about = folder, about
@@ -262,7 +294,9 @@ class Best:
         if saved is None:
             return
         self.held = _carried(folder, saved)
-        counting = [row for row in saved.table("rounds").to_pylist() if training.counts(row["round"])]
+        counting = [
+            row for row in saved.table("rounds").to_pylist() if training.counts(row["round"])
+        ]
         best_row = best_of(counting)
         if best_row:
             self._accuracy = best_row["test_accuracy"]
@@ -276,7 +310,9 @@ class Best:
         """Write what is not yet in the file."""
         if self._better is None:
             return
-        content = weights_to_bytes(self._better.evaluated, {"round": self._better.round, **self._about})
+        content = weights_to_bytes(
+            self._better.evaluated, {"round": self._better.round, **self._about}
+        )
         self._folder.write(BEST, content)
         self.held, self._better = {"round": self._better.round, "sha256": hash_of(content)}, None
 
@@ -311,7 +347,9 @@ def _carried(folder: Folder, saved: Saved) -> dict[str, Any] | None:
 def delete_checkpoints(folder: Folder, kept: Collection[str] = ()) -> None:
     """Delete the files of checkpoints in a folder, but for those to be kept, and nothing else that is in it."""
     names = [name for name in folder.names() if OWN.fullmatch(name) and name not in kept]
-    names.sort(key=lambda name: not name.endswith(".json"))  # first the files that say that a checkpoint is complete
+    names.sort(
+        key=lambda name: not name.endswith(".json")
+    )  # first the files that say that a checkpoint is complete
     for name in names:
         folder.delete(name)
 
@@ -334,7 +372,9 @@ def start_over(job: Job) -> None:
 def _state(round: Round) -> dict[str, Any]:
     evaluation = round.evaluation
     return {
-        "held": {slot: {"since": held.since, "state": held.state} for slot, held in round.held.items()},
+        "held": {
+            slot: {"since": held.since, "state": held.state} for slot, held in round.held.items()
+        },
         # Copied, as an array from Ray is read-only.
         "confusion": torch.tensor(evaluation.confusion) if evaluation else None,
         "loss": evaluation.loss if evaluation else None,

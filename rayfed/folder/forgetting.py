@@ -23,7 +23,9 @@ def by_round(
     `rounds` (E,); the global model's class `accuracy` (E, C); `seen` (E, C) images of a round's clients; by round, its
     measured `clients` have accuracies (K, C). Of the rounds before, only multiples of `eval_every` can be a peak.
     """
-    from rayfed.losses import forgetting as defined  # brings torch, which a reader of tables may not need
+    from rayfed.losses import (
+        forgetting as defined,
+    )  # brings torch, which a reader of tables may not need
 
     trained = rounds > 0
     rounds, accuracy, learnt = rounds[trained], accuracy[trained], seen[trained] > 0
@@ -32,7 +34,9 @@ def by_round(
     values = {
         "peak": [(rounds[i], defined.peak(best[i - 1], accuracy[i])) for i in later],
         "round": [(rounds[i], defined.dropped(accuracy[i - 1], accuracy[i])) for i in later],
-        "continual": [(rounds[i], defined.continual(best[i - 1], accuracy[i], learnt[i])) for i in later],
+        "continual": [
+            (rounds[i], defined.continual(best[i - 1], accuracy[i], learnt[i])) for i in later
+        ],
         "local": [],
         "aggregation": [],
     }
@@ -42,8 +46,14 @@ def by_round(
             values["local"].append((round, defined.local(of_round[round - 1], of_clients)))
         if round in of_round:
             values["aggregation"].append((round, defined.aggregation(of_clients, of_round[round])))
-    known = {name: [pair for pair in pairs if np.isfinite(pair[1])] for name, pairs in values.items()}
-    return {name: (np.array([r for r, _ in of]), np.array([v for _, v in of])) for name, of in known.items() if of}
+    known = {
+        name: [pair for pair in pairs if np.isfinite(pair[1])] for name, pairs in values.items()
+    }
+    return {
+        name: (np.array([r for r, _ in of]), np.array([v for _, v in of]))
+        for name, of in known.items()
+        if of
+    }
 
 
 def peaks(rounds: np.ndarray, accuracy: np.ndarray, eval_every: int) -> np.ndarray:
@@ -52,7 +62,9 @@ def peaks(rounds: np.ndarray, accuracy: np.ndarray, eval_every: int) -> np.ndarr
     return np.fmax.accumulate(np.where(counts, accuracy, np.nan))
 
 
-def client_accuracies(cells: Mapping[str, np.ndarray], num_classes: int) -> Iterator[tuple[int, np.ndarray]]:
+def client_accuracies(
+    cells: Mapping[str, np.ndarray], num_classes: int
+) -> Iterator[tuple[int, np.ndarray]]:
     """Each round with measured clients, and their models' class accuracies (K, C); nan without test examples.
 
     `cells` are those of the confusion matrices, as `folder.read.confusions` gives them.
@@ -62,7 +74,9 @@ def client_accuracies(cells: Mapping[str, np.ndarray], num_classes: int) -> Iter
         rows = {name: column[of_clients["round"] == round] for name, column in of_clients.items()}
         clients, index = np.unique(rows["client"], return_inverse=True)
         places = index * num_classes + rows["class"]
-        right = np.bincount(places, rows["count"] * (rows["class"] == rows["predicted"]), len(clients) * num_classes)
+        right = np.bincount(
+            places, rows["count"] * (rows["class"] == rows["predicted"]), len(clients) * num_classes
+        )
         total = np.bincount(places, rows["count"], len(clients) * num_classes)
         shares = np.divide(right, total, out=np.full(len(total), np.nan), where=total > 0)
         yield round, shares.reshape(len(clients), num_classes)

@@ -16,7 +16,15 @@ from typing import Any
 
 import tomli_w
 
-from rayfed.base.errors import BrokenContract, Diverged, InputError, KilledActors, RunFailed, Unwritable, cut
+from rayfed.base.errors import (
+    BrokenContract,
+    Diverged,
+    InputError,
+    KilledActors,
+    RunFailed,
+    Unwritable,
+    cut,
+)
 from rayfed.base.files import write_bytes, write_text, writing_to
 from rayfed.base.noted import note
 from rayfed.folder.checkpoint import Checkpoints, delete_checkpoints
@@ -92,9 +100,16 @@ class Keeper:
         """What the results come from. Raises `InputError` where the run began with something else."""
         now, saved = environment(self._site, self._workers), self._saved
         work_left = saved is not None and saved.leaves_work(self._site.job)
-        differing = saved.other_bits(now["hardware"], now["modules"]) if saved is not None and work_left else []
+        differing = (
+            saved.other_bits(now["hardware"], now["modules"])
+            if saved is not None and work_left
+            else []
+        )
         if saved is not None and saved.manifest["partition"] != now["partition"]:
-            differing = [PARTITION, *differing]  # also where no work is left: the folder's table of it is written anew
+            differing = [
+                PARTITION,
+                *differing,
+            ]  # also where no work is left: the folder's table of it is written anew
         if differing and not self._other_bits:
             has_own_code = any(reason.startswith("the module") for reason in differing)
             leave = "if you mended it on purpose" if has_own_code else "to allow it"
@@ -111,17 +126,26 @@ class Keeper:
         with writing_to(folder.place):
             # Checkpoints in the run's folder are under its lock.
             checks = [owned.enter_context(owning(folder))] if site.job.output.checkpoints else []
-            self._checkpoints = Checkpoints(folder, site.job, {**now, "about": about(site)}, saved, *checks)
+            self._checkpoints = Checkpoints(
+                folder, site.job, {**now, "about": about(site)}, saved, *checks
+            )
             if saved is None:
                 self._folders.clear()
                 delete_checkpoints(folder)
         if saved is not None:
             for name in RESULTS:
-                replace_table(self.path, name, saved.round, without_extra(name, saved.table(name), site.job.train))
+                replace_table(
+                    self.path,
+                    name,
+                    saved.round,
+                    without_extra(name, saved.table(name), site.job.train),
+                )
             self._rows = read_table(self.path, "rounds").to_pylist()
             began = read_environment(self.path) or now
             times = [began, *began.get("resumed", [])]
-            if not saved.leaves_work(site.job) and all(times[-1].get(key) == now[key] for key in ("job", "partition")):
+            if not saved.leaves_work(site.job) and all(
+                times[-1].get(key) == now[key] for key in ("job", "partition")
+            ):
                 now, modules = began, {}  # nothing comes of what is here now
             else:
                 now = {**began, "resumed": [*times[1:], {"after_round": saved.round, **now}]}
@@ -141,11 +165,17 @@ class Keeper:
         log.info("continuing after round %d" if work_left else "already at round %d", number)
         for name in [] if work_left else changed_since(self.path):
             again = f"rayfed run {self.path / 'job.toml'} --force"
-            log.warning("%s has changed since, and the results are of before; to train again: %s", name, again)
+            log.warning(
+                "%s has changed since, and the results are of before; to train again: %s",
+                name,
+                again,
+            )
         if why := self.early_end():
             on = f"to go on: rayfed resume {self.path} -s train.patience=0, or with a larger train.patience"
             log.warning("the run has ended after round %d: %s; %s", number, why, on)
-        clients = read_table(self.path, "clients", after=number - 1).drop_columns("round").to_pylist()
+        clients = (
+            read_table(self.path, "clients", after=number - 1).drop_columns("round").to_pylist()
+        )
         rows = [ClientRow(**{**row, "notes": dict(row["notes"])}) for row in clients]
         costs = {key: self._rows[-1][key] for key in ("seconds", "bytes_down", "bytes_up")}
         costs["notes"] = dict(self._rows[-1]["notes"])
@@ -180,9 +210,15 @@ class Keeper:
 
     def _is_due(self, round: int) -> bool:
         output = self._site.job.output
-        return round == 1 or round % output.every == 0 or time.monotonic() >= self._tried + output.every_seconds
+        return (
+            round == 1
+            or round % output.every == 0
+            or time.monotonic() >= self._tried + output.every_seconds
+        )
 
-    def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         with ExitStack() as at_the_end:
             at_the_end.callback(self._when_closed, self.path)
             at_the_end.enter_context(self._owned)
@@ -195,22 +231,36 @@ class Keeper:
                         raise Unwritable(why)
             except (Unwritable, InputError, KeyboardInterrupt) as late:
                 ended = error or late  # the first error says more
-            status = "done" if ended is None else "stopped" if isinstance(ended, KeyboardInterrupt) else "failed"
+            status = (
+                "done"
+                if ended is None
+                else "stopped"
+                if isinstance(ended, KeyboardInterrupt)
+                else "failed"
+            )
             more: dict[str, Any] = {}
             if status == "failed":
                 more["error"] = cut(f"{type(ended).__name__}: {ended}")
             if isinstance(ended, KilledActors):
-                more["killed"] = [ended.what, ended.how, self._rows[-1]["round"] if self._rows else None]
+                more["killed"] = [
+                    ended.what,
+                    ended.how,
+                    self._rows[-1]["round"] if self._rows else None,
+                ]
                 if more["killed"] == self._before.get("killed"):
                     ended.exit_code = RunFailed.exit_code  # it would end so again and again
             try:
                 self._summarise(status, **more)
             except OSError as why:
-                ended = ended or Unwritable(f"how the run ended cannot be written to {self.path}: {why}")
+                ended = ended or Unwritable(
+                    f"how the run ended cannot be written to {self.path}: {why}"
+                )
             if ended is not None:
                 for note in self._what_now(ended):
                     ended.add_note(note)
-                    log.info("%s", note, extra={"on_screen": True})  # to the log: the screen shows it at the end
+                    log.info(
+                        "%s", note, extra={"on_screen": True}
+                    )  # to the log: the screen shows it at the end
             if ended is not error and ended is not None:
                 raise ended from None
 
@@ -221,7 +271,9 @@ class Keeper:
             self._rows = [row for row in self._rows if row["round"] < round.round] + rows["rounds"]
             self._summarise("running")
         except OSError as error:
-            raise Unwritable(f"the results of round {round.round} cannot be written to {self.path}: {error}") from None
+            raise Unwritable(
+                f"the results of round {round.round} cannot be written to {self.path}: {error}"
+            ) from None
         self._checkpoints.follow(round)
 
     def _checkpoint(self, round: Round) -> str:
@@ -243,7 +295,9 @@ class Keeper:
         if status == "done" and (why := self.early_end()):
             more["ended_early"] = why
         summary = {"status": status, **more, **summarise(self._rows)}
-        if "best" in summary and (place := self._checkpoints.place_of_best(summary["best"]["round"])):
+        if "best" in summary and (
+            place := self._checkpoints.place_of_best(summary["best"]["round"])
+        ):
             summary["best"]["weights"] = place
         write_text(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
 
@@ -251,7 +305,11 @@ class Keeper:
         """Where the results of a run that ended early are, how to continue it, how to look into its failure."""
         recorded = f"rounds up to {self._rows[-1]['round']} are" if self._rows else "no round is"
         yield f"{recorded} recorded in {self.path}"
-        job, last, again = self._site.job, self._checkpoints.round, f"rayfed run {self.path / 'job.toml'}"
+        job, last, again = (
+            self._site.job,
+            self._checkpoints.round,
+            f"rayfed run {self.path / 'job.toml'}",
+        )
         onwards = f"to continue after round {last}: rayfed resume {self.path}"
         if isinstance(error, Diverged):
             lower = f"{again} -s train.lr={job.train.lr / 10:g} --force"

@@ -17,7 +17,13 @@ class LogFile(logging.FileHandler):
     """A log file. It is silent where the disk is full: the run continues, and the screen has the same log."""
 
     def _open(self) -> Any:
-        return open(self.baseFilename, self.mode, encoding=self.encoding, errors=self.errors, opener=open_regular)
+        return open(
+            self.baseFilename,
+            self.mode,
+            encoding=self.encoding,
+            errors=self.errors,
+            opener=open_regular,
+        )
 
     def format(self, record: logging.LogRecord) -> str:
         return harmless(super().format(record))
@@ -68,7 +74,9 @@ def logging_to_file() -> Iterator[Callable[[Path], None]]:
             yield begin
     except Exception as error:
         text = cut(f"{type(error).__name__}: {error}", IN_LOG)
-        kept.handle(logging.makeLogRecord({"levelno": logging.ERROR, "levelname": "ERROR", "msg": text}))
+        kept.handle(
+            logging.makeLogRecord({"levelno": logging.ERROR, "levelname": "ERROR", "msg": text})
+        )
         raise
     finally:
         if kept.target is not None:

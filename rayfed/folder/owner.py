@@ -24,7 +24,9 @@ if TYPE_CHECKING:  # it brings pyarrow, which `rayfed status` does not need
 
 LOCK, OWNER = ".lock", ".owner"
 FLOCK = "hhqqi4x"  # `struct flock` of 64-bit Linux: type, whence, start, length, process
-LEASES = 180  # seconds: two leases of an NFS server, which keeps the locks of a lost machine for one
+LEASES = (
+    180  # seconds: two leases of an NFS server, which keeps the locks of a lost machine for one
+)
 WHOLE_FILE = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
 log = logging.getLogger(__name__)

@@ -26,9 +26,13 @@ from rayfed.tensors.weights import Weights
 from rayfed.tensors.wire import Packed, Span
 
 T = TypeVar("T")
-SHARD = 2**25  # bytes: two are in memory at a time, and a hundred hold the memories of 20,000 clients
+SHARD = (
+    2**25
+)  # bytes: two are in memory at a time, and a hundred hold the memories of 20,000 clients
 THIN = 16  # shards less than half full that may stay; so a disk holds twice what is in use, and half a GiB, at most
-SCHEMA = pa.schema([("client", pa.int64()), ("shard", pa.string()), ("start", pa.int64()), ("stop", pa.int64())])
+SCHEMA = pa.schema(
+    [("client", pa.int64()), ("shard", pa.string()), ("start", pa.int64()), ("stop", pa.int64())]
+)
 
 
 def to_bytes(packed: Packed) -> bytes:
@@ -43,7 +47,10 @@ def from_bytes(content: bytes) -> Packed:
         buffers = safetensors.numpy.load(content)
         size = int.from_bytes(content[:8], "little")
         metadata = json.loads(content[8 : 8 + size])["__metadata__"]
-        skeleton = [(tuple(map(tuple, path)), _from_json(leaf)) for path, leaf in json.loads(metadata["leaves"])]
+        skeleton = [
+            (tuple(map(tuple, path)), _from_json(leaf))
+            for path, leaf in json.loads(metadata["leaves"])
+        ]
         return Packed(skeleton, buffers)
     except (safetensors.SafetensorError, LookupError, TypeError, ValueError) as error:
         raise ValueError(f"this is not a packed tree: {error!r}") from error
@@ -101,7 +108,9 @@ def unmoved(index: Index, unchanged: Collection[int]) -> Index:
     return {client: extent for client, extent in stay.items() if extent.shard not in thin}
 
 
-def shards_of(beginning: str, memories: Iterable[tuple[int, bytes]]) -> Iterator[tuple[str, list[bytes], Index]]:
+def shards_of(
+    beginning: str, memories: Iterable[tuple[int, bytes]]
+) -> Iterator[tuple[str, list[bytes], Index]]:
     """Shards from the memories of clients, each with its name, content in pieces, and index."""
     left = iter(memories)
     for number in count():
@@ -131,7 +140,9 @@ def ahead(items: Iterator[T]) -> Iterator[T]:
 
 def memories_in(index: Index, read: Callable[[str], bytes]) -> Iterator[tuple[int, bytes]]:
     """Each client in an index with its memory. Each file is read once, and held until the next is read."""
-    for shard, clients in groupby(sorted(index, key=index.__getitem__), lambda client: index[client].shard):
+    for shard, clients in groupby(
+        sorted(index, key=index.__getitem__), lambda client: index[client].shard
+    ):
         content = read(shard)
         for client in clients:
             yield client, content[index[client].start : index[client].stop]
@@ -143,4 +154,6 @@ def index_to_table(index: Index) -> pa.Table:
 
 
 def index_from_table(table: pa.Table) -> Index:
-    return {row["client"]: Extent(row["shard"], row["start"], row["stop"]) for row in table.to_pylist()}
+    return {
+        row["client"]: Extent(row["shard"], row["start"], row["stop"]) for row in table.to_pylist()
+    }

@@ -18,10 +18,29 @@ from rayfed.folder.tables import RESULTS, read_table
 from rayfed.job import Job, differences, read_job, read_toml
 
 # Everything that a run writes. job.toml, by which a folder is known as a run's, goes last when it is cleared.
-FOLDERS = (*(f"{name}.parquet" for name in RESULTS), "checkpoints", "modules", "tensorboard", "wandb", "mlflow")
-FILES = ("own.parquet", "partition.parquet", "environment.json", "summary.json", "log.txt", "report.html", "job.toml")
+FOLDERS = (
+    *(f"{name}.parquet" for name in RESULTS),
+    "checkpoints",
+    "modules",
+    "tensorboard",
+    "wandb",
+    "mlflow",
+)
+FILES = (
+    "own.parquet",
+    "partition.parquet",
+    "environment.json",
+    "summary.json",
+    "log.txt",
+    "report.html",
+    "job.toml",
+)
 OWN = (*FOLDERS, *FILES)
-BEFORE_BEGIN = {LOCK, "checkpoints", "modules"}  # what a run leaves that ends before it has its job.toml
+BEFORE_BEGIN = {
+    LOCK,
+    "checkpoints",
+    "modules",
+}  # what a run leaves that ends before it has its job.toml
 OTHERWISE = "give --force (in Python force=True) to replace them, or give the job another name"
 
 log = logging.getLogger(__name__)
@@ -37,13 +56,17 @@ class Folders:
 
     @classmethod
     def of(cls, job: Job) -> Folders:
-        return cls(folder_of(job), checkpoints_of(job), Path(job.output.path).expanduser().resolve())
+        return cls(
+            folder_of(job), checkpoints_of(job), Path(job.output.path).expanduser().resolve()
+        )
 
     def refuse_unwritable(self) -> None:
         """Raises `InputError` where results or checkpoints cannot be written here, `Locked` by another run."""
         local_checkpoints = self.checkpoints.local
         if not self.path.resolve().is_relative_to(self.output_path):
-            raise InputError(f"'{self.path}': a link leads out of '{self.output_path}' (output.path)")
+            raise InputError(
+                f"'{self.path}': a link leads out of '{self.output_path}' (output.path)"
+            )
         _refuse_read_only("results", self.path)
         if local_checkpoints is not None:
             _refuse_read_only("checkpoints", local_checkpoints)
@@ -65,7 +88,9 @@ class Folders:
         if not self.path.exists() or not {file.name for file in self.path.iterdir()} - BEFORE_BEGIN:
             return
         if not (self.path / "job.toml").is_file():
-            raise InputError(f"'{self.path}' exists and is not a rayfed run; give the job another name or output.path")
+            raise InputError(
+                f"'{self.path}' exists and is not a rayfed run; give the job another name or output.path"
+            )
         if not force:
             raise InputError(
                 f"'{self.path}' holds the results of a run; {OTHERWISE}, or resume the run (in Python resume=True): "
@@ -86,7 +111,9 @@ def folder_of(job: Job) -> Path:
     if "\0" in job.output.path:
         raise InputError(f"output.path = {job.output.path!r}: a path cannot hold NUL")
     if "://" in job.output.path:
-        raise InputError(f"output.path = '{job.output.path}': give a folder; a URI can be given as output.checkpoints")
+        raise InputError(
+            f"output.path = '{job.output.path}': give a folder; a URI can be given as output.checkpoints"
+        )
     taken = sorted({*Path(job.name).parts[1:]} & {*OWN})
     if taken:
         raise InputError(

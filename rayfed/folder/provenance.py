@@ -42,7 +42,9 @@ def environment(site: Site, workers: Workers) -> dict[str, Any]:
         "data": site.federation.hash(),
         "partition": site.federation.dealt.hash(),
         **({"trace": site.trace.hash()} if site.trace else {}),
-        "unevenness": unevenness(*site.federation.cells(), site.federation.num_clients, site.federation.num_classes),
+        "unevenness": unevenness(
+            *site.federation.cells(), site.federation.num_clients, site.federation.num_classes
+        ),
         "model": hash_of_model(site),
         "hardware": list(workers.kinds()),
         "modules": {name: hash_of(source) for name, source in sources(site.job).items()},
@@ -52,7 +54,11 @@ def environment(site: Site, workers: Workers) -> dict[str, Any]:
 def about(site: Site) -> dict[str, Any]:
     """What one needs beside a run's weights to use them without rayfed: the model, and how its inputs are prepared."""
     data = site.federation
-    facts = {"model": site.job.table()["model"], **data.inputs._asdict(), "classes": data.train.classes}
+    facts = {
+        "model": site.job.table()["model"],
+        **data.inputs._asdict(),
+        "classes": data.train.classes,
+    }
     return {**facts, "mean": data.mean, "deviation": data.std}
 
 
@@ -75,15 +81,21 @@ def sources(job: Job) -> dict[str, bytes]:
         if module and name not in contents and file.endswith(".py") and os.path.isfile(file):
             contents[name] = Path(file).read_bytes()
             with suppress(SyntaxError):  # it has been changed since it was imported
-                unread += [imported for imported in _imports(module, contents[name]) if _is_users(imported)]
+                unread += [
+                    imported for imported in _imports(module, contents[name]) if _is_users(imported)
+                ]
     return contents
 
 
 def is_of(modules: Collection[str], error: BaseException) -> bool:
     """Whether an error's traceback, which for a client's error is in its text, goes through one of these modules."""
     traceback_text = "".join(traceback.format_exception(error))
-    files = [f"{name.replace('.', '/')}{end}" for name in modules for end in (".py", "/__init__.py")]
-    return isinstance(error, Exception) and any(f'/{file}", line' in traceback_text for file in files)
+    files = [
+        f"{name.replace('.', '/')}{end}" for name in modules for end in (".py", "/__init__.py")
+    ]
+    return isinstance(error, Exception) and any(
+        f'/{file}", line' in traceback_text for file in files
+    )
 
 
 def changed_since(folder: Path) -> list[str]:
@@ -137,7 +149,9 @@ def _imports(module: ModuleType, source: bytes) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            origin = importlib.util.resolve_name("." * node.level + (node.module or ""), module.__package__ or None)
+            origin = importlib.util.resolve_name(
+                "." * node.level + (node.module or ""), module.__package__ or None
+            )
             yield from (origin, *(f"{origin}.{alias.name}" for alias in node.names))
 
 
@@ -160,7 +174,9 @@ def commit() -> str | None:
         return os.environ.get(COMMIT) or None  # set by `rayfed submit`, which sends no tree
     try:
         commit, changes = (
-            subprocess.run(["git", *words], cwd=here, capture_output=True, text=True, check=True, timeout=10).stdout
+            subprocess.run(
+                ["git", *words], cwd=here, capture_output=True, text=True, check=True, timeout=10
+            ).stdout
             for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "-uno"])
         )
     except (OSError, subprocess.SubprocessError):

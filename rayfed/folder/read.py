@@ -24,7 +24,9 @@ from rayfed.folder.tables import read_table
 from rayfed.job import read_toml
 
 Columns = dict[str, np.ndarray]
-MOST_ACROSS = 400  # columns of a picture of a partition; if there are more clients, several share one
+MOST_ACROSS = (
+    400  # columns of a picture of a partition; if there are more clients, several share one
+)
 SEED = re.compile(r"[/._+-]?seed-?\d+$")
 
 
@@ -63,13 +65,18 @@ class Run:
         for row in read_table(self.folder, "rounds").to_pylist():
             for name, value in row["notes"]:
                 found.setdefault(name, []).append((row["round"], value))
-        return {name: (np.array([r for r, _ in rows]), np.array([v for _, v in rows])) for name, rows in found.items()}
+        return {
+            name: (np.array([r for r, _ in rows]), np.array([v for _, v in rows]))
+            for name, rows in found.items()
+        }
 
     @cached_property
     def forgetting(self) -> dict[str, Series]:
         """By name of a definition, as `folder.forgetting.by_round` has it."""
         clients = client_accuracies(confusions(self.folder, self.classes), len(self.classes))
-        return by_round(self.class_rounds, self.class_accuracy, self.class_seen, self.eval_every, clients)
+        return by_round(
+            self.class_rounds, self.class_accuracy, self.class_seen, self.eval_every, clients
+        )
 
     @cached_property
     def unevenness(self) -> dict[str, float]:
@@ -79,7 +86,9 @@ class Run:
 
     def called(self, client: int) -> str:
         """A client's number, and its name where it has one."""
-        return f"{client} {self.client_names[client]}" if client in self.client_names else str(client)
+        return (
+            f"{client} {self.client_names[client]}" if client in self.client_names else str(client)
+        )
 
     @property
     def name(self) -> str:
@@ -133,8 +142,15 @@ def find_runs(folder: Path) -> list[Path]:
     jobs = [file.parent for file in folder.rglob("job.toml")]
     found = [each for each in jobs if _is_run(each)] or jobs
     if found:
-        number = re.compile(r"([0-9]+(?:\.[0-9]+)?(?:e-?[0-9]+)?)")  # seed-10 comes after seed-2, lr-0.1 after lr-1e-05
-        return sorted(found, key=lambda run: [float(p) if n % 2 else p for n, p in enumerate(number.split(str(run)))])
+        number = re.compile(
+            r"([0-9]+(?:\.[0-9]+)?(?:e-?[0-9]+)?)"
+        )  # seed-10 comes after seed-2, lr-0.1 after lr-1e-05
+        return sorted(
+            found,
+            key=lambda run: [
+                float(p) if n % 2 else p for n, p in enumerate(number.split(str(run)))
+            ],
+        )
     why = "it holds no job.toml, nor does any folder in it" if folder.is_dir() else "it is a file"
     why = why if folder.exists() else "there is no such folder"
     raise InputError(f"'{folder}' is not the folder of a run: {why}")
@@ -194,7 +210,9 @@ def read_run(folder: Path) -> Run:
     columns = {"client": dealt.column("client"), "class": codes, "count": dealt.column("count")}
     partition = {name: column.cast(pa.int32()).to_numpy() for name, column in columns.items()}
     named = dealt.filter(dealt.column("name").is_valid())
-    client_names = dict(zip(named.column("client").to_pylist(), named.column("name").to_pylist(), strict=True))
+    client_names = dict(
+        zip(named.column("client").to_pylist(), named.column("name").to_pylist(), strict=True)
+    )
     del dealt, held, codes, columns, named
     return Run(
         folder=folder,
@@ -214,7 +232,9 @@ def read_run(folder: Path) -> Run:
         partition=partition,
         client_names=client_names,
         # The last clients may hold nothing, and a partition by a column of the data has no number in the job.
-        num_clients=max(job["data"]["partition"].get("num_clients", 0), partition["client"].max(initial=-1) + 1),
+        num_clients=max(
+            job["data"]["partition"].get("num_clients", 0), partition["client"].max(initial=-1) + 1
+        ),
     )
 
 
@@ -232,7 +252,9 @@ def classes_of(folder: Path) -> Classes:
     columns = _columns(read_table(folder, "classes"))
     number = int((columns["round"] == 0).sum())
     shape = -1, max(number, 1)
-    rounds, accuracy, seen = (columns[name].reshape(shape) for name in ("round", "accuracy", "seen"))
+    rounds, accuracy, seen = (
+        columns[name].reshape(shape) for name in ("round", "accuracy", "seen")
+    )
     return Classes(tuple(columns["class"][:number]), rounds[:, 0], accuracy, seen)
 
 
@@ -245,7 +267,9 @@ def forgotten(run: Run) -> list[ClassLoss]:
         return []
     best = np.where(np.isnan(earlier), -np.inf, earlier).argmax(axis=0)
     peaks = np.take_along_axis(earlier, best[None], axis=0)
-    columns = (values.ravel().tolist() for values in (peaks, before[counting[best]], last, peaks - last))
+    columns = (
+        values.ravel().tolist() for values in (peaks, before[counting[best]], last, peaks - last)
+    )
     losses = map(ClassLoss, run.classes, *columns)
     return sorted(losses, key=lambda loss: -np.nan_to_num(loss.lost, nan=-np.inf))
 
@@ -256,7 +280,9 @@ def mean_notes(folder: Path) -> dict[str, Series]:
     A NaN, of a class without test examples, does not count.
     """
     tables = []
-    for batch in read_table(folder, "clients").to_batches():  # in Arrow: in Python a million clients would take 0.8 GB
+    for batch in read_table(
+        folder, "clients"
+    ).to_batches():  # in Arrow: in Python a million clients would take 0.8 GB
         notes, images = batch["notes"], batch["num_examples"].to_numpy()
         ends = notes.offsets.to_numpy()
         rows = np.repeat(np.arange(len(notes)), np.diff(ends))
@@ -295,8 +321,13 @@ def confusions(folder: Path, classes: Sequence[str], after: int = -1) -> Columns
     """
     table = read_table(folder, "confusions", after)
     client = pc.fill_null(table["client"], -1)
-    codes = {name: pc.index_in(table[name], pa.array(classes, pa.string())) for name in ("class", "predicted")}
-    return _columns(pa.table({"round": table["round"], "client": client, **codes, "count": table["count"]}))
+    codes = {
+        name: pc.index_in(table[name], pa.array(classes, pa.string()))
+        for name in ("class", "predicted")
+    }
+    return _columns(
+        pa.table({"round": table["round"], "client": client, **codes, "count": table["count"]})
+    )
 
 
 def matrices(cells: Columns, round: int, num_classes: int) -> dict[int, np.ndarray]:
@@ -308,12 +339,16 @@ def matrices(cells: Columns, round: int, num_classes: int) -> dict[int, np.ndarr
     return {int(clients[number]): counts[number] for number in np.argsort(first)}
 
 
-def dealt(cells: Columns, num_classes: int, num_clients: int, most: int = MOST_ACROSS) -> tuple[np.ndarray, int]:
+def dealt(
+    cells: Columns, num_classes: int, num_clients: int, most: int = MOST_ACROSS
+) -> tuple[np.ndarray, int]:
     """The examples of each class (C, columns) in at most `most` columns, means of so many clients, and how many."""
     together = -(-num_clients // most)
     columns = -(-num_clients // together)
     index = cells["class"] * columns + cells["client"] // together
-    return np.bincount(index, cells["count"], num_classes * columns).reshape(-1, columns) / together, together
+    return np.bincount(index, cells["count"], num_classes * columns).reshape(
+        -1, columns
+    ) / together, together
 
 
 def _columns(table: pa.Table) -> Columns:

@@ -82,17 +82,26 @@ class Saved:
 
     def restore(self, site: Site, workers: Workers) -> Round:
         """The round as it was, to continue from. Raises `InputError` where it does not fit the site."""
-        state: dict[str, Any] = unpack(from_bytes(self._read(f"{stem(self.round)}.state.safetensors")))
+        state: dict[str, Any] = unpack(
+            from_bytes(self._read(f"{stem(self.round)}.state.safetensors"))
+        )
         memories = memories_in(self.index(), self._read)
         evaluation = None  # a round may be without one
         if state["confusion"] is not None:
             over = state["overconfidence"].numpy()
             evaluation = Evaluation(state["confusion"].numpy(), state["loss"], overconfidence=over)
-        parts = {part.slot: part for part in parts_at(site.job.method, self.round)} if self.round else {}
+        parts = (
+            {part.slot: part for part in parts_at(site.job.method, self.round)}
+            if self.round
+            else {}
+        )
         return Round(
             round=self.round,
             weights=self.weights(site),
-            held={slot: Held(parts[slot], held["since"], held["state"]) for slot, held in state["held"].items()},
+            held={
+                slot: Held(parts[slot], held["since"], held["state"])
+                for slot, held in state["held"].items()
+            },
             memories={client: workers.remember(from_bytes(memory)) for client, memory in memories},
             evaluation=evaluation,
             peak=state["peak"].numpy(),
@@ -105,8 +114,12 @@ class Saved:
         order = state_of(site.model)
         weights = safetensors.torch.load(self._read(f"{stem(self.round)}.safetensors"))
         if (difference := first_difference(weights, order)) is not None:
-            raise InputError(f"the checkpoint of round {self.round} is not of this model: {difference}")
-        return {name: weights[name] for name in order}  # in the model's order: sums over names depend on it
+            raise InputError(
+                f"the checkpoint of round {self.round} is not of this model: {difference}"
+            )
+        return {
+            name: weights[name] for name in order
+        }  # in the model's order: sums over names depend on it
 
     def check(self) -> None:
         """Raises `Torn` where a file is missing or not as it was written, and so is its twin, if it has one."""
@@ -132,7 +145,9 @@ class Saved:
         if not differing and site.trace and self.manifest.get("trace") != site.trace.hash():
             differing = ["the trace of the clients has changed since"]
         if not differing and self.manifest["model"] != hash_of_model(site):
-            differing = ["the file of the model's weights, or what is frozen in the model, has changed since"]
+            differing = [
+                "the file of the model's weights, or what is frozen in the model, has changed since"
+            ]
         if differing:
             raise InputError(
                 f"the checkpoint of round {self.round} in '{self.folder.place}' belongs to another job: "
@@ -142,8 +157,15 @@ class Saved:
     def other_bits(self, kinds: Sequence[Kind], modules: Mapping[str, str]) -> list[str]:
         """Why the run would continue to other bits, in words: other hardware, or modules with other hashes."""
         known, code = self.manifest["hardware"], self.manifest["modules"]
-        other = [line for kind in kinds if known and kind not in known for line in differences(known[0], kind)]
-        changed = [name for name in sorted({*code, *modules}) if code.get(name) != modules.get(name)]
+        other = [
+            line
+            for kind in kinds
+            if known and kind not in known
+            for line in differences(known[0], kind)
+        ]
+        changed = [
+            name for name in sorted({*code, *modules}) if code.get(name) != modules.get(name)
+        ]
         return [*other, *(f"the module {name} has changed since the run began" for name in changed)]
 
     def _read(self, name: str) -> bytes:
@@ -197,7 +219,10 @@ def read_saved(folder: Folder, round: int) -> Saved:
     try:
         sealed = json.loads(content)
         manifest, digest = sealed["checkpoint"], sealed["sha256"]
-        version, whole = manifest["version"], digest == digest_of(manifest) and manifest["round"] == round
+        version, whole = (
+            manifest["version"],
+            digest == digest_of(manifest) and manifest["round"] == round,
+        )
     except (ValueError, KeyError, TypeError, RecursionError):
         raise Torn(f"'{name}' is not as it was written") from None
     if isinstance(version, int) and version != VERSION:

@@ -34,16 +34,44 @@ EVALUATED = ("test_accuracy", "test_loss", "forgetting", "macro_f1", "calibratio
 FIGURES = (*EVALUATED, "train_loss", "seconds")
 OWN = ("accuracy", "in_local", "tuned_accuracy", "tuned_in_local")
 COLUMNS = {
-    "rounds": {"round": INT, **dict.fromkeys(FIGURES, FLOAT), "bytes_down": INT, "bytes_up": INT, "notes": NOTES},
-    "clients": dict(round=INT, client=INT, num_examples=INT, train_loss=FLOAT, seconds=FLOAT, node=TEXT, notes=NOTES),
+    "rounds": {
+        "round": INT,
+        **dict.fromkeys(FIGURES, FLOAT),
+        "bytes_down": INT,
+        "bytes_up": INT,
+        "notes": NOTES,
+    },
+    "clients": dict(
+        round=INT,
+        client=INT,
+        num_examples=INT,
+        train_loss=FLOAT,
+        seconds=FLOAT,
+        node=TEXT,
+        notes=NOTES,
+    ),
     "classes": {"round": INT, "class": TEXT, "accuracy": FLOAT, "seen": INT, "predicted": INT},
     "confusions": {"round": INT, "client": INT, "class": TEXT, "predicted": TEXT, "count": INT},
-    "own": {"client": INT, "name": TEXT, "num_examples": INT, "held_out": pa.bool_(), **dict.fromkeys(OWN, FLOAT)},
-    "partition": {"client": INT, "name": TEXT, "class": TEXT, "count": INT, "images": pa.list_(INT)},
+    "own": {
+        "client": INT,
+        "name": TEXT,
+        "num_examples": INT,
+        "held_out": pa.bool_(),
+        **dict.fromkeys(OWN, FLOAT),
+    },
+    "partition": {
+        "client": INT,
+        "name": TEXT,
+        "class": TEXT,
+        "count": INT,
+        "images": pa.list_(INT),
+    },
 }
 SCHEMAS = {name: pa.schema(list(columns.items())) for name, columns in COLUMNS.items()}
 RESULTS = ("rounds", "clients", "classes", "confusions")  # the tables to which each round adds rows
-ROWS = 2**13  # after which a file is full; a round replaces the last file, and so many rows cost as much as a few
+ROWS = (
+    2**13
+)  # after which a file is full; a round replaces the last file, and so many rows cost as much as a few
 
 
 def round_rows(round: Round, site: Site) -> dict[str, list[dict[str, Any]]]:
@@ -53,7 +81,10 @@ def round_rows(round: Round, site: Site) -> dict[str, list[dict[str, Any]]]:
     of_round["notes"] = list(round.notes.items())
     rows = {
         "rounds": [of_round],
-        "clients": [{"round": number, **vars(row), "notes": list(row.notes.items())} for row in round.clients],
+        "clients": [
+            {"round": number, **vars(row), "notes": list(row.notes.items())}
+            for row in round.clients
+        ],
         "classes": [{"round": number, **row} for row in _of_classes(round, site)],
     }
     matrices: list[tuple[int | None, np.ndarray]] = []  # by client; None: the global model's
@@ -63,7 +94,13 @@ def round_rows(round: Round, site: Site) -> dict[str, list[dict[str, Any]]]:
     if matrices:
         names = site.federation.train.classes
         rows["confusions"] = [
-            {"round": number, "client": client, "class": names[c], "predicted": names[k], "count": int(counts[c, k])}
+            {
+                "round": number,
+                "client": client,
+                "class": names[c],
+                "predicted": names[k],
+                "count": int(counts[c, k]),
+            }
             for client, counts in matrices
             for c, k in np.argwhere(counts)
         ]
@@ -121,7 +158,10 @@ def without_extra(name: str, table: pa.Table, training: Training) -> pa.Table:
     So a run that was extended has the rows of a run that never stopped, and so all that is made of them.
     """
     numbers = pc.unique(table["round"]).to_pylist()
-    extra = pc.is_in(table["round"], pa.array([number for number in numbers if not training.evaluates(number)], INT))
+    extra = pc.is_in(
+        table["round"],
+        pa.array([number for number in numbers if not training.evaluates(number)], INT),
+    )
     if name == "rounds" and pc.any(extra).as_py():
         rows = table.to_pylist()
         for row in rows:
@@ -130,7 +170,9 @@ def without_extra(name: str, table: pa.Table, training: Training) -> pa.Table:
                 row.update(dict.fromkeys(EVALUATED), notes=notes)
         return pa.Table.from_pylist(rows, table.schema)
     if name == "confusions":
-        extra = pc.and_(extra, pc.is_null(table["client"]))  # a client's own is no evaluation of the global model
+        extra = pc.and_(
+            extra, pc.is_null(table["client"])
+        )  # a client's own is no evaluation of the global model
     return table.filter(pc.invert(extra)) if name in ("classes", "confusions") else table
 
 
@@ -147,8 +189,12 @@ def partition_table(federation: Federation) -> pa.Table:
     owners = np.repeat(np.arange(held.num_clients), held.sizes)
     order = np.lexsort((federation.train.labels[held.indices], owners))
     images = pa.ListArray.from_arrays(np.cumsum([0, *counts], dtype=np.int32), held.indices[order])
-    called = pa.array(federation.client_names or [None] * federation.num_clients, TEXT).take(pa.array(clients))
-    return pa.table([pa.array(clients), called, names, pa.array(counts), images], schema=SCHEMAS["partition"])
+    called = pa.array(federation.client_names or [None] * federation.num_clients, TEXT).take(
+        pa.array(clients)
+    )
+    return pa.table(
+        [pa.array(clients), called, names, pa.array(counts), images], schema=SCHEMAS["partition"]
+    )
 
 
 def write_own(path: Path, rows: Sequence[OwnRow]) -> None:
@@ -171,7 +217,9 @@ def read_table(path: Path, name: str, after: int = -1) -> pa.Table:
         wanted = [file for file, end in zip(files.values(), ends, strict=True) if end > after + 1]
         try:
             found = pq.read_table(wanted, schema=schema).combine_chunks()
-        except FileNotFoundError:  # a run that was resumed has dropped the rounds after its checkpoint
+        except (
+            FileNotFoundError
+        ):  # a run that was resumed has dropped the rounds after its checkpoint
             if _files(place) == files:
                 raise
         except OSError as error:  # Arrow says so of some damaged pages
@@ -183,7 +231,9 @@ def read_table(path: Path, name: str, after: int = -1) -> pa.Table:
 
 def to_parquet(table: pa.Table) -> bytes:
     """The content of a Parquet file."""
-    texts = [column.name for column in table.schema if column.type == TEXT]  # numbers in a dictionary cost more time
+    texts = [
+        column.name for column in table.schema if column.type == TEXT
+    ]  # numbers in a dictionary cost more time
     content = io.BytesIO()
     pq.write_table(table, content, use_dictionary=texts)
     return content.getvalue()
@@ -204,7 +254,9 @@ def _append(folder: Path, round: int, rows: pa.Table) -> None:
     if files:
         last = [*files.values()][-1]
         with pq.ParquetFile(last) as opened:
-            before = opened.read(use_threads=False)  # other threads would wait for actors that are at work
+            before = opened.read(
+                use_threads=False
+            )  # other threads would wait for actors that are at work
         before = before.filter(pc.less(before["round"], round))
         if before.num_rows < ROWS:
             file, rows = last, pa.concat_tables([before, rows])

@@ -51,12 +51,16 @@ def tensorboard(job: Job, path: Path, id: str | None) -> Tracker:
 
     for file in (path / "tensorboard").glob("events.out.*"):
         file.unlink()
-    writer = SummaryWriter(str(path / "tensorboard"), purge_step=0)  # a TensorBoard that is open forgets, too
+    writer = SummaryWriter(
+        str(path / "tensorboard"), purge_step=0
+    )  # a TensorBoard that is open forgets, too
     writer.add_text("job", json.dumps(config(job), indent=1))
 
     def log(round: int, values: dict[str, float]) -> None:
         for name, value in values.items():
-            writer.add_scalar(name, value, round, new_style=True)  # not as doubles, which its page drops
+            writer.add_scalar(
+                name, value, round, new_style=True
+            )  # not as doubles, which its page drops
         writer.flush()
 
     return Tracker(None, -1, log, lambda status: writer.close())
@@ -70,14 +74,18 @@ def wandb(job: Job, path: Path, id: str | None) -> Tracker:
     import wandb
 
     if wandb.setup().settings.mode == "online" and not wandb.login(prompt=False):
-        raise RuntimeError("nobody is logged in: run `wandb login`, or set WANDB_API_KEY or WANDB_MODE=offline")
+        raise RuntimeError(
+            "nobody is logged in: run `wandb login`, or set WANDB_API_KEY or WANDB_MODE=offline"
+        )
     for folder in path.glob(f"wandb/offline-run-*-{id}"):
         shutil.rmtree(folder)
     run = wandb.init(
         id=id,
         resume="allow",
         project=os.environ.get("WANDB_PROJECT", "rayfed"),
-        group=os.environ.get("WANDB_RUN_GROUP", job.name.rpartition("/")[0] or None),  # of a grid: all seeds
+        group=os.environ.get(
+            "WANDB_RUN_GROUP", job.name.rpartition("/")[0] or None
+        ),  # of a grid: all seeds
         name=job.name,
         dir=path,
         config=config(job),
@@ -88,7 +96,12 @@ def wandb(job: Job, path: Path, id: str | None) -> Tracker:
     def log(round: int, values: dict[str, float]) -> None:
         run.log(values, step=round, commit=True)
 
-    return Tracker(run.id, run.starting_step - 1, log, lambda status: run.finish(exit_code=int(status != "done")))
+    return Tracker(
+        run.id,
+        run.starting_step - 1,
+        log,
+        lambda status: run.finish(exit_code=int(status != "done")),
+    )
 
 
 def mlflow(job: Job, path: Path, id: str | None) -> Tracker:
@@ -100,7 +113,9 @@ def mlflow(job: Job, path: Path, id: str | None) -> Tracker:
     client, sent = MlflowClient(), -1
     if id is None:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "rayfed")
-        with suppress(MlflowException):  # it is there already: another run may have made it just now
+        with suppress(
+            MlflowException
+        ):  # it is there already: another run may have made it just now
             client.create_experiment(name)
         experiment = client.get_experiment_by_name(name)
         assert experiment is not None, "it has just been made"
@@ -134,12 +149,16 @@ def tracking(job: Job) -> Iterator[Callable[[int], None]]:
     """
     for package in job.track:
         found = importlib.util.find_spec(package)
-        if found is None or found.origin is None:  # none, or just a folder of this name here, such as W&B makes
+        if (
+            found is None or found.origin is None
+        ):  # none, or just a folder of this name here, such as W&B makes
             raise InputError(
                 f"track: {package} is not installed here, where the run is driven: "
                 f"pip install 'rayfed-distill[{package}]'"
             )
-    news: dict[str, SimpleQueue[int | None]] = {}  # of each tracker: rounds that are recorded; None: no more
+    news: dict[
+        str, SimpleQueue[int | None]
+    ] = {}  # of each tracker: rounds that are recorded; None: no more
     followers: dict[str, Future[None]] = {}
 
     def recorded(round: int) -> None:
@@ -159,7 +178,9 @@ def tracking(job: Job) -> Iterator[Callable[[int], None]]:
         wait(followers.values(), PATIENCE)
         for name, follower in followers.items():
             if not follower.done():
-                _give_up(name, job, f"it did not answer within {PATIENCE:g} seconds after the last round")
+                _give_up(
+                    name, job, f"it did not answer within {PATIENCE:g} seconds after the last round"
+                )
 
 
 def _follow(name: str, job: Job, news: SimpleQueue[int | None]) -> None:
@@ -206,7 +227,9 @@ def curves(
     classes = classes_of(path)
     for round, accuracies in zip(classes.rounds.tolist(), classes.accuracy.tolist(), strict=True):
         if round > after:
-            names = (f"class/{number} {plain_name(name)}" for number, name in enumerate(classes.names))
+            names = (
+                f"class/{number} {plain_name(name)}" for number, name in enumerate(classes.names)
+            )
             evaluated[round] = dict(zip(names, accuracies, strict=True))
     clients = client_accuracies(confusions(path, classes.names, after), len(classes.names))
     series = by_round(classes.rounds, classes.accuracy, classes.seen, eval_every, clients, after)
@@ -214,9 +237,18 @@ def curves(
         for round, value in zip(rounds_of_it.tolist(), values_of_it.tolist(), strict=True):
             evaluated[round][f"forgetting.{name}"] = value
     for row in rounds:
-        values = {name: value for name, value in row.items() if name not in ("round", "notes", "forgetting")}
-        values |= {f"notes/{plain_name(name)}": value for name, value in row["notes"]} | evaluated[row["round"]]
-        yield row["round"], {name: float(value) for name, value in values.items() if value is not None}
+        values = {
+            name: value
+            for name, value in row.items()
+            if name not in ("round", "notes", "forgetting")
+        }
+        values |= {f"notes/{plain_name(name)}": value for name, value in row["notes"]} | evaluated[
+            row["round"]
+        ]
+        yield (
+            row["round"],
+            {name: float(value) for name, value in values.items() if value is not None},
+        )
 
 
 def plain_name(name: str) -> str:
@@ -233,4 +265,7 @@ def config(job: Job) -> dict[str, Any]:
     from rayfed.methods.registry import describe  # brings torch
 
     values = {**flat(job.table()), "method": describe(job.method)}
-    return {key: value if isinstance(value, bool | int | float) else str(value) for key, value in values.items()}
+    return {
+        key: value if isinstance(value, bool | int | float) else str(value)
+        for key, value in values.items()
+    }

@@ -25,18 +25,28 @@ from rayfed.base.values import Checked, Ge, build
 from rayfed.job import NAME, Job, flat, make_job, override
 
 OWN = ("seeds", "setting", "method")  # keys of the grid itself
-SECTIONS = ("data", "train", "clients", "ray", "output")  # of a job: tables of which a grid changes single keys
+SECTIONS = (
+    "data",
+    "train",
+    "clients",
+    "ray",
+    "output",
+)  # of a job: tables of which a grid changes single keys
 
 
 @dataclass(frozen=True)
 class Grid(Checked):
     """The `[grid]` table."""
 
-    seeds: Annotated[list[Annotated[int, Ge(0)]], "seeds of the runs; empty: the job's"] = field(default_factory=list)
-    setting: Annotated[list[dict[str, Any]], "each with a name and dotted overrides"] = field(default_factory=list)
-    method: Annotated[list[dict[str, Any]], "methods, each with a name, a method and dotted overrides"] = field(
+    seeds: Annotated[list[Annotated[int, Ge(0)]], "seeds of the runs; empty: the job's"] = field(
         default_factory=list
     )
+    setting: Annotated[list[dict[str, Any]], "each with a name and dotted overrides"] = field(
+        default_factory=list
+    )
+    method: Annotated[
+        list[dict[str, Any]], "methods, each with a name, a method and dotted overrides"
+    ] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -82,12 +92,16 @@ def expand(tables: Mapping[str, Any], overrides: Mapping[str, Any] | None = None
             )
     base = override(tables, of_job)
     if not base.get("name"):
-        raise InputError('a grid needs a name, for the folder of its runs: name = "search" at the top of the file')
+        raise InputError(
+            'a grid needs a name, for the folder of its runs: name = "search" at the top of the file'
+        )
     grid = str(base["name"])
     seeds = axes.pop("seeds", None) or _seeds([base.get("seed", 0)])
     cells: list[Cell] = []
     for combination in product(seeds, *axes.values()):
-        entries = combination[1:] + combination[:1]  # the seed changes last, and is the last step of the name
+        entries = (
+            combination[1:] + combination[:1]
+        )  # the seed changes last, and is the last step of the name
         changes: dict[str, Any] = {}
         for entry in entries:
             changes |= entry
@@ -113,7 +127,9 @@ def refuse_same(cells: Sequence[Cell]) -> None:
 
 def matching(cells: list[Cell], pattern: str, option: str) -> list[Cell]:
     """The cells whose names match. Raises `InputError` if none does, or if two of them are the same job."""
-    chosen = [cell for cell in cells if fnmatch(cell.name, pattern) or fnmatch(cell.name, f"*/{pattern}")]
+    chosen = [
+        cell for cell in cells if fnmatch(cell.name, pattern) or fnmatch(cell.name, f"*/{pattern}")
+    ]
     if not chosen:
         raise InputError(
             f"{option} '{pattern}': none of {len(cells)} runs matches, such as '{cells[0].name}'; see --list"
@@ -122,21 +138,33 @@ def matching(cells: list[Cell], pattern: str, option: str) -> list[Cell]:
     return chosen
 
 
-Axis = list[dict[str, Any]]  # what one list of the grid gives: each entry has a name, and values by dotted key
+Axis = list[
+    dict[str, Any]
+]  # what one list of the grid gives: each entry has a name, and values by dotted key
 
 
 def _axes(table: Any) -> dict[str, Axis]:
     """The lists of a grid: seeds, settings, methods, values of single keys. No two of them give the same key."""
     if not isinstance(table, Mapping):
         raise InputError(f"grid = {table!r}: this is a table, [grid]")
-    own = {key: value for key, value in table.items() if key in OWN and not isinstance(value, Mapping)}
+    own = {
+        key: value for key, value in table.items() if key in OWN and not isinstance(value, Mapping)
+    }
     keys = flat({key: value for key, value in table.items() if key not in own})
     lists = {key: value for key, value in keys.items() if "." in key or key == "model"}
     unknown = {key: value for key, value in keys.items() if key not in lists}
-    entries = {key: list(map(_entry, value)) if isinstance(value, list) else value for key, value in own.items()}
+    entries = {
+        key: list(map(_entry, value)) if isinstance(value, list) else value
+        for key, value in own.items()
+    }
     grid = build(Grid, {**entries, **unknown}, "grid")
     _refuse_twins(grid.seeds, "grid.seeds")
-    axes = {"seeds": _seeds(grid.seeds), "setting": grid.setting, "method": grid.method, **_named_values(lists)}
+    axes = {
+        "seeds": _seeds(grid.seeds),
+        "setting": grid.setting,
+        "method": grid.method,
+        **_named_values(lists),
+    }
     axes = {name: axis for name, axis in axes.items() if axis}
     for name, axis in axes.items():
         _check_names(axis, f"grid.{name}")
@@ -165,8 +193,14 @@ def _check_names(axis: Axis, where: str) -> None:
     for entry in axis:
         name = entry.get("name")
         if not isinstance(name, str) or not NAME.fullmatch(name) or "/" in name:
-            example = ', as in { name = "mine", method = "mymethod:Mine" }' if where == "grid.method" else ""
-            raise InputError(f"{where}: name = {name!r}: give each a name of letters, digits and . _ + -{example}")
+            example = (
+                ', as in { name = "mine", method = "mymethod:Mine" }'
+                if where == "grid.method"
+                else ""
+            )
+            raise InputError(
+                f"{where}: name = {name!r}: give each a name of letters, digits and . _ + -{example}"
+            )
     _refuse_twins([entry["name"] for entry in axis], where)
 
 
@@ -176,7 +210,9 @@ def _entry(value: Any) -> Any:
         return {"name": value, "method": value}
     if not isinstance(value, Mapping):
         return value
-    inner = {key: table for key, table in value.items() if key in SECTIONS and isinstance(table, Mapping)}
+    inner = {
+        key: table for key, table in value.items() if key in SECTIONS and isinstance(table, Mapping)
+    }
     return {key: one for key, one in value.items() if key not in inner} | _dotted(inner)
 
 

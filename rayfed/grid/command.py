@@ -26,11 +26,19 @@ from rayfed.screen.display import Lines, cell_text
 from rayfed.screen.exits import Failure
 from rayfed.screen.text import duration, shown
 
-FAILED = (1, InputError.exit_code, Resumable.exit_code)  # exit codes of a run that does not end the others
+FAILED = (
+    1,
+    InputError.exit_code,
+    Resumable.exit_code,
+)  # exit codes of a run that does not end the others
 
 
 def run_grid(
-    cells: list[Cell], jobs: list[Job], force: bool, other_bits: bool, show: Callable[[list[Cell]], None] | None = None
+    cells: list[Cell],
+    jobs: list[Job],
+    force: bool,
+    other_bits: bool,
+    show: Callable[[list[Cell]], None] | None = None,
 ) -> None:
     """Run the jobs, of chosen cells, that are not done, with a line for each; then `show` the results of all cells."""
     done = [] if force else [job for job in jobs if is_done(job)]
@@ -51,7 +59,10 @@ def run_grid(
                 line = f"run {number}/{len(todo)}  {name.ljust(width)}"
                 if code == 0:
                     left = duration((time.monotonic() - started) / number * (len(todo) - number))
-                    print(f"{line}  {cell_text(read_summary(folder_of(ended.job)))}  {left} left", flush=True)
+                    print(
+                        f"{line}  {cell_text(read_summary(folder_of(ended.job)))}  {left} left",
+                        flush=True,
+                    )
                     continue
                 failure = Failure(ended.message, code)
                 is_input_of_all = code == InputError.exit_code and number == 1  # likely
@@ -70,7 +81,9 @@ def run_grid(
             print(f"warning: there is no table: {error}", file=sys.stderr)
     if failed:
         names = "\n".join(failed)
-        raise Failure(f"error: {len(failed)} of {len(todo)} runs failed:\n{names}", min(failed.values()))
+        raise Failure(
+            f"error: {len(failed)} of {len(todo)} runs failed:\n{names}", min(failed.values())
+        )
 
 
 def _warn_of_changes(done: list[Job]) -> None:
@@ -82,7 +95,10 @@ def _warn_of_changes(done: list[Job]) -> None:
     for module, names in names_by_module.items():
         which = f"{len(names)} runs are of before: {', '.join(names[:RUNS_NAMED])}"
         remedy = "--force trains them again, with --only some of them"
-        print(f"warning: {module} has changed since; the results of {which}; {remedy}", file=sys.stderr)
+        print(
+            f"warning: {module} has changed since; the results of {which}; {remedy}",
+            file=sys.stderr,
+        )
 
 
 def naming() -> Callable[[Sequence[Job]], None]:
@@ -93,7 +109,10 @@ def naming() -> Callable[[Sequence[Job]], None]:
         for job in jobs:
             if job.name not in named:
                 named.add(job.name)
-                print(f"{job.name} begins; its rounds: {shown(folder_of(job) / 'log.txt')}", file=sys.stderr)
+                print(
+                    f"{job.name} begins; its rounds: {shown(folder_of(job) / 'log.txt')}",
+                    file=sys.stderr,
+                )
 
     return watch
 

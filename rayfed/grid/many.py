@@ -35,7 +35,10 @@ def run_many(
         return
     kept = Kept()
     if jobs[0].ray.mode == "on":
-        from rayfed.runtime.slots import connected_for_many, in_slots  # importing Ray takes a second
+        from rayfed.runtime.slots import (
+            connected_for_many,
+            in_slots,
+        )  # importing Ray takes a second
 
         with connected_for_many(jobs) as at_once:
             if at_once:
@@ -58,5 +61,9 @@ def run_many(
         yield ended
 
 
-def _play_here(job: Job, dataset: Dataset, other_bits: bool, display: Callable[[], Display]) -> None:
-    run_checked(job, Way(display(), False, other_bits, on_ray=False, read=lambda data: dataset), resume=True)
+def _play_here(
+    job: Job, dataset: Dataset, other_bits: bool, display: Callable[[], Display]
+) -> None:
+    run_checked(
+        job, Way(display(), False, other_bits, on_ray=False, read=lambda data: dataset), resume=True
+    )

@@ -26,7 +26,9 @@ def restricted_cross_entropy(
     return F.cross_entropy(logits * (alpha + (1 - alpha) * held.to(logits.dtype)), labels)
 
 
-def calibrated_cross_entropy(logits: Tensor, labels: Tensor, label_counts: Tensor, *, tau: float) -> Tensor:
+def calibrated_cross_entropy(
+    logits: Tensor, labels: Tensor, label_counts: Tensor, *, tau: float
+) -> Tensor:
     """Cross-entropy with a margin of `tau * n_c^(-1/4)` taken from each logit: rare classes must win by more.
 
     Zhang et al., "Federated Learning with Label Distribution Skew via Logits Calibration" (ICML 2022). The difference
@@ -60,7 +62,9 @@ def logit_suppression(logits: Tensor, labels: Tensor, label_counts: Tensor) -> T
     exponential, and does not shift the logits. It is no mean over samples: that is inside the logarithm.
     """
     counts = label_counts.to(logits)
-    even = logits - _log_shares(counts) - math.log(len(counts))  # (B, C): as if classes were equally frequent
+    even = (
+        logits - _log_shares(counts) - math.log(len(counts))
+    )  # (B, C): as if classes were equally frequent
     others = labels[:, None] != torch.arange(len(counts), device=labels.device)
     return (counts / counts.sum()) @ (torch.logsumexp(even * others, dim=0) - math.log(len(labels)))
 

@@ -31,7 +31,9 @@ def squared_error(logits: Tensor, teacher_logits: Tensor) -> Tensor:
     return (teacher_logits.detach().to(logits) - logits).square().sum(dim=1).mean()
 
 
-def not_true_distill(logits: Tensor, teacher_logits: Tensor, labels: Tensor, *, tau: float) -> Tensor:
+def not_true_distill(
+    logits: Tensor, teacher_logits: Tensor, labels: Tensor, *, tau: float
+) -> Tensor:
     """`distill` over the C-1 classes other than the label, so that the label's logit is left to the cross-entropy.
 
     Lee et al., "Preservation of the Global Knowledge by Not-True Distillation in Federated Learning" (NeurIPS 2022),
@@ -94,7 +96,9 @@ def class_weighted_distill(logits: Tensor, teacher_logits: Tensor, class_weights
     """
     student = F.log_softmax(logits, dim=1)
     teacher = F.log_softmax(teacher_logits.detach().to(logits), dim=1)
-    return (class_weights.detach().to(logits) * teacher.exp() * (teacher - student)).sum(dim=1).mean()
+    return (
+        (class_weights.detach().to(logits) * teacher.exp() * (teacher - student)).sum(dim=1).mean()
+    )
 
 
 def class_adaptive_weights(
@@ -108,7 +112,9 @@ def class_adaptive_weights(
     """
     p_label = F.softmax(teacher_logits.detach() / tau, dim=1).gather(1, labels[:, None])[:, 0]
     counts = torch.bincount(labels, minlength=num_classes)
-    sums = torch.zeros(num_classes, dtype=p_label.dtype, device=p_label.device).index_add_(0, labels, p_label)
+    sums = torch.zeros(num_classes, dtype=p_label.dtype, device=p_label.device).index_add_(
+        0, labels, p_label
+    )
     return low + (high - low) * sums / counts.clamp(min=1)
 
 
@@ -121,11 +127,19 @@ def class_adaptive_distill(
     """
     weight = class_weights.detach().to(logits)[labels]
     hard = F.cross_entropy(logits, labels, reduction="none")
-    return ((1 - weight) * hard).mean() + (weight * _soft_cross_entropy(logits, teacher_logits, tau)).mean()
+    return ((1 - weight) * hard).mean() + (
+        weight * _soft_cross_entropy(logits, teacher_logits, tau)
+    ).mean()
 
 
 def selective_distill(
-    logits: Tensor, teacher_logits: Tensor, labels: Tensor, credibility: Tensor, *, m_max: float, inside_norm: bool
+    logits: Tensor,
+    teacher_logits: Tensor,
+    labels: Tensor,
+    credibility: Tensor,
+    *,
+    m_max: float,
+    inside_norm: bool,
 ) -> Tensor:
     """`sum_k M_k (zt_k - z_k)^2`: logits held to the teacher's where it is credible.
 
@@ -137,7 +151,9 @@ def selective_distill(
     teacher_logits = teacher_logits.detach().to(logits)
     p_label = F.softmax(teacher_logits, dim=1).gather(1, labels[:, None])  # (B, 1)
     on_sample = 1 - (1 - p_label).clamp(min=0).sqrt()
-    weight = m_max * (credibility.detach().to(logits)[None, :] * on_sample - 0.1).clamp(min=0)  # (B, C)
+    weight = m_max * (credibility.detach().to(logits)[None, :] * on_sample - 0.1).clamp(
+        min=0
+    )  # (B, C)
     gap = teacher_logits - logits
     return ((weight * gap).square() if inside_norm else weight * gap.square()).sum(dim=1).mean()
 
@@ -167,7 +183,9 @@ def prototype_similarity_distill(
     target = teacher_logits
     if prototypes is not None:
         student = logits if released else logits.detach()
-        similarity = F.cosine_similarity(student[:, None, :], prototypes.detach().to(logits)[None, :, :], dim=2)
+        similarity = F.cosine_similarity(
+            student[:, None, :], prototypes.detach().to(logits)[None, :, :], dim=2
+        )
         target = F.softmax(similarity, dim=1) * teacher_logits
     loss = (_divergence if released else _soft_cross_entropy)(logits, target, tau)  # (B,)
     return (loss * trusted(target.detach() if released else teacher_logits, labels, mask)).mean()
@@ -176,7 +194,10 @@ def prototype_similarity_distill(
 def trusted(teacher_logits: Tensor, labels: Tensor, mask: Mask) -> Tensor:
     """The samples on which FedCSD's mask keeps the teacher, bool (B,)."""
     if mask == "adaptive":
-        return F.softmax(teacher_logits, dim=1).gather(1, labels[:, None])[:, 0] > 1 / teacher_logits.shape[1]
+        return (
+            F.softmax(teacher_logits, dim=1).gather(1, labels[:, None])[:, 0]
+            > 1 / teacher_logits.shape[1]
+        )
     if mask == "forcible":
         return teacher_logits.argmax(dim=1) == labels
     return torch.ones_like(labels, dtype=torch.bool)

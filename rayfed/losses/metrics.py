@@ -30,8 +30,12 @@ class Evaluation:
 
     confusion: Array  # int64 (C, C), rows true, columns predicted
     loss: float  # summed over the images
-    domains: Array = field(default_factory=lambda: np.zeros((2, 0), np.int64))  # by domain: right answers, images
-    overconfidence: Array = field(default_factory=lambda: np.zeros(BINS))  # (BINS,), as `overconfidence` has it
+    domains: Array = field(
+        default_factory=lambda: np.zeros((2, 0), np.int64)
+    )  # by domain: right answers, images
+    overconfidence: Array = field(
+        default_factory=lambda: np.zeros(BINS)
+    )  # (BINS,), as `overconfidence` has it
     seconds: float = 0.0  # of all workers that evaluated, added up
 
     def __add__(self, other: "Evaluation") -> "Evaluation":
@@ -46,7 +50,9 @@ class Evaluation:
 
 def confusion_matrix(labels: Array, predictions: Array, num_classes: int) -> NDArray[np.int64]:
     """Counts (C, C) of the samples by true class (row) and predicted class (column); counts of batches add up."""
-    cells = np.bincount(labels.astype(np.int64) * num_classes + predictions, minlength=num_classes**2)
+    cells = np.bincount(
+        labels.astype(np.int64) * num_classes + predictions, minlength=num_classes**2
+    )
     return cells.reshape(num_classes, num_classes)
 
 
@@ -75,7 +81,11 @@ def macro_f1(confusion: Array) -> float:
     """
     both = confusion.sum(axis=0) + confusion.sum(axis=1)
     occurs = both > 0
-    return float((2 * np.diagonal(confusion)[occurs] / both[occurs]).mean()) if occurs.any() else math.nan
+    return (
+        float((2 * np.diagonal(confusion)[occurs] / both[occurs]).mean())
+        if occurs.any()
+        else math.nan
+    )
 
 
 def overconfidence(confidence: Array, right: Array) -> Array:
@@ -140,10 +150,14 @@ def rounds_to_target(accuracies: Sequence[float] | Array, target: float) -> int 
     >>> rounds_to_target([0.2, 0.5, 0.4, 0.6], target=0.5)
     2
     """
-    return next((number for number, reached in enumerate(accuracies, start=1) if reached >= target), None)
+    return next(
+        (number for number, reached in enumerate(accuracies, start=1) if reached >= target), None
+    )
 
 
-def speed_up(accuracies: Sequence[float] | Array, baseline: Sequence[float] | Array, target: float) -> float | None:
+def speed_up(
+    accuracies: Sequence[float] | Array, baseline: Sequence[float] | Array, target: float
+) -> float | None:
     """How many times sooner than `baseline` a run reaches `target`; None where either run never does.
 
     FedLMD (Table 3) takes FedAvg's best accuracy as the target, FedSSD (Table 1) its final one.
@@ -151,7 +165,10 @@ def speed_up(accuracies: Sequence[float] | Array, baseline: Sequence[float] | Ar
     >>> speed_up([0.3, 0.6, 0.7], baseline=[0.2, 0.3, 0.5, 0.6], target=0.6)
     2.0
     """
-    rounds, baseline_rounds = rounds_to_target(accuracies, target), rounds_to_target(baseline, target)
+    rounds, baseline_rounds = (
+        rounds_to_target(accuracies, target),
+        rounds_to_target(baseline, target),
+    )
     return baseline_rounds / rounds if rounds and baseline_rounds else None
 
 
@@ -215,7 +232,9 @@ def feature_distance(features: Array, local_features: Array) -> float:
 
 def class_sums(outputs: Array, labels: Array, num_classes: int) -> NDArray[np.float64]:
     """The outputs (N, D) of neurons, summed over the samples of each class, (C, D); sums of batches add up."""
-    return np.stack([outputs[labels == c].sum(axis=0, dtype=np.float64) for c in range(num_classes)])
+    return np.stack(
+        [outputs[labels == c].sum(axis=0, dtype=np.float64) for c in range(num_classes)]
+    )
 
 
 def class_preference(sums: Array, counts: Array) -> Array:
@@ -230,7 +249,9 @@ def class_preference(sums: Array, counts: Array) -> Array:
     array([ 0,  1, -1])
     """
     known = np.flatnonzero(counts)
-    return np.where(sums.any(axis=0), known[np.argmax(sums[known] / counts[known, None], axis=0)], -1)
+    return np.where(
+        sums.any(axis=0), known[np.argmax(sums[known] / counts[known, None], axis=0)], -1
+    )
 
 
 def alignment(preference: Array, other: Array) -> float:

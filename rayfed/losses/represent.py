@@ -5,7 +5,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def model_contrast(features: Tensor, global_features: Tensor, previous_features: Tensor, *, tau: float) -> Tensor:
+def model_contrast(
+    features: Tensor, global_features: Tensor, previous_features: Tensor, *, tau: float
+) -> Tensor:
     """Pull features towards the global model's, away from those of the client's own previous model.
 
     Li et al., "Model-Contrastive Federated Learning" (CVPR 2021), eq. 3, without the projection head.
@@ -16,7 +18,9 @@ def model_contrast(features: Tensor, global_features: Tensor, previous_features:
     return F.cross_entropy(pair, torch.zeros(len(pair), dtype=torch.int64, device=pair.device))
 
 
-def prototype_distance(features: Tensor, labels: Tensor, prototypes: Tensor, known: Tensor) -> Tensor:
+def prototype_distance(
+    features: Tensor, labels: Tensor, prototypes: Tensor, known: Tensor
+) -> Tensor:
     """Mean squared distance of features to the prototype (C, D) of their label; 0 for classes not `known` (C,).
 
     Tan et al., "FedProto: Federated Prototype Learning across Heterogeneous Clients" (AAAI 2022), eq. 8.
@@ -32,7 +36,9 @@ def prototype_contrast(features: Tensor, labels: Tensor, prototypes: Tensor) -> 
     no temperature; a class without a prototype has a zero row, and cosine 0.
     """
     rows = prototypes.detach().to(features)
-    return F.cross_entropy(F.cosine_similarity(features[:, None, :], rows[None, :, :], dim=2), labels)
+    return F.cross_entropy(
+        F.cosine_similarity(features[:, None, :], rows[None, :, :], dim=2), labels
+    )
 
 
 def decorrelation(features: Tensor) -> Tensor:
@@ -49,7 +55,9 @@ def decorrelation(features: Tensor) -> Tensor:
     centred = features - features.mean(dim=0)
     scaled = centred / (centred.square().sum(dim=0) / (size - 1) + 1e-8).sqrt()  # (B, D)
     products = scaled.T @ scaled  # (D, D), of the correlations times B - 1
-    return (products.square().sum() - products.diagonal().square().sum()) / (width * (width - 1) * size)
+    return (products.square().sum() - products.diagonal().square().sum()) / (
+        width * (width - 1) * size
+    )
 
 
 def class_decorrelation(features: Tensor, labels: Tensor) -> Tensor:
@@ -91,7 +99,9 @@ def relaxed_contrast(
     same = labels[:, None] == labels
     others = same & ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
     own = cosines.diagonal()
-    farthest = torch.where(others, cosines, torch.inf).amin(dim=1)  # (B,), infinite for a class of one
+    farthest = torch.where(others, cosines, torch.inf).amin(
+        dim=1
+    )  # (B,), infinite for a class of one
     alone = farthest.isinf()
     near = torch.where(alone, own, farthest)
     wrong = torch.where(same, -torch.inf, cosines).topk(min(2, len(labels)), dim=1).values  # (B, 2)

@@ -28,15 +28,21 @@ class AdaptiveStep(Part):
     rule: Annotated[Literal["adam", "yogi", "adagrad"], "how v follows the squares"] = "adam"
     lr: Annotated[float, Gt(0), "the server's learning rate (eta)"] = 0.03
     beta1: Annotated[float, Ge(0), Lt(1), "how much of the last direction is kept"] = 0.9
-    beta2: Annotated[float, Ge(0), Lt(1), "how much of the last squares is kept; adagrad keeps all, and takes 0"] = 0.99
+    beta2: Annotated[
+        float, Ge(0), Lt(1), "how much of the last squares is kept; adagrad keeps all, and takes 0"
+    ] = 0.99
     tau: Annotated[float, Gt(0), "how large an update must be for the step to adapt to it"] = 1e-3
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.rule == "adagrad" and self.beta2:
-            raise InputError(f"adaptive_step: beta2 = {self.beta2}: adagrad adds up all squares; give beta2 = 0")
+            raise InputError(
+                f"adaptive_step: beta2 = {self.beta2}: adagrad adds up all squares; give beta2 = 0"
+            )
 
-    def update(self, state: dict[str, Weights] | None, total: None, step: Step) -> tuple[Tree, Step]:
+    def update(
+        self, state: dict[str, Weights] | None, total: None, step: Step
+    ) -> tuple[Tree, Step]:
         before = combine(Tensor.double, step.parameters(step.weights))
         update = combine(lambda w, averaged: averaged.double() - w, before, step.averaged)
         zeros = zeros_like(before)
@@ -64,13 +70,20 @@ class ExtrapolatedAverage(Part):
     """
 
     slot: ClassVar[str] = "average"
-    epsilon: Annotated[float, Gt(0), "holds eta down where the mean update is small; large values are FedAvg"] = 1e-3
-    by: Annotated[Literal["samples", "client"], "what a client's weight is: its number of samples, or 1"] = "samples"
+    epsilon: Annotated[
+        float, Gt(0), "holds eta down where the mean update is small; large values are FedAvg"
+    ] = 1e-3
+    by: Annotated[
+        Literal["samples", "client"], "what a client's weight is: its number of samples, or 1"
+    ] = "samples"
 
     def report(self, client: ClientView, local: None, fit: Fit) -> tuple[Tree, None]:
         summand, _ = Average(self.by).report(client, None, fit)
         trained = combine(lambda w: w.detach().double(), fit.parameters)
-        return {**summand, "squares": summand["weight"] * float(squared_distance(trained, client.weights))}, None
+        return {
+            **summand,
+            "squares": summand["weight"] * float(squared_distance(trained, client.weights)),
+        }, None
 
     def update(self, state: None, total: Tree, step: Step) -> tuple[None, Step]:
         _, step = Average(self.by).update(None, total, step)
@@ -79,4 +92,6 @@ class ExtrapolatedAverage(Part):
         length = float(squared_distance(update, zeros_like(update)))
         eta = max(1.0, total["squares"] / total["weight"] / 2 / (length + self.epsilon))
         after = add(before, update, alpha=eta)
-        return None, step.changed(after).showing(combine(lambda w, last: (w + last) / 2, before, after))
+        return None, step.changed(after).showing(
+            combine(lambda w, last: (w + last) / 2, before, after)
+        )

@@ -39,7 +39,9 @@ class Curvature(Part):
     strength: Annotated[float, Ge(0), "weight of the term (lambda); 0 is FedAvg"] = 1.0
 
     def tell(self, sums: Tree, server: ServerView, surveyed: None) -> tuple[Tree, Tree]:
-        return sums, None if sums is None else {key: combine(Tensor.float, sums[key]) for key in sums}
+        return sums, None if sums is None else {
+            key: combine(Tensor.float, sums[key]) for key in sums
+        }
 
     def begin(self, client: ClientView) -> tuple[Tensor, Tensor] | None:
         others = client.payload
@@ -67,7 +69,9 @@ class Curvature(Part):
                 u[name] += gradient.square() * (len(labels) / client.num_examples)
         share = {"u": u, "uw": combine(lambda u, w: u * w.detach(), u, parameters)}
         before = client.memory
-        return (share if before is None else {key: subtract(share[key], before[key]) for key in share}), share
+        return (
+            share if before is None else {key: subtract(share[key], before[key]) for key in share}
+        ), share
 
     def update(self, sums: Tree, total: Tree, step: Step) -> tuple[Tree, Step]:
         return (total if sums is None else {key: add(sums[key], total[key]) for key in sums}), step
@@ -95,19 +99,25 @@ class ControlVariates(Part):
 
     needs_sgd: ClassVar[bool] = True
 
-    def tell(self, c: Weights | None, server: ServerView, surveyed: None) -> tuple[Weights | None, Weights | None]:
+    def tell(
+        self, c: Weights | None, server: ServerView, surveyed: None
+    ) -> tuple[Weights | None, Weights | None]:
         return c, None if c is None else combine(Tensor.float, c)
 
     def begin(self, client: ClientView) -> tuple[Weights, Tensor] | None:
         if client.payload is None:
             return None
-        correction = client.payload if client.memory is None else subtract(client.payload, client.memory)
+        correction = (
+            client.payload if client.memory is None else subtract(client.payload, client.memory)
+        )
         return correction, client.flat(correction)
 
     def loss(self, batch: Batch, local: tuple[Weights, Tensor] | None) -> Tensor | None:
         return None if local is None else torch.dot(batch.flat, local[1])
 
-    def report(self, client: ClientView, local: tuple[Weights, Tensor] | None, fit: Fit) -> tuple[Weights, Weights]:
+    def report(
+        self, client: ClientView, local: tuple[Weights, Tensor] | None, fit: Fit
+    ) -> tuple[Weights, Weights]:
         """`c_i <- c_i - c + (w - w_local) / (K lr)`; the server gets the change."""
         course = client.lr * momentum_corrected_steps(fit.steps, client.momentum)
         parameters = combine(Tensor.detach, fit.parameters)
@@ -135,7 +145,9 @@ class ClientMomentum(Part):
 
     alpha: Annotated[float, Gt(0), Le(1), "share of a client's own gradient; 1 is FedAvg"] = 0.1
 
-    def tell(self, d: Weights | None, server: ServerView, surveyed: None) -> tuple[Weights | None, Weights | None]:
+    def tell(
+        self, d: Weights | None, server: ServerView, surveyed: None
+    ) -> tuple[Weights | None, Weights | None]:
         return d, d
 
     def begin(self, client: ClientView) -> Tensor | None:
@@ -145,8 +157,13 @@ class ClientMomentum(Part):
         return None if d is None else (1 - self.alpha) * torch.dot(batch.flat, d)
 
     def report(self, client: ClientView, d: object, fit: Fit) -> tuple[Tree, None]:
-        return {"clients": 1, "course": client.lr * momentum_corrected_steps(fit.steps, client.momentum)}, None
+        return {
+            "clients": 1,
+            "course": client.lr * momentum_corrected_steps(fit.steps, client.momentum),
+        }, None
 
     def update(self, d: Weights | None, total: Tree, step: Step) -> tuple[Weights, Step]:
         before, course = step.parameters(step.weights), total["course"] / total["clients"]
-        return like(combine(lambda w, new: (w.double() - new) / course, before, step.averaged), before), step
+        return like(
+            combine(lambda w, new: (w.double() - new) / course, before, step.averaged), before
+        ), step

@@ -43,7 +43,9 @@ class EnsembleDistill(Part):
     lr: Annotated[float, Gt(0), "learning rate of these steps (Adam)"] = 1e-3
     batch_size: Annotated[int, Ge(1), "images per step"] = 128
     tau: Annotated[float, Gt(0), "temperature"] = 1.0
-    held_out: Annotated[float, Ge(0), Lt(1), "share of the images that choose the best student; 0: the last one"] = 0.2
+    held_out: Annotated[
+        float, Ge(0), Lt(1), "share of the images that choose the best student; 0: the last one"
+    ] = 0.2
     auxiliary_per_class: Annotated[int, Ge(1), "samples of each class that the server keeps"] = 64  # type: ignore[misc]
 
     def tell(self, state: None, server: ServerView, surveyed: None) -> tuple[None, Tensor]:
@@ -51,7 +53,9 @@ class EnsembleDistill(Part):
 
     def report(self, client: ClientView, images: Tensor, fit: Fit) -> tuple[Tree, None]:
         with torch.no_grad():
-            logits = torch.cat([client.run(fit.model, some).logits for some in images.split(AT_ONCE)])
+            logits = torch.cat(
+                [client.run(fit.model, some).logits for some in images.split(AT_ONCE)]
+            )
         return {"clients": 1, "logits": logits}, None
 
     def update(self, state: None, total: Tree, step: Step) -> tuple[None, Step]:
@@ -60,19 +64,28 @@ class EnsembleDistill(Part):
         (images, labels), teacher = samples_of(step.server), total["logits"] / total["clients"]
         model, run = trainable(step, step.averaged), step.server.run
         index = torch.arange(len(images))
-        held = ((index + 1) * self.held_out).floor() > (index * self.held_out).floor()  # evenly, as classes are in turn
+        held = ((index + 1) * self.held_out).floor() > (
+            index * self.held_out
+        ).floor()  # evenly, as classes are in turn
         to_train = index[~held]
         accuracy, best = -1.0, trained(model, step)
 
         def loss(rows: Tensor) -> Tensor:
-            return losses.distill(run(model, images[to_train[rows]]).logits, teacher[to_train[rows]], tau=self.tau)
+            return losses.distill(
+                run(model, images[to_train[rows]]).logits, teacher[to_train[rows]], tau=self.tau
+            )
 
         def keep_best(taken: int) -> None:
             nonlocal accuracy, best
             if taken != self.steps and taken % -(-len(to_train) // self.batch_size):
                 return
             with torch.no_grad():
-                right = (run(model, images[held]).logits.argmax(dim=1) == labels[held]).double().mean().item()
+                right = (
+                    (run(model, images[held]).logits.argmax(dim=1) == labels[held])
+                    .double()
+                    .mean()
+                    .item()
+                )
             if right > accuracy or not held.any():
                 accuracy, best = right, copied(trained(model, step))
 
@@ -109,7 +122,9 @@ class HeadCalibration(Part):
         outputs, labels = client.all_outputs(client.global_model)
         features = outputs.of_features.double()
         sums = features.new_zeros(client.num_classes, features.shape[1])
-        products = features.new_zeros(*sums.shape, features.shape[1])  # large: gigabytes with 2048 features
+        products = features.new_zeros(
+            *sums.shape, features.shape[1]
+        )  # large: gigabytes with 2048 features
         for c in labels.unique().tolist():
             own = features[labels == c]
             sums[c] = own.sum(dim=0)
@@ -126,24 +141,34 @@ class HeadCalibration(Part):
         if absent:
             numbers = ", ".join(map(str, absent))
             log.warning(
-                "round %d: head_calibration has no example of the classes numbered %s", step.server.round, numbers
+                "round %d: head_calibration has no example of the classes numbered %s",
+                step.server.round,
+                numbers,
             )
         features = torch.cat([self._drawn(surveyed, c) for c in held.tolist()])
-        labels = torch.arange(len(held)).repeat_interleave(self.features_per_class)  # among the classes held
+        labels = torch.arange(len(held)).repeat_interleave(
+            self.features_per_class
+        )  # among the classes held
         model = trainable(step, step.weights)
 
         def loss(rows: Tensor) -> Tensor:
-            return losses.cross_entropy(model.get_submodule("head")(features[rows])[:, held], labels[rows])
+            return losses.cross_entropy(
+                model.get_submodule("head")(features[rows])[:, held], labels[rows]
+            )
 
         descend_on(self, step.server.round, head_parameters(model), loss, len(features))
         return None, step.towards(step.weights).changed(trained(model, step))
 
     def _drawn(self, surveyed: Tree, c: int) -> Tensor:
         """Features of a class, (features_per_class, D). The root is symmetric: it alone does not depend on signs."""
-        mean, covariance = gaussian(surveyed["counts"][c].item(), surveyed["sums"][c], surveyed["products"][c])
+        mean, covariance = gaussian(
+            surveyed["counts"][c].item(), surveyed["sums"][c], surveyed["products"][c]
+        )
         values, vectors = torch.linalg.eigh(covariance)
         root = vectors * values.clamp(min=0).sqrt() @ vectors.T
-        return (mean + torch.randn(self.features_per_class, len(mean), dtype=torch.float64) @ root).float()
+        return (
+            mean + torch.randn(self.features_per_class, len(mean), dtype=torch.float64) @ root
+        ).float()
 
 
 def gaussian(n: int, sums: Tensor, products: Tensor) -> tuple[Tensor, Tensor]:
@@ -192,10 +217,14 @@ def descend_on(
 
     The part has `steps`, `lr` and `batch_size`. `after` is called with the number of steps that are taken: 0 at first.
     """
-    training = Training(optimizer="adam", lr=part.lr, local_steps=part.steps, batch_size=part.batch_size)
+    training = Training(
+        optimizer="adam", lr=part.lr, local_steps=part.steps, batch_size=part.batch_size
+    )
     step = stepper(parameters, training, round=1)
     after(0)
-    for index, rows in enumerate(batches(count, training, torch.default_generator)):  # seeded by the round
+    for index, rows in enumerate(
+        batches(count, training, torch.default_generator)
+    ):  # seeded by the round
         value = loss(rows)
         if not torch.isfinite(value):
             raise Diverged(

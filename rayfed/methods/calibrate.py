@@ -22,7 +22,9 @@ class CalibratedCrossEntropy(Part):
     tau: Annotated[float, Ge(0), "factor of the margins; 0 is FedAvg"] = 0.5
 
     def loss(self, batch: Batch, local: None) -> Tensor:
-        return losses.calibrated_cross_entropy(batch.logits, batch.labels, batch.label_counts, tau=self.tau)
+        return losses.calibrated_cross_entropy(
+            batch.logits, batch.labels, batch.label_counts, tau=self.tau
+        )
 
 
 @dataclass(frozen=True)
@@ -42,4 +44,6 @@ class LogitSuppression(Part):
     strength: Annotated[float, Ge(0), "weight of the suppression of logits"] = 0.005
 
     def loss(self, batch: Batch, local: None) -> Tensor:
-        return self.strength * losses.logit_suppression(batch.logits, batch.labels, batch.label_counts)
+        return self.strength * losses.logit_suppression(
+            batch.logits, batch.labels, batch.label_counts
+        )

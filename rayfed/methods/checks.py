@@ -7,7 +7,18 @@ from typing import Any
 from torch import Tensor, nn
 
 from rayfed.base.errors import BrokenContract, InputError, RunFailed, told
-from rayfed.methods.part import Held, Method, Part, all_parts, defines, gives_memory, in_turn, name_of, stages, trains
+from rayfed.methods.part import (
+    Held,
+    Method,
+    Part,
+    all_parts,
+    defines,
+    gives_memory,
+    in_turn,
+    name_of,
+    stages,
+    trains,
+)
 from rayfed.methods.personal import LocalModel, local_names, shared
 from rayfed.methods.views import Step
 from rayfed.tensors.sums import checked
@@ -55,7 +66,9 @@ def refuse_misplaced(method: Method, model: nn.Module) -> None:
     local, *later = [local_names(parts, model) for parts in in_turn(method)] or [{}]
     slots = " and ".join(local)
     if any(names != local for names in later):
-        raise InputError("a method that changes in time must leave the same entries at the clients in all rounds")
+        raise InputError(
+            "a method that changes in time must leave the same entries at the clients in all rounds"
+        )
     for slot, names in local.items():
         unknown = sorted(names - state(model).keys())
         if unknown:
@@ -72,7 +85,9 @@ def refuse_misplaced(method: Method, model: nn.Module) -> None:
     if not local or any(isinstance(part, LocalModel) for part in all_parts(method)):
         return
     if not any(p.requires_grad for p in shared(local, dict(model.named_parameters())).values()):
-        raise InputError(f"{slots}: all parameters would stay at the clients, and none would be averaged")
+        raise InputError(
+            f"{slots}: all parameters would stay at the clients, and none would be averaged"
+        )
     for part in all_parts(method):
         if defines(part, "survey") or part.auxiliary_per_class:
             raise InputError(
@@ -85,16 +100,24 @@ def of_rounds(method: Method, num_rounds: int) -> Iterator[str]:
     """A warning of rounds in which no client trains. Raises `InputError` where no client would ever train."""
     played = [(first, parts) for first, parts in stages(method) if first <= num_rounds]
     ends = [*(first for first, _ in played[1:]), num_rounds + 1]
-    idle = [(first, end, parts) for (first, parts), end in zip(played, ends, strict=True) if not trains(parts)]
+    idle = [
+        (first, end, parts)
+        for (first, parts), end in zip(played, ends, strict=True)
+        if not trains(parts)
+    ]
     count = sum(end - first for first, end, _ in idle)
-    if count == 0 or (count == 1 and idle[0][0] > 1):  # a single round, after training, is what such a method is for
+    if count == 0 or (
+        count == 1 and idle[0][0] > 1
+    ):  # a single round, after training, is what such a method is for
         return
     _, _, parts = idle[-1]
     names = " + ".join(name_of(type(part)) for part in parts if part.slot == "average")
     why = f"{names} changes a trained model, and no client trains in its rounds, which are {count} of {num_rounds}"
     rather = f'method = [{{until = {max(1, num_rounds - 1)}, method = "fedavg"}}, {{method = ...}}]'
     if count == num_rounds:
-        raise InputError(f"{why}: nothing would be trained. Train first, and give it the last round: {rather}")
+        raise InputError(
+            f"{why}: nothing would be trained. Train first, and give it the last round: {rather}"
+        )
     yield f"{why}. Give it the last round alone: {rather}"
 
 
@@ -136,16 +159,22 @@ def a_term(part: Part, term: object) -> Tensor | None:
             "leave this part out"
         )
     kind = f"a tensor of shape {tuple(term.shape)}" if isinstance(term, Tensor) else told(term)
-    raise BrokenContract(f"{told(type(part))}.loss gave {kind}; it must give a scalar tensor, or None for no term")
+    raise BrokenContract(
+        f"{told(type(part))}.loss gave {kind}; it must give a scalar tensor, or None for no term"
+    )
 
 
 def two_values(part: Part, hook: str, values: object, first: str, second: str) -> Any:
     """What a hook gave, checked: two values of these names. A state or a memory must fit into a checkpoint."""
     name = f"{told(type(part))}.{hook}"
     if not isinstance(values, tuple) or len(values) != 2:
-        raise BrokenContract(f"{name} gave {told(values)}; it must give two values, the {first} and the {second}")
+        raise BrokenContract(
+            f"{name} gave {told(values)}; it must give two values, the {first} and the {second}"
+        )
     if hook == "report" and values[1] is not None and not gives_memory(type(part).report):
-        raise BrokenContract(f"{name} gave a memory, and is annotated to give None in its place; annotate it as it is")
+        raise BrokenContract(
+            f"{name} gave a memory, and is annotated to give None in its place; annotate it as it is"
+        )
     for kind, value in zip((first, second), values, strict=True):
         if kind in ("state", "memory"):
             refuse_unkept(name, kind, value)
@@ -172,4 +201,6 @@ def refuse_spoilt(where: str, step: object) -> None:
         checked(step.proposed)
         checked(step.shown)
     except ValueError as error:
-        raise RunFailed(f"{where}: the new global model {error}; the round is not recorded") from None
+        raise RunFailed(
+            f"{where}: the new global model {error}; the round is not recorded"
+        ) from None

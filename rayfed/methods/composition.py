@@ -37,16 +37,29 @@ def compose(*parts: Part | Sequence[Part]) -> Parts:
     defaults = [part for part in DEFAULTS if part.slot not in by_slot]
     for default in defaults:  # which would go on beside the part that is to take its place
         for slot in get_close_matches(default.slot, by_slot, cutoff=0.8):
-            raise InputError(f"{by_slot[slot][0]!r} has the slot '{slot}'; did you mean '{default.slot}'?")
+            raise InputError(
+                f"{by_slot[slot][0]!r} has the slot '{slot}'; did you mean '{default.slot}'?"
+            )
     return tuple(sorted([*defaults, *(part for part, _ in by_slot.values())], key=turn))
 
 
 def _twice(*filled: tuple[Part, Sequence[Part]]) -> str:
     """That two parts fill one slot, each with what it came with, and what to give in place of whole methods."""
     (first, _), (later, _) = filled
-    own = [name_of(type(one)) for _, of in filled for one in of if one.slot != first.slot and one not in DEFAULTS]
-    rather = f"; of a whole method, give what is its own, so that the slot is free: {', '.join(own)}" if own else ""
-    return f"two parts fill the slot '{first.slot}': {first!r} and {later!r}; keep one of them{rather}"
+    own = [
+        name_of(type(one))
+        for _, of in filled
+        for one in of
+        if one.slot != first.slot and one not in DEFAULTS
+    ]
+    rather = (
+        f"; of a whole method, give what is its own, so that the slot is free: {', '.join(own)}"
+        if own
+        else ""
+    )
+    return (
+        f"two parts fill the slot '{first.slot}': {first!r} and {later!r}; keep one of them{rather}"
+    )
 
 
 def turn(part: Part) -> int:
@@ -63,9 +76,13 @@ def refuse_unfit(part: object) -> None:
         rather = f"; did you mean {name}()?" if callable(part) and name.isidentifier() else ""
         raise InputError(f"a method is made of parts; {told(part)} is not a part{rather}")
     if not is_dataclass(part) or not part.__dataclass_params__.frozen:
-        raise InputError(f"{told(part)} is not a frozen dataclass; put @dataclass(frozen=True) above its class")
+        raise InputError(
+            f"{told(part)} is not a frozen dataclass; put @dataclass(frozen=True) above its class"
+        )
     if not any(defines(part, hook) for hook in (*HOOKS, "local_names")):
-        raise InputError(f"{told(part)} has no hook, and would change nothing; the hooks are {', '.join(HOOKS)}")
+        raise InputError(
+            f"{told(part)} has no hook, and would change nothing; the hooks are {', '.join(HOOKS)}"
+        )
     if part.slot == "average" and not defines(part, "update"):
         raise InputError(
             f"{told(part)} fills the slot 'average', so it has to define update, and return step.towards(weights) there"
@@ -79,7 +96,9 @@ def recipe(name: str, part: Callable[P, Part]) -> Callable[P, Parts]:
         return compose(part(*values, **named))
 
     method.__name__ = method.__qualname__ = name
-    method.__module__ = "rayfed.methods.recipes"  # where it is found again: a method may be pickled by its name
+    method.__module__ = (
+        "rayfed.methods.recipes"  # where it is found again: a method may be pickled by its name
+    )
     method.__doc__ = part.__doc__
     method.__annotations__ = get_type_hints(part, include_extras=True)
     method.__signature__ = inspect.signature(part)  # type: ignore[attr-defined]

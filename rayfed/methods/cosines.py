@@ -74,7 +74,9 @@ class SimplexHead(LearnedScale, Part):
     def loss(self, batch: Batch, scale: LocalScale) -> Tensor:
         return scale.learned(
             _to_corners(batch.logits),
-            lambda cosines, s: losses.adjusted_cross_entropy(s * cosines, batch.labels, batch.label_counts),
+            lambda cosines, s: losses.adjusted_cross_entropy(
+                s * cosines, batch.labels, batch.label_counts
+            ),
         )
 
     def report(self, client: ClientView, scale: LocalScale, fit: Fit) -> tuple[Tree, None]:

@@ -26,7 +26,9 @@ class CountedDistill(Part):
     """
 
     changes_average: ClassVar[bool] = True
-    gamma: Annotated[float, Gt(0), Le(1), "share of a client's label counts that is added each time"] = 0.1
+    gamma: Annotated[
+        float, Gt(0), Le(1), "share of a client's label counts that is added each time"
+    ] = 0.1
     steps: Annotated[int, Ge(0), "steps on the server in each round"] = 100
     lr: Annotated[float, Gt(0), "learning rate of these steps (Adam)"] = 1e-3
     batch_size: Annotated[int, Ge(1), "images per step"] = 128
@@ -49,7 +51,11 @@ class CountedDistill(Part):
         known = client.memory or 0.0
         added = min(self.gamma, 1 - known)
         taught = client.label_counts * softmax(fit.model, client.run, client.payload["images"])
-        return {"n": client.label_counts, "added": added * client.label_counts, "taught": taught}, known + added
+        return {
+            "n": client.label_counts,
+            "added": added * client.label_counts,
+            "taught": taught,
+        }, known + added
 
     def update(self, v: Tensor, total: Tree, step: Step) -> tuple[Tensor, Step]:
         after = v + total["added"]
@@ -58,7 +64,9 @@ class CountedDistill(Part):
         server, model = step.server, trainable(step, step.averaged)
         images, labels = samples_of(server)
         taught = total["taught"] + v * softmax(server.global_model, server.run, images)
-        target = (taught / (total["n"] + v).clamp(min=1e-9)).float()  # (A, C): not of sum 1, as each class has its sum
+        target = (
+            taught / (total["n"] + v).clamp(min=1e-9)
+        ).float()  # (A, C): not of sum 1, as each class has its sum
 
         def loss(rows: Tensor) -> Tensor:
             logits = server.run(model, images[rows]).logits
@@ -72,4 +80,6 @@ class CountedDistill(Part):
 def softmax(model: torch.nn.Module, run: Run, images: Tensor) -> Tensor:
     """A model's probabilities on images, (A, C), in float64."""
     with torch.no_grad():
-        return torch.cat([run(model, some).logits.double().softmax(dim=1) for some in images.split(AT_ONCE)])
+        return torch.cat(
+            [run(model, some).logits.double().softmax(dim=1) for some in images.split(AT_ONCE)]
+        )

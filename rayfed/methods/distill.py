@@ -30,7 +30,9 @@ class Distill(Part):
 
     beta: Beta = 1.0
     tau: Tau = 1.0
-    form: Annotated[Literal["kl", "mse"], "divergence of softmaxes, or summed squared gap of logits"] = "kl"
+    form: Annotated[
+        Literal["kl", "mse"], "divergence of softmaxes, or summed squared gap of logits"
+    ] = "kl"
 
     def loss(self, batch: Batch, local: None) -> Tensor:
         if self.form == "mse":
@@ -48,8 +50,12 @@ class NotTrueDistill(Part):
 
     beta: Beta = 1.0
     tau: Tau = 1.0
-    mix: Annotated[float, Ge(0), Le(1), "share of not-true distillation; the rest is plain distillation"] = 1.0
-    form: Annotated[Literal["kl", "mse"], "divergence of softmaxes, or mean squared gap of logits"] = "kl"
+    mix: Annotated[
+        float, Ge(0), Le(1), "share of not-true distillation; the rest is plain distillation"
+    ] = 1.0
+    form: Annotated[
+        Literal["kl", "mse"], "divergence of softmaxes, or mean squared gap of logits"
+    ] = "kl"
     teacher: Annotated[bool, "false: a zero teacher, without a forward pass"] = True
 
     def loss(self, batch: Batch, local: None) -> Tensor:
@@ -59,7 +65,9 @@ class NotTrueDistill(Part):
         else:
             term = losses.not_true_distill(batch.logits, teacher, batch.labels, tau=self.tau)
         if self.mix < 1:
-            term = self.mix * term + (1 - self.mix) * losses.distill(batch.logits, teacher, tau=self.tau)
+            term = self.mix * term + (1 - self.mix) * losses.distill(
+                batch.logits, teacher, tau=self.tau
+            )
         return self.beta * term
 
 
@@ -80,7 +88,9 @@ class LabelMaskedDistill(Part):
 
     def loss(self, batch: Batch, majority: Tensor) -> Tensor:
         teacher = batch.teacher.logits if self.teacher else torch.zeros_like(batch.logits)
-        return self.beta * losses.label_masked_distill(batch.logits, teacher, batch.labels, majority, tau=self.tau)
+        return self.beta * losses.label_masked_distill(
+            batch.logits, teacher, batch.labels, majority, tau=self.tau
+        )
 
 
 @dataclass(frozen=True)
@@ -111,7 +121,9 @@ class SelectiveDistill(Part):
     """
 
     m_max: Annotated[float, Ge(0), "weight of a perfectly credible logit; 0 is FedAvg"] = 0.01
-    inside_norm: Annotated[bool, "weigh the gap before it is squared, as the paper prints it"] = False
+    inside_norm: Annotated[bool, "weigh the gap before it is squared, as the paper prints it"] = (
+        False
+    )
     auxiliary_per_class: Annotated[int, Ge(1), "samples of each class that the server keeps"] = 64  # type: ignore[misc]
 
     def tell(self, state: None, server: ServerView, surveyed: None) -> tuple[None, Tensor]:
@@ -124,7 +136,12 @@ class SelectiveDistill(Part):
     def loss(self, batch: Batch, credibility: Tensor) -> Tensor:
         teacher = batch.teacher.logits
         return losses.selective_distill(
-            batch.logits, teacher, batch.labels, credibility, m_max=self.m_max, inside_norm=self.inside_norm
+            batch.logits,
+            teacher,
+            batch.labels,
+            credibility,
+            m_max=self.m_max,
+            inside_norm=self.inside_norm,
         )
 
 
@@ -141,11 +158,17 @@ class PrototypeSimilarityDistill(Part):
     gradient through the similarity, the mask on the scaled logits, and each client's prototypes from its own samples.
     """
 
-    mu: Annotated[float | None, Ge(0), "weight of the distillation; 0.001 (0.5 where released); 0 is FedAvg"] = None
-    tau: Annotated[float | None, Gt(0), "temperature of both softmaxes; 10 (4 where released)"] = None
+    mu: Annotated[
+        float | None, Ge(0), "weight of the distillation; 0.001 (0.5 where released); 0 is FedAvg"
+    ] = None
+    tau: Annotated[float | None, Gt(0), "temperature of both softmaxes; 10 (4 where released)"] = (
+        None
+    )
     mask: Annotated[Literal["adaptive", "forcible", "none"], MASK] = "adaptive"
     similarity: Annotated[bool, "scale the teacher's logits by similarity to the prototypes"] = True
-    decay: Annotated[float, Ge(0), Lt(1), "moving average of the teacher; 0: the last global model"] = 0.9
+    decay: Annotated[
+        float, Ge(0), Lt(1), "moving average of the teacher; 0: the last global model"
+    ] = 0.9
     released: Annotated[bool, "the authors' code where it differs from their paper"] = False
 
     def __post_init__(self) -> None:
@@ -167,17 +190,23 @@ class PrototypeSimilarityDistill(Part):
         return (4.0 if self.released else 10.0) if self.tau is None else self.tau
 
     def init(self, weights: Weights) -> Weights | None:
-        return weights if self.decay else None  # None: the teacher is the global model, which is sent anyway
+        return (
+            weights if self.decay else None
+        )  # None: the teacher is the global model, which is sent anyway
 
     def survey(self, client: ClientView) -> Tree:
         return self._sums(client) if self.similarity and not self.released else None
 
-    def tell(self, teacher: Weights | None, server: ServerView, surveyed: Tree) -> tuple[Weights | None, Tensor | None]:
+    def tell(
+        self, teacher: Weights | None, server: ServerView, surveyed: Tree
+    ) -> tuple[Weights | None, Tensor | None]:
         return teacher, None if surveyed is None else self._means(surveyed)
 
     def begin(self, client: ClientView) -> tuple[nn.Module, Tensor | None]:
         if self.similarity and self.released:
-            return self._teacher(client), self._means(self._sums(client)).to(client.label_counts.device)
+            return self._teacher(client), self._means(self._sums(client)).to(
+                client.label_counts.device
+            )
         return self._teacher(client), client.payload
 
     def loss(self, batch: Batch, local: tuple[nn.Module, Tensor | None]) -> Tensor:
@@ -197,13 +226,21 @@ class PrototypeSimilarityDistill(Part):
             return term - self.weight * losses.cross_entropy(batch.logits, batch.labels)
         # Fig. 5 draws their ratio. The released code's mask looks at other logits, and so it is not noted.
         batch.note("filtered", 1 - losses.trusted(teacher, batch.labels, self.mask).float().mean())
-        batch.note("teacher_wrong", 1 - losses.trusted(teacher, batch.labels, "forcible").float().mean())
+        batch.note(
+            "teacher_wrong", 1 - losses.trusted(teacher, batch.labels, "forcible").float().mean()
+        )
         return term
 
-    def update(self, teacher: Weights | None, total: None, step: Step) -> tuple[Weights | None, Step]:
+    def update(
+        self, teacher: Weights | None, total: None, step: Step
+    ) -> tuple[Weights | None, Step]:
         if teacher is None:
             return None, step
-        average = combine(lambda t, w: self.decay * t.double() + (1 - self.decay) * w.double(), teacher, step.averaged)
+        average = combine(
+            lambda t, w: self.decay * t.double() + (1 - self.decay) * w.double(),
+            teacher,
+            step.averaged,
+        )
         return like(average, teacher), step
 
     def _sums(self, client: ClientView) -> dict[str, Tensor]:
@@ -236,7 +273,9 @@ class PastTeachersDistill(Part):
     def init(self, weights: Weights) -> list[Weights]:
         return []
 
-    def tell(self, past: list[Weights], server: ServerView, surveyed: None) -> tuple[list[Weights], Tree]:
+    def tell(
+        self, past: list[Weights], server: ServerView, surveyed: None
+    ) -> tuple[list[Weights], Tree]:
         if server.round == 1:
             return past, None
         past = [*past, server.weights][-self.buffer :]
@@ -253,4 +292,6 @@ class PastTeachersDistill(Part):
     def loss(self, batch: Batch, teacher: nn.Module | None) -> Tensor | None:
         if teacher is None:
             return None
-        return self.beta * losses.distill(batch.logits, batch.outputs_of(teacher).logits, tau=self.tau)
+        return self.beta * losses.distill(
+            batch.logits, batch.outputs_of(teacher).logits, tau=self.tau
+        )

@@ -26,13 +26,16 @@ class ModelContrast(Part):
     mu: Annotated[float, Ge(0), "weight of the contrast; 0 is FedAvg"] = 1.0
     tau: Annotated[float, Gt(0), "temperature"] = 0.5
     first: Annotated[
-        Literal["none", "initial"], "what stands for the last model of a client that has none: nothing, or round 0's"
+        Literal["none", "initial"],
+        "what stands for the last model of a client that has none: nothing, or round 0's",
     ] = "none"
 
     def init(self, weights: Weights) -> Weights | None:
         return weights if self.first == "initial" else None
 
-    def tell(self, initial: Weights | None, server: ServerView, surveyed: None) -> tuple[Tree, Tree]:
+    def tell(
+        self, initial: Weights | None, server: ServerView, surveyed: None
+    ) -> tuple[Tree, Tree]:
         return initial, initial
 
     def begin(self, client: ClientView) -> nn.Module | None:
@@ -43,7 +46,9 @@ class ModelContrast(Part):
         if previous is None:
             return None
         before = batch.outputs_of(previous).of_features
-        return self.mu * losses.model_contrast(batch.features, batch.teacher.of_features, before, tau=self.tau)
+        return self.mu * losses.model_contrast(
+            batch.features, batch.teacher.of_features, before, tau=self.tau
+        )
 
     def report(self, client: ClientView, local: object, fit: Fit) -> tuple[None, Tree]:
         return None, fit.weights
@@ -89,8 +94,12 @@ class RelaxedContrast(Part):
 
     needs_features: ClassVar[bool] = True
     weight: Annotated[float, Ge(0), "weight of the term; 0 is FedAvg"] = 1.0
-    penalty: Annotated[float, Ge(0), "weight of the penalty on samples that are too near to their class (beta)"] = 1.0
-    threshold: Annotated[float, Ge(-1), Le(1), "the cosine from which on they are too near (lambda)"] = 0.7
+    penalty: Annotated[
+        float, Ge(0), "weight of the penalty on samples that are too near to their class (beta)"
+    ] = 1.0
+    threshold: Annotated[
+        float, Ge(-1), Le(1), "the cosine from which on they are too near (lambda)"
+    ] = 0.7
     tau: Annotated[float, Gt(0), "temperature"] = 0.05
 
     def loss(self, batch: Batch, local: None) -> Tensor:
@@ -102,7 +111,9 @@ class RelaxedContrast(Part):
 class PredictionVariance(Part):
     """Predictions that vary over a batch as those of sure, even classes would. In FedUV (Son et al., CVPR 2024)."""
 
-    variance: Annotated[float, Ge(0), "weight of the lack of variance in the predictions (lambda)"] = 2.5
+    variance: Annotated[
+        float, Ge(0), "weight of the lack of variance in the predictions (lambda)"
+    ] = 2.5
 
     def loss(self, batch: Batch, local: None) -> Tensor:
         return self.variance * losses.prediction_variance(batch.logits)

@@ -27,8 +27,12 @@ from rayfed.tensors.weights import (
     zeros_like,
 )
 
-OwnHead = tuple[Weights, Callable[[Tensor], None]]  # in training, and its step on a loss: by the job's optimizer
-Models = tuple[Weights, Weights] | None  # a client's own model before and after its training, where it keeps one
+OwnHead = tuple[
+    Weights, Callable[[Tensor], None]
+]  # in training, and its step on a loss: by the job's optimizer
+Models = (
+    tuple[Weights, Weights] | None
+)  # a client's own model before and after its training, where it keeps one
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +55,9 @@ class OwnModel(Part):
     Raises `Diverged` where the own model is no longer finite, which the loss of the global training does not show.
     """
 
-    lam: Annotated[float, Ge(0), "strength of the pull to the global model; 0: own models are trained alone"] = 1.0
+    lam: Annotated[
+        float, Ge(0), "strength of the pull to the global model; 0: own models are trained alone"
+    ] = 1.0
 
     def own_model(self, weights: Weights, memory: Tree) -> Weights:
         return memory or weights
@@ -59,7 +65,9 @@ class OwnModel(Part):
     def begin(self, client: ClientView) -> Own:
         model = with_weights(client.global_model, client.memory or client.weights)
         for name, p in model.named_parameters():
-            p.requires_grad_(name in client.weights)  # the job's frozen parameters are not among the weights
+            p.requires_grad_(
+                name in client.weights
+            )  # the job's frozen parameters are not among the weights
         parameters = parameters_of(in_training(model))
         anchor = flat({name: client.weights[name] for name in parameters})
         return Own(model, client.stepper(parameters), anchor)
@@ -71,12 +79,18 @@ class OwnModel(Part):
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             loss = losses.cross_entropy(batch.run(local.model, batch.images).logits, batch.labels)
         batch.note("own_loss", loss)
-        pull = mse_loss(flat(parameters_of(local.model)), local.anchor, reduction="sum") if self.lam else 0.0
+        pull = (
+            mse_loss(flat(parameters_of(local.model)), local.anchor, reduction="sum")
+            if self.lam
+            else 0.0
+        )
         local.step(loss + self.lam / 2 * pull)
 
     def report(self, client: ClientView, local: Own, fit: Fit) -> tuple[None, Weights]:
         smaller = f"train.lr, or a lam below {self.lam}" if self.lam else "train.lr"
-        return None, _finite(state(local.model), f"client {client.id}'s own model in round {client.round}", smaller)
+        return None, _finite(
+            state(local.model), f"client {client.id}'s own model in round {client.round}", smaller
+        )
 
 
 @dataclass(frozen=True)
@@ -97,7 +111,9 @@ class PersonalHead(Part):
         return weights if memory is None else {**weights, **add(memory, weights)}
 
     def begin(self, client: ClientView) -> OwnHead:
-        head = {name: w for name, w in client.weights.items() if name in ("head.weight", "head.bias")}
+        head = {
+            name: w for name, w in client.weights.items() if name in ("head.weight", "head.bias")
+        }
         own = combine(torch.clone, client.memory or zeros_like(head))
         own = combine(Tensor.requires_grad_, own)
         return own, client.stepper(own)
@@ -112,7 +128,9 @@ class PersonalHead(Part):
 
     def report(self, client: ClientView, local: OwnHead, fit: Fit) -> tuple[None, Weights]:
         own = combine(Tensor.detach, local[0])
-        return None, _finite(own, f"client {client.id}'s own head in round {client.round}", "train.lr")
+        return None, _finite(
+            own, f"client {client.id}'s own head in round {client.round}", "train.lr"
+        )
 
 
 def refuse_other_heads(part: Part, model: nn.Module) -> None:
@@ -133,11 +151,15 @@ def _finite(own: Weights, whose: str, smaller: str) -> Weights:
 
 
 def before_and_after(
-    parts: Parts, before: tuple[Weights, Mapping[str, Tree]], after: tuple[Weights, Mapping[str, Tree]]
+    parts: Parts,
+    before: tuple[Weights, Mapping[str, Tree]],
+    after: tuple[Weights, Mapping[str, Tree]],
 ) -> Models:
     """A client's own model before and after its training, where it has one, out of weights and memories by slot."""
     part = next((part for part in parts if defines(part, "own_model")), None)
     if part is None:
         return None
-    first, then = (part.own_model(weights, memory.get(part.slot)) for weights, memory in (before, after))
+    first, then = (
+        part.own_model(weights, memory.get(part.slot)) for weights, memory in (before, after)
+    )
     return None if first is None or then is None else (first, then)

@@ -54,11 +54,19 @@ class Part(Checked):
     Beside its hooks it may say what it is: by the class variables, by `check`, `local_names` and `own_model`.
     """
 
-    slot: ClassVar[str]  # its role; two parts of one slot cannot be composed. The default is the class's name
+    slot: ClassVar[
+        str
+    ]  # its role; two parts of one slot cannot be composed. The default is the class's name
     changes_average: ClassVar[bool] = False  # whether its `update` changes the new weights
-    auxiliary_per_class: ClassVar[int] = 0  # samples of each class for the server to keep; may be a field
-    needs_features: ClassVar[bool] = False  # whether the model must have `features(x)` and `head(h)`
-    needs_sgd: ClassVar[bool] = False  # whether its maths holds only for steps of the learning rate times the gradient
+    auxiliary_per_class: ClassVar[int] = (
+        0  # samples of each class for the server to keep; may be a field
+    )
+    needs_features: ClassVar[bool] = (
+        False  # whether the model must have `features(x)` and `head(h)`
+    )
+    needs_sgd: ClassVar[bool] = (
+        False  # whether its maths holds only for steps of the learning rate times the gradient
+    )
     without_momentum: ClassVar[bool] = False  # and only with train.momentum = 0
 
     def __init_subclass__(cls) -> None:
@@ -137,15 +145,21 @@ def refuse_misspelt_hooks(cls: type[Part]) -> None:
         if name in HOOKS:
             refuse_other_parameters(cls, method, takes)
         elif len(taken) == len(takes) and taken[1] == takes[1]:
-            raise InputError(f"{cls.__name__}.{name} is no hook; did you mean '{near[0]}'? Else begin it with _")
+            raise InputError(
+                f"{cls.__name__}.{name} is no hook; did you mean '{near[0]}'? Else begin it with _"
+            )
 
 
-def refuse_other_parameters(cls: type[Part], hook: Callable[..., Any], takes: Sequence[str]) -> None:
+def refuse_other_parameters(
+    cls: type[Part], hook: Callable[..., Any], takes: Sequence[str]
+) -> None:
     """Refuse a hook that cannot be called as it will be: else only a client's training would show it."""
     try:
         inspect.signature(hook).bind(*takes)
     except TypeError as error:
-        raise InputError(f"{cls.__name__}.{hook.__name__} has to take ({', '.join(takes)}): {error}") from None
+        raise InputError(
+            f"{cls.__name__}.{hook.__name__} has to take ({', '.join(takes)}): {error}"
+        ) from None
 
 
 def name_of(cls: type) -> str:
@@ -189,7 +203,9 @@ def switch(before: Method, after: Method, at: int) -> Switch:
     earlier = [(first, parts) for first, parts in stages(before) if first < at]
     (_, changed), *later = stages(after)
     if later and later[0][0] <= at:
-        raise InputError(f"switch: at = {at}, then at = {later[0][0]}: the second change must come later")
+        raise InputError(
+            f"switch: at = {at}, then at = {later[0][0]}: the second change must come later"
+        )
     return Switch((*earlier, (at, changed), *later))
 
 

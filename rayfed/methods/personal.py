@@ -35,7 +35,9 @@ class LocalNorm(Part):
             )
 
     def local_names(self, model: nn.Module) -> Collection[str]:
-        return _entries(model, (module for module in model.modules() if isinstance(module, _BatchNorm)))
+        return _entries(
+            model, (module for module in model.modules() if isinstance(module, _BatchNorm))
+        )
 
 
 @dataclass(frozen=True)
@@ -73,27 +75,41 @@ class HeadThenBody(Part):
     """
 
     slot: ClassVar[str] = "supervise"
-    head: Annotated[float, Ge(0), Lt(1), "share of a client's steps, rounded down, that train the head"] = 0.9
+    head: Annotated[
+        float, Ge(0), Lt(1), "share of a client's steps, rounded down, that train the head"
+    ] = 0.9
 
     def check(self, model: nn.Module) -> None:
         if not isinstance(getattr(model, "head", None), nn.Module):
-            raise InputError("head_then_body: the model has no module `head`; give its last layer that name")
+            raise InputError(
+                "head_then_body: the model has no module `head`; give its last layer that name"
+            )
         head = head_parameters(model)
         body = parameters_of(model).keys() - head.keys()
         if self.head and not head:
-            raise InputError(f"{self!r}: nothing in the model's head trains; freeze fewer of its parameters")
+            raise InputError(
+                f"{self!r}: nothing in the model's head trains; freeze fewer of its parameters"
+            )
         if not body:
-            raise InputError(f"{self!r}: nothing in the model's body trains; freeze fewer of its parameters")
+            raise InputError(
+                f"{self!r}: nothing in the model's body trains; freeze fewer of its parameters"
+            )
 
     def begin(self, client: ClientView) -> Iterator[bool]:
-        return chain(repeat(True, int(round(self.head * client.steps, 9))), repeat(False))  # 0.7 * 90 is 62.99...
+        return chain(
+            repeat(True, int(round(self.head * client.steps, 9))), repeat(False)
+        )  # 0.7 * 90 is 62.99...
 
     def loss(self, batch: Batch, trains_head: Iterator[bool]) -> Tensor:
         loss = losses.cross_entropy(batch.logits, batch.labels)
         head = head_parameters(batch.model)
         now = next(trains_head)
-        trained = {name: p for name, p in parameters_of(batch.model).items() if (name in head) == now}
-        gradients = torch.autograd.grad(loss, list(trained.values()), retain_graph=True, allow_unused=True)
+        trained = {
+            name: p for name, p in parameters_of(batch.model).items() if (name in head) == now
+        }
+        gradients = torch.autograd.grad(
+            loss, list(trained.values()), retain_graph=True, allow_unused=True
+        )
         return with_gradient(loss, gradients, trained)
 
 
@@ -107,18 +123,26 @@ def head_parameters(model: nn.Module) -> Weights:
 def _entries(model: nn.Module, layers: Iterable[nn.Module]) -> list[str]:
     """The names of some layers' parameters and buffers in the model's state."""
     inside = {id(module) for layer in layers for module in layer.modules()}
-    owners = {name for name, module in model.named_modules(remove_duplicate=False) if id(module) in inside}
+    owners = {
+        name for name, module in model.named_modules(remove_duplicate=False) if id(module) in inside
+    }
     return [name for name in state(model) if name.rpartition(".")[0] in owners]
 
 
 def local_names(parts: Parts, model: nn.Module) -> Local:
     """The entries of a model's state that stay at each client."""
-    return {part.slot: frozenset(part.local_names(model)) for part in parts if defines(part, "local_names")}
+    return {
+        part.slot: frozenset(part.local_names(model))
+        for part in parts
+        if defines(part, "local_names")
+    }
 
 
 def shared(local: Local, weights: Weights) -> Weights:
     """Some weights without those that stay at each client."""
-    return {name: w for name, w in weights.items() if not any(name in names for names in local.values())}
+    return {
+        name: w for name, w in weights.items() if not any(name in names for names in local.values())
+    }
 
 
 def put_back(local: Local, proposed: Weights, weights: Weights) -> Weights:
@@ -131,9 +155,16 @@ def recalled(local: Local, memory: Mapping[str, Tree]) -> Weights:
     return {name: tensor for slot in local for name, tensor in memory.get(slot, {}).items()}
 
 
-def remembered(local: Local, state: Mapping[str, Tensor], memory: dict[str, Tree]) -> dict[str, Tree]:
+def remembered(
+    local: Local, state: Mapping[str, Tensor], memory: dict[str, Tree]
+) -> dict[str, Tree]:
     """A client's memory by slot, with its own entries. Raises TypeError where a part has another memory besides."""
     both = sorted(local.keys() & memory.keys())
     if both:
-        raise TypeError(f"the part '{both[0]}' has local names, and so no other memory; keep that in a second part")
-    return memory | {slot: {name: w for name, w in state.items() if name in names} for slot, names in local.items()}
+        raise TypeError(
+            f"the part '{both[0]}' has local names, and so no other memory; keep that in a second part"
+        )
+    return memory | {
+        slot: {name: w for name, w in state.items() if name in names}
+        for slot, names in local.items()
+    }

@@ -54,7 +54,9 @@ class Prototypes(MeanFeatures, Part):
     def loss(self, batch: Batch, prototypes: Tree) -> Tensor | None:
         if prototypes is None:
             return None
-        distance = losses.prototype_distance(batch.features, batch.labels, prototypes["means"], prototypes["known"])
+        distance = losses.prototype_distance(
+            batch.features, batch.labels, prototypes["means"], prototypes["known"]
+        )
         return self.mu * distance
 
 
@@ -81,7 +83,9 @@ class PrototypeContrast(MeanFeatures, Part):
         hard = losses.cross_entropy(batch.logits, batch.labels)
         if prototypes is None or share == 1:
             return hard
-        return share * hard + (1 - share) * losses.prototype_contrast(batch.features, batch.labels, prototypes)
+        return share * hard + (1 - share) * losses.prototype_contrast(
+            batch.features, batch.labels, prototypes
+        )
 
     def report(self, client: ClientView, local: object, fit: Fit) -> tuple[Tree, None]:
         return sums_by_class(client, fit.model, of_length_1=True), None
@@ -113,18 +117,26 @@ class PrototypeHead(LearnedScale, Part):
     def loss(self, batch: Batch, local: tuple[LocalScale, Tensor]) -> Tensor:
         scale, head = local
         cosines = normalize(batch.features, dim=1) @ head.T
-        return scale.learned(cosines, lambda cosines, s: losses.cross_entropy(s * cosines, batch.labels))
+        return scale.learned(
+            cosines, lambda cosines, s: losses.cross_entropy(s * cosines, batch.labels)
+        )
 
-    def report(self, client: ClientView, local: tuple[LocalScale, Tensor], fit: Fit) -> tuple[Tree, None]:
+    def report(
+        self, client: ClientView, local: tuple[LocalScale, Tensor], fit: Fit
+    ) -> tuple[Tree, None]:
         of_classes = sums_by_class(client, fit.model, of_length_1=True)
         directions = of_classes["counts"][:, None] * normalize(of_classes["sums"], dim=1)
         return {**self.scale_of(client, local[0]), "directions": directions}, None
 
     def update(self, scale: Tree, total: Tree, step: Step) -> tuple[Tree, Step]:
         if "head.weight" not in step.trainable:
-            raise InputError("prototype_head: the head stays at the clients; remove that, or this part")
+            raise InputError(
+                "prototype_head: the head stays at the clients; remove that, or this part"
+            )
         rows = normalize(step.weights["head.weight"].double(), dim=1)
-        rows = normalize(self.keep * rows + (1 - self.keep) * normalize(total["directions"], dim=1), dim=1)
+        rows = normalize(
+            self.keep * rows + (1 - self.keep) * normalize(total["directions"], dim=1), dim=1
+        )
         bias = {"head.bias": torch.zeros(len(rows))} if "head.bias" in step.averaged else {}
         return self.averaged_scale(total), step.changed({"head.weight": rows, **bias})
 

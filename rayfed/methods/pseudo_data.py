@@ -13,9 +13,20 @@ from rayfed.base.values import Ge, Le
 from rayfed.methods.part import Part
 from rayfed.methods.sharpness import gradients_at, with_gradient
 from rayfed.methods.views import Batch, ClientView
-from rayfed.tensors.weights import Weights, add, combine, dot, parameters_of, scale, subtract, zeros_like
+from rayfed.tensors.weights import (
+    Weights,
+    add,
+    combine,
+    dot,
+    parameters_of,
+    scale,
+    subtract,
+    zeros_like,
+)
 
-MIDDLE = 0.5  # where the code takes the gradients on pseudo data, between the global and the own weights
+MIDDLE = (
+    0.5  # where the code takes the gradients on pseudo data, between the global and the own weights
+)
 
 
 class Made(NamedTuple):
@@ -40,17 +51,24 @@ class PseudoData(Part):
     slot: ClassVar[str] = "supervise"
     needs_sgd: ClassVar[bool] = True
     without_momentum: ClassVar[bool] = True
-    gamma: Annotated[float, Ge(0), Le(1), "where the gradient is taken: 1 is at the own weights"] = 0.4
+    gamma: Annotated[
+        float, Ge(0), Le(1), "where the gradient is taken: 1 is at the own weights"
+    ] = 0.4
     iterations: Annotated[int, Ge(1), "steps that make an image"] = 10
     pseudo: Annotated[float, Ge(0), "length of such a step for pseudo data, per pixel"] = 0.2
     perturbed: Annotated[float, Ge(0), "length of such a step for perturbed data"] = 0.002
 
     def check(self, model: nn.Module) -> None:
         if any(isinstance(module, nn.Embedding) for module in model.modules()):
-            raise InputError(f"{self!r} changes examples along a gradient, and those of this model are token numbers")
+            raise InputError(
+                f"{self!r} changes examples along a gradient, and those of this model are token numbers"
+            )
 
     def begin(self, client: ClientView) -> tuple[ClientView, "cycle[Made]"]:
-        made = [self._made(client, images, labels) for images, labels in client.samples(client.batch_size)]
+        made = [
+            self._made(client, images, labels)
+            for images, labels in client.samples(client.batch_size)
+        ]
         return client, cycle(made)
 
     def loss(self, batch: Batch, local: tuple[ClientView, "cycle[Made]"]) -> Tensor:
@@ -62,7 +80,10 @@ class PseudoData(Part):
         def gradient(share: float, of: Weights, images: Tensor, labels: Tensor) -> Weights:
             between = combine(lambda w, w_global: torch.lerp(w_global, w, share), of, anchor)
             found = gradients_at(own | between, batch, images, labels)
-            return {n: torch.zeros_like(w) if g is None else g for (n, w), g in zip(own.items(), found, strict=True)}
+            return {
+                n: torch.zeros_like(w) if g is None else g
+                for (n, w), g in zip(own.items(), found, strict=True)
+            }
 
         plain = gradient(self.gamma, shared, batch.images, batch.labels)
         moved = add(shared, plain, alpha=-client.lr)

@@ -99,7 +99,9 @@ def mofedsam(alpha: float = 0.1, rho: float = 0.1) -> Parts:
 
 def fedgamma(rho: float = 0.1) -> Parts:
     """FedSAM's gradients, corrected by control variates as in SCAFFOLD (Dai et al., IEEE TNNLS 2023)."""
-    return compose(server.Average(by="client"), sharpness.SharpnessAware(rho), anchors.ControlVariates())
+    return compose(
+        server.Average(by="client"), sharpness.SharpnessAware(rho), anchors.ControlVariates()
+    )
 
 
 fedlesam = recipe("fedlesam", sharpness.GlobalPerturbation)  # Fan et al., ICML 2024

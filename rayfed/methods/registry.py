@@ -26,7 +26,12 @@ def _parts() -> Iterator[type[Part]]:
     for module in pkgutil.iter_modules(sys.modules["rayfed.methods"].__path__):
         home = f"rayfed.methods.{module.name}"
         for value in vars(importlib.import_module(home)).values():
-            if inspect.isclass(value) and value.__module__ == home and issubclass(value, Part) and value is not Part:
+            if (
+                inspect.isclass(value)
+                and value.__module__ == home
+                and issubclass(value, Part)
+                and value is not Part
+            ):
                 yield value
 
 
@@ -43,13 +48,22 @@ def read_method(given: Any) -> Method:
     if isinstance(given, str | Mapping):
         given = [given]
     if not isinstance(given, list) or not given:
-        raise InputError(f"method = {told(given)}: give a name, a table with a name, or a list of tables")
+        raise InputError(
+            f"method = {told(given)}: give a name, a table with a name, or a list of tables"
+        )
     if any(isinstance(entry, Mapping) and "method" in entry for entry in given):
         return _read_switch(given)
     entries = [named(entry, "method") for entry in given]
     groups = [build(_find(name), values, f"method {name}") for name, values in entries]
-    slots = [{getattr(part, "slot", "") for part in group} if isinstance(group, tuple) else set() for group in groups]
-    whole = [f"'{name}'" for (name, _), of_group in zip(entries, slots, strict=True) if "average" in of_group]
+    slots = [
+        {getattr(part, "slot", "") for part in group} if isinstance(group, tuple) else set()
+        for group in groups
+    ]
+    whole = [
+        f"'{name}'"
+        for (name, _), of_group in zip(entries, slots, strict=True)
+        if "average" in of_group
+    ]
     if len(whole) > 1:
         raise InputError(
             f"method: {' and '.join(whole)} are whole methods, and a run has one; to compare them, give a grid: "
@@ -61,7 +75,9 @@ def read_method(given: Any) -> Method:
 def check_method(method: Any, optimizer: str = "sgd") -> None:
     """Raise `InputError` unless `compose`, a recipe or `switch` made the method, and all parts allow the optimizer."""
     for parts in in_turn(method):
-        if not isinstance(parts, tuple) or "average" not in {getattr(part, "slot", "") for part in parts}:
+        if not isinstance(parts, tuple) or "average" not in {
+            getattr(part, "slot", "") for part in parts
+        }:
             raise InputError(
                 f"method = {told(parts)}: not a method; make one with compose(...), fedntd() and the like, or switch"
             )
@@ -76,7 +92,10 @@ def check_method(method: Any, optimizer: str = "sgd") -> None:
 
 def write_method(method: Method) -> Any:
     """A method as `read_method` reads it."""
-    lists = [[{"name": name_in(PARTS, type(part)), **table(part)} for part in parts] for parts in in_turn(method)]
+    lists = [
+        [{"name": name_in(PARTS, type(part)), **table(part)} for part in parts]
+        for parts in in_turn(method)
+    ]
     if not isinstance(method, Switch):
         return lists[0]
     untils = [{"until": first - 1} for first, _ in method.stages[1:]]
@@ -93,16 +112,26 @@ def _read_switch(entries: list[Any]) -> Method:
     if not rest:
         return read_method(first["method"])
     if not isinstance(first["until"], int) or first["until"] < 1:
-        raise InputError(f"method.until = {first['until']!r}: give the last round of this entry, 1 or more")
-    if len(rest) > 1 and isinstance(rest[0].get("until"), int) and rest[0]["until"] <= first["until"]:
-        raise InputError(f"method.until = {rest[0]['until']} follows {first['until']}: rounds must grow")
+        raise InputError(
+            f"method.until = {first['until']!r}: give the last round of this entry, 1 or more"
+        )
+    if (
+        len(rest) > 1
+        and isinstance(rest[0].get("until"), int)
+        and rest[0]["until"] <= first["until"]
+    ):
+        raise InputError(
+            f"method.until = {rest[0]['until']} follows {first['until']}: rounds must grow"
+        )
     return switch(read_method(first["method"]), _read_switch(rest), at=first["until"] + 1)
 
 
 def _find(name: str) -> Callable[..., Part | Parts]:
     found: Any = find(name, {**RECIPES, **PARTS}, "method")
     if not callable(found) or (inspect.isclass(found) and not issubclass(found, Part)):
-        raise InputError(f"method '{name}' is {told(found)}; it must be a Part, or a function that returns parts")
+        raise InputError(
+            f"method '{name}' is {told(found)}; it must be a Part, or a function that returns parts"
+        )
     return found
 
 
@@ -114,8 +143,12 @@ def describe(method: Method) -> str:
     """
     if isinstance(method, Switch):
         first, *later = method.stages
-        return describe(first[1]) + "".join(f"; from round {at} on: {describe(parts)}" for at, parts in later)
-    held = {f.name: getattr(part, f.name) for part in reversed(method) for f in dataclasses.fields(part)}  # type: ignore[arg-type]
+        return describe(first[1]) + "".join(
+            f"; from round {at} on: {describe(parts)}" for at, parts in later
+        )
+    held = {
+        f.name: getattr(part, f.name) for part in reversed(method) for f in dataclasses.fields(part)
+    }  # type: ignore[arg-type]
     found = []
     for name, recipe in RECIPES.items():
         defaults = _defaults(recipe)
@@ -127,8 +160,14 @@ def describe(method: Method) -> str:
         return min(found, key=len)  # fedlmd_tf, not fedlmd teacher = False
     usual = [part for part in reversed(DEFAULTS) if part in method]
     own = [part for part in method if part not in usual]
-    text = " + ".join(_line(name_in(PARTS, type(part)), table(part), _defaults(type(part))) for part in own)
-    return f"{text}, with {' and '.join(name_in(PARTS, type(part)) for part in usual)}" if usual else text
+    text = " + ".join(
+        _line(name_in(PARTS, type(part)), table(part), _defaults(type(part))) for part in own
+    )
+    return (
+        f"{text}, with {' and '.join(name_in(PARTS, type(part)) for part in usual)}"
+        if usual
+        else text
+    )
 
 
 def document(name: str) -> str:
@@ -140,7 +179,9 @@ def document(name: str) -> str:
 
 
 def _defaults(maker: Callable[..., Any]) -> dict[str, Any]:
-    return {name: parameter.default for name, parameter in inspect.signature(maker).parameters.items()}
+    return {
+        name: parameter.default for name, parameter in inspect.signature(maker).parameters.items()
+    }
 
 
 def _line(name: str, values: Mapping[str, Any], defaults: Mapping[str, Any]) -> str:
@@ -152,5 +193,10 @@ def parameters(name: str) -> list[tuple[str, Any, str]]:
     """Name, default and sentence of each hyper-parameter of a recipe or part."""
     maker = _find(name)
     parts: tuple[Any, ...] = (maker,) if inspect.isclass(maker) else tuple(map(type, maker()))  # type: ignore[arg-type]
-    sentences = {f.name: sentence(part, f.name) for part in reversed(parts) for f in dataclasses.fields(part)}
-    return [(p.name, p.default, sentences.get(p.name, "")) for p in inspect.signature(maker).parameters.values()]
+    sentences = {
+        f.name: sentence(part, f.name) for part in reversed(parts) for f in dataclasses.fields(part)
+    }
+    return [
+        (p.name, p.default, sentences.get(p.name, ""))
+        for p in inspect.signature(maker).parameters.values()
+    ]

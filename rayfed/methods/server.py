@@ -23,7 +23,9 @@ class Average(Part):
     """
 
     slot: ClassVar[str] = "average"
-    by: Annotated[Literal["samples", "client"], "what a client's weight is: its number of samples, or 1"] = "samples"
+    by: Annotated[
+        Literal["samples", "client"], "what a client's weight is: its number of samples, or 1"
+    ] = "samples"
 
     def report(self, client: ClientView, local: None, fit: Fit) -> tuple[Tree, None]:
         weight = client.num_examples if self.by == "samples" else 1
@@ -75,7 +77,9 @@ class DiscrepancyAverage(Part):
     """
 
     slot: ClassVar[str] = "average"
-    a: Annotated[float, Ge(0), Lt(1), "how much uneven labels count against a client; 0 with b = 0 is FedAvg"] = 0.5
+    a: Annotated[
+        float, Ge(0), Lt(1), "how much uneven labels count against a client; 0 with b = 0 is FedAvg"
+    ] = 0.5
     b: Annotated[float, Ge(0), "what every client gets; large values are a uniform mean"] = 0.1
 
     def survey(self, client: ClientView) -> Tree:
@@ -110,10 +114,14 @@ class DynamicRegularizer(Part):
 
     slot: ClassVar[str] = "average"
     alpha: Annotated[float, Gt(0), "strength of the regulariser"] = 0.01
-    by_size: Annotated[bool, "divide a client's alpha by its number of samples over the clients' mean"] = False
+    by_size: Annotated[
+        bool, "divide a client's alpha by its number of samples over the clients' mean"
+    ] = False
 
     def begin(self, client: ClientView) -> tuple[float, Tensor, Tensor | None]:
-        alpha = self.alpha * client.mean_examples / client.num_examples if self.by_size else self.alpha
+        alpha = (
+            self.alpha * client.mean_examples / client.num_examples if self.by_size else self.alpha
+        )
         g = client.memory
         return alpha, client.flat(client.weights), None if g is None else client.flat(g)
 
@@ -122,7 +130,9 @@ class DynamicRegularizer(Part):
         near = alpha / 2 * mse_loss(batch.flat, anchor, reduction="sum")
         return near if g is None else near - torch.dot(batch.flat, g)
 
-    def report(self, client: ClientView, local: tuple[float, Tensor, Tensor | None], fit: Fit) -> tuple[Tree, Tree]:
+    def report(
+        self, client: ClientView, local: tuple[float, Tensor, Tensor | None], fit: Fit
+    ) -> tuple[Tree, Tree]:
         """`g_i <- g_i - alpha (w_local - w)`."""
         alpha, g = local[0], client.memory
         moved = subtract(combine(Tensor.detach, fit.parameters), client.weights)
@@ -132,7 +142,11 @@ class DynamicRegularizer(Part):
     def update(self, h: Weights | None, total: Tree, step: Step) -> tuple[Weights, Step]:
         """`h <- h - alpha / N sum (w_local - w)`, `w <- mean - h / alpha`; h in float64, N the whole population."""
         old = step.parameters(step.weights)
-        moved = combine(lambda w, sum_of_locals: sum_of_locals - total["clients"] * w.double(), old, total["weights"])
+        moved = combine(
+            lambda w, sum_of_locals: sum_of_locals - total["clients"] * w.double(),
+            old,
+            total["weights"],
+        )
         change = scale(moved, -self.alpha / step.server.num_clients)
         h = change if h is None else add(h, change)
         mean = combine(lambda x: x / total["clients"], total["weights"])
@@ -171,9 +185,13 @@ class Smoothed(Part):
     evaluated, if one says so.
     """
 
-    decay: Annotated[float, Ge(0), Lt(1), "how much of the average is kept; 0 evaluates the last model"] = 0.6
+    decay: Annotated[
+        float, Ge(0), Lt(1), "how much of the average is kept; 0 evaluates the last model"
+    ] = 0.6
 
     def update(self, average: Weights | None, total: None, step: Step) -> tuple[Weights, Step]:
         last = combine(Tensor.double, step.averaged if step.shown is None else step.shown)
-        average = last if average is None else add(scale(average, self.decay), last, alpha=1 - self.decay)
+        average = (
+            last if average is None else add(scale(average, self.decay), last, alpha=1 - self.decay)
+        )
         return average, step.showing(average)

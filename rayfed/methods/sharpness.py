@@ -17,7 +17,16 @@ from rayfed.base.values import Ge, Gt
 from rayfed.methods.part import Part
 from rayfed.methods.views import Batch, ClientView, Fit, Outputs, ServerView, Step
 from rayfed.tensors.trees import Tree
-from rayfed.tensors.weights import Weights, add, combine, dot, flat, parameters_of, subtract, zeros_like
+from rayfed.tensors.weights import (
+    Weights,
+    add,
+    combine,
+    dot,
+    flat,
+    parameters_of,
+    subtract,
+    zeros_like,
+)
 
 
 @dataclass(frozen=True)
@@ -86,7 +95,11 @@ class ProximalPerturbation(Part):
             return loss
         divergence = losses.distill(batch.logits, batch.teacher.logits, tau=self.tau)
         step = _ascent(divergence, batch.parameters, self.rho)
-        moved = combine(lambda w, w_global: normalize((w.detach() - w_global).abs(), dim=0), batch.parameters, anchor)
+        moved = combine(
+            lambda w, w_global: normalize((w.detach() - w_global).abs(), dim=0),
+            batch.parameters,
+            anchor,
+        )
         return _with_gradient_at(combine(torch.mul, step, moved), loss, batch)
 
 
@@ -102,7 +115,9 @@ class AgreedPerturbation(Part):
     slot: ClassVar[str] = "supervise"
     rho: Annotated[float, Ge(0), "length of the step to the other weights; 0 takes none"] = 0.1
 
-    def tell(self, s: Weights | None, server: ServerView, surveyed: None) -> tuple[Weights | None, Weights | None]:
+    def tell(
+        self, s: Weights | None, server: ServerView, surveyed: None
+    ) -> tuple[Weights | None, Weights | None]:
         return s, s
 
     def begin(self, client: ClientView) -> tuple[Weights | None, Weights]:
@@ -120,11 +135,15 @@ class AgreedPerturbation(Part):
         mu.update(add(before, subtract(step, s)))
         return _with_gradient_at(step, loss, batch)
 
-    def report(self, client: ClientView, local: tuple[Tree, Weights], fit: Fit) -> tuple[Tree, Tree]:
+    def report(
+        self, client: ClientView, local: tuple[Tree, Weights], fit: Fit
+    ) -> tuple[Tree, Tree]:
         mu = local[1] or None
         return mu, mu
 
-    def update(self, s: Weights | None, total: Weights | None, step: Step) -> tuple[Weights | None, Step]:
+    def update(
+        self, s: Weights | None, total: Weights | None, step: Step
+    ) -> tuple[Weights | None, Step]:
         if total is None:
             return s, step
         return combine(Tensor.float, _of_length(total, self.rho)), step
@@ -143,7 +162,9 @@ class _Runner(nn.Module):
 
 def _ascent(loss: Tensor, parameters: Weights, rho: float, less: Weights | None = None) -> Weights:
     """A step of length `rho` along the gradient of a loss, less a vector; its graph is kept, as other terms need it."""
-    gradients = torch.autograd.grad(loss, list(parameters.values()), retain_graph=True, materialize_grads=True)
+    gradients = torch.autograd.grad(
+        loss, list(parameters.values()), retain_graph=True, materialize_grads=True
+    )
     gradient = dict(zip(parameters, gradients, strict=True))
     if less:
         gradient = subtract(gradient, less)
@@ -161,12 +182,17 @@ def _with_gradient_at(step: Weights, loss: Tensor, batch: Batch) -> Tensor:
     What stays at the client is not in the step, and trains all the same.
     """
     parameters = parameters_of(batch.model)
-    there = {name: w.detach() + step[name] if name in step else w.detach() for name, w in parameters.items()}
+    there = {
+        name: w.detach() + step[name] if name in step else w.detach()
+        for name, w in parameters.items()
+    }
     gradients = gradients_at(there, batch, batch.images, batch.labels)
     return with_gradient(loss, gradients, parameters)
 
 
-def gradients_at(there: Weights, batch: Batch, images: Tensor, labels: Tensor) -> tuple[Tensor | None, ...]:
+def gradients_at(
+    there: Weights, batch: Batch, images: Tensor, labels: Tensor
+) -> tuple[Tensor | None, ...]:
     """The gradients of the cross-entropy at other parameters, in their order; labels (B,), or probabilities (B, C).
 
     The pass updates copies of the buffers: BatchNorm's running statistics must count each batch once.

@@ -26,12 +26,18 @@ class SlimAlign(Part):
 
     needs_features: ClassVar[bool] = True
     mu: Annotated[float, Ge(0), "weight of the term; 0 is FedAvg"] = 0.45
-    width: Annotated[float, Gt(0), Le(1), "share of the channels that the slimmed stage keeps"] = 0.25
+    width: Annotated[float, Gt(0), Le(1), "share of the channels that the slimmed stage keeps"] = (
+        0.25
+    )
 
     def check(self, model: nn.Module) -> None:
         super().check(model)
-        if not isinstance(model.features, nn.Sequential) or not any(list(m.parameters()) for m in model.features):
-            raise InputError(f"{self!r} needs a model whose `features` is an nn.Sequential, to find its last stage")
+        if not isinstance(model.features, nn.Sequential) or not any(
+            list(m.parameters()) for m in model.features
+        ):
+            raise InputError(
+                f"{self!r} needs a model whose `features` is an nn.Sequential, to find its last stage"
+            )
 
     def loss(self, batch: Batch, local: None) -> Tensor:
         with torch.no_grad():
@@ -53,7 +59,9 @@ def _last_stage(features: nn.Module, images: Tensor) -> tuple[nn.Sequential, Ten
         values.append(_apart(layer, values[-1]))
     changes = [i for i in range(len(layers)) if values[i].shape != values[i + 1].shape]
     trained = [i for i, layer in enumerate(layers) if list(layer.parameters())]
-    first = next(i for i, value in enumerate(values) if value.is_floating_point())  # tokens make no matrix
+    first = next(
+        i for i, value in enumerate(values) if value.is_floating_point()
+    )  # tokens make no matrix
     start = max((i for i in changes if first <= i <= trained[-1]), default=first)
     start = start if start in trained else start + 1  # a pool goes before the stage
     end = min((i for i in changes if i > trained[-1]), default=len(layers))
@@ -107,7 +115,9 @@ def _spectral_norm(inputs: Tensor, outputs: Tensor) -> Tensor:
         inputs = nn.functional.adaptive_avg_pool2d(inputs, [*outputs.shape[2:]])  # type: ignore[arg-type]
     a, b = (x.flatten(2) if x.dim() == 4 else x[:, :, None] for x in (inputs, outputs))
 
-    def apply(v: Tensor) -> Tensor:  # the matrix a b^T / (h w) times v, never formed: it may have millions of entries
+    def apply(
+        v: Tensor,
+    ) -> Tensor:  # the matrix a b^T / (h w) times v, never formed: it may have millions of entries
         return a @ (b.transpose(1, 2) @ v) / a.shape[2]
 
     with torch.no_grad():

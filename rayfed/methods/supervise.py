@@ -18,10 +18,14 @@ class CrossEntropy(Part):
 
     slot: ClassVar[str] = "supervise"
     weight: Annotated[float, Ge(0), "factor of the term"] = 1.0
-    smoothing: Annotated[float, Ge(0), Lt(1), "share of the label's mass spread over all classes"] = 0.0
+    smoothing: Annotated[
+        float, Ge(0), Lt(1), "share of the label's mass spread over all classes"
+    ] = 0.0
 
     def loss(self, batch: Batch, local: None) -> Tensor:
-        return self.weight * losses.cross_entropy(batch.logits, batch.labels, smoothing=self.smoothing)
+        return self.weight * losses.cross_entropy(
+            batch.logits, batch.labels, smoothing=self.smoothing
+        )
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,9 @@ class RestrictedCrossEntropy(Part):
     """Cross-entropy with scaled-down logits of classes that the client lacks. FedRS (Li and Zhan, KDD 2021)."""
 
     slot: ClassVar[str] = "supervise"
-    alpha: Annotated[float, Ge(0), Le(1), "scale of an absent class's logit; 1 is plain cross-entropy"] = 0.5
+    alpha: Annotated[
+        float, Ge(0), Le(1), "scale of an absent class's logit; 1 is plain cross-entropy"
+    ] = 0.5
     soft: Annotated[bool, "scale every class by how much of it the client holds"] = False
 
     def loss(self, batch: Batch, local: None) -> Tensor:
@@ -47,14 +53,20 @@ class ClassAdaptiveDistill(Part):
     """
 
     slot: ClassVar[str] = "supervise"
-    low: Annotated[float, Ge(0), Le(1), "weight of distillation on a class unknown to the teacher (beta)"] = 0.25
-    high: Annotated[float, Ge(0), Le(1), "weight of distillation on a class fully known to it (gamma)"] = 0.5
+    low: Annotated[
+        float, Ge(0), Le(1), "weight of distillation on a class unknown to the teacher (beta)"
+    ] = 0.25
+    high: Annotated[
+        float, Ge(0), Le(1), "weight of distillation on a class fully known to it (gamma)"
+    ] = 0.5
     tau: Annotated[float, Gt(0), "temperature of both softmaxes"] = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.low > self.high:
-            raise InputError(f"class_adaptive_distill: low = {self.low} must not be above high = {self.high}")
+            raise InputError(
+                f"class_adaptive_distill: low = {self.low} must not be above high = {self.high}"
+            )
 
     def begin(self, client: ClientView) -> Tensor:
         outputs, labels = client.all_outputs(client.global_model)
@@ -64,4 +76,6 @@ class ClassAdaptiveDistill(Part):
 
     def loss(self, batch: Batch, class_weights: Tensor) -> Tensor:
         teacher = batch.teacher.logits
-        return losses.class_adaptive_distill(batch.logits, teacher, batch.labels, class_weights, tau=self.tau)
+        return losses.class_adaptive_distill(
+            batch.logits, teacher, batch.labels, class_weights, tau=self.tau
+        )

@@ -29,7 +29,9 @@ class Outputs:
     @property
     def of_features(self) -> Tensor:
         """The features, (B, D), for parts that have checked that there are any."""
-        assert self.features is not None, "the model gives no features; a part that needs them says so in `check`"
+        assert self.features is not None, (
+            "the model gives no features; a part that needs them says so in `check`"
+        )
         return self.features
 
 
@@ -45,11 +47,17 @@ def run_in_bf16(model: nn.Module, images: Tensor) -> Outputs:
     """A forward pass in bfloat16, where torch's autocast takes it for an operation; the outputs are float32."""
     with torch.autocast(images.device.type, torch.bfloat16):
         outputs = run_model(model, images)
-    return Outputs(None if outputs.features is None else outputs.features.float(), outputs.logits.float())
+    return Outputs(
+        None if outputs.features is None else outputs.features.float(), outputs.logits.float()
+    )
 
 
 Run = Callable[[nn.Module, Tensor], Outputs]
-RUNS: dict[str, Run] = {"float32": run_model, "bf16": run_in_bf16, "tf32": run_model}  # by `train.precision`
+RUNS: dict[str, Run] = {
+    "float32": run_model,
+    "bf16": run_in_bf16,
+    "tf32": run_model,
+}  # by `train.precision`
 
 
 class Frozen:
@@ -63,7 +71,9 @@ class Frozen:
         self._made: dict[int, tuple[Weights, nn.Module]] = {}
 
     def __call__(self, weights: Weights) -> nn.Module:
-        if id(weights) not in self._made:  # the copy keeps the weights alive, so that no other weights get their id
+        if (
+            id(weights) not in self._made
+        ):  # the copy keeps the weights alive, so that no other weights get their id
             model = with_weights(self._model, {**weights, **self._own}).eval().requires_grad_(False)
             self._made[id(weights)] = weights, model
         return self._made[id(weights)][1]
@@ -92,7 +102,9 @@ class Known:
         if model not in self._outputs:
             self._outputs[model], _ = self._client.all_outputs(model)
         outputs = self._outputs[model]
-        return Outputs(None if outputs.features is None else outputs.features[rows], outputs.logits[rows])
+        return Outputs(
+            None if outputs.features is None else outputs.features[rows], outputs.logits[rows]
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +118,9 @@ class View:
     mean_examples: float  # images per client, over the population
     frozen: Frozen  # called with weights: a model with them, in eval mode, that takes no gradient
     run: Run  # a forward pass, in the job's precision
-    samples: Callable[..., Iterator[tuple[Tensor, Tensor]]]  # un-augmented batches of a size, always in the same order
+    samples: Callable[
+        ..., Iterator[tuple[Tensor, Tensor]]
+    ]  # un-augmented batches of a size, always in the same order
 
     @property
     def global_model(self) -> nn.Module:
@@ -143,7 +157,9 @@ class ClientView(View):
     momentum: float
     batch_size: int
     steps: int  # that it will take in this round
-    stepper: Callable[[Weights], Callable[[Tensor], None]]  # of parameters: a function that does a step on a loss
+    stepper: Callable[
+        [Weights], Callable[[Tensor], None]
+    ]  # of parameters: a function that does a step on a loss
     trained: tuple[str, ...]  # the names of `batch.parameters`
     state: Tree = None  # the server's, for a part that defines `survey`
     payload: Tree = None  # from this part's `tell`
@@ -178,29 +194,56 @@ class Notes:
 
     def __call__(self, name: str, value: Tensor | float) -> None:
         """Raises TypeError for a name or a value that cannot be recorded."""
-        if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= 100 or name.startswith(RESERVED):
+        if (
+            not isinstance(name, str)
+            or not name.isprintable()
+            or not 0 < len(name) <= 100
+            or name.startswith(RESERVED)
+        ):
             raise TypeError(
                 f"batch.note({told(name)}, ...): a name has 1 to 100 printable characters that do not begin with "
                 f"{', '.join(RESERVED)}, which are rayfed's own"
             )
-        if not isinstance(value, Tensor | Real) or (isinstance(value, Tensor) and (value.ndim or value.is_complex())):
-            kind = f"a tensor ({value.dtype}, {tuple(value.shape)})" if isinstance(value, Tensor) else told(value)
-            raise TypeError(f"batch.note('{name}', ...) got {kind}; give a number, such as a mean over the batch")
+        if not isinstance(value, Tensor | Real) or (
+            isinstance(value, Tensor) and (value.ndim or value.is_complex())
+        ):
+            kind = (
+                f"a tensor ({value.dtype}, {tuple(value.shape)})"
+                if isinstance(value, Tensor)
+                else told(value)
+            )
+            raise TypeError(
+                f"batch.note('{name}', ...) got {kind}; give a number, such as a mean over the batch"
+            )
         self.add(name, value)
 
     def add(self, name: str, value: Tensor | Real) -> None:
         """A number of any name, such as a part's term of the loss."""
-        number = value.detach() if isinstance(value, Tensor) else torch.tensor(float(value), dtype=torch.float64)
-        self._values.setdefault(name, []).append(number.to(torch.float64, copy=True))  # its owner may change it
+        number = (
+            value.detach()
+            if isinstance(value, Tensor)
+            else torch.tensor(float(value), dtype=torch.float64)
+        )
+        self._values.setdefault(name, []).append(
+            number.to(torch.float64, copy=True)
+        )  # its owner may change it
 
     def not_finite(self, batches: int) -> list[str]:
         """The names of which one of the first numbers, of so many batches, is NaN or infinite."""
-        return [name for name, numbers in self._values.items() if not torch.stack(numbers[:batches]).isfinite().all()]
+        return [
+            name
+            for name, numbers in self._values.items()
+            if not torch.stack(numbers[:batches]).isfinite().all()
+        ]
 
     def means(self) -> dict[str, float]:
         """Of each name, over the batches that noted it. To be read at the end: each read waits for the GPU."""
         return {
-            name: float(torch.stack([value.to(values[-1].device, non_blocking=True) for value in values]).mean())
+            name: float(
+                torch.stack(
+                    [value.to(values[-1].device, non_blocking=True) for value in values]
+                ).mean()
+            )
             for name, values in self._values.items()
         }
 
@@ -209,12 +252,16 @@ class Notes:
 class Batch:
     """One batch in training. Lazy: a model runs on it only when a part asks, and at most once."""
 
-    images: Tensor  # (B, c, h, w), augmented and normalised; or tokens, int64 (B, L); or vectors (B, D)
+    images: (
+        Tensor  # (B, c, h, w), augmented and normalised; or tokens, int64 (B, L); or vectors (B, D)
+    )
     labels: Tensor  # (B,)
     model: nn.Module  # in training
     parameters: Weights  # of this model, live, less those that stay at the client
     _client: ClientView
-    _known: Callable[[nn.Module], Outputs | None] | None = None  # a frozen model's outputs on it, where they are known
+    _known: Callable[[nn.Module], Outputs | None] | None = (
+        None  # a frozen model's outputs on it, where they are known
+    )
     note: Notes = field(default_factory=Notes)
     _frozen: dict[nn.Module, Outputs] = field(init=False, default_factory=dict)
 
@@ -286,7 +333,9 @@ class Step:
 
     server: ServerView  # as in `tell`: for an `update` that trains on the server
     proposed: Weights | None
-    trainable: frozenset[str]  # the parameters in `weights`; the others are buffers, or stay at the clients
+    trainable: frozenset[
+        str
+    ]  # the parameters in `weights`; the others are buffers, or stay at the clients
     shown: Weights | None = None  # to be evaluated in place of the new weights, which are sent
 
     @property

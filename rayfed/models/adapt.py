@@ -18,7 +18,10 @@ from rayfed.models.settings import Adapt, Lora
 from rayfed.tensors.weights import Weights
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-CLOSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer)  # they take the weights of their layers, and call none
+CLOSED = (
+    nn.MultiheadAttention,
+    nn.TransformerEncoderLayer,
+)  # they take the weights of their layers, and call none
 
 log = logging.getLogger(__name__)
 
@@ -30,14 +33,18 @@ def adapt(model: nn.Module, settings: Adapt, seed: int) -> None:
     """
     if settings.weights:
         _load_file(model, settings.weights)
-    for name in matching(settings.freeze, dict(model.named_parameters()), "model.freeze", "parameter"):
+    for name in matching(
+        settings.freeze, dict(model.named_parameters()), "model.freeze", "parameter"
+    ):
         model.get_parameter(name).requires_grad_(False)
     if settings.lora.rank:
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(seed)
             _add_lora(model, settings.lora)
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise InputError(f"model.freeze = {settings.freeze}: no parameter of the model would train; freeze fewer")
+        raise InputError(
+            f"model.freeze = {settings.freeze}: no parameter of the model would train; freeze fewer"
+        )
 
 
 def matching(patterns: Sequence[str], names: Iterable[str], key: str, kind: str) -> list[str]:
@@ -45,7 +52,9 @@ def matching(patterns: Sequence[str], names: Iterable[str], key: str, kind: str)
     names = list(names)
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
-            raise InputError(f"{key}: the pattern '{pattern}' fits no {kind}{did_you_mean(pattern, names)}")
+            raise InputError(
+                f"{key}: the pattern '{pattern}' fits no {kind}{did_you_mean(pattern, names)}"
+            )
     return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
 
 
@@ -53,7 +62,10 @@ def head_of(model: nn.Module) -> str:
     """The name of the module that gives the logits: `head`, or the last linear or convolution layer."""
     if isinstance(getattr(model, "head", None), nn.Module):
         return "head"
-    return next((name for name, module in reversed([*model.named_modules()]) if isinstance(module, LAYERS)), "")
+    return next(
+        (name for name, module in reversed([*model.named_modules()]) if isinstance(module, LAYERS)),
+        "",
+    )
 
 
 def _load_file(model: nn.Module, path: str) -> None:
@@ -63,7 +75,9 @@ def _load_file(model: nn.Module, path: str) -> None:
     except FileNotFoundError:
         raise InputError(f"model.weights = '{path}': there is no such file") from None
     except (OSError, SafetensorError) as error:
-        raise InputError(f"model.weights = '{path}': not a safetensors file that can be read ({error})") from None
+        raise InputError(
+            f"model.weights = '{path}': not a safetensors file that can be read ({error})"
+        ) from None
     own: Weights = model.state_dict()
     renamed = getattr(model, "renamed", str)
     weights = {name if name in own else renamed(name): tensor for name, tensor in file.items()}
@@ -82,7 +96,10 @@ def _load_file(model: nn.Module, path: str) -> None:
             raise InputError(f"model.weights = '{path}' does not fit the model: {reason}")
     if wrong:
         reason = next(iter(wrong.values()))
-        log.warning("model.weights: the head is not taken from the file, and begins as the seed draws it: %s", reason)
+        log.warning(
+            "model.weights: the head is not taken from the file, and begins as the seed draws it: %s",
+            reason,
+        )
         weights = {name: tensor for name, tensor in weights.items() if not name.startswith(head)}
     model.load_state_dict(weights, strict=False)
 
@@ -95,22 +112,34 @@ def _add_lora(model: nn.Module, lora: Lora) -> None:
     layers = [
         name
         for name, module in model.named_modules()
-        if name and isinstance(module, LAYERS) and getattr(module, "groups", 1) == 1 and not _is_in(name, apart)
+        if name
+        and isinstance(module, LAYERS)
+        and getattr(module, "groups", 1) == 1
+        and not _is_in(name, apart)
     ]
     if not layers:
         raise InputError(
             "model.lora: the model has no linear layer and no convolution without groups, beside its head, that LoRA "
             "could change; those of torch's own attention and TransformerEncoderLayer it cannot"
         )
-    names = matching(lora.targets or ["*"], layers, "model.lora.targets", "layer that LoRA can change")
+    names = matching(
+        lora.targets or ["*"], layers, "model.lora.targets", "layer that LoRA can change"
+    )
     try:
-        from peft import LoraConfig, inject_adapter_in_model  # takes seconds: it imports transformers
+        from peft import (
+            LoraConfig,
+            inject_adapter_in_model,
+        )  # takes seconds: it imports transformers
     except ImportError as error:
         install = "pip install 'rayfed-distill[lora]'"
-        raise InputError(f"model.lora needs peft, which cannot be imported ({error}): {install}") from None
+        raise InputError(
+            f"model.lora needs peft, which cannot be imported ({error}): {install}"
+        ) from None
     exactly = "|".join(map(re.escape, names))
     scale: Any = lora.alpha  # peft's annotation asks for a whole number, and its code does not
-    inject_adapter_in_model(LoraConfig(r=lora.rank, lora_alpha=scale, target_modules=exactly), model)
+    inject_adapter_in_model(
+        LoraConfig(r=lora.rank, lora_alpha=scale, target_modules=exactly), model
+    )
     model.get_submodule(head).requires_grad_(True)
 
 

@@ -37,9 +37,14 @@ def with_projection(model: Classifier, width: int) -> Classifier:
     MOON's network (Li et al., CVPR 2021, section 3.2, and its public code): features (B, D), a linear layer to D, ReLU,
     a linear layer to `width`.
     """
-    *before, last = model.head if isinstance(model.head, nn.Sequential) else [model.head]  # mobilenet's has dropout
+    *before, last = (
+        model.head if isinstance(model.head, nn.Sequential) else [model.head]
+    )  # mobilenet's has dropout
     assert isinstance(last, nn.Linear) and isinstance(model.features, nn.Sequential)
     inner = last.in_features
     projection = nn.Linear(inner, inner), nn.ReLU(), nn.Linear(inner, width)
     head = nn.Linear(width, last.out_features)
-    return Classifier(nn.Sequential(*model.features, *projection), nn.Sequential(*before, head) if before else head)
+    return Classifier(
+        nn.Sequential(*model.features, *projection),
+        nn.Sequential(*before, head) if before else head,
+    )

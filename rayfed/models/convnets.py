@@ -17,7 +17,9 @@ def cnn(*, image_shape: tuple[int, int, int], num_classes: int) -> Classifier:
     """
     channels, height, width = image_shape
     if min(height, width) < 4:
-        raise InputError(f"model 'cnn': its two pools need images of 4x4 pixels or more, not {height}x{width}")
+        raise InputError(
+            f"model 'cnn': its two pools need images of 4x4 pixels or more, not {height}x{width}"
+        )
     return Classifier(
         nn.Sequential(
             nn.Conv2d(channels, 32, kernel_size=5, padding=2),
@@ -34,7 +36,9 @@ def cnn(*, image_shape: tuple[int, int, int], num_classes: int) -> Classifier:
     )
 
 
-def lenet(*, image_shape: tuple[int, int, int], num_classes: int, batch_norm: bool = False) -> Classifier:
+def lenet(
+    *, image_shape: tuple[int, int, int], num_classes: int, batch_norm: bool = False
+) -> Classifier:
     """LeNet-5 with ReLU and max pooling (LeCun et al., Proc. IEEE 1998; as FedSSD, MOON and NIID-Bench train it).
 
     With `batch_norm`, BatchNorm after each convolution; the other layers begin with the same weights. Raises
@@ -42,14 +46,22 @@ def lenet(*, image_shape: tuple[int, int, int], num_classes: int, batch_norm: bo
     """
     channels, height, width = image_shape
     if min(height, width) < 16:
-        raise InputError(f"model 'lenet': it needs images of at least 16x16 pixels, not {height}x{width}")
+        raise InputError(
+            f"model 'lenet': it needs images of at least 16x16 pixels, not {height}x{width}"
+        )
     rows, columns = (((side - 4) // 2 - 4) // 2 for side in (height, width))
     norms = [[nn.BatchNorm2d(maps)] if batch_norm else [] for maps in (6, 16)]
     return Classifier(
         nn.Sequential(
             *(nn.Conv2d(channels, 6, kernel_size=5), *norms[0], MaxPool(), nn.ReLU()),
             *(nn.Conv2d(6, 16, kernel_size=5), *norms[1], MaxPool(), nn.ReLU()),
-            *(nn.Flatten(), nn.Linear(16 * rows * columns, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU()),
+            *(
+                nn.Flatten(),
+                nn.Linear(16 * rows * columns, 120),
+                nn.ReLU(),
+                nn.Linear(120, 84),
+                nn.ReLU(),
+            ),
         ),
         head=nn.Linear(84, num_classes),
     )

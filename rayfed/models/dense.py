@@ -22,12 +22,18 @@ def text(
     hidden: Annotated[int, Ge(1)] = 128,
 ) -> Classifier:
     """The mean of the tokens' embeddings, and a hidden layer (Joulin et al., EACL 2017, without it)."""
-    features = nn.Sequential(MeanEmbedding(vocabulary, embedding), nn.Linear(embedding, hidden), nn.ReLU())
+    features = nn.Sequential(
+        MeanEmbedding(vocabulary, embedding), nn.Linear(embedding, hidden), nn.ReLU()
+    )
     return Classifier(features, head=nn.Linear(hidden, num_classes))
 
 
 def mlp(
-    *, num_features: int, num_classes: int, hidden: Annotated[int, Ge(1)] = 64, depth: Annotated[int, Ge(1)] = 2
+    *,
+    num_features: int,
+    num_classes: int,
+    hidden: Annotated[int, Ge(1)] = 64,
+    depth: Annotated[int, Ge(1)] = 2,
 ) -> Classifier:
     """A multilayer perceptron on vectors: `depth` layers of `hidden` neurons with ReLU."""
     widths = [num_features, *[hidden] * depth]

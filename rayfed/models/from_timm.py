@@ -35,15 +35,23 @@ def timm_builder(name: str) -> Callable[..., nn.Module]:
         import timm  # takes seconds
     except ImportError as error:
         install = "pip install 'rayfed-distill[timm]'"
-        raise InputError(f"model '{name}' needs timm, which cannot be imported ({error}): {install}") from None
+        raise InputError(
+            f"model '{name}' needs timm, which cannot be imported ({error}): {install}"
+        ) from None
     names = [f"{PREFIX}{model}" for model in timm.list_models()]
     if name not in names:
-        raise InputError(f"model '{name}': timm {timm.__version__} has no such model{did_you_mean(name, names)}")
+        raise InputError(
+            f"model '{name}': timm {timm.__version__} has no such model{did_you_mean(name, names)}"
+        )
     wanted = name.removeprefix(PREFIX)
 
     def build(*, image_shape: tuple[int, int, int], num_classes: int, **options: Any) -> nn.Module:
         channels, *size = image_shape
-        given: dict[str, Any] = {"pretrained": False, "in_chans": channels, "num_classes": num_classes}
+        given: dict[str, Any] = {
+            "pretrained": False,
+            "in_chans": channels,
+            "num_classes": num_classes,
+        }
         create = partial(timm.create_model, wanted, **given, **options)
         try:
             net = create(img_size=tuple(size))

@@ -56,10 +56,18 @@ def build_model(
     options = dict(options)
     project = options.pop("project", 0) if name in MODELS else 0
     if not isinstance(project, int) or isinstance(project, bool) or project < 0:
-        raise InputError(f"model '{name}'.project = {told(project)}: give a whole number, 0 or more")
-    builder = timm_builder(name) if name.startswith(PREFIX) else find(name, MODELS, "model", ", or timm/NAME")
+        raise InputError(
+            f"model '{name}'.project = {told(project)}: give a whole number, 0 or more"
+        )
+    builder = (
+        timm_builder(name)
+        if name.startswith(PREFIX)
+        else find(name, MODELS, "model", ", or timm/NAME")
+    )
     if not callable(builder):
-        raise InputError(f"model '{name}' is {told(builder)}; it must be a function that returns a torch.nn.Module")
+        raise InputError(
+            f"model '{name}' is {told(builder)}; it must be a function that returns a torch.nn.Module"
+        )
     # Not torch.manual_seed, which would reset the generators of the GPUs as well.
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
@@ -69,7 +77,9 @@ def build_model(
             if kinds and type(inputs) not in kinds:
                 wanted, are = kinds[0].__name__.lower(), type(inputs).__name__.lower()
                 raise InputError(f"model '{name}' takes {wanted}, and the data are {are}")
-            if not {*given} <= {*takes} and not any(p.kind is p.VAR_KEYWORD for p in takes.values()):
+            if not {*given} <= {*takes} and not any(
+                p.kind is p.VAR_KEYWORD for p in takes.values()
+            ):
                 call = ", ".join(f"{key}=..." for key in given)
                 raise InputError(
                     f"model '{name}' has the parameters {', '.join(takes) or 'none'}; it is called with {call} and its "
@@ -84,14 +94,20 @@ def build_model(
             raise
         except Exception as error:
             call = ", ".join(f"{key}={value!r}" for key, value in {**given, **options}.items())
-            raise InputError(f"model '{name}': cannot be built from {call}: {_line(error)}") from error
+            raise InputError(
+                f"model '{name}': cannot be built from {call}: {_line(error)}"
+            ) from error
         if not isinstance(model, nn.Module):
-            raise InputError(f"model '{name}': must return a torch.nn.Module, not {type(model).__name__}")
+            raise InputError(
+                f"model '{name}': must return a torch.nn.Module, not {type(model).__name__}"
+            )
         _check_forward(name, model, inputs, num_classes)
     return model
 
 
-def refuse_batches_of_one(model: nn.Module, inputs: Inputs, sizes: np.ndarray, batch_size: int) -> None:
+def refuse_batches_of_one(
+    model: nn.Module, inputs: Inputs, sizes: np.ndarray, batch_size: int
+) -> None:
     """Raises `InputError` where the model (BatchNorm) cannot be trained on one image, and a client's last batch is one.
 
     `sizes` has the number of each client's images.
@@ -120,13 +136,19 @@ def _check_forward(name: str, model: nn.Module, inputs: Inputs, num_classes: int
         raise InputError(f"model '{name}': cannot take {inputs}: {_line(error)}") from error
     shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
     if shape != (2, num_classes):
-        raise InputError(f"model '{name}': logits of 2 {inputs} need the shape (2, {num_classes}), not {shape}")
+        raise InputError(
+            f"model '{name}': logits of 2 {inputs} need the shape (2, {num_classes}), not {shape}"
+        )
     if has_features(model):
         try:
             features = model.features(images)
-            same = features.ndim == 2 and torch.allclose(model.head(features), logits, equal_nan=True)
+            same = features.ndim == 2 and torch.allclose(
+                model.head(features), logits, equal_nan=True
+            )
         except Exception as error:
-            raise InputError(f"model '{name}': head(features(images)) fails: {_line(error)}") from error
+            raise InputError(
+                f"model '{name}': head(features(images)) fails: {_line(error)}"
+            ) from error
         if not same:
             raise InputError(
                 f"model '{name}': features(images) must have the shape (B, D), and head of them must give the model's "

@@ -20,14 +20,20 @@ Groups = Annotated[int, Ge(1)]  # of GroupNorm
 Shape = tuple[int, int, int]
 
 
-def resnet8(*, image_shape: Shape, num_classes: int, norm: Norm = "batch", groups: Groups = 2) -> Classifier:
+def resnet8(
+    *, image_shape: Shape, num_classes: int, norm: Norm = "batch", groups: Groups = 2
+) -> Classifier:
     """Residual network of 8 layers: one basic block at each of the widths 16, 32, 64."""
     return _resnet(image_shape, num_classes, _basic, 16, [(16, 1), (32, 1), (64, 1)], norm, groups)
 
 
-def resnet10(*, image_shape: Shape, num_classes: int, norm: Norm = "batch", groups: Groups = 2) -> Classifier:
+def resnet10(
+    *, image_shape: Shape, num_classes: int, norm: Norm = "batch", groups: Groups = 2
+) -> Classifier:
     """Residual network of 10 layers: one basic block at each of the widths 64, 128, 256, 512."""
-    return _resnet(image_shape, num_classes, _basic, 64, [(64, 1), (128, 1), (256, 1), (512, 1)], norm, groups)
+    return _resnet(
+        image_shape, num_classes, _basic, 64, [(64, 1), (128, 1), (256, 1), (512, 1)], norm, groups
+    )
 
 
 def resnet18(
@@ -47,13 +53,28 @@ def resnet18(
     return _resnet(image_shape, num_classes, _basic, 64, stages, norm, groups, large=stem == "7x7")
 
 
-def resnet50(*, image_shape: Shape, num_classes: int, norm: Norm = "batch", groups: Groups = 2) -> Classifier:
+def resnet50(
+    *, image_shape: Shape, num_classes: int, norm: Norm = "batch", groups: Groups = 2
+) -> Classifier:
     """Residual network of 50 layers: 3, 4, 6 and 3 bottleneck blocks (FedSSD and FedCSD)."""
-    return _resnet(image_shape, num_classes, _bottleneck, 64, [(256, 3), (512, 4), (1024, 6), (2048, 3)], norm, groups)
+    return _resnet(
+        image_shape,
+        num_classes,
+        _bottleneck,
+        64,
+        [(256, 3), (512, 4), (1024, 6), (2048, 3)],
+        norm,
+        groups,
+    )
 
 
 def resnet56(
-    *, image_shape: Shape, num_classes: int, bottleneck: bool = False, norm: Norm = "batch", groups: Groups = 2
+    *,
+    image_shape: Shape,
+    num_classes: int,
+    bottleneck: bool = False,
+    norm: Norm = "batch",
+    groups: Groups = 2,
 ) -> Classifier:
     """Residual network of 56 layers for CIFAR: 9 basic blocks at each of the widths 16, 32, 64 (He et al., 4.2).
 
@@ -61,7 +82,9 @@ def resnet56(
     the widths 64, 128, 256. They have 0.85 and 0.59 million parameters for 10 classes.
     """
     if bottleneck:
-        return _resnet(image_shape, num_classes, _bottleneck, 16, [(64, 6), (128, 6), (256, 6)], norm, groups)
+        return _resnet(
+            image_shape, num_classes, _bottleneck, 16, [(64, 6), (128, 6), (256, 6)], norm, groups
+        )
     return _resnet(image_shape, num_classes, _padded, 16, [(16, 9), (32, 9), (64, 9)], norm, groups)
 
 
@@ -87,11 +110,15 @@ class Pad(nn.Module):
         self.stride = stride
 
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.channels))
+        return nn.functional.pad(
+            x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.channels)
+        )
 
 
 def _basic(inputs: int, outputs: int, stride: int) -> Residual:
-    return Residual(_two_convolutions(inputs, outputs, stride), _projection(inputs, outputs, stride))
+    return Residual(
+        _two_convolutions(inputs, outputs, stride), _projection(inputs, outputs, stride)
+    )
 
 
 def _padded(inputs: int, outputs: int, stride: int) -> Residual:
@@ -99,7 +126,9 @@ def _padded(inputs: int, outputs: int, stride: int) -> Residual:
 
 
 def _two_convolutions(inputs: int, outputs: int, stride: int) -> nn.Sequential:
-    return nn.Sequential(*_convolution(inputs, outputs, 3, stride), nn.ReLU(), *_convolution(outputs, outputs, 3))
+    return nn.Sequential(
+        *_convolution(inputs, outputs, 3, stride), nn.ReLU(), *_convolution(outputs, outputs, 3)
+    )
 
 
 def _bottleneck(inputs: int, outputs: int, stride: int) -> Residual:
@@ -129,7 +158,9 @@ def _resnet(
 
     The stem is a 3x3 convolution, or for `large` images a 7x7 convolution and a pool, each of stride 2.
     """
-    first = _convolution(image_shape[0], stem, 7, 2) if large else _convolution(image_shape[0], stem, 3)
+    first = (
+        _convolution(image_shape[0], stem, 7, 2) if large else _convolution(image_shape[0], stem, 3)
+    )
     layers, inputs = [*first, nn.ReLU()], stem
     if large:
         layers.append(nn.MaxPool2d(3, stride=2, padding=1))
@@ -139,10 +170,14 @@ def _resnet(
             inputs = width
     features = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
     if norm == "batch" and groups != 2:
-        raise InputError(f"model.groups = {groups} is of GroupNorm; give model.norm = 'group' too, or leave it out")
+        raise InputError(
+            f"model.groups = {groups} is of GroupNorm; give model.norm = 'group' too, or leave it out"
+        )
     if norm == "group":
         if stem % groups:
-            raise InputError(f"model.groups = {groups} does not divide the {stem} channels of the first layer")
+            raise InputError(
+                f"model.groups = {groups} does not divide the {stem} channels of the first layer"
+            )
         for name, module in list(features.named_modules()):
             if isinstance(module, nn.BatchNorm2d):
                 features.set_submodule(name, nn.GroupNorm(groups, module.num_features))

@@ -19,21 +19,25 @@ MODELS = tuple(name for names in HOMES.values() for name in names)
 class Lora(Checked):
     """LoRA (Hu et al., ICLR 2022): layers keep their weights, and learn `alpha / rank` times a product of that rank."""
 
-    rank: Annotated[int, Ge(0), "rank of the matrices that LoRA trains beside each layer; 0: no LoRA"] = 0
+    rank: Annotated[
+        int, Ge(0), "rank of the matrices that LoRA trains beside each layer; 0: no LoRA"
+    ] = 0
     alpha: Annotated[float, Gt(0), "what LoRA's matrices give is multiplied by alpha / rank"] = 8.0
-    targets: Annotated[list[str], "patterns of layers' names; none: all linear and convolution layers but the head"] = (
-        field(default_factory=list)
-    )
+    targets: Annotated[
+        list[str], "patterns of layers' names; none: all linear and convolution layers but the head"
+    ] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class Adapt(Checked):
     """The keys of every model: where its weights come from, and which of them train."""
 
-    weights: Annotated[str, PathMark(), "safetensors file with the weights to begin with; empty: the seed's"] = ""
-    freeze: Annotated[list[str], "patterns of names of parameters that do not train, and are never sent"] = field(
-        default_factory=list
-    )
+    weights: Annotated[
+        str, PathMark(), "safetensors file with the weights to begin with; empty: the seed's"
+    ] = ""
+    freeze: Annotated[
+        list[str], "patterns of names of parameters that do not train, and are never sent"
+    ] = field(default_factory=list)
     lora: Lora = field(default_factory=Lora)
 
 

@@ -14,7 +14,9 @@ from rayfed.models.classifier import Classifier
 SMALL = 128  # pixels
 
 
-def mobilenet(*, image_shape: tuple[int, int, int], num_classes: int, dropout: float = 0.2) -> Classifier:
+def mobilenet(
+    *, image_shape: tuple[int, int, int], num_classes: int, dropout: float = 0.2
+) -> Classifier:
     """torchvision's MobileNetV2, its stem of stride 1 on small images (Sandler et al., CVPR 2018)."""
     from torchvision.models import mobilenet_v2  # takes about a second
 
@@ -24,10 +26,14 @@ def mobilenet(*, image_shape: tuple[int, int, int], num_classes: int, dropout: f
     nn.init.kaiming_normal_(stem.weight, mode="fan_out")
     net = mobilenet_v2(num_classes=num_classes, dropout=dropout)
     net.features[0][0] = stem
-    return Classifier(nn.Sequential(net.features, nn.AdaptiveAvgPool2d(1), nn.Flatten()), head=net.classifier)
+    return Classifier(
+        nn.Sequential(net.features, nn.AdaptiveAvgPool2d(1), nn.Flatten()), head=net.classifier
+    )
 
 
-def alexnet(*, image_shape: tuple[int, int, int], num_classes: int, dropout: float = 0.5) -> Classifier:
+def alexnet(
+    *, image_shape: tuple[int, int, int], num_classes: int, dropout: float = 0.5
+) -> Classifier:
     """torchvision's AlexNet, its stem 3x3 of stride 1 on small images (Krizhevsky, arXiv:1404.5997; FedCSD).
 
     Raises `InputError` for images below 15x15 pixels.
@@ -36,13 +42,17 @@ def alexnet(*, image_shape: tuple[int, int, int], num_classes: int, dropout: flo
 
     channels, *sides = image_shape
     if min(sides) < 15:
-        raise InputError(f"model 'alexnet': it needs images of at least 15x15 pixels, not {sides[0]}x{sides[1]}")
+        raise InputError(
+            f"model 'alexnet': it needs images of at least 15x15 pixels, not {sides[0]}x{sides[1]}"
+        )
     kernel, stride, padding = (3, 1, 1) if min(sides) < SMALL else (11, 4, 2)
     stem = nn.Conv2d(channels, 64, kernel, stride, padding)
     net = torchvision_alexnet(num_classes=num_classes, dropout=dropout)
     net.features[0] = stem
     *hidden, head = net.classifier
-    return Classifier(nn.Sequential(net.features, Pool(net.avgpool.output_size), nn.Flatten(), *hidden), head=head)
+    return Classifier(
+        nn.Sequential(net.features, Pool(net.avgpool.output_size), nn.Flatten(), *hidden), head=head
+    )
 
 
 class Pool(nn.AdaptiveAvgPool2d):
@@ -55,7 +65,9 @@ class Pool(nn.AdaptiveAvgPool2d):
 def pooled(x: Tensor, height: int, width: int) -> Tensor:
     """`adaptive_avg_pool2d` as products of matrices: (B, c, h, w) to (B, c, height, width)."""
     rows, columns = (
-        adaptive_avg_pool1d(torch.eye(before, dtype=x.dtype, device=x.device), after)  # (before, after)
+        adaptive_avg_pool1d(
+            torch.eye(before, dtype=x.dtype, device=x.device), after
+        )  # (before, after)
         for before, after in zip(x.shape[2:], (height, width), strict=True)
     )
     return rows.T @ x @ columns

@@ -15,7 +15,15 @@ from rayfed.folder.read import Columns, Group, Run
 from rayfed.papers.panels import MARKERS, apart, legend, line, panels, span, wide
 from rayfed.papers.style import COLOURS, INK
 from rayfed.report.charts import thinned
-from rayfed.report.measured import DISTANCES, WHEN, WHERE, drifts, measured_on, notes_of, over_clients
+from rayfed.report.measured import (
+    DISTANCES,
+    WHEN,
+    WHERE,
+    drifts,
+    measured_on,
+    notes_of,
+    over_clients,
+)
 
 BARS = 5  # rounds, from the first to the last that was measured
 MOST = {"drift.distribution_distance": 2.0}  # that there can be
@@ -29,7 +37,9 @@ def local(runs: Sequence[Run], width: float | None = None) -> Figure:
     notes = [f"local.{when}.accuracy" for when in WHEN]
     measured = {name: notes_of(group.runs, "local", *notes) for name, group in groups.items()}
     caption = f"Local models: {of_whom(runs, measured)}"
-    figure, axes = panels(caption, 1, len(groups), 3.0, width or wide(len(groups)), sharex=True, sharey=True)
+    figure, axes = panels(
+        caption, 1, len(groups), 3.0, width or wide(len(groups)), sharex=True, sharey=True
+    )
     for panel, (name, columns) in zip(axes[0], measured.items(), strict=True):
         for number, (when, words) in enumerate(WHEN.items()):
             values = over_clients(columns, f"local.{when}.accuracy", 100)
@@ -48,7 +58,9 @@ def in_out(runs: Sequence[Run], round: int | None = None, width: float | None = 
     groups = apart(runs)
     notes = [f"local.{when}.{where}" for when in WHEN for where in WHERE]
     measured = {name: notes_of(group.runs, "local", *notes) for name, group in groups.items()}
-    figure, axes = panels(f"Learnt and forgotten: {of_whom(runs, measured)}", len(groups), 2, 2.5, width, sharey=True)
+    figure, axes = panels(
+        f"Learnt and forgotten: {of_whom(runs, measured)}", len(groups), 2, 2.5, width, sharey=True
+    )
     for row, (name, group) in zip(axes, groups.items(), strict=True):
         chosen = rounds_of(group, measured[name]["round"], round)
         for panel, (where, words) in zip(row, WHERE.items(), strict=True):
@@ -70,21 +82,30 @@ def in_out(runs: Sequence[Run], round: int | None = None, width: float | None = 
 
 def of_whom(runs: Sequence[Run], measured: dict[str, Columns]) -> str:
     """The end of a caption: of how many clients a round's numbers are, and on how many test examples."""
-    counts = np.concatenate([np.unique(columns["round"], return_counts=True)[1] for columns in measured.values()])
+    counts = np.concatenate(
+        [np.unique(columns["round"], return_counts=True)[1] for columns in measured.values()]
+    )
     on = f"on {span(measured_on(run) for run in runs)} test examples"
     if counts.max() == 1:
         return f"n = 1 client per round, {on}"
     return f"mean and standard deviation of n = {span(counts)} clients per round, {on}"
 
 
-def bars(axes: Axes, x: np.ndarray, heights: np.ndarray, ends: np.ndarray, when: str, label: str) -> None:
+def bars(
+    axes: Axes, x: np.ndarray, heights: np.ndarray, ends: np.ndarray, when: str, label: str
+) -> None:
     """Pale, hatched bars of before; full ones of after. `ends` (2, bars) go down and up from the heights."""
     look: dict[str, Any] = (
         {"facecolor": "#a9cbe3", "edgecolor": COLOURS[0], "hatch": "///"}
         if when == "before"
         else {"facecolor": COLOURS[1], "edgecolor": COLOURS[1]}
     )
-    errors = {"elinewidth": 1.0, "ecolor": INK, "capsize": 2, "clip_on": False}  # a cap may lie on the axes' edge
+    errors = {
+        "elinewidth": 1.0,
+        "ecolor": INK,
+        "capsize": 2,
+        "clip_on": False,
+    }  # a cap may lie on the axes' edge
     error = ends.tolist() if ends.any() else None  # an array of a single bar makes older NumPy warn
     axes.bar(x, heights, 0.38, yerr=error, label=label, error_kw=errors, linewidth=0.8, **look)
 
@@ -95,8 +116,14 @@ def rounds_of(group: Group, rounds: np.ndarray, round: int | None) -> np.ndarray
     if round is None:
         return there[thinned(len(there), BARS)]
     if round not in there:
-        last = f"; the measured round before it is {there[there < round].max()}" if (there < round).any() else ""
-        raise InputError(f"--round {round}: the clients of '{group.runs[0].folder}' were not measured in it{last}")
+        last = (
+            f"; the measured round before it is {there[there < round].max()}"
+            if (there < round).any()
+            else ""
+        )
+        raise InputError(
+            f"--round {round}: the clients of '{group.runs[0].folder}' were not measured in it{last}"
+        )
     return np.array([round])
 
 
@@ -116,16 +143,27 @@ def divergence(runs: Sequence[Run], width: float | None = None) -> Figure:
     for number, (panel, (name, columns)) in enumerate(zip(scatters, measured.items(), strict=True)):
         x, y = (columns[note] for note in DISTANCES)
         scatter(panel, number, columns["round"], x, y)
-        beyond = f"{(y > top).sum()} points are higher, up to {y.max():.3g}" if (y > top).any() else ""
+        beyond = (
+            f"{(y > top).sum()} points are higher, up to {y.max():.3g}" if (y > top).any() else ""
+        )
         panel.set(title=f"{name}\n{correlation(x, y)}", xlabel=beyond, ylim=(0, top))
         for axes, (note, words) in zip(lines, DISTANCES.items(), strict=True):
             values = over_clients(columns, note)
-            line(axes, number, values.rounds, values.mean, values.band(MOST.get(note, np.inf)), name, len(groups))
+            line(
+                axes,
+                number,
+                values.rounds,
+                values.mean,
+                values.band(MOST.get(note, np.inf)),
+                name,
+                len(groups),
+            )
             axes.set(title=words.partition(" (")[0].capitalize(), xlabel="round", ylabel=words)
     for axes in lines:
         axes.set_ylim(bottom=0)
     above.supxlabel(
-        f"{DISTANCES['drift.distribution_distance']}; the darker a point, the later its round", fontsize="medium"
+        f"{DISTANCES['drift.distribution_distance']}; the darker a point, the later its round",
+        fontsize="medium",
     )
     scatters[0].set_ylabel(DISTANCES["drift.divergence"])
     legend(below, lines[0])
@@ -142,14 +180,23 @@ def scatter(axes: Axes, number: int, rounds: np.ndarray, x: np.ndarray, y: np.nd
     """Points that are the more opaque the later their round."""
     first, last = rounds.min(), rounds.max()
     opacity = np.interp(rounds, [first, last], [FAINTEST, 1.0]) if last > first else 1.0
-    look: dict[str, Any] = {"color": COLOURS[number], "marker": MARKERS[number], "s": 14, "linewidths": 0}
+    look: dict[str, Any] = {
+        "color": COLOURS[number],
+        "marker": MARKERS[number],
+        "s": 14,
+        "linewidths": 0,
+    }
     axes.scatter(x, y, alpha=opacity, rasterized=len(x) > MOST_PATHS, **look)
 
 
 def correlation(x: np.ndarray, y: np.ndarray) -> str:
     """Spearman's, in words: of ranks, as a few early clients may move a hundred times as far as all others."""
     known = len(x) > 1 and np.ptp(x) > 0 and np.ptp(y) > 0
-    return f"rank correlation {np.corrcoef(ranks(x), ranks(y))[0, 1]:.2f}" if known else "no correlation known"
+    return (
+        f"rank correlation {np.corrcoef(ranks(x), ranks(y))[0, 1]:.2f}"
+        if known
+        else "no correlation known"
+    )
 
 
 def ranks(values: np.ndarray) -> np.ndarray:

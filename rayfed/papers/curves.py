@@ -20,7 +20,11 @@ SHARES = ("test_accuracy", "forgetting", "macro_f1", "calibration_error")  # in 
 def curves(runs: Sequence[Run], of: str = "test_accuracy", width: float | None = None) -> Figure:
     """A number by round, as `series` has it: the mean over seeds, in a band from the lowest seed to the highest."""
     groups = apart(runs, most=len(MARKERS) * len(COLOURS))
-    words = in_words(of) if of.startswith(("forgetting.", DOMAIN)) else of.replace("_", " ") + " (%)" * (of in SHARES)
+    words = (
+        in_words(of)
+        if of.startswith(("forgetting.", DOMAIN))
+        else of.replace("_", " ") + " (%)" * (of in SHARES)
+    )
     caption = f"{words[:1].upper()}{words[1:]} by round"
     if any(len(group.runs) > 1 for group in groups.values()):
         seeds = span(len(group.runs) for group in groups.values())
@@ -34,22 +38,40 @@ def curves(runs: Sequence[Run], of: str = "test_accuracy", width: float | None =
         drawn = over_runs(name, number, [series(run, of) for run in group.runs])
         low, high = (drawn.y if end is None else end for end in (drawn.low, drawn.high))
         scale = 100 if words.endswith("(%)") else 1
-        line(axes[0, 0], number, drawn.x, scale * drawn.y, (scale * low, scale * high), name, len(groups))
+        line(
+            axes[0, 0],
+            number,
+            drawn.x,
+            scale * drawn.y,
+            (scale * low, scale * high),
+            name,
+            len(groups),
+        )
     axes[0, 0].set(xlabel="round", ylabel=words)
-    lines = sorted(axes[0, 0].lines, key=lambda drawn: [-np.inf, *drawn.get_ydata()][-1], reverse=True)
+    lines = sorted(
+        axes[0, 0].lines, key=lambda drawn: [-np.inf, *drawn.get_ydata()][-1], reverse=True
+    )
     legend(figure, axes[0, 0], lines)  # from the top to the bottom, as they end
     return figure
 
 
 def series(run: Run, of: str) -> Series:
     """A column of `rounds.parquet`, `forgetting.NAME`, or a note of clients or rounds: the rounds that have it."""
-    known = {name: (run.rounds["round"], values) for name, values in run.rounds.items() if name != "round"}
+    known = {
+        name: (run.rounds["round"], values)
+        for name, values in run.rounds.items()
+        if name != "round"
+    }
     known |= {f"forgetting.{name}": each for name, each in run.forgetting.items()}
     known |= run.round_notes | run.notes
     if of not in known and of.startswith("forgetting.") and of.removeprefix("forgetting.") in NAMES:
         raise lacking(run, of)
     if of not in known:
-        raise InputError(f"--of {of}: '{run.folder}' has no such number by round{did_you_mean(of, known)}")
+        raise InputError(
+            f"--of {of}: '{run.folder}' has no such number by round{did_you_mean(of, known)}"
+        )
     rounds, values = known[of]
-    there = np.isfinite(values) & ((rounds > 0) | (of != "forgetting"))  # before the first round nothing was learnt
+    there = np.isfinite(values) & (
+        (rounds > 0) | (of != "forgetting")
+    )  # before the first round nothing was learnt
     return rounds[there], values[there]

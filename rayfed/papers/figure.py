@@ -25,20 +25,42 @@ class Kind(NamedTuple):
 
 KINDS = {
     "curves": Kind("curves:curves", "accuracy or another number by round", "", "of"),
-    "forgetting": Kind("global_model:forgetting", "accuracy that each class has lost, by round", "FedNTD 2"),
-    "local": Kind("clients:local", "accuracy before and after local training", "FedCAD 1, FedSSD 2 and 7"),
-    "in-out": Kind("clients:in_out", "the same on a client's own and on other classes", "FedNTD 4 and 6", "round"),
-    "divergence": Kind("clients:divergence", "distances of weights and of label distributions", "FedNTD 8"),
-    "confusion": Kind("global_model:confusion", "confusion matrices of models", "FedSSD 4, FedCAD 2", "round"),
-    "unevenness": Kind("uneven:unevenness", "last accuracy by how uneven the clients' data are", ""),
+    "forgetting": Kind(
+        "global_model:forgetting", "accuracy that each class has lost, by round", "FedNTD 2"
+    ),
+    "local": Kind(
+        "clients:local", "accuracy before and after local training", "FedCAD 1, FedSSD 2 and 7"
+    ),
+    "in-out": Kind(
+        "clients:in_out",
+        "the same on a client's own and on other classes",
+        "FedNTD 4 and 6",
+        "round",
+    ),
+    "divergence": Kind(
+        "clients:divergence", "distances of weights and of label distributions", "FedNTD 8"
+    ),
+    "confusion": Kind(
+        "global_model:confusion", "confusion matrices of models", "FedSSD 4, FedCAD 2", "round"
+    ),
+    "unevenness": Kind(
+        "uneven:unevenness", "last accuracy by how uneven the clients' data are", ""
+    ),
 }
 
 
 @click.command()
 @click.argument("kind", required=False, shell_complete=lambda *at: starting(at[-1], [*KINDS]))
 @click.argument("runs", nargs=-1, metavar="RUN...", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="The picture: .svg, .png or .pdf; KIND.svg here.")
-@click.option("--of", metavar="NUMBER", help="Of curves: a column of rounds.parquet, or forgetting.round, ...")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="The picture: .svg, .png or .pdf; KIND.svg here.",
+)
+@click.option(
+    "--of", metavar="NUMBER", help="Of curves: a column of rounds.parquet, or forgetting.round, ..."
+)
 @click.option(
     "--round",
     type=int,
@@ -46,7 +68,9 @@ KINDS = {
 )
 @label_option
 @click.option("--width", type=float, help="Inches, such as 3.3 for a column of a page.")
-def figure(kind: str | None, runs: tuple[Path, ...], output: Path | None, labels: Labels, **given: Any) -> None:
+def figure(
+    kind: str | None, runs: tuple[Path, ...], output: Path | None, labels: Labels, **given: Any
+) -> None:
     """Draw a number by round, or a figure as the papers have it.
 
     Without a KIND, lists the kinds, each with the paper's figure that it redraws. Several runs, or the folder of a
@@ -61,11 +85,16 @@ def figure(kind: str | None, runs: tuple[Path, ...], output: Path | None, labels
       rayfed figure confusion runs/fedavg --round 20 -o confusion.pdf
     """
     if kind is None:
-        rows = [("kind", "what", "redraws"), *((name, each.what, each.papers) for name, each in KINDS.items())]
+        rows = [
+            ("kind", "what", "redraws"),
+            *((name, each.what, each.papers) for name, each in KINDS.items()),
+        ]
         print(aligned(rows))
         return
     if kind not in KINDS:
-        raise InputError(f"rayfed figure KIND RUN...: there is no kind of figure '{kind}'{did_you_mean(kind, KINDS)}")
+        raise InputError(
+            f"rayfed figure KIND RUN...: there is no kind of figure '{kind}'{did_you_mean(kind, KINDS)}"
+        )
     if not runs:
         raise InputError(f"rayfed figure {kind}: name the folder of a run, or several")
     path = output or Path(f"{kind}.svg")
@@ -73,7 +102,9 @@ def figure(kind: str | None, runs: tuple[Path, ...], output: Path | None, labels
         raise InputError(f"--output '{path}': pictures end in {', '.join(PICTURES)}")
     options = {name: value for name, value in given.items() if value is not None}
     if not 1 <= options.get("width", 1) <= 40:
-        raise InputError(f"--width {options['width']:g}: give inches from 1 to 40, such as 3.3 for a column of a page")
+        raise InputError(
+            f"--width {options['width']:g}: give inches from 1 to 40, such as 3.3 for a column of a page"
+        )
     for name in options.keys() - {"width", KINDS[kind].takes}:
         takers = " and ".join(other for other, each in KINDS.items() if each.takes == name)
         raise InputError(f"--{name}: '{kind}' has no use for it; it is for {takers}")

@@ -14,7 +14,19 @@ from rayfed.base.errors import InputError
 from rayfed.folder.forgetting import peaks
 from rayfed.folder.read import Run, confusions, matrices
 from rayfed.losses import metrics
-from rayfed.papers.panels import GLYPH, RAMP, bar_of, cells, high, name_classes, panels, shortened, single, span, wide
+from rayfed.papers.panels import (
+    GLYPH,
+    RAMP,
+    bar_of,
+    cells,
+    high,
+    name_classes,
+    panels,
+    shortened,
+    single,
+    span,
+    wide,
+)
 from rayfed.papers.style import NAMED
 from rayfed.report.measured import unmeasured
 from rayfed.report.table import lacking
@@ -39,7 +51,10 @@ def forgetting(runs: Sequence[Run], width: float | None = None) -> Figure:
     figure, axes = panels("Forgetting by class", 1, len(shown), inches + 0.7, **options)
     for panel, (name, run) in zip(axes.flat, shown.items(), strict=True):
         drawn = cells(panel, *lost[name], run.classes, top, inches)
-        panel.set(title=f"{name}\n{100 * run.summary['last']['forgetting']:.1f} points at the end", xlabel="round")
+        panel.set(
+            title=f"{name}\n{100 * run.summary['last']['forgetting']:.1f} points at the end",
+            xlabel="round",
+        )
     axes[0, 0].set_ylabel("class")
     bar_of(figure, drawn, axes, "accuracy lost since its peak (points)")
     return figure
@@ -79,7 +94,9 @@ def confusion(runs: Sequence[Run], round: int | None = None, width: float | None
     if max(measured) > CLIENTS:
         caption += f": of the {span(measured)} clients measured in the round, the first {CLIENTS}"
     figure, axes = panels(caption, len(shown) * -(-most // columns), columns, **size)
-    for row, (name, (number, of_models, _)) in zip(axes.reshape(len(shown), -1), of_runs.items(), strict=True):
+    for row, (name, (number, of_models, _)) in zip(
+        axes.reshape(len(shown), -1), of_runs.items(), strict=True
+    ):
         run = shown[name]
         for panel in row[len(of_models) :]:
             panel.set_axis_off()
@@ -108,10 +125,14 @@ def shown_matrices(run: Run, round: int | None) -> tuple[int, dict[int, np.ndarr
         round = int(rounds.max(initial=0))
     if round not in rounds:
         has = listed(rounds)
-        raise InputError(f"--round {round}: '{run.folder}' has confusion matrices of the rounds {has}")
+        raise InputError(
+            f"--round {round}: '{run.folder}' has confusion matrices of the rounds {has}"
+        )
     of_models = matrices(table, round, len(run.classes))
     measured = sorted(client for client in of_models if client >= 0)
-    shown = {client: of_models[client] for client in [-1, *measured[:CLIENTS]] if client in of_models}
+    shown = {
+        client: of_models[client] for client in [-1, *measured[:CLIENTS]] if client in of_models
+    }
     return round, shown, measured
 
 

@@ -63,7 +63,11 @@ def without(metric: str) -> str:
 
 
 def _figure(run: Run, number: Theirs, baseline: Run | None, stat: str) -> Ours:
-    unsaid = "" if number.stat else f"the paper does not say of which round; ours is the {stat.replace('_', ' ')}"
+    unsaid = (
+        ""
+        if number.stat
+        else f"the paper does not say of which round; ours is the {stat.replace('_', ' ')}"
+    )
     if number.metric == "forgetting":
         return Ours(figures(run)["forgetting"] / 100, unsaid)
     return Ours(figures(run)[stat], unsaid)
@@ -115,7 +119,9 @@ def _alignment(run: Run, number: Theirs, baseline: Run | None, stat: str, which:
     chosen = names[0] if len(names) == 1 else "drift.alignment"
     if chosen not in names:
         has = f": the run has {', '.join(names)}" if names else ""
-        return Ours(math.nan, f'measure = ["drift"], without measure_layers, records the alignment{has}')
+        return Ours(
+            math.nan, f'measure = ["drift"], without measure_layers, records the alignment{has}'
+        )
     if which == "local":
         return Ours(float(over_clients(of_clients(run.folder, chosen), chosen).mean[-1]))
     return Ours(float(notes[chosen][1][-1]))
@@ -128,7 +134,10 @@ def _domain(run: Run, number: Theirs, baseline: Run | None, stat: str, domain: s
     values = [value for name, value in by_domain.items() if domain in ("mean", name)]
     if not values:
         has = ", ".join(by_domain) or "none"
-        return Ours(math.nan, f"there is no accuracy by domain for it; the test data have these domains: {has}")
+        return Ours(
+            math.nan,
+            f"there is no accuracy by domain for it; the test data have these domains: {has}",
+        )
     unsaid = "" if number.stat else "the paper does not say of which round; ours is the last"
     return Ours(float(np.mean(values)), unsaid)
 
@@ -136,7 +145,12 @@ def _domain(run: Run, number: Theirs, baseline: Run | None, stat: str, domain: s
 def _personalised(run: Run, number: Theirs, baseline: Run | None, stat: str) -> Ours:
     """Of the clients' own models, the mean of the last measured rounds (PFLlib prints the best of all its rounds)."""
     value = figures(run).get("personalised", math.nan)
-    return Ours(value, 'measure = ["local"] records it' if math.isnan(value) else "the mean of the last ten measured")
+    return Ours(
+        value,
+        'measure = ["local"] records it'
+        if math.isnan(value)
+        else "the mean of the last ten measured",
+    )
 
 
 MEASURES: dict[str, Callable[..., Ours]] = {

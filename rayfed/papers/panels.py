@@ -24,8 +24,13 @@ NARROWEST = 2.3  # inches that a panel needs for its title
 GLYPH = 0.078  # inches, the width of one, on average
 ROW = 0.2  # inches that the name of a class takes
 Band = tuple[np.ndarray, np.ndarray]  # its lower and its upper end
-RAMP = LinearSegmentedColormap.from_list("shares", ["#ffffff", "#56b4e9", "#0072b2", "#00233a"])  # ever darker
-METADATAS = {".svg": METADATA, ".pdf": {"CreationDate": None}}  # the same bytes for the same numbers
+RAMP = LinearSegmentedColormap.from_list(
+    "shares", ["#ffffff", "#56b4e9", "#0072b2", "#00233a"]
+)  # ever darker
+METADATAS = {
+    ".svg": METADATA,
+    ".pdf": {"CreationDate": None},
+}  # the same bytes for the same numbers
 
 
 def save(draw: Callable[..., Figure], path: Path, *args: Any, **kwargs: Any) -> str:
@@ -44,7 +49,9 @@ def save(draw: Callable[..., Figure], path: Path, *args: Any, **kwargs: Any) -> 
         except OSError as error:
             raise InputError(f"the figure cannot be written: {error}") from None
         except UserWarning:  # no room is left for an axis
-            raise InputError("the figure is too narrow for what stands side by side; give a larger --width") from None
+            raise InputError(
+                "the figure is too narrow for what stands side by side; give a larger --width"
+            ) from None
     return str(figure.get_label())
 
 
@@ -53,9 +60,14 @@ def apart(runs: Sequence[Run], most: int = MOST_PANELS) -> dict[str, Group]:
     groups = grouped(runs)
     if len(groups) > most:
         raise InputError(f"{len(groups)} runs do not fit into one figure; give up to {most}")
-    names = [group.runs[0].label or shortened(name) for name, group in zip(shorten(groups), groups, strict=True)]
+    names = [
+        group.runs[0].label or shortened(name)
+        for name, group in zip(shorten(groups), groups, strict=True)
+    ]
     if len({*names}) < len(names):
-        names = [f"{number}: {name}" for number, name in enumerate(names, start=1)]  # in the order given
+        names = [
+            f"{number}: {name}" for number, name in enumerate(names, start=1)
+        ]  # in the order given
     return dict(zip(names, groups, strict=True))
 
 
@@ -86,7 +98,9 @@ def panels(
 
 def wide(columns: int) -> float:
     """The width of a figure, in inches, whose panels all have room for their titles; no less than the page's."""
-    return max(WIDTH, columns * NARROWEST + 1.8)  # class names at the left, a scale of colours at the right
+    return max(
+        WIDTH, columns * NARROWEST + 1.8
+    )  # class names at the left, a scale of colours at the right
 
 
 def legend(figure: Figure, axes: Axes, handles: Sequence[Any] = ()) -> None:
@@ -112,15 +126,34 @@ def span(numbers: Iterable[int]) -> str:
 def looks(number: int) -> dict[str, Any]:
     """The n-th of several lines: its colour, dashes and marker."""
     marker = MARKERS[number % len(MARKERS)]
-    return {"color": COLOURS[number % len(COLOURS)], "linestyle": LINES[number % len(LINES)], "marker": marker}
+    return {
+        "color": COLOURS[number % len(COLOURS)],
+        "linestyle": LINES[number % len(LINES)],
+        "marker": marker,
+    }
 
 
-def line(axes: Axes, number: int, x: np.ndarray, middle: np.ndarray, band: Band, name: str, of: int = 1) -> None:
+def line(
+    axes: Axes, number: int, x: np.ndarray, middle: np.ndarray, band: Band, name: str, of: int = 1
+) -> None:
     """The n-th `of` so many lines with its band, and with a marker on some of its points; the more, the fainter."""
     every = max(1, -(-len(x) // 12))
-    axes.fill_between(x, *band, color=COLOURS[number % len(COLOURS)], alpha=min(0.15, 0.4 / of), linewidth=0)
-    look = looks(number) | {"linewidth": 1.8 if of <= FEW_LINES else 1.2, "markersize": 4.5, "markeredgecolor": "white"}
-    axes.plot(x, middle, label=name, markeredgewidth=0.5, markevery=(number * every // 3 % every, every), **look)
+    axes.fill_between(
+        x, *band, color=COLOURS[number % len(COLOURS)], alpha=min(0.15, 0.4 / of), linewidth=0
+    )
+    look = looks(number) | {
+        "linewidth": 1.8 if of <= FEW_LINES else 1.2,
+        "markersize": 4.5,
+        "markeredgecolor": "white",
+    }
+    axes.plot(
+        x,
+        middle,
+        label=name,
+        markeredgewidth=0.5,
+        markevery=(number * every // 3 % every, every),
+        **look,
+    )
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
@@ -141,7 +174,9 @@ def cells(
     """A heat map of values (places, C) from 0 to `top`; each round, or client, reaches half-way to those beside it."""
     ends = np.concatenate([[places[0] - 0.5], (places[1:] + places[:-1]) / 2, [places[-1] + 0.5]])
     rows = np.arange(len(classes) + 1) - 0.5
-    shown = axes.pcolormesh(ends, rows, np.ma.masked_invalid(values.T), cmap=colours, vmin=0, vmax=top, rasterized=True)
+    shown = axes.pcolormesh(
+        ends, rows, np.ma.masked_invalid(values.T), cmap=colours, vmin=0, vmax=top, rasterized=True
+    )
     axes.set_ylim(len(classes) - 0.5, -0.5)
     axes.grid(False)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))

@@ -9,7 +9,9 @@ from matplotlib.figure import Figure
 from rayfed.folder.read import Columns, dealt
 from rayfed.papers.panels import bar_of, cells, high, panels
 
-COUNTS = LinearSegmentedColormap.from_list("counts", ["#cfe3f6", "#2b8cd6"])  # a single example is no blank
+COUNTS = LinearSegmentedColormap.from_list(
+    "counts", ["#cfe3f6", "#2b8cd6"]
+)  # a single example is no blank
 
 
 def partition(held: Columns, classes: Sequence[str], num_clients: int) -> Figure:
@@ -21,5 +23,10 @@ def partition(held: Columns, classes: Sequence[str], num_clients: int) -> Figure
     held_or_blank = np.where(counts, counts, np.nan).T
     drawn = cells(axes[0, 0], clients, held_or_blank, classes, counts.max(), inches, COUNTS)
     axes[0, 0].set(xlabel="client", ylabel="class")
-    bar_of(figure, drawn, axes, "examples" if together == 1 else f"examples, mean of {together} clients")
+    bar_of(
+        figure,
+        drawn,
+        axes,
+        "examples" if together == 1 else f"examples, mean of {together} clients",
+    )
     return figure

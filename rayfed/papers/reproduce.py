@@ -16,7 +16,15 @@ from rayfed.base.errors import InputError
 from rayfed.base.files import write_text
 from rayfed.report.command import FORMS, print_sheet
 from rayfed.report.forms import KEYS
-from rayfed.screen.options import Labels, Overrides, label_option, other_bits_option, set_option, starting, trust_option
+from rayfed.screen.options import (
+    Labels,
+    Overrides,
+    label_option,
+    other_bits_option,
+    set_option,
+    starting,
+    trust_option,
+)
 from rayfed.screen.text import busy
 
 if TYPE_CHECKING:
@@ -37,20 +45,52 @@ def complete_paper(ctx: click.Context, param: click.Parameter, incomplete: str) 
 
 @click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
-@click.option("--paper", metavar="PAPER/TABLE", help="Beside a paper's numbers, such as fedntd/table1.")
-@click.option("--of", metavar="WHAT", default="last", help=OF_TEXT, shell_complete=lambda *at: starting(at[-1], OF))
 @click.option(
-    "--from", "first", metavar="NAME", default="", help="The run to compare with. If not given: fedavg, or the first."
+    "--paper", metavar="PAPER/TABLE", help="Beside a paper's numbers, such as fedntd/table1."
 )
-@click.option("--target", type=float, help="Also the rounds to this accuracy, such as 0.5 (50 %), and the speed-up.")
-@click.option("--columns", metavar="NAME,...", help="Columns beside the run: seeds,best. If not given: all.")
-@label_option
-@click.option("--format", "form", type=click.Choice(FORMS), help="Form of the table; text, or by the end of FILE.")
 @click.option(
-    "-o", "--output", metavar="FILE", type=click.Path(path_type=Path), help="Write it to a .txt, .md, .tex or .csv."
+    "--of",
+    metavar="WHAT",
+    default="last",
+    help=OF_TEXT,
+    shell_complete=lambda *at: starting(at[-1], OF),
+)
+@click.option(
+    "--from",
+    "first",
+    metavar="NAME",
+    default="",
+    help="The run to compare with. If not given: fedavg, or the first.",
+)
+@click.option(
+    "--target",
+    type=float,
+    help="Also the rounds to this accuracy, such as 0.5 (50 %), and the speed-up.",
+)
+@click.option(
+    "--columns", metavar="NAME,...", help="Columns beside the run: seeds,best. If not given: all."
+)
+@label_option
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(FORMS),
+    help="Form of the table; text, or by the end of FILE.",
+)
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write it to a .txt, .md, .tex or .csv.",
 )
 def table(
-    runs: tuple[Path, ...], paper: str | None, labels: Labels, form: str | None, output: Path | None, **options: Any
+    runs: tuple[Path, ...],
+    paper: str | None,
+    labels: Labels,
+    form: str | None,
+    output: Path | None,
+    **options: Any,
 ) -> None:
     """Print the numbers of runs as a table.
 
@@ -74,18 +114,29 @@ def table(
 
     suffix = output.suffix if output else ".txt"
     if suffix not in SUFFIXES:
-        raise InputError(f"--output: the names of tables end in {', '.join(SUFFIXES)}; this one in '{suffix}'")
+        raise InputError(
+            f"--output: the names of tables end in {', '.join(SUFFIXES)}; this one in '{suffix}'"
+        )
     form = form or SUFFIXES[suffix]
     of, target, columns = options["of"], options["target"], options["columns"]
     if columns is not None and form == "csv":
         raise InputError("--columns is for tables that are read by eye: csv has all columns")
     if target is not None and not 0 < target <= 1:
-        raise InputError(f"--target {target:g}: give an accuracy as a fraction of 1, such as 0.5 for 50 %")
-    not_of_papers = {"of": of not in BY_ROUND, "from": options["first"], "target": target, "label": labels}
+        raise InputError(
+            f"--target {target:g}: give an accuracy as a fraction of 1, such as 0.5 for 50 %"
+        )
+    not_of_papers = {
+        "of": of not in BY_ROUND,
+        "from": options["first"],
+        "target": target,
+        "label": labels,
+    }
     not_of_papers["columns"] = columns is not None
     for name, is_given in not_of_papers.items():
         if paper is not None and is_given:
-            raise InputError(f"--{name} is for a table without --paper: a paper's table says what it has")
+            raise InputError(
+                f"--{name} is for a table without --paper: a paper's table says what it has"
+            )
     text = StringIO()
     with redirect_stdout(text if output else sys.stdout):
         if paper is not None:
@@ -116,7 +167,9 @@ def show_beside(table: str, cells: list[Cell]) -> None:
     from rayfed.papers.tables import plain, read_paper
 
     paper = read_paper(table)
-    if not any(paper.numbers[name] for name in {plain(cell.name) for cell in cells} & paper.numbers.keys()):
+    if not any(
+        paper.numbers[name] for name in {plain(cell.name) for cell in cells} & paper.numbers.keys()
+    ):
         show_results(cells)
         print(f"\nresults.csv has no number for {'this run' if len(cells) == 1 else 'these runs'}")
     elif done := finished(cells):
@@ -127,12 +180,21 @@ def show_beside(table: str, cells: list[Cell]) -> None:
 @click.command()
 @click.argument("table", required=False, metavar="[PAPER[/TABLE]]", shell_complete=complete_paper)
 @set_option
-@click.option("--rows", metavar="PATTERN", default="*", help="The runs whose names match: 'cifar10-shards-2/*'.")
-@click.option("--force", is_flag=True, help="Begin the runs again, in place of their earlier results.")
+@click.option(
+    "--rows",
+    metavar="PATTERN",
+    default="*",
+    help="The runs whose names match: 'cifar10-shards-2/*'.",
+)
+@click.option(
+    "--force", is_flag=True, help="Begin the runs again, in place of their earlier results."
+)
 @other_bits_option
 @trust_option
 @click.option("--list", "listed", is_flag=True, help="List the runs and do nothing.")
-def reproduce(table: str | None, overrides: Overrides, rows: str, force: bool, other_bits: bool, listed: bool) -> None:
+def reproduce(
+    table: str | None, overrides: Overrides, rows: str, force: bool, other_bits: bool, listed: bool
+) -> None:
     """Run what a paper's table needs, and print it.
 
     Our numbers beside the paper's; without a name, or with that of a paper alone, it lists the tables. A table is a

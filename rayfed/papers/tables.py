@@ -35,7 +35,11 @@ class Paper:
         """The run of FedAvg in the same setting, of the same data, partition, seed and number of rounds."""
         meant = self.cells[plain(run.name)].setting, BASELINE
         cells = [self.cells.get(plain(other.name)) for other in runs]
-        same = (other for other, cell in zip(runs, cells, strict=True) if cell and (cell.setting, cell.method) == meant)
+        same = (
+            other
+            for other, cell in zip(runs, cells, strict=True)
+            if cell and (cell.setting, cell.method) == meant
+        )
         return next((other for other in same if pair_of(other) == pair_of(run)), None)
 
 
@@ -51,14 +55,19 @@ def grids() -> dict[str, Path]:
     """
     here = Path("jobs/papers")
     folder = here if here.is_dir() else EXAMPLES / "papers"
-    return {str(file.relative_to(folder).with_suffix("")): file for file in sorted(folder.glob("*/*.toml"))}
+    return {
+        str(file.relative_to(folder).with_suffix("")): file
+        for file in sorted(folder.glob("*/*.toml"))
+    }
 
 
 def grid_of(name: str) -> Path:
     """The job file of a paper's table. Raises `InputError` where `grids` has no such name."""
     every = grids()
     if name not in every:
-        raise InputError(f"'{name}': there is no such grid in jobs/papers{did_you_mean(name, every)}")
+        raise InputError(
+            f"'{name}': there is no such grid in jobs/papers{did_you_mean(name, every)}"
+        )
     return every[name]
 
 
@@ -83,7 +92,11 @@ def read_paper(name: str) -> Paper:
 
 HEAD = ["run", "seeds", "rounds", "metric", "ours", "paper", "difference", "notes"]
 UNITS = {"accuracy": "%", "forgetting": "of 1"}  # by a word of a metric
-DIGITS = {"forgetting": 3, "alignment": 3, "rounds": 1}  # by the first word of a metric; 2 for the others
+DIGITS = {
+    "forgetting": 3,
+    "alignment": 3,
+    "rounds": 1,
+}  # by the first word of a metric; 2 for the others
 
 
 def sheet(runs: Sequence[Run], paper: Paper, of: str = "last") -> Sheet:
@@ -130,7 +143,9 @@ def sheet(runs: Sequence[Run], paper: Paper, of: str = "last") -> Sheet:
     return Sheet(HEAD, lines, below + left_out(runs), records)
 
 
-def _ours(row: Row, number: Theirs, runs: Sequence[Run], paper: Paper, of: str) -> tuple[Stat | None, list[str]]:
+def _ours(
+    row: Row, number: Theirs, runs: Sequence[Run], paper: Paper, of: str
+) -> tuple[Stat | None, list[str]]:
     """Our mean over the seeds, None unless all runs have a number, and notes."""
     of_runs = [ours(run, number, paper.baseline(run, runs), of) for run in row.runs]
     lacking = [one for one in of_runs if math.isnan(one.value)]

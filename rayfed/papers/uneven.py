@@ -32,12 +32,17 @@ def unevenness(runs: Sequence[Run], width: float | None = None) -> Figure:
     """
     for run in runs:
         if not len(run.partition["count"]):
-            raise InputError(f"'{run.folder}' has no partition.parquet, so it is not known how uneven its clients are")
+            raise InputError(
+                f"'{run.folder}' has no partition.parquet, so it is not known how uneven its clients are"
+            )
     settings = rows(runs)
     uneven = {
-        name: np.array([np.mean([run.unevenness[name] for run in row.runs]) for row in settings]) for name in MEASURES
+        name: np.array([np.mean([run.unevenness[name] for run in row.runs]) for row in settings])
+        for name in MEASURES
     }
-    varied = [name for name, values in uneven.items() if np.ptp(values) > 1e-3]  # not for rounded sizes
+    varied = [
+        name for name, values in uneven.items() if np.ptp(values) > 1e-3
+    ]  # not for rounded sizes
     if not varied:
         raise InputError(
             "the clients of all these runs are equally uneven, so there is no axis; give runs of several partitions, "
@@ -47,14 +52,20 @@ def unevenness(runs: Sequence[Run], width: float | None = None) -> Figure:
     for number, row in enumerate(settings):
         methods.setdefault(json.dumps(row.runs[0].job["method"]), []).append(number)
     caption = f"Last accuracy by unevenness: n = {span(len(row.runs) for row in settings)} seeds per point"
-    figure, axes = panels(caption, 1, len(varied), 3.0, width=width or wide(len(varied)), sharey=True)
+    figure, axes = panels(
+        caption, 1, len(varied), 3.0, width=width or wide(len(varied)), sharey=True
+    )
     for panel, name in zip(axes[0], varied, strict=True):
         for number, held in enumerate(methods.values()):
             ordered = sorted(held, key=uneven[name].__getitem__)
-            means, deviations = zip(*(settings[each].figures["last"] for each in ordered), strict=True)
+            means, deviations = zip(
+                *(settings[each].figures["last"] for each in ordered), strict=True
+            )
             errors = None if None in deviations else deviations
             label = _common([settings[each] for each in held])
-            panel.errorbar(uneven[name][ordered], means, errors, label=label, capsize=2, **looks(number))
+            panel.errorbar(
+                uneven[name][ordered], means, errors, label=label, capsize=2, **looks(number)
+            )
         panel.set(xlabel=MEASURES[name])
     axes[0, 0].set_ylabel("accuracy (%)")
     legend(figure, axes[0, 0])

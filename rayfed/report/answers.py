@@ -39,7 +39,11 @@ def headline(run: Run, key: str) -> list[Number]:
     best, last = total.get("best", {}), total.get("last", {})
     at_last = f"round {last['round']}" if last and last["round"] < total["rounds"] else ""
     return [
-        ("best accuracy", percent(best.get("test_accuracy")), f"round {best['round']}" if best else ""),
+        (
+            "best accuracy",
+            percent(best.get("test_accuracy")),
+            f"round {best['round']}" if best else "",
+        ),
         ("last accuracy", percent(last.get("test_accuracy")), at_last),
         (in_words(key).partition(",")[0], percent(told), f"mean of last {LAST}"),
         ("since the peak", percent(last.get("forgetting")), at_last),
@@ -65,9 +69,13 @@ def _untrained(run: Run) -> list[Number]:
     """A guess among the classes, and the initial model."""
     numbers = []
     if run.classes:
-        numbers.append(("a guess", percent(1 / len(run.classes)), f"of {len(run.classes):,} classes"))
+        numbers.append(
+            ("a guess", percent(1 / len(run.classes)), f"of {len(run.classes):,} classes")
+        )
     if len(run.evaluated) and run.evaluated[0]:
-        numbers.append(("the untrained model", percent(float(run.rounds["test_accuracy"][0])), "round 0"))
+        numbers.append(
+            ("the untrained model", percent(float(run.rounds["test_accuracy"][0])), "round 0")
+        )
     return numbers
 
 
@@ -77,15 +85,25 @@ def _worst(losses: Sequence[ClassLoss]) -> str:
         return "Nothing can be forgotten before the second evaluated round of training."
     if not lost:
         return "No class is below its best earlier round."
-    worst = (f"{in_sentence(c.name)}, {100 * c.lost:.1f} points since round {c.peak_round}" for c in lost[:WORST])
-    return f"{len(lost):,} of {len(losses):,} classes lost accuracy, most of all {'; '.join(worst)}."
+    worst = (
+        f"{in_sentence(c.name)}, {100 * c.lost:.1f} points since round {c.peak_round}"
+        for c in lost[:WORST]
+    )
+    return (
+        f"{len(lost):,} of {len(losses):,} classes lost accuracy, most of all {'; '.join(worst)}."
+    )
 
 
-def of_groups(groups: Sequence[Group], names: Sequence[str], rows: Sequence[Row] | str) -> list[Answer]:
+def of_groups(
+    groups: Sequence[Group], names: Sequence[str], rows: Sequence[Row] | str
+) -> list[Answer]:
     """About several runs, by the rows of their table, or why there are none."""
     runs = [run for group in groups for run in [*group.runs, *group.behind]]
     key = shared([run for group in groups for run in group.counted])
-    lasts = [[run.summary["last"]["test_accuracy"] for run in of.counted if run.summary.get("last")] for of in groups]
+    lasts = [
+        [run.summary["last"]["test_accuracy"] for run in of.counted if run.summary.get("last")]
+        for of in groups
+    ]
     seconds, down, up = (int(sum(run.summary.get(key, 0) for run in runs)) for key in COSTS)
     costs = [
         ("time of all runs", str(timedelta(seconds=seconds)), ""),
@@ -126,8 +144,14 @@ def _best(ranked: list[tuple[str, list[float]]]) -> Answer:
 
 
 def _most_forgotten(ranked: list[tuple[str, list[float]]], key: str) -> Answer:
-    ends = {"forgetting": ranked} if len(ranked) < 2 else {"least forgetting": ranked[-1:], "most": ranked[:1]}
-    numbers = [(words, mean_percent(shares), name) for words, of in ends.items() for name, shares in of]
+    ends = (
+        {"forgetting": ranked}
+        if len(ranked) < 2
+        else {"least forgetting": ranked[-1:], "most": ranked[:1]}
+    )
+    numbers = [
+        (words, mean_percent(shares), name) for words, of in ends.items() for name, shares in of
+    ]
     several = any(len(shares) > 1 for _, shares in ranked)
     text = f"{in_words(key).capitalize()}" + (", averaged over seeds." if several else ".")
     return Answer("What was forgotten?", numbers, text)

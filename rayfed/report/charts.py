@@ -135,19 +135,35 @@ def heat(
     digits = 1 if np.any(np.nan_to_num(cells) % 1) else 0
     table = []
     for name, row in zip(rows[:MOST_ROWS], cells[:, few], strict=False):
-        table.append([name, *("" if math.isnan(value) else f"{value:,.{digits}f}" for value in row)])
-    notes = [fewer("classes", len(rows), len(table), len(rows)), fewer(f"{x}s", len(columns), len(few), len(names))]
+        table.append(
+            [name, *("" if math.isnan(value) else f"{value:,.{digits}f}" for value in row)]
+        )
+    notes = [
+        fewer("classes", len(rows), len(table), len(rows)),
+        fewer(f"{x}s", len(columns), len(few), len(names)),
+    ]
     head = ["class", *(f"{x} {names[i]}" for i in few)]
     return Chart(key, title, data, head, table, " ".join(filter(None, notes)), wide=True)
 
 
-def dots(key: str, title: str, x: str, y: str, points: Sequence[tuple[str, float, float, int]], meaning: str) -> Chart:
+def dots(
+    key: str,
+    title: str,
+    x: str,
+    y: str,
+    points: Sequence[tuple[str, float, float, int]],
+    meaning: str,
+) -> Chart:
     """Points with a name, x, y and a round, the more opaque the later. Of too many, evenly spread ones."""
     drawn = [points[i] for i in thinned(len(points), 2 * MOST_POINTS)]
-    places = [[name, *rounded(np.array([at_x, at_y])), number] for name, at_x, at_y, number in drawn]
+    places = [
+        [name, *rounded(np.array([at_x, at_y])), number] for name, at_x, at_y, number in drawn
+    ]
     rows = [[name, f"{at_x:.3g}", f"{at_y:.3g}"] for name, at_x, at_y, _ in drawn[:MOST_ROWS]]
     note = f"{meaning} {fewer('points', len(points), len(rows), len(drawn))}".strip()
-    return Chart(key, title, {"kind": "dots", "x": x, "y": y, "points": places}, ["point", x, y], rows, note)
+    return Chart(
+        key, title, {"kind": "dots", "x": x, "y": y, "points": places}, ["point", x, y], rows, note
+    )
 
 
 def gaps(key: str, title: str, x: str, differences: Sequence[tuple[str, Difference]]) -> Chart:

@@ -17,7 +17,12 @@ FORMS = ("text", "md", "latex", "csv")
 
 @click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="The page; RUN/report.html, or compare.html.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    help="The page; RUN/report.html, or compare.html.",
+)
 def report(runs: tuple[Path, ...], output: Path | None) -> None:
     """Make the page of a run, or a page that compares several.
 
@@ -38,7 +43,9 @@ def report(runs: tuple[Path, ...], output: Path | None) -> None:
     if folders == list(runs[:1]):
         path = write_report(runs[0], output)
     else:
-        path = write_comparison(folders, output or (Path("compare.html") if len(runs) > 1 else runs[0] / "report.html"))
+        path = write_comparison(
+            folders, output or (Path("compare.html") if len(runs) > 1 else runs[0] / "report.html")
+        )
     print(f"page in {shown(path)}")
 
 

@@ -17,22 +17,37 @@ from rayfed.report.charts import MOST_ROWS
 from rayfed.report.table import Row, rows
 from rayfed.report.words import html_bar, listed, mean_percent
 
-HASHES = {"hash of the data": "data", "hash of the partition": "partition"}  # and their keys in environment.json
-VARIED = ("seed", "data.partition.seed", "hash of the partition")  # may differ between the runs of a group
+HASHES = {
+    "hash of the data": "data",
+    "hash of the partition": "partition",
+}  # and their keys in environment.json
+VARIED = (
+    "seed",
+    "data.partition.seed",
+    "hash of the partition",
+)  # may differ between the runs of a group
 
 
 def numbers(group: Group, target: float, key: str) -> list[str]:
     """A group's row in the table, with the forgetting of a key; of several runs, means and deviations."""
     runs = group.counted
     seeds = listed(run.job["seed"] for run in runs)
-    reached = listed(rounds_to_target(run.rounds["test_accuracy"][1:], target) or "never" for run in runs)
+    reached = listed(
+        rounds_to_target(run.rounds["test_accuracy"][1:], target) or "never" for run in runs
+    )
     if len(runs) == 1:
-        shown = [f"{value} ({note})" if note else value for _, value, note in headline(runs[0], key)]
+        shown = [
+            f"{value} ({note})" if note else value for _, value, note in headline(runs[0], key)
+        ]
         return [seeds, *shown, reached]
     totals = [run.summary for run in runs]
     best, last, since_peak = (
         mean_percent([total[which][figure] for total in totals if which in total])
-        for which, figure in (("best", "test_accuracy"), ("last", "test_accuracy"), ("last", "forgetting"))
+        for which, figure in (
+            ("best", "test_accuracy"),
+            ("last", "test_accuracy"),
+            ("last", "forgetting"),
+        )
     )
     shares = [best, last, mean_percent(headlines(group, key)), since_peak]
     seconds, down, up = (int(np.mean([total.get(key, 0) for total in totals])) for key in COSTS)
@@ -43,7 +58,11 @@ def numbers(group: Group, target: float, key: str) -> list[str]:
 
 def differences(groups: Sequence[Group]) -> list[tuple[str, str, str]]:
     """Key, value and groups, for each key of the jobs in which runs differ, and the hashes of data and partition."""
-    settings = [(name, _settings(run)) for name, of in zip(shorten(groups), groups, strict=True) for run in of.runs]
+    settings = [
+        (name, _settings(run))
+        for name, of in zip(shorten(groups), groups, strict=True)
+        for run in of.runs
+    ]
     rows: list[tuple[str, str, str]] = []
     for key in dict.fromkeys(key for _, setting in settings for key in setting):
         users: dict[str, list[str]] = {}  # value -> groups, in their order
@@ -82,8 +101,13 @@ def class_losses(groups: Sequence[Group]) -> list[list[Any]]:
         for run in group.counted:
             for loss in forgotten(run):
                 losses.setdefault(loss.name, [[] for _ in groups])[number].append(loss.lost)
-    means = {name: [float(np.mean(lost)) if lost else math.nan for lost in of] for name, of in losses.items()}
-    worst = sorted(means, key=lambda name: -max(np.nan_to_num(means[name], nan=-np.inf)))[:MOST_ROWS]
+    means = {
+        name: [float(np.mean(lost)) if lost else math.nan for lost in of]
+        for name, of in losses.items()
+    }
+    worst = sorted(means, key=lambda name: -max(np.nan_to_num(means[name], nan=-np.inf)))[
+        :MOST_ROWS
+    ]
     return [[name, *map(html_bar, means[name])] for name in worst]
 
 

@@ -11,10 +11,20 @@ NAMES = ("peak", "round", "continual", "local", "aggregation")
 DOMAIN = "domain."  # begins the key of the accuracy on a domain's test images
 OF_CLIENTS = ("local", "aggregation")  # of runs that measured confusion matrices
 KEYS = tuple(f"forgetting.{name}{mean}" for name in NAMES for mean in ("", f".last_{LAST}"))
-MARKS = {"text": "{}*", "csv": "{}*", "md": "**{}**", "latex": r"\textbf{{{}}}"}  # of what is unlikely to be chance
+MARKS = {
+    "text": "{}*",
+    "csv": "{}*",
+    "md": "**{}**",
+    "latex": r"\textbf{{{}}}",
+}  # of what is unlikely to be chance
 TEX = str.maketrans(
     {character: rf"\{character}" for character in "&%$#_{}"}
-    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}
+    | {
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "±": r"$\pm$",
+    }
     | {"<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}"}
 )
 
@@ -25,12 +35,16 @@ class Sheet(NamedTuple):
     head: list[str]
     lines: list[list[str]]  # a cell for each column of `head`
     notes: list[str]  # to be read with the table
-    records: list[dict[str, Any]]  # the same as plain numbers, for other programs; None where there is none
+    records: list[
+        dict[str, Any]
+    ]  # the same as plain numbers, for other programs; None where there is none
 
 
 def markdown(sheet: Sheet) -> str:
     """A table in Markdown, and its notes below it."""
-    head, *lines = [[cell.replace("|", "\\|") for cell in line] for line in (sheet.head, *sheet.lines)]
+    head, *lines = [
+        [cell.replace("|", "\\|") for cell in line] for line in (sheet.head, *sheet.lines)
+    ]
     rule = ["---", *["---:"] * (len(head) - 1)]
     table = "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *lines))
     return "\n\n".join([table, *sheet.notes])
@@ -39,7 +53,9 @@ def markdown(sheet: Sheet) -> str:
 def latex(sheet: Sheet) -> str:
     """A table in LaTeX, for the package booktabs, and its notes as comments below it."""
     rows = [" & ".join(map(_tex, line, sheet.head)) + r" \\" for line in (sheet.head, *sheet.lines)]
-    rows = [f"{{}}{row}" if row[0] in "[*" else row for row in rows]  # or the end of the line above would take it
+    rows = [
+        f"{{}}{row}" if row[0] in "[*" else row for row in rows
+    ]  # or the end of the line above would take it
     begin = rf"\begin{{tabular}}{{l{'r' * (len(sheet.head) - 1)}}}"
     table = [begin, r"\toprule", rows[0], r"\midrule", *rows[1:], r"\bottomrule", r"\end{tabular}"]
     return "\n".join([*table, *(f"% {note}" for note in sheet.notes)])

@@ -14,7 +14,10 @@ from rayfed.report.forms import LAST
 WHEN = {"before": "before the client's training", "after": "after the client's training"}
 WHERE = {"in_local": "own classes (in-local)", "out_local": "other classes (out-local)"}
 IN_LOCAL = "local.after.in_local"  # of the client's model on test examples that are distributed as the client's
-DISTANCES = {"drift.distribution_distance": "distribution distance (L1)", "drift.divergence": "weight divergence (L2)"}
+DISTANCES = {
+    "drift.distribution_distance": "distribution distance (L1)",
+    "drift.divergence": "weight divergence (L2)",
+}
 
 
 class Spread(NamedTuple):
@@ -26,7 +29,9 @@ class Spread(NamedTuple):
 
     def band(self, most: float) -> tuple[np.ndarray, np.ndarray]:
         """A standard deviation below and above the mean, within what the values can be, 0 to `most`."""
-        return np.maximum(self.mean - self.deviation, 0), np.minimum(self.mean + self.deviation, most)
+        return np.maximum(self.mean - self.deviation, 0), np.minimum(
+            self.mean + self.deviation, most
+        )
 
 
 def forgetting_of(run: Run) -> dict[str, float]:
@@ -46,7 +51,9 @@ def over_clients(columns: Columns, name: str, factor: float = 1) -> Spread:
     counts = np.bincount(index, minlength=len(rounds))
     counts = np.where(counts, counts, np.nan)
     mean = np.bincount(index, values, len(rounds)) / counts
-    return Spread(rounds, mean, np.sqrt(np.bincount(index, (values - mean[index]) ** 2, len(rounds)) / counts))
+    return Spread(
+        rounds, mean, np.sqrt(np.bincount(index, (values - mean[index]) ** 2, len(rounds)) / counts)
+    )
 
 
 def notes_of(runs: Sequence[Run], measure: str, *names: str) -> Columns:

@@ -42,15 +42,21 @@ HERE = files("rayfed.report")
 LIBRARIES = ("d3-7.9.0.min.js", "plot-0.6.17.umd.min.js")
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {}"  # nothing else runs or loads
 STRICT: Any = {"autoescape": True, "undefined": StrictUndefined}
-TEMPLATES = Environment(loader=PackageLoader("rayfed.report"), trim_blocks=True, lstrip_blocks=True, **STRICT)
+TEMPLATES = Environment(
+    loader=PackageLoader("rayfed.report"), trim_blocks=True, lstrip_blocks=True, **STRICT
+)
 TEMPLATES.filters["toml"] = lambda value: json.dumps(value, ensure_ascii=False, default=str)
-TEMPLATES.filters["json"] = lambda value: Markup(json.dumps(value, separators=(",", ":")).replace("<", "\\u003c"))
+TEMPLATES.filters["json"] = lambda value: Markup(
+    json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
+)
 
 
 def _of_model(model: dict[str, Any]) -> dict[str, Any]:
     """A model's table without the keys of all models that have their defaults."""
     default = table(Adapt())
-    return {key: value for key, value in model.items() if key not in default or value != default[key]}
+    return {
+        key: value for key, value in model.items() if key not in default or value != default[key]
+    }
 
 
 TEMPLATES.filters["of_model"] = _of_model
@@ -79,11 +85,19 @@ def run_page(run: Run) -> str:
     losses = forgotten(run)
     played, sampled = len(run.rounds["round"]) > 0, len(run.clients["client"]) > 0
     packages = run.environment.get("packages", {})
-    hashes = {key: value for key, value in run.environment.items() if key not in ("method", "packages", "unevenness")}
+    hashes = {
+        key: value
+        for key, value in run.environment.items()
+        if key not in ("method", "packages", "unevenness")
+    }
     if "hardware" in hashes:
-        hashes["hardware"] = listed(" ".join(map(str, of_kind.values())) for of_kind in hashes["hardware"])
+        hashes["hardware"] = listed(
+            " ".join(map(str, of_kind.values())) for of_kind in hashes["hardware"]
+        )
     if "resumed" in hashes:
-        hashes["resumed after round"] = listed(each["after_round"] for each in hashes.pop("resumed"))
+        hashes["resumed after round"] = listed(
+            each["after_round"] for each in hashes.pop("resumed")
+        )
     drawn = {
         "global": plots.global_model(grouped([run])) if played else [],
         "classes": [plots.class_accuracy(run)] if len(run.class_accuracy) > 1 else [],
@@ -113,7 +127,11 @@ def run_page(run: Run) -> str:
 def _class_rows(run: Run, losses: Sequence[ClassLoss]) -> tuple[list[list[Any]], str]:
     """A row per class, those that lost most first, and what to know about the rows."""
     shown = losses[:MOST_ROWS]
-    text = f" The {len(shown)} of {len(losses):,} classes that lost most." if len(shown) < len(losses) else ""
+    text = (
+        f" The {len(shown)} of {len(losses):,} classes that lost most."
+        if len(shown) < len(losses)
+        else ""
+    )
     untrained = dict(zip(run.classes, run.class_accuracy[0], strict=False)) if losses else {}
     rows: list[list[Any]] = []
     for loss in shown:
@@ -130,17 +148,28 @@ def comparison_page(runs: Sequence[Run]) -> str:
     groups = grouped(runs)
     names = shorten(groups)
     key = answers.shared([run for group in groups for run in group.counted])
-    bests = [run.summary["best"]["test_accuracy"] for run in groups[0].runs if "best" in run.summary]
+    bests = [
+        run.summary["best"]["test_accuracy"] for run in groups[0].runs if "best" in run.summary
+    ]
     target = spread(bests)[0] if bests else np.nan
     rows = compared.paired(runs)
-    gaps = [] if isinstance(rows, str) else [(row.name, row.difference) for row in rows if row.difference]
+    gaps = (
+        []
+        if isinstance(rows, str)
+        else [(row.name, row.difference) for row in rows if row.difference]
+    )
     return rendered(
         "comparison.html",
         runs=runs,
         groups=groups,
         names=names,
         answers=answers.of_groups(groups, names, rows),
-        columns=["run", "seed", *(name for name, _, _ in answers.headline(runs[0], key)), "rounds to target"],
+        columns=[
+            "run",
+            "seed",
+            *(name for name, _, _ in answers.headline(runs[0], key)),
+            "rounds to target",
+        ],
         numbers=[compared.numbers(group, target, key) for group in groups],
         statuses=[listed(dict.fromkeys(run.status for run in group.runs)) for group in groups],
         target=percent(target),
@@ -148,11 +177,15 @@ def comparison_page(runs: Sequence[Run]) -> str:
         not_all=not_all(runs),
         differences=compared.differences(groups),
         partitions=[compared.partition_of(group) for group in groups],
-        several=any(len({run.environment.get("partition") for run in group.runs}) > 1 for group in groups),
+        several=any(
+            len({run.environment.get("partition") for run in group.runs}) > 1 for group in groups
+        ),
         classes=compared.class_losses(groups),
         drawn={
             "global": plots.global_model(groups),
-            "gaps": [charts.gaps("gaps", "Paired differences", "points of the last accuracy", gaps)] if gaps else [],
+            "gaps": [charts.gaps("gaps", "Paired differences", "points of the last accuracy", gaps)]
+            if gaps
+            else [],
             "local": list(plots.local_groups(groups)),
         },
     )
@@ -162,11 +195,18 @@ def card(folder: Path) -> str:
     """A run for a notebook: its numbers, and its accuracy by round. Raises `InputError`."""
     with legible(folder):
         run = read_run(folder)
-        line = plots.curves(grouped([run]), "test_accuracy", 100)[0] if len(run.rounds["round"]) else None
+        line = (
+            plots.curves(grouped([run]), "test_accuracy", 100)[0]
+            if len(run.rounds["round"])
+            else None
+        )
         curve = list(zip(line.x.tolist(), line.y.tolist(), strict=True)) if line else []
         template = TEMPLATES.get_template("card.html")
         return template.render(
-            run=run, headline=answers.headline(run, answers.shared([run])), curve=curve, not_all=not_all([run])
+            run=run,
+            headline=answers.headline(run, answers.shared([run])),
+            curve=curve,
+            not_all=not_all([run]),
         )
 
 
@@ -174,11 +214,15 @@ def rendered(template: str, drawn: dict[str, list[Chart]], **values: Any) -> str
     """A page from its template, with the data of its figures, and a policy under which only its own scripts run."""
     script = HERE.joinpath("templates", "page.js").read_text("utf-8")
     hashes = (hashlib.sha256(of.encode()).digest() for of in (libraries(), script))
-    policy = POLICY.format(" ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in hashes))
+    policy = POLICY.format(
+        " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in hashes)
+    )
     return TEMPLATES.get_template(template).render(
         **values,
         drawn=drawn,
-        charts={chart.key: {"title": chart.title, **chart.data} for of in drawn.values() for chart in of},
+        charts={
+            chart.key: {"title": chart.title, **chart.data} for of in drawn.values() for chart in of
+        },
         library=packed(),
         script=Markup(script),
         policy=policy,
@@ -225,7 +269,10 @@ def _clients(run: Run) -> dict[str, Any]:
     images, loss, seconds = (np.bincount(index, column) / sampled for column in columns)
     slowest = np.argsort(-seconds, kind="stable")[:MOST_ROWS]
     call = run.called
-    rows = [[call(ids[i]), f"{images[i]:,.0f}", sampled[i], f"{loss[i]:.4f}", f"{seconds[i]:.2f}"] for i in slowest]
+    rows = [
+        [call(ids[i]), f"{images[i]:,.0f}", sampled[i], f"{loss[i]:.4f}", f"{seconds[i]:.2f}"]
+        for i in slowest
+    ]
     return {
         "text": f"{len(ids):,} of {run.num_clients:,} clients took part, in {sampled.mean():.1f} rounds on average.",
         "title": "All clients" if len(rows) == len(ids) else f"The {len(rows)} slowest clients",

@@ -35,11 +35,16 @@ def global_model(groups: Sequence[Group]) -> list[Chart]:
         (test,), (training,) = losses, curves(groups, "train_loss", first=1)
         losses = [test._replace(name="test"), training._replace(name="training", number=1)]
         by_definition = enumerate(runs[0].forgetting.items())
-        lost = [Line(name, number, rounds, 100 * values) for number, (name, (rounds, values)) in by_definition]
+        lost = [
+            Line(name, number, rounds, 100 * values)
+            for number, (name, (rounds, values)) in by_definition
+        ]
     accuracy = curves(groups, "test_accuracy", 100)
     rules = [(100 * share, "chance") for share in sorted(chance)]
     return [
-        charts.lines("accuracy", "Accuracy", "test accuracy (%)", accuracy, "%", rules=rules, marked=marked),
+        charts.lines(
+            "accuracy", "Accuracy", "test accuracy (%)", accuracy, "%", rules=rules, marked=marked
+        ),
         charts.lines("forgetting", "Forgetting", "forgetting (%)", lost, "%", rules=[(0.0, "")]),
         charts.lines("loss", "Loss", "mean loss per example (nats)", losses, digits=3),
     ]
@@ -57,7 +62,10 @@ def curves(groups: Sequence[Group], column: str, factor: float = 1, first: int =
         return rounds, finite(run.rounds[column][rounds]) * factor
 
     of_groups = enumerate(zip(shorten(groups), groups, strict=True))
-    return [over_runs(name, number, [points(run) for run in group.runs]) for number, (name, group) in of_groups]
+    return [
+        over_runs(name, number, [points(run) for run in group.runs])
+        for number, (name, group) in of_groups
+    ]
 
 
 def class_accuracy(run: Run) -> Chart:
@@ -65,7 +73,9 @@ def class_accuracy(run: Run) -> Chart:
     rounds = [str(number) for number in run.class_rounds[1:]]
     values = 100 * run.class_accuracy[1:].T
     x, unit = "round", "accuracy (%)"
-    return charts.heat("classes", "Class accuracy", values, run.classes, rounds, x, unit, top=100.0, slider=True)
+    return charts.heat(
+        "classes", "Class accuracy", values, run.classes, rounds, x, unit, top=100.0, slider=True
+    )
 
 
 def partition(run: Run) -> Chart:
@@ -73,23 +83,36 @@ def partition(run: Run) -> Chart:
     most = min(MOST_ACROSS, max(charts.MOST_CELLS // len(run.classes), 2))
     counts, together = dealt(run.partition, len(run.classes), run.num_clients, most)
     firsts = range(0, run.num_clients, together)
-    names = [run.called(n) if together == 1 else f"{n} to {min(n + together, run.num_clients) - 1}" for n in firsts]
+    names = [
+        run.called(n) if together == 1 else f"{n} to {min(n + together, run.num_clients) - 1}"
+        for n in firsts
+    ]
     unit = "examples" if together == 1 else f"examples, mean of {together} clients"
     drawn = np.where(counts, counts, np.nan)
-    return charts.heat("partition", "Partition", drawn, run.classes, names, x="client", unit=unit, faint=True)
+    return charts.heat(
+        "partition", "Partition", drawn, run.classes, names, x="client", unit=unit, faint=True
+    )
 
 
 def clients(run: Run) -> list[Chart]:
     """What is known of the clients: their losses, the terms of these, who answered."""
     loss = spread_of(run.clients["round"], finite(run.clients["train_loss"]))
-    figures = [charts.lines("training", "Training loss", "mean loss per step (nats)", [loss], digits=3, zero=True)]
+    figures = [
+        charts.lines(
+            "training", "Training loss", "mean loss per step (nats)", [loss], digits=3, zero=True
+        )
+    ]
     terms = {name: line for name, line in run.notes.items() if name.startswith("loss.")}
     if len(terms) > 1:
         drawn = [
             Line(name.removeprefix("loss."), number, rounds, finite(means))
             for number, (name, (rounds, means)) in enumerate(terms.items())
         ]
-        figures.append(charts.lines("terms", "Terms of the loss", "mean per step (nats)", drawn, digits=3, zero=True))
+        figures.append(
+            charts.lines(
+                "terms", "Terms of the loss", "mean per step (nats)", drawn, digits=3, zero=True
+            )
+        )
     return [*figures, *chosen(run)]
 
 
@@ -98,8 +121,12 @@ def chosen(run: Run) -> Iterator[Chart]:
     noted = run.round_notes
     counts = [name for name in ("answered", "dropped", "late") if f"clients.{name}" in noted]
     if counts:
-        drawn = [Line(name, number, *noted[f"clients.{name}"]) for number, name in enumerate(counts)]
-        yield charts.lines("answers", "Chosen clients", "clients per round", drawn, digits=0, zero=True)
+        drawn = [
+            Line(name, number, *noted[f"clients.{name}"]) for number, name in enumerate(counts)
+        ]
+        yield charts.lines(
+            "answers", "Chosen clients", "clients per round", drawn, digits=0, zero=True
+        )
     if "clients.virtual_seconds" in noted:
         rounds, seconds = noted["clients.virtual_seconds"]
         total = [Line("so far", 0, rounds, np.cumsum(seconds))]
@@ -114,12 +141,20 @@ def costs(run: Run) -> list[Chart]:
     if len(run.clients["round"]):
         client = spread_of(run.clients["round"], finite(run.clients["seconds"]))
         y = "seconds per client"
-        figures.append(charts.lines("client-seconds", "Time of clients", y, [client], digits=2, zero=True))
+        figures.append(
+            charts.lines("client-seconds", "Time of clients", y, [client], digits=2, zero=True)
+        )
     down, up = run.rounds["bytes_down"], run.rounds["bytes_up"]
     most = max(float(np.nanmax(sent, initial=1.0)) for sent in (down, up))
     size, unit = next((size, unit) for size, unit in BYTES if most >= size)
-    sent = [Line("to clients", 0, rounds, finite(down[1:] / size)), Line("back", 1, rounds, finite(up[1:] / size))]
-    return [*figures, charts.lines("bytes", "Sent", f"{unit} per round", sent, f" {unit}", zero=True)]
+    sent = [
+        Line("to clients", 0, rounds, finite(down[1:] / size)),
+        Line("back", 1, rounds, finite(up[1:] / size)),
+    ]
+    return [
+        *figures,
+        charts.lines("bytes", "Sent", f"{unit} per round", sent, f" {unit}", zero=True),
+    ]
 
 
 def local_models(run: Run) -> list[Chart]:
@@ -149,7 +184,9 @@ def divergence(run: Run) -> Chart:
     columns = drifts(grouped([run])[0])
     values = (columns[name] for name in DISTANCES)
     places = zip(columns["client"].tolist(), columns["round"].tolist(), *values, strict=True)
-    points = [(f"client {run.called(client)}, round {n}", *place, n) for client, n, *place in places]
+    points = [
+        (f"client {run.called(client)}, round {n}", *place, n) for client, n, *place in places
+    ]
     x, y = DISTANCES.values()
     return charts.dots("drift", "Drift of the local models", x, y, points, DRIFT)
 
@@ -162,11 +199,18 @@ def local_groups(groups: Sequence[Group]) -> Iterator[Chart]:
             for number, (group, title) in enumerate(zip(groups, shorten(groups), strict=True)):
                 name = f"local.{when}.{where}"
                 with suppress(InputError):
-                    measured = [over_clients(notes_of([run], "local", name), name, 100) for run in group.runs]
-                    drawn.append(over_runs(title, number, [(of.rounds, of.mean) for of in measured]))
+                    measured = [
+                        over_clients(notes_of([run], "local", name), name, 100)
+                        for run in group.runs
+                    ]
+                    drawn.append(
+                        over_runs(title, number, [(of.rounds, of.mean) for of in measured])
+                    )
             if drawn:
                 key = f"{when}-{where}".replace("_", "-")
-                yield charts.lines(key, f"{words.capitalize()}, {model}", "accuracy (%)", drawn, "%")
+                yield charts.lines(
+                    key, f"{words.capitalize()}, {model}", "accuracy (%)", drawn, "%"
+                )
 
 
 def over_runs(name: str, number: int, of_runs: Sequence[Series]) -> Line:
@@ -181,7 +225,9 @@ def spread_of(rounds: np.ndarray, values: np.ndarray) -> Line:
     """The median of each round, in a band from its smallest to its largest value."""
     numbers, starts = np.unique(rounds, return_index=True)
     groups = np.split(values, starts[1:])
-    middle, low, high = (np.array([take(group) for group in groups]) for take in (np.median, np.min, np.max))
+    middle, low, high = (
+        np.array([take(group) for group in groups]) for take in (np.median, np.min, np.max)
+    )
     return Line("median", 0, numbers, middle, low, high)
 
 

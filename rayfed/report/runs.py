@@ -15,13 +15,23 @@ from rayfed.report.words import listed
 
 
 @contextmanager
-def legible(*folders: Path, otherwise: str = "move it away: the page does without it") -> Iterator[None]:
+def legible(
+    *folders: Path, otherwise: str = "move it away: the page does without it"
+) -> Iterator[None]:
     """`InputError` in place of whatever a damaged file raises while it is read and shown."""
     try:
         yield
     except InputError:
         raise
-    except (ArithmeticError, AttributeError, LookupError, OSError, TemplateError, TypeError, ValueError) as error:
+    except (
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        OSError,
+        TemplateError,
+        TypeError,
+        ValueError,
+    ) as error:
         names = listed(dict.fromkeys(folders))
         raise InputError(
             f"{names} cannot be shown, as a file in it is not as a run wrote it: {error!r}; "
@@ -45,14 +55,20 @@ def labelled(runs: Sequence[Run], labels: Mapping[str, str]) -> list[Run]:
     names = [name.split("/") for name in shorten(groups)]
     steps = {step for name in names for step in name}
     for step in sorted(labels.keys() - steps):
-        raise InputError(f"--label '{step}': it is no step of the runs' names{did_you_mean(step, steps)}")
+        raise InputError(
+            f"--label '{step}': it is no step of the runs' names{did_you_mean(step, steps)}"
+        )
     words = {step: " ".join(harmless(label).split()) for step, label in labels.items()}
     called = ["/".join(words.get(step, step) for step in name) for name in names]
     twice = [name for name, count in Counter(called).items() if count > 1]
     if twice:
-        raise InputError(f"--label: several runs would be called '{twice[0]}'; give each a name of its own")
+        raise InputError(
+            f"--label: several runs would be called '{twice[0]}'; give each a name of its own"
+        )
     pairs = zip(called if labels else [""] * len(groups), groups, strict=True)
-    return [replace(run, label=label) for label, group in pairs for run in group.runs + group.behind]
+    return [
+        replace(run, label=label) for label, group in pairs for run in group.runs + group.behind
+    ]
 
 
 def read_rounds(*folders: str | Path) -> pa.Table:
@@ -71,6 +87,9 @@ def read_rounds(*folders: str | Path) -> pa.Table:
     tables = []
     for name, group in zip(shorten(groups), groups, strict=True):
         for run in group.runs + group.behind:
-            whose = {"run": [name] * len(run.evaluated), "seed": [run.job["seed"]] * len(run.evaluated)}
+            whose = {
+                "run": [name] * len(run.evaluated),
+                "seed": [run.job["seed"]] * len(run.evaluated),
+            }
             tables.append(pa.table(whose | run.rounds))
     return pa.concat_tables(tables)

@@ -19,7 +19,12 @@ from rayfed.report.forms import DOMAIN, HEADLINES, KEYS, LAST, MARKS, OF_CLIENTS
 from rayfed.report.measured import IN_LOCAL, forgetting_of, personalised, unmeasured
 from rayfed.report.words import Stat, interval, spread, stat_text
 
-PAIR = ("data", "partition", "seed", "number of rounds")  # what the two runs of a pair have in common
+PAIR = (
+    "data",
+    "partition",
+    "seed",
+    "number of rounds",
+)  # what the two runs of a pair have in common
 HEADS = {
     "best": "best (%)",
     "last": "last (%)",
@@ -70,7 +75,9 @@ def rows(runs: Sequence[Run], of: str = "last", first: str = "") -> list[Row]:
     """
     groups = grouped([run for run in runs if run.evaluated[1:].any()])
     if not groups:
-        raise InputError(f"'{runs[0].folder}' has no evaluated round yet, so there is nothing to put into a table")
+        raise InputError(
+            f"'{runs[0].folder}' has no evaluated round yet, so there is nothing to put into a table"
+        )
     made: list[Row] = []
     for name, group in _ordered(groups, first):
         made.append(_row(name, group, of, made))
@@ -105,7 +112,11 @@ def _row(name: str, group: Group, of: str, above: Sequence[Row]) -> Row:
 def _ordered(groups: Sequence[Group], first: str) -> list[tuple[str, Group]]:
     named = list(zip(shorten(groups), groups, strict=True))
     of = {name: (f"/{name}", f"/{group.name}") for name, group in named}  # a name may be a label
-    at_first = {name for name, both in of.items() if any(each.endswith(f"/{first or REFERENCE}") for each in both)}
+    at_first = {
+        name
+        for name, both in of.items()
+        if any(each.endswith(f"/{first or REFERENCE}") for each in both)
+    }
     if first and not at_first:
         raise InputError(f"--from {first}: no run has this name{did_you_mean(first, of)}")
     return sorted(named, key=lambda pair: pair[0] not in at_first)
@@ -116,17 +127,28 @@ def figures(run: Run) -> dict[str, float]:
     accuracy = 100 * run.rounds["test_accuracy"][run.evaluated][1:]
     last = float(np.mean(accuracy[-LAST:]))
     forgetting = 100 * float(run.rounds["forgetting"][run.evaluated][-1])
-    found = {"best": float(accuracy.max()), "last": float(accuracy[-1]), "last_10": last, "forgetting": forgetting}
+    found = {
+        "best": float(accuracy.max()),
+        "last": float(accuracy[-1]),
+        "last_10": last,
+        "forgetting": forgetting,
+    }
     if "local" in run.job["measure"] and IN_LOCAL in run.notes:
         found["personalised"] = personalised(run, LAST)
-    by_domain = {name: 100 * float(of[-1]) for name, (_, of) in run.round_notes.items() if name.startswith(DOMAIN)}
+    by_domain = {
+        name: 100 * float(of[-1])
+        for name, (_, of) in run.round_notes.items()
+        if name.startswith(DOMAIN)
+    }
     return found | forgetting_of(run) | by_domain
 
 
 def lacking(run: Run, of: str) -> InputError:
     """Why a run has no number `of` this name."""
     if of not in (*HEADS, *KEYS):
-        return InputError(f"'{run.folder}' has no number '{of}'{did_you_mean(of, {*HEADS, *KEYS, *figures(run)})}")
+        return InputError(
+            f"'{run.folder}' has no number '{of}'{did_you_mean(of, {*HEADS, *KEYS, *figures(run)})}"
+        )
     if of == "personalised":
         return unmeasured(run, "local", "personalised accuracy")
     if of.split(".")[1] in OF_CLIENTS:
@@ -136,12 +158,16 @@ def lacking(run: Run, of: str) -> InputError:
             f"'{run.folder}' has no round after its first in which a class is held by none of the round's clients, so "
             "there is no forgetting.continual; forgetting.round sees every class in every round"
         )
-    return InputError(f"'{run.folder}' has no two evaluated rounds after round 0, so nothing can be forgotten")
+    return InputError(
+        f"'{run.folder}' has no two evaluated rounds after round 0, so nothing can be forgotten"
+    )
 
 
 def pair_of(run: Run) -> tuple[Any, ...]:
     """The values of `PAIR`; a run that has ended early counts with the rounds that it might have played."""
-    rounds = run.job["train"]["num_rounds"] if run.summary.get("ended_early") else run.summary["rounds"]
+    rounds = (
+        run.job["train"]["num_rounds"] if run.summary.get("ended_early") else run.summary["rounds"]
+    )
     return *map(run.environment.get, ("data", "partition")), run.job["seed"], rounds
 
 
@@ -166,7 +192,12 @@ def _unlike(reference: Sequence[Run], runs: Sequence[Run]) -> str:
 
 
 def sheet(
-    runs: Sequence[Run], form: str, of: str = "last", target: float | None = None, first: str = "", columns: Any = None
+    runs: Sequence[Run],
+    form: str,
+    of: str = "last",
+    target: float | None = None,
+    first: str = "",
+    columns: Any = None,
 ) -> Sheet:
     """The `rows` of runs in the form "text", "md", "latex" or "csv".
 
@@ -185,12 +216,19 @@ def sheet(
     unasked = {key for key in heads if key not in (of, *HEADS)}
     if sum(not row.pairs for row in made) < 2:
         unasked.add("from")
-    kept = [key for key in head if key not in unasked] if columns is None else _chosen(columns, head, runs[0])
+    kept = (
+        [key for key in head if key not in unasked]
+        if columns is None
+        else _chosen(columns, head, runs[0])
+    )
     lines, records = [], []
     for row in made:
         line = {"run": row.name, "seeds": str(len(row.runs)), "rounds": rounds_text(row)}
         line |= {key: _cell(row, key, made, form) for key in heads}
-        line |= {"difference": _gap(row, form), "from": row.difference.reference if row.difference else ""}
+        line |= {
+            "difference": _gap(row, form),
+            "from": row.difference.reference if row.difference else "",
+        }
         record = _record(row, [key for key in heads if key not in unasked])
         if target is not None:
             reached, faster = _to_target(row, target)
@@ -206,11 +244,15 @@ def sheet(
     for row in made:
         if row.difference and len(row.pairs) < len(row.runs):
             reference = row.difference.reference
-            notes.append(f"{row.name}: {len(row.pairs)} of its {len(row.runs)} runs have a pair in {reference}")
+            notes.append(
+                f"{row.name}: {len(row.pairs)} of its {len(row.runs)} runs have a pair in {reference}"
+            )
     every = sorted({run.eval_every for row in made for run in row.runs})
     if len(every) > 1:
         values = " and ".join(map(str, every))
-        notes.append(f"train.eval_every is {values}: best, the mean of the last and forgetting depend on it")
+        notes.append(
+            f"train.eval_every is {values}: best, the mean of the last and forgetting depend on it"
+        )
     return Sheet([head[key] for key in kept], lines, notes + left_out(runs), records)
 
 
@@ -219,7 +261,9 @@ def _chosen(columns: str, head: Mapping[str, str], run: Run) -> list[str]:
     keys = [key.strip() for key in columns.split(",")]
     for key in keys:
         if key not in head:
-            unknown = InputError(f"--columns: the table has no column '{key}'{did_you_mean(key, head)}")
+            unknown = InputError(
+                f"--columns: the table has no column '{key}'{did_you_mean(key, head)}"
+            )
             raise lacking(run, key) if key in (*HEADS, *KEYS) else unknown
         if keys.count(key) > 1:
             raise InputError(f"--columns: '{key}' is there twice; name each column once")
@@ -231,16 +275,28 @@ def _cell(row: Row, key: str, made: Sequence[Row], form: str) -> str:
     if key not in row.figures:
         return ""
     of = (row.difference and row.difference.reference) or row.name
-    rivals = [other for other in made if of in (other.name, other.difference and other.difference.reference)]
+    rivals = [
+        other
+        for other in made
+        if of in (other.name, other.difference and other.difference.reference)
+    ]
     means = [round(other.figures[key][0], 2) for other in rivals if key in other.figures]
     best = min(means) if key.startswith("forgetting") else max(means)
     bold = form in ("md", "latex") and len(means) > 1 and round(row.figures[key][0], 2) == best
-    return MARKS[form].format(stat_text(row.figures[key], 2)) if bold else stat_text(row.figures[key], 2)
+    return (
+        MARKS[form].format(stat_text(row.figures[key], 2))
+        if bold
+        else stat_text(row.figures[key], 2)
+    )
 
 
 def protocol(job: dict[str, Any]) -> dict[str, Any]:
     """What a number depends on in a job's tables, but for the seed."""
-    tables = {key: value for key, value in job.items() if key not in ("name", "seed", "ray", "output", *MEASURE)}
+    tables = {
+        key: value
+        for key, value in job.items()
+        if key not in ("name", "seed", "ray", "output", *MEASURE)
+    }
     tables["data"] = {key: value for key, value in job["data"].items() if key != "root"}
     return tables
 
@@ -251,7 +307,9 @@ def remarks(row: Row) -> list[str]:
     for job in jobs:
         job["train"].pop("num_rounds")  # the runs of a row have played equally many, or ended early
         job["data"]["partition"].pop("seed", None)
-    mixed = [text for job in jobs[1:] for text in differences(jobs[0], job, "in one run", "in another")]
+    mixed = [
+        text for job in jobs[1:] for text in differences(jobs[0], job, "in one run", "in another")
+    ]
     notes = [f"its runs differ in more than their seeds: {text}" for text in dict.fromkeys(mixed)]
     if row.behind:
         names = ", ".join(f"{run.folder} ({run.summary['rounds']})" for run in row.behind)
@@ -261,7 +319,11 @@ def remarks(row: Row) -> list[str]:
 
 def left_out(runs: Sequence[Run]) -> list[str]:
     """Names the runs that have no row."""
-    return [f"{run.folder} is left out: no round has been evaluated yet" for run in runs if not run.evaluated[1:].any()]
+    return [
+        f"{run.folder} is left out: no round has been evaluated yet"
+        for run in runs
+        if not run.evaluated[1:].any()
+    ]
 
 
 def rounds_text(row: Row) -> str:
@@ -280,7 +342,9 @@ def accuracies(run: Run) -> np.ndarray:
 def _to_target(row: Row, target: float) -> tuple[list[int | None], list[float]]:
     """The first evaluated round with this accuracy for each run, and each pair's speed-up, unless one has none."""
     reached = [metrics.rounds_to_target(accuracies(run), target) for run in row.runs]
-    speed_ups = [metrics.speed_up(accuracies(run), accuracies(other), target) for other, run in row.pairs]
+    speed_ups = [
+        metrics.speed_up(accuracies(run), accuracies(other), target) for other, run in row.pairs
+    ]
     faster = [speed_up for speed_up in speed_ups if speed_up is not None]
     return reached, faster if len(faster) == len(speed_ups) else []
 
@@ -303,7 +367,11 @@ def _gap(row: Row, form: str) -> str:
 
 
 def _record(row: Row, keys: Iterable[str]) -> dict[str, Any]:
-    record: dict[str, Any] = {"run": row.name, "seeds": len(row.runs), "rounds": row.runs[0].summary["rounds"]}
+    record: dict[str, Any] = {
+        "run": row.name,
+        "seeds": len(row.runs),
+        "rounds": row.runs[0].summary["rounds"],
+    }
     for key in keys:
         mean, deviation = row.figures.get(key, (None, None))
         record |= {key: mean, f"{key}_spread": deviation}

@@ -7,11 +7,45 @@ from statistics import fmean, mean, stdev
 import numpy as np
 from markupsafe import Markup
 
-Stat = tuple[float, float | None]  # a mean, and the sample standard deviation if there are several values
+Stat = tuple[
+    float, float | None
+]  # a mean, and the sample standard deviation if there are several values
 MOST = 6  # words of a list
 T = (  # 97.5 % points of Student's t with 1, 2, ... degrees of freedom
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131),
-    *(2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+    *(
+        12.706,
+        4.303,
+        3.182,
+        2.776,
+        2.571,
+        2.447,
+        2.365,
+        2.306,
+        2.262,
+        2.228,
+        2.201,
+        2.179,
+        2.160,
+        2.145,
+        2.131,
+    ),
+    *(
+        2.120,
+        2.110,
+        2.101,
+        2.093,
+        2.086,
+        2.080,
+        2.074,
+        2.069,
+        2.064,
+        2.060,
+        2.056,
+        2.052,
+        2.048,
+        2.045,
+        2.042,
+    ),
 )
 
 
@@ -35,7 +69,11 @@ def interval(values: Sequence[float]) -> tuple[float, float] | None:
     free = len(values) - 1
     if free < 1:
         return None
-    half = (T[free - 1] if free <= len(T) else 1.96 + 2.4 / free) * stdev(values) / math.sqrt(len(values))
+    half = (
+        (T[free - 1] if free <= len(T) else 1.96 + 2.4 / free)
+        * stdev(values)
+        / math.sqrt(len(values))
+    )
     return fmean(values) - half, fmean(values) + half
 
 
@@ -45,7 +83,9 @@ def stat_text(stat: Stat, digits: int) -> str:
     ('1.00 ± 0.25', '1.0')
     """
     mean, deviation = stat
-    return f"{mean:.{digits}f}" if deviation is None else f"{mean:.{digits}f} ± {deviation:.{digits}f}"
+    return (
+        f"{mean:.{digits}f}" if deviation is None else f"{mean:.{digits}f} ± {deviation:.{digits}f}"
+    )
 
 
 def percent(share: float | None) -> str:

@@ -34,7 +34,14 @@ from rayfed.rounds.measures import Activations, Seen
 from rayfed.rounds.round import ClientRow
 from rayfed.rounds.site import Site, common_view
 from rayfed.tensors.trees import Tree, to_device
-from rayfed.tensors.weights import Weights, in_training, overwrite, parameters_of, state, with_weights
+from rayfed.tensors.weights import (
+    Weights,
+    in_training,
+    overwrite,
+    parameters_of,
+    state,
+    with_weights,
+)
 from rayfed.tensors.wire import Packed, pack, unpack
 
 
@@ -54,7 +61,11 @@ class Broadcast:
             return {}
         tree = unpack(memory)
         written, slots = tree["round"], tree["slots"]
-        return {slot: kept for slot, kept in slots.items() if slot in self.since and self.since[slot] <= written}
+        return {
+            slot: kept
+            for slot, kept in slots.items()
+            if slot in self.since and self.since[slot] <= written
+        }
 
     def write_memory(self, slots: dict[str, Tree]) -> Packed | None:
         """A client's memory after this round, as `read_memory` reads it; None where no part keeps any."""
@@ -62,28 +73,43 @@ class Broadcast:
 
     def map(self, function: Callable[[Any], Any]) -> Broadcast:
         """The message with its three trees replaced: packed for the wire, unpacked, or moved to a device."""
-        return replace(self, **{name: function(getattr(self, name)) for name in ("weights", "states", "payloads")})
+        return replace(
+            self,
+            **{name: function(getattr(self, name)) for name in ("weights", "states", "payloads")},
+        )
 
 
 class Desk:
     """What a worker serves clients with: a round's broadcast, on the site's device, and the models for it."""
 
     def __init__(
-        self, site: Site, broadcast: Broadcast, seen: dict[int, Seen] | None = None, model: nn.Module | None = None
+        self,
+        site: Site,
+        broadcast: Broadcast,
+        seen: dict[int, Seen] | None = None,
+        model: nn.Module | None = None,
     ) -> None:
         self.site = site
         self.broadcast = broadcast.map(partial(to_device, device=site.device))
         self._frozen = Frozen(site.model)
         self._model = model  # to train, for all clients
-        self._seen = {} if seen is None else seen  # round -> its global model on the sampled test images, once measured
+        self._seen = (
+            {} if seen is None else seen
+        )  # round -> its global model on the sampled test images, once measured
 
     def frozen(self, own: Weights) -> Frozen:
         """Frozen copies for the next client: the global model's is kept, those of one client alone are dropped."""
-        return Frozen(self.site.model, own) if own else self._frozen.keep_only(self.broadcast.weights)
+        return (
+            Frozen(self.site.model, own) if own else self._frozen.keep_only(self.broadcast.weights)
+        )
 
     def model(self, weights: Weights) -> nn.Module:
         """The model with these weights, which the next client will train again."""
-        self._model = with_weights(self.site.model, weights) if self._model is None else overwrite(self._model, weights)
+        self._model = (
+            with_weights(self.site.model, weights)
+            if self._model is None
+            else overwrite(self._model, weights)
+        )
         return self._model
 
     def measured(
@@ -119,17 +145,26 @@ class Reply:
     """A client's reply after training. Its summands are added to its task's sum, and its memory is sent by itself."""
 
     row: ClientRow
-    summands: dict[str, Tree]  # slot -> the part's report, and what is measured of the update; {} once they are added
+    summands: dict[
+        str, Tree
+    ]  # slot -> the part's report, and what is measured of the update; {} once they are added
     memory: Any  # slot -> the part's memory of this client; packed on the way, and a handle at the server, or None
-    confusion: np.ndarray | None  # int64 (C, C), of the client's model on the sampled test images, if it is measured
+    confusion: (
+        np.ndarray | None
+    )  # int64 (C, C), of the client's model on the sampled test images, if it is measured
 
 
 def survey(desk: Desk, client: int) -> dict[str, Tree]:
     """The summands of the parts that survey, by slot."""
     site, broadcast, view = desk.site, desk.broadcast, view_of(desk, client, {})
-    surveyors = [part for part in parts_at(site.job.method, broadcast.round) if defines(part, "survey")]
+    surveyors = [
+        part for part in parts_at(site.job.method, broadcast.round) if defines(part, "survey")
+    ]
     with _isolated(site, Purpose.SURVEY, broadcast.round, client):
-        return {p.slot: p.survey(view.for_part(p.slot, broadcast.since, broadcast.states, {}, {})) for p in surveyors}
+        return {
+            p.slot: p.survey(view.for_part(p.slot, broadcast.since, broadcast.states, {}, {}))
+            for p in surveyors
+        }
 
 
 def train(desk: Desk, client: int, memory: dict[str, Tree]) -> Reply:
@@ -141,13 +176,17 @@ def train(desk: Desk, client: int, memory: dict[str, Tree]) -> Reply:
     started = time.perf_counter()
     site, broadcast = desk.site, desk.broadcast
     parts, memory = parts_at(site.job.method, broadcast.round), to_device(memory, site.device)
-    rng = torch.Generator().manual_seed(seed_of(site.job.seed, Purpose.BATCHES, broadcast.round, client))
+    rng = torch.Generator().manual_seed(
+        seed_of(site.job.seed, Purpose.BATCHES, broadcast.round, client)
+    )
     stay = local_names(parts, site.model)
     own = recalled(stay, memory)
     with _isolated(site, Purpose.TRAIN, broadcast.round, client):
         view = view_of(desk, client, own)
         views = {
-            part.slot: view.for_part(part.slot, broadcast.since, broadcast.states, broadcast.payloads, memory)
+            part.slot: view.for_part(
+                part.slot, broadcast.since, broadcast.states, broadcast.payloads, memory
+            )
             for part in parts
         }
         local = {part.slot: part.begin(views[part.slot]) for part in parts}
@@ -171,8 +210,12 @@ def train(desk: Desk, client: int, memory: dict[str, Tree]) -> Reply:
     seconds = time.perf_counter() - started
     if "drift" in site.job.measures(broadcast.round):
         summands[measures.UPDATES] = measures.summand(view.weights, fit.model)
-    numbers, confusion = desk.measured(view, fit, own, before_and_after(parts, (view.weights, memory), (trained, kept)))
-    row = ClientRow(client, view.num_examples, mean_loss, seconds, site.node, notes.means() | numbers)
+    numbers, confusion = desk.measured(
+        view, fit, own, before_and_after(parts, (view.weights, memory), (trained, kept))
+    )
+    row = ClientRow(
+        client, view.num_examples, mean_loss, seconds, site.node, notes.means() | numbers
+    )
     return Reply(row, summands, kept, confusion)
 
 
@@ -180,16 +223,22 @@ def refuse_diverged(losses: Sequence[float], notes: Notes, work: str, parts: Par
     """Raises `Diverged` for the first loss that is NaN or infinite, with the terms that are."""
     for index, loss in enumerate(losses):
         if not np.isfinite(loss):
-            terms = " and ".join(name[5:] for name in notes.not_finite(index + 1) if name.startswith("loss."))
+            terms = " and ".join(
+                name[5:] for name in notes.not_finite(index + 1) if name.startswith("loss.")
+            )
             raise Diverged(
                 f"the loss became {loss} at {work}, batch {index + 1} of {len(losses)}, in {terms} of the method "
                 f"{describe(parts)}; try a smaller train.lr"
             )
 
 
-def _isolated(site: Site, purpose: Purpose, round: int, client: int) -> AbstractContextManager[None]:
+def _isolated(
+    site: Site, purpose: Purpose, round: int, client: int
+) -> AbstractContextManager[None]:
     seed = seed_of(site.job.seed, purpose, round, client)
-    return isolated(seed, site.device, flush=site.job.ray.threads == 1)  # of several threads, only one would flush
+    return isolated(
+        seed, site.device, flush=site.job.ray.threads == 1
+    )  # of several threads, only one would flush
 
 
 def evaluate(site: Site, model: nn.Module, start: int, stop: int) -> Evaluation:
@@ -201,8 +250,12 @@ def evaluate(site: Site, model: nn.Module, start: int, stop: int) -> Evaluation:
         for images, labels in site.federation.batches(test, rows, site.device):
             logits = run(model, images).logits
             loss += float(nn.functional.cross_entropy(logits, labels, reduction="sum"))
-            confidence, predicted = (each.cpu() for each in logits.float().softmax(dim=1).max(dim=1))
-            overconfidence += metrics.overconfidence(confidence.numpy(), (predicted == labels.cpu()).numpy())
+            confidence, predicted = (
+                each.cpu() for each in logits.float().softmax(dim=1).max(dim=1)
+            )
+            overconfidence += metrics.overconfidence(
+                confidence.numpy(), (predicted == labels.cpu()).numpy()
+            )
             predictions.append(logits.argmax(dim=1).cpu())
     truth, answers = test.labels[rows], torch.cat(predictions).numpy()
     domains = np.stack([test.by_domain(rows[truth == answers]), test.by_domain(rows)])
@@ -221,7 +274,9 @@ def activations(site: Site, model: nn.Module, start: int, stop: int) -> Activati
 
 def sample(site: Site) -> np.ndarray:
     """The test images to measure on."""
-    return measures.sampled(len(site.federation.test), site.job.measure_images, seed_of(site.job.seed, Purpose.MEASURE))
+    return measures.sampled(
+        len(site.federation.test), site.job.measure_images, seed_of(site.job.seed, Purpose.MEASURE)
+    )
 
 
 def _see(site: Site, model: nn.Module, some: slice = slice(None)) -> Seen:
@@ -230,7 +285,12 @@ def _see(site: Site, model: nn.Module, some: slice = slice(None)) -> Seen:
 
 
 def descend(
-    site: Site, model: nn.Module, client: ClientView, parts: Parts, local: dict[str, Tree], rng: torch.Generator
+    site: Site,
+    model: nn.Module,
+    client: ClientView,
+    parts: Parts,
+    local: dict[str, Tree],
+    rng: torch.Generator,
 ) -> tuple[list[float], Notes]:
     """The optimizer's steps, in place on the model: the loss of every step, and the notes."""
     data, training = site.federation, site.job.train
@@ -248,7 +308,9 @@ def descend(
     for index in batches(len(rows), training, rng):
         at = index.to(site.device, non_blocking=True)  # else each step would wait for the GPU
         known_here = partial(known, at) if known else None
-        batch = Batch(examples.augmented(index, rng), labels[at], model, parameters, client, known_here, notes)
+        batch = Batch(
+            examples.augmented(index, rng), labels[at], model, parameters, client, known_here, notes
+        )
         terms = {part.slot: a_term(part, part.loss(batch, local[part.slot])) for part in with_terms}
         loss = reduce(torch.add, (term for term in terms.values() if term is not None))
         step(loss)
@@ -256,12 +318,19 @@ def descend(
         for slot, term in terms.items():
             if term is not None:
                 notes.add(f"loss.{names[slot]}", term)
-    return torch.stack(losses).tolist(), notes  # read once: each read of a loss would wait for the GPU
+    return torch.stack(
+        losses
+    ).tolist(), notes  # read once: each read of a loss would wait for the GPU
 
 
 def view_of(desk: Desk, client: int, own: Weights) -> ClientView:
     """A client's view; `own` are the entries that have stayed there since it last trained."""
-    site, broadcast, data, training = desk.site, desk.broadcast, desk.site.federation, desk.site.job.train
+    site, broadcast, data, training = (
+        desk.site,
+        desk.broadcast,
+        desk.site.federation,
+        desk.site.job.train,
+    )
     weights = {**broadcast.weights, **own} if own else broadcast.weights
     stay = local_names(parts_at(site.job.method, broadcast.round), site.model)
     return ClientView(

@@ -54,7 +54,10 @@ def start(site: Site, workers: Workers) -> Round:
 
 
 def rounds(
-    site: Site, workers: Workers, last: Round | None = None, is_over: Callable[[], object] = lambda: False
+    site: Site,
+    workers: Workers,
+    last: Round | None = None,
+    is_over: Callable[[], object] = lambda: False,
 ) -> Iterator[Round]:
     """The rounds after `last` up to `train.num_rounds`; without `last`, all rounds, the initial model first.
 
@@ -68,7 +71,9 @@ def rounds(
     began: float | None = None  # when the work on `last` began; None if it was not played here
     if last is None:
         last = _initial(site)
-    elif last.evaluation is not None or not site.job.train.evaluates(last.round):  # it was yielded before
+    elif last.evaluation is not None or not site.job.train.evaluates(
+        last.round
+    ):  # it was yielded before
         if last.round >= num_rounds or is_over():
             return
         began = time.perf_counter()
@@ -101,7 +106,9 @@ def play(site: Site, last: Round, workers: Workers, clients: Sequence[int] | Non
 def _initial(site: Site) -> Round:
     """Round 0, not evaluated."""
     peak = np.full(site.federation.num_classes, np.nan)
-    return Round(0, state_of(site.model), held={}, memories={}, evaluation=None, peak=peak, forgetting=None)
+    return Round(
+        0, state_of(site.model), held={}, memories={}, evaluation=None, peak=peak, forgetting=None
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +127,11 @@ class Opening:
     @property
     def bytes_down(self) -> int:
         """What the server sends: the same message to each client that was chosen."""
-        message = [shared(self.stay, self.broadcast.weights), self.broadcast.states, self.broadcast.payloads]
+        message = [
+            shared(self.stay, self.broadcast.weights),
+            self.broadcast.states,
+            self.broadcast.payloads,
+        ]
         return num_bytes(message) * len(self.cohort.chosen)
 
     @property
@@ -129,7 +140,9 @@ class Opening:
         return self.tasks if trains(self.parts) else ()
 
 
-def open_round(site: Site, last: Round, workers: Workers, clients: Sequence[int] | None = None) -> Opening:
+def open_round(
+    site: Site, last: Round, workers: Workers, clients: Sequence[int] | None = None
+) -> Opening:
     """Draw the cohort of the round after `last`, survey it, and let each part give the payload for it.
 
     Where no client of the cohort answers, no hook is called but `init`.
@@ -138,34 +151,60 @@ def open_round(site: Site, last: Round, workers: Workers, clients: Sequence[int]
     parts = parts_at(job.method, number)
     view = server_view(site, number, copied(last.weights))
     cohort = cohort_of(site, number) if clients is None else Cohort(clients, clients)
-    tasks = cut({client: site.federation.num_examples(client) for client in cohort.answered}, job.train)
-    with at(f"init, round {number}"), isolated(seed_of(job.seed, Purpose.INIT, number), site.device):
-        held = {part.slot: in_force(part, last.held.get(part.slot), number, last.weights) for part in parts}
+    tasks = cut(
+        {client: site.federation.num_examples(client) for client in cohort.answered}, job.train
+    )
+    with (
+        at(f"init, round {number}"),
+        isolated(seed_of(job.seed, Purpose.INIT, number), site.device),
+    ):
+        held = {
+            part.slot: in_force(part, last.held.get(part.slot), number, last.weights)
+            for part in parts
+        }
     # A copy, so that the last round stays as it was, and can be kept, where a hook writes to it and the round fails.
     states = {slot: copied(hold.state) for slot, hold in held.items()}
 
     parts = parts if tasks else ()
     surveyors = {part.slot: states[part.slot] for part in parts if defines(part, "survey")}
-    broadcast = Broadcast(number, last.weights, surveyors, {}, {slot: hold.since for slot, hold in held.items()})
-    survey = add_up(f"round {number} (survey)", workers.survey(broadcast, tasks) if surveyors else ())
+    broadcast = Broadcast(
+        number, last.weights, surveyors, {}, {slot: hold.since for slot, hold in held.items()}
+    )
+    survey = add_up(
+        f"round {number} (survey)", workers.survey(broadcast, tasks) if surveyors else ()
+    )
     surveyed = unpack(survey.summands, copy=False)
 
     payloads: dict[str, Tree] = {}
-    with at(f"tell, round {number}"), isolated(seed_of(job.seed, Purpose.TELL, number), site.device):
+    with (
+        at(f"tell, round {number}"),
+        isolated(seed_of(job.seed, Purpose.TELL, number), site.device),
+    ):
         for part in parts:
             values = part.tell(states[part.slot], view, surveyed.get(part.slot))
             states[part.slot], payload = two_values(part, "tell", values, "state", "payload")
             if payload is not None:
                 payloads[part.slot] = payload
     stay = local_names(parts, site.model)
-    return Opening(cohort, tasks, parts, held, states, replace(broadcast, payloads=payloads), stay, survey.bytes_up)
+    return Opening(
+        cohort,
+        tasks,
+        parts,
+        held,
+        states,
+        replace(broadcast, payloads=payloads),
+        stay,
+        survey.bytes_up,
+    )
 
 
 def cohort_of(site: Site, round: int) -> Cohort:
     """The clients of a round, as the seed and the settings have it."""
     job, data = site.job, site.federation
     model = num_bytes(state(site.model))
-    return cohort_at(round, job.seed, job.clients, job.train, site.trace, data.partition.sizes, model)
+    return cohort_at(
+        round, job.seed, job.clients, job.train, site.trace, data.partition.sizes, model
+    )
 
 
 def _begin_training(
@@ -180,7 +219,9 @@ def _begin_training(
     def hand_out(last: Round) -> tuple[Opening, Iterator[TaskReply]]:
         opening = open_round(site, last, workers, clients)
         tasks = opening.to_train
-        return opening, workers.train(opening.broadcast, tasks, last.memories) if tasks else iter(())
+        return opening, workers.train(opening.broadcast, tasks, last.memories) if tasks else iter(
+            ()
+        )
 
     begun: tuple[Opening, Iterator[TaskReply]] | None = None
     failed: Exception | None = None
@@ -201,7 +242,9 @@ def _begin_training(
     return trained
 
 
-def _train(site: Site, last: Round, workers: Workers, opening: Opening, replies: Iterator[TaskReply]) -> Round:
+def _train(
+    site: Site, last: Round, workers: Workers, opening: Opening, replies: Iterator[TaskReply]
+) -> Round:
     """The round after `last`, not evaluated: its clients' summands are added, and make the update."""
     number, cohort = opening.broadcast.round, opening.cohort
     unchanged = replace(
@@ -234,11 +277,14 @@ def _train(site: Site, last: Round, workers: Workers, opening: Opening, replies:
         weights=weights,
         shown=shown,
         held={slot: replace(hold, state=states[slot]) for slot, hold in opening.held.items()},
-        memories=absent | {reply.row.client: reply.memory for reply in clients if reply.memory is not None},
+        memories=absent
+        | {reply.row.client: reply.memory for reply in clients if reply.memory is not None},
         clients=tuple(reply.row for reply in in_order),
         bytes_up=opening.bytes_surveyed + reply.bytes_up,
         notes={**cohort.notes, **measured},
-        confusions={reply.row.client: reply.confusion for reply in in_order if reply.confusion is not None},
+        confusions={
+            reply.row.client: reply.confusion for reply in in_order if reply.confusion is not None
+        },
     )
 
 
@@ -253,7 +299,10 @@ def _updated(
     stay = opening.stay
     trainable = frozenset(shared(stay, parameters_of(site.model)))
     step = Step(server_view(site, number, copied(before)), None, trainable)
-    with at(f"update, round {number}"), isolated(seed_of(site.job.seed, Purpose.UPDATE, number), site.device):
+    with (
+        at(f"update, round {number}"),
+        isolated(seed_of(site.job.seed, Purpose.UPDATE, number), site.device),
+    ):
         for part in opening.parts:
             values = part.update(states[part.slot], total.get(part.slot), step)
             states[part.slot], step = two_values(part, "update", values, "state", "step")
@@ -268,10 +317,16 @@ def _updated(
         return {name: weights[name] for name in before}
 
     weights = in_order("average", step.averaged)
-    return weights, states, None if step.shown is None else in_order("evaluated average", step.shown)
+    return (
+        weights,
+        states,
+        None if step.shown is None else in_order("evaluated average", step.shown),
+    )
 
 
-def _drift(site: Site, number: int, workers: Workers, before: Weights, after: Weights) -> dict[str, float]:
+def _drift(
+    site: Site, number: int, workers: Workers, before: Weights, after: Weights
+) -> dict[str, float]:
     """How much the global model's neurons have changed in a round, if the job measures that."""
     if "drift" not in site.job.measures(number):
         return {}
@@ -295,14 +350,19 @@ def _begin_evaluation(site: Site, round: Round, workers: Workers) -> Callable[[]
     def evaluated() -> Round:
         evaluation = wait()
         class_accuracy = metrics.class_accuracy(evaluation.confusion)
-        by_domain = zip(site.federation.test.domain_names, *evaluation.domains.tolist(), strict=True)
+        by_domain = zip(
+            site.federation.test.domain_names, *evaluation.domains.tolist(), strict=True
+        )
         counts = site.job.train.counts(round.round)
         return replace(
             round,
             evaluation=evaluation,
             peak=np.fmax(round.peak, class_accuracy) if counts else round.peak,
             forgetting=forgetting.peak(round.peak, class_accuracy),
-            notes={**round.notes, **{f"domain.{name}": right / images for name, right, images in by_domain if images}},
+            notes={
+                **round.notes,
+                **{f"domain.{name}": right / images for name, right, images in by_domain if images},
+            },
         )
 
     return evaluated

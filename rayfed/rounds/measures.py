@@ -28,7 +28,9 @@ from rayfed.tensors.trees import Scaled, Tree
 from rayfed.tensors.weights import Weights, parameters_of
 
 FEATURES = ""  # in place of a layer's name: the features before the head
-UPDATES = "updates, to be measured"  # the slot of `summand`: beside those of the parts, and none of them
+UPDATES = (
+    "updates, to be measured"  # the slot of `summand`: beside those of the parts, and none of them
+)
 
 log = logging.getLogger(__name__)
 
@@ -53,17 +55,24 @@ class Seen:
     labels: np.ndarray  # int64 (N,)
     logits: np.ndarray  # float32 (N, C)
     features: np.ndarray | None  # float32 (N, D); None where the model has none
-    layers: dict[str, np.ndarray]  # the chosen layers' outputs, float32 (N, D); by default the features, if any
+    layers: dict[
+        str, np.ndarray
+    ]  # the chosen layers' outputs, float32 (N, D); by default the features, if any
 
     @functools.cached_property
     def confusion(self) -> np.ndarray:
         """(C, C)"""
-        return metrics.confusion_matrix(self.labels, self.logits.argmax(axis=1), self.logits.shape[1])
+        return metrics.confusion_matrix(
+            self.labels, self.logits.argmax(axis=1), self.logits.shape[1]
+        )
 
     @functools.cached_property
     def activations(self) -> Activations:
         classes = self.logits.shape[1]
-        sums = {layer: metrics.class_sums(outputs, self.labels, classes) for layer, outputs in self.layers.items()}
+        sums = {
+            layer: metrics.class_sums(outputs, self.labels, classes)
+            for layer, outputs in self.layers.items()
+        }
         return Activations(sums, np.bincount(self.labels, minlength=classes))
 
 
@@ -75,7 +84,9 @@ def sampled(total: int, wanted: int, seed: int) -> np.ndarray:
     return np.sort(np.random.default_rng(seed).choice(rows, wanted, replace=False))
 
 
-def see(run: Run, layers: Sequence[str], batches: Iterable[tuple[Tensor, Tensor]], model: nn.Module) -> Seen:
+def see(
+    run: Run, layers: Sequence[str], batches: Iterable[tuple[Tensor, Tensor]], model: nn.Module
+) -> Seen:
     """A model in eval mode on batches of images and labels; `layers` are names of its modules."""
     labels, logits, by_batch = [], [], []
     with torch.no_grad(), _outputs(model, layers) as by_layer:
@@ -87,12 +98,16 @@ def see(run: Run, layers: Sequence[str], batches: Iterable[tuple[Tensor, Tensor]
                 by_batch.append(outputs.features.cpu())
     for layer, parts in by_layer.items():
         if len(parts) != len(labels):
-            raise ValueError(f"the layer '{layer}' gave {len(parts)} outputs in {len(labels)} forward passes")
+            raise ValueError(
+                f"the layer '{layer}' gave {len(parts)} outputs in {len(labels)} forward passes"
+            )
     features = torch.cat(by_batch).numpy() if by_batch else None
     chosen = {layer: torch.cat(parts).numpy() for layer, parts in by_layer.items()}
     if not layers and features is not None:
         chosen = {FEATURES: features}
-    return Seen(parameters_of(model), torch.cat(labels).numpy(), torch.cat(logits).numpy(), features, chosen)
+    return Seen(
+        parameters_of(model), torch.cat(labels).numpy(), torch.cat(logits).numpy(), features, chosen
+    )
 
 
 @contextmanager
@@ -102,13 +117,18 @@ def _outputs(model: nn.Module, layers: Sequence[str]) -> Iterator[dict[str, list
 
     def keep(layer: str, module: nn.Module, inputs: object, output: object) -> None:
         if not isinstance(output, Tensor) or output.ndim < 2:
-            raise ValueError(f"the layer '{layer}' gives no tensor with a dimension of images and one of neurons")
+            raise ValueError(
+                f"the layer '{layer}' gives no tensor with a dimension of images and one of neurons"
+            )
         values = output.float().flatten(2).mean(dim=2) if output.ndim > 2 else output
         by_layer[layer].append(
             values.to("cpu", torch.float32, copy=True)
         )  # the next layer may write to it, as ReLU can
 
-    hooks = [model.get_submodule(layer).register_forward_hook(functools.partial(keep, layer)) for layer in layers]
+    hooks = [
+        model.get_submodule(layer).register_forward_hook(functools.partial(keep, layer))
+        for layer in layers
+    ]
     try:
         yield by_layer
     finally:
@@ -117,25 +137,37 @@ def _outputs(model: nn.Module, layers: Sequence[str]) -> Iterator[dict[str, list
 
 
 def refuse_absent(
-    layers: Sequence[str], model: nn.Module, inputs: Inputs, clients: Sequence[int], num_clients: int
+    layers: Sequence[str],
+    model: nn.Module,
+    inputs: Inputs,
+    clients: Sequence[int],
+    num_clients: int,
 ) -> None:
     """Raises `InputError` for a layer or a client that is not there, and for a layer that cannot be measured."""
     absent = [client for client in clients if not 0 <= client < num_clients]
     if absent:
-        raise InputError(f"measure_clients: there is no client {absent[0]}; the clients are 0 to {num_clients - 1}")
+        raise InputError(
+            f"measure_clients: there is no client {absent[0]}; the clients are 0 to {num_clients - 1}"
+        )
     names = [name for name, _ in model.named_modules() if name]
     for layer in layers:
         if layer not in names:
-            raise InputError(f"measure_layers: the model has no layer '{layer}'{did_you_mean(layer, names)}")
+            raise InputError(
+                f"measure_layers: the model has no layer '{layer}'{did_you_mean(layer, names)}"
+            )
         two = [(inputs.some(2), torch.zeros(2, dtype=torch.int64))]
         try:
             see(run_model, [layer], two, copy.deepcopy(model).eval())
         except Exception as error:  # the user's module may raise anything
-            raise InputError(f"measure_layers = ['{layer}']: {error}; choose another layer") from error
+            raise InputError(
+                f"measure_layers = ['{layer}']: {error}; choose another layer"
+            ) from error
 
 
 Measure = Callable[[Seen, Seen, np.ndarray], Iterator[tuple[str, float]]]
-Looks = tuple[Callable[[], Seen], Callable[[], Seen]]  # show a model the images, as it is before and after training
+Looks = tuple[
+    Callable[[], Seen], Callable[[], Seen]
+]  # show a model the images, as it is before and after training
 
 
 def local(before: Seen, after: Seen, p: np.ndarray) -> Iterator[tuple[str, float]]:
@@ -159,12 +191,22 @@ def drift(before: Seen, after: Seen, p: np.ndarray) -> Iterator[tuple[str, float
     """
     layers: dict[str, list[float]] = {}
     for name in before.parameters:
-        of_both = (seen.parameters[name].detach().flatten().cpu().numpy() for seen in (before, after))
-        layers.setdefault(name.rpartition(".")[0] or name, []).append(metrics.weight_divergence(*of_both))
-    yield "divergence", metrics.length(np.array([moved for layer in layers.values() for moved in layer]))
+        of_both = (
+            seen.parameters[name].detach().flatten().cpu().numpy() for seen in (before, after)
+        )
+        layers.setdefault(name.rpartition(".")[0] or name, []).append(
+            metrics.weight_divergence(*of_both)
+        )
+    yield (
+        "divergence",
+        metrics.length(np.array([moved for layer in layers.values() for moved in layer])),
+    )
     for layer, moves in layers.items():
         yield f"divergence.{layer}", metrics.length(np.array(moves))
-    yield "distribution_distance", metrics.distribution_distance(metrics.class_accuracy(before.confusion), p)
+    yield (
+        "distribution_distance",
+        metrics.distribution_distance(metrics.class_accuracy(before.confusion), p),
+    )
     yield "logit_distance", metrics.feature_distance(before.logits, after.logits)
     if before.features is not None and after.features is not None:
         yield "feature_distance", metrics.feature_distance(before.features, after.features)
@@ -177,7 +219,9 @@ def aligned(before: Activations, after: Activations) -> Iterator[tuple[str, floa
     And the share of those that are dead in one of them, which are left out.
     """
     for layer in before.sums:
-        of_both = [metrics.class_preference(model.sums[layer], model.counts) for model in (before, after)]
+        of_both = [
+            metrics.class_preference(model.sums[layer], model.counts) for model in (before, after)
+        ]
         end = "" if layer == FEATURES else f".{layer}"
         yield f"alignment{end}", metrics.alignment(*of_both)
         yield f"dead{end}", metrics.dead(*of_both)
@@ -203,7 +247,9 @@ def measured(
             if name == "confusion":
                 confusion = after().confusion
             else:
-                numbers |= {f"{name}.{key}": value for key, value in MEASURES[name](before(), after(), p)}
+                numbers |= {
+                    f"{name}.{key}": value for key, value in MEASURES[name](before(), after(), p)
+                }
         except Exception as error:
             warn_of_failure(name, error)
     return numbers, confusion
@@ -216,7 +262,9 @@ def summand(before: Weights, after: nn.Module) -> Tree:
     """
     parameters = parameters_of(after)
     try:
-        update = torch.cat([(p.detach() - before[name]).flatten() for name, p in parameters.items()])
+        update = torch.cat(
+            [(p.detach() - before[name]).flatten() for name, p in parameters.items()]
+        )
         length = float(torch.linalg.vector_norm(update, dtype=torch.float64))
         if not math.isfinite(length):
             raise ValueError("an update is not finite")
@@ -226,7 +274,13 @@ def summand(before: Weights, after: nn.Module) -> Tree:
         update = torch.cat([torch.zeros(p.numel(), dtype=p.dtype) for p in parameters.values()])
         clients, length = 0, 0.0
     unit = Scaled(1 / length if length else 0.0, update)
-    return {"clients": clients, "moved": int(length > 0), "squares": length**2, "updates": update, "units": unit}
+    return {
+        "clients": clients,
+        "moved": int(length > 0),
+        "squares": length**2,
+        "updates": update,
+        "units": unit,
+    }
 
 
 def of_round(total: Tree, clients: int) -> dict[str, float]:

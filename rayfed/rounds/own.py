@@ -63,7 +63,9 @@ def own_rows(site: Site, last: Round, workers: Workers, tuning: Tuning | None) -
         training = replace(site.job.train, local_epochs=tuning.epochs, local_steps=None)
         site = replace(site, job=replace(site.job, train=training))
     if tuning is not None and tuning.layers == "head" and not head_parameters(site.model):
-        raise InputError("--tune head: the model has no module `head` that trains; give all (in Python layers='all')")
+        raise InputError(
+            "--tune head: the model has no module `head` that trains; give all (in Python layers='all')"
+        )
     parts = parts_at(site.job.method, last.round)
     since = {slot: held.since for slot, held in last.held.items()}
     desk = Desk(site, Broadcast(last.round, last.evaluated, {}, {}, since))
@@ -81,7 +83,9 @@ def own_rows(site: Site, last: Round, workers: Workers, tuning: Tuning | None) -
         if tuning is not None:
             _tune(desk, client, model, own, tuning)
             accuracy, by_class = _measured(site, model)
-            row = replace(row, tuned_accuracy=accuracy, tuned_in_local=metrics.in_local_accuracy(by_class, p))
+            row = replace(
+                row, tuned_accuracy=accuracy, tuned_in_local=metrics.in_local_accuracy(by_class, p)
+            )
         yield row
 
 
@@ -109,7 +113,9 @@ def _tune(desk: Desk, client: int, model: nn.Module, own: Weights, tuning: Tunin
             p.requires_grad_(name in head)
     seed = seed_of(site.job.seed, Purpose.TUNE, round, client)
     with isolated(seed, site.device):
-        order = torch.Generator().manual_seed(seed_of(site.job.seed, Purpose.TUNE, round, client, 1))
+        order = torch.Generator().manual_seed(
+            seed_of(site.job.seed, Purpose.TUNE, round, client, 1)
+        )
         local = {part.slot: None for part in TUNES}
         losses, notes = descend(site, model, view_of(desk, client, own), TUNES, local, order)
     refuse_diverged(losses, notes, f"client {client}, while its own model was tuned", TUNES)

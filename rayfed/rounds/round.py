@@ -40,15 +40,21 @@ class Round:
     weights: Weights  # that the next round sends
     held: dict[str, Held]  # slot -> the part in force, with its state on the server
     memories: Mapping[int, Memory]  # client -> handle, of the clients that have a memory
-    evaluation: Evaluation | None  # None in a round that is not evaluated, as are all numbers that come from it
-    peak: np.ndarray  # (C,) the best accuracy of each class so far, in the rounds that count (`engine.py`)
+    evaluation: (
+        Evaluation | None
+    )  # None in a round that is not evaluated, as are all numbers that come from it
+    peak: (
+        np.ndarray
+    )  # (C,) the best accuracy of each class so far, in the rounds that count (`engine.py`)
     forgetting: float | None
     clients: tuple[ClientRow, ...] = ()
     seconds: float = 0.0
     bytes_down: int = 0
     bytes_up: int = 0
     notes: Mapping[str, float] = field(default_factory=dict)  # numbers of no single client
-    confusions: Mapping[int, np.ndarray] = field(default_factory=dict)  # client -> int64 (C, C), where measured
+    confusions: Mapping[int, np.ndarray] = field(
+        default_factory=dict
+    )  # client -> int64 (C, C), where measured
     shown: Weights | None = None  # that the method evaluates in place of `weights`
 
     @property
@@ -62,7 +68,9 @@ class Round:
 
     @property
     def test_loss(self) -> float | None:
-        return self.evaluation.loss / int(self.evaluation.confusion.sum()) if self.evaluation else None
+        return (
+            self.evaluation.loss / int(self.evaluation.confusion.sum()) if self.evaluation else None
+        )
 
     @property
     def macro_f1(self) -> float | None:
@@ -72,14 +80,18 @@ class Round:
     def calibration_error(self) -> float | None:
         if self.evaluation is None:
             return None
-        return metrics.calibration_error(self.evaluation.overconfidence, int(self.evaluation.confusion.sum()))
+        return metrics.calibration_error(
+            self.evaluation.overconfidence, int(self.evaluation.confusion.sum())
+        )
 
     @property
     def train_loss(self) -> float | None:
         """The clients' mean losses over their steps, weighted by images; None for the initial model."""
         examples = sum(row.num_examples for row in self.clients)
         losses = (row.train_loss * row.num_examples for row in self.clients)
-        return reduce(add, losses, 0.0) / examples if examples else None  # from Python 3.12 on, `sum` rounds otherwise
+        return (
+            reduce(add, losses, 0.0) / examples if examples else None
+        )  # from Python 3.12 on, `sum` rounds otherwise
 
     @property
     def class_accuracy(self) -> np.ndarray | None:

@@ -56,24 +56,35 @@ def open_site(job: Job, read: Read | None = None) -> Site:
     """Load the data, deal it to the clients, build the model. Raises `InputError` for all that is wrong with a job."""
     federation = open_data(job, read)
     inputs = federation.inputs
-    if job.clients.chosen(job.train.clients_per_round) > federation.num_clients - job.clients.held_out:
+    if (
+        job.clients.chosen(job.train.clients_per_round)
+        > federation.num_clients - job.clients.held_out
+    ):
         keys = f"train.clients_per_round = {job.train.clients_per_round}"
         if job.clients.oversample > 1:
             keys += f", clients.oversample = {job.clients.oversample}"
         clients = "client" if federation.num_clients == 1 else "clients"
         held_out = f", of which {job.clients.held_out} are held out" if job.clients.held_out else ""
-        raise InputError(f"{keys}: the partition has only {federation.num_clients} {clients}{held_out}")
+        raise InputError(
+            f"{keys}: the partition has only {federation.num_clients} {clients}{held_out}"
+        )
     trace = open_trace(job.clients, federation.num_clients, job.train.num_rounds)
     sizes = inputs._asdict() | {"num_classes": federation.num_classes}
     with threads(job.ray.threads):  # orthogonal weights have other bits with more
-        model = build_model(job.model.name, job.model.options, **sizes, seed=seed_of(job.seed, Purpose.MODEL))
+        model = build_model(
+            job.model.name, job.model.options, **sizes, seed=seed_of(job.seed, Purpose.MODEL)
+        )
         adapt(model, job.model.adapt, seed_of(job.seed, Purpose.MODEL, 1))
     refuse_batches_of_one(model, inputs, federation.partition.sizes, job.train.batch_size)
-    measures.refuse_absent(job.measure_layers, model, inputs, job.measure_clients, federation.num_clients)
+    measures.refuse_absent(
+        job.measure_layers, model, inputs, job.measure_clients, federation.num_clients
+    )
     for part in all_parts(job.method):
         part.check(model)
     train = job.train
-    for doubt in doubts(job.method, model, train.num_rounds, "local" in job.measure, train.momentum):
+    for doubt in doubts(
+        job.method, model, train.num_rounds, "local" in job.measure, train.momentum
+    ):
         log.warning("%s", doubt)
     model.to(memory_format=torch.channels_last)  # convolutions on CPUs: a third faster
     return Site(model, federation, job, torch.device("cpu"), trace)
@@ -86,16 +97,22 @@ def open_data(job: Job, read: Read | None = None) -> Federation:
     labels = np.unique(federation.train.labels)
     if len(labels) == 1:
         only = f"data.source = '{job.data.source}': all labels are '{federation.train.classes[labels[0]]}'"
-        raise InputError(f"{only}, and with a single class there is nothing to learn; give data with two or more")
+        raise InputError(
+            f"{only}, and with a single class there is nothing to learn; give data with two or more"
+        )
     return federation
 
 
 def server_view(site: Site, round: int, weights: Weights) -> ServerView:
     """The view of a part's `tell` and `update`; its samples are the auxiliary set."""
-    return ServerView(**common_view(site, round, weights, site.federation.auxiliary, Frozen(site.model)))
+    return ServerView(
+        **common_view(site, round, weights, site.federation.auxiliary, Frozen(site.model))
+    )
 
 
-def common_view(site: Site, round: int, weights: Weights, rows: np.ndarray, frozen: Frozen) -> dict[str, Any]:
+def common_view(
+    site: Site, round: int, weights: Weights, rows: np.ndarray, frozen: Frozen
+) -> dict[str, Any]:
     """The fields of a `View` whose samples are some rows of the training set."""
     data = site.federation
     num_clients, mean_examples = site.population

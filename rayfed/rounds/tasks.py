@@ -22,9 +22,13 @@ from rayfed.tensors.wire import Packed, pack, unpack
 Task = tuple[int, ...]  # clients
 Group = Sequence[Task]  # whose sums are added before they come to the engine
 
-MOST_TASKS = 2000  # per round, roughly: the sums of more would fill the driver's link (docs/scale.md)
+MOST_TASKS = (
+    2000  # per round, roughly: the sums of more would fill the driver's link (docs/scale.md)
+)
 TAPER = 8  # a task has at most an eighth of the work that is left: at the end, few workers wait for the last
-MOST_BYTES = 2**32  # of a round's sums that the driver gets one by one: a link of 10 Gbit/s takes three seconds
+MOST_BYTES = (
+    2**32
+)  # of a round's sums that the driver gets one by one: a link of 10 Gbit/s takes three seconds
 GROUP = 16  # tasks, at most, in a group
 
 
@@ -52,7 +56,9 @@ def cut(num_examples: Mapping[int, int], training: Training) -> list[Task]:
     [5, 5, 5, 5, 5, 4, 3, 3, 3, 2, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1]
     """
     steps, epochs = training.local_steps, training.local_epochs
-    images = {c: steps * training.batch_size if steps else n * epochs for c, n in num_examples.items()}
+    images = {
+        c: steps * training.batch_size if steps else n * epochs for c, n in num_examples.items()
+    }
     waiting = deque(sorted(num_examples, key=lambda client: (-num_examples[client], client)))
     left = sum(images.values())
     most = max(training.task_images, left / MOST_TASKS)
@@ -71,7 +77,11 @@ def cut(num_examples: Mapping[int, int], training: Training) -> list[Task]:
 
 def task_text(task: Task, round: int, *, survey: bool) -> str:
     """A task in words."""
-    clients = f"client {task[0]}" if len(task) == 1 else f"{len(task)} clients ({', '.join(map(str, task))})"
+    clients = (
+        f"client {task[0]}"
+        if len(task) == 1
+        else f"{len(task)} clients ({', '.join(map(str, task))})"
+    )
     return f"{clients}, round {round} (survey)" if survey else f"{clients}, round {round}"
 
 
@@ -87,7 +97,9 @@ def grouped(tasks: Sequence[Task], num_bytes: int) -> list[Group]:
     """
     most = GROUP if 2 * num_bytes * len(tasks) > MOST_BYTES else 1
     count = -(-len(tasks) // most)
-    return [list(tasks[len(tasks) * i // count : len(tasks) * (i + 1) // count]) for i in range(count)]
+    return [
+        list(tasks[len(tasks) * i // count : len(tasks) * (i + 1) // count]) for i in range(count)
+    ]
 
 
 def add_up(stage: str, replies: Iterable[TaskReply]) -> TaskReply:
@@ -97,7 +109,9 @@ def add_up(stage: str, replies: Iterable[TaskReply]) -> TaskReply:
     for reply in replies:
         first = reply.first if first is None else first
         with refusing(stage, reply.first, first):
-            total.add(unpack(reply.summands, copy=False), reply.layout)  # the next are fetched only now
+            total.add(
+                unpack(reply.summands, copy=False), reply.layout
+            )  # the next are fetched only now
         clients += reply.clients
         bytes_up += reply.bytes_up
     summands = pack({}) if total.layout is None else total.packed()
@@ -115,4 +129,6 @@ def refusing(stage: str, client: int | None, first: int | None) -> Iterator[None
             f"that of client {first}: {error}; nothing was averaged"
         ) from None
     except ValueError as error:
-        raise RunFailed(f"client {client}, {stage}: its summand {error}; nothing was averaged") from None
+        raise RunFailed(
+            f"client {client}, {stage}: its summand {error}; nothing was averaged"
+        ) from None

@@ -15,10 +15,14 @@ from rayfed.rounds.tasks import Task, TaskReply
 from rayfed.tensors.weights import Weights
 from rayfed.tensors.wire import Packed
 
-EVALUATION_CHUNK = 1000  # test images per piece of work: a constant, so that the sum of losses has a fixed order
+EVALUATION_CHUNK = (
+    1000  # test images per piece of work: a constant, so that the sum of losses has a fixed order
+)
 Look = Literal["evaluation", "activations"]
 Piece = tuple[int, int]  # a range of test images
-Progress = Callable[[int, int], None]  # called after each client: how many have trained, of how many
+Progress = Callable[
+    [int, int], None
+]  # called after each client: how many have trained, of how many
 
 
 def no_progress(done: int, total: int) -> None:
@@ -40,11 +44,15 @@ class Workers(ABC):
         """Each task's reply to the survey."""
 
     @abstractmethod
-    def train(self, broadcast: Broadcast, tasks: Sequence[Task], memories: Mapping[int, Memory]) -> Iterator[TaskReply]:
+    def train(
+        self, broadcast: Broadcast, tasks: Sequence[Task], memories: Mapping[int, Memory]
+    ) -> Iterator[TaskReply]:
         """The reply of each group of tasks (`grouped`) after training, with a handle to each client's new memory."""
 
     @abstractmethod
-    def evaluate_pieces(self, weights: Weights, pieces: Sequence[Piece], look: Look) -> Iterator[Any]:
+    def evaluate_pieces(
+        self, weights: Weights, pieces: Sequence[Piece], look: Look
+    ) -> Iterator[Any]:
         """What `Worker.evaluate` gives for each piece."""
 
     @abstractmethod
@@ -76,4 +84,7 @@ class Workers(ABC):
 
 def pieces_of(images: int) -> list[Piece]:
     """Ranges of test images, each for a piece of work."""
-    return [(start, min(start + EVALUATION_CHUNK, images)) for start in range(0, images, EVALUATION_CHUNK)]
+    return [
+        (start, min(start + EVALUATION_CHUNK, images))
+        for start in range(0, images, EVALUATION_CHUNK)
+    ]

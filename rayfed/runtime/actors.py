@@ -28,8 +28,12 @@ class ClientActor:
     """Serves any client of the run, task by task. Ray's dashboard shows the names of these methods."""
 
     def __init__(self, name: str, threads: int, gpu_share: float) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Ray's handler raises SystemExit, in a hook: the user's error
-        torch.set_num_threads(threads)  # Ray sets fewer; the number of threads can change the last bits
+        signal.signal(
+            signal.SIGTERM, signal.SIG_DFL
+        )  # Ray's handler raises SystemExit, in a hook: the user's error
+        torch.set_num_threads(
+            threads
+        )  # Ray sets fewer; the number of threads can change the last bits
         self._name = name
         self._gpu_share = gpu_share
         self._opened: Worker | None = None
@@ -62,7 +66,11 @@ class ClientActor:
             return _apart(self._worker.survey(Broadcast(*broadcast), tasks), memories=False)
 
     def fit(
-        self, tasks: Sequence[Task], remembers: bool, remembered: Sequence[int], *broadcast_and_memories: Any
+        self,
+        tasks: Sequence[Task],
+        remembers: bool,
+        remembered: Sequence[int],
+        *broadcast_and_memories: Any,
     ) -> tuple[Any, ...]:
         """With new memories if the method `remembers`: each is an object of its own, so that it moves by reference.
 
@@ -72,7 +80,9 @@ class ClientActor:
         broadcast, memories = broadcast_and_memories[:end], broadcast_and_memories[end:]
         by_client = dict(zip(remembered, memories, strict=True))
         with sendable():
-            return _apart(self._worker.train(Broadcast(*broadcast), tasks, by_client), memories=remembers)
+            return _apart(
+                self._worker.train(Broadcast(*broadcast), tasks, by_client), memories=remembers
+            )
 
     def add(
         self,
@@ -94,7 +104,9 @@ class ClientActor:
                 bring(summands[number : number + 2])
                 try:
                     yield replace(reply, summands=ray.get(summands[number], timeout=limit))
-                except GetTimeoutError:  # a silent node is as bad as a lost one, and Ray itself waits ten minutes
+                except (
+                    GetTimeoutError
+                ):  # a silent node is as bad as a lost one, and Ray itself waits ten minutes
                     raise ObjectFetchTimedOutError(summands[number].hex(), None, "") from None
 
         with sendable():
@@ -156,5 +168,7 @@ def together(reply: TaskReply, summands: Packed, memories: Sequence[ObjectRef]) 
     clients = [replace(client, memory=None) for client in reply.clients]
     if memories:
         pairs = zip(reply.clients, memories, strict=True)
-        clients = [replace(client, memory=memory if client.memory else None) for client, memory in pairs]
+        clients = [
+            replace(client, memory=memory if client.memory else None) for client, memory in pairs
+        ]
     return replace(reply, summands=summands, clients=clients)

@@ -12,7 +12,10 @@ from rayfed.runtime.jobs import Jobs, brief
 from rayfed.runtime.tokens import keep_private
 
 USUAL = "http://127.0.0.1:8265"  # where a Ray has its dashboard by default
-VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")  # they name a cluster; Ray prefers them to any argument
+VARIABLES = (
+    "RAY_API_SERVER_ADDRESS",
+    "RAY_ADDRESS",
+)  # they name a cluster; Ray prefers them to any argument
 ANSWER_LIMIT = 10.0  # seconds in which a cluster must answer
 
 
@@ -47,7 +50,9 @@ def job_server(named: str | None) -> Iterator[Jobs]:
 def nodes_of(jobs: Jobs) -> list[dict[str, Any]]:
     """The cluster's nodes that are alive, as its dashboard describes them; none while its head is starting."""
     try:
-        nodes = [node["raylet"] for node in jobs.ask("GET", "/nodes?view=summary")["data"]["summary"]]
+        nodes = [
+            node["raylet"] for node in jobs.ask("GET", "/nodes?view=summary")["data"]["summary"]
+        ]
         return [node for node in nodes if node["state"] == "ALIVE"]
     except (ClusterLost, LookupError, TypeError):  # or it is not a Ray of this version
         return []

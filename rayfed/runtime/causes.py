@@ -62,7 +62,9 @@ def is_loss(error: RayError) -> bool:
         return False
     if cause is None or isinstance(cause, Restarted):
         return True
-    return isinstance(cause, RayError) and type(cause) is not RayError  # that is an exception that cannot be pickled
+    return (
+        isinstance(cause, RayError) and type(cause) is not RayError
+    )  # that is an exception that cannot be pickled
 
 
 def lost_object(error: RayError) -> ObjectLostError | None:
@@ -79,4 +81,6 @@ def is_gpu_fault(error: RayError) -> bool:
     cause = cause_of(error)
     if isinstance(cause, torch.OutOfMemoryError):
         return False
-    return isinstance(cause, torch.AcceleratorError) or str(cause).startswith(("CUDA error", "cuDNN error"))
+    return isinstance(cause, torch.AcceleratorError) or str(cause).startswith(
+        ("CUDA error", "cuDNN error")
+    )

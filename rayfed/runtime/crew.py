@@ -93,7 +93,9 @@ class Crew:
         self._numbers = itertools.count()
         self._look_at = 0.0  # when to look for new nodes again
         self._alone_since: float | None = None  # since when there has been no actor to work on
-        self._patience = max(self.options.patience, UP_LIMIT)  # seconds; at first, processes must come up
+        self._patience = max(
+            self.options.patience, UP_LIMIT
+        )  # seconds; at first, processes must come up
         self._last_words = ""  # of the last actor that was given up
 
     def start(self, count: int) -> None:
@@ -110,9 +112,13 @@ class Crew:
             if len(self.idle) > up:
                 up, latest = len(self.idle), time.monotonic()
                 heartbeat.progress()
-            heartbeat.beat(lambda: f"{named(self.awaited())}; `ray status` shows whether there is room")
+            heartbeat.beat(
+                lambda: f"{named(self.awaited())}; `ray status` shows whether there is room"
+            )
         if self._mixed:
-            raise InputError(f"{self._mixed}; give the run nodes of one kind, or allow it with {OTHER_BITS}")
+            raise InputError(
+                f"{self._mixed}; give the run nodes of one kind, or allow it with {OTHER_BITS}"
+            )
         if not self._members:
             raise RunFailed(f"no actor could open the run; the last actor said: {self._last_words}")
         places = [(member.node, member.device) for member in self.idle]
@@ -127,7 +133,9 @@ class Crew:
         if member not in self._members:
             return  # the crew has ended: a request to Ray would start another Ray
         if kill:
-            ray.kill(member.actor, no_restart=False)  # returns at once, even if the actor cannot be reached
+            ray.kill(
+                member.actor, no_restart=False
+            )  # returns at once, even if the actor cannot be reached
         member.up = False
         self._ask(member, member.actor.where)
 
@@ -137,7 +145,9 @@ class Crew:
         if member.faults < MAX_FAULTS or len(self._members) == 1:
             self.open(member, kill=True)
         else:
-            log.warning("the GPU of %s has failed %d times; the actor is given up", member, member.faults)
+            log.warning(
+                "the GPU of %s has failed %d times; the actor is given up", member, member.faults
+            )
             self._give_up(member)
 
     def wait(self, working: Sequence[ObjectRef], seconds: float) -> list[ObjectRef]:
@@ -196,7 +206,11 @@ class Crew:
         nodes = [resources for node, resources in by_id.items() if node not in self._avoided()]
         more = min(self.most, capacity(self.options, nodes)) - len(self._members)
         if more > 0:
-            log.info("%s, with room for %d more actors; they join when they are up", nodes_text(nodes), more)
+            log.info(
+                "%s, with room for %d more actors; they join when they are up",
+                nodes_text(nodes),
+                more,
+            )
             self._create(more)
 
     def free(self, member: Member) -> None:
@@ -212,7 +226,14 @@ class Crew:
     def awaited(self) -> list[str]:
         """Which members are not there yet, and what they wait for."""
         up = [f"{member} to get the data" for member in self.opening.values() if member.up]
-        return [*up, *(f"{member} to come up" for member in (*self.opening.values(), *self._refused) if not member.up)]
+        return [
+            *up,
+            *(
+                f"{member} to come up"
+                for member in (*self.opening.values(), *self._refused)
+                if not member.up
+            ),
+        ]
 
     @property
     def size(self) -> int:
@@ -255,7 +276,9 @@ class Crew:
                     self._ask(member, member.actor.open, [self.stored])
                     continue
                 where, member.device, kind = answer
-                member.node_id, member.node, member.gpu, member.process = where  # it may have been restarted elsewhere
+                member.node_id, member.node, member.gpu, member.process = (
+                    where  # it may have been restarted elsewhere
+                )
                 member.failures = 0
                 if not self._admit(member, kind):
                     continue
@@ -281,7 +304,9 @@ class Crew:
             log.warning("%s; it is not used", self._mixed)
             self._give_up(member)
             if not self._members:
-                raise WorkersLost(f"{self._mixed}; resume on hardware as before, or allow the other with {OTHER_BITS}")
+                raise WorkersLost(
+                    f"{self._mixed}; resume on hardware as before, or allow the other with {OTHER_BITS}"
+                )
             return False
         if kind not in self.kinds:
             self.kinds.append(kind)
@@ -318,7 +343,9 @@ class Crew:
             self._unfit.add(member.node_id)
         self._members.remove(member)
         ray.kill(member.actor)
-        if member.device:  # also after its node has ended in good order, when Ray calls it dead for a while
+        if (
+            member.device
+        ):  # also after its node has ended in good order, when Ray calls it dead for a while
             self._create(1)
 
     def _missing(self) -> str:
@@ -328,10 +355,10 @@ class Crew:
             cluster = "the head of the cluster does not answer"
         else:
             cluster = f"now {nodes_text(list(by_id.values()))}"
-            if capacity(self.options, [node for name, node in by_id.items() if name not in self._avoided()]):
-                cluster += (
-                    ", which other jobs may hold (`ray status`): try again when they are done, or raise ray.patience"
-                )
+            if capacity(
+                self.options, [node for name, node in by_id.items() if name not in self._avoided()]
+            ):
+                cluster += ", which other jobs may hold (`ray status`): try again when they are done, or raise ray.patience"
             elif by_id.keys() & self.head.draining:
                 cluster += ", on nodes that are about to end and take no actors: add a node, then resume the run"
         message = (
@@ -352,7 +379,9 @@ def new_actor(options: RayOptions, name: str, unfit: Iterable[str] = ()) -> Any:
         max_restarts=-1,
         max_task_retries=0,  # lost work is run again by `Dispatch`, on another actor
         scheduling_strategy="SPREAD",
-        label_selector=options.labels | ({"ray.io/node-id": f"!in({','.join(unfit)})"} if unfit else {}) or None,
+        label_selector=options.labels
+        | ({"ray.io/node-id": f"!in({','.join(unfit)})"} if unfit else {})
+        or None,
     ).remote(name, options.threads, options.gpu_share)
 
 

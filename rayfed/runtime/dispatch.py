@@ -21,7 +21,14 @@ import ray
 from ray import ObjectRef
 from ray.exceptions import GetTimeoutError, RayError
 
-from rayfed.base.errors import ClientFailed, KilledActors, RunFailed, WorkersLost, first_line, uncoloured
+from rayfed.base.errors import (
+    ClientFailed,
+    KilledActors,
+    RunFailed,
+    WorkersLost,
+    first_line,
+    uncoloured,
+)
 from rayfed.rounds.tasks import task_text
 from rayfed.runtime import internals
 from rayfed.runtime.actors import bring
@@ -39,7 +46,9 @@ READ_LIMIT = 10.0  # seconds in which an object that is on this node is read
 FETCH = 10.0  # seconds after which a node that fetches a tree holds up no other
 LONGEST_TICK = 1.0  # seconds that all other work may wait while an object is on its way
 MEMORY = "out of memory"
-Values = tuple[Any, Any, Sequence[ObjectRef]]  # what a call gives: its value, its first object, the others' references
+Values = tuple[
+    Any, Any, Sequence[ObjectRef]
+]  # what a call gives: its value, its first object, the others' references
 MORE_MEMORY = "\nRay killed it, as its node had no memory left: try fewer actors per node (a larger ray.num_cpus)"
 
 
@@ -72,7 +81,9 @@ class Dispatch:
     deadline: Deadline
     max_retries: int
     retried: Callable[[], None]  # called for each lost call that is run again
-    trees: Mapping[ObjectRef, float] = field(default_factory=dict)  # large ones that calls need now: when each was put
+    trees: Mapping[ObjectRef, float] = field(
+        default_factory=dict
+    )  # large ones that calls need now: when each was put
 
     def __post_init__(self) -> None:
         self._stages: list[Stage] = []  # that have begun, and whose answers are not all given
@@ -98,7 +109,9 @@ class Dispatch:
                 self._heartbeat.progress()
                 begun = time.monotonic()
                 with ray_may_fail():
-                    self._step(0.0)  # while the caller used an answer, actors may have finished: none should be idle
+                    self._step(
+                        0.0
+                    )  # while the caller used an answer, actors may have finished: none should be idle
                     stage.show_progress()
                     while (values := self._fetched(stage, turn, begun)) is None:
                         self._step(0.0 if self._coming else None)
@@ -150,7 +163,9 @@ class Dispatch:
                 indices = stage.next_message(actors)
                 references = stage.send(member.actor, indices)
                 bring(stage.only_on(member.node_id, indices))
-                self._working[references[0]] = Message(stage, indices, member, references, time.monotonic())
+                self._working[references[0]] = Message(
+                    stage, indices, member, references, time.monotonic()
+                )
 
     def _member_for(self, stage: Stage, index: int) -> Member | None:
         """An idle member; where a GPU has failed this call, one with another, or None while such a one is at work.
@@ -159,14 +174,20 @@ class Dispatch:
         """
         faulty = stage.faulty.get(index)
         if stage.calls[index].adds:
-            sums = Counter(each.member.node_id for each in self._working.values() if each.stage.adds(each.indices))
+            sums = Counter(
+                each.member.node_id
+                for each in self._working.values()
+                if each.stage.adds(each.indices)
+            )
             member = min(self.crew.idle, key=lambda one: sums[one.node_id])
         else:
             near = self._near()
             if not near:
                 return None
             member = next((member for member in near if member.card != faulty), near[0])
-            if member.card == faulty and any(other.member.card != faulty for other in self._working.values()):
+            if member.card == faulty and any(
+                other.member.card != faulty for other in self._working.values()
+            ):
                 return None
         self.crew.idle.remove(member)
         return member
@@ -180,7 +201,9 @@ class Dispatch:
         copies = internals.holders(self.trees)
         if copies is None:
             return self.crew.idle
-        since = max([time.monotonic() - FETCH, *self.trees.values()])  # an earlier message does not fetch them
+        since = max(
+            [time.monotonic() - FETCH, *self.trees.values()]
+        )  # an earlier message does not fetch them
         served = {each.member.node_id for each in self._working.values() if each.since > since}
         if len(served - copies) < 2 * max(1, len(copies)):
             return self.crew.idle
@@ -200,7 +223,9 @@ class Dispatch:
         self.deadline.took(stage.kind_of(indices), message.size, seconds)
         objects = message.references[1:]
         if indices[0] in stage.turns:  # what is added elsewhere is needed there
-            bring(objects)  # in the meantime: summands for their turn, memories since a node may be lost
+            bring(
+                objects
+            )  # in the meantime: summands for their turn, memories since a node may be lost
         for index, value in zip(indices, values, strict=True):
             count = stage.calls[index].num_objects
             stage.answered(index, Answer(member, value, objects[:count], time.monotonic()))
@@ -215,7 +240,9 @@ class Dispatch:
             self.crew.free(member)
             again = stage.to_run_again(indices, missing)
             which = "it needs" if again == indices else "it gave"
-            self._run_again(stage, again, f"an object that {which} was lost ({type(missing).__name__})")
+            self._run_again(
+                stage, again, f"an object that {which} was lost ({type(missing).__name__})"
+            )
         elif is_loss(error):
             full = self.crew.head.memory_was_full(member.process)
             counts = full or member.node_id not in self.crew.head.draining
@@ -227,7 +254,9 @@ class Dispatch:
             stage.faulty |= dict.fromkeys(indices, member.card)
             self.crew.replace_after_fault(member)
             cause = first_line(cause_of(error) or error)
-            self._run_again(stage, indices, f"the GPU of {member} failed ({cause})", error, how="GPU")
+            self._run_again(
+                stage, indices, f"the GPU of {member} failed ({cause})", error, how="GPU"
+            )
         else:
             self.crew.free(member)
             raise _failure(message, error) from None
@@ -266,7 +295,13 @@ class Dispatch:
         return None
 
     def _run_again(
-        self, stage: Stage, indices: range, why: str, error: RayError | None = None, how: str = "", counts: bool = True
+        self,
+        stage: Stage,
+        indices: range,
+        why: str,
+        error: RayError | None = None,
+        how: str = "",
+        counts: bool = True,
     ) -> None:
         """Put lost calls back; `how` they ended an actor, if they did. Too many that count: `WorkersLost`."""
         if stage.over:
@@ -280,8 +315,16 @@ class Dispatch:
                 problem += MORE_MEMORY
             task = stage.clients(indices)
             client = task[0] if len(task) == 1 else None
-            raise KilledActors(problem, work, how, client, stage.round) if how else WorkersLost(problem)
-        again = "running it again" if len(indices) == 1 else f"running its {len(indices)} tasks again, each by itself"
+            raise (
+                KilledActors(problem, work, how, client, stage.round)
+                if how
+                else WorkersLost(problem)
+            )
+        again = (
+            "running it again"
+            if len(indices) == 1
+            else f"running its {len(indices)} tasks again, each by itself"
+        )
         log.warning("%s: %s; %s", work, why, again)
         for _ in indices:
             self.retried()
@@ -297,10 +340,20 @@ class Dispatch:
         if self.trees and self.crew.idle and any(stage.waiting for stage in self._stages):
             return TICK  # members wait until nodes have copies, which nothing tells
         now = time.monotonic()
-        return max(0.0, min([self._heartbeat.left, *(self._due(message) - now for message in self._working.values())]))
+        return max(
+            0.0,
+            min(
+                [
+                    self._heartbeat.left,
+                    *(self._due(message) - now for message in self._working.values()),
+                ]
+            ),
+        )
 
     def _awaited(self) -> list[str]:
-        work = [f"{each.stage.text(each.indices)} on {each.member}" for each in self._working.values()]
+        work = [
+            f"{each.stage.text(each.indices)} on {each.member}" for each in self._working.values()
+        ]
         return [*self._coming, *work, *self.crew.awaited()]
 
 

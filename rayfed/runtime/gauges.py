@@ -47,12 +47,19 @@ class Gauges:
 
     def __init__(self, run: str, num_rounds: int) -> None:
         tags = {"run": run}
-        self._gauges = {name: Gauge(name, text, tuple(tags)).set_default_tags(tags) for name, text in SERIES.items()}
-        self._values = dict.fromkeys(("rayfed_bytes_down", "rayfed_bytes_up", "rayfed_retries"), 0.0)
+        self._gauges = {
+            name: Gauge(name, text, tuple(tags)).set_default_tags(tags)
+            for name, text in SERIES.items()
+        }
+        self._values = dict.fromkeys(
+            ("rayfed_bytes_down", "rayfed_bytes_up", "rayfed_retries"), 0.0
+        )
         self._values["rayfed_rounds"] = num_rounds
         self._seconds: list[float] = []  # of the rounds in which clients trained
         self._heard = time.monotonic()  # of a client, or a round
-        self._before: np.ndarray | None = None  # class accuracies of the last evaluated round after round 0
+        self._before: np.ndarray | None = (
+            None  # class accuracies of the last evaluated round after round 0
+        )
         self._lock = threading.Lock()
         self._closed = threading.Event()
         # Ray sends a value once, and forgets it twenty seconds later: a long round would have no values.
@@ -75,7 +82,9 @@ class Gauges:
             rayfed_forgetting_round=lost,
             rayfed_round_seconds=round.seconds,
             rayfed_idle_share=idle,
-            rayfed_late_clients=sum(round.notes.get(f"clients.{how}", 0.0) for how in ("late", "dropped")),
+            rayfed_late_clients=sum(
+                round.notes.get(f"clients.{how}", 0.0) for how in ("late", "dropped")
+            ),
             rayfed_bytes_down=self._values["rayfed_bytes_down"] + round.bytes_down,
             rayfed_bytes_up=self._values["rayfed_bytes_up"] + round.bytes_up,
         )

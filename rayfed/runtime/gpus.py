@@ -26,8 +26,12 @@ from rayfed.runtime.this_process import ThisProcess
 
 log = logging.getLogger(__name__)
 
-GPU_PART = 0.9  # of a GPU's memory, for all actors on it; CUDA takes some for itself in each process
-PRETENDED = "RAYFED_PRETENDED_GPUS"  # in the environment of a Ray whose GPUs do not exist, as in tests
+GPU_PART = (
+    0.9  # of a GPU's memory, for all actors on it; CUDA takes some for itself in each process
+)
+PRETENDED = (
+    "RAYFED_PRETENDED_GPUS"  # in the environment of a Ray whose GPUs do not exist, as in tests
+)
 NOT_SET = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"  # where it is set, Ray shows a process all GPUs of its node
 # Actors that "auto" puts on a GPU at most. They take turns on it: an actor with the small `cnn` keeps an H100 busy for
 # a fifth of the time, with a larger model for longer. With NVIDIA's Multi-Process Service they compute at once, and 48
@@ -70,13 +74,17 @@ def memory_cap(gpu_share: float) -> float:
     return GPU_PART * gpu_share if gpu_share < 1 else 1.0
 
 
-def measure_share(probe: Any, site: ObjectRef, nodes: Mapping[str, Resources], patience: float) -> float:
+def measure_share(
+    probe: Any, site: ObjectRef, nodes: Mapping[str, Resources], patience: float
+) -> float:
     """GPUs per actor for `ray.num_gpus = "auto"`: `probe`, an actor on a whole GPU, trains the largest client.
 
     Kills the probe. Raises `WorkersLost` where no whole GPU is free for `patience` seconds, `InputError` where a client
     does not fit on the smallest GPU or is not done after an hour, `ClientFailed` where it fails.
     """
-    strategies = [NodeAffinitySchedulingStrategy(name, soft=False) for name in nodes if nodes[name].get("GPU")]
+    strategies = [
+        NodeAffinitySchedulingStrategy(name, soft=False) for name in nodes if nodes[name].get("GPU")
+    ]
     try:
         try:
             got([probe.where.remote()], patience, "a whole GPU, to measure the largest client")
@@ -88,7 +96,9 @@ def measure_share(probe: Any, site: ObjectRef, nodes: Mapping[str, Resources], p
             ) from None
         asked = [probe.measure_memory.remote([site])]
         asked += [_cards.options(scheduling_strategy=strategy).remote() for strategy in strategies]
-        needed, *cards = got(asked, MEASURE_LIMIT, "the largest client, which is measured on a whole GPU")
+        needed, *cards = got(
+            asked, MEASURE_LIMIT, "the largest client, which is measured on a whole GPU"
+        )
     except GetTimeoutError:
         raise InputError(
             f"ray.num_gpus = 'auto': the largest client was not done on a GPU after {MEASURE_LIMIT:.0f} s; give each "
@@ -98,10 +108,14 @@ def measure_share(probe: Any, site: ObjectRef, nodes: Mapping[str, Resources], p
         refuse_input(error)
         if is_loss(error):
             raise
-        raise ClientFailed(f"ray.num_gpus = 'auto': the largest client failed on a whole GPU:\n{error}") from None
+        raise ClientFailed(
+            f"ray.num_gpus = 'auto': the largest client failed on a whole GPU:\n{error}"
+        ) from None
     finally:
         ray.kill(probe)
-    return share_as_measured(needed, [size for sizes, _ in cards for size in sizes], min(most for _, most in cards))
+    return share_as_measured(
+        needed, [size for sizes, _ in cards for size in sizes], min(most for _, most in cards)
+    )
 
 
 def most_on_a_gpu() -> int:
@@ -119,7 +133,9 @@ def share_as_measured(needed: int, gpus: Sequence[int], most: int) -> float:
     0.25
     """
     if needed == 0 or not gpus:
-        log.warning("ray.num_gpus = 'auto': torch sees no GPU where Ray has one; each actor gets a whole GPU")
+        log.warning(
+            "ray.num_gpus = 'auto': torch sees no GPU where Ray has one; each actor gets a whole GPU"
+        )
         return 1.0
     room = int(GPU_PART * min(gpus))
     fit = min(room // needed, most)
@@ -160,5 +176,7 @@ def rehearse(site: Site) -> Round:
 @ray.remote(num_cpus=0, max_calls=1)  # its process ends, and leaves nothing on the GPUs
 def _cards() -> tuple[list[int], int]:
     """The memory of each GPU of a node, and how many actors a GPU has there at most."""
-    sizes = [torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count())]
+    sizes = [
+        torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count())
+    ]
     return sizes, most_on_a_gpu()

@@ -14,14 +14,18 @@ from rayfed.base.errors import InputError
 from rayfed.base.isolation import set_tf32
 from rayfed.rounds.round import Kind
 
-os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages, from torch's first allocation on: a step is 5 % faster
+os.environ.setdefault(
+    "THP_MEM_ALLOC_ENABLE", "1"
+)  # huge pages, from torch's first allocation on: a step is 5 % faster
 
 # Variables of the environment that decide bits, and those of such names that decide none: rayfed sets the threads.
 DECIDE = re.compile(
     r"(ATEN|BLIS|CUBLAS(LT)?|CUDNN|DNNL|MKL|NPY_(DIS|EN)ABLE|NVIDIA_TF32|ONEDNN|OPENBLAS)_|OMP_(DYNAMIC|THREAD_LIMIT)$"
     r"|TORCH_(ALLOW_TF32|BLAS|CUBLAS|CUDNN|LINALG|MKLDNN)_|DISABLE_ADDMM_"
 )
-HARMLESS = re.compile(r"VERBOSE|LOG|DUMP|PROFILE|CACHE_CAPACITY|(MKL|BLAS|BLIS)_(NUM_THREADS|DYNAMIC)|WORKSPACE_CONFIG")
+HARMLESS = re.compile(
+    r"VERBOSE|LOG|DUMP|PROFILE|CACHE_CAPACITY|(MKL|BLAS|BLIS)_(NUM_THREADS|DYNAMIC)|WORKSPACE_CONFIG"
+)
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # as glibc's malloc.h numbers them
 # What to do about errors of CUDA's, by a pattern in their text.
 ADVICE = {
@@ -55,7 +59,11 @@ def kind_of(device: torch.device) -> Kind:
 
 def _variables() -> str:
     """Those of the environment that change how torch and its libraries compute: `NAME=value NAME=value`."""
-    names = [name for name, value in os.environ.items() if value and DECIDE.match(name) and not HARMLESS.search(name)]
+    names = [
+        name
+        for name, value in os.environ.items()
+        if value and DECIDE.match(name) and not HARMLESS.search(name)
+    ]
     return " ".join(f"{name}={os.environ[name]}" for name in sorted(names))
 
 
@@ -64,7 +72,9 @@ def _processor() -> Kind:
     capabilities = torch.cpu.get_capabilities()
     maker = str(capabilities.get("cpu_name", "")).partition(" ")[0]
     with suppress(OSError):  # there is no /proc
-        line = re.search(r"(?:vendor_id|CPU implementer)\s*:\s*(\S+)", Path("/proc/cpuinfo").read_text())
+        line = re.search(
+            r"(?:vendor_id|CPU implementer)\s*:\s*(\S+)", Path("/proc/cpuinfo").read_text()
+        )
         maker = line[1] if line else maker
     present = [name for name, has_it in capabilities.items() if has_it is True]
     short = [name for name in present if re.search("amx|bf16|fp16|i8mm|sve|vnni", name)]
@@ -81,7 +91,9 @@ def make_cuda_repeatable() -> None:
             "this process ran short of GPU memory before, and cuDNN keeps to the way of computing that it then took, "
             "whose results have other bits; start a new process: the same command continues"
         )
-    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # read when cuBLAS is first used; another size, other bits
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = (
+        ":4096:8"  # read when cuBLAS is first used; another size, other bits
+    )
     torch.use_deterministic_algorithms(True)
     # Filling memory that is overwritten anyway was a third of a small model's operations.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
@@ -92,7 +104,11 @@ def make_cuda_repeatable() -> None:
 def refuse_tf32(device: torch.device) -> None:
     """Raises `InputError` where a device has no TF32."""
     card = torch.cuda.get_device_name(device) if device.type == "cuda" else str(device)
-    if device.type != "cuda" or torch.version.cuda is None or torch.cuda.get_device_capability(device) < (8, 0):
+    if (
+        device.type != "cuda"
+        or torch.version.cuda is None
+        or torch.cuda.get_device_capability(device) < (8, 0)
+    ):
         raise InputError(
             "train.precision = 'tf32' needs an NVIDIA GPU of Ampere (2020) or later, and clients would train on "
             f"{card}; use 'float32', or 'bf16', which any device has"

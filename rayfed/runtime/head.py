@@ -85,7 +85,9 @@ class Head:
         """The nodes as the head last knew them. Raises `WorkersLost` where it has never answered."""
         self.nodes()
         if self._known is None:
-            raise WorkersLost("the head of the cluster does not answer; try again once `ray status` shows its nodes")
+            raise WorkersLost(
+                "the head of the cluster does not answer; try again once `ray status` shows its nodes"
+            )
         return self._known
 
     def nodes(self, seconds: float = HEAD_LIMIT) -> dict[str, Resources] | None:
@@ -108,7 +110,9 @@ class Head:
             return answer
         if answer is None and time.monotonic() < silent_at:
             return None
-        self._falls_silent(f"failed ({answer!r})" if answer else f"has not answered for {HEAD_LIMIT:.0f} s")
+        self._falls_silent(
+            f"failed ({answer!r})" if answer else f"has not answered for {HEAD_LIMIT:.0f} s"
+        )
         return None
 
     def _look(self) -> dict[str, Resources]:

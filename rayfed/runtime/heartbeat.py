@@ -10,7 +10,9 @@ from ray import ObjectRef
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT = 10.0  # seconds without progress until the first line; twice as many until each next line
+HEARTBEAT = (
+    10.0  # seconds without progress until the first line; twice as many until each next line
+)
 
 
 class Heartbeat:
@@ -31,7 +33,9 @@ class Heartbeat:
     def beat(self, awaited: Callable[[], str]) -> None:
         """Log a line if it is due; `awaited` says what the run waits for, and where."""
         if self.left == 0.0:
-            log.warning("no progress for %.0f s; waiting for %s", time.monotonic() - self._since, awaited())
+            log.warning(
+                "no progress for %.0f s; waiting for %s", time.monotonic() - self._since, awaited()
+            )
             self._pause *= 2
 
 

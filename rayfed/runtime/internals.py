@@ -118,10 +118,15 @@ def running_here() -> list[str]:
     for process in Path("/proc").glob("[1-9]*"):
         with suppress(OSError):  # it has ended
             command = (process / "cmdline").read_text(errors="replace")
-            if command.partition("\0")[0].endswith("/raylet") and process.stat().st_uid == os.getuid():
+            if (
+                command.partition("\0")[0].endswith("/raylet")
+                and process.stat().st_uid == os.getuid()
+            ):
                 folder = command.partition("\0--temp_dir=")[2].partition("\0")[0]
                 address = Path(folder, "ray_current_cluster").read_text()
-                addresses |= {address} if address in command else set()  # else it is of a Ray that is gone
+                addresses |= (
+                    {address} if address in command else set()
+                )  # else it is of a Ray that is gone
     return sorted(addresses)
 
 
@@ -156,7 +161,9 @@ def holders(objects: Collection[ObjectRef]) -> set[str] | None:
     if not found:
         return None
     copies = found[0](list(objects))
-    return set.intersection(*(set(copies[each]["node_ids"] if each in copies else ()) for each in objects))
+    return set.intersection(
+        *(set(copies[each]["node_ids"] if each in copies else ()) for each in objects)
+    )
 
 
 def adds_nodes() -> bool:
@@ -173,7 +180,9 @@ def show_token() -> None:
     found = private("show_token", "need_token")
     if found is None:
         if "RAY_AUTH_MODE" not in os.environ:
-            raise AuthenticationError("this Ray shows a token only where RAY_AUTH_MODE=token is set")
+            raise AuthenticationError(
+                "this Ray shows a token only where RAY_AUTH_MODE=token is set"
+            )
         return
     show, need = found
     show(warn_if_disabled=False)

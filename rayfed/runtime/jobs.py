@@ -25,10 +25,18 @@ from rayfed.runtime.private import RECIPE
 from rayfed.runtime.tokens import ADVICE, read_token
 
 REQUEST_LIMIT = 120.0  # seconds in which a cluster must answer
-STOP_LIMIT = 60  # seconds from SIGTERM to SIGKILL, in which a run writes its checkpoint; Ray's default is 3
+STOP_LIMIT = (
+    60  # seconds from SIGTERM to SIGKILL, in which a run writes its checkpoint; Ray's default is 3
+)
 POLL = 1.0  # seconds from one request about a job to the next
 RUN = "rayfed_run"  # the metadata that hold the run's name
-STATUS = {"PENDING": "pending", "RUNNING": "running", "SUCCEEDED": "done", "FAILED": "failed", "STOPPED": "stopped"}
+STATUS = {
+    "PENDING": "pending",
+    "RUNNING": "running",
+    "SUCCEEDED": "done",
+    "FAILED": "failed",
+    "STOPPED": "stopped",
+}
 
 
 @dataclass(frozen=True)
@@ -42,7 +50,9 @@ class Submission:
     started: datetime | None = None
     ended: datetime | None = None
     message: str = ""
-    exit_code: int | None = None  # of the command, if it ended; below 0: of the signal that ended it
+    exit_code: int | None = (
+        None  # of the command, if it ended; below 0: of the signal that ended it
+    )
 
     @property
     def over(self) -> bool:
@@ -60,7 +70,9 @@ class Jobs:
 
     address: str  # the URL of its dashboard
     named_by: str  # --address, a variable of the environment, or '' for the default address
-    headers: dict[str, str] = field(default_factory=dict)  # our token, once the server has asked for it
+    headers: dict[str, str] = field(
+        default_factory=dict
+    )  # our token, once the server has asked for it
 
     def refuse_temporary(self) -> None:
         """Raises `InputError` where a run has started this Ray for itself: it ends with that run."""
@@ -74,7 +86,11 @@ class Jobs:
 
     def submissions(self) -> list[Submission]:
         """Every submission, the newest first."""
-        every = [_submission(details) for details in self.ask("GET", "/api/jobs/") if details["submission_id"]]
+        every = [
+            _submission(details)
+            for details in self.ask("GET", "/api/jobs/")
+            if details["submission_id"]
+        ]
         return sorted(every, key=lambda one: one.started or datetime.now(UTC), reverse=True)
 
     def get(self, submission_id: str) -> Submission:
@@ -87,12 +103,21 @@ class Jobs:
         if name in names:
             return submissions[names.index(name) % len(submissions)]
         if not submissions:
-            raise InputError(f"'{name}': nothing has been submitted to the cluster at {self.address}")
+            raise InputError(
+                f"'{name}': nothing has been submitted to the cluster at {self.address}"
+            )
         near = did_you_mean(name, set(filter(None, names)))
-        raise InputError(f"nothing called '{name}' was submitted to the cluster at {self.address}{near}")
+        raise InputError(
+            f"nothing called '{name}' was submitted to the cluster at {self.address}{near}"
+        )
 
     def submit(
-        self, command: Sequence[str], run: str, runtime_env: Mapping[str, Any], metadata: Mapping[str, str], **more: Any
+        self,
+        command: Sequence[str],
+        run: str,
+        runtime_env: Mapping[str, Any],
+        metadata: Mapping[str, str],
+        **more: Any,
     ) -> Submission:
         """Run a command in a runtime environment of Ray; without `more` options, on the head and without resources."""
         from ray.exceptions import AuthenticationError  # importing these takes a second
@@ -113,9 +138,13 @@ class Jobs:
         except AuthenticationError:
             raise no_token(self.address) from None
         except OSError as error:  # of the library that Ray's client uses
-            raise ClusterLost(f"the cluster at {self.address} does not answer any more ({brief(error)})") from None
+            raise ClusterLost(
+                f"the cluster at {self.address} does not answer any more ({brief(error)})"
+            ) from None
         except RuntimeError as error:
-            raise ClusterLost(f"the cluster at {self.address} refuses: {str(error).strip()}") from None
+            raise ClusterLost(
+                f"the cluster at {self.address} refuses: {str(error).strip()}"
+            ) from None
         return self.get(submission_id)
 
     def stop(self, submission_id: str) -> None:
@@ -139,7 +168,9 @@ class Jobs:
         """The server's answer to a request of its REST interface. Raises `ClusterLost`, or `InputError` for a token."""
         try:
             request = Request(self.address + path, method=method)
-            request.unredirected_hdrs |= self.headers  # for the host that the user has named, and no other
+            request.unredirected_hdrs |= (
+                self.headers
+            )  # for the host that the user has named, and no other
             with urlopen(request, timeout=limit or REQUEST_LIMIT) as answer:
                 return json.load(answer)
         except HTTPError as error:
@@ -152,9 +183,13 @@ class Jobs:
                     raise no_token(self.address) from None
                 self.headers["Authorization"] = f"Bearer {token}"
                 return self.ask(method, path, limit)
-            raise ClusterLost(f"the cluster at {self.address} refuses: {reason or error}") from error
+            raise ClusterLost(
+                f"the cluster at {self.address} refuses: {reason or error}"
+            ) from error
         except (OSError, HTTPException, ValueError, OverflowError, RecursionError) as error:
-            raise ClusterLost(f"the cluster at {self.address} does not answer any more ({brief(error)})") from error
+            raise ClusterLost(
+                f"the cluster at {self.address} does not answer any more ({brief(error)})"
+            ) from error
 
 
 @dataclass
@@ -169,9 +204,13 @@ class Log:
     def follow(self) -> Submission:
         """Show the log as it grows, until the job is over; give how it ended."""
         while True:
-            submission = self.jobs.get(self.submission_id)  # before the log, which may still grow until then
+            submission = self.jobs.get(
+                self.submission_id
+            )  # before the log, which may still grow until then
             for line in self.jobs.log(self.submission_id)[self.shown :].splitlines(keepends=True):
-                self.shown += len(line)  # first: what an interrupt leaves in the buffer of stdout is still written
+                self.shown += len(
+                    line
+                )  # first: what an interrupt leaves in the buffer of stdout is still written
                 self.show(line)
             if submission.over:
                 return submission
@@ -187,7 +226,9 @@ def id_for(run: str, taken: Collection[str]) -> str:
 
 def no_token(url: str) -> InputError:
     """The error where a cluster does not take our token."""
-    return InputError(f"the cluster at {url} asks for a token, and got none or a wrong token; {ADVICE}")
+    return InputError(
+        f"the cluster at {url} asks for a token, and got none or a wrong token; {ADVICE}"
+    )
 
 
 def brief(error: BaseException) -> str:

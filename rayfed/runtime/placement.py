@@ -53,10 +53,14 @@ def spread(options: RayOptions, nodes: Sequence[Resources], most: int) -> RayOpt
     """
     if not 0 < options.gpu_share < 1:
         return options
-    by_count = {k: replace(options, num_gpus=1 / k) for k in range(1, round(1 / options.gpu_share) + 1)}
+    by_count = {
+        k: replace(options, num_gpus=1 / k) for k in range(1, round(1 / options.gpu_share) + 1)
+    }
     actors = {k: min(most, capacity(part, nodes)) for k, part in by_count.items()}
     gpus = capacity(by_count[1], nodes)
-    counts = [k for k in by_count if k == 1 or options.actors != "auto" or actors[k] > k * (gpus - 1)]
+    counts = [
+        k for k in by_count if k == 1 or options.actors != "auto" or actors[k] > k * (gpus - 1)
+    ]
     return by_count[max(counts, key=lambda k: (actors[k], -k))]
 
 
@@ -87,15 +91,29 @@ def warn_of_idle_gpus(options: RayOptions, nodes: Sequence[Resources]) -> None:
     A number of GPUs that no node has is refused on Ray; in this process, where a job from elsewhere may be replayed, it
     is a warning.
     """
-    gpus, asked, actors = sum(node.get("GPU", 0) for node in nodes), options.num_gpus, options.actors
+    gpus, asked, actors = (
+        sum(node.get("GPU", 0) for node in nodes),
+        options.num_gpus,
+        options.actors,
+    )
     if gpus and asked == 0:
-        log.warning("ray.num_gpus = 0, so clients train on CPUs, and %g GPU stay idle; 'auto' would use them", gpus)
+        log.warning(
+            "ray.num_gpus = 0, so clients train on CPUs, and %g GPU stay idle; 'auto' would use them",
+            gpus,
+        )
     elif not gpus and asked not in (0, "auto"):
-        log.warning("ray.num_gpus = %g, but torch sees no GPU here: this process trains on its CPU", asked)
+        log.warning(
+            "ray.num_gpus = %g, but torch sees no GPU here: this process trains on its CPU", asked
+        )
     elif asked != "auto" and asked > 1:
-        log.warning("ray.num_gpus = %g, but a client trains on one of its actor's GPUs; 1 would use all of them", asked)
+        log.warning(
+            "ray.num_gpus = %g, but a client trains on one of its actor's GPUs; 1 would use all of them",
+            asked,
+        )
     elif 0 < options.gpu_share < 1 and actors != "auto":
-        idle = capacity(replace(options, num_gpus=1.0), nodes) - math.ceil(actors * options.gpu_share - 1e-6)
+        idle = capacity(replace(options, num_gpus=1.0), nodes) - math.ceil(
+            actors * options.gpu_share - 1e-6
+        )
         if idle > 0 and actors > 1:
             log.warning(
                 "ray.actors = %d, each with %s: Ray fills one GPU after the other, and %d GPU stay idle; ray.actors = "
@@ -125,7 +143,10 @@ def warn_of_small_stores(num_bytes: int, nodes: Sequence[Resources]) -> None:
 
     An actor that adds sums holds that in it: the sum that it adds, the next, and the result; its own wait there too.
     """
-    least, needed = min((node.get("object_store_memory", math.inf) for node in nodes), default=math.inf), 8 * num_bytes
+    least, needed = (
+        min((node.get("object_store_memory", math.inf) for node in nodes), default=math.inf),
+        8 * num_bytes,
+    )
     if least < needed:
         log.warning(
             "a node's object store has %.0f MB, and four sums of this model's updates have %.0f MB: Ray will write to "
@@ -143,4 +164,6 @@ def actors_text(places: Iterable[tuple[str, str]]) -> str:
     'actors: 2 on 10.0.0.1 (cpu), 1 on 10.0.0.2 (cpu)'
     """
     counts = Counter(f"{node} ({device})" for node, device in places)
-    return "actors: " + (", ".join(f"{count} on {place}" for place, count in sorted(counts.items())) or "none")
+    return "actors: " + (
+        ", ".join(f"{count} on {place}" for place, count in sorted(counts.items())) or "none"
+    )

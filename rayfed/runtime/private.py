@@ -16,10 +16,16 @@ from pathlib import Path
 
 from rayfed.base.errors import InputError
 
-TRUST = "RAYFED_TRUST_THIS_MACHINE"  # set by --trust-this-machine: its other users need not be kept out
+TRUST = (
+    "RAYFED_TRUST_THIS_MACHINE"  # set by --trust-this-machine: its other users need not be kept out
+)
 RECIPE = "mkdir -m 700 /tmp/ray-$USER; export RAY_TMPDIR=/tmp/ray-$USER; ray start --head"
-LONGEST = 39  # bytes of the folder of our Rays: a socket's path is longer by 68 at most, and may have 107
-NOBODY = 65534  # owns, as a container sees it, what belongs to users that the container does not have
+LONGEST = (
+    39  # bytes of the folder of our Rays: a socket's path is longer by 68 at most, and may have 107
+)
+NOBODY = (
+    65534  # owns, as a container sees it, what belongs to users that the container does not have
+)
 
 
 def way_in(place: Path) -> Path | None:
@@ -29,7 +35,10 @@ def way_in(place: Path) -> Path | None:
     """
     everybody = Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]
     trusted = {0, os.getuid(), 0 if everybody else NOBODY}
-    for way in (place.absolute(), Path(os.path.realpath(place))):  # links on the way, and what they lead to
+    for way in (
+        place.absolute(),
+        Path(os.path.realpath(place)),
+    ):  # links on the way, and what they lead to
         with suppress(OSError):
             for folder in (*reversed(way.parents), way):
                 status = folder.lstat()
@@ -114,7 +123,11 @@ def _rays_in(path: Path) -> list[int]:
     for process in {*Path("/proc").glob("[1-9]*")} - {Path(f"/proc/{os.getpid()}")}:
         with suppress(OSError):  # another user's, or it has ended
             command = (process / "cmdline").read_bytes()
-            rays = process.stat().st_uid == os.getuid() and (command.startswith(b"ray") or package in command)
-            if rays and any(os.path.realpath(file).startswith(inside) for file in (process / "fd").iterdir()):
+            rays = process.stat().st_uid == os.getuid() and (
+                command.startswith(b"ray") or package in command
+            )
+            if rays and any(
+                os.path.realpath(file).startswith(inside) for file in (process / "fd").iterdir()
+            ):
                 found.append(int(process.name))
     return found

@@ -50,17 +50,26 @@ class RayWorkers(Workers):
         self._crew = crew
         self._site = site
         options = site.job.ray
-        self._large: dict[ObjectRef, float] = {}  # those of `_sent` that are large, and when they were put
+        self._large: dict[
+            ObjectRef, float
+        ] = {}  # those of `_sent` that are large, and when they were put
         deadline = Deadline(options.deadline)
         self._dispatch = Dispatch(crew, deadline, options.max_retries, gauges.retried, self._large)
         self._progress = progress
-        self._looked = time.monotonic(), 0.0  # when the last round was finished, and what had been worked by then
+        self._looked = (
+            time.monotonic(),
+            0.0,
+        )  # when the last round was finished, and what had been worked by then
         self._gauges = gauges
-        self._sent: dict[str, tuple[Tree, ObjectRef | Packed]] = {}  # by name, the tree that was sent last
+        self._sent: dict[
+            str, tuple[Tree, ObjectRef | Packed]
+        ] = {}  # by name, the tree that was sent last
 
     def survey(self, broadcast: Broadcast, tasks: Sequence[Task]) -> Iterator[TaskReply]:
         def submit(actor: Any, calls: Sequence[Call]) -> list[ObjectRef]:
-            survey = actor.survey.options(num_returns=_num_returns(calls), name=f"survey round {broadcast.round}")
+            survey = actor.survey.options(
+                num_returns=_num_returns(calls), name=f"survey round {broadcast.round}"
+            )
             return survey.remote([call.task for call in calls], *self._fields(broadcast))
 
         calls = self._calls(tasks, remembering=False)
@@ -73,10 +82,19 @@ class RayWorkers(Workers):
         remembering = remembers(parts_at(self._site.job.method, broadcast.round))
 
         def submit(actor: Any, calls: Sequence[Call]) -> list[ObjectRef]:
-            held = {client: memories[client] for call in calls for client in call.task if client in memories}
+            held = {
+                client: memories[client]
+                for call in calls
+                for client in call.task
+                if client in memories
+            }
             tasks = [call.task for call in calls]
-            fit = actor.fit.options(num_returns=_num_returns(calls), name=f"fit round {broadcast.round}")
-            return fit.remote(tasks, remembering, list(held), *self._fields(broadcast), *held.values())
+            fit = actor.fit.options(
+                num_returns=_num_returns(calls), name=f"fit round {broadcast.round}"
+            )
+            return fit.remote(
+                tasks, remembering, list(held), *self._fields(broadcast), *held.values()
+            )
 
         def missing(error: ObjectLostError, calls: Sequence[Call]) -> None:
             for call in calls:
@@ -93,7 +111,10 @@ class RayWorkers(Workers):
             replies = [replace(answer.value, clients=()) for answer in answers]
             memories = [memory for answer in answers for memory in answer.objects[1:]]
             call = actor.add.options(num_returns=2, name=f"add round {broadcast.round}")
-            summands, limit = [answer.objects[0] for answer in answers], self._dispatch.deadline.of_fetching
+            summands, limit = (
+                [answer.objects[0] for answer in answers],
+                self._dispatch.deadline.of_fetching,
+            )
             return call.remote(f"round {broadcast.round}", replies, summands, memories, limit)
 
         calls, start = self._calls(tasks, remembering), 0
@@ -102,7 +123,16 @@ class RayWorkers(Workers):
         for group in groups if in_groups else ():
             calls.append(Call(len(group), num_objects=1, adds=range(start, start + len(group))))
             start += len(group)
-        stage = Stage("train", broadcast.round, calls, submit, missing, _most(broadcast), self._show_progress, add)
+        stage = Stage(
+            "train",
+            broadcast.round,
+            calls,
+            submit,
+            missing,
+            _most(broadcast),
+            self._show_progress,
+            add,
+        )
         answers = self._dispatch.begin(stage)
         return starmap(_of_group if in_groups else together, answers)
 
@@ -111,13 +141,19 @@ class RayWorkers(Workers):
 
     def _images(self, clients: Sequence[int]) -> int:
         """That these clients train on in a round, each as often as it does."""
-        return int(images_trained(self._site.federation.partition.sizes[list(clients)], self._site.job.train).sum())
+        return int(
+            images_trained(
+                self._site.federation.partition.sizes[list(clients)], self._site.job.train
+            ).sum()
+        )
 
     def _show_progress(self, done: int, total: int) -> None:
         self._progress(done, total)
         self._gauges.clients(done, total)
 
-    def evaluate_pieces(self, weights: Weights, pieces: Sequence[Piece], look: Look) -> Iterator[Any]:
+    def evaluate_pieces(
+        self, weights: Weights, pieces: Sequence[Piece], look: Look
+    ) -> Iterator[Any]:
         def submit(actor: Any, calls: Sequence[Call]) -> list[ObjectRef]:
             (call,) = calls
             return [actor.evaluate.remote(self._put("weights", weights), call.pieces, look)]
@@ -125,7 +161,10 @@ class RayWorkers(Workers):
         # One call per actor: those that are done first begin the next round.
         count = min(len(pieces), max(1, self._crew.size))
         ends = [-(-len(pieces) * i // count) for i in range(count + 1)]
-        calls = [Call(pieces[end - 1][1] - pieces[start][0], (), pieces[start:end]) for start, end in pairwise(ends)]
+        calls = [
+            Call(pieces[end - 1][1] - pieces[start][0], (), pieces[start:end])
+            for start, end in pairwise(ends)
+        ]
         values = self._dispatch.begin(Stage(look, 0, calls, submit, self._send_again))
         return (result for results, *_ in values for result in results)
 
@@ -153,11 +192,15 @@ class RayWorkers(Workers):
         then, before = self._looked
         now, worked = time.monotonic(), self._dispatch.seconds_worked()
         self._looked = now, worked
-        return max(0.0, 1 - (worked - before) / max(1e-9, self._crew.size * (now - then)))  # actors may have gone
+        return max(
+            0.0, 1 - (worked - before) / max(1e-9, self._crew.size * (now - then))
+        )  # actors may have gone
 
     def _fields(self, broadcast: Broadcast) -> tuple[Any, ...]:
         """The fields of a packed `Broadcast`."""
-        trees = (self._put(name, getattr(broadcast, name)) for name in ("weights", "states", "payloads"))
+        trees = (
+            self._put(name, getattr(broadcast, name)) for name in ("weights", "states", "payloads")
+        )
         return (broadcast.round, *trees, broadcast.since)
 
     def _put(self, name: str, tree: Tree) -> ObjectRef | Packed:

@@ -39,10 +39,18 @@ def users_caches(own: Sequence[Part | nn.Module]) -> list[Callable[[], object]]:
     empty: list[Callable[[], object]] = []
     for module in filter(_is_users, list(sys.modules.values())):
         values = list(vars(module).values())
-        for kind in [value for value in values if isinstance(value, type) and value.__module__ == module.__name__]:
-            values += [getattr(value, "__func__", value) for value in vars(kind).values()]  # also of a staticmethod
+        for kind in [
+            value
+            for value in values
+            if isinstance(value, type) and value.__module__ == module.__name__
+        ]:
+            values += [
+                getattr(value, "__func__", value) for value in vars(kind).values()
+            ]  # also of a staticmethod
         clears = [
-            getattr(value, "cache_clear", None) for value in values if callable(value) and not isinstance(value, type)
+            getattr(value, "cache_clear", None)
+            for value in values
+            if callable(value) and not isinstance(value, type)
         ]
         empty += [clear for clear in clears if callable(clear)]
     for part in own:
@@ -70,11 +78,16 @@ def bits_of(reply: Reply) -> Bits:
     bits: Bits = {"": reply.row.train_loss.hex()}
     for slot in reply.summands.keys() | reply.memory.keys():
         of_slot = leaves((reply.summands.get(slot), reply.memory.get(slot)))
-        bits[slot] = [(path, _bytes(leaf) if isinstance(leaf, torch.Tensor) else repr(leaf)) for path, leaf in of_slot]
+        bits[slot] = [
+            (path, _bytes(leaf) if isinstance(leaf, torch.Tensor) else repr(leaf))
+            for path, leaf in of_slot
+        ]
     return bits
 
 
-def refuse_other_bits(work: str, own: Sequence[Part | nn.Module], before: Bits, after: Bits) -> None:
+def refuse_other_bits(
+    work: str, own: Sequence[Part | nn.Module], before: Bits, after: Bits
+) -> None:
     """Raises `BrokenContract` where a client that is served again, after others, gives other bits."""
     slots = [slot for slot in before.keys() | after.keys() if before.get(slot) != after.get(slot)]
     if not slots:
@@ -91,7 +104,11 @@ def refuse_other_bits(work: str, own: Sequence[Part | nn.Module], before: Bits, 
 
 def _name(one: Part | nn.Module) -> str:
     kind = type(one)
-    return f"{kind.__module__}.{kind.__qualname__}" if _of_user(kind) else "the model that your function makes"
+    return (
+        f"{kind.__module__}.{kind.__qualname__}"
+        if _of_user(kind)
+        else "the model that your function makes"
+    )
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:

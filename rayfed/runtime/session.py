@@ -25,7 +25,14 @@ from rayfed.runtime.crew import Crew, new_actor
 from rayfed.runtime.gauges import Gauges
 from rayfed.runtime.gpus import measure_share, most_on_a_gpu, without_absent_gpus
 from rayfed.runtime.head import Head, ending_with_its_node
-from rayfed.runtime.placement import Resources, capacity, num_actors, spread, warn_of_idle_gpus, warn_of_small_stores
+from rayfed.runtime.placement import (
+    Resources,
+    capacity,
+    num_actors,
+    spread,
+    warn_of_idle_gpus,
+    warn_of_small_stores,
+)
 from rayfed.runtime.ray_workers import RayWorkers
 from rayfed.runtime.signals import stopping
 from rayfed.tensors.trees import num_bytes
@@ -72,7 +79,9 @@ def warn_of_a_newer_ray() -> None:
     """Ray changes what it does from minor version to minor version."""
     if tuple(map(int, ray.__version__.split(".")[:2])) > TESTED:
         older = "pip install 'ray[default]=={}.{}.*'".format(*TESTED)
-        log.warning("Ray %s is newer than rayfed was tested with; if it fails: %s", ray.__version__, older)
+        log.warning(
+            "Ray %s is newer than rayfed was tested with; if it fails: %s", ray.__version__, older
+        )
 
 
 def where_this_process_looks() -> list[str]:
@@ -86,18 +95,30 @@ def machine() -> Resources:
 
 
 @contextmanager
-def open_actors(site: Site, progress: Progress = no_progress, *, other_bits: bool = False) -> Iterator[RayWorkers]:
+def open_actors(
+    site: Site, progress: Progress = no_progress, *, other_bits: bool = False
+) -> Iterator[RayWorkers]:
     """A run's actors, on the Ray that is connected; with `other_bits` on several kinds of hardware."""
     asked, name, cohort = site.job.ray, site.job.name, site.job.train.clients_per_round
-    head, reference = Head(asked.labels), site.reference if isinstance(site, Stored) else ray.put(site)
+    head, reference = (
+        Head(asked.labels),
+        site.reference if isinstance(site, Stored) else ray.put(site),
+    )
     nodes = list(head.known().values())
-    options, most = without_absent_gpus(asked, nodes), cohort if asked.actors == "auto" else asked.actors
+    options, most = (
+        without_absent_gpus(asked, nodes),
+        cohort if asked.actors == "auto" else asked.actors,
+    )
     if options.num_gpus == "auto":
-        num_actors(options, nodes, cohort)  # where not a single actor fits, that is refused before anything is measured
+        num_actors(
+            options, nodes, cohort
+        )  # where not a single actor fits, that is refused before anything is measured
         share, whole = 1.0, replace(options, num_gpus=1.0)
         if capacity(whole, nodes) < most:  # else each actor has a GPU of its own
             with ray_may_fail():
-                share = measure_share(new_actor(whole, f"{name}/probe"), reference, head.known(), options.patience)
+                share = measure_share(
+                    new_actor(whole, f"{name}/probe"), reference, head.known(), options.patience
+                )
         options = replace(options, num_gpus=share)
     if "auto" in (asked.actors, asked.num_gpus):
         options = spread(options, nodes, most)
@@ -138,7 +159,9 @@ def stored(site: Site) -> Stored:
     """Put the site into the store. Who drops `site` for the result keeps no second copy."""
     reference = ray.put(site)
     there: Site = ray.get(reference)
-    return Stored(site.model, there.federation, site.job, site.device, there.trace, reference=reference)
+    return Stored(
+        site.model, there.federation, site.job, site.device, there.trace, reference=reference
+    )
 
 
 @contextmanager
@@ -146,13 +169,17 @@ def _started(options: RayOptions, name: str, most: int) -> Iterator[None]:
     """A Ray on this machine, for as long as the context lasts."""
     here = machine()
     if options.labels:
-        raise InputError("ray.labels choose nodes of a cluster, and a Ray would be started here; give ray.address too")
+        raise InputError(
+            "ray.labels choose nodes of a cluster, and a Ray would be started here; give ray.address too"
+        )
     options = without_absent_gpus(options, [here])
     if options.num_gpus == "auto":
         options = replace(options, num_gpus=1 / most_on_a_gpu())
     # Refuses a request that cannot fit, before anything is started.
     count = num_actors(options, [here], most)
-    here["CPU"] = math.ceil(count * options.num_cpus)  # Ray starts a process for each, with torch: 320 MB
+    here["CPU"] = math.ceil(
+        count * options.num_cpus
+    )  # Ray starts a process for each, with torch: 320 MB
     for other in internals.running_here():
         log.warning(
             "a Ray of yours is on this machine, and the run starts another, which counts the same CPUs and GPUs; to "
@@ -168,7 +195,10 @@ def _started(options: RayOptions, name: str, most: int) -> Iterator[None]:
             with (
                 _explained(),
                 trust.starting(),
-                stopping("stopping, as soon as Ray has started; Ctrl-C again to stop now", at_the_end=True),
+                stopping(
+                    "stopping, as soon as Ray has started; Ctrl-C again to stop now",
+                    at_the_end=True,
+                ),
                 internals.keeping_handlers(),
                 internals.without_waiting_for_the_dashboard(),
             ):
@@ -177,7 +207,9 @@ def _started(options: RayOptions, name: str, most: int) -> Iterator[None]:
                     address="local",  # a bare init would follow an old address file to a Ray that may be gone
                     num_cpus=int(here["CPU"]),
                     num_gpus=int(here["GPU"]),
-                    job_config=internals.same_modules(where_this_process_looks(), **{OWNER: name, "job_name": name}),
+                    job_config=internals.same_modules(
+                        where_this_process_looks(), **{OWNER: name, "job_name": name}
+                    ),
                     logging_level=logging.WARNING,
                     _temp_dir=str(folder),
                 )
@@ -202,7 +234,9 @@ def _explained() -> Iterator[None]:
                 f"Ray cannot be started here: {first_line(error)}; HOME and TMPDIR must name folders that can be "
                 "written to"
             ) from None
-        raise WorkersLost(f"Ray cannot be started here: {first_line(error).rstrip('.')}; try again") from error
+        raise WorkersLost(
+            f"Ray cannot be started here: {first_line(error).rstrip('.')}; try again"
+        ) from error
 
 
 @contextmanager
@@ -227,7 +261,9 @@ def _joined(address: str) -> Iterator[None]:
             private.refuse_open(folder, f"ray.address = '{address}'")
         if context.dashboard_url:
             joined = context.address_info.get("gcs_address", address)  # type: ignore[attr-defined]  # not auto
-            log.info("joined the Ray cluster at %s; dashboard: http://%s", joined, context.dashboard_url)
+            log.info(
+                "joined the Ray cluster at %s; dashboard: http://%s", joined, context.dashboard_url
+            )
         yield
     finally:
         end_of_ray(ray.shutdown)

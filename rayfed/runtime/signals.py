@@ -43,7 +43,9 @@ def stopping(words: str, *, at_the_end: bool = False) -> Iterator[None]:
             raise KeyboardInterrupt
 
     before = {number: signal.getsignal(number) for number in STOPS}
-    ours = {number for number, handler in before.items() if handler is not signal.SIG_IGN}  # as `nohup` sets
+    ours = {
+        number for number, handler in before.items() if handler is not signal.SIG_IGN
+    }  # as `nohup` sets
     for number in ours:
         signal.signal(number, stop)
     try:
@@ -56,6 +58,8 @@ def stopping(words: str, *, at_the_end: bool = False) -> Iterator[None]:
         if not at_the_end:
             _asked.pop()
         for number in ours:
-            signal.signal(number, before[number] or signal.SIG_DFL)  # None: it was not set from Python
+            signal.signal(
+                number, before[number] or signal.SIG_DFL
+            )  # None: it was not set from Python
     if at_the_end and came:
         raise KeyboardInterrupt

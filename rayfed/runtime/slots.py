@@ -36,7 +36,9 @@ log = logging.getLogger(__name__)
 TICK = 1.0  # seconds from one look at the running runs to the next
 LAST_WORDS = 60.0  # seconds in which a run that is stopped must have written its checkpoint
 
-Play = Callable[[Job, Dataset], None]  # runs a job in this process on its data, from its checkpoint on if it has one
+Play = Callable[
+    [Job, Dataset], None
+]  # runs a job in this process on its data, from its checkpoint on if it has one
 
 
 @contextmanager
@@ -71,7 +73,9 @@ def _room(options: RayOptions, nodes: Sequence[Resources]) -> int:
     return fit if options.actors == "auto" or not fit else options.actors
 
 
-def in_slots(jobs: Sequence[Job], play: Play, read: Read, watch: Callable[[Sequence[Job]], None]) -> Iterator[Ended]:
+def in_slots(
+    jobs: Sequence[Job], play: Play, read: Read, watch: Callable[[Sequence[Job]], None]
+) -> Iterator[Ended]:
     """Run jobs on the Ray that is connected, in their order, as many at once as there is room for; each as it ends.
 
     `read` gives a job's data, the same object for all jobs that read the same; `watch` is told, each second, which runs
@@ -87,7 +91,9 @@ def in_slots(jobs: Sequence[Job], play: Play, read: Read, watch: Callable[[Seque
             watch(under_way)
             if under_way:
                 heartbeat.progress()
-            heartbeat.beat(lambda: "a run to begin, and for room for it on the cluster (`ray status`)")
+            heartbeat.beat(
+                lambda: "a run to begin, and for room for it on the cluster (`ray status`)"
+            )
             for ended in slots.ended():
                 heartbeat.progress()
                 yield ended
@@ -186,13 +192,19 @@ def _in_slot(play: Play, job: Job, folder: str, dataset: Dataset) -> tuple[int, 
             "a grid writes its results: name a folder that all nodes share, or use a Ray of this machine only (no "
             "ray.address)"
         )
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # where it is ignored, `ray.cancel` does nothing
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Ray's handler raises SystemExit, in a hook: the user's error
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # where it is ignored, `ray.cancel` does nothing
+    signal.signal(
+        signal.SIGTERM, signal.SIG_DFL
+    )  # Ray's handler raises SystemExit, in a hook: the user's error
     try:
         if device_given().type == "cuda":
             torch.cuda.set_per_process_memory_fraction(memory_cap(job.ray.gpu_share))
         elif not ray.get_gpu_ids():
-            os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Ray hides no GPU from a process to which it gives none
+            os.environ["CUDA_VISIBLE_DEVICES"] = (
+                ""  # Ray hides no GPU from a process to which it gives none
+            )
         play(job, dataset)
     except (KeyboardInterrupt, TaskCancelledError):
         return STOPPED, "a signal has stopped it"
@@ -204,4 +216,6 @@ def _in_slot(play: Play, job: Job, folder: str, dataset: Dataset) -> tuple[int, 
 
 
 _play_in_slot = ray.remote(_in_slot)
-_play_on_gpu = ray.remote(max_calls=1)(_in_slot)  # a process whose CUDA has been used stays on that GPU
+_play_on_gpu = ray.remote(max_calls=1)(
+    _in_slot
+)  # a process whose CUDA has been used stays on that GPU

@@ -36,7 +36,9 @@ class Call:
     task: Task = ()  # the clients; none in an evaluation
     pieces: Sequence[Piece] = ()  # of the test images, in an evaluation
     num_objects: int = 0
-    adds: range = range(0)  # the calls whose summands it adds: it waits for their answers, and is given in their place
+    adds: range = range(
+        0
+    )  # the calls whose summands it adds: it waits for their answers, and is given in their place
 
     @property
     def count(self) -> int:
@@ -61,27 +63,39 @@ class Stage:
     kind: str  # of work: "train", "survey", or what an evaluation looks for
     round: int
     calls: Sequence[Call]
-    submit: Callable[[Any, Sequence[Call]], list[ObjectRef]]  # sends calls to an actor: their values, then all objects
-    missing: Callable[[ObjectLostError, Sequence[Call]], None]  # called where an object that calls need is lost
+    submit: Callable[
+        [Any, Sequence[Call]], list[ObjectRef]
+    ]  # sends calls to an actor: their values, then all objects
+    missing: Callable[
+        [ObjectLostError, Sequence[Call]], None
+    ]  # called where an object that calls need is lost
     most: int = 1  # calls in a message
     progress: Progress = no_progress
-    add: Callable[[Any, Sequence[Answer]], list[ObjectRef]] | None = None  # as `submit`: has an actor add these
+    add: Callable[[Any, Sequence[Answer]], list[ObjectRef]] | None = (
+        None  # as `submit`: has an actor add these
+    )
 
     def __post_init__(self) -> None:
         adding = [index for index, call in enumerate(self.calls) if call.adds]
-        self.turns: Sequence[int] = adding or range(len(self.calls))  # the calls of which the answers are given
+        self.turns: Sequence[int] = adding or range(
+            len(self.calls)
+        )  # the calls of which the answers are given
         self.waiting = deque(index for index, call in enumerate(self.calls) if not call.adds)
         self._added_by = {index: number for number in adding for index in self.calls[number].adds}
         self.answers: dict[int, Answer] = {}  # by call: those that are here, and not given out yet
         self.losses: Counter[int] = Counter()
         self.alone = set(adding)  # calls that get a message of their own
-        self.faulty: dict[int, tuple[str, str]] = {}  # call -> the GPU that failed it; it is tried on another, once
+        self.faulty: dict[
+            int, tuple[str, str]
+        ] = {}  # call -> the GPU that failed it; it is tried on another, once
         self.error: RunFailed | None = None  # for whoever waits for the answers
         self.over = False
         self.done = self._shown = 0  # clients
         self._total = sum(len(call.task) for call in self.calls)
         self._largest = max((self.calls[index].size for index in self.waiting), default=0)
-        self._left = self.size(self.waiting)  # the work that waits: counted along, as a stage may have 2,000 calls
+        self._left = self.size(
+            self.waiting
+        )  # the work that waits: counted along, as a stage may have 2,000 calls
 
     def size(self, indices: Iterable[int]) -> int:
         return sum(self.calls[index].size for index in indices)
@@ -105,7 +119,9 @@ class Stage:
         adds = self.adds(indices)
         if adds:
             return f"the sum of tasks {adds[0] + 1} to {adds[-1] + 1}, round {self.round}"
-        return f"{self.kind} of test images {self.calls[indices[0]].pieces[0][0]} to {pieces[-1][1]}"
+        return (
+            f"{self.kind} of test images {self.calls[indices[0]].pieces[0][0]} to {pieces[-1][1]}"
+        )
 
     def next_message(self, actors: int) -> range:
         """The next call, and those after it while together they are no more work than two bounds.
@@ -134,7 +150,12 @@ class Stage:
     def only_on(self, node_id: str, indices: range) -> list[ObjectRef]:
         """The memories that have no copy elsewhere where their summands are added on the node of their own actor."""
         answers = [self.answers[index] for index in self.adds(indices)]
-        return [memory for each in answers if each.member.node_id == node_id for memory in each.objects[1:]]
+        return [
+            memory
+            for each in answers
+            if each.member.node_id == node_id
+            for memory in each.objects[1:]
+        ]
 
     def answered(self, index: int, answer: Answer) -> None:
         """Take an answer. The sum that it was the last one for may be made."""

@@ -35,7 +35,9 @@ class ThisProcess(Workers):
         for task in tasks:
             yield self._next(replies, task, broadcast.round, survey=True)
 
-    def train(self, broadcast: Broadcast, tasks: Sequence[Task], memories: Mapping[int, Packed]) -> Iterator[TaskReply]:
+    def train(
+        self, broadcast: Broadcast, tasks: Sequence[Task], memories: Mapping[int, Packed]
+    ) -> Iterator[TaskReply]:
         replies = self._replies(broadcast, tasks, memories)
         for group in grouped(tasks, num_bytes(broadcast.weights)):
             of_tasks = islice(replies, len(group))
@@ -53,7 +55,9 @@ class ThisProcess(Workers):
             self._progress(done, total)
             yield reply
 
-    def _next(self, replies: Iterator[TaskReply], task: Task, round: int, *, survey: bool) -> TaskReply:
+    def _next(
+        self, replies: Iterator[TaskReply], task: Task, round: int, *, survey: bool
+    ) -> TaskReply:
         """Do the work of a task. Raises what it raises as `RunFailed`, with the client."""
         refuse_to_go_on()
         try:
@@ -64,9 +68,13 @@ class ThisProcess(Workers):
         except Exception as error:
             client = at_client(error, task)
             work = task_text(task if client is None else (client,), round, survey=survey)
-            raise ClientFailed(f"{work} failed:\n{traceback.format_exc().rstrip()}", client, round) from error
+            raise ClientFailed(
+                f"{work} failed:\n{traceback.format_exc().rstrip()}", client, round
+            ) from error
 
-    def evaluate_pieces(self, weights: Weights, pieces: Sequence[Piece], look: Look) -> Iterator[Any]:
+    def evaluate_pieces(
+        self, weights: Weights, pieces: Sequence[Piece], look: Look
+    ) -> Iterator[Any]:
         yield from self._worker.evaluate(pack(weights), pieces, look)
 
     def recall(self, memory: Packed) -> Packed:

@@ -45,7 +45,9 @@ def joining(address: str) -> None:
     """
     refuse_secrets(f"ray://{address.rpartition('://')[2]}", "ray.address")
     chosen = MODE in os.environ  # obeyed, whatever the cluster does
-    cannot_be_asked = "://" in address or not internals.can_knock()  # it gets our token, if there is one
+    cannot_be_asked = (
+        "://" in address or not internals.can_knock()
+    )  # it gets our token, if there is one
     error = None if chosen else _knock(address)
     if chosen or cannot_be_asked or (error and error.code() == grpc.StatusCode.UNAUTHENTICATED):
         with _naming_the_token():
@@ -70,7 +72,9 @@ def _knock(address: str) -> grpc.RpcError | None:
     try:
         return internals.knock(address, ASK_LIMIT)
     except (OSError, RuntimeError) as error:
-        raise InputError(f"ray.address = '{address}': TLS is on, but cannot be used: {error}") from None
+        raise InputError(
+            f"ray.address = '{address}': TLS is on, but cannot be used: {error}"
+        ) from None
 
 
 @contextmanager

@@ -17,7 +17,13 @@ from rayfed.rounds.measures import UPDATES, Seen
 from rayfed.rounds.site import Site
 from rayfed.rounds.tasks import Task, TaskReply, refusing
 from rayfed.rounds.workers import Look, Piece
-from rayfed.runtime.hardware import advising, keep_freed_memory, kind_of, make_cuda_repeatable, refuse_tf32
+from rayfed.runtime.hardware import (
+    advising,
+    keep_freed_memory,
+    kind_of,
+    make_cuda_repeatable,
+    refuse_tf32,
+)
 from rayfed.runtime.repeat import Bits, bits_of, refuse_other_bits, users_caches, users_own
 from rayfed.tensors.sums import OrderedSum, checked
 from rayfed.tensors.trees import Tree, num_bytes
@@ -41,8 +47,12 @@ class Worker:
         self.site = replace(site, node=node)
         self.kind = kind_of(device)
         self._model: nn.Module | None = None  # for the clients to train
-        self._seen: dict[int, Seen] = {}  # the round -> what measures need of its global model, for all its messages
-        self._repeats = site.job.ray.check_repeat  # until the first client of the user's own code was served again
+        self._seen: dict[
+            int, Seen
+        ] = {}  # the round -> what measures need of its global model, for all its messages
+        self._repeats = (
+            site.job.ray.check_repeat
+        )  # until the first client of the user's own code was served again
 
     def survey(self, packed: Broadcast, tasks: Sequence[Task]) -> Iterator[TaskReply]:
         """For each task its reply, with the sum of its clients' summands before training."""
@@ -54,7 +64,9 @@ class Worker:
         for task in tasks:
             yield _summed(f"round {packed.round} (survey)", task, surveyed)
 
-    def train(self, packed: Broadcast, tasks: Sequence[Task], memories: Mapping[int, Packed]) -> Iterator[TaskReply]:
+    def train(
+        self, packed: Broadcast, tasks: Sequence[Task], memories: Mapping[int, Packed]
+    ) -> Iterator[TaskReply]:
         """For each task its reply, with the sum of its clients' summands and each client's new memory."""
         stage = f"round {packed.round}"
         desk_of = self._desks(packed)
@@ -98,7 +110,9 @@ class Worker:
         users_code = users_own(self.site, packed.round)
         if not users_code:
             self._model = self._model or copy.deepcopy(self.site.model)
-            shared = Desk(self.site, packed.map(partial(unpack, copy=False)), self._seen, self._model)
+            shared = Desk(
+                self.site, packed.map(partial(unpack, copy=False)), self._seen, self._model
+            )
             return lambda: shared
         caches = users_caches(users_code)
 
@@ -129,7 +143,9 @@ def _summed(stage: str, task: Task, work: Callable[[int], Tree]) -> TaskReply:
             with at(f"client {client}, {stage}"), advising():
                 summand = work(client)
         except StopIteration as error:  # it would end the generator that this belongs to
-            raise name_client(RuntimeError("a StopIteration, as of next(...), was not caught"), client) from error
+            raise name_client(
+                RuntimeError("a StopIteration, as of next(...), was not caught"), client
+            ) from error
         except Exception as error:
             name_client(error, client)
             raise
@@ -137,7 +153,9 @@ def _summed(stage: str, task: Task, work: Callable[[int], Tree]) -> TaskReply:
             layout = checked(summand)
             if len(task) > 1:
                 total.add(summand, layout)
-        bytes_up += num_bytes(summand) - num_bytes(summand.get(UPDATES))  # a measure is sent by no real client
+        bytes_up += num_bytes(summand) - num_bytes(
+            summand.get(UPDATES)
+        )  # a measure is sent by no real client
     return TaskReply(task[0], layout, bytes_up, total.packed() if len(task) > 1 else pack(summand))
 
 

@@ -14,11 +14,15 @@ from rayfed.runtime.placement import warn_of_idle_gpus
 from rayfed.runtime.signals import stopping
 from rayfed.runtime.this_process import ThisProcess
 
-KEEPING = "stopping, with a checkpoint of the last finished round; Ctrl-C again ends at once, without it"
+KEEPING = (
+    "stopping, with a checkpoint of the last finished round; Ctrl-C again ends at once, without it"
+)
 
 
 @contextmanager
-def opened(job: Job, make: Callable[[], Site], tell: Callable[[Site], None], *, on_ray: bool) -> Iterator[Site]:
+def opened(
+    job: Job, make: Callable[[], Site], tell: Callable[[Site], None], *, on_ray: bool
+) -> Iterator[Site]:
     """The site that `make` gives, of which `tell` is told; with `on_ray` Ray is started, or joined, for the context.
 
     On Ray, its data lie in Ray's store, where actors read them too.
@@ -55,5 +59,9 @@ def open_workers(
 
         keep_freed_memory()  # the server averages in memory that it has: new memory takes tens of milliseconds
         # Once more: when Ray is connected, its C++ handles SIGTERM, until a handler is set from Python again.
-        with stopping("stopping"), open_actors(site, progress, other_bits=other_bits) as workers, stopping(KEEPING):
+        with (
+            stopping("stopping"),
+            open_actors(site, progress, other_bits=other_bits) as workers,
+            stopping(KEEPING),
+        ):
             yield workers

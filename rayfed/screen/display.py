@@ -24,7 +24,9 @@ from rayfed.rounds.site import Site
 from rayfed.screen.text import aligned, shown
 from rayfed.tensors.weights import parameters_of
 
-BELOW_ZERO = "a negative forgetting: on average, a class is better now than in any evaluated round before"
+BELOW_ZERO = (
+    "a negative forgetting: on average, a class is better now than in any evaluated round before"
+)
 
 log = logging.getLogger(__name__)
 
@@ -84,14 +86,23 @@ class Bar(Display):
         self._total = site.job.train.num_rounds
         self._round = 0
         self._evaluated = "not evaluated"
-        empty: dict[str, Any] = {"round": 0, "rounds": self._total, "clients": "", "figures": "starting the workers"}
+        empty: dict[str, Any] = {
+            "round": 0,
+            "rounds": self._total,
+            "clients": "",
+            "figures": "starting the workers",
+        }
         self._task = self._progress.add_task("", start=False, total=self._total, **empty)
 
     def ready(self, resumed: bool) -> None:
-        self._show(0, figures="reading the checkpoint" if resumed else "evaluating the initial model")
+        self._show(
+            0, figures="reading the checkpoint" if resumed else "evaluating the initial model"
+        )
 
     def client(self, done: int, total: int) -> None:
-        self._show(self._round + done / (total + 1), clients=f"clients {done}/{total}")  # + 1 for the server's work
+        self._show(
+            self._round + done / (total + 1), clients=f"clients {done}/{total}"
+        )  # + 1 for the server's work
 
     def restored(self, round: Round) -> None:
         self._finished(round)
@@ -112,7 +123,9 @@ class Bar(Display):
         if round.test_accuracy is not None:
             figures = figures_text(round)
             self._evaluated = f"accuracy {round.test_accuracy:.1%} in round {round.round}"
-        self._show(round.round, round=min(round.round + 1, self._total), clients="", figures=figures)
+        self._show(
+            round.round, round=min(round.round + 1, self._total), clients="", figures=figures
+        )
 
     def _show(self, completed: float, **fields: Any) -> None:
         self._progress.update(self._task, completed=completed, refresh=True, **fields)
@@ -173,7 +186,9 @@ def partition_text(rule: Rule) -> str:
     values = write_rule(rule)
     name = values.pop("name")
     defaults = {f.name: f.default for f in fields(rule)}  # type: ignore[arg-type]
-    return ", ".join([name] + [f"{key} = {value!r}" for key, value in values.items() if value != defaults[key]])
+    return ", ".join(
+        [name] + [f"{key} = {value!r}" for key, value in values.items() if value != defaults[key]]
+    )
 
 
 def ray_text(job: Job) -> str:
@@ -181,7 +196,11 @@ def ray_text(job: Job) -> str:
     if job.ray.mode == "off":
         return "off: in this process"
     at = f"at {job.ray.cluster}" if job.ray.cluster else "started here"
-    gpus = "its part of a GPU, if there are GPUs" if job.ray.num_gpus == "auto" else f"{job.ray.gpu_share:g} GPU"
+    gpus = (
+        "its part of a GPU, if there are GPUs"
+        if job.ray.num_gpus == "auto"
+        else f"{job.ray.gpu_share:g} GPU"
+    )
     return f"{at}; actors: {job.ray.actors}, each with {job.ray.num_cpus:g} CPU and {gpus}"
 
 

@@ -36,7 +36,9 @@ def complete_run(ctx: click.Context, param: click.Parameter, incomplete: str) ->
 
 def complete_name(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """The names of the runs of this folder."""
-    return [run.removeprefix(f"{RUNS}/") for run in complete_run(ctx, param, f"{RUNS}/{incomplete}")]
+    return [
+        run.removeprefix(f"{RUNS}/") for run in complete_run(ctx, param, f"{RUNS}/{incomplete}")
+    ]
 
 
 def starting(incomplete: str, words: list[str]) -> list[str]:
@@ -56,13 +58,19 @@ def read_override(text: str) -> tuple[str, Any]:
     """
     key, equals, value = text.partition("=")
     if not equals or not key.strip():
-        raise InputError(f"'{text}': write an override as key.sub=value, such as train.num_rounds=2")
+        raise InputError(
+            f"'{text}': write an override as key.sub=value, such as train.num_rounds=2"
+        )
     try:
         return key.strip(), tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError as error:
         if value.strip().startswith(("[", "{")):
-            how = """write it as TOML, with quotes around words: 'grid.method=["fedavg", "fedntd"]'"""
-            raise InputError(f"'{text}': the list or table cannot be read ({error}); {how}") from None
+            how = (
+                """write it as TOML, with quotes around words: 'grid.method=["fedavg", "fedntd"]'"""
+            )
+            raise InputError(
+                f"'{text}': the list or table cannot be read ({error}); {how}"
+            ) from None
         return key.strip(), value.strip()
     except RecursionError:
         raise InputError(f"'{key.strip()}': the value's lists are nested too deeply") from None
@@ -72,9 +80,13 @@ job_argument = click.argument("job", type=click.Path())
 SET: dict[str, Any] = {"multiple": True, "metavar": "KEY=VALUE", "shell_complete": complete_set}
 SET["help"] = "Replace a value of the job: -s train.num_rounds=2. May be given often."
 set_option = click.option("-s", "--set", "overrides", callback=read_overrides, **SET)
-settings_option = click.option("-s", "--set", "settings", **SET)  # as they are: `submit` passes them to `run`
+settings_option = click.option(
+    "-s", "--set", "settings", **SET
+)  # as they are: `submit` passes them to `run`
 LABEL: dict[str, Any] = {"type": (str, str), "multiple": True, "metavar": "STEP LABEL"}
-LABEL["help"] = "What to call a step of runs' names: --label fedntd 'FedNTD (ours)'. May be given often."
+LABEL["help"] = (
+    "What to call a step of runs' names: --label fedntd 'FedNTD (ours)'. May be given often."
+)
 label_option = click.option("--label", "labels", **LABEL)
 trust_option = click.option(
     "--trust-this-machine",
@@ -89,7 +101,9 @@ def read_base(job: str | dict[str, Any], overrides: Overrides) -> Job:
     """A job, or the job under a grid, from its file or its tables."""
     from rayfed.job import read_job, read_toml
 
-    return read_job({key: value for key, value in read_toml(job).items() if key != "grid"}, dict(overrides))
+    return read_job(
+        {key: value for key, value in read_toml(job).items() if key != "grid"}, dict(overrides)
+    )
 
 
 other_bits_option = click.option(

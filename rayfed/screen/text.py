@@ -60,7 +60,10 @@ def aligned(rows: Sequence[Sequence[str]], gap: str = "  ") -> str:
     """
     rows = [[in_line(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(gap.join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
+    return "\n".join(
+        gap.join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    )
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -76,13 +79,21 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.table import Table
 
     console = Console(markup=False, highlight=False)
-    heads, lines = [in_line(head) for head in columns], [[in_line(cell) for cell in row] for row in rows]
+    heads, lines = (
+        [in_line(head) for head in columns],
+        [[in_line(cell) for cell in row] for row in rows],
+    )
     words = [max(map(cell_len, head.split()), default=0) for head in heads]
-    widths = [max([word, *(cell_len(line[number]) for line in lines)]) for number, word in enumerate(words)]
+    widths = [
+        max([word, *(cell_len(line[number]) for line in lines)])
+        for number, word in enumerate(words)
+    ]
     for numbers in side_by_side([width + len(" │ ") for width in widths], console.width - len("│")):
         table = Table()
         for number in numbers:
-            table.add_column(heads[number], min_width=min(widths[number], console.width // 2), overflow="fold")
+            table.add_column(
+                heads[number], min_width=min(widths[number], console.width // 2), overflow="fold"
+            )
         for line in lines:
             table.add_row(*(line[number] for number in numbers))
         console.print(table)

@@ -15,7 +15,13 @@ from rayfed.base.errors import STOPPED, InputError, Resumable
 from rayfed.runtime.address import are_here, job_server, nodes_of
 from rayfed.runtime.jobs import Jobs, Log, Submission
 from rayfed.screen.exits import Failure
-from rayfed.screen.options import complete_name, job_argument, read_override, settings_option, trust_option
+from rayfed.screen.options import (
+    complete_name,
+    job_argument,
+    read_override,
+    settings_option,
+    trust_option,
+)
 from rayfed.screen.text import aligned
 from rayfed.submit.driver import BYTES, LABEL, NUMBER, PACKAGE, VARIABLE, distinct, places
 
@@ -26,7 +32,9 @@ if TYPE_CHECKING:
 show = partial(print, end="", flush=True)
 ENV = "A variable for the job's processes, seen by all who see the cluster's jobs. May be given often."
 WITH = "A package for the job's processes, such as timm==1.0.31, which pip installs. May be given often."
-CPUS = "CPUs for the job's driver, which then runs on any node that has them; else on the head node."
+CPUS = (
+    "CPUs for the job's driver, which then runs on any node that has them; else on the head node."
+)
 MEMORY = "Memory for the driver, in bytes."
 LABELS = "A label of the driver's node, as Ray selects it: disk=fast, gpu=!A10. May be given often."
 address_option = click.option(
@@ -40,19 +48,41 @@ address_option = click.option(
 @job_argument
 @settings_option
 @address_option
-@click.option("--follow", is_flag=True, help="Show the job's log until it ends; Ctrl-C stops the job.")
+@click.option(
+    "--follow", is_flag=True, help="Show the job's log until it ends; Ctrl-C stops the job."
+)
 @click.option("--force", is_flag=True, help="Replace the results of an earlier run.")
 @click.option("--resume", is_flag=True, help="Continue the run if it was begun; else begin it.")
-@click.option("--exclude", "patterns", multiple=True, metavar="PATTERN", help="Files not to send: images, '*.pdf'.")
-@click.option("--include", multiple=True, metavar="PATTERN", help="Files to send although they look like secrets.")
+@click.option(
+    "--exclude",
+    "patterns",
+    multiple=True,
+    metavar="PATTERN",
+    help="Files not to send: images, '*.pdf'.",
+)
+@click.option(
+    "--include",
+    multiple=True,
+    metavar="PATTERN",
+    help="Files to send although they look like secrets.",
+)
 @click.option("--env", "variables", multiple=True, type=VARIABLE, callback=distinct, help=ENV)
 @click.option("--with", "packages", multiple=True, type=PACKAGE, help=WITH)
 @click.option("--entrypoint-num-cpus", type=NUMBER, help=CPUS)
 @click.option("--entrypoint-memory", type=BYTES, help=MEMORY)
 @click.option(
-    "--entrypoint-label", "entrypoint_label_selector", multiple=True, type=LABEL, callback=distinct, help=LABELS
+    "--entrypoint-label",
+    "entrypoint_label_selector",
+    multiple=True,
+    type=LABEL,
+    callback=distinct,
+    help=LABELS,
 )
-@click.option("--dry-run", is_flag=True, help="List the files that would be sent, and what would stay; send nothing.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="List the files that would be sent, and what would stay; send nothing.",
+)
 @trust_option
 def submit(
     job: str,
@@ -89,7 +119,9 @@ def submit(
 
     root = Path.cwd()
     if not Path(job).resolve().is_relative_to(root.resolve()):
-        raise InputError(f"'{job}' lies outside this folder, which is sent to the cluster; submit from its own folder")
+        raise InputError(
+            f"'{job}' lies outside this folder, which is sent to the cluster; submit from its own folder"
+        )
     cells = expand(read_toml(job), dict(map(read_override, settings)))
     refuse_same(cells)
     jobs = [cell.job() for cell in cells]  # all are checked before anything is sent
@@ -111,11 +143,15 @@ def submit(
         nodes = places(known, asked)
         here, waits = are_here(cluster, nodes), bool(asked and known and not nodes)
         elsewhere = "a node with what it asks for, and none has it," if waits else "another machine"
-        paths = package.anchored(jobs, root if here else None, f"{elsewhere} (of {cluster.address})")
+        paths = package.anchored(
+            jobs, root if here else None, f"{elsewhere} (of {cluster.address})"
+        )
         results = Path(paths.get("output.path", jobs[0].output.path)) / run
         refuse_twins(run, cluster.submissions(), address)
         if here and not cells[0].grid:
-            Folders.of(jobs[0]).refuse_overwriting(force or resume, "the same command, with --resume")
+            Folders.of(jobs[0]).refuse_overwriting(
+                force or resume, "the same command, with --resume"
+            )
         named_by = f", named by {cluster.named_by}" if cluster.named_by.startswith("RAY") else ""
         lines = [("cluster", cluster.address + named_by + (", on this machine" if here else ""))]
         lines += files.lines()
@@ -125,14 +161,22 @@ def submit(
         if waits:
             lines.append(("driver", "no node has what it asks for, so the job waits for one"))
         where = "driver's" if asked else "head"
-        lines.append(("results", str(results) if here else f"{results}, on the cluster's {where} node"))
+        lines.append(
+            ("results", str(results) if here else f"{results}, on the cluster's {where} node")
+        )
         print(aligned(lines), flush=True)
         changed = [*settings, *(f"{key}={path}" for key, path in paths.items())]
         if any(one.ray.address for one in jobs):
             changed.append("ray.address=")  # the job runs on the cluster that gets it
         # On this machine, `python` may be a Python without Ray: the user need not activate an environment. That of the
         # packages is active in the job.
-        command = [sys.executable if here and not packages else "python", "-m", "rayfed", "run", place]
+        command = [
+            sys.executable if here and not packages else "python",
+            "-m",
+            "rayfed",
+            "run",
+            place,
+        ]
         for setting in changed:
             command += ["-s", setting]
         if force:
@@ -143,17 +187,23 @@ def submit(
             environment = {**code, "env_vars": {**variables, COMMIT: commit() or ""}}
             if packages:
                 environment["pip"] = list(packages)
-            submitted = cluster.submit(command, run, environment, described(cells, jobs, results), **asked)
+            submitted = cluster.submit(
+                command, run, environment, described(cells, jobs, results), **asked
+            )
         print(f"submitted as {submitted.id}", flush=True)
         if follow:
             conclude(watch(cluster, submitted, address), address)
         else:
-            print(f"to watch: {hint('logs -f', run, address)}; to stop: {hint('stop', run, address)}")
+            print(
+                f"to watch: {hint('logs -f', run, address)}; to stop: {hint('stop', run, address)}"
+            )
 
 
 @click.command()
 @click.argument("name", shell_complete=complete_name)
-@click.option("-f", "--follow", is_flag=True, help="Continue until the job ends. Ctrl-C leaves the job alone.")
+@click.option(
+    "-f", "--follow", is_flag=True, help="Continue until the job ends. Ctrl-C leaves the job alone."
+)
 @address_option
 def logs(name: str, follow: bool, address: str | None) -> None:
     """Print the log of a submitted job.
@@ -168,7 +218,9 @@ def logs(name: str, follow: bool, address: str | None) -> None:
         try:
             ended = Log(cluster, submission.id, show).follow()
         except KeyboardInterrupt:
-            raise Failure(f"{name} continues; to stop it: {hint('stop', name, address)}", STOPPED) from None
+            raise Failure(
+                f"{name} continues; to stop it: {hint('stop', name, address)}", STOPPED
+            ) from None
         conclude(ended, address)
 
 
@@ -186,7 +238,11 @@ def stop(name: str, address: str | None) -> None:
         if submission.over:
             print(f"{name} is {submission.status} already")
             return
-        pending = ", which has not begun: Ray stops a job only then" if submission.status == "pending" else ""
+        pending = (
+            ", which has not begun: Ray stops a job only then"
+            if submission.status == "pending"
+            else ""
+        )
         print(f"stopping {name}{pending}", file=sys.stderr)
         cluster.stop(submission.id)
         try:
@@ -214,7 +270,9 @@ def described(cells: Sequence[Cell], jobs: Sequence[Job], results: Path) -> dict
     from rayfed.methods.registry import describe
 
     return {
-        "rayfed_method": f"a grid of {len(jobs)} runs" if cells[0].grid else describe(jobs[0].method),
+        "rayfed_method": f"a grid of {len(jobs)} runs"
+        if cells[0].grid
+        else describe(jobs[0].method),
         "rayfed_results": str(results),
     }
 
@@ -244,8 +302,13 @@ def conclude(ended: Submission, address: str | None) -> None:
             raise Failure(f"error: {name} failed: {ended.message.strip()}", 1)
         code = ended.exit_code if ended.exit_code > 0 else 128 - ended.exit_code
         if code == Resumable.exit_code:
-            raise Failure(f"{name} can continue: submit it again with --resume{results_of(ended)}", code)
-        raise Failure(f"error: {name} failed with exit code {code}; more: {hint('status', name, address)}", code)
+            raise Failure(
+                f"{name} can continue: submit it again with --resume{results_of(ended)}", code
+            )
+        raise Failure(
+            f"error: {name} failed with exit code {code}; more: {hint('status', name, address)}",
+            code,
+        )
 
 
 def results_of(one: Submission) -> str:

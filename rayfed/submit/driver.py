@@ -11,7 +11,9 @@ import click
 
 from rayfed.base.errors import InputError
 
-SET = "RAYFED_COMMIT|RAY_ADDRESS|RAY_JOB_CONFIG_JSON_ENV_VAR"  # in a submitted job, by rayfed and Ray
+SET = (
+    "RAYFED_COMMIT|RAY_ADDRESS|RAY_JOB_CONFIG_JSON_ENV_VAR"  # in a submitted job, by rayfed and Ray
+)
 SELECTOR = r"!?(?:in\([\w.-]+(?:,[\w.-]+)*\)|[\w.-]+)"
 OF_CLUSTER = {"ray", "rayfed", "rayfed-distill"}
 FILES = (".txt", ".toml", ".whl", ".zip", ".gz")
@@ -20,7 +22,9 @@ FILES = (".txt", ".toml", ".whl", ".zip", ".gz")
 class Written(click.ParamType):
     """A value that is written in a certain way, and read by a function of the match."""
 
-    def __init__(self, name: str, pattern: str, how: str, read: Callable[[re.Match[str]], Any]) -> None:
+    def __init__(
+        self, name: str, pattern: str, how: str, read: Callable[[re.Match[str]], Any]
+    ) -> None:
         self.name, self._pattern, self._how, self._read = name, re.compile(pattern), how, read
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
@@ -29,7 +33,9 @@ class Written(click.ParamType):
         if not read:
             option = param.opts[0] if param else ""
             name, equals, _ = value.partition("=")
-            shown = f"{name}=..." if equals and option == "--env" else value  # a variable may be secret
+            shown = (
+                f"{name}=..." if equals and option == "--env" else value
+            )  # a variable may be secret
             raise InputError(f"{option} '{shown}': write {self._how}")
         return read
 
@@ -47,12 +53,16 @@ def requirement(match: re.Match[str]) -> str | None:
     return None if is_here or canonicalize_name(wanted.name) in OF_CLUSTER else match[0]
 
 
-def distinct(ctx: click.Context, param: click.Parameter, pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
+def distinct(
+    ctx: click.Context, param: click.Parameter, pairs: Sequence[tuple[str, str]]
+) -> dict[str, str]:
     """Pairs of an option that may be given often, by their names."""
     names = [name for name, _ in pairs]
     for name in names:
         if names.count(name) > 1:
-            raise InputError(f"{param.opts[0]} {name} is given {names.count(name)} times; give it once")
+            raise InputError(
+                f"{param.opts[0]} {name} is given {names.count(name)} times; give it once"
+            )
     return dict(pairs)
 
 
@@ -70,9 +80,14 @@ PACKAGE = Written(
     requirement,
 )
 NUMBER = Written(
-    "NUMBER", r"[0-9]{1,6}(\.[0-9]+)?", "a number above 0, such as 1 or 0.5", lambda match: float(match[0])
+    "NUMBER",
+    r"[0-9]{1,6}(\.[0-9]+)?",
+    "a number above 0, such as 1 or 0.5",
+    lambda match: float(match[0]),
 )
-BYTES = Written("BYTES", "[0-9]{1,15}", "a number of bytes, such as 4000000000", lambda match: int(match[0]))
+BYTES = Written(
+    "BYTES", "[0-9]{1,15}", "a number of bytes, such as 4000000000", lambda match: int(match[0])
+)
 LABEL = Written(
     "KEY=VALUE",
     rf"([\w./-]+)=({SELECTOR})",
@@ -88,6 +103,13 @@ def places(nodes: Sequence[Mapping[str, Any]], asked: Mapping[str, Any]) -> list
     if not asked:
         return [node for node in nodes if node.get("isHeadNode")]
     labels = asked.get("entrypoint_label_selector", {})
-    least = {"CPU": asked.get("entrypoint_num_cpus", 0), "memory": asked.get("entrypoint_memory", 0)}
-    rooms = [node for node in nodes if all(node["resourcesTotal"].get(name, 0) >= least[name] for name in least)]
+    least = {
+        "CPU": asked.get("entrypoint_num_cpus", 0),
+        "memory": asked.get("entrypoint_memory", 0),
+    }
+    rooms = [
+        node
+        for node in nodes
+        if all(node["resourcesTotal"].get(name, 0) >= least[name] for name in least)
+    ]
     return [node for node in rooms if selected(node["labels"], labels)]

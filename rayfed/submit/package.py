@@ -30,7 +30,9 @@ from rayfed.report.words import listed
 LIMIT = 100 * 2**20  # bytes; Ray refuses larger uploads without a reason
 PACKAGE = Path(rayfed.__file__).parent
 SECRET = "looks like a secret: "
-WORDS = re.compile(r"[A-Z0-9]+(?![a-z])|[A-Z]?[a-z0-9]+")  # of names such as gcp_key.json, apiKey and ID_RSA
+WORDS = re.compile(
+    r"[A-Z0-9]+(?![a-z])|[A-Z]?[a-z0-9]+"
+)  # of names such as gcp_key.json, apiKey and ID_RSA
 SECRETS = re.compile(  # such words, in the names of files that hold secrets
     r"""(?x)[0-9]*(account|accesskey|apikey|auth|authtoken|cnf|cookies|credentials?|creds|dockercfg|env|envrc|github
     |htpasswd|identity|kaggle|keys?|keychain|keystore|keytab|kube|kubeconfig|netrc|npmrc|oauth|passphrase|passwd
@@ -42,9 +44,24 @@ SOURCE = re.compile(
 )  # any name
 HIDDEN = (".*",)
 CACHES = ("__pycache__", "*.egg-info", "node_modules", "venv", "*.pyc", "*.pyo")
-DATA = ("*.parquet", "*.pq", "*.safetensors", "*.pt", "*.pth", "*.ckpt", "*.zip", "*.tar", "*.tar.gz", "*.tgz")
+DATA = (
+    "*.parquet",
+    "*.pq",
+    "*.safetensors",
+    "*.pt",
+    "*.pth",
+    "*.ckpt",
+    "*.zip",
+    "*.tar",
+    "*.tar.gz",
+    "*.tgz",
+)
 RAYIGNORE = ".rayignore"  # Ray reads it where it packs
-MARKS = (("pyvenv.cfg",), ("conda-meta",), ("job.toml", "environment.json"))  # of environments, and of a run's folder
+MARKS = (
+    ("pyvenv.cfg",),
+    ("conda-meta",),
+    ("job.toml", "environment.json"),
+)  # of environments, and of a run's folder
 
 
 class Chosen(NamedTuple):
@@ -55,9 +72,20 @@ class Chosen(NamedTuple):
 
     def lines(self) -> list[tuple[str, Any]]:
         """For the screen: what is sent, the largest files of it, and what looks like secrets."""
-        largest = ", ".join(f"{name} {decimal(size)}" for name, size in Counter(self.sent).most_common(10))
-        looks = [f"{name} ({why.removeprefix(SECRET)})" for name, why in self.stays.items() if why.startswith(SECRET)]
-        lines = [("packed", f"{len(self.sent):,} files, {decimal(sum(self.sent.values()))}, and rayfed itself")]
+        largest = ", ".join(
+            f"{name} {decimal(size)}" for name, size in Counter(self.sent).most_common(10)
+        )
+        looks = [
+            f"{name} ({why.removeprefix(SECRET)})"
+            for name, why in self.stays.items()
+            if why.startswith(SECRET)
+        ]
+        lines = [
+            (
+                "packed",
+                f"{len(self.sent):,} files, {decimal(sum(self.sent.values()))}, and rayfed itself",
+            )
+        ]
         if largest:
             lines.append(("largest", largest))
         if looks:
@@ -72,7 +100,10 @@ class Chosen(NamedTuple):
 
 
 def chosen(
-    root: Path, without: Sequence[Path] = (), patterns: Sequence[str] = (), include: Sequence[str] = ()
+    root: Path,
+    without: Sequence[Path] = (),
+    patterns: Sequence[str] = (),
+    include: Sequence[str] = (),
 ) -> Chosen:
     """The files of a folder that are sent, and those that stay.
 
@@ -96,12 +127,16 @@ def chosen(
         elif (real / name).is_file():
             names.append(name)
     targets: set[Path] = set()
-    for name in sorted(names, key=lambda name: ((real / name).is_symlink(), name)):  # links come last
+    for name in sorted(
+        names, key=lambda name: ((real / name).is_symlink(), name)
+    ):  # links come last
         path = real / name
         if path.is_symlink() and path.resolve() not in targets:
             files.stays[str(name)] = "is a link to what is not sent"
             continue
-        is_included = any(place.match(pattern) for pattern in included for place in (name, *name.parents))
+        is_included = any(
+            place.match(pattern) for pattern in included for place in (name, *name.parents)
+        )
         look = named_like_a_secret(name)
         if look and not is_included:
             files.stays[str(name)] = f"{SECRET}named '{look}'"
@@ -119,12 +154,19 @@ def named_like_a_secret(name: PurePosixPath) -> str:
     >>> [named_like_a_secret(PurePosixPath(name)) for name in ("api_key2.json", "keyboard.json", "key.py")]
     ['key2', '', '']
     """
-    words = [*WORDS.findall(name.name), *(folder for folder in name.parts[:-1] if folder == "secrets")]
+    words = [
+        *WORDS.findall(name.name),
+        *(folder for folder in name.parts[:-1] if folder == "secrets"),
+    ]
     is_source = SOURCE.fullmatch(name.suffix.lower())
-    return "" if is_source else next((word for word in words if SECRETS.fullmatch(word.lower())), "")
+    return (
+        "" if is_source else next((word for word in words if SECRETS.fullmatch(word.lower())), "")
+    )
 
 
-def _reasons(root: Path, without: Sequence[Path], patterns: Sequence[str]) -> Callable[[PurePosixPath], str]:
+def _reasons(
+    root: Path, without: Sequence[Path], patterns: Sequence[str]
+) -> Callable[[PurePosixPath], str]:
     """Gives why a file or folder stays, by itself; '' for none. A file is sent if its folders are, too."""
     apart = [path.expanduser().resolve() for path in (*without, PACKAGE, root / PACKAGE.name)]
     refused = [*HIDDEN, *CACHES, *DATA, *map(_plain, patterns)]
@@ -178,7 +220,9 @@ def anchored(jobs: Sequence[Job], base: Path | None, elsewhere: str) -> dict[str
                 f"deleted with the job: give an absolute path on that machine: -s {key}=/shared/..."
             )
         if len(paths) > 1:
-            raise InputError(f"{key} = {shown}: these runs of a grid differ; give absolute paths in the job file")
+            raise InputError(
+                f"{key} = {shown}: these runs of a grid differ; give absolute paths in the job file"
+            )
     return {key: str(base / path) for key, paths in relative.items() for path in paths if base}
 
 
@@ -188,7 +232,9 @@ def _plain(pattern: str) -> str:
 
 def _listed(root: Path) -> Iterator[PurePosixPath]:
     """The files in a folder, also in the folders below it; in a git repository, without the files that git ignores."""
-    if not any((folder / ".git").exists() for folder in (root, *root.parents)) or _git(root, "check-ignore", "."):
+    if not any((folder / ".git").exists() for folder in (root, *root.parents)) or _git(
+        root, "check-ignore", "."
+    ):
         for place, _, names in os.walk(root):  # not through links
             yield from (PurePosixPath(Path(place, name).relative_to(root)) for name in names)
         return
@@ -202,7 +248,9 @@ def _listed(root: Path) -> Iterator[PurePosixPath]:
 def _git(root: Path, *words: str) -> bytes:
     try:
         done = subprocess.run(["git", *words], cwd=root, capture_output=True, timeout=60)
-        why = done.stderr.decode(errors="replace").strip() if done.returncode > 1 else ""  # 1: nothing was found
+        why = (
+            done.stderr.decode(errors="replace").strip() if done.returncode > 1 else ""
+        )  # 1: nothing was found
     except (OSError, subprocess.SubprocessError) as error:
         why = str(error)
     if why:
@@ -214,7 +262,11 @@ def _git(root: Path, *words: str) -> bytes:
 
 
 def _refuse_hiding(root: Path, names: Iterable[str]) -> None:
-    files = {name: getattr(module, "__file__", None) for name, module in sys.modules.items() if name != "__main__"}
+    files = {
+        name: getattr(module, "__file__", None)
+        for name, module in sys.modules.items()
+        if name != "__main__"
+    }
     taken = {name for name, file in files.items() if file and not Path(file).is_relative_to(root)}
     for name in names:
         module = name.removesuffix(".py").removesuffix("/__init__")

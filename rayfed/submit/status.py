@@ -45,7 +45,11 @@ def status(name: str | None, address: str | None) -> None:
                 describe(cluster, submission, address)
         except InputError as error:
             if not here:  # else it need not be submitted
-                nowhere = f"'{name}': no run of this name in {RUNS}, and " if isinstance(error, NoRay) else ""
+                nowhere = (
+                    f"'{name}': no run of this name in {RUNS}, and "
+                    if isinstance(error, NoRay)
+                    else ""
+                )
                 raise InputError(f"{nowhere}{error}") from None
         return
     list_runs(RUNS)
@@ -59,11 +63,15 @@ def status(name: str | None, address: str | None) -> None:
 def describe(cluster: Jobs, one: Submission, address: str | None) -> None:
     """Print everything about a submission, with the last lines of its log."""
     print(aligned([fact for fact in facts(one).items() if fact[1]]))
-    if one.status == "pending" or (one.status == "failed" and one.exit_code is None):  # the command was not run
+    if one.status == "pending" or (
+        one.status == "failed" and one.exit_code is None
+    ):  # the command was not run
         print(f"\n{harmless(one.message.strip())}")
     lines = cluster.log(one.id).rstrip().splitlines()
     if lines:
-        print(f"\nthe last lines of its log; all of it: {hint('logs', one.run or one.id, address)}\n")
+        print(
+            f"\nthe last lines of its log; all of it: {hint('logs', one.run or one.id, address)}\n"
+        )
         print(harmless("\n".join(lines[-LAST_LINES:])))
 
 
@@ -109,7 +117,9 @@ def runs_in(root: Path) -> list[tuple[str, str, str, str, str]]:
     """Name, status, round, best accuracy and time of the last change of each run in a folder."""
     runs = []
     for file in root.rglob("summary.json"):
-        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):  # incomplete, or another program's
+        with suppress(
+            OSError, ValueError, KeyError, TypeError, RecursionError
+        ):  # incomplete, or another program's
             summary = read_summary(file.parent)
             job = tomllib.loads(read_regular(file.parent / "job.toml").decode())
             best = summary.get("best")

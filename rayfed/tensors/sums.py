@@ -7,7 +7,17 @@ import torch
 from torch import Tensor
 
 from rayfed.base.errors import Unlike
-from rayfed.tensors.trees import Layout, Path, Tree, difference, dotted, is_container, layout_of, leaves, tree_of
+from rayfed.tensors.trees import (
+    Layout,
+    Path,
+    Tree,
+    difference,
+    dotted,
+    is_container,
+    layout_of,
+    leaves,
+    tree_of,
+)
 from rayfed.tensors.wire import Packed, Span, bytes_of, within
 
 
@@ -23,18 +33,26 @@ def checked(summand: Tree) -> Layout:
 
 def _problem(path: Path, leaf: Any, all_finite: bool) -> str | None:
     """Why a leaf cannot be added to a sum; its tensor needs no look where it is known that all are finite."""
-    if not (isinstance(leaf, Tensor | int | float | None) or is_container(leaf)):  # of the containers, only empty ones
+    if not (
+        isinstance(leaf, Tensor | int | float | None) or is_container(leaf)
+    ):  # of the containers, only empty ones
         return f"holds a {type(leaf).__name__}, which is neither a tensor nor a number,"
-    if isinstance(leaf, Tensor) and (leaf.is_complex() or leaf.layout != torch.strided or leaf.is_quantized):
+    if isinstance(leaf, Tensor) and (
+        leaf.is_complex() or leaf.layout != torch.strided or leaf.is_quantized
+    ):
         return f"holds a tensor ({leaf.dtype}, {leaf.layout}) that is neither of real numbers nor dense,"
     numbers = [weight_of(path) or 0, leaf if isinstance(leaf, int | float) else 0]
-    finite = all(map(math.isfinite, numbers)) and (all_finite or not isinstance(leaf, Tensor) or _is_finite(leaf))
+    finite = all(map(math.isfinite, numbers)) and (
+        all_finite or not isinstance(leaf, Tensor) or _is_finite(leaf)
+    )
     return None if finite else "holds a NaN or an infinity"
 
 
 def _are_finite(values: list[Any]) -> bool:
     """Whether the sums of all tensors are finite: by one look, as each waits for a GPU."""
-    dense = [value for value in values if isinstance(value, Tensor) and value.layout == torch.strided]
+    dense = [
+        value for value in values if isinstance(value, Tensor) and value.layout == torch.strided
+    ]
     sums = [value.sum() for value in dense if value.is_floating_point()]
     return not sums or bool(torch.stack([each.to(sums[0]) for each in sums]).isfinite().all())
 
@@ -78,7 +96,9 @@ class OrderedSum:
     def packed(self) -> Packed:
         """The sum as `pack` would give it, without a copy."""
         skeleton = [(path, self._spans.get(path, total)) for path, total in self._totals.items()]
-        return Packed(skeleton, {dtype: bytes_of(buffer) for dtype, buffer in self._buffers.items()})
+        return Packed(
+            skeleton, {dtype: bytes_of(buffer) for dtype, buffer in self._buffers.items()}
+        )
 
     def add(self, summand: Tree, layout: Layout | None = None) -> None:
         """Raises ValueError as `checked` does, and `Unlike` for another layout than before.
@@ -129,7 +149,9 @@ def _add(total: Tensor, leaf: Tensor, factor: float, first: bool) -> None:
     """`total += factor * leaf`, the `first` time `=`."""
     leaf = leaf.detach()
     if leaf.dtype not in (torch.float32, torch.float64) or leaf.device != total.device:
-        leaf = leaf.to(total)  # torch itself converts float32 while it adds, without a copy in float64
+        leaf = leaf.to(
+            total
+        )  # torch itself converts float32 while it adds, without a copy in float64
     if first:
         total.copy_(leaf).mul_(factor)
     else:

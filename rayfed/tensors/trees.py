@@ -18,8 +18,12 @@ import torch
 from torch import Tensor
 
 Tree = Any  # Tensor | int | float | bool | None | Scaled | dict[str, Tree] | list[Tree] | tuple[Tree, ...]
-Path = tuple[tuple[str, Any], ...]  # steps: ("dict", key), ("list", index), ("tuple", index) or ("scaled", weight)
-Layout = dict[Path, str]  # the kind of each leaf by its path, in which a `Scaled` may have any weight
+Path = tuple[
+    tuple[str, Any], ...
+]  # steps: ("dict", key), ("list", index), ("tuple", index) or ("scaled", weight)
+Layout = dict[
+    Path, str
+]  # the kind of each leaf by its path, in which a `Scaled` may have any weight
 KINDS = {"dict": dict, "list": list, "tuple": tuple}
 
 

@@ -35,7 +35,9 @@ def frozen(model: nn.Module) -> frozenset[str]:
     def is_still(name: str) -> bool:
         return next(place for place in _around(name) if place in holding) not in training
 
-    return frozenset(still | {name for name in model.state_dict() if name not in parameters and is_still(name)})
+    return frozenset(
+        still | {name for name in model.state_dict() if name not in parameters and is_still(name)}
+    )
 
 
 def _around(name: str) -> list[str]:
@@ -66,7 +68,9 @@ def load(model: nn.Module, weights: Weights) -> None:
     differing = model.load_state_dict(weights, strict=not still)
     only_in_one = differing.unexpected_keys + sorted(set(differing.missing_keys) - still)
     if only_in_one:
-        raise RuntimeError(f"these weights are not of this model: '{only_in_one[0]}' is only in one of the two")
+        raise RuntimeError(
+            f"these weights are not of this model: '{only_in_one[0]}' is only in one of the two"
+        )
 
 
 def overwrite(model: nn.Module, weights: Weights) -> nn.Module:
@@ -94,19 +98,25 @@ def with_weights(model: nn.Module, weights: Weights) -> nn.Module:
     """A copy of a model in its memory layout, with these weights in place of its own."""
     own = [parameter for name, parameter in model.named_parameters() if name in weights]
     # Copied as empty tensors: to copy the values too would take as long again.
-    memo: dict[int, Any] = {id(p): type(p)(torch.empty_like(p.detach()), p.requires_grad) for p in own}
+    memo: dict[int, Any] = {
+        id(p): type(p)(torch.empty_like(p.detach()), p.requires_grad) for p in own
+    }
     copied = copy.deepcopy(model, memo)
     load(copied, weights)
     return copied
 
 
-def combine(function: Callable[..., Tensor], first: Mapping[str, Tensor], *others: Mapping[str, Tensor]) -> Weights:
+def combine(
+    function: Callable[..., Tensor], first: Mapping[str, Tensor], *others: Mapping[str, Tensor]
+) -> Weights:
     """`function` on the tensors of each name of `first`; the others may hold more names, not fewer.
 
     >>> combine(torch.sub, {"w": torch.tensor([3.0])}, {"w": torch.tensor([1.0]), "buffer": torch.tensor([0.0])})
     {'w': tensor([2.])}
     """
-    return {name: function(tensor, *(other[name] for other in others)) for name, tensor in first.items()}
+    return {
+        name: function(tensor, *(other[name] for other in others)) for name, tensor in first.items()
+    }
 
 
 def add(a: Mapping[str, Tensor], b: Mapping[str, Tensor], alpha: float = 1.0) -> Weights:

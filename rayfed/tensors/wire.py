@@ -58,7 +58,10 @@ def pack(tree: Tree) -> Packed:
 
 def unpack(packed: Packed, *, copy: bool = True) -> Tree:
     """The tree again, in memory of its own, so that its owner may change it; without a copy, for reading only."""
-    buffers = {dtype: _tensor(buffer, getattr(torch, dtype), copy) for dtype, buffer in packed.buffers.items()}
+    buffers = {
+        dtype: _tensor(buffer, getattr(torch, dtype), copy)
+        for dtype, buffer in packed.buffers.items()
+    }
 
     def put(leaf: Any) -> Any:
         return within(buffers[leaf.dtype], leaf) if isinstance(leaf, Span) else leaf

@@ -14,7 +14,9 @@ from rayfed.tensors.wire import unpack
 from rayfed.verify.numbers import Key, Numbers, differing, of_tables
 
 Check = tuple[str, str, list[str]]  # of what, what was compared, and all that is wrong
-OF_WEIGHTS = {*EVALUATED, "accuracy", "predicted"} - {"forgetting"}  # columns that follow from a round's weights alone
+OF_WEIGHTS = {*EVALUATED, "accuracy", "predicted"} - {
+    "forgetting"
+}  # columns that follow from a round's weights alone
 
 
 @dataclass(frozen=True)
@@ -35,9 +37,13 @@ class Again:
         for round in self.kept.values():
             if self.site.job.train.evaluates(round.round):
                 again = replace(round, evaluation=self.workers.evaluate(round.evaluated)())
-                yield self._compare(again, "weights evaluated again", lambda place: place[2] in OF_WEIGHTS)
+                yield self._compare(
+                    again, "weights evaluated again", lambda place: place[2] in OF_WEIGHTS
+                )
         for number in rounds:
-            start = max(start for start in starts if start < number)  # the newest checkpoint before the round
+            start = max(
+                start for start in starts if start < number
+            )  # the newest checkpoint before the round
             last = last if start <= last.round < number else starts[start]
             while last.round < number - bool(clients):
                 last = engine.play(self.site, last, self.workers)
@@ -50,15 +56,21 @@ class Again:
         opening = engine.open_round(self.site, last, self.workers)
         trained = [client for task in opening.to_train for client in task]
         drawn = sorted(random.sample(trained, min(clients, len(trained))))
-        replies = self.workers.train(opening.broadcast, [(client,) for client in drawn], last.memories)
+        replies = self.workers.train(
+            opening.broadcast, [(client,) for client in drawn], last.memories
+        )
         rows = tuple(client.row for reply in replies for client in reply.clients)
         again = replace(last, round=last.round + 1, evaluation=None, clients=rows)
         what = f"clients {', '.join(map(str, drawn))} trained again"
         return self._compare(again, what, lambda place: place[1].startswith("clients"))
 
-    def _compare(self, again: Round, what: str, wanted: Callable[[Key], bool] = lambda place: True) -> Check:
+    def _compare(
+        self, again: Round, what: str, wanted: Callable[[Key], bool] = lambda place: True
+    ) -> Check:
         numbers = of_tables(round_rows(again, self.site)) | of_checkpoint(again, self.workers)
-        right = {place: numbers[place] for place in numbers if wanted(place) and self._is_due(place)}
+        right = {
+            place: numbers[place] for place in numbers if wanted(place) and self._is_due(place)
+        }
         faults = differing(self.recorded, right, f"({what})", self.within)
         return f"round {again.round}", f"{what}: {len(right):,} numbers and tensors", faults
 
@@ -66,7 +78,9 @@ class Again:
         """Whether a number was recorded, or must be: what a run measures may change when it is resumed."""
         _, row, column = place
         table = row.partition(",")[0]
-        return place in self.recorded or (table != "confusions" and column in COLUMNS.get(table, ()))
+        return place in self.recorded or (
+            table != "confusions" and column in COLUMNS.get(table, ())
+        )
 
 
 def of_checkpoint(round: Round, workers: Workers) -> Numbers:

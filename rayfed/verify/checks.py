@@ -41,7 +41,9 @@ class Environment:
     hardware: list[dict[str, Any]]
     packages: dict[str, str | None]
     resumed: list["Environment"] = field(default_factory=list)
-    checkpoints: list[int] = field(default_factory=list)  # that a record has; a run's folder does not say
+    checkpoints: list[int] = field(
+        default_factory=list
+    )  # that a record has; a run's folder does not say
 
 
 @dataclass
@@ -59,7 +61,9 @@ def checks(folder: Path, *, every: bool = False, clients: int = 0) -> Iterator[C
     """
     job = job_of(folder, None, None)
     if job is None:
-        raise InputError(f"'{folder}' is neither the folder of a run nor a record of one: it holds no job.toml")
+        raise InputError(
+            f"'{folder}' is neither the folder of a run nor a record of one: it holds no job.toml"
+        )
     began, summary = read_environment(folder), read_summary(folder)
     _refuse_misshapen(folder / "environment.json", began, Environment)
     _refuse_misshapen(folder / "summary.json", summary, Summary)
@@ -75,25 +79,46 @@ def checks(folder: Path, *, every: bool = False, clients: int = 0) -> Iterator[C
             return  # every number would be another
         tables = _tables(folder)
         recorded = of_tables(tables)
-        changed = [fault for last in [*saved.values()][-1:] for fault in _changed(site, recorded, last)]
+        changed = [
+            fault for last in [*saved.values()][-1:] for fault in _changed(site, recorded, last)
+        ]
         changed += _odd_rows(tables) + _of_another_partition(folder, site, is_record)
-        also = f"as in the checkpoint of round {max(saved)}" if saved else "no checkpoint has them too"
+        also = (
+            f"as in the checkpoint of round {max(saved)}" if saved else "no checkpoint has them too"
+        )
         yield "tables", also, changed
         if not changed:
             apart = _apart(site, tables, recorded, summary)
             yield "tables", "accuracies, and the summary, follow from the other numbers", apart
-        others = {line: "" for time in times for kind in _bits(time) for line in differences(kind, _bits(here)[0])}
+        others = {
+            line: ""
+            for time in times
+            for kind in _bits(time)
+            for line in differences(kind, _bits(here)[0])
+        }
         loose = f"within {WITHIN:g}, and only after checkpoints, as bits may differ: {'; '.join(others)}"
-        yield "comparison", loose if others else "bit for bit: hardware and versions are the run's", []
+        yield (
+            "comparison",
+            loose if others else "bit for bit: hardware and versions are the run's",
+            [],
+        )
         played = [row["round"] for row in tables["rounds"] if row["round"]]
-        near = [number for number in played if number - 1 in {0, *saved}]  # rounding grows from round to round
+        near = [
+            number for number in played if number - 1 in {0, *saved}
+        ]  # rounding grows from round to round
         kept = {number: each.restore(site, workers) for number, each in saved.items()}
-        recorded |= {at: number for round in kept.values() for at, number in of_checkpoint(round, workers).items()}
+        recorded |= {
+            at: number
+            for round in kept.values()
+            for at, number in of_checkpoint(round, workers).items()
+        }
         again = Again(site, workers, kept, recorded, WITHIN if others else 0.0)
         yield from again.play(played if every and not others else near, clients)
 
 
-def _checkpoints(folder: Folder, began: Facts, summary: Facts) -> tuple[dict[int, Saved], list[str]]:
+def _checkpoints(
+    folder: Folder, began: Facts, summary: Facts
+) -> tuple[dict[int, Saved], list[str]]:
     """The whole checkpoints by their round, and what is wrong with the others, or with the best weights."""
     whole: dict[int, Saved] = {}
     torn = []
@@ -105,8 +130,12 @@ def _checkpoints(folder: Folder, began: Facts, summary: Facts) -> tuple[dict[int
             torn += whole[number].damaged()
         except Torn as error:
             torn.append(f"the checkpoint of round {number}: {error}")
-    named = not torn and "checkpoints" not in began  # an earlier checkpoint has the hash of earlier weights
-    best = whole[max(whole)].manifest.get("best") if whole and named else None  # which a record leaves out
+    named = (
+        not torn and "checkpoints" not in began
+    )  # an earlier checkpoint has the hash of earlier weights
+    best = (
+        whole[max(whole)].manifest.get("best") if whole and named else None
+    )  # which a record leaves out
     content = b""
     with suppress(OSError):
         content = folder.read(BEST)
@@ -115,12 +144,17 @@ def _checkpoints(folder: Folder, began: Facts, summary: Facts) -> tuple[dict[int
     return whole, list(dict.fromkeys(torn))  # two checkpoints may name the same file
 
 
-def _foreign(site: Site, here: Facts, times: Sequence[Facts], saved: Mapping[int, Saved]) -> list[str]:
+def _foreign(
+    site: Site, here: Facts, times: Sequence[Facts], saved: Mapping[int, Saved]
+) -> list[str]:
     """Which hashes of what went in, in `environment.json` and checkpoints, are others here; and jobs of checkpoints."""
     origins: list[tuple[str, Facts, Sequence[str]]]
     origins = [("environment.json", time, FOR_EVER) for time in times[:-1]]
     origins += [("environment.json", times[-1], ("job", *ORIGIN))]
-    origins += [(f"the checkpoint of round {number}", each.manifest, ORIGIN) for number, each in saved.items()]
+    origins += [
+        (f"the checkpoint of round {number}", each.manifest, ORIGIN)
+        for number, each in saved.items()
+    ]
     faults = [
         f"the hash of {line}"
         for name, facts, keys in origins
@@ -128,7 +162,9 @@ def _foreign(site: Site, here: Facts, times: Sequence[Facts], saved: Mapping[int
     ]
     for number, each in saved.items():
         its_job = lineage_of(each.manifest["job"])
-        faults += differences(its_job, site.job.lineage(), f"in the checkpoint of round {number}", "in job.toml")
+        faults += differences(
+            its_job, site.job.lineage(), f"in the checkpoint of round {number}", "in job.toml"
+        )
     return faults
 
 
@@ -142,7 +178,9 @@ def _refuse_misshapen(file: Path, content: Facts, kind: type) -> None:
         TypeAdapter(kind).validate_json(json.dumps(content), strict=True)
     except ValidationError as error:
         places = ", ".join(".".join(map(str, each["loc"])) for each in error.errors())
-        raise RunFailed(f"'{file}' is missing, or not as a run writes it: see {places} in it") from None
+        raise RunFailed(
+            f"'{file}' is missing, or not as a run writes it: see {places} in it"
+        ) from None
 
 
 def _tables(folder: Path) -> dict[str, list[Row]]:
@@ -154,17 +192,27 @@ def _tables(folder: Path) -> dict[str, list[Row]]:
         except (OSError, pa.ArrowException) as error:
             raise RunFailed(f"the tables in '{folder}' cannot be read: {error}") from None
         if any(row["round"] is None for row in tables[name]):
-            raise RunFailed(f"the tables in '{folder}' cannot be read: {name} has a row without a round")
+            raise RunFailed(
+                f"the tables in '{folder}' cannot be read: {name} has a row without a round"
+            )
     return tables
 
 
 def _odd_rows(tables: Mapping[str, list[Row]]) -> list[str]:
     """Rows that are there more than once, or of a round that the table of rounds does not have."""
     played = {row["round"] for row in tables["rounds"]}
-    places = Counter((row["round"], place_of(name, row)) for name, rows in tables.items() for row in rows)
-    faults = [f"round {number}, {place}: {count} rows" for (number, place), count in places.items() if count > 1]
+    places = Counter(
+        (row["round"], place_of(name, row)) for name, rows in tables.items() for row in rows
+    )
+    faults = [
+        f"round {number}, {place}: {count} rows"
+        for (number, place), count in places.items()
+        if count > 1
+    ]
     odd = [each for each in places if each[0] not in played]
-    return faults + [f"round {number}, {place}: a row of a round that is not in rounds" for number, place in odd]
+    return faults + [
+        f"round {number}, {place}: a row of a round that is not in rounds" for number, place in odd
+    ]
 
 
 def _of_another_partition(folder: Path, site: Site, is_record: bool) -> list[str]:
@@ -175,35 +223,63 @@ def _of_another_partition(folder: Path, site: Site, is_record: bool) -> list[str
         return [f"partition.parquet cannot be read: {error}"]
     if (is_record and not table.num_rows) or table.equals(partition_table(site.federation)):
         return []
-    return ["partition.parquet is missing, or has other clients, counts or images than the job deals"]
+    return [
+        "partition.parquet is missing, or has other clients, counts or images than the job deals"
+    ]
 
 
 def _changed(site: Site, recorded: Numbers, saved: Saved) -> list[str]:
     """Which numbers are not as a checkpoint has them, or are not in it."""
-    tables = {name: without_extra(name, saved.table(name), site.job.train).to_pylist() for name in RESULTS}
+    tables = {
+        name: without_extra(name, saved.table(name), site.job.train).to_pylist() for name in RESULTS
+    }
     more = {place: "nothing" for place in recorded if place[0] <= saved.round}
     return differing(recorded, more | of_tables(tables), "in the checkpoint")
 
 
-def _apart(site: Site, tables: dict[str, list[Row]], recorded: Numbers, summary: Facts) -> list[str]:
+def _apart(
+    site: Site, tables: dict[str, list[Row]], recorded: Numbers, summary: Facts
+) -> list[str]:
     """Which accuracies are not those of all classes together, and where the summary is not that of the tables."""
     data = site.federation
-    images = dict(zip(data.train.classes, np.bincount(data.test.labels, minlength=data.num_classes), strict=True))
+    images = dict(
+        zip(
+            data.train.classes,
+            np.bincount(data.test.labels, minlength=data.num_classes),
+            strict=True,
+        )
+    )
     hits: Counter[int] = Counter()  # images that are classified rightly, by round
     for row in tables["classes"]:
-        hits[row["round"]] += round(np.nan_to_num((row["accuracy"] or 0.0) * images.get(row["class"], 0)))
-    right = {(number, "rounds", "test_accuracy"): count / len(data.test) for number, count in hits.items()}
+        hits[row["round"]] += round(
+            np.nan_to_num((row["accuracy"] or 0.0) * images.get(row["class"], 0))
+        )
+    right = {
+        (number, "rounds", "test_accuracy"): count / len(data.test)
+        for number, count in hits.items()
+    }
     whole = summarise(tables["rounds"])
-    whole.get("best", {})["weights"] = summary.get("best", {}).get("weights", "")  # a place, which no table has
+    whole.get("best", {})["weights"] = summary.get("best", {}).get(
+        "weights", ""
+    )  # a place, which no table has
     there = {key: summary.get(key, "") for key in whole}
     faults = differing(recorded, right, "by the classes")
     faults += differences(there, whole, "in summary.json", "in the tables")
     played, wanted = whole["rounds"], site.job.train.num_rounds
-    if summary.get("status") == "done" and played < wanted and not early_end(site.job.train, tables["rounds"]):
-        faults.append(f"status is done in summary.json, with {played} of {wanted} rounds in the tables")
+    if (
+        summary.get("status") == "done"
+        and played < wanted
+        and not early_end(site.job.train, tables["rounds"])
+    ):
+        faults.append(
+            f"status is done in summary.json, with {played} of {wanted} rounds in the tables"
+        )
     return faults
 
 
 def _bits(facts: Facts) -> list[dict[str, str]]:
     """What bits depend on beside the job and rayfed's code, for each kind of hardware."""
-    return [kind | {name: facts["packages"].get(name) for name in ("torch", "numpy")} for kind in facts["hardware"]]
+    return [
+        kind | {name: facts["packages"].get(name) for name in ("torch", "numpy")}
+        for kind in facts["hardware"]
+    ]

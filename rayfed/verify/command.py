@@ -11,7 +11,12 @@ from rayfed.screen.text import in_line, shown
 @click.command()
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...", type=click.Path(path_type=Path))
 @click.option("--all", "every", is_flag=True, help="Play every round again.")
-@click.option("--clients", type=click.IntRange(0), default=0, help="Of each round, only so many clients, drawn anew.")
+@click.option(
+    "--clients",
+    type=click.IntRange(0),
+    default=0,
+    help="Of each round, only so many clients, drawn anew.",
+)
 def verify(runs: tuple[Path, ...], every: bool, clients: int) -> None:
     """Play rounds of a run, or of a record of one, again.
 
@@ -28,7 +33,9 @@ def verify(runs: tuple[Path, ...], every: bool, clients: int) -> None:
     from rayfed.verify.checks import checks
 
     found = [folder for run in runs for folder in find_runs(run)]
-    found += [file.parent for run in runs for file in run.rglob("environment.json")]  # also where job.toml is lost
+    found += [
+        file.parent for run in runs for file in run.rglob("environment.json")
+    ]  # also where job.toml is lost
     folders = list(dict.fromkeys(found))
     number, unread = 0, 0
     for folder in folders:
@@ -47,7 +54,11 @@ def verify(runs: tuple[Path, ...], every: bool, clients: int) -> None:
     left_out = f"; {unread} of {len(folders)} runs could not be checked" if unread else ""
     if number:
         count = f"{number:,} differences" if number > 1 else "1 difference"
-        raise RunFailed(f"what was recorded is not what its job gives: {count}, as listed{left_out}")
+        raise RunFailed(
+            f"what was recorded is not what its job gives: {count}, as listed{left_out}"
+        )
     if unread:
         raise InputError(f"what was checked agrees with the record{left_out}")
-    print(f"{f'{len(folders)} runs: ' if len(folders) > 1 else ''}all that was checked agrees with the record")
+    print(
+        f"{f'{len(folders)} runs: ' if len(folders) > 1 else ''}all that was checked agrees with the record"
+    )

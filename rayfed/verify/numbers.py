@@ -8,10 +8,17 @@ import torch
 from torch import Tensor
 
 Row = dict[str, Any]
-Key = tuple[int, str, str]  # round; row, as "clients, client 7"; column, or the name of a note or a tensor
+Key = tuple[
+    int, str, str
+]  # round; row, as "clients, client 7"; column, or the name of a note or a tensor
 Numbers = dict[Key, Any]
 FEW = 5  # test images that may change sides where rounding differs
-LEFT_OUT = {"round", "notes", "seconds", "node"}  # time and node say where a run was, not what it computed
+LEFT_OUT = {
+    "round",
+    "notes",
+    "seconds",
+    "node",
+}  # time and node say where a run was, not what it computed
 
 
 def of_tables(tables: Mapping[str, Iterable[Row]]) -> Numbers:
@@ -23,7 +30,11 @@ def of_tables(tables: Mapping[str, Iterable[Row]]) -> Numbers:
     numbers: Numbers = {}
     for table, row in ((table, row) for table, rows in tables.items() for row in rows):
         place = place_of(table, row)
-        values = {column: row[column] for column in row if column not in LEFT_OUT and not _names(column, row)}
+        values = {
+            column: row[column]
+            for column in row
+            if column not in LEFT_OUT and not _names(column, row)
+        }
         for column, value in (*values.items(), *(row.get("notes") or ())):
             numbers[row["round"], place, column] = value
     return numbers
@@ -65,8 +76,12 @@ def same(first: Any, second: Any, within: float) -> bool:
     if isinstance(first, Tensor) and isinstance(second, Tensor):
         if (first.shape, first.dtype) != (second.shape, second.dtype):
             return False
-        bits, other_bits = (each.contiguous().flatten().view(torch.uint8) for each in (first, second))
-        apart, length = (float(each.double().norm()) for each in (first.double() - second.double(), second))
+        bits, other_bits = (
+            each.contiguous().flatten().view(torch.uint8) for each in (first, second)
+        )
+        apart, length = (
+            float(each.double().norm()) for each in (first.double() - second.double(), second)
+        )
         return torch.equal(bits, other_bits) or (within > 0 and apart <= within * max(1.0, length))
     if isinstance(first, int | float) and isinstance(second, int | float):
         if not (math.isfinite(first) and math.isfinite(second)):

@@ -77,7 +77,9 @@ def cluster(monkeypatch):
 
         def do_POST(self):
             times = {"start_time": 0, "end_time": None}
-            submissions.append(json.loads(self.body()) | {"status": "PENDING", "message": "waits", **times})
+            submissions.append(
+                json.loads(self.body()) | {"status": "PENDING", "message": "waits", **times}
+            )
             self.answer({"job_id": None, "submission_id": submissions[-1]["submission_id"]})
 
         def body(self):
@@ -95,5 +97,7 @@ def cluster(monkeypatch):
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield SimpleNamespace(url=f"http://127.0.0.1:{server.server_port}", packages=packages, submissions=submissions)
+        yield SimpleNamespace(
+            url=f"http://127.0.0.1:{server.server_port}", packages=packages, submissions=submissions
+        )
         server.shutdown()

@@ -24,7 +24,9 @@ def folder(folder, monkeypatch):
     monkeypatch.setenv("HOME", str(folder))
     for name in ("RAY_API_SERVER_ADDRESS", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")  # otherwise this process would keep a token that it finds
+    monkeypatch.setenv(
+        "RAY_AUTH_MODE", "disabled"
+    )  # otherwise this process would keep a token that it finds
     return folder
 
 
@@ -39,9 +41,14 @@ def test_the_error_names_the_variable_that_gave_the_address(folder, rayfed, monk
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:2")
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", f"http://{NO_RAY}")
     ended = rayfed("logs", "tiny")
-    assert f"error: no Ray answers at http://{NO_RAY}, which RAY_API_SERVER_ADDRESS names, (" in ended.stderr
+    assert (
+        f"error: no Ray answers at http://{NO_RAY}, which RAY_API_SERVER_ADDRESS names, ("
+        in ended.stderr
+    )
     ended = rayfed("logs", "tiny", "--address", "http://127.0.0.1:3")
-    assert "error: no Ray answers at http://127.0.0.1:3 (" in ended.stderr, "an option wins over a variable"
+    assert "error: no Ray answers at http://127.0.0.1:3 (" in ended.stderr, (
+        "an option wins over a variable"
+    )
 
 
 def test_auto_is_the_ray_on_this_machine(folder, rayfed, cluster, monkeypatch):
@@ -49,7 +56,9 @@ def test_auto_is_the_ray_on_this_machine(folder, rayfed, cluster, monkeypatch):
     asked = [rayfed("status"), rayfed("status", "--address", "auto")]
     monkeypatch.setenv("RAY_ADDRESS", "auto")
     asked.append(rayfed("status"))
-    assert [ended.exit_code for ended in asked] == [0, 0, 0] and len({ended.stdout for ended in asked}) == 1
+    assert [ended.exit_code for ended in asked] == [0, 0, 0] and len(
+        {ended.stdout for ended in asked}
+    ) == 1
     assert f"submitted to {cluster.url}: " in asked[0].stdout
 
 
@@ -76,7 +85,14 @@ def test_status_of_a_name_looks_at_the_runs_of_this_folder_first(folder, rayfed,
     write_run(folder / "runs/other/tiny", "stopped")
     ended = rayfed("status", "other/tiny", "--address", cluster.url)
     assert ended.exit_code == 0, ended.output
-    assert [line.split()[0] for line in ended.stdout.splitlines()] == ["run", "status", "round", "best", "last", "to"]
+    assert [line.split()[0] for line in ended.stdout.splitlines()] == [
+        "run",
+        "status",
+        "round",
+        "best",
+        "last",
+        "to",
+    ]
     assert ended.stdout.endswith("to continue it: rayfed resume runs/other/tiny\n")
     assert rayfed("status", "nothing", "--address", cluster.url).exit_code == 2
 
@@ -101,12 +117,28 @@ def submission(status, **more):
 @pytest.mark.parametrize(
     ("ended", "code", "said"),
     [
-        (submission("failed", exit_code=1), 1, "error: tiny failed with exit code 1; more: `rayfed status tiny`"),
+        (
+            submission("failed", exit_code=1),
+            1,
+            "error: tiny failed with exit code 1; more: `rayfed status tiny`",
+        ),
         (submission("failed", exit_code=2), 2, "error: tiny failed with exit code 2"),
-        (submission("failed", exit_code=75), 75, "tiny can continue: submit it again with --resume"),
-        (submission("failed", exit_code=-signal.SIGKILL), 137, "error: tiny failed with exit code 137"),
+        (
+            submission("failed", exit_code=75),
+            75,
+            "tiny can continue: submit it again with --resume",
+        ),
+        (
+            submission("failed", exit_code=-signal.SIGKILL),
+            137,
+            "error: tiny failed with exit code 137",
+        ),
         (submission("failed", message="no environment\n"), 1, "error: tiny failed: no environment"),
-        (submission("stopped"), 130, "tiny is stopped; its finished rounds lie in /shared/runs/tiny"),
+        (
+            submission("stopped"),
+            130,
+            "tiny is stopped; its finished rounds lie in /shared/runs/tiny",
+        ),
     ],
 )
 def test_the_command_ends_as_the_job_did(capsys, ended, code, said):
@@ -122,13 +154,21 @@ def test_a_run_is_refused_while_another_of_its_name_is_pending_or_running():
     refuse_twins("tiny", [over], None)
     refuse_twins("other", [submission("running")], None)
     for status in ("pending", "running"):
-        with pytest.raises(InputError, match=f"'tiny' is {status} there already, as tiny; .*: `rayfed stop tiny`"):
+        with pytest.raises(
+            InputError, match=f"'tiny' is {status} there already, as tiny; .*: `rayfed stop tiny`"
+        ):
             refuse_twins("tiny", [over, submission(status)], None)
 
 
 def test_the_cluster_gets_a_description_of_the_job_as_text():
     tables = {"name": "tiny", "method": "fedntd"}
     (cell,) = expand(tables)
-    assert described([cell], [cell.job()], "/runs/tiny") == {"rayfed_method": "fedntd", "rayfed_results": "/runs/tiny"}
+    assert described([cell], [cell.job()], "/runs/tiny") == {
+        "rayfed_method": "fedntd",
+        "rayfed_results": "/runs/tiny",
+    }
     cells = expand({**tables, "grid": {"seeds": [0, 1]}})
-    assert described(cells, [cell.job() for cell in cells], "/runs/tiny")["rayfed_method"] == "a grid of 2 runs"
+    assert (
+        described(cells, [cell.job() for cell in cells], "/runs/tiny")["rayfed_method"]
+        == "a grid of 2 runs"
+    )

@@ -14,9 +14,7 @@ pytestmark = pytest.mark.slow
 
 CODE = "from rayfed.cli.guard import guarded; guarded(['run', 'a job.toml', '--force']); import ctypes, os, sys, time; "
 SLEEP = "print(os.getpid(), flush=True); time.sleep(60)"
-HOW_TO_CONTINUE = (
-    "to continue from its last checkpoint, or from the start if there is none: rayfed run 'a job.toml' --resume\n"
-)
+HOW_TO_CONTINUE = "to continue from its last checkpoint, or from the start if there is none: rayfed run 'a job.toml' --resume\n"
 
 
 @pytest.fixture
@@ -26,7 +24,9 @@ def start():
 
         def start(code, before=""):
             command, pipe = [sys.executable, "-c", before + CODE + code], subprocess.PIPE
-            run = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+            run = subprocess.Popen(
+                command, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+            )
             stack.enter_context(run)
             stack.callback(run.kill)
             return run
@@ -50,7 +50,9 @@ ENDS = {  # the code of the run -> the exit code of the guard, and words about i
 
 
 @pytest.mark.parametrize("code", ENDS)
-def test_a_normal_end_is_passed_on_and_one_without_a_message_is_explained_and_can_be_resumed(start, code):
+def test_a_normal_end_is_passed_on_and_one_without_a_message_is_explained_and_can_be_resumed(
+    start, code
+):
     shown, said = (run := start(code)).communicate(timeout=60)
     assert (run.returncode, ENDS[code][1] in said) == (ENDS[code][0], True)
     if ENDS[code][1]:
@@ -63,13 +65,18 @@ def test_a_client_that_ends_the_process_is_named(start, tmp_path):
     note = "from rayfed.base.noted import at, note; "
     run = start(f"{note}note({str(tmp_path)!r})\nwith at('client 3, round 2'): os._exit(7)")
     _, said = run.communicate(timeout=60)
-    assert "with exit code 7 during client 3, round 2: code there may call os._exit, or else Ray" in said
+    assert (
+        "with exit code 7 during client 3, round 2: code there may call os._exit, or else Ray"
+        in said
+    )
     assert run.returncode == 75
 
 
 def test_an_exit_before_the_run_has_a_folder_fails_as_it_would_again(start):
     _, said = (
-        run := start("from rayfed.base.noted import at\nwith at('the reading of the job'): os._exit(0)")
+        run := start(
+            "from rayfed.base.noted import at\nwith at('the reading of the job'): os._exit(0)"
+        )
     ).communicate(timeout=60)
     assert run.returncode == 1
     assert "with exit code 0 during the reading of the job: code there may call os._exit" in said
@@ -77,7 +84,11 @@ def test_an_exit_before_the_run_has_a_folder_fails_as_it_would_again(start):
 
 @pytest.mark.parametrize(
     ("number", "to"),
-    [(signal.SIGHUP, [os.kill]), (signal.SIGINT, [os.killpg]), (signal.SIGTERM, [os.kill, os.killpg])],
+    [
+        (signal.SIGHUP, [os.kill]),
+        (signal.SIGINT, [os.killpg]),
+        (signal.SIGTERM, [os.kill, os.killpg]),
+    ],
 )
 def test_a_signal_is_passed_on_once(start, number, to):
     """Also if the signal goes to the whole group, as from a terminal or Ray's jobs, or to both, as from `timeout`."""
@@ -134,7 +145,9 @@ def test_ctrl_z_stops_both_processes_until_the_shell_continues_them(start):
 
 def test_a_run_goes_on_when_nobody_reads_its_output_any_more(start, tmp_path):
     write = "[print(i) or sys.stderr.write('x' * 999) for i in range(9999)]; "
-    run = start(f"print('first', flush=True); {write} open({str(tmp_path / 'end')!r}, 'w'); sys.exit(3)")
+    run = start(
+        f"print('first', flush=True); {write} open({str(tmp_path / 'end')!r}, 'w'); sys.exit(3)"
+    )
     assert run.stdout.readline() == "first\n"
     run.stdout.close()
     run.stderr.close()
@@ -144,7 +157,14 @@ def test_a_run_goes_on_when_nobody_reads_its_output_any_more(start, tmp_path):
 
 def test_closed_streams_take_what_is_printed_and_no_file_does(tmp_path):
     code = f"file = open({str(tmp_path / 'file')!r}, 'w'); print('lost', flush=True); print('lost', file=sys.stderr); "
-    shell = ["sh", "-c", 'exec "$0" "$@" <&- >&- 2>&-', sys.executable, "-c", CODE + code + "os._exit(0)"]
+    shell = [
+        "sh",
+        "-c",
+        'exec "$0" "$@" <&- >&- 2>&-',
+        sys.executable,
+        "-c",
+        CODE + code + "os._exit(0)",
+    ]
     assert subprocess.run(shell, timeout=60).returncode == 75
     assert (tmp_path / "file").read_text() == ""
 

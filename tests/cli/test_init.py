@@ -19,11 +19,19 @@ def test_a_project_is_begun_in_a_new_or_empty_folder_alone(tmp_path, monkeypatch
     (tmp_path / "empty").mkdir()
     for name in ("new/project", "empty"):
         assert rayfed("init", name).exit_code == 0
-        assert {file.name for file in Path(name).iterdir()} == {"README.md", "job.toml", "mine.py", "test_mine.py"}
+        assert {file.name for file in Path(name).iterdir()} == {
+            "README.md",
+            "job.toml",
+            "mine.py",
+            "test_mine.py",
+        }
         assert read_toml(Path(name) / "job.toml")["method"][1]["name"] == "mine:Pull"
     (tmp_path / "empty/job.toml").write_text("mine = 1")
     again = rayfed("init", "empty")
-    assert again.exit_code == 2 and "'empty' is not an empty folder, and nothing in it is replaced" in again.stderr
+    assert (
+        again.exit_code == 2
+        and "'empty' is not an empty folder, and nothing in it is replaced" in again.stderr
+    )
     assert (tmp_path / "empty/job.toml").read_text() == "mine = 1"
 
 
@@ -47,11 +55,25 @@ def test_the_wheel_has_every_room_and_every_file_of_the_jobs():
     setuptools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     rooms = {f"rayfed.{file.parent.name}" for file in (ROOT / "rayfed").glob("*/__init__.py")}
     assert {*setuptools["packages"]} == {"rayfed", "rayfed.examples"} | rooms
-    jobs, patterns = ROOT / setuptools["package-dir"]["rayfed.examples"], setuptools["package-data"]["rayfed.examples"]
+    jobs, patterns = (
+        ROOT / setuptools["package-dir"]["rayfed.examples"],
+        setuptools["package-data"]["rayfed.examples"],
+    )
     packed = {file for pattern in patterns for file in jobs.glob(pattern)}
     assert packed == {file for file in jobs.rglob("*") if file.suffix in (".toml", ".csv", ".md")}
-    beside = {file for pattern in setuptools["package-data"]["rayfed"] for file in (ROOT / "rayfed").glob(pattern)}
-    ours = [file for file in (ROOT / "rayfed").rglob("*") if not {*file.parts} & {"__pycache__", "examples"}]
-    code, parts = ({file for file in ours if file.suffix == ".py"}, {file for file in ours if file.is_file()})
+    beside = {
+        file
+        for pattern in setuptools["package-data"]["rayfed"]
+        for file in (ROOT / "rayfed").glob(pattern)
+    }
+    ours = [
+        file
+        for file in (ROOT / "rayfed").rglob("*")
+        if not {*file.parts} & {"__pycache__", "examples"}
+    ]
+    code, parts = (
+        {file for file in ours if file.suffix == ".py"},
+        {file for file in ours if file.is_file()},
+    )
     assert parts == beside | code, "of each file in rayfed/ it is said whether the wheel has it"
     assert sum(len(zlib.compress(file.read_bytes())) for file in packed | beside | code) < 8_000_000

@@ -54,14 +54,33 @@ def sent(root, *without, patterns=()):
         rays_own = get_runtime_env_default_excludes()
         create_package(code["working_dir"], archive, include_gitignore=True, excludes=rays_own)
     with ZipFile(archive) as packed:
-        there = {entry.filename: entry.file_size for entry in packed.infolist() if not entry.is_dir()}
+        there = {
+            entry.filename: entry.file_size for entry in packed.infolist() if not entry.is_dir()
+        }
     if ".rayignore" not in there:
         assert there == sizes
     return sorted(there)
 
 
-SPECIAL = ["*", "[a]", "!mine.py", "#mine.py", "mine.??", "end ", " mine.py", "back\\slash", "jobs/**", "tab\t", "\n"]
-IGNORING = {"secret.py": "", "models/mine.py": "", "models/large/a.bin": "", "models/.gitignore": "mine.py\nlarge/\n"}
+SPECIAL = [
+    "*",
+    "[a]",
+    "!mine.py",
+    "#mine.py",
+    "mine.??",
+    "end ",
+    " mine.py",
+    "back\\slash",
+    "jobs/**",
+    "tab\t",
+    "\n",
+]
+IGNORING = {
+    "secret.py": "",
+    "models/mine.py": "",
+    "models/large/a.bin": "",
+    "models/.gitignore": "mine.py\nlarge/\n",
+}
 WORLDS = {  # other files, folders with git, paths that are left out, patterns; and what is sent
     "as it is": ({}, [], [], [], CODE),
     "paths of the job": (
@@ -70,19 +89,41 @@ WORLDS = {  # other files, folders with git, paths that are left out, patterns; 
     ),
     **{
         " ".join(patterns): ({"notes/old/a.pdf": ""}, [], [], patterns, WITHOUT_TABLE)
-        for patterns in (["notes", "*.csv"], ["notes/**", "jobs"], ["/notes/old/*.pdf", "table.csv"])
+        for patterns in (
+            ["notes", "*.csv"],
+            ["notes/**", "jobs"],
+            ["/notes/old/*.pdf", "table.csv"],
+        )
     },
     **{
-        f"{file}: {pattern}": ({**IGNORING, file: f"{pattern}\nsecret.*\n"}, git, [], [], WITHOUT_TABLE)
-        for file, pattern in ((".gitignore", "jobs/"), (".git/info/exclude", "table.csv"), (".rayignore", "*.csv"))
+        f"{file}: {pattern}": (
+            {**IGNORING, file: f"{pattern}\nsecret.*\n"},
+            git,
+            [],
+            [],
+            WITHOUT_TABLE,
+        )
+        for file, pattern in (
+            (".gitignore", "jobs/"),
+            (".git/info/exclude", "table.csv"),
+            (".rayignore", "*.csv"),
+        )
         for git in (["."], [".", "models"])
     },
-    "special names": (dict.fromkeys(SPECIAL, ""), [], SPECIAL, [], CODE),  # each leaves out the file of its name alone
+    "special names": (
+        dict.fromkeys(SPECIAL, ""),
+        [],
+        SPECIAL,
+        [],
+        CODE,
+    ),  # each leaves out the file of its name alone
 }
 
 
 @pytest.mark.parametrize("name", WORLDS)
-def test_code_is_sent_and_secrets_data_caches_environments_runs_and_what_is_ignored_stay(root, name):
+def test_code_is_sent_and_secrets_data_caches_environments_runs_and_what_is_ignored_stay(
+    root, name
+):
     files, repositories, without, patterns, expected = WORLDS[name]
     for repository in repositories:
         git(root, "init", "-q", repository)
@@ -90,7 +131,9 @@ def test_code_is_sent_and_secrets_data_caches_environments_runs_and_what_is_igno
         write(root / place, text)
     (root.parent / "link").symlink_to(root)
     places = [root.parent / "link" / place for place in without]
-    assert [place for place in sent(root, *places, patterns=patterns) if place != ".rayignore"] == expected
+    assert [
+        place for place in sent(root, *places, patterns=patterns) if place != ".rayignore"
+    ] == expected
 
 
 @pytest.mark.parametrize("repository", ["work", "."])
@@ -119,7 +162,9 @@ def test_more_than_100_mib_is_refused_with_the_largest_files(root):
     for name, mebibytes in (("models/large.bin", 70), ("larger.bin", 90)):
         with open(root / name, "wb") as file:
             file.truncate(mebibytes * 2**20)  # a hole: it takes no room on the disk
-    with pytest.raises(InputError, match=r"has 167.8 MB in 7 files, and 104.9 MB can be sent") as caught:
+    with pytest.raises(
+        InputError, match=r"has 167.8 MB in 7 files, and 104.9 MB can be sent"
+    ) as caught:
         chosen(root)
     assert "--exclude PATTERN or .gitignore" in str(caught.value)
     assert [line.split() for line in str(caught.value).splitlines()[1:4]] == [
@@ -165,13 +210,17 @@ def test_files_that_are_named_like_secrets_stay_and_innocent_files_go(tmp_path, 
     found = chosen(tmp_path)
     assert sorted(found.sent) == sorted(INNOCENT)
     hidden = {name for name in BY_NAME if name.startswith(".")}
-    assert {name for name, why in found.stays.items() if why.startswith("looks like a secret: ")} == {*BY_NAME} - hidden
+    assert {
+        name for name, why in found.stays.items() if why.startswith("looks like a secret: ")
+    } == {*BY_NAME} - hidden
 
 
 def test_what_is_sent_is_shown_and_a_dry_run_sends_nothing(folder, rayfed, cluster):
     write(folder / "my_key.txt")
     write(folder / "mine.py", "x = 1\n")
-    dry = rayfed("submit", "job.toml", "--dry-run", "--address", "http://127.0.0.1:1")  # asks no cluster
+    dry = rayfed(
+        "submit", "job.toml", "--dry-run", "--address", "http://127.0.0.1:1"
+    )  # asks no cluster
     assert dry.exit_code == 0, dry.output
     lines = {" ".join(line.split()) for line in dry.stdout.splitlines()}
     assert "not sent my_key.txt looks like a secret: named 'key'" in lines
@@ -179,7 +228,16 @@ def test_what_is_sent_is_shown_and_a_dry_run_sends_nothing(folder, rayfed, clust
     ended = rayfed("submit", "job.toml", "--address", cluster.url)
     assert "not sent     my_key.txt (named 'key'): like secrets; rename them" in ended.stdout
     assert "largest      job.toml 235 bytes, " in ended.stdout
-    ended = rayfed("submit", "job.toml", "--address", cluster.url, "--include", "my_key.txt", "-s", "name=other")
+    ended = rayfed(
+        "submit",
+        "job.toml",
+        "--address",
+        cluster.url,
+        "--include",
+        "my_key.txt",
+        "-s",
+        "name=other",
+    )
     assert ended.exit_code == 0 and "not sent" not in ended.stdout
 
 
@@ -193,14 +251,20 @@ def submit(cluster, rayfed, *words):
     environment = cluster.submissions[-1]["runtime_env"]
     uris = [environment["working_dir"], *environment["py_modules"]]
     archives = [cluster.packages[uri.removeprefix("gcs://")] for uri in uris]
-    return [sorted(name for name in ZipFile(io.BytesIO(content)).namelist()) for content in archives]
+    return [
+        sorted(name for name in ZipFile(io.BytesIO(content)).namelist()) for content in archives
+    ]
 
 
-def test_a_driver_gets_its_variables_packages_and_place_and_nothing_else_without_them(folder, rayfed, cluster):
+def test_a_driver_gets_its_variables_packages_and_place_and_nothing_else_without_them(
+    folder, rayfed, cluster
+):
     submit(cluster, rayfed)
     plain = cluster.submissions[-1]
     assert set(plain["runtime_env"]["env_vars"]) == {"RAY_JOB_STOP_WAIT_TIME_S", "RAYFED_COMMIT"}
-    assert "pip" not in plain["runtime_env"] and not [key for key in plain if key.startswith("entrypoint_")]
+    assert "pip" not in plain["runtime_env"] and not [
+        key for key in plain if key.startswith("entrypoint_")
+    ]
 
     asks = shlex.split(
         "--env A=1 --env B=x=y --env C= --with timm==1.0.31 --with 'tiny @ git+https://host/tiny' "
@@ -210,8 +274,13 @@ def test_a_driver_gets_its_variables_packages_and_place_and_nothing_else_without
     asked = cluster.submissions[-1]
     variables = asked["runtime_env"]["env_vars"]
     assert variables == {**plain["runtime_env"]["env_vars"], "A": "1", "B": "x=y", "C": ""}
-    assert asked["runtime_env"]["pip"]["packages"] == ["timm==1.0.31", "tiny @ git+https://host/tiny"]
-    assert asked["entrypoint"].startswith("python -m rayfed run "), "the Python that has the packages"
+    assert asked["runtime_env"]["pip"]["packages"] == [
+        "timm==1.0.31",
+        "tiny @ git+https://host/tiny",
+    ]
+    assert asked["entrypoint"].startswith("python -m rayfed run "), (
+        "the Python that has the packages"
+    )
     place = {key: value for key, value in asked.items() if key.startswith("entrypoint_")}
     assert place == {
         "entrypoint_num_cpus": 0.5,
@@ -221,7 +290,11 @@ def test_a_driver_gets_its_variables_packages_and_place_and_nothing_else_without
 
 
 def test_a_driver_runs_on_the_head_or_where_there_is_what_it_asks_for():
-    head = {"isHeadNode": True, "resourcesTotal": {"CPU": 2.0, "memory": 8.0}, "labels": {"disk": "slow"}}
+    head = {
+        "isHeadNode": True,
+        "resourcesTotal": {"CPU": 2.0, "memory": 8.0},
+        "labels": {"disk": "slow"},
+    }
     other = {"resourcesTotal": {"CPU": 8.0, "memory": 4.0}, "labels": {}}
 
     def where(**asked):
@@ -242,28 +315,41 @@ def test_a_relative_path_is_refused_with_the_reason_where_no_node_has_what_the_d
     monkeypatch.setattr("rayfed.submit.command.nodes_of", lambda jobs: [head])
     monkeypatch.setattr("rayfed.submit.command.are_here", lambda jobs, nodes: bool(nodes))
     ended = rayfed("submit", "job.toml", "--address", cluster.url, "--entrypoint-num-cpus", "64")
-    assert ended.exit_code == 2 and "runs on a node with what it asks for, and none has it, (of http" in ended.output
+    assert (
+        ended.exit_code == 2
+        and "runs on a node with what it asks for, and none has it, (of http" in ended.output
+    )
 
 
 def test_a_submission_has_the_folder_and_the_whole_installed_package(folder, rayfed, cluster):
     """The patterns that leave out parts of the folder, such as `data`, leave the package whole."""
     write(folder / "rayfed/__init__.py", "an older one")
     write(folder / "methods/readme.txt")
-    own = [file for file in PACKAGE.rglob("*") if file.is_file() and "__pycache__" not in file.parts]
+    own = [
+        file for file in PACKAGE.rglob("*") if file.is_file() and "__pycache__" not in file.parts
+    ]
     names = {file.relative_to(PACKAGE.parent).as_posix() for file in own}
-    names |= {f"rayfed/examples/{file.relative_to(EXAMPLES)}" for file in EXAMPLES.rglob("*") if file.is_file()}
+    names |= {
+        f"rayfed/examples/{file.relative_to(EXAMPLES)}"
+        for file in EXAMPLES.rglob("*")
+        if file.is_file()
+    }
     working, package = submit(cluster, rayfed, "--exclude", "methods", "--exclude", "*.json")
     assert working == ["job.toml", "tiny_models.py"]
     assert package == sorted(names)
     assert "rayfed/data/fashion_mnist_mini/train.parquet" in package
 
 
-def test_an_example_is_submitted_by_its_name_as_it_is_sent_with_the_package(folder, rayfed, cluster):
+def test_an_example_is_submitted_by_its_name_as_it_is_sent_with_the_package(
+    folder, rayfed, cluster
+):
     ended = rayfed("submit", "quickstart", "--address", cluster.url, "-s", "name=example")
     assert ended.exit_code == 0, ended.output
     sent = cluster.submissions[-1]
     assert " rayfed run quickstart " in sent["entrypoint"]
-    (package,) = (cluster.packages[uri.removeprefix("gcs://")] for uri in sent["runtime_env"]["py_modules"])
+    (package,) = (
+        cluster.packages[uri.removeprefix("gcs://")] for uri in sent["runtime_env"]["py_modules"]
+    )
     assert "rayfed/examples/quickstart.toml" in ZipFile(io.BytesIO(package)).namelist()
 
 
@@ -271,21 +357,34 @@ def test_an_example_is_submitted_by_its_name_as_it_is_sent_with_the_package(fold
 
 
 def job(**given):
-    return read_job({"name": "tiny"}, {key.replace("__", "."): value for key, value in given.items()})
+    return read_job(
+        {"name": "tiny"}, {key.replace("__", "."): value for key, value in given.items()}
+    )
 
 
 def test_relative_paths_begin_at_the_users_folder():
-    given = job(data__source="mine.parquet", data__test="s3://bucket/test.parquet", output__checkpoints="~/kept")
+    given = job(
+        data__source="mine.parquet",
+        data__test="s3://bucket/test.parquet",
+        output__checkpoints="~/kept",
+    )
     here = Path("/here")
-    assert anchored([given], here, "x") == {"output.path": "/here/runs", "data.source": "/here/mine.parquet"}
+    assert anchored([given], here, "x") == {
+        "output.path": "/here/runs",
+        "data.source": "/here/mine.parquet",
+    }
     assert anchored([job(output__path="/shared/runs")], here, "x") == {}
     assert anchored([given, given], here, "x") == anchored([given], here, "x")
 
 
 def test_relative_paths_are_refused_for_another_machine_and_where_runs_differ():
-    elsewhere = r"output.path = 'runs': the job's driver runs on another machine \(of http://x:8265\);"
+    elsewhere = (
+        r"output.path = 'runs': the job's driver runs on another machine \(of http://x:8265\);"
+    )
     with pytest.raises(InputError, match=elsewhere):
         anchored([job()], None, "another machine (of http://x:8265)")
     assert anchored([job(output__path="/shared/runs")], None, "another machine") == {}
-    with pytest.raises(InputError, match=r"data.source = 'a.parquet', 'b.parquet': these runs of a grid differ"):
+    with pytest.raises(
+        InputError, match=r"data.source = 'a.parquet', 'b.parquet': these runs of a grid differ"
+    ):
         anchored([job(data__source="a.parquet"), job(data__source="b.parquet")], Path("/here"), "x")

@@ -23,8 +23,13 @@ from rayfed.screen.options import read_override
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = {"torch", "ray", "pyarrow", "matplotlib", "pydantic", "numpy"}
-NONE_BY_DEFAULT = {"train.local_steps", "ray.labels"}  # not in a table: TOML has no null, and an empty table has no key
-NONE_BY_DEFAULT |= {f"clients.{key}" for key in ("seconds_per_example", "bytes_per_second", "deadline")}
+NONE_BY_DEFAULT = {
+    "train.local_steps",
+    "ray.labels",
+}  # not in a table: TOML has no null, and an empty table has no key
+NONE_BY_DEFAULT |= {
+    f"clients.{key}" for key in ("seconds_per_example", "bytes_per_second", "deadline")
+}
 ONE_LETTER = {"s": "shards", "k": "classes"}  # keys of partitions, and the rules that take them
 OF_SCHEDULES = {  # keys that only one schedule takes, and that schedule
     "train.schedule.gamma": {"train.schedule": {"name": "step", "every": 2}},
@@ -39,14 +44,20 @@ def test_help_has_every_command_and_examples(rayfed):
     for name in main.commands:
         assert f"\n  {name} " in result.stdout
         assert rayfed(name, "--help").exit_code == 0
-    assert "..." not in result.stdout.replace("[ARGS]...", ""), "a command's first sentence is too long for the list"
+    assert "..." not in result.stdout.replace("[ARGS]...", ""), (
+        "a command's first sentence is too long for the list"
+    )
 
 
 def imported_by(*words, **variables):
     """The top-level modules that a command imports, and its output."""
     command = [sys.executable, "-X", "importtime", "-m", "rayfed", *words]
     ended = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **variables})
-    lines = [line.rpartition("|")[2].strip() for line in ended.stderr.splitlines() if line.startswith("import time:")]
+    lines = [
+        line.rpartition("|")[2].strip()
+        for line in ended.stderr.splitlines()
+        if line.startswith("import time:")
+    ]
     return {name.partition(".")[0] for name in lines}, ended.stdout
 
 
@@ -76,11 +87,23 @@ def test_keys_lists_every_key_with_a_valid_default(rayfed):
     result = rayfed("keys")
     assert result.exit_code == 0
     shown = {line.split()[0]: line.split()[1] for line in result.stdout.splitlines()[1:]}
-    partitions = {f"data.partition.{field.name}" for rule in PARTITIONS.values() for field in fields(rule)}
-    schedules = {f"train.schedule.{field.name}" for kind in SCHEDULES.values() for field in fields(kind)}
+    partitions = {
+        f"data.partition.{field.name}" for rule in PARTITIONS.values() for field in fields(rule)
+    }
+    schedules = {
+        f"train.schedule.{field.name}" for kind in SCHEDULES.values() for field in fields(kind)
+    }
     of_grid = {f"grid.{field.name}" for field in fields(Grid)}
-    of_models = {f"model.{key}" for key in flat(table(Adapt()))}  # written only where they are given
-    always = {*flat(read_job({"name": "any"}).table()), *partitions, *schedules, *of_models, *of_grid}
+    of_models = {
+        f"model.{key}" for key in flat(table(Adapt()))
+    }  # written only where they are given
+    always = {
+        *flat(read_job({"name": "any"}).table()),
+        *partitions,
+        *schedules,
+        *of_models,
+        *of_grid,
+    }
     assert set(shown) == always | NONE_BY_DEFAULT
     for key, value in shown.items():
         if value in ("(needed)", "(none)") or key in of_grid:
@@ -97,7 +120,9 @@ def test_methods_lists_every_recipe_and_part(rayfed):
     assert result.exit_code == 0
     rows = {line.split()[0]: line for line in result.stdout.splitlines() if line}
     assert {*RECIPES, *PARTS} <= set(rows)
-    assert [name for name in (*RECIPES, *PARTS) if not rows[name].endswith(".")] == [], "whole sentences"
+    assert [name for name in (*RECIPES, *PARTS) if not rows[name].endswith(".")] == [], (
+        "whole sentences"
+    )
     assert "Lee et al." in result.stdout
     assert 'form="kl"' in result.stdout
 
@@ -113,7 +138,12 @@ def test_methods_describes_a_method_and_a_users_part(folder, rayfed, monkeypatch
         '    mu: Annotated[float, "how much"] = 0.5\n'
     )
     lines = rayfed("methods", "mine:Mine").stdout.splitlines()
-    assert lines[:4] == ["A term.", "", "Where it is from.", ""] and lines[5].split() == ["mu", "0.5", "how", "much"]
+    assert lines[:4] == ["A term.", "", "Where it is from.", ""] and lines[5].split() == [
+        "mu",
+        "0.5",
+        "how",
+        "much",
+    ]
 
 
 def test_data_lists_the_sources(rayfed):
@@ -130,7 +160,10 @@ def test_data_describes_the_data_of_a_job(folder, rayfed):
 def test_data_describes_a_source_and_data_that_cannot_be_dealt_as_the_job_says(folder, rayfed):
     assert "images     10,000 + 2,000 of 1x28x28" in rayfed("data", "Fashion-MNIST-mini").stdout
     shown = rayfed("data", "job.toml", "-s", "data.partition={name='iid', num_clients=41}")
-    assert shown.exit_code == 0 and "clients    iid: 41 clients cannot be made of 40 images" in shown.stdout
+    assert (
+        shown.exit_code == 0
+        and "clients    iid: 41 clients cannot be made of 40 images" in shown.stdout
+    )
 
 
 def test_reproduce_without_a_table_lists_them(folder, rayfed):
@@ -139,12 +172,17 @@ def test_reproduce_without_a_table_lists_them(folder, rayfed):
 
 
 def test_a_partition_is_described_with_the_keys_that_a_job_file_changes():
-    assert partition_text(PARTITIONS["dirichlet"](alpha=0.3, seed=2)) == "dirichlet, seed = 2, alpha = 0.3"
+    assert (
+        partition_text(PARTITIONS["dirichlet"](alpha=0.3, seed=2))
+        == "dirichlet, seed = 2, alpha = 0.3"
+    )
     assert partition_text(PARTITIONS["natural"](column="writer")) == "natural, column = 'writer'"
 
 
 def test_an_exported_partition_is_another_jobs(folder, rayfed):
-    exported = rayfed("partition", "job.toml", "-s", "data.partition.seed=3", "--export", "new/who.json")
+    exported = rayfed(
+        "partition", "job.toml", "-s", "data.partition.seed=3", "--export", "new/who.json"
+    )
     assert exported.exit_code == 0, exported.output
     file = ("-s", "data.partition.name=file", "-s", "data.partition.path=new/who.json")
     again = rayfed("partition", "job.toml", *file, "--export", "again.json")
@@ -160,7 +198,9 @@ def test_partition_prints_a_table_which_is_short_and_draws_a_figure(folder, rayf
     assert lines[5].split() == ["total", "10", "10", "10", "10", "40"]
     assert (folder / "tiny.partition.png").read_bytes().startswith(b"\x89PNG")
     write_images(folder, 120, 20, pixels=16)
-    result = rayfed("partition", "job.toml", "-s", "data.partition.num_clients=60", "-o", "picture.svg")
+    result = rayfed(
+        "partition", "job.toml", "-s", "data.partition.num_clients=60", "-o", "picture.svg"
+    )
     assert result.exit_code == 0, result.output
     assert "\n10 more\n" in result.stdout and len(result.stdout.splitlines()) < 60
     assert "<svg" in (folder / "picture.svg").read_text()
@@ -189,7 +229,9 @@ def test_completion_offers_the_runs_of_this_folder(tmp_path, monkeypatch):
     }
     completer = BashComplete(main, {}, "rayfed", "_RAYFED_COMPLETE")
     for (command, last), expected in offered.items():
-        assert [item.value for item in completer.get_completions([command], last)] == expected, command
+        assert [item.value for item in completer.get_completions([command], last)] == expected, (
+            command
+        )
 
 
 def test_completion_offers_commands_keys_and_values_of_options():

@@ -36,10 +36,19 @@ def test_a_run_prints_a_header_a_line_per_round_and_where_the_results_are(folder
     lines = result.stdout.splitlines()
     assert lines[:2] == ["name     tiny", "method   fedntd"]
     assert "data     data: 40 + 20 of 1x4x4; iid, num_clients = 4" in lines
-    assert "clients  4 with 10 images each; 2 per round" in lines and "ray      off: in this process" in lines
+    assert (
+        "clients  4 with 10 images each; 2 per round" in lines
+        and "ray      off: in this process" in lines
+    )
     rounds = [line.split("  ") for line in lines if line.startswith("round ")]
     assert [words[0] for words in rounds] == [f"round {number}/4" for number in range(5)]
-    assert [words[1].split()[0] for words in rounds] == ["accuracy", "not", "not", "accuracy", "accuracy"]
+    assert [words[1].split()[0] for words in rounds] == [
+        "accuracy",
+        "not",
+        "not",
+        "accuracy",
+        "accuracy",
+    ]
     assert "round 1/4  not evaluated  loss " in (folder / "runs/tiny/log.txt").read_text()
     assert [line.split()[0] for line in lines[-3:]] == ["best", "last", "results"]
     assert lines[-1].endswith("runs/tiny") and lines[-2].endswith("in round 4")
@@ -90,27 +99,40 @@ def test_a_failing_client_ends_the_run_with_its_traceback_and_code_1(folder, ray
         "the screen has the user's frames"
     )
     *_, again, onwards, _ = result.stderr.splitlines()
-    assert again.startswith("once the code is mended, begin again: rayfed run ") and again.endswith(" --force")
-    assert onwards.startswith("or, to continue after round 1: rayfed resume ") and onwards.endswith(" --other-bits")
+    assert again.startswith("once the code is mended, begin again: rayfed run ") and again.endswith(
+        " --force"
+    )
+    assert onwards.startswith("or, to continue after round 1: rayfed resume ") and onwards.endswith(
+        " --other-bits"
+    )
     assert f"rounds up to 1 are recorded in {folder}/runs/tiny" in result.stderr
     summary = json.loads((folder / "runs/tiny/summary.json").read_text())
     assert (summary["status"], summary["rounds"]) == ("failed", 1)
 
 
-def test_a_part_that_breaks_the_contract_is_named_without_frames_and_with_the_same_advice(folder, rayfed):
+def test_a_part_that_breaks_the_contract_is_named_without_frames_and_with_the_same_advice(
+    folder, rayfed
+):
     (folder / "my_odd.py").write_text(
         BROKEN.partition("    def")[0] + "    def loss(self, batch, local):\n        return 1.0\n"
     )
     result = rayfed("run", "job.toml", "-s", "method=my_odd:Broken")
     assert result.exit_code == 1
     said, _, again, onwards, replay = result.stderr.splitlines()
-    assert said == "error: my_odd.Broken.loss gave 1.0; it must give a scalar tensor, or None for no term"
-    assert again.startswith("once the code is mended, begin again: rayfed run ") and again.endswith(" --force")
+    assert (
+        said
+        == "error: my_odd.Broken.loss gave 1.0; it must give a scalar tensor, or None for no term"
+    )
+    assert again.startswith("once the code is mended, begin again: rayfed run ") and again.endswith(
+        " --force"
+    )
     assert onwards.endswith(" --other-bits") and " --round 1 --client " in replay
 
 
 def test_an_exception_of_50_mb_is_cut_in_the_middle(folder, rayfed):
-    (folder / "my_long.py").write_text(BROKEN.format(error="ValueError('x' * 50_000_000 + ' the end')"))
+    (folder / "my_long.py").write_text(
+        BROKEN.format(error="ValueError('x' * 50_000_000 + ' the end')")
+    )
     result = rayfed("run", "job.toml", "-s", "method=my_long:Broken")
     assert result.exit_code == 1
     assert "ValueError: xxx" in result.stderr and "characters are left out here" in result.stderr
@@ -145,7 +167,9 @@ def test_an_infinite_loss_ends_the_run_with_one_message(folder, rayfed):
 def drawn(folder, width=100):
     """A bar, and what is written to its terminal."""
     sys.path.insert(0, str(folder))
-    with bar_on(Console(file=(screen := io.StringIO()), force_terminal=True, width=width)) as progress:
+    with bar_on(
+        Console(file=(screen := io.StringIO()), force_terminal=True, width=width)
+    ) as progress:
         yield progress, screen
 
 
@@ -155,9 +179,19 @@ def test_on_a_terminal_a_bar_moves_with_each_client_and_says_which_rounds_are_no
         task = progress.tasks[0]
         assert (task.completed, task.total, task.finished) == (4, 4, True)
     steps = ("starting the workers", "evaluating the initial model")
-    for words in (*steps, "round 0/4", "round 1/4", "clients 1/2", "accuracy ", "round 4/4", "0:00:0"):
+    for words in (
+        *steps,
+        "round 0/4",
+        "round 1/4",
+        "clients 1/2",
+        "accuracy ",
+        "round 4/4",
+        "0:00:0",
+    ):
         assert words in screen.getvalue(), words
-    shown = re.findall(r"(accuracy +[\d.]+%  forgetting|accuracy [\d.]+% in round \d)", screen.getvalue())
+    shown = re.findall(
+        r"(accuracy +[\d.]+%  forgetting|accuracy [\d.]+% in round \d)", screen.getvalue()
+    )
     assert [end for end, _ in itertools.groupby(text.split()[-1] for text in shown)] == [
         "forgetting",
         "0",
@@ -165,7 +199,9 @@ def test_on_a_terminal_a_bar_moves_with_each_client_and_says_which_rounds_are_no
     ]
 
 
-def test_the_bar_of_a_resumed_run_goes_on_at_its_round_and_stands_still_where_the_run_ends_early(folder):
+def test_the_bar_of_a_resumed_run_goes_on_at_its_round_and_stands_still_where_the_run_ends_early(
+    folder,
+):
     with drawn(folder) as (progress, screen):
         run("job.toml", {"train.num_rounds": 3})
         more = {"train.num_rounds": 9, "train.lr": 1e-9, "train.patience": 2}
@@ -175,13 +211,17 @@ def test_the_bar_of_a_resumed_run_goes_on_at_its_round_and_stands_still_where_th
         assert task.finished and task.fields["round"] == display._round < 9
         resume("runs/tiny", {"train.num_rounds": 5}, display=Bar(progress))
         first, *_, last = (sample.completed for sample in progress.tasks[1]._progress)
-        assert first == 3 and last < 1, "the time left is counted from the rounds that were played here"
+        assert first == 3 and last < 1, (
+            "the time left is counted from the rounds that were played here"
+        )
     written = screen.getvalue().partition("reading the checkpoint")[2]
     assert re.findall(r"round (\d)/5", written.partition("clients 1/2")[0])[-1] == "4"
     assert "round 9/9" not in screen.getvalue()
 
 
-def test_in_python_progress_shows_what_the_command_shows_and_else_nothing_is_printed(folder, capsys):
+def test_in_python_progress_shows_what_the_command_shows_and_else_nothing_is_printed(
+    folder, capsys
+):
     sys.path.insert(0, str(folder))
     run("job.toml", {"name": "quiet"})
     assert capsys.readouterr().out == ""
@@ -199,12 +239,16 @@ def test_in_python_progress_shows_what_the_command_shows_and_else_nothing_is_pri
 def test_a_bar_is_one_line_of_the_terminal_and_80_columns_show_all_of_it(width, folder):
     figures = "accuracy 12.3%  forgetting -12.3%"
     with drawn(folder, width) as (progress, screen):
-        progress.add_task("", total=200, round=100, rounds=200, clients="clients 10/10", figures=figures)
+        progress.add_task(
+            "", total=200, round=100, rounds=200, clients="clients 10/10", figures=figures
+        )
         progress.refresh()
     lines = re.split(r"[\r\n]", re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue()))
     assert {len(line) for line in lines} == {0, width}
     assert screen.getvalue().count("\n") == 1
-    shown = all(words in lines[-2] for words in ("round 100/200", "clients 10/10", figures, "-:--:--"))
+    shown = all(
+        words in lines[-2] for words in ("round 100/200", "clients 10/10", figures, "-:--:--")
+    )
     assert shown or width < 80
 
 
@@ -219,7 +263,13 @@ def test_a_negative_forgetting_is_explained_once_where_it_is_shown(folder, rayfe
 @pytest.mark.slow
 def test_a_killed_run_leaves_readable_tables(folder):
     """Here jobs/train.py starts the run, as it does in `ray job submit`."""
-    script = [sys.executable, str(ROOT / "jobs/train.py"), "job.toml", "-s", "train.num_rounds=100000"]
+    script = [
+        sys.executable,
+        str(ROOT / "jobs/train.py"),
+        "job.toml",
+        "-s",
+        "train.num_rounds=100000",
+    ]
     with subprocess.Popen(script, stdout=subprocess.PIPE, text=True) as process:
         next(line for line in process.stdout if line.startswith("round      3/"))
         process.send_signal(signal.SIGKILL)
@@ -265,7 +315,10 @@ def test_a_signal_stops_a_run_which_says_so_at_once(folder, number):
         _, said = run.communicate(timeout=60)
     assert run.returncode == 130
     _, stopping, stopped = said.splitlines()  # the first says that the job is read
-    assert stopping == "stopping, with a checkpoint of the last finished round; Ctrl-C again ends at once, without it"
+    assert (
+        stopping
+        == "stopping, with a checkpoint of the last finished round; Ctrl-C again ends at once, without it"
+    )
     assert stopped.startswith("stopped; rounds up to ")
     summary = read_summary(folder / "runs/tiny")
     newest = max(path.name for path in (folder / "runs/tiny/checkpoints").glob("*.json"))
@@ -274,7 +327,9 @@ def test_a_signal_stops_a_run_which_says_so_at_once(folder, number):
 
 @pytest.mark.slow
 def test_nohup_lets_a_run_go_on_after_sighup(folder):
-    with started("train.num_rounds=50", preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)) as run:
+    with started(
+        "train.num_rounds=50", preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    ) as run:
         next(line for line in run.stdout if line.startswith("round  1/"))
         run.send_signal(signal.SIGHUP)
         run.communicate(timeout=60)
@@ -285,24 +340,57 @@ def test_clients_measures_each_clients_own_model_after_a_run(folder, rayfed):
     rayfed("run", "job.toml", "-s", "clients.held_out=1", "-s", "train.clients_per_round=3")
     shown = rayfed("clients", "runs/tiny", "--tune", "all", "--epochs", "0.5")
     rows = read_table(folder / "runs/tiny", "own").to_pylist()
-    assert [row["client"] for row in rows] == [0, 1, 2, 3] and sum(row["held_out"] for row in rows) == 1
+    assert [row["client"] for row in rows] == [0, 1, 2, 3] and sum(
+        row["held_out"] for row in rows
+    ) == 1
     _, *lines = shown.stdout.splitlines()
-    of_lines = [(False, "in_local"), (False, "tuned_in_local"), (True, "in_local"), (True, "tuned_in_local")]
+    of_lines = [
+        (False, "in_local"),
+        (False, "tuned_in_local"),
+        (True, "in_local"),
+        (True, "tuned_in_local"),
+    ]
     for line, (held_out, column) in zip(lines, of_lines, strict=True):
         values = [row[column] for row in rows if row["held_out"] == held_out]
-        expected = (len(values), mean(values), pstdev(values), min(values))  # a tenth of three is one
+        expected = (
+            len(values),
+            mean(values),
+            pstdev(values),
+            min(values),
+        )  # a tenth of three is one
         assert [float(word) for word in line.split()[-5:-1]] == pytest.approx(
             [expected[0], *(100 * value for value in expected[1:])], abs=0.06
         )
     assert "--epochs 3 is of --tune" in rayfed("clients", "runs/tiny", "--epochs", "3").stderr
-    rayfed("run", "job.toml", "-s", "train.num_rounds=1", "-s", "train.clients_per_round=1", "-s", "name=once")
-    groups = [line.split("  ")[1].strip() for line in rayfed("clients", "runs/once").stdout.splitlines()[1:]]
-    assert groups == ["trained", "never trained"], "one client has trained, and three have the global model"
-    assert "the model has no module `head` that trains" in rayfed("clients", "runs/tiny", "--tune", "head").stderr
+    rayfed(
+        "run",
+        "job.toml",
+        "-s",
+        "train.num_rounds=1",
+        "-s",
+        "train.clients_per_round=1",
+        "-s",
+        "name=once",
+    )
+    groups = [
+        line.split("  ")[1].strip()
+        for line in rayfed("clients", "runs/once").stdout.splitlines()[1:]
+    ]
+    assert groups == ["trained", "never trained"], (
+        "one client has trained, and three have the global model"
+    )
+    assert (
+        "the model has no module `head` that trains"
+        in rayfed("clients", "runs/tiny", "--tune", "head").stderr
+    )
 
 
 def test_natural_clients_keep_their_names_in_the_run(folder, rayfed, pages):
-    rows = {"x": [0.0, 1.0, 2.0, 3.0] * 6, "label": [0, 1] * 12, "device": ["phone-7", "tablet", "phone-11"] * 8}
+    rows = {
+        "x": [0.0, 1.0, 2.0, 3.0] * 6,
+        "label": [0, 1] * 12,
+        "device": ["phone-7", "tablet", "phone-11"] * 8,
+    }
     pq.write_table(pa.table(rows), "phones.parquet")
     phones = "source='phones.parquet', features=['x'], test_fraction=0.2, partition={name='natural', column='device'}"
     job = ["-s", f"data={{{phones}}}", "-s", "model=mlp", "-s", "train.clients_per_round=3"]
@@ -313,7 +401,11 @@ def test_natural_clients_keep_their_names_in_the_run(folder, rayfed, pages):
     assert {row["client"]: row["name"] for row in partition} == names
     page = (folder / "runs/tiny/report.html").read_text()
     shown = rayfed("partition", "job.toml", *job).stdout
-    assert all(f"{number} {name}" in text for number, name in names.items() for text in (page, shown))
+    assert all(
+        f"{number} {name}" in text for number, name in names.items() for text in (page, shown)
+    )
     of_clients = rayfed("clients", "runs/tiny").stdout
     for row in read_table(folder / "runs/tiny", "own").to_pylist():
-        assert re.search(rf"{row['name']} +{100 * row['in_local']:.1f} +{100 * row['accuracy']:.1f}", of_clients)
+        assert re.search(
+            rf"{row['name']} +{100 * row['in_local']:.1f} +{100 * row['accuracy']:.1f}", of_clients
+        )

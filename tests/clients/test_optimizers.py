@@ -21,19 +21,27 @@ THEIRS = {
     "adam": lambda p, momentum, **options: torch.optim.Adam(p, fused=True, **options),
     "adamw": lambda p, momentum, **options: torch.optim.AdamW(p, fused=True, **options),
 }
-EVERY = [(name, momentum, decay) for name in THEIRS for decay in (0.0, 0.01) for momentum in (0.0, 0.9)]
-EVERY = [(name, momentum, decay) for name, momentum, decay in EVERY if name == "sgd" or not momentum]
+EVERY = [
+    (name, momentum, decay) for name in THEIRS for decay in (0.0, 0.01) for momentum in (0.0, 0.9)
+]
+EVERY = [
+    (name, momentum, decay) for name, momentum, decay in EVERY if name == "sgd" or not momentum
+]
 
 
 @pytest.mark.parametrize(("name", "momentum", "decay"), EVERY)
 def test_a_step_is_torchs_bit_for_bit(name, momentum, decay):
     def trained(steps_of):
         torch.manual_seed(0)
-        model = nn.ModuleDict({"used": nn.Linear(40, 30), "late": nn.Linear(40, 30), "unused": nn.Linear(2, 2)})
+        model = nn.ModuleDict(
+            {"used": nn.Linear(40, 30), "late": nn.Linear(40, 30), "unused": nn.Linear(2, 2)}
+        )
         step = steps_of(model)
         for number in range(4):
             images = torch.randn(8, 40)
-            late = number > 1 and name != "sgd"  # torch's fused SGD itself refuses momentum that begins later
+            late = (
+                number > 1 and name != "sgd"
+            )  # torch's fused SGD itself refuses momentum that begins later
             outputs = model["used"](images) + (model["late"](images) if late else 0)
             step(outputs.square().mean())
         return model.state_dict()
@@ -49,7 +57,10 @@ def test_a_step_is_torchs_bit_for_bit(name, momentum, decay):
         return step
 
     training = Training(lr=0.1, optimizer=name, momentum=momentum, weight_decay=decay)
-    expected, found = trained(theirs), trained(lambda model: stepper(parameters_of(model), training, 1))
+    expected, found = (
+        trained(theirs),
+        trained(lambda model: stepper(parameters_of(model), training, 1)),
+    )
     assert all(torch.equal(found[entry], tensor) for entry, tensor in expected.items())
 
 
@@ -63,11 +74,18 @@ def test_the_first_step_of_adam_by_hand():
 
 @pytest.mark.parametrize("name", THEIRS)
 def test_two_rounds_of_one_client_are_torchs_with_a_new_optimizer_in_each(make_site, play, name):
-    setting = {"counts": [[12, 13, 9, 8]], "clients_per_round": 1, "num_rounds": 2, "optimizer": name}
+    setting = {
+        "counts": [[12, 13, 9, 8]],
+        "clients_per_round": 1,
+        "num_rounds": 2,
+        "optimizer": name,
+    }
     site = make_site(fedavg(), momentum=0.9 if name == "sgd" else 0.0, lr_decay=1.0, **setting)
     training, weights, data = site.job.train, state_of(site.model), site.federation
     rows = data.client(0)
-    images = prepare(torch.from_numpy(data.train.examples[rows]), data.mean, data.std).plain(torch.arange(len(rows)))
+    images = prepare(torch.from_numpy(data.train.examples[rows]), data.mean, data.std).plain(
+        torch.arange(len(rows))
+    )
     labels = torch.from_numpy(data.train.labels[rows])
     played = play(make_site(fedavg(), momentum=training.momentum, lr_decay=1.0, **setting))
     for round in played[1:]:
@@ -113,7 +131,12 @@ class Pull(Part):
 
 
 def test_the_terms_of_all_parts_are_clipped_together(make_site, play):
-    setting = {"counts": [[12, 13, 9, 8]], "clients_per_round": 1, "num_rounds": 1, "local_steps": 1}
+    setting = {
+        "counts": [[12, 13, 9, 8]],
+        "clients_per_round": 1,
+        "num_rounds": 1,
+        "local_steps": 1,
+    }
     site = make_site(compose(Pull()), clip=0.5, weight_decay=0.0, **setting)
     before, after = (round.weights for round in play(site))
     names = parameters_of(site.model)

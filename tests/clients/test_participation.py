@@ -28,7 +28,9 @@ CLOCK = {"seconds_per_example": 0.5, "bytes_per_second": 100.0, "spread": 1.0}
 
 def draw(round=1, *, seed=0, k=4, sizes=(10,) * 12, trace=None, **settings):
     settings = Participation(**({} if trace is None else {"trace": "some.parquet"}), **settings)
-    return cohort_at(round, seed, settings, Training(clients_per_round=k), trace, np.array(sizes), MODEL)
+    return cohort_at(
+        round, seed, settings, Training(clients_per_round=k), trace, np.array(sizes), MODEL
+    )
 
 
 def trace_of(*rows, **columns):
@@ -60,7 +62,11 @@ def test_those_chosen_answer_drop_out_or_are_late(settings, seed, round, k):
     assert answered <= chosen and dropped <= chosen and not answered & dropped
     assert len(answered) <= k and len(chosen) <= min(12, np.ceil(k * settings["oversample"]))
     notes = {name.removeprefix("clients."): count for name, count in found.notes.items()}
-    assert [notes[name] for name in ("chosen", "answered", "dropped")] == [len(chosen), len(answered), len(dropped)]
+    assert [notes[name] for name in ("chosen", "answered", "dropped")] == [
+        len(chosen),
+        len(answered),
+        len(dropped),
+    ]
     assert notes["late"] == len(chosen - answered - dropped)
     assert notes["chosen"] == min(notes["available"], Participation(**settings).chosen(k))
     assert 0 <= notes["virtual_seconds"] <= (settings["deadline"] or np.inf)
@@ -80,14 +86,21 @@ def test_where_all_answer_the_cohort_is_the_seeds(seed, round, k):
 
 def test_availability_and_dropout_have_their_chances_and_all_clients_the_same():
     rounds = 3000
-    found = [draw(round, k=4, available=0.7, dropout=0.2, oversample=1.5) for round in range(1, rounds + 1)]
+    found = [
+        draw(round, k=4, available=0.7, dropout=0.2, oversample=1.5)
+        for round in range(1, rounds + 1)
+    ]
     there = sum(cohort.notes["clients.available"] for cohort in found)
     assert abs(there - 0.7 * 12 * rounds) < 5 * np.sqrt(12 * rounds * 0.7 * 0.3)
-    chosen, dropped = (sum(cohort.notes[f"clients.{name}"] for cohort in found) for name in ("chosen", "dropped"))
+    chosen, dropped = (
+        sum(cohort.notes[f"clients.{name}"] for cohort in found) for name in ("chosen", "dropped")
+    )
     assert abs(dropped - 0.2 * chosen) < 5 * np.sqrt(chosen * 0.2 * 0.8)
     # Without a clock, those that answer do so at the same time: the first are any.
     for clients in ("chosen", "answered", "dropped"):
-        times = np.bincount([client for cohort in found for client in getattr(cohort, clients)], minlength=12)
+        times = np.bincount(
+            [client for cohort in found for client in getattr(cohort, clients)], minlength=12
+        )
         assert (np.abs(times - times.mean()) < 5 * np.sqrt(times.mean())).all(), clients
     late = [set(cohort.chosen) - {*cohort.answered, *cohort.dropped} for cohort in found]
     assert sum(map(len, late)) > 0, "more have answered than count"
@@ -109,16 +122,26 @@ def test_the_first_answers_before_the_deadline_count_by_hand():
     }
 
     def found(k, **more):
-        cohort = draw(k=k, trace=trace_of(*rows, **traced), bytes_per_second=1000.0, oversample=5 / k, **more)
+        cohort = draw(
+            k=k, trace=trace_of(*rows, **traced), bytes_per_second=1000.0, oversample=5 / k, **more
+        )
         assert (cohort.chosen, cohort.dropped) == ([0, 2, 3, 5, 7], [5])
-        return cohort.answered, cohort.notes["clients.late"], cohort.notes["clients.virtual_seconds"]
+        return (
+            cohort.answered,
+            cohort.notes["clients.late"],
+            cohort.notes["clients.virtual_seconds"],
+        )
 
     assert found(2) == ([2, 3], 2, 4.0), "the round ends with the second answer"
     assert found(2, deadline=4.0) == ([2, 3], 2, 4.0)
-    assert found(2, deadline=3.5) == ([2], 3, 3.5), "one answer, and the server waits for another to the end"
+    assert found(2, deadline=3.5) == ([2], 3, 3.5), (
+        "one answer, and the server waits for another to the end"
+    )
     assert found(2, deadline=1.0) == ([], 4, 1.0)
     assert found(4) == ([0, 2, 3, 7], 0, 6.0)
-    assert found(5) == ([0, 2, 3, 7], 0, 6.0), "no deadline: a client that drops out is not waited for"
+    assert found(5) == ([0, 2, 3, 7], 0, 6.0), (
+        "no deadline: a client that drops out is not waited for"
+    )
     assert found(5, deadline=9.0) == ([0, 2, 3, 7], 0, 9.0)
 
 
@@ -126,7 +149,11 @@ def test_a_round_without_clients_takes_no_time_or_all_of_it():
     empty = trace_of((2, 1))
     for deadline, time in ((None, 0.0), (7.0, 7.0)):
         found = draw(1, trace=empty, **CLOCK, deadline=deadline)
-        assert (found.chosen, found.answered, found.notes["clients.virtual_seconds"]) == ([], [], time)
+        assert (found.chosen, found.answered, found.notes["clients.virtual_seconds"]) == (
+            [],
+            [],
+            time,
+        )
         assert str(found) == "no client was available"
     assert str(Cohort([1, 2, 3], [], [2])) == "of 3 chosen clients, 1 dropped out and 2 came late"
 
@@ -155,7 +182,10 @@ def test_a_large_population_costs_no_python_time():
 
 
 @given(
-    st.integers(1, 60), st.integers(1, 20), st.sampled_from([1, 2, 4, 0.01, 0.5, 1.5]), st.none() | st.integers(1, 40)
+    st.integers(1, 60),
+    st.integers(1, 20),
+    st.sampled_from([1, 2, 4, 0.01, 0.5, 1.5]),
+    st.none() | st.integers(1, 40),
 )
 def test_the_images_are_those_of_all_batches(n, batch_size, epochs, steps):
     training = Training(batch_size=batch_size, local_epochs=epochs, local_steps=steps)
@@ -164,7 +194,10 @@ def test_the_images_are_those_of_all_batches(n, batch_size, epochs, steps):
 
 
 def test_speeds_are_log_normal_with_the_jobs_median_and_stay():
-    wanted, clients = Participation(seconds_per_example=0.02, bytes_per_second=1e6, spread=0.5), np.arange(20_000)
+    wanted, clients = (
+        Participation(seconds_per_example=0.02, bytes_per_second=1e6, spread=0.5),
+        np.arange(20_000),
+    )
     found = speeds(wanted, 0, clients, 20_000, {})
     logs = {name: np.log(values / getattr(wanted, name)) for name, values in found.items()}
     for values in logs.values():
@@ -175,14 +208,20 @@ def test_speeds_are_log_normal_with_the_jobs_median_and_stay():
     assert {name: values.tolist() for name, values in some.items()} == {
         n: v[[3, 17]].tolist() for n, v in found.items()
     }
-    assert speeds(wanted, 1, clients, 20_000, {})["bytes_per_second"][0] != found["bytes_per_second"][0]
+    assert (
+        speeds(wanted, 1, clients, 20_000, {})["bytes_per_second"][0]
+        != found["bytes_per_second"][0]
+    )
     traced = {"bytes_per_second": np.array([5.0]), "drops": np.array([True])}
     only = speeds(Participation(trace="some.parquet"), 0, np.array([0]), 1, traced)
     assert {name: values.tolist() for name, values in only.items()} == {"bytes_per_second": [5.0]}
 
 
 def test_the_time_is_that_of_the_model_down_of_training_and_of_the_model_up():
-    both = {"seconds_per_example": np.array([0.5, 2.0]), "bytes_per_second": np.array([100.0, 1000.0])}
+    both = {
+        "seconds_per_example": np.array([0.5, 2.0]),
+        "bytes_per_second": np.array([100.0, 1000.0]),
+    }
     assert seconds(both, np.array([10, 20]), MODEL).tolist() == [5 + 20, 40 + 2]
     assert seconds({}, np.array([10, 20]), MODEL).tolist() == [0, 0]
 
@@ -200,7 +239,9 @@ def write(tmp_path):
 
 
 def test_a_trace_says_who_is_there_and_begins_again(write, caplog):
-    path = write(round=[3, 1, 1], client=[2, 5, 0], drops=[True, False, False], bytes_per_second=[7, 8, 9])
+    path = write(
+        round=[3, 1, 1], client=[2, 5, 0], drops=[True, False, False], bytes_per_second=[7, 8, 9]
+    )
     trace = open_trace(Participation(trace=path), 6, 3)
     assert not caplog.text
     found = {round: trace.clients[trace.rows(round)].tolist() for round in range(1, 8)}
@@ -209,7 +250,10 @@ def test_a_trace_says_who_is_there_and_begins_again(write, caplog):
     assert draw(6, trace=trace).dropped == [2]
     with caplog.at_level(logging.WARNING):
         open_trace(Participation(trace=path), 6, 5)
-    assert f"clients.trace = '{path}' ends with round 3 of 5; from round 4 on it begins again" in caplog.text
+    assert (
+        f"clients.trace = '{path}' ends with round 3 of 5; from round 4 on it begins again"
+        in caplog.text
+    )
 
 
 def test_the_hash_of_a_trace_is_of_what_it_says(write):
@@ -217,7 +261,9 @@ def test_the_hash_of_a_trace_is_of_what_it_says(write):
     first = read_trace(write(**rows), 3).hash()
     assert read_trace(write(round=[2, 1, 1], client=[1, 1, 0]), 3).hash() == first, "in any order"
     others = [{**rows, "client": [0, 2, 1]}, {**rows, "round": [1, 1, 3]}]
-    others += [{**rows, name: [1.0, 1.0, 1.0]} for name in ("seconds_per_example", "bytes_per_second")]
+    others += [
+        {**rows, name: [1.0, 1.0, 1.0]} for name in ("seconds_per_example", "bytes_per_second")
+    ]
     assert len({first, *(read_trace(write(**other), 3).hash() for other in others)}) == 5
 
 
@@ -225,13 +271,28 @@ def test_the_hash_of_a_trace_is_of_what_it_says(write):
     ("columns", "message"),
     [
         ({"round": [1]}, "there is no column 'client'; it has round$"),
-        ({"round": [1], "client": [1], "drop": [1]}, r"'drop' has no meaning; did you mean 'drops'\?"),
+        (
+            {"round": [1], "client": [1], "drop": [1]},
+            r"'drop' has no meaning; did you mean 'drops'\?",
+        ),
         ({"round": [1], "client": [9]}, "there is a client 9; the partition has clients 0 to 5$"),
         ({"round": [0], "client": [1]}, "there is a round 0; the first round is 1$"),
-        ({"round": [1, 1], "client": [4, 4]}, "client 4 is there twice in round 1; give each client of a round once$"),
-        ({"round": [1.5], "client": [1]}, "the column 'round' is of type double; give whole numbers$"),
-        ({"round": [1, 2], "client": [1, None]}, "1 values of the column 'client' are missing; give all$"),
-        ({"round": [1], "client": [1], "drops": ["x"]}, "the column 'drops' is of type string; give true or false$"),
+        (
+            {"round": [1, 1], "client": [4, 4]},
+            "client 4 is there twice in round 1; give each client of a round once$",
+        ),
+        (
+            {"round": [1.5], "client": [1]},
+            "the column 'round' is of type double; give whole numbers$",
+        ),
+        (
+            {"round": [1, 2], "client": [1, None]},
+            "1 values of the column 'client' are missing; give all$",
+        ),
+        (
+            {"round": [1], "client": [1], "drops": ["x"]},
+            "the column 'drops' is of type string; give true or false$",
+        ),
         (
             {"round": [1], "client": [1], "bytes_per_second": [0]},
             "'bytes_per_second' has the value 0.0; give more than 0",

@@ -18,7 +18,11 @@ from rayfed.runtime.this_process import ThisProcess
 from rayfed.tensors.trees import num_bytes
 from rayfed.tensors.wire import unpack
 
-SHY = {"available": 0.8, "dropout": 0.3, "oversample": 1.5}  # some of six clients, and fewer answers
+SHY = {
+    "available": 0.8,
+    "dropout": 0.3,
+    "oversample": 1.5,
+}  # some of six clients, and fewer answers
 CLOCK = {"seconds_per_example": 0.1, "bytes_per_second": 1e3, "spread": 0.5, "deadline": 5.0}
 
 
@@ -67,16 +71,25 @@ def test_only_those_that_answer_work_and_the_bytes_of_all_chosen_count(shy, play
     workers = Counting(site)
     _, *run = play(site, workers)
     cohorts = [cohort_of(site, round.round) for round in run]
-    answered = [(round.round, cohort.answered) for round, cohort in zip(run, cohorts, strict=True) if cohort.answered]
+    answered = [
+        (round.round, cohort.answered)
+        for round, cohort in zip(run, cohorts, strict=True)
+        if cohort.answered
+    ]
     assert workers.trained == answered
     assert workers.surveyed == (answered if method == m.fedcsd() else [])
-    assert [[row.client for row in round.clients] for round in run] == [cohort.answered for cohort in cohorts]
+    assert [[row.client for row in round.clients] for round in run] == [
+        cohort.answered for cohort in cohorts
+    ]
     assert sum(len(cohort.chosen) - len(cohort.answered) for cohort in cohorts) >= 5
     unit = num_bytes(run[0].weights)
     for round, cohort in zip(run, cohorts, strict=True):
         assert round.notes == cohort.notes
         if cohort.answered and method == m.fedavg():
-            assert (round.bytes_down, round.bytes_up) == (unit * len(cohort.chosen), unit * len(cohort.answered))
+            assert (round.bytes_down, round.bytes_up) == (
+                unit * len(cohort.chosen),
+                unit * len(cohort.answered),
+            )
 
 
 def test_the_average_is_that_of_those_that_answer(shy):
@@ -104,7 +117,9 @@ class Diary(Part):
         return [*state, f"update {step.server.round}"], step
 
 
-def test_an_empty_round_changes_nothing_and_the_run_goes_on(shy, play, bits, gaps, caplog, monkeypatch):
+def test_an_empty_round_changes_nothing_and_the_run_goes_on(
+    shy, play, bits, gaps, caplog, monkeypatch
+):
     asked = []
 
     def train(workers, broadcast, tasks, memories, train=ThisProcess.train):
@@ -148,7 +163,9 @@ def test_scaffolds_c_is_the_mean_of_all_clients_whoever_answers(shy, play):
     kept = [unpack(packed)["slots"]["control_variates"] for packed in last.memories.values()]
     assert len(kept) >= 4
     for name, c in last.held["control_variates"].state.items():
-        torch.testing.assert_close(c, sum(c_i[name].double() for c_i in kept) / 6, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            c, sum(c_i[name].double() for c_i in kept) / 6, rtol=1e-5, atol=1e-6
+        )
 
 
 def test_feddyns_h_is_the_mean_of_all_clients_whoever_answers(shy, play):
@@ -166,7 +183,9 @@ def test_fednova_with_equal_steps_is_fedavg_whoever_answers(shy, play):
     torch.testing.assert_close(nova, avg, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("method", [m.moon(), m.scaffold(), m.feddyn()], ids=["moon", "scaffold", "feddyn"])
+@pytest.mark.parametrize(
+    "method", [m.moon(), m.scaffold(), m.feddyn()], ids=["moon", "scaffold", "feddyn"]
+)
 def test_a_clients_memory_stays_while_it_does_not_answer(shy, play, bits, method):
     run = play(shy(method))
     for before, after in pairwise(run):

@@ -26,10 +26,19 @@ from rayfed.methods import Part, fedavg, fednova, fedntd
         ({}, [0.8, 0.8, 0.8, 0.8, 0.8]),
         ({"lr_decay": 0.5}, [0.8, 0.4, 0.2, 0.1, 0.05]),
         ({"schedule": {"warmup": 3}}, [0.2, 0.4, 0.6, 0.8, 0.8]),
-        ({"schedule": {"name": "constant", "warmup": 1}, "lr_decay": 0.5}, [0.4, 0.4, 0.2, 0.1, 0.05]),
+        (
+            {"schedule": {"name": "constant", "warmup": 1}, "lr_decay": 0.5},
+            [0.4, 0.4, 0.2, 0.1, 0.05],
+        ),
         ({"schedule": {"name": "step", "every": 2}}, [0.8, 0.8, 0.08, 0.08, 0.008]),
-        ({"schedule": {"name": "step", "every": 2, "gamma": 0.5, "warmup": 1}}, [0.4, 0.8, 0.8, 0.4, 0.4]),
-        ({"schedule": {"name": "cosine", "until": 5, "warmup": 1}}, [0.4, 0.8, 0.6828427, 0.4, 0.1171573]),
+        (
+            {"schedule": {"name": "step", "every": 2, "gamma": 0.5, "warmup": 1}},
+            [0.4, 0.8, 0.8, 0.4, 0.4],
+        ),
+        (
+            {"schedule": {"name": "cosine", "until": 5, "warmup": 1}},
+            [0.4, 0.8, 0.6828427, 0.4, 0.1171573],
+        ),
         ({"schedule": {"name": "Cosine", "until": 2, "floor": 0.25}}, [0.8, 0.5, 0.2, 0.2, 0.2]),
     ],
 )
@@ -41,7 +50,10 @@ def test_rates_by_hand(settings, rates):
 @pytest.mark.parametrize(
     ("schedule", "theirs"),
     [
-        (Step(every=3, gamma=0.3), lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.3)),
+        (
+            Step(every=3, gamma=0.3),
+            lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 3, 0.3),
+        ),
         (
             Cosine(until=10, floor=0.1),
             lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10, 0.05),
@@ -66,8 +78,15 @@ def test_a_schedule_is_what_clients_train_with(make_site, play):
 
 
 def test_a_job_is_written_as_it_is_read():
-    for schedule in ("step", {"name": "cosine", "until": 30, "floor": 0.01, "warmup": 3}, {"warmup": 2}):
-        given = {"name": "n", "train": {"schedule": schedule, "local_epochs": 0.5, "optimizer": "adamw", "clip": 1.0}}
+    for schedule in (
+        "step",
+        {"name": "cosine", "until": 30, "floor": 0.01, "warmup": 3},
+        {"warmup": 2},
+    ):
+        given = {
+            "name": "n",
+            "train": {"schedule": schedule, "local_epochs": 0.5, "optimizer": "adamw", "clip": 1.0},
+        }
         if schedule == "step":
             given["train"]["schedule"] = {"name": "step", "every": 9}
         job = make_job(given)
@@ -79,9 +98,9 @@ def test_another_schedule_by_name_drops_the_options_of_the_one_before():
     cosine = {"train.schedule": "cosine", "train.schedule.until": 20}
     assert read_job(tables, cosine).train.schedule == Cosine(until=20)
     assert read_job(tables, {"train.schedule": "constant"}).train.schedule == Constant()
-    assert read_job({"name": "n", "train": {"schedule": "constant"}}, {"train.schedule.warmup": 2}).train.schedule == (
-        Constant(warmup=2)
-    )
+    assert read_job(
+        {"name": "n", "train": {"schedule": "constant"}}, {"train.schedule.warmup": 2}
+    ).train.schedule == (Constant(warmup=2))
 
 
 # Parts of epochs.
@@ -96,13 +115,19 @@ def test_a_part_of_an_epoch_is_the_beginning_of_a_whole_one(num_examples, batch_
 
     found, per_epoch = drawn(epochs), -(-num_examples // batch_size)
     assert found == drawn(5)[: len(found)]
-    assert len(found) >= 1 and len(found) - 1 < epochs * per_epoch + 1e-6 and len(found) > epochs * per_epoch - 1e-6
+    assert (
+        len(found) >= 1
+        and len(found) - 1 < epochs * per_epoch + 1e-6
+        and len(found) > epochs * per_epoch - 1e-6
+    )
     last = [image for index in found[len(found) // per_epoch * per_epoch :] for image in index]
     assert len({*last}) == len(last), "no image comes twice in one pass"
 
 
 def test_a_number_of_steps_is_not_spoilt_by_rounding():
-    assert [Training(batch_size=1, local_epochs=epochs).steps(100) for epochs in (0.07, 0.29, 1.1)] == [7, 29, 110]
+    assert [
+        Training(batch_size=1, local_epochs=epochs).steps(100) for epochs in (0.07, 0.29, 1.1)
+    ] == [7, 29, 110]
 
 
 def test_whole_epochs_are_whole_numbers():
@@ -115,7 +140,11 @@ def test_whole_epochs_are_whole_numbers():
 @pytest.mark.parametrize("method", [fedntd(), fednova()])
 def test_parts_of_epochs_are_so_many_steps(make_site, play, method, epochs, steps):
     """The teacher too: it is asked for all images at once only where all are used."""
-    setting = {"counts": [[5, 5, 0, 0], [0, 3, 7, 0], [1, 2, 3, 4]], "clients_per_round": 3, "num_rounds": 2}
+    setting = {
+        "counts": [[5, 5, 0, 0], [0, 3, 7, 0], [1, 2, 3, 4]],
+        "clients_per_round": 3,
+        "num_rounds": 2,
+    }
     by_epochs = play(make_site(method, local_epochs=epochs, **setting))[-1]  # of two batches each
     by_steps = play(make_site(method, local_epochs=1, local_steps=steps, **setting))[-1]
     assert all(torch.equal(by_steps.weights[name], w) for name, w in by_epochs.weights.items())
@@ -130,14 +159,22 @@ def test_parts_of_epochs_are_so_many_steps(make_site, play, method, epochs, step
         ({"patience": 2}, {}, False),
         ({"patience": 2}, {0: 0.9, 1: 0.1, 2: 0.2, 3: 0.3}, False),
         ({"patience": 2}, {0: 0.9, 1: 0.5, 2: 0.4}, False),
-        ({"patience": 2}, {0: 0.9, 1: 0.5, 2: 0.4, 3: 0.5}, True),  # as good as before is not better
+        (
+            {"patience": 2},
+            {0: 0.9, 1: 0.5, 2: 0.4, 3: 0.5},
+            True,
+        ),  # as good as before is not better
         ({"patience": 2}, {0: 0.1, 1: 0.5, 2: 0.4, 3: 0.6, 4: 0.1}, False),
         ({"patience": 2}, {0: 0.1, 1: 0.5, 2: 0.4, 3: 0.6, 4: 0.1, 5: 0.2}, True),
         ({"patience": 1}, {0: 0.1, 1: 0.5, 2: 0.4}, True),
         ({"patience": 0}, {0: 0.1, 1: 0.5, 2: 0.4, 3: 0.4, 4: 0.4}, False),
         ({"patience": 1, "eval_every": 2}, {0: 0.1, 1: None, 2: 0.5, 3: None}, False),
         ({"patience": 1, "eval_every": 2}, {0: 0.1, 1: None, 2: 0.5, 3: None, 4: 0.4}, True),
-        ({"patience": 1, "eval_every": 2}, {0: 0.1, 1: None, 2: 0.5, 3: 0.9, 4: 0.6}, False),  # 3 was an extra one
+        (
+            {"patience": 1, "eval_every": 2},
+            {0: 0.1, 1: None, 2: 0.5, 3: 0.9, 4: 0.6},
+            False,
+        ),  # 3 was an extra one
     ],
 )
 def test_patience_by_hand(settings, accuracies, over):
@@ -150,7 +187,12 @@ def test_patience_by_hand(settings, accuracies, over):
 def test_a_jobs_hash_has_all_that_its_rounds_depend_on_and_how_many_there_are():
     job = Job("n")
     before = job.hash()
-    changes = [{"optimizer": "adam"}, {"schedule": Constant(warmup=1)}, {"clip": 1.0}, {"local_epochs": 0.5}]
+    changes = [
+        {"optimizer": "adam"},
+        {"schedule": Constant(warmup=1)},
+        {"clip": 1.0},
+        {"local_epochs": 0.5},
+    ]
     for change in changes:
         other = replace(job, train=replace(job.train, **change))
         assert other.hash() != before and other.lineage() != job.lineage()
@@ -167,7 +209,9 @@ def test_the_job_in_the_documentation_is_one():
     text = (Path(__file__).parents[2] / "docs/training.md").read_text()
     job = read_job(tomllib.loads(re.search(r"```toml\n(.*?)```", text, re.DOTALL)[1]))
     late = (1 + math.cos(math.pi * 27 / 55)) / 2  # of the 55 rounds after the warm-up
-    assert [job.train.lr_at(round) / job.train.lr for round in (1, 6, 33)] == pytest.approx([1 / 6, 1.0, late])
+    assert [job.train.lr_at(round) / job.train.lr for round in (1, 6, 33)] == pytest.approx(
+        [1 / 6, 1.0, late]
+    )
 
 
 def test_what_is_just_possible_is_not_refused():
@@ -192,4 +236,6 @@ def test_every_part_that_reads_the_rate_or_the_momentum_says_that_it_needs_sgd()
     ours = [cls for cls in below(Part) if cls.__module__.startswith("rayfed.methods.")]
     found = {cls.__name__ for cls in ours if {"momentum", "momentum_corrected_steps"} & used(cls)}
     assert found == {"ClientMomentum", "ControlVariates", "NormalizedAverage"}
-    assert found | {"PseudoData"} == {cls.__name__ for cls in ours if cls.needs_sgd}  # which takes a step back
+    assert found | {"PseudoData"} == {
+        cls.__name__ for cls in ours if cls.needs_sgd
+    }  # which takes a step back

@@ -20,7 +20,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 import yaml
-from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
+from ray.autoscaler._private.kuberay.autoscaling_config import (
+    _derive_autoscaling_config_from_ray_cr,
+)
 from ray.autoscaler._private.util import prepare_config, validate_config
 
 from rayfed import read_job
@@ -30,13 +32,19 @@ ROOT = Path(__file__).resolve().parents[2]
 CLUSTER = ROOT / "cluster"
 LAUNCHERS = ["aws.yaml", "gcp.yaml", "on-premise.yaml"]
 DOCUMENTS = {
-    path.relative_to(CLUSTER).as_posix(): list(yaml.safe_load_all(path.read_text())) for path in CLUSTER.rglob("*.yaml")
+    path.relative_to(CLUSTER).as_posix(): list(yaml.safe_load_all(path.read_text()))
+    for path in CLUSTER.rglob("*.yaml")
 }
-KUBERNETES = {name: documents for name, documents in DOCUMENTS.items() if name.startswith("kubernetes/")}
+KUBERNETES = {
+    name: documents for name, documents in DOCUMENTS.items() if name.startswith("kubernetes/")
+}
 RAY = KUBERNETES["kubernetes/raycluster.yaml"][0]
 JOB = KUBERNETES["kubernetes/rayjob.yaml"][0]
 SERVICE, REDIS = KUBERNETES["kubernetes/redis.yaml"]
-RAY_PODS = [RAY["spec"]["headGroupSpec"]["template"], RAY["spec"]["workerGroupSpecs"][0]["template"]]
+RAY_PODS = [
+    RAY["spec"]["headGroupSpec"]["template"],
+    RAY["spec"]["workerGroupSpecs"][0]["template"],
+]
 PODS = [*RAY_PODS, JOB["spec"]["submitterPodTemplate"], REDIS["spec"]["template"]]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PINNED = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().split())
@@ -113,19 +121,29 @@ def test_the_schema_refuses_a_misspelt_field():
 
 
 def test_the_job_starts_the_same_cluster_and_runs_a_valid_job_file():
-    assert JOB["spec"]["rayClusterSpec"] == RAY["spec"] and RAY["spec"]["rayVersion"] == PINNED["ray"]
+    assert (
+        JOB["spec"]["rayClusterSpec"] == RAY["spec"] and RAY["spec"]["rayVersion"] == PINNED["ray"]
+    )
     command, verb, path, *words = shlex.split(JOB["spec"]["entrypoint"])
     assert (command, verb) == ("rayfed", "run") and "--resume" in words
     overrides = dict(read_override(value) for flag, value in pairwise(words) if flag == "-s")
-    checkout = re.search(r"^WORKDIR (\S+)$", (ROOT / "cluster/Dockerfile").read_text(), re.MULTILINE)[1]
+    checkout = re.search(
+        r"^WORKDIR (\S+)$", (ROOT / "cluster/Dockerfile").read_text(), re.MULTILINE
+    )[1]
     job = read_job(ROOT / Path(path).relative_to(checkout), overrides)
     assert job.output.path.startswith("/shared/")
 
 
 def test_rays_autoscaler_reads_a_head_that_does_not_train_and_workers_with_whole_gpus():
-    read = _derive_autoscaling_config_from_ray_cr({**RAY, "metadata": {**RAY["metadata"], "namespace": "default"}})
+    read = _derive_autoscaling_config_from_ray_cr(
+        {**RAY, "metadata": {**RAY["metadata"], "namespace": "default"}}
+    )
     head, worker = (read["available_node_types"][name] for name in ("headgroup", "gpu"))
-    assert (head["resources"]["CPU"], head["resources"].get("GPU", 0), head["max_workers"]) == (0, 0, 0)
+    assert (head["resources"]["CPU"], head["resources"].get("GPU", 0), head["max_workers"]) == (
+        0,
+        0,
+        0,
+    )
     assert (worker["resources"]["CPU"], worker["resources"]["GPU"]) == (8, 1)
 
 
@@ -136,7 +154,10 @@ def test_no_pod_is_root_and_each_asks_for_its_memory(pod):
     for container in pod["spec"]["containers"]:
         assert container["securityContext"]["allowPrivilegeEscalation"] is False
         assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-        assert container["resources"]["limits"]["memory"] == container["resources"]["requests"]["memory"]
+        assert (
+            container["resources"]["limits"]["memory"]
+            == container["resources"]["requests"]["memory"]
+        )
 
 
 def test_names_agree_between_manifests():
@@ -144,7 +165,10 @@ def test_names_agree_between_manifests():
     claims = {pod["spec"]["volumes"][0]["persistentVolumeClaim"]["claimName"] for pod in RAY_PODS}
     assert claims == {claim["metadata"]["name"]}
     options = RAY["spec"]["gcsFaultToleranceOptions"]
-    assert options["redisAddress"] == f"{SERVICE['metadata']['name']}:{SERVICE['spec']['ports'][0]['port']}"
+    assert (
+        options["redisAddress"]
+        == f"{SERVICE['metadata']['name']}:{SERVICE['spec']['ports'][0]['port']}"
+    )
     (password,) = REDIS["spec"]["template"]["spec"]["containers"][0]["env"]
     assert password["valueFrom"] == options["redisPassword"]["valueFrom"]
     labels = [pod["metadata"]["labels"].items() for pod in PODS]
@@ -161,10 +185,14 @@ def test_rays_dry_run_accepts_every_launcher_whose_head_has_a_token_and_does_not
     (launcher,) = DOCUMENTS[name]
     prepared = prepare_config(launcher)
     validate_config(prepared)
-    assert not any(prepared[key] for key in ("setup_commands", "head_setup_commands", "worker_setup_commands"))
+    assert not any(
+        prepared[key] for key in ("setup_commands", "head_setup_commands", "worker_setup_commands")
+    )
     for key in ("initialization_commands", "head_start_ray_commands", "worker_start_ray_commands"):
         assert prepared[key] == launcher[key]
-    (start,) = [command for command in launcher["head_start_ray_commands"] if "ray start" in command]
+    (start,) = [
+        command for command in launcher["head_start_ray_commands"] if "ray start" in command
+    ]
     assert {"--num-cpus=0", "--num-gpus=0", "--dashboard-host=127.0.0.1"} <= set(start.split())
     assert "--env RAY_AUTH_MODE=token" in launcher["docker"]["run_options"]
 
@@ -183,11 +211,17 @@ def test_every_file_names_the_same_image():
 
 def test_the_build_gets_only_what_it_copies_and_the_image_runs_as_a_numbered_user():
     """.dockerignore excludes every file that COPY does not name, so no data, result or token is sent to the build."""
-    text = re.sub(r"^#.*\n", "", (CLUSTER / "Dockerfile").read_text(), flags=re.MULTILINE).replace("\\\n", " ")
+    text = re.sub(r"^#.*\n", "", (CLUSTER / "Dockerfile").read_text(), flags=re.MULTILINE).replace(
+        "\\\n", " "
+    )
     steps = [line.split(maxsplit=1) for line in text.splitlines() if line.strip()]
     assert steps[-1] == ["USER", "1000"]
     copied = {source for kind, value in steps if kind == "COPY" for source in value.split()[:-1]}
     assert all((ROOT / source).exists() for source in copied)
-    lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if not line.startswith("#")]
+    lines = [
+        line
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if not line.startswith("#")
+    ]
     assert {line for line in lines if line[0] != "!"} == {"*", "**/__pycache__"}
     assert {line[1:] for line in lines if line[0] == "!"} == copied

@@ -15,7 +15,14 @@ from rayfed.folder.tables import read_table
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "cluster" / "slurm.sh"
-TINY = ["-s", "train.clients_per_round=2", "-s", "train.local_steps=1", "-s", "data.partition.num_clients=4"]
+TINY = [
+    "-s",
+    "train.clients_per_round=2",
+    "-s",
+    "train.local_steps=1",
+    "-s",
+    "data.partition.num_clients=4",
+]
 
 JOB_ID = 7_000_000 + os.getpid()
 TEMPORARY = Path(f"/tmp/rayfed-{JOB_ID}")
@@ -49,7 +56,20 @@ def nodes():
         for node in nodes:
             ip("netns", "add", node)
             ip("-n", node, "link", "set", "lo", "up")
-        ip("-n", nodes[0], "link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns", nodes[1])
+        ip(
+            "-n",
+            nodes[0],
+            "link",
+            "add",
+            "cable",
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "cable",
+            "netns",
+            nodes[1],
+        )
         for number, node in enumerate(nodes, start=1):
             ip("-n", node, "address", "add", f"10.77.0.{number}/24", "dev", "cable")
             ip("-n", node, "link", "set", "cable", "up")
@@ -73,7 +93,9 @@ def start(tmp_path, nodes):
     for name, text in {"srun": SRUN, "scontrol": SCONTROL}.items():
         (tools / name).write_text(text)
         (tools / name).chmod(0o755)
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "SLURM_"))}
+    environment = {
+        key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "SLURM_"))
+    }
     environment |= {
         "PATH": f"{tools}:{os.environ['PATH']}",
         "STEPS": str(tmp_path / "steps.txt"),
@@ -85,15 +107,23 @@ def start(tmp_path, nodes):
     def start(*words, **more):
         command = ["ip", "netns", "exec", nodes[0], "bash", SCRIPT, *words]
         with (tmp_path / "log.txt").open("w") as log:
-            return subprocess.Popen(command, cwd=tmp_path, env=environment | more, stdout=log, stderr=subprocess.STDOUT)
+            return subprocess.Popen(
+                command, cwd=tmp_path, env=environment | more, stdout=log, stderr=subprocess.STDOUT
+            )
 
     yield start
     shutil.rmtree(TEMPORARY, ignore_errors=True)
 
 
 def processes_in(node):
-    listed = subprocess.run(["ip", "netns", "pids", node], capture_output=True, text=True, check=True)
-    return [Path(f"/proc/{pid}/cmdline").read_text() for pid in listed.stdout.split() if Path(f"/proc/{pid}").exists()]
+    listed = subprocess.run(
+        ["ip", "netns", "pids", node], capture_output=True, text=True, check=True
+    )
+    return [
+        Path(f"/proc/{pid}/cmdline").read_text()
+        for pid in listed.stdout.split()
+        if Path(f"/proc/{pid}").exists()
+    ]
 
 
 def wait_until(true, process, seconds=240):
@@ -140,7 +170,9 @@ def test_rays_folder_in_tmp_is_never_another_users(tmp_path, there):
     (tmp_path / "ray").chmod(0o755)
     command = re.search(r"bash -c '(.*?)' \"\$temporary\"", SCRIPT.read_text(), re.DOTALL)[1]
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    ended = subprocess.run(["bash", "-c", command, folder], env=environment, capture_output=True, text=True)
+    ended = subprocess.run(
+        ["bash", "-c", command, folder], env=environment, capture_output=True, text=True
+    )
     assert (ended.stdout, ended.returncode) == (("started\n", 0) if starts else ("", 1))
     if starts:
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -151,25 +183,38 @@ def test_rays_folder_in_tmp_is_never_another_users(tmp_path, there):
 @pytest.mark.slow
 @needs_namespaces
 def test_a_job_runs_on_two_nodes_and_leaves_nothing_behind(tmp_path, nodes, start):
-    script = start("run", "jobs/quickstart.toml", "-s", "train.num_rounds=1", *TINY, "-s", "ray.actors=2")
+    script = start(
+        "run", "jobs/quickstart.toml", "-s", "train.num_rounds=1", *TINY, "-s", "ray.actors=2"
+    )
     token = tmp_path / f".rayfed-{JOB_ID}" / "token"
     wait_until(lambda: token.exists() and TEMPORARY.exists(), script)
-    assert [stat.S_IMODE(path.stat().st_mode) for path in (token.parent, token, TEMPORARY)] == [0o700, 0o600, 0o700]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (token.parent, token, TEMPORARY)] == [
+        0o700,
+        0o600,
+        0o700,
+    ]
     assert script.wait(timeout=280) == 0, (tmp_path / "log.txt").read_text()
     assert_nothing_is_left(tmp_path, nodes)
     assert "Ray runs on 2 nodes" in (tmp_path / "log.txt").read_text()
     run = tmp_path / "runs/quickstart"
     assert read_summary(run)["status"] == "done"
-    assert (run / "summary.json").stat().st_mode & 0o044, "the umask of the token is for the token only"
+    assert (run / "summary.json").stat().st_mode & 0o044, (
+        "the umask of the token is for the token only"
+    )
 
 
 @pytest.mark.slow
 @needs_namespaces
 def test_a_job_whose_time_is_up_stops_cleanly_and_can_be_resumed(tmp_path, nodes, start):
     run = tmp_path / "runs/quickstart"
-    script = start("run", "jobs/quickstart.toml", "-s", "train.num_rounds=500", *TINY, "-s", "ray.actors=2")
+    script = start(
+        "run", "jobs/quickstart.toml", "-s", "train.num_rounds=500", *TINY, "-s", "ray.actors=2"
+    )
     # The node whose actor is up first may serve both clients of the first rounds.
-    wait_until(lambda: set(read_table(run, "clients")["node"].to_pylist()) == {"10.77.0.1", "10.77.0.2"}, script)
+    wait_until(
+        lambda: set(read_table(run, "clients")["node"].to_pylist()) == {"10.77.0.1", "10.77.0.2"},
+        script,
+    )
     script.terminate()
     assert script.wait(timeout=120) == 130, (tmp_path / "log.txt").read_text()
     assert_nothing_is_left(tmp_path, nodes)

@@ -14,7 +14,9 @@ MEAN, STD = (0.2, 0.5, 0.7), (0.3, 0.25, 0.5)
 
 def images(n: int, channels: int, height: int, width: int, seed: int = 0) -> torch.Tensor:
     shape = (n, channels, height, width)
-    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    return torch.randint(
+        0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)
+    )
 
 
 def normalised(pixels: np.ndarray, channels: int) -> np.ndarray:
@@ -28,14 +30,20 @@ def slow(pixels: torch.Tensor, rows: torch.Tensor, seed: int, a: Augment) -> np.
     channels, height, width = pixels.shape[1:]
 
     def draw(below: int, on: object) -> list[int]:
-        return torch.randint(below, (len(rows),), generator=generator).tolist() if on else [0] * len(rows)
+        return (
+            torch.randint(below, (len(rows),), generator=generator).tolist()
+            if on
+            else [0] * len(rows)
+        )
 
     tops, lefts, flips = draw(2 * a.crop + 1, a.crop), draw(2 * a.crop + 1, a.crop), draw(2, a.flip)
     ys, xs = draw(height, a.cutout), draw(width, a.cutout)
     out = []
     for row, top, left, flip, y, x in zip(rows.tolist(), tops, lefts, flips, ys, xs, strict=True):
         mode = "reflect" if a.crop_padding == "reflect" else "constant"
-        padded = np.pad(pixels[row].numpy(), ((0, 0), (a.crop, a.crop), (a.crop, a.crop)), mode=mode)
+        padded = np.pad(
+            pixels[row].numpy(), ((0, 0), (a.crop, a.crop), (a.crop, a.crop)), mode=mode
+        )
         image = padded[:, top : top + height, left : left + width]
         image = normalised(image[:, :, ::-1] if flip else image, channels)
         if a.cutout:
@@ -47,7 +55,13 @@ def slow(pixels: torch.Tensor, rows: torch.Tensor, seed: int, a: Augment) -> np.
 
 @few
 @given(
-    st.builds(Augment, st.integers(0, 4), st.sampled_from(["zero", "reflect"]), st.booleans(), st.integers(0, 9)),
+    st.builds(
+        Augment,
+        st.integers(0, 4),
+        st.sampled_from(["zero", "reflect"]),
+        st.booleans(),
+        st.integers(0, 9),
+    ),
     st.sampled_from([(1, 5, 5), (3, 5, 8), (3, 8, 5)]),
     st.lists(st.integers(0, 5), min_size=1, max_size=7),
     st.integers(0, 99),
@@ -59,11 +73,21 @@ def test_a_batch_equals_a_loop_over_its_images(a, shape, rows, seed):
     assert batch.dtype == torch.float32
     assert batch.shape == (len(rows), *shape)
     assert batches.shape == shape
-    torch.testing.assert_close(batch.double(), torch.tensor(slow(pixels, rows, seed, a)), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        batch.double(), torch.tensor(slow(pixels, rows, seed, a)), rtol=1e-5, atol=1e-5
+    )
 
 
 @few
-@given(st.builds(Augment, st.integers(0, 3), st.sampled_from(["zero", "reflect"]), st.booleans(), st.integers(0, 9)))
+@given(
+    st.builds(
+        Augment,
+        st.integers(0, 3),
+        st.sampled_from(["zero", "reflect"]),
+        st.booleans(),
+        st.integers(0, 9),
+    )
+)
 def test_plain_images_are_only_normalised_and_draw_nothing(a):
     pixels, rows = images(4, 3, 6, 7), torch.tensor([3, 0])
     plain = prepare(pixels, MEAN, STD, a).plain(rows)
@@ -71,4 +95,6 @@ def test_plain_images_are_only_normalised_and_draw_nothing(a):
     before = generator.get_state()
     assert torch.equal(plain, prepare(pixels, MEAN, STD).augmented(rows, generator))
     assert torch.equal(before, generator.get_state())
-    torch.testing.assert_close(plain.double(), torch.tensor(normalised(pixels[rows].numpy(), 3)), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        plain.double(), torch.tensor(normalised(pixels[rows].numpy(), 3)), rtol=1e-5, atol=1e-5
+    )

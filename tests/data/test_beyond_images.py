@@ -43,7 +43,8 @@ def folder(tmp_path):
     def write(train, test=None):
         for name, columns in {"train": train, "test": test or train}.items():
             pq.write_table(
-                columns if isinstance(columns, pa.Table) else pa.table(columns), tmp_path / f"{name}.parquet"
+                columns if isinstance(columns, pa.Table) else pa.table(columns),
+                tmp_path / f"{name}.parquet",
             )
         return str(tmp_path)
 
@@ -63,9 +64,17 @@ def topics(count, seed):
 def people(count, seed):
     """A table whose label is whether a weighted sum of its columns, of very different units, is above its mean."""
     rng = np.random.default_rng(seed)
-    age, income, scan = rng.normal(40, 10, count), rng.normal(3e4, 1e4, count), rng.normal(0, 1e-3, (count, 2))
+    age, income, scan = (
+        rng.normal(40, 10, count),
+        rng.normal(3e4, 1e4, count),
+        rng.normal(0, 1e-3, (count, 2)),
+    )
     score = (age - 40) / 10 + (income - 3e4) / 1e4 + scan @ [1e3, -1e3]
-    columns = {"age": age, "income": income, "scan": [row.tolist() for row in scan.astype(np.float32)]}
+    columns = {
+        "age": age,
+        "income": income,
+        "scan": [row.tolist() for row in scan.astype(np.float32)],
+    }
     return {**columns, "label": ["above" if value > 0 else "below" for value in score]}
 
 
@@ -98,7 +107,10 @@ def inputs_of(data, rows=None):
 def test_lists_are_cut_and_padded(folder):
     train = {"ids": [[5, 1, 2], [7], [], [3, 4]], "label": [0, 1, 0, 1]}
     source = folder(train, {"ids": [[1, 2, 3, 4]], "label": [0]})
-    whole, cut = load(Data(source, tokens="ids")), load(Data(source, tokens="ids", length=2, vocabulary=50))
+    whole, cut = (
+        load(Data(source, tokens="ids")),
+        load(Data(source, tokens="ids", length=2, vocabulary=50)),
+    )
     assert whole.train.examples.tolist() == [[5, 1, 2], [7, 0, 0], [0, 0, 0], [3, 4, 0]]
     assert whole.test.examples.tolist() == [[1, 2, 3]]  # the training set's length
     assert cut.train.examples.tolist() == [[5, 1], [7, 0], [0, 0], [3, 4]]
@@ -109,7 +121,9 @@ def test_lists_are_cut_and_padded(folder):
     assert batch.dtype == torch.int64 and batch.tolist() == [[3, 4, 0], [7, 0, 0]]
 
 
-@pytest.mark.parametrize("kind", [pa.list_(pa.int8()), pa.large_list(pa.uint32()), pa.list_(pa.int64(), 2)])
+@pytest.mark.parametrize(
+    "kind", [pa.list_(pa.int8()), pa.large_list(pa.uint32()), pa.list_(pa.int64(), 2)]
+)
 def test_lists_of_any_type_and_in_any_number_of_row_groups_are_the_same(folder, kind, tmp_path):
     table = pa.table({"ids": pa.array([[1, 2], [3, 4], [5, 6]], kind), "label": [0, 1, 0]})
     source = folder(table)
@@ -120,25 +134,43 @@ def test_lists_of_any_type_and_in_any_number_of_row_groups_are_the_same(folder, 
 def test_words_are_hashed_to_the_same_numbers_in_every_process(folder):
     source = folder({"text": ["The goal, the GOAL!", "naïve Bär 2x", ""], "label": [0, 1, 0]})
     data = Data(source, text="text", vocabulary=1000)
-    the, goal, *others = (zlib.crc32(word.encode()) % 999 + 1 for word in ("the", "goal", "naïve", "bär", "2x"))
+    the, goal, *others = (
+        zlib.crc32(word.encode()) % 999 + 1 for word in ("the", "goal", "naïve", "bär", "2x")
+    )
     assert load(data).train.examples.tolist() == [[the, goal, the, goal], [*others, 0], [0] * 4]
     names = "from rayfed.data.settings import *; from rayfed.data.sources import load"
     script = f"{names}; print(load({data!r}).train.examples.tolist())"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == str(load(data).train.examples.tolist())
 
 
 def test_vectors_are_standardised_by_the_training_set(folder):
-    train = {"age": [20, 40, 60], "scan": [[1.0, 5.0], [2.0, 5.0], [6.0, 5.0]], "smokes": [True, False, False]}
-    source = folder({**train, "label": [0, 1, 1]}, {"age": [50], "scan": [[3.0, 6.0]], "smokes": [True], "label": [1]})
+    train = {
+        "age": [20, 40, 60],
+        "scan": [[1.0, 5.0], [2.0, 5.0], [6.0, 5.0]],
+        "smokes": [True, False, False],
+    }
+    source = folder(
+        {**train, "label": [0, 1, 1]},
+        {"age": [50], "scan": [[3.0, 6.0]], "smokes": [True], "label": [1]},
+    )
     federation = federate(load(Data(source, features=["age", "scan", "smokes"])), Iid(1))
     raw = np.array([[20, 1, 5, 1], [40, 2, 5, 0], [60, 6, 5, 0]])
-    deviation = np.array([raw[:, 0].std(), raw[:, 1].std(), 1.0, raw[:, 3].std()])  # a constant feature is only centred
+    deviation = np.array(
+        [raw[:, 0].std(), raw[:, 1].std(), 1.0, raw[:, 3].std()]
+    )  # a constant feature is only centred
     np.testing.assert_allclose(federation.std, deviation, rtol=1e-15)
-    for samples, expected in ((federation.train, raw), (federation.test, np.array([[50, 3, 6, 1]]))):
+    for samples, expected in (
+        (federation.train, raw),
+        (federation.test, np.array([[50, 3, 6, 1]])),
+    ):
         ((batch, _),) = federation.batches(samples, np.arange(len(samples)), CPU)
         assert batch.dtype == torch.float32
-        np.testing.assert_allclose(batch.numpy(), (expected - raw.mean(axis=0)) / deviation, rtol=1e-6)
+        np.testing.assert_allclose(
+            batch.numpy(), (expected - raw.mean(axis=0)) / deviation, rtol=1e-6
+        )
     assert federation.inputs == Vectors(4)
 
 
@@ -150,11 +182,18 @@ def test_large_numbers_with_small_differences_keep_them(folder):
 
 
 def test_constant_features_are_zero_however_their_mean_is_rounded(folder):
-    assert not inputs_of(Data(folder({"x": [0.1] * 3001, "label": [0] * 3001}), features=["x"])).any()
+    assert not inputs_of(
+        Data(folder({"x": [0.1] * 3001, "label": [0] * 3001}), features=["x"])
+    ).any()
 
 
 def test_float32_stays_float32(folder):
-    data = load(Data(folder({"x": np.float32([1, 2]), "n": np.int16([1, 2]), "label": [0, 1]}), features=["x", "n"]))
+    data = load(
+        Data(
+            folder({"x": np.float32([1, 2]), "n": np.int16([1, 2]), "label": [0, 1]}),
+            features=["x", "n"],
+        )
+    )
     assert data.train.examples.dtype == np.float32
 
 
@@ -162,11 +201,18 @@ def test_float32_stays_float32(folder):
 def test_the_hash_covers_tokens_and_labels(folder, changed):
     table = {"tokens": [[1, 2], [3, 1]], "label": [0, 1]}
     first = federate(load(Data(folder(table), tokens="tokens")), Iid(1)).hash()
-    assert federate(load(Data(folder({**table, **changed}, table), tokens="tokens")), Iid(1)).hash() != first
+    assert (
+        federate(load(Data(folder({**table, **changed}, table), tokens="tokens")), Iid(1)).hash()
+        != first
+    )
 
 
 def test_clients_domains_and_class_names_are_as_with_images(folder):
-    table = {"text": ["a b", "c", "d e f", "a"], "label": ["x", "y", "x", "y"], "who": ["m", "n", "n", "m"]}
+    table = {
+        "text": ["a b", "c", "d e f", "a"],
+        "label": ["x", "y", "x", "y"],
+        "who": ["m", "n", "n", "m"],
+    }
     partition = {"name": "natural", "column": "who"}
     text = job(folder(table), text="text", vocabulary=20, domain="who", partition=partition)
     federation = open_federation(text.data)
@@ -177,19 +223,38 @@ def test_clients_domains_and_class_names_are_as_with_images(folder):
 
 @pytest.mark.parametrize("labels", [["x"] * 40, [2] * 40])
 def test_nothing_is_learnt_from_a_single_class(folder, tmp_path, labels):
-    tables = job(folder({"text": ["a b", "c"] * 20, "label": labels}), text="text", vocabulary=20).table()
-    with pytest.raises(InputError, match=f"all labels are '{labels[0]}', and with a single class there is nothing to"):
+    tables = job(
+        folder({"text": ["a b", "c"] * 20, "label": labels}), text="text", vocabulary=20
+    ).table()
+    with pytest.raises(
+        InputError,
+        match=f"all labels are '{labels[0]}', and with a single class there is nothing to",
+    ):
         open_site(read_job(tables))
     (tmp_path / "job.toml").write_text(tomli_w.dumps(tables))
     done = CliRunner().invoke(main, ["data", str(tmp_path / "job.toml")])
-    assert f"all labels are '{labels[0]}', and with a single class there is nothing to learn" in done.output
+    assert (
+        f"all labels are '{labels[0]}', and with a single class there is nothing to learn"
+        in done.output
+    )
 
 
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (of_topics, ["examples   200 + 100 of 12 tokens, vocabulary 41", "classes    4: 0, 1, 2, 3"]),
-        (of_people, ["examples   200 + 100 of 4 features", "mean       40", "deviation  9", "2: above, below"]),
+        (
+            of_topics,
+            ["examples   200 + 100 of 12 tokens, vocabulary 41", "classes    4: 0, 1, 2, 3"],
+        ),
+        (
+            of_people,
+            [
+                "examples   200 + 100 of 4 features",
+                "mean       40",
+                "deviation  9",
+                "2: above, below",
+            ],
+        ),
     ],
 )
 def test_the_command_describes_them(folder, tmp_path, make, said):
@@ -211,20 +276,29 @@ def test_a_run_learns_and_has_the_same_bits_twice(folder, make, bits):
 
 
 @pytest.mark.parametrize("make", [of_topics, of_people])
-@pytest.mark.parametrize("name", sorted({*RECIPES} - {"fedbn", "ccvr", "local"}))  # no client changes the last two
+@pytest.mark.parametrize(
+    "name", sorted({*RECIPES} - {"fedbn", "ccvr", "local"})
+)  # no client changes the last two
 def test_every_method_trains_on_them(folder, name, make):
     if (name, make) == ("fedreg", of_topics):
-        with pytest.raises(InputError, match="along a gradient, and those of this model are token numbers"):
+        with pytest.raises(
+            InputError, match="along a gradient, and those of this model are token numbers"
+        ):
             open_site(make(folder, name))
         return
     site = open_site(make(folder, name, count=400))
     *_, last = rounds(site, ThisProcess(site))
     assert all(np.isfinite(row.train_loss) for row in last.clients)
-    assert any(not torch.equal(tensor, site.model.state_dict()[key]) for key, tensor in last.weights.items())
+    assert any(
+        not torch.equal(tensor, site.model.state_dict()[key])
+        for key, tensor in last.weights.items()
+    )
 
 
 def test_fedalign_takes_a_stage_that_begins_after_the_embedding(folder):
-    tables = of_topics(folder, "fedalign").table() | {"model": {"name": "text", "embedding": 16, "hidden": 16}}
+    tables = of_topics(folder, "fedalign").table() | {
+        "model": {"name": "text", "embedding": 16, "hidden": 16}
+    }
     *_, last = rounds(site := open_site(read_job(tables)), ThisProcess(site))
     assert all(np.isfinite(row.train_loss) for row in last.clients)
 
@@ -233,7 +307,9 @@ def test_the_guides_text_and_job_learn(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     section = DATA_GUIDE.read_text().partition("## Text, tokens and tables")[2]
     exec(re.search(r"```python\n(.*?)```", section, re.DOTALL)[1], {})
-    site = open_site(read_job(tomllib.loads(re.search(r"```toml\n(.*?)```", section, re.DOTALL)[1])))
+    site = open_site(
+        read_job(tomllib.loads(re.search(r"```toml\n(.*?)```", section, re.DOTALL)[1]))
+    )
     assert [round.test_accuracy > 0.9 for round in rounds(site, ThisProcess(site))][-1]
 
 
@@ -244,21 +320,36 @@ def test_padding_changes_no_output():
     torch.testing.assert_close(model(long), model(short))
     mean = model.features[0].embedding.weight[[4, 8]].mean(dim=0)
     torch.testing.assert_close(
-        model.features[0](long), torch.stack([mean, model.features[0].embedding.weight[1], 0 * mean])
+        model.features[0](long),
+        torch.stack([mean, model.features[0].embedding.weight[1], 0 * mean]),
     )
 
 
 def test_every_key_of_tokens_is_in_the_lineage():
     plain = {"source": "x.parquet", "tokens": "a"}
-    changes = [{}, {"tokens": "b"}, {"length": 3}, {"vocabulary": 9}, {"tokens": "", "text": "a", "vocabulary": 9}]
+    changes = [
+        {},
+        {"tokens": "b"},
+        {"length": 3},
+        {"vocabulary": 9},
+        {"tokens": "", "text": "a", "vocabulary": 9},
+    ]
     changes += [{"tokens": "", "features": ["a"]}, {"tokens": "", "features": ["b"]}]
-    hashes = Counter(read_job({"name": "n", "data": {**plain, **change}}).hash() for change in changes)
+    hashes = Counter(
+        read_job({"name": "n", "data": {**plain, **change}}).hash() for change in changes
+    )
     assert len(hashes) == len(changes)
 
 
 # --- bad input
 
-TOKENS = {"ids": [[1, 2], [3]], "text": ["a", "b"], "age": [20.0, 30.0], "income": [1, 2], "label": [0, 1]}
+TOKENS = {
+    "ids": [[1, 2], [3]],
+    "text": ["a", "b"],
+    "age": [20.0, 30.0],
+    "income": [1, 2],
+    "label": [0, 1],
+}
 
 
 def with_column(**columns):
@@ -268,12 +359,32 @@ def with_column(**columns):
 @pytest.mark.parametrize(
     ("columns", "data", "message"),
     [
-        ({}, {"tokens": "idz"}, r"no column 'idz'; it has .*\(data.tokens, .*\); did you mean 'ids'\?$"),
-        ({}, {"tokens": "text"}, r"row 0: column 'text' is of type string; tokens are lists of whole numbers$"),
-        ({"ids": [[1.5], [2.0]]}, {"tokens": "ids"}, "row 0: column 'ids' is of type list<.*double>; tokens are lists"),
+        (
+            {},
+            {"tokens": "idz"},
+            r"no column 'idz'; it has .*\(data.tokens, .*\); did you mean 'ids'\?$",
+        ),
+        (
+            {},
+            {"tokens": "text"},
+            r"row 0: column 'text' is of type string; tokens are lists of whole numbers$",
+        ),
+        (
+            {"ids": [[1.5], [2.0]]},
+            {"tokens": "ids"},
+            "row 0: column 'ids' is of type list<.*double>; tokens are lists",
+        ),
         ({"ids": [[1], None]}, {"tokens": "ids"}, "train.parquet, row 1: no value in column 'ids'"),
-        ({"ids": [[1], [2, None]]}, {"tokens": "ids"}, "train.parquet, row 1: no value in column 'ids'"),
-        ({"ids": [[1], [2, -3]]}, {"tokens": "ids"}, "row 1: token -3 in column 'ids'; tokens are from 0 to 2"),
+        (
+            {"ids": [[1], [2, None]]},
+            {"tokens": "ids"},
+            "train.parquet, row 1: no value in column 'ids'",
+        ),
+        (
+            {"ids": [[1], [2, -3]]},
+            {"tokens": "ids"},
+            "row 1: token -3 in column 'ids'; tokens are from 0 to 2",
+        ),
         (
             {},
             {"tokens": "ids", "vocabulary": 3},
@@ -284,7 +395,11 @@ def with_column(**columns):
             {"text": "age", "vocabulary": 9},
             "row 0: column 'age' is of type double; data.text names a column of text",
         ),
-        ({}, {"features": ["age", "text"]}, "row 0: column 'text' is of type string; features are numbers.*0 and 1$"),
+        (
+            {},
+            {"features": ["age", "text"]},
+            "row 0: column 'text' is of type string; features are numbers.*0 and 1$",
+        ),
         (
             {"age": [1.0, float("nan")]},
             {"features": ["age"]},
@@ -304,29 +419,41 @@ def test_a_column_that_cannot_be_read_is_refused(folder, columns, data, message)
 
 def test_a_test_set_that_does_not_fit_is_refused(folder):
     source = folder(TOKENS, with_column(ids=[[1], [9]]))
-    with pytest.raises(InputError, match=r"test.parquet, row 1: token 9 .*0 to 3 \(the training .*1\)$"):
+    with pytest.raises(
+        InputError, match=r"test.parquet, row 1: token 9 .*0 to 3 \(the training .*1\)$"
+    ):
         load(Data(source, tokens="ids"))
     source = folder(TOKENS, {"ids": [[1]], "label": [0]})
     with pytest.raises(InputError, match=r"test.parquet: no column 'age'; it has ids, label"):
         load(Data(source, features=["age"]))
     source = folder(with_column(age=[[1.0], [2.0]]), with_column(age=[[1.0, 3.0], [2.0, 3.0]]))
-    with pytest.raises(InputError, match="training and test set disagree in number of features: 1 and 2"):
+    with pytest.raises(
+        InputError, match="training and test set disagree in number of features: 1 and 2"
+    ):
         load(Data(source, features=["age"]))
 
 
 def test_image_files_are_no_tokens(tmp_path):
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat" / "1.png").touch()
-    with pytest.raises(InputError, match=r"data.tokens names columns of Parquet files, and '.*1.png' is an image"):
+    with pytest.raises(
+        InputError, match=r"data.tokens names columns of Parquet files, and '.*1.png' is an image"
+    ):
         load(Data(str(tmp_path), tokens="a"))
 
 
 @pytest.mark.parametrize("inputs", [Tokens(6, 30), Vectors(5)])
 def test_their_models_give_features_and_gradients(inputs):
     model = build_model(
-        "text" if isinstance(inputs, Tokens) else "mlp", {"project": 7}, **inputs._asdict(), num_classes=3, seed=0
+        "text" if isinstance(inputs, Tokens) else "mlp",
+        {"project": 7},
+        **inputs._asdict(),
+        num_classes=3,
+        seed=0,
     )
     assert has_features(model) and model.features(inputs.some(2)).shape == (2, 7)
     model(inputs.some(2)).square().sum().backward()
-    assert all(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())
+    assert all(
+        parameter.grad is not None and parameter.grad.any() for parameter in model.parameters()
+    )
     assert "text" in MODELS and "mlp" in MODELS

@@ -25,7 +25,11 @@ def dataset(counts: list[int], groups: np.ndarray | None = None) -> Dataset:
 def test_a_federation_knows_its_clients():
     data = dataset([30, 20, 10])
     federation = federate(data, Dirichlet(alpha=1.0, num_clients=4, min_size=1))
-    assert (federation.num_clients, federation.num_classes, federation.inputs) == (4, 3, Images((3, 4, 4)))
+    assert (federation.num_clients, federation.num_classes, federation.inputs) == (
+        4,
+        3,
+        Images((3, 4, 4)),
+    )
     found = [np.bincount(data.train.labels[federation.client(i)], minlength=3) for i in range(4)]
     for i, counts in enumerate(found):
         assert federation.label_counts(i).tolist() == counts.tolist()
@@ -46,12 +50,16 @@ def test_the_hash_covers_every_image_and_label():
             getattr(getattr(data, part), column)[-1] ^= 1
         return federate(data, Iid(2)).hash()
 
-    changed = [hashed(part, column) for part in ("train", "test") for column in ("examples", "labels")]
+    changed = [
+        hashed(part, column) for part in ("train", "test") for column in ("examples", "labels")
+    ]
     assert hashed() == hashed()
     assert len({hashed(), *changed}) == 5
 
 
-@pytest.mark.parametrize("rule", [Iid(4), Shards(4, s=2), Dirichlet(4, alpha=1.0, min_size=1), Natural()])
+@pytest.mark.parametrize(
+    "rule", [Iid(4), Shards(4, s=2), Dirichlet(4, alpha=1.0, min_size=1), Natural()]
+)
 def test_auxiliary_images_belong_to_no_client(rule):
     data = dataset([30, 20, 10], groups=np.arange(60) % 2)
     federation = federate(data, rule, auxiliary_per_class=3)
@@ -78,7 +86,9 @@ def test_moments_equal_those_of_numpy(images):
 
 def test_moments_do_not_depend_on_the_order_of_many_images():
     images = np.random.default_rng(0).integers(0, 256, (3000, 2, 8, 8), dtype=np.uint8)
-    assert Images(images.shape[1:]).moments(images) == Images(images.shape[1:]).moments(images[::-1])
+    assert Images(images.shape[1:]).moments(images) == Images(images.shape[1:]).moments(
+        images[::-1]
+    )
 
 
 @pytest.mark.parametrize(
@@ -87,7 +97,11 @@ def test_moments_do_not_depend_on_the_order_of_many_images():
 )
 def test_a_figure_of_a_partition_is_drawn(tmp_path, suffix, beginning, num_clients, num_classes):
     clients, classes = np.divmod(np.arange(num_clients * num_classes), num_classes)
-    cells = {"client": clients, "class": classes, "count": np.random.default_rng(0).integers(0, 50, len(clients))}
+    cells = {
+        "client": clients,
+        "class": classes,
+        "count": np.random.default_rng(0).integers(0, 50, len(clients)),
+    }
     path = tmp_path / f"p.{suffix}"
     save(partition, path, cells, [f"c{i}" for i in range(num_classes)], num_clients)
     assert path.read_bytes().startswith(beginning)

@@ -39,7 +39,10 @@ def table(labels, names, label="label", **columns):
     images = pa.array([encoded(value) for value in labels], kind)
     made = pa.table({"image": images, label: pa.array(labels, pa.int64()), **columns})
     file = io.BytesIO()
-    pq.write_table(made.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})}), file)
+    pq.write_table(
+        made.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})}),
+        file,
+    )
     return file.getvalue()
 
 
@@ -58,7 +61,9 @@ REPOSITORIES = {
         "data/valid-00000-of-00001-70.parquet": table([1], NAMES),
     },
     "flwrlabs/femnist": {
-        "data/train-00000-of-00001.parquet": table([0, 0, 0, 0, 1, 1, 1, 1], NAMES, "character", writer_id=WRITERS)
+        "data/train-00000-of-00001.parquet": table(
+            [0, 0, 0, 0, 1, 1, 1, 1], NAMES, "character", writer_id=WRITERS
+        )
     },
     "me/two": {"a/train.parquet": table([0], NAMES), "b/train.parquet": table([0], NAMES)},
 }
@@ -83,7 +88,12 @@ class Handler(BaseHTTPRequestHandler):
                 return self.answer(json.dumps({"id": name, "sha": COMMIT, "siblings": []}).encode())
             if path == f"/api/datasets/{name}/tree/{COMMIT}":
                 entries = [
-                    {"type": "file", "path": file, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
+                    {
+                        "type": "file",
+                        "path": file,
+                        "size": len(content),
+                        "oid": hashlib.sha1(content).hexdigest(),
+                    }
                     for file, content in files.items()
                 ]
                 return self.answer(json.dumps(entries).encode())
@@ -116,7 +126,11 @@ def server(monkeypatch):
     server = Server()
     threading.Thread(target=server.serve_forever, daemon=True).start()
     endpoint = f"http://127.0.0.1:{server.server_port}"
-    for key, value in {"ENDPOINT": endpoint, "HF_HUB_OFFLINE": False, "HF_HUB_DISABLE_XET": True}.items():
+    for key, value in {
+        "ENDPOINT": endpoint,
+        "HF_HUB_OFFLINE": False,
+        "HF_HUB_DISABLE_XET": True,
+    }.items():
         monkeypatch.setattr(constants, key, value)
     template = endpoint + "/{repo_id}/resolve/{revision}/{filename}"
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
@@ -130,7 +144,11 @@ def test_a_named_set_is_downloaded_once_with_its_splits_and_class_names(server, 
     data = load(Data("cinic10", root=root))
     assert data.train.labels.tolist() == [0, 1, 1, 1] and data.test.labels.tolist() == [1, 0, 1]
     assert data.train.classes == ("cat", "dog")
-    assert data.train.examples[:, 0, 0, 0].tolist() == [0, 1, 1, 1] and data.train.shape == (3, 4, 4)
+    assert data.train.examples[:, 0, 0, 0].tolist() == [0, 1, 1, 1] and data.train.shape == (
+        3,
+        4,
+        4,
+    )
     assert not any(path.endswith("README.md") for path in server.asked)
     asked = len(server.asked)
     again = load(Data("CINIC10", root=root))
@@ -142,17 +160,23 @@ def test_the_validation_set_stands_in_for_a_test_set(server, tmp_path):
 
 
 def test_writers_are_the_clients_of_femnist_which_has_no_test_set(server, tmp_path):
-    data = Data("femnist", root=str(tmp_path), test_fraction=0.25, partition=Natural(column="writer_id"))
+    data = Data(
+        "femnist", root=str(tmp_path), test_fraction=0.25, partition=Natural(column="writer_id")
+    )
     federation = open_federation(data)
     assert federation.num_clients == 2 and federation.train.classes == ("cat", "dog")
     assert sorted(federation.train.labels) == [0] * 3 + [1] * 3
-    with pytest.raises(InputError, match=r"data.source = 'femnist': it has no test set; .*data.test_fraction"):
+    with pytest.raises(
+        InputError, match=r"data.source = 'femnist': it has no test set; .*data.test_fraction"
+    ):
         load(Data("femnist", root=str(tmp_path)))
     with pytest.raises(InputError, match=r"no column 'letter'; it has image, character, writer_id"):
         load(Data("femnist", root=str(tmp_path), label="letter", test_fraction=0.5))
 
 
-@pytest.mark.parametrize("place", ["", "/", "/data", "@main/data/", "@" + COMMIT, "@refs/convert/parquet"])
+@pytest.mark.parametrize(
+    "place", ["", "/", "/data", "@main/data/", "@" + COMMIT, "@refs/convert/parquet"]
+)
 def test_a_folder_at_the_hub_may_be_written_in_many_ways(server, tmp_path, place):
     data = load(Data("hf://datasets/flwrlabs/cinic10" + place, root=str(tmp_path)))
     assert (len(data.train), len(data.test)) == (4, 3)
@@ -161,22 +185,34 @@ def test_a_folder_at_the_hub_may_be_written_in_many_ways(server, tmp_path, place
 FILES = [("train", 2), ("validation", 1)]
 
 
-def test_single_files_of_the_hub_are_training_and_test_set_and_others_are_not_downloaded(server, tmp_path):
-    train, test = (f"hf://datasets/flwrlabs/cinic10/data/{name}-00000-of-0000{n}.parquet" for name, n in FILES)
+def test_single_files_of_the_hub_are_training_and_test_set_and_others_are_not_downloaded(
+    server, tmp_path
+):
+    train, test = (
+        f"hf://datasets/flwrlabs/cinic10/data/{name}-00000-of-0000{n}.parquet" for name, n in FILES
+    )
     data = load(Data(train, test=test, root=str(tmp_path)))
     assert data.train.labels.tolist() == [0, 1] and data.test.labels.tolist() == [0]
     files = {path.rpartition("/")[2] for path in server.asked if "/resolve/" in path}
     assert files == {"train-00000-of-00002.parquet", "validation-00000-of-00001.parquet"}
-    both = load(Data("hf://datasets/flwrlabs/cinic10", root=str(tmp_path)))  # the rest of a copy in part comes, too
+    both = load(
+        Data("hf://datasets/flwrlabs/cinic10", root=str(tmp_path))
+    )  # the rest of a copy in part comes, too
     assert (len(both.train), len(both.test)) == (4, 3)
 
 
 @pytest.mark.parametrize(
     ("place", "message"),
     [
-        ("hf://datasets/me/none", "the download failed .*Repository Not Found.* give the path of Parquet files that"),
+        (
+            "hf://datasets/me/none",
+            "the download failed .*Repository Not Found.* give the path of Parquet files that",
+        ),
         ("hf://datasets/flwrlabs/cinic10/images", "there is no Parquet file at that place"),
-        ("hf://datasets/me/two", r"its Parquet files lie in several folders \(a, b\); name one of them"),
+        (
+            "hf://datasets/me/two",
+            r"its Parquet files lie in several folders \(a, b\); name one of them",
+        ),
     ],
 )
 def test_what_cannot_be_had_is_refused_with_the_place(server, tmp_path, place, message):
@@ -198,7 +234,8 @@ def test_without_a_network_a_copy_is_read_and_a_missing_one_is_refused(server, t
 def test_without_huggingface_hub_the_message_says_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(
-        InputError, match=r"'hf://datasets/a/b' needs huggingface_hub.*pip install 'rayfed-distill\[hf\]'$"
+        InputError,
+        match=r"'hf://datasets/a/b' needs huggingface_hub.*pip install 'rayfed-distill\[hf\]'$",
     ):
         load(Data("hf://datasets/a/b", root=str(tmp_path)))
 

@@ -15,7 +15,17 @@ from rayfed.base.errors import InputError
 from rayfed.base.values import Ge
 from rayfed.data.dealt import write_dealt
 from rayfed.data.federation import Federation, federate, open_federation
-from rayfed.data.partition import PARTITIONS, Classes, Dirichlet, File, Iid, Natural, Partition, Quantity, Shards
+from rayfed.data.partition import (
+    PARTITIONS,
+    Classes,
+    Dirichlet,
+    File,
+    Iid,
+    Natural,
+    Partition,
+    Quantity,
+    Shards,
+)
 from rayfed.data.samples import Dataset, Samples
 from rayfed.folder.provenance import read_environment
 from rayfed.job import read_job
@@ -46,7 +56,12 @@ def splits(draw: st.DrawFn) -> tuple[object, np.ndarray, int]:
         smallest, largest = -(-present // s), len(labels) // s
     if kind is Dirichlet:
         sizes = draw(st.sampled_from(["drawn", "equal"]))
-        options |= {"alpha": draw(st.floats(1e-6, 100)), "cap": draw(st.booleans()), "min_size": 0, "sizes": sizes}
+        options |= {
+            "alpha": draw(st.floats(1e-6, 100)),
+            "cap": draw(st.booleans()),
+            "min_size": 0,
+            "sizes": sizes,
+        }
     if kind is Quantity:
         options |= {"alpha": draw(st.floats(1e-6, 100)), "min_size": 0}
     if kind is Classes:
@@ -54,14 +69,18 @@ def splits(draw: st.DrawFn) -> tuple[object, np.ndarray, int]:
         smallest, largest = -(-present // k), 8 + present
     rule = kind(draw(st.integers(smallest, largest)), **options)
     if kind is Classes:
-        labels = np.concatenate([labels, np.repeat(np.unique(labels), rule.num_clients)])  # enough for every holder
+        labels = np.concatenate(
+            [labels, np.repeat(np.unique(labels), rule.num_clients)]
+        )  # enough for every holder
     return rule, labels, num_classes
 
 
 def table(partition: Partition, labels: np.ndarray, num_classes: int) -> np.ndarray:
     """Images by client and class, (N, K)."""
     clients = range(partition.num_clients)
-    return np.stack([np.bincount(labels[partition.client(i)], minlength=num_classes) for i in clients])
+    return np.stack(
+        [np.bincount(labels[partition.client(i)], minlength=num_classes) for i in clients]
+    )
 
 
 @few
@@ -87,26 +106,37 @@ def opened(rule: object, labels: np.ndarray, per_class: int) -> Federation:
 
 @few
 @given(splits(), st.integers(1, 6))
-def test_an_auxiliary_set_is_withdrawn_from_what_every_rule_deals_evenly_within_a_class(case, per_class):
+def test_an_auxiliary_set_is_withdrawn_from_what_every_rule_deals_evenly_within_a_class(
+    case, per_class
+):
     rule, labels, _ = case
-    labels = np.unique(labels, return_inverse=True)[1]  # no class without images, of which none could be taken
+    labels = np.unique(labels, return_inverse=True)[
+        1
+    ]  # no class without images, of which none could be taken
     try:
         whole = opened(rule, labels, 0)
         less = opened(rule, labels, per_class)
     except InputError:
         assume(False)
     num_classes, n = labels.max() + 1, whole.num_clients
-    assert np.bincount(labels[less.auxiliary], minlength=num_classes).tolist() == [per_class] * num_classes
+    assert (
+        np.bincount(labels[less.auxiliary], minlength=num_classes).tolist()
+        == [per_class] * num_classes
+    )
     for i in range(n):
         assert np.array_equal(less.client(i), np.setdiff1d(whole.client(i), less.auxiliary))
-    assert less.dealt.hash() == whole.dealt.hash() == whole.partition.hash() != less.partition.hash()
+    assert (
+        less.dealt.hash() == whole.dealt.hash() == whole.partition.hash() != less.partition.hash()
+    )
     assert less.partition.sizes.min() >= 1
     had = table(whole.partition, labels, num_classes)
     lost = had - table(less.partition, labels, num_classes)
     for held, gone in zip(had.T, lost.T, strict=True):
         assert np.ptp(gone[held >= gone.max()]) <= 1
         fewer = held < gone.max()
-        assert np.all(gone[fewer] >= held[fewer] - 1)  # all of it, or all but the client's last image
+        assert np.all(
+            gone[fewer] >= held[fewer] - 1
+        )  # all of it, or all but the client's last image
     assert np.array_equal(opened(rule, labels, per_class).auxiliary, less.auxiliary)
 
 
@@ -124,7 +154,12 @@ class Listed:
 @pytest.mark.parametrize(
     ("owners", "labels", "per_class", "lost"),
     [
-        ([0, 0, 0, 0, 0, 1, 2, 2, 2], [0, 0, 0, 0, 0, 0, 0, 0, 1], 1, None),  # client 2 gives the one of class 1
+        (
+            [0, 0, 0, 0, 0, 1, 2, 2, 2],
+            [0, 0, 0, 0, 0, 0, 0, 0, 1],
+            1,
+            None,
+        ),  # client 2 gives the one of class 1
         ([0, 0, 0, 0, 0, 1, 2, 2, 2, 0], [0, 0, 0, 0, 0, 0, 0, 0, 1, 1], 2, [2, 0, 2]),
         # Client 1 keeps its only image; 0 and 2 give two each in turns, then 0 a third one.
         ([0, 0, 0, 0, 0, 1, 2, 2, 2], [0, 0, 0, 0, 0, 0, 0, 0, 0], 4, [2, 0, 2]),
@@ -157,7 +192,12 @@ def test_which_images_are_withdrawn_follows_the_partitions_seed():
             2,
             "of 2 images per class cannot be taken: class '1' has 1 images, and no more can",
         ),
-        ([0, 1, 2, 2], [0, 0, 0, 0], 2, "of class '0', clients can give up only 1 of 4 images, as each must keep one"),
+        (
+            [0, 1, 2, 2],
+            [0, 0, 0, 0],
+            2,
+            "of class '0', clients can give up only 1 of 4 images, as each must keep one",
+        ),
     ],
 )
 def test_withdrawals_that_cannot_be_are_refused(owners, labels, per_class, message):
@@ -190,7 +230,9 @@ def test_shards_of_balanced_labels_have_one_size_and_one_class_each():
 @given(label_arrays(min_count=10), st.integers(0, 5))
 def test_shards_of_unbalanced_labels_have_one_class_each_and_nearly_one_size(case, seed):
     labels, num_classes = case
-    counts = table(Shards(2 * num_classes, seed, s=1).split(labels, num_classes), labels, num_classes)
+    counts = table(
+        Shards(2 * num_classes, seed, s=1).split(labels, num_classes), labels, num_classes
+    )
     assert np.all(np.count_nonzero(counts, axis=1) == 1)
     for column in counts.T:
         assert np.ptp(column[column > 0]) <= 1
@@ -200,7 +242,13 @@ def test_shards_by_hand():
     """8 + 3 + 1 images in 5 shards: the largest class is cut into 3 + 3 + 2; 3 and 1 stay whole."""
     labels = np.repeat([0, 2, 3], [8, 3, 1])
     counts = table(Shards(s=1, num_clients=5).split(labels, 4), labels, 4)
-    assert sorted(map(tuple, counts)) == [(0, 0, 0, 1), (0, 0, 3, 0), (2, 0, 0, 0), (3, 0, 0, 0), (3, 0, 0, 0)]
+    assert sorted(map(tuple, counts)) == [
+        (0, 0, 0, 1),
+        (0, 0, 3, 0),
+        (2, 0, 0, 0),
+        (3, 0, 0, 0),
+        (3, 0, 0, 0),
+    ]
 
 
 @few
@@ -234,8 +282,12 @@ def test_quantity_skews_sizes_alone():
     assert partition.sizes.min() >= 10 and partition.sizes.max() > 3 * partition.sizes.mean()
     expected = partition.sizes[:, None] / 10
     assert (np.abs(counts - expected) < 5 * np.sqrt(expected) + 1).all()
-    sizes = np.concatenate([Quantity(10, seed, alpha=2.0, min_size=0).split(CIFAR, 10).sizes for seed in range(100)])
-    assert abs((sizes / 50_000).var() / (0.1 * 0.9 / (2.0 * 10 + 1)) - 1) < 0.3, "the variance of Dir(2)"
+    sizes = np.concatenate(
+        [Quantity(10, seed, alpha=2.0, min_size=0).split(CIFAR, 10).sizes for seed in range(100)]
+    )
+    assert abs((sizes / 50_000).var() / (0.1 * 0.9 / (2.0 * 10 + 1)) - 1) < 0.3, (
+        "the variance of Dir(2)"
+    )
 
 
 @pytest.mark.parametrize("suffix", [".json", ".npz", ".parquet"])
@@ -262,14 +314,21 @@ def test_others_files_are_read(tmp_path, name, text):
 
 @pytest.mark.parametrize("withdrawn", [0, 8])
 def test_a_runs_own_partition_is_read_and_gives_the_same_weights(tmp_path, withdrawn):
-    keys = {"ray.mode": "off", "train.num_rounds": 1, "train.local_steps": 2, "output.path": str(tmp_path)}
+    keys = {
+        "ray.mode": "off",
+        "train.num_rounds": 1,
+        "train.local_steps": 2,
+        "output.path": str(tmp_path),
+    }
     keys |= {"model": "lenet", "train.clients_per_round": 3}
     keys |= {"data.auxiliary_per_class": withdrawn, "method": "fedssd" if withdrawn else "fedntd"}
     first = rayfed.run("jobs/quickstart.toml", keys | {"name": "first"})
     file = {"name": "file", "path": str(first.path / "partition.parquet")}
     second = rayfed.run("jobs/quickstart.toml", keys | {"name": "second", "data.partition": file})
     held = [read_environment(result.path)["partition"] for result in (first, second)]
-    assert (held[0] == held[1]) == (not withdrawn), "what was dealt is not known of the server's images"
+    assert (held[0] == held[1]) == (not withdrawn), (
+        "what was dealt is not known of the server's images"
+    )
     assert all(torch.equal(tensor, second.weights[name]) for name, tensor in first.weights.items())
 
 
@@ -286,7 +345,10 @@ def test_dirichlet_without_the_cap_has_the_moments_of_its_distribution():
     """One class, two clients: the first one's share has mean 1/2 and variance 1 / (4 (2 alpha + 1))."""
     labels = np.zeros(1000, dtype=np.int64)
     alpha = 0.3
-    shares = [Dirichlet(2, seed, alpha, cap=False, min_size=0).split(labels, 1).sizes[0] / 1000 for seed in range(2000)]
+    shares = [
+        Dirichlet(2, seed, alpha, cap=False, min_size=0).split(labels, 1).sizes[0] / 1000
+        for seed in range(2000)
+    ]
     assert np.mean(shares) == pytest.approx(0.5, abs=0.04)
     assert np.var(shares) == pytest.approx(1 / (4 * (2 * alpha + 1)), rel=0.05)
 
@@ -379,15 +441,24 @@ class Wrong:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ("negative", "Partition.of_owners: an owner is -1; with 10000 clients, owners are 0 to 9999"),
+        (
+            "negative",
+            "Partition.of_owners: an owner is -1; with 10000 clients, owners are 0 to 9999",
+        ),
         ("large", "Partition.of_owners: an owner is 9999; with 9999 clients, owners are 0 to 9998"),
         *((how, UNEVEN) for how in ("fewer", "twice", "beyond", "offsets")),
         ("list", "data.partition: Wrong.split gave list; it must give a Partition, such as"),
-        ("empty", "data.partition: 2 of 3 clients hold no image, such as client 1, and could not train; have fewer"),
+        (
+            "empty",
+            "data.partition: 2 of 3 clients hold no image, such as client 1, and could not train; have fewer",
+        ),
     ],
 )
 def test_a_users_rule_that_does_not_deal_each_image_once_is_refused(how, message):
-    assert open_federation(job_with({"name": f"{__name__}:Wrong", "how": "whole"}).data).num_clients == 2
+    assert (
+        open_federation(job_with({"name": f"{__name__}:Wrong", "how": "whole"}).data).num_clients
+        == 2
+    )
     with pytest.raises(InputError, match=f"^{message}"):
         open_federation(job_with({"name": f"{__name__}:Wrong", "how": how}).data)
 

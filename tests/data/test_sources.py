@@ -28,7 +28,9 @@ FASHION = Path("/usr/share/datasets/fashion-mnist")
 
 def pixels(n: int, channels: int = 1, height: int = 4, width: int = 4, seed: int = 0) -> np.ndarray:
     """Images uint8 (n, C, H, W)."""
-    return np.random.default_rng(seed).integers(0, 256, (n, channels, height, width), dtype=np.uint8)
+    return np.random.default_rng(seed).integers(
+        0, 256, (n, channels, height, width), dtype=np.uint8
+    )
 
 
 def png(image: Image.Image) -> bytes:
@@ -48,7 +50,9 @@ def write(path: Path, image, label, metadata: dict[str, str] | None = None, **co
     return str(path)
 
 
-def png_file(path: Path, n: int = 6, classes: int = 2, channels: int = 1, size: int = 4, seed: int = 0) -> str:
+def png_file(
+    path: Path, n: int = 6, classes: int = 2, channels: int = 1, size: int = 4, seed: int = 0
+) -> str:
     images = [encode(image) for image in pixels(n, channels, size, size, seed)]
     return write(path, images, [i % classes for i in range(n)])
 
@@ -90,7 +94,9 @@ def idx_files(folder: Path, images: bytes, labels: bytes = b"\0\0\x08\x01\0\0\0\
     raw = folder / "MNIST" / "raw"
     raw.mkdir(parents=True)
     for part in ("train", "t10k"):
-        (raw / f"{part}-images-idx3-ubyte").write_bytes(b"\0\0\x08\3\0\0\0\2\0\0\0\2\0\0\0\2" + images)
+        (raw / f"{part}-images-idx3-ubyte").write_bytes(
+            b"\0\0\x08\3\0\0\0\2\0\0\0\2\0\0\0\2" + images
+        )
         (raw / f"{part}-labels-idx1-ubyte").write_bytes(labels)
     return str(folder)
 
@@ -105,7 +111,10 @@ def test_a_set_that_torchvision_has_downloaded_is_read(tmp_path):
 
 def test_a_damaged_set_is_refused(tmp_path):
     root = idx_files(tmp_path, bytes(8), b"no labels")
-    refuses(Data("mnist", root=root), f"^data.source = 'mnist': {tmp_path}.*or set data.root to a folder that has")
+    refuses(
+        Data("mnist", root=root),
+        f"^data.source = 'mnist': {tmp_path}.*or set data.root to a folder that has",
+    )
 
 
 class Offline:
@@ -145,7 +154,9 @@ def test_torchvisions_arrays_become_samples(monkeypatch):
     assert train.classes == ("0", "cat")
     assert train.labels.tolist() == [0, 1]
     monkeypatch.setattr(datasets, "EMNIST", type("EMNIST", (Stored,), {}))
-    assert load(Data("emnist", root="nowhere")).train.examples[0].tolist() == [[[0, 2, 4], [1, 3, 5]]]  # upright
+    assert load(Data("emnist", root="nowhere")).train.examples[0].tolist() == [
+        [[0, 2, 4], [1, 3, 5]]
+    ]  # upright
 
 
 def test_importing_and_reading_data_does_not_import_torchvision():
@@ -160,7 +171,10 @@ def test_importing_and_reading_data_does_not_import_torchvision():
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("size", [4, 90])
 def test_encoded_images_are_read(tmp_path, channels, size):
-    train, test = (png_file(tmp_path / f"{part}.pq", 9, 3, channels, size, seed) for part, seed in (("a", 1), ("b", 2)))
+    train, test = (
+        png_file(tmp_path / f"{part}.pq", 9, 3, channels, size, seed)
+        for part, seed in (("a", 1), ("b", 2))
+    )
     data = load(Data(train, test=test))
     assert np.array_equal(data.train.examples, pixels(9, channels, size, size, 1))
     assert np.array_equal(data.test.examples, pixels(9, channels, size, size, 2))
@@ -172,9 +186,16 @@ def test_encoded_images_are_read(tmp_path, channels, size):
 def test_hugging_face_files_are_read(tmp_path):
     images = pixels(4)
     structs = [{"bytes": encode(image), "path": "x.png"} for image in images]
-    features = {"info": {"features": {"label": {"names": ["cat", "dog", "emu"], "_type": "ClassLabel"}}}}
+    features = {
+        "info": {"features": {"label": {"names": ["cat", "dog", "emu"], "_type": "ClassLabel"}}}
+    }
     for name in ("train-00000-of-00002", "train-00001-of-00002", "test-00000-of-00001"):
-        write(tmp_path / f"{name}.parquet", structs, [0, 1, 0, 1], {"huggingface": json.dumps(features)})
+        write(
+            tmp_path / f"{name}.parquet",
+            structs,
+            [0, 1, 0, 1],
+            {"huggingface": json.dumps(features)},
+        )
     data = load(Data(str(tmp_path)))
     assert np.array_equal(data.train.examples, np.concatenate([images, images]))
     assert len(data.test) == 4
@@ -192,7 +213,10 @@ def test_lists_of_pixels_are_read(tmp_path, channels, nested, last):
     read = load(Data(path, test=path, shape=list(stored.shape[1:]))).train.examples
     assert np.array_equal(read, images) and read.flags.c_contiguous
     for shape in ([], [3, 3, 3], [channels, -2, -5]):
-        refuses(Data(path, shape=shape), f"of {10 * channels} pixels cannot be images of shape .*; data.shape must be")
+        refuses(
+            Data(path, shape=shape),
+            f"of {10 * channels} pixels cannot be images of shape .*; data.shape must be",
+        )
 
 
 @pytest.mark.parametrize(
@@ -203,7 +227,10 @@ def test_lists_of_pixels_are_read(tmp_path, channels, nested, last):
         ([[1, 2, 3, 4], [1, 2, 3]], "lists of 3.5 pixels cannot be images"),
         (["text", "text"], "column 'image' is of type string; images are encoded bytes"),
         ([b"", b"x"], "a.parquet, row 0: no image bytes"),
-        ([encode(pixels(1)[0]), encode(pixels(1)[0])[:60]], "a.parquet, row 1: cannot be decoded as an image"),
+        (
+            [encode(pixels(1)[0]), encode(pixels(1)[0])[:60]],
+            "a.parquet, row 1: cannot be decoded as an image",
+        ),
     ],
 )
 def test_images_that_cannot_be_read_are_refused(tmp_path, image, message):
@@ -214,27 +241,47 @@ def test_a_damaged_image_is_named_by_file_and_row(tmp_path):
     images = [encode(image) for image in pixels(600)]
     for damaged in (images, [*images[:567], b"\x89PNG\r\n\x1a\n..", *images[568:]]):
         write(tmp_path / f"train-{damaged is images}.parquet", damaged, [0, 1] * 300)
-    refuses(Data(str(tmp_path), test_fraction=0.1), "train-False.parquet, row 567: cannot be decoded as an image")
+    refuses(
+        Data(str(tmp_path), test_fraction=0.1),
+        "train-False.parquet, row 567: cannot be decoded as an image",
+    )
 
 
 def test_labels_are_numbers_or_names_of_classes(tmp_path):
     images = [encode(image) for image in pixels(4)]
     named = {"classes": "cat,dog"}
     numbers = write(tmp_path / "a.parquet", images, pa.array([1, 0, 1, 1], pa.int8()), named)
-    words = write(tmp_path / "b.parquet", images, pa.array(["dog", "cat", "dog", "dog"]).dictionary_encode())
+    words = write(
+        tmp_path / "b.parquet", images, pa.array(["dog", "cat", "dog", "dog"]).dictionary_encode()
+    )
     for path in (numbers, words):
         train = load(Data(path, test=numbers)).train
         assert train.classes == ("cat", "dog")
         assert train.labels.tolist() == [1, 0, 1, 1]
     other = write(tmp_path / "c.parquet", images, ["dog", "emu", "dog", "dog"])
-    refuses(Data(numbers, test=other), "c.parquet, row 1: label 'emu' is not one of the classes .cat, dog")
+    refuses(
+        Data(numbers, test=other),
+        "c.parquet, row 1: label 'emu' is not one of the classes .cat, dog",
+    )
     out = write(tmp_path / "d.parquet", images, [0, 1, 2, -1], named)
     refuses(Data(out), r"d.parquet, row 2: label 2 is outside 0..1 \(cat, dog\)")
-    refuses(Data(write(tmp_path / "e.parquet", images, [0, 1, -1, 0])), "row 2: label -1 is outside 0..1")
-    refuses(Data(write(tmp_path / "f.parquet", images, [0, None, 1, 0])), "row 1: no value in column 'label'")
-    refuses(Data(write(tmp_path / "g.parquet", images, [0.5, 1, 1, 0])), "column 'label' is of type double")
+    refuses(
+        Data(write(tmp_path / "e.parquet", images, [0, 1, -1, 0])),
+        "row 2: label -1 is outside 0..1",
+    )
+    refuses(
+        Data(write(tmp_path / "f.parquet", images, [0, None, 1, 0])),
+        "row 1: no value in column 'label'",
+    )
+    refuses(
+        Data(write(tmp_path / "g.parquet", images, [0.5, 1, 1, 0])),
+        "column 'label' is of type double",
+    )
     renamed = write(tmp_path / "h.parquet", images, [0, 1, 0, 1], {"classes": "dog,cat"})
-    refuses(Data(numbers, test=renamed), r"its classes \(dog, cat\) are not the training set's \(cat, dog\)")
+    refuses(
+        Data(numbers, test=renamed),
+        r"its classes \(dog, cat\) are not the training set's \(cat, dog\)",
+    )
 
 
 def test_a_client_column_becomes_groups(tmp_path):
@@ -250,11 +297,17 @@ def test_a_client_column_becomes_groups(tmp_path):
 
 def test_a_domain_column_names_the_domains_of_the_test_images(tmp_path):
     images = [encode(image) for image in pixels(6)]
-    labels, columns = [0, 1] * 3, {"site": ["b", "a", "c", "a", "b", "b"], "year": [9, 10, 9, 10, 8, 9]}
+    labels, columns = (
+        [0, 1] * 3,
+        {"site": ["b", "a", "c", "a", "b", "b"], "year": [9, 10, 9, 10, 8, 9]},
+    )
     marked = write(tmp_path / "marked.parquet", images, labels, **columns)
     plain = write(tmp_path / "plain.parquet", images, labels)
     data = load(Data(plain, test=marked, domain="site"))
-    assert (data.test.domains.tolist(), data.test.domain_names) == ([1, 0, 2, 0, 1, 1], ("a", "b", "c"))
+    assert (data.test.domains.tolist(), data.test.domain_names) == (
+        [1, 0, 2, 0, 1, 1],
+        ("a", "b", "c"),
+    )
     assert data.train.domains is data.train.groups is None, "the column is read where it is needed"
     assert data.test.by_domain(np.array([1, 3, 5])).tolist() == [2, 1, 0]
     assert load(Data(plain, test=marked, domain="year")).test.domain_names == ("8", "9", "10")
@@ -262,12 +315,18 @@ def test_a_domain_column_names_the_domains_of_the_test_images(tmp_path):
     assert without.domains is None and without.by_domain(np.arange(6)).shape == (0,)
 
     held = load(Data(marked, domain="site", partition=Natural("year"), test_fraction=0.4))
-    rows = [next(i for i in range(6) if np.array_equal(pixels(6)[i], image)) for image in held.test.examples]
-    assert [held.test.domain_names[code] for code in held.test.domains] == [columns["site"][row] for row in rows]
+    rows = [
+        next(i for i in range(6) if np.array_equal(pixels(6)[i], image))
+        for image in held.test.examples
+    ]
+    assert [held.test.domain_names[code] for code in held.test.domains] == [
+        columns["site"][row] for row in rows
+    ]
     assert held.train.groups is not None and len(held.test) == 2
 
     refuses(
-        Data(marked, test=plain, domain="site"), "plain.parquet: no column 'site'; it has image, label .*data.domain"
+        Data(marked, test=plain, domain="site"),
+        "plain.parquet: no column 'site'; it has image, label .*data.domain",
     )
 
 
@@ -280,14 +339,21 @@ def test_columns_can_have_other_names(tmp_path):
 
 def test_a_test_set_can_be_taken_from_the_training_set(tmp_path):
     path = png_file(tmp_path / "a.parquet", 60, 3)
-    refuses(Data(path), 'it has no test set; name a test set .data.test = "path"., or hold out a part')
+    refuses(
+        Data(path), 'it has no test set; name a test set .data.test = "path"., or hold out a part'
+    )
     data = load(Data(path, test_fraction=0.25))
     assert np.bincount(data.test.labels).tolist() == [5, 5, 5]
     assert len(data.train) == 45
-    refuses(Data(png_file(tmp_path / "b.parquet", 3, 3), test_fraction=0.5), "no class has two images")
+    refuses(
+        Data(png_file(tmp_path / "b.parquet", 3, 3), test_fraction=0.5), "no class has two images"
+    )
     together = {image.tobytes() for part in (data.train, data.test) for image in part.examples}
     assert together == {image.tobytes() for image in pixels(60)}
-    same, other = load(Data(path, test_fraction=0.25)), load(Data(path, test_fraction=0.25, test_seed=1))
+    same, other = (
+        load(Data(path, test_fraction=0.25)),
+        load(Data(path, test_fraction=0.25, test_seed=1)),
+    )
     assert np.array_equal(same.test.examples, data.test.examples)
     assert not np.array_equal(other.test.examples, data.test.examples)
     tuning = load(Data(path, test=png_file(tmp_path / "c.parquet", 30, 3), test_fraction=0.25))
@@ -303,7 +369,10 @@ def test_missing_and_damaged_files_are_refused(tmp_path):
     whole = Path(path).read_bytes()
     (tmp_path / "e.parquet").write_bytes(whole[:20] + b"\xff" * 40 + whole[60:])
     refuses(Data(str(tmp_path / "e.parquet")), "e.parquet: cannot be read as a Parquet file")
-    refuses(Data(write(tmp_path / "d.parquet", pa.array([], pa.binary()), pa.array([], pa.int8()))), "it has no rows")
+    refuses(
+        Data(write(tmp_path / "d.parquet", pa.array([], pa.binary()), pa.array([], pa.int8()))),
+        "it has no rows",
+    )
 
 
 def test_training_and_test_set_must_agree(tmp_path):
@@ -315,11 +384,15 @@ def test_uris_and_other_file_systems_are_read(tmp_path, monkeypatch):
     (tmp_path / "b").mkdir()
     path = png_file(tmp_path / "train.parquet")
     png_file(tmp_path / "b" / "test.parquet")
-    assert np.array_equal(load(Data(f"file://{path}", test=f"file://{tmp_path}/b")).train.examples, pixels(6))
+    assert np.array_equal(
+        load(Data(f"file://{path}", test=f"file://{tmp_path}/b")).train.examples, pixels(6)
+    )
     subtree = pafs.SubTreeFileSystem(str(tmp_path), pafs.LocalFileSystem())
     for module in (files, storage):
         monkeypatch.setattr(module, "locate", lambda uri: (subtree, uri))
-    assert np.array_equal(load(Data("train.parquet", test="train.parquet")).train.examples, pixels(6))
+    assert np.array_equal(
+        load(Data("train.parquet", test="train.parquet")).train.examples, pixels(6)
+    )
 
 
 # --- image folders
@@ -333,7 +406,9 @@ def save(path: Path, image: np.ndarray) -> None:
 @pytest.mark.parametrize("held", ["test", "val", "valid", "validation"])
 def test_image_folders_are_read(tmp_path, held):
     images = pixels(6, 3)
-    for i, place in enumerate(["train/dog/0", "train/cat/1", "train/cat/2", f"{held}/cat/3", f"{held}/dog/4"]):
+    for i, place in enumerate(
+        ["train/dog/0", "train/cat/1", "train/cat/2", f"{held}/cat/3", f"{held}/dog/4"]
+    ):
         save(tmp_path / f"{place}.png", images[i])
     (tmp_path / "README.txt").write_text("not an image")
     data = load(Data(str(tmp_path)))
@@ -342,8 +417,13 @@ def test_image_folders_are_read(tmp_path, held):
     assert np.array_equal(data.train.examples, images[[1, 2, 0]])
     assert np.array_equal(data.test.examples, images[[3, 4]])
     save(tmp_path / held / "emu" / "5.png", images[5])
-    refuses(Data(str(tmp_path)), "its folder 'emu' is not one of the training set's classes .cat, dog")
-    refuses(Data(str(tmp_path / "train/dog")), "'.*/dog': all images lie in one folder, and so have one class, 'dog'")
+    refuses(
+        Data(str(tmp_path)), "its folder 'emu' is not one of the training set's classes .cat, dog"
+    )
+    refuses(
+        Data(str(tmp_path / "train/dog")),
+        "'.*/dog': all images lie in one folder, and so have one class, 'dog'",
+    )
 
 
 def test_folders_above_the_classes_can_be_clients(tmp_path):
@@ -366,7 +446,9 @@ def test_folders_above_the_classes_can_be_clients(tmp_path):
 def test_images_of_different_sizes_need_a_size(tmp_path):
     for i, side in enumerate([4, 4, 6, 8]):
         save(tmp_path / "aabb"[i] / f"{i}.png", pixels(1, 3, side, side)[0])
-    message = r"2.png: 6 x 6 pixels, where earlier images have 4 x 4; set data.size \(say, size = 32\)"
+    message = (
+        r"2.png: 6 x 6 pixels, where earlier images have 4 x 4; set data.size \(say, size = 32\)"
+    )
     refuses(Data(str(tmp_path)), message)
     assert load(Data(str(tmp_path), size=5, test_fraction=0.5)).train.shape == (3, 5, 5)
 
@@ -381,14 +463,19 @@ def test_every_source_can_be_resized(tmp_path):
     images = pixels(2, 3, 8, 8)
     encoded = write(tmp_path / "a.parquet", [encode(image) for image in images], [0, 1])
     listed = write(tmp_path / "b.parquet", images.tolist(), [0, 1])
-    small = [load(Data(path, test=path, size=4, shape=[3, 8, 8])).train.examples for path in (encoded, listed)]
+    small = [
+        load(Data(path, test=path, size=4, shape=[3, 8, 8])).train.examples
+        for path in (encoded, listed)
+    ]
     assert small[0].shape == (2, 3, 4, 4)
     assert np.array_equal(*small)
     assert small[1].flags.c_contiguous
 
 
 def test_resizing_is_antialiased_and_crops_the_centre():
-    stripes = np.tile(np.array([0, 255] * 16, dtype=np.uint8), (16, 1))[None]  # 16 x 32: every second column is bright
+    stripes = np.tile(np.array([0, 255] * 16, dtype=np.uint8), (16, 1))[
+        None
+    ]  # 16 x 32: every second column is bright
     small = decode(encode(stripes), size=4).astype(int)
     assert small.shape == (1, 4, 4)
     assert np.abs(small - 127).max() < 20
@@ -399,7 +486,9 @@ def test_resizing_is_antialiased_and_crops_the_centre():
 
 def test_grey_images_among_coloured_ones_become_rgb(tmp_path):
     grey, rgb = pixels(300), pixels(1, 3)
-    path = write(tmp_path / "a.parquet", [*map(encode, grey), encode(rgb[0]), encode(grey[0])], [0, 1] * 151)
+    path = write(
+        tmp_path / "a.parquet", [*map(encode, grey), encode(rgb[0]), encode(grey[0])], [0, 1] * 151
+    )
     train = load(Data(path, test=path)).train
     assert train.shape == (3, 4, 4)
     assert np.array_equal(train.examples[300], rgb[0])
@@ -407,7 +496,9 @@ def test_grey_images_among_coloured_ones_become_rgb(tmp_path):
     assert train.examples.flags.c_contiguous
 
 
-@pytest.mark.parametrize(("mode", "channels"), [("1", 1), ("L", 1), ("LA", 1), ("P", 3), ("RGB", 3), ("RGBA", 3)])
+@pytest.mark.parametrize(
+    ("mode", "channels"), [("1", 1), ("L", 1), ("LA", 1), ("P", 3), ("RGB", 3), ("RGBA", 3)]
+)
 def test_the_mode_of_an_image_gives_its_channels(mode, channels):
     assert decode(png(Image.new(mode, (5, 4)))).shape == (channels, 4, 5)
 
@@ -416,7 +507,9 @@ def test_bombs_and_deep_images_are_refused(tmp_path):
     bomb, deep = png(Image.new("1", (MAX_PIXELS // 1000, 1001))), png(Image.new("I;16", (4, 4)))
     assert len(bomb) < 10_000
     refuses(Data(write(tmp_path / "a.parquet", [bomb], [0])), "row 0: .* pixels, more than the")
-    refuses(Data(write(tmp_path / "b.parquet", [deep], [0])), "row 0: .*images need 8 bits per channel")
+    refuses(
+        Data(write(tmp_path / "b.parquet", [deep], [0])), "row 0: .*images need 8 bits per channel"
+    )
 
 
 # --- functions of the user's
@@ -481,7 +574,9 @@ def test_a_function_gives_arrays_or_torch_datasets(own_data):
     assert data.train.labels.tolist() == own_data.labels and data.test.labels.tolist() == [2, 0]
     assert data.train.classes == data.test.classes == ("cat", "dog", "emu")
     data = load(Data("own_data:smaller", size=4))
-    assert data.train.shape == data.test.shape == (3, 4, 4), "sets of two sizes are made alike before they are compared"
+    assert data.train.shape == data.test.shape == (3, 4, 4), (
+        "sets of two sizes are made alike before they are compared"
+    )
     refuses(Data("own_data:smaller"), "training and test set disagree in image shape")
     data = load(Data("own_data:arrays", test_fraction=0.3))
     assert (data.train.examples.shape, data.test.examples.shape) == ((6, 1, 4, 5), (3, 1, 4, 5))
@@ -494,7 +589,10 @@ def test_a_function_gives_arrays_or_torch_datasets(own_data):
             "floats",
             r"': images are float64 from 0\.\d+ to 1\.0, .*, as .255 . images.\.round...astype.'uint8'. makes of",
         ),
-        ("around", r"from -1\.0 to 1\.0, .*, as ..images \+ 1. \* 127\.5.\.round...astype.'uint8'. makes of"),
+        (
+            "around",
+            r"from -1\.0 to 1\.0, .*, as ..images \+ 1. \* 127\.5.\.round...astype.'uint8'. makes of",
+        ),
         ("wide", r"from \d+\.0 to 255\.0, .*, as images\.round...astype.'uint8'. makes of"),
         (
             "normalised",
@@ -506,17 +604,29 @@ def test_a_function_gives_arrays_or_torch_datasets(own_data):
             r"': labels are int64 of shape .8,.: each of 9 images needs one, a whole number from 0; it gives .train",
         ),
         ("deep", r"labels are int64 of shape .9, 1.: each of 9 images"),
-        ("flat", r"images have the shape .60,., and must be .H, W., .H, W, C. or .C, H, W., C 1 or 3"),
+        (
+            "flat",
+            r"images have the shape .60,., and must be .H, W., .H, W, C. or .C, H, W., C 1 or 3",
+        ),
         ("four", r"images have the shape .4, 5, 4., and must be .H, W."),
         ("sizes", "9 images of 2 shapes: give one image or more, all of one shape"),
         ("none", "0 images of 0 shapes: give one"),
-        ("halves", "labels are float64 of shape .9,.: each of 9 images needs one, a whole number from 0"),
+        (
+            "halves",
+            "labels are float64 of shape .9,.: each of 9 images needs one, a whole number from 0",
+        ),
         (
             "beyond",
             "labels of the test set are 3 to 3, and must be whole numbers from 0, below the number of classes, 3",
         ),
-        ("below", "labels of the training set are -1 to 1, and must be whole numbers from 0, below .*, 2"),
-        ("single", "': ValueError: too many values to unpack .*; it gives .train, test., test may be None"),
+        (
+            "below",
+            "labels of the training set are -1 to 1, and must be whole numbers from 0, below .*, 2",
+        ),
+        (
+            "single",
+            "': ValueError: too many values to unpack .*; it gives .train, test., test may be None",
+        ),
         ("broken", r"fails, line \d+ of '.*own_data.py': OSError: no disk"),
         ("leaves", r"fails, line \d+ of '.*own_data.py': SystemExit: 0"),
         ("many", "': it: 40,001 classes, more than the"),
@@ -527,17 +637,25 @@ def test_a_function_gives_arrays_or_torch_datasets(own_data):
 )
 def test_a_function_that_gives_something_else_is_refused(own_data, name, message):
     refuses(Data(f"own_data:{name}", test_fraction=0.3), message)
-    refuses(Data("own_data:sets", test="x.parquet"), "the source 'own_data:sets' has a test set of its own")
+    refuses(
+        Data("own_data:sets", test="x.parquet"),
+        "the source 'own_data:sets' has a test set of its own",
+    )
 
 
 def test_a_run_with_a_function_is_resumed_on_the_same_data_alone(own_data, tmp_path):
     """Also where the module itself has not changed, only what it gives."""
-    job = {"name": "own", "data": {"source": "own_data:sets", "partition": {"name": "iid", "num_clients": 3}}}
+    job = {
+        "name": "own",
+        "data": {"source": "own_data:sets", "partition": {"name": "iid", "num_clients": 3}},
+    }
     job |= {"model": "cnn", "ray": {"mode": "off"}, "output": {"path": str(tmp_path / "runs")}}
     result = rayfed.run(job, {"train.num_rounds": 1, "train.clients_per_round": 2})
     assert [file.name[:9] for file in (result.path / "modules").iterdir()] == ["own_data-"]
     assert rayfed.read_job(result.path / "job.toml").places().keys() == {"data.root", "output.path"}
     assert rayfed.resume(result.path, {"train.num_rounds": 2}).rounds.num_rows == 3
     own_data.pixels[0] += 1
-    with pytest.raises(InputError, match="belongs to another job: the images or labels have changed since"):
+    with pytest.raises(
+        InputError, match="belongs to another job: the images or labels have changed since"
+    ):
         rayfed.resume(result.path, {"train.num_rounds": 3})

@@ -27,7 +27,9 @@ def test_a_class_per_client_and_all_alike(k):
     assert apart["earth_mover"] == pytest.approx(2 * (1 - 1 / k))
     assert (apart["size_gini"], apart["missing_classes"]) == (pytest.approx(0), k - 1)
     alike = measured(np.outer([1, 1, 2], np.arange(1, k + 1)))
-    assert max(alike[name] for name in ("hellinger", "jensen_shannon", "earth_mover")) == pytest.approx(0, abs=1e-7)
+    assert max(
+        alike[name] for name in ("hellinger", "jensen_shannon", "earth_mover")
+    ) == pytest.approx(0, abs=1e-7)
     assert (alike["size_gini"], alike["missing_classes"]) == (pytest.approx(1 / 6), 0)
 
 
@@ -46,7 +48,9 @@ def test_of_filled_cells_alone_it_is_what_it_is_of_all_cells(table):
     assert found["hellinger"] == pytest.approx(
         np.sqrt(np.square(np.sqrt(p) - np.sqrt(q)).sum(axis=1) / 2).mean(), abs=1e-7
     )
-    assert found["jensen_shannon"] == pytest.approx(np.sqrt(np.maximum(terms.sum(axis=1) / 2, 0)).mean(), abs=1e-7)
+    assert found["jensen_shannon"] == pytest.approx(
+        np.sqrt(np.maximum(terms.sum(axis=1) / 2, 0)).mean(), abs=1e-7
+    )
     assert found["earth_mover"] == pytest.approx(np.abs(p - q).sum(axis=1).mean())
     sizes = table.sum(axis=1)
     gaps = np.abs(sizes[:, None] - sizes).mean() / (2 * sizes.mean())
@@ -61,4 +65,6 @@ def test_a_smaller_alpha_is_more_uneven():
         table = np.stack([np.bincount(labels[dealt.client(i)], minlength=10) for i in range(20)])
         of_alpha.append(measured(table))
     for name in of_alpha[0]:
-        assert of_alpha[0][name] < of_alpha[1][name] < of_alpha[2][name] or name == "missing_classes"
+        assert (
+            of_alpha[0][name] < of_alpha[1][name] < of_alpha[2][name] or name == "missing_classes"
+        )

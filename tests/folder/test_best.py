@@ -34,7 +34,17 @@ from rayfed.runtime.this_process import ThisProcess
 from rayfed.tensors.weights import with_weights
 
 RIGHT = [4, 1, 0, 2, 2, None, 1, 3, 2, 3]  # of 4 cats, after rounds 0 to 9; None: not evaluated
-BEST = {1: 1, 2: 1, 3: 3, 4: 3, 5: 3, 6: 3, 7: 7, 8: 7, 9: 7}  # by the round that the run has come to
+BEST = {
+    1: 1,
+    2: 1,
+    3: 3,
+    4: 3,
+    5: 3,
+    6: 3,
+    7: 7,
+    8: 7,
+    9: 7,
+}  # by the round that the run has come to
 
 
 class Killed(BaseException):
@@ -50,7 +60,12 @@ def site(tmp_path):
     }  # checkpoints after 1, 4, 8, and the end
     job = make_job({"name": "run", "output": output, "ray": {"mode": "off"}})
     samples = Samples(np.zeros((8, 1, 4, 4), np.uint8), np.arange(8) % 2, ("cat", "dog"))
-    return Site(nn.Linear(1, 1), federate(Dataset(samples, samples), Iid(num_clients=4)), job, torch.device("cpu"))
+    return Site(
+        nn.Linear(1, 1),
+        federate(Dataset(samples, samples), Iid(num_clients=4)),
+        job,
+        torch.device("cpu"),
+    )
 
 
 def a_round(number):
@@ -87,17 +102,36 @@ def assert_none(path):
 def test_the_file_has_the_first_of_the_best_rounds_and_stays_when_checkpoints_go(site, until):
     path = keep(site, until)
     assert_best(path, BEST[until])
-    last = {f"round-{number:05d}" for number in ({1: [1], 2: [1, 2], 3: [1, 3], 4: [1, 4]}.get(until, [4, until]))}
+    last = {
+        f"round-{number:05d}"
+        for number in ({1: [1], 2: [1, 2], 3: [1, 3], 4: [1, 4]}.get(until, [4, until]))
+    }
     last = {"round-00008", "round-00009"} if until == 9 else last
-    assert {file.name.partition(".")[0] for file in (path / "checkpoints").iterdir()} == {"best"} | last
+    assert {file.name.partition(".")[0] for file in (path / "checkpoints").iterdir()} == {
+        "best"
+    } | last
 
 
-def test_it_is_written_with_checkpoints_only_and_only_where_there_is_a_better_round(site, monkeypatch):
+def test_it_is_written_with_checkpoints_only_and_only_where_there_is_a_better_round(
+    site, monkeypatch
+):
     write, written = Folder.write, []
     monkeypatch.setattr(Folder, "write", lambda *given: (written.append(given[1]), write(*given)))
     keep(site)
-    kinds = [name.rpartition(".")[0][:11] for name in written if name.endswith((".json", "best.safetensors"))]
-    assert kinds == ["best", "round-00001", "best", "round-00004", "best", "round-00008", "round-00009"]
+    kinds = [
+        name.rpartition(".")[0][:11]
+        for name in written
+        if name.endswith((".json", "best.safetensors"))
+    ]
+    assert kinds == [
+        "best",
+        "round-00001",
+        "best",
+        "round-00004",
+        "best",
+        "round-00008",
+        "round-00009",
+    ]
 
 
 @pytest.mark.slow
@@ -156,7 +190,10 @@ def test_a_damaged_file_is_not_used_and_a_better_round_writes_it_again(site, dam
         "missing": lambda: None,
     }[damage]()
     keep(site, 6, newest(checkpoints_of(site.job)))
-    assert "'best.safetensors' is damaged, missing, or of a round after 5: it is not used" in caplog.text
+    assert (
+        "'best.safetensors' is damaged, missing, or of a round after 5: it is not used"
+        in caplog.text
+    )
     assert "weights" not in read_summary(path)["best"]
     keep(site, 9, newest(checkpoints_of(site.job)))
     assert_best(path, 7)
@@ -174,17 +211,29 @@ def test_a_run_that_was_extended_has_the_best_of_a_run_that_never_stopped(site, 
     def extended(*ends):
         for end in ends:
             training = replace(site.job.train, num_rounds=end, eval_every=3)
-            ending = replace(site, job=replace(site.job, train=training, output=replace(site.job.output, every=1)))
+            ending = replace(
+                site,
+                job=replace(site.job, train=training, output=replace(site.job.output, every=1)),
+            )
             saved = newest(checkpoints_of(site.job)) if end != ends[0] else None
             with Keeper(ending, ThisProcess(ending), saved, force=saved is None) as keeper:
                 for number in range(saved.round + 1 if saved else 0, end + 1):
                     round = a_round(number)
-                    keeper.keep(round if training.evaluates(number) else replace(round, evaluation=None))
+                    keeper.keep(
+                        round if training.evaluates(number) else replace(round, evaluation=None)
+                    )
             best = read_summary(keeper.path)["best"]
             assert best["round"] == (3 if end == 9 else end)
             assert load_file(best["weights"])["w"].item() == best["round"]
-        rows = [(row["round"], row["test_accuracy"]) for row in read_table(keeper.path, "rounds").to_pylist()]
-        return rows, read_summary(keeper.path), (keeper.path / "checkpoints/best.safetensors").read_bytes()
+        rows = [
+            (row["round"], row["test_accuracy"])
+            for row in read_table(keeper.path, "rounds").to_pylist()
+        ]
+        return (
+            rows,
+            read_summary(keeper.path),
+            (keeper.path / "checkpoints/best.safetensors").read_bytes(),
+        )
 
     assert extended(5, 9) == extended(4, 5, 7, 9) == extended(9)
 
@@ -192,7 +241,13 @@ def test_a_run_that_was_extended_has_the_best_of_a_run_that_never_stopped(site, 
 def test_the_best_and_the_final_weights_are_those_that_were_evaluated(tmp_path):
     """FedACG sends other weights than it evaluates: each file gives the accuracy of its row, and a resumed run too."""
     train = {"num_rounds": 3, "clients_per_round": 2, "local_steps": 5, "lr": 0.05, "momentum": 0.9}
-    job = {"name": "ahead", "method": "fedacg", "model": "lenet", "train": train, "ray": {"mode": "off"}}
+    job = {
+        "name": "ahead",
+        "method": "fedacg",
+        "model": "lenet",
+        "train": train,
+        "ray": {"mode": "off"},
+    }
     result = rayfed.run({**job, "output": {"path": str(tmp_path)}})
     site, best = open_site(make_job(job)), read_summary(result.path)["best"]
     of_rounds = result.rounds.column("test_accuracy").to_pylist()
@@ -208,7 +263,10 @@ def test_a_file_says_what_one_needs_to_use_its_weights_without_rayfed(tmp_path):
     train = {"num_rounds": 1, "clients_per_round": 2, "local_steps": 20, "lr": 0.05}
     job = {"name": "plain", "model": "lenet", "train": train, "ray": {"mode": "off"}}
     result = rayfed.run({**job, "output": {"path": str(tmp_path)}})
-    model, test = build_model("lenet", image_shape=(1, 28, 28), num_classes=10, seed=9), load(Data()).test
+    model, test = (
+        build_model("lenet", image_shape=(1, 28, 28), num_classes=10, seed=9),
+        load(Data()).test,
+    )
     for name in ("best", "round-00001"):
         path = result.path / f"checkpoints/{name}.safetensors"
         with safe_open(path, "pt") as file:
@@ -218,6 +276,12 @@ def test_a_file_says_what_one_needs_to_use_its_weights_without_rayfed(tmp_path):
         images = (torch.from_numpy(test.examples) / 255 - mean) / deviation
         with torch.no_grad():
             right = int((model.eval()(images).argmax(1).numpy() == test.labels).sum())
-        assert right / len(test) == pytest.approx(result.rounds["test_accuracy"][1].as_py(), abs=0.001)  # in float32
-        assert (about["model"]["name"], about["image_shape"], about["round"]) == ("lenet", [1, 28, 28], 1)
+        assert right / len(test) == pytest.approx(
+            result.rounds["test_accuracy"][1].as_py(), abs=0.001
+        )  # in float32
+        assert (about["model"]["name"], about["image_shape"], about["round"]) == (
+            "lenet",
+            [1, 28, 28],
+            1,
+        )
         assert about["classes"] == [*test.classes]

@@ -32,13 +32,22 @@ def rows(name, after):
 
 
 METHODS = [
-    pytest.param(switch(scaffold(), fedcsd(), at=3), 5, id="switch"),  # states, memories, payloads and surveys
-    *(pytest.param(recipe(), 3, id=name, marks=pytest.mark.slow) for name, recipe in RECIPES.items()),
+    pytest.param(
+        switch(scaffold(), fedcsd(), at=3), 5, id="switch"
+    ),  # states, memories, payloads and surveys
+    *(
+        pytest.param(recipe(), 3, id=name, marks=pytest.mark.slow)
+        for name, recipe in RECIPES.items()
+    ),
 ]
 
 
 def checkpoints(folder, site, saved=None):
-    hashes = {"data": site.federation.hash(), "partition": site.federation.dealt.hash(), "model": hash_of_model(site)}
+    hashes = {
+        "data": site.federation.hash(),
+        "partition": site.federation.dealt.hash(),
+        "model": hash_of_model(site),
+    }
     origin = {**hashes, "modules": {}}
     return Checkpoints(Folder(str(folder)), site.job, origin, saved)
 
@@ -65,12 +74,18 @@ def test_every_method_continues_from_every_round_with_the_same_bits(
         save(tmp_path / str(number), played, site, number)
         fresh = make_site(method, norm=True, num_rounds=num_rounds)
         last = newest(Folder(str(tmp_path / str(number)))).restore(fresh, ThisProcess(fresh))
-        on_disk = {key: value for key, value in bits(played[number]).items() if key not in ("clients", "bytes")}
+        on_disk = {
+            key: value
+            for key, value in bits(played[number]).items()
+            if key not in ("clients", "bytes")
+        }
         assert {key: bits(last)[key] for key in on_disk} == on_disk
         assert bits(next(rounds(fresh, ThisProcess(fresh), last))) == bits(played[number + 1])
 
 
-def test_a_round_without_evaluation_is_restored_and_says_what_is_left_to_do(make_site, play, bits, tmp_path):
+def test_a_round_without_evaluation_is_restored_and_says_what_is_left_to_do(
+    make_site, play, bits, tmp_path
+):
     def site(num_rounds):
         return make_site(scaffold(), num_rounds=num_rounds, eval_every=3)
 
@@ -83,7 +98,9 @@ def test_a_round_without_evaluation_is_restored_and_says_what_is_left_to_do(make
         later = rounds(site(7), ThisProcess(site(7)), last)
         assert [bits(round) for round in later] == [bits(round) for round in played[number + 1 :]]
         assert saved.leaves_work(site(7).job)
-        assert saved.leaves_work(site(number).job) == (not is_evaluated), "its last round is evaluated"
+        assert saved.leaves_work(site(number).job) == (not is_evaluated), (
+            "its last round is evaluated"
+        )
 
 
 def test_read_only_arrays_are_saved(make_site, play, tmp_path):
@@ -104,8 +121,13 @@ def test_the_two_newest_are_kept_and_other_files_are_not_touched(make_site, play
     save(tmp_path, play(site), site, *range(7))
     names = {path.name for path in tmp_path.iterdir()}
     manifests = {"round-00005.json", "round-00006.json"}
-    listed = [json.loads((tmp_path / name).read_text())["checkpoint"]["files"] for name in manifests]
-    assert names == {"thesis.txt", "round-00001.csv", "best.safetensors"} | manifests | {*listed[0], *listed[1]}
+    listed = [
+        json.loads((tmp_path / name).read_text())["checkpoint"]["files"] for name in manifests
+    ]
+    assert names == {"thesis.txt", "round-00001.csv", "best.safetensors"} | manifests | {
+        *listed[0],
+        *listed[1],
+    }
 
 
 def test_a_clients_memory_is_written_only_when_it_is_new(make_site, play, tmp_path):
@@ -129,7 +151,10 @@ def test_a_clients_memory_is_written_only_when_it_is_new(make_site, play, tmp_pa
     made.save(two, Counting(site), rows)
     assert Counting.recalled == 2 < len(two.memories)
     assert shard.read_bytes() == content
-    assert set(newest(Folder(str(tmp_path))).names) >= {shard.name, "round-00002.memories-000.shard"}
+    assert set(newest(Folder(str(tmp_path))).names) >= {
+        shard.name,
+        "round-00002.memories-000.shard",
+    }
 
 
 class Dies(Exception):
@@ -151,7 +176,9 @@ class Mortal(Folder):
     def write(self, name, *content):
         if self.left == 0:  # half of the content is on the disk, under its temporary name
             Path(self.place).mkdir(exist_ok=True)
-            (Path(self.place) / f".{name}.tmp").write_bytes(b"".join(content)[: len(b"".join(content)) // 2])
+            (Path(self.place) / f".{name}.tmp").write_bytes(
+                b"".join(content)[: len(b"".join(content)) // 2]
+            )
         self._step()
         super().write(name, *content)
 
@@ -161,7 +188,9 @@ class Mortal(Folder):
 
 
 @pytest.mark.parametrize("size", ["usual", "small"])
-def test_a_kill_at_any_change_leaves_a_good_checkpoint(make_site, play, bits, tmp_path, monkeypatch, size):
+def test_a_kill_at_any_change_leaves_a_good_checkpoint(
+    make_site, play, bits, tmp_path, monkeypatch, size
+):
     """With small shards and none that may be thin, each memory has a shard, or is moved to another."""
     if size == "small":
         monkeypatch.setattr(packing, "SHARD", 2000)
@@ -178,11 +207,16 @@ def test_a_kill_at_any_change_leaves_a_good_checkpoint(make_site, play, bits, tm
         except Dies:
             saved = newest(Folder(str(place)))
             assert saved.round in (1, 2)
-            assert bits(saved.restore(site, ThisProcess(site)))["memories"] == bits(played[saved.round])["memories"]
+            assert (
+                bits(saved.restore(site, ThisProcess(site)))["memories"]
+                == bits(played[saved.round])["memories"]
+            )
             fresh = make_site(scaffold(), num_rounds=3)
             # Continue over the files of the dead process, as a new process would.
             again = checkpoints(place, fresh, saved)
-            for round in rounds(fresh, ThisProcess(fresh), saved.restore(fresh, ThisProcess(fresh))):
+            for round in rounds(
+                fresh, ThisProcess(fresh), saved.restore(fresh, ThisProcess(fresh))
+            ):
                 again.follow(round)
                 again.save(round, ThisProcess(fresh), rows)
             assert bits(round) == bits(played[3])
@@ -192,7 +226,9 @@ def test_a_kill_at_any_change_leaves_a_good_checkpoint(make_site, play, bits, tm
     assert changes > 5  # it died at each of these changes
 
 
-def test_there_are_few_shards_however_many_rounds_wrote_some(make_site, play, bits, tmp_path, monkeypatch):
+def test_there_are_few_shards_however_many_rounds_wrote_some(
+    make_site, play, bits, tmp_path, monkeypatch
+):
     """A shard of which little is in use is not kept for the sake of it; what is in use is kept."""
     monkeypatch.setattr(packing, "THIN", 2)
     site = make_site(scaffold(), num_rounds=12, clients_per_round=1)
@@ -228,11 +264,15 @@ def test_results_are_written_once(make_site, play, tmp_path, monkeypatch):
         assert saved.table("clients").column("round").to_pylist() == list(range(round.round + 1))
     assert asked[-1] == ("confusions", 8)
     assert [last for last, _ in saved.parts("rounds")] == [2, 5, 8, 11]
-    assert {file.name for file in tmp_path.iterdir()} == saved.names | newest(Folder(str(tmp_path)), before=11).names
+    assert {file.name for file in tmp_path.iterdir()} == saved.names | newest(
+        Folder(str(tmp_path)), before=11
+    ).names
     (tmp_path / "round-00005.clients.parquet").unlink()
     assert newest(Folder(str(tmp_path))).round == 11, "it has a twin"
     (tmp_path / "round-00005.clients-twin.parquet").unlink()
-    with pytest.raises(InputError, match=r"(?s)round 11.*'round-00005.clients-twin.parquet' is missing.*round 10"):
+    with pytest.raises(
+        InputError, match=r"(?s)round 11.*'round-00005.clients-twin.parquet' is missing.*round 10"
+    ):
         newest(Folder(str(tmp_path)))
 
 
@@ -243,7 +283,11 @@ def test_any_damage_to_a_checkpoint_is_noticed(make_site, play, tmp_path, caplog
     generator = random.Random(0)
     older = set(json.loads((whole / "round-00001.json").read_text())["checkpoint"]["files"])
     for path in sorted(whole.iterdir()):
-        if path.name in older or path.name in ("round-00001.json", "best.safetensors") or path.suffix == ".shard":
+        if (
+            path.name in older
+            or path.name in ("round-00001.json", "best.safetensors")
+            or path.suffix == ".shard"
+        ):
             continue  # a shard has a twin
         for tear in ("cut", "flip", "remove"):
             torn = tmp_path / "torn"
@@ -259,13 +303,18 @@ def test_any_damage_to_a_checkpoint_is_noticed(make_site, play, tmp_path, caplog
             caplog.clear()
             assert newest(Folder(str(torn))).round == 1, (path.name, tear)
             assert path.name in caplog.text or (tear, path.suffix) == ("remove", ".json")
-            if (tear, path.name) != ("remove", "round-00002.json"):  # without this file, no file names the checkpoint
+            if (tear, path.name) != (
+                "remove",
+                "round-00002.json",
+            ):  # without this file, no file names the checkpoint
                 assert "the checkpoint of round 2 cannot be used" in caplog.text
                 assert "the last good checkpoint is of round 1" in caplog.text
             shutil.rmtree(torn)
 
 
-def test_an_unknown_version_is_skipped_and_is_an_error_if_no_other_is_left(make_site, play, tmp_path, caplog):
+def test_an_unknown_version_is_skipped_and_is_an_error_if_no_other_is_left(
+    make_site, play, tmp_path, caplog
+):
     site = make_site(fedavg())
     save(tmp_path, play(site), site, 1, 2)
     for number in (2, 1):
@@ -286,7 +335,9 @@ def test_another_jobs_checkpoint_is_refused_with_the_differences(make_site, play
     differences = r"seed is 0 there, 1 here; train\.lr is 0\.1 there, 0\.5 here$"
     with pytest.raises(InputError, match=f"belongs to another job: {differences}"):
         saved.refuse_another(make_site(fedavg(), seed=1, lr=0.5))
-    with pytest.raises(InputError, match="belongs to another job: the images or labels have changed since"):
+    with pytest.raises(
+        InputError, match="belongs to another job: the images or labels have changed since"
+    ):
         saved.refuse_another(make_site(fedavg(), counts=[[1, 1, 1, 1]] * 4))
     with pytest.raises(InputError, match="is not of this model: "):
         saved.restore(make_site(fedavg(), norm=True), ThisProcess(site))
@@ -301,5 +352,8 @@ def test_checkpoints_work_on_another_file_system(make_site, play, bits, tmp_path
     assert newest(Folder(place)) is None
     save(place, played, site, 1, 2, 3)
     assert sum(name.endswith(".json") for name in Folder(place).names()) == 2
-    assert bits(newest(Folder(place)).restore(site, ThisProcess(site)))["memories"] == bits(played[3])["memories"]
+    assert (
+        bits(newest(Folder(place)).restore(site, ThisProcess(site)))["memories"]
+        == bits(played[3])["memories"]
+    )
     assert not list(tmp_path.iterdir())

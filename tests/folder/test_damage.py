@@ -23,7 +23,9 @@ DAMAGES = {
     "folder": os.mkdir,
     "empty": Path.touch,
     "cut": lambda file, content: file.write_bytes(content[: len(content) // 2]),
-    "bit": lambda file, content: file.write_bytes(content[:99] + bytes([content[99] ^ 1]) + content[100:]),
+    "bit": lambda file, content: file.write_bytes(
+        content[:99] + bytes([content[99] ^ 1]) + content[100:]
+    ),
     "deeper": lambda file, content: file.write_bytes(b"[" * 100_000),
     "link": lambda file, content: file.symlink_to("/etc/hostname"),
     "device": lambda file, content: file.symlink_to("/dev/zero"),
@@ -32,7 +34,11 @@ DAMAGES = {
 
 def outcome(path):
     found = [read_table(path, name).to_pylist() for name in ("rounds", "clients", "classes")]
-    rows = [{key: value for key, value in row.items() if key not in ("seconds", "node")} for t in found for row in t]
+    rows = [
+        {key: value for key, value in row.items() if key not in ("seconds", "node")}
+        for t in found
+        for row in t
+    ]
     return rows, (path / "checkpoints/round-00003.safetensors").read_bytes()
 
 
@@ -53,7 +59,9 @@ def test_every_command_ends_whatever_becomes_of_a_file(tables, tmp_path, damage,
     for kept in sorted(file for file in (tmp_path / "kept").rglob("*") if file.is_file()):
         if rounds == 2:
             commands = {
-                "resume": lambda: outcome(rayfed.resume(path, {"train.num_rounds": 3}).path) == want,
+                "resume": lambda: (
+                    outcome(rayfed.resume(path, {"train.num_rounds": 3}).path) == want
+                ),
                 "run": lambda: outcome(rayfed.run(read_job(tables), resume=True).path) == want,
             }
         else:
@@ -70,7 +78,9 @@ def test_every_command_ends_whatever_becomes_of_a_file(tables, tmp_path, damage,
             shutil.copytree(tmp_path / "kept", path)
             (file := path / kept.relative_to(tmp_path / "kept")).unlink()
             make = DAMAGES[damage]
-            make(file) if damage in ("pipe", "folder", "empty") else make(file, kept.read_bytes().ljust(100))
+            make(file) if damage in ("pipe", "folder", "empty") else make(
+                file, kept.read_bytes().ljust(100)
+            )
             signal.alarm(60)  # ends pytest where a command would never end
             with suppress(InputError, Resumable, RunFailed):
                 assert command() is not False, (name, kept.name)

@@ -39,7 +39,9 @@ NOTES = {"loss.cross_entropy": 1.5, "loss.tiny": 0.5}
 
 @pytest.fixture
 def site(tmp_path):
-    job = make_job({"name": "group/one", "output": {"path": str(tmp_path / "runs")}, "ray": {"mode": "off"}})
+    job = make_job(
+        {"name": "group/one", "output": {"path": str(tmp_path / "runs")}, "ray": {"mode": "off"}}
+    )
     samples = Samples(np.zeros((8, 1, 4, 4), np.uint8), np.arange(8) % 2, ("cat", "dog"))
     federation = federate(Dataset(samples, samples), Iid(num_clients=4))
     return Site(nn.Linear(1, 1), federation, job, torch.device("cpu"))
@@ -48,12 +50,18 @@ def site(tmp_path):
 def a_round(number: int, right: int | None = 3) -> Round:
     """A round after which `right` of 4 cats and all 4 dogs are recognised; None: it is not evaluated."""
     evaluation = None if right is None else Evaluation(np.array([[right, 4 - right], [0, 4]]), 8.0)
-    clients = (ClientRow(0, 10, 1.0, 0.5, "here"), ClientRow(3, 30, 2.0, 0.5, "there", NOTES)) if number else ()
+    clients = (
+        (ClientRow(0, 10, 1.0, 0.5, "here"), ClientRow(3, 30, 2.0, 0.5, "there", NOTES))
+        if number
+        else ()
+    )
     costs = {"seconds": 1.5 if number else 0.0, "bytes_down": 100 * number, "bytes_up": 10 * number}
     forgetting = None if right is None else 0.125
     notes = {"drift.update_cosine": 0.5} if number else {}
     weights = {"w": torch.ones(1) * number}
-    return Round(number, weights, {}, {}, evaluation, np.ones(2), forgetting, clients, **costs, notes=notes)
+    return Round(
+        number, weights, {}, {}, evaluation, np.ones(2), forgetting, clients, **costs, notes=notes
+    )
 
 
 def keep(site, *rounds, force=False):
@@ -69,12 +77,16 @@ def with_job(site, **changes):
 
 
 def contents(path):
-    return {str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    return {
+        str(file.relative_to(path)): file.read_bytes() for file in path.rglob("*") if file.is_file()
+    }
 
 
 def test_the_tables_have_a_row_per_round_client_and_class(site):
     path = keep(site, *map(a_round, range(3)))
-    rounds, clients, classes = (read_table(path, name).to_pylist() for name in ("rounds", "clients", "classes"))
+    rounds, clients, classes = (
+        read_table(path, name).to_pylist() for name in ("rounds", "clients", "classes")
+    )
     assert {name: read_table(path, name).schema for name in SCHEMAS} == SCHEMAS
     measured = {"test_accuracy": 7 / 8, "test_loss": 1.0, "forgetting": 0.125, "train_loss": 1.75}
     measured |= {"macro_f1": pytest.approx(55 / 63), "calibration_error": 0.0}
@@ -84,9 +96,24 @@ def test_the_tables_have_a_row_per_round_client_and_class(site):
     assert [row["train_loss"] for row in rounds] == [None, 1.75, 1.75]
     assert len(clients) == 4
     assert clients[:2] == [
-        {"round": 1, "client": 0, "num_examples": 10, "train_loss": 1.0, "seconds": 0.5, "node": "here", "notes": []},
         {
-            **{"round": 1, "client": 3, "num_examples": 30, "train_loss": 2.0, "seconds": 0.5, "node": "there"},
+            "round": 1,
+            "client": 0,
+            "num_examples": 10,
+            "train_loss": 1.0,
+            "seconds": 0.5,
+            "node": "here",
+            "notes": [],
+        },
+        {
+            **{
+                "round": 1,
+                "client": 3,
+                "num_examples": 30,
+                "train_loss": 2.0,
+                "seconds": 0.5,
+                "node": "there",
+            },
             "notes": [("loss.cross_entropy", 1.5), ("loss.tiny", 0.5)],
         },
     ]
@@ -103,7 +130,9 @@ def test_the_tables_have_a_row_per_round_client_and_class(site):
 def test_confusions_have_a_row_per_cell_that_is_not_empty(site):
     site = with_job(site, measure=["confusion"], measure_every=2)
     confusions = {3: np.array([[0, 2], [1, 1]])}
-    path = keep(site, a_round(0), a_round(1), replace(a_round(2), confusions=confusions), a_round(4, None))
+    path = keep(
+        site, a_round(0), a_round(1), replace(a_round(2), confusions=confusions), a_round(4, None)
+    )
     table = read_table(path, "confusions")
     assert table.schema == SCHEMAS["confusions"]
     of_the_global = [("cat", "cat", 3), ("cat", "dog", 1), ("dog", "dog", 4)]
@@ -120,7 +149,9 @@ def test_confusions_have_a_row_per_cell_that_is_not_empty(site):
 
 def test_a_run_without_confusions_has_no_table_of_them(site):
     path = keep(site, *map(a_round, range(3)))
-    assert not (path / "confusions.parquet").exists() and read_table(path, "confusions").num_rows == 0
+    assert (
+        not (path / "confusions.parquet").exists() and read_table(path, "confusions").num_rows == 0
+    )
     assert not [name for name in contents(path) if "confusions" in name]
 
 
@@ -128,8 +159,17 @@ def test_a_round_without_evaluation_has_no_figures_and_no_classes(site):
     path = keep(site, a_round(0), a_round(1, 4), a_round(2, None), a_round(3, 2), a_round(4, None))
     rounds = read_table(path, "rounds")
     for column in ("test_accuracy", "test_loss", "forgetting"):
-        assert [value is None for value in rounds.column(column).to_pylist()] == [False, False, True, False, True]
-    assert all(rounds.column(column).null_count == 0 for column in ("round", "seconds", "bytes_down", "bytes_up"))
+        assert [value is None for value in rounds.column(column).to_pylist()] == [
+            False,
+            False,
+            True,
+            False,
+            True,
+        ]
+    assert all(
+        rounds.column(column).null_count == 0
+        for column in ("round", "seconds", "bytes_down", "bytes_up")
+    )
     assert rounds.column("train_loss").to_pylist() == [None, *[1.75] * 4]
     assert read_table(path, "classes").column("round").to_pylist() == [0, 0, 1, 1, 3, 3]
     assert read_table(path, "clients").column("round").to_pylist() == [1, 1, 2, 2, 3, 3, 4, 4]
@@ -137,7 +177,11 @@ def test_a_round_without_evaluation_has_no_figures_and_no_classes(site):
     assert (summary["rounds"], summary["best"]["round"], summary["last"]["round"]) == (4, 1, 3)
     assert summary["last"]["test_accuracy"] == 0.75
     only_first = read_summary(keep(site, a_round(0), a_round(1, None), force=True))
-    assert (only_first["rounds"], only_first["best"]["round"], only_first["last"]["round"]) == (1, 0, 0)
+    assert (only_first["rounds"], only_first["best"]["round"], only_first["last"]["round"]) == (
+        1,
+        0,
+        0,
+    )
 
 
 def test_the_summary_has_best_and_last_round_and_the_costs(site):
@@ -158,7 +202,11 @@ def test_a_folder_where_a_file_is_to_be_written_aside_does_not_stop_it(tmp_path)
 def test_the_summary_of_a_failed_run_says_why(site):
     with suppress(ZeroDivisionError), Keeper(site, ThisProcess(site)):
         raise ZeroDivisionError("so")
-    assert read_summary(folder_of(site.job)) == {"status": "failed", "error": "ZeroDivisionError: so", "rounds": 0}
+    assert read_summary(folder_of(site.job)) == {
+        "status": "failed",
+        "error": "ZeroDivisionError: so",
+        "rounds": 0,
+    }
 
 
 def test_a_run_that_the_same_work_ends_in_the_same_way_again_cannot_be_resumed(site):
@@ -170,12 +218,16 @@ def test_a_run_that_the_same_work_ends_in_the_same_way_again_cannot_be_resumed(s
             raise error
         return error.exit_code, any("would not help" in note for note in error.__notes__)
 
-    assert [end("client 1", "died"), end("client 2", "died"), end("client 2", "no answer")] == [(75, False)] * 3
+    assert [end("client 1", "died"), end("client 2", "died"), end("client 2", "no answer")] == [
+        (75, False)
+    ] * 3
     assert [end("client 2", "no answer"), end("client 2", "no answer")] == [(1, True)] * 2
     assert end("client 2", "no answer", last=1) == (75, False), "it came further"
 
 
-@pytest.mark.parametrize("method", [*RECIPES, [{"until": 3, "method": "fedavg"}, {"method": "fedntd"}]], ids=str)
+@pytest.mark.parametrize(
+    "method", [*RECIPES, [{"until": 3, "method": "fedavg"}, {"method": "fedntd"}]], ids=str
+)
 def test_the_job_of_a_run_is_read_back_the_same(method, site, tmp_path):
     job = make_job({"name": "n", "method": method, "output": {"path": str(tmp_path)}})
     assert read_job(keep(replace(site, job=job)) / "job.toml") == job
@@ -211,12 +263,20 @@ def test_nothing_is_written_or_removed_through_a_link(site, tmp_path):
     (tmp_path / "away").mkdir()
     (tmp_path / "away" / "kept.txt").write_text("mine")
     path = keep(site)
-    for name in ("clients.parquet", "checkpoints", "log.txt", "partition.parquet", "environment.json"):
+    for name in (
+        "clients.parquet",
+        "checkpoints",
+        "log.txt",
+        "partition.parquet",
+        "environment.json",
+    ):
         place = path / name
         if place.is_dir():
             shutil.rmtree(place)
         place.unlink(missing_ok=True)
-        place.symlink_to(tmp_path / "away" / ("" if "clients" in name or "check" in name else "kept.txt"))
+        place.symlink_to(
+            tmp_path / "away" / ("" if "clients" in name or "check" in name else "kept.txt")
+        )
         keep(site, force=True)
         assert not place.is_symlink(), name
     (tmp_path / "runs" / "out").symlink_to(tmp_path / "away", target_is_directory=True)
@@ -250,13 +310,17 @@ def test_checkpoints_are_written_after_round_1_every_few_rounds_and_every_minute
 @pytest.mark.parametrize("name", ["b/rounds.parquet/x", "b/checkpoints", "b/c/job.toml"])
 def test_a_name_inside_another_runs_own_files_is_refused(site, name):
     """To resume run `b` would delete it."""
-    with pytest.raises(InputError, match=rf"name = '{name}': in the folder of a run, '.*' is that run's own"):
+    with pytest.raises(
+        InputError, match=rf"name = '{name}': in the folder of a run, '.*' is that run's own"
+    ):
         keep(with_job(site, name=name))
 
 
 def test_what_a_power_cut_must_not_take_is_synced(site, monkeypatch):
     synced, sync = [], os.fsync
-    monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.readlink(f"/proc/self/fd/{file}")) or sync(file))
+    monkeypatch.setattr(
+        os, "fsync", lambda file: synced.append(os.readlink(f"/proc/self/fd/{file}")) or sync(file)
+    )
     path = keep(site, a_round(0))
     for name in ("summary.json", "environment.json", "job.toml"):
         assert str(path / f".{name}.tmp") in synced
@@ -300,18 +364,23 @@ def test_a_job_is_done_when_its_own_results_are_complete(site):
     assert not is_done(site.job)
     keep(site, a_round(0), a_round(1), force=True)
     assert is_done(site.job)
-    assert is_done(replace(site.job, ray=replace(site.job.ray, mode="on"))), "the place where it ran does not matter"
+    assert is_done(replace(site.job, ray=replace(site.job.ray, mode="on"))), (
+        "the place where it ran does not matter"
+    )
     longer = replace(site.job, train=replace(site.job.train, num_rounds=2))
     assert is_begun(longer) and not is_done(longer)
     with pytest.raises(
-        InputError, match=r"results of another job of this name \(seed is 0 there, 1 here\); give --force"
+        InputError,
+        match=r"results of another job of this name \(seed is 0 there, 1 here\); give --force",
     ):
         is_done(replace(site.job, seed=1))
     more_threads = replace(site.job, ray=replace(site.job.ray, num_cpus=2))
     with pytest.raises(InputError, match=r"\(ray\.num_cpus \(as threads\) is 1 there, 2 here\)"):
         is_done(more_threads)
     keep(site, *map(a_round, range(3)), force=True)
-    with pytest.raises(InputError, match=r"holds the results of another job of this name \(it has more rounds\)"):
+    with pytest.raises(
+        InputError, match=r"holds the results of another job of this name \(it has more rounds\)"
+    ):
         is_done(site.job)
 
 
@@ -363,11 +432,15 @@ def test_warnings_are_shown_once_also_where_python_logs_nothing(two_rounds, monk
     job = {**two_rounds, "method": "ditto"}
     path = rayfed.run(job).path
     out, err = capfd.readouterr()
-    assert out == "" and err.count("each client has a model of its own") == len(err.splitlines()) == 1
+    assert (
+        out == "" and err.count("each client has a model of its own") == len(err.splitlines()) == 1
+    )
     assert "each client has a model of its own" in (path / "log.txt").read_text()
     assert log.handlers == []
     with monkeypatch.context() as patch:
-        patch.setattr(log, "handlers", [logging.NullHandler()])  # the user's own, which may leave them out
+        patch.setattr(
+            log, "handlers", [logging.NullHandler()]
+        )  # the user's own, which may leave them out
         rayfed.run(job, force=True)
     assert capfd.readouterr() == ("", "")
 

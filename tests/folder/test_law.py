@@ -18,7 +18,11 @@ from rayfed.experiment import Display
 from rayfed.folder.saved import newest
 from rayfed.folder.summary import read_summary
 
-MEASURED = {"measure": ["local", "drift", "confusion"], "measure_images": 7, "measure_layers": ["features.0"]}
+MEASURED = {
+    "measure": ["local", "drift", "confusion"],
+    "measure_images": 7,
+    "measure_layers": ["features.0"],
+}
 TRACE = {  # nobody is there in round 3, and after round 4 the trace begins again
     "round": [1, 1, 2, 2, 4, 4, 4],
     "client": [0, 1, 2, 3, 0, 1, 2],
@@ -78,14 +82,27 @@ def world(tmp_path_factory):
     rng = np.random.default_rng(0)
     for split, rows in (("train", 40), ("test", 10)):
         images = pa.array(list(rng.integers(0, 256, (rows, 784), np.uint8)))
-        pq.write_table(pa.table({"image": images, "label": np.arange(rows) % 2}), path / f"{split}.parquet")
+        pq.write_table(
+            pa.table({"image": images, "label": np.arange(rows) % 2}), path / f"{split}.parquet"
+        )
     pq.write_table(pa.table(TRACE), path / "trace.parquet")
-    data = {"source": str(path / "train.parquet"), "test": str(path / "test.parquet"), "domain": "label"}
+    data = {
+        "source": str(path / "train.parquet"),
+        "test": str(path / "test.parquet"),
+        "domain": "label",
+    }
     data |= {"partition": {"name": "iid", "num_clients": 4}}
     world = {}
     for name, job in JOBS.items():
         output = {"path": str(path / "whole"), "every": 2, "every_seconds": 1e9}
-        job = {**job, "name": "run", "data": data, "model": "lenet", "ray": {"mode": "off"}, "output": output}
+        job = {
+            **job,
+            "name": "run",
+            "data": data,
+            "model": "lenet",
+            "ray": {"mode": "off"},
+            "output": output,
+        }
         if name == "trace":
             job["clients"] = {**job["clients"], "trace": str(path / "trace.parquet")}
         world[name] = job, outcome(rayfed.run(job, force=True))
@@ -96,10 +113,21 @@ def outcome(result):
     """All that must not depend on stops: the rows of all tables without durations, the weights, the best round."""
     tables = result.rounds, result.clients, result.classes, result.confusions
     rows = [row for table in tables for row in table.to_pylist()]
-    numbers = [{column: value for column, value in row.items() if column != "seconds"} for row in rows]
+    numbers = [
+        {column: value for column, value in row.items() if column != "seconds"} for row in rows
+    ]
     summary = read_summary(result.path)
-    ended = summary["status"], summary["rounds"], summary["best"]["round"], summary.get("ended_early")
-    return numbers, {name: tensor.numpy().tobytes() for name, tensor in result.weights.items()}, ended
+    ended = (
+        summary["status"],
+        summary["rounds"],
+        summary["best"]["round"],
+        summary.get("ended_early"),
+    )
+    return (
+        numbers,
+        {name: tensor.numpy().tobytes() for name, tensor in result.weights.items()},
+        ended,
+    )
 
 
 def go_on(way, job, place, display):
@@ -134,8 +162,16 @@ def stopped(stop, play):
 
 
 @settings(max_examples=12, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(st.sampled_from([*JOBS]), st.sampled_from([4, 5, 12]), STOPS, st.lists(st.tuples(WAYS, STOPS), max_size=2), WAYS)
-@example("measures", 4, NEVER, [("resume", Stop("client", 2, KeyboardInterrupt))], "run")  # round 4 was its last
+@given(
+    st.sampled_from([*JOBS]),
+    st.sampled_from([4, 5, 12]),
+    STOPS,
+    st.lists(st.tuples(WAYS, STOPS), max_size=2),
+    WAYS,
+)
+@example(
+    "measures", 4, NEVER, [("resume", Stop("client", 2, KeyboardInterrupt))], "run"
+)  # round 4 was its last
 @example("early end", 12, NEVER, [], "moved")
 @example("trace", 4, Stop("client", 2, RuntimeError), [], "from its checkpoints")
 def test_stopped_at_any_event_and_resumed_anywhere_is_never_stopped(
@@ -144,7 +180,10 @@ def test_stopped_at_any_event_and_resumed_anywhere_is_never_stopped(
     job, whole = world[name]
     path = tmp_path_factory.mktemp("stopped")
     place = path / "run"
-    at_first = {"output.path": str(path), "train.num_rounds": min(num_rounds, job["train"]["num_rounds"])}
+    at_first = {
+        "output.path": str(path),
+        "train.num_rounds": min(num_rounds, job["train"]["num_rounds"]),
+    }
     stopped(first, lambda display: rayfed.run(job, at_first, display=display))
     for next_way, stop in later:
         stopped(stop, partial(go_on, next_way, job, place))

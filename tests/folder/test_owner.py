@@ -26,12 +26,16 @@ LOCKF = "import fcntl, sys; fcntl.lockf(open(sys.argv[1], 'r+'), fcntl.LOCK_EX |
 def in_memory(files):
     """Places at memory:// on this file system, and all others where they are."""
     usual = storage.locate
-    return lambda place: (files, place.removeprefix("memory://")) if "://" in place else usual(place)
+    return lambda place: (
+        (files, place.removeprefix("memory://")) if "://" in place else usual(place)
+    )
 
 
 def locked_for_others(path):
     """Whether `lockf` in another process, as on another client of an NFS, finds the folder locked."""
-    done = subprocess.run([sys.executable, "-c", LOCKF, path / ".lock"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", LOCKF, path / ".lock"], capture_output=True, text=True
+    )
     return done.returncode != 0 and "BlockingIOError" in done.stderr
 
 
@@ -61,22 +65,31 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_the_lock_of_a_lost_machine_is_waited_for_and_a_run_may_be_begun_again(tmp_path, monkeypatch, caplog, ends):
+def test_the_lock_of_a_lost_machine_is_waited_for_and_a_run_may_be_begun_again(
+    tmp_path, monkeypatch, caplog, ends
+):
     """On NFS it ends after a while; where it does not, the exit code says that it may help to try again."""
     monkeypatch.setattr(owner, "LEASES", 2)
     with subprocess.Popen(
-        [sys.executable, "-c", HOLD, tmp_path, "process 1 on lost"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", HOLD, tmp_path, "process 1 on lost"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     ) as holder:
         assert holder.stdout.readline() == b"held\n"
         if ends:
             monkeypatch.setattr(owner.time, "sleep", lambda seconds: holder.communicate())
             os.close(lock(tmp_path))
         else:
-            with pytest.raises(Locked, match="is being written to by process 1 on lost: wait for it") as refused:
+            with pytest.raises(
+                Locked, match="is being written to by process 1 on lost: wait for it"
+            ) as refused:
                 lock(tmp_path)
             assert refused.value.exit_code == 75
             holder.communicate()
-    assert caplog.text.count("is locked by process 1 on lost, which may be lost: waiting for its lock") == 1
+    assert (
+        caplog.text.count("is locked by process 1 on lost, which may be lost: waiting for its lock")
+        == 1
+    )
 
 
 @pytest.mark.parametrize("writes", ["before", "after"], ids=["whole", "replaced"])
@@ -97,10 +110,14 @@ def test_a_run_whose_folder_is_taken_while_it_writes_its_manifest_takes_the_mani
                 write(self, name, b"the new owner's")
 
     monkeypatch.setattr(Folder, "write", taken)
-    with pytest.raises(InputError, match="is now written to by process 1 on another: runs of one name cannot share"):
+    with pytest.raises(
+        InputError, match="is now written to by process 1 on another: runs of one name cannot share"
+    ):
         rayfed.run(tables)
     manifests = {name for name in Folder(f"{place}/run").names() if name.endswith(".json")}
-    assert manifests == {"round-00001.json"} | ({"round-00002.json"} if writes == "after" else set())
+    assert manifests == {"round-00001.json"} | (
+        {"round-00002.json"} if writes == "after" else set()
+    )
 
 
 def test_an_error_that_is_no_other_holder_is_reported_as_itself(tmp_path):
@@ -115,7 +132,9 @@ def shared(request, tmp_path, monkeypatch, tables):
     if request.param == "elsewhere":
         files = pafs.PyFileSystem(pafs.FSSpecHandler(fsspec.filesystem("memory")))
         monkeypatch.setattr(storage, "locate", in_memory(files))
-    tables["output"]["checkpoints"] = str(tmp_path / "shared") if request.param == "local" else f"memory://{tmp_path}"
+    tables["output"]["checkpoints"] = (
+        str(tmp_path / "shared") if request.param == "local" else f"memory://{tmp_path}"
+    )
     return request.param
 
 
@@ -141,7 +160,9 @@ def test_two_runs_of_one_name_do_not_delete_each_others_checkpoints(tables, tmp_
         assert re.search(f"shared/run' is being written to by {THIS}: wait for it", display.ended)
         winner = tmp_path / "runs/run"
     else:
-        with pytest.raises(InputError, match=f"is now written to by {THIS}: runs of one name cannot share") as given_up:
+        with pytest.raises(
+            InputError, match=f"is now written to by {THIS}: runs of one name cannot share"
+        ) as given_up:
             rayfed.run(tables, display=display)
         assert "rounds up to 2 are recorded" in given_up.value.__notes__[0]
         winner = display.ended

@@ -46,7 +46,8 @@ def test_the_rounds_have_their_clients_and_their_virtual_time_by_hand(job, caplo
     ]
     assert notes[0] == {} and notes[5] == notes[1]
     trained = {
-        round: [row["client"] for row in result.clients.to_pylist() if row["round"] == round] for round in range(6)
+        round: [row["client"] for row in result.clients.to_pylist() if row["round"] == round]
+        for round in range(6)
     }
     assert (trained[1], trained[2], trained[3], trained[5]) == ([0], [3], [], [0])
     rows = result.rounds.to_pylist()
@@ -62,13 +63,19 @@ def test_in_a_job_without_the_table_nothing_is_noted(tables):
 
 def test_a_run_does_not_continue_with_another_trace_or_other_settings(job, trace):
     path = rayfed.run(job, {"train.num_rounds": 2}).path
-    with pytest.raises(InputError, match=r"another job: clients\.deadline is 30\.0 there, 20\.0 here$"):
+    with pytest.raises(
+        InputError, match=r"another job: clients\.deadline is 30\.0 there, 20\.0 here$"
+    ):
         rayfed.resume(path, {"train.num_rounds": 5, "clients.deadline": 20.0})
     pq.write_table(pa.table({**ROWS, "drops": [False] * 7}), trace)
-    with pytest.raises(InputError, match=r"belongs to another job: the trace of the clients has changed since$"):
+    with pytest.raises(
+        InputError, match=r"belongs to another job: the trace of the clients has changed since$"
+    ):
         rayfed.resume(path, {"train.num_rounds": 5})
     pq.write_table(pa.table(ROWS).take([6, 5, 4, 3, 2, 1, 0]), trace)
-    assert rayfed.resume(path, {"train.num_rounds": 5}).rounds.num_rows == 6, "the same rows in another order"
+    assert rayfed.resume(path, {"train.num_rounds": 5}).rounds.num_rows == 6, (
+        "the same rows in another order"
+    )
 
 
 def test_a_replay_takes_those_that_answered_and_says_why_others_did_not_train(job):

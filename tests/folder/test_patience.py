@@ -27,7 +27,11 @@ def accuracies(tables):
 
 
 def numbers(path):
-    rows = [row for name in ("rounds", "clients", "classes") for row in read_table(path, name).to_pylist()]
+    rows = [
+        row
+        for name in ("rounds", "clients", "classes")
+        for row in read_table(path, name).to_pylist()
+    ]
     return [{key: value for key, value in row.items() if key != "seconds"} for row in rows]
 
 
@@ -53,11 +57,16 @@ def test_a_run_ends_where_its_accuracies_say(tables, path, accuracies, patience,
     assert f"ended    after round {end}: no better test accuracy" in result_text(path, summary)
 
 
-def test_a_run_that_has_ended_says_why_and_is_done_for_a_job_with_its_patience_only(tables, path, accuracies, caplog):
+def test_a_run_that_has_ended_says_why_and_is_done_for_a_job_with_its_patience_only(
+    tables, path, accuracies, caplog
+):
     rayfed.run(tables, {"train.patience": 2})
     end, before = end_of(accuracies, 2), numbers(path)
     rayfed.resume(path, {"train.num_rounds": 13})
-    assert f"the run has ended after round {end}: no better test accuracy in 2 evaluated rounds" in caplog.text
+    assert (
+        f"the run has ended after round {end}: no better test accuracy in 2 evaluated rounds"
+        in caplog.text
+    )
     assert f"to go on: rayfed resume {path} -s train.patience=0" in caplog.text
     assert numbers(path) == before and read_summary(path)["ended_early"]
     done = [is_done(read_job(tables, {"train.patience": patience})) for patience in (0, 2, 11)]

@@ -45,13 +45,24 @@ def environment(path):
 def test_hardware_is_noted_and_another_kind_needs_leave(tables, tmp_path, monkeypatch):
     path = rayfed.run(tables, {"train.num_rounds": 2}).path
     (kind,) = environment(path)["hardware"]
-    usual = {"device", "instructions", "maker", "extensions", "variables", "float32", "deterministic"}
+    usual = {
+        "device",
+        "instructions",
+        "maker",
+        "extensions",
+        "variables",
+        "float32",
+        "deterministic",
+    }
     assert usual == set(kind) and all(kind.values())
     before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
 
     monkeypatch.setattr(worker, "kind_of", lambda device: {**kind, "instructions": "riscv64 RVV"})
     refused = rf"continue to other bits: instructions is {kind['instructions']} there, riscv64 RVV here; .*--other-bits"
-    for again in (lambda: rayfed.resume(path, {"train.num_rounds": 3}), lambda: rayfed.run(tables, resume=True)):
+    for again in (
+        lambda: rayfed.resume(path, {"train.num_rounds": 3}),
+        lambda: rayfed.run(tables, resume=True),
+    ):
         with pytest.raises(InputError, match=refused):
             again()
     assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
@@ -59,21 +70,33 @@ def test_hardware_is_noted_and_another_kind_needs_leave(tables, tmp_path, monkey
 
     rayfed.resume(path, {"train.num_rounds": 3}, other_bits=True)
     (*_, resumed) = environment(path)["resumed"]
-    assert resumed["other_bits"] == [f"instructions is {kind['instructions']} there, riscv64 RVV here"]
+    assert resumed["other_bits"] == [
+        f"instructions is {kind['instructions']} there, riscv64 RVV here"
+    ]
     rayfed.resume(path, {"train.num_rounds": 4})  # now it is the run's kind
     assert "other_bits" not in environment(path)["resumed"][-1]
 
 
 @pytest.mark.parametrize(
-    "name", ["DNNL_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE", "MKL_CBWR", "NPY_DISABLE_CPU_FEATURES"]
+    "name",
+    ["DNNL_MAX_CPU_ISA", "ONEDNN_DEFAULT_FPMATH_MODE", "MKL_CBWR", "NPY_DISABLE_CPU_FEATURES"],
 )
 def test_variables_that_decide_bits_are_of_the_hardware(tables, tmp_path, monkeypatch, name):
     path = rayfed.run(tables, {"train.num_rounds": 2}).path
-    for harmless in ("ONEDNN_VERBOSE", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "TORCH_HOME", "MKLROOT"):
+    for harmless in (
+        "ONEDNN_VERBOSE",
+        "MKL_NUM_THREADS",
+        "OMP_NUM_THREADS",
+        "TORCH_HOME",
+        "MKLROOT",
+    ):
         monkeypatch.setenv(harmless, "0")
     rayfed.resume(path, {"train.num_rounds": 3})
     monkeypatch.setenv(name, "other")
-    with pytest.raises(InputError, match=rf"other bits: variables is .* there, .*{name}=other.* here; .*--other-bits"):
+    with pytest.raises(
+        InputError,
+        match=rf"other bits: variables is .* there, .*{name}=other.* here; .*--other-bits",
+    ):
         rayfed.resume(path, {"train.num_rounds": 4})
 
 
@@ -106,7 +129,9 @@ def test_ones_own_modules_are_kept_and_changed_ones_need_leave(tables, tmp_path,
     path = rayfed.run(tables, {"train.num_rounds": 2}).path
     noted = environment(path)["modules"]
     kept = {file.name: file.read_text() for file in (path / "modules").iterdir()}
-    assert kept == {f"{name}-{noted[name][:8]}.py": (tmp_path / f"{name}.py").read_text() for name in noted}
+    assert kept == {
+        f"{name}-{noted[name][:8]}.py": (tmp_path / f"{name}.py").read_text() for name in noted
+    }
     assert set(noted) == {"my_part", "my_rules"}
 
     own(edited, (tmp_path / f"{edited}.py").read_text() + "# a change\n")
@@ -120,24 +145,41 @@ def test_ones_own_modules_are_kept_and_changed_ones_need_leave(tables, tmp_path,
     assert len(list((path / "modules").iterdir())) == 3
 
 
-def test_modules_of_models_and_partitions_are_noted_and_libraries_only_where_named(tables, own, tmp_path):
-    own("my_rules", "from rayfed.data.partition import Iid\nfrom rayfed.models.convnets import lenet\n")
+def test_modules_of_models_and_partitions_are_noted_and_libraries_only_where_named(
+    tables, own, tmp_path
+):
+    own(
+        "my_rules",
+        "from rayfed.data.partition import Iid\nfrom rayfed.models.convnets import lenet\n",
+    )
     tables |= {"method": "fedavg", "model": "my_rules:lenet"}
-    assert set(environment(rayfed.run(tables, {"train.num_rounds": 1}).path)["modules"]) == {"my_rules"}
+    assert set(environment(rayfed.run(tables, {"train.num_rounds": 1}).path)["modules"]) == {
+        "my_rules"
+    }
 
 
 def test_the_noted_partition_is_what_was_dealt_before_an_auxiliary_set_was_withdrawn(tables):
     plain, less = (
-        rayfed.run({**tables, "name": f"with-{count}", "method": "fedavg"}, {"data.auxiliary_per_class": count}).path
+        rayfed.run(
+            {**tables, "name": f"with-{count}", "method": "fedavg"},
+            {"data.auxiliary_per_class": count},
+        ).path
         for count in (0, 2)
     )
     assert environment(plain)["partition"] == environment(less)["partition"]
-    held = [sum(row["count"] for row in read_table(path, "partition").to_pylist()) for path in (plain, less)]
+    held = [
+        sum(row["count"] for row in read_table(path, "partition").to_pylist())
+        for path in (plain, less)
+    ]
     assert held == [40, 36]
-    client = next(row["client"] for row in read_table(less, "clients").to_pylist() if row["round"] == 1)
+    client = next(
+        row["client"] for row in read_table(less, "clients").to_pylist() if row["round"] == 1
+    )
     again, recorded = rayfed.replay(less, 1, client)
     assert again.train_loss == recorded
-    with pytest.raises(InputError, match=r"auxiliary_per_class"):  # the job tells one set from another
+    with pytest.raises(
+        InputError, match=r"auxiliary_per_class"
+    ):  # the job tells one set from another
         rayfed.resume(less, {"train.num_rounds": 9, "data.auxiliary_per_class": 1})
 
 
@@ -145,7 +187,9 @@ def test_a_round_in_which_no_client_trained_is_not_replayed(tables):
     method = [{"until": 1, "method": "fedavg"}, {"method": {"name": "ccvr", "steps": 1}}]
     run = rayfed.run({**tables, "method": method, "model": "cnn"}, {"train.num_rounds": 2})
     assert {row["round"] for row in read_table(run.path, "clients").to_pylist()} == {1}
-    with pytest.raises(InputError, match=r"^round 2: no client trained in it, as its method works on the server"):
+    with pytest.raises(
+        InputError, match=r"^round 2: no client trained in it, as its method works on the server"
+    ):
         rayfed.replay(run.path, 2, 0)
 
 
@@ -160,16 +204,26 @@ def test_a_partition_that_has_changed_needs_leave_and_is_not_replayed(tables, ow
     before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
     np.savetxt(tmp_path / "owners.txt", 3 - owners, fmt="%d")
     for more in ({}, {"train.num_rounds": 3}):
-        with pytest.raises(InputError, match=r"to other bits: the partition has changed, and clients .*--other-bits "):
+        with pytest.raises(
+            InputError,
+            match=r"to other bits: the partition has changed, and clients .*--other-bits ",
+        ):
             rayfed.resume(path, more)
     assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
 
     def replay(round):
-        client = next(row["client"] for row in read_table(path, "clients").to_pylist() if row["round"] == round)
+        client = next(
+            row["client"]
+            for row in read_table(path, "clients").to_pylist()
+            if row["round"] == round
+        )
         again, recorded = rayfed.replay(path, round, client)
         assert again.train_loss == recorded
 
-    with pytest.raises(InputError, match=r"^the partition is not the one of round 1 of the run .*; put back the rule"):
+    with pytest.raises(
+        InputError,
+        match=r"^the partition is not the one of round 1 of the run .*; put back the rule",
+    ):
         replay(1)
     rayfed.resume(path, {"train.num_rounds": 3}, other_bits=True)
     assert environment(path)["resumed"][-1]["other_bits"] == [PARTITION]
@@ -180,15 +234,25 @@ def test_a_partition_that_has_changed_needs_leave_and_is_not_replayed(tables, ow
     replay(2)
 
 
-def test_a_finished_run_is_not_touched_and_says_that_ones_own_module_has_changed(tables, tmp_path, own, caplog):
+def test_a_finished_run_is_not_touched_and_says_that_ones_own_module_has_changed(
+    tables, tmp_path, own, caplog
+):
     path = rayfed.run(tables, {"train.num_rounds": 2}).path
 
     def origin():
-        files = [path / "environment.json", path / "job.toml", *path.glob("modules/*"), *path.glob("checkpoints/*")]
+        files = [
+            path / "environment.json",
+            path / "job.toml",
+            *path.glob("modules/*"),
+            *path.glob("checkpoints/*"),
+        ]
         return {file: file.read_bytes() for file in files}
 
     before = origin()
-    again = [lambda: rayfed.resume(path), lambda: rayfed.run(tables, {"train.num_rounds": 2}, resume=True)]
+    again = [
+        lambda: rayfed.resume(path),
+        lambda: rayfed.run(tables, {"train.num_rounds": 2}, resume=True),
+    ]
     for go in again:
         go()
     assert "has changed" not in caplog.text

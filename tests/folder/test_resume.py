@@ -66,21 +66,30 @@ def outcome(result):
     """The rows of all tables without durations, and the bytes of the weights."""
     tables = result.rounds, result.clients, result.classes, result.confusions
     rows = [row for table in tables for row in table.to_pylist()]
-    numbers = [{column: value for column, value in row.items() if column != "seconds"} for row in rows]
+    numbers = [
+        {column: value for column, value in row.items() if column != "seconds"} for row in rows
+    ]
     return numbers, {name: tensor.numpy().tobytes() for name, tensor in result.weights.items()}
 
 
 @pytest.mark.parametrize("how", ["ctrl-c", "failure"])
 @pytest.mark.parametrize("round", [1, 4])
-def test_a_run_that_was_stopped_continues_to_the_same_results(tables, tmp_path, whole, stops, round, how):
+def test_a_run_that_was_stopped_continues_to_the_same_results(
+    tables, tmp_path, whole, stops, round, how
+):
     """The second stop comes before the first new round; all earlier results must still be there."""
     method, path = stops(round, how), tmp_path / "runs/run"
-    for train in (lambda: rayfed.run(tables, method=method), lambda: rayfed.resume(path, method=method)):
+    for train in (
+        lambda: rayfed.run(tables, method=method),
+        lambda: rayfed.resume(path, method=method),
+    ):
         with pytest.raises(KeyboardInterrupt if how == "ctrl-c" else ClientFailed) as stopped:
             train()
         onwards = f"to continue after round {round - 1}: rayfed resume {path}"
         assert stopped.value.__notes__[0] == f"rounds up to {round - 1} are recorded in {path}"
-        assert (onwards if how == "ctrl-c" else f"or, {onwards} --other-bits") in stopped.value.__notes__
+        assert (
+            onwards if how == "ctrl-c" else f"or, {onwards} --other-bits"
+        ) in stopped.value.__notes__
         assert read_table(path, "rounds").num_rows == round
     result = rayfed.resume(path, method=method)
     assert outcome(result) == whole
@@ -122,9 +131,21 @@ def test_the_numbers_of_a_measured_run_are_counts_of_its_own_data(measured):
     """Of classes, what the clients of the round hold and what is predicted; of confusions, the images."""
     result = rayfed.run(measured)
     notes = [dict(notes) for notes in result.rounds.column("notes").to_pylist()]
-    drift = {"drift.gradient_diversity", "drift.update_cosine", "drift.alignment.features.0", "drift.dead.features.0"}
+    drift = {
+        "drift.gradient_diversity",
+        "drift.update_cosine",
+        "drift.alignment.features.0",
+        "drift.dead.features.0",
+    }
     domains = {"domain.0", "domain.1"}
-    assert [names.keys() for names in notes] == [domains, drift, drift, drift | domains, drift, drift | domains]
+    assert [names.keys() for names in notes] == [
+        domains,
+        drift,
+        drift,
+        drift | domains,
+        drift,
+        drift | domains,
+    ]
     for row in result.classes.to_pylist():
         assert row["accuracy"] == notes[row["round"]][f"domain.{row['class']}"]
     federation = open_data(make_job(measured))
@@ -141,16 +162,29 @@ def test_the_numbers_of_a_measured_run_are_counts_of_its_own_data(measured):
     images = Counter()
     for row in result.confusions.to_pylist():
         images[row["round"], row["client"]] += row["count"]
-    clients = {(number, client) for number, cohort in cohorts.items() for client in cohort if client in (0, 1)}
-    assert images == {**dict.fromkeys(clients, 7), **{(number, None): len(federation.test) for number in (0, 3, 5)}}
+    clients = {
+        (number, client)
+        for number, cohort in cohorts.items()
+        for client in cohort
+        if client in (0, 1)
+    }
+    assert images == {
+        **dict.fromkeys(clients, 7),
+        **{(number, None): len(federation.test) for number in (0, 3, 5)},
+    }
     predicted = Counter()
     for row in result.confusions.to_pylist():
         if row["client"] is None:
             predicted[row["round"], row["predicted"]] += row["count"]
-    assert all(predicted[row["round"], row["class"]] == row["predicted"] for row in result.classes.to_pylist())
+    assert all(
+        predicted[row["round"], row["class"]] == row["predicted"]
+        for row in result.classes.to_pylist()
+    )
 
 
-def test_a_round_that_becomes_the_last_is_evaluated_when_the_run_is_resumed(seldom, tmp_path, stops):
+def test_a_round_that_becomes_the_last_is_evaluated_when_the_run_is_resumed(
+    seldom, tmp_path, stops
+):
     method, path = stops(5), tmp_path / "runs/run"
     with pytest.raises(KeyboardInterrupt):
         rayfed.run(seldom, method=method)
@@ -163,7 +197,9 @@ def test_a_round_that_becomes_the_last_is_evaluated_when_the_run_is_resumed(seld
 def test_how_often_a_run_is_evaluated_belongs_to_it(seldom):
     """Forgetting depends on it: a table must not hold two kinds."""
     path = rayfed.run(seldom, {"train.num_rounds": 1}).path
-    with pytest.raises(InputError, match=r"belongs to another job: train\.eval_every is 3 there, 1 here"):
+    with pytest.raises(
+        InputError, match=r"belongs to another job: train\.eval_every is 3 there, 1 here"
+    ):
         rayfed.resume(path, {"train.eval_every": 1})
 
 
@@ -171,9 +207,14 @@ def test_run_with_resume_does_not_continue_another_job(tables, stops):
     method = stops(4)
     with pytest.raises(KeyboardInterrupt):
         rayfed.run(tables, method=method, resume=True)
-    with pytest.raises(InputError, match=r"holds the results of another job of this name \(seed is 0 there, 1 here\)"):
+    with pytest.raises(
+        InputError,
+        match=r"holds the results of another job of this name \(seed is 0 there, 1 here\)",
+    ):
         rayfed.run(tables, {"seed": 1}, method=method, resume=True)
-    with pytest.raises(InputError, match="force begins the run again, and resume continues it: give one of the two"):
+    with pytest.raises(
+        InputError, match="force begins the run again, and resume continues it: give one of the two"
+    ):
         rayfed.run(tables, force=True, resume=True)
 
 
@@ -190,7 +231,9 @@ def test_a_method_made_in_a_function_may_be_continued_by_the_same_call(tables, w
     assert outcome(rayfed.run(tables, method=method, resume=True)) == whole
 
 
-def test_a_run_whose_name_has_parts_keeps_its_name_and_checkpoints_when_its_folder_is_moved(tables, tmp_path, whole):
+def test_a_run_whose_name_has_parts_keeps_its_name_and_checkpoints_when_its_folder_is_moved(
+    tables, tmp_path, whole
+):
     checkpoints = str(tmp_path / "elsewhere")
     rayfed.run(tables, {"name": "a/b", "train.num_rounds": 3, "output.checkpoints": checkpoints})
     (tmp_path / "runs").rename(tmp_path / "moved")
@@ -199,7 +242,9 @@ def test_a_run_whose_name_has_parts_keeps_its_name_and_checkpoints_when_its_fold
 
 
 @pytest.mark.parametrize("content", [b'{"status": "runn', b"\xff\x00"])
-def test_a_damaged_summary_or_environment_does_not_keep_a_run_from_continuing(tables, whole, caplog, content):
+def test_a_damaged_summary_or_environment_does_not_keep_a_run_from_continuing(
+    tables, whole, caplog, content
+):
     path = rayfed.run(tables, {"train.num_rounds": 3}).path
     for name in ("summary.json", "environment.json"):
         (path / name).write_bytes(content)
@@ -212,7 +257,9 @@ def test_a_damaged_summary_or_environment_does_not_keep_a_run_from_continuing(ta
 def test_a_damaged_job_file_is_made_anew_from_the_users(tables, whole):
     file = rayfed.run(tables, {"train.num_rounds": 3}).path / "job.toml"
     file.write_text("[train")
-    with pytest.raises(InputError, match=r"cannot be read: .*; put it back, or continue .*: rayfed run YOUR.toml"):
+    with pytest.raises(
+        InputError, match=r"cannot be read: .*; put it back, or continue .*: rayfed run YOUR.toml"
+    ):
         rayfed.resume(file.parent)
     assert outcome(rayfed.run(tables, resume=True)) == whole
 
@@ -222,7 +269,9 @@ def test_a_run_continues_from_its_checkpoints_alone(tables, tmp_path, whole, aga
     elsewhere = (tmp_path / "elsewhere").as_uri()
     rayfed.run(tables, {"train.num_rounds": 3, "output.checkpoints": elsewhere})
     with pytest.raises(InputError, match="holds checkpoints of a run of this name"):
-        rayfed.run(tables, {"output.path": str(tmp_path / "other"), "output.checkpoints": elsewhere})
+        rayfed.run(
+            tables, {"output.path": str(tmp_path / "other"), "output.checkpoints": elsewhere}
+        )
     shutil.rmtree(tmp_path / "runs/run")
     if again:
         result = rayfed.run(tables, {"output.checkpoints": elsewhere}, resume=True)
@@ -238,8 +287,16 @@ def test_a_run_that_cannot_continue_is_refused_and_not_changed(tables, tmp_path)
     for run, overrides, why in [
         (tmp_path / "data", {}, "is neither the folder of a run nor a folder of checkpoints$"),
         (tmp_path / "runs", {}, "nor a folder of checkpoints; runs in it: .*runs/run$"),
-        (tmp_path / "runs/run", {"train.num_rounds": 4}, "the run already has 5 rounds; give 6 or more to add rounds$"),
-        (tmp_path / "runs/run", {"train.lr": 0.5}, r"belongs to another job: train\.lr is 0\.1 there, 0\.5 here"),
+        (
+            tmp_path / "runs/run",
+            {"train.num_rounds": 4},
+            "the run already has 5 rounds; give 6 or more to add rounds$",
+        ),
+        (
+            tmp_path / "runs/run",
+            {"train.lr": 0.5},
+            r"belongs to another job: train\.lr is 0\.1 there, 0\.5 here",
+        ),
         (tmp_path / "runs/run", {"method": "fedavg"}, "belongs to another job: method is"),
         (tmp_path / "runs/run", {"name": "other"}, "name: a run keeps its name"),
         (tmp_path / "runs/run", {"train.lrr": 1}, "unknown key 'lrr'"),
@@ -259,7 +316,9 @@ def test_a_run_that_cannot_continue_is_refused_and_not_changed(tables, tmp_path)
         rayfed.resume(tmp_path / "runs/run")
 
 
-def test_a_run_goes_on_without_checkpoints_but_is_not_done_before_the_last_is_written(tables, monkeypatch, caplog):
+def test_a_run_goes_on_without_checkpoints_but_is_not_done_before_the_last_is_written(
+    tables, monkeypatch, caplog
+):
     def full(self, name, *content):
         if re.match("round-0000[2-9]", name):
             raise OSError(28, "No space left on device")
@@ -268,7 +327,9 @@ def test_a_run_goes_on_without_checkpoints_but_is_not_done_before_the_last_is_wr
     write = Folder.write
     with monkeypatch.context() as patch:
         patch.setattr(Folder, "write", full)
-        with pytest.raises(Unwritable, match=r"no checkpoint of round 5 was written .*No space left") as error:
+        with pytest.raises(
+            Unwritable, match=r"no checkpoint of round 5 was written .*No space left"
+        ) as error:
             rayfed.run(tables)
     assert error.value.exit_code == 75
     assert (
@@ -285,14 +346,18 @@ def test_a_run_goes_on_without_checkpoints_but_is_not_done_before_the_last_is_wr
 
 
 @pytest.mark.parametrize("begun", [False, True], ids=["run", "resume"])
-def test_checkpoints_that_cannot_be_written_are_noticed_before_anything_starts(tables, tmp_path, monkeypatch, begun):
+def test_checkpoints_that_cannot_be_written_are_noticed_before_anything_starts(
+    tables, tmp_path, monkeypatch, begun
+):
     tables["output"]["checkpoints"] = place = str(tmp_path / "shared")
     Path(place).mkdir()
     if begun:
         rayfed.run(tables, {"train.num_rounds": 1})
     before, access = files(tmp_path), os.access
     with monkeypatch.context() as patch:
-        patch.setattr(os, "access", lambda folder, mode: place not in str(folder) and access(folder, mode))
+        patch.setattr(
+            os, "access", lambda folder, mode: place not in str(folder) and access(folder, mode)
+        )
         with pytest.raises(InputError, match=f"checkpoints cannot be written to '{place}/run'"):
             rayfed.run(tables, resume=begun)
     assert files(tmp_path) == before
@@ -301,12 +366,18 @@ def test_checkpoints_that_cannot_be_written_are_noticed_before_anything_starts(t
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Folder, "write", full)
-    with pytest.raises(Unwritable, match=f"'{place}/run' cannot be written to: .*No space left on device"):
+    with pytest.raises(
+        Unwritable, match=f"'{place}/run' cannot be written to: .*No space left on device"
+    ):
         rayfed.run(tables, resume=begun)
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="needs root to make a small disk")
-def test_a_full_disk_loses_only_the_rounds_since_the_last_checkpoint(tables, tmp_path, whole, caplog):
+@pytest.mark.skipif(
+    os.geteuid() != 0 or sys.platform != "linux", reason="needs root to make a small disk"
+)
+def test_a_full_disk_loses_only_the_rounds_since_the_last_checkpoint(
+    tables, tmp_path, whole, caplog
+):
     """First a checkpoint does not fit, and leaves no file; then the results do not fit."""
     (disk := tmp_path / "disk").mkdir()
     filler = disk / "filler"
@@ -330,7 +401,9 @@ def test_a_full_disk_loses_only_the_rounds_since_the_last_checkpoint(tables, tmp
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", disk], check=True)
     try:
         to_disk = {"output.path": str(disk)}
-        with pytest.raises(Unwritable, match=r"the results of round 5 cannot be written to .*No space left") as error:
+        with pytest.raises(
+            Unwritable, match=r"the results of round 5 cannot be written to .*No space left"
+        ) as error:
             rayfed.run(tables, to_disk, display=Filling())
         assert error.value.exit_code == 75, "the run can be resumed"
         assert "rounds up to 4 are recorded in" in error.value.__notes__[0]
@@ -344,16 +417,23 @@ def test_a_full_disk_loses_only_the_rounds_since_the_last_checkpoint(tables, tmp
     assert found == whole
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="needs root to make a small disk")
-@pytest.mark.parametrize(
-    ("size", "finished", "why"), [(300, 0, "cannot be written to: "), (800, 1, "no checkpoint of round 1 was written")]
+@pytest.mark.skipif(
+    os.geteuid() != 0 or sys.platform != "linux", reason="needs root to make a small disk"
 )
-def test_a_disk_where_no_checkpoint_fits_is_found_at_the_start(tables, tmp_path, size, finished, why):
+@pytest.mark.parametrize(
+    ("size", "finished", "why"),
+    [(300, 0, "cannot be written to: "), (800, 1, "no checkpoint of round 1 was written")],
+)
+def test_a_disk_where_no_checkpoint_fits_is_found_at_the_start(
+    tables, tmp_path, size, finished, why
+):
     """Weights and state are known before round 1, and memories after it."""
     (disk := tmp_path / "disk").mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}k", "tmpfs", disk], check=True)
     try:
-        with pytest.raises(Unwritable, match=rf"{why}.*takes 0\.\d MB, and 0\.\d MB are free") as error:
+        with pytest.raises(
+            Unwritable, match=rf"{why}.*takes 0\.\d MB, and 0\.\d MB are free"
+        ) as error:
             rayfed.run(tables, {"output.checkpoints": str(disk)})
     finally:
         subprocess.run(["umount", "--lazy", disk], check=True)
@@ -365,7 +445,10 @@ def test_a_flipped_bit_in_any_shard_loses_nothing(tables, tmp_path, whole, caplo
     """Both kept checkpoints name older shards."""
     rayfed.run(tables, {"train.num_rounds": 4})
     shards = sorted((tmp_path / "runs/run/checkpoints").glob("*.shard"))
-    older = [json.loads(file.read_text())["checkpoint"]["files"] for file in shards[0].parent.glob("round-*.json")]
+    older = [
+        json.loads(file.read_text())["checkpoint"]["files"]
+        for file in shards[0].parent.glob("round-*.json")
+    ]
     assert {file.name for file in shards} & older[0].keys() & older[1].keys()
     for shard in shards:
         content = bytearray(shard.read_bytes())
@@ -383,7 +466,9 @@ def test_a_clients_round_can_be_replayed(tables):
     assert row["round"] == 5
     again, recorded = rayfed.replay(result.path, 5, row["client"])
     assert again.train_loss == recorded == row["train_loss"]
-    other = ({0, 1, 2, 3} - {r["client"] for r in result.clients.to_pylist() if r["round"] == 5}).pop()
+    other = (
+        {0, 1, 2, 3} - {r["client"] for r in result.clients.to_pylist() if r["round"] == 5}
+    ).pop()
     with pytest.raises(InputError, match=f"^client {other}: not in round 5, which has"):
         rayfed.replay(result.path, 5, other)
     with pytest.raises(InputError, match="round 7: the run has 5 finished rounds"):
@@ -414,7 +499,10 @@ def test_the_commands_resume_and_replay_work(tables, tmp_path):
     path = str(tmp_path / "runs/run")
     run = CliRunner().invoke(main, ["resume", path, "-s", "train.num_rounds=5"])
     assert run.exit_code == 0, run.output
-    assert [line.split("  ")[0] for line in run.stdout.splitlines()[6:8]] == ["round 4/5", "round 5/5"]
+    assert [line.split("  ")[0] for line in run.stdout.splitlines()[6:8]] == [
+        "round 4/5",
+        "round 5/5",
+    ]
     assert "continuing after round 3" in run.stderr
     client = read_table(tmp_path / "runs/run", "clients").to_pylist()[-1]["client"]
     again = CliRunner().invoke(main, ["replay", path, "--round", "5", "--client", str(client)])
@@ -425,7 +513,13 @@ def test_the_commands_resume_and_replay_work(tables, tmp_path):
 @pytest.mark.slow
 def test_a_run_that_is_killed_three_times_ends_with_the_same_bits(tmp_path):
     """SIGKILL at random moments, many of them while a checkpoint is written."""
-    settings = ["model.name=lenet", "method=scaffold", "ray.mode=off", "train.num_rounds=8", "train.local_steps=1"]
+    settings = [
+        "model.name=lenet",
+        "method=scaffold",
+        "ray.mode=off",
+        "train.num_rounds=8",
+        "train.local_steps=1",
+    ]
     settings += ["output.every=1", f"output.path={tmp_path}"]
 
     def run(*arguments):

@@ -57,7 +57,9 @@ def test_rounds_share_files_and_adding_one_again_changes_nothing(tmp_path):
     names = [f"round-{first:05d}.parquet" for first in (0, 4, 7, 10)]
     assert sorted(file.name for file in (tmp_path / "clients.parquet").iterdir()) == names
     for after in range(-1, 13):
-        assert pairs(read_table(tmp_path, "clients", after)) == [pair for pair in expected(11) if pair[0] > after]
+        assert pairs(read_table(tmp_path, "clients", after)) == [
+            pair for pair in expected(11) if pair[0] > after
+        ]
 
 
 class Dies(Exception):
@@ -99,7 +101,9 @@ def test_a_kill_at_any_change_neither_loses_nor_doubles_a_row(tmp_path, monkeypa
     assert changes > 20
 
 
-def test_a_kill_at_any_change_of_a_resumed_run_loses_nothing_that_its_checkpoint_holds(tmp_path, monkeypatch):
+def test_a_kill_at_any_change_of_a_resumed_run_loses_nothing_that_its_checkpoint_holds(
+    tmp_path, monkeypatch
+):
     (whole := tmp_path / "whole").mkdir()
     add(whole, *range(6))
     checkpoint = 5, read_table(whole, "clients")
@@ -117,7 +121,9 @@ def test_a_kill_at_any_change_of_a_resumed_run_loses_nothing_that_its_checkpoint
     assert changes > 8
 
 
-def test_a_reader_that_listed_the_files_before_they_changed_finds_each_row_once(tmp_path, monkeypatch):
+def test_a_reader_that_listed_the_files_before_they_changed_finds_each_row_once(
+    tmp_path, monkeypatch
+):
     for listed in range(9):
         for read in range(listed, 9):
             (path := tmp_path / f"{listed}-{read}").mkdir()
@@ -128,7 +134,9 @@ def test_a_reader_that_listed_the_files_before_they_changed_finds_each_row_once(
             assert pairs(another.to_table()) in (expected(last) for last in range(listed, read + 1))
             with monkeypatch.context() as patch:
                 patch.setattr(tables, "_files", lambda folder, listing=listing: listing)
-                assert pairs(read_table(path, "clients")) in (expected(last) for last in range(listed, read + 1))
+                assert pairs(read_table(path, "clients")) in (
+                    expected(last) for last in range(listed, read + 1)
+                )
 
 
 def test_a_reader_looks_again_where_a_resumed_run_has_dropped_rounds(tmp_path, monkeypatch):
@@ -138,7 +146,9 @@ def test_a_reader_looks_again_where_a_resumed_run_has_dropped_rounds(tmp_path, m
     listings = [tables._files(tmp_path / "clients.parquet")]
     replace_table(tmp_path, "clients", *checkpoint)
     files = tables._files
-    monkeypatch.setattr(tables, "_files", lambda folder: listings.pop() if listings else files(folder))
+    monkeypatch.setattr(
+        tables, "_files", lambda folder: listings.pop() if listings else files(folder)
+    )
     assert pairs(read_table(tmp_path, "clients")) == expected(5)
 
 

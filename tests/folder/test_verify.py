@@ -56,7 +56,10 @@ def change(file, column, number, row=-1):
     values = table[column].to_pylist()
     before, values[row] = values[row], number
     place = table.schema.get_field_index(column)
-    pq.write_table(table.set_column(place, table.schema.field(column), pa.array(values, table[column].type)), file)
+    pq.write_table(
+        table.set_column(place, table.schema.field(column), pa.array(values, table[column].type)),
+        file,
+    )
     return before
 
 
@@ -101,7 +104,9 @@ def test_a_runs_folder_passes_and_stays_as_it_is(run):
 def test_all_rounds_or_some_clients_of_each_are_played_again(run):
     path = run()
     every = list(checks(path, every=True))
-    assert [name for name, what, _ in every if "played again" in what] == [f"round {n}" for n in range(1, 6)]
+    assert [name for name, what, _ in every if "played again" in what] == [
+        f"round {n}" for n in range(1, 6)
+    ]
     some = list(checks(path, clients=1))
     assert [name for name, what, _ in some if "trained again" in what] == ["round 1", "round 5"]
     assert not any(wrong for *_, wrong in every + some)
@@ -157,7 +162,10 @@ def test_a_changed_number_of_a_table_is_named_with_both_values(run, table, colum
     assert re.fullmatch(f"{words}: 7(\\.0)? recorded, {before} in the checkpoint", wrong[0])
     done = CliRunner().invoke(main, ["verify", str(path)])
     assert done.exit_code == 1 and wrong[0] in done.output
-    assert f"error: what was recorded is not what its job gives: {len(wrong)} differences" in done.output
+    assert (
+        f"error: what was recorded is not what its job gives: {len(wrong)} differences"
+        in done.output
+    )
 
 
 def test_a_number_that_is_changed_in_the_checkpoint_too_does_not_follow_from_the_others(run):
@@ -168,7 +176,10 @@ def test_a_number_that_is_changed_in_the_checkpoint_too_does_not_follow_from_the
             before = change(path / file, column, 0.75, row=3 if column == "test_accuracy" else -1)
     seal(path, 5)
     wrong = faults(path)
-    assert wrong[0].startswith("round 3, rounds, test_accuracy: 0.75 recorded, 0.") and "by the classes" in wrong[0]
+    assert (
+        wrong[0].startswith("round 3, rounds, test_accuracy: 0.75 recorded, 0.")
+        and "by the classes" in wrong[0]
+    )
     assert wrong[-2:] == [
         f"round 5, rounds, test_loss: 0.75 recorded, {before} ({words})"
         for words in ("weights evaluated again", "played again")
@@ -178,13 +189,16 @@ def test_a_number_that_is_changed_in_the_checkpoint_too_does_not_follow_from_the
 def test_a_flipped_bit_of_a_weight_is_caught_and_by_playing_also_where_the_hashes_are_new(run):
     path = run()
     flip(path / "checkpoints/round-00005.safetensors")
-    assert faults(path) == ["the checkpoint of round 5: 'round-00005.safetensors' is not as it was written"]
+    assert faults(path) == [
+        "the checkpoint of round 5: 'round-00005.safetensors' is not as it was written"
+    ]
     seal(path, 5)
     assert "round 5, checkpoint, weights.head.weight: other bits (played again)" in faults(path)
 
 
 @pytest.mark.parametrize(
-    "file", ["best.safetensors", "round-00004.memories-000.shard", "round-00004.memories-000-twin.shard"]
+    "file",
+    ["best.safetensors", "round-00004.memories-000.shard", "round-00004.memories-000-twin.shard"],
 )
 def test_damaged_best_weights_and_a_damaged_copy_of_a_memory_are_named(run, file):
     path = run()
@@ -202,7 +216,11 @@ def again(rows, **changed):
     [
         ("clients", again, "{row}: 2 rows"),
         ("classes", lambda rows: again(rows, seen=999), "{row}: 2 rows"),
-        ("clients", lambda rows: again(rows, round=99), "{row}: a row of a round that is not in rounds"),
+        (
+            "clients",
+            lambda rows: again(rows, round=99),
+            "{row}: a row of a round that is not in rounds",
+        ),
     ],
 )
 def test_a_row_too_many_is_named(run, table, rows, words):
@@ -241,7 +259,9 @@ def test_another_table_of_the_partition_is_named(run, harm):
     pq.write_table(pa.Table.from_pylist(rows, pq.read_schema(file)), file)
     if harm == "gone":
         file.unlink()
-    assert faults(path) == ["partition.parquet is missing, or has other clients, counts or images than the job deals"]
+    assert faults(path) == [
+        "partition.parquet is missing, or has other clients, counts or images than the job deals"
+    ]
 
 
 def edit(path, **changed):
@@ -252,7 +272,11 @@ def edit(path, **changed):
         assert count == 1
     (path / "job.toml").write_text(text)
     file = path / "environment.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"job": rayfed.read_job(path / "job.toml").hash()}))
+    file.write_text(
+        json.dumps(
+            json.loads(file.read_text()) | {"job": rayfed.read_job(path / "job.toml").hash()}
+        )
+    )
 
 
 def test_a_job_that_was_changed_with_its_hash_is_not_that_of_the_checkpoints(run):
@@ -260,7 +284,8 @@ def test_a_job_that_was_changed_with_its_hash_is_not_that_of_the_checkpoints(run
     before = rayfed.read_job(path / "job.toml").train.lr
     edit(path, lr=0.0302)
     assert faults(path) == [
-        f"train.lr is {before} in the checkpoint of round {number}, 0.0302 in job.toml" for number in (4, 5)
+        f"train.lr is {before} in the checkpoint of round {number}, 0.0302 in job.toml"
+        for number in (4, 5)
     ]
     edit(path, lr=before, num_rounds=500)
     assert faults(path) == ["status is done in summary.json, with 5 of 500 rounds in the tables"]
@@ -271,7 +296,9 @@ def test_data_that_were_others_before_a_resume_are_named(run):
     file = path / "environment.json"
     own = json.loads(file.read_text())
     file.write_text(json.dumps(own | {"data": "0" * 64, "resumed": [own | {"after_round": 1}]}))
-    assert faults(path) == [f"the hash of data is {'0' * 64} in environment.json, {own['data']} here"]
+    assert faults(path) == [
+        f"the hash of data is {'0' * 64} in environment.json, {own['data']} here"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -288,7 +315,10 @@ def test_a_file_that_is_not_as_a_run_writes_it_ends_with_code_1(run, file, conte
     path = run() / file
     path.write_text(json.dumps(json.loads(path.read_text()) | content))
     done = CliRunner().invoke(main, ["verify", str(path.parent)])
-    assert done.exit_code == 1 and f"error: '{path}' is missing, or not as a run writes it: {words}" in done.output
+    assert (
+        done.exit_code == 1
+        and f"error: '{path}' is missing, or not as a run writes it: {words}" in done.output
+    )
 
 
 def test_of_several_runs_each_is_checked_or_named(run, tmp_path):
@@ -311,7 +341,9 @@ def test_of_several_runs_each_is_checked_or_named(run, tmp_path):
     assert CliRunner().invoke(main, ["verify", str(tmp_path / "runs")]).exit_code == 2
 
 
-@pytest.mark.parametrize("name", ["round-00004.json", "round-00005.json", "round-00005.state.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["round-00004.json", "round-00005.json", "round-00005.state.safetensors"]
+)
 def test_a_missing_checkpoint_is_named(run, name):
     path = run()
     (path / "checkpoints" / name).unlink()
@@ -325,7 +357,10 @@ def test_a_run_or_a_record_without_any_checkpoint_lacks_those_that_it_had(run, t
         shutil.rmtree(folder / "checkpoints")
     last = "the checkpoint of round 5: 'round-00005.json' is missing"
     assert faults(path) == [last]
-    assert faults(tmp_path / "record") == ["the checkpoint of round 4: 'round-00004.json' is missing", last]
+    assert faults(tmp_path / "record") == [
+        "the checkpoint of round 4: 'round-00004.json' is missing",
+        last,
+    ]
 
 
 def test_other_data_and_another_hash_are_named(tables, tmp_path):
@@ -334,7 +369,9 @@ def test_other_data_and_another_hash_are_named(tables, tmp_path):
     own = json.loads(file.read_text())
     for key in ("data", "partition", "job"):
         file.write_text(json.dumps(own | {key: "0" * 64}))
-        assert faults(path) == [f"the hash of {key} is {'0' * 64} in environment.json, {own[key]} here"]
+        assert faults(path) == [
+            f"the hash of {key} is {'0' * 64} in environment.json, {own[key]} here"
+        ]
     file.write_text(json.dumps(own))
     flip_pixel(tmp_path / "data/test.parquet")
     assert [fault.split()[3] for fault in faults(path)] == ["data"] * 3
@@ -346,7 +383,10 @@ def flip_pixel(file):
     table = pq.read_table(file)
     images = table["image"].to_pylist()
     images[0][0] ^= 1
-    pq.write_table(table.set_column(0, table.schema.field("image"), pa.array(images, table["image"].type)), file)
+    pq.write_table(
+        table.set_column(0, table.schema.field("image"), pa.array(images, table["image"].type)),
+        file,
+    )
 
 
 def test_a_summary_that_is_not_that_of_the_tables_is_named(run):
@@ -376,7 +416,10 @@ def test_what_is_no_run_is_bad_input(tmp_path):
 def test_on_other_hardware_numbers_may_differ_by_a_little(run):
     path = run()
     elsewhere(path)
-    files = [path / "rounds.parquet/round-00000.parquet", path / "checkpoints/round-00005.rounds.parquet"]
+    files = [
+        path / "rounds.parquet/round-00000.parquet",
+        path / "checkpoints/round-00005.rounds.parquet",
+    ]
     before = change(files[0], "test_loss", 0)
     for within, wrong in ((WITHIN / 2, 0), (3 * WITHIN, 2)):
         for file in files:
@@ -385,7 +428,9 @@ def test_on_other_hardware_numbers_may_differ_by_a_little(run):
         done = list(checks(path, every=True))
         mismatch = [fault for *_, found in done for fault in found if "summary" not in fault]
         assert len(mismatch) == wrong
-        assert "maker is another there" in done[4][1] and done[4][1].startswith(f"within {WITHIN:g}, ")
+        assert "maker is another there" in done[4][1] and done[4][1].startswith(
+            f"within {WITHIN:g}, "
+        )
         assert [name for name, what, _ in done if "played again" in what] == ["round 1", "round 5"]
 
 
@@ -393,7 +438,9 @@ def test_a_record_is_small_has_no_place_of_this_machine_and_passes(tables, tmp_p
     path = rayfed.run(tables).path
     size = TOOL.make_record(path, tmp_path / "record")
     files = contents(tmp_path / "record")
-    assert size == sum(map(len, files.values())) and not any(file.name == "best.safetensors" for file in files)
+    assert size == sum(map(len, files.values())) and not any(
+        file.name == "best.safetensors" for file in files
+    )
     assert not any(str(path).encode() in content for content in files.values())
     assert [*checks(tmp_path / "record")] == [*checks(path)]
 
@@ -408,11 +455,15 @@ def test_our_records_pass(record):
 
 
 def test_the_page_has_a_row_for_each_record():
-    rows = re.findall(r"^\| `(\S+)` \|.*\d \|$", (ROOT / "docs/verify.md").read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| `(\S+)` \|.*\d \|$", (ROOT / "docs/verify.md").read_text(), re.MULTILINE
+    )
     assert sorted(rows) == [record.name for record in RECORDS]
 
 
 def test_a_changed_number_of_a_record_is_caught_on_any_hardware(tmp_path):
     shutil.copytree(RECORDS[0], tmp_path / "record")
     before = change(tmp_path / "record/rounds.parquet/round-00000.parquet", "train_loss", 0.625)
-    assert f"train_loss: 0.625 recorded, {before} in the checkpoint" in faults(tmp_path / "record")[0]
+    assert (
+        f"train_loss: 0.625 recorded, {before} in the checkpoint" in faults(tmp_path / "record")[0]
+    )

@@ -24,12 +24,19 @@ def train(table, cap=None):
     try:
         *_, last = rounds(site, workers)
     except Exception as error:
-        if any(text in str(error) for text in ("CUDA out of memory", "unable to find an engine")):  # cuDNN's words
+        if any(
+            text in str(error) for text in ("CUDA out of memory", "unable to find an engine")
+        ):  # cuDNN's words
             return {"digest": "out of memory"}
         raise
     buffers = pack(last.weights).buffers
-    digest = hashlib.sha256(b"".join(buffers[name].tobytes() for name in sorted(buffers))).hexdigest()
-    return {"digest": digest, "peak": torch.cuda.max_memory_reserved() if torch.cuda.is_available() else 0}
+    digest = hashlib.sha256(
+        b"".join(buffers[name].tobytes() for name in sorted(buffers))
+    ).hexdigest()
+    return {
+        "digest": digest,
+        "peak": torch.cuda.max_memory_reserved() if torch.cuda.is_available() else 0,
+    }
 
 
 def peak(table):
@@ -51,7 +58,9 @@ def fork(table):
     started = torch.cuda.is_initialized()
     read, write = os.pipe()
     if os.fork() == 0:
-        os.write(write, str(torch.ones(2, device="cuda:0" if count else "cpu").sum().item()).encode())
+        os.write(
+            write, str(torch.ones(2, device="cuda:0" if count else "cpu").sum().item()).encode()
+        )
         os._exit(0)
     os.wait()
     return {"started": started, "child": os.read(read, 100).decode()}

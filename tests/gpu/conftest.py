@@ -33,7 +33,9 @@ def gpu(monkeypatch):
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     elif not torch.cuda.is_available():
         pytest.skip("torch sees no GPU here")
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # tests that use cuBLAS without a worker may come first
+    monkeypatch.setenv(
+        "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+    )  # tests that use cuBLAS without a worker may come first
     before = [read() for read, _ in SETTINGS]
     yield
     for (_, write), value in zip(SETTINGS, before, strict=True):
@@ -59,7 +61,9 @@ def images(tmp_path_factory):
     """A folder with 1,500 of the embedded images for training, which leaves enough for FedSSD, and 200 for the test."""
     folder = tmp_path_factory.mktemp("images")
     for name, rows in (("train", 1500), ("test", 200)):
-        pq.write_table(pq.read_table(MINI / f"{name}.parquet").slice(0, rows), folder / f"{name}.parquet")
+        pq.write_table(
+            pq.read_table(MINI / f"{name}.parquet").slice(0, rows), folder / f"{name}.parquet"
+        )
     return folder
 
 
@@ -69,7 +73,13 @@ def make_table(images, tmp_path):
 
     def make(method="fedavg", model="cnn", augment=AUGMENT, **training):
         partition = {"name": "dirichlet", "alpha": 1.0, "num_clients": 4}
-        train = {"num_rounds": 2, "clients_per_round": 3, "local_epochs": 1, "batch_size": 64, "lr": 0.02}
+        train = {
+            "num_rounds": 2,
+            "clients_per_round": 3,
+            "local_epochs": 1,
+            "batch_size": 64,
+            "lr": 0.02,
+        }
         return {
             "name": "gpu",
             "method": method,

@@ -16,7 +16,9 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Attempting to 
 MANY = 6  # processes at most
 
 
-def test_as_many_clients_as_were_measured_fit_side_by_side_under_their_caps(card, make_table, begin):
+def test_as_many_clients_as_were_measured_fit_side_by_side_under_their_caps(
+    card, make_table, begin
+):
     table = make_table("scaffold", "resnet10", num_rounds=3)
     total, needed = torch.cuda.get_device_properties(card).total_memory, begin("peak", table)()
     share = share_as_measured(needed, [total], most=MANY)

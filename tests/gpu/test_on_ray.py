@@ -47,7 +47,9 @@ class Fault(Part):
             if device.type == "cpu":
                 raise torch.OutOfMemoryError("CUDA out of memory.")
             total = torch.cuda.get_device_properties(device).total_memory
-            torch.empty(int(0.6 * total), dtype=torch.uint8, device=device)  # the cap of half a GPU is 0.45
+            torch.empty(
+                int(0.6 * total), dtype=torch.uint8, device=device
+            )  # the cap of half a GPU is 0.45
 
 
 @pytest.fixture
@@ -59,7 +61,10 @@ def folder(tmp_path):
 def test_two_actors_on_a_gpu_have_the_bits_of_this_process(make_table, digest, device):
     table = make_table("scaffold")
     shared, here = rayfed.run(table, HALF), rayfed.run(table, {"name": "here"})
-    assert f"actors: 2 on {log_of(shared).partition('actors: 2 on ')[2].partition(' ')[0]} ({device})" in log_of(shared)
+    assert (
+        f"actors: 2 on {log_of(shared).partition('actors: 2 on ')[2].partition(' ')[0]} ({device})"
+        in log_of(shared)
+    )
     assert digest(shared.weights) == digest(here.weights)
     if device.type == "cuda":
         (kind,) = json.loads((shared.path / "environment.json").read_text())["hardware"]
@@ -71,13 +76,21 @@ def test_auto_measures_and_leaves_nothing_on_the_gpu(make_table, device):
         if not shutil.which("nvidia-smi"):
             return set()
         ask = ["nvidia-smi", "--query-compute-apps=pid,name", "--format=csv,noheader"]
-        return set(subprocess.run(ask, capture_output=True, text=True, check=True).stdout.splitlines())
+        return set(
+            subprocess.run(ask, capture_output=True, text=True, check=True).stdout.splitlines()
+        )
 
     torch.zeros(1, device=device)  # from now on, this process itself is there
     before, auto = on_it(), {"ray.mode": "on", "ray.num_gpus": "auto", "train.clients_per_round": 2}
     log = log_of(rayfed.run(make_table("scaffold"), auto))
-    measured = "of GPU memory, the smallest GPU has" if device.type == "cuda" else "torch sees no GPU where Ray has one"
-    assert measured in log or torch.cuda.device_count() > 1, "or each of the two actors has a GPU of its own"
+    measured = (
+        "of GPU memory, the smallest GPU has"
+        if device.type == "cuda"
+        else "torch sees no GPU where Ray has one"
+    )
+    assert measured in log or torch.cuda.device_count() > 1, (
+        "or each of the two actors has a GPU of its own"
+    )
     for _ in range(100):  # the last process may need a moment
         if not (left := {line for line in on_it() - before if "ray" in line or "python" in line}):
             break
@@ -85,7 +98,9 @@ def test_auto_measures_and_leaves_nothing_on_the_gpu(make_table, device):
     assert not left
 
 
-def test_a_client_that_makes_cuda_fail_is_trained_again_in_a_new_process(make_table, digest, folder):
+def test_a_client_that_makes_cuda_fail_is_trained_again_in_a_new_process(
+    make_table, digest, folder
+):
     runs = []
     for times in (0, 1):
         method = compose(scaffold(), Fault("assert", folder, times))
@@ -96,7 +111,9 @@ def test_a_client_that_makes_cuda_fail_is_trained_again_in_a_new_process(make_ta
 
 def test_a_client_that_always_makes_cuda_fail_ends_the_run_by_its_name(make_table, folder):
     method = compose(Fault("assert", folder, times=99))
-    with pytest.raises(ClientFailed, match=r"(?s)^client \d, round 1 failed on .*device-side assert triggered"):
+    with pytest.raises(
+        ClientFailed, match=r"(?s)^client \d, round 1 failed on .*device-side assert triggered"
+    ):
         rayfed.run(make_table(), HALF, method=method)
 
 
@@ -110,7 +127,9 @@ def test_a_run_goes_on_to_the_same_bits_on_its_gpu(make_table, digest):
     table = make_table("scaffold", num_rounds=4)
     whole = rayfed.run(table)
     part = rayfed.run(table, {"name": "part", "train.num_rounds": 2})
-    assert digest(rayfed.resume(part.path, {"train.num_rounds": 4}).weights) == digest(whole.weights)
+    assert digest(rayfed.resume(part.path, {"train.num_rounds": 4}).weights) == digest(
+        whole.weights
+    )
 
 
 @pytest.mark.parametrize(("first", "then"), [(1, 0), (0, 1)])
@@ -123,11 +142,29 @@ def test_a_run_goes_on_on_another_device_only_with_leave(card, make_table, first
 
 
 @pytest.mark.parametrize(
-    ("contenders", "sizes"), [(["ray", "tuned", "graphs", "here", "plain"], ["1", "2"]), (["tuned", "compiled"], ["1"])]
+    ("contenders", "sizes"),
+    [(["ray", "tuned", "graphs", "here", "plain"], ["1", "2"]), (["tuned", "compiled"], ["1"])],
 )
 def test_the_benchmark_runs_on_the_gpu(card, images, contenders, sizes):
-    command = [sys.executable, TOOL, "--quick", "--device", "cuda", "--processes", *sizes, "--workloads", "W2"]
-    command += ["--contenders", *contenders, "--data", images / "train.parquet", "--test", images / "test.parquet"]
+    command = [
+        sys.executable,
+        TOOL,
+        "--quick",
+        "--device",
+        "cuda",
+        "--processes",
+        *sizes,
+        "--workloads",
+        "W2",
+    ]
+    command += [
+        "--contenders",
+        *contenders,
+        "--data",
+        images / "train.parquet",
+        "--test",
+        images / "test.parquet",
+    ]
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=290)
     assert done.returncode == 0, done.stderr
     assert all(f"| {name} " in done.stdout for name in contenders)

@@ -17,19 +17,27 @@ pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:Attempting to 
 # Parts of the way that the weights go in six steps. Another order of float32 sums turns some ReLUs and pools the other
 # way, and steps amplify that: between two kinds of kernels on a CPU (with and without oneDNN) it was 2e-6 to 2e-3,
 # depending on the method, and 0.019 in bf16, whose products are wrong by up to 0.4 %.
-PRECISIONS = ["float32", "bf16", *(["tf32"] if torch.cuda.is_available() else [])]  # a pretended GPU has no TF32
+PRECISIONS = [
+    "float32",
+    "bf16",
+    *(["tf32"] if torch.cuda.is_available() else []),
+]  # a pretended GPU has no TF32
 STEPS = {"num_rounds": 2, "local_steps": 3}
 NEAR, NEAR_IN_BF16 = 0.01, 0.1
 # Some methods amplify rounding far more: FedDecorr divides by the deviation of features that hardly vary. On a CPU,
 # initial weights that differ by a part of 1e-6 lead 0.49 of the way elsewhere in six steps, and 0.0003 in a single one.
 ONE_STEP = {"num_rounds": 1, "local_steps": 1}
-FAR = {"flashback": 0.5}  # 100 steps of Adam at the server: 0.22 after such a change, and a client's single step
+FAR = {
+    "flashback": 0.5
+}  # 100 steps of Adam at the server: 0.22 after such a change, and a client's single step
 
 
 def way_between(ours, theirs, start):
     """The distance of two results, as a part of the way from the start."""
     names = [name for name, tensor in start.items() if tensor.is_floating_point()]
-    a, b, c = ({name: weights[name].double() for name in names} for weights in (ours, theirs, start))
+    a, b, c = (
+        {name: weights[name].double() for name in names} for weights in (ours, theirs, start)
+    )
     return float((squared_distance(a, b) / squared_distance(b, c)).sqrt())
 
 
@@ -38,11 +46,17 @@ def test_cuda_is_set_before_it_is_used(card, begin, make_table):
     assert told["workspace"] == ":4096:8"
     kind = told["kind"]
     assert kind["device"] == torch.cuda.get_device_name(card)
-    assert (kind["tf32 in cudnn"], kind["float32"], kind["deterministic"]) == ("no", "highest", "yes")
+    assert (kind["tf32 in cudnn"], kind["float32"], kind["deterministic"]) == (
+        "no",
+        "highest",
+        "yes",
+    )
 
 
 @pytest.mark.parametrize("name", sorted({*RECIPES} - {"ccvr"}))  # it trains no client
-def test_a_method_has_the_same_bits_twice_and_nearly_the_cpus_numbers(name, make_job_site, train, bits):
+def test_a_method_has_the_same_bits_twice_and_nearly_the_cpus_numbers(
+    name, make_job_site, train, bits
+):
     def apart(site, on_gpu):
         return way_between(on_gpu.weights, train(site, gpu=False).weights, state_of(site.model))
 
@@ -59,12 +73,16 @@ def test_a_method_has_the_same_bits_twice_and_nearly_the_cpus_numbers(name, make
 @pytest.mark.parametrize("model", sorted({*MODELS} - {"text", "mlp"}))
 def test_a_model_has_the_same_bits_twice(model, precision, make_job_site, train, bits):
     """An operation without such a form would be an error. Without augmentation, the teacher is asked once."""
-    site = make_job_site("fedntd", model, augment={}, precision=precision, lr=0.001, num_rounds=1, local_steps=4)
+    site = make_job_site(
+        "fedntd", model, augment={}, precision=precision, lr=0.001, num_rounds=1, local_steps=4
+    )
     assert bits(train(site)) == bits(train(site))
 
 
 def test_bf16_is_used_and_is_nearly_float32(make_job_site, train):
-    site, exact = (make_job_site("fedntd", precision=precision, **STEPS) for precision in ("bf16", "float32"))
+    site, exact = (
+        make_job_site("fedntd", precision=precision, **STEPS) for precision in ("bf16", "float32")
+    )
     ours, theirs = train(site).weights, train(exact).weights
     assert 0 < way_between(ours, theirs, state_of(site.model)) <= NEAR_IN_BF16
 
@@ -87,13 +105,17 @@ def test_too_little_memory_is_an_error_and_never_other_bits(part, card, make_tab
     assert begin("train", table, cap=cap)()["digest"] in (free["digest"], "out of memory")
 
 
-def test_a_client_on_the_gpu_neither_feels_nor_moves_its_generator(make_job_site, train, device, bits):
+def test_a_client_on_the_gpu_neither_feels_nor_moves_its_generator(
+    make_job_site, train, device, bits
+):
     site = make_job_site("fedavg", "mobilenet", num_rounds=1, lr=0.001)  # it has dropout
     first = bits(train(site))
     torch.rand(1000, device=device)
     before = torch.cuda.get_rng_state() if device.type == "cuda" else torch.get_rng_state()
     assert bits(train(site)) == first
-    assert torch.equal(before, torch.cuda.get_rng_state() if device.type == "cuda" else torch.get_rng_state())
+    assert torch.equal(
+        before, torch.cuda.get_rng_state() if device.type == "cuda" else torch.get_rng_state()
+    )
 
 
 @pytest.mark.parametrize(
@@ -108,12 +130,19 @@ def test_a_client_on_the_gpu_neither_feels_nor_moves_its_generator(make_job_site
 )
 def test_augmented_images_are_the_cpus_while_the_gpu_is_busy(augment, device):
     """Copies to the GPU are not waited for: an index that changed meanwhile would show."""
-    raw = torch.randint(0, 256, (500, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    here, there = (prepare(raw.to(on), (0.4, 0.5, 0.6), (0.2, 0.3, 0.25), augment) for on in ("cpu", device))
+    raw = torch.randint(
+        0, 256, (500, 3, 32, 32), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
+    here, there = (
+        prepare(raw.to(on), (0.4, 0.5, 0.6), (0.2, 0.3, 0.25), augment) for on in ("cpu", device)
+    )
     load = torch.rand(1024, 1024, device=device)
     for seed in range(50 if device.type == "cuda" else 3):
         load = (load @ load).clamp(max=1)
-        order, rng = torch.randperm(500, generator=torch.Generator().manual_seed(seed)), torch.Generator
+        order, rng = (
+            torch.randperm(500, generator=torch.Generator().manual_seed(seed)),
+            torch.Generator,
+        )
         images = there.augmented(order[:64], rng().manual_seed(seed))
         expected = here.augmented(order[:64].clone(), rng().manual_seed(seed))
         order.zero_()
@@ -122,7 +151,9 @@ def test_augmented_images_are_the_cpus_while_the_gpu_is_busy(augment, device):
 
 def test_a_tree_on_several_devices_is_packed(device):
     tree = {
-        "scaled": Scaled(3, {"w": torch.randn(3, 4, 5, 6, device=device).to(memory_format=torch.channels_last)}),
+        "scaled": Scaled(
+            3, {"w": torch.randn(3, 4, 5, 6, device=device).to(memory_format=torch.channels_last)}
+        ),
         "list": [torch.tensor(7, device=device), torch.tensor(8), None, 1.5],
         "tuple": (torch.tensor([True, False], device=device), torch.empty(0, device=device)),
         "bf16": torch.randn(5, device=device, dtype=torch.bfloat16),

@@ -33,7 +33,9 @@ COUNTS = torch.tensor([7, 2, 0, 1, 3])  # n / C = 2.6, so classes 0 and 4 are th
 HELD = torch.tensor([7, 2, 1, 1, 3])  # the client has samples of every class
 VACANT = torch.tensor([1, 2, 4])
 MAJORITY = torch.tensor([True, False, False, False, True])
-WEIGHTS = torch.tensor([0.3, 0.25, 0.5, 0.0, 1.0], dtype=torch.float64)  # of classes, where a loss takes them
+WEIGHTS = torch.tensor(
+    [0.3, 0.25, 0.5, 0.0, 1.0], dtype=torch.float64
+)  # of classes, where a loss takes them
 PROTOTYPES = torch.randn(C, C, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 PROTOTYPES[2] = 0  # no client holds this class
 KNOWN = torch.tensor([True, True, False, True, True])
@@ -76,7 +78,10 @@ CASES = {  # a loss of (z, t, y), and its formula for a sample
         lambda z, t, y: ce(z + (COUNTS.double() / 13 + 1e-9).log(), y),
     ),
     "distill": (lambda z, t, y: losses.distill(z, t, tau=2.0), lambda z, t, y: kl(z, t, 2)),
-    "squared_error": (lambda z, t, y: losses.squared_error(z, t), lambda z, t, y: ((z - t) ** 2).sum()),
+    "squared_error": (
+        lambda z, t, y: losses.squared_error(z, t),
+        lambda z, t, y: ((z - t) ** 2).sum(),
+    ),
     "not_true_distill": (
         lambda z, t, y: losses.not_true_distill(z, t, y, tau=2.0),
         lambda z, t, y: kl(without(z, y), without(t, y), 2),
@@ -131,14 +136,23 @@ CASES = {  # a loss of (z, t, y), and its formula for a sample
     ),
 }
 OF_THE_BATCH = {  # a loss of (z, t, y), and its formula for a batch
-    "class_decorrelation": (lambda z, t, y: losses.class_decorrelation(z, y % 2), lambda z, t, y: fedmr(z, y % 2)),
+    "class_decorrelation": (
+        lambda z, t, y: losses.class_decorrelation(z, y % 2),
+        lambda z, t, y: fedmr(z, y % 2),
+    ),
     "decorrelation": (lambda z, t, y: losses.decorrelation(z), lambda z, t, y: feddecorr(z)),
-    "feature_uniformity": (lambda z, t, y: losses.feature_uniformity(z), lambda z, t, y: feduv_uniformity(z)),
+    "feature_uniformity": (
+        lambda z, t, y: losses.feature_uniformity(z),
+        lambda z, t, y: feduv_uniformity(z),
+    ),
     "logit_suppression": (
         lambda z, t, y: losses.logit_suppression(z, y, COUNTS),
         lambda z, t, y: fedvls(z, y, COUNTS),
     ),
-    "prediction_variance": (lambda z, t, y: losses.prediction_variance(z), lambda z, t, y: feduv_variance(z)),
+    "prediction_variance": (
+        lambda z, t, y: losses.prediction_variance(z),
+        lambda z, t, y: feduv_variance(z),
+    ),
     "relaxed_contrast": (
         lambda z, t, y: losses.relaxed_contrast(z, y, **RCL),
         lambda z, t, y: fedrcl(z, y, **RCL),
@@ -172,7 +186,9 @@ def test_value_and_gradient_are_those_of_the_formula(loss, formula, seed):
 @every_loss
 def test_only_the_first_argument_gets_a_gradient(loss):
     z, t, y = some()
-    found = torch.autograd.grad(loss(z.requires_grad_(), t.requires_grad_(), y), [z, t], allow_unused=True)
+    found = torch.autograd.grad(
+        loss(z.requires_grad_(), t.requires_grad_(), y), [z, t], allow_unused=True
+    )
     assert found[0] is not None and found[1] is None
 
 
@@ -180,9 +196,17 @@ def test_class_weights_and_prototypes_are_constants():
     z, t, y = some()
     constant = WEIGHTS.clone().requires_grad_(), PROTOTYPES.clone().requires_grad_()
     weighed = [losses.class_adaptive_distill(z, t, y, constant[0], tau=2.0)]
-    weighed += [SSD(z, t, y, constant[0], m_max=0.01, inside_norm=inside) for inside in (True, False)]
-    weighed += [CSD(z, t, y, constant[1], tau=2.0, mask="none", released=released) for released in (True, False)]
-    weighed += [losses.prototype_contrast(z, y, constant[1]), losses.prototype_distance(z, y, constant[1], KNOWN)]
+    weighed += [
+        SSD(z, t, y, constant[0], m_max=0.01, inside_norm=inside) for inside in (True, False)
+    ]
+    weighed += [
+        CSD(z, t, y, constant[1], tau=2.0, mask="none", released=released)
+        for released in (True, False)
+    ]
+    weighed += [
+        losses.prototype_contrast(z, y, constant[1]),
+        losses.prototype_distance(z, y, constant[1], KNOWN),
+    ]
     assert not any(value.requires_grad for value in weighed)
 
 
@@ -191,7 +215,9 @@ def test_float32_is_close_to_float64(loss):
     z, t, y = some()
     value = loss(z.float(), t.float(), y)
     assert value.dtype == torch.float32
-    torch.testing.assert_close(value.double(), loss(z.float().double(), t.float().double(), y), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        value.double(), loss(z.float().double(), t.float().double(), y), rtol=1e-5, atol=1e-6
+    )
 
 
 @every_loss
@@ -213,7 +239,9 @@ SOFTENED = {
     "distill": losses.distill,
     "not_true_distill": partial(losses.not_true_distill, labels=Y),
     "label_masked_distill": partial(losses.label_masked_distill, labels=Y, majority=MAJORITY),
-    "class_adaptive_distill": partial(losses.class_adaptive_distill, labels=Y, class_weights=torch.ones(C)),
+    "class_adaptive_distill": partial(
+        losses.class_adaptive_distill, labels=Y, class_weights=torch.ones(C)
+    ),
     "prototype_similarity_distill": partial(CSD, labels=Y, prototypes=PROTOTYPES, mask="none"),
 }
 
@@ -226,7 +254,9 @@ def test_tau_divides_all_logits_and_its_square_multiplies_the_loss(loss, tau):
     torch.testing.assert_close(loss(tau * z, tau * t, tau=tau), tau**2 * loss(z, t, tau=1.0))
 
 
-@pytest.mark.parametrize("name", ["not_true_distill", "not_true_squared_error", "label_masked_distill"])
+@pytest.mark.parametrize(
+    "name", ["not_true_distill", "not_true_squared_error", "label_masked_distill"]
+)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_the_labels_logit_has_neither_gradient_nor_influence(name, dtype):
     z, t, y = some()
@@ -234,7 +264,10 @@ def test_the_labels_logit_has_neither_gradient_nor_influence(name, dtype):
     found = gradient(lambda z: loss(z, t, y), z)
     assert (found.gather(1, y[:, None]) == 0).all()  # exactly
     for student, teacher in ((5, 0), (0, 5)):
-        moved = [v.scatter_add(1, y[:, None], torch.full_like(v, by)) for v, by in ((z, student), (t, teacher))]
+        moved = [
+            v.scatter_add(1, y[:, None], torch.full_like(v, by))
+            for v, by in ((z, student), (t, teacher))
+        ]
         assert torch.equal(loss(*moved, y), loss(z, t, y))
 
 
@@ -251,7 +284,10 @@ def test_a_majority_class_has_more_than_the_mean_of_all_classes(counts):
 
 def test_a_sample_without_an_unmasked_class_adds_nothing():
     z, t, _ = some(2)
-    majority, y = torch.tensor([True, True, False, True, True]), torch.tensor([2, 0])  # label 2 leaves no class
+    majority, y = (
+        torch.tensor([True, True, False, True, True]),
+        torch.tensor([2, 0]),
+    )  # label 2 leaves no class
     loss = partial(losses.label_masked_distill, majority=majority, tau=2.0)
     assert loss(z[:1], t[:1], y[:1]).item() == 0
     assert (gradient(lambda z: loss(z, t, y), z)[0] == 0).all()
@@ -265,8 +301,12 @@ def test_class_adaptive_weights_are_linear_in_the_papers_phi(seed):
     weights = losses.class_adaptive_weights(t, y, C, low=0.2, high=0.9, tau=2.0)
     assert not weights.requires_grad and weights[3:].tolist() == pytest.approx([0.2, 0.2])
     for c in range(3):
-        phi = torch.stack([2 * (row / 2).softmax(0)[c] - 1 for row, label in zip(t, y, strict=True) if label == c])
-        assert weights[c].item() == pytest.approx((0.7 / 2 * phi.mean() + 1.1 / 2).item(), abs=1e-12)
+        phi = torch.stack(
+            [2 * (row / 2).softmax(0)[c] - 1 for row, label in zip(t, y, strict=True) if label == c]
+        )
+        assert weights[c].item() == pytest.approx(
+            (0.7 / 2 * phi.mean() + 1.1 / 2).item(), abs=1e-12
+        )
 
 
 def test_cosine_with_a_zero_vector_is_zero():
@@ -277,7 +317,9 @@ def test_cosine_with_a_zero_vector_is_zero():
     for zero, near, far in ((0, 0.0, 0.0), (1, 0.0, 1.0), (2, 1.0, 0.0)):
         h = [torch.ones(1, C, dtype=torch.float64) for _ in range(3)]
         h[zero].zero_()
-        torch.testing.assert_close(losses.model_contrast(*h, tau=0.5), ce(2 * torch.tensor([near, far]).double(), 0))
+        torch.testing.assert_close(
+            losses.model_contrast(*h, tau=0.5), ce(2 * torch.tensor([near, far]).double(), 0)
+        )
 
 
 def test_a_class_that_a_client_lacks_is_not_in_the_calibrated_softmax():
@@ -306,7 +348,9 @@ def test_correlations_within_classes_are_those_of_each_class_alone():
     assert (gradient(lambda x: losses.class_decorrelation(x, alone), x) == 0).all()
     torch.testing.assert_close(losses.class_decorrelation(x, 0 * alone), losses.decorrelation(x))
     halves = (3 * losses.decorrelation(x[:3]) + 5 * losses.decorrelation(x[3:])) / 8
-    moved = x + torch.tensor([9.0, -2.0])[(alone >= 3).long(), None]  # classes far apart correlate all features
+    moved = (
+        x + torch.tensor([9.0, -2.0])[(alone >= 3).long(), None]
+    )  # classes far apart correlate all features
     assert losses.decorrelation(moved) > 2 * losses.decorrelation(x)
     torch.testing.assert_close(losses.class_decorrelation(moved, (alone >= 3).long()), halves)
 
@@ -314,6 +358,11 @@ def test_correlations_within_classes_are_those_of_each_class_alone():
 @pytest.mark.parametrize(("angle", "pushed"), [(30, True), (60, False)])
 def test_samples_of_one_class_are_pushed_apart_only_beyond_the_threshold(angle, pushed):
     """Two samples of one class and none of another: nothing is left but the penalty."""
-    x = torch.tensor([[1.0, 0.0], [math.cos(math.radians(angle)), math.sin(math.radians(angle))]], dtype=torch.float64)
-    found = gradient(lambda x: losses.relaxed_contrast(x, torch.tensor([0, 0]), tau=0.5, threshold=0.7), x)
+    x = torch.tensor(
+        [[1.0, 0.0], [math.cos(math.radians(angle)), math.sin(math.radians(angle))]],
+        dtype=torch.float64,
+    )
+    found = gradient(
+        lambda x: losses.relaxed_contrast(x, torch.tensor([0, 0]), tau=0.5, threshold=0.7), x
+    )
     assert (found[1, 1] < -1e-3) if pushed else found.abs().max() < 1e-12

@@ -37,7 +37,9 @@ def plain_sgd():
         images, labels = _of_client(site, client)
         lr = training.lr * training.lr_decay ** (round - 1)
         decay = training.weight_decay
-        optimizer = torch.optim.SGD(model.parameters(), lr, training.momentum, weight_decay=decay, fused=True)
+        optimizer = torch.optim.SGD(
+            model.parameters(), lr, training.momentum, weight_decay=decay, fused=True
+        )
         rng = torch.Generator().manual_seed(seed_of(site.job.seed, Purpose.BATCHES, round, client))
         order = list(batches(len(labels), training, rng))
         losses = []

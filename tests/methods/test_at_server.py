@@ -36,7 +36,9 @@ def of_server(site):
 
 def adam(parameters, loss, rows_of_steps, lr):
     """torch's own class, which the package does not use."""
-    oracle.descend(parameters, [partial(loss, rows) for rows in rows_of_steps], torch.optim.Adam, lr=lr)
+    oracle.descend(
+        parameters, [partial(loss, rows) for rows in rows_of_steps], torch.optim.Adam, lr=lr
+    )
 
 
 def rows_of(count, seed, **training):
@@ -51,19 +53,26 @@ def rows_of(count, seed, **training):
 def test_feddf_distils_the_mean_logits_into_the_mean_model_by_hand(tau):
     """A linear model in float64."""
     generator = torch.Generator().manual_seed(0)
-    images = torch.randn(6, 3, generator=generator, dtype=torch.float64)  # six samples of three features
+    images = torch.randn(
+        6, 3, generator=generator, dtype=torch.float64
+    )  # six samples of three features
     clients = torch.randn(4, 5, 3, generator=generator, dtype=torch.float64)
     linear = nn.Linear(3, 5, bias=False).double()
     pieces = [(images[:4], torch.zeros(4)), (images[4:], torch.zeros(2))]
     view = SimpleNamespace(run=run_model, samples=lambda: pieces)
-    part, total = m.EnsembleDistill(steps=7, lr=0.1, batch_size=6, tau=tau, held_out=0.0), OrderedSum()
+    part, total = (
+        m.EnsembleDistill(steps=7, lr=0.1, batch_size=6, tau=tau, held_out=0.0),
+        OrderedSum(),
+    )
     _, payload = part.tell(None, view, None)
     for w in clients:
         fit = SimpleNamespace(model=with_weights(linear, {"weight": w}))
         total.add(part.report(view, payload, fit)[0])
     # Not from the mean of the clients: of linear models it has the mean logits, and there is nothing to learn.
     weights = {"weight": clients[0]}
-    server = SimpleNamespace(round=1, weights=weights, frozen=Frozen(linear), run=run_model, samples=view.samples)
+    server = SimpleNamespace(
+        round=1, weights=weights, frozen=Frozen(linear), run=run_model, samples=view.samples
+    )
     begin = m.Step(server, weights, frozenset({"weight"}))
     _, step = part.update(None, total.value, begin)
 
@@ -84,25 +93,37 @@ def test_feddf_trains_the_average_on_the_servers_images_in_eval_mode(make_site, 
     with pytest.MonkeyPatch.context() as patch:
         report = m.EnsembleDistill.report
         patch.setattr(
-            m.EnsembleDistill, "report", lambda *given: fits.append(state_of(given[-1].model)) or report(*given)
+            m.EnsembleDistill,
+            "report",
+            lambda *given: fits.append(state_of(given[-1].model)) or report(*given),
         )
         (_, last) = play(site)
     with torch.no_grad():
-        teacher = torch.stack([with_weights(site.model, w).eval()(images).double() for w in fits]).mean(dim=0).float()
+        teacher = (
+            torch.stack([with_weights(site.model, w).eval()(images).double() for w in fits])
+            .mean(dim=0)
+            .float()
+        )
     model = with_weights(site.model, averaged).eval()
     rows = rows_of(len(images), seed_of(0, Purpose.UPDATE, 1), local_steps=5, batch_size=3)
 
     def loss(some):
-        return F.kl_div(model(images[some]).log_softmax(1), teacher[some].softmax(1), reduction="batchmean")
+        return F.kl_div(
+            model(images[some]).log_softmax(1), teacher[some].softmax(1), reduction="batchmean"
+        )
 
     adam(model.parameters(), loss, rows, lr=0.01)
     torch.testing.assert_close(last.weights, state_of(model), rtol=1e-5, atol=1e-6)
-    assert all(torch.equal(last.weights[name], averaged[name]) for name in dict(model.named_buffers()))
+    assert all(
+        torch.equal(last.weights[name], averaged[name]) for name in dict(model.named_buffers())
+    )
     assert max((last.weights[name] - averaged[name]).abs().max() for name in averaged) > 1e-2
 
 
 @pytest.mark.parametrize(("held_out", "rows"), [(0.5, [1, 3, 5, 7]), (0.25, [3, 7])])
-def test_feddf_gives_the_student_that_was_best_on_held_out_images(held_out, rows, make_site, play, monkeypatch):
+def test_feddf_gives_the_student_that_was_best_on_held_out_images(
+    held_out, rows, make_site, play, monkeypatch
+):
     """Of the students after each pass over the other images, and the average; it is not trained on them."""
     part = m.EnsembleDistill(steps=9, batch_size=3, lr=0.1, held_out=held_out)
     site, seen = make_site(m.compose(part), num_rounds=1), []
@@ -132,9 +153,17 @@ def test_flashback_teaches_each_class_as_far_as_it_was_counted_by_hand():
     images = torch.randn(6, 3, generator=generator, dtype=torch.float64)
     *clients, before = torch.randn(3, 4, 3, generator=generator, dtype=torch.float64)
     counts, labels = torch.tensor([[6, 0, 2, 0], [1, 3, 0, 0]]), torch.arange(6) % 4
-    linear, part = nn.Linear(3, 4, bias=False).double(), m.CountedDistill(0.75, steps=3, lr=0.1, batch_size=6)
-    server = SimpleNamespace(round=2, num_classes=4, weights={"weight": before}, frozen=Frozen(linear), run=run_model)
-    server.samples, server.global_model = lambda: [(images, labels)], with_weights(linear, {"weight": before})
+    linear, part = (
+        nn.Linear(3, 4, bias=False).double(),
+        m.CountedDistill(0.75, steps=3, lr=0.1, batch_size=6),
+    )
+    server = SimpleNamespace(
+        round=2, num_classes=4, weights={"weight": before}, frozen=Frozen(linear), run=run_model
+    )
+    server.samples, server.global_model = (
+        lambda: [(images, labels)],
+        with_weights(linear, {"weight": before}),
+    )
     v = torch.tensor([4.0, 1.0, 0.0, 0.0], dtype=torch.float64)
     state, payload = part.tell(v, server, None)
     assert torch.equal(state, v) and part.tell(None, server, None)[0].tolist() == [0.0] * 4
@@ -143,14 +172,19 @@ def test_flashback_teaches_each_class_as_far_as_it_was_counted_by_hand():
         n = counts[i]
         client = SimpleNamespace(label_counts=n, payload=payload, memory=memory, run=run_model)
         torch.testing.assert_close(part.begin(client), torch.nan_to_num(v / (v + n)).float())
-        summand, memory = part.report(client, None, SimpleNamespace(model=with_weights(linear, {"weight": w})))
+        summand, memory = part.report(
+            client, None, SimpleNamespace(model=with_weights(linear, {"weight": w}))
+        )
         total.add(summand)
         assert memory == (1.0 if i else 0.75)
     averaged = {"weight": sum(clients) / 2}
     after, step = part.update(v, total.value, m.Step(server, averaged, frozenset({"weight"})))
     torch.testing.assert_close(after, v + 0.75 * counts[0] + 0.25 * counts[1])
     w = averaged["weight"].clone().requires_grad_()
-    weighed = [(n, (images @ each.T).softmax(1)) for n, each in zip([*counts, v], [*clients, before], strict=True)]
+    weighed = [
+        (n, (images @ each.T).softmax(1))
+        for n, each in zip([*counts, v], [*clients, before], strict=True)
+    ]
     target = sum(n * p for n, p in weighed) / sum(n for n, _ in weighed).clamp(min=1e-9)
 
     def loss(rows):
@@ -166,13 +200,17 @@ def test_feddf_leaves_what_is_frozen(make_site, play):
     site.model.head.requires_grad_(False)
     run = play(site)
     assert not any(name.startswith("head.") for name in run[-1].weights)
-    assert not torch.equal(run[-1].weights["features.0.weight"], run[0].weights["features.0.weight"])
+    assert not torch.equal(
+        run[-1].weights["features.0.weight"], run[0].weights["features.0.weight"]
+    )
 
 
 def test_server_momentum_takes_the_distilled_model_where_it_comes_second(make_site, play):
     """Both change the average, in the order in which the method lists them."""
     first, then = m.EnsembleDistill(steps=3, held_out=0.0), m.ServerMomentum(beta=0.5)
-    one, other = (play(make_site(m.compose(*parts)))[-1].weights for parts in ((first, then), (then, first)))
+    one, other = (
+        play(make_site(m.compose(*parts)))[-1].weights for parts in ((first, then), (then, first))
+    )
     assert max((one[name] - other[name]).abs().max() for name in one) > 1e-4
 
 
@@ -187,7 +225,9 @@ def calibrated(make_site, play, **options):
 
 def test_the_gaussian_of_sums_is_numpys_mean_and_covariance():
     rng = np.random.default_rng(0)
-    parts = [rng.normal(size=(n, 5)) @ rng.normal(size=(5, 5)) + 3 for n in (1, 4, 9)]  # three clients
+    parts = [
+        rng.normal(size=(n, 5)) @ rng.normal(size=(5, 5)) + 3 for n in (1, 4, 9)
+    ]  # three clients
     n, sums = sum(map(len, parts)), sum(x.sum(axis=0) for x in parts)
     mean, covariance = gaussian(n, torch.tensor(sums), torch.tensor(sum(x.T @ x for x in parts)))
     together = np.concatenate(parts)
@@ -234,7 +274,9 @@ def test_in_ccvrs_round_no_client_trains_and_all_but_the_head_stays(make_site, p
     assert changed == {"head.weight", "head.bias"}
     assert last.clients == () and last.train_loss is None and last.evaluation is not None
     assert last.held["average"].state is None  # the sums are not kept
-    assert last.bytes_up == 4 * 8 * (4 + 4 * 16 + 4 * 16 * 16)  # four clients: counts, sums, products
+    assert last.bytes_up == 4 * 8 * (
+        4 + 4 * 16 + 4 * 16 * 16
+    )  # four clients: counts, sums, products
 
 
 def test_ccvr_leaves_the_logits_of_a_class_that_the_cohort_lacks(make_site, play):
@@ -248,11 +290,17 @@ def test_ccvr_leaves_the_logits_of_a_class_that_the_cohort_lacks(make_site, play
         assert not torch.equal(after.weights[name][:3], last.weights[name][:3])
 
 
-@pytest.mark.parametrize("head", [nn.Linear(4, 2).requires_grad_(False), nn.Identity()], ids=["frozen", "empty"])
+@pytest.mark.parametrize(
+    "head", [nn.Linear(4, 2).requires_grad_(False), nn.Identity()], ids=["frozen", "empty"]
+)
 def test_ccvr_refuses_a_model_without_a_head_that_trains(head):
-    with pytest.raises(InputError, match="head_calibration: the model has no module `head` that trains"):
+    with pytest.raises(
+        InputError, match="head_calibration: the model has no module `head` that trains"
+    ):
         m.HeadCalibration().check(Classifier(nn.Linear(4, 4), head))
-    with pytest.raises(InputError, match=r"HeadCalibration.* looks at features, and this model has none"):
+    with pytest.raises(
+        InputError, match=r"HeadCalibration.* looks at features, and this model has none"
+    ):
         m.HeadCalibration().check(nn.Linear(4, 2))
 
 
@@ -266,5 +314,7 @@ def test_ccvr_in_several_rounds_is_warned_of():
 
 
 def test_a_server_that_diverges_says_what_to_lower(make_site, play):
-    with pytest.raises(Diverged, match=r"the server's loss became \S+ in round \d, step \d+ .*; try a smaller lr"):
+    with pytest.raises(
+        Diverged, match=r"the server's loss became \S+ in round \d, step \d+ .*; try a smaller lr"
+    ):
         play(make_site(m.feddf(lr=1e30)))

@@ -43,10 +43,16 @@ class Everything(m.Part):
 
     def survey(self, client: m.ClientView) -> Tree:
         assert client.state is not None
-        return {"examples": client.num_examples, "images": sum(images.double().sum() for images, _ in client.samples())}
+        return {
+            "examples": client.num_examples,
+            "images": sum(images.double().sum() for images, _ in client.samples()),
+        }
 
     def tell(self, state: Tree, server: object, surveyed: Tree) -> tuple[Tree, Tree]:
-        return {**state, "rounds": state["rounds"] + 1}, {"examples": surveyed["examples"], "mean": surveyed["images"]}
+        return {**state, "rounds": state["rounds"] + 1}, {
+            "examples": surveyed["examples"],
+            "mean": surveyed["images"],
+        }
 
     def begin(self, client: m.ClientView) -> Tree:
         memory = client.memory or {"id": client.id, self.note: torch.zeros(4, dtype=torch.int64)}
@@ -91,27 +97,38 @@ METHODS: dict[str, Method] = {name: recipe() for name, recipe in m.RECIPES.items
     "fedbn + moon + fednova": m.compose(m.LocalNorm(), m.moon()[-1], m.NormalizedAverage()),
     "fedper + scaffold + adam": m.compose(m.LocalHead(), m.scaffold(), m.AdaptiveStep()),
     "fedper + feddyn + momentum": m.compose(m.LocalHead(), m.feddyn(), m.ServerMomentum()),
-    "fedbn + fedexp + fedgkd + fedcurv": m.compose(m.fedexp(), m.LocalNorm(), m.fedgkd()[-1], m.Curvature()),
-    "fedcm + control variates + momentum": m.compose(m.fedcm(), m.ControlVariates(), m.ServerMomentum()),
+    "fedbn + fedexp + fedgkd + fedcurv": m.compose(
+        m.fedexp(), m.LocalNorm(), m.fedgkd()[-1], m.Curvature()
+    ),
+    "fedcm + control variates + momentum": m.compose(
+        m.fedcm(), m.ControlVariates(), m.ServerMomentum()
+    ),
     "fedper + fedcm, uniform": m.compose(m.LocalHead(), m.fedcm()[1:], m.Average(by="client")),
     "fedper + fedsmoo": m.compose(m.LocalHead(), m.fedsmoo()),
     "fedrcl + feduv + feddisco": m.compose(m.feddisco(a=0.9, b=0.0), m.fedrcl()[-1], m.feduv()[2:]),
     "fedmr + fedproto + scaffold": m.compose(m.fedmr()[2:], m.Prototypes(), m.scaffold()),
-    "fedper + fedlesam + fedacg, smoothed": m.compose(m.LocalHead(), m.fedlesam()[-1], m.fedacg()[1], m.Smoothed()),
+    "fedper + fedlesam + fedacg, smoothed": m.compose(
+        m.LocalHead(), m.fedlesam()[-1], m.fedacg()[1], m.Smoothed()
+    ),
     "fedrod + scaffold + kd": m.compose(m.fedrod()[1:], m.scaffold()[::2], m.Distill()),
     "flashback + momentum": m.compose(m.flashback(steps=5), m.ServerMomentum()),
     "fedbn + fedreg": m.compose(m.LocalNorm(), m.fedreg(iterations=2)),
     "ditto + scaffold + kd": m.compose(m.ditto(lam=0.3), m.ControlVariates(), m.Distill()),
     "fedrep + fedbn + kd": m.compose(m.fedrep(head=0.5), m.LocalNorm(), m.Distill()),
     "ccvr": m.switch(m.fedavg(), m.ccvr(steps=5), at=3),
-    "scaffold + feddf + momentum": m.compose(m.scaffold(), m.EnsembleDistill(steps=5), m.ServerMomentum()),
+    "scaffold + feddf + momentum": m.compose(
+        m.scaffold(), m.EnsembleDistill(steps=5), m.ServerMomentum()
+    ),
     "everything": m.compose(Everything()),
 }
 FAST = {*m.RECIPES, "everything", "three in a row", "fedlmd + prox + momentum"}
 assert METHODS.keys() >= FAST
 every_method = pytest.mark.parametrize(
     "method",
-    [pytest.param(method, id=name, marks=() if name in FAST else pytest.mark.slow) for name, method in METHODS.items()],
+    [
+        pytest.param(method, id=name, marks=() if name in FAST else pytest.mark.slow)
+        for name, method in METHODS.items()
+    ],
 )
 EVERY_PART = sorted({part for method in METHODS.values() for part in all_parts(method)}, key=repr)
 every_part = pytest.mark.parametrize("part", EVERY_PART, ids=repr)
@@ -133,7 +150,10 @@ class Watched(ThisProcess):
     def survey(self, broadcast, tasks):
         before = self._sent(broadcast)
         for task in tasks:
-            summands = [client_work.survey(client_work.Desk(self._site, broadcast), client) for client in task]
+            summands = [
+                client_work.survey(client_work.Desk(self._site, broadcast), client)
+                for client in task
+            ]
             assert self._sent(broadcast) == before
             yield self._reply(task, summands)
 
@@ -147,7 +167,11 @@ class Watched(ThisProcess):
                 reply = self._train(broadcast, client, memory)
                 assert (self._sent(broadcast), self._digest(memory)) == before
                 summands.append(unpack(pack(reply.summands)))
-                memory = pack({"round": broadcast.round, "slots": reply.memory}) if reply.memory else None
+                memory = (
+                    pack({"round": broadcast.round, "slots": reply.memory})
+                    if reply.memory
+                    else None
+                )
                 replies.append(replace(reply, memory=memory))
             yield self._reply(task, summands, replies)
 
@@ -164,7 +188,9 @@ class Watched(ThisProcess):
         total = OrderedSum()
         for summand in summands:
             total.add(summand)
-        return TaskReply(task[0], total.layout, sum(map(num_bytes, summands)), total.packed(), clients)
+        return TaskReply(
+            task[0], total.layout, sum(map(num_bytes, summands)), total.packed(), clients
+        )
 
     def _sent(self, broadcast):
         return self._digest([broadcast.weights, broadcast.states, broadcast.payloads])
@@ -178,10 +204,14 @@ class Lost(ThisProcess):
         self._pickled = ray.cloudpickle.dumps(site)
 
     def survey(self, broadcast, tasks):
-        yield from self._elsewhere(tasks, lambda workers, task: next(workers.survey(broadcast, [task])))
+        yield from self._elsewhere(
+            tasks, lambda workers, task: next(workers.survey(broadcast, [task]))
+        )
 
     def train(self, broadcast, tasks, memories):
-        yield from self._elsewhere(tasks, lambda workers, task: next(workers.train(broadcast, [task], memories)))
+        yield from self._elsewhere(
+            tasks, lambda workers, task: next(workers.train(broadcast, [task], memories))
+        )
 
     def _elsewhere(self, tasks, work):
         work(super(), tasks[-1])
@@ -198,7 +228,9 @@ class Run:
 
     rounds: list[Round]
     bits: list[dict]  # of each round, taken as soon as it was finished
-    trained: dict[int, list[tuple[int, Weights]]]  # by each client, in rounds 1, 2, 3, if clients train in them
+    trained: dict[
+        int, list[tuple[int, Weights]]
+    ]  # by each client, in rounds 1, 2, 3, if clients train in them
 
 
 RUNS: dict[Method, Run] = {}  # each is made once, by the first test that asks for it
@@ -222,7 +254,9 @@ def test_work_that_is_lost_and_done_by_others_in_another_order_has_the_same_bits
     method, reference, make_site, play, bits
 ):
     trained = [(round["weights"], str(round["memories"])) for round in reference.bits]
-    assert len({*trained}) == 4  # each of the three rounds has changed weights; of `local`, those at the clients
+    assert (
+        len({*trained}) == 4
+    )  # each of the three rounds has changed weights; of `local`, those at the clients
     site = make_site(method, **SETTING)
     assert [bits(round) for round in play(site, Lost(site))] == reference.bits
 
@@ -241,7 +275,9 @@ def test_a_run_can_continue_after_any_round(method, reference, make_site, bits):
 
 @every_method
 def test_a_method_survives_pickling(method):
-    assert pickle.loads(pickle.dumps(method)) == method == pickle.loads(ray.cloudpickle.dumps(method))
+    assert (
+        pickle.loads(pickle.dumps(method)) == method == pickle.loads(ray.cloudpickle.dumps(method))
+    )
 
 
 @every_method
@@ -263,7 +299,10 @@ def test_the_terms_add_up_to_the_training_loss(method, reference):
 
 def discrepancy_weights(part, counts):
     """FedDisco's, by its formula."""
-    sizes, shares = np.array([each.sum() for each in counts]), [each / each.sum() for each in counts]
+    sizes, shares = (
+        np.array([each.sum() for each in counts]),
+        [each / each.sum() for each in counts],
+    )
     divergences = np.array([sum(p * np.log(p * len(each)) for p in each if p) for each in shares])
     return np.maximum(0, sizes / sizes.sum() - part.a * divergences / divergences.sum() + part.b)
 
@@ -280,11 +319,19 @@ def test_buffers_are_the_mean_of_the_clients_buffers(method, reference, make_sit
             continue
         trained = reference.trained[round.round]
         (average,) = (part for part in parts_at(method, round.round) if part.slot == "average")
-        uniform = isinstance(average, m.DynamicRegularizer) or getattr(average, "by", "") == "client"
-        sizes = np.array([1 if uniform else site.federation.num_examples(client) for client, _ in trained])
+        uniform = (
+            isinstance(average, m.DynamicRegularizer) or getattr(average, "by", "") == "client"
+        )
+        sizes = np.array(
+            [1 if uniform else site.federation.num_examples(client) for client, _ in trained]
+        )
         if isinstance(average, m.DiscrepancyAverage):
-            sizes = discrepancy_weights(average, [site.federation.label_counts(client) for client, _ in trained])
-        stay = {name for part in parts_at(method, round.round) for name in part.local_names(site.model)}
+            sizes = discrepancy_weights(
+                average, [site.federation.label_counts(client) for client, _ in trained]
+            )
+        stay = {
+            name for part in parts_at(method, round.round) for name in part.local_names(site.model)
+        }
         for name, buffer in site.model.named_buffers():
             if name in stay:  # at each client, and in the global model as at the start
                 assert torch.equal(round.weights[name], buffer)
@@ -313,10 +360,14 @@ def test_a_part_is_a_frozen_dataclass_that_prints_and_compares_as_its_configurat
             setattr(part, field.name, None)
     again = eval(repr(part), {type(part).__name__: type(part)})
     assert again == part and again is not part and hash(again) == hash(part)
-    assert vars(part) == {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
+    assert vars(part) == {
+        field.name: getattr(part, field.name) for field in dataclasses.fields(part)
+    }
 
 
 @every_method
 def test_a_written_method_is_read_back_the_same(method):
-    job = tomllib.loads(tomli_w.dumps({"method": m.write_method(method)}))  # a job can hold only what TOML can say
+    job = tomllib.loads(
+        tomli_w.dumps({"method": m.write_method(method)})
+    )  # a job can hold only what TOML can say
     assert m.read_method(job["method"]) == method

@@ -23,11 +23,17 @@ COUNTS = torch.tensor([12.0, 13.0, 9.0, 0.0])
 
 
 @pytest.mark.parametrize("classes", [2, 4, 10])
-def test_cosines_are_those_to_points_with_length_1_and_equal_angles_and_keep_the_order_of_logits(classes):
+def test_cosines_are_those_to_points_with_length_1_and_equal_angles_and_keep_the_order_of_logits(
+    classes,
+):
     corners = _to_corners(torch.eye(classes, dtype=torch.float64))
-    even = torch.full((classes, classes), -1 / (classes - 1), dtype=torch.float64).fill_diagonal_(1.0)
+    even = torch.full((classes, classes), -1 / (classes - 1), dtype=torch.float64).fill_diagonal_(
+        1.0
+    )
     torch.testing.assert_close(corners @ corners.T, even)
-    logits = torch.randn(20, classes, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    logits = torch.randn(
+        20, classes, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     found = _to_corners(logits)
     torch.testing.assert_close(found, torch.stack([oracle.cosines(z, corners) for z in logits]))
     assert torch.equal(found.argsort(dim=1), logits.argsort(dim=1))
@@ -50,14 +56,22 @@ def gela(model, head, scale, images, labels):
 
 
 def nh(model, head, scale, images, labels):
-    return F.cross_entropy(scale * F.normalize(model.features(images)) @ F.normalize(head).T, labels)
+    return F.cross_entropy(
+        scale * F.normalize(model.features(images)) @ F.normalize(head).T, labels
+    )
 
 
-CASES = {"fedetf": (m.fedetf(scale=2.0), etf), "fedgela": (m.fedgela(), gela), "fednh": (m.fednh(scale=2.0), nh)}
+CASES = {
+    "fedetf": (m.fedetf(scale=2.0), etf),
+    "fedgela": (m.fedgela(), gela),
+    "fednh": (m.fednh(scale=2.0), nh),
+}
 
 
 @pytest.mark.parametrize(("method", "formula"), CASES.values(), ids=CASES)
-def test_a_client_alone_learns_by_plain_sgd_and_its_scale_too(method, formula, make_site, play, of_client):
+def test_a_client_alone_learns_by_plain_sgd_and_its_scale_too(
+    method, formula, make_site, play, of_client
+):
     site = make_site(method, **ALONE)
     training, (images, labels) = site.job.train, of_client(site, 0)
     scale = torch.tensor(2.0, requires_grad=True)
@@ -65,7 +79,9 @@ def test_a_client_alone_learns_by_plain_sgd_and_its_scale_too(method, formula, m
         model, head = with_weights(site.model, before.weights), before.weights["head.weight"]
         order = torch.Generator().manual_seed(seed_of(0, Purpose.BATCHES, after.round, 0))
         rows = list(batches(34, training, order))
-        losses = [partial(formula, model, head, scale, images[index], labels[index]) for index in rows]
+        losses = [
+            partial(formula, model, head, scale, images[index], labels[index]) for index in rows
+        ]
         lr = training.lr * training.lr_decay ** (after.round - 1)
         oracle.descend([*model.parameters(), scale], losses, lr=lr, momentum=training.momentum)
         if formula is not gela:

@@ -23,7 +23,14 @@ from rayfed.tensors.trees import Scaled
 from rayfed.tensors.weights import flat, state_of, with_weights
 from rayfed.tensors.wire import unpack
 
-EVEN = [[5, 2, 1, 0], [1, 1, 3, 3], [2, 2, 2, 2], [0, 0, 1, 7], [4, 4, 0, 0], [3, 1, 4, 0]]  # eight samples per client
+EVEN = [
+    [5, 2, 1, 0],
+    [1, 1, 3, 3],
+    [2, 2, 2, 2],
+    [0, 0, 1, 7],
+    [4, 4, 0, 0],
+    [3, 1, 4, 0],
+]  # eight samples per client
 BALANCED = [[2, 2, 2, 2]] * 6
 ONE_CLASS = [[8, 0, 0, 0], [0, 7, 0, 0], [0, 0, 9, 0], [0, 0, 0, 8], [6, 0, 0, 0], [0, 0, 10, 0]]
 
@@ -94,7 +101,10 @@ def final(make_site, play):
         setting = {"num_rounds": 2, **setting}
         key = method, repr(setting)
         if key not in FINAL:
-            FINAL[key] = {name: w.double() for name, w in play(make_site(method, **setting))[-1].weights.items()}
+            FINAL[key] = {
+                name: w.double()
+                for name, w in play(make_site(method, **setting))[-1].weights.items()
+            }
         return dict(FINAL[key])
 
     return final
@@ -121,11 +131,27 @@ def test_every_part_has_its_neutral_values_here():
     assert set(m.PARTS.values()) == set(NEUTRAL)
 
 
-BIT_FOR_BIT = [m.fedavgm(beta=0.0), m.fedprox(mu=0.0), m.fedrs(alpha=1.0), m.fedrs(alpha=1.0, soft=True), m.fedlc(0.0)]
-BIT_FOR_BIT += [m.fedcm(alpha=1.0), m.feddisco(a=0.0, b=0.0), m.feduv(0.0, 0.0), m.fedrcl(weight=0.0), m.ditto(lam=3.0)]
+BIT_FOR_BIT = [
+    m.fedavgm(beta=0.0),
+    m.fedprox(mu=0.0),
+    m.fedrs(alpha=1.0),
+    m.fedrs(alpha=1.0, soft=True),
+    m.fedlc(0.0),
+]
+BIT_FOR_BIT += [
+    m.fedcm(alpha=1.0),
+    m.feddisco(a=0.0, b=0.0),
+    m.feduv(0.0, 0.0),
+    m.fedrcl(weight=0.0),
+    m.ditto(lam=3.0),
+]
 BIT_FOR_BIT += [m.fedmr(0.0), m.feddf(steps=0), m.compose(m.Smoothed(0.9))]
 RELEASED = m.fedcsd(mu=0.0, released=True)
-NEUTRAL_METHODS = [*BIT_FOR_BIT, RELEASED, *(m.compose(part(**zero)) for part, zero in NEUTRAL.items() if zero)]
+NEUTRAL_METHODS = [
+    *BIT_FOR_BIT,
+    RELEASED,
+    *(m.compose(part(**zero)) for part, zero in NEUTRAL.items() if zero),
+]
 
 
 @pytest.mark.parametrize("method", NEUTRAL_METHODS, ids=repr)
@@ -135,37 +161,89 @@ def test_a_neutral_method_is_fedavg(method, final):
 
 
 EQUAL = {
-    "FedLMD without majority labels is FedNTD": (m.fedlmd(tau=2.0), m.fedntd(tau=2.0), {"counts": BALANCED}),
-    "FedLMD-Tf without majority labels is FedNTD-Tf": (m.fedlmd_tf(), m.fedntd(teacher=False), {"counts": BALANCED}),
+    "FedLMD without majority labels is FedNTD": (
+        m.fedlmd(tau=2.0),
+        m.fedntd(tau=2.0),
+        {"counts": BALANCED},
+    ),
+    "FedLMD-Tf without majority labels is FedNTD-Tf": (
+        m.fedlmd_tf(),
+        m.fedntd(teacher=False),
+        {"counts": BALANCED},
+    ),
     "FedGKD with one teacher is KD from round 2 on": (
         m.fedgkd(beta=0.5, tau=2.0, buffer=1),
         m.switch(m.fedavg(), m.kd(beta=0.5, tau=2.0), at=2),
         {},
     ),
-    "FedCAD with one weight is FedLSD": (m.fedcad(low=0.3, high=0.3, tau=2.0), m.fedlsd(beta=0.3, tau=2.0), {}),
+    "FedCAD with one weight is FedLSD": (
+        m.fedcad(low=0.3, high=0.3, tau=2.0),
+        m.fedlsd(beta=0.3, tau=2.0),
+        {},
+    ),
     "FedNova with equal steps is FedAvg": (m.fednova(), m.fedavg(), {"counts": EVEN, "norm": True}),
-    "FedNova with a given number of steps is FedAvg": (m.fednova(), m.fedavg(), {"local_steps": 3, "norm": True}),
+    "FedNova with a given number of steps is FedAvg": (
+        m.fednova(),
+        m.fedavg(),
+        {"local_steps": 3, "norm": True},
+    ),
     "FedNTD without its share is KD": (m.fedntd(mix=0.0, tau=2.0), m.kd(tau=2.0), {}),
     "FedRS with all classes held is FedAvg": (m.fedrs(alpha=0.1), m.fedavg(), {"counts": BALANCED}),
     "FedLC with even counts is FedAvg": (m.fedlc(tau=2.0), m.fedavg(), {"counts": BALANCED}),
-    "adjusted logits with even counts are plain": (m.fedvls(0.0, 0.0), m.fedavg(), {"counts": BALANCED}),
-    "FedVLS distils vacant classes only": (m.fedvls(beta=5.0), m.fedvls(beta=0.0), {"counts": BALANCED}),
-    "clients of one size weigh the same": (m.compose(m.Average(by="client")), m.fedavg(), {"counts": EVEN}),
+    "adjusted logits with even counts are plain": (
+        m.fedvls(0.0, 0.0),
+        m.fedavg(),
+        {"counts": BALANCED},
+    ),
+    "FedVLS distils vacant classes only": (
+        m.fedvls(beta=5.0),
+        m.fedvls(beta=0.0),
+        {"counts": BALANCED},
+    ),
+    "clients of one size weigh the same": (
+        m.compose(m.Average(by="client")),
+        m.fedavg(),
+        {"counts": EVEN},
+    ),
     "FedCSD without mask, similarity and decay is KD": (
         m.fedcsd(mu=0.5, tau=2.0, mask="none", similarity=False, decay=0.0),
         m.kd(beta=0.5, tau=2.0),
         {},
     ),
-    "a fresh SCAFFOLD is a uniform mean": (m.scaffold(), m.compose(m.Average(by="client")), {"num_rounds": 1}),
-    "a fresh SCAFFOLD by samples is FedAvg": (m.scaffold(by="samples"), m.fedavg(), {"num_rounds": 1}),
-    "SCAFFOLD's two averages of clients of one size": (m.scaffold(), m.scaffold(by="samples"), {"counts": EVEN}),
+    "a fresh SCAFFOLD is a uniform mean": (
+        m.scaffold(),
+        m.compose(m.Average(by="client")),
+        {"num_rounds": 1},
+    ),
+    "a fresh SCAFFOLD by samples is FedAvg": (
+        m.scaffold(by="samples"),
+        m.fedavg(),
+        {"num_rounds": 1},
+    ),
+    "SCAFFOLD's two averages of clients of one size": (
+        m.scaffold(),
+        m.scaffold(by="samples"),
+        {"counts": EVEN},
+    ),
     "MOON without a past is FedAvg": (m.moon(), m.fedavg(), {"num_rounds": 1}),
-    "MOON's contrast of a model with itself is constant": (m.moon(5.0, first="initial"), m.fedavg(), {"num_rounds": 1}),
-    "FedDyn by the size of clients of one size": (m.feddyn(by_size=True), m.feddyn(), {"counts": EVEN}),
+    "MOON's contrast of a model with itself is constant": (
+        m.moon(5.0, first="initial"),
+        m.fedavg(),
+        {"num_rounds": 1},
+    ),
+    "FedDyn by the size of clients of one size": (
+        m.feddyn(by_size=True),
+        m.feddyn(),
+        {"counts": EVEN},
+    ),
     "FedCurv without a past is FedAvg": (m.fedcurv(), m.fedavg(), {"num_rounds": 1}),
     "FedProto without prototypes is FedAvg": (m.fedproto(), m.fedavg(), {"num_rounds": 1}),
     "FedProc without prototypes is FedAvg": (m.fedproc(), m.fedavg(), {"num_rounds": 1}),
-    "FedMR of clients of one class is FedDecorr": (m.fedmr(0.1), m.feddecorr(beta=0.1), {"counts": ONE_CLASS}),
+    "FedMR of clients of one class is FedDecorr": (
+        m.fedmr(0.1),
+        m.feddecorr(beta=0.1),
+        {"counts": ONE_CLASS},
+    ),
     "FedGKD without a teacher is FedAvg": (m.fedgkd(), m.fedavg(), {"num_rounds": 1}),
     "the first velocity is the whole step": (m.fedavgm(), m.fedavg(), {"num_rounds": 1}),
     "FedAdam with a large tau takes FedAvg's step, at first": (
@@ -173,37 +251,93 @@ EQUAL = {
         m.fedavg(),
         {"num_rounds": 1, "norm": True},
     ),
-    "FedYogi with a large tau is FedAvg": (m.fedyogi(lr=200.0, beta1=0.0, tau=100.0), m.fedavg(), {"norm": True}),
-    "FedAdagrad with a large tau is FedAvg": (m.fedadagrad(lr=200.0, tau=100.0), m.fedavg(), {"norm": True}),
-    "FedExP of a single client is FedAvg": (m.fedexp(epsilon=1e-9), m.fedavg(), {"clients_per_round": 1}),
-    "FedACG without momentum is FedProx": (m.fedacg(beta=0.0, mu=0.5), m.fedprox(mu=0.5), {"norm": True}),
+    "FedYogi with a large tau is FedAvg": (
+        m.fedyogi(lr=200.0, beta1=0.0, tau=100.0),
+        m.fedavg(),
+        {"norm": True},
+    ),
+    "FedAdagrad with a large tau is FedAvg": (
+        m.fedadagrad(lr=200.0, tau=100.0),
+        m.fedavg(),
+        {"norm": True},
+    ),
+    "FedExP of a single client is FedAvg": (
+        m.fedexp(epsilon=1e-9),
+        m.fedavg(),
+        {"clients_per_round": 1},
+    ),
+    "FedACG without momentum is FedProx": (
+        m.fedacg(beta=0.0, mu=0.5),
+        m.fedprox(mu=0.5),
+        {"norm": True},
+    ),
     "FedCM takes a share of FedAvg's steps, at first": (
         m.fedcm(alpha=0.25),
         m.compose(m.CrossEntropy(weight=0.25)),
         {"num_rounds": 1},
     ),
-    "FedDisco with even labels and sizes is FedAvg": (m.feddisco(a=0.9), m.fedavg(), {"counts": BALANCED}),
-    "FedDisco with a large offset is a uniform mean": (m.feddisco(b=1e6), m.compose(m.Average(by="client")), {}),
+    "FedDisco with even labels and sizes is FedAvg": (
+        m.feddisco(a=0.9),
+        m.fedavg(),
+        {"counts": BALANCED},
+    ),
+    "FedDisco with a large offset is a uniform mean": (
+        m.feddisco(b=1e6),
+        m.compose(m.Average(by="client")),
+        {},
+    ),
     "FedDC without a past is FedDyn": (m.feddc(alpha=0.1), m.feddyn(alpha=0.1), {"num_rounds": 1}),
-    "FedSpeed without a step uphill is FedDyn": (m.fedspeed(0.1, rho=0.0), m.feddyn(0.1), {"norm": True}),
-    "FedSMOO without a step uphill is FedDyn": (m.fedsmoo(0.1, rho=0.0), m.feddyn(0.1), {"norm": True}),
+    "FedSpeed without a step uphill is FedDyn": (
+        m.fedspeed(0.1, rho=0.0),
+        m.feddyn(0.1),
+        {"norm": True},
+    ),
+    "FedSMOO without a step uphill is FedDyn": (
+        m.fedsmoo(0.1, rho=0.0),
+        m.feddyn(0.1),
+        {"norm": True},
+    ),
     "FedSMOO's first step is FedSpeed's": (
         m.fedsmoo(),
         m.fedspeed(),
         {"num_rounds": 1, "local_steps": 1, "norm": True},
     ),
-    "MoFedSAM without a step uphill is FedCM": (m.mofedsam(0.25, rho=0.0), m.fedcm(0.25), {"norm": True}),
-    "FedGAMMA without a step uphill is SCAFFOLD": (m.fedgamma(rho=0.0), m.scaffold(), {"norm": True}),
+    "MoFedSAM without a step uphill is FedCM": (
+        m.mofedsam(0.25, rho=0.0),
+        m.fedcm(0.25),
+        {"norm": True},
+    ),
+    "FedGAMMA without a step uphill is SCAFFOLD": (
+        m.fedgamma(rho=0.0),
+        m.scaffold(),
+        {"norm": True},
+    ),
     "a fresh FedGAMMA is FedSAM with a uniform mean": (
         m.fedgamma(),
         m.compose(m.Average(by="client"), m.SharpnessAware()),
         {"num_rounds": 1, "norm": True},
     ),
     "FedLESAM without a past is FedAvg": (m.fedlesam(9.0), m.fedavg(), {"num_rounds": 1}),
-    "FedRoD's global model learns by adjusted logits": (m.fedrod(), m.compose(m.AdjustedCrossEntropy()), {}),
-    "Flashback without a past or steps on the server is FedAvg": (m.flashback(steps=0), m.fedavg(), {"num_rounds": 1}),
-    "FedRep without a step for the head is FedBABU": (m.fedrep(head=0.0), m.fedbabu(), {"norm": True}),
-    "a switch to the same method changes nothing": (m.switch(m.fedntd(), m.fedntd(), at=2), m.fedntd(), {}),
+    "FedRoD's global model learns by adjusted logits": (
+        m.fedrod(),
+        m.compose(m.AdjustedCrossEntropy()),
+        {},
+    ),
+    "Flashback without a past or steps on the server is FedAvg": (
+        m.flashback(steps=0),
+        m.fedavg(),
+        {"num_rounds": 1},
+    ),
+    "FedRep without a step for the head is FedBABU": (
+        m.fedrep(head=0.0),
+        m.fedbabu(),
+        {"norm": True},
+    ),
+    "a switch to the same method changes nothing": (
+        m.switch(m.fedntd(), m.fedntd(), at=2),
+        m.fedntd(),
+        {},
+    ),
 }
 
 
@@ -277,7 +411,13 @@ def test_prototypes_are_contrasted_after_a_switch_too(final):
 def test_the_first_step_of_a_round_is_that_of_fedavg(final):
     """Before the first step, student and teacher are the same model."""
     single = {"local_steps": 1, "batch_size": 20, "num_rounds": 1}
-    for method in (m.kd(), m.fedntd(), m.compose(m.Proximal(10.0)), m.fedssd(m_max=1.0), m.fedsol()):
+    for method in (
+        m.kd(),
+        m.fedntd(),
+        m.compose(m.Proximal(10.0)),
+        m.fedssd(m_max=1.0),
+        m.fedsol(),
+    ):
         assert_same(final(method, **single), final(m.fedavg(), **single))
 
 
@@ -285,7 +425,10 @@ def test_the_first_step_of_a_round_is_that_of_fedavg(final):
 
 
 def test_one_client_with_all_data_is_plain_sgd_bit_for_bit(make_site, play, plain_sgd):
-    setting = {"counts": [[12, 13, 9, 8]], "clients_per_round": 1}  # the last batch of an epoch has two samples
+    setting = {
+        "counts": [[12, 13, 9, 8]],
+        "clients_per_round": 1,
+    }  # the last batch of an epoch has two samples
     site = make_site(m.fedavg(), **setting)
     weights = state_of(site.model)
     for round in play(make_site(m.fedavg(), **setting))[1:]:
@@ -302,13 +445,18 @@ def test_a_round_of_fedavg_is_the_weighted_mean_of_plain_sgd(make_site, play, pl
         sizes = np.array([site.federation.num_examples(client) for client in clients])
         trained = [plain_sgd(site, client, weights, round.round)[0] for client in clients]
         for name, w in round.weights.items():
-            mean = np.tensordot(sizes, np.array([t[name].double().numpy() for t in trained]), axes=1) / sizes.sum()
+            mean = (
+                np.tensordot(sizes, np.array([t[name].double().numpy() for t in trained]), axes=1)
+                / sizes.sum()
+            )
             np.testing.assert_array_equal(w.numpy(), mean.astype(np.float32))
         weights = round.weights
 
 
 @pytest.mark.parametrize(
-    "change", [{"momentum": 0.0}, {"lr_decay": 1.0}, {"weight_decay": 0.0}, {"local_epochs": 1}], ids=str
+    "change",
+    [{"momentum": 0.0}, {"lr_decay": 1.0}, {"weight_decay": 0.0}, {"local_epochs": 1}],
+    ids=str,
 )
 def test_every_training_setting_changes_the_weights(change, final):
     plain, changed = final(m.fedavg()), final(m.fedavg(), **change)
@@ -317,17 +465,28 @@ def test_every_training_setting_changes_the_weights(change, final):
 
 # Terms on a batch: the loss that a part takes, its inputs and its weight.
 
-Z, T, OLD, H, H_GLOBAL, H_OLD = (torch.randn(6, 4, generator=torch.Generator().manual_seed(i)) for i in range(6))
+Z, T, OLD, H, H_GLOBAL, H_OLD = (
+    torch.randn(6, 4, generator=torch.Generator().manual_seed(i)) for i in range(6)
+)
 LABELS, COUNTED = torch.tensor([0, 1, 2, 3, 0, 1]), torch.tensor([9, 3, 0, 2])
 CLASS_WEIGHTS = losses.class_adaptive_weights(T, LABELS, 4, low=0.2, high=0.7, tau=2.0)
 MAJORITY = torch.tensor([True, False, False, False])  # of these counts
-PRESENT, PAST = Outputs(H_GLOBAL, T), Outputs(H_OLD, OLD)  # the round's global model, and an older model
-TRUST, CENTRES = torch.tensor([0.9, 0.5, 0.2, 1.0]), torch.randn(4, 4, generator=torch.Generator().manual_seed(6))
+PRESENT, PAST = (
+    Outputs(H_GLOBAL, T),
+    Outputs(H_OLD, OLD),
+)  # the round's global model, and an older model
+TRUST, CENTRES = (
+    torch.tensor([0.9, 0.5, 0.2, 1.0]),
+    torch.randn(4, 4, generator=torch.Generator().manual_seed(6)),
+)
 KNOWN = torch.tensor([True, False, True, True])
 ON_A_BATCH = [  # part, the term; the payload, where the part has one
     (m.CrossEntropy(0.5, 0.1), 0.5 * losses.cross_entropy(Z, LABELS, smoothing=0.1)),
     (m.RestrictedCrossEntropy(0.3), losses.restricted_cross_entropy(Z, LABELS, COUNTED, alpha=0.3)),
-    (m.RestrictedCrossEntropy(0.3, True), losses.restricted_cross_entropy(Z, LABELS, COUNTED, alpha=0.3, soft=True)),
+    (
+        m.RestrictedCrossEntropy(0.3, True),
+        losses.restricted_cross_entropy(Z, LABELS, COUNTED, alpha=0.3, soft=True),
+    ),
     (m.CalibratedCrossEntropy(0.3), losses.calibrated_cross_entropy(Z, LABELS, COUNTED, tau=0.3)),
     (m.AdjustedCrossEntropy(), losses.adjusted_cross_entropy(Z, LABELS, COUNTED)),
     (m.LogitSuppression(0.3), 0.3 * losses.logit_suppression(Z, LABELS, COUNTED)),
@@ -339,7 +498,10 @@ ON_A_BATCH = [  # part, the term; the payload, where the part has one
     ),
     (m.PredictionVariance(0.3), 0.3 * losses.prediction_variance(Z)),
     (m.FeatureUniformity(0.3), 0.3 * losses.feature_uniformity(H)),
-    (m.ClassAdaptiveDistill(0.2, 0.7, 2.0), losses.class_adaptive_distill(Z, T, LABELS, CLASS_WEIGHTS, tau=2.0)),
+    (
+        m.ClassAdaptiveDistill(0.2, 0.7, 2.0),
+        losses.class_adaptive_distill(Z, T, LABELS, CLASS_WEIGHTS, tau=2.0),
+    ),
     (m.Distill(0.5, 2.0), 0.5 * losses.distill(Z, T, tau=2.0)),
     (m.Distill(0.5, form="mse"), 0.5 * losses.squared_error(Z, T)),
     (m.NotTrueDistill(0.5, 2.0), 0.5 * losses.not_true_distill(Z, T, LABELS, tau=2.0)),
@@ -347,15 +509,34 @@ ON_A_BATCH = [  # part, the term; the payload, where the part has one
     (m.NotTrueDistill(teacher=False), losses.not_true_distill(Z, 0 * T, LABELS, tau=1.0)),
     (
         m.NotTrueDistill(0.5, 2.0, mix=0.2),
-        0.5 * (0.2 * losses.not_true_distill(Z, T, LABELS, tau=2.0) + 0.8 * losses.distill(Z, T, tau=2.0)),
+        0.5
+        * (
+            0.2 * losses.not_true_distill(Z, T, LABELS, tau=2.0)
+            + 0.8 * losses.distill(Z, T, tau=2.0)
+        ),
     ),
-    (m.LabelMaskedDistill(0.5, 2.0), 0.5 * losses.label_masked_distill(Z, T, LABELS, MAJORITY, tau=2.0)),
-    (m.LabelMaskedDistill(teacher=False), losses.label_masked_distill(Z, 0 * T, LABELS, MAJORITY, tau=1.0)),
-    (m.SelectiveDistill(0.5), losses.selective_distill(Z, T, LABELS, TRUST, m_max=0.5, inside_norm=False), TRUST),
-    (m.SelectiveDistill(0.5, True), losses.selective_distill(Z, T, LABELS, TRUST, m_max=0.5, inside_norm=True), TRUST),
+    (
+        m.LabelMaskedDistill(0.5, 2.0),
+        0.5 * losses.label_masked_distill(Z, T, LABELS, MAJORITY, tau=2.0),
+    ),
+    (
+        m.LabelMaskedDistill(teacher=False),
+        losses.label_masked_distill(Z, 0 * T, LABELS, MAJORITY, tau=1.0),
+    ),
+    (
+        m.SelectiveDistill(0.5),
+        losses.selective_distill(Z, T, LABELS, TRUST, m_max=0.5, inside_norm=False),
+        TRUST,
+    ),
+    (
+        m.SelectiveDistill(0.5, True),
+        losses.selective_distill(Z, T, LABELS, TRUST, m_max=0.5, inside_norm=True),
+        TRUST,
+    ),
     (
         m.PrototypeSimilarityDistill(0.5, 2.0, "forcible"),
-        0.5 * losses.prototype_similarity_distill(Z, OLD, LABELS, CENTRES, tau=2.0, mask="forcible"),
+        0.5
+        * losses.prototype_similarity_distill(Z, OLD, LABELS, CENTRES, tau=2.0, mask="forcible"),
         CENTRES,
     ),
     (m.PastTeachersDistill(0.5, 2.0), 0.5 * losses.distill(Z, OLD, tau=2.0), {"teacher": "past"}),
@@ -363,10 +544,15 @@ ON_A_BATCH = [  # part, the term; the payload, where the part has one
     (m.ModelContrast(0.5, 0.2), 0.5 * losses.model_contrast(H, H_GLOBAL, H_OLD, tau=0.2)),
     (
         m.PrototypeContrast(4),  # in round 2
-        0.25 * losses.cross_entropy(Z, LABELS) + 0.75 * losses.prototype_contrast(H, LABELS, CENTRES),
+        0.25 * losses.cross_entropy(Z, LABELS)
+        + 0.75 * losses.prototype_contrast(H, LABELS, CENTRES),
         CENTRES,
     ),
-    (m.Prototypes(0.5), 0.5 * losses.prototype_distance(H, LABELS, CENTRES, KNOWN), {"means": CENTRES, "known": KNOWN}),
+    (
+        m.Prototypes(0.5),
+        0.5 * losses.prototype_distance(H, LABELS, CENTRES, KNOWN),
+        {"means": CENTRES, "known": KNOWN},
+    ),
     (
         m.CountedDistill(),
         losses.class_weighted_distill(Z, T, 3 / (3 + COUNTED)),
@@ -379,13 +565,20 @@ ON_A_BATCH = [  # part, the term; the payload, where the part has one
 def test_terms_on_a_batch_are_those_of_the_papers(case):
     """Strings stand for models: "now" for the round's model, "past" for the one in the state and in the memory."""
     part, term, *payload = case
-    client = SimpleNamespace(weights="now", state="past", memory="past", payload=payload[0] if payload else None)
+    client = SimpleNamespace(
+        weights="now", state="past", memory="past", payload=payload[0] if payload else None
+    )
     client.round, client.since = 2, 1
     client.num_classes, client.label_counts, client.global_model = 4, COUNTED, "now"
     outputs = {"now": PRESENT, "past": PAST}
-    client.frozen, client.outputs = lambda weights: weights, lambda model: [(outputs[model], LABELS)]
+    client.frozen, client.outputs = (
+        lambda weights: weights,
+        lambda model: [(outputs[model], LABELS)],
+    )
     client.all_outputs = lambda model: (outputs[model], LABELS)
-    batch = SimpleNamespace(logits=Z, features=H, labels=LABELS, teacher=PRESENT, outputs_of=outputs.__getitem__)
+    batch = SimpleNamespace(
+        logits=Z, features=H, labels=LABELS, teacher=PRESENT, outputs_of=outputs.__getitem__
+    )
     batch.note, batch.label_counts = Notes(), COUNTED
     torch.testing.assert_close(part.loss(batch, part.begin(client)), term)
 
@@ -394,7 +587,9 @@ def test_fedcsd_notes_the_share_of_samples_on_which_the_teacher_is_wrong_and_of_
     """Four samples of four classes: sure and right; unsure, with the label second; below 1/4; surely wrong."""
     teacher = torch.tensor([[9.0, 0, 0, 0], [2.0, 2.5, 0, 0], [1.0, 1.0, 0.9, 1.0], [0, 9.0, 0, 0]])
     labels = torch.tensor([0, 0, 2, 2])
-    batch = SimpleNamespace(logits=torch.zeros(4, 4), labels=labels, outputs_of={0: Outputs(None, teacher)}.__getitem__)
+    batch = SimpleNamespace(
+        logits=torch.zeros(4, 4), labels=labels, outputs_of={0: Outputs(None, teacher)}.__getitem__
+    )
     for mask, filtered in (("adaptive", 0.5), ("forcible", 0.75), ("none", 0.0)):
         batch.note = Notes()
         m.PrototypeSimilarityDistill(mask=mask).loss(batch, (0, None))
@@ -403,41 +598,66 @@ def test_fedcsd_notes_the_share_of_samples_on_which_the_teacher_is_wrong_and_of_
 
 def test_the_released_fedcsd_is_the_objective_of_the_authors_code():
     """`(1 - mu) CE + mu mean(mask KL)`, value and gradient, written here again; prototypes are the client's own."""
-    teacher, labels, mu, tau = OLD.double(), LABELS.clamp(max=2), 0.3, 2.0  # the client has no sample of class 3
+    teacher, labels, mu, tau = (
+        OLD.double(),
+        LABELS.clamp(max=2),
+        0.3,
+        2.0,
+    )  # the client has no sample of class 3
     client = SimpleNamespace(weights="now", state="past", payload=None, num_classes=4)
     client.label_counts = torch.bincount(labels, minlength=4)
-    client.frozen, client.outputs = lambda weights: weights, lambda model: [(Outputs(None, teacher), labels)]
+    client.frozen, client.outputs = (
+        lambda weights: weights,
+        lambda model: [(Outputs(None, teacher), labels)],
+    )
     z = Z.double().requires_grad_()
-    batch = SimpleNamespace(logits=z, labels=labels, outputs_of={"past": Outputs(None, teacher)}.__getitem__)
+    batch = SimpleNamespace(
+        logits=z, labels=labels, outputs_of={"past": Outputs(None, teacher)}.__getitem__
+    )
     method = m.fedcsd(mu=mu, tau=tau, released=True)
     assert method[-1].survey(client) is None  # no message before training
     total = sum(part.loss(batch, part.begin(client)) for part in method if part.slot != "average")
 
-    means = torch.stack([teacher[labels == c].sum(dim=0) / max(1, (labels == c).sum()) for c in range(4)])
+    means = torch.stack(
+        [teacher[labels == c].sum(dim=0) / max(1, (labels == c).sum()) for c in range(4)]
+    )
     refined = (F.normalize(z) @ F.normalize(means).T).softmax(dim=1) * teacher
     kept = refined.softmax(dim=1)[range(6), labels] > 1 / 4
     assert 0 < kept.sum() < 6
     target, student = (refined / tau).softmax(dim=1), (z / tau).log_softmax(dim=1)
     divergence = tau**2 * F.kl_div(student, target, reduction="none").sum(dim=1)
     expected = (1 - mu) * F.cross_entropy(z, labels) + mu * (kept * divergence).mean()
-    for found, right in ((total, expected), (*torch.autograd.grad(total, z), *torch.autograd.grad(expected, z))):
-        torch.testing.assert_close(found, right, rtol=1e-6, atol=1e-7)  # the part's prototypes are in float32
+    for found, right in (
+        (total, expected),
+        (*torch.autograd.grad(total, z), *torch.autograd.grad(expected, z)),
+    ):
+        torch.testing.assert_close(
+            found, right, rtol=1e-6, atol=1e-7
+        )  # the part's prototypes are in float32
 
 
-@pytest.mark.parametrize(("first", "expected"), [("none", None), ("initial", losses.model_contrast)])
-def test_a_client_that_has_not_trained_is_pushed_away_from_the_initial_model_or_not_at_all(first, expected):
+@pytest.mark.parametrize(
+    ("first", "expected"), [("none", None), ("initial", losses.model_contrast)]
+)
+def test_a_client_that_has_not_trained_is_pushed_away_from_the_initial_model_or_not_at_all(
+    first, expected
+):
     part = m.ModelContrast(0.5, 0.2, first)
     state, payload = part.tell(part.init("past"), None, None)
     client = SimpleNamespace(payload=payload, memory=None, frozen=lambda weights: weights)
     batch = SimpleNamespace(features=H, teacher=PRESENT, outputs_of={"past": PAST}.__getitem__)
-    found, term = part.loss(batch, part.begin(client)), expected and 0.5 * expected(H, H_GLOBAL, H_OLD, tau=0.2)
+    found, term = (
+        part.loss(batch, part.begin(client)),
+        expected and 0.5 * expected(H, H_GLOBAL, H_OLD, tau=0.2),
+    )
     assert (found is None and state is None) if term is None else torch.equal(found, term)
 
 
 # Terms on parameters, by their gradients.
 
 W, ANCHOR, P, Q, R, S = (
-    torch.randn(3, generator=torch.Generator().manual_seed(i), dtype=torch.float64) for i in range(6)
+    torch.randn(3, generator=torch.Generator().manual_seed(i), dtype=torch.float64)
+    for i in range(6)
 )
 ON_PARAMETERS = {  # part, the client's payload, its memory, the gradient of its term at `w`
     "proximal": (m.Proximal(mu=0.3), None, None, 0.3 * (W - ANCHOR)),
@@ -447,19 +667,37 @@ ON_PARAMETERS = {  # part, the client's payload, its memory, the gradient of its
         {"u": {"x": R}, "uw": {"x": S}},
         0.5 * 2 * ((P - R) * W - (Q - S)),  # of `sum_j u_j (w - w_j)^2` over the others
     ),
-    "curvature, new client": (m.Curvature(), {"u": {"x": P}, "uw": {"x": Q}}, None, 2 * (P * W - Q)),
+    "curvature, new client": (
+        m.Curvature(),
+        {"u": {"x": P}, "uw": {"x": Q}},
+        None,
+        2 * (P * W - Q),
+    ),
     "control variates": (m.ControlVariates(), {"x": P}, {"x": Q}, P - Q),
     "control variates, new client": (m.ControlVariates(), {"x": P}, None, P),
     "client momentum": (m.ClientMomentum(alpha=0.25), {"x": P}, None, 0.75 * P),
     "feddyn": (m.DynamicRegularizer(alpha=0.2), None, {"x": P}, -P + 0.2 * (W - ANCHOR)),
     "feddyn, new client": (m.DynamicRegularizer(alpha=0.2), None, None, 0.2 * (W - ANCHOR)),
-    "feddyn, by size": (m.DynamicRegularizer(0.2, by_size=True), None, {"x": P}, -P + 0.2 / (3 / 12) * (W - ANCHOR)),
+    "feddyn, by size": (
+        m.DynamicRegularizer(0.2, by_size=True),
+        None,
+        {"x": P},
+        -P + 0.2 / (3 / 12) * (W - ANCHOR),
+    ),
 }
 
 
-@pytest.mark.parametrize(("part", "payload", "memory", "gradient"), ON_PARAMETERS.values(), ids=ON_PARAMETERS)
+@pytest.mark.parametrize(
+    ("part", "payload", "memory", "gradient"), ON_PARAMETERS.values(), ids=ON_PARAMETERS
+)
 def test_terms_on_parameters_have_the_gradients_of_the_papers(part, payload, memory, gradient):
-    seen = {"weights": {"x": ANCHOR}, "payload": payload, "memory": memory, "num_examples": 3, "mean_examples": 12.0}
+    seen = {
+        "weights": {"x": ANCHOR},
+        "payload": payload,
+        "memory": memory,
+        "num_examples": 3,
+        "mean_examples": 12.0,
+    }
     client = SimpleNamespace(**seen, flat=flat)
     local = part.begin(client)
     x = W.clone().requires_grad_()
@@ -477,7 +715,9 @@ def states(make_site, bits):
     def states(method, slot, **setting):
         site = make_site(method, **setting)
         for round in islice(engine.rounds(site, ThisProcess(site)), 1, None):
-            kept = {client: unpack(packed)["slots"][slot] for client, packed in round.memories.items()}
+            kept = {
+                client: unpack(packed)["slots"][slot] for client, packed in round.memories.items()
+            }
             yield round, round.held[slot].state, kept
 
     return states
@@ -486,19 +726,31 @@ def states(make_site, bits):
 def test_scaffolds_c_is_the_mean_of_all_clients_c_i(states):
     for _, c, own in states(m.scaffold(), "control_variates", num_rounds=4):
         for name in c:
-            mean = sum(c_i[name].double() for c_i in own.values()) / 6  # of all six clients; an untrained client has 0
+            mean = (
+                sum(c_i[name].double() for c_i in own.values()) / 6
+            )  # of all six clients; an untrained client has 0
             torch.testing.assert_close(c[name], mean, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_scaffolds_c_i_is_the_mean_gradient_of_a_single_client(momentum, make_site, play, states):
     """The distance covered, over the rate and the momentum-corrected steps; the correction `c - c_1` is 0."""
-    alone = {"counts": [[12, 13, 9, 8]], "clients_per_round": 1, "num_rounds": 2, "momentum": momentum}
-    plain, kept = play(make_site(m.fedavg(), **alone)), states(m.scaffold(), "control_variates", **alone)
+    alone = {
+        "counts": [[12, 13, 9, 8]],
+        "clients_per_round": 1,
+        "num_rounds": 2,
+        "momentum": momentum,
+    }
+    plain, kept = (
+        play(make_site(m.fedavg(), **alone)),
+        states(m.scaffold(), "control_variates", **alone),
+    )
     for (before, after), (round, c, own) in zip(pairwise(plain), kept, strict=True):
         course = 0.1 * 0.5 ** (round.round - 1) * momentum_corrected_steps(18, momentum)
         for name in c:
-            torch.testing.assert_close(round.weights[name], after.weights[name], rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(
+                round.weights[name], after.weights[name], rtol=1e-4, atol=1e-5
+            )
             gradient = (before.weights[name] - after.weights[name]) / course
             torch.testing.assert_close(own[0][name], gradient, rtol=1e-3, atol=1e-4)
 
@@ -511,7 +763,9 @@ def test_fedcurvs_sums_are_the_sums_of_the_memories(states):
                 torch.testing.assert_close(total, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_fedcurvs_share_is_the_fisher_information_at_the_trained_weights(make_site, states, of_client):
+def test_fedcurvs_share_is_the_fisher_information_at_the_trained_weights(
+    make_site, states, of_client
+):
     """For a single client: over its own data in order, batch by batch, in eval mode."""
     alone = {"counts": [[3, 4, 2, 2]], "clients_per_round": 1, "num_rounds": 1}
     site = make_site(m.fedavg(), **alone)
@@ -529,8 +783,12 @@ def test_fedcurvs_share_is_the_fisher_information_at_the_trained_weights(make_si
             torch.testing.assert_close(shares[0]["uw"][name], fisher[name] * round.weights[name])
 
 
-@pytest.mark.parametrize(("method", "slot"), [(m.scaffold(), "control_variates"), (m.fedcurv(), "curvature")])
-def test_a_method_that_comes_back_starts_afresh_on_server_and_clients(make_site, play, digest, method, slot):
+@pytest.mark.parametrize(
+    ("method", "slot"), [(m.scaffold(), "control_variates"), (m.fedcurv(), "curvature")]
+)
+def test_a_method_that_comes_back_starts_afresh_on_server_and_clients(
+    make_site, play, digest, method, slot
+):
     """They must forget together: the server's state is the sum of what the clients remember."""
     setting = {"num_rounds": 6, "clients_per_round": 6}
     run = play(make_site(m.switch(method, m.switch(m.fedavg(), method, at=4), at=3), **setting))
@@ -541,7 +799,9 @@ def test_a_method_that_comes_back_starts_afresh_on_server_and_clients(make_site,
 
 
 @pytest.mark.parametrize("by_size", [False, True])
-def test_feddyns_h_is_the_mean_of_all_clients_g_i_and_corrects_the_weights(by_size, make_site, states):
+def test_feddyns_h_is_the_mean_of_all_clients_g_i_and_corrects_the_weights(
+    by_size, make_site, states
+):
     """`g_i` moves by `-alpha_i (w_local - w)`, which gives `w_local`; the weights are their mean less `h / alpha`.
 
     By size `alpha_i = alpha / (n_i / mean n)`, and `h` is the mean of `g_i n_i / mean n`: its alpha is not divided.
@@ -557,12 +817,18 @@ def test_feddyns_h_is_the_mean_of_all_clients_g_i_and_corrects_the_weights(by_si
             cohort = [row.client for row in round.clients]
             moved = [share[i] * (own[i][name] - before.get(i, {}).get(name, 0.0)) for i in cohort]
             mean = weights[name] - sum(moved) / len(moved) / 0.1
-            torch.testing.assert_close(round.weights[name], (mean - h[name] / 0.1).float(), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(
+                round.weights[name], (mean - h[name] / 0.1).float(), rtol=1e-4, atol=1e-5
+            )
         weights, before = round.weights, own
 
 
-@pytest.mark.parametrize(("method", "slot"), [(m.fedproto(), "prototypes"), (m.fedproc(), "supervise")])
-def test_the_prototypes_are_the_mean_features_of_the_trained_model(method, slot, make_site, states, of_client):
+@pytest.mark.parametrize(
+    ("method", "slot"), [(m.fedproto(), "prototypes"), (m.fedproc(), "supervise")]
+)
+def test_the_prototypes_are_the_mean_features_of_the_trained_model(
+    method, slot, make_site, states, of_client
+):
     """FedProc's are means of features of length 1."""
     alone = {"counts": [[3, 4, 0, 2]], "clients_per_round": 1, "num_rounds": 1, "norm": True}
     site = make_site(method, **alone)
@@ -576,14 +842,23 @@ def test_the_prototypes_are_the_mean_features_of_the_trained_model(method, slot,
             torch.testing.assert_close(prototypes["means"][c], features[labels == c].mean(dim=0))
 
 
-def test_fedcsds_prototypes_are_the_mean_logits_of_the_teacher_over_the_cohort(make_site, of_client):
+def test_fedcsds_prototypes_are_the_mean_logits_of_the_teacher_over_the_cohort(
+    make_site, of_client
+):
     site, part = make_site(m.fedcsd(), norm=True), m.fedcsd()[-1]
     weights, total = state_of(site.model), OrderedSum()
     view, cohort = server_view(site, 1, weights), [0, 2, 4]
     for client in cohort:
-        total.add(survey(Desk(site, Broadcast(1, weights, {part.slot: weights}, {}, {part.slot: 1})), client))
+        total.add(
+            survey(
+                Desk(site, Broadcast(1, weights, {part.slot: weights}, {}, {part.slot: 1})), client
+            )
+        )
     _, prototypes = part.tell(weights, view, total.value[part.slot])
-    images, labels = (torch.cat(column) for column in zip(*(of_client(site, client) for client in cohort), strict=True))
+    images, labels = (
+        torch.cat(column)
+        for column in zip(*(of_client(site, client) for client in cohort), strict=True)
+    )
     logits = view.global_model(images)
     for c in range(4):
         torch.testing.assert_close(prototypes[c], logits[labels == c].mean(dim=0))
@@ -607,7 +882,9 @@ def test_fedssds_default_is_not_fedavg():
     teacher = 2 * torch.randn(256, 10, generator=generator, dtype=torch.float64)
     logits = teacher + torch.randn(256, 10, generator=generator, dtype=torch.float64)
     labels = torch.randint(0, 10, (256,), generator=generator)
-    batch = SimpleNamespace(logits=logits.requires_grad_(), labels=labels, teacher=Outputs(teacher, teacher))
+    batch = SimpleNamespace(
+        logits=logits.requires_grad_(), labels=labels, teacher=Outputs(teacher, teacher)
+    )
 
     def strength(part):
         terms = part.loss(batch, torch.full((10,), 0.8)), losses.cross_entropy(logits, labels)
@@ -653,8 +930,14 @@ def test_the_servers_velocity_follows_its_formula(make_site, play):
         averaged = engine.play(site, replace(before, held={}), ThisProcess(site))
         for name, w in after.weights.items():
             if name in velocity:
-                velocity[name] = 0.5 * velocity[name] + before.weights[name].double() - averaged.weights[name].double()
-                torch.testing.assert_close(w, (before.weights[name].double() - velocity[name]).float())
+                velocity[name] = (
+                    0.5 * velocity[name]
+                    + before.weights[name].double()
+                    - averaged.weights[name].double()
+                )
+                torch.testing.assert_close(
+                    w, (before.weights[name].double() - velocity[name]).float()
+                )
             else:
                 assert torch.equal(w, averaged.weights[name])  # running statistics have no momentum
 
@@ -666,10 +949,16 @@ def test_fedcms_direction_is_the_servers_last_step_per_step_of_sgd(momentum, mak
     before = state_of(site.model)
     for round, d, own in states(m.fedcm(0.25), "client_momentum", momentum=momentum, norm=True):
         steps = [2 * -(-site.federation.num_examples(row.client) // 5) for row in round.clients]
-        course = np.mean([momentum_corrected_steps(k, momentum) for k in steps]) * 0.1 * 0.5 ** (round.round - 1)
+        course = (
+            np.mean([momentum_corrected_steps(k, momentum) for k in steps])
+            * 0.1
+            * 0.5 ** (round.round - 1)
+        )
         assert d.keys() == dict(site.model.named_parameters()).keys() and not any(own.values())
         for name in d:
-            torch.testing.assert_close(d[name], (before[name] - round.weights[name]) / course, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(
+                d[name], (before[name] - round.weights[name]) / course, rtol=1e-4, atol=1e-5
+            )
         before = round.weights
 
 
@@ -678,7 +967,12 @@ def test_fedcms_direction_is_the_servers_last_step_per_step_of_sgd(momentum, mak
     [
         ([[2, 2], [6, 0]], 0.5, 0.1, [0.4 + 0.1, 0.6 - 0.5 + 0.1]),
         ([[2, 2], [6, 0]], 0.9, 0.0, [0.4, 0.0]),  # 0.6 - 0.9 is below 0
-        ([[4, 0], [0, 12]], 0.4, 0.0, [0.25 - 0.2, 0.75 - 0.2]),  # of the same divergence: half of all each
+        (
+            [[4, 0], [0, 12]],
+            0.4,
+            0.0,
+            [0.25 - 0.2, 0.75 - 0.2],
+        ),  # of the same divergence: half of all each
         ([[1, 1], [3, 3]], 0.9, 0.0, [0.25, 0.75]),  # no divergence at all
     ],
     ids=str,
@@ -686,7 +980,9 @@ def test_fedcms_direction_is_the_servers_last_step_per_step_of_sgd(momentum, mak
 def test_feddisco_weighs_clients_by_their_sizes_and_divergences(counts, a, b, weights):
     """By hand; the summands go through the part's survey and report."""
     part, surveyed, total = m.DiscrepancyAverage(a, b), OrderedSum(), OrderedSum()
-    clients = [SimpleNamespace(label_counts=torch.tensor(each), num_examples=sum(each)) for each in counts]
+    clients = [
+        SimpleNamespace(label_counts=torch.tensor(each), num_examples=sum(each)) for each in counts
+    ]
     for client in clients:
         surveyed.add(part.survey(client))
     _, cohort = part.tell(None, None, surveyed.value)
@@ -705,9 +1001,12 @@ def test_fedacgs_clients_start_from_their_last_mean_and_the_momentum_of_all_mean
     for before, after in pairwise(run):
         means = engine.play(site, replace(before, held={}), ThisProcess(site)).weights
         moved = {
-            name: means[name].double() - before.weights[name].double() for name, _ in site.model.named_parameters()
+            name: means[name].double() - before.weights[name].double()
+            for name, _ in site.model.named_parameters()
         }
-        momentum = {name: 0.5 * (momentum[name] if momentum else 0.0) + step for name, step in moved.items()}
+        momentum = {
+            name: 0.5 * (momentum[name] if momentum else 0.0) + step for name, step in moved.items()
+        }
         for name, w in after.weights.items():
             expected = means[name] + 0.5 * momentum[name] if name in momentum else means[name]
             torch.testing.assert_close(w, expected.to(w.dtype), rtol=1e-6, atol=1e-7)
@@ -721,17 +1020,25 @@ def test_fedexp_shows_the_mean_of_the_last_two_models(make_site, play):
     for before, after in pairwise(play(make_site(m.fedexp(), norm=True))):
         for name, w in after.shown.items():
             is_buffer = "running" in name or "num_batches" in name
-            expected = after.weights[name] if is_buffer else (after.weights[name] + before.weights[name]) / 2
+            expected = (
+                after.weights[name]
+                if is_buffer
+                else (after.weights[name] + before.weights[name]) / 2
+            )
             torch.testing.assert_close(w, expected)
 
 
 @pytest.mark.parametrize("method", [m.fedavg(), m.fedacg()], ids=repr)
-def test_a_smoothed_run_evaluates_the_exponential_average_of_what_would_be_evaluated(method, make_site, play):
+def test_a_smoothed_run_evaluates_the_exponential_average_of_what_would_be_evaluated(
+    method, make_site, play
+):
     site, average = make_site(m.compose(method, m.Smoothed(0.75)), norm=True), None
     for smoothed, plain in zip(play(site)[1:], play(make_site(method, norm=True))[1:], strict=True):
         assert all(torch.equal(w, plain.weights[name]) for name, w in smoothed.weights.items())
         last = {name: w.double() for name, w in plain.evaluated.items()}
-        average = {name: 0.75 * average[name] + 0.25 * w for name, w in last.items()} if average else last
+        average = (
+            {name: 0.75 * average[name] + 0.25 * w for name, w in last.items()} if average else last
+        )
         model = with_weights(site.model, smoothed.shown).eval()
         assert np.array_equal(evaluate(site, model, 0, 30).confusion, smoothed.evaluation.confusion)
         for name, w in smoothed.shown.items():
@@ -754,14 +1061,19 @@ def test_an_adaptive_step_follows_its_formula(rule):
     w, first, second = [1.0, -2.0], [0.0, 0.0], [tau**2, tau**2]
     for updates in ([0.3, -2.0], [0.1, 0.5], [-1.0, 0.0]):
         weights = {"w": torch.tensor(w, dtype=torch.float64), "buffer": torch.tensor(1.0)}
-        averaged = {"w": weights["w"] + torch.tensor(updates, dtype=torch.float64), "buffer": torch.tensor(7.0)}
+        averaged = {
+            "w": weights["w"] + torch.tensor(updates, dtype=torch.float64),
+            "buffer": torch.tensor(7.0),
+        }
         state, step = part.update(state, None, a_step(weights, {"w"}, averaged))
         first = [beta1 * m + (1 - beta1) * d for m, d in zip(first, updates, strict=True)]
         second = [follow(rule, v, d) for v, d in zip(second, updates, strict=True)]
         w = [x + lr * m / (v**0.5 + tau) for x, m, v in zip(w, first, second, strict=True)]
         assert step.averaged["w"].tolist() == pytest.approx(w)
         assert step.averaged["buffer"] == 7  # running statistics are the average's
-        assert state["m"]["w"].tolist() == pytest.approx(first) and state["v"]["w"].tolist() == pytest.approx(second)
+        assert state["m"]["w"].tolist() == pytest.approx(first) and state["v"][
+            "w"
+        ].tolist() == pytest.approx(second)
 
 
 @pytest.mark.parametrize("by", ["samples", "client"])
@@ -806,7 +1118,9 @@ def test_the_mean_of_equal_counts_is_that_count(sizes):
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
 @pytest.mark.parametrize("steps", [1, 2, 7])
-def test_momentum_corrected_steps_are_the_distance_covered_with_a_constant_gradient_of_1(steps, momentum):
+def test_momentum_corrected_steps_are_the_distance_covered_with_a_constant_gradient_of_1(
+    steps, momentum
+):
     w = torch.zeros(1, dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.SGD([w], lr=1.0, momentum=momentum)
     for _ in range(steps):

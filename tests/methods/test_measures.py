@@ -27,7 +27,12 @@ from rayfed.tensors.weights import with_weights
 from rayfed.tensors.wire import unpack
 
 LABELS = np.array([0, 0, 1, 1])
-MEASURED = {"measure": ["drift"], "measure_every": 7, "measure_layers": ["head"], "measure_clients": [1]}
+MEASURED = {
+    "measure": ["drift"],
+    "measure_every": 7,
+    "measure_layers": ["head"],
+    "measure_clients": [1],
+}
 
 
 def measured(names, before, after, p):
@@ -40,8 +45,18 @@ def measured(names, before, after, p):
 
 def seen(predictions, weights=(0.0, 0.0), features=None):
     """A model that predicts these classes, surely."""
-    named = {"a.w": torch.tensor([weights[0]]), "a.b": torch.tensor([0.0]), "head.w": torch.tensor([weights[1]])}
-    return Seen(named, LABELS, 10.0 * np.eye(2)[predictions], features, {} if features is None else {"": features})
+    named = {
+        "a.w": torch.tensor([weights[0]]),
+        "a.b": torch.tensor([0.0]),
+        "head.w": torch.tensor([weights[1]]),
+    }
+    return Seen(
+        named,
+        LABELS,
+        10.0 * np.eye(2)[predictions],
+        features,
+        {} if features is None else {"": features},
+    )
 
 
 def test_local_by_hand():
@@ -60,14 +75,18 @@ def test_drift_by_hand():
     one = np.array([[1.0, 0.0], [1.0, 0.0], [0.0, 2.0], [0.0, 2.0]])
     other = one + np.array([3.0, 4.0])  # each feature is still largest on the same class
     found = measured(
-        ["drift"], seen([0, 0, 1, 0], features=one), seen([0, 0, 1, 1], (3.0, 4.0), other), np.array([1.0, 0.0])
+        ["drift"],
+        seen([0, 0, 1, 0], features=one),
+        seen([0, 0, 1, 1], (3.0, 4.0), other),
+        np.array([1.0, 0.0]),
     )
     assert found == pytest.approx(
         {
             "drift.divergence": 5.0,
             "drift.divergence.a": 3.0,
             "drift.divergence.head": 4.0,
-            "drift.distribution_distance": abs(2 / 3 - 1) + 1 / 3,  # accuracies of 1 and 1/2, scaled to 2/3 and 1/3
+            "drift.distribution_distance": abs(2 / 3 - 1)
+            + 1 / 3,  # accuracies of 1 and 1/2, scaled to 2/3 and 1/3
             "drift.logit_distance": np.sqrt(200) / 4,  # of one image in four
             "drift.feature_distance": 5.0,
             "drift.alignment": 1.0,
@@ -75,23 +94,31 @@ def test_drift_by_hand():
         }
     )
     without = measured(["drift"], seen([0, 0, 1, 0]), seen([0, 0, 1, 1]), np.array([1.0, 0.0]))
-    assert without.keys() == found.keys() - {"drift.feature_distance", "drift.alignment", "drift.dead"}
+    assert without.keys() == found.keys() - {
+        "drift.feature_distance",
+        "drift.alignment",
+        "drift.dead",
+    }
 
 
 def test_the_drift_does_not_depend_on_the_threads_of_numpys_blas():
     """Which actors have one of, and this process as many as there are cores."""
-    lines = "import numpy as np; from rayfed.losses.metrics import length, weight_divergence as moved"
-    lines += (
-        "; x = np.random.default_rng(0).normal(size=400_000).astype('f'); print(length(x).hex(), moved(x, -x).hex())"
+    lines = (
+        "import numpy as np; from rayfed.losses.metrics import length, weight_divergence as moved"
     )
+    lines += "; x = np.random.default_rng(0).normal(size=400_000).astype('f'); print(length(x).hex(), moved(x, -x).hex())"
     said = {
-        subprocess.check_output([sys.executable, "-c", lines], env={**os.environ, "OPENBLAS_NUM_THREADS": threads})
+        subprocess.check_output(
+            [sys.executable, "-c", lines], env={**os.environ, "OPENBLAS_NUM_THREADS": threads}
+        )
         for threads in "12"
     }
     assert len(said) == 1
 
 
-@pytest.mark.parametrize(("total", "wanted", "count"), [(100, 10, 10), (100, 0, 100), (100, 100, 100), (100, 500, 100)])
+@pytest.mark.parametrize(
+    ("total", "wanted", "count"), [(100, 10, 10), (100, 0, 100), (100, 100, 100), (100, 500, 100)]
+)
 def test_a_sample_is_fixed_by_the_seed(total, wanted, count):
     rows = sampled(total, wanted, seed=3)
     assert len(rows) == len(set(rows)) == count and (np.diff(rows) > 0).all() and rows.max() < total
@@ -108,7 +135,10 @@ def with_measures(site, **changes):
 def without_measures(round):
     """A round as if nothing had been measured."""
     rows = (
-        replace(row, notes={k: v for k, v in row.notes.items() if not k.startswith(("local.", "drift."))})
+        replace(
+            row,
+            notes={k: v for k, v in row.notes.items() if not k.startswith(("local.", "drift."))},
+        )
         for row in round.clients
     )
     return replace(round, clients=tuple(rows), notes={}, confusions={})
@@ -118,12 +148,18 @@ def without_measures(round):
 def test_a_measure_leaves_no_trace_in_the_training(name, make_site, play, bits):
     """Not in weights, states, memories, surveys, losses, evaluations, nor in the bytes of the method."""
     site = make_site(RECIPES[name](), norm=True)
-    chosen = {"measure_every": 2, "measure_layers": ["features.0", "head"], "measure_clients": [0, 1, 2]}
+    chosen = {
+        "measure_every": 2,
+        "measure_layers": ["features.0", "head"],
+        "measure_clients": [0, 1, 2],
+    }
     plain, with_them = (play(each) for each in (site, with_measures(site, **chosen)))
     for one, other in zip(plain, with_them, strict=True):
         assert bits(one) == bits(without_measures(other))
         measured_here = {row.client: "local.after.accuracy" in row.notes for row in other.clients}
-        assert measured_here == {client: other.round == 2 and client < 3 for client in measured_here}
+        assert measured_here == {
+            client: other.round == 2 and client < 3 for client in measured_here
+        }
         assert other.confusions.keys() == {client for client, here in measured_here.items() if here}
         assert bool(other.notes) == (other.round == 2)
 
@@ -141,12 +177,18 @@ class Restless(nn.Module):
 
 
 @pytest.mark.parametrize("method", [fedavg(), fedntd()])
-def test_a_buffer_that_every_forward_pass_changes_is_not_changed_by_a_measure(method, make_site, play, bits):
+def test_a_buffer_that_every_forward_pass_changes_is_not_changed_by_a_measure(
+    method, make_site, play, bits
+):
     site = make_site(method)
     layers = nn.Sequential(nn.Conv2d(1, 4, 3), Restless(), nn.ReLU(), nn.Flatten())
     site = replace(site, model=Classifier(layers, nn.Linear(16, 4)))
-    plain, with_them = (play(replace(each, model=copy.deepcopy(site.model))) for each in (site, with_measures(site)))
-    assert [bits(round) for round in plain] == [bits(without_measures(round)) for round in with_them]
+    plain, with_them = (
+        play(replace(each, model=copy.deepcopy(site.model))) for each in (site, with_measures(site))
+    )
+    assert [bits(round) for round in plain] == [
+        bits(without_measures(round)) for round in with_them
+    ]
 
 
 def states_after_training(site, last):
@@ -169,7 +211,12 @@ def test_the_agreement_of_updates_is_that_of_the_clients_own_weights(make_site, 
         names, states = states_after_training(site, last)
         updates = np.array(
             [
-                np.concatenate([(state[n].double() - last.weights[n].double()).flatten().numpy() for n in names])
+                np.concatenate(
+                    [
+                        (state[n].double() - last.weights[n].double()).flatten().numpy()
+                        for n in names
+                    ]
+                )
                 for state in states.values()
             ]
         )
@@ -190,7 +237,10 @@ def preferred(site, weights, layer):
     with torch.no_grad():
         for row in range(len(data.test)):
             [(image, label)] = data.batches(data.test, np.array([row]), site.device)
-            outputs = {"": model.features(image), "features.0": model.features[0](image).mean(dim=(2, 3))}
+            outputs = {
+                "": model.features(image),
+                "features.0": model.features[0](image).mean(dim=(2, 3)),
+            }
             found[int(label)].append(outputs[layer][0].double().numpy())
     means = np.array([np.mean(outputs, axis=0) for outputs in found])
     return np.where(means.any(axis=0), means.argmax(axis=0), -1)
@@ -241,9 +291,16 @@ def test_domains_have_the_accuracy_of_their_own_test_images(make_site, play, bit
     apart = replace(site, federation=replace(site.federation, test=marked))
     for plain, round in zip(play(site), play(apart), strict=True):
         assert bits(plain) == bits(replace(round, notes={}))
-        assert round.notes.keys() == {"domain.amazon", "domain.webcam"}, "a domain without test images has no accuracy"
+        assert round.notes.keys() == {"domain.amazon", "domain.webcam"}, (
+            "a domain without test images has no accuracy"
+        )
         for code, name in ((0, "amazon"), (2, "webcam")):
-            only = replace(site, federation=replace(site.federation, test=test.take(np.flatnonzero(domains == code))))
+            only = replace(
+                site,
+                federation=replace(
+                    site.federation, test=test.take(np.flatnonzero(domains == code))
+                ),
+            )
             own = ThisProcess(only).evaluate(round.weights)().confusion
             assert round.notes[f"domain.{name}"] == own.trace() / own.sum()
         shares = round.notes["domain.amazon"] * 10 + round.notes["domain.webcam"] * 20
@@ -281,7 +338,9 @@ def test_a_measure_that_fails_warns_once_and_the_run_goes_on(make_site, monkeypa
     assert all("local.after.accuracy" in row.notes for row in last.clients)
 
 
-def test_a_model_that_cannot_be_shown_the_images_does_not_end_the_run(make_site, monkeypatch, caplog):
+def test_a_model_that_cannot_be_shown_the_images_does_not_end_the_run(
+    make_site, monkeypatch, caplog
+):
     def full(*given):
         raise RuntimeError("not enough memory")
 
@@ -293,8 +352,13 @@ def test_a_model_that_cannot_be_shown_the_images_does_not_end_the_run(make_site,
     text = "fails, and is left out: RuntimeError: not enough memory"
     said = [record.getMessage() for record in caplog.records]
     assert said == [f"measure = {name} {text}" for name in ("local", "drift", "confusion")]
-    assert last.round == 3 and all(row.notes.keys() == {"loss.cross_entropy"} for row in last.clients)
-    assert last.notes.keys() == {"drift.gradient_diversity", "drift.update_cosine"} and not last.confusions
+    assert last.round == 3 and all(
+        row.notes.keys() == {"loss.cross_entropy"} for row in last.clients
+    )
+    assert (
+        last.notes.keys() == {"drift.gradient_diversity", "drift.update_cosine"}
+        and not last.confusions
+    )
 
 
 def test_a_measure_that_a_gpus_memory_does_not_suffice_for_ends_the_run(make_site, monkeypatch):
@@ -306,10 +370,14 @@ def test_a_measure_that_a_gpus_memory_does_not_suffice_for_ends_the_run(make_sit
         list(rounds(site := with_measures(make_site(fedavg())), ThisProcess(site)))
 
 
-def test_an_update_that_cannot_be_measured_leaves_out_the_numbers_of_the_round(make_site, monkeypatch, caplog):
+def test_an_update_that_cannot_be_measured_leaves_out_the_numbers_of_the_round(
+    make_site, monkeypatch, caplog
+):
     measures._warn.cache_clear()
     summand = measures.summand
-    monkeypatch.setattr("rayfed.rounds.measures.summand", lambda w, m: summand({} if next(turn) == 5 else w, m))
+    monkeypatch.setattr(
+        "rayfed.rounds.measures.summand", lambda w, m: summand({} if next(turn) == 5 else w, m)
+    )
     turn, site = itertools.count(), with_measures(make_site(fedavg(), norm=True))
     with caplog.at_level(logging.WARNING):
         found = [round.notes.keys() for round in rounds(site, ThisProcess(site))][1:]
@@ -322,15 +390,22 @@ def test_an_update_that_cannot_be_measured_leaves_out_the_numbers_of_the_round(m
 
 
 def test_the_keys_of_measures_are_no_part_of_the_lineage():
-    plain, other = read_job({"name": "x"}), read_job({"name": "x", "data": {"domain": "d"}, **MEASURED})
+    plain, other = (
+        read_job({"name": "x"}),
+        read_job({"name": "x", "data": {"domain": "d"}, **MEASURED}),
+    )
     assert plain.lineage() == other.lineage() and plain.hash() == other.hash()
 
 
 def test_a_worker_shows_the_images_to_the_global_model_once_per_round(make_site, play, monkeypatch):
     shown, see = [], measures.see
-    monkeypatch.setattr("rayfed.rounds.measures.see", lambda *given: shown.append(given[-1]) or see(*given))
+    monkeypatch.setattr(
+        "rayfed.rounds.measures.see", lambda *given: shown.append(given[-1]) or see(*given)
+    )
     play(with_measures(make_site(fedavg(), task_images=1)))  # each client is a task of its own
-    assert len(shown) == 3 * (4 + 1 + 2), "and before and after each round, for the round's alignment"
+    assert len(shown) == 3 * (4 + 1 + 2), (
+        "and before and after each round, for the round's alignment"
+    )
 
 
 class Odd(torch.nn.Module):
@@ -338,7 +413,11 @@ class Odd(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.net, self.unused, self.twice = torch.nn.Linear(4, 2), torch.nn.Linear(1, 1), torch.nn.ReLU()
+        self.net, self.unused, self.twice = (
+            torch.nn.Linear(4, 2),
+            torch.nn.Linear(1, 1),
+            torch.nn.ReLU(),
+        )
         self.pair = torch.nn.MaxPool1d(1, return_indices=True)
 
     def forward(self, x):
@@ -347,16 +426,24 @@ class Odd(torch.nn.Module):
 
 @pytest.mark.parametrize(
     ("layer", "why"),
-    {"unused": "gave 0 outputs in 1 forward", "twice": "gave 2 outputs", "pair": "gives no tensor"}.items(),
+    {
+        "unused": "gave 0 outputs in 1 forward",
+        "twice": "gave 2 outputs",
+        "pair": "gives no tensor",
+    }.items(),
 )
 def test_a_layer_without_one_output_per_forward_pass_is_refused(layer, why):
-    with pytest.raises(InputError, match=rf"measure_layers = \['{layer}'\]: the layer '{layer}' {why}"):
+    with pytest.raises(
+        InputError, match=rf"measure_layers = \['{layer}'\]: the layer '{layer}' {why}"
+    ):
         measures.refuse_absent([layer], Odd(), Images((1, 2, 2)), [], 1)
     measures.refuse_absent(["net"], Odd(), Images((1, 2, 2)), [], 1)
 
 
 def test_a_layers_output_is_as_it_was_before_a_later_layer_writes_to_it():
-    net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(inplace=True), torch.nn.Linear(8, 2))
+    net = torch.nn.Sequential(
+        torch.nn.Linear(4, 8), torch.nn.ReLU(inplace=True), torch.nn.Linear(8, 2)
+    )
     x = torch.rand(5, 4, generator=torch.Generator().manual_seed(0))
     seen = measures.see(run_model, ["0", "1"], [(x, torch.tensor([0, 1, 0, 1, 0]))], net)
     np.testing.assert_array_equal(seen.layers["0"], net[0](x).detach().numpy())

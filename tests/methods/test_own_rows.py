@@ -28,9 +28,13 @@ def rows_after(site, last, tuning=None):
 
 def by_hand(site, client, weights):
     """Accuracy, and accuracy weighted by the client's labels, of a model on all test images."""
-    confusion = evaluate(site, with_weights(site.model, weights).eval(), 0, len(site.federation.test)).confusion
+    confusion = evaluate(
+        site, with_weights(site.model, weights).eval(), 0, len(site.federation.test)
+    ).confusion
     p = site.federation.label_counts(client) / site.federation.num_examples(client)
-    return metrics.accuracy(confusion), metrics.in_local_accuracy(metrics.class_accuracy(confusion), p)
+    return metrics.accuracy(confusion), metrics.in_local_accuracy(
+        metrics.class_accuracy(confusion), p
+    )
 
 
 def own_by_hand(method, last, client):
@@ -41,14 +45,18 @@ def own_by_hand(method, last, client):
     return {**last.evaluated, **kept}
 
 
-@pytest.mark.parametrize("method", [m.fedavg(), m.fedacg(), m.fedper(), m.fedbn(), m.ditto(), m.local()])
+@pytest.mark.parametrize(
+    "method", [m.fedavg(), m.fedacg(), m.fedper(), m.fedbn(), m.ditto(), m.local()]
+)
 def test_a_clients_own_model_is_its_memory_over_the_global_model(method, make_site, play):
     site = with_held_out(make_site(method, norm=True), 2)
     *_, last = play(site)
     rows = rows_after(site, last)
     assert [row.client for row in rows] == list(range(site.federation.num_clients))
     for row in rows:
-        assert (row.accuracy, row.in_local) == by_hand(site, row.client, own_by_hand(method, last, row.client))
+        assert (row.accuracy, row.in_local) == by_hand(
+            site, row.client, own_by_hand(method, last, row.client)
+        )
         assert row.num_examples == site.federation.num_examples(row.client)
         assert row.tuned_accuracy is None
     if method not in (m.fedavg(), m.fedacg()):
@@ -64,7 +72,9 @@ def test_measuring_changes_nothing(make_site, play):
     assert rows_after(site, last, Tuning(1)) == first
     assert all(torch.equal(last.weights[name], w) for name, w in before.items())
     assert all(torch.equal(state_of(site.model)[name], w) for name, w in initial.items())
-    assert rows_after(site, last) == [replace(row, tuned_accuracy=None, tuned_in_local=None) for row in first]
+    assert rows_after(site, last) == [
+        replace(row, tuned_accuracy=None, tuned_in_local=None) for row in first
+    ]
 
 
 def test_tuning_all_layers_for_a_long_time_learns_the_clients_labels(make_site, play):
@@ -93,14 +103,18 @@ def test_tuning_the_head_leaves_the_body(make_site, play, monkeypatch):
     heads = {name for name in of_global if name.startswith("head.")}
     assert len(after) == site.federation.num_clients
     for state in after:
-        assert all(torch.equal(state[name], w) == (name not in heads) for name, w in of_global.items())
+        assert all(
+            torch.equal(state[name], w) == (name not in heads) for name, w in of_global.items()
+        )
 
 
 def test_a_model_without_a_head_is_refused(make_site, play):
     site = make_site(m.fedavg(), num_rounds=1)
     *_, last = play(site)
     headless = replace(site, model=torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 4)))
-    with pytest.raises(InputError, match=r"no module `head` that trains; give all .in Python layers"):
+    with pytest.raises(
+        InputError, match=r"no module `head` that trains; give all .in Python layers"
+    ):
         rows_after(headless, last, Tuning(1, "head"))
 
 
@@ -112,7 +126,10 @@ def test_held_out_clients_never_train_and_the_others_are_the_population(make_sit
     assert len(held_out) == 2 and trained == set(range(6)) - held_out
     assert {row.client for row in rows_after(site, rounds[-1]) if row.held_out} == held_out
     number, mean = site.population
-    assert (number, mean) == (4, np.mean([site.federation.num_examples(client) for client in trained]))
+    assert (number, mean) == (
+        4,
+        np.mean([site.federation.num_examples(client) for client in trained]),
+    )
     other = replace(site, job=replace(site.job, seed=site.job.seed + 1))
     assert cohort_of(site, 1) == cohort_of(site, 1)
     assert {*with_held_out(other, 2).held_out.tolist()} <= set(range(6))
@@ -139,7 +156,11 @@ def test_macro_f1_and_calibration_are_known_of_evaluated_rounds(make_site, play)
     f1 = 2 * precision * recall / np.maximum(precision + recall, 1e-300)
     assert last.macro_f1 == pytest.approx(f1.mean())
     assert 0 <= last.calibration_error <= 1
-    assert replace(last, evaluation=None).macro_f1 is replace(last, evaluation=None).calibration_error is None
+    assert (
+        replace(last, evaluation=None).macro_f1
+        is replace(last, evaluation=None).calibration_error
+        is None
+    )
 
 
 def test_calibration_is_the_gap_of_confidence_and_accuracy():
@@ -148,6 +169,8 @@ def test_calibration_is_the_gap_of_confidence_and_accuracy():
     bins = metrics.overconfidence(confidence, right)
     by_hand = 4 / 6 * abs(0.75 - 0.95) + 2 / 6 * abs(0 - 0.52)
     assert metrics.calibration_error(bins, 6) == pytest.approx(by_hand)
-    halves = metrics.overconfidence(confidence[:3], right[:3]) + metrics.overconfidence(confidence[3:], right[3:])
+    halves = metrics.overconfidence(confidence[:3], right[:3]) + metrics.overconfidence(
+        confidence[3:], right[3:]
+    )
     np.testing.assert_allclose(halves, bins)
     assert metrics.calibration_error(metrics.overconfidence(np.ones(3), np.ones(3)), 3) == 0

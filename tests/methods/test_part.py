@@ -49,10 +49,25 @@ class Watcher(m.Part):
 def test_compose_flattens_adds_defaults_and_puts_parts_in_order():
     assert m.compose() == m.fedavg() == (m.Average(), m.CrossEntropy())
     method = m.compose(m.Proximal(0.1), [m.NotTrueDistill(), m.ServerMomentum(0.5)])
-    assert method == (m.Average(), m.ServerMomentum(0.5), m.CrossEntropy(), m.Proximal(0.1), m.NotTrueDistill())
-    assert m.compose(m.fedlmd(), m.Proximal()) == (m.Average(), m.CrossEntropy(), m.LabelMaskedDistill(), m.Proximal())
+    assert method == (
+        m.Average(),
+        m.ServerMomentum(0.5),
+        m.CrossEntropy(),
+        m.Proximal(0.1),
+        m.NotTrueDistill(),
+    )
+    assert m.compose(m.fedlmd(), m.Proximal()) == (
+        m.Average(),
+        m.CrossEntropy(),
+        m.LabelMaskedDistill(),
+        m.Proximal(),
+    )
     assert m.compose(m.NormalizedAverage()) == (m.NormalizedAverage(), m.CrossEntropy())
-    assert m.compose(m.RestrictedCrossEntropy(), m.Distill()) == (m.Average(), m.RestrictedCrossEntropy(), m.Distill())
+    assert m.compose(m.RestrictedCrossEntropy(), m.Distill()) == (
+        m.Average(),
+        m.RestrictedCrossEntropy(),
+        m.Distill(),
+    )
 
 
 @dataclass(frozen=True)
@@ -64,20 +79,41 @@ class OwnAverage(m.Part):
 
 
 def test_a_recipe_has_its_own_name_and_can_be_pickled():
-    assert all(made.__name__ == name and pickle.loads(pickle.dumps(made)) is made for name, made in m.RECIPES.items())
+    assert all(
+        made.__name__ == name and pickle.loads(pickle.dumps(made)) is made
+        for name, made in m.RECIPES.items()
+    )
 
 
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ([m.CrossEntropy(), m.RestrictedCrossEntropy()], "the slot 'supervise': CrossEntropy.* and Restricted"),
+        (
+            [m.CrossEntropy(), m.RestrictedCrossEntropy()],
+            "the slot 'supervise': CrossEntropy.* and Restricted",
+        ),
         ([m.Average(), m.NormalizedAverage()], "two parts fill the slot 'average'"),
-        ([m.Proximal(0.1), m.Proximal(0.2)], r"'proximal': Proximal\(mu=0.1\) and Proximal\(mu=0.2\); keep one"),
-        ([m.fedntd(), m.fedlmd()], "'average'.*; of a whole method, .*: not_true_distill, label_masked_distill$"),
-        ([m.fedlmd(), m.RestrictedCrossEntropy()], "'supervise'.*, so that the slot is free: label_masked_distill$"),
-        ([m.RestrictedCrossEntropy(), m.fedlmd()], "'supervise'.*, so that the slot is free: label_masked_distill$"),
+        (
+            [m.Proximal(0.1), m.Proximal(0.2)],
+            r"'proximal': Proximal\(mu=0.1\) and Proximal\(mu=0.2\); keep one",
+        ),
+        (
+            [m.fedntd(), m.fedlmd()],
+            "'average'.*; of a whole method, .*: not_true_distill, label_masked_distill$",
+        ),
+        (
+            [m.fedlmd(), m.RestrictedCrossEntropy()],
+            "'supervise'.*, so that the slot is free: label_masked_distill$",
+        ),
+        (
+            [m.RestrictedCrossEntropy(), m.fedlmd()],
+            "'supervise'.*, so that the slot is free: label_masked_distill$",
+        ),
         ([m.label_smoothing(), m.RestrictedCrossEntropy()], "keep one of them$"),
-        ([m.Proximal], r"a method is made of parts; .*Proximal is not a part; did you mean Proximal\(\)\?"),
+        (
+            [m.Proximal],
+            r"a method is made of parts; .*Proximal is not a part; did you mean Proximal\(\)\?",
+        ),
         ([m.fedntd, m.Proximal()], r"is not a part; did you mean fedntd\(\)\?"),
         (["fedntd"], "a method is made of parts"),
         ([OwnAverage()], r"OwnAverage\(\) fills the slot 'average', so it has to define update"),
@@ -162,7 +198,9 @@ def test_switch_changes_at_its_round():
 
 
 def test_a_users_part_runs_as_the_librarys_does(make_site, play, bits):
-    own, ours = (play(make_site(m.compose(part)))[-1] for part in (OwnProximal(0.5), m.Proximal(0.5)))
+    own, ours = (
+        play(make_site(m.compose(part)))[-1] for part in (OwnProximal(0.5), m.Proximal(0.5))
+    )
     assert bits(own)["weights"] == bits(ours)["weights"]
 
 
@@ -170,7 +208,9 @@ def test_a_part_without_a_loss_only_watches(make_site, play, bits):
     watched, plain = play(make_site(m.compose(Watcher())))[-1], play(make_site(m.fedavg()))[-1]
     assert bits(watched)["weights"] == bits(plain)["weights"]
     sizes = [row.num_examples for row in watched.clients]
-    assert watched.held["watcher"].state > sum(-(-size // 5) * 2 for size in sizes)  # with the earlier rounds
+    assert watched.held["watcher"].state > sum(
+        -(-size // 5) * 2 for size in sizes
+    )  # with the earlier rounds
 
 
 @dataclass(frozen=True)
@@ -192,13 +232,27 @@ class OtherCounter(Counter):
 
 
 def test_a_switch_keeps_the_state_of_a_part_that_stays_and_of_no_other(make_site, play):
-    method = m.switch(m.compose(Counter("a")), m.switch(m.compose(Counter("b")), m.compose(OtherCounter()), at=3), at=2)
+    method = m.switch(
+        m.compose(Counter("a")),
+        m.switch(m.compose(Counter("b")), m.compose(OtherCounter()), at=3),
+        at=2,
+    )
     run = play(make_site(method, num_rounds=5))
     began, counts = zip(*(round.held["count"].state for round in run[1:]), strict=True)
-    assert counts == (1, 2, 1, 2, 3)  # a part with other values is the same part, a part of another class is not
+    assert counts == (
+        1,
+        2,
+        1,
+        2,
+        3,
+    )  # a part with other values is the same part, a part of another class is not
     for weights, at in zip(began, (0, 0, 2, 2, 2), strict=True):
         assert all(torch.equal(weights[name], tensor) for name, tensor in run[at].weights.items())
-    run = play(make_site(m.switch(m.switch(m.compose(Counter()), m.fedavg(), at=2), m.compose(Counter()), at=3)))
+    run = play(
+        make_site(
+            m.switch(m.switch(m.compose(Counter()), m.fedavg(), at=2), m.compose(Counter()), at=3)
+        )
+    )
     counted = [round.held["count"].state[1] if "count" in round.held else 0 for round in run]
     assert counted == [0, 1, 0, 1]  # a part that leaves loses its state
 
@@ -287,14 +341,21 @@ def test_a_misspelt_hook_is_refused_and_no_other_method(name, hook, arguments):
 
     with pytest.raises(InputError, match=f"Mine.{name} is no hook; did you mean '{hook}'"):
         type("Mine", (m.Part,), {name: defined(arguments)})
-    type("Mine", (m.Part,), {f"_{name}": defined(arguments), name: defined("logits"), "losses": defined("batch")})
+    type(
+        "Mine",
+        (m.Part,),
+        {f"_{name}": defined(arguments), name: defined("logits"), "losses": defined("batch")},
+    )
 
 
 def test_a_part_without_a_hook_is_refused():
     with pytest.raises(
-        InputError, match=r"Idle\(\) has no hook, and would .*; the hooks are init, survey, tell, begin"
+        InputError,
+        match=r"Idle\(\) has no hook, and would .*; the hooks are init, survey, tell, begin",
     ):
-        m.compose(dataclass(frozen=True)(type("Idle", (m.Part,), {"check": lambda self, model: None}))())
+        m.compose(
+            dataclass(frozen=True)(type("Idle", (m.Part,), {"check": lambda self, model: None}))()
+        )
 
 
 @dataclass(frozen=True)
@@ -321,7 +382,18 @@ class Unknown(Part):
         return 1, None
 
 
-MEMORY = ["moon", "fedgamma", "fedlesam", "fedcurv", "scaffold", "feddyn", "feddc", "fedspeed", "fedsmoo", "flashback"]
+MEMORY = [
+    "moon",
+    "fedgamma",
+    "fedlesam",
+    "fedcurv",
+    "scaffold",
+    "feddyn",
+    "feddc",
+    "fedspeed",
+    "fedsmoo",
+    "flashback",
+]
 MEMORY += ["local", "fedbn", "fedper", "fedrep", "ditto", "fedrod"]
 
 
@@ -330,5 +402,7 @@ def test_a_report_that_is_annotated_so_gives_no_memory():
     assert [gives_memory(kind.report) for kind in (Silent, Unknown)] == [True] * 2
     assert remembers((Reports(), Silent())) and not remembers((Reports(),))
     assert [name for name, recipe in RECIPES.items() if remembers(all_parts(recipe()))] == MEMORY
-    with pytest.raises(BrokenContract, match=r"Lies\.report gave a memory, and is annotated to give None"):
+    with pytest.raises(
+        BrokenContract, match=r"Lies\.report gave a memory, and is annotated to give None"
+    ):
         two_values(Lies(), "report", (1, 2), "summands", "memory")

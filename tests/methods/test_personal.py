@@ -23,7 +23,10 @@ from rayfed.tensors.weights import parameters_of, state_of, with_weights
 from rayfed.tensors.wire import unpack
 
 HEAD = {"head.weight", "head.bias"}
-NORM = {f"features.1.{name}" for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")}
+NORM = {
+    f"features.1.{name}"
+    for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+}
 SLOTS = ("local_head", "local_norm")
 
 
@@ -34,17 +37,26 @@ def own_of(round, slot):
 
 def test_the_names_are_those_of_all_entries_of_the_modules(make_model):
     model = make_model(norm=True)
-    assert local_names((m.LocalNorm(), m.Average(), m.LocalHead()), model) == {"local_norm": NORM, "local_head": HEAD}
-    twice = nn.Sequential(model.features[1], nn.Sequential(model.features[1]))  # one layer, under two names
+    assert local_names((m.LocalNorm(), m.Average(), m.LocalHead()), model) == {
+        "local_norm": NORM,
+        "local_head": HEAD,
+    }
+    twice = nn.Sequential(
+        model.features[1], nn.Sequential(model.features[1])
+    )  # one layer, under two names
     assert set(m.LocalNorm().local_names(twice)) == set(twice.state_dict())
 
 
-@pytest.mark.parametrize(("method", "slot", "names"), [(m.fedbn, "local_norm", NORM), (m.fedper, "local_head", HEAD)])
+@pytest.mark.parametrize(
+    ("method", "slot", "names"), [(m.fedbn, "local_norm", NORM), (m.fedper, "local_head", HEAD)]
+)
 def test_a_client_alone_has_fedavgs_model_in_two_pieces(method, slot, names, make_site, play):
     """Bit for bit: what the others would average away is the only difference between the methods."""
     alone = {"counts": [[12, 13, 9, 8]], "clients_per_round": 1, "norm": True}
     for ours, fedavg in zip(
-        play(make_site(method(), **alone))[1:], play(make_site(m.fedavg(), **alone))[1:], strict=True
+        play(make_site(method(), **alone))[1:],
+        play(make_site(m.fedavg(), **alone))[1:],
+        strict=True,
     ):
         own = own_of(ours, slot)[0]
         assert own.keys() == names
@@ -52,31 +64,45 @@ def test_a_client_alone_has_fedavgs_model_in_two_pieces(method, slot, names, mak
             assert torch.equal(own[name] if name in names else ours.weights[name], w)
 
 
-def test_a_round_of_fedper_is_the_mean_of_plain_sgd_from_each_clients_own_head(make_site, play, plain_sgd):
+def test_a_round_of_fedper_is_the_mean_of_plain_sgd_from_each_clients_own_head(
+    make_site, play, plain_sgd
+):
     """A client that was not sampled before begins with the initial head, and one that is not sampled keeps its own."""
     site, heads = make_site(m.fedper()), {}
     run = play(site)
     for before, after in pairwise(run):
         cohort = [row.client for row in after.clients]
-        found = {i: plain_sgd(site, i, before.weights | heads.get(i, {}), after.round)[0] for i in cohort}
+        found = {
+            i: plain_sgd(site, i, before.weights | heads.get(i, {}), after.round)[0] for i in cohort
+        }
         sizes = np.array([site.federation.num_examples(client) for client in cohort])
         for name, w in after.weights.items():
             if name in HEAD:
                 assert torch.equal(w, run[0].weights[name])
                 continue
             mean = (
-                np.tensordot(sizes, np.array([found[i][name].double().numpy() for i in cohort]), axes=1) / sizes.sum()
+                np.tensordot(
+                    sizes, np.array([found[i][name].double().numpy() for i in cohort]), axes=1
+                )
+                / sizes.sum()
             )
             np.testing.assert_array_equal(w.numpy(), mean.astype(np.float32))
         heads |= {client: {name: state[name] for name in HEAD} for client, state in found.items()}
         kept = own_of(after, "local_head")
         assert kept.keys() == heads.keys()
         assert all(torch.equal(kept[i][name], heads[i][name]) for i in kept for name in HEAD)
-    assert len(heads) > len(run[1].clients) and len(heads) < 3 * 4  # some came later, some came back
+    assert (
+        len(heads) > len(run[1].clients) and len(heads) < 3 * 4
+    )  # some came later, some came back
 
 
 @pytest.mark.parametrize(
-    ("method", "head"), [(m.fedrep(head=0.5), 0.5), (m.fedrep(), 0.9), (m.compose(m.LocalHead(), m.fedbabu()[-1]), 0.0)]
+    ("method", "head"),
+    [
+        (m.fedrep(head=0.5), 0.5),
+        (m.fedrep(), 0.9),
+        (m.compose(m.LocalHead(), m.fedbabu()[-1]), 0.0),
+    ],
 )
 def test_fedrep_trains_the_head_first_and_then_the_body(method, head, make_site, play, plain_sgd):
     """Weight decay and momentum leave alone what is not trained."""
@@ -86,12 +112,16 @@ def test_fedrep_trains_the_head_first_and_then_the_body(method, head, make_site,
         found = plain_sgd(site, 0, before.weights | own, after.round, head=head)[0]
         own = own_of(after, "local_head")[0]
         for name, w in found.items():
-            torch.testing.assert_close(own[name] if name in HEAD else after.weights[name], w, rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(
+                own[name] if name in HEAD else after.weights[name], w, rtol=1e-4, atol=1e-6
+            )
     assert all(torch.equal(own[name], state_of(site.model)[name]) for name in HEAD) == (head == 0)
 
 
 @pytest.mark.parametrize(
-    "training", [{"local_epochs": 2}, {"local_steps": 3}, {"local_epochs": 1, "batch_size": 4}], ids=str
+    "training",
+    [{"local_epochs": 2}, {"local_steps": 3}, {"local_epochs": 1, "batch_size": 4}],
+    ids=str,
 )
 def test_a_client_knows_how_many_steps_it_will_take(training, make_site, play):
     told = []
@@ -108,7 +138,9 @@ def test_a_client_knows_how_many_steps_it_will_take(training, make_site, play):
             return None, None
 
     play(make_site(m.compose(Steps()), **training))
-    assert len(told) == 12 + 1 and all(before == after for before, after in told)  # one client is served again
+    assert len(told) == 12 + 1 and all(
+        before == after for before, after in told
+    )  # one client is served again
 
 
 def test_fedbabus_head_stays_as_drawn_in_the_global_model_too(make_site, play):
@@ -118,14 +150,24 @@ def test_fedbabus_head_stays_as_drawn_in_the_global_model_too(make_site, play):
 
 
 @pytest.mark.parametrize(
-    "part", [cls() for cls in PARTS.values() if cls.slot == "supervise" and cls is not m.PrototypeHead], ids=repr
+    "part",
+    [cls() for cls in PARTS.values() if cls.slot == "supervise" and cls is not m.PrototypeHead],
+    ids=repr,
 )
 def test_what_stays_is_trained_by_whatever_supervises(part, make_site, play):
     """A gradient that is taken at other weights has what stays, too, where that is."""
     site = make_site(m.compose(m.LocalHead(), m.LocalNorm(), part), norm=True, local_steps=4)
     last, initial = play(site)[-1], parameters_of(site.model)
-    own = [{**head, **norm} for head, norm in zip(*(own_of(last, slot).values() for slot in SLOTS), strict=True)]
-    moved = {name for one in own for name in one.keys() & initial.keys() if not torch.equal(one[name], initial[name])}
+    own = [
+        {**head, **norm}
+        for head, norm in zip(*(own_of(last, slot).values() for slot in SLOTS), strict=True)
+    ]
+    moved = {
+        name
+        for one in own
+        for name in one.keys() & initial.keys()
+        if not torch.equal(one[name], initial[name])
+    }
     assert moved == {*HEAD, "features.1.weight", "features.1.bias"}
 
 
@@ -150,7 +192,9 @@ def test_nothing_that_stays_is_sent_up_or_moved_in_the_global_model(method, make
 @pytest.mark.parametrize("method", [m.scaffold(), m.compose(m.Curvature())], ids=repr)
 def test_what_clients_tell_of_their_parameters_has_none_that_stay(method, make_site, play):
     for round in play(make_site(m.compose(m.LocalHead(), method)))[1:]:
-        states = [round.held[slot].state for slot in round.held if round.held[slot].state is not None]
+        states = [
+            round.held[slot].state for slot in round.held if round.held[slot].state is not None
+        ]
         named = states[0].get("u", states[0])
         assert named.keys() == {"features.0.weight", "features.0.bias"}
 
@@ -168,7 +212,9 @@ class Looks(m.Part):
         }
 
     def report(self, client, local, fit):
-        assert fit.parameters.keys() == {name for name in fit.weights if name.endswith(("weight", "bias"))}
+        assert fit.parameters.keys() == {
+            name for name in fit.weights if name.endswith(("weight", "bias"))
+        }
         assert fit.weights.keys() == fit.model.state_dict().keys() - HEAD
         return {"clients": 1}, None
 
@@ -185,7 +231,9 @@ class Moves(m.Part):
 
 
 def test_no_part_moves_what_stays_in_the_global_model(make_site, play):
-    moved, plain = (play(make_site(m.compose(m.fedper(), *more), num_rounds=1))[1] for more in ([Moves()], []))
+    moved, plain = (
+        play(make_site(m.compose(m.fedper(), *more), num_rounds=1))[1] for more in ([Moves()], [])
+    )
     for name, w in plain.weights.items():
         assert torch.equal(moved.weights[name], w if name in HEAD else w + 1)
 
@@ -196,16 +244,28 @@ def test_parts_see_nothing_of_what_stays(make_site, play):
 
 def test_a_teacher_has_the_clients_own_entries(make_site, play):
     """Before the first step it says what the student says, so that one step with a teacher is one without."""
-    single = {"local_steps": 1, "batch_size": 20, "clients_per_round": 6, "num_rounds": 3, "lr_decay": 1.0}
+    single = {
+        "local_steps": 1,
+        "batch_size": 20,
+        "clients_per_round": 6,
+        "num_rounds": 3,
+        "lr_decay": 1.0,
+    }
     alone = play(make_site(m.fedper(), **single))[-1]
     taught = play(make_site(m.compose(m.fedper(), m.Distill(beta=5.0)), **single))[-1]
-    for one, other in ((alone.weights, taught.weights), [own_of(run, "local_head") for run in (alone, taught)]):
+    for one, other in (
+        (alone.weights, taught.weights),
+        [own_of(run, "local_head") for run in (alone, taught)],
+    ):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
 
 
 def test_every_frozen_model_at_a_client_has_its_own_entries(make_site):
     """Also one that the server has sent, as FedGKD's teacher, or that lacks them, as MOON's last model."""
-    site, own = make_site(m.fedper()), {"head.weight": torch.ones(4, 16), "head.bias": torch.ones(4)}
+    site, own = (
+        make_site(m.fedper()),
+        {"head.weight": torch.ones(4, 16), "head.bias": torch.ones(4)},
+    )
     sent = {name: w + 2 for name, w in state_of(site.model).items()}
     client = client_work.view_of(
         client_work.Desk(site, client_work.Broadcast(1, state_of(site.model), {}, {}, {})), 0, own
@@ -218,7 +278,9 @@ def test_every_frozen_model_at_a_client_has_its_own_entries(make_site):
 
 def test_a_head_and_a_body_that_take_turns_must_both_train():
     def model(head, body):
-        return Classifier(nn.Linear(4, 4).requires_grad_(body), nn.Linear(4, 2).requires_grad_(head))
+        return Classifier(
+            nn.Linear(4, 4).requires_grad_(body), nn.Linear(4, 2).requires_grad_(head)
+        )
 
     with pytest.raises(InputError, match="nothing in the model's body trains; freeze fewer"):
         m.HeadThenBody(head=0.0).check(model(head=True, body=False))
@@ -234,7 +296,9 @@ def test_measures_compare_the_clients_own_models(make_site, play, plain_sgd):
     _, first, second = play(site)
     heads, after = own_of(first, "local_head"), own_of(second, "local_head")
     for row in second.clients:
-        before = client_work.evaluate(site, with_weights(site.model, first.weights | heads[row.client]).eval(), 0, 30)
+        before = client_work.evaluate(
+            site, with_weights(site.model, first.weights | heads[row.client]).eval(), 0, 30
+        )
         assert row.notes["local.before.accuracy"] == np.trace(before.confusion) / 30
         its = plain_sgd(site, row.client, first.weights | heads[row.client], 2)[0]
         assert all(torch.equal(its[name], after[row.client][name]) for name in HEAD)
@@ -279,9 +343,18 @@ BODY = ("features.0.weight", "features.0.bias", "head.weight", "head.bias")
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        (m.compose(Stays(("head.wait",))), "stays: local_names gives 'head.wait', and the model's state has no such"),
-        (m.compose(Stays(BODY)), "stays: all parameters would stay at the clients, and none would be averaged"),
-        (m.compose(m.fedper(), m.fedcsd()[-1]), "PrototypeSimilarityDistill.* needs the whole global model"),
+        (
+            m.compose(Stays(("head.wait",))),
+            "stays: local_names gives 'head.wait', and the model's state has no such",
+        ),
+        (
+            m.compose(Stays(BODY)),
+            "stays: all parameters would stay at the clients, and none would be averaged",
+        ),
+        (
+            m.compose(m.fedper(), m.fedcsd()[-1]),
+            "PrototypeSimilarityDistill.* needs the whole global model",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -303,9 +376,13 @@ def test_what_makes_sense_is_not_refused_but_the_global_accuracy_is_warned_of(ma
     assert said.startswith("with local_head and local_norm each client has a model of its own")
 
 
-@pytest.mark.parametrize(("part", "lacks"), [(m.LocalNorm(), "BatchNorm layer"), (m.LocalHead(), "module `head`")])
+@pytest.mark.parametrize(
+    ("part", "lacks"), [(m.LocalNorm(), "BatchNorm layer"), (m.LocalHead(), "module `head`")]
+)
 def test_a_part_that_would_leave_nothing_at_the_clients_is_refused(part, lacks):
-    with pytest.raises(InputError, match=f"the model has no {lacks} that trains, so nothing would stay"):
+    with pytest.raises(
+        InputError, match=f"the model has no {lacks} that trains, so nothing would stay"
+    ):
         part.check(nn.Sequential(nn.Flatten(), nn.Linear(16, 4)))
 
 

@@ -34,7 +34,12 @@ def vector(tree):
 
 @pytest.mark.parametrize("gamma", [0.4, 1.0])
 def test_a_client_alone_takes_the_steps_of_the_authors_code(gamma, make_site, play, of_client):
-    setting = {"counts": [[12, 13, 9, 8]], "clients_per_round": 1, "weight_decay": 0.0, "momentum": 0.0}
+    setting = {
+        "counts": [[12, 13, 9, 8]],
+        "clients_per_round": 1,
+        "weight_decay": 0.0,
+        "momentum": 0.0,
+    }
     method = m.fedreg(gamma=gamma, iterations=3)
     site = make_site(method, num_rounds=1, **setting)
     images, labels = of_client(site, 0)
@@ -50,11 +55,15 @@ def test_a_client_alone_takes_the_steps_of_the_authors_code(gamma, make_site, pl
         x, y = made[step % len(made)]
         pseudo = uphill(anchor, x, y, 0.2, 3)
         penal, way = between(model, anchor, 0.5), None
-        for data, target in ((pseudo, anchor(pseudo).softmax(1).detach()), (uphill(anchor, x, y, 0.002, 3), y)):
+        for data, target in (
+            (pseudo, anchor(pseudo).softmax(1).detach()),
+            (uphill(anchor, x, y, 0.002, 3), y),
+        ):
             g = oracle.gradients(F.cross_entropy(penal(data), target), penal)
             if way is None:
                 way = {
-                    n: (w - o).detach() for (n, w), o in zip(model.named_parameters(), anchor.parameters(), strict=True)
+                    n: (w - o).detach()
+                    for (n, w), o in zip(model.named_parameters(), anchor.parameters(), strict=True)
                 }
             share = max(0.0, (vector(way) @ vector(g) / vector(g).square().sum()).item())
             removed += share > 0
@@ -69,6 +78,8 @@ def test_a_client_alone_takes_the_steps_of_the_authors_code(gamma, make_site, pl
 
 def test_momentum_is_warned_of_as_what_is_taken_back_would_be_in_it(make_model):
     (doubt,) = doubts(m.fedreg(), make_model(), num_rounds=3, momentum=0.9)
-    assert doubt.startswith("the maths of pseudo_data holds for steps without momentum, and train.momentum = 0.9")
+    assert doubt.startswith(
+        "the maths of pseudo_data holds for steps without momentum, and train.momentum = 0.9"
+    )
     assert not [*doubts(m.fedreg(), make_model(), num_rounds=3)]
     assert not [*doubts(m.fedavg(), make_model(), num_rounds=3, momentum=0.9)]

@@ -44,13 +44,33 @@ def own(tmp_path, monkeypatch):
         ("fedlmd_tf", m.fedlmd_tf()),
         ("proximal", m.compose(m.Proximal())),
         ({"name": "fedprox", "mu": 1}, m.fedprox(mu=1.0)),
-        ([{"name": "fedntd", "beta": 0.5}, {"name": "proximal"}], m.compose(m.fedntd(beta=0.5), m.Proximal())),
-        (["fedntd", {"name": "server_momentum", "beta": 0.1}], m.compose(m.fedntd(), m.ServerMomentum(0.1))),
-        ([{"name": "average", "by": "client"}, "cross_entropy"], (m.Average(by="client"), m.CrossEntropy())),
-        ([{"until": 50, "method": "fedlmd_tf"}, {"method": "fedlmd"}], m.switch(m.fedlmd_tf(), m.fedlmd(), at=51)),
         (
-            [{"until": 1, "method": "fedavg"}, {"until": 3, "method": ["fedntd", "proximal"]}, {"method": "fedlmd"}],
-            m.switch(m.fedavg(), m.switch(m.compose(m.NotTrueDistill(), m.Proximal()), m.fedlmd(), at=4), at=2),
+            [{"name": "fedntd", "beta": 0.5}, {"name": "proximal"}],
+            m.compose(m.fedntd(beta=0.5), m.Proximal()),
+        ),
+        (
+            ["fedntd", {"name": "server_momentum", "beta": 0.1}],
+            m.compose(m.fedntd(), m.ServerMomentum(0.1)),
+        ),
+        (
+            [{"name": "average", "by": "client"}, "cross_entropy"],
+            (m.Average(by="client"), m.CrossEntropy()),
+        ),
+        (
+            [{"until": 50, "method": "fedlmd_tf"}, {"method": "fedlmd"}],
+            m.switch(m.fedlmd_tf(), m.fedlmd(), at=51),
+        ),
+        (
+            [
+                {"until": 1, "method": "fedavg"},
+                {"until": 3, "method": ["fedntd", "proximal"]},
+                {"method": "fedlmd"},
+            ],
+            m.switch(
+                m.fedavg(),
+                m.switch(m.compose(m.NotTrueDistill(), m.Proximal()), m.fedlmd(), at=4),
+                at=2,
+            ),
         ),
         ([{"method": "fedntd"}], m.fedntd()),
     ],
@@ -69,7 +89,10 @@ def test_parts_and_recipes_can_come_from_the_users_module(own):
     with_default = m.read_method({"name": f"{own}:Own", "strength": 2.0})
     assert m.read_method(f"{own}:recipe") == m.compose(with_default, m.Proximal())
     for name, message in [
-        ("Nothing", "method 'own_methods:Nothing': module 'own_methods' has no attribute 'Nothing'"),
+        (
+            "Nothing",
+            "method 'own_methods:Nothing': module 'own_methods' has no attribute 'Nothing'",
+        ),
         ("number", "is 3; it must be a Part"),
         ("NoPart", "NoPart"),
     ]:
@@ -88,8 +111,14 @@ def test_a_recipe_is_described_by_its_name(name):
     [
         ({"name": "fedntd", "beta": 0.5, "form": "mse"}, "fedntd beta = 0.5, form = 'mse'"),
         ({"name": "fedlsd", "beta": 0.25}, "fedlsd beta = 0.25"),
-        (["kd", {"name": "proximal", "mu": 0.1}], "distill + proximal mu = 0.1, with cross_entropy and average"),
-        (["normalized_average", "restricted_cross_entropy"], "normalized_average + restricted_cross_entropy"),
+        (
+            ["kd", {"name": "proximal", "mu": 0.1}],
+            "distill + proximal mu = 0.1, with cross_entropy and average",
+        ),
+        (
+            ["normalized_average", "restricted_cross_entropy"],
+            "normalized_average + restricted_cross_entropy",
+        ),
         ([{"until": 5, "method": "fedavg"}, {"method": "kd"}], "fedavg; from round 6 on: kd"),
         ({"name": "average", "by": "client"}, "average by = 'client', with cross_entropy"),
         ("control_variates", "scaffold by = 'samples'"),

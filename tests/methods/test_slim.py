@@ -20,11 +20,18 @@ def features():
     """A stem of 8 channels, and a last stage of 16: a block that halves the map, and one with an identity shortcut."""
     torch.manual_seed(0)
     blocks = _basic(8, 8, 1), _basic(8, 16, 2), _basic(16, 16, 1)
-    for norm in (module for block in blocks for module in block.modules() if isinstance(module, nn.BatchNorm2d)):
+    for norm in (
+        module
+        for block in blocks
+        for module in block.modules()
+        if isinstance(module, nn.BatchNorm2d)
+    ):
         nn.init.uniform_(norm.weight), nn.init.uniform_(norm.bias)
     assert isinstance(blocks[2].shortcut, nn.Identity)
     pool = nn.AdaptiveAvgPool2d(1), nn.Flatten()
-    return nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.ReLU(), *blocks, *pool).double()
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.ReLU(), *blocks, *pool
+    ).double()
 
 
 def cut_by_hand(module):
@@ -32,10 +39,16 @@ def cut_by_hand(module):
     module = copy.deepcopy(module)
     for layer in module.modules():
         if isinstance(layer, nn.Conv2d):
-            layer.weight = nn.Parameter(layer.weight[: layer.out_channels // 2, : layer.in_channels // 2].clone())
+            layer.weight = nn.Parameter(
+                layer.weight[: layer.out_channels // 2, : layer.in_channels // 2].clone()
+            )
         elif isinstance(layer, nn.BatchNorm2d):
             for name in ("weight", "bias"):
-                setattr(layer, name, nn.Parameter(getattr(layer, name)[: layer.num_features // 2].clone()))
+                setattr(
+                    layer,
+                    name,
+                    nn.Parameter(getattr(layer, name)[: layer.num_features // 2].clone()),
+                )
             for name in ("running_mean", "running_var"):
                 setattr(layer, name, getattr(layer, name)[: layer.num_features // 2])
     return module
@@ -43,7 +56,10 @@ def cut_by_hand(module):
 
 def norm(inputs, outputs):
     """The largest singular value of each sample's `a b^T / (h w)`, by a decomposition."""
-    a, b = nn.functional.adaptive_avg_pool2d(inputs, outputs.shape[2:]).flatten(2), outputs.flatten(2)
+    a, b = (
+        nn.functional.adaptive_avg_pool2d(inputs, outputs.shape[2:]).flatten(2),
+        outputs.flatten(2),
+    )
     return torch.linalg.matrix_norm(a @ b.transpose(1, 2) / b.shape[2], ord=2)
 
 
@@ -74,10 +90,14 @@ def test_the_term_and_its_gradient_are_those_of_the_stage_cut_by_hand_with_an_ex
     term = 0.3 * ((norm(x[:, :4], narrow(x[:, :4])) - full) / full).square().mean()
     torch.testing.assert_close(ours, term, rtol=1e-4, atol=0)
     ours.backward(), term.backward()
-    assert all(p.grad is None for p in features[:3].parameters())  # layers before the stage have no part in it
+    assert all(
+        p.grad is None for p in features[:3].parameters()
+    )  # layers before the stage have no part in it
     for whole, half in zip(features[3:5].parameters(), narrow.parameters(), strict=True):
         kept = torch.zeros_like(whole)
-        kept[tuple(slice(side) for side in half.shape)] = half.grad  # a channel that is cut has no gradient
+        kept[tuple(slice(side) for side in half.shape)] = (
+            half.grad
+        )  # a channel that is cut has no gradient
         torch.testing.assert_close(whole.grad, kept, rtol=1e-3, atol=1e-5)
 
 
@@ -111,8 +131,17 @@ def test_the_last_stage_of_a_model(name, options, stage):
 
 
 def test_a_pool_goes_before_the_stage_and_layers_that_keep_the_shape_belong_to_it():
-    layers = [nn.Conv2d(3, 4, 1), nn.MaxPool2d(2), nn.Conv2d(4, 4, 1), nn.ReLU(), nn.Conv2d(4, 4, 1), nn.Flatten()]
-    stage, inputs, outputs = _last_stage(nn.Sequential(nn.Sequential(*layers[:3]), *layers[3:]).double(), X)
+    layers = [
+        nn.Conv2d(3, 4, 1),
+        nn.MaxPool2d(2),
+        nn.Conv2d(4, 4, 1),
+        nn.ReLU(),
+        nn.Conv2d(4, 4, 1),
+        nn.Flatten(),
+    ]
+    stage, inputs, outputs = _last_stage(
+        nn.Sequential(nn.Sequential(*layers[:3]), *layers[3:]).double(), X
+    )
     assert list(stage) == layers[2:5]
     assert inputs.shape == outputs.shape == (6, 4, 4, 4)
     alone = nn.Linear(3, 3, dtype=torch.float64)

@@ -26,12 +26,24 @@ from rayfed.tensors.trees import num_bytes
 from rayfed.tensors.weights import frozen, in_training, load, state, state_of, with_weights
 
 SHAPE = (1, 28, 28)
-VIT = {"name": "timm/vit_tiny_patch16_224", "patch_size": 7, "embed_dim": 32, "depth": 2, "num_heads": 2}
+VIT = {
+    "name": "timm/vit_tiny_patch16_224",
+    "patch_size": 7,
+    "embed_dim": 32,
+    "depth": 2,
+    "num_heads": 2,
+}
 TRAIN = {"num_rounds": 2, "clients_per_round": 3, "local_steps": 2, "batch_size": 10, "lr": 0.1}
 
 
 def job(model=VIT, method="fedavg", **output):
-    tables = {"name": "tiny", "method": method, "model": model, "train": TRAIN, "ray": {"mode": "off"}}
+    tables = {
+        "name": "tiny",
+        "method": method,
+        "model": model,
+        "train": TRAIN,
+        "ray": {"mode": "off"},
+    }
     return {**tables, "data": {"partition": {"name": "iid", "num_clients": 6}}, "output": output}
 
 
@@ -65,8 +77,13 @@ def adapt_site(make_site):
 
 
 def test_what_is_frozen_are_parameters_without_gradient_and_the_buffers_of_modules_that_do_not_train():
-    norm = [f"1.{name}" for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")]
-    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Sequential(nn.BatchNorm1d(2, affine=False)))
+    norm = [
+        f"1.{name}"
+        for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+    ]
+    model = nn.Sequential(
+        nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Sequential(nn.BatchNorm1d(2, affine=False))
+    )
     assert frozen(model) == frozenset() and [*state(model)] == [*model.state_dict()]
     model[1].requires_grad_(False)
     assert frozen(model) == {*norm}
@@ -83,7 +100,9 @@ def test_a_frozen_batchnorm_keeps_its_statistics_and_a_dropout_beside_it_still_d
     in_training(model.eval())
     assert [module.training for module in model] == [False, True, True, True]
     model(torch.randn(8, 3))
-    changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+    changed = {
+        name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])
+    }
     assert changed == {"3.running_mean", "3.running_var", "3.num_batches_tracked"}
 
 
@@ -100,14 +119,22 @@ def test_weights_are_loaded_without_what_is_frozen_and_wrong_names_are_refused(m
             load(model, wrong)
 
 
-@pytest.mark.parametrize("method", [m.fedavg, m.fedprox, m.scaffold, m.feddyn, m.fedcurv, m.moon, m.fedbn, m.fedalign])
+@pytest.mark.parametrize(
+    "method", [m.fedavg, m.fedprox, m.scaffold, m.feddyn, m.fedcurv, m.moon, m.fedbn, m.fedalign]
+)
 def test_a_method_trains_and_sends_what_is_not_frozen(method, adapt_site, play):
     settings = Adapt(freeze=["features.0.*"])
     site, full = (adapt_site(method(), each) for each in (settings, Adapt()))
     before = copy.deepcopy(site.model.state_dict())
     (first, *_, last), (whole, *_, whole_last) = play(site), play(full)
-    assert {*whole.weights} - {*last.weights} == {"features.0.weight", "features.0.bias"} == frozen(site.model)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in site.model.state_dict().items())
+    assert (
+        {*whole.weights} - {*last.weights}
+        == {"features.0.weight", "features.0.bias"}
+        == frozen(site.model)
+    )
+    assert all(
+        torch.equal(tensor, before[name]) for name, tensor in site.model.state_dict().items()
+    )
     assert not torch.equal(last.weights["head.weight"], first.weights["head.weight"])
     saved = num_bytes([before[name] for name in frozen(site.model)])
     assert last.bytes_up <= whole_last.bytes_up - 4 * saved
@@ -168,7 +195,10 @@ def test_lora_is_what_its_paper_says():
 def test_loras_matrices_depend_on_the_seed_alone():
     torch.rand(3)
     first, second = adapted("lenet", lora=Lora(rank=2)), adapted("lenet", lora=Lora(rank=2))
-    assert all(torch.equal(a, b) for a, b in zip(state(first).values(), state(second).values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(state(first).values(), state(second).values(), strict=True)
+    )
 
 
 def test_the_keys_of_every_model_are_read_back_as_they_were_written():
@@ -178,22 +208,29 @@ def test_the_keys_of_every_model_are_read_back_as_they_were_written():
     assert model.places()["model.weights"] == "/w.safetensors"
     for written in (model, read_job(job(vit(lora={"rank": 4})))):
         assert read_job(written.table()) == written
-        assert written.hash() != read_job({"name": "n", "model": {"name": "cnn", "project": 3}}).hash()
+        assert (
+            written.hash() != read_job({"name": "n", "model": {"name": "cnn", "project": 3}}).hash()
+        )
 
 
 def test_loras_targets_are_exactly_the_layers_that_the_patterns_fit():
     model = adapted("resnet8", lora=Lora(rank=2, targets=["features.[0-3].*"]))
     changed = {name.partition(".lora_")[0] for name in state(model) if ".lora_" in name}
-    layers = [name for name, module in built("resnet8").named_modules() if isinstance(module, nn.Conv2d)]
+    layers = [
+        name for name, module in built("resnet8").named_modules() if isinstance(module, nn.Conv2d)
+    ]
     assert changed == {name for name in layers if re.match(r"features\.[0-3]\.", name)}
     assert changed and changed < {*layers}
 
 
-@pytest.mark.parametrize("inner", [nn.Flatten(), nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)])
+@pytest.mark.parametrize(
+    "inner", [nn.Flatten(), nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)]
+)
 def test_lora_on_a_model_without_layers_for_it_is_refused(inner):
     """Torch's own transformer takes its layers' weights past their forward: LoRA would change nothing there."""
     with pytest.raises(
-        InputError, match=r"model.lora: the model has no linear layer and no convolution without groups"
+        InputError,
+        match=r"model.lora: the model has no linear layer and no convolution without groups",
     ):
         adapt(Classifier(inner, nn.Linear(4, 2)), Adapt(lora=Lora(rank=2)), seed=0)
 
@@ -202,7 +239,9 @@ def test_lora_on_a_model_without_layers_for_it_is_refused(inner):
     ("missing", "model", "install"),
     [("peft", {"name": "lenet", "lora": {"rank": 2}}, "lora"), ("timm", VIT, "timm")],
 )
-def test_a_package_that_is_not_installed_comes_with_the_command_that_installs_it(monkeypatch, missing, model, install):
+def test_a_package_that_is_not_installed_comes_with_the_command_that_installs_it(
+    monkeypatch, missing, model, install
+):
     real = builtins.__import__
 
     def without(name, *given, **more):
@@ -211,7 +250,9 @@ def test_a_package_that_is_not_installed_comes_with_the_command_that_installs_it
         return real(name, *given, **more)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(InputError, match=rf"needs {missing}, .*: pip install 'rayfed-distill\[{install}\]'"):
+    with pytest.raises(
+        InputError, match=rf"needs {missing}, .*: pip install 'rayfed-distill\[{install}\]'"
+    ):
         open_site(read_job(job(model)))
 
 
@@ -223,8 +264,14 @@ def file(tmp_path):
     """Saves a model's state, with some entries replaced or (None) left out."""
 
     def save(model, **other):
-        entries = {**model.state_dict(), **{name.replace("__", "."): tensor for name, tensor in other.items()}}
-        save_file({name: t.contiguous() for name, t in entries.items() if t is not None}, tmp_path / "w.safetensors")
+        entries = {
+            **model.state_dict(),
+            **{name.replace("__", "."): tensor for name, tensor in other.items()},
+        }
+        save_file(
+            {name: t.contiguous() for name, t in entries.items() if t is not None},
+            tmp_path / "w.safetensors",
+        )
         return str(tmp_path / "w.safetensors")
 
     return save
@@ -233,7 +280,10 @@ def file(tmp_path):
 def test_weights_come_back_from_a_file(file):
     saved = build_model("resnet8", image_shape=SHAPE, num_classes=10, seed=5)
     model = adapted("resnet8", weights=file(saved))
-    assert all(torch.equal(a, b) for a, b in zip(saved.state_dict().values(), model.state_dict().values(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(saved.state_dict().values(), model.state_dict().values(), strict=True)
+    )
 
 
 def test_timms_own_files_fit_and_a_head_of_other_classes_is_left_as_the_seed_draws_it(file, caplog):
@@ -241,7 +291,10 @@ def test_timms_own_files_fit_and_a_head_of_other_classes_is_left_as_the_seed_dra
 
     net = timm.create_model("resnet10t", num_classes=7, in_chans=1)
     base, model = built("timm/resnet10t"), adapted("timm/resnet10t", weights=file(net))
-    assert "the head is not taken from the file" in caplog.text and "'head.bias' is (7,)" in caplog.text
+    assert (
+        "the head is not taken from the file" in caplog.text
+        and "'head.bias' is (7,)" in caplog.text
+    )
     assert torch.equal(model.head.weight, base.head.weight)
     net.fc = nn.Identity()
     x = torch.rand(2, *SHAPE)
@@ -259,7 +312,10 @@ def test_timms_own_files_fit_and_a_head_of_other_classes_is_left_as_the_seed_dra
             {"features__0__weight": None},
             "'features.0.weight' is not in the file; did you mean 'features.\\d.weight'",
         ),
-        ({"features__9__other": torch.zeros(1)}, "'features.9.other' is not in the model; did you mean 'features.9"),
+        (
+            {"features__9__other": torch.zeros(1)},
+            "'features.9.other' is not in the model; did you mean 'features.9",
+        ),
     ],
 )
 def test_a_file_that_does_not_fit_is_refused_with_what_does_not(file, other, message):
@@ -270,7 +326,9 @@ def test_a_file_that_does_not_fit_is_refused_with_what_does_not(file, other, mes
 
 def test_a_pipe_in_place_of_a_file_of_weights_is_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "w.safetensors")
-    with pytest.raises(InputError, match=r"not a safetensors file that can be read \(.*no regular file"):
+    with pytest.raises(
+        InputError, match=r"not a safetensors file that can be read \(.*no regular file"
+    ):
         adapted("lenet", weights=str(tmp_path / "w.safetensors"))
 
 
@@ -281,12 +339,19 @@ def test_a_file_that_is_no_safetensors_is_refused(tmp_path):
 
 
 def test_a_run_is_not_continued_with_another_file(file, tmp_path):
-    tables = job({"name": "lenet", "weights": file(built()), "freeze": ["features.*"]}, path=str(tmp_path))
+    tables = job(
+        {"name": "lenet", "weights": file(built()), "freeze": ["features.*"]}, path=str(tmp_path)
+    )
     path = rayfed.run(tables).path
-    assert {*load_file(path / "checkpoints/round-00002.safetensors")} == {"head.weight", "head.bias"}
+    assert {*load_file(path / "checkpoints/round-00002.safetensors")} == {
+        "head.weight",
+        "head.bias",
+    }
     rayfed.resume(path, {"train.num_rounds": 3})
     file(build_model("lenet", image_shape=SHAPE, num_classes=10, seed=9))
-    with pytest.raises(InputError, match=r"the file of the model's weights, or what is frozen .* has changed since"):
+    with pytest.raises(
+        InputError, match=r"the file of the model's weights, or what is frozen .* has changed since"
+    ):
         rayfed.resume(path, {"train.num_rounds": 4})
 
 
@@ -311,24 +376,46 @@ def test_bytes_fall_with_the_share_that_trains(play):
     assert 0.02 < share < 0.2
     assert some.bytes_up / everything.bytes_up == pytest.approx(share, rel=1e-3)
     assert some.bytes_down / everything.bytes_down == pytest.approx(share, rel=1e-3)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in lora.model.state_dict().items())
+    assert all(
+        torch.equal(tensor, before[name]) for name, tensor in lora.model.state_dict().items()
+    )
     assert all(math.isfinite(row.train_loss) for row in some.clients)
 
 
-def test_the_job_of_a_pretrained_vit_trains_loras_matrices_on_top_of_timms_file(file, tmp_path, write_images):
+def test_the_job_of_a_pretrained_vit_trains_loras_matrices_on_top_of_timms_file(
+    file, tmp_path, write_images
+):
     import timm
 
     options = {key: value for key, value in VIT.items() if key != "name"}
     pretrained = timm.create_model("vit_tiny_patch16_224", img_size=28, num_classes=1000, **options)
     write_images(tmp_path, 40, 10, pixels=3 * 28**2, classes=10)
-    data = {"data.source": str(tmp_path / "data"), "data.shape": [3, 28, 28], "data.size": 28, "data.partition": "iid"}
-    few = {"train.num_rounds": 1, "train.clients_per_round": 2, "train.local_steps": 1, "data.partition.num_clients": 4}
-    model = {f"model.{key}": value for key, value in options.items()} | {"model.weights": file(pretrained)}
+    data = {
+        "data.source": str(tmp_path / "data"),
+        "data.shape": [3, 28, 28],
+        "data.size": 28,
+        "data.partition": "iid",
+    }
+    few = {
+        "train.num_rounds": 1,
+        "train.clients_per_round": 2,
+        "train.local_steps": 1,
+        "data.partition.num_clients": 4,
+    }
+    model = {f"model.{key}": value for key, value in options.items()} | {
+        "model.weights": file(pretrained)
+    }
     here = {"ray.mode": "off", "output.path": str(tmp_path / "runs")}
     weights = rayfed.run("jobs/cifar10/vit-lora.toml", {**data, **few, **model, **here}).weights
-    kept = {f"features.{name}": tensor for name, tensor in pretrained.state_dict().items() if "head" not in name}
+    kept = {
+        f"features.{name}": tensor
+        for name, tensor in pretrained.state_dict().items()
+        if "head" not in name
+    }
     shared = {name: tensor for name, tensor in weights.items() if name in kept}
-    assert len(shared) > 20 and all(torch.equal(kept[name], tensor) for name, tensor in shared.items())
+    assert len(shared) > 20 and all(
+        torch.equal(kept[name], tensor) for name, tensor in shared.items()
+    )
     trained = [tensor for name, tensor in weights.items() if ".lora_B." in name]
     assert len(trained) == 2 and all(tensor.any() for tensor in trained)
 
@@ -336,7 +423,9 @@ def test_the_job_of_a_pretrained_vit_trains_loras_matrices_on_top_of_timms_file(
 def test_results_and_checkpoints_give_the_whole_model_again(tmp_path):
     done = rayfed.run(job(vit(lora={"rank": 2}), path=str(tmp_path)))
     again = rayfed.resume(done.path).weights
-    assert all(torch.equal(a, b) for a, b in zip(done.weights.values(), again.values(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(done.weights.values(), again.values(), strict=True)
+    )
     site = open_site(read_job(done.path / "job.toml"))
     site.model.load_state_dict(again)
     saved = load_file(done.path / "checkpoints/round-00002.safetensors")
@@ -347,7 +436,9 @@ def test_results_and_checkpoints_give_the_whole_model_again(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["moon", "scaffold"])
 def test_a_vit_with_lora_has_the_same_bits_on_two_actors_as_in_this_process(tmp_path, method):
-    tables = job(vit(lora={"rank": 2}, drop_rate=0.1, drop_path_rate=0.1), method, path=str(tmp_path))
+    tables = job(
+        vit(lora={"rank": 2}, drop_rate=0.1, drop_path_rate=0.1), method, path=str(tmp_path)
+    )
     here = rayfed.run({**tables, "name": "here"})
     actors = rayfed.run({**tables, "name": "actors", "ray": {"actors": 2}})
     assert here.weights.keys() == actors.weights.keys()

@@ -30,10 +30,18 @@ WATCHFUL = {  # the loss of a node is noticed after three seconds, not after a m
     "RAY_health_check_timeout_ms": "1000",
     "RAY_health_check_failure_threshold": "5",
 }
-PORTS = ("port", "dashboard-port", "dashboard-agent-listen-port", "dashboard-agent-grpc-port", "metrics-export-port")
+PORTS = (
+    "port",
+    "dashboard-port",
+    "dashboard-agent-listen-port",
+    "dashboard-agent-grpc-port",
+    "metrics-export-port",
+)
 PORTS += ("ray-client-server-port", "runtime-env-agent-port")
 FIRST = 20_000 + os.getpid() % 120 * 100  # tests in another process have other ports
-OUR_PORTS = cycle(range(FIRST, FIRST + 100))  # below the ephemeral ones, which the kernel gives to any socket
+OUR_PORTS = cycle(
+    range(FIRST, FIRST + 100)
+)  # below the ephemeral ones, which the kernel gives to any socket
 
 
 def _short_folder():
@@ -51,14 +59,23 @@ def short_folder():
 def _a_cluster(environment=(), join=True, **head):
     """A cluster of a head node, which this process joins; stopped in the end."""
     ray.shutdown()
-    Path(tempfile.gettempdir(), "ray").mkdir(exist_ok=True)  # Ray writes the cluster's address to a file in it
+    Path(tempfile.gettempdir(), "ray").mkdir(
+        exist_ok=True
+    )  # Ray writes the cluster's address to a file in it
     with _short_folder() as folder, pytest.MonkeyPatch.context() as patch:
         for name, value in {**OUR_RAY, **FAIR, **dict(environment)}.items():
             if name != "PYTHONSAFEPATH":  # the scripts that tests start would inherit it
                 patch.setenv(name, value)
-        node = {"include_dashboard": False, "temp_dir": f"{folder}/ray", "object_store_memory": 150 * 2**20, **head}
+        node = {
+            "include_dashboard": False,
+            "temp_dir": f"{folder}/ray",
+            "object_store_memory": 150 * 2**20,
+            **head,
+        }
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ResourceWarning)  # Ray forgets a socket where the dashboard's port is taken
+            warnings.simplefilter(
+                "ignore", ResourceWarning
+            )  # Ray forgets a socket where the dashboard's port is taken
             cluster = Cluster(initialize_head=True, head_node_args=node)
             gc.collect()
         try:
@@ -100,7 +117,9 @@ def several():
 @pytest.fixture
 def a_cluster():
     """Another such cluster: `with a_cluster(environment, num_cpus=...)`, with options of the head node."""
-    return lambda environment=(), **options: _a_cluster({**WATCHFUL, **dict(environment)}, **options)
+    return lambda environment=(), **options: _a_cluster(
+        {**WATCHFUL, **dict(environment)}, **options
+    )
 
 
 def _free(names):
@@ -127,7 +146,10 @@ def free_ports(free):
 
 @contextmanager
 def _ray_head(environment, *flags, python=sys.executable):
-    ports, metrics = _free(PORTS), _free(["DASHBOARD_METRIC_PORT", "AUTOSCALER_METRIC_PORT"])  # else fixed ones
+    ports, metrics = (
+        _free(PORTS),
+        _free(["DASHBOARD_METRIC_PORT", "AUTOSCALER_METRIC_PORT"]),
+    )  # else fixed ones
     command = [
         python,
         Path(sys.executable).parent / "ray",
@@ -136,12 +158,18 @@ def _ray_head(environment, *flags, python=sys.executable):
         "--block",
         "--object-store-memory=100000000",
     ]
-    command += ["--min-worker-port=0", "--max-worker-port=0", *(f"--{name}={port}" for name, port in ports.items())]
+    command += [
+        "--min-worker-port=0",
+        "--max-worker-port=0",
+        *(f"--{name}={port}" for name, port in ports.items()),
+    ]
     with _short_folder() as folder, open(f"{folder}/log", "w+") as log:
         environment = {**environment, "RAY_TMPDIR": folder} | {
             name: str(port) for name, port in metrics.items()
         }  # as docs/security.md has it
-        head = subprocess.Popen([*command, *flags], env=environment, stdout=log, stderr=log, start_new_session=True)
+        head = subprocess.Popen(
+            [*command, *flags], env=environment, stdout=log, stderr=log, start_new_session=True
+        )
         try:
             while "Ray runtime started" not in (said := Path(folder, "log").read_text()):
                 assert head.poll() is None, said
@@ -169,7 +197,9 @@ def played(bits):
             workers.finished(round)
             if round.round:
                 between(round)
-        recalled = [{client: workers.recall(m) for client, m in round.memories.items()} for round in every]
+        recalled = [
+            {client: workers.recall(m) for client, m in round.memories.items()} for round in every
+        ]
         return [bits(replace(round, memories=m)) for round, m in zip(every, recalled, strict=True)]
 
     return played

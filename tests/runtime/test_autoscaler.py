@@ -20,7 +20,10 @@ from rayfed.runtime import crew
 
 slow = pytest.mark.slow
 
-V2 = {"RAY_enable_autoscaler_v2": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}  # as `ray up` and KubeRay choose
+V2 = {
+    "RAY_enable_autoscaler_v2": "1",
+    "AUTOSCALER_UPDATE_INTERVAL_S": "1",
+}  # as `ray up` and KubeRay choose
 FAKE = {"RAY_FAKE_CLUSTER": "1", "RAY_CLOUD_INSTANCE_ID": FAKE_HEAD_NODE_ID}
 FAKE |= {"RAY_OVERRIDE_NODE_ID_FOR_TESTING": FAKE_HEAD_NODE_ID}
 
@@ -33,13 +36,30 @@ def autoscaling(a_cluster, free, tmp_path):
     Ray of this machine.
     """
     port = free(["port"])["port"]
-    provider = {**BASE_READONLY_CONFIG["provider"], "type": "external", "disable_node_updaters": True}
-    provider |= {"module": f"{FakeMultiNodeProvider.__module__}.FakeMultiNodeProvider", "launch_multiple": True}
-    provider |= {"gcs_address": f"{get_node_ip_address()}:{port}", "head_node_id": FAKE_HEAD_NODE_ID}
+    provider = {
+        **BASE_READONLY_CONFIG["provider"],
+        "type": "external",
+        "disable_node_updaters": True,
+    }
+    provider |= {
+        "module": f"{FakeMultiNodeProvider.__module__}.FakeMultiNodeProvider",
+        "launch_multiple": True,
+    }
+    provider |= {
+        "gcs_address": f"{get_node_ip_address()}:{port}",
+        "head_node_id": FAKE_HEAD_NODE_ID,
+    }
     resources = {"CPU": 1, "object_store_memory": 150 * 2**20}
     types = {FAKE_HEAD_NODE_TYPE: {"resources": {"CPU": 1}, "node_config": {}, "max_workers": 0}}
-    types |= {"worker": {"resources": resources, "node_config": {}, "min_workers": 0, "max_workers": 2}}
-    settings = {**BASE_READONLY_CONFIG, "provider": provider, "available_node_types": types, "max_workers": 2}
+    types |= {
+        "worker": {"resources": resources, "node_config": {}, "min_workers": 0, "max_workers": 2}
+    }
+    settings = {
+        **BASE_READONLY_CONFIG,
+        "provider": provider,
+        "available_node_types": types,
+        "max_workers": 2,
+    }
     settings["idle_timeout_minutes"] = 5
     (file := tmp_path / "cluster.json").write_text(json.dumps(settings))
     session = None
@@ -49,7 +69,11 @@ def autoscaling(a_cluster, free, tmp_path):
             session = cluster.head_node.get_session_dir_path()
             yield cluster
     finally:
-        left = subprocess.run(["pgrep", "-f", session], capture_output=True, text=True).stdout if session else ""
+        left = (
+            subprocess.run(["pgrep", "-f", session], capture_output=True, text=True).stdout
+            if session
+            else ""
+        )
         for process in left.split():  # of the nodes that the autoscaler has added
             os.kill(int(process), signal.SIGKILL)
 

@@ -20,7 +20,9 @@ from tests.runtime.test_nodes import IN_STORE, PATIENT, Slow
 
 def dispatch_to(nodes, actors=2):
     """Work for actors on so many nodes, as far as no Ray is needed: its actors are names, which are never done."""
-    members = [Member(f"{node}.{number}", None, node_id=node) for number in range(actors) for node in nodes]
+    members = [
+        Member(f"{node}.{number}", None, node_id=node) for number in range(actors) for node in nodes
+    ]
     calls = [Call(1, task=(client,)) for client in range(len(members))]
     stage = Stage("train", 1, calls, lambda actor, calls: [ray.ObjectRef(os.urandom(28))], None)
     dispatched = Dispatch(SimpleNamespace(idle=deque(members)), None, 0, None, trees={None: 0.0})
@@ -41,7 +43,9 @@ def test_two_nodes_per_copy_fetch_a_tree_at_once(monkeypatch, count):
     while len(at_work(dispatched)) < count:
         fetching = at_work(dispatched) - copies
         assert len(fetching) == 2 * len(copies)
-        assert len(dispatched._working) == 2 * len(at_work(dispatched)), "all actors of a node wait for the same copy"
+        assert len(dispatched._working) == 2 * len(at_work(dispatched)), (
+            "all actors of a node wait for the same copy"
+        )
         assert dispatched._until_something_is_due() == TICK
         copies |= fetching
         dispatched._hand_out()
@@ -66,7 +70,9 @@ def test_work_that_began_before_a_tree_was_put_does_not_fetch_it(monkeypatch):
     dispatched.trees = {None: time.monotonic()}
     dispatched.crew.idle.extend(Member(f"{node}.0", None, node_id=node) for node in nodes[6:])
     calls = [Call(1, task=(client,)) for client in range(3)]
-    dispatched.begin(Stage("train", 2, calls, lambda actor, calls: [ray.ObjectRef(os.urandom(28))], None))
+    dispatched.begin(
+        Stage("train", 2, calls, lambda actor, calls: [ray.ObjectRef(os.urandom(28))], None)
+    )
     assert at_work(dispatched) == {*nodes[:8]}
 
 
@@ -74,11 +80,17 @@ def test_a_call_that_waits_for_another_gpu_goes_there_once_its_node_may_fetch(mo
     copies = {"driver"}
     monkeypatch.setattr(internals, "holders", lambda trees: copies)
     dispatched = dispatch_to(["a", "b"], actors=1)
-    stage = Stage("train", 1, [Call(1, task=(9,))], lambda actor, calls: [ray.ObjectRef(os.urandom(28))], None)
+    stage = Stage(
+        "train", 1, [Call(1, task=(9,))], lambda actor, calls: [ray.ObjectRef(os.urandom(28))], None
+    )
     stage.faulty = {0: ("a", "")}
-    dispatched.crew.idle.extend([Member("a.1", None, node_id="a"), Member("c.0", None, node_id="c")])
+    dispatched.crew.idle.extend(
+        [Member("a.1", None, node_id="a"), Member("c.0", None, node_id="c")]
+    )
     dispatched.begin(stage)
-    assert dispatched._until_something_is_due() == TICK, "c may not fetch yet, and is looked at again"
+    assert dispatched._until_something_is_due() == TICK, (
+        "c may not fetch yet, and is looked at again"
+    )
     copies |= {"a", "b"}
     dispatched._hand_out()
     assert at_work(dispatched) == {"a", "b", "c"}
@@ -117,7 +129,9 @@ def watched(monkeypatch):
 
 
 @pytest.mark.slow
-def test_copies_are_known_as_nodes_have_them_and_change_no_bit(watched, a_cluster, make_site, here, played, pool_on):
+def test_copies_are_known_as_nodes_have_them_and_change_no_bit(
+    watched, a_cluster, make_site, here, played, pool_on
+):
     site = make_site(scaffold(), clients_per_round=6, num_rounds=3)
     expected = here(site)
     with a_cluster(IN_STORE, num_cpus=0) as cluster:
@@ -138,7 +152,11 @@ def test_a_node_that_goes_while_others_fetch_changes_no_bit(
     with a_cluster({**IN_STORE, **(PATIENT if how == "silent" else {})}, num_cpus=0) as cluster:
         nodes = [cluster.add_node(num_cpus=1) for _ in range(3)]
         raylet = nodes[1].all_processes["raylet"][0].process.pid
-        gone = partial(cluster.remove_node, nodes[1]) if how == "lost" else partial(os.kill, raylet, signal.SIGSTOP)
+        gone = (
+            partial(cluster.remove_node, nodes[1])
+            if how == "lost"
+            else partial(os.kill, raylet, signal.SIGSTOP)
+        )
         watched[1].append(gone)
         try:
             with pool_on(site, "copies", actors=3, deadline=6.0) as pool:

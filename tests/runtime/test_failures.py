@@ -77,7 +77,9 @@ HARMS = {
     "iteration": lambda: throw(StopIteration("no such thing")),
     "library": lambda: throw(OSError("a broken library on this node")),
     "disk": lambda: throw(OSError(28, "No space left on device")),
-    "GPU": lambda: throw(torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered\nMore.")),
+    "GPU": lambda: throw(
+        torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered\nMore.")
+    ),
 }
 
 
@@ -153,10 +155,16 @@ def world(make_site, folder):
 
     def world(row, times):
         kind = Surveyed if row.moment == "survey" else Harm
-        together = {"counts": [[20] * 4, *[[2] * 4] * 12], "task_images": 20, "clients_per_round": 13}
+        together = {
+            "counts": [[20] * 4, *[[2] * 4] * 12],
+            "task_images": 20,
+            "clients_per_round": 13,
+        }
         sizes = together if row.client == 5 else {"clients_per_round": 6}
         site = make_site(
-            compose(scaffold(), kind(row.harm, row.moment, folder, times, row.client)), num_rounds=2, **sizes
+            compose(scaffold(), kind(row.harm, row.moment, folder, times, row.client)),
+            num_rounds=2,
+            **sizes,
         )
         site.model.features = Trap(site.model.features, row.harm, row.moment, folder, times)
         return site
@@ -176,18 +184,38 @@ IN_AN_ACTOR = [
     *(Row(harm, logs=AGAIN) for harm in ("SIGKILL", "crash", "abort")),
     *(Row("SIGKILL", moment) for moment in ("survey", "evaluate", "open")),
     Row("library", "open"),
-    Row("hang", times=1, ray={"deadline": 20.0}, logs=HANGS),  # enough for the others, also on a busy machine
-    *(OWN(harm, says=NAMED + "no such thing") for harm in ("plain", "unpicklable", "demanding", "iteration")),
+    Row(
+        "hang", times=1, ray={"deadline": 20.0}, logs=HANGS
+    ),  # enough for the others, also on a busy machine
+    *(
+        OWN(harm, says=NAMED + "no such thing")
+        for harm in ("plain", "unpicklable", "demanding", "iteration")
+    ),
     OWN("memory", says=NAMED + "CUDA out of memory.*try a larger ray.num_gpus"),
     OWN("disk", says=NAMED + "No space left on device"),
     OWN("GPU", says=NAMED + "uncorrectable ECC error"),
-    Row("exit", times=99, client=5, ray={"max_retries": 1}, error=KilledActors, says=LOST + r"\(\w+Error\)"),
-    Row("library", "open", times=99, error=RunFailed, says="(?s)no actor could open the run.*a broken library"),
+    Row(
+        "exit",
+        times=99,
+        client=5,
+        ray={"max_retries": 1},
+        error=KilledActors,
+        says=LOST + r"\(\w+Error\)",
+    ),
+    Row(
+        "library",
+        "open",
+        times=99,
+        error=RunFailed,
+        says="(?s)no actor could open the run.*a broken library",
+    ),
 ]
 
 
 @slow
-@pytest.mark.parametrize("row", IN_AN_ACTOR, ids=lambda row: f"{row}-{row.error.__name__ if row.error else 'same'}")
+@pytest.mark.parametrize(
+    "row", IN_AN_ACTOR, ids=lambda row: f"{row}-{row.error.__name__ if row.error else 'same'}"
+)
 def test_what_happens_in_an_actor(cluster, world, here, on_ray, folder, caplog, monkeypatch, row):
     """What kills a process is tried again, elsewhere and then alone. A client's own error ends the run at once."""
     monkeypatch.setattr(heartbeat, "HEARTBEAT", 0.25)
@@ -200,22 +228,32 @@ def test_what_happens_in_an_actor(cluster, world, here, on_ray, folder, caplog, 
         assert (caught.value.client, caught.value.round) == (5, 2)
     assert all(re.search(words, caplog.text) for words in row.logs)
     if row.logs == AGAIN:
-        assert caplog.text.count("running it again") == 2, "no other call was waiting on a process that died"
+        assert caplog.text.count("running it again") == 2, (
+            "no other call was waiting on a process that died"
+        )
     if row.error is ClientFailed:
-        assert happens(folder, 2) == (row.harm != "GPU"), "only after an error of CUDA's the client was tried once more"
+        assert happens(folder, 2) == (row.harm != "GPU"), (
+            "only after an error of CUDA's the client was tried once more"
+        )
         with pytest.raises(ClientFailed, match="client 5, round 2 failed"):
             here(world(row, 99))
 
 
 @slow
-def test_actors_that_ray_killed_for_their_memory_are_said_to_be_too_many(cluster, world, on_ray, monkeypatch):
-    monkeypatch.setattr(Head, "memory_was_full", lambda head, process: True)  # test_internals.py asks a real Ray
+def test_actors_that_ray_killed_for_their_memory_are_said_to_be_too_many(
+    cluster, world, on_ray, monkeypatch
+):
+    monkeypatch.setattr(
+        Head, "memory_was_full", lambda head, process: True
+    )  # test_internals.py asks a real Ray
     with pytest.raises(WorkersLost, match=LOST + r"\(out of memory\)(?s:.*)fewer actors per node"):
         on_ray(world(Row("exit", client=5), 99), 2, max_retries=1)
 
 
 @slow
-def test_work_that_kills_every_worker_again_after_a_resume_ends_the_run_for_good(cluster, folder, tmp_path):
+def test_work_that_kills_every_worker_again_after_a_resume_ends_the_run_for_good(
+    cluster, folder, tmp_path
+):
     job = {
         "name": "again",
         "model": "lenet",
@@ -236,7 +274,11 @@ def test_work_that_kills_every_worker_again_after_a_resume_ends_the_run_for_good
 RAYS_OWN = [  # as Ray raises them in C++ where its node is gone, or has no room
     ("get", ValueError("no such object"), lambda pool, site: pool.recall(ray.put(1))),
     ("put", OutOfDiskError("Local disk is full"), lambda pool, site: pool.remember(pack({}))),
-    ("wait", OSError("Broken pipe"), lambda pool, site: list(rounds(site, pool))),  # last: work is under way
+    (
+        "wait",
+        OSError("Broken pipe"),
+        lambda pool, site: list(rounds(site, pool)),
+    ),  # last: work is under way
 ]
 
 
@@ -261,13 +303,19 @@ def pids(run):
     members = [ray.get_actor(name) for name in ray.util.list_named_actors() if name.startswith(run)]
     while True:
         try:
-            return set(ray.get([member.__ray_call__.remote(lambda self: os.getpid()) for member in members]))
+            return set(
+                ray.get(
+                    [member.__ray_call__.remote(lambda self: os.getpid()) for member in members]
+                )
+            )
         except ActorUnavailableError:  # it is being restarted
             time.sleep(0.1)
 
 
 @slow
-def test_idle_actors_that_die_between_rounds_change_nothing(cluster, make_site, played, here, pool_on):
+def test_idle_actors_that_die_between_rounds_change_nothing(
+    cluster, make_site, played, here, pool_on
+):
     """No call waits for them: Ray has restarted them before the driver notices, and they have not opened the run."""
     site = make_site(scaffold(), num_rounds=4, clients_per_round=6)
     killed = []
@@ -276,7 +324,9 @@ def test_idle_actors_that_die_between_rounds_change_nothing(cluster, make_site, 
         for pid in pids("idle/"):
             os.kill(pid, signal.SIGKILL)
             killed.append(pid)
-        while round.round == 2 and not pids("idle/").isdisjoint(killed):  # until they are restarted, and not yet opened
+        while round.round == 2 and not pids("idle/").isdisjoint(
+            killed
+        ):  # until they are restarted, and not yet opened
             time.sleep(0.1)
 
     with pool_on(site, "idle", actors=2) as pool:
@@ -285,26 +335,37 @@ def test_idle_actors_that_die_between_rounds_change_nothing(cluster, make_site, 
 
 
 @slow
-def test_a_broken_actor_takes_no_work_from_the_others(cluster, make_site, played, here, pool_on, tmp_path, caplog):
+def test_a_broken_actor_takes_no_work_from_the_others(
+    cluster, make_site, played, here, pool_on, tmp_path, caplog
+):
     """It fails every call at once, and so might look idle."""
     site = make_site(scaffold(), num_rounds=4, clients_per_round=6)
-    site.model.features = Trap(site.model.features, "library", "open", tmp_path / "from now on", 99, "broken/actor-0")
+    site.model.features = Trap(
+        site.model.features, "library", "open", tmp_path / "from now on", 99, "broken/actor-0"
+    )
     expected = here(site)
 
     def break_it(round):
         if round.round == 1:
             actor = ray.get_actor("broken/actor-0")
-            process = Path("/proc", str(ray.get(actor.__ray_call__.remote(lambda self: os.getpid()))))
+            process = Path(
+                "/proc", str(ray.get(actor.__ray_call__.remote(lambda self: os.getpid())))
+            )
             ray.kill(actor, no_restart=False)
             while process.exists():  # it is at work on the next round, and would fail a client
                 time.sleep(0.1)
             (tmp_path / "from now on").mkdir()
-        while round.round == 2 and "given up" not in caplog.text:  # Ray takes its time to start it again
+        while (
+            round.round == 2 and "given up" not in caplog.text
+        ):  # Ray takes its time to start it again
             pool._crew.wait([], 1.0)
 
     with pool_on(site, "broken", actors=2) as pool:
         assert played(site, pool, break_it) == expected
-    assert re.search(r"(?s)actor-0 on [\d.]+ could not open the run, and is given up.*a broken library", caplog.text)
+    assert re.search(
+        r"(?s)actor-0 on [\d.]+ could not open the run, and is given up.*a broken library",
+        caplog.text,
+    )
     assert caplog.text.count("running it again") <= 1, "at most the call that it was working on"
 
 
@@ -317,7 +378,9 @@ class Slow(Part):
 
 
 @slow
-def test_answers_that_came_while_the_driver_was_busy_are_not_late(cluster, make_site, played, here, pool_on, caplog):
+def test_answers_that_came_while_the_driver_was_busy_are_not_late(
+    cluster, make_site, played, here, pool_on, caplog
+):
     site = make_site(compose(fedavg(), Slow()), clients_per_round=6)
     with pool_on(site, "busy", actors=2, deadline=2.0, max_retries=0) as pool:
         # A slow tracker or disk: actors are done with what they have, and their answers lie there.
@@ -333,7 +396,9 @@ def test_a_client_may_take_ten_times_as_long_as_the_longest_before():
     deadline.took("train", 10, 100.0)
     deadline.took("train", 10, 50.0)
     assert deadline.seconds("train", 5, 1) == deadline.seconds("train", 10, 1) == 1000
-    assert deadline.seconds("train", 30, 1) == 3000, "three times as many samples as the longest call had"
+    assert deadline.seconds("train", 30, 1) == 3000, (
+        "three times as many samples as the longest call had"
+    )
     assert deadline.seconds("evaluation", 10, 1) == 3600, "another kind of work"
     assert Deadline(7.5).seconds("train", 10, 1) == 7.5
     assert Deadline(7.5).seconds("evaluation", 3000, 3) == 22.5

@@ -54,7 +54,9 @@ def until(condition):
 
 def test_every_series_is_shown_with_the_values_of_the_run(shown, make_site, play):
     run = Gauges("a/run", num_rounds=6)
-    finished = play(make_site(fedavg(), num_rounds=6, eval_every=2))[:6]  # the last of these is not evaluated
+    finished = play(make_site(fedavg(), num_rounds=6, eval_every=2))[
+        :6
+    ]  # the last of these is not evaluated
     finished[-1] = replace(finished[-1], notes={"clients.late": 2.0, "clients.dropped": 1.0})
     for round in finished:
         run.round(round, 100 * round.round, idle=round.round / 10)
@@ -94,7 +96,9 @@ def test_values_are_shown_again_until_the_run_is_closed(shown):
     for _ in range(2):
         shown.clear()
         until(lambda: shown.get("long", {}).get("rayfed_clients_done") == 1)
-    assert shown["long"]["rayfed_retries"] == 0, "a run shows from the start that it has retried nothing"
+    assert shown["long"]["rayfed_retries"] == 0, (
+        "a run shows from the start that it has retried nothing"
+    )
     since = shown["long"]["rayfed_seconds_since_client"]
     until(lambda: shown["long"]["rayfed_seconds_since_client"] > since)
     run.close()
@@ -117,9 +121,13 @@ def test_gauges_that_cannot_be_shown_are_logged_once(shown, monkeypatch, caplog)
 
 
 @pytest.mark.slow
-def test_an_actor_without_work_is_idle_and_one_that_trains_is_not(cluster, make_site, pool_on, played):
+def test_an_actor_without_work_is_idle_and_one_that_trains_is_not(
+    cluster, make_site, pool_on, played
+):
     """Of two actors, a cohort of a single client has work for one."""
     idle, site = [], make_site(fedavg(), num_rounds=4, clients_per_round=1, eval_every=9)
     with pool_on(site, "test-idle", actors=2) as pool:
         played(site, pool, lambda round: idle.append(pool._gauges._values["rayfed_idle_share"]))
-    assert len(idle) == 4 and all(0.5 <= share < 1 for share in idle[:3]), idle  # after the last, both evaluate
+    assert len(idle) == 4 and all(0.5 <= share < 1 for share in idle[:3]), (
+        idle
+    )  # after the last, both evaluate

@@ -77,7 +77,9 @@ def test_the_largest_client_is_rehearsed_in_the_first_and_the_last_round(make_si
 
 
 @pytest.mark.parametrize("newer", [False, True])
-def test_cuda_is_set_to_the_same_bits_and_to_float32_whatever_the_user_set_before(monkeypatch, newer):
+def test_cuda_is_set_to_the_same_bits_and_to_float32_whatever_the_user_set_before(
+    monkeypatch, newer
+):
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":0:0")
     backends = torch.backends
     with isolated(0, torch.device("cpu")):
@@ -114,7 +116,10 @@ class Throws(Part):
             "put another in",
         ),
         ("CUDA out of memory. Tried to allocate 2.00 GiB", "try a larger ray.num_gpus"),
-        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "try a larger ray.num_gpus"),
+        (
+            "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+            "try a larger ray.num_gpus",
+        ),
         ("CUDA error: device-side assert triggered", None),
     ],
 )
@@ -147,13 +152,18 @@ class MakesDo(Part):
         self.requests.append(client.id)
 
 
-def test_a_way_of_computing_that_needs_less_memory_is_refused_as_it_has_other_bits(make_site, play, monkeypatch):
+def test_a_way_of_computing_that_needs_less_memory_is_refused_as_it_has_other_bits(
+    make_site, play, monkeypatch
+):
     monkeypatch.setattr(hardware, "_ran_short", False)  # as it is again afterwards
     monkeypatch.setattr(MakesDo, "requests", [], raising=False)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "memory_stats", lambda: {"num_ooms": len(MakesDo.requests)})
     play(make_site(fedavg()))
-    with pytest.raises(ClientFailed, match=r"(?s)client \d+, round 1.*CUDA out of memory.*try a larger ray.num_gpus"):
+    with pytest.raises(
+        ClientFailed,
+        match=r"(?s)client \d+, round 1.*CUDA out of memory.*try a larger ray.num_gpus",
+    ):
         play(make_site(compose(MakesDo())))
     assert len(MakesDo.requests) == 1
     with pytest.raises(InputError, match=r"ran short of GPU memory before.* start a new process"):
@@ -162,6 +172,9 @@ def test_a_way_of_computing_that_needs_less_memory_is_refused_as_it_has_other_bi
 
 @pytest.mark.slow
 def test_tf32_is_refused_by_the_first_actor_on_a_cpu(cluster, make_site, pool_on):
-    with pytest.raises(InputError, match=r"^train.precision = 'tf32' needs an NVIDIA GPU .* would train on cpu; use"):
+    with pytest.raises(
+        InputError,
+        match=r"^train.precision = 'tf32' needs an NVIDIA GPU .* would train on cpu; use",
+    ):
         with pool_on(make_site(fedavg(), precision="tf32"), "test-tf32", actors=1):
             pass

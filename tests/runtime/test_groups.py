@@ -42,7 +42,9 @@ def test_groups_are_tasks_in_a_row_of_much_the_same_number(count):
     sizes = [len(group) for group in groups]
     assert len(groups) == -(-count // GROUP)
     assert max(sizes) - min(sizes) <= 1
-    assert grouped(given, MOST_BYTES // (2 * count)) == [[task] for task in given], "what is small goes alone"
+    assert grouped(given, MOST_BYTES // (2 * count)) == [[task] for task in given], (
+        "what is small goes alone"
+    )
 
 
 def test_a_rounds_total_is_the_sum_of_its_groups_sums(in_groups, monkeypatch, site, here):
@@ -62,7 +64,9 @@ def test_a_rounds_total_is_the_sum_of_its_groups_sums(in_groups, monkeypatch, si
 
 def test_groups_change_the_last_bits_at_most(in_groups, monkeypatch, make_site, play):
     def played():
-        return play(make_site(scaffold(), counts=MANY, clients_per_round=13, num_rounds=1, task_images=20))[1].weights
+        return play(
+            make_site(scaffold(), counts=MANY, clients_per_round=13, num_rounds=1, task_images=20)
+        )[1].weights
 
     together = played()
     monkeypatch.setattr(tasks, "MOST_BYTES", MOST_BYTES)
@@ -77,9 +81,16 @@ def test_groups_have_the_same_bits_on_ray(in_groups, cluster, site, here, on_ray
 
 
 def test_a_sum_waits_for_all_that_it_adds_and_for_what_is_made_again():
-    calls = [Call(1, task=(client,), num_objects=1) for client in range(3)] + [Call(3, num_objects=1, adds=range(3))]
-    stage = Stage("train", 1, calls, None, lambda error, calls: pytest.fail("none of the trees is lost"))
-    assert (stage.turns, [stage.next_message(1) for _ in range(3)]) == ([3], [range(i, i + 1) for i in range(3)])
+    calls = [Call(1, task=(client,), num_objects=1) for client in range(3)] + [
+        Call(3, num_objects=1, adds=range(3))
+    ]
+    stage = Stage(
+        "train", 1, calls, None, lambda error, calls: pytest.fail("none of the trees is lost")
+    )
+    assert (stage.turns, [stage.next_message(1) for _ in range(3)]) == (
+        [3],
+        [range(i, i + 1) for i in range(3)],
+    )
     references = [ray.ObjectRef(os.urandom(28)) for _ in range(3)]
     for index in (2, 0, 1):
         assert not stage.waiting
@@ -100,7 +111,9 @@ def test_a_sum_waits_for_all_that_it_adds_and_for_what_is_made_again():
 
 def test_sums_are_made_on_nodes_that_make_the_fewest():
     """As far as no Ray is needed: its actors are names, which are never done."""
-    calls = [Call(1, num_objects=1, adds=range(10 + 2 * number, 12 + 2 * number)) for number in range(4)]
+    calls = [
+        Call(1, num_objects=1, adds=range(10 + 2 * number, 12 + 2 * number)) for number in range(4)
+    ]
     calls += [Call(1)] * 6 + [Call(1, task=(client,), num_objects=1) for client in range(8)]
     made = []
 
@@ -111,7 +124,9 @@ def test_sums_are_made_on_nodes_that_make_the_fewest():
     stage = Stage("train", 1, calls, None, None, add=add)
     stage.waiting.clear()
     members = deque(
-        Member(f"{node}-{number}", f"{node}-{number}", node_id=node) for node in "ab" for number in range(3)
+        Member(f"{node}-{number}", f"{node}-{number}", node_id=node)
+        for node in "ab"
+        for number in range(3)
     )
     dispatch = Dispatch(SimpleNamespace(idle=members), None, 0, None)
     for index in range(10, 18):
@@ -167,7 +182,9 @@ def test_a_silent_node_does_not_hold_up_a_sum(
     in_groups, a_cluster, make_site, played, here, pool_on, at_first_sum, caplog
 ):
     """Its raylet is stopped when sums that lie there are to be added elsewhere."""
-    site = make_site(compose(fedavg(), Slow()), counts=MANY, clients_per_round=13, num_rounds=2, task_images=20)
+    site = make_site(
+        compose(fedavg(), Slow()), counts=MANY, clients_per_round=13, num_rounds=2, task_images=20
+    )
     expected = here(site)
     with a_cluster({**IN_STORE, **PATIENT}, num_cpus=1) as cluster:
         node = cluster.add_node(num_cpus=1)

@@ -18,7 +18,12 @@ from rayfed.runtime.crew import Crew
 from rayfed.runtime.head import Head
 
 QUICKSTART = Path(__file__).resolve().parents[2] / "jobs/quickstart.toml"
-SETTINGS = ["model.name=lenet", "train.local_steps=2", "train.clients_per_round=4", "train.num_rounds=1000"]
+SETTINGS = [
+    "model.name=lenet",
+    "train.local_steps=2",
+    "train.clients_per_round=4",
+    "train.num_rounds=1000",
+]
 
 
 def test_a_silent_head_is_not_asked_again_until_it_answers(monkeypatch, caplog):
@@ -31,7 +36,9 @@ def test_a_silent_head_is_not_asked_again_until_it_answers(monkeypatch, caplog):
     monkeypatch.setattr(head, "nodes", nodes)
     monkeypatch.setattr(head.internals, "draining", set)
     asking = Head({})
-    assert [asking.nodes(0.0), asking.nodes(0.0), asking.silent] == [None, None, False], "asked without waiting"
+    assert [asking.nodes(0.0), asking.nodes(0.0), asking.silent] == [None, None, False], (
+        "asked without waiting"
+    )
     monkeypatch.setattr(head, "HEAD_LIMIT", 0.2)
     assert [asking.nodes(), asking.nodes(), asking.silent] == [None, None, True]
     assert caplog.text.count("has not answered") == 1
@@ -62,9 +69,15 @@ def test_a_silent_head_is_asked_once_whether_memory_was_full(monkeypatch, caplog
     monkeypatch.setattr(head, "HEAD_LIMIT", 0.2)
     monkeypatch.setattr(head, "nodes", dict)
     monkeypatch.setattr(head.internals, "draining", set)
-    monkeypatch.setattr(head.internals, "memory_was_full", lambda process: asked.append(process) or answer.wait(60))
+    monkeypatch.setattr(
+        head.internals, "memory_was_full", lambda process: asked.append(process) or answer.wait(60)
+    )
     asking = Head({})
-    assert [asking.memory_was_full("a"), asking.memory_was_full("b"), asking.silent] == [False, False, True]
+    assert [asking.memory_was_full("a"), asking.memory_was_full("b"), asking.silent] == [
+        False,
+        False,
+        True,
+    ]
     assert asked == ["a"] and caplog.text.count("has not answered") == 1
     answer.set()
     monkeypatch.setattr(head, "HEAD_LIMIT", 60.0)
@@ -83,7 +96,9 @@ def losses(path):
 
 
 @pytest.mark.slow
-def test_a_run_that_loses_the_head_keeps_each_round_and_can_be_resumed(a_cluster, tmp_path, monkeypatch):
+def test_a_run_that_loses_the_head_keeps_each_round_and_can_be_resumed(
+    a_cluster, tmp_path, monkeypatch
+):
     """The chaos test kills the raylets and the heads of runs' own Rays."""
     monkeypatch.setenv("RAY_gcs_rpc_server_reconnect_timeout_s", "20")  # Ray's default is a minute
     settings = [f"output.path={tmp_path}", "name=run", "method=scaffold", *SETTINGS]
@@ -92,7 +107,9 @@ def test_a_run_that_loses_the_head_keeps_each_round_and_can_be_resumed(a_cluster
         with rayfed("run", QUICKSTART, *settings, f"ray.address={cluster.address}") as run:
             try:
                 next(line for line in run.stdout if line.startswith("round   11/"))
-                os.kill(cluster.head_node.all_processes["gcs_server"][0].process.pid, signal.SIGKILL)
+                os.kill(
+                    cluster.head_node.all_processes["gcs_server"][0].process.pid, signal.SIGKILL
+                )
                 _, said = run.communicate(timeout=120)
             finally:
                 run.kill()
@@ -115,6 +132,9 @@ def test_a_run_without_an_actor_says_whether_other_jobs_hold_the_nodes_or_they_a
     crew = Crew(RayOptions(num_gpus=0.0), "run", None, None, 1, head)
     assert "there are 2 CPU and 0 GPU, which other jobs may hold" in crew._missing()
     head.draining.add("a")
-    assert "2 CPU and 0 GPU, on nodes that are about to end and take no actors: add a node" in crew._missing()
+    assert (
+        "2 CPU and 0 GPU, on nodes that are about to end and take no actors: add a node"
+        in crew._missing()
+    )
     nodes["b"] = {"CPU": 1.0}
     assert "which other jobs may hold" in crew._missing()

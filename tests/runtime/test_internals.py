@@ -12,7 +12,13 @@ import pytest
 from rayfed.runtime import internals
 
 ROOT = Path(__file__).resolve().parents[2]
-TINY = ["model.name=lenet", "train.num_rounds=1", "train.clients_per_round=2", "train.local_steps=1", "ray.actors=1"]
+TINY = [
+    "model.name=lenet",
+    "train.num_rounds=1",
+    "train.clients_per_round=2",
+    "train.local_steps=1",
+    "ray.actors=1",
+]
 WITHOUT = """
 import sys
 from rayfed.runtime import internals
@@ -33,13 +39,17 @@ def test_this_ray_has_every_name(name):
 
 def test_no_other_file_knows_a_private_name():
     others = {path for path in (ROOT / "rayfed").rglob("*.py") if path.name != "internals.py"}
-    knowing = re.compile(r"(import|from) ray\.(_private|core|autoscaler|dashboard|experimental|_raylet)|\bray\._[^_]")
+    knowing = re.compile(
+        r"(import|from) ray\.(_private|core|autoscaler|dashboard|experimental|_raylet)|\bray\._[^_]"
+    )
     assert others and [path.name for path in others if knowing.search(path.read_text())] == []
 
 
 def run(script, name, *words, **environment):
     command = [sys.executable, "-c", script, name, *words]
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")} | environment
+    environment = {
+        key: value for key, value in os.environ.items() if not key.startswith("RAY_")
+    } | environment
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -56,7 +66,9 @@ def last(path):
 @pytest.fixture
 def off(tmp_path):
     """The accuracy without Ray."""
-    run(COMMAND, "state", "run", "jobs/quickstart.toml", *settings(tmp_path / "off", "ray.mode=off"))
+    run(
+        COMMAND, "state", "run", "jobs/quickstart.toml", *settings(tmp_path / "off", "ray.mode=off")
+    )
     return last(tmp_path / "off")
 
 
@@ -70,17 +82,32 @@ def test_a_ray_of_ours_that_lacks_a_name_runs_with_the_same_result(tmp_path, off
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_ray_that_lacks_a_name_is_joined_and_gets_jobs_with_the_same_result(tmp_path, off, ray_head):
+def test_a_ray_that_lacks_a_name_is_joined_and_gets_jobs_with_the_same_result(
+    tmp_path, off, ray_head
+):
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4}
     with ray_head({**os.environ, **token}, "--num-cpus=1", "--node-ip-address=127.0.0.1") as ports:
         address = f"127.0.0.1:{ports['port']}"
         assert run(WITHOUT + ASK, "state", address, **token).strip() == "False"
         ours = {"RAY_AUTH_TOKEN": token["RAY_AUTH_TOKEN"]}
-        without = {"adds_nodes": ours, "cluster_address": ours, "draining": ours, "show_token": token}
+        without = {
+            "adds_nodes": ours,
+            "cluster_address": ours,
+            "draining": ours,
+            "show_token": token,
+        }
         for name, shown in without.items():
             words = settings(tmp_path / name, f"ray.address={address}")
             run(COMMAND, name, "run", "jobs/quickstart.toml", *words, **shown)
             assert last(tmp_path / name) == off
         at = ["--address", f"http://127.0.0.1:{ports['dashboard-port']}", "--follow"]
-        run(COMMAND, "job_request", "submit", "jobs/quickstart.toml", *settings(tmp_path / "sent"), *at, **ours)
+        run(
+            COMMAND,
+            "job_request",
+            "submit",
+            "jobs/quickstart.toml",
+            *settings(tmp_path / "sent"),
+            *at,
+            **ours,
+        )
         assert last(tmp_path / "sent") == off

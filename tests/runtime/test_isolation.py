@@ -17,7 +17,9 @@ from rayfed.runtime.this_process import ThisProcess
 
 HARMS = {
     "freezes": lambda model: model.requires_grad_(False),
-    "hooks": lambda model: model.head.register_forward_hook(lambda module, args, output: output * 1.5),
+    "hooks": lambda model: model.head.register_forward_hook(
+        lambda module, args, output: output * 1.5
+    ),
     "modules": lambda model: setattr(model.head, "forward", lambda features: features[:, :4]),
     "weights": lambda model: [tensor.zero_() for tensor in model.state_dict().values()],
     "threads": lambda model: torch.set_num_threads(torch.get_num_threads() + 1),
@@ -113,7 +115,9 @@ def test_no_two_uses_have_the_same_random_numbers(make_site, play):
     (client,) = play(site)[1].clients
     batches = torch.Generator().manual_seed(seed_of(0, Purpose.BATCHES, 1, client.client))
     streams = [torch.randint(0, 2**32, (20,), generator=batches).tolist()]
-    streams += [numbers for hook in ("init", "survey", "tell", "begin", "update") for numbers in DRAWN[hook]]
+    streams += [
+        numbers for hook in ("init", "survey", "tell", "begin", "update") for numbers in DRAWN[hook]
+    ]
     assert len({number for numbers in streams for number in numbers}) == 16 * 20
 
 
@@ -148,7 +152,8 @@ def test_the_bits_are_the_same_on_any_number_of_actors(cluster, make_site, here,
 def test_a_client_that_adds_a_parameter_is_named(make_site, play):
     site = make_site(compose(Grow()), clients_per_round=6)
     with pytest.raises(
-        RunFailed, match=r"client 4 or 3, round 1: one of their summands is odd; .*weights\.extra should not be there"
+        RunFailed,
+        match=r"client 4 or 3, round 1: one of their summands is odd; .*weights\.extra should not be there",
     ):
         play(site)
 

@@ -94,18 +94,23 @@ def test_an_id_is_new_and_can_be_part_of_a_url():
 
 
 def test_a_submission_is_found_by_its_run_or_its_id_or_the_nearest_is_named(monkeypatch):
-    tiny = [Submission(number, "done", "papers/tiny") for number in ("papers-tiny-2", "papers-tiny")]
+    tiny = [
+        Submission(number, "done", "papers/tiny") for number in ("papers-tiny-2", "papers-tiny")
+    ]
     known = [*tiny, Submission("raysubmit_1", "done")]
     monkeypatch.setattr(Jobs, "submissions", lambda jobs: known)
     jobs = Jobs("here", "")
     assert jobs.find("papers/tiny") == known[0], "the newest"
     assert jobs.find("raysubmit_1") == known[2]
     with pytest.raises(
-        InputError, match=r"nothing called 'papers/tyni' was submitted to the cluster at here; did you mean"
+        InputError,
+        match=r"nothing called 'papers/tyni' was submitted to the cluster at here; did you mean",
     ):
         jobs.find("papers/tyni")
     known.clear()
-    with pytest.raises(InputError, match="'tiny': nothing has been submitted to the cluster at here"):
+    with pytest.raises(
+        InputError, match="'tiny': nothing has been submitted to the cluster at here"
+    ):
         jobs.find("tiny")
 
 
@@ -147,9 +152,17 @@ def server(tmp_path, monkeypatch):
 
 BAD_ANSWERS = {  # of a job server to a question and to a job
     "silence": (None, ClusterLost, r"the cluster at {url} does not answer any more \(.*timed out"),
-    "no JSON": ((200, "<html>"), ClusterLost, r"the cluster at {url} does not answer any more \(Expecting value"),
+    "no JSON": (
+        (200, "<html>"),
+        ClusterLost,
+        r"the cluster at {url} does not answer any more \(Expecting value",
+    ),
     "no agent": ((500, NO_AGENT), ClusterLost, rf"cluster at {{url}} refuses: .*{NO_AGENT}"),
-    "no token": ((401, ""), InputError, r"the cluster at {url} asks for a token, and got none or a wrong token"),
+    "no token": (
+        (401, ""),
+        InputError,
+        r"the cluster at {url} asks for a token, and got none or a wrong token",
+    ),
 }
 
 
@@ -182,7 +195,13 @@ def test_the_token_is_shown_to_the_named_server_alone_once_it_has_asked(manner):
             self.rfile.read(int(self.headers.get("Content-Length", 0)))
             seen.setdefault(port, set()).add(shown)
             named = port == first.server_port
-            code = 401 if named and "asks" in manner and not shown else 307 if named and "sends on" in manner else 200
+            code = (
+                401
+                if named and "asks" in manner and not shown
+                else 307
+                if named and "sends on" in manner
+                else 200
+            )
             self.send_response(code)
             if code == 307:
                 self.send_header("Location", f"http://127.0.0.1:{second.server_port}{self.path}")
@@ -203,14 +222,18 @@ def test_the_token_is_shown_to_the_named_server_alone_once_it_has_asked(manner):
     ):
         for server in (first, second):
             threading.Thread(target=server.serve_forever, daemon=True).start()
-        work = f"Jobs('http://127.0.0.1:{first.server_port}', '').submit(['true'], 'run', {{}}, {{}})"
+        work = (
+            f"Jobs('http://127.0.0.1:{first.server_port}', '').submit(['true'], 'run', {{}}, {{}})"
+        )
         environment = os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}
         command = [sys.executable, "-c", f"from rayfed.runtime.jobs import Jobs; {work}"]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         first.shutdown()
         second.shutdown()
     assert (done.returncode, done.stderr) == (0, "")
-    assert seen.pop(first.server_port) == ({None, f"Bearer {TOKEN}"} if "asks" in manner else {None})
+    assert seen.pop(first.server_port) == (
+        {None, f"Bearer {TOKEN}"} if "asks" in manner else {None}
+    )
     assert seen == ({second.server_port: {None}} if "sends on" in manner else {})
 
 
@@ -224,7 +247,9 @@ def head(ray_head, tmp_path_factory):
     (home / ".ray").mkdir()
     (home / ".ray/auth_token").write_text(TOKEN)
     (home / ".ray/auth_token").chmod(0o600)
-    user = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | {"HOME": str(home)}
+    user = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | {
+        "HOME": str(home)
+    }
     user["PATH"] = f"{BIN}{os.pathsep}{user['PATH']}"  # as in an activated environment
     of_cluster = user | {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}
     with ray_head(of_cluster, "--num-cpus=1", "--node-ip-address=127.0.0.1") as ports:
@@ -243,7 +268,9 @@ def at(head, tmp_path):
             [BIN / "rayfed", *arguments],
             cwd=tmp_path,
             env=environment | {"RAY_API_SERVER_ADDRESS": url} | more,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell may have told us to ignore it
+            preexec_fn=lambda: signal.signal(
+                signal.SIGINT, signal.SIG_DFL
+            ),  # a shell may have told us to ignore it
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -270,7 +297,11 @@ def test_a_job_is_submitted_followed_and_listed(at, tmp_path):
     code, out, err = ended(at("submit", "job.toml", "-s", "train.lr=0.05", "--follow"))
     assert code == 0, out + err
     results = tmp_path / "runs/papers/tiny"
-    assert re.search(r"^cluster +http://127.0.0.1:\d+, named by RAY_API_SERVER_ADDRESS, on this machine$", out, re.M)
+    assert re.search(
+        r"^cluster +http://127.0.0.1:\d+, named by RAY_API_SERVER_ADDRESS, on this machine$",
+        out,
+        re.M,
+    )
     assert re.search(r"^packed +2 files, \d\.\d kB, and rayfed itself$", out, re.M)
     assert f"results  {results}\nsubmitted as papers-tiny\n" in out
     assert re.findall(r"^round (\d)/2  accuracy", out, re.M) == ["0", "1", "2"]
@@ -290,7 +321,10 @@ def test_a_job_is_submitted_followed_and_listed(at, tmp_path):
 
     assert ended(at("stop", "papers/tiny"))[1] == "papers/tiny is done already\n"
     code, _, err = ended(at("submit", "job.toml"))
-    assert code == 2 and f"'{results}' holds the results of a run; give --force (in Python force=True) to" in err
+    assert (
+        code == 2
+        and f"'{results}' holds the results of a run; give --force (in Python force=True) to" in err
+    )
     assert "or resume the run (in Python resume=True): the same command, with --resume" in err
     code, _, err = ended(at("logs", "papers/tyni"))
     assert code == 2 and "did you mean 'papers/tiny'?" in err
@@ -299,8 +333,23 @@ def test_a_job_is_submitted_followed_and_listed(at, tmp_path):
 @pytest.mark.slow
 def test_a_job_gets_the_rayfed_that_submitted_it_and_no_secret_file(at, tmp_path):
     kept = ["id_cards.py", "notes/read.txt", "alias.txt"]
-    left = ["server.pem", "keys/id_rsa", ".env", "notes/.netrc", "ignored.txt", "data/large.bin", "private.csv"]
-    for place in ["id_cards.py", "notes/read.txt", *left, "../outside/secret", "rayfed/__init__.py", "rayfed/job.py"]:
+    left = [
+        "server.pem",
+        "keys/id_rsa",
+        ".env",
+        "notes/.netrc",
+        "ignored.txt",
+        "data/large.bin",
+        "private.csv",
+    ]
+    for place in [
+        "id_cards.py",
+        "notes/read.txt",
+        *left,
+        "../outside/secret",
+        "rayfed/__init__.py",
+        "rayfed/job.py",
+    ]:
         (tmp_path / place).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / place).write_text("raise RuntimeError('another rayfed')")
     for link, target in {
@@ -313,16 +362,23 @@ def test_a_job_gets_the_rayfed_that_submitted_it_and_no_secret_file(at, tmp_path
     (tmp_path / ".gitignore").write_text("ignored.txt\ndata/\n")
     (tmp_path / ".git/info/exclude").write_text("private.csv\n")
 
-    code, out, err = ended(at("submit", "job.toml", "-s", "model.name=tiny_models:looking", "--follow"))
+    code, out, err = ended(
+        at("submit", "job.toml", "-s", "model.name=tiny_models:looking", "--follow")
+    )
     assert code == 0, out + err
     (folder, files), (package, modules) = map(json.loads, re.findall(r"^FOLDER (.*)$", out, re.M))
     assert without_caches(files) == {"job.toml", "tiny_models.py", "notes", *kept}
     submitted = Path(rayfed.__file__).parent
-    examples = {"examples", *(f"examples/{file.relative_to(EXAMPLES)}" for file in EXAMPLES.rglob("*"))}
+    examples = {
+        "examples",
+        *(f"examples/{file.relative_to(EXAMPLES)}" for file in EXAMPLES.rglob("*")),
+    }
     ours = without_caches(file.relative_to(submitted) for file in submitted.rglob("*"))
     assert without_caches(modules) == ours | examples
     assert not Path(package).is_relative_to(folder) and Path(package) != submitted
-    assert set(re.findall(r"worked with (\S+)$", out, re.M)) == {f"{package}/__init__.py"}, "on the actors too"
+    assert set(re.findall(r"worked with (\S+)$", out, re.M)) == {f"{package}/__init__.py"}, (
+        "on the actors too"
+    )
 
 
 @pytest.mark.slow
@@ -345,7 +401,9 @@ def test_a_failed_job_passes_its_exit_code_on_and_says_why(at, tmp_path):
 
 @pytest.mark.slow
 def test_stop_gives_a_run_the_time_to_keep_its_finished_rounds(at, tmp_path):
-    code, out, err = ended(at("submit", "job.toml", "-s", "train.num_rounds=100000", "-s", "name=long"))
+    code, out, err = ended(
+        at("submit", "job.toml", "-s", "train.num_rounds=100000", "-s", "name=long")
+    )
     assert code == 0, err
     assert out.endswith("to watch: `rayfed logs -f long`; to stop: `rayfed stop long`\n")
     follower = at("logs", "-f", "long")
@@ -362,19 +420,33 @@ def test_stop_gives_a_run_the_time_to_keep_its_finished_rounds(at, tmp_path):
     assert left["status"] == "stopped" and left["rounds"] >= 2
     assert list((tmp_path / "runs/long/checkpoints").iterdir())
 
-    follower = at("submit", "job.toml", "-s", "train.num_rounds=100000", "-s", "name=long", "--resume", "--follow")
+    follower = at(
+        "submit",
+        "job.toml",
+        "-s",
+        "train.num_rounds=100000",
+        "-s",
+        "name=long",
+        "--resume",
+        "--follow",
+    )
     shown = []
     for line in follower.stdout:
         shown += map(int, re.findall(r"^round +(\d+)/", line))
         if shown and shown[-1] > left["rounds"] + 1:
             break
     follower.send_signal(signal.SIGINT)  # while the log is followed, it stops the job
-    out, err = follower.stdout.read(), follower.stderr.read()  # `communicate` would lose what is in the buffer
+    out, err = (
+        follower.stdout.read(),
+        follower.stderr.read(),
+    )  # `communicate` would lose what is in the buffer
     assert ended(follower)[0] == 130, out + err
     assert "stopping the job; Ctrl-C again: do not wait for its end" in err
     assert f"long is stopped; its finished rounds lie in {tmp_path}/runs/long" in err
     shown += map(int, re.findall(r"^round +(\d+)/", out, re.M))
-    assert shown == list(range(shown[0], shown[-1] + 1)), "each line once, also after the interruption"
+    assert shown == list(range(shown[0], shown[-1] + 1)), (
+        "each line once, also after the interruption"
+    )
     assert shown[0] > 1, "it has continued, not begun anew"
     assert summary(tmp_path / "runs/long")["rounds"] >= left["rounds"] + 2
 
@@ -385,33 +457,63 @@ def test_a_missing_or_wrong_token_is_refused_in_one_sentence(at, tmp_path):
         code, _, err = ended(at("submit", "job.toml", **given_token))
         assert code == 2
         (error,) = [line for line in err.splitlines() if "error" in line]
-        assert re.search("asks for a token, and got none or a wrong token; put .* `ray get-auth-token` prints", error)
+        assert re.search(
+            "asks for a token, and got none or a wrong token; put .* `ray get-auth-token` prints",
+            error,
+        )
 
 
 @pytest.mark.slow
 def test_nothing_is_submitted_to_a_ray_that_ends_with_a_run(head, tmp_path):
     environment = {**head[1], "HOME": str(tmp_path)}
-    long = ["-s", "train.num_rounds=1000", "-s", "ray.actors=1", "-s", "name=own", "-s", f"output.path={tmp_path}"]
+    long = [
+        "-s",
+        "train.num_rounds=1000",
+        "-s",
+        "ray.actors=1",
+        "-s",
+        "name=own",
+        "-s",
+        f"output.path={tmp_path}",
+    ]
     command = [BIN / "rayfed", "run", ROOT / "jobs/quickstart.toml", *long]
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as run:
         try:
-            url = next(line.split()[-1] for line in run.stderr if line.startswith("Ray dashboard: "))
+            url = next(
+                line.split()[-1] for line in run.stderr if line.startswith("Ray dashboard: ")
+            )
             submit = [BIN / "rayfed", "submit", "jobs/quickstart.toml", "--address", url]
             said = subprocess.run(submit, cwd=ROOT, env=environment, capture_output=True, text=True)
         finally:
             run.kill()
     assert said.returncode == 2
-    assert f"the Ray at {url} belongs to the run 'own', and ends with it; start a Ray that stays" in said.stderr
+    assert (
+        f"the Ray at {url} belongs to the run 'own', and ends with it; start a Ray that stays"
+        in said.stderr
+    )
 
 
 @pytest.mark.slow
 def test_rays_own_command_submits_as_well(head, tmp_path):
     url, environment = head
-    command = [BIN / "ray", "job", "submit", f"--address={url}", "--working-dir=.", "--", "python", "jobs/train.py"]
+    command = [
+        BIN / "ray",
+        "job",
+        "submit",
+        f"--address={url}",
+        "--working-dir=.",
+        "--",
+        "python",
+        "jobs/train.py",
+    ]
     command += ["jobs/quickstart.toml", "-s", f"output.path={tmp_path}", "-s", "model.name=lenet"]
     command += ["-s", "train.num_rounds=1", "-s", "train.local_steps=1"]
     environment = environment | {"RAY_AUTH_MODE": "token"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(
+        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert summary(tmp_path / "quickstart")["status"] == "done"
 
@@ -433,9 +535,13 @@ def wheel(folder):
     path = folder / "our_tool-1.0-py3-none-any.whl"
     with ZipFile(path, "w") as archive:
         archive.writestr("our_tool.py", "")
-        archive.writestr("our_tool-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: our-tool\nVersion: 1.0\n")
         archive.writestr(
-            "our_tool-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+            "our_tool-1.0.dist-info/METADATA",
+            "Metadata-Version: 2.1\nName: our-tool\nVersion: 1.0\n",
+        )
+        archive.writestr(
+            "our_tool-1.0.dist-info/WHEEL",
+            "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         )
         archive.writestr("our_tool-1.0.dist-info/RECORD", "")
     return path
@@ -444,28 +550,50 @@ def wheel(folder):
 @pytest.mark.slow
 def test_a_job_gets_its_variables_and_packages_and_its_driver_a_place(small, ray_head, tmp_path):
     user = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    user |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "RAYFED_TRUST_THIS_MACHINE": "1"}
+    user |= {
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAYFED_TRUST_THIS_MACHINE": "1",
+    }
     (work := tmp_path / "work").mkdir()
     (work / "using.py").write_text(USING)
     (work / "job.toml").write_text(JOB)
-    words = ["-s", "model.name=using:using", "-s", f"output.path={tmp_path}/runs", "--env", "COLOUR=dark blue"]
+    words = [
+        "-s",
+        "model.name=using:using",
+        "-s",
+        f"output.path={tmp_path}/runs",
+        "--env",
+        "COLOUR=dark blue",
+    ]
 
     def submit(*more):
         command = [BIN / "rayfed", "submit", "job.toml", *words, *more, "--address", url]
-        return subprocess.run(command, cwd=work, env=user, capture_output=True, text=True, timeout=240)
+        return subprocess.run(
+            command, cwd=work, env=user, capture_output=True, text=True, timeout=240
+        )
 
     flags = ["--num-cpus=2", "--node-ip-address=127.0.0.1", "--labels=disk=fast"]
     with ray_head(user, *flags, python=small) as ports:
         url = f"http://127.0.0.1:{ports['dashboard-port']}"
-        place = ["--entrypoint-num-cpus", "1", "--entrypoint-memory", "268435456", "--entrypoint-label"]
-        done = submit("--with", f"our-tool @ {wheel(tmp_path).as_uri()}", *place, "disk=in(fast)", "--follow")
+        place = [
+            "--entrypoint-num-cpus",
+            "1",
+            "--entrypoint-memory",
+            "268435456",
+            "--entrypoint-label",
+        ]
+        done = submit(
+            "--with", f"our-tool @ {wheel(tmp_path).as_uri()}", *place, "disk=in(fast)", "--follow"
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         used = set(re.findall(r"TOOL (\S+) (.*)$", done.stdout, re.M))
         assert {colour for _, colour in used} == {"dark blue"}
         assert all("/runtime_resources/pip/" in file for file, _ in used), "on the actors too"
 
         done = submit(*place, "disk=slow", "-s", "name=waits")
-        assert done.returncode == 0 and "no node has what it asks for, so the job waits for one" in done.stdout, (
-            done.stderr
-        )
+        assert (
+            done.returncode == 0
+            and "no node has what it asks for, so the job waits for one" in done.stdout
+        ), done.stderr
         assert Jobs(url, "").get("waits").status == "pending"

@@ -29,22 +29,40 @@ def test_the_driver_has_no_copy_of_the_data_and_no_actor_has_what_only_others_ne
     site, put, puts = make_site(scaffold(), norm=True), ray.put, []
     expected = here(site)
     shared = stored(site)
-    assert not any(array.flags.owndata for array in (shared.federation.train.examples, shared.federation.test.examples))
-    monkeypatch.setattr("rayfed.runtime.ray_workers.SMALL", 0)  # else the model goes along with each call
+    assert not any(
+        array.flags.owndata
+        for array in (shared.federation.train.examples, shared.federation.test.examples)
+    )
+    monkeypatch.setattr(
+        "rayfed.runtime.ray_workers.SMALL", 0
+    )  # else the model goes along with each call
     monkeypatch.setattr(ray, "put", lambda value: puts.append(type(value)) or put(value))
     with pool_on(shared, "lean", actors=1) as pool:
         assert played(shared, pool) == expected
-        needless = {"torch._dynamo", "torch._inductor", "sympy", "triton"}  # torch's compiler: 80 MB
-        needless |= {"pyarrow.compute", "pyarrow.parquet", "PIL"}  # a quarter of a second; Ray itself imports pyarrow
+        needless = {
+            "torch._dynamo",
+            "torch._inductor",
+            "sympy",
+            "triton",
+        }  # torch's compiler: 80 MB
+        needless |= {
+            "pyarrow.compute",
+            "pyarrow.parquet",
+            "PIL",
+        }  # a quarter of a second; Ray itself imports pyarrow
         (member,) = pool._crew.idle
-        assert not ray.get(member.actor.__ray_call__.remote(lambda self: needless & set(sys.modules)))
+        assert not ray.get(
+            member.actor.__ray_call__.remote(lambda self: needless & set(sys.modules))
+        )
     assert puts and not any(issubclass(kind, Site) for kind in puts)
 
 
 def memory():
     """Bytes of this machine, and how many of them are free, as Ray's memory monitor sees them."""
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    total, available = (int(fields[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
+    total, available = (
+        int(fields[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable")
+    )
     return total, available
 
 
@@ -81,7 +99,8 @@ def test_a_client_that_takes_all_memory_is_killed_and_run_again(
         assert played(site, pool) == expected
     assert (tmp_path / "taken").exists(), "it did happen"
     assert re.search(
-        r"client 1, round 2: lost with actor-\d on [\d.]+ \(out of memory\); running it again", caplog.text
+        r"client 1, round 2: lost with actor-\d on [\d.]+ \(out of memory\); running it again",
+        caplog.text,
     )
 
 
@@ -90,10 +109,19 @@ def test_nothing_grows_with_the_rounds(cluster, make_site, pool_on):
 
     def look():
         """MiB of the driver and the actors, and of the object store."""
-        actors = [ray.get_actor(name) for name in ray.util.list_named_actors() if name.startswith("flat/")]
-        pids = [os.getpid(), *ray.get([actor.__ray_call__.remote(lambda self: os.getpid()) for actor in actors])]
-        listed = subprocess.run(["ps", "-o", "rss=", "-p", ",".join(map(str, pids))], capture_output=True, text=True)
-        stored = re.search(r"Plasma memory usage ([\d.]+) MiB", memory_summary(address=cluster, stats_only=True))
+        actors = [
+            ray.get_actor(name) for name in ray.util.list_named_actors() if name.startswith("flat/")
+        ]
+        pids = [
+            os.getpid(),
+            *ray.get([actor.__ray_call__.remote(lambda self: os.getpid()) for actor in actors]),
+        ]
+        listed = subprocess.run(
+            ["ps", "-o", "rss=", "-p", ",".join(map(str, pids))], capture_output=True, text=True
+        )
+        stored = re.search(
+            r"Plasma memory usage ([\d.]+) MiB", memory_summary(address=cluster, stats_only=True)
+        )
         return sum(map(int, listed.stdout.split())) / 1024, float(stored[1])
 
     seen = []

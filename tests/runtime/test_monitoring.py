@@ -49,16 +49,24 @@ rayfed.run(job, overrides | {"train.num_rounds": 3, "train.clients_per_round": 3
 
 def selectors(expr):
     """Metric -> the labels by which the expression selects or groups it, and their values (None: any value)."""
-    kept = {label.strip(): None for group in re.findall(r"\bby \((.*?)\)", expr) for label in group.split(",")}
+    kept = {
+        label.strip(): None
+        for group in re.findall(r"\bby \((.*?)\)", expr)
+        for label in group.split(",")
+    }
     found = {}
     for name, matchers in SELECTOR.findall(expr):
         given = re.findall(r'(\w+)(=~?)"(.*?)"', matchers)
-        found[name] = kept | {label: value if operator == "=" else None for label, operator, value in given}
+        found[name] = kept | {
+            label: value if operator == "=" else None for label, operator, value in given
+        }
     return found
 
 
 def fits(labels, wanted):
-    return all(label in labels and value in (None, labels[label]) for label, value in wanted.items())
+    return all(
+        label in labels and value in (None, labels[label]) for label, value in wanted.items()
+    )
 
 
 def until(look, seconds=120):
@@ -79,20 +87,35 @@ def get(url):
 
 def test_every_panel_asks_the_chosen_prometheus_for_the_chosen_run_and_every_gauge_has_a_panel():
     source, run = DASHBOARD["templating"]["list"]
-    assert (source["name"], source["type"], source["query"]) == ("datasource", "datasource", "prometheus")
+    assert (source["name"], source["type"], source["query"]) == (
+        "datasource",
+        "datasource",
+        "prometheus",
+    )
     assert run["query"]["query"] == "label_values(ray_rayfed_round, run)"
     for part in (run, *PANELS, *(target for _, target in TARGETS)):
         assert part["datasource"] == {"type": "prometheus", "uid": "${datasource}"}
-    used = {name for _, target in TARGETS for name in selectors(target["expr"]) if name.startswith("ray_rayfed_")}
+    used = {
+        name
+        for _, target in TARGETS
+        for name in selectors(target["expr"])
+        if name.startswith("ray_rayfed_")
+    }
     assert used == {f"ray_{name}" for name in SERIES}
 
 
 def test_nothing_listens_beyond_this_machine():
-    compose, start = (MONITORING / "compose.yaml").read_text(), (MONITORING / "start.sh").read_text()
+    compose, start = (
+        (MONITORING / "compose.yaml").read_text(),
+        (MONITORING / "start.sh").read_text(),
+    )
     settings = (MONITORING / "grafana" / "settings.env").read_text()
     assert "--web.listen-address=127.0.0.1:${PROMETHEUS_PORT:?}" in compose
     assert '--web.listen-address="127.0.0.1:$PROMETHEUS_PORT"' in start
-    assert "GF_SERVER_HTTP_ADDR=127.0.0.1\n" in settings and "GF_AUTH_ANONYMOUS_ORG_ROLE=Viewer\n" in settings
+    assert (
+        "GF_SERVER_HTTP_ADDR=127.0.0.1\n" in settings
+        and "GF_AUTH_ANONYMOUS_ORG_ROLE=Viewer\n" in settings
+    )
 
 
 def test_without_a_ray_the_script_says_how_to_start_one(tmp_path):
@@ -104,7 +127,12 @@ def test_without_a_ray_the_script_says_how_to_start_one(tmp_path):
 @contextlib.contextmanager
 def watched(address, environment, path):
     """A run that waits in its third round; gives accuracy, loss, forgetting and seconds of the second round."""
-    overrides = {"name": "watched/run", "ray.address": address, "output.path": path, "model.name": "lenet"}
+    overrides = {
+        "name": "watched/run",
+        "ray.address": address,
+        "output.path": path,
+        "model.name": "lenet",
+    }
     command = [sys.executable, "-c", DRIVER, ROOT / "jobs" / "quickstart.toml"]
     command += [f"{key}={value}" for key, value in overrides.items()]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
@@ -122,9 +150,13 @@ def scrape(folder):
     samples = []
     for group in json.loads((folder / "prom_metrics_service_discovery.json").read_text()):
         for target in group["targets"]:
-            with contextlib.suppress(urllib.error.URLError):  # Ray lists an autoscaler that it may not have
+            with contextlib.suppress(
+                urllib.error.URLError
+            ):  # Ray lists an autoscaler that it may not have
                 for family in text_string_to_metric_families(get(f"http://{target}/metrics")):
-                    samples += [(sample.name, sample.labels, sample.value) for sample in family.samples]
+                    samples += [
+                        (sample.name, sample.labels, sample.value) for sample in family.samples
+                    ]
     return samples
 
 
@@ -132,18 +164,37 @@ def scrape(folder):
 def test_every_panel_finds_its_metrics_in_a_scrape(ray_head, tmp_path):
     environment = os.environ | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0123456789abcdef" * 4}
     with ExitStack() as stack:
-        ports = stack.enter_context(ray_head(environment, "--num-cpus=2", "--node-ip-address=127.0.0.1"))
-        figures = stack.enter_context(watched(f"127.0.0.1:{ports['port']}", environment, tmp_path / "runs"))
+        ports = stack.enter_context(
+            ray_head(environment, "--num-cpus=2", "--node-ip-address=127.0.0.1")
+        )
+        figures = stack.enter_context(
+            watched(f"127.0.0.1:{ports['port']}", environment, tmp_path / "runs")
+        )
 
         def second_round():
             samples = scrape(Path(ports["folder"], "ray"))
-            shown = {name: value for name, labels, value in samples if labels.get("run") == "watched/run"}
-            alive = any(name == "ray_actors" and labels["State"] == "ALIVE" for name, labels, _ in samples)
-            in_the_third = shown.get("ray_rayfed_round") == 2 and shown["ray_rayfed_clients_done"] == figures[-1]
+            shown = {
+                name: value for name, labels, value in samples if labels.get("run") == "watched/run"
+            }
+            alive = any(
+                name == "ray_actors" and labels["State"] == "ALIVE" for name, labels, _ in samples
+            )
+            in_the_third = (
+                shown.get("ray_rayfed_round") == 2
+                and shown["ray_rayfed_clients_done"] == figures[-1]
+            )
             return (samples, shown) if alive and in_the_third else None
 
         samples, shown = until(second_round)
-    names = ("test_accuracy", "test_loss", "forgetting", "round_seconds", "clients_done", "clients_in_round", "retries")
+    names = (
+        "test_accuracy",
+        "test_loss",
+        "forgetting",
+        "round_seconds",
+        "clients_done",
+        "clients_in_round",
+        "retries",
+    )
     found = [shown[f"ray_rayfed_{name}"] for name in names]
     assert found == pytest.approx([*figures, 3, 0])
     assert shown["ray_rayfed_bytes_down"] > 0 and shown["ray_rayfed_bytes_up"] > 0

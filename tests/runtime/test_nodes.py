@@ -54,7 +54,11 @@ class Linger(Part):
     seconds: float = 60.0
 
     def begin(self, client):
-        if client.round > 1 and ray.get_runtime_context().get_node_id() == self.node and not Path(self.file).exists():
+        if (
+            client.round > 1
+            and ray.get_runtime_context().get_node_id() == self.node
+            and not Path(self.file).exists()
+        ):
             Path(self.file).touch()
             time.sleep(self.seconds)
 
@@ -148,7 +152,9 @@ FAULTY = (r"the GPU of actor-\d on .* failed \(CUDA error: uncorrectable.*runnin
 ONLY_OTHER = r"is on other hardware .*; resume on hardware as before"
 NO_ACTOR = r"(?s)for 5 s \(ray.patience\) there was no actor.*the run wants 1, each with 1 CPU.*there are 0 CPU"
 OTHER_BITS = "on other hardware than the run, and would compute other bits: instructions is .*; .*--other-bits"
-BLIND = r"^Ray counts a GPU on node [\d.]+, but torch .* sees none there.*NVIDIA_VISIBLE_DEVICES=all"
+BLIND = (
+    r"^Ray counts a GPU on node [\d.]+, but torch .* sees none there.*NVIDIA_VISIBLE_DEVICES=all"
+)
 BLIND_LATE = ("is given up: Ray counts a GPU",)
 NO_ROOM = r"for 4 s .*the run wants 2, each with 1 CPU.*other jobs may hold .*: try again when they are done"
 NO_GPU = r"for 3 s \(ray.patience\) no whole GPU was free"
@@ -161,12 +167,30 @@ ROWS = [
     Row(removes_its_node, logs=LOST, **LINGERS),
     Row(loses_power, logs=LOST, **LINGERS),
     Row(second=ONE, ray=TWO, part=lambda node, there: FaultyGPU(node), logs=FAULTY),
-    Row(joins_with_other_hardware, after=1, ray={"actors": "auto"}, before=4, logs=("it is not used",), size=1),
-    Row(joins_without_its_gpu, after=1, **ON_GPUS, ray={"num_gpus": 1.0}, before=3, logs=BLIND_LATE, size=1),
+    Row(
+        joins_with_other_hardware,
+        after=1,
+        ray={"actors": "auto"},
+        before=4,
+        logs=("it is not used",),
+        size=1,
+    ),
+    Row(
+        joins_without_its_gpu,
+        after=1,
+        **ON_GPUS,
+        ray={"num_gpus": 1.0},
+        before=3,
+        logs=BLIND_LATE,
+        size=1,
+    ),
     ALONE(swaps_for_other_hardware, ray={"actors": 1}, says=ONLY_OTHER),
     ALONE(removes_its_node, ray={"actors": 1, "patience": 5.0}, says=NO_ACTOR),
     REFUSED(says=OTHER_BITS, second={"num_cpus": 1, "env_vars": OTHER}, ray=TWO),
-    *(REFUSED(says=BLIND, head=GPUS, environment={PRETENDED: ""}, ray={"num_gpus": asked}) for asked in (1.0, "auto")),
+    *(
+        REFUSED(says=BLIND, head=GPUS, environment={PRETENDED: ""}, ray={"num_gpus": asked})
+        for asked in (1.0, "auto")
+    ),
     HELD(head={"num_cpus": 2}, ray={"actors": 2, "patience": 4.0}, logs=WAITS, says=NO_ROOM),
     HELD(**ON_GPUS, ray={"num_gpus": "auto", "patience": 3.0}, logs=WAITS_FOR_GPU, says=NO_GPU),
 ]
@@ -181,7 +205,9 @@ class Another:
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
-def test_what_happens_to_a_cluster(a_cluster, make_site, played, here, pool_on, tmp_path, caplog, monkeypatch, row):
+def test_what_happens_to_a_cluster(
+    a_cluster, make_site, played, here, pool_on, tmp_path, caplog, monkeypatch, row
+):
     """No wait is silent, and none is longer than it must be."""
     monkeypatch.setattr(heartbeat, "HEARTBEAT", 0.5)
     if row.held:
@@ -207,7 +233,9 @@ def test_what_happens_to_a_cluster(a_cluster, make_site, played, here, pool_on, 
         expected = here(site)
         if row.harm and not row.after:
             stack.enter_context(once(tmp_path / "there", partial(row.harm, it)))
-        stack.enter_context(pytest.raises(row.error, match=row.says) if row.error else nullcontext())
+        stack.enter_context(
+            pytest.raises(row.error, match=row.says) if row.error else nullcontext()
+        )
         it.pool = stack.enter_context(pool_on(site, "harm", **row.ray))
         assert played(site, it.pool, between) == expected
         it.pool._crew.grow()
@@ -216,7 +244,9 @@ def test_what_happens_to_a_cluster(a_cluster, make_site, played, here, pool_on, 
     assert all(re.search(words, caplog.text) for words in row.logs)
 
 
-def test_only_nodes_with_the_labels_of_a_job_get_actors(a_cluster, make_site, played, here, pool_on):
+def test_only_nodes_with_the_labels_of_a_job_get_actors(
+    a_cluster, make_site, played, here, pool_on
+):
     site = make_site(scaffold(), clients_per_round=6)
     with a_cluster(num_cpus=1) as cluster:
         node = cluster.add_node(num_cpus=2, labels={"card": "H100"})
@@ -238,7 +268,10 @@ def test_a_client_whose_gpu_fails_goes_to_another_and_the_gpu_is_given_up_in_the
         while round.round == 1 and ready(pool) < 2:
             pool._crew.wait([], 0.2)
 
-    with a_cluster({PRETENDED: "1"}, num_cpus=2, num_gpus=2), pool_on(site, "card", num_gpus=1.0) as pool:
+    with (
+        a_cluster({PRETENDED: "1"}, num_cpus=2, num_gpus=2),
+        pool_on(site, "card", num_gpus=1.0) as pool,
+    ):
         assert played(site, pool, between) == here(site)
         assert [member.gpu for member in pool._crew._members] == ["1"]
         pool._crew.grow()
@@ -246,7 +279,9 @@ def test_a_client_whose_gpu_fails_goes_to_another_and_the_gpu_is_given_up_in_the
     assert "failed 2 times; the actor is given up" in caplog.text
 
 
-def test_actors_on_several_kinds_of_hardware_are_allowed_where_other_bits_are(several, make_site, played):
+def test_actors_on_several_kinds_of_hardware_are_allowed_where_other_bits_are(
+    several, make_site, played
+):
     several.add_node(num_cpus=1, env_vars=OTHER)
     site = make_site(fedavg(), num_rounds=1, ray=RayOptions(address=several.address, actors=2))
     with open_actors(site, other_bits=True) as pool:
@@ -254,12 +289,18 @@ def test_actors_on_several_kinds_of_hardware_are_allowed_where_other_bits_are(se
         assert len({kind["instructions"] for kind in pool.kinds()}) == 2
 
 
-def test_a_reply_is_lost_with_its_node(a_cluster, make_site, played, here, pool_on, monkeypatch, caplog):
+def test_a_reply_is_lost_with_its_node(
+    a_cluster, make_site, played, here, pool_on, monkeypatch, caplog
+):
     removed = []
 
     def fetched(dispatch, stage, turn, begun, fetch=Dispatch._fetched):
         """Removes a node when it is the turn of a reply that lies on it."""
-        if turn in stage.answers and stage.answers[turn].member.node_id == node.node_id and not removed:
+        if (
+            turn in stage.answers
+            and stage.answers[turn].member.node_id == node.node_id
+            and not removed
+        ):
             removed.append(cluster.remove_node(node))
         return fetch(dispatch, stage, turn, begun)
 
@@ -268,7 +309,9 @@ def test_a_reply_is_lost_with_its_node(a_cluster, make_site, played, here, pool_
     with a_cluster(IN_STORE, num_cpus=1) as cluster:
         node = cluster.add_node(num_cpus=1)
         monkeypatch.setattr(Dispatch, "_fetched", fetched)
-        monkeypatch.setattr(dispatch, "bring", lambda objects: None)  # these small ones would all be there in time
+        monkeypatch.setattr(
+            dispatch, "bring", lambda objects: None
+        )  # these small ones would all be there in time
         with pool_on(site, "reply", actors=2) as pool:
             assert played(site, pool) == expected
     assert removed
@@ -311,7 +354,9 @@ def test_a_silent_node_holds_up_neither_the_others_nor_a_deadline(
             os.kill(raylet, signal.SIGCONT)
     awaited = f"the reply of .*, round 1 from {silent[0]}"
     given_up = f"its reply did not come from {silent[0]} for \\d+ s; running it again"
-    assert re.search(f"waiting for {awaited}(?s:.*){given_up}", caplog.text), "the heartbeat, and then the deadline"
+    assert re.search(f"waiting for {awaited}(?s:.*){given_up}", caplog.text), (
+        "the heartbeat, and then the deadline"
+    )
     assert re.search(awaited, went_on[0]), "others answered, and got more work, in the meantime"
 
 
@@ -337,13 +382,19 @@ def test_lost_objects_are_made_again_or_named(several, make_site, play, bits, po
         second = next(rounds(site, pool, first))
         assert pool._crew.stored != lost, "the site was lost, and put again"
         assert "client 0, round 1: an object that it needs was lost" in caplog.text
-        found = bits(replace(second, memories={c: ray.get(memory) for c, memory in second.memories.items()}))
+        found = bits(
+            replace(second, memories={c: ray.get(memory) for c, memory in second.memories.items()})
+        )
         assert found == bits(play(replace(site, model=expected))[1])
-        with pytest.raises(WorkersLost, match=r"client 1, round 2: the memory of client 1 of an earlier .*resume"):
+        with pytest.raises(
+            WorkersLost, match=r"client 1, round 2: the memory of client 1 of an earlier .*resume"
+        ):
             next(rounds(site, pool, replace(second, memories={**second.memories, 1: lost})))
 
 
-def test_the_pool_grows_and_shrinks_with_the_cluster(several, make_site, played, here, pool_on, ready, caplog):
+def test_the_pool_grows_and_shrinks_with_the_cluster(
+    several, make_site, played, here, pool_on, ready, caplog
+):
     site = make_site(scaffold(), clients_per_round=6, num_rounds=7)
     expected, added, sizes = here(site), [], []
 
@@ -360,7 +411,11 @@ def test_the_pool_grows_and_shrinks_with_the_cluster(several, make_site, played,
     with caplog.at_level("INFO"), pool_on(site, "elastic") as pool:
         assert played(site, pool, change) == expected
     assert sizes == [1, 1, 2, 1, 1, 2, 2]
-    assert "actors: 1 on " in caplog.text and "with room for 1 more" in caplog.text and "is back" in caplog.text
+    assert (
+        "actors: 1 on " in caplog.text
+        and "with room for 1 more" in caplog.text
+        and "is back" in caplog.text
+    )
 
 
 @dataclass(frozen=True)
@@ -378,7 +433,9 @@ class Meet(Part):
         raise TimeoutError("no client has begun on a second node")
 
 
-def test_a_node_that_comes_during_a_round_works_in_it(several, make_site, played, here, pool_on, tmp_path, monkeypatch):
+def test_a_node_that_comes_during_a_round_works_in_it(
+    several, make_site, played, here, pool_on, tmp_path, monkeypatch
+):
     site = make_site(compose(scaffold(), Meet(str(tmp_path))), clients_per_round=6, num_rounds=1)
     (stands_in := tmp_path / "another node").touch()
     expected = here(site)
@@ -401,7 +458,13 @@ def test_an_actor_whose_node_ends_in_good_order_is_asked_for_again(
     several, make_site, played, here, pool_on, tmp_path, free_ports
 ):
     """By SIGTERM to `ray start`, as pods and spot machines end: an actor that waits for room is what adds nodes."""
-    command = [f"{sys.prefix}/bin/ray", "start", "--block", f"--address={several.address}", "--num-cpus=1"]
+    command = [
+        f"{sys.prefix}/bin/ray",
+        "start",
+        "--block",
+        f"--address={several.address}",
+        "--num-cpus=1",
+    ]
     with subprocess.Popen([*command, *free_ports], stdout=subprocess.DEVNULL) as node:
         while len(alive := [one["NodeID"] for one in ray.nodes() if one["Alive"]]) < 2:
             time.sleep(0.2)
@@ -420,7 +483,14 @@ def test_an_actor_whose_node_ends_in_good_order_is_asked_for_again(
 
 def drain(cluster, node):
     """As a spot machine's notice, or an autoscaler, does it: the node takes no new actors, and ends later."""
-    command = [f"{sys.prefix}/bin/ray", "drain-node", "--address", cluster.address, "--node-id", node.node_id]
+    command = [
+        f"{sys.prefix}/bin/ray",
+        "drain-node",
+        "--address",
+        cluster.address,
+        "--node-id",
+        node.node_id,
+    ]
     command += ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot"]
     subprocess.run([*command, "--deadline-remaining-seconds", "600"], check=True)
 
@@ -435,11 +505,15 @@ class WhereRounds(Part):
         Path(self.folder, f"{client.round} {ray.get_runtime_context().get_node_id()}").touch()
 
 
-def test_a_node_that_drains_gets_no_new_work(several, make_site, played, here, pool_on, tmp_path, monkeypatch, caplog):
+def test_a_node_that_drains_gets_no_new_work(
+    several, make_site, played, here, pool_on, tmp_path, monkeypatch, caplog
+):
     """An actor takes the place of the one there: where it waits for room, it is what adds nodes."""
     monkeypatch.setattr(crew, "LOOK", 0.2)
     node = several.add_node(num_cpus=1)
-    site = make_site(compose(scaffold(), WhereRounds(str(tmp_path))), clients_per_round=6, num_rounds=5)
+    site = make_site(
+        compose(scaffold(), WhereRounds(str(tmp_path))), clients_per_round=6, num_rounds=5
+    )
     expected = here(site)
     for file in tmp_path.iterdir():
         file.unlink()
@@ -455,11 +529,15 @@ def test_a_node_that_drains_gets_no_new_work(several, make_site, played, here, p
         places = {file.name for file in tmp_path.iterdir()}
         head = several.head_node.node_id
         assert {f"1 {head}", f"1 {node.node_id}"} <= places
-        assert {place for place in places if place[0] in "345"} == {f"{round} {head}" for round in (3, 4, 5)}
+        assert {place for place in places if place[0] in "345"} == {
+            f"{round} {head}" for round in (3, 4, 5)
+        }
         assert pool._crew.size == 2
         states = {one["State"] for one in actors().values() if one["Name"].startswith("drains/")}
         assert states == {"ALIVE", "DEAD", "PENDING_CREATION"}
-    assert caplog.text.count("is on a node that is about to end; another actor takes its place") == 1
+    assert (
+        caplog.text.count("is on a node that is about to end; another actor takes its place") == 1
+    )
     assert "run again" not in caplog.text
 
 
@@ -468,7 +546,9 @@ def test_work_that_is_lost_with_a_node_that_drains_does_not_count(
 ):
     monkeypatch.setattr(crew, "LOOK", 0.2)
     node = several.add_node(num_cpus=1)
-    site = make_site(compose(scaffold(), Linger(node.node_id, str(tmp_path / "there"))), clients_per_round=6)
+    site = make_site(
+        compose(scaffold(), Linger(node.node_id, str(tmp_path / "there"))), clients_per_round=6
+    )
     expected = here(site)
 
     def lose():
@@ -479,7 +559,9 @@ def test_work_that_is_lost_with_a_node_that_drains_does_not_count(
 
     with pool_on(site, "drained", actors=2, max_retries=0) as pool, once(tmp_path / "there", lose):
         assert played(site, pool) == expected
-    assert re.search(r"round \d: lost with actor-\d on .*; running (it|its \d tasks) again", caplog.text)
+    assert re.search(
+        r"round \d: lost with actor-\d on .*; running (it|its \d tasks) again", caplog.text
+    )
 
 
 @ray.remote(num_cpus=0)
@@ -489,7 +571,9 @@ def late(site):
     return site
 
 
-def test_an_actor_that_waits_for_its_data_is_not_restarted(a_cluster, make_site, here, on_ray, monkeypatch, caplog):
+def test_an_actor_that_waits_for_its_data_is_not_restarted(
+    a_cluster, make_site, here, on_ray, monkeypatch, caplog
+):
     """Neither does the run end, although the data need longer than an actor may need to come up."""
     monkeypatch.setattr(heartbeat, "HEARTBEAT", 0.5)
     monkeypatch.setattr(crew, "UP_LIMIT", 40.0)
@@ -533,15 +617,23 @@ def far_machine(a_cluster, environment):
     try:
         with a_cluster(environment, num_cpus=1, node_ip_address="10.93.7.1") as cluster:
             start = [f"{sys.prefix}/bin/ray", "start", "--block", f"--address={cluster.address}"]
-            start += ["--node-ip-address=10.93.7.2", "--num-cpus=1", f"--object-store-memory={150 * 2**20}"]
-            with subprocess.Popen(["ip", "netns", "exec", "rayfed-far", *start], stdout=subprocess.DEVNULL) as node:
+            start += [
+                "--node-ip-address=10.93.7.2",
+                "--num-cpus=1",
+                f"--object-store-memory={150 * 2**20}",
+            ]
+            with subprocess.Popen(
+                ["ip", "netns", "exec", "rayfed-far", *start], stdout=subprocess.DEVNULL
+            ) as node:
                 try:
                     yield
                 finally:
                     sh("ip netns pids rayfed-far | xargs --no-run-if-empty kill -9")
                     node.wait(30)
     finally:
-        subprocess.run("ip link delete rayfed0; ip netns delete rayfed-far", shell=True, capture_output=True)
+        subprocess.run(
+            "ip link delete rayfed0; ip netns delete rayfed-far", shell=True, capture_output=True
+        )
 
 
 def node_at(address):
@@ -554,11 +646,16 @@ def node_at(address):
     raise TimeoutError(address)
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ip"), reason="needs root and ip to make a network")
-@pytest.mark.parametrize(
-    "noticed", [pytest.param(True, id="noticed", marks=pytest.mark.chaos), pytest.param(False, id="silent")]
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not shutil.which("ip"), reason="needs root and ip to make a network"
 )
-def test_a_link_is_cut_and_healed(a_cluster, make_site, played, here, pool_on, tmp_path, caplog, noticed):
+@pytest.mark.parametrize(
+    "noticed",
+    [pytest.param(True, id="noticed", marks=pytest.mark.chaos), pytest.param(False, id="silent")],
+)
+def test_a_link_is_cut_and_healed(
+    a_cluster, make_site, played, here, pool_on, tmp_path, caplog, noticed
+):
     """Either Ray notices that a node is gone, and gives it up; or our deadline comes first, and the node returns."""
     with two_machines(a_cluster, {} if noticed else PATIENT):
         node = node_at("10.93.7.2")
@@ -567,7 +664,10 @@ def test_a_link_is_cut_and_healed(a_cluster, make_site, played, here, pool_on, t
         expected = here(site)
         cut = partial(sh, "ip link set rayfed0 down; sleep 16; ip link set rayfed0 up")
         deadline = "auto" if noticed else 10.0
-        with once(tmp_path / "there", cut), pool_on(site, "cut", actors=2, deadline=deadline) as pool:
+        with (
+            once(tmp_path / "there", cut),
+            pool_on(site, "cut", actors=2, deadline=deadline) as pool,
+        ):
             assert played(site, pool) == expected
     assert ("lost with actor" if noticed else "no answer from actor") in caplog.text
     assert "on 10.93.7.2" in caplog.text

@@ -8,7 +8,13 @@ from hypothesis import strategies as st
 
 from rayfed.base.errors import InputError
 from rayfed.job import RayOptions
-from rayfed.runtime.placement import capacity, num_actors, spread, warn_of_idle_gpus, warn_of_small_stores
+from rayfed.runtime.placement import (
+    capacity,
+    num_actors,
+    spread,
+    warn_of_idle_gpus,
+    warn_of_small_stores,
+)
 
 TWO_NODES = [{"CPU": 4.0, "GPU": 1.0}, {"CPU": 2.0}]
 
@@ -17,7 +23,10 @@ TWO_NODES = [{"CPU": 4.0, "GPU": 1.0}, {"CPU": 2.0}]
     ("asked", "fit"),
     [
         ({"num_gpus": 0}, 6),
-        ({"num_cpus": 3, "num_gpus": 0}, 1),  # 3 of the 4 on one node; the 1 + 2 that are left lie on two nodes
+        (
+            {"num_cpus": 3, "num_gpus": 0},
+            1,
+        ),  # 3 of the 4 on one node; the 1 + 2 that are left lie on two nodes
         ({"num_cpus": 0.5, "num_gpus": 0}, 12),
         ({"num_gpus": 0.5}, 2),
         ({"num_gpus": 0.3}, 3),
@@ -37,7 +46,8 @@ def test_an_actor_has_a_fraction_of_one_gpu_or_whole_gpus_of_one_node():
 
 
 @pytest.mark.parametrize(
-    ("asked", "share"), [(0.3, 1 / 3), (0.18, 0.2), (0.25, 0.25), (0.51, 1), (1, 1), (2, 2), (0, 0), ("auto", 1)]
+    ("asked", "share"),
+    [(0.3, 1 / 3), (0.18, 0.2), (0.25, 0.25), (0.51, 1), (1, 1), (2, 2), (0, 0), ("auto", 1)],
 )
 def test_gpu_fractions_are_rounded_up_to_one_kth(asked, share):
     assert RayOptions(num_gpus=asked).gpu_share == share
@@ -45,7 +55,9 @@ def test_gpu_fractions_are_rounded_up_to_one_kth(asked, share):
 
 def test_too_many_actors_are_refused_with_the_number_that_fits():
     assert num_actors(RayOptions(num_gpus=0), TWO_NODES, clients_per_round=4) == 4
-    with pytest.raises(InputError, match=r"ray.actors = 7.*6 CPU and 1 GPU on 2 nodes, so at most 6 fit"):
+    with pytest.raises(
+        InputError, match=r"ray.actors = 7.*6 CPU and 1 GPU on 2 nodes, so at most 6 fit"
+    ):
         num_actors(RayOptions(actors=7, num_gpus=0), TWO_NODES, clients_per_round=10)
     with pytest.raises(InputError, match=r"no actor with 1 CPU and 2 GPU fits"):
         num_actors(RayOptions(num_gpus=2), TWO_NODES, clients_per_round=10)
@@ -95,7 +107,11 @@ def test_no_gpu_is_idle_while_another_has_two_actors(gpus):
 
 
 SOME_NODES = st.lists(
-    st.builds(lambda cpus, gpus: {"CPU": float(cpus), "GPU": float(gpus)}, st.integers(0, 9), st.integers(0, 4)),
+    st.builds(
+        lambda cpus, gpus: {"CPU": float(cpus), "GPU": float(gpus)},
+        st.integers(0, 9),
+        st.integers(0, 4),
+    ),
     min_size=1,
     max_size=4,
 )
@@ -110,14 +126,27 @@ def test_neither_where_nodes_have_few_cpus(nodes, k, cohort, seed):
 
 @pytest.mark.parametrize(
     ("gpus", "most_on_a_gpu", "cohort", "actors", "on_a_gpu"),
-    [(4, 4, 4, 4, 1), (4, 4, 6, 4, 1), (4, 4, 7, 7, 2), (4, 4, 16, 16, 4), (4, 4, 99, 16, 4), (8, 2, 10, 8, 1)],
+    [
+        (4, 4, 4, 4, 1),
+        (4, 4, 6, 4, 1),
+        (4, 4, 7, 7, 2),
+        (4, 4, 16, 16, 4),
+        (4, 4, 99, 16, 4),
+        (8, 2, 10, 8, 1),
+    ],
 )
-def test_actors_are_few_enough_to_be_spread_over_all_gpus(gpus, most_on_a_gpu, cohort, actors, on_a_gpu):
+def test_actors_are_few_enough_to_be_spread_over_all_gpus(
+    gpus, most_on_a_gpu, cohort, actors, on_a_gpu
+):
     nodes = [{"CPU": 64.0, "GPU": float(gpus)}]
     options = spread(RayOptions(num_gpus=1 / most_on_a_gpu), nodes, cohort)
     assert (num_actors(options, nodes, cohort), options.gpu_share) == (actors, 1 / on_a_gpu)
-    kept = spread(RayOptions(num_gpus=1 / most_on_a_gpu, actors=min(cohort, 6)), nodes, min(cohort, 6))
-    assert num_actors(kept, nodes, cohort) == min(cohort, 6), "a number that the user has set is kept"
+    kept = spread(
+        RayOptions(num_gpus=1 / most_on_a_gpu, actors=min(cohort, 6)), nodes, min(cohort, 6)
+    )
+    assert num_actors(kept, nodes, cohort) == min(cohort, 6), (
+        "a number that the user has set is kept"
+    )
 
 
 @pytest.mark.parametrize(
@@ -126,15 +155,23 @@ def test_actors_are_few_enough_to_be_spread_over_all_gpus(gpus, most_on_a_gpu, c
 def test_actors_that_leave_gpus_idle_as_the_user_has_set_both_are_warned_about(caplog, asked, idle):
     actors, share = asked
     warn_of_idle_gpus(RayOptions(actors=actors, num_gpus=share), [{"CPU": 64.0, "GPU": 4.0}])
-    assert (f"Ray fills one GPU after the other, and {idle} GPU stay idle" in caplog.text) == bool(idle)
+    assert (f"Ray fills one GPU after the other, and {idle} GPU stay idle" in caplog.text) == bool(
+        idle
+    )
     assert bool(caplog.text) == bool(idle)
 
 
-@pytest.mark.parametrize(("megabytes", "small"), [((800, 799), True), ((800, 800), False), ((), False)])
+@pytest.mark.parametrize(
+    ("megabytes", "small"), [((800, 799), True), ((800, 800), False), ((), False)]
+)
 def test_a_store_that_holds_fewer_than_four_sums_is_warned_about(caplog, megabytes, small):
-    warn_of_small_stores(10**8, [{"CPU": 1.0, "object_store_memory": each * 1e6} for each in megabytes])
+    warn_of_small_stores(
+        10**8, [{"CPU": 1.0, "object_store_memory": each * 1e6} for each in megabytes]
+    )
     assert (
-        ("has 799 MB, and four sums of this model's updates have 800 MB" in caplog.text) == small == bool(caplog.text)
+        ("has 799 MB, and four sums of this model's updates have 800 MB" in caplog.text)
+        == small
+        == bool(caplog.text)
     )
 
 
@@ -149,5 +186,7 @@ def test_a_store_that_holds_fewer_than_four_sums_is_warned_about(caplog, megabyt
     ],
 )
 def test_gpus_that_are_asked_for_and_idle_or_absent_are_warned_about(caplog, asked, gpus, warning):
-    warn_of_idle_gpus(RayOptions(num_gpus=asked), [{"CPU": 4.0, "GPU": float(count)} for count in gpus])
+    warn_of_idle_gpus(
+        RayOptions(num_gpus=asked), [{"CPU": 4.0, "GPU": float(count)} for count in gpus]
+    )
     assert warning in caplog.text and bool(warning) == bool(caplog.text)

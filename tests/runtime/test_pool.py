@@ -15,7 +15,18 @@ import rayfed
 from rayfed.base.errors import ClientFailed, WorkersLost
 from rayfed.clients.schedules import Cosine
 from rayfed.job import read_job
-from rayfed.methods import RECIPES, Part, Proximal, ccvr, compose, fedavg, feddf, fedntd, scaffold, switch
+from rayfed.methods import (
+    RECIPES,
+    Part,
+    Proximal,
+    ccvr,
+    compose,
+    fedavg,
+    feddf,
+    fedntd,
+    scaffold,
+    switch,
+)
 from rayfed.rounds.site import open_site
 from rayfed.runtime.crew import Member
 from rayfed.runtime.dispatch import Dispatch
@@ -69,14 +80,20 @@ def test_measures_are_the_same_numbers_on_ray(cluster, make_site, here, on_ray, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["ditto", "fedbn", "fedcsd", "fedcurv", "feddyn", "fedgkd", "fedper", "moon"])
-def test_what_a_method_sends_and_keeps_has_the_same_bits_on_ray(cluster, make_site, here, on_ray, name):
+@pytest.mark.parametrize(
+    "name", ["ditto", "fedbn", "fedcsd", "fedcurv", "feddyn", "fedgkd", "fedper", "moon"]
+)
+def test_what_a_method_sends_and_keeps_has_the_same_bits_on_ray(
+    cluster, make_site, here, on_ray, name
+):
     site = make_site(RECIPES[name](), norm=True)
     assert on_ray(site, 2) == here(site)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [feddf(steps=10), switch(fedavg(), ccvr(), at=3)], ids=["feddf", "ccvr"])
+@pytest.mark.parametrize(
+    "method", [feddf(steps=10), switch(fedavg(), ccvr(), at=3)], ids=["feddf", "ccvr"]
+)
 def test_what_the_server_trains_has_the_same_bits_on_ray(cluster, make_site, here, on_ray, method):
     site = make_site(method, norm=True)
     assert on_ray(site, 1) == on_ray(site, 2) == here(site)
@@ -84,7 +101,13 @@ def test_what_the_server_trains_has_the_same_bits_on_ray(cluster, make_site, her
 
 @pytest.mark.slow
 def test_what_a_client_trains_with_has_the_same_bits_on_ray(cluster, make_site, here, on_ray):
-    adam = {"optimizer": "adamw", "momentum": 0.0, "lr": 0.01, "lr_decay": 1.0, "schedule": Cosine(until=4, warmup=1)}
+    adam = {
+        "optimizer": "adamw",
+        "momentum": 0.0,
+        "lr": 0.01,
+        "lr_decay": 1.0,
+        "schedule": Cosine(until=4, warmup=1),
+    }
     site = make_site(fedntd(), norm=True, clip=0.5, local_epochs=1.5, clients_per_round=6, **adam)
     assert on_ray(site, 2) == here(site)
 
@@ -96,8 +119,15 @@ def test_what_a_client_trains_with_has_the_same_bits_on_ray(cluster, make_site, 
 def test_text_and_tables_have_the_same_bits_on_ray(cluster, here, on_ray, tmp_path, model, data):
     rng = np.random.default_rng(0)
     for split, count in (("train", 120), ("test", 40)):
-        words = [" ".join(f"w{number}" for number in rng.integers(0, 60, size)) for size in rng.integers(1, 9, count)]
-        columns = {"words": words, "x": rng.normal(9, 5, (count, 3)).tolist(), "label": rng.integers(0, 3, count)}
+        words = [
+            " ".join(f"w{number}" for number in rng.integers(0, 60, size))
+            for size in rng.integers(1, 9, count)
+        ]
+        columns = {
+            "words": words,
+            "x": rng.normal(9, 5, (count, 3)).tolist(),
+            "label": rng.integers(0, 3, count),
+        }
         pq.write_table(pa.table(columns), tmp_path / f"{split}.parquet")
     partition = {"name": "dirichlet", "alpha": 1.0, "num_clients": 6, "min_size": 2}
     tables = {"name": "beyond", "method": "scaffold", "model": model, "measure": ["local", "drift"]}
@@ -116,22 +146,39 @@ def test_virtual_time_and_drop_outs_have_the_same_rounds_on_ray(cluster, tmp_pat
         "data": {"partition": {"name": "shards", "s": 2, "num_clients": 10}},
         "model": "lenet",
         "train": {"num_rounds": 3, "clients_per_round": 3, "local_steps": 1, "batch_size": 10},
-        "clients": {"available": 0.8, "dropout": 0.3, "oversample": 1.4, "deadline": 6.0, "seconds_per_example": 0.1},
+        "clients": {
+            "available": 0.8,
+            "dropout": 0.3,
+            "oversample": 1.4,
+            "deadline": 6.0,
+            "seconds_per_example": 0.1,
+        },
         "output": {"path": str(tmp_path)},
     }
     job["clients"] |= {"bytes_per_second": 1e5, "spread": 0.5}
 
     def rounds(name, **ray):
-        return rayfed.run({**job, "name": name, "ray": ray}).rounds.drop_columns("seconds").to_pylist()
+        return (
+            rayfed.run({**job, "name": name, "ray": ray}).rounds.drop_columns("seconds").to_pylist()
+        )
 
     here = rounds("here", mode="off")
-    assert rounds("one", address=cluster, actors=1) == rounds("three", address=cluster, actors=3) == here
-    dropped, late = (sum(dict(row["notes"])[f"clients.{name}"] for row in here[1:]) for name in ("dropped", "late"))
+    assert (
+        rounds("one", address=cluster, actors=1)
+        == rounds("three", address=cluster, actors=3)
+        == here
+    )
+    dropped, late = (
+        sum(dict(row["notes"])[f"clients.{name}"] for row in here[1:])
+        for name in ("dropped", "late")
+    )
     assert dropped and late
 
 
 @pytest.mark.slow
-def test_a_client_that_overwrites_its_weights_harms_no_other_client(cluster, make_site, here, on_ray):
+def test_a_client_that_overwrites_its_weights_harms_no_other_client(
+    cluster, make_site, here, on_ray
+):
     site = make_site(compose(Proximal(0.1), Vandal()))
     assert on_ray(site, 1) == on_ray(site, 3) == here(site)
 
@@ -147,7 +194,9 @@ def test_the_longest_client_goes_first(cluster, make_site, on_ray, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("actors", [1, 2])
-@pytest.mark.parametrize(("work", "large", "small"), [({"local_epochs": 2}, 160, 16), ({"local_steps": 10}, 50, 40)])
+@pytest.mark.parametrize(
+    ("work", "large", "small"), [({"local_epochs": 2}, 160, 16), ({"local_steps": 10}, 50, 40)]
+)
 def test_tasks_that_go_together_have_the_same_bits_on_ray(
     cluster, make_site, here, on_ray, monkeypatch, actors, work, large, small
 ):
@@ -160,19 +209,27 @@ def test_tasks_that_go_together_have_the_same_bits_on_ray(
         return indices
 
     monkeypatch.setattr(Stage, "next_message", next_message)
-    site = make_site(compose(scaffold(), WhoIsThere()), counts=MANY, clients_per_round=13, task_images=20, **work)
+    site = make_site(
+        compose(scaffold(), WhoIsThere()), counts=MANY, clients_per_round=13, task_images=20, **work
+    )
     assert on_ray(site, actors) == here(site)
     assert {call.size for calls in messages for call in calls if call.task} == {large, small}
-    assert (max(map(len, messages)) > 1) == (large >= 2 * small), "some go together where they are small enough"
+    assert (max(map(len, messages)) > 1) == (large >= 2 * small), (
+        "some go together where they are small enough"
+    )
 
 
 def _stage(sizes, most=4):
-    return Stage("train", 1, [Call(size, task=(i,)) for i, size in enumerate(sizes)], None, None, most)
+    return Stage(
+        "train", 1, [Call(size, task=(i,)) for i, size in enumerate(sizes)], None, None, most
+    )
 
 
 @pytest.mark.parametrize("actors", range(1, 6))
 @pytest.mark.parametrize("most", [1, 4, 99])
-@pytest.mark.parametrize("sizes", [[60] * 40, [480] * 5 + [420, 300, 180] + [60] * 15, [900, 10, 10, 10], [7], [0, 0]])
+@pytest.mark.parametrize(
+    "sizes", [[60] * 40, [480] * 5 + [420, 300, 180] + [60] * 15, [900, 10, 10, 10], [7], [0, 0]]
+)
 def test_a_message_is_no_longer_than_the_largest_call_and_half_an_even_share(sizes, most, actors):
     stage, sent = _stage(sizes, most), []
     while stage.waiting:
@@ -181,7 +238,9 @@ def test_a_message_is_no_longer_than_the_largest_call_and_half_an_even_share(siz
         assert message.start == len(sent), "in their order"
         assert len(message) == 1 or sum(sizes[i] for i in message) <= room
         one_more = sum(sizes[message.start : message.stop + 1])
-        assert len(message) == most or message.stop == len(sizes) or one_more > room, "and no shorter"
+        assert len(message) == most or message.stop == len(sizes) or one_more > room, (
+            "and no shorter"
+        )
         assert len(message) <= most
         sent += message
     assert sent == [*range(len(sizes))]
@@ -196,7 +255,10 @@ def test_a_lost_call_is_tried_alone_and_only_then_a_loss_counts():
     assert [stage.next_message(1) for _ in range(4)] == [range(i, i + 1) for i in lost]
     assert len(stage.next_message(1)) > 1
     dispatch._run_again(stage, range(3, 4), "lost")
-    with pytest.raises(WorkersLost, match=r"^client 3, round 1: lost 2 times, and ray.max_retries = 1; the last time"):
+    with pytest.raises(
+        WorkersLost,
+        match=r"^client 3, round 1: lost 2 times, and ray.max_retries = 1; the last time",
+    ):
         dispatch._run_again(stage, range(3, 4), "lost")
 
 
@@ -212,13 +274,19 @@ def test_stages_are_handed_out_in_their_order_and_of_one_that_has_failed_nothing
         return Stage(kind, 1, [Call(1, task=(number,)) for number in range(count)], submit, None)
 
     crew = SimpleNamespace(idle=deque(Member(f"actor-{number}", None) for number in range(2)))
-    dispatch, evaluate, train = Dispatch(crew, None, 0, None), stage_of("evaluate", 3), stage_of("train", 9)
+    dispatch, evaluate, train = (
+        Dispatch(crew, None, 0, None),
+        stage_of("evaluate", 3),
+        stage_of("train", 9),
+    )
     dispatch.begin(evaluate)
     dispatch.begin(train)
     assert sent == [("evaluate", 0), ("evaluate", 1)]
     crew.idle.extend([Member("actor-0", None), Member("actor-1", None)])
     dispatch._hand_out()
-    assert sent[2:] == [("evaluate", 2), ("train", 0)], "training goes to actors while the evaluation ends"
+    assert sent[2:] == [("evaluate", 2), ("train", 0)], (
+        "training goes to actors while the evaluation ends"
+    )
     train.end(ClientFailed("wrong", None, 1))
     crew.idle.append(Member("actor-0", None))
     dispatch._hand_out()

@@ -17,7 +17,15 @@ from rayfed.runtime.private import RECIPE, TRUST, folder, way_in
 ROOT = Path(__file__).resolve().parents[2]
 RAYFED = Path(sys.executable).with_name("rayfed")
 ANOTHER = 65534  # a user who is not root
-SMALL = ["jobs/quickstart.toml", "-s", "model.name=lenet", "-s", "train.local_steps=1", "-s", "ray.actors=1"]
+SMALL = [
+    "jobs/quickstart.toml",
+    "-s",
+    "model.name=lenet",
+    "-s",
+    "train.local_steps=1",
+    "-s",
+    "ray.actors=1",
+]
 LONG = ["-s", "train.num_rounds=100000"]
 
 
@@ -131,8 +139,22 @@ def environment(**more):
 @contextmanager
 def training(folder, name, *settings):
     """A run that has trained two rounds, on a Ray of its own below `folder`; killed in the end."""
-    command = [RAYFED, "run", *SMALL, "-s", f"name={name}", "-s", f"output.path={folder}/runs", *settings]
-    own = {"cwd": ROOT, "env": environment(RAY_TMPDIR=str(folder)), "stdout": subprocess.PIPE, "text": True}
+    command = [
+        RAYFED,
+        "run",
+        *SMALL,
+        "-s",
+        f"name={name}",
+        "-s",
+        f"output.path={folder}/runs",
+        *settings,
+    ]
+    own = {
+        "cwd": ROOT,
+        "env": environment(RAY_TMPDIR=str(folder)),
+        "stdout": subprocess.PIPE,
+        "text": True,
+    }
     heeding = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731  # a shell may have told us to ignore it
     with subprocess.Popen(command, preexec_fn=heeding, **own) as run:
         try:
@@ -153,7 +175,9 @@ def test_another_user_reaches_nothing_of_a_ray_of_ours_nor_of_a_submission(enter
     with ray_head(environment(), "--num-cpus=1", "--node-ip-address=127.0.0.1") as ports:
         at = ["--address", f"http://127.0.0.1:{ports['dashboard-port']}"]
         submit = [RAYFED, "submit", *SMALL, "-s", f"output.path={entered}/runs", *at]
-        done = subprocess.run([*submit, "--follow"], cwd=ROOT, env=environment(), capture_output=True, text=True)
+        done = subprocess.run(
+            [*submit, "--follow"], cwd=ROOT, env=environment(), capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         theirs = [ports["folder"], *Path(ports["folder"]).rglob("*")]
         assert any("working_dir_files" in str(path) for path in theirs)
@@ -162,12 +186,29 @@ def test_another_user_reaches_nothing_of_a_ray_of_ours_nor_of_a_submission(enter
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_ray_that_others_can_write_to_is_refused_unless_this_machine_is_trusted(entered, ray_head):
-    with ray_head(environment(), "--num-cpus=2", f"--temp-dir={entered}/ray", "--node-ip-address=127.0.0.1") as ports:
-        submit = ["submit", *SMALL, "--address", f"http://127.0.0.1:{ports['dashboard-port']}", "--follow"]
+def test_a_ray_that_others_can_write_to_is_refused_unless_this_machine_is_trusted(
+    entered, ray_head
+):
+    with ray_head(
+        environment(), "--num-cpus=2", f"--temp-dir={entered}/ray", "--node-ip-address=127.0.0.1"
+    ) as ports:
+        submit = [
+            "submit",
+            *SMALL,
+            "--address",
+            f"http://127.0.0.1:{ports['dashboard-port']}",
+            "--follow",
+        ]
         join = ["run", *SMALL, "-s", f"ray.address=127.0.0.1:{ports['port']}"]
         for number, command in enumerate((submit, join)):
-            command += ["-s", "train.num_rounds=1", "-s", f"output.path={entered}/runs", "-s", f"name=n{number}"]
+            command += [
+                "-s",
+                "train.num_rounds=1",
+                "-s",
+                f"output.path={entered}/runs",
+                "-s",
+                f"name=n{number}",
+            ]
             how = {"cwd": ROOT, "env": environment(), "capture_output": True, "text": True}
             done = subprocess.run([RAYFED, *command], **how)
             assert done.returncode == 2, done.stdout + done.stderr
@@ -194,5 +235,7 @@ def test_the_next_run_ends_what_a_killed_run_left_and_nothing_else(short_folder)
         try:
             lives.communicate(timeout=240)
         except subprocess.TimeoutExpired as error:
-            pytest.fail(f"it was asked to stop four minutes ago, and has said since round 2: {error.output}")
+            pytest.fail(
+                f"it was asked to stop four minutes ago, and has said since round 2: {error.output}"
+            )
         assert lives.returncode == 130

@@ -120,7 +120,9 @@ def as_before(monkeypatch):
 
 
 @pytest.mark.parametrize("what", KEEPS)
-def test_what_a_part_keeps_is_restored_or_ends_the_run_before_its_round_is_recorded(make_site, bits, what):
+def test_what_a_part_keeps_is_restored_or_ends_the_run_before_its_round_is_recorded(
+    make_site, bits, what
+):
     keeps = Keeps(what)
     site = make_site(compose(fedavg(), keeps))
     come = rounds(site, ThisProcess(site))
@@ -148,11 +150,15 @@ def test_a_model_of_torchs_own_modules_on_which_the_user_has_hung_a_counter_is_r
     site.model.head.register_forward_hook(counter)
     named = replace(site.job, model=replace(site.job.model, name="mine:hooked"))
     site = replace(site, job=named)
-    with pytest.raises(RunFailed, match=r"served again .* the model that your function makes keeps something"):
+    with pytest.raises(
+        RunFailed, match=r"served again .* the model that your function makes keeps something"
+    ):
         list(rounds(site, ThisProcess(site)))
 
 
-def test_the_check_is_off_where_the_job_says_so_and_for_parts_of_rayfed(make_site, play, monkeypatch):
+def test_the_check_is_off_where_the_job_says_so_and_for_parts_of_rayfed(
+    make_site, play, monkeypatch
+):
     play(make_site(compose(fedavg(), Keeps("global")), ray=RayOptions(check_repeat=False)))
     monkeypatch.setattr("rayfed.runtime.worker.refuse_other_bits", pytest.fail)
     play(make_site(fedavg()))

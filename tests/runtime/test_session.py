@@ -48,8 +48,16 @@ def nothing_is_left(run):
             InputError,
             "No such file.*/proc/x'; HOME and TMPDIR must name",
         ),
-        (OSError(28, "No space left on device", "/tmp/ray"), WorkersLost, "No space left on device.*; try again"),
-        (Exception("The current node timed out during startup.\nand more"), WorkersLost, "during startup; try again"),
+        (
+            OSError(28, "No space left on device", "/tmp/ray"),
+            WorkersLost,
+            "No space left on device.*; try again",
+        ),
+        (
+            Exception("The current node timed out during startup.\nand more"),
+            WorkersLost,
+            "during startup; try again",
+        ),
         (ConnectionError(), WorkersLost, "ConnectionError; try again"),
     ],
 )
@@ -66,9 +74,13 @@ def test_a_ray_that_cannot_be_started_is_one_sentence(make_site, monkeypatch, er
     assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize(("version", "is_newer"), [("2.60.9", False), ("2.61.0rc1", True), ("3.0.0.dev0", True)])
+@pytest.mark.parametrize(
+    ("version", "is_newer"), [("2.60.9", False), ("2.61.0rc1", True), ("3.0.0.dev0", True)]
+)
 def test_a_ray_newer_than_tested_is_a_warning(cluster, monkeypatch, caplog, version, is_newer):
-    pinned = re.search(r"^ray==(\d+)\.(\d+)", (QUICKSTART.parents[1] / "constraints.txt").read_text(), re.MULTILINE)
+    pinned = re.search(
+        r"^ray==(\d+)\.(\d+)", (QUICKSTART.parents[1] / "constraints.txt").read_text(), re.MULTILINE
+    )
     assert tuple(map(int, pinned.groups())) == session.TESTED
     monkeypatch.setattr(ray, "__version__", version)
     with connected(RayOptions(address=cluster), "t", 1):
@@ -95,19 +107,26 @@ def visible(actor):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("num_gpus", "share", "measured"), [(4, "auto", False), (2, "auto", True), (4, 0.25, False)])
+@pytest.mark.parametrize(
+    ("num_gpus", "share", "measured"), [(4, "auto", False), (2, "auto", True), (4, 0.25, False)]
+)
 def test_every_gpu_has_the_same_number_of_actors(
     a_cluster, make_site, monkeypatch, caplog, here, pool_on, played, num_gpus, share, measured
 ):
     """The GPUs and the measured bytes are pretended, all else is real; Ray itself puts four fourths on one GPU."""
     as_measured = partial(gpus.share_as_measured, 4 * 10**9, [9 * 10**9, 24 * 10**9])
-    monkeypatch.setattr(gpus, "share_as_measured", lambda needed, sizes, most: as_measured(most=most))
+    monkeypatch.setattr(
+        gpus, "share_as_measured", lambda needed, sizes, most: as_measured(most=most)
+    )
     site = make_site(fedavg(), num_rounds=1)
     pretended = {gpus.PRETENDED: "1", gpus.NOT_SET: "1" if measured else ""}
     with a_cluster(pretended, num_cpus=1, num_gpus=num_gpus), caplog.at_level("INFO"):
         with pool_on(site, "test-gpus", num_cpus=0.25, num_gpus=share) as pool:
             assert played(site, pool) == here(site)
-            given = {member.gpu: member.actor.__ray_call__.remote(visible) for member in pool._crew._members}
+            given = {
+                member.gpu: member.actor.__ray_call__.remote(visible)
+                for member in pool._crew._members
+            }
             assert ray.get([*given.values()]) == [*given]
             count = Counter(member.gpu for member in pool._crew._members)
         assert count == {str(gpu): 4 // num_gpus for gpu in range(num_gpus)}
@@ -120,7 +139,10 @@ def test_every_gpu_has_the_same_number_of_actors(
 def test_without_ray_absent_gpus_are_warned_about(make_site, monkeypatch, caplog):
     monkeypatch.setattr(workers.torch.cuda, "device_count", lambda: 0)
     with workers.open_workers(make_site(fedavg(), ray=RayOptions(num_gpus=0.5)), on_ray=False):
-        assert "ray.num_gpus = 0.5, but torch sees no GPU here: this process trains on its CPU" in caplog.text
+        assert (
+            "ray.num_gpus = 0.5, but torch sees no GPU here: this process trains on its CPU"
+            in caplog.text
+        )
 
 
 @pytest.mark.slow
@@ -130,7 +152,13 @@ def test_the_address_file_of_a_ray_that_is_gone_is_not_followed(tmp_path, short_
     Path(short_folder, "ray", "ray_current_cluster").write_text("192.0.2.77:6379")
     environment = {**os.environ, "RAY_TMPDIR": short_folder}
     environment.pop("RAY_ADDRESS", None)
-    settings = ["name=n", f"output.path={tmp_path}", "model.name=lenet", "train.num_rounds=1", "ray.actors=1"]
+    settings = [
+        "name=n",
+        f"output.path={tmp_path}",
+        "model.name=lenet",
+        "train.num_rounds=1",
+        "ray.actors=1",
+    ]
     done = rayfed_run(settings, timeout=240, env=environment)
     assert done.returncode == 0, done.stderr
     assert "actors: 1 on " in done.stderr
@@ -151,7 +179,9 @@ with connected(RayOptions(actors=1), "beside", 1):
 def test_a_run_that_starts_a_ray_beside_the_user_s_own_says_how_to_join_that(ray_head):
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     with ray_head(environment, "--num-cpus=1", "--node-ip-address=127.0.0.1") as ports:
-        done = subprocess.run([sys.executable, "-c", BESIDE], env=environment, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", BESIDE], env=environment, capture_output=True, text=True
+        )
     started, *others = done.stdout.split()
     (other,) = (address for address in others if address.endswith(f":{ports['port']}"))
     assert f"to use that one: -s ray.address={other}\n" in done.stderr
@@ -159,7 +189,9 @@ def test_a_run_that_starts_a_ray_beside_the_user_s_own_says_how_to_join_that(ray
 
 
 def files(folder):
-    return {path.relative_to(folder).as_posix() for path in Path(folder).rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix() for path in Path(folder).rglob("*") if path.is_file()
+    }
 
 
 @pytest.mark.slow
@@ -170,7 +202,11 @@ def test_nothing_but_the_results_stays_of_a_run_in_a_cluster_that_was_joined(clu
     for name in ("home", "temporary", "here"):
         (tmp_path / name).mkdir()
     settings = ["model.name=lenet", "train.num_rounds=1", "ray.actors=1", f"ray.address={cluster}"]
-    environment = {**os.environ, "HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path / "temporary")}
+    environment = {
+        **os.environ,
+        "HOME": str(tmp_path / "home"),
+        "TMPDIR": str(tmp_path / "temporary"),
+    }
     rayfed_run(settings, cwd=tmp_path / "here", env=environment, check=True)
     left = {file for file in files(tmp_path) if not file.startswith("home/.cache/matplotlib/")}
     assert left and all(file.startswith("here/runs/quickstart/") for file in left)
@@ -201,13 +237,17 @@ rayfed.run(job, overrides, method=compose(Hang(path + "/there")))
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_waiting_ends_the_run_and_leaves_nothing_in_the_cluster(cluster, tmp_path, sent):
+def test_a_signal_while_waiting_ends_the_run_and_leaves_nothing_in_the_cluster(
+    cluster, tmp_path, sent
+):
     command = [sys.executable, "-c", HANGING, str(QUICKSTART), cluster, str(tmp_path)]
     run = subprocess.Popen(
         command,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell may have told us to ignore it
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        ),  # a shell may have told us to ignore it
     )
     try:
         while not (tmp_path / "there").exists():

@@ -39,7 +39,10 @@ class Dies(Part):
 
     def begin(self, client):
         file = Path(self.file)
-        if client.round == 2 and (seen := file.read_text() if file.exists() else "").count("x") < self.times:
+        if (
+            client.round == 2
+            and (seen := file.read_text() if file.exists() else "").count("x") < self.times
+        ):
             file.write_text(seen + "x")
             os.kill(os.getpid(), signal.SIGKILL)
             time.sleep(60)
@@ -71,7 +74,12 @@ def tables(tmp_path, monkeypatch, write_images):
 
 
 def jobs_of(tables, **overrides):
-    return [cell.job() for cell in expand(tables, {key.replace("__", "."): value for key, value in overrides.items()})]
+    return [
+        cell.job()
+        for cell in expand(
+            tables, {key.replace("__", "."): value for key, value in overrides.items()}
+        )
+    ]
 
 
 @pytest.fixture
@@ -81,9 +89,17 @@ def jobs(tables, cluster):
 
 def outcome(job):
     """All that a run has found, but for its times and places."""
-    tables = [read_table(folder_of(job), name).to_pylist() for name in ("rounds", "clients", "classes")]
-    rows = [{key: value for key, value in row.items() if key not in ("seconds", "node")} for t in tables for row in t]
-    return rows, (folder_of(job) / f"checkpoints/round-{job.train.num_rounds:05d}.safetensors").read_bytes()
+    tables = [
+        read_table(folder_of(job), name).to_pylist() for name in ("rounds", "clients", "classes")
+    ]
+    rows = [
+        {key: value for key, value in row.items() if key not in ("seconds", "node")}
+        for t in tables
+        for row in t
+    ]
+    return rows, (
+        folder_of(job) / f"checkpoints/round-{job.train.num_rounds:05d}.safetensors"
+    ).read_bytes()
 
 
 def alone(job):
@@ -127,7 +143,9 @@ def test_a_run_whose_process_ends_continues_from_its_checkpoint(jobs, dying, tmp
     assert "continues from its last checkpoint, attempt 3 of 4" in caplog.text
 
 
-def test_runs_that_fail_say_why_as_their_commands_would_and_the_others_are_done(jobs, dying, caplog):
+def test_runs_that_fail_say_why_as_their_commands_would_and_the_others_are_done(
+    jobs, dying, caplog
+):
     """A process that always ends, a loss that diverges, a folder that another process has, and a run without fault."""
     few = {"ray.max_retries": 1}
     ends = [dying(9, few), read_job(jobs[1].table(), {**few, "train.lr": 1e30})]
@@ -139,7 +157,10 @@ def test_runs_that_fail_say_why_as_their_commands_would_and_the_others_are_done(
     assert [ended[job.name].exit_code for job in ends] == [75, 1, 75, 0]
     lost, diverged, locked, _ = (ended[job.name].message for job in ends)
     assert "the process of the run was lost or locked out 2 times" in lost
-    assert diverged.startswith("error: the loss became ") and "rounds up to 1 are recorded in" in diverged
+    assert (
+        diverged.startswith("error: the loss became ")
+        and "rounds up to 1 are recorded in" in diverged
+    )
     assert "is being written to by process" in locked and "attempt 2 of 2" in caplog.text
 
 
@@ -147,16 +168,24 @@ def test_a_process_has_one_gpu_for_all_its_life(tables, a_cluster, tmp_path):
     """CUDA stays on the first one that a process has used, whichever Ray shows it afterwards."""
     tables["grid"] = {"seeds": [*range(8)]}
     with a_cluster({PRETENDED: "1"}, num_cpus=1, num_gpus=4) as cluster:
-        options = {"ray__address": cluster.address, "ray__num_cpus": 0.25, "train__clients_per_round": 2}
+        options = {
+            "ray__address": cluster.address,
+            "ray__num_cpus": 0.25,
+            "train__clients_per_round": 2,
+        }
         method = compose(fedavg(), Tell(str(tmp_path / "tell")))
-        jobs = [rayfed.experiment._read(job.table(), None, method) for job in jobs_of(tables, **options)]
+        jobs = [
+            rayfed.experiment._read(job.table(), None, method) for job in jobs_of(tables, **options)
+        ]
         for ended in run_many(jobs):
             assert ended.exit_code == 0, ended.message
             time.sleep(1.0)  # while the caller looks at a run, other processes become idle
     seen = {tuple(line.split()) for line in (tmp_path / "tell").read_text().splitlines()}
     assert {gpu for _, gpu in seen} == {"0", "1", "2", "3"}
     assert len({process for process, _ in seen}) == len(seen)
-    assert [outcome(job) for job in jobs[:2]] == [alone(job) for job in jobs_of(tables, **options)[:2]]
+    assert [outcome(job) for job in jobs[:2]] == [
+        alone(job) for job in jobs_of(tables, **options)[:2]
+    ]
 
 
 def test_fewer_runs_than_actors_are_done_one_after_the_other(jobs, monkeypatch):
@@ -171,7 +200,9 @@ def test_fewer_runs_than_actors_are_done_one_after_the_other(jobs, monkeypatch):
 
 
 def test_runs_that_are_left_stop_with_a_checkpoint(tables, cluster):
-    jobs = jobs_of(tables, ray__address=ray.get_runtime_context().gcs_address, train__num_rounds=10_000)
+    jobs = jobs_of(
+        tables, ray__address=ray.get_runtime_context().gcs_address, train__num_rounds=10_000
+    )
     begun = lambda: [job for job in jobs if read_summary(folder_of(job)).get("rounds", 0) > 1]  # noqa: E731
 
     def watch(under_way):
@@ -193,13 +224,16 @@ def test_a_node_that_does_not_see_the_results_is_refused_and_named(tables, a_clu
     with a_cluster(num_cpus=2) as cluster:
         start = f"{Path(sys.executable).parent / 'ray'} start --address={cluster.address} --num-cpus=2 --block"
         command = ["unshare", "-m", "sh", "-c", f"mount -t tmpfs none {tmp_path} && exec {start}"]
-        other = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, cwd="/")
+        other = subprocess.Popen(
+            command, start_new_session=True, stdout=subprocess.DEVNULL, cwd="/"
+        )
         try:
             while len([node for node in ray.nodes() if node["Alive"]]) < 2:
                 assert other.poll() is None
                 time.sleep(0.2)
             with pytest.raises(
-                InputError, match=r"^node [\d.]+ does not see 'runs' \(output.path\), where each run of"
+                InputError,
+                match=r"^node [\d.]+ does not see 'runs' \(output.path\), where each run of",
             ):
                 list(run_many(jobs_of(tables, ray__address=cluster.address)))
         finally:

@@ -69,7 +69,12 @@ def head(ray_head):
 
     @contextmanager
     def head(home, **environment):
-        environment = {**os.environ, "HOME": str(home), "RAY_USAGE_STATS_ENABLED": "0", **environment}
+        environment = {
+            **os.environ,
+            "HOME": str(home),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            **environment,
+        }
         with ray_head(environment, "--num-cpus=2", "--include-dashboard=false") as ports:
             yield f"127.0.0.1:{ports['port']}"
 
@@ -77,13 +82,16 @@ def head(ray_head):
 
 
 @pytest.mark.parametrize(
-    ("mode", "folder"), [(0o644, 0o755), (0o640, 0o710), (0o604, 0o701), (0o666, 0o777), (0o644, 0o700)]
+    ("mode", "folder"),
+    [(0o644, 0o755), (0o640, 0o710), (0o604, 0o701), (0o666, 0o777), (0o644, 0o700)],
 )
 def test_a_token_that_others_could_read_is_made_private_with_a_warning(home, caplog, mode, folder):
     with_token(home, RIGHT, mode, folder)
     tokens.keep_private()
     assert mode_of(home / ".ray/auth_token") == 0o600
-    assert ("auth_token could be read by others; now only by you" in caplog.text) == (folder != 0o700)
+    assert ("auth_token could be read by others; now only by you" in caplog.text) == (
+        folder != 0o700
+    )
     caplog.clear()
     tokens.keep_private()
     assert not caplog.text
@@ -103,14 +111,18 @@ print(token, ray.util.get_node_ip_address(), ray_constants.ENABLE_RAY_CLUSTER)
 
 @pytest.mark.slow
 def test_a_ray_of_ours_has_a_private_token_and_listens_on_loopback(home, short_folder):
-    assert python(START, RAY_TMPDIR=short_folder) == "True 127.0.0.1 True\n", "and nothing is logged"
+    assert python(START, RAY_TMPDIR=short_folder) == "True 127.0.0.1 True\n", (
+        "and nothing is logged"
+    )
     assert (mode_of(home / ".ray"), mode_of(home / ".ray/auth_token")) == (0o700, 0o600)
     assert len((home / ".ray/auth_token").read_text()) == 64
 
 
 @pytest.mark.slow
 def test_ray_auth_mode_disabled_makes_no_token(home, short_folder):
-    assert python(START, RAY_TMPDIR=short_folder, RAY_AUTH_MODE="disabled") == "False 127.0.0.1 True\n"
+    assert (
+        python(START, RAY_TMPDIR=short_folder, RAY_AUTH_MODE="disabled") == "False 127.0.0.1 True\n"
+    )
     assert not (home / ".ray").exists()
 
 
@@ -123,10 +135,16 @@ def tls(*files):
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
-        ({"RAY_AUTH_MODE": "token"}, "no token for Ray: .*no authentication token was found; put the token that"),
+        (
+            {"RAY_AUTH_MODE": "token"},
+            "no token for Ray: .*no authentication token was found; put the token that",
+        ),
         ({"RAY_USE_TLS": "1"}, "TLS is on, but cannot be used: .*must also be set"),
         (tls("/x", "/x", "/x"), "TLS is on, but cannot be used: .*No such file or directory: '/x'"),
-        ({}, "ray.address = '127.0.0.1:1': no Ray answers there .*Connection refused.*ray start --head"),
+        (
+            {},
+            "ray.address = '127.0.0.1:1': no Ray answers there .*Connection refused.*ray start --head",
+        ),
     ],
     ids=["no token", "no certificates", "no such certificates", "no Ray"],
 )
@@ -138,12 +156,16 @@ def test_a_cluster_that_cannot_be_joined_is_one_message_at_once(home, environmen
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_a_cluster_with_a_token_is_joined_only_with_it_and_others_always(home, head, tmp_path_factory):
+def test_a_cluster_with_a_token_is_joined_only_with_it_and_others_always(
+    home, head, tmp_path_factory
+):
     theirs = tmp_path_factory.mktemp("theirs")
     with_token(theirs, RIGHT)
     with ExitStack() as stack:
         join = JOIN.format(address=stack.enter_context(head(theirs, RAY_AUTH_MODE="token")))
-        assert "InputError" in python(join) and "asks for a token, and got none or a wrong token" in python(join)
+        assert "InputError" in python(
+            join
+        ) and "asks for a token, and got none or a wrong token" in python(join)
         assert "no token for Ray: " in python(join, RAY_AUTH_TOKEN_PATH="/nothing")
         with_token(home, WRONG)
         assert "got none or a wrong token; put the token that" in python(join)
@@ -180,7 +202,9 @@ rayfed.run({**small, "ray": {"mode": "MODE", "actors": 1}}, display=Look())
 def listeners(mode, cwd):
     """The addresses that a run listens on while it trains, with all processes of its session."""
     command = [sys.executable, "-c", LISTEN.replace("MODE", mode)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=cwd, start_new_session=True)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=600, cwd=cwd, start_new_session=True
+    )
     assert done.returncode == 0, done.stderr
     pids = set(re.search(r"^PIDS (.*)$", done.stdout, re.M)[1].split())
     lines = [line.split() for line in done.stdout.splitlines() if line.startswith("LISTENS")]
@@ -193,7 +217,9 @@ def listeners(mode, cwd):
 def test_a_run_on_a_ray_of_its_own_listens_on_loopback_only(home):
     addresses = listeners("on", home)
     assert len(addresses) >= 5  # GCS, raylet, dashboard, its agent, an actor
-    assert [a for a in addresses if not a.startswith(("127.0.0.1:", "[::ffff:127.0.0.1]:", "[::1]:"))] == []
+    assert [
+        a for a in addresses if not a.startswith(("127.0.0.1:", "[::ffff:127.0.0.1]:", "[::1]:"))
+    ] == []
     assert mode_of(home / ".ray/auth_token") == 0o600
 
 
@@ -227,4 +253,6 @@ def test_tls_admits_certificates_of_the_same_authority_only(home, head):
         assert "joined, 42" in python(join, **ours)
         assert "no Ray answers there" in python(join)
         assert "no Ray answers there" in python(join, **foreign)
-        assert "CERTIFICATE_VERIFY_FAILED" in python(join, **{**ours, "RAY_TLS_CA_CERT": foreign["RAY_TLS_CA_CERT"]})
+        assert "CERTIFICATE_VERIFY_FAILED" in python(
+            join, **{**ours, "RAY_TLS_CA_CERT": foreign["RAY_TLS_CA_CERT"]}
+        )

@@ -34,7 +34,9 @@ class AuthorsDeal:
         deck = list(range(num_classes)) * per_class
         random.Random(self.seed).shuffle(deck)
         draws = np.random.RandomState(self.seed)
-        shards = {c: np.array_split(np.flatnonzero(labels == c), per_class) for c in range(num_classes)}
+        shards = {
+            c: np.array_split(np.flatnonzero(labels == c), per_class) for c in range(num_classes)
+        }
         owners = np.empty(len(labels), np.int64)
         for place, c in enumerate(deck):
             owners[shards[c].pop(draws.choice(len(shards[c]), replace=False))] = place // self.s
@@ -43,8 +45,13 @@ class AuthorsDeal:
 
 def cohorts(rounds: int = 200, num_clients: int = 100, chosen: int = 10) -> pa.Table:
     """A row for each client and round."""
-    drawn = [np.random.RandomState(round).choice(num_clients, chosen, replace=False) for round in range(rounds)]
-    return pa.table({"round": np.repeat(np.arange(1, rounds + 1), chosen), "client": np.concatenate(drawn)})
+    drawn = [
+        np.random.RandomState(round).choice(num_clients, chosen, replace=False)
+        for round in range(rounds)
+    ]
+    return pa.table(
+        {"round": np.repeat(np.arange(1, rounds + 1), chosen), "client": np.concatenate(drawn)}
+    )
 
 
 if __name__ == "__main__":
