@@ -30,7 +30,6 @@ LAYERS = [
     ["cli", "__main__"],
 ]
 LAYER_OF = {f"rayfed.{entry}": number for number, layer in enumerate(LAYERS) for entry in layer}
-LONGEST = 400  # lines
 FILES = {
     ".".join(("rayfed", *path.relative_to(PACKAGE).with_suffix("").parts)): path
     for path in PACKAGE.rglob("*.py")
@@ -91,12 +90,6 @@ def test_the_package_lists_its_public_names_and_each_can_be_had():
     assert {*rayfed.__all__} <= {*dir(rayfed)} and "HOMES" not in dir(rayfed)
     for name in dir(rayfed):
         assert getattr(rayfed, name) is not None
-
-
-def test_every_file_is_short():
-    assert [
-        name for name, path in FILES.items() if len(path.read_text().splitlines()) > LONGEST
-    ] == []
 
 
 def test_only_the_runtime_imports_ray():
