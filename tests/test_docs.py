@@ -29,6 +29,7 @@ from rayfed.models.classifier import Classifier
 from rayfed.rounds import client_work
 from rayfed.rounds.engine import rounds
 from rayfed.rounds.site import Site
+from rayfed.runtime.private import STEPS
 from rayfed.runtime.this_process import ThisProcess
 from rayfed.tensors.trees import num_bytes
 
@@ -208,6 +209,15 @@ def commands():
             command = part.strip().removeprefix("(umask 077").strip().removesuffix(")")
             if command.split(" ")[0] in ("rayfed", "ray", "sbatch"):
                 yield shlex.split(command.split(">")[0], comments=True)
+
+
+@pytest.mark.parametrize("page", [README, DOCS / "security.md", DOCS / "cluster.md"], ids=str)
+def test_each_place_that_starts_a_ray_starts_one_that_only_its_user_can_use(page):
+    """A reader types what the first page shows: without a token, that would be a Ray for everyone."""
+    lines = re.findall(r"^\$ (.*?)(?:\s+#.*)?$", page.read_text(), re.MULTILINE)
+    first = lines.index(STEPS[0])
+    assert tuple(lines[first : first + len(STEPS)]) == STEPS
+    assert not any("$USER" in line for line in lines)
 
 
 def parse(group, words):

@@ -19,7 +19,16 @@ from rayfed.base.errors import InputError
 TRUST = (
     "RAYFED_TRUST_THIS_MACHINE"  # set by --trust-this-machine: its other users need not be kept out
 )
-RECIPE = "mkdir -m 700 /tmp/ray-$USER; export RAY_TMPDIR=/tmp/ray-$USER; ray start --head"
+# How to start a Ray that only its user can use: with a token, in a folder that only this user can enter.
+# `$(id -u)`, as a container may have no USER. The README, the pages on security and on clusters have the same lines.
+STEPS = (
+    "(umask 077 && ray get-auth-token --generate > /dev/null)",
+    "export RAY_AUTH_MODE=token",
+    "mkdir -m 700 /tmp/ray-$(id -u)",
+    "export RAY_TMPDIR=/tmp/ray-$(id -u)",
+    "ray start --head --disable-usage-stats",
+)
+RECIPE = "; ".join(STEPS)
 LONGEST = (
     39  # bytes of the folder of our Rays: a socket's path is longer by 68 at most, and may have 107
 )
