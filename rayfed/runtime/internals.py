@@ -17,6 +17,8 @@ from ray import ObjectRef
 from ray.exceptions import AuthenticationError
 from ray.job_config import JobConfig
 
+from rayfed.runtime.proxies import proxies_for
+
 NAMES = {
     "adds_nodes": "ray.autoscaler.v2.utils:is_autoscaler_v2",
     "check_alive": "ray.core.generated.gcs_service_pb2:CheckAliveRequest",
@@ -254,16 +256,36 @@ def dashboard_address(limit: float) -> str:
 def job_client(url: str, headers: Mapping[str, str], limit: float) -> Any:
     """Ray's client of a job server, with these headers, and `limit` seconds for each request.
 
-    The headers replace a token that Ray may find. Else a request has no limit, and Ray shows its token unasked.
+    The headers replace a token that Ray may find, and a password of `~/.netrc`. A request takes a proxy as
+    `proxies_for` says. Else a request has no limit, takes the environment's proxy, and Ray shows its token unasked.
     """
+    import requests
     from ray.job_submission import JobSubmissionClient  # importing it takes a third of a second
 
     if private("job_request") is None:
         return JobSubmissionClient(url, headers=dict(headers))
+    bundle = os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE")
 
     class Client(JobSubmissionClient):
-        def _do_request(self, method: str, endpoint: str, **options: Any) -> Any:
-            self._headers = dict(headers)
-            return super()._do_request(method, endpoint, timeout=limit, **options)
+        def _do_request(
+            self,
+            method: str,
+            endpoint: str,
+            *,
+            data: Any = None,
+            json_data: Any = None,
+            **options: Any,
+        ) -> Any:
+            with requests.Session() as session:
+                session.trust_env = False  # neither proxies nor ~/.netrc
+                session.proxies = proxies_for(url)
+                session.verify = bundle or True
+                session.headers.update(headers)
+                answer = session.request(
+                    method, url + endpoint, data=data, json=json_data, timeout=limit, **options
+                )
+            if answer.status_code in (401, 403):
+                raise AuthenticationError(answer.reason)
+            return answer
 
     return Client(url)

@@ -17,11 +17,12 @@ from http.client import HTTPException
 from itertools import chain, count
 from typing import Any
 from urllib.error import HTTPError
-from urllib.request import Request, urlopen
+from urllib.request import ProxyHandler, Request, build_opener
 
 from rayfed.base.errors import LONGEST, ClusterLost, InputError, cut, did_you_mean, first_line
 from rayfed.runtime import OWNER
 from rayfed.runtime.private import RECIPE
+from rayfed.runtime.proxies import proxies_for
 from rayfed.runtime.tokens import ADVICE, read_token
 
 REQUEST_LIMIT = 120.0  # seconds in which a cluster must answer
@@ -171,7 +172,8 @@ class Jobs:
             request.unredirected_hdrs |= (
                 self.headers
             )  # for the host that the user has named, and no other
-            with urlopen(request, timeout=limit or REQUEST_LIMIT) as answer:
+            opener = build_opener(ProxyHandler(proxies_for(self.address)))
+            with opener.open(request, timeout=limit or REQUEST_LIMIT) as answer:
                 return json.load(answer)
         except HTTPError as error:
             reason = ""

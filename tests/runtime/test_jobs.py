@@ -14,12 +14,14 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+import requests
 
 import rayfed
 from rayfed.base.errors import ClusterLost, InputError
 from rayfed.job import EXAMPLES
 from rayfed.runtime import jobs
 from rayfed.runtime.jobs import Jobs, Submission, id_for
+from rayfed.runtime.proxies import proxies_for
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -235,6 +237,54 @@ def test_the_token_is_shown_to_the_named_server_alone_once_it_has_asked(manner):
         {None, f"Bearer {TOKEN}"} if "asks" in manner else {None}
     )
     assert seen == ({second.server_port: {None}} if "sends on" in manner else {})
+
+
+PROXY = "http://proxy.example:3128"
+TAKES_A_PROXY = [
+    ("https://ray.example", {}, True),
+    ("https://203.0.113.7:8265", {}, True),
+    ("https://ray.example", {"no_proxy": "other.example,.example"}, False),
+    ("https://ray.example", {"https_proxy": ""}, False),
+    ("http://ray.example:8265", {}, False),  # the proxy would read the token
+    ("https://localhost:8265", {}, False),
+    ("https://127.0.0.1", {}, False),
+    ("https://127.1:8265", {}, False),
+    ("https://[::1]:8265", {}, False),
+    ("https://0.0.0.0:8265", {}, False),
+    ("http://127.0.0.1:8265", {}, False),
+]
+
+
+@pytest.mark.parametrize(("url", "more", "takes"), TAKES_A_PROXY)
+def test_only_requests_over_https_to_other_machines_take_the_proxy(monkeypatch, url, more, takes):
+    for name in ("http", "https", "all", "no"):
+        for variable in (f"{name}_proxy", f"{name.upper()}_PROXY"):
+            monkeypatch.delenv(variable, raising=False)
+    for name, value in {"http_proxy": PROXY, "https_proxy": PROXY, **more}.items():
+        monkeypatch.setenv(name, value)
+    assert proxies_for(url) == ({"https": PROXY} if takes else {})
+
+
+def test_no_request_to_this_machine_goes_to_a_proxy_or_shows_a_password_of_netrc(
+    server, tmp_path, monkeypatch
+):
+    url, answers = server
+    answers |= {"GET /api/jobs/": (200, "[]"), "POST /api/jobs/": (200, SUBMITTED)}
+    answers["GET /api/jobs/run"] = (200, DETAILS)
+    (tmp_path / "netrc").write_text("default login me password secret\n")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nobody listens there
+    shown = []
+    send = requests.Session.send
+
+    def watched(session, request, **options):
+        shown.append(request.headers.get("Authorization"))
+        return send(session, request, **options)
+
+    monkeypatch.setattr(requests.Session, "send", watched)
+    assert Jobs(url, "").submit(["true"], "run", {}, {}).id == "run"
+    assert shown and set(shown) == {None}
 
 
 # On a real Ray -------------------------------------------------------------------------------------------------------

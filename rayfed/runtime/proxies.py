@@ -1,0 +1,48 @@
+"""The proxy of the environment, and which requests to a cluster go through it.
+
+A proxy reads a request over http, with the token in it. So only requests over https to other machines may take one.
+"""
+
+import ipaddress
+import platform
+import socket
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+
+def proxies_for(url: str) -> dict[str, str]:
+    """Return the proxy for a request, by its scheme; {} for a request that goes to its host directly.
+
+    `https_proxy` and `no_proxy` of the environment count. An address of this machine never has a proxy.
+    """
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    proxy = getproxies().get("https", "")
+    if parts.scheme != "https" or not proxy or is_this_machine(host) or proxy_bypass(host):
+        return {}
+    return {"https": proxy}
+
+
+def is_this_machine(host: str) -> bool:
+    """Return whether a host is this machine: by its name, or by an address of one of its network interfaces.
+
+    No name server is asked: behind a proxy it may know no name, and the answer may take seconds.
+    """
+    name = host.lower().rstrip(".")
+    if name in ("localhost", platform.node().lower()) or name.endswith(".localhost"):
+        return True
+    try:
+        found = socket.getaddrinfo(host, None, flags=socket.AI_NUMERICHOST)
+    except (OSError, UnicodeError):  # a name, not an address
+        return False
+    for family, _, _, _, place in found:
+        address = ipaddress.ip_address(str(place[0]).partition("%")[0])
+        if address.is_loopback or address.is_unspecified:
+            return True
+        try:
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.bind((place[0], 0))  # fails unless the address is this machine's
+        except OSError:
+            continue
+        return True
+    return False
