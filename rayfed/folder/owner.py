@@ -3,7 +3,9 @@ no lock exists."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import functools
 import logging
 import os
 import platform
@@ -27,6 +29,8 @@ FLOCK = "hhqqi4x"  # `struct flock` of 64-bit Linux: type, whence, start, length
 LEASES = (
     180  # seconds: two leases of an NFS server, which keeps the locks of a lost machine for one
 )
+# How a file system without locks answers: NFS without a lock server, Lustre without `-o flock`, some of FUSE.
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 WHOLE_FILE = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 
 log = logging.getLogger(__name__)
@@ -37,7 +41,8 @@ def lock(path: Path, name: str = LOCK, words: str = "") -> int:
 
     It is a lock of `fcntl` on a file, which NFS carries to its server; a lock of `flock` stays on the client. And it
     belongs to the open file, not to the process as that of `lockf`: a second run in this process is refused too, and
-    the lock is not lost when something in this process reads the file.
+    the lock is not lost when something in this process reads the file. On a file system without locks nothing is
+    locked, with a warning.
     """
     try:
         # Closed to other users: whoever can read a file can lock it, and hold the run up.
@@ -48,7 +53,9 @@ def lock(path: Path, name: str = LOCK, words: str = "") -> int:
             os.close(file)
             raise
     except OSError as error:
-        raise InputError(f"'{path}' cannot be locked: {error}") from None
+        raise InputError(
+            f"'{path}' cannot be locked: {error}; give another output.path, such as a folder on a local disk"
+        ) from None
     with suppress(OSError):  # a disk without room; the words are only for messages
         os.ftruncate(file, 0)
         os.pwrite(file, (words or _this_process()).encode(), 0)
@@ -63,6 +70,11 @@ def _take(file: int, path: Path, name: str) -> None:
             return
         except BlockingIOError:
             holder = _first_line(path / name)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            _warn_of_no_locks(path, error.strerror)
+            return
         number, _, host = holder.removeprefix("process ").partition(" on ")
         if (host == platform.node() and os.path.exists(f"/proc/{number}")) or second == LEASES:
             raise Locked(f"'{path}' is being written to by {holder}: wait for it, or stop it")
@@ -74,6 +86,17 @@ def _take(file: int, path: Path, name: str) -> None:
                 LEASES,
             )
         time.sleep(1)
+
+
+@functools.cache
+def _warn_of_no_locks(path: Path, why: str) -> None:
+    """Say, once for each folder, that nothing keeps a second run out of it."""
+    log.warning(
+        "'%s' cannot be locked (%s): its file system has no locks, so that nothing keeps a second run from writing "
+        "there; start no other run of this name, or let output.path name a folder on a local disk",
+        path,
+        why,
+    )
 
 
 def is_locked(path: Path, name: str = LOCK) -> bool:

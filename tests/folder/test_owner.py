@@ -126,6 +126,24 @@ def test_an_error_that_is_no_other_holder_is_reported_as_itself(tmp_path):
         lock(tmp_path)
 
 
+@pytest.mark.parametrize("number", owner.NO_LOCKS)
+def test_a_run_on_a_file_system_without_locks_goes_on_with_one_warning(
+    tables, tmp_path, monkeypatch, caplog, number
+):
+    lock_file = owner.fcntl.fcntl
+
+    def without(file, command, *rest):
+        if command in (owner.fcntl.F_OFD_SETLK, owner.fcntl.F_OFD_GETLK):
+            raise OSError(number, os.strerror(number))
+        return lock_file(file, command, *rest)
+
+    monkeypatch.setattr(owner.fcntl, "fcntl", without)
+    result = rayfed.run(tables)
+    assert result.path.is_dir() and not is_locked(result.path)
+    warned = f"'{result.path}' cannot be locked ({os.strerror(number)}): its file system has no locks"
+    assert caplog.text.count(warned) == 1 and "let output.path name" in caplog.text
+
+
 @pytest.fixture(params=["local", "elsewhere"])
 def shared(request, tmp_path, monkeypatch, tables):
     """A place of checkpoints for all runs: a local folder, or on a file system that has no locks."""
