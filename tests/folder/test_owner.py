@@ -140,7 +140,9 @@ def test_a_run_on_a_file_system_without_locks_goes_on_with_one_warning(
     monkeypatch.setattr(owner.fcntl, "fcntl", without)
     result = rayfed.run(tables)
     assert result.path.is_dir() and not is_locked(result.path)
-    warned = f"'{result.path}' cannot be locked ({os.strerror(number)}): its file system has no locks"
+    warned = (
+        f"'{result.path}' cannot be locked ({os.strerror(number)}): its file system has no locks"
+    )
     assert caplog.text.count(warned) == 1 and "let output.path name" in caplog.text
 
 
