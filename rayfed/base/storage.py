@@ -12,7 +12,7 @@ import pyarrow as pa
 from pyarrow import fs as pafs
 
 from rayfed.base.errors import InputError, refuse_secrets
-from rayfed.base.files import read_regular, write_bytes
+from rayfed.base.files import open_regular, read_regular, write_bytes
 
 T = TypeVar("T")
 
@@ -49,6 +49,33 @@ def exists(path: str) -> bool:
     """Whether there is a file or a folder at a local path or URI."""
     fs, place = locate(path)
     return reach(path, lambda: fs.get_file_info(place)).type != pafs.FileType.NotFound
+
+
+def open_file(fs: pafs.FileSystem, path: str) -> pa.NativeFile:
+    """An open file to read from. Raises OSError.
+
+    Arrow takes names in UTF-8 alone. A name on a local disk may have any bytes, as in archives of Windows.
+    """
+    if isinstance(fs, pafs.LocalFileSystem) and not _is_utf8(path):
+        return pa.PythonFile(open(path, "rb", opener=open_regular), "r")
+    return fs.open_input_file(path)
+
+
+def read_file(fs: pafs.FileSystem, path: str, limit: int = -1) -> bytes:
+    """The content of a file, or its first `limit` bytes. Raises OSError."""
+    if isinstance(fs, pafs.LocalFileSystem):
+        with open(path, "rb", opener=open_regular, buffering=0) as file:
+            return file.read(limit)
+    with fs.open_input_file(path) as file:
+        return bytes(file.read(None if limit < 0 else limit))
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 class Folder:

@@ -8,9 +8,11 @@ Shapes: `N` rows, `K` classes, `C` channels, `H` x `W` pixels, `L` tokens after 
 
 import json
 import math
+import posixpath
 import re
 import zlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -21,6 +23,7 @@ from pyarrow import fs as pafs
 from pyarrow import types
 
 from rayfed.base.errors import InputError, told
+from rayfed.base.storage import read_file
 from rayfed.data.decode import Read, decode_all
 from rayfed.data.parquet import Table, is_list, is_text
 from rayfed.data.samples import PADDING, Samples, few_classes, shortened
@@ -154,20 +157,62 @@ def read_images(table: Table, data: Data) -> np.ndarray:
     kind = table.kind(name)
     if is_list(kind):
         return _pixels(table, name, data.shape)
-    if types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
-        kind = kind.field("bytes").type
-    if not (types.is_binary(kind) or types.is_large_binary(kind)):
+    is_struct = types.is_struct(kind) and kind.get_field_index("bytes") >= 0
+    encoded = kind.field("bytes").type if is_struct else kind
+    if is_struct and types.is_null(encoded):
+        encoded = pa.binary()
+    if not (types.is_binary(encoded) or types.is_large_binary(encoded)):
+        paths = "; write paths as structs, {bytes: null, path: ...}" if is_text(kind) else ""
         raise InputError(
             f"{table.place(0)}: column '{name}' is of type {kind}; images are encoded bytes, {{bytes, path}} structs "
-            "or lists of pixels"
+            f"or lists of pixels{paths}"
         )
     return decode_all(_encoded(table, name), len(table), table.place, data.size)
 
 
 def _encoded(table: Table, name: str) -> Iterator[Read]:
+    """A function for each row, which gives the bytes of its image."""
+    row = 0
     for block in table.blocks(name):
-        for value in pc.struct_field(block, "bytes") if types.is_struct(block.type) else block:
-            yield value.as_py
+        if not types.is_struct(block.type):
+            for value in block:
+                yield value.as_py
+            row += len(block)
+            continue
+        paths = [None] * len(block)
+        if block.type.get_field_index("path") >= 0:
+            paths = pc.struct_field(block, "path")
+        for value, path in zip(pc.struct_field(block, "bytes"), paths, strict=True):
+            if (
+                path is not None
+                and path.is_valid
+                and not (value.is_valid and len(value.as_buffer()))
+            ):
+                yield Beside(table, row, path.as_py()).read
+            else:
+                yield value.as_py
+            row += 1
+
+
+@dataclass(frozen=True)
+class Beside:
+    """An image of which a Parquet file has the path alone."""
+
+    table: Table
+    row: int
+    path: str
+
+    def read(self) -> bytes:
+        """Its bytes. A path is seen from the folder of the Parquet file. Raises InputError."""
+        folder = posixpath.dirname(self.table.file(self.row))
+        place = posixpath.join(folder, self.path)
+        try:
+            return read_file(self.table.fs, place)
+        except (OSError, ValueError) as error:
+            raise InputError(
+                f"{self.table.place(self.row)}: no image bytes, only the path '{self.path}', which cannot be "
+                f"read ({error}); copy the images to that place, or write their bytes into the column"
+            ) from None
 
 
 def _pixels(table: Table, name: str, shape: Sequence[int]) -> np.ndarray:

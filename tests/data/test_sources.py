@@ -284,6 +284,103 @@ def test_labels_are_numbers_or_names_of_classes(tmp_path):
     )
 
 
+FORMS = [  # of a type, as other tools write it: the form, and the usual type
+    (pa.string_view(), pa.string()),
+    (pa.large_string(), pa.string()),
+    (pa.dictionary(pa.int8(), pa.string()), pa.string()),
+    (pa.int8(), pa.int64()),
+    (pa.uint32(), pa.int64()),
+]
+
+
+@pytest.mark.parametrize(("form", "usual"), FORMS, ids=str)
+def test_labels_have_any_form_of_their_type_and_shards_may_differ_in_it(tmp_path, form, usual):
+    images = [encode(image) for image in pixels(4)]
+    labels = [0, 1, 1, 0] if usual == pa.int64() else ["cat", "dog", "dog", "cat"]
+    for name, kind in (("train-0", usual), ("train-1", form), ("test", form)):
+        write(tmp_path / f"{name}.parquet", images, pa.array(labels, usual).cast(kind))
+    data = load(Data(str(tmp_path)))
+    assert data.train.labels.tolist() == [0, 1, 1, 0] * 2
+    assert data.test.labels.tolist() == [0, 1, 1, 0]
+
+
+STRUCT = pa.struct([("bytes", pa.binary_view()), ("path", pa.string_view())])
+
+
+BYTES = [
+    pa.large_binary(),
+    pa.binary_view(),
+    pa.dictionary(pa.int32(), pa.binary()),
+    pa.struct([("bytes", pa.large_binary())]),
+    STRUCT,
+]
+
+
+@pytest.mark.parametrize("kind", BYTES, ids=str)
+def test_images_have_any_form_of_bytes(tmp_path, kind):
+    images = [encode(image) for image in pixels(3)]
+    stored = [{"bytes": image} for image in images] if pa.types.is_struct(kind) else images
+    column = pa.array(stored, kind)
+    path = write(tmp_path / "a.parquet", column, [0, 1, 0])
+    assert np.array_equal(load(Data(path, test=path)).train.examples, pixels(3))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pa.list_view(pa.uint8()), pa.large_list(pa.int16()), pa.list_(pa.uint8(), 16)],
+    ids=str,
+)
+def test_pixels_have_any_form_of_a_list(tmp_path, kind):
+    lists = pa.array(pixels(3).reshape(3, -1).tolist(), kind)
+    path = write(tmp_path / "a.parquet", lists, [0, 1, 0])
+    assert np.array_equal(load(Data(path, test=path)).train.examples, pixels(3))
+
+
+def test_types_that_have_no_common_type_are_both_named(tmp_path):
+    images = [encode(image) for image in pixels(2)]
+    write(tmp_path / "train-0.parquet", images, [0, 1])
+    write(tmp_path / "train-1.parquet", images, ["0", "1"])
+    refuses(
+        Data(str(tmp_path), test_fraction=0.5),
+        "column 'label' is of type int64 in .*train-0.parquet, and of type string in .*train-1.parquet",
+    )
+
+
+def test_an_image_that_is_a_path_alone_is_read_from_beside_its_file(tmp_path):
+    images = pixels(4)
+    (tmp_path / "pictures").mkdir()
+    for i, image in enumerate(images):
+        (tmp_path / "pictures" / f"{i}.png").write_bytes(encode(image))
+    rows = [{"bytes": None, "path": f"pictures/{i}.png"} for i in range(4)]
+    rows[1] = {"bytes": encode(images[1]), "path": "nowhere.png"}
+    rows[2]["path"] = str(tmp_path / "pictures/2.png")
+    rows[3]["bytes"] = b""
+    path = write(tmp_path / "a.parquet", rows, [0, 1, 0, 1])
+    assert np.array_equal(load(Data(path, test=path)).train.examples, images)
+    (tmp_path / "pictures/3.png").unlink()
+    refuses(
+        Data(path, test=path),
+        "row 3: no image bytes, only the path 'pictures/3.png', which cannot be read .*; copy the",
+    )
+
+
+CONTENTS = [  # of a file with another name than it should have, and words that say so
+    (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d", "git lfs pull"),
+    (b"\n<!DOCTYPE html>\n<html>404</html>", "web page"),
+    (b"", "empty file"),
+    (bytes(400), "a file of zeros"),
+    (b"PK\x03\x04", "ZIP archive; unpack it"),
+    (b"\0\0\0\x20ftypheic", "HEIC"),
+]
+
+
+@pytest.mark.parametrize(("content", "words"), CONTENTS, ids=[words for _, words in CONTENTS])
+def test_a_file_that_is_something_else_is_told_by_its_first_bytes(tmp_path, content, words):
+    path = tmp_path / "a.parquet"
+    path.write_bytes(content)
+    refuses(Data(str(path)), f"a.parquet: cannot be read as a Parquet file; it is .*{words}")
+
+
 def test_a_client_column_becomes_groups(tmp_path):
     images = [encode(image) for image in pixels(5)]
     columns = {"writer": ["b", "a", "c", "a", "b"], "year": [9, 10, 9, 10, 8]}
