@@ -17,7 +17,7 @@ from rayfed.base.storage import Folder
 from rayfed.data.federation import Read
 from rayfed.folder.keeper import Keeper
 from rayfed.folder.log import logging_to_file
-from rayfed.folder.places import Folders, folder_of, is_begun
+from rayfed.folder.places import Folders, folder_of, is_begun, refuse_other_paths
 from rayfed.folder.provenance import refuse_another_partition
 from rayfed.folder.saved import Saved, newest
 from rayfed.folder.tables import read_table, write_own
@@ -101,6 +101,8 @@ def run_checked(job: Job, way: Way, *, resume: bool) -> Result:
     folders.refuse_unwritable()  # waits for a lock, and while it does checkpoints may come and go
     saved = _newest(folders) if resume else None
     if resume and (is_begun(job) or saved):  # where only the checkpoints are left, they are enough
+        if saved is None:
+            refuse_other_paths(job)
         return _train(job, saved, replace(way, force=True))
     folders.refuse_overwriting(way.force)
     return _train(job, None, way)
@@ -118,10 +120,11 @@ def resume(
     """Continue a run from its newest checkpoint, up to `train.num_rounds`, to the bits of a run that never stopped.
 
     `run` is its folder, or the folder or URI of its checkpoints. `overrides` may change where the work is done
-    (`ray.*`), where results go (`output.*`, `track`), what is measured (`measure*`, `data.domain`), how many rounds
-    there are and when they end early (`train.num_rounds`, `train.patience`); a `method` made in Python that a job file
-    cannot name is given again. Raises `InputError` where nothing is there to continue from, and where the hardware, the
-    partition or the code of the user's own modules has changed; `other_bits` allows it (noted in `environment.json`).
+    (`ray.*`), where files lie (such as `data.source`), where results go (`output.*`, `track`), what is measured
+    (`measure*`, `data.domain`), how many rounds there are and when they end early (`train.num_rounds`,
+    `train.patience`); a `method` made in Python that a job file cannot name is given again. Raises `InputError` where
+    nothing is there to continue from, and where the data, the hardware, the partition or the code of the user's own
+    modules has changed; `other_bits` allows the last three (noted in `environment.json`).
 
     >>> resume("runs/quickstart", {"train.num_rounds": 6})  # doctest: +SKIP
     """

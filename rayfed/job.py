@@ -61,6 +61,7 @@ WITH_NAME = (
     "data.partition",
     "train.schedule",
 )  # tables that a name may stand for
+A_FILE = "a file"  # stands for a path in a job's lineage
 PACKAGE = Path(__file__).parent
 # Jobs that come with rayfed: in a wheel they are part of the package, in a clone they lie beside it.
 EXAMPLES = PACKAGE / "examples" if (PACKAGE / "examples").is_dir() else PACKAGE.parent / "jobs"
@@ -227,8 +228,11 @@ class Job(Checked):
         """The job with every default filled in, as `read_job` reads it."""
         return table(self)
 
-    def lineage(self) -> dict[str, Any]:
-        """Everything that the numbers of a round depend on: not where work is done or results go, nor when it ends."""
+    def lineage(self, *, with_paths: bool = False) -> dict[str, Any]:
+        """Everything that the numbers of a round depend on: not where work is done or results go, nor when it ends.
+
+        Nor, unless `with_paths`, where files lie: what they hold is hashed, and compared beside this.
+        """
         kept = {
             key: value
             for key, value in self.table().items()
@@ -236,13 +240,37 @@ class Job(Checked):
         }
         for key in ("num_rounds", "patience"):
             del kept["train"][key]
-        del kept["data"]["domain"]  # it is measured, too
+        # It is measured, too.
+        del kept["data"]["domain"]
         kept["ray.num_cpus (as threads)"] = self.ray.threads
-        return json.loads(json.dumps(kept))  # as it is read back from a checkpoint
+        if not with_paths:
+            self._leave_out_paths(kept)
+        # As it is read back from a checkpoint.
+        return json.loads(json.dumps(kept))
 
-    def hash(self) -> str:
-        """SHA-256 of everything that the results depend on."""
-        whole = [self.lineage(), self.train.num_rounds, self.train.patience]
+    def _leave_out_paths(self, kept: dict[str, Any]) -> None:
+        """Take the paths out of a lineage, in place. What their files hold is compared by hashes.
+
+        The name of a known source stays. Whether there is a file for the model, the trace or the partition stays too.
+        """
+        if self.data.source not in SOURCES:
+            del kept["data"]["source"]
+        del kept["data"]["root"]
+        del kept["data"]["test"]
+        for key in self.places():
+            *outer, last = key.split(".")
+            inner: Any = kept
+            for step in outer:
+                inner = inner.get(step, {})
+            if last in inner:
+                inner[last] = A_FILE
+
+    def hash(self, *, with_paths: bool = False) -> str:
+        """SHA-256 of everything that the results depend on, except the content of files.
+
+        Records of before 28 November 2026 have the hash `with_paths`.
+        """
+        whole = [self.lineage(with_paths=with_paths), self.train.num_rounds, self.train.patience]
         return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
 
     def places(self) -> dict[str, str]:
@@ -283,6 +311,25 @@ def differences(
         for key in sorted({*first, *second})
         if first.get(key) != second.get(key)
     ]
+
+
+def other_lineage(
+    there: Mapping[str, Any],
+    here: Mapping[str, Any],
+    at_first: str = "there",
+    at_second: str = "here",
+) -> list[str]:
+    """What differs between the lineages of two jobs, in words, as `differences` gives it.
+
+    Two known sources differ by their names. A known source and a path may hold the same images: their hash decides.
+
+    >>> other_lineage({"data": {"source": "mnist"}}, {"data": {}})
+    []
+    """
+    lines = differences(there, here, at_first, at_second)
+    if "source" in there["data"] and "source" in here["data"]:
+        return lines
+    return [line for line in lines if not line.startswith("data.source is ")]
 
 
 def read_job(

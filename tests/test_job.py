@@ -16,7 +16,7 @@ from rayfed.base.values import keys
 from rayfed.clients.settings import Training
 from rayfed.data.partition import PARTITIONS
 from rayfed.grid.cells import Grid
-from rayfed.job import Model, Output, RayOptions, override, read_job, read_toml
+from rayfed.job import Model, Output, RayOptions, other_lineage, override, read_job, read_toml
 from rayfed.methods import Proximal, fedavg, fedlmd_tf, fedntd
 from rayfed.models.registry import MODELS as BUILDERS
 from rayfed.models.settings import MODELS
@@ -91,6 +91,22 @@ def test_the_hash_covers_every_key_that_changes_the_results():
     }
     for key, value in other.items():
         assert read_job(QUICKSTART, {key: value}).hash() != job.hash(), key
+
+
+def test_paths_are_no_part_of_a_job_and_names_of_known_sources_are():
+    job = read_job(QUICKSTART, {"data.source": "a/b", "clients.trace": "x.parquet"})
+    moved = {"data.source": "~/c", "data.test": "t", "data.root": "r", "clients.trace": "y.parquet"}
+    other = read_job(QUICKSTART, {**moved})
+    assert (other.lineage(), other.hash()) == (job.lineage(), job.hash())
+    assert other.hash(with_paths=True) != job.hash(with_paths=True)
+    without = read_job(QUICKSTART, {**moved, "clients.trace": ""})
+    assert other_lineage(other.lineage(), without.lineage()) == [
+        "clients.trace is a file there, not set here"
+    ]
+    known = [read_job(QUICKSTART, {"data.source": name}).lineage() for name in ("mnist", "cifar10")]
+    assert other_lineage(*known) == ["data.source is mnist there, cifar10 here"]
+    copied = read_job(QUICKSTART, {"data.source": "folder/mnist"}).lineage()
+    assert other_lineage(known[0], copied) == [], "the hash of the images decides"
 
 
 def test_overrides_replace_single_values_in_a_copy():

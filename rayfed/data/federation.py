@@ -9,6 +9,7 @@
 """
 
 import hashlib
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -106,6 +107,16 @@ class Federation:
         cells = owners * self.num_classes + self.train.labels[self.partition.indices]
         filled, counts = np.unique(cells, return_counts=True)
         return filled // self.num_classes, filled % self.num_classes, counts
+
+    def contents(self) -> dict[str, str]:
+        """What each part of the data holds: number, shape and a checksum. A message says with them what differs."""
+        parts = {}
+        for name, samples in (("training", self.train), ("test", self.test)):
+            shape = "x".join(map(str, samples.shape))
+            size = f"{len(samples):,} of {shape} {samples.examples.dtype}"
+            parts[f"the {name} set"] = f"{size} (checksum {zlib.crc32(samples.examples.data):08x})"
+            parts[f"the {name} set's labels"] = f"checksum {zlib.crc32(samples.labels.data):08x}"
+        return parts
 
     def hash(self) -> str:
         """SHA-256 of all images and labels, training and test."""

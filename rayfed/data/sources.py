@@ -75,7 +75,10 @@ def load(data: Data) -> Dataset:
     elif data.source in HUB or data.source.startswith("hf://") or exists(data.source):
         train, test = read_files(fetch(data))
     elif any(mark in data.source for mark in "/\\."):
-        raise InputError(f"data.source = '{data.source}': no such file or folder")
+        raise InputError(
+            f"data.source = '{data.source}': no such file or folder; if the data lie elsewhere now, give the path: "
+            "-s data.source=PATH"
+        )
     else:
         raise InputError(
             f"data.source = '{data.source}': no such source or file{did_you_mean(data.source, SOURCES)}"

@@ -181,7 +181,8 @@ class Checkpoints:
         tables: dict[str, list[tuple[int, int]]],
         files: dict[str, str],
     ) -> dict[str, Any]:
-        origin = {key: self._origin[key] for key in ORIGIN if key in self._origin}
+        noted = ("contents", *ORIGIN)
+        origin = {key: self._origin[key] for key in noted if key in self._origin}
         best = {"best": self._best.held} if self._best.held else {}
         return {
             "version": VERSION,

@@ -15,7 +15,7 @@ from rayfed.base.storage import Folder, joined
 from rayfed.folder.owner import LOCK, OWNER, is_locked, lock
 from rayfed.folder.summary import early_end, read_summary
 from rayfed.folder.tables import RESULTS, read_table
-from rayfed.job import Job, differences, read_job, read_toml
+from rayfed.job import Job, differences, flat, other_lineage, read_job, read_toml
 
 # Everything that a run writes. job.toml, by which a folder is known as a run's, goes last when it is cleared.
 FOLDERS = (
@@ -144,8 +144,11 @@ def _wait_for_lock(folder: Path, name: str) -> None:
 
 
 def is_done(job: Job) -> bool:
-    """Whether the job's results are in its folder, complete. Raises `InputError` where another job's results are."""
-    if not is_begun(job):
+    """Whether the job's results are in its folder, complete. Raises `InputError` where another job's results are.
+
+    With its files at other paths the job is not known to be done: only to read them shows whether they are the same.
+    """
+    if not is_begun(job) or other_paths(job):
         return False
     path = folder_of(job)
     summary = read_summary(path)
@@ -172,7 +175,7 @@ def is_begun(job: Job) -> bool:
     except InputError as error:
         log.warning("%s", error)
         return False
-    differing = differences(lineage_of(tables), job.lineage())
+    differing = other_lineage(lineage_of(tables), job.lineage())
     if not differing and read_summary(path).get("rounds", 0) > job.train.num_rounds:
         differing = ["it has more rounds"]
     if differing:
@@ -180,6 +183,38 @@ def is_begun(job: Job) -> bool:
             f"'{path}' holds the results of another job of this name ({'; '.join(differing)}); {OTHERWISE}"
         )
     return True
+
+
+def refuse_other_paths(job: Job) -> None:
+    """Raises `InputError` where the run in the job's folder had its files at other paths."""
+    if differing := other_paths(job):
+        raise InputError(
+            f"'{folder_of(job)}' holds the results of a job of this name with other files "
+            f"({'; '.join(differing)}), and no checkpoint, which could tell whether they hold the same; {OTHERWISE}"
+        )
+
+
+def other_paths(job: Job) -> list[str]:
+    """Where the run in the job's folder had its files, if elsewhere than the job has them, in words."""
+    try:
+        tables = flat(read_toml(folder_of(job) / "job.toml"))
+    except InputError:
+        return []
+    here = flat(job.table())
+    keys = [key for key in job.places() if not key.startswith("output.")]
+    keys += [key for key in ("data.source", "data.test") if key not in keys]
+    there = {key: str(tables.get(key, "")) for key in keys}
+    moved = {key for key in keys if _real(there[key]) != _real(str(here.get(key, "")))}
+    return differences(
+        {key: there[key] for key in moved}, {key: here.get(key, "") for key in moved}
+    )
+
+
+def _real(path: str) -> str:
+    """A local path as the disk has it: absolute, without links. A URI, or no path, stays as it is."""
+    if not path or "://" in path:
+        return path
+    return os.path.realpath(os.path.expanduser(path))
 
 
 def lineage_of(tables: Mapping[str, Any]) -> dict[str, Any]:

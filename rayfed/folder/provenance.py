@@ -40,6 +40,7 @@ def environment(site: Site, workers: Workers) -> dict[str, Any]:
         "commit": commit(),
         "job": site.job.hash(),
         "data": site.federation.hash(),
+        "contents": site.federation.contents(),
         "partition": site.federation.dealt.hash(),
         **({"trace": site.trace.hash()} if site.trace else {}),
         "unevenness": unevenness(

@@ -22,7 +22,7 @@ from rayfed.folder.places import lineage_of
 from rayfed.folder.provenance import hash_of, hash_of_model
 from rayfed.folder.summary import early_end
 from rayfed.folder.tables import SCHEMAS
-from rayfed.job import Job, differences
+from rayfed.job import Job, differences, flat, other_lineage
 from rayfed.losses.metrics import Evaluation
 from rayfed.methods.part import Held, parts_at
 from rayfed.rounds.round import Kind, Round
@@ -139,9 +139,9 @@ class Saved:
 
     def refuse_another(self, site: Site) -> None:
         """Raises `InputError`, naming the differences, where this is not a checkpoint of the site's job on its data."""
-        differing = differences(lineage_of(self.manifest["job"]), site.job.lineage())
+        differing = other_lineage(lineage_of(self.manifest["job"]), site.job.lineage())
         if not differing and self.manifest["data"] != site.federation.hash():
-            differing = ["the images or labels have changed since"]
+            differing = [self._other_data(site)]
         if not differing and site.trace and self.manifest.get("trace") != site.trace.hash():
             differing = ["the trace of the clients has changed since"]
         if not differing and self.manifest["model"] != hash_of_model(site):
@@ -153,6 +153,17 @@ class Saved:
                 f"the checkpoint of round {self.round} in '{self.folder.place}' belongs to another job: "
                 f"{'; '.join(differing)}"
             )
+
+    def _other_data(self, site: Site) -> str:
+        """What the site's data have that this checkpoint's had not, in words."""
+        there = self.manifest.get("contents", {})  # earlier checkpoints have none
+        lines = differences(there, site.federation.contents()) if there else []
+        before, now = flat(self.manifest["job"]), flat(site.job.table())
+        for key in ("data.source", "data.test", "data.root"):
+            if before.get(key, "") != now[key]:
+                lines.append(f"{key} is '{before.get(key, '')}' there, '{now[key]}' here")
+        said = f" ({'; '.join(lines)})" if lines else ""
+        return f"the images or labels have changed since{said}"
 
     def other_bits(self, kinds: Sequence[Kind], modules: Mapping[str, str]) -> list[str]:
         """Why the run would continue to other bits, in words: other hardware, or modules with other hashes."""

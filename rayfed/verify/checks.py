@@ -22,7 +22,7 @@ from rayfed.folder.provenance import environment, hash_of
 from rayfed.folder.saved import Saved, read_saved
 from rayfed.folder.summary import early_end, read_environment, read_summary, summarise
 from rayfed.folder.tables import RESULTS, partition_table, read_table, without_extra
-from rayfed.job import differences
+from rayfed.job import differences, other_lineage
 from rayfed.rounds.site import Site, open_site
 from rayfed.runtime.workers import open_workers
 from rayfed.verify.again import Again, Check, of_checkpoint
@@ -73,6 +73,9 @@ def checks(folder: Path, *, every: bool = False, clients: int = 0) -> Iterator[C
     site = open_site(job)
     with open_workers(site, on_ray=False) as workers:
         here, times = environment(site, workers), [began, *began.get("resumed", [])]
+        if times[-1].get("job") == job.hash(with_paths=True):
+            # A record of the time when paths were part of a job's hash.
+            here["job"] = times[-1]["job"]
         foreign = _foreign(site, here, times, saved)
         yield "origin", "job, data, partition, model and modules have the run's hashes", foreign
         if foreign:
@@ -162,7 +165,7 @@ def _foreign(
     ]
     for number, each in saved.items():
         its_job = lineage_of(each.manifest["job"])
-        faults += differences(
+        faults += other_lineage(
             its_job, site.job.lineage(), f"in the checkpoint of round {number}", "in job.toml"
         )
     return faults

@@ -11,13 +11,16 @@ import sys
 import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from click.testing import CliRunner
+from safetensors.torch import save_file
 
 import rayfed
 from rayfed.base.errors import ClientFailed, InputError, RunFailed, Unwritable
@@ -97,6 +100,85 @@ def test_a_run_that_was_stopped_continues_to_the_same_results(
     assert (summary["status"], summary["rounds"]) == ("done", 5)
     resumed = json.loads((result.path / "environment.json").read_text())["resumed"]
     assert [entry["after_round"] for entry in resumed] == [round - 1] * 2
+
+
+@pytest.mark.parametrize("source", ["moved", "moved/", "./moved", "link", "~/moved"])
+def test_a_run_continues_with_the_same_data_at_another_path(
+    tables, tmp_path, monkeypatch, whole, source
+):
+    """Only what the files hold is part of the job: not the name of their folder, nor how it is written."""
+    path = rayfed.run(tables, {"train.num_rounds": 1}).path
+    (tmp_path / "data").rename(tmp_path / "moved")
+    (tmp_path / "link").symlink_to(tmp_path / "moved")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    result = rayfed.resume(path, {"train.num_rounds": 5, "data.source": source})
+    assert outcome(result) == whole
+    assert rayfed.read_job(path / "job.toml").data.source == source
+
+
+def test_files_of_weights_partition_and_trace_may_move_and_their_content_may_not(tables, tmp_path):
+    """The test set of the first run lies in its folder; that of its continuation is named by `data.test`."""
+    weights = rayfed.run({**tables, "name": "first"}, {"train.num_rounds": 1}).weights
+    files = {
+        "model.weights": tmp_path / "weights.safetensors",
+        "data.partition.path": tmp_path / "dealt.json",
+        "clients.trace": tmp_path / "trace.parquet",
+    }
+    save_file(weights, files["model.weights"])
+    files["data.partition.path"].write_text(json.dumps([[*range(i, 40, 4)] for i in range(4)]))
+    pq.write_table(
+        pa.table({"round": [1, 1, 2, 2, 3, 3], "client": [0, 1] * 3}), files["clients.trace"]
+    )
+    tables["data"]["partition"] = {"name": "file"}
+    there = {key: str(file) for key, file in files.items()}
+    path = rayfed.run(tables, {"train.num_rounds": 1, **there}).path
+    here = {}
+    for key, file in files.items():
+        here[key] = str(file.rename(tmp_path / f"moved-{file.name}"))
+    data = tmp_path / "data"
+    here["data.source"] = str(data / "train.parquet")
+    here["data.test"] = str((data / "test.parquet").rename(tmp_path / "t.parquet"))
+    assert rayfed.resume(path, {"train.num_rounds": 2, **here}).rounds.num_rows == 3
+    with pytest.raises(
+        InputError, match=r"another job: model\.weights is a file there, not set here$"
+    ):
+        rayfed.resume(path, {"train.num_rounds": 3, **here, "model.weights": ""})
+    save_file({name: tensor + 1 for name, tensor in weights.items()}, here["model.weights"])
+    with pytest.raises(InputError, match="another job: the file of the model's weights"):
+        rayfed.resume(path, {"train.num_rounds": 3})
+    save_file(weights, here["model.weights"])
+    Path(here["data.partition.path"]).write_text(
+        json.dumps([[*range(10 * i, 10 * i + 10)] for i in range(4)])
+    )
+    with pytest.raises(InputError, match="to other bits: the partition"):
+        rayfed.resume(path, {"train.num_rounds": 3})
+
+
+def test_other_data_are_refused_with_what_differs_and_where_they_lie(tables, tmp_path):
+    """Nothing of the run is changed then, also where it is complete."""
+    path = rayfed.run(tables, {"train.num_rounds": 1}).path
+    before = files(path)
+    shutil.copytree(tmp_path / "data", tmp_path / "other")
+    test = pq.read_table(tmp_path / "data/test.parquet")
+    pq.write_table(test.slice(1), tmp_path / "other/test.parquet")
+    other = str(tmp_path / "other")
+    with pytest.raises(InputError) as refused:
+        rayfed.resume(path, {"train.num_rounds": 2, "data.source": other})
+    message = str(refused.value)
+    assert "the test set is 10 of 1x28x28 uint8 (checksum " in message
+    assert " there, 9 of 1x28x28 uint8 (checksum " in message
+    assert f"data.source is '{tables['data']['source']}' there, '{other}' here" in message
+    assert "the training set" not in message
+    job = make_job({**tables, "data": {**tables["data"], "source": other}})
+    job = replace(job, train=replace(job.train, num_rounds=1))
+    assert not is_done(job), "another path may hold other images"
+    with pytest.raises(InputError, match="the images or labels have changed since"):
+        rayfed.run(job, resume=True)
+    assert files(path) == before
+    shutil.rmtree(path / "checkpoints")
+    with pytest.raises(InputError, match=r"with other files .data\.source is .* and no checkpoint"):
+        rayfed.run(job, resume=True)
 
 
 @pytest.fixture

@@ -291,6 +291,16 @@ def test_a_job_that_was_changed_with_its_hash_is_not_that_of_the_checkpoints(run
     assert faults(path) == ["status is done in summary.json, with 5 of 500 rounds in the tables"]
 
 
+def test_a_record_whose_hash_still_has_the_paths_is_known(run):
+    path = run()
+    file = path / "environment.json"
+    job = rayfed.read_job(path / "job.toml")
+    own = json.loads(file.read_text())
+    assert own["job"] == job.hash()
+    file.write_text(json.dumps(own | {"job": job.hash(with_paths=True)}))
+    assert faults(path) == []
+
+
 def test_data_that_were_others_before_a_resume_are_named(run):
     path = run()
     file = path / "environment.json"
