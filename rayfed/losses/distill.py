@@ -182,11 +182,11 @@ def prototype_similarity_distill(
     teacher_logits = teacher_logits.detach().to(logits)
     target = teacher_logits
     if prototypes is not None:
-        student = logits if released else logits.detach()
         similarity = F.cosine_similarity(
-            student[:, None, :], prototypes.detach().to(logits)[None, :, :], dim=2
+            logits[:, None, :], prototypes.detach().to(logits)[None, :, :], dim=2
         )
         target = F.softmax(similarity, dim=1) * teacher_logits
+    # `_soft_cross_entropy` lets no gradient through its target, `_divergence` does.
     loss = (_divergence if released else _soft_cross_entropy)(logits, target, tau)  # (B,)
     return (loss * trusted(target.detach() if released else teacher_logits, labels, mask)).mean()
 
